@@ -1,0 +1,255 @@
+"""The loop: draft a tree, score it in one target pass, judge it, keep the accepted rows, emit.
+
+    prefill -> [ draft.root / policy -> model.forward -> verifier.verify -> cache.keep -> commit ]*
+
+`Decoder.step` is the only loop body; generating, streaming, benchmarks and the command line all drive it.
+"""
+
+import time
+from collections.abc import Iterator, Sequence as Sequence_
+from typing import overload
+
+import torch
+from torch import Tensor
+
+from drafttree.distributions import Sampling
+from drafttree.drafters.base import Drafter
+from drafttree.errors import ConfigError, ContextError, InputError
+from drafttree.growth import grow
+from drafttree.metrics import Round
+from drafttree.models.base import Model, read
+from drafttree.noise import Noise
+from drafttree.policies.base import TreePolicy
+from drafttree.policies.chain import Chain
+from drafttree.sequence import Chunk, Generation, Sequence
+from drafttree.text import TextStream
+from drafttree.tree import DraftTree, Verdict
+from drafttree.verifiers import Coupled, Greedy, Verifier
+
+Prompt = str | Sequence_[int]
+
+
+class Decoder:
+    """Any drafter, any tree policy, any verifier, over one target.
+
+    Args:
+        target: the model whose output is wanted.
+        drafter: who proposes; None decodes plainly, by the same loop.
+        policy: how the tree grows.
+        verifier: what is accepted; None takes `Greedy` at temperature 0 and `Coupled` above it.
+        tokenizer: a transformers tokenizer, None to work on token ids alone.
+        eos: token ids that end a text.
+    """
+
+    def __init__(
+        self,
+        target: Model,
+        drafter: Drafter | None = None,
+        policy: TreePolicy | None = None,
+        verifier: type[Verifier] | None = None,
+        tokenizer=None,
+        eos: Sequence_[int] = (),
+    ) -> None:
+        self.target = target
+        self.drafter = drafter
+        self.policy = policy or Chain()
+        self.verifier = verifier
+        self.tokenizer = tokenizer
+        self.eos = tuple(eos)
+
+    def plain(self) -> "Decoder":
+        """The same decoder without speculation: the baseline every speed-up is measured against."""
+        return Decoder(self.target, None, self.policy, self.verifier, self.tokenizer, self.eos)
+
+    @overload
+    def generate(self, prompt: Prompt, **options) -> Generation: ...
+
+    @overload
+    def generate(self, prompt: Sequence_[str] | Sequence_[Sequence_[int]], **options) -> list[Generation]: ...
+
+    def generate(self, prompt, **options):
+        """Generate from a prompt, or from each of a list of prompts.
+
+        Args:
+            prompt: text, token ids, or a list of either.
+            **options: as for `start`.
+
+        Returns:
+            One `Generation`, or a list of them for a list of prompts. Ctrl-C ends the one under way with what it has
+            and leaves out those not begun.
+
+        Raises:
+            InputError: a prompt is empty or needs a tokenizer that is not there.
+            ContextError: a prompt and `max_new_tokens` exceed the model's context.
+            ConfigError: an option is out of range.
+        """
+        if isinstance(prompt, str) or (len(prompt) and isinstance(prompt[0], int)):
+            return self._finish(self.start(prompt, **options))
+        ids = [self._encode(single) for single in prompt]
+        for single in ids:
+            self._check(single, options.get("max_new_tokens", 128))
+        finished = []
+        for single in ids:
+            finished.append(self._finish(self.start(single, **options)))
+            if finished[-1].finish_reason == "interrupted":
+                break
+        return finished
+
+    def stream(self, prompt: Prompt, **options) -> Iterator[Chunk]:
+        """Generate from one prompt, yielding what each round adds; arguments and errors as for `generate`.
+
+        Closing the iterator ends the generation.
+        """
+        return self._stream(self.start(prompt, **options))
+
+    def start(
+        self,
+        prompt: Prompt,
+        *,
+        max_new_tokens: int = 128,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        seed: int = 0,
+        stop: str | Sequence_[str] = (),
+        ignore_eos: bool = False,
+    ) -> Sequence:
+        """Check a prompt and its options and make the sequence that `step` advances; no model runs yet.
+
+        Args:
+            prompt: text or token ids.
+            max_new_tokens: tokens to generate at most.
+            temperature: 0 decodes greedily.
+            top_k: keep the k most probable tokens; 0 keeps all.
+            top_p: keep the most probable tokens up to this probability.
+            min_p: drop tokens less probable than this share of the most probable one.
+            seed: of the draws.
+            stop: strings that end the text; it is cut before them.
+            ignore_eos: go on past EOS tokens.
+        """
+        tokens = self._encode(prompt)
+        self._check(tokens, max_new_tokens)
+        stop = (stop,) if isinstance(stop, str) else tuple(stop)
+        if stop and (self.tokenizer is None or not all(stop)):
+            raise ConfigError("stop strings need a tokenizer and must not be empty")
+        sampling = Sampling(temperature, top_k, top_p, min_p, seed)
+        limit = len(tokens) + max_new_tokens
+        capacity = limit + self.policy.budget
+        return Sequence(
+            tokens=tokens,
+            prompt_length=len(tokens),
+            limit=limit,
+            eos=frozenset(() if ignore_eos else self.eos),
+            cache=self.target.new_cache(1, capacity),
+            draft=self.drafter.start(tokens, capacity) if self.drafter else None,
+            policy=self.policy.fresh(),
+            verifier=(self.verifier or (Greedy if sampling.greedy else Coupled))(sampling),
+            noise=Noise(seed, self.target.vocab_size, self.target.device),
+            text=TextStream(self.tokenizer, tokens, stop),
+        )
+
+    @torch.inference_mode()
+    def step(self, sequence: Sequence) -> int:
+        """Advance a sequence by one round and return how many tokens were committed."""
+        begun = time.perf_counter()
+        if not sequence.metrics.rounds:
+            sequence.metrics.prefill_passes += read(self.target, sequence.cache, sequence.tokens[:-1])
+        drafted = sequence.draft
+        passes, seconds = (drafted.passes, drafted.seconds) if drafted else (0, 0.0)
+        started = time.perf_counter()
+        tree = self._draft(sequence)
+        scored = time.perf_counter()
+        logits = self._score(sequence, tree)
+        judged = time.perf_counter()
+        verdict = sequence.verifier.verify(tree, logits, len(sequence.tokens) - 1, sequence.noise)
+        committed, accepted = self._commit(sequence, tree, verdict)
+        ended = time.perf_counter()
+        sequence.metrics.rounds.append(
+            Round(
+                committed=committed,
+                accepted=accepted,
+                nodes=tree.size,
+                levels=tree.levels,
+                draft_passes=drafted.passes - passes if drafted else 0,
+                draft_seconds=drafted.seconds - seconds if drafted else 0.0,
+                target_seconds=judged - scored,
+                seconds=ended - started,
+            )
+        )
+        if not sequence.metrics.first_token_seconds:
+            sequence.metrics.first_token_seconds.append(ended - begun)
+        sequence.metrics.seconds += ended - begun
+        return committed
+
+    def _draft(self, sequence: Sequence) -> DraftTree:
+        root = torch.tensor([sequence.tokens[-1:]], device=self.target.device)
+        position = len(sequence.tokens) - 1
+        if sequence.draft is None or self.drafter is None:
+            return DraftTree.rooted(root)
+        levels = sequence.remaining - 1
+        if self.drafter.context is not None:
+            levels = min(levels, self.drafter.context - len(sequence.tokens))
+
+        def shape(logits: Tensor, depth: int) -> Tensor:
+            logits = logits[..., : self.target.vocab_size]
+            return sequence.verifier.guide(logits, position + depth, sequence.noise)
+
+        return grow(sequence.policy, sequence.draft, root, levels, shape)
+
+    def _score(self, sequence: Sequence, tree: DraftTree) -> Tensor:
+        positions = tree.depths + sequence.cache.length
+        return self.target.forward(sequence.cache, tree.tokens, positions, tree.ancestors).logits
+
+    def _commit(self, sequence: Sequence, tree: DraftTree, verdict: Verdict) -> tuple[int, int]:
+        (path,), (bonus,) = verdict.paths, verdict.bonus
+        sequence.cache.keep(path)
+        tokens = [*tree.tokens[0, path[1:]].tolist(), bonus] if path[1:] else [bonus]
+        if sequence.draft:
+            sequence.draft.commit(tokens)
+        sequence.policy.observe(len(path) - 1, tree.levels)
+        committed = sequence.commit(tokens, len(path) - 1)
+        return committed, min(committed, len(path) - 1)
+
+    def _finish(self, sequence: Sequence) -> Generation:
+        try:
+            while not sequence.finish_reason:
+                self.step(sequence)
+        except KeyboardInterrupt:
+            sequence.finish_reason = "interrupted"
+        return Generation.of(sequence)
+
+    def _stream(self, sequence: Sequence) -> Iterator[Chunk]:
+        while not sequence.finish_reason:
+            known = len(sequence.tokens)
+            try:
+                self.step(sequence)
+            except KeyboardInterrupt:
+                sequence.finish_reason = "interrupted"
+            tokens = sequence.tokens[known:]
+            drafted = sequence.drafted[len(sequence.drafted) - len(tokens) :]
+            text = sequence.text.read(final=bool(sequence.finish_reason))
+            yield Chunk(text, tokens, drafted, sequence.finish_reason)
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise InputError("a text prompt needs a tokenizer; pass token ids or give the decoder a tokenizer")
+            prompt = self.tokenizer(prompt)["input_ids"]
+        tokens = [int(token) for token in prompt]
+        if not tokens:
+            raise InputError("the prompt is empty; give at least one token")
+        wrong = [token for token in tokens if not 0 <= token < self.target.vocab_size]
+        if wrong:
+            raise InputError(f"token id {wrong[0]} is outside the vocabulary of {self.target.vocab_size}")
+        return tokens
+
+    def _check(self, tokens: list[int], max_new_tokens: int) -> None:
+        if max_new_tokens < 1:
+            raise ConfigError(f"max_new_tokens is {max_new_tokens}; it must be at least 1")
+        context = self.target.context
+        if context is not None and len(tokens) + max_new_tokens > context:
+            raise ContextError(
+                f"the prompt of {len(tokens)} tokens and max_new_tokens={max_new_tokens} exceed the model's context "
+                f"of {context}; shorten the prompt or ask for at most {max(context - len(tokens), 0)} tokens"
+            )

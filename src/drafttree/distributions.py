@@ -1,0 +1,115 @@
+"""From logits to the distribution a user asked for, and the noise that draws from it.
+
+`Sampling` is the one place where temperature, top-k, top-p and min-p are applied, to target and drafter alike.
+`gumbel` is counter-based: a pure function of seed, position and token, so a draw does not depend on how many tokens
+were speculated, on the batch, or on the device.
+"""
+
+import math
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from drafttree.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the target's logits become a distribution; the order of transformers: temperature, top-k, top-p, min-p.
+
+    Attributes:
+        temperature: 0 is greedy decoding, 1 the model's own distribution.
+        top_k: keep the k most probable tokens; 0 keeps all.
+        top_p: keep the smallest set of most probable tokens whose probability reaches top_p.
+        min_p: drop tokens less probable than min_p times the most probable one.
+        seed: of the noise; the same seed and prompt give the same text.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        allowed = {
+            "temperature": (0 <= self.temperature < math.inf, "a number of at least 0"),
+            "top_k": (self.top_k >= 0, "at least 0 (0 keeps all)"),
+            "top_p": (0 < self.top_p <= 1, "in (0, 1]"),
+            "min_p": (0 <= self.min_p <= 1, "in [0, 1]"),
+            "seed": (-(2**63) <= self.seed < 2**63, "a 64-bit integer"),
+        }
+        for field in fields(self):
+            legal, range_ = allowed[field.name]
+            if not legal:
+                raise ConfigError(f"{field.name} is {getattr(self, field.name)}; it must be {range_}")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether every token is the most probable one."""
+        return self.temperature == 0
+
+    def process(self, logits: Tensor) -> Tensor:
+        """Logits `[..., vocab]` with temperature applied and excluded tokens at -inf, in float32.
+
+        At temperature 0 the logits pass unchanged: their argmax is the token.
+        """
+        logits = logits.float()
+        if self.greedy:
+            return logits
+        logits = logits / self.temperature
+        if 0 < self.top_k < logits.shape[-1]:
+            kth = logits.topk(self.top_k).values[..., -1:]
+            logits = logits.masked_fill(logits < kth, -math.inf)
+        if self.top_p < 1:
+            logits = _nucleus(logits, self.top_p)
+        if self.min_p > 0:
+            floor = logits.amax(-1, keepdim=True) + math.log(self.min_p)
+            logits = logits.masked_fill(logits < floor, -math.inf)
+        return logits
+
+
+def _nucleus(logits: Tensor, top_p: float) -> Tensor:
+    """Drop the least probable tokens whose probabilities add up to at most 1 - top_p, never the best one."""
+    ascending, order = logits.sort(dim=-1)
+    tail = ascending.softmax(-1).cumsum(-1) <= 1 - top_p
+    tail[..., -1] = False
+    return logits.masked_fill(torch.zeros_like(tail).scatter_(-1, order, tail), -math.inf)
+
+
+_GOLDEN = -0x61C8864680B583EB
+_MIX = (-0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)
+
+
+def _shift(bits: Tensor, by: int) -> Tensor:
+    return (bits >> by) & ((1 << (64 - by)) - 1)
+
+
+def _splitmix(bits: Tensor) -> Tensor:
+    """The finaliser of SplitMix64 (Steele, Lea and Flood 2014) on int64 tensors, which wrap like uint64."""
+    bits = (bits ^ _shift(bits, 30)) * _MIX[0]
+    bits = (bits ^ _shift(bits, 27)) * _MIX[1]
+    return bits ^ _shift(bits, 31)
+
+
+def uniform(seed: int, positions: Tensor, size: int) -> Tensor:
+    """Uniform numbers in (0, 1), float64 `[..., size]`: the first `size` of the stream of (seed, position).
+
+    Args:
+        seed: a 64-bit integer.
+        positions: int64 `[...]` absolute positions in the sequence.
+        size: how many numbers per position; a longer stream begins with the shorter one.
+    """
+    seeded = _splitmix(torch.tensor(seed, device=positions.device) + _GOLDEN)
+    stream = _splitmix(seeded + (positions + 1) * _GOLDEN)
+    counter = torch.arange(1, size + 1, device=positions.device) * _GOLDEN
+    return (_shift(_splitmix(stream[..., None] + counter), 11) + 0.5) * 2.0**-53
+
+
+def gumbel(seed: int, positions: Tensor, vocab: int) -> Tensor:
+    """Standard Gumbel noise, float32 `[..., vocab]`, a pure function of seed, position and token id."""
+    return -(-uniform(seed, positions, vocab).log()).log().float()

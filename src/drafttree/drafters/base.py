@@ -1,0 +1,50 @@
+"""What a drafter is: something that, given a sequence, says how likely each token is to follow each drafted path."""
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Draft(Protocol):
+    """A drafter's view of one sequence while it is generated. It owns whatever cache it needs.
+
+    Attributes:
+        passes: drafter forward passes so far, reading the prompt not included.
+        seconds: time spent in them.
+    """
+
+    passes: int
+    seconds: float
+
+    def root(self) -> Tensor:
+        """Logits `[batch, 1, vocab]` of what follows the committed tokens; the first pass of a round."""
+        ...
+
+    def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
+        """Logits `[batch, frontier, vocab]` of what follows each node of a new frontier, in one pass.
+
+        Args:
+            tokens: `[batch, frontier]` token ids of the nodes.
+            origins: `[batch, frontier]` index of each node's parent in the frontier before (the root's is 0).
+        """
+        ...
+
+    def commit(self, tokens: list[int]) -> None:
+        """Take note of the tokens a round has committed: the accepted path below the root, then the bonus token."""
+        ...
+
+
+class Drafter(Protocol):
+    """Makes a `Draft` for every sequence.
+
+    Attributes:
+        vocab_size: size of its vocabulary, without which no tree can be verified.
+        context: positions it can attend to, None for any number.
+    """
+
+    vocab_size: int
+    context: int | None
+
+    def start(self, prompt: list[int], capacity: int) -> Draft:
+        """Begin a sequence from its prompt's token ids; caches should have room for `capacity` tokens."""
+        ...

@@ -1,0 +1,87 @@
+"""A smaller language model as drafter."""
+
+import time
+
+import torch
+from torch import Tensor
+
+from drafttree.drafters.base import Draft
+from drafttree.models.base import Model, append, read
+
+
+class LanguageModelDrafter:
+    """Drafts with any model of the protocol, a whole tree level per pass.
+
+    Args:
+        model: the draft model; it must share the target's vocabulary.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.vocab_size = model.vocab_size
+        self.context = model.context
+
+    def start(self, prompt: list[int], capacity: int) -> Draft:
+        """Begin a sequence; the prompt is read on the first draft."""
+        return LanguageModelDraft(self.model, prompt, capacity)
+
+
+class LanguageModelDraft:
+    """The draft model's cache for one sequence: a committed prefix and the nodes expanded this round.
+
+    After a round the rows of accepted nodes stay, so the next round's first pass reads only what the model has not
+    seen: the bonus token and, where the deepest accepted node was never expanded, that node.
+    """
+
+    def __init__(self, model: Model, prompt: list[int], capacity: int) -> None:
+        self.passes = 0
+        self.seconds = 0.0
+        self._model = model
+        self._cache = model.new_cache(1, capacity)
+        self._unread = list(prompt)
+        self._tokens: list[Tensor] = []
+        self._rows: list[Tensor] = []
+        self._visible = torch.zeros(1, 1, 0, dtype=torch.bool, device=model.device)
+
+    def root(self) -> Tensor:
+        read(self._model, self._cache, self._unread[:-2])
+        started = time.perf_counter()
+        logits = append(self._model, self._cache, self._unread[-2:])
+        self._count(started)
+        self._unread = []
+        self._tokens, self._rows = [], []
+        self._visible = torch.zeros(1, 1, 0, dtype=torch.bool, device=self._model.device)
+        return logits
+
+    def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
+        started = time.perf_counter()
+        width, drafted = tokens.shape[1], self._cache.drafted
+        inherited = self._visible.gather(1, origins[..., None].expand(-1, -1, drafted))
+        itself = torch.eye(width, dtype=torch.bool, device=tokens.device).expand(len(tokens), -1, -1)
+        self._visible = torch.cat((inherited, itself), 2)
+        parents = self._rows[-1].gather(1, origins) if self._rows else torch.full_like(origins, -1)
+        self._rows.append(torch.arange(drafted, drafted + width, device=tokens.device).expand_as(tokens))
+        positions = torch.full_like(tokens, self._cache.length + len(self._tokens))
+        self._tokens.append(torch.stack((parents, tokens)))
+        logits = self._model.forward(self._cache, tokens, positions, self._visible).logits
+        self._count(started)
+        return logits
+
+    def commit(self, tokens: list[int]) -> None:
+        if self._unread:
+            self._unread += tokens
+            return
+        drafted = torch.cat(self._tokens, 2)[:, 0].T.tolist() if self._tokens else []
+        row_of = {(parent, token): row for row, (parent, token) in enumerate(drafted)}
+        path, row = [], -1
+        for token in tokens:
+            if (row, token) not in row_of:
+                break
+            row = row_of[row, token]
+            path.append(row)
+        self._cache.keep(path)
+        self._unread = tokens[len(path) :]
+
+    def _count(self, started: float) -> None:
+        self.passes += 1
+        self.seconds += time.perf_counter() - started

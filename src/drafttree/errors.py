@@ -1,0 +1,44 @@
+"""Every error drafttree raises on purpose, in one small hierarchy.
+
+    DraftTreeError
+    ├── ConfigError      a policy, verifier, parameter or option that does not exist or is out of range
+    ├── InputError       a prompt or a file that cannot be used
+    ├── ContextError     a prompt and a length that do not fit into the model's context
+    └── ModelError       a model that cannot be loaded, or cannot be verified in a tree
+        └── TokenizerMismatch   a target and a drafter that do not share a vocabulary
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class DraftTreeError(Exception):
+    """Base class: catch this to catch everything drafttree raises on purpose."""
+
+
+class ConfigError(DraftTreeError, ValueError):
+    """An option that does not exist or whose value is out of range."""
+
+
+class InputError(DraftTreeError, ValueError):
+    """A prompt or prompt file that cannot be used."""
+
+
+class ContextError(InputError):
+    """A prompt plus the tokens asked for exceed the model's context."""
+
+
+class ModelError(DraftTreeError):
+    """A model that cannot be loaded or cannot be verified in a tree."""
+
+
+class TokenizerMismatch(ModelError):
+    """Target and drafter do not share one vocabulary."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> ConfigError:
+    """The error for a name that is not among `known`, with the nearest one that is."""
+    known = sorted(known)
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(known) or 'none'}"
+    return ConfigError(f"unknown {kind} {name!r}; {hint}")

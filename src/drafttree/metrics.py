@@ -1,0 +1,210 @@
+"""Every figure of the papers, computed from committed tokens only.
+
+The law that relates them: R = tau / (v + c * delta + h), in units of one target pass over one token.
+"""
+
+import resource
+import statistics
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+
+
+@dataclass(frozen=True)
+class Round:
+    """One turn of the loop.
+
+    Attributes:
+        committed: tokens that became part of the text.
+        accepted: how many of them were drafted.
+        nodes: nodes the target scored, the root included.
+        levels: drafted levels.
+        draft_passes: drafter forward passes.
+        draft_seconds: time in them.
+        target_seconds: time in the target pass.
+        seconds: time of the whole turn.
+    """
+
+    committed: int
+    accepted: int
+    nodes: int
+    levels: int
+    draft_passes: int
+    draft_seconds: float
+    target_seconds: float
+    seconds: float
+
+
+@dataclass
+class Metrics:
+    """What one or more generations cost.
+
+    Attributes:
+        rounds: every round, in order.
+        prefill_passes: target passes over prompts.
+        seconds: wall time, prompts included.
+        first_token_seconds: per generation, time from the start to the first committed token.
+    """
+
+    rounds: list[Round] = field(default_factory=list)
+    prefill_passes: int = 0
+    seconds: float = 0.0
+    first_token_seconds: list[float] = field(default_factory=list)
+
+    @classmethod
+    def total(cls, parts: Iterable["Metrics"]) -> "Metrics":
+        """The metrics of several generations as one."""
+        whole = cls()
+        for part in parts:
+            whole.rounds += part.rounds
+            whole.prefill_passes += part.prefill_passes
+            whole.seconds += part.seconds
+            whole.first_token_seconds += part.first_token_seconds
+        return whole
+
+    @property
+    def tokens(self) -> int:
+        """Committed tokens."""
+        return sum(r.committed for r in self.rounds)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Committed tokens per second of decoding, the time to the first token included."""
+        return _ratio(self.tokens, self.seconds)
+
+    @property
+    def time_to_first_token(self) -> float:
+        """Seconds from the start of a generation to its first committed token, mean."""
+        return statistics.fmean(self.first_token_seconds) if self.first_token_seconds else 0.0
+
+    @property
+    def time_per_output_token(self) -> float:
+        """Seconds per committed token after the first round's."""
+        decoding = self.seconds - sum(self.first_token_seconds)
+        return _ratio(decoding, self.tokens - len(self.first_token_seconds))
+
+    @property
+    def mean_accepted_tokens(self) -> float:
+        """tau: committed tokens per target pass, the bonus token included."""
+        return _ratio(self.tokens, len(self.rounds))
+
+    @property
+    def mean_path_length(self) -> float:
+        """Accepted drafted tokens per round, the bonus token not included."""
+        return _ratio(sum(r.accepted for r in self.rounds), len(self.rounds))
+
+    @property
+    def draft_efficiency(self) -> float:
+        """delta: draft passes per round."""
+        return _ratio(sum(r.draft_passes for r in self.rounds), len(self.rounds))
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted drafted tokens per drafted token."""
+        return _ratio(sum(r.accepted for r in self.rounds), sum(r.nodes - 1 for r in self.rounds))
+
+    @property
+    def mean_nodes(self) -> float:
+        """Nodes scored per target pass, the root included."""
+        return _ratio(sum(r.nodes for r in self.rounds), len(self.rounds))
+
+    @property
+    def acceptance_by_depth(self) -> list[float]:
+        """Per level, the share of the rounds that drafted it in which a token of it was accepted."""
+        deepest = max((r.levels for r in self.rounds), default=0)
+        return [
+            _ratio(sum(r.accepted >= level for r in self.rounds), sum(r.levels >= level for r in self.rounds))
+            for level in range(1, deepest + 1)
+        ]
+
+    @property
+    def target_pass(self) -> float:
+        """Seconds per target pass, median."""
+        return statistics.median(r.target_seconds for r in self.rounds) if self.rounds else 0.0
+
+    @property
+    def draft_pass(self) -> float:
+        """Seconds per draft pass, mean."""
+        return _ratio(sum(r.draft_seconds for r in self.rounds), sum(r.draft_passes for r in self.rounds))
+
+    @property
+    def overhead(self) -> float:
+        """Seconds per round outside the two models' passes, mean."""
+        outside = sum(r.seconds - r.draft_seconds - r.target_seconds for r in self.rounds)
+        return _ratio(outside, len(self.rounds))
+
+    def summary(self) -> dict[str, object]:
+        """Every figure by name, for printing and JSON."""
+        return {
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+            "tokens_per_second": self.tokens_per_second,
+            "time_to_first_token": self.time_to_first_token,
+            "time_per_output_token": self.time_per_output_token,
+            "mean_accepted_tokens": self.mean_accepted_tokens,
+            "mean_path_length": self.mean_path_length,
+            "draft_efficiency": self.draft_efficiency,
+            "acceptance_rate": self.acceptance_rate,
+            "acceptance_by_depth": self.acceptance_by_depth,
+            "rounds": len(self.rounds),
+            "prefill_passes": self.prefill_passes,
+            "mean_nodes": self.mean_nodes,
+            "target_pass": self.target_pass,
+            "draft_pass": self.draft_pass,
+            "overhead": self.overhead,
+            "peak_memory_bytes": peak_memory(),
+        }
+
+
+@dataclass(frozen=True)
+class Law:
+    """R = tau / (v + c * delta + h), each term measured against plain decoding by the same engine in the same run.
+
+    Attributes:
+        tau: mean accepted tokens.
+        v: verification cost, time of a target pass over the tree in plain target passes.
+        c: cost ratio, time of a draft pass in plain target passes.
+        delta: draft passes per round.
+        h: host share, everything else of a round in plain target passes.
+        measured: ratio of tokens per second.
+    """
+
+    tau: float
+    v: float
+    c: float
+    delta: float
+    h: float
+    measured: float
+
+    @classmethod
+    def of(cls, speculative: Metrics, plain: Metrics) -> "Law":
+        """The law's terms for a speculative and a plain run over the same prompts."""
+        unit = _ratio(sum(r.target_seconds for r in plain.rounds), len(plain.rounds))
+        spent = _ratio(sum(r.target_seconds for r in speculative.rounds), len(speculative.rounds))
+        return cls(
+            tau=speculative.mean_accepted_tokens,
+            v=_ratio(spent, unit),
+            c=_ratio(speculative.draft_pass, unit),
+            delta=speculative.draft_efficiency,
+            h=_ratio(speculative.overhead, unit),
+            measured=_ratio(speculative.tokens_per_second, plain.tokens_per_second),
+        )
+
+    @property
+    def predicted(self) -> float:
+        """R as the law has it."""
+        return _ratio(self.tau, self.v + self.c * self.delta + self.h)
+
+
+def peak_memory() -> int:
+    """Bytes: of the GPU where one is in use, else of the process."""
+    if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
+        return torch.cuda.max_memory_allocated()
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0

@@ -1,0 +1,92 @@
+"""Attention over a committed prefix and a tree, registered with transformers as `drafttree`.
+
+Every token sees the whole prefix; of the tree it sees its ancestors and itself. Layers with a sliding window see of
+both only what lies within the window. Query heads that share a key head are stacked as rows of one attention, so
+grouped-query models need no copy of keys and values.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from drafttree.errors import ModelError
+from drafttree.models.cache import TreeCache
+
+NAME = "drafttree"
+
+
+class TreePlan:
+    """Who attends to whom in one pass; made once and shared by all layers.
+
+    Args:
+        cache: before the pass.
+        positions: `[batch, nodes]` positions of the new tokens.
+        visible: bool `[batch, nodes, drafted]` over the drafted rows, the new ones included.
+        dtype: of the additive mask.
+    """
+
+    def __init__(self, cache: TreeCache, positions: Tensor, visible: Tensor, dtype: torch.dtype) -> None:
+        self._cache = cache
+        self._positions = positions
+        self._visible = visible
+        self._dtype = dtype
+        self._masks: dict[tuple[int, int | None], Tensor | None] = {}
+
+    def mask(self, groups: int, window: int | None) -> Tensor | None:
+        """Additive mask `[batch, 1, groups * nodes, rows]`, None where everything is visible."""
+        key = (groups, window)
+        if key not in self._masks:
+            self._masks[key] = self._make(groups, window)
+        return self._masks[key]
+
+    def _make(self, groups: int, window: int | None) -> Tensor | None:
+        prefix = self._cache.length
+        if window is not None and prefix + self._visible.shape[2] <= window:
+            window = None
+        if window is None and self._visible.shape[1:] == (1, 1):
+            return None
+        visible = F.pad(self._visible, (prefix, 0), value=True)
+        if window is not None:
+            visible = visible & (self._positions[..., None] - self._key_positions()[:, None] < window)
+        mask = torch.zeros(visible.shape, dtype=self._dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
+        return mask.repeat(1, groups, 1)[:, None]
+
+    def _key_positions(self) -> Tensor:
+        """`[batch, rows]` positions of every row; a committed row's position is its index."""
+        prefix = torch.arange(self._cache.length, device=self._positions.device).expand(len(self._positions), -1)
+        drafted = [] if self._cache.positions is None else [self._cache.positions]
+        return torch.cat((prefix, *drafted, self._positions), 1)
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    tree_plan: TreePlan | None = None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """The attention function transformers calls: `[batch, heads, nodes, head_dim]` to `[batch, nodes, heads, ...]`.
+
+    Raises:
+        ModelError: the layer does something to its scores that a tree pass does not reproduce.
+    """
+    if tree_plan is None or softcap is not None or s_aux is not None:
+        kind = "soft-capped scores" if softcap else "attention sinks" if s_aux is not None else "no tree plan"
+        raise ModelError(f"{type(module).__name__} layers with {kind} cannot be verified in a tree")
+    batch, heads, nodes, width = query.shape
+    groups = heads // key.shape[1]
+    stacked = query.reshape(batch, key.shape[1], groups * nodes, width)
+    mask = tree_plan.mask(groups, sliding_window)
+    out = F.scaled_dot_product_attention(stacked, key, value, attn_mask=mask, scale=scaling)
+    return out.reshape(batch, heads, nodes, -1).transpose(1, 2), None
+
+
+AttentionInterface.register(NAME, attend)

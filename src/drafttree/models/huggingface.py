@@ -1,0 +1,109 @@
+"""Any decoder-only Hugging Face model behind the model protocol, wrapped and never copied."""
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from drafttree.errors import ModelError
+from drafttree.models.attention import NAME, TreePlan
+from drafttree.models.base import Output
+from drafttree.models.cache import TreeCache
+
+TREE_LAYERS = {"full_attention", "sliding_attention"}
+
+
+class HuggingFaceModel:
+    """A transformers model that scores trees. See `drafttree.models.base.Model` for the contract.
+
+    The module's attention implementation is switched to ours; `release` switches it back.
+
+    Args:
+        module: a decoder-only model with a language-model head, in evaluation mode.
+
+    Raises:
+        ModelError: the model has layers that cannot be verified in a tree; the message names their kind.
+    """
+
+    def __init__(self, module: PreTrainedModel) -> None:
+        if reason := _obstacle(module):
+            raise ModelError(f"{type(module).__name__} cannot be verified in a tree: it has {reason}")
+        self.module = module
+        config = module.config.get_text_config()
+        self.vocab_size: int = module.get_output_embeddings().weight.shape[0]
+        self.context = _context(config)
+        self.device = module.device
+        self.dtype = module.dtype
+        self._layers: int = config.num_hidden_layers
+        self._before = module.config._attn_implementation
+        module.set_attn_implementation(NAME)
+
+    def release(self) -> None:
+        """Give the module its own attention implementation back."""
+        self.module.set_attn_implementation(self._before)
+
+    def new_cache(self, batch: int, capacity: int) -> TreeCache:
+        return TreeCache(self._layers, batch, capacity)
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        cache: TreeCache,
+        tokens: Tensor,
+        positions: Tensor,
+        visible: Tensor,
+        *,
+        last_only: bool = False,
+        hidden_layers: tuple[int, ...] = (),
+    ) -> Output:
+        out = self.module(
+            input_ids=tokens,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1 if last_only else 0,
+            output_hidden_states=bool(hidden_layers),
+            tree_plan=TreePlan(cache, positions, visible, self.dtype),
+        )
+        cache.grow(positions)
+        return Output(out.logits, tuple(out.hidden_states[layer] for layer in hidden_layers))
+
+
+def _obstacle(module: PreTrainedModel) -> str | None:
+    """What keeps a model from being verified in a tree, None if nothing does."""
+    config = module.config.get_text_config()
+    foreign = sorted(set(getattr(config, "layer_types", None) or ()) - TREE_LAYERS)
+    if module.config.is_encoder_decoder:
+        return "encoder-decoder (cross-attention) layers"
+    if foreign:
+        return f"{', '.join(foreign)} layers"
+    if getattr(config, "alibi", False) or config.model_type in {"bloom", "mpt"}:
+        return "ALiBi attention layers, whose scores depend on the order of the cache"
+    if getattr(module, "_is_stateful", False):
+        return f"recurrent layers ({config.model_type})"
+    if getattr(config, "attn_logit_softcapping", None):
+        return "attention layers with soft-capped scores"
+    if (getattr(config, "rope_parameters", None) or {}).get("rope_type") == "dynamic":
+        return "rotary embeddings that change with the length (rope_type 'dynamic')"
+    if not module._supports_attention_backend:
+        return f"attention layers ({config.model_type}) outside transformers' AttentionInterface"
+    return None
+
+
+def _context(config: object) -> int | None:
+    """Positions the model can be used for; LongRoPE changes its frequencies past its original length."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope" and "original_max_position_embeddings" in rope:
+        return rope["original_max_position_embeddings"]
+    return getattr(config, "max_position_embeddings", None)
+
+
+def lay_out_for_cpu(module: nn.Module) -> None:
+    """Store the weights of linear layers input-major, which changes no value.
+
+    A product of a few rows with a float32 weight is up to four times faster that way in MKL. Weights that an
+    embedding shares are left alone: it reads them row by row.
+    """
+    shared = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear) and id(layer.weight) not in shared:
+            layer.weight.data = layer.weight.data.t().contiguous().t()

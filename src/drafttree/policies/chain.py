@@ -1,0 +1,28 @@
+from typing import ClassVar
+
+from pydantic import Field
+from torch import Tensor
+
+from drafttree.policies.base import TreePolicy
+from drafttree.tree import Layer
+
+
+class Chain(TreePolicy):
+    """Linear speculation: the drafter's best token, then its best token after that, and so on.
+
+    Source: Leviathan et al. 2023 and Chen et al. 2023; the "SD" and "linear" baselines of TALON and DynaTree.
+    """
+
+    source: ClassVar[str] = "Leviathan et al. 2023, Algorithm 1"
+
+    depth: int = Field(default=5, ge=1, le=256, description="tokens drafted per round (K)")
+    budget: int = Field(default=257, ge=1, le=4096, description="nodes of the tree at most, root included")
+
+    def candidates(self, budget_left: int) -> int:
+        return 1
+
+    def levels(self) -> int:
+        return self.depth
+
+    def keep(self, layer: Layer) -> Tensor:
+        return layer.everything()

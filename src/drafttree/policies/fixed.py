@@ -1,0 +1,37 @@
+import math
+from typing import ClassVar
+
+from pydantic import Field
+from torch import Tensor
+
+from drafttree.policies.base import TreePolicy
+from drafttree.tree import Layer
+
+
+class Fixed(TreePolicy):
+    """A tree of fixed depth and breadth that does not expand improbable nodes: DynaTree, first version.
+
+    The paper drafts its root as the drafter's single best token; `level1_top1=True` with a depth of one more does the
+    same. Where a level meets the budget, its most probable candidates are kept (the paper: the first ones).
+    """
+
+    source: ClassVar[str] = "DynaTree v1, Algorithm 1"
+
+    depth: int = Field(default=8, ge=1, le=64, description="drafted levels (D)")
+    breadth: int = Field(default=3, ge=1, le=64, description="children of every expanded node (B)")
+    threshold: float = Field(default=0.03, ge=0, le=1, description="path probability to expand a node (tau)")
+    level1_top1: bool = Field(default=False, description="draft only the best token on level 1")
+    budget: int = Field(default=128, ge=1, le=4096, description="nodes of the tree at most, root included (N_max)")
+
+    def candidates(self, budget_left: int) -> int:
+        return self.breadth
+
+    def levels(self) -> int:
+        return self.depth
+
+    def keep(self, layer: Layer) -> Tensor:
+        breadth = 1 if self.level1_top1 and layer.depth == 1 else self.breadth
+        return (layer.rank < breadth).expand_as(layer.logprobs)
+
+    def expand(self, layer: Layer) -> Tensor | None:
+        return layer.path_logprobs >= math.log(self.threshold) if self.threshold else None

@@ -1,0 +1,34 @@
+import math
+from typing import ClassVar
+
+from pydantic import Field
+from torch import Tensor
+
+from drafttree.policies.base import TreePolicy
+from drafttree.tree import Layer
+
+
+class Talon(TreePolicy):
+    """Spend a node budget where the draft is sure: deep when it is confident, wide when it is not.
+
+    Level 1 takes the `width` best tokens; every later level keeps the candidates whose path probability is at least
+    `margin` times that of the level's best, until the budget is spent.
+    """
+
+    source: ClassVar[str] = "TALON (arXiv 2601.07353), equations 4 and 5"
+
+    width: int = Field(default=10, ge=1, le=4096, description="nodes of level 1 (K)")
+    margin: float = Field(default=0.03, ge=0, le=1, description="share of the level's best path probability (mu)")
+    depth: int | None = Field(default=None, ge=1, le=4096, description="levels at most; none in the paper")
+    budget: int = Field(default=60, ge=1, le=4096, description="nodes of the tree, root included (N)")
+
+    def levels(self) -> int | None:
+        return self.depth
+
+    def keep(self, layer: Layer) -> Tensor:
+        if layer.depth == 1:
+            return (layer.rank < self.width).expand_as(layer.logprobs)
+        if not self.margin:
+            return layer.everything()
+        anchor = layer.path_logprobs.amax((-2, -1), keepdim=True)
+        return layer.path_logprobs >= anchor + math.log(self.margin)

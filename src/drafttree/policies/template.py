@@ -1,0 +1,122 @@
+from typing import ClassVar, Self
+
+import torch
+from pydantic import Field, PrivateAttr, field_validator, model_validator
+from torch import Tensor
+
+from drafttree.policies.base import TreePolicy
+from drafttree.tree import Layer
+
+Path = tuple[int, ...]
+
+EAGLE_SPARSE = {"": 4, "0": 3, "1": 2, "2": 2, "3": 1, "0.0": 3, "0.1": 2, "0.2": 2, "1.0": 1} | {
+    "0.0.0": 3,
+    "0.0.0.0": 2,
+}
+MEDUSA_63 = (
+    {"": 10, "0": 10, "1": 7, "2": 3, "3": 2}
+    | dict.fromkeys("456789", 1)
+    | {"0.0": 10, "0.1": 3, "0.2": 2}
+    | {f"0.{rank}": 1 for rank in range(3, 8)}
+    | {"1.0": 2, "2.0": 1, "0.0.0": 2}
+)
+VICUNA_7B_STAGE2 = (
+    {"": 10, "0": 10, "1": 5, "2": 2, "3": 2}
+    | dict.fromkeys("4567", 1)
+    | {"0.0": 9, "0.1": 4, "0.2": 2, "0.3": 1, "0.4": 1, "0.5": 1, "1.0": 3, "1.1": 1, "2.0": 1}
+    | {"0.0.0": 4, "0.0.1": 1, "0.0.2": 1, "0.1.0": 1}
+)
+VICUNA_13B_STAGE1 = (
+    {"": 10, "0": 10, "1": 7, "2": 4, "3": 2, "4": 2}
+    | dict.fromkeys("5678", 1)
+    | {"0.0": 10, "0.1": 4, "0.2": 2, "0.3": 1, "0.4": 1, "0.5": 1, "1.0": 2, "1.1": 1, "2.0": 1, "0.0.0": 1}
+)
+VICUNA_13B_STAGE2 = (
+    {"": 10, "0": 10, "1": 4, "2": 2, "3": 1, "4": 1, "5": 1}
+    | {"0.0": 10, "0.1": 4, "0.2": 2, "0.3": 1, "0.4": 1, "0.5": 1, "1.0": 3, "1.1": 1, "2.0": 1, "3.0": 1}
+    | {"0.0.0": 4, "0.0.1": 2, "0.0.2": 1, "0.1.0": 1, "1.0.0": 1}
+)
+SHIPPED = {
+    "eagle-sparse": EAGLE_SPARSE,
+    "medusa-63": MEDUSA_63,
+    "vicuna-7b-stage2": VICUNA_7B_STAGE2,
+    "vicuna-13b-stage1": VICUNA_13B_STAGE1,
+    "vicuna-13b-stage2": VICUNA_13B_STAGE2,
+}
+
+
+class Template(TreePolicy):
+    """The same tree every round: any list of paths of child ranks.
+
+    A path such as `0.2.1` is the root's best child, that child's third best, and that one's second best; a path's
+    parent must be in the list. Shipped under `tree`: `eagle-sparse` (EAGLE-1's 25 choices), Medusa's four trees, and
+    `binary-D` for any depth D.
+    """
+
+    source: ClassVar[str] = "EAGLE-1 and Medusa choices; binary trees of Traversal Verification"
+
+    tree: str = Field(default="eagle-sparse", description=f"{', '.join(SHIPPED)} or binary-D; ignored with paths")
+    paths: tuple[Path, ...] | None = Field(default=None, description="own tree, such as 0+1+0.0+0.1+0.0.0")
+    budget: int = Field(default=4096, ge=1, le=4096, description="nodes of the tree at most, root included")
+
+    _children: Tensor = PrivateAttr()
+    _depth: int = PrivateAttr()
+
+    @field_validator("paths", mode="before")
+    @classmethod
+    def _read(cls, value: object) -> object:
+        return [_path(part) for part in value.split("+")] if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _build(self) -> Self:
+        paths = sorted(set(_shipped(self.tree) if self.paths is None else self.paths), key=lambda p: (len(p), p))
+        ids = {(): 0} | {path: index for index, path in enumerate(paths, start=1)}
+        for path in paths:
+            if not path or min(path) < 0 or path[:-1] not in ids:
+                raise ValueError(f"path {'.'.join(map(str, path))!r} has no parent in the list")
+        if not paths:
+            raise ValueError("a template needs at least one path")
+        self._depth = len(paths[-1])
+        self._children = torch.full((len(ids), 1 + max(path[-1] for path in paths)), -1)
+        for path in paths:
+            self._children[ids[path[:-1]], path[-1]] = ids[path]
+        return self
+
+    def candidates(self, budget_left: int) -> int:
+        return self._children.shape[1]
+
+    def levels(self) -> int:
+        return self._depth
+
+    def label(self, layer: Layer) -> Tensor:
+        """The index of each candidate in the list of paths, -1 where the template has none."""
+        children = self._children[:, : layer.logprobs.shape[-1]].to(layer.logprobs.device)
+        return children[layer.labels] if layer.labels is not None else children[:1].expand_as(layer.logprobs)
+
+    def keep(self, layer: Layer) -> Tensor:
+        return self.label(layer) >= 0
+
+    def expand(self, layer: Layer) -> Tensor:
+        inner = (self._children >= 0).any(1).to(layer.logprobs.device)
+        return inner[self.label(layer).clamp_min(0)]
+
+
+def _path(text: str) -> Path:
+    if not all(part.isdigit() for part in text.split(".")):
+        raise ValueError(f"a path of child ranks such as 0.2.1, not {text!r}")
+    return tuple(int(part) for part in text.split("."))
+
+
+def _shipped(name: str) -> list[Path]:
+    family, _, depth = name.partition("-")
+    if family == "binary" and depth.isdigit() and 1 <= int(depth) <= 11:
+        return [_bits(index) for index in range(2, 2 ** (int(depth) + 1))]
+    if name not in SHIPPED:
+        raise ValueError(f"one of {', '.join(SHIPPED)} or binary-1 to binary-11, not {name!r}")
+    counts = SHIPPED[name].items()
+    return [(*(_path(parent) if parent else ()), rank) for parent, count in counts for rank in range(count)]
+
+
+def _bits(index: int) -> Path:
+    """The path of a node of the complete binary tree in heap order, whose root is 1."""
+    return tuple(int(bit) for bit in bin(index)[3:])

@@ -1,0 +1,119 @@
+"""One text while it is generated, and what is left of it afterwards."""
+
+from dataclasses import dataclass, field
+
+from drafttree.drafters.base import Draft
+from drafttree.metrics import Metrics
+from drafttree.models.cache import TreeCache
+from drafttree.noise import Noise
+from drafttree.policies.base import TreePolicy
+from drafttree.text import TextStream
+from drafttree.verifiers.base import Verifier
+
+
+@dataclass
+class Sequence:
+    """A prompt, what has been committed after it, and the state that continues it.
+
+    Attributes:
+        tokens: prompt and committed token ids; the last one is the root of the next tree.
+        prompt_length: how many of them are the prompt.
+        limit: how many tokens there may be in all.
+        eos: token ids that end the text.
+        cache: the target's keys and values of all tokens but the last.
+        draft: the drafter's view, None for plain decoding.
+        policy: this text's own copy, which adapts to it.
+        verifier: with the sampling the text is drawn by.
+        noise: the randomness of this text.
+        text: turns tokens into text and watches for stop strings.
+        metrics: of this text.
+        drafted: per committed token, whether the drafter proposed it.
+        finish_reason: "stop" (an EOS token or stop string), "length", "interrupted", or None while it goes on.
+    """
+
+    tokens: list[int]
+    prompt_length: int
+    limit: int
+    eos: frozenset[int]
+    cache: TreeCache
+    draft: Draft | None
+    policy: TreePolicy
+    verifier: Verifier
+    noise: Noise
+    text: TextStream
+    metrics: Metrics = field(default_factory=Metrics)
+    drafted: list[bool] = field(default_factory=list)
+    finish_reason: str | None = None
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still be committed."""
+        return self.limit - len(self.tokens)
+
+    def commit(self, tokens: list[int], accepted: int) -> int:
+        """Append a round's tokens up to where the text ends, and note why it ends there.
+
+        Args:
+            tokens: the accepted path below the root, then the bonus token.
+            accepted: how many of them were drafted.
+
+        Returns:
+            How many tokens were committed.
+        """
+        for count, token in enumerate(tokens, start=1):
+            self.tokens.append(token)
+            self.drafted.append(count <= accepted)
+            if token in self.eos or self.text.push(token):
+                self.finish_reason = "stop"
+            elif not self.remaining:
+                self.finish_reason = "length"
+            if self.finish_reason:
+                return count
+        return len(tokens)
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A finished text.
+
+    Attributes:
+        text: what was generated, the prompt not included; it ends before a stop string. Empty without a tokenizer.
+        tokens: the generated token ids, an EOS token and the tokens of a stop string included.
+        drafted: per token, whether the drafter proposed it.
+        finish_reason: "stop", "length" or "interrupted".
+        metrics: what it cost.
+    """
+
+    text: str
+    tokens: list[int]
+    drafted: list[bool]
+    finish_reason: str
+    metrics: Metrics
+
+    @classmethod
+    def of(cls, sequence: Sequence) -> "Generation":
+        """What a sequence has become."""
+        return cls(
+            text=sequence.text.text,
+            tokens=sequence.tokens[sequence.prompt_length :],
+            drafted=sequence.drafted,
+            finish_reason=sequence.finish_reason or "interrupted",
+            metrics=sequence.metrics,
+        )
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What one round adds to a streamed text.
+
+    Attributes:
+        text: new text that no later token can change; it may lag behind the tokens.
+        tokens: the committed token ids.
+        drafted: per token, whether the drafter proposed it.
+        finish_reason: set in the last chunk.
+    """
+
+    text: str
+    tokens: list[int]
+    drafted: list[bool]
+    finish_reason: str | None

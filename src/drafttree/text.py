@@ -1,0 +1,71 @@
+"""Tokens into text, one at a time, stopping at stop strings."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+CONTEXT = 6
+
+
+class Tokenizer(Protocol):
+    """The part of a transformers tokenizer that is used here."""
+
+    def decode(self, token_ids: list[int], **kwargs: object) -> str:
+        """The text of token ids."""
+        ...
+
+
+class TextStream:
+    """Decodes a growing list of tokens without decoding all of it again.
+
+    A token's text can depend on the tokens before it (a leading space) and on those after it (a character of several
+    bytes). So a few earlier tokens are decoded along, and an unfinished character waits.
+
+    Args:
+        tokenizer: None to give no text at all.
+        prompt: token ids before the text.
+        stop: strings that end the text; none of them becomes part of it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, prompt: Sequence[int], stop: Sequence[str] = ()) -> None:
+        self.text = ""
+        self._tokenizer = tokenizer
+        self._stop = tuple(stop)
+        self._window = list(prompt[-CONTEXT:])
+        self._known = self._decode()
+        self._sent = 0
+
+    def push(self, token: int) -> bool:
+        """Add a token; whether the text now ends with, or ended in, a stop string."""
+        if self._tokenizer is None:
+            return False
+        self._window.append(token)
+        decoded = self._decode()
+        if decoded.endswith("\ufffd"):
+            return False
+        checked = len(self.text)
+        self.text += decoded[len(self._known) :]
+        self._window = self._window[-CONTEXT:]
+        self._known = self._decode()
+        return self._cut(checked)
+
+    def read(self, final: bool = False) -> str:
+        """The text since the last read that can no longer turn out to be part of a stop string."""
+        end = len(self.text) - (0 if final else self._pending())
+        news, self._sent = self.text[self._sent : end], max(end, self._sent)
+        return news
+
+    def _cut(self, checked: int) -> bool:
+        """Cut the text at the first stop string that ends after `checked`."""
+        starts = [self.text.find(stop, max(0, checked - len(stop) + 1)) for stop in self._stop]
+        found = [start for start in starts if start >= 0]
+        if found:
+            self.text = self.text[: min(found)]
+        return bool(found)
+
+    def _pending(self) -> int:
+        """Length of the longest end of the text that begins a stop string."""
+        lengths = (n for stop in self._stop for n in range(1, len(stop)) if self.text.endswith(stop[:n]))
+        return max(lengths, default=0)
+
+    def _decode(self) -> str:
+        return self._tokenizer.decode(self._window, skip_special_tokens=True) if self._tokenizer else ""

@@ -1,0 +1,139 @@
+"""The shared language: the draft tree, the layer a policy decides on, and the verdict of a verifier.
+
+Everything is a flat tensor with a leading batch axis. Node 0 is the root: the last committed token, whose keys and
+values the target has not computed yet. So one target pass covers the root and every drafted node, and nothing is ever
+forwarded twice.
+
+What counts toward a budget, for every policy: all nodes of the tree, the root included. A budget of N drafts at most
+N - 1 tokens.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class DraftTree:
+    """A batch of draft trees in breadth-first order, siblings in order of rank.
+
+    Attributes:
+        tokens: `[batch, nodes]` token ids.
+        parents: `[batch, nodes]` index of each node's parent, -1 for the root.
+        logprobs: `[batch, nodes]` draft log-probability of the node given its parent, 0 for the root.
+        path_logprobs: `[batch, nodes]` sum of `logprobs` from the root; -inf marks padding.
+        scores: `[batch, nodes]` what the policy ranked the node by, infinite for the root.
+        levels: the number of drafted levels; no node is deeper.
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    logprobs: Tensor
+    path_logprobs: Tensor
+    scores: Tensor
+    levels: int
+
+    @classmethod
+    def rooted(cls, tokens: Tensor) -> "DraftTree":
+        """The tree of a lone root per sequence, from its token ids `[batch, 1]`."""
+        zero = torch.zeros(tokens.shape, device=tokens.device)
+        return cls(tokens, torch.full_like(tokens, -1), zero, zero, zero + math.inf, 0)
+
+    @property
+    def size(self) -> int:
+        """Number of nodes, root and padding included."""
+        return self.tokens.shape[1]
+
+    @property
+    def valid(self) -> Tensor:
+        """`[batch, nodes]` bool, False where a node is padding."""
+        return self.path_logprobs.isfinite()
+
+    @cached_property
+    def ancestors(self) -> Tensor:
+        """`[batch, nodes, nodes]` bool: row i is True at node i and at each of its ancestors."""
+        reach = torch.eye(self.size, device=self.tokens.device).expand(len(self.tokens), -1, -1)
+        if self.levels:
+            up = torch.zeros_like(reach).scatter_(2, self.parents.clamp_min(0)[..., None], 1.0)
+            reach = reach.maximum(up)
+            for _ in range((self.levels - 1).bit_length()):
+                reach = (reach @ reach).clamp_max_(1.0)
+        return reach > 0
+
+    @cached_property
+    def depths(self) -> Tensor:
+        """`[batch, nodes]` distance of each node from the root."""
+        return self.ancestors.sum(-1) - 1
+
+    def best(self, size: int) -> "DraftTree":
+        """The subtree of the `size` nodes with the highest scores, ties to the earlier node.
+
+        A node never scores above its parent, so the result is connected.
+        """
+        if self.size <= size:
+            return self
+        order = self.scores.argsort(dim=1, descending=True, stable=True)[:, :size].sort(dim=1).values
+        renamed = torch.full_like(self.parents, -1).scatter_(1, order, torch.arange(size).to(order).expand_as(order))
+        parents = self.parents.gather(1, order)
+        return DraftTree(
+            tokens=self.tokens.gather(1, order),
+            parents=renamed.gather(1, parents.clamp_min(0)).masked_fill(parents < 0, -1),
+            logprobs=self.logprobs.gather(1, order),
+            path_logprobs=self.path_logprobs.gather(1, order),
+            scores=self.scores.gather(1, order),
+            levels=self.levels,
+        )
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What a policy sees when it decides: the best candidates of every frontier node, sorted by probability.
+
+    Attributes:
+        logprobs: `[batch, frontier, candidates]` draft log-probability given the frontier node.
+        parent_logprobs: `[batch, frontier]` path log-probability of the frontier nodes; -inf marks padding.
+        depth: level the candidates would join, 1 for children of the root.
+        budget_left: nodes that may still join the tree.
+        labels: `[batch, frontier]` what the policy's `label` gave the frontier nodes, or None.
+    """
+
+    logprobs: Tensor
+    parent_logprobs: Tensor
+    depth: int
+    budget_left: int
+    labels: Tensor | None = None
+
+    @cached_property
+    def rank(self) -> Tensor:
+        """`[candidates]` rank of a candidate among its siblings, 0 for the most probable."""
+        return torch.arange(self.logprobs.shape[-1], device=self.logprobs.device)
+
+    @cached_property
+    def path_logprobs(self) -> Tensor:
+        """`[batch, frontier, candidates]` log-probability of each candidate's path from the root."""
+        return self.parent_logprobs[..., None] + self.logprobs
+
+    @property
+    def confidence(self) -> Tensor:
+        """`[batch, frontier, 1]` probability of each frontier node's best candidate."""
+        return self.logprobs[..., :1].exp()
+
+    def everything(self) -> Tensor:
+        """`[batch, frontier, candidates]` mask that is True everywhere."""
+        return torch.ones_like(self.logprobs, dtype=torch.bool)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a verifier says of a batch of trees.
+
+    Attributes:
+        paths: per sequence, the accepted node indices from the root (0) down.
+        bonus: per sequence, the token that follows the accepted path.
+    """
+
+    paths: list[list[int]]
+    bonus: list[int]

@@ -1,0 +1,31 @@
+from typing import ClassVar
+
+from torch import Tensor
+
+from drafttree.distributions import Sampling
+from drafttree.noise import Noise
+from drafttree.tree import DraftTree, Verdict
+from drafttree.verifiers.base import Verifier, walk
+
+
+class Coupled(Verifier):
+    """The token at position i is argmax(target logits + Gumbel noise of (seed, i)); a node is accepted iff it is that.
+
+    The text is a function of prompt and seed alone, the same with any drafter, any tree, or none, so it has the
+    target's law whatever the policy does. The drafter's logits get the same noise: a drafter close to the target then
+    proposes the very token that will be drawn.
+    """
+
+    source: ClassVar[str] = "Gumbel-max coupling (Maddison et al. 2014; Daliri et al. 2025)"
+
+    @classmethod
+    def refuses(cls, sampling: Sampling) -> str | None:
+        if sampling.greedy:
+            return "draws at random; at temperature 0 use 'greedy'"
+
+    def guide(self, logits: Tensor, position: int, noise: Noise) -> Tensor:
+        return self.sampling.process(logits) + noise.gumbel(position, 1)[0, : logits.shape[-1]]
+
+    def verify(self, tree: DraftTree, logits: Tensor, position: int, noise: Noise) -> Verdict:
+        rows = noise.gumbel(position + 1, tree.levels + 1)
+        return walk(tree, (self.sampling.process(logits) + rows[tree.depths]).argmax(-1))

@@ -1,0 +1,22 @@
+from typing import ClassVar
+
+from torch import Tensor
+
+from drafttree.distributions import Sampling
+from drafttree.noise import Noise
+from drafttree.tree import DraftTree, Verdict
+from drafttree.verifiers.base import Verifier, walk
+
+
+class Greedy(Verifier):
+    """Temperature 0: a node is accepted iff it is the target's most probable token, ties to the lowest id."""
+
+    source: ClassVar[str] = "greedy decoding"
+
+    @classmethod
+    def refuses(cls, sampling: Sampling) -> str | None:
+        if not sampling.greedy:
+            return f"serves temperature 0, not {sampling.temperature:g}; use 'coupled'"
+
+    def verify(self, tree: DraftTree, logits: Tensor, position: int, noise: Noise) -> Verdict:
+        return walk(tree, logits.argmax(-1))
