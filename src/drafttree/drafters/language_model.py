@@ -74,7 +74,7 @@ class LanguageModelDraft:
         drafted = torch.cat(self._tokens, 2)[:, 0].T.tolist() if self._tokens else []
         row_of = {(parent, token): row for row, (parent, token) in enumerate(drafted)}
         path, row = [], -1
-        for token in tokens:
+        for token in tokens[:-1]:
             if (row, token) not in row_of:
                 break
             row = row_of[row, token]

@@ -1,0 +1,36 @@
+"""Tree speculative decoding: any drafter x any tree policy x any verifier, losslessly, on Hugging Face models.
+
+    import drafttree
+    decoder = drafttree.load()
+    print(decoder.generate("It was the best of times").text)
+"""
+
+from drafttree import drafters, errors, models, policies, verifiers
+from drafttree.decoder import Decoder
+from drafttree.distributions import Sampling
+from drafttree.errors import DraftTreeError
+from drafttree.loading import load
+from drafttree.metrics import Law, Metrics
+from drafttree.sequence import Chunk, Generation
+from drafttree.tree import DraftTree, Layer, Verdict
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Chunk",
+    "Decoder",
+    "DraftTree",
+    "DraftTreeError",
+    "Generation",
+    "Law",
+    "Layer",
+    "Metrics",
+    "Sampling",
+    "Verdict",
+    "drafters",
+    "errors",
+    "load",
+    "models",
+    "policies",
+    "verifiers",
+]

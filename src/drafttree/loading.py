@@ -1,0 +1,222 @@
+"""From names and paths to a decoder: `load`, and the parsing of policy specifications."""
+
+import difflib
+import re
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from drafttree import zoo
+from drafttree.decoder import Decoder
+from drafttree.drafters.language_model import LanguageModelDrafter
+from drafttree.errors import ConfigError, ModelError, TokenizerMismatch, unknown
+from drafttree.models.huggingface import HuggingFaceModel, lay_out_for_cpu
+from drafttree.policies import POLICIES, TreePolicy
+from drafttree.verifiers import VERIFIERS, Verifier
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DEFAULT_POLICY = "dynatree"
+
+
+def load(
+    target: str | Path | PreTrainedModel = "embedded",
+    drafter: str | Path | PreTrainedModel | None = "auto",
+    policy: str | TreePolicy = DEFAULT_POLICY,
+    verifier: str = "auto",
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> Decoder:
+    """A decoder from names, paths or loaded models.
+
+    Args:
+        target: "embedded", a folder, a hub name, or a loaded transformers model.
+        drafter: "embedded-draft", a folder, a hub name, a loaded model, or "none" for plain decoding; "auto" takes
+            the embedded draft for the embedded target and nothing for any other.
+        policy: a policy or its specification, such as "talon:budget=60,margin=0.03".
+        verifier: "auto", "greedy" or "coupled"; "auto" is greedy at temperature 0 and coupled above it.
+        dtype: "float32", "bfloat16", "float16", or "auto": bfloat16 where the device multiplies it fast, else float32.
+        device: "cpu", "cuda", ... or "auto": cuda where there is one.
+        tokenizer: the target's; by default the one in its folder.
+
+    Raises:
+        ConfigError: a policy, verifier, parameter, dtype or device that does not exist.
+        ModelError: a model that cannot be loaded, or cannot be verified in a tree.
+        TokenizerMismatch: target and drafter do not share a vocabulary.
+    """
+    chosen_policy, chosen_verifier = make_policy(policy), find_verifier(verifier)
+    on = find_device(device)
+    kind = find_dtype(dtype, on)
+    if drafter == "auto":
+        drafter = "embedded-draft" if target == "embedded" else "none"
+    model = load_model(target, kind, on)
+    tokenizer = tokenizer or load_tokenizer(target)
+    draft_model = None if drafter in (None, "none") else load_model(drafter, kind, on)
+    if draft_model is not None:
+        check_tokenizers(tokenizer, load_tokenizer(drafter))
+    return Decoder(
+        HuggingFaceModel(model),
+        LanguageModelDrafter(HuggingFaceModel(draft_model)) if draft_model is not None else None,
+        chosen_policy,
+        chosen_verifier,
+        tokenizer,
+        eos_ids(model, tokenizer),
+    )
+
+
+def make_policy(spec: str | TreePolicy) -> TreePolicy:
+    """A policy from a specification such as "talon" or "talon:budget=60,margin=0.03".
+
+    Raises:
+        ConfigError: no such policy or parameter, or a value out of range.
+    """
+    if isinstance(spec, TreePolicy):
+        return spec
+    name, _, rest = spec.partition(":")
+    if name not in POLICIES:
+        raise unknown("policy", name, POLICIES)
+    parameters = {}
+    for part in filter(None, rest.split(",")):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise ConfigError(f"{part!r} in policy {spec!r} is not of the form parameter=value")
+        parameters[key.strip()] = None if value.strip().lower() == "none" else value.strip()
+    return POLICIES[name](**parameters)
+
+
+def find_verifier(name: str) -> type[Verifier] | None:
+    """The verifier of a name; None for "auto".
+
+    Raises:
+        ConfigError: there is no such verifier.
+    """
+    if name == "auto":
+        return None
+    if name not in VERIFIERS:
+        raise unknown("verifier", name, [*VERIFIERS, "auto"])
+    return VERIFIERS[name]
+
+
+def find_device(name: str) -> torch.device:
+    """The device of a name.
+
+    Raises:
+        ConfigError: there is no such device here.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        here = ", ".join(["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))])
+        raise ConfigError(f"device {name!r} is not available; here there is: {here}") from None
+    return device
+
+
+def find_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The dtype of a name; "auto" is bfloat16 where the device multiplies it fast, else float32.
+
+    Raises:
+        ConfigError: there is no such dtype, or the device cannot compute in it.
+    """
+    if name == "auto":
+        fast = device.type != "cpu" or torch.cpu._is_amx_tile_supported()
+        return torch.bfloat16 if fast else torch.float32
+    if name not in DTYPES:
+        raise unknown("dtype", name, [*DTYPES, "auto"])
+    if device.type == "cuda" and name == "bfloat16" and not torch.cuda.is_bf16_supported():
+        raise ConfigError(f"{torch.cuda.get_device_name(device)} has no bfloat16; use float16")
+    return DTYPES[name]
+
+
+def load_model(source: str | Path | PreTrainedModel, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    """A transformers model from an embedded name, a folder or a hub name; a loaded model passes as it is.
+
+    Raises:
+        ModelError: there is none, or its weights are missing, truncated or of another shape.
+    """
+    if isinstance(source, PreTrainedModel):
+        return source.eval()
+    path = _resolve(source)
+    try:
+        config = AutoConfig.from_pretrained(path)
+        if config.is_encoder_decoder:
+            raise ModelError(f"{source} cannot be verified in a tree: it has encoder-decoder (cross-attention) layers")
+        model, info = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, output_loading_info=True)
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(f"cannot load model {str(source)!r}: {_first_line(error)}") from error
+    if info["missing_keys"]:
+        missing = sorted(info["missing_keys"])
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ModelError(f"the weights of {str(source)!r} are incomplete: {missing[0]}{more} missing")
+    model = model.to(device).eval()
+    if device.type == "cpu" and dtype == torch.float32:
+        lay_out_for_cpu(model)
+    return model
+
+
+def load_tokenizer(source: str | Path | PreTrainedModel) -> PreTrainedTokenizerBase | None:
+    """The tokenizer beside a model; None for a loaded model that names no source.
+
+    Raises:
+        ModelError: the folder has none.
+    """
+    if isinstance(source, PreTrainedModel):
+        source = source.name_or_path
+        if not source:
+            return None
+    try:
+        return AutoTokenizer.from_pretrained(_resolve(source))
+    except Exception as error:
+        raise ModelError(f"cannot load the tokenizer of {str(source)!r}: {_first_line(error)}") from error
+
+
+def check_tokenizers(target: PreTrainedTokenizerBase | None, draft: PreTrainedTokenizerBase | None) -> None:
+    """Compare two vocabularies where both have tokens; ids only one of them has are padding.
+
+    Raises:
+        TokenizerMismatch: some id means different tokens; the message shows the first.
+    """
+    if target is None or draft is None:
+        return
+    ours = {index: token for token, index in target.get_vocab().items()}
+    theirs = {index: token for token, index in draft.get_vocab().items()}
+    for index in sorted(ours.keys() & theirs.keys()):
+        if ours[index] != theirs[index]:
+            raise TokenizerMismatch(
+                f"target and drafter have different tokenizers: token {index} is {ours[index]!r} for the target and "
+                f"{theirs[index]!r} for the drafter; use a drafter of the target's model family"
+            )
+
+
+def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
+    """The token ids that end a text, from the generation config or else the tokenizer."""
+    eos = model.generation_config.eos_token_id if model.generation_config else None
+    if eos is None and tokenizer is not None:
+        eos = tokenizer.eos_token_id
+    if eos is None:
+        return ()
+    return (eos,) if isinstance(eos, int) else tuple(eos)
+
+
+def _resolve(source: str | Path) -> str:
+    """The folder of an embedded model or a local path; anything else is a hub name, unless it looks like a path."""
+    name = str(source)
+    if name in zoo.NAMES:
+        return str(zoo.folder(name))
+    if Path(name).is_dir():
+        return name
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith("."):
+        raise ModelError(f"model folder {name!r} does not exist")
+    if difflib.get_close_matches(name, zoo.NAMES, n=1, cutoff=0.7):
+        raise ModelError(f"{unknown('model', name, zoo.NAMES)} (or give a folder or a hub name)")
+    return name
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
