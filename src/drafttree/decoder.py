@@ -61,6 +61,10 @@ class Decoder:
         """The same decoder without speculation: the baseline every speed-up is measured against."""
         return Decoder(self.target, None, self.policy, self.verifier, self.tokenizer, self.eos)
 
+    def with_policy(self, policy: TreePolicy) -> "Decoder":
+        """The same decoder growing its trees by another policy."""
+        return Decoder(self.target, self.drafter, policy, self.verifier, self.tokenizer, self.eos)
+
     @overload
     def generate(self, prompt: Prompt, **options) -> Generation: ...
 
@@ -100,7 +104,7 @@ class Decoder:
 
         Closing the iterator ends the generation.
         """
-        return self._stream(self.start(prompt, **options))
+        return self.follow(self.start(prompt, **options))
 
     def start(
         self,
@@ -219,7 +223,8 @@ class Decoder:
             sequence.finish_reason = "interrupted"
         return Generation.of(sequence)
 
-    def _stream(self, sequence: Sequence) -> Iterator[Chunk]:
+    def follow(self, sequence: Sequence) -> Iterator[Chunk]:
+        """Advance a sequence to its end, yielding what each round adds."""
         while not sequence.finish_reason:
             known = len(sequence.tokens)
             try:
@@ -228,8 +233,11 @@ class Decoder:
                 sequence.finish_reason = "interrupted"
             tokens = sequence.tokens[known:]
             drafted = sequence.drafted[len(sequence.drafted) - len(tokens) :]
-            text = sequence.text.read(final=bool(sequence.finish_reason))
-            yield Chunk(text, tokens, drafted, sequence.finish_reason)
+            stream = sequence.text
+            shown = stream.shown
+            text = stream.read(final=bool(sequence.finish_reason))
+            drafted_text = [sequence.drafted[token] for token in stream.origins[shown : shown + len(text)]]
+            yield Chunk(text, tokens, drafted, sequence.finish_reason, drafted_text)
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from drafttree.drafters.base import Draft
 from drafttree.policies.base import TreePolicy, best_mask
-from drafttree.tree import DraftTree, Layer
+from drafttree.tree import DraftTree, Layer, TreeBuilder
 
 Shape = Callable[[Tensor, int], Tensor]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Frontier:
     """The nodes to expand next, `[batch, width]` each.
 
@@ -37,13 +37,13 @@ class Frontier:
     path_logprobs: Tensor
     labels: Tensor | None = None
 
-    def take(self, index: Tensor, valid: Tensor) -> "Frontier":
-        """The members at `index` `[batch, width]`, padding where not `valid`."""
+    def take(self, index: Tensor, padding: Tensor | None) -> "Frontier":
+        """The members at `index` `[batch, width]`."""
         return Frontier(
             nodes=self.nodes.gather(1, index),
             tokens=self.tokens.gather(1, index),
             origins=self.origins.gather(1, index),
-            path_logprobs=self.path_logprobs.gather(1, index).masked_fill(~valid, -torch.inf),
+            path_logprobs=_pick(self.path_logprobs, index, padding),
             labels=None if self.labels is None else self.labels.gather(1, index),
         )
 
@@ -53,7 +53,7 @@ def grow(policy: TreePolicy, draft: Draft, root: Tensor, max_levels: int, shape:
 
     Args:
         policy: decides what joins and what is expanded.
-        draft: the drafter's view of these sequences.
+        draft: the drafter's view of this sequence.
         root: `[batch, 1]` the last committed tokens.
         max_levels: no node is deeper; 0 or less drafts nothing.
         shape: turns the drafter's logits `[batch, frontier, vocab]` for a level into those the policy is shown.
@@ -61,23 +61,24 @@ def grow(policy: TreePolicy, draft: Draft, root: Tensor, max_levels: int, shape:
     Returns:
         The tree to verify, at most `policy.budget` nodes.
     """
-    tree = DraftTree.rooted(root)
+    grown = TreeBuilder(root)
     levels = min(max_levels, policy.levels() or max_levels)
     if levels < 1 or policy.budget < 2:
-        return tree
-    frontier = Frontier(torch.zeros_like(root), root, torch.zeros_like(root), tree.path_logprobs)
+        return grown.tree()
+    origin = torch.zeros_like(root)
+    frontier = Frontier(origin, root, origin, origin.float())
     logits = draft.root()
     while True:
-        depth = tree.levels + 1
-        budget_left = sys.maxsize if policy.reranks else policy.budget - tree.size
-        layer, tokens = _layer(policy, shape(logits, depth), frontier, depth, budget_left)
-        tree, frontier = _extend(policy, tree, frontier, layer, tokens)
-        if depth == levels or not frontier.nodes.shape[1] or (tree.size >= policy.budget and not policy.reranks):
+        room = sys.maxsize if policy.reranks else policy.budget - grown.size
+        layer, tokens = _layer(policy, shape(logits, grown.levels + 1), frontier, grown.levels + 1, room)
+        frontier = _extend(policy, grown, frontier, layer, tokens)
+        full = grown.size >= policy.budget and not policy.reranks
+        if grown.levels == levels or full or not frontier.nodes.shape[1]:
             break
-        if policy.stop(tree, frontier.path_logprobs):
+        if policy.stop(grown, frontier.path_logprobs):
             break
         logits = draft.expand(frontier.tokens, frontier.origins)
-    return policy.finish(tree)
+    return policy.finish(grown.tree())
 
 
 def _layer(
@@ -91,39 +92,47 @@ def _layer(
 
 
 def _extend(
-    policy: TreePolicy, tree: DraftTree, frontier: Frontier, layer: Layer, tokens: Tensor
-) -> tuple[DraftTree, Frontier]:
-    """Add what the policy keeps of a layer; the larger tree and the frontier it expands next."""
-    score = policy.score(layer)
-    keep = policy.keep(layer) & layer.path_logprobs.isfinite()
+    policy: TreePolicy, grown: TreeBuilder, frontier: Frontier, layer: Layer, tokens: Tensor
+) -> Frontier:
+    """Add what the policy keeps of a layer to the tree; the frontier it expands next."""
+    paths, scores = layer.path_logprobs, policy.score(layer)
     expand, labels = policy.expand(layer), policy.label(layer)
-    count = int(keep.sum((1, 2)).amax())
-    if count > layer.budget_left:
-        keep, count = best_mask(score, keep, layer.budget_left), layer.budget_left
-    index, valid = _compact(keep.flatten(1), count)
-    origins = index // layer.logprobs.shape[-1]
+    keep = policy.keep(layer) & (paths > -torch.inf)
+    index, padding = _compact(keep)
+    if index.shape[1] > layer.budget_left:
+        index, padding = _compact(best_mask(scores, keep, layer.budget_left))
+    origins = index // paths.shape[-1]
     kept = Frontier(
-        nodes=torch.arange(tree.size, tree.size + count, device=index.device).expand_as(index),
-        tokens=tokens.flatten(1).gather(1, index),
+        nodes=torch.arange(grown.size, grown.size + index.shape[1], device=index.device).expand_as(index),
+        tokens=_pick(tokens, index),
         origins=origins,
-        path_logprobs=layer.path_logprobs.flatten(1).gather(1, index).masked_fill(~valid, -torch.inf),
-        labels=None if labels is None else labels.flatten(1).gather(1, index),
+        path_logprobs=_pick(paths, index, padding),
+        labels=None if labels is None else _pick(labels, index),
     )
-    tree = DraftTree(
-        tokens=torch.cat((tree.tokens, kept.tokens), 1),
-        parents=torch.cat((tree.parents, frontier.nodes.gather(1, origins)), 1),
-        logprobs=torch.cat((tree.logprobs, layer.logprobs.flatten(1).gather(1, index)), 1),
-        path_logprobs=torch.cat((tree.path_logprobs, kept.path_logprobs), 1),
-        scores=torch.cat((tree.scores, score.flatten(1).gather(1, index).masked_fill(~valid, -torch.inf)), 1),
-        levels=layer.depth,
-    )
+    ranked = kept.path_logprobs if scores is paths else _pick(scores, index, padding)
+    parents = frontier.nodes.gather(1, origins)
+    grown.add(kept.tokens, parents, _pick(layer.logprobs, index), kept.path_logprobs, ranked)
     if expand is None:
-        return tree, kept
-    expand = expand.flatten(1).gather(1, index) & valid
-    return tree, kept.take(*_compact(expand, int(expand.sum(1).amax())))
+        return kept
+    wanted = _pick(expand, index)
+    return kept.take(*_compact(wanted if padding is None else wanted & ~padding))
 
 
-def _compact(mask: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Indices of the True entries of each row `[batch, entries]`, in order, padded to `width`; and which are real."""
+def _compact(mask: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Indices `[batch, width]` of the True entries of each sequence, in order, and which of them are padding.
+
+    This is the one place of a level where the host waits for the device: it must know the width. A lone sequence has
+    no padding.
+    """
+    mask = mask.flatten(1)
+    if len(mask) == 1:
+        return mask.nonzero()[:, 1][None], None
+    width = int(mask.sum(1).amax())
     index = mask.logical_not().argsort(dim=1, stable=True)[:, :width]
-    return index, mask.gather(1, index)
+    return index, ~mask.gather(1, index)
+
+
+def _pick(values: Tensor, index: Tensor, padding: Tensor | None = None) -> Tensor:
+    """Entries `[batch, width]` of `[batch, ...]` values, -inf where padding."""
+    picked = values.flatten(1).gather(1, index)
+    return picked if padding is None else picked.masked_fill(padding, -torch.inf)

@@ -111,9 +111,11 @@ class Chunk:
         tokens: the committed token ids.
         drafted: per token, whether the drafter proposed it.
         finish_reason: set in the last chunk.
+        drafted_text: per character of `text`, whether the drafter proposed its token.
     """
 
     text: str
     tokens: list[int]
     drafted: list[bool]
     finish_reason: str | None
+    drafted_text: list[bool] = field(default_factory=list)

@@ -24,26 +24,34 @@ class TextStream:
         tokenizer: None to give no text at all.
         prompt: token ids before the text.
         stop: strings that end the text; none of them becomes part of it.
+
+    Attributes:
+        text: the text so far.
+        origins: per character of the text, the index of the pushed token that completed it.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, prompt: Sequence[int], stop: Sequence[str] = ()) -> None:
         self.text = ""
+        self.origins: list[int] = []
+        self._pushed = 0
         self._tokenizer = tokenizer
         self._stop = tuple(stop)
         self._window = list(prompt[-CONTEXT:])
         self._known = self._decode()
-        self._sent = 0
+        self.shown = 0
 
     def push(self, token: int) -> bool:
         """Add a token; whether the text now ends with, or ended in, a stop string."""
         if self._tokenizer is None:
             return False
         self._window.append(token)
+        self._pushed += 1
         decoded = self._decode()
         if decoded.endswith("\ufffd"):
             return False
         checked = len(self.text)
         self.text += decoded[len(self._known) :]
+        self.origins += [self._pushed - 1] * (len(self.text) - checked)
         self._window = self._window[-CONTEXT:]
         self._known = self._decode()
         return self._cut(checked)
@@ -51,7 +59,7 @@ class TextStream:
     def read(self, final: bool = False) -> str:
         """The text since the last read that can no longer turn out to be part of a stop string."""
         end = len(self.text) - (0 if final else self._pending())
-        news, self._sent = self.text[self._sent : end], max(end, self._sent)
+        news, self.shown = self.text[self.shown : end], max(end, self.shown)
         return news
 
     def _cut(self, checked: int) -> bool:

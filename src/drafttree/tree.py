@@ -88,6 +88,40 @@ class DraftTree:
         )
 
 
+class TreeBuilder:
+    """A draft tree while it grows, a level at a time.
+
+    Args:
+        root: `[batch, 1]` token ids of the roots.
+
+    Attributes:
+        size: nodes so far, root and padding included.
+        levels: drafted levels so far.
+    """
+
+    def __init__(self, root: Tensor) -> None:
+        self.size = 1
+        self.levels = 0
+        self._tree = DraftTree.rooted(root)
+        self._pending: list[tuple[Tensor, ...]] = []
+
+    def add(self, tokens: Tensor, parents: Tensor, logprobs: Tensor, path_logprobs: Tensor, scores: Tensor) -> None:
+        """Add a level; each argument is `[batch, width]` and as in `DraftTree`."""
+        self._pending.append((tokens, parents, logprobs, path_logprobs, scores))
+        self.size += tokens.shape[1]
+        self.levels += 1
+
+    def tree(self) -> DraftTree:
+        """The tree so far."""
+        if self._pending:
+            old = self._tree
+            first = (old.tokens, old.parents, old.logprobs, old.path_logprobs, old.scores)
+            columns = zip(first, *self._pending, strict=True)
+            self._tree = DraftTree(*(torch.cat(column, 1) for column in columns), levels=self.levels)
+            self._pending = []
+        return self._tree
+
+
 @dataclass(frozen=True)
 class Layer:
     """What a policy sees when it decides: the best candidates of every frontier node, sorted by probability.

@@ -39,30 +39,26 @@ class LanguageModelDraft:
         self._model = model
         self._cache = model.new_cache(1, capacity)
         self._unread = list(prompt)
-        self._tokens: list[Tensor] = []
-        self._rows: list[Tensor] = []
+        self._levels: list[tuple[Tensor, Tensor]] = []
         self._visible = torch.zeros(1, 1, 0, dtype=torch.bool, device=model.device)
 
     def root(self) -> Tensor:
         read(self._model, self._cache, self._unread[:-2])
         started = time.perf_counter()
         logits = append(self._model, self._cache, self._unread[-2:])
-        self._count(started)
         self._unread = []
-        self._tokens, self._rows = [], []
-        self._visible = torch.zeros(1, 1, 0, dtype=torch.bool, device=self._model.device)
+        self._levels = []
+        self._visible = self._visible[:, :1, :0]
+        self._count(started)
         return logits
 
     def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
         started = time.perf_counter()
-        width, drafted = tokens.shape[1], self._cache.drafted
-        inherited = self._visible.gather(1, origins[..., None].expand(-1, -1, drafted))
-        itself = torch.eye(width, dtype=torch.bool, device=tokens.device).expand(len(tokens), -1, -1)
+        inherited = self._visible.gather(1, origins[..., None].expand(-1, -1, self._visible.shape[2]))
+        itself = torch.eye(tokens.shape[1], dtype=torch.bool, device=tokens.device).expand(len(tokens), -1, -1)
         self._visible = torch.cat((inherited, itself), 2)
-        parents = self._rows[-1].gather(1, origins) if self._rows else torch.full_like(origins, -1)
-        self._rows.append(torch.arange(drafted, drafted + width, device=tokens.device).expand_as(tokens))
-        positions = torch.full_like(tokens, self._cache.length + len(self._tokens))
-        self._tokens.append(torch.stack((parents, tokens)))
+        positions = torch.full_like(tokens, self._cache.length + len(self._levels))
+        self._levels.append((tokens, origins))
         logits = self._model.forward(self._cache, tokens, positions, self._visible).logits
         self._count(started)
         return logits
@@ -71,16 +67,22 @@ class LanguageModelDraft:
         if self._unread:
             self._unread += tokens
             return
-        drafted = torch.cat(self._tokens, 2)[:, 0].T.tolist() if self._tokens else []
-        row_of = {(parent, token): row for row, (parent, token) in enumerate(drafted)}
-        path, row = [], -1
-        for token in tokens[:-1]:
-            if (row, token) not in row_of:
-                break
-            row = row_of[row, token]
-            path.append(row)
+        path = self._path(tokens[:-1])
         self._cache.keep(path)
         self._unread = tokens[len(path) :]
+
+    def _path(self, tokens: list[int]) -> list[int]:
+        """Rows of the expanded nodes along these tokens, as far as they were expanded."""
+        path: list[int] = []
+        first, parent = 0, 0
+        for token, (drafted, origins) in zip(tokens, self._levels, strict=False):
+            children = list(zip(drafted[0].tolist(), origins[0].tolist(), strict=True))
+            if (token, parent) not in children:
+                break
+            parent = children.index((token, parent))
+            path.append(first + parent)
+            first += len(children)
+        return path
 
     def _count(self, started: float) -> None:
         self.passes += 1

@@ -46,10 +46,11 @@ class TreePlan:
             window = None
         if window is None and self._visible.shape[1:] == (1, 1):
             return None
-        visible = F.pad(self._visible, (prefix, 0), value=True)
+        mask = torch.zeros(self._visible.shape, dtype=self._dtype, device=self._visible.device)
+        mask = F.pad(mask.masked_fill_(~self._visible, -torch.inf), (prefix, 0))
         if window is not None:
-            visible = visible & (self._positions[..., None] - self._key_positions()[:, None] < window)
-        mask = torch.zeros(visible.shape, dtype=self._dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
+            distance = self._positions[..., None] - self._key_positions()[:, None]
+            mask = mask.masked_fill(distance >= window, -torch.inf)
         return mask.repeat(1, groups, 1)[:, None]
 
     def _key_positions(self) -> Tensor:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from drafttree.errors import ConfigError, unknown
-from drafttree.tree import DraftTree, Layer
+from drafttree.tree import DraftTree, Layer, TreeBuilder
 
 
 class TreePolicy(BaseModel):
@@ -63,7 +63,7 @@ class TreePolicy(BaseModel):
     def label(self, layer: Layer) -> Tensor | None:
         """Int64 `[batch, frontier, candidates]` to hand down to the kept candidates, or None."""
 
-    def stop(self, tree: DraftTree, frontier: Tensor) -> bool:
+    def stop(self, grown: TreeBuilder, frontier: Tensor) -> bool:
         """Whether to stop here, given the tree so far and the path log-probabilities of the nodes to expand next."""
         return False
 

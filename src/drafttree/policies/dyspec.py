@@ -4,7 +4,7 @@ from pydantic import Field
 from torch import Tensor
 
 from drafttree.policies.base import TreePolicy, best_mask
-from drafttree.tree import DraftTree, Layer
+from drafttree.tree import Layer, TreeBuilder
 
 
 class DySpec(TreePolicy):
@@ -36,9 +36,9 @@ class DySpec(TreePolicy):
     def keep(self, layer: Layer) -> Tensor:
         return best_mask(self.score(layer), layer.everything(), self.budget - 1)
 
-    def stop(self, tree: DraftTree, frontier: Tensor) -> bool:
+    def stop(self, grown: TreeBuilder, frontier: Tensor) -> bool:
         """Whether no deeper slot can still be among the best: a node's first slot is worth its path probability."""
-        if tree.size < self.budget:
+        if grown.size < self.budget:
             return False
-        worst = tree.scores.topk(self.budget).values[:, -1:]
+        worst = grown.tree().scores.topk(self.budget).values[:, -1:]
         return bool((frontier <= worst).all())

@@ -4,7 +4,7 @@ from pydantic import Field, PrivateAttr
 from torch import Tensor
 
 from drafttree.policies.base import TreePolicy, best_mask
-from drafttree.tree import DraftTree, Layer
+from drafttree.tree import Layer, TreeBuilder
 
 
 class OptTree(TreePolicy):
@@ -32,7 +32,7 @@ class OptTree(TreePolicy):
     def keep(self, layer: Layer) -> Tensor:
         return best_mask(layer.path_logprobs, layer.everything(), self.budget - 1)
 
-    def stop(self, tree: DraftTree, frontier: Tensor) -> bool:
-        before = self._expected if tree.levels > 1 else 0.0
-        self._expected = float(tree.best(self.budget).path_logprobs[:, 1:].exp().sum(1).amax())
+    def stop(self, grown: TreeBuilder, frontier: Tensor) -> bool:
+        before = self._expected if grown.levels > 1 else 0.0
+        self._expected = float(grown.tree().best(self.budget).path_logprobs[:, 1:].exp().sum(1).amax())
         return self._expected - before <= self.threshold

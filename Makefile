@@ -1,0 +1,40 @@
+# Every target works on a fresh clone: it makes .venv and installs what it needs. An interpreter that already has
+# torch (make PYTHON=/path/to/python demo) lends it to .venv, and no other torch is installed.
+PYTHON ?= python3
+BIN := .venv/bin
+TORCH := $(shell $(PYTHON) -c "import torch" 2>/dev/null && echo yes)
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH),,--constraint constraints.txt)
+
+.PHONY: demo test check bench clean
+
+demo: .venv/.installed
+	$(BIN)/drafttree generate --compare --max-new-tokens 200 \
+		"The old man looked at the sea for a long time, and then he said"
+
+test: .venv/.developing
+	$(BIN)/python -m pytest
+
+check: .venv/.developing
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+bench: .venv/.installed
+	$(BIN)/drafttree bench policies
+	$(BIN)/drafttree bench overhead
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "drafttree needs Python 3.11 or newer; name one: make PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(if $(TORCH),--system-site-packages) .venv
+
+.venv/.installed: .venv/bin/python pyproject.toml constraints.txt
+	$(INSTALL) --editable .
+	touch $@
+
+.venv/.developing: .venv/.installed
+	$(INSTALL) --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv build dist
