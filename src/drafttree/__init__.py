@@ -1,11 +1,11 @@
 """Tree speculative decoding: any drafter x any tree policy x any verifier, losslessly, on Hugging Face models.
 
-    import drafttree
-    decoder = drafttree.load()
-    print(decoder.generate("It was the best of times").text)
+import drafttree
+decoder = drafttree.load()
+print(decoder.generate("It was the best of times").text)
 """
 
-from drafttree import drafters, errors, models, policies, verifiers
+from drafttree import drafters, errors, hf, models, policies, verifiers
 from drafttree.decoder import Decoder
 from drafttree.distributions import Sampling
 from drafttree.errors import DraftTreeError
@@ -29,6 +29,7 @@ __all__ = [
     "Verdict",
     "drafters",
     "errors",
+    "hf",
     "load",
     "models",
     "policies",

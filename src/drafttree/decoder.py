@@ -5,25 +5,31 @@
 `Decoder.step` is the only loop body; generating, streaming, benchmarks and the command line all drive it.
 """
 
+import sys
 import time
-from collections.abc import Iterator, Sequence as Sequence_
+from collections.abc import Iterator
+from collections.abc import Sequence as Sequence_
 from typing import overload
 
 import torch
 from torch import Tensor
+from transformers import LogitsProcessorList
 
+from drafttree import contract
 from drafttree.distributions import Sampling
 from drafttree.drafters.base import Drafter
+from drafttree.drawing import Drawing
 from drafttree.errors import ConfigError, ContextError, InputError
 from drafttree.growth import grow
 from drafttree.metrics import Round
 from drafttree.models.base import Model, read
-from drafttree.noise import Noise
+from drafttree.noise import SeededNoise
 from drafttree.policies.base import TreePolicy
 from drafttree.policies.chain import Chain
+from drafttree.processors import process_paths
 from drafttree.sequence import Chunk, Generation, Sequence
 from drafttree.text import TextStream
-from drafttree.tree import DraftTree, Verdict
+from drafttree.tree import DraftTree, Proposal, Verdict
 from drafttree.verifiers import Coupled, Greedy, Verifier
 
 Prompt = str | Sequence_[int]
@@ -39,6 +45,9 @@ class Decoder:
         verifier: what is accepted; None takes `Greedy` at temperature 0 and `Coupled` above it.
         tokenizer: a transformers tokenizer, None to work on token ids alone.
         eos: token ids that end a text.
+
+    Raises:
+        ConfigError: policy and verifier are not proven lossless together.
     """
 
     def __init__(
@@ -54,6 +63,8 @@ class Decoder:
         self.drafter = drafter
         self.policy = policy or Chain()
         self.verifier = verifier
+        if verifier is not None:
+            contract.check(self.policy, verifier)
         self.tokenizer = tokenizer
         self.eos = tuple(eos)
 
@@ -66,10 +77,10 @@ class Decoder:
         return Decoder(self.target, self.drafter, policy, self.verifier, self.tokenizer, self.eos)
 
     @overload
-    def generate(self, prompt: Prompt, **options) -> Generation: ...
+    def generate(self, prompt: Prompt, **options) -> Generation: ...  # pyright: ignore[reportOverlappingOverload]
 
     @overload
-    def generate(self, prompt: Sequence_[str] | Sequence_[Sequence_[int]], **options) -> list[Generation]: ...
+    def generate(self, prompt: Sequence_[Prompt], **options) -> list[Generation]: ...
 
     def generate(self, prompt, **options):
         """Generate from a prompt, or from each of a list of prompts.
@@ -118,6 +129,7 @@ class Decoder:
         seed: int = 0,
         stop: str | Sequence_[str] = (),
         ignore_eos: bool = False,
+        logits_processor: LogitsProcessorList | None = None,
     ) -> Sequence:
         """Check a prompt and its options and make the sequence that `step` advances; no model runs yet.
 
@@ -131,6 +143,7 @@ class Decoder:
             seed: of the draws.
             stop: strings that end the text; it is cut before them.
             ignore_eos: go on past EOS tokens.
+            logits_processor: processors of transformers, applied at every node with the text up to that node.
         """
         tokens = self._encode(prompt)
         self._check(tokens, max_new_tokens)
@@ -149,8 +162,9 @@ class Decoder:
             draft=self.drafter.start(tokens, capacity) if self.drafter else None,
             policy=self.policy.fresh(),
             verifier=(self.verifier or (Greedy if sampling.greedy else Coupled))(sampling),
-            noise=Noise(seed, self.target.vocab_size, self.target.device),
+            noise=SeededNoise(seed, self.target.vocab_size, self.target.device),
             text=TextStream(self.tokenizer, tokens, stop),
+            processors=logits_processor or LogitsProcessorList(),
         )
 
     @torch.inference_mode()
@@ -158,48 +172,49 @@ class Decoder:
         """Advance a sequence by one round and return how many tokens were committed."""
         begun = time.perf_counter()
         if not sequence.metrics.rounds:
-            sequence.metrics.prefill_passes += read(self.target, sequence.cache, sequence.tokens[:-1])
-        drafted = sequence.draft
-        passes, seconds = (drafted.passes, drafted.seconds) if drafted else (0, 0.0)
+            self._prefill(sequence)
+        before = sequence.draft_cost
         started = time.perf_counter()
         tree = self._draft(sequence)
-        scored = time.perf_counter()
+        drafted = time.perf_counter()
         logits = self._score(sequence, tree)
-        judged = time.perf_counter()
+        scored = time.perf_counter()
+        if sequence.processors:
+            logits = process_paths(sequence.processors, sequence.tokens, tree, logits)
         verdict = sequence.verifier.verify(tree, logits, len(sequence.tokens) - 1, sequence.noise)
         committed, accepted = self._commit(sequence, tree, verdict)
         ended = time.perf_counter()
-        sequence.metrics.rounds.append(
-            Round(
-                committed=committed,
-                accepted=accepted,
-                nodes=tree.size,
-                levels=tree.levels,
-                draft_passes=drafted.passes - passes if drafted else 0,
-                draft_seconds=drafted.seconds - seconds if drafted else 0.0,
-                target_seconds=judged - scored,
-                seconds=ended - started,
-            )
+        passes, seconds = (after - was for after, was in zip(sequence.draft_cost, before, strict=True))
+        turn = Round(
+            committed, accepted, tree.size, tree.levels, int(passes), seconds, scored - drafted, ended - started
         )
-        if not sequence.metrics.first_token_seconds:
-            sequence.metrics.first_token_seconds.append(ended - begun)
-        sequence.metrics.seconds += ended - begun
+        sequence.metrics.record(turn, ended - begun)
         return committed
+
+    def _prefill(self, sequence: Sequence) -> None:
+        sequence.metrics.prefill_passes = read(self.target, sequence.cache, sequence.tokens[:-1])
+        if sequence.draft and self._levels(sequence) > 0:
+            sequence.draft.prefill()
+
+    def _levels(self, sequence: Sequence) -> int:
+        """How deep a tree may be: within the text's limit and the drafter's context."""
+        context = self.drafter.context if self.drafter else 0
+        beyond = sys.maxsize if context is None else context - len(sequence.tokens)
+        return min(sequence.remaining - 1, beyond)
 
     def _draft(self, sequence: Sequence) -> DraftTree:
         root = torch.tensor([sequence.tokens[-1:]], device=self.target.device)
         position = len(sequence.tokens) - 1
-        if sequence.draft is None or self.drafter is None:
-            return DraftTree.rooted(root)
-        levels = sequence.remaining - 1
-        if self.drafter.context is not None:
-            levels = min(levels, self.drafter.context - len(sequence.tokens))
+        if sequence.draft is None:
+            return DraftTree.rooted(root, sequence.verifier.proposal)
 
         def shape(logits: Tensor, depth: int) -> Tensor:
             logits = logits[..., : self.target.vocab_size]
             return sequence.verifier.guide(logits, position + depth, sequence.noise)
 
-        return grow(sequence.policy, sequence.draft, root, levels, shape)
+        proposal = sequence.verifier.proposal
+        drawing = None if proposal is Proposal.SELECTED else Drawing(proposal, sequence.noise, position)
+        return grow(sequence.policy, sequence.draft, root, self._levels(sequence), shape, drawing)
 
     def _score(self, sequence: Sequence, tree: DraftTree) -> Tensor:
         positions = tree.depths + sequence.cache.length

@@ -5,6 +5,7 @@
 were speculated, on the batch, or on the device.
 """
 
+import hashlib
 import math
 from dataclasses import dataclass, fields
 
@@ -54,11 +55,11 @@ class Sampling:
         return self.temperature == 0
 
     def process(self, logits: Tensor) -> Tensor:
-        """Logits `[..., vocab]` with temperature applied and excluded tokens at -inf, in float32.
+        """Logits `[..., vocab]` with temperature applied and excluded tokens at -inf, in float32 at least.
 
         At temperature 0 the logits pass unchanged: their argmax is the token.
         """
-        logits = logits.float()
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if self.greedy:
             return logits
         logits = logits / self.temperature
@@ -107,9 +108,15 @@ def uniform(seed: int, positions: Tensor, size: int) -> Tensor:
     seeded = _splitmix(torch.tensor(seed, device=positions.device) + _GOLDEN)
     stream = _splitmix(seeded + (positions + 1) * _GOLDEN)
     counter = torch.arange(1, size + 1, device=positions.device) * _GOLDEN
-    return (_shift(_splitmix(stream[..., None] + counter), 11) + 0.5) * 2.0**-53
+    return (_shift(_splitmix(stream[..., None] + counter), 12).double() + 0.5) * 2.0**-52
 
 
 def gumbel(seed: int, positions: Tensor, vocab: int) -> Tensor:
     """Standard Gumbel noise, float32 `[..., vocab]`, a pure function of seed, position and token id."""
     return -(-uniform(seed, positions, vocab).log()).log().float()
+
+
+def stream(seed: int, name: str, position: int, device: torch.device) -> torch.Generator:
+    """A generator for a named stream of random numbers: the same for the same seed, name and position."""
+    key = int.from_bytes(hashlib.blake2b(f"{seed}/{name}/{position}".encode(), digest_size=8).digest())
+    return torch.Generator(device).manual_seed(key)

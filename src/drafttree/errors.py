@@ -1,11 +1,11 @@
 """Every error drafttree raises on purpose, in one small hierarchy.
 
-    DraftTreeError
-    ├── ConfigError      a policy, verifier, parameter or option that does not exist or is out of range
-    ├── InputError       a prompt or a file that cannot be used
-    ├── ContextError     a prompt and a length that do not fit into the model's context
-    └── ModelError       a model that cannot be loaded, or cannot be verified in a tree
-        └── TokenizerMismatch   a target and a drafter that do not share a vocabulary
+DraftTreeError
+├── ConfigError      a policy, verifier, parameter or option that does not exist or is out of range
+├── InputError       a prompt or a file that cannot be used
+├── ContextError     a prompt and a length that do not fit into the model's context
+└── ModelError       a model that cannot be loaded, or cannot be verified in a tree
+    └── TokenizerMismatch   a target and a drafter that do not share a vocabulary
 """
 
 import difflib

@@ -7,12 +7,13 @@ drafter. So the number of draft passes is the depth of the tree, whatever its wi
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from drafttree.drafters.base import Draft
+from drafttree.drawing import Drawing
 from drafttree.policies.base import TreePolicy, best_mask
 from drafttree.tree import DraftTree, Layer, TreeBuilder
 
@@ -47,8 +48,14 @@ class Frontier:
             labels=None if self.labels is None else self.labels.gather(1, index),
         )
 
+    def without(self, stopped: Tensor) -> "Frontier":
+        """The frontier with the sequences where `stopped` `[batch]` turned into padding."""
+        return replace(self, path_logprobs=self.path_logprobs.masked_fill(stopped[:, None], -torch.inf))
 
-def grow(policy: TreePolicy, draft: Draft, root: Tensor, max_levels: int, shape: Shape) -> DraftTree:
+
+def grow(
+    policy: TreePolicy, draft: Draft, root: Tensor, max_levels: int, shape: Shape, drawing: Drawing | None = None
+) -> DraftTree:
     """Draft the tree of one round.
 
     Args:
@@ -57,6 +64,7 @@ def grow(policy: TreePolicy, draft: Draft, root: Tensor, max_levels: int, shape:
         root: `[batch, 1]` the last committed tokens.
         max_levels: no node is deeper; 0 or less drafts nothing.
         shape: turns the drafter's logits `[batch, frontier, vocab]` for a level into those the policy is shown.
+        drawing: draws the children at random; None selects them.
 
     Returns:
         The tree to verify, at most `policy.budget` nodes.
@@ -64,21 +72,28 @@ def grow(policy: TreePolicy, draft: Draft, root: Tensor, max_levels: int, shape:
     grown = TreeBuilder(root)
     levels = min(max_levels, policy.levels() or max_levels)
     if levels < 1 or policy.budget < 2:
-        return grown.tree()
+        return drawing.sign(grown.tree()) if drawing else grown.tree()
     origin = torch.zeros_like(root)
     frontier = Frontier(origin, root, origin, origin.float())
     logits = draft.root()
     while True:
-        room = sys.maxsize if policy.reranks else policy.budget - grown.size
-        layer, tokens = _layer(policy, shape(logits, grown.levels + 1), frontier, grown.levels + 1, room)
-        frontier = _extend(policy, grown, frontier, layer, tokens)
-        full = grown.size >= policy.budget and not policy.reranks
+        room = sys.maxsize if policy.reranks else policy.budget - grown.smallest
+        logits = shape(logits, grown.levels + 1)
+        layer, tokens = _layer(policy, logits, frontier, grown.levels + 1, room)
+        keep = policy.keep(layer) & (layer.path_logprobs > -torch.inf)
+        if drawing:
+            layer, tokens, keep = drawing.children(layer, keep, logits, frontier.nodes)
+        frontier = _extend(policy, grown, frontier, layer, tokens, keep)
+        full = not policy.reranks and grown.smallest >= policy.budget
         if grown.levels == levels or full or not frontier.nodes.shape[1]:
             break
-        if policy.stop(grown, frontier.path_logprobs):
-            break
+        stopped = policy.stop(grown, frontier.path_logprobs)
+        if stopped is not None:
+            if stopped.all():
+                break
+            frontier = frontier.without(stopped)
         logits = draft.expand(frontier.tokens, frontier.origins)
-    return policy.finish(grown.tree())
+    return drawing.sign(grown.tree()) if drawing else policy.finish(grown.tree())
 
 
 def _layer(
@@ -92,15 +107,14 @@ def _layer(
 
 
 def _extend(
-    policy: TreePolicy, grown: TreeBuilder, frontier: Frontier, layer: Layer, tokens: Tensor
+    policy: TreePolicy, grown: TreeBuilder, frontier: Frontier, layer: Layer, tokens: Tensor, keep: Tensor
 ) -> Frontier:
-    """Add what the policy keeps of a layer to the tree; the frontier it expands next."""
+    """Add what is kept of a layer to the tree; the frontier the policy expands next."""
     paths, scores = layer.path_logprobs, policy.score(layer)
     expand, labels = policy.expand(layer), policy.label(layer)
-    keep = policy.keep(layer) & (paths > -torch.inf)
     index, padding = _compact(keep)
-    if index.shape[1] > layer.budget_left:
-        index, padding = _compact(best_mask(scores, keep, layer.budget_left))
+    if not policy.reranks and grown.size + index.shape[1] > policy.budget:
+        index, padding = _compact(best_mask(scores, keep, policy.budget - grown.sizes()))
     origins = index // paths.shape[-1]
     kept = Frontier(
         nodes=torch.arange(grown.size, grown.size + index.shape[1], device=index.device).expand_as(index),

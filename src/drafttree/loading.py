@@ -2,16 +2,30 @@
 
 import difflib
 import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from safetensors import SafetensorError
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging
 
 from drafttree import zoo
 from drafttree.decoder import Decoder
 from drafttree.drafters.language_model import LanguageModelDrafter
 from drafttree.errors import ConfigError, ModelError, TokenizerMismatch, unknown
-from drafttree.models.huggingface import HuggingFaceModel, lay_out_for_cpu
+from drafttree.models.huggingface import lay_out_for_cpu
+from drafttree.models.probe import wrap
 from drafttree.policies import POLICIES, TreePolicy
 from drafttree.verifiers import VERIFIERS, Verifier
 
@@ -53,17 +67,12 @@ def load(
         drafter = "embedded-draft" if target == "embedded" else "none"
     model = load_model(target, kind, on)
     tokenizer = tokenizer or load_tokenizer(target)
-    draft_model = None if drafter in (None, "none") else load_model(drafter, kind, on)
-    if draft_model is not None:
+    drafting = None
+    if drafter is not None and drafter != "none":
+        drafting = LanguageModelDrafter(wrap(load_model(drafter, kind, on)))
         check_tokenizers(tokenizer, load_tokenizer(drafter))
-    return Decoder(
-        HuggingFaceModel(model),
-        LanguageModelDrafter(HuggingFaceModel(draft_model)) if draft_model is not None else None,
-        chosen_policy,
-        chosen_verifier,
-        tokenizer,
-        eos_ids(model, tokenizer),
-    )
+    eos = eos_ids(model, tokenizer)
+    return Decoder(wrap(model), drafting, chosen_policy, chosen_verifier, tokenizer, eos)
 
 
 def make_policy(spec: str | TreePolicy) -> TreePolicy:
@@ -109,7 +118,7 @@ def find_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(1, device=device)
+        torch.empty(1, device=device).tolist()
     except (RuntimeError, AssertionError, NotImplementedError):
         here = ", ".join(["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))])
         raise ConfigError(f"device {name!r} is not available; here there is: {here}") from None
@@ -142,18 +151,20 @@ def load_model(source: str | Path | PreTrainedModel, dtype: torch.dtype, device:
         return source.eval()
     path = _resolve(source)
     try:
-        config = AutoConfig.from_pretrained(path)
-        if config.is_encoder_decoder:
-            raise ModelError(f"{source} cannot be verified in a tree: it has encoder-decoder (cross-attention) layers")
-        model, info = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, output_loading_info=True)
+        _check_kind(source, AutoConfig.from_pretrained(path))
+        with _quiet():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                path, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
+            )
     except ModelError:
         raise
+    except SafetensorError as error:
+        reason = f"truncated or damaged ({_first_line(error)}); download or copy them again"
+        raise ModelError(f"the weights of {str(source)!r} are {reason}") from error
     except Exception as error:
         raise ModelError(f"cannot load model {str(source)!r}: {_first_line(error)}") from error
-    if info["missing_keys"]:
-        missing = sorted(info["missing_keys"])
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise ModelError(f"the weights of {str(source)!r} are incomplete: {missing[0]}{more} missing")
+    model, info = loaded
+    _check_weights(source, info)
     model = model.to(device).eval()
     if device.type == "cpu" and dtype == torch.float32:
         lay_out_for_cpu(model)
@@ -166,14 +177,14 @@ def load_tokenizer(source: str | Path | PreTrainedModel) -> PreTrainedTokenizerB
     Raises:
         ModelError: the folder has none.
     """
-    if isinstance(source, PreTrainedModel):
-        source = source.name_or_path
-        if not source:
-            return None
+    name = source.name_or_path if isinstance(source, PreTrainedModel) else source
+    if not name:
+        return None
     try:
-        return AutoTokenizer.from_pretrained(_resolve(source))
+        return AutoTokenizer.from_pretrained(_resolve(name))
     except Exception as error:
-        raise ModelError(f"cannot load the tokenizer of {str(source)!r}: {_first_line(error)}") from error
+        reason = f"{_first_line(error).rstrip(':.')}; save one beside the model or pass tokenizer="
+        raise ModelError(f"cannot load the tokenizer of {str(name)!r}: {reason}") from error
 
 
 def check_tokenizers(target: PreTrainedTokenizerBase | None, draft: PreTrainedTokenizerBase | None) -> None:
@@ -201,7 +212,7 @@ def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -
         eos = tokenizer.eos_token_id
     if eos is None:
         return ()
-    return (eos,) if isinstance(eos, int) else tuple(eos)
+    return (eos,) if isinstance(eos, int) else tuple(int(token) for token in eos)
 
 
 def _resolve(source: str | Path) -> str:
@@ -216,6 +227,35 @@ def _resolve(source: str | Path) -> str:
     if difflib.get_close_matches(name, zoo.NAMES, n=1, cutoff=0.7):
         raise ModelError(f"{unknown('model', name, zoo.NAMES)} (or give a folder or a hub name)")
     return name
+
+
+def _check_kind(source: str | Path, config: PreTrainedConfig) -> None:
+    """Refuse what is not a decoder-only language model before its weights are read."""
+    if config.is_encoder_decoder:
+        raise ModelError(f"{source} cannot be verified in a tree: it has encoder-decoder (cross-attention) layers")
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelError(f"{str(source)!r} is not a language model ({config.model_type}); give a decoder-only one")
+
+
+def _check_weights(source: str | Path, info: Mapping[str, Any]) -> None:
+    """Refuse tensors that transformers would silently draw at random."""
+    for key, found, expected in sorted(info["mismatched_keys"]):
+        shapes = f"{key} is {list(found)} and should be {list(expected)}"
+        raise ModelError(f"the weights of {str(source)!r} do not fit its config.json: {shapes}")
+    if missing := sorted(info["missing_keys"]):
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ModelError(f"the weights of {str(source)!r} are incomplete: {missing[0]}{more} missing")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' report on weights, which `_check_weights` puts in one line."""
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def _first_line(error: Exception) -> str:

@@ -64,6 +64,13 @@ class Metrics:
             whole.first_token_seconds += part.first_token_seconds
         return whole
 
+    def record(self, turn: Round, seconds: float) -> None:
+        """Add a round, and the wall time of it and of what came before it."""
+        self.rounds.append(turn)
+        self.seconds += seconds
+        if not self.first_token_seconds:
+            self.first_token_seconds.append(seconds)
+
     @property
     def tokens(self) -> int:
         """Committed tokens."""
@@ -81,7 +88,7 @@ class Metrics:
 
     @property
     def time_per_output_token(self) -> float:
-        """Seconds per committed token after the first round's."""
+        """Seconds per committed token after the first of each generation, the time to the first one left out."""
         decoding = self.seconds - sum(self.first_token_seconds)
         return _ratio(decoding, self.tokens - len(self.first_token_seconds))
 

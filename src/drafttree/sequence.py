@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from transformers import LogitsProcessorList
+
 from drafttree.drafters.base import Draft
 from drafttree.metrics import Metrics
 from drafttree.models.cache import TreeCache
@@ -26,6 +28,7 @@ class Sequence:
         verifier: with the sampling the text is drawn by.
         noise: the randomness of this text.
         text: turns tokens into text and watches for stop strings.
+        processors: what else decides which tokens are possible.
         metrics: of this text.
         drafted: per committed token, whether the drafter proposed it.
         finish_reason: "stop" (an EOS token or stop string), "length", "interrupted", or None while it goes on.
@@ -41,6 +44,7 @@ class Sequence:
     verifier: Verifier
     noise: Noise
     text: TextStream
+    processors: LogitsProcessorList = field(default_factory=LogitsProcessorList)
     metrics: Metrics = field(default_factory=Metrics)
     drafted: list[bool] = field(default_factory=list)
     finish_reason: str | None = None
@@ -49,6 +53,11 @@ class Sequence:
     def remaining(self) -> int:
         """Tokens that may still be committed."""
         return self.limit - len(self.tokens)
+
+    @property
+    def draft_cost(self) -> tuple[int, float]:
+        """Draft passes so far and the seconds they took."""
+        return (self.draft.passes, self.draft.seconds) if self.draft else (0, 0.0)
 
     def commit(self, tokens: list[int], accepted: int) -> int:
         """Append a round's tokens up to where the text ends, and note why it ends there.

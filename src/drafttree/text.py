@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 CONTEXT = 6
+UNFINISHED = "\ufffd"
 
 
 class Tokenizer(Protocol):
@@ -28,6 +29,7 @@ class TextStream:
     Attributes:
         text: the text so far.
         origins: per character of the text, the index of the pushed token that completed it.
+        shown: how much of the text has been read.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, prompt: Sequence[int], stop: Sequence[str] = ()) -> None:
@@ -37,7 +39,7 @@ class TextStream:
         self._tokenizer = tokenizer
         self._stop = tuple(stop)
         self._window = list(prompt[-CONTEXT:])
-        self._known = self._decode()
+        self._known = self._decode().rstrip(UNFINISHED)
         self.shown = 0
 
     def push(self, token: int) -> bool:
@@ -47,13 +49,14 @@ class TextStream:
         self._window.append(token)
         self._pushed += 1
         decoded = self._decode()
-        if decoded.endswith("\ufffd"):
-            return False
+        finished = decoded.rstrip(UNFINISHED)
         checked = len(self.text)
-        self.text += decoded[len(self._known) :]
+        self.text += finished[len(self._known) :]
         self.origins += [self._pushed - 1] * (len(self.text) - checked)
-        self._window = self._window[-CONTEXT:]
-        self._known = self._decode()
+        self._known = finished
+        if finished == decoded:
+            self._window = self._window[-CONTEXT:]
+            self._known = self._decode()
         return self._cut(checked)
 
     def read(self, final: bool = False) -> str:

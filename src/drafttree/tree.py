@@ -10,10 +10,24 @@ N - 1 tokens.
 
 import math
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property
 
 import torch
 from torch import Tensor
+
+
+class Proposal(StrEnum):
+    """How the children of a node were chosen, which decides who may judge the tree."""
+
+    SELECTED = "selected"
+    """A deterministic function of the prefix and the draft's probabilities."""
+    SAMPLED = "sampled"
+    """Drawn from the draft without replacement, in draw order."""
+    INDEPENDENT = "independent"
+    """Drawn from the draft independently of each other; siblings may be equal."""
+    HUB = "hub"
+    """All but the last are the draft's best tokens; the last is drawn from the rest."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +41,9 @@ class DraftTree:
         path_logprobs: `[batch, nodes]` sum of `logprobs` from the root; -inf marks padding.
         scores: `[batch, nodes]` what the policy ranked the node by, infinite for the root.
         levels: the number of drafted levels; no node is deeper.
+        proposal: how children were chosen.
+        draft_probs: `[batch, rows, vocab]` distributions the children were drawn from, None where they were selected.
+        draft_rows: `[batch, nodes]` row of each node's own distribution, -1 where it was not expanded.
     """
 
     tokens: Tensor
@@ -35,12 +52,15 @@ class DraftTree:
     path_logprobs: Tensor
     scores: Tensor
     levels: int
+    proposal: Proposal = Proposal.SELECTED
+    draft_probs: Tensor | None = None
+    draft_rows: Tensor | None = None
 
     @classmethod
-    def rooted(cls, tokens: Tensor) -> "DraftTree":
+    def rooted(cls, tokens: Tensor, proposal: Proposal = Proposal.SELECTED) -> "DraftTree":
         """The tree of a lone root per sequence, from its token ids `[batch, 1]`."""
         zero = torch.zeros(tokens.shape, device=tokens.device)
-        return cls(tokens, torch.full_like(tokens, -1), zero, zero, zero + math.inf, 0)
+        return cls(tokens, torch.full_like(tokens, -1), zero, zero, zero + math.inf, 0, proposal)
 
     @property
     def size(self) -> int:
@@ -121,6 +141,15 @@ class TreeBuilder:
             self._pending = []
         return self._tree
 
+    def sizes(self) -> Tensor:
+        """`[batch, 1]` nodes of each tree so far, padding not counted."""
+        return self.tree().valid.sum(1, keepdim=True)
+
+    @property
+    def smallest(self) -> int:
+        """Nodes of the smallest tree so far, padding not counted."""
+        return self.size if len(self._tree.tokens) == 1 else int(self.sizes().amin())
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -130,7 +159,7 @@ class Layer:
         logprobs: `[batch, frontier, candidates]` draft log-probability given the frontier node.
         parent_logprobs: `[batch, frontier]` path log-probability of the frontier nodes; -inf marks padding.
         depth: level the candidates would join, 1 for children of the root.
-        budget_left: nodes that may still join the tree.
+        budget_left: nodes that may still join the tree, in a batch the smallest one.
         labels: `[batch, frontier]` what the policy's `label` gave the frontier nodes, or None.
     """
 

@@ -16,6 +16,10 @@ class Draft(Protocol):
     passes: int
     seconds: float
 
+    def prefill(self) -> None:
+        """Read the prompt, as far as the first round does not; counted neither in `passes` nor in `seconds`."""
+        ...
+
     def root(self) -> Tensor:
         """Logits `[batch, 1, vocab]` of what follows the committed tokens; the first pass of a round."""
         ...

@@ -13,7 +13,8 @@ class LanguageModelDrafter:
     """Drafts with any model of the protocol, a whole tree level per pass.
 
     Args:
-        model: the draft model; it must share the target's vocabulary.
+        model: the draft model; it must share the target's vocabulary. Padding ids that only the target has are read
+            as its last one.
     """
 
     def __init__(self, model: Model) -> None:
@@ -42,10 +43,13 @@ class LanguageModelDraft:
         self._levels: list[tuple[Tensor, Tensor]] = []
         self._visible = torch.zeros(1, 1, 0, dtype=torch.bool, device=model.device)
 
+    def prefill(self) -> None:
+        read(self._model, self._cache, self._known(self._unread[:-1]))
+        self._unread = self._unread[-1:]
+
     def root(self) -> Tensor:
-        read(self._model, self._cache, self._unread[:-2])
         started = time.perf_counter()
-        logits = append(self._model, self._cache, self._unread[-2:])
+        logits = append(self._model, self._cache, self._known(self._unread))
         self._unread = []
         self._levels = []
         self._visible = self._visible[:, :1, :0]
@@ -83,6 +87,10 @@ class LanguageModelDraft:
             path.append(first + parent)
             first += len(children)
         return path
+
+    def _known(self, tokens: list[int]) -> list[int]:
+        """The tokens with those only the target has replaced: lossless, since the draft only guesses."""
+        return [min(token, self._model.vocab_size - 1) for token in tokens]
 
     def _count(self, started: float) -> None:
         self.passes += 1

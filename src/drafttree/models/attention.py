@@ -14,6 +14,7 @@ from drafttree.errors import ModelError
 from drafttree.models.cache import TreeCache
 
 NAME = "drafttree"
+CONFIGURED = -1
 
 
 class TreePlan:
@@ -69,7 +70,7 @@ def attend(
     *,
     tree_plan: TreePlan | None = None,
     scaling: float | None = None,
-    sliding_window: int | None = None,
+    sliding_window: int | None = CONFIGURED,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     **_: object,
@@ -79,15 +80,26 @@ def attend(
     Raises:
         ModelError: the layer does something to its scores that a tree pass does not reproduce.
     """
-    if tree_plan is None or softcap is not None or s_aux is not None:
-        kind = "soft-capped scores" if softcap else "attention sinks" if s_aux is not None else "no tree plan"
-        raise ModelError(f"{type(module).__name__} layers with {kind} cannot be verified in a tree")
+    own = {"soft-capped scores": softcap, "attention sinks": s_aux, "a mask of their own": attention_mask}
+    kinds = [kind for kind, given in own.items() if given is not None]
+    if tree_plan is None or kinds:
+        raise ModelError(
+            f"{type(module).__name__} layers with {(*kinds, 'no tree plan')[0]} cannot be verified in a tree"
+        )
     batch, heads, nodes, width = query.shape
     groups = heads // key.shape[1]
     stacked = query.reshape(batch, key.shape[1], groups * nodes, width)
-    mask = tree_plan.mask(groups, sliding_window)
+    mask = tree_plan.mask(groups, _window(module) if sliding_window == CONFIGURED else sliding_window)
     out = F.scaled_dot_product_attention(stacked, key, value, attn_mask=mask, scale=scaling)
-    return out.reshape(batch, heads, nodes, -1).transpose(1, 2), None
+    return out.reshape(batch, heads, nodes, -1).transpose(1, 2).contiguous(), None
+
+
+def _window(module: nn.Module) -> int | None:
+    """The sliding window of a layer that leaves it to the mask: some models do not pass it on."""
+    types = getattr(module.config, "layer_types", None)
+    if types and types[module.layer_idx] != "sliding_attention":
+        return None
+    return getattr(module.config, "sliding_window", None)
 
 
 AttentionInterface.register(NAME, attend)

@@ -73,13 +73,17 @@ class TreeCache(Cache):
 
     def _reserve(self, keys: Tensor, values: Tensor, rows: int) -> Tensor:
         """The buffer, with room for so many rows: made on first use, when the shape of a key is known."""
-        if self._buffer is not None and rows <= self._capacity:
-            return self._buffer
-        if keys.shape != values.shape:
-            raise ModelError(f"keys {tuple(keys.shape)} and values {tuple(values.shape)} of different shapes: latent "
-                             "attention (MLA) layers cannot be verified in a tree")
-        self._capacity = max(self._capacity, rows + rows // 4)
         old, (_, heads, _, head_dim) = self._buffer, keys.shape
+        if keys.shape != values.shape:
+            raise ModelError(
+                f"keys {tuple(keys.shape)} and values {tuple(values.shape)} of different shapes: latent "
+                "attention (MLA) layers cannot be verified in a tree"
+            )
+        if old is not None and (heads, head_dim) != (old.shape[3], old.shape[5]):
+            raise ModelError("layers whose key heads differ in number or width cannot be verified in a tree")
+        if old is not None and rows <= self._capacity:
+            return old
+        self._capacity = max(self._capacity, rows + rows // 4)
         self._buffer = keys.new_zeros(*self._shape, heads, self._capacity, head_dim)
         if old is not None:
             self._buffer[..., : old.shape[-2], :] = old

@@ -29,13 +29,17 @@ class HuggingFaceModel:
             raise ModelError(f"{type(module).__name__} cannot be verified in a tree: it has {reason}")
         self.module = module
         config = module.config.get_text_config()
-        self.vocab_size: int = module.get_output_embeddings().weight.shape[0]
+        self.vocab_size: int = module.get_output_embeddings().weight.shape[0]  # pyright: ignore[reportOptionalMemberAccess]
         self.context = _context(config)
         self.device = module.device
         self.dtype = module.dtype
         self._layers: int = config.num_hidden_layers
-        self._before = module.config._attn_implementation
-        module.set_attn_implementation(NAME)
+        self._before = module.config._attn_implementation or "eager"
+        self.acquire()
+
+    def acquire(self) -> None:
+        """Switch the module to our attention implementation."""
+        self.module.set_attn_implementation(NAME)
 
     def release(self) -> None:
         """Give the module its own attention implementation back."""
@@ -70,40 +74,52 @@ class HuggingFaceModel:
 
 def _obstacle(module: PreTrainedModel) -> str | None:
     """What keeps a model from being verified in a tree, None if nothing does."""
-    config = module.config.get_text_config()
-    foreign = sorted(set(getattr(config, "layer_types", None) or ()) - TREE_LAYERS)
     if module.config.is_encoder_decoder:
         return "encoder-decoder (cross-attention) layers"
+    config = module.config.get_text_config()
+    foreign = ", ".join(sorted(set(getattr(config, "layer_types", None) or ()) - TREE_LAYERS))
+    if getattr(module, "_is_stateful", False):
+        return f"recurrent layers ({foreign or config.model_type})"
     if foreign:
-        return f"{', '.join(foreign)} layers"
+        return f"{foreign} layers"
     if getattr(config, "alibi", False) or config.model_type in {"bloom", "mpt"}:
         return "ALiBi attention layers, whose scores depend on the order of the cache"
-    if getattr(module, "_is_stateful", False):
-        return f"recurrent layers ({config.model_type})"
     if getattr(config, "attn_logit_softcapping", None):
         return "attention layers with soft-capped scores"
-    if (getattr(config, "rope_parameters", None) or {}).get("rope_type") == "dynamic":
+    if any(name.endswith("sinks") for name, _ in module.named_parameters()):
+        return "attention layers with attention sinks"
+    if any(rope.get("rope_type") == "dynamic" for rope in _ropes(config)):
         return "rotary embeddings that change with the length (rope_type 'dynamic')"
     if not module._supports_attention_backend:
         return f"attention layers ({config.model_type}) outside transformers' AttentionInterface"
+    layers = dict(module.get_decoder().named_modules())
+    if any(getattr(layer, "is_causal", True) is False for layer in layers.values()):
+        return "bidirectional attention layers"
+    tables = [layer for name, layer in layers.items() if name.endswith("position_embeddings")]
+    if any(getattr(table, "padding_idx", None) is not None for table in tables):
+        return "position embeddings that leave room for padding"
     return None
 
 
 def _context(config: object) -> int | None:
     """Positions the model can be used for; LongRoPE changes its frequencies past its original length."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") == "longrope" and "original_max_position_embeddings" in rope:
-        return rope["original_max_position_embeddings"]
+    for rope in _ropes(config):
+        if rope.get("rope_type") == "longrope" and "original_max_position_embeddings" in rope:
+            return rope["original_max_position_embeddings"]
     return getattr(config, "max_position_embeddings", None)
+
+
+def _ropes(config: object) -> list[dict]:
+    """Parameters of the rotary embeddings: one set for all layers, or one for each type of layer."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    return [typed for typed in rope.values() if isinstance(typed, dict)] or [rope]
 
 
 def lay_out_for_cpu(module: nn.Module) -> None:
     """Store the weights of linear layers input-major, which changes no value.
 
-    A product of a few rows with a float32 weight is up to four times faster that way in MKL. Weights that an
-    embedding shares are left alone: it reads them row by row.
+    A product of a few rows with a float32 weight is up to four times faster that way in MKL. A head that shares its
+    weight with the embedding is laid out too: looking up a few scattered rows costs less than the product gains.
     """
-    shared = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
-    for layer in module.modules():
-        if isinstance(layer, nn.Linear) and id(layer.weight) not in shared:
-            layer.weight.data = layer.weight.data.t().contiguous().t()
+    for weight in {layer.weight for layer in module.modules() if isinstance(layer, nn.Linear)}:
+        weight.data = weight.data.t().contiguous().t()

@@ -22,6 +22,7 @@ class TreePolicy(BaseModel):
 
     Attributes:
         source: the paper and the equation or algorithm number.
+        branches: whether a node can have more than one child.
         reranks: grow past the budget and cut the finished tree down to it in `finish`.
         budget: nodes of the tree at most, the root included.
 
@@ -31,6 +32,7 @@ class TreePolicy(BaseModel):
 
     model_config = ConfigDict(extra="forbid", validate_default=True)
     source: ClassVar[str]
+    branches: ClassVar[bool] = True
     reranks: ClassVar[bool] = False
 
     budget: int = Field(default=60, ge=1, le=4096, description="nodes of the tree at most, root included")
@@ -63,9 +65,13 @@ class TreePolicy(BaseModel):
     def label(self, layer: Layer) -> Tensor | None:
         """Int64 `[batch, frontier, candidates]` to hand down to the kept candidates, or None."""
 
-    def stop(self, grown: TreeBuilder, frontier: Tensor) -> bool:
-        """Whether to stop here, given the tree so far and the path log-probabilities of the nodes to expand next."""
-        return False
+    def stop(self, grown: TreeBuilder, frontier: Tensor) -> Tensor | None:
+        """Bool `[batch]`: which sequences stop here; None for none of them.
+
+        Args:
+            grown: the tree so far.
+            frontier: `[batch, width]` path log-probabilities of the nodes to expand next.
+        """
 
     def finish(self, tree: DraftTree) -> DraftTree:
         """The tree to verify, given the tree as grown."""
@@ -79,17 +85,18 @@ class TreePolicy(BaseModel):
         return type(self)(**self.model_dump())
 
 
-def best_mask(scores: Tensor, among: Tensor, count: int) -> Tensor:
+def best_mask(scores: Tensor, among: Tensor, count: int | Tensor) -> Tensor:
     """The `count` highest scores among `among` as a mask of the same shape, ties to the lower index.
 
     Args:
         scores: `[batch, ...]`, ranked over everything but the batch axis.
         among: bool of the same shape.
-        count: how many to take at most; all of `among` where it holds fewer.
+        count: how many to take at most, one number or `[batch, 1]`; all of `among` where it holds fewer.
     """
     flat = scores.masked_fill(~among, -torch.inf).flatten(1)
-    order = flat.argsort(dim=1, descending=True, stable=True)[:, :count]
-    chosen = torch.zeros_like(flat, dtype=torch.bool).scatter_(1, order, True)
+    order = flat.argsort(dim=1, descending=True, stable=True)
+    within = torch.arange(flat.shape[1], device=flat.device).expand_as(flat) < count
+    chosen = torch.zeros_like(within).scatter_(1, order, within)
     return chosen.view_as(scores) & among
 
 
@@ -102,8 +109,12 @@ def _explain(policy: type[TreePolicy], error: ValidationError) -> ConfigError:
     name = str(first["loc"][0])
     if first["type"] == "extra_forbidden":
         return unknown(f"parameter of {policy.__name__}", name, policy.model_fields)
-    bounds = [str(getattr(limit, side)) for limit in policy.model_fields[name].metadata for side in ("ge", "le")
-              if hasattr(limit, side)]
+    bounds = [
+        str(getattr(limit, side))
+        for limit in policy.model_fields[name].metadata
+        for side in ("ge", "le")
+        if hasattr(limit, side)
+    ]
     if "less" in reason or "greater" in reason:
         reason = f"between {' and '.join(bounds)}"
     return ConfigError(f"{policy.__name__}: {name} is {first['input']!r}; it should be {reason}")

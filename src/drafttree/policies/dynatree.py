@@ -74,12 +74,11 @@ class DynaTree(TreePolicy):
         return layer.rank < breadth
 
     def expand(self, layer: Layer) -> Tensor:
-        floor = self.prune_below
-        if self.depth:
-            floor = max(floor, self.stop_below)
-            if layer.depth >= round(self._depth):
-                floor = max(floor, math.nextafter(self.deep_above, 2))
-        return layer.path_logprobs >= (math.log(floor) if floor else -math.inf)
+        floor = max(self.prune_below, self.stop_below) if self.depth else self.prune_below
+        probable = layer.path_logprobs >= _log(floor)
+        if self.depth and layer.depth >= round(self._depth):
+            probable &= layer.path_logprobs > _log(self.deep_above)
+        return probable
 
     def observe(self, accepted: int, levels: int) -> None:
         if not self.history or not levels:
@@ -88,3 +87,7 @@ class DynaTree(TreePolicy):
         error = sum(self._shares) / len(self._shares) - self.target
         self._depth = min(max(self._depth + self.depth_rate * error, 1), max(self.max_depth - 1, 1))
         self._high = min(max(self._high - self.high_rate * error, 0), 1)
+
+
+def _log(probability: float) -> float:
+    return math.log(probability) if probability else -math.inf

@@ -31,14 +31,14 @@ class DySpec(TreePolicy):
     def score(self, layer: Layer) -> Tensor:
         probs = layer.logprobs.exp()
         remaining = (1 - (probs.cumsum(-1) - probs)).clamp_min(0).log()
-        return layer.parent_logprobs[..., None] + remaining
+        return layer.parent_logprobs[..., None] + remaining.maximum(layer.logprobs)
 
     def keep(self, layer: Layer) -> Tensor:
         return best_mask(self.score(layer), layer.everything(), self.budget - 1)
 
-    def stop(self, grown: TreeBuilder, frontier: Tensor) -> bool:
-        """Whether no deeper slot can still be among the best: a node's first slot is worth its path probability."""
+    def stop(self, grown: TreeBuilder, frontier: Tensor) -> Tensor | None:
+        """Where no deeper slot can still be among the best: a node's first slot is worth its path probability."""
         if grown.size < self.budget:
-            return False
+            return None
         worst = grown.tree().scores.topk(self.budget).values[:, -1:]
-        return bool((frontier <= worst).all())
+        return (frontier <= worst).all(1)

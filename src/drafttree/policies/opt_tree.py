@@ -21,7 +21,7 @@ class OptTree(TreePolicy):
     depth: int = Field(default=10, ge=1, le=64, description="drafted levels at most")
     budget: int = Field(default=51, ge=1, le=4096, description="nodes of the final tree, root included")
 
-    _expected: float = PrivateAttr(default=0.0)
+    _expected: Tensor = PrivateAttr()
 
     def candidates(self, budget_left: int) -> int:
         return max(self.budget - 1, 1)
@@ -32,7 +32,7 @@ class OptTree(TreePolicy):
     def keep(self, layer: Layer) -> Tensor:
         return best_mask(layer.path_logprobs, layer.everything(), self.budget - 1)
 
-    def stop(self, grown: TreeBuilder, frontier: Tensor) -> bool:
+    def stop(self, grown: TreeBuilder, frontier: Tensor) -> Tensor:
         before = self._expected if grown.levels > 1 else 0.0
-        self._expected = float(grown.tree().best(self.budget).path_logprobs[:, 1:].exp().sum(1).amax())
+        self._expected = grown.tree().best(self.budget).path_logprobs[:, 1:].exp().sum(1)
         return self._expected - before <= self.threshold

@@ -12,7 +12,7 @@ from torch import Tensor
 from drafttree.distributions import Sampling
 from drafttree.errors import ConfigError
 from drafttree.noise import Noise
-from drafttree.tree import DraftTree, Verdict
+from drafttree.tree import DraftTree, Proposal, Verdict
 
 
 class Verifier:
@@ -23,12 +23,24 @@ class Verifier:
 
     Attributes:
         source: the paper and the equation or algorithm number.
+        proposal: how the children of the trees it is given are chosen.
+        accepts: every kind of tree it is lossless for.
+        lossless: whether the text follows the target's distribution.
+        chains_only: whether it judges trees without branches only.
 
     Raises:
         ConfigError: this verifier does not serve that sampling.
     """
 
     source: ClassVar[str]
+    proposal: ClassVar[Proposal] = Proposal.SELECTED
+    accepts: ClassVar[frozenset[Proposal]]
+    lossless: ClassVar[bool] = True
+    chains_only: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        if "accepts" not in vars(cls):
+            cls.accepts = frozenset({cls.proposal})
 
     def __init__(self, sampling: Sampling) -> None:
         if reason := self.refuses(sampling):
@@ -54,6 +66,81 @@ class Verifier:
             noise: the only source of randomness.
         """
         raise NotImplementedError
+
+
+class Outlook:
+    """One sequence's tree as a sampling verifier sees it; distributions are made when asked for.
+
+    Attributes:
+        noise: answers `accept(probability)` and `draw(distribution)`.
+        tokens: per node, its token id.
+        children: per node, its children in draw order.
+    """
+
+    def __init__(self, tree: DraftTree, index: int, logits: Tensor, sampling: Sampling, noise: Noise) -> None:
+        self.noise = noise
+        self.tokens: list[int] = tree.tokens[index].tolist()
+        self.children: list[list[int]] = [[] for _ in self.tokens]
+        parents, valid = tree.parents[index].tolist(), tree.valid[index].tolist()
+        for node, parent in enumerate(parents):
+            if valid[node] and parent >= 0:
+                self.children[parent].append(node)
+        self._logits, self._sampling = logits, sampling
+        self._draft = None if tree.draft_probs is None else tree.draft_probs[index]
+        self._rows: list[int] = [] if tree.draft_rows is None else tree.draft_rows[index].tolist()
+
+    def target(self, node: int) -> Tensor:
+        """`[vocab]` the target's distribution after a node."""
+        return self._sampling.process(self._logits[node]).softmax(-1)
+
+    def draft(self, node: int) -> Tensor:
+        """`[vocab]` the distribution a node's first child was drawn from."""
+        if self._draft is None or self._rows[node] < 0:
+            raise ConfigError("this tree does not say which distribution its children were drawn from")
+        return self._draft[self._rows[node]]
+
+
+class SamplingVerifier(Verifier):
+    """Base of verifiers that draw at random and judge one sequence at a time."""
+
+    @classmethod
+    def refuses(cls, sampling: Sampling) -> str | None:
+        if sampling.greedy:
+            return "draws at random; at temperature 0 use 'greedy'"
+        return None
+
+    def guide(self, logits: Tensor, position: int, noise: Noise) -> Tensor:
+        return logits if self.proposal is Proposal.SELECTED else self.sampling.process(logits)
+
+    def verify(self, tree: DraftTree, logits: Tensor, position: int, noise: Noise) -> Verdict:
+        if tree.proposal not in self.accepts:
+            accepted = ", ".join(sorted(self.accepts))
+            raise ConfigError(f"{type(self).__name__} judges {accepted} trees, not {tree.proposal} ones")
+        noise.begin(position)
+        judged = [self.judge(Outlook(tree, index, rows, self.sampling, noise)) for index, rows in enumerate(logits)]
+        return Verdict([path for path, _ in judged], [bonus for _, bonus in judged])
+
+    def judge(self, outlook: Outlook) -> tuple[list[int], int]:
+        """The accepted path and the bonus token of one sequence."""
+        raise NotImplementedError
+
+
+def normalise(mass: Tensor, otherwise: Tensor) -> Tensor:
+    """A distribution from non-negative mass `[vocab]`; `otherwise` where there is none left but rounding."""
+    total = mass.sum()
+    return mass / total if total > 0 else otherwise
+
+
+def residual(p: Tensor, q: Tensor) -> Tensor:
+    """What is left of p once a token drawn from q has been rejected: the positive part of p - q, normalised."""
+    return normalise((p - q).clamp_min(0), p)
+
+
+def without(q: Tensor, token: int) -> Tensor:
+    """q with a token's probability removed, normalised."""
+    rest = q.clone()
+    rest[token] = 0
+    return normalise(rest, rest)
 
 
 def walk(tree: DraftTree, chosen: Tensor) -> Verdict:

@@ -22,6 +22,7 @@ class Coupled(Verifier):
     def refuses(cls, sampling: Sampling) -> str | None:
         if sampling.greedy:
             return "draws at random; at temperature 0 use 'greedy'"
+        return None
 
     def guide(self, logits: Tensor, position: int, noise: Noise) -> Tensor:
         return self.sampling.process(logits) + noise.gumbel(position, 1)[0, : logits.shape[-1]]

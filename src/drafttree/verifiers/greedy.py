@@ -17,6 +17,7 @@ class Greedy(Verifier):
     def refuses(cls, sampling: Sampling) -> str | None:
         if not sampling.greedy:
             return f"serves temperature 0, not {sampling.temperature:g}; use 'coupled'"
+        return None
 
     def verify(self, tree: DraftTree, logits: Tensor, position: int, noise: Noise) -> Verdict:
         return walk(tree, logits.argmax(-1))

@@ -1,0 +1,10 @@
+"""Benchmarks: what speculation gains, what it costs, and where the time of a round goes.
+
+Everything that is compared runs interleaved in one process, after a warm-up, and every figure is a median.
+"""
+
+from drafttree.bench.compare import Comparison, compare
+from drafttree.bench.overhead import Overhead, measure_overhead
+from drafttree.bench.policies import PolicyBench, PolicyRow, bench_policies
+
+__all__ = ["Comparison", "Overhead", "PolicyBench", "PolicyRow", "bench_policies", "compare", "measure_overhead"]

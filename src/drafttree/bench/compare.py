@@ -1,0 +1,152 @@
+"""One prompt three ways: speculatively, plainly by the same engine, and by transformers' own `generate`."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from drafttree.decoder import Decoder, Prompt
+from drafttree.distributions import Sampling
+from drafttree.errors import ConfigError
+from drafttree.metrics import Law
+from drafttree.models.huggingface import HuggingFaceModel
+from drafttree.reference import Difference, ReferenceRun, find_difference, transformers_generate
+from drafttree.sequence import Generation
+from drafttree.verifiers import Coupled
+
+WARM_UP = 16
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The median runs of one prompt, and whether their texts agree.
+
+    Attributes:
+        speculative: by the decoder.
+        plain: by the same engine without speculation.
+        transformers: by transformers; None where the target is none of its models.
+        from_plain: where the speculative text departs from the plain one; None if nowhere or not seeded.
+        from_transformers: where it departs from transformers' greedy text; None if nowhere or not greedy.
+        greedy: whether transformers' text can be compared at all.
+        seeded: whether the text is a function of prompt and seed, so that the plain one can be compared.
+    """
+
+    speculative: Generation
+    plain: Generation
+    transformers: ReferenceRun | None
+    from_plain: Difference | None
+    from_transformers: Difference | None
+    greedy: bool
+    seeded: bool
+
+    @property
+    def law(self) -> Law:
+        """R = tau / (v + c * delta + h), each term, and R as measured."""
+        return Law.of(self.speculative.metrics, self.plain.metrics)
+
+    @property
+    def speeds(self) -> dict[str, float]:
+        """Tokens per second of each way, prompts included."""
+        runs = {
+            "speculative": self.speculative.metrics.tokens_per_second,
+            "plain": self.plain.metrics.tokens_per_second,
+        }
+        return runs | ({"transformers": self.transformers.tokens_per_second} if self.transformers else {})
+
+    @property
+    def verdict(self) -> str:
+        """In one sentence, how much faster and why."""
+        law, nodes = self.law, self.speculative.metrics.mean_nodes
+        how = f"{law.measured:.2f} times as fast as plain decoding"
+        if "transformers" in self.speeds:
+            how += f" and {self.speeds['speculative'] / self.speeds['transformers']:.2f} times transformers"
+        return (
+            f"{how}: each target pass yields {law.tau:.2f} tokens; scoring {nodes:.1f} nodes at once costs "
+            f"{law.v:.2f} plain passes, drafting them {law.c * law.delta:.2f} and everything else {law.h:.2f}."
+        )
+
+    def summary(self) -> dict[str, object]:
+        """Every figure, for JSON."""
+        law = self.law
+        return {
+            "tokens_per_second": self.speeds,
+            "law": asdict(law) | {"predicted": law.predicted},
+            "seeded": self.seeded,
+            "from_plain": asdict(self.from_plain) if self.from_plain else None,
+            "from_transformers": asdict(self.from_transformers) if self.from_transformers else None,
+            "verdict": self.verdict,
+        }
+
+
+def compare(decoder: Decoder, prompt: Prompt, *, repeats: int = 3, **options) -> Comparison:
+    """Run a prompt speculatively, plainly and with transformers, interleaved, after a warm-up.
+
+    Args:
+        decoder: with a drafter.
+        prompt: text or token ids.
+        repeats: runs of each; the median by speed is reported.
+        **options: as for `Decoder.start`.
+
+    Raises:
+        ConfigError: the decoder has no drafter.
+    """
+    if decoder.drafter is None:
+        raise ConfigError("without a drafter all decoding is plain and there is nothing to compare; name a drafter")
+    ways = _ways(decoder, decoder.start(prompt, **options).tokens, options)
+    short = min(WARM_UP, options.get("max_new_tokens", WARM_UP))
+    for way in ways.values():
+        way(short)
+    length = options.get("max_new_tokens", 128)
+    runs = [{name: way(length) for name, way in ways.items()} for _ in range(max(repeats, 1))]
+    return _judge(decoder, {name: _median([run[name] for run in runs]) for name in ways}, prompt, options)
+
+
+def _ways(decoder: Decoder, prompt: list[int], options: dict) -> dict[str, Callable]:
+    rest = {key: value for key, value in options.items() if key != "max_new_tokens"}
+
+    def by(engine: Decoder) -> Callable[[int], Generation]:
+        return lambda length: _whole(engine.generate(prompt, max_new_tokens=length, **rest))
+
+    ways: dict[str, Callable] = {"speculative": by(decoder), "plain": by(decoder.plain())}
+    if isinstance(decoder.target, HuggingFaceModel):
+        stop = rest.get("stop", ())
+        stop = (stop,) if isinstance(stop, str) else stop
+        ignore_eos = rest.get("ignore_eos", False)
+        ways["transformers"] = lambda length: transformers_generate(
+            decoder, prompt, _sampling(options), length, stop=stop, ignore_eos=ignore_eos
+        )
+    return ways
+
+
+def _whole(generation: Generation) -> Generation:
+    if generation.finish_reason == "interrupted":
+        raise KeyboardInterrupt
+    return generation
+
+
+def _sampling(options: dict) -> Sampling:
+    return Sampling(**{key: options[key] for key in Sampling.__dataclass_fields__ if key in options})
+
+
+def _judge(decoder: Decoder, runs: dict, prompt: Prompt, options: dict) -> Comparison:
+    sampling, ids = _sampling(options), decoder.start(prompt, **options).tokens
+    seeded = sampling.greedy or decoder.verifier in (None, Coupled)
+    got, plain, other = runs["speculative"].tokens, runs["plain"].tokens, runs.get("transformers")
+
+    def difference(expected: list[int], comparable: bool) -> Difference | None:
+        return find_difference(decoder, ids, expected, got, sampling) if other and comparable else None
+
+    return Comparison(
+        speculative=runs["speculative"],
+        plain=runs["plain"],
+        transformers=other,
+        from_plain=difference(plain, seeded),
+        from_transformers=difference(other.tokens if other else [], sampling.greedy),
+        greedy=sampling.greedy,
+        seeded=seeded,
+    )
+
+
+def _median(runs: list):
+    def speed(run: Generation | ReferenceRun) -> float:
+        return (run.metrics if isinstance(run, Generation) else run).tokens_per_second
+
+    return sorted(runs, key=speed)[len(runs) // 2]

@@ -1,0 +1,140 @@
+"""Every policy against plain decoding, over the same prompts, interleaved in one process.
+
+A base model decoded greedily often ends in a loop, which any drafter predicts; so prompts whose text loops are
+reported apart from those whose text does not.
+"""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+
+from drafttree.decoder import Decoder, Prompt
+from drafttree.errors import ConfigError
+from drafttree.loading import make_policy
+from drafttree.metrics import Law, Metrics
+from drafttree.sequence import Generation
+
+PLAIN = "plain"
+TAIL, PERIOD = 48, 16
+
+
+@dataclass(frozen=True)
+class PolicyRow:
+    """Medians over the repeats, of one policy on one group of prompts.
+
+    Attributes:
+        policy: its specification, or "plain".
+        group: "all", and where there are both, "looping" and "not looping".
+        prompts: how many are in the group.
+        law: R = tau / (v + c * delta + h); the terms of plain decoding are its own.
+        predicted: R by the law.
+        tokens_per_second: prompts included.
+        acceptance_rate: accepted drafted tokens per drafted token.
+        mean_nodes: nodes scored per target pass.
+    """
+
+    policy: str
+    group: str
+    prompts: int
+    law: Law
+    predicted: float
+    tokens_per_second: float
+    acceptance_rate: float
+    mean_nodes: float
+
+
+@dataclass(frozen=True)
+class PolicyBench:
+    """All rows, and how many of the texts loop."""
+
+    rows: list[PolicyRow]
+    prompts: int
+    looping: int
+
+    def summary(self) -> dict[str, object]:
+        """Every figure, for JSON."""
+        return asdict(self)
+
+
+def shipped_prompts() -> list[str]:
+    """A few openings to measure on where no prompt file is given."""
+    return (files("drafttree.bench") / "prompts.txt").read_text(encoding="utf-8").splitlines()
+
+
+def loops(tokens: Sequence[int]) -> bool:
+    """Whether the last 48 tokens repeat with a period of at most 16."""
+    tail = tokens[-TAIL:]
+    return len(tail) == TAIL and any(tail[period:] == tail[:-period] for period in range(1, PERIOD + 1))
+
+
+def bench_policies(
+    decoder: Decoder,
+    prompts: Sequence[Prompt],
+    policies: Sequence[str],
+    *,
+    repeats: int = 3,
+    progress: Callable[[str], None] = lambda _: None,
+    **options,
+) -> PolicyBench:
+    """Run plain decoding and every policy over the prompts, by turns.
+
+    Args:
+        decoder: with a drafter.
+        prompts: texts or token ids.
+        policies: specifications.
+        repeats: times everything runs, after a warm-up.
+        progress: called after every text with what was run.
+        **options: as for `Decoder.start`.
+
+    Raises:
+        ConfigError: the decoder has no drafter.
+    """
+    if decoder.drafter is None:
+        raise ConfigError("policies need a drafter; name one")
+    decoders = {PLAIN: decoder.plain()} | {spec: decoder.with_policy(make_policy(spec)) for spec in policies}
+    for each in decoders.values():
+        each.generate(prompts[0], **options)
+    runs: list[list[dict[str, Generation]]] = [
+        [_turn(decoders, prompt, options, progress) for prompt in prompts] for _ in range(repeats)
+    ]
+    looping = [loops(turn[PLAIN].tokens) for turn in runs[0]]
+    groups = {"all": [True] * len(prompts)}
+    if any(looping) and not all(looping):
+        groups |= {"looping": looping, "not looping": [not each for each in looping]}
+    rows = [_row(spec, group, chosen, runs) for group, chosen in groups.items() for spec in decoders]
+    return PolicyBench(rows, len(prompts), sum(looping))
+
+
+def _turn(
+    decoders: dict[str, Decoder], prompt: Prompt, options: dict, progress: Callable[[str], None]
+) -> dict[str, Generation]:
+    turn = {}
+    for spec, decoder in decoders.items():
+        turn[spec] = decoder.generate(prompt, **options)
+        if turn[spec].finish_reason == "interrupted":
+            raise KeyboardInterrupt
+        progress(spec)
+    return turn
+
+
+def _row(spec: str, group: str, chosen: list[bool], runs: list[list[dict[str, Generation]]]) -> PolicyRow:
+    def totals(name: str) -> list[Metrics]:
+        return [
+            Metrics.total(turn[name].metrics for turn, wanted in zip(run, chosen, strict=True) if wanted)
+            for run in runs
+        ]
+
+    own = totals(spec)
+    laws = [Law.of(mine, plain) for mine, plain in zip(own, totals(PLAIN), strict=True)]
+    terms = {name: statistics.median(getattr(law, name) for law in laws) for name in Law.__dataclass_fields__}
+    return PolicyRow(
+        policy=spec,
+        group=group,
+        prompts=sum(chosen),
+        law=Law(**terms),
+        predicted=Law(**terms).predicted,
+        tokens_per_second=statistics.median(metrics.tokens_per_second for metrics in own),
+        acceptance_rate=statistics.median(metrics.acceptance_rate for metrics in own),
+        mean_nodes=statistics.median(metrics.mean_nodes for metrics in own),
+    )

@@ -1,0 +1,28 @@
+"""Which policies and verifiers may be combined: those proven lossless, decided from what each declares."""
+
+from drafttree.errors import ConfigError
+from drafttree.policies.base import TreePolicy
+from drafttree.tree import Proposal
+from drafttree.verifiers.base import Verifier
+
+
+def check(policy: TreePolicy, verifier: type[Verifier]) -> None:
+    """Refuse a pair that is not proven lossless.
+
+    Raises:
+        ConfigError: names the rule the pair breaks and the nearest pair that keeps it.
+    """
+    if reason := objection(policy, verifier):
+        raise ConfigError(f"{type(policy).__name__} with {verifier.__name__} is not lossless: {reason}")
+
+
+def objection(policy: TreePolicy, verifier: type[Verifier]) -> str | None:
+    """The rule a pair breaks, with the nearest pair that keeps it; None for a lossless pair."""
+    if verifier.proposal is not Proposal.SELECTED and policy.reranks:
+        return (
+            "it drops nodes after they were drawn, and a drawn node must stay in the tree; use "
+            f"{type(policy).__name__} with 'point-mass' or 'coupled', or {verifier.__name__} with 'talon' or 'dynatree'"
+        )
+    if verifier.chains_only and policy.branches:
+        return f"{verifier.__name__} judges chains only; use it with 'chain', or 'traversal' with this policy"
+    return None

@@ -1,0 +1,60 @@
+"""Children drawn at random: any policy's tree in sampled form, by predictable growth.
+
+A policy's masks say how many children a node gets, from its row and from what was drawn before; only then are they
+drawn, and every drawn node stays in the tree. A budget is kept by not drawing. So a verifier may rely on the
+distribution it is told the children came from.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from drafttree.noise import Noise
+from drafttree.tree import DraftTree, Layer, Proposal
+
+
+class Drawing:
+    """Draws the children of one tree and remembers from which distributions.
+
+    Args:
+        proposal: how siblings are drawn.
+        noise: of the sequence.
+        position: absolute position of the root.
+    """
+
+    def __init__(self, proposal: Proposal, noise: Noise, position: int) -> None:
+        self._proposal, self._noise, self._position = proposal, noise, position
+        self._probs: list[Tensor] = []
+        self._nodes: list[Tensor] = []
+
+    def children(self, layer: Layer, keep: Tensor, logits: Tensor, nodes: Tensor) -> tuple[Layer, Tensor, Tensor]:
+        """Draw as many children as the policy keeps candidates.
+
+        Args:
+            layer: the candidates by probability.
+            keep: bool `[batch, frontier, candidates]` of the policy.
+            logits: `[batch, frontier, vocab]` of the draft.
+            nodes: `[batch, frontier]` index of the frontier nodes in the tree.
+
+        Returns:
+            The layer of what was drawn, its token ids, and which of them are to join the tree.
+        """
+        counts = keep.sum(2)
+        before = counts.cumsum(1) - counts
+        counts = counts.minimum((layer.budget_left - before).clamp_min(0))
+        logprobs = logits.log_softmax(-1)
+        tokens, probs = self._noise.children(logprobs, counts, self._proposal, self._position, layer.depth)
+        self._probs.append(probs)
+        self._nodes.append(nodes)
+        rank = torch.arange(tokens.shape[2], device=tokens.device)
+        return replace(layer, logprobs=logprobs.gather(2, tokens)), tokens, rank < counts[..., None]
+
+    def sign(self, tree: DraftTree) -> DraftTree:
+        """The tree with the distributions its children were drawn from."""
+        if not self._nodes:
+            return replace(tree, proposal=self._proposal)
+        nodes = torch.cat(self._nodes, 1)
+        rows = torch.full_like(tree.parents, -1)
+        rows.scatter_(1, nodes, torch.arange(nodes.shape[1], device=nodes.device).expand_as(nodes))
+        return replace(tree, proposal=self._proposal, draft_probs=torch.cat(self._probs, 1), draft_rows=rows)

@@ -1,0 +1,371 @@
+"""Tree drafting from inside transformers' own `generate`.
+
+    speculate = drafttree.hf.generate(drafter="path/or/hub-name", policy="talon")
+    model.generate(**inputs, custom_generate=speculate, tokenizer=tokenizer, streamer=streamer, stop_strings=["\\n\\n"])
+
+`generate` prepares everything as usual: generation config, stopping criteria, prompt, attention mask. What it prepared
+is honoured or refused by name. Before it calls a custom function, though, it drops its `tokenizer` (so that stop
+strings fail) and its `streamer` (which then sees the prompt and nothing more). The first `drafttree.hf.generate`
+therefore wraps the one method of `GenerationMixin` that drops them; for any other generation it changes nothing.
+"""
+
+import functools
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+from transformers import (
+    GenerationConfig,
+    GenerationMixin,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+    MinPLogitsWarper,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteriaList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+from transformers.generation.logits_process import LogitNormalization, LogitsProcessor
+from transformers.generation.streamers import BaseStreamer
+from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+from drafttree.decoder import Decoder
+from drafttree.drafters import Drafter, LanguageModelDrafter
+from drafttree.errors import ConfigError, ModelError
+from drafttree.loading import DEFAULT_POLICY, check_tokenizers, find_verifier, load_model, load_tokenizer, make_policy
+from drafttree.metrics import Metrics
+from drafttree.models import HuggingFaceModel
+from drafttree.policies import TreePolicy
+from drafttree.sequence import Sequence
+
+__all__ = ["TreeGenerate", "generate"]
+
+COUNTS = ("num_beams", "num_beam_groups", "num_return_sequences")
+SWITCHES = (
+    "output_scores",
+    "output_logits",
+    "output_attentions",
+    "output_hidden_states",
+    "prompt_lookup_num_tokens",
+    "assistant_early_exit",
+    "use_mtp",
+    "dola_layers",
+    "penalty_alpha",
+    "constraints",
+    "force_words_ids",
+)
+INPUTS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "cache_position"}
+WARPERS: dict[type, str | None] = {
+    TemperatureLogitsWarper: "temperature",
+    TopKLogitsWarper: "top_k",
+    TopPLogitsWarper: "top_p",
+    MinPLogitsWarper: "min_p",
+    LogitNormalization: None,
+}
+OPTION_OF = {
+    "UnbatchedClassifierFreeGuidanceLogitsProcessor": "guidance_scale",
+    "SequenceBiasLogitsProcessor": "sequence_bias",
+    "EncoderRepetitionPenaltyLogitsProcessor": "encoder_repetition_penalty",
+    "RepetitionPenaltyLogitsProcessor": "repetition_penalty",
+    "NoRepeatNGramLogitsProcessor": "no_repeat_ngram_size",
+    "EncoderNoRepeatNGramLogitsProcessor": "encoder_no_repeat_ngram_size",
+    "NoBadWordsLogitsProcessor": "bad_words_ids",
+    "MinLengthLogitsProcessor": "min_length or min_new_tokens",
+    "MinNewTokensLengthLogitsProcessor": "min_new_tokens",
+    "PrefixConstrainedLogitsProcessor": "prefix_allowed_tokens_fn",
+    "ForcedBOSTokenLogitsProcessor": "forced_bos_token_id",
+    "ForcedEOSTokenLogitsProcessor": "forced_eos_token_id",
+    "InfNanRemoveLogitsProcessor": "remove_invalid_values",
+    "ExponentialDecayLengthPenalty": "exponential_decay_length_penalty",
+    "SuppressTokensLogitsProcessor": "suppress_tokens",
+    "SuppressTokensAtBeginLogitsProcessor": "begin_suppress_tokens",
+    "TopHLogitsWarper": "top_h",
+    "TypicalLogitsWarper": "typical_p",
+    "EpsilonLogitsWarper": "epsilon_cutoff",
+    "EtaLogitsWarper": "eta_cutoff",
+    "WatermarkLogitsProcessor": "watermarking_config",
+    "SynthIDTextWatermarkLogitsProcessor": "watermarking_config",
+}
+
+
+def generate(
+    drafter: str | Path | PreTrainedModel | Drafter | None,
+    policy: str | TreePolicy = DEFAULT_POLICY,
+    verifier: str = "auto",
+) -> "TreeGenerate":
+    """A function for transformers: `model.generate(..., custom_generate=drafttree.hf.generate(drafter=...))`.
+
+    Keep it and use it again: it loads the drafter once.
+
+    Args:
+        drafter: a folder, a hub name, "embedded-draft", a loaded model, a drafttree drafter, or "none".
+        policy: a policy or its specification, such as "talon:budget=60,margin=0.03".
+        verifier: the name of one; "auto" is greedy without `do_sample` and coupled with it.
+
+    Raises:
+        ConfigError: a policy, parameter, verifier or kind of drafter that does not exist.
+    """
+    _bind()
+    return TreeGenerate(drafter, policy, verifier)
+
+
+class TreeGenerate:
+    """What `generate` returns: a decoding method in the form transformers calls.
+
+    Greedy output is that of stock `generate`. With `do_sample` the seed is drawn from torch's global generator; the
+    coupled verifier's text depends on it and the prompt alone, not on drafter and policy. Prompts of a batch run one
+    after another. The model is left as it was found; while it generates, nothing else should run it.
+
+    Attributes:
+        metrics: of the last call, one per prompt.
+    """
+
+    def __init__(
+        self, drafter: str | Path | PreTrainedModel | Drafter | None, policy: str | TreePolicy, verifier: str
+    ) -> None:
+        self.metrics: list[Metrics] = []
+        self._source = _check_drafter(drafter)
+        self._policy = make_policy(policy)
+        self._verifier = find_verifier(verifier)
+        self._loaded: dict[tuple[torch.dtype, torch.device], Drafter] = {}
+        self._checked: WeakSet[PreTrainedModel] = WeakSet()
+
+    def __call__(
+        self,
+        model: PreTrainedModel,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        streamer: BaseStreamer | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        **model_kwargs: Any,
+    ) -> Tensor | GenerateDecoderOnlyOutput:
+        """Generate; the arguments are what transformers has prepared.
+
+        Raises:
+            ConfigError: an option that tree drafting cannot honour; the message names it.
+            ContextError: prompt and new tokens exceed the model's context.
+            ModelError: target or drafter cannot be loaded or cannot be verified in a tree.
+            TokenizerMismatch: target and drafter do not share a vocabulary.
+        """
+        _check_config(generation_config)
+        _check_inputs(input_ids, model_kwargs)
+        _check_batch(len(input_ids), stopping_criteria, streamer)
+        sampling = _sampling(logits_processor, bool(generation_config.do_sample))
+        padding = _padding(input_ids, model_kwargs.get("attention_mask"), model_kwargs.get("position_ids"))
+        seeds = torch.randint(2**63 - 1, (len(input_ids),)).tolist() if sampling else [0] * len(input_ids)
+        limit = stopping_criteria.max_length or generation_config.max_length
+        self.metrics = []
+        rows = []
+        with self._decoder(model, tokenizer) as decoder:
+            for ids, pad, seed in zip(input_ids, padding, seeds, strict=True):
+                prompt = ids[pad:].tolist()
+                sequence = decoder.start(prompt, max_new_tokens=limit - len(ids), seed=seed, **sampling)
+                rows.append(_run(decoder, sequence, ids, stopping_criteria, streamer))
+                self.metrics.append(sequence.metrics)
+        if streamer is not None:
+            streamer.end()
+        sequences = _stack(rows, generation_config)
+        if not generation_config.return_dict_in_generate:
+            return sequences
+        return GenerateDecoderOnlyOutput(sequences=sequences)  # pyright: ignore[reportArgumentType]
+
+    @contextmanager
+    def _decoder(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> Iterator[Decoder]:
+        """A decoder around the model as it stands, which is given back afterwards."""
+        with ExitStack() as undo:
+            drafter = self._drafter(model, tokenizer, undo)
+            target = undo.enter_context(_lent(model))
+            yield Decoder(target, drafter, self._policy, self._verifier)
+
+    def _drafter(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, undo: ExitStack
+    ) -> Drafter | None:
+        source = self._source
+        if source is None or source == "none":
+            return None
+        if isinstance(source, PreTrainedModel):
+            if source.device != model.device:
+                raise ConfigError(f"the drafter is on {source.device}, the model on {model.device}; move one of them")
+            drafter = LanguageModelDrafter(undo.enter_context(_lent(source)))
+        elif isinstance(source, str | Path):
+            drafter = self._load(source, model)
+        else:
+            return source
+        if model not in self._checked:
+            check_tokenizers(tokenizer or _tokenizer(model), _tokenizer(source))
+            self._checked.add(model)
+        return drafter
+
+    def _load(self, source: str | Path, model: PreTrainedModel) -> Drafter:
+        """The drafter of a name, loaded on first use with the model's dtype and device."""
+        key = (model.dtype, model.device)
+        if key not in self._loaded:
+            self._loaded[key] = LanguageModelDrafter(HuggingFaceModel(load_model(source, *key)))
+        return self._loaded[key]
+
+
+@functools.cache
+def _bind() -> None:
+    """Have transformers pass its tokenizer and streamer on to a `TreeGenerate`."""
+    extract = getattr(GenerationMixin, "_extract_generation_mode_kwargs", None)
+    if extract is None:
+        raise ConfigError("drafttree.hf does not know this version of transformers; install one it was tested with")
+
+    @functools.wraps(extract)
+    def bound(self, custom_generate, kwargs, synced_gpus, assistant_model, streamer):
+        if not isinstance(custom_generate, TreeGenerate):
+            return extract(self, custom_generate, kwargs, synced_gpus, assistant_model, streamer)
+        dropped = {"assistant_model": assistant_model, "assistant_tokenizer": kwargs.get("assistant_tokenizer")}
+        for name, value in {**dropped, "synced_gpus": synced_gpus}.items():
+            if value:
+                raise _refusal(name)
+        passed = {"tokenizer": kwargs.pop("tokenizer", None), "streamer": streamer}
+        rest = extract(self, custom_generate, kwargs, synced_gpus, assistant_model, streamer)
+        return rest | {name: value for name, value in passed.items() if value is not None}
+
+    GenerationMixin._extract_generation_mode_kwargs = bound
+
+
+@contextmanager
+def _lent(module: PreTrainedModel) -> Iterator[HuggingFaceModel]:
+    """The model behind our protocol, in evaluation mode; afterwards it is as it was."""
+    training = [part for part in module.modules() if part.training]
+    with ExitStack() as undo:
+        undo.callback(lambda: [setattr(part, "training", True) for part in training])
+        model = HuggingFaceModel(module.eval())
+        undo.callback(model.release)
+        yield model
+
+
+def _run(
+    decoder: Decoder, sequence: Sequence, prompt: Tensor, criteria: StoppingCriteriaList, streamer: BaseStreamer | None
+) -> Tensor:
+    """Generate one row, judged by the criteria token by token as stock `generate` does."""
+    ids = torch.cat((prompt, prompt.new_zeros(sequence.remaining)))
+    length = len(prompt)
+    while not sequence.finish_reason:
+        known = len(sequence.tokens)
+        decoder.step(sequence)
+        for token in sequence.tokens[known:]:
+            ids[length] = token
+            length += 1
+            done = bool(criteria(ids[None, :length], None).all())  # pyright: ignore[reportArgumentType]
+            if streamer is not None:
+                streamer.put(torch.tensor([token]))
+            if done:
+                return ids[:length]
+    return ids[:length]
+
+
+def _stack(rows: list[Tensor], config: GenerationConfig) -> Tensor:
+    """Rows of different lengths as one tensor, the shorter ones padded on the right."""
+    pad = getattr(config, "_pad_token_tensor", None)
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=0 if pad is None else int(pad))
+
+
+def _refusal(option: str, advice: str = "leave it out, or call generate without custom_generate") -> ConfigError:
+    return ConfigError(f"tree drafting does not support {option}; {advice}")
+
+
+def _check_drafter(drafter: object) -> str | Path | PreTrainedModel | Drafter | None:
+    if drafter is None or isinstance(drafter, str | Path | PreTrainedModel):
+        return drafter
+    if hasattr(drafter, "start") and hasattr(drafter, "vocab_size"):
+        return drafter  # pyright: ignore[reportReturnType]
+    raise ConfigError(f"the drafter is a {type(drafter).__name__}; give a folder, a hub name, a model or a Drafter")
+
+
+def _check_config(config: GenerationConfig) -> None:
+    """Refuse the options of the generation config that would be ignored."""
+    for name in COUNTS:
+        if (getattr(config, name, None) or 1) > 1:
+            raise _refusal(f"{name}={getattr(config, name)}", "set it to 1")
+    for name in SWITCHES:
+        if getattr(config, name, None):
+            raise _refusal(name)
+    cache = config.cache_implementation or ""
+    if "quantized" in cache or "offloaded" in cache:
+        raise _refusal(f"cache_implementation={cache!r}")
+
+
+def _check_inputs(input_ids: Tensor, model_kwargs: Mapping[str, object]) -> None:
+    """Refuse inputs of the model other than tokens."""
+    cache = model_kwargs.get("past_key_values")
+    if getattr(cache, "_is_user_defined", False):
+        raise _refusal("past_key_values", "pass the whole prompt as input_ids")
+    for name, value in model_kwargs.items():
+        empty = value is None or (isinstance(value, dict) and not value)
+        if name not in INPUTS and not empty:
+            raise _refusal(name, "pass the prompt as input_ids alone")
+    if not input_ids.shape[1]:
+        raise _refusal("an empty prompt", "give at least one token")
+
+
+def _check_batch(size: int, criteria: StoppingCriteriaList, streamer: BaseStreamer | None) -> None:
+    """Refuse what several prompts that run one after another cannot honour."""
+    if size == 1:
+        return
+    if streamer is not None:
+        raise _refusal("a streamer with several prompts", "call generate once per prompt")
+    if any(isinstance(criterion, MaxTimeCriteria) for criterion in criteria):
+        raise _refusal("max_time with several prompts", "call generate once per prompt")
+    ends = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
+    if not ends and not all(isinstance(criterion, MaxLengthCriteria) for criterion in criteria):
+        raise _refusal("stopping criteria for several prompts without eos_token_id", "call generate once per prompt")
+
+
+def _sampling(processors: LogitsProcessorList, do_sample: bool) -> dict[str, Any]:
+    """The sampling options of `Decoder.start` that the prepared processors amount to; empty without `do_sample`."""
+    order = list(WARPERS)
+    options: dict[str, Any] = {"temperature": 1.0}
+    last = -1
+    for processor in processors:
+        place = order.index(type(processor)) if type(processor) in WARPERS else -1
+        if place <= last or not _plain(processor):
+            kind = type(processor).__name__
+            raise _refusal(OPTION_OF.get(kind, f"the logits processor {kind}"))
+        last = place
+        if name := WARPERS[order[place]]:
+            options[name] = getattr(processor, name)
+    return options if do_sample else {}
+
+
+def _plain(warper: LogitsProcessor) -> bool:
+    """Whether a warper excludes tokens altogether and down to a single one."""
+    return getattr(warper, "filter_value", -math.inf) == -math.inf and getattr(warper, "min_tokens_to_keep", 1) == 1
+
+
+def _padding(input_ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> list[int]:
+    """How many tokens on the left of each prompt are padding."""
+    mask = torch.ones_like(input_ids) if mask is None else (mask != 0).long()
+    if (mask[:, -1] == 0).any() or (mask.diff(dim=1) < 0).any():
+        raise _refusal("an attention_mask with padding inside or right of a prompt", "pad on the left")
+    expected = mask.cumsum(-1) - 1
+    if positions is not None and not _agree(positions, expected, mask == 1):
+        raise _refusal("position_ids of your own")
+    return (mask == 0).sum(1).tolist()
+
+
+def _agree(positions: Tensor, expected: Tensor, real: Tensor) -> bool:
+    """Whether position ids, one row for all prompts or one for each, are the expected ones of the real tokens."""
+    if positions.ndim != 2 or positions.shape[1] != expected.shape[1]:
+        return False
+    return bool(((positions == expected) | ~real).all())
+
+
+def _tokenizer(source: str | Path | PreTrainedModel) -> PreTrainedTokenizerBase | None:
+    """The tokenizer beside a model, None where there is none to compare."""
+    try:
+        return load_tokenizer(source)
+    except ModelError:
+        return None

@@ -1,0 +1,60 @@
+"""The last check before a model is trusted: a small tree, scored both ways."""
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from drafttree.errors import ModelError
+from drafttree.models.base import append
+from drafttree.models.huggingface import HuggingFaceModel
+
+TOKENS = (1, 2, 3, 4, 5, 6)
+PARENTS = (-1, 0, 0, 1, 2)
+TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
+REDUCED = 0.1
+
+
+def wrap(module: PreTrainedModel) -> HuggingFaceModel:
+    """Wrap a model after comparing a tree pass with the model's own logits along both of the tree's paths.
+
+    Raises:
+        ModelError: the model has layers that cannot be verified in a tree, or its tree pass gives other logits.
+    """
+    model = HuggingFaceModel(module)
+    model.release()
+    own = _own_logits(model)
+    model.acquire()
+    ours = _tree_logits(model)
+    gap, scale = float((ours - own).abs().max()), float(own.abs().max())
+    if not gap <= TOLERANCE.get(model.dtype, REDUCED) * max(scale, 1.0):
+        model.release()
+        raise ModelError(
+            f"{type(module).__name__} cannot be verified in a tree: its logits there differ by {gap:.3g} from its own"
+        )
+    return model
+
+
+def _tokens(vocab: int) -> list[int]:
+    return [token % vocab for token in TOKENS]
+
+
+@torch.inference_mode()
+def _own_logits(model: HuggingFaceModel) -> Tensor:
+    """`[2, vocab]` at the end of both paths, by the untouched model."""
+    first, root, left, right, below_left, below_right = _tokens(model.vocab_size)
+    paths = torch.tensor([[first, root, left, below_left], [first, root, right, below_right]], device=model.device)
+    return model.module(input_ids=paths, use_cache=False).logits[:, -1].float()
+
+
+@torch.inference_mode()
+def _tree_logits(model: HuggingFaceModel) -> Tensor:
+    """`[2, vocab]` at the two leaves of the tree."""
+    tokens = _tokens(model.vocab_size)
+    cache = model.new_cache(1, len(tokens))
+    append(model, cache, tokens[:1])
+    visible = torch.eye(len(PARENTS), dtype=torch.bool, device=model.device)
+    for node, parent in enumerate(PARENTS[1:], start=1):
+        visible[node] |= visible[parent]
+    ids = torch.tensor([tokens[1:]], device=model.device)
+    positions = visible.sum(1)[None]
+    return model.forward(cache, ids, positions, visible[None]).logits[0, -2:].float()

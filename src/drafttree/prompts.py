@@ -1,0 +1,127 @@
+"""Where prompts come from: an argument, standard input, or a file of many."""
+
+import gzip
+import json
+import sys
+import zlib
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
+from pathlib import Path
+
+from drafttree.errors import InputError
+
+EXCERPT = 600
+SUFFIXES = (".jsonl", ".txt", ".jsonl.gz", ".txt.gz")
+
+
+def read_prompt(argument: str | None) -> str:
+    """The prompt of a command: its argument, or standard input for "-" or where it is piped and there is no argument.
+
+    Raises:
+        InputError: there is none, or it is not UTF-8 text.
+    """
+    if argument is None and sys.stdin is not None and sys.stdin.isatty():
+        raise InputError("there is no prompt; give one as an argument, or - to read standard input")
+    prompt = _read_stdin() if argument in (None, "-") else argument
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        raise InputError("the prompt is not UTF-8 text") from None
+    if not prompt:
+        raise InputError("the prompt is empty; give at least one token")
+    return prompt
+
+
+def _read_stdin() -> str:
+    """Standard input without its last line break."""
+    if sys.stdin is None:
+        raise InputError("standard input is closed; give the prompt as an argument")
+    try:
+        raw = sys.stdin.buffer.read()
+    except (OSError, ValueError) as error:
+        raise InputError(f"standard input cannot be read: {_reason(error)}") from None
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        raise InputError(f"standard input is not UTF-8 text (byte {error.start})") from None
+    if not text.strip():
+        raise InputError("standard input is empty; give a prompt")
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+def read_prompts(paths: Path | Iterable[Path], limit: int | None = None) -> list[str]:
+    """The prompts of one or more files.
+
+    A `.jsonl` file holds objects with "prompt", "text" (its beginning is the prompt) or "turns" (the first is); a
+    `.txt` file one prompt a line. Either may be compressed (`.gz`). Blank lines are skipped.
+
+    Args:
+        paths: the files, read in this order.
+        limit: take no more prompts than this.
+
+    Raises:
+        InputError: a file cannot be read, a line is bad (the message has its number), or there is no prompt at all.
+    """
+    paths = [Path(paths)] if isinstance(paths, str | Path) else [Path(path) for path in paths]
+    prompts = list(islice(chain.from_iterable(map(_prompts, paths)), limit))
+    if not prompts:
+        raise InputError(f"{', '.join(map(str, paths))}: no prompts in it")
+    return prompts
+
+
+def _prompts(path: Path) -> Iterator[str]:
+    name = path.name.removesuffix(".gz")
+    if not name.endswith((".jsonl", ".txt")):
+        raise InputError(f"{path}: not a prompt file; known: {', '.join(SUFFIXES)}")
+    for number, raw in enumerate(_lines(path), start=1):
+        try:
+            line = raw.decode().rstrip("\r\n")
+            if line.strip():
+                yield _from_json(line) if name.endswith(".jsonl") else line
+        except UnicodeDecodeError:
+            raise InputError(f"{path}, line {number}: not UTF-8 text") from None
+        except ValueError as error:
+            raise InputError(f"{path}, line {number}: {error}") from None
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            yield from file
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{path}: cannot be read: {_reason(error)}") from None
+
+
+def _from_json(line: str) -> str:
+    """The prompt of one object.
+
+    Raises:
+        ValueError: it has none.
+    """
+    try:
+        entry = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON ({error.msg} at column {error.colno})") from None
+    if not isinstance(entry, dict):
+        raise ValueError(f"not an object but {type(entry).__name__}")
+    turns = entry.get("turns")
+    candidates = {
+        "prompt": entry.get("prompt"),
+        "text": entry.get("text"),
+        "turns": turns[0] if isinstance(turns, list) and turns else turns,
+    }
+    for key, value in candidates.items():
+        if key in entry:
+            if not isinstance(value, str) or not value.strip():
+                raise ValueError(f"{key!r} holds no text")
+            return _excerpt(value) if key == "text" else value
+    raise ValueError("neither 'prompt' nor 'text' nor 'turns' in it")
+
+
+def _excerpt(text: str) -> str:
+    """The beginning of a long text, up to a whole word."""
+    return text if len(text) <= EXCERPT else text[:EXCERPT].rsplit(None, 1)[0]
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__

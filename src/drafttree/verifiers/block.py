@@ -1,0 +1,33 @@
+from typing import ClassVar
+
+from drafttree.tree import Proposal
+from drafttree.verifiers.base import Outlook, SamplingVerifier
+
+
+class Block(SamplingVerifier):
+    """Judge a drafted chain as one block: accepts at least as many tokens as judging it token by token."""
+
+    source: ClassVar[str] = "Block Verification (Sun et al. 2024), Algorithm 2"
+    proposal: ClassVar[Proposal] = Proposal.SAMPLED
+    chains_only: ClassVar[bool] = True
+
+    def judge(self, outlook: Outlook) -> tuple[list[int], int]:
+        chain = [0]
+        while outlook.children[chain[-1]]:
+            chain.append(outlook.children[chain[-1]][0])
+        best, rate, kept = 0, 1.0, outlook.target(0)
+        for position, node in enumerate(chain):
+            target, last = outlook.target(node), node == chain[-1]
+            left = target if last else (rate * target - outlook.draft(node)).clamp_min_(0)
+            mass = float(left.sum())
+            threshold = rate if last else _share(mass, mass + (1 - rate))
+            if position == 0 or outlook.noise.accept(threshold):
+                best, kept = position, left if mass > 0 else target
+            if not last:
+                token = outlook.tokens[chain[position + 1]]
+                rate = min(rate * float(target[token] / outlook.draft(node)[token]), 1.0)
+        return chain[: best + 1], outlook.noise.draw(kept)
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0

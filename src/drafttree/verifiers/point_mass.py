@@ -1,0 +1,25 @@
+from typing import ClassVar
+
+from drafttree.tree import Proposal
+from drafttree.verifiers.base import Outlook, SamplingVerifier
+
+
+class PointMass(SamplingVerifier):
+    """Draw from the target at every node and descend while the token is in the tree.
+
+    Lossless for every tree whose growth did not look at this verifier's randomness; the one to use on selected trees
+    (EAGLE-2/3, TALON, OPT-Tree, DynaTree) without a shared seed.
+    """
+
+    source: ClassVar[str] = "SpecInfer's naive walk; EAGLE-2's rejection of point masses has the same law"
+    proposal: ClassVar[Proposal] = Proposal.SELECTED
+    accepts: ClassVar[frozenset[Proposal]] = frozenset(Proposal)
+
+    def judge(self, outlook: Outlook) -> tuple[list[int], int]:
+        path = [0]
+        while True:
+            token = outlook.noise.draw(outlook.target(path[-1]))
+            child = next((c for c in outlook.children[path[-1]] if outlook.tokens[c] == token), None)
+            if child is None:
+                return path, token
+            path.append(child)

@@ -1,0 +1,44 @@
+from typing import ClassVar
+
+from torch import Tensor
+
+from drafttree.tree import Proposal
+from drafttree.verifiers.base import Outlook, SamplingVerifier, residual, without
+
+
+class RRSw(SamplingVerifier):
+    """Recursive rejection sampling over children drawn without replacement.
+
+    A child is accepted with probability min(1, p/q); a rejected one leaves the residual of p, and q without it.
+    """
+
+    source: ClassVar[str] = "EAGLE (Li et al. 2024) and Sequoia (Chen et al. 2024), recursive rejection sampling"
+    proposal: ClassVar[Proposal] = Proposal.SAMPLED
+
+    def judge(self, outlook: Outlook) -> tuple[list[int], int]:
+        path = [0]
+        while children := outlook.children[path[-1]]:
+            p, q = outlook.target(path[-1]), outlook.draft(path[-1])
+            for child in children:
+                token = outlook.tokens[child]
+                if outlook.noise.accept(p[token] / q[token]):
+                    path.append(child)
+                    break
+                p, q = residual(p, q), self.after(q, token)
+            else:
+                return path, outlook.noise.draw(p)
+        return path, outlook.noise.draw(outlook.target(path[-1]))
+
+    def after(self, q: Tensor, token: int) -> Tensor:
+        """The law of the next child once one has been rejected."""
+        return without(q, token)
+
+
+class RRS(RRSw):
+    """Recursive rejection sampling over children drawn independently: SpecInfer's multi-step verification."""
+
+    source: ClassVar[str] = "SpecInfer (Miao et al. 2024), multi-step speculative sampling"
+    proposal: ClassVar[Proposal] = Proposal.INDEPENDENT
+
+    def after(self, q: Tensor, token: int) -> Tensor:
+        return q

@@ -1,0 +1,73 @@
+import pytest
+
+import drafttree
+from drafttree.bench import bench_policies, compare, measure_overhead
+from drafttree.bench.overhead import PARTS
+from drafttree.bench.policies import loops, shipped_prompts
+from drafttree.errors import ConfigError
+
+PROMPT = "The old man looked at the sea"
+
+
+@pytest.fixture(scope="module")
+def decoder():
+    return drafttree.load(dtype="float32", policy="chain:depth=3")
+
+
+def test_comparing_runs_three_ways_and_explains_the_ratio(decoder):
+    compared = compare(decoder, PROMPT, max_new_tokens=12, repeats=1)
+    assert set(compared.speeds) == {"speculative", "plain", "transformers"}
+    assert compared.from_plain is None
+    assert compared.from_transformers is None
+    assert compared.law.measured == pytest.approx(compared.speeds["speculative"] / compared.speeds["plain"])
+    assert f"{compared.law.measured:.2f} times" in compared.verdict
+    assert compared.summary()["law"]["predicted"] == compared.law.predicted
+
+
+def test_sampled_text_is_compared_with_plain_decoding_only(decoder):
+    compared = compare(decoder, PROMPT, max_new_tokens=12, repeats=1, temperature=1.0, seed=5)
+    assert not compared.greedy
+    assert compared.from_plain is None
+
+
+def test_comparing_needs_a_drafter(decoder):
+    for function in (
+        lambda plain: compare(plain, PROMPT),
+        lambda plain: bench_policies(plain, [PROMPT], ["chain"]),
+        lambda plain: measure_overhead(plain, [PROMPT], ["chain"]),
+    ):
+        with pytest.raises(ConfigError, match="drafter"):
+            function(decoder.plain())
+
+
+def test_the_parts_of_a_round_add_up(decoder):
+    (result,) = measure_overhead(decoder, [PROMPT], ["talon"], repeats=1, max_new_tokens=12)
+    parts = [getattr(result, part) for part in PARTS]
+    assert min(result.target, result.draft, *parts) > 0
+    assert sum(parts) == pytest.approx(result.seconds)
+    assert result.target + result.draft + result.seconds == pytest.approx(result.round)
+    assert 0 < result.share < 1
+
+
+def test_policies_are_measured_against_plain_decoding(decoder):
+    seen = []
+    result = bench_policies(decoder, [PROMPT], ["chain"], repeats=2, progress=seen.append, max_new_tokens=12)
+    plain, chain = result.rows
+    assert seen == ["plain", "chain"] * 2
+    assert (plain.policy, plain.law.tau, plain.law.measured, plain.mean_nodes) == ("plain", 1, 1, 1)
+    assert chain.law.tau >= 1
+    assert 0 <= chain.acceptance_rate <= 1
+    assert result.summary()["rows"][1]["policy"] == "chain"
+
+
+def test_what_loops():
+    assert loops([1, 2, 3] * 16)
+    assert loops([9, 8, *[1] * 48])
+    assert not loops(list(range(17)) * 4)
+    assert not loops([1] * 47)
+
+
+def test_the_shipped_prompts_are_openings():
+    prompts = shipped_prompts()
+    assert len(prompts) >= 6
+    assert all(prompts)

@@ -1,0 +1,179 @@
+"""The language-model drafter: right logits in every round, one pass per call, and nothing read twice."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import tiny
+from drafttree.drafters.language_model import LanguageModelDrafter
+from drafttree.models import HuggingFaceModel
+
+PROMPT = tiny.random_tokens(6, 1)
+TOLERANCE = 1e-4
+
+
+class Counted(HuggingFaceModel):
+    """A model that notes how many tokens each pass forwards."""
+
+    def __init__(self, module) -> None:
+        super().__init__(module)
+        self.forwarded: list[int] = []
+
+    def forward(self, cache, tokens, *arguments, **options):
+        self.forwarded.append(tokens.shape[1])
+        return super().forward(cache, tokens, *arguments, **options)
+
+
+class Session:
+    """A draft beside the committed tokens it should know, comparing all it says with a full recompute."""
+
+    def __init__(self, name: str = "llama", prompt: list[int] = PROMPT) -> None:
+        self.reference = tiny.build(name)
+        self.model = Counted(tiny.build(name))
+        self.draft = LanguageModelDrafter(self.model).start(prompt, capacity=32)
+        self.draft.prefill()
+        self.committed = list(prompt)
+        self.calls = 0
+
+    def expected(self, path: list[int]) -> Tensor:
+        with torch.inference_mode():
+            return self.reference(torch.tensor([self.committed + path])).logits[0, -1]
+
+    def root(self) -> None:
+        logits = self.draft.root()
+        self.calls += 1
+        self.frontier: list[list[int]] = [[]]
+        self.expanded: list[list[int]] = [[]]
+        assert logits.shape == (1, 1, tiny.VOCAB)
+        torch.testing.assert_close(logits[0, 0], self.expected([]), atol=TOLERANCE, rtol=0)
+
+    def expand(self, tokens: list[int], origins: list[int]) -> None:
+        logits = self.draft.expand(torch.tensor([tokens]), torch.tensor([origins]))
+        self.calls += 1
+        self.frontier = [[*self.frontier[origin], token] for token, origin in zip(tokens, origins, strict=True)]
+        self.expanded += self.frontier
+        assert logits.shape == (1, len(tokens), tiny.VOCAB)
+        for row, path in zip(logits[0], self.frontier, strict=True):
+            torch.testing.assert_close(row, self.expected(path), atol=TOLERANCE, rtol=0)
+
+    def commit(self, tokens: list[int]) -> None:
+        self.draft.commit(tokens)
+        self.committed += tokens
+
+
+def draft_three_levels(session: Session) -> None:
+    session.root()
+    session.expand([10, 11, 12], [0, 0, 0])
+    session.expand([20, 21, 20, 22], [0, 0, 1, 2])
+    session.expand([30, 31, 30], [3, 0, 1])
+
+
+COMMITS = {
+    "only the bonus": ([50], 1),
+    "one node": ([11, 50], 1),
+    "first of every level": ([10, 20, 31, 50], 1),
+    "last of every level": ([12, 22, 30, 50], 1),
+    "the same token under another parent": ([11, 20, 50], 1),
+    "deepest accepted node not expanded": ([10, 21, 77, 50], 2),
+    "accepted child of the root not expanded": ([77, 50], 2),
+    "accepted leaf not expanded": ([10, 21, 30, 77, 50], 2),
+    "accepted token expanded under another parent only": ([11, 22, 50], 2),
+    "bonus was expanded": ([10, 20], 1),
+    "bonus below the root was expanded": ([11], 1),
+    "bonus was a leaf": ([10, 21, 30], 1),
+    "bonus repeats a token of another branch": ([11, 22], 1),
+}
+
+
+@pytest.mark.parametrize("case", COMMITS)
+@pytest.mark.parametrize("name", ["llama", "mistral_sliding", "gpt2"])
+def test_logits_equal_full_recompute_after_every_kind_of_commit(name, case):
+    tokens, unread = COMMITS[case]
+    session = Session(name)
+    for _ in range(2):
+        draft_three_levels(session)
+        session.commit(tokens)
+        session.model.forwarded.clear()
+    draft_three_levels(session)
+    assert session.model.forwarded == [unread, 3, 4, 3]
+
+
+@pytest.mark.parametrize("name", tiny.CONFIGS)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_logits_equal_full_recompute_over_random_rounds(name, seed):
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(high: int, count: int) -> list[int]:
+        return torch.randint(high, (count,), generator=generator).tolist()
+
+    session = Session(name)
+    for _ in range(5):
+        session.root()
+        for width in draw(4, draw(4, 1)[0]):
+            origins = sorted(draw(len(session.frontier), width + 1))
+            tokens = torch.randperm(tiny.VOCAB, generator=generator)[: width + 1].tolist()
+            session.expand(tokens, origins)
+        accepted = session.expanded[draw(len(session.expanded), 1)[0]]
+        session.commit(accepted + draw(tiny.VOCAB, 1 + draw(2, 1)[0]))
+
+
+def test_passes_count_the_calls_and_not_the_reading_of_the_prompt():
+    session = Session()
+    for round_ in range(3):
+        draft_three_levels(session)
+        session.commit([10, 20, 50 + round_])
+    assert session.draft.passes == session.calls == 12
+    assert len(session.model.forwarded) == 13
+    assert session.draft.seconds > 0
+
+
+def test_the_prompt_is_read_once_and_every_committed_token_at_most_once_more():
+    session = Session()
+    for _ in range(4):
+        draft_three_levels(session)
+        session.commit([12, 22, 77, 50])
+    assert sum(session.model.forwarded) == len(PROMPT) + 4 * 10 + 3 * 2
+
+
+def test_a_round_that_only_roots_reads_only_the_bonus():
+    session = Session()
+    for bonus in (5, 6, 7):
+        session.root()
+        session.commit([bonus])
+    session.root()
+    assert session.model.forwarded == [len(PROMPT) - 1, 1, 1, 1, 1]
+
+
+def test_tokens_committed_without_a_draft_are_read_by_the_next_root():
+    session = Session()
+    session.commit([5])
+    session.root()
+    session.commit([6])
+    session.commit([7])
+    session.commit([8, 9])
+    draft_three_levels(session)
+    assert session.draft.passes == session.calls
+
+
+def test_a_prompt_of_one_token_is_enough():
+    session = Session(prompt=[3])
+    draft_three_levels(session)
+    assert session.model.forwarded == [1, 3, 4, 3]
+
+
+def test_two_drafts_of_one_drafter_do_not_disturb_each_other():
+    first, second = Session(), Session()
+    second.model, second.draft = first.model, LanguageModelDrafter(first.model).start(PROMPT, capacity=16)
+    first.root()
+    second.root()
+    first.expand([10, 11], [0, 0])
+    second.expand([20], [0])
+    first.commit([11, 50])
+    second.commit([20, 51])
+    draft_three_levels(first)
+    draft_three_levels(second)
+
+
+def test_drafter_shows_its_models_vocabulary_and_context():
+    drafter = LanguageModelDrafter(HuggingFaceModel(tiny.build("gpt2")))
+    assert (drafter.vocab_size, drafter.context) == (tiny.VOCAB, 64)

@@ -1,0 +1,126 @@
+"""The cache keeps rows where they belong: through growth, through `keep`, and never by copying what is in place."""
+
+import pytest
+import torch
+
+from drafttree.errors import ModelError
+from drafttree.models import TreeCache
+
+LAYERS, HEADS, WIDTH = 2, 3, 4
+
+
+def store(cache: TreeCache, rows: int, seed: int, batch: int = 1) -> torch.Tensor:
+    """One pass of random rows through every layer: `[layers, 2, batch, heads, rows, width]`."""
+    generator = torch.Generator().manual_seed(seed)
+    states = torch.randn(LAYERS, 2, batch, HEADS, rows, WIDTH, generator=generator)
+    for layer, (keys, values) in enumerate(states):
+        cache.update(keys, values, layer)
+    start = cache.get_seq_length()
+    cache.grow(torch.arange(start, start + rows).expand(batch, -1))
+    return states
+
+
+def contents(cache: TreeCache, batch: int = 1) -> torch.Tensor:
+    """All rows in use, as `update` hands them to attention."""
+    nothing = torch.zeros(batch, HEADS, 0, WIDTH)
+    return torch.stack([torch.stack(cache.update(nothing, nothing, layer)) for layer in range(LAYERS)])
+
+
+def address(cache: TreeCache) -> int:
+    nothing = torch.zeros(1, HEADS, 0, WIDTH)
+    return cache.update(nothing, nothing, 0)[0].untyped_storage().data_ptr()
+
+
+def test_growing_past_the_capacity_loses_no_rows():
+    cache = TreeCache(LAYERS, 1, capacity=4)
+    passes = []
+    for seed, rows in enumerate([3, 4, 9, 1]):
+        passes.append(store(cache, rows, seed))
+        cache.keep(range(rows))
+    assert cache.length == 17
+    assert torch.equal(contents(cache), torch.cat(passes, -2))
+
+
+def test_growing_in_the_middle_of_a_tree_loses_no_rows():
+    cache = TreeCache(LAYERS, 1, capacity=4)
+    passes = [store(cache, 3, 0), store(cache, 2, 1), store(cache, 5, 2)]
+    assert (cache.length, cache.drafted) == (0, 10)
+    assert torch.equal(contents(cache), torch.cat(passes, -2))
+
+
+def test_the_capacity_asked_for_is_not_reallocated():
+    cache = TreeCache(LAYERS, 1, capacity=8)
+    store(cache, 1, 0)
+    before, nbytes = address(cache), cache.nbytes
+    store(cache, 7, 1)
+    assert (address(cache), cache.nbytes) == (before, nbytes)
+    assert nbytes == LAYERS * 2 * HEADS * 8 * WIDTH * 4
+
+
+def test_keep_moves_the_accepted_rows_behind_the_prefix():
+    cache = TreeCache(LAYERS, 2, capacity=16)
+    prefix = store(cache, 3, 0, batch=2)
+    cache.keep(range(3))
+    tree = store(cache, 6, 1, batch=2)
+    cache.keep([0, 2, 5])
+    assert torch.equal(contents(cache, batch=2), torch.cat((prefix, tree[..., [0, 2, 5], :]), -2))
+
+
+def test_keep_orders_rows_as_asked():
+    cache = TreeCache(LAYERS, 1, capacity=8)
+    tree = store(cache, 4, 0)
+    cache.keep([3, 0, 1])
+    assert torch.equal(contents(cache), tree[..., [3, 0, 1], :])
+
+
+@pytest.mark.parametrize("rows", [range(3), [0, 1, 2], [0], []])
+def test_keeping_rows_already_in_place_copies_nothing(rows, monkeypatch):
+    cache = TreeCache(LAYERS, 1, capacity=8)
+    tree, before = store(cache, 5, 0), address(cache)
+    monkeypatch.setattr(torch.Tensor, "index_select", lambda *_: pytest.fail("a copy was made"))
+    cache.keep(rows)
+    assert address(cache) == before
+    assert torch.equal(contents(cache), tree[..., : len(rows), :])
+
+
+def test_keep_drops_the_rest_of_the_tree():
+    cache = TreeCache(LAYERS, 1, capacity=8)
+    store(cache, 5, 0)
+    cache.keep([0, 3])
+    assert (cache.length, cache.drafted, cache.positions) == (2, 0, None)
+    assert cache.get_seq_length() == 2
+
+
+def test_rows_made_in_inference_mode_can_be_kept_outside_it():
+    cache = TreeCache(LAYERS, 1, capacity=8)
+    with torch.inference_mode():
+        tree = store(cache, 4, 0)
+    cache.keep([0, 2])
+    with torch.inference_mode():
+        assert torch.equal(contents(cache), tree[..., [0, 2], :])
+
+
+def test_positions_of_several_passes_are_joined():
+    cache = TreeCache(LAYERS, 1, capacity=8)
+    cache.grow(torch.tensor([[4, 5, 5]]))
+    cache.grow(torch.tensor([[6]]))
+    assert cache.positions.tolist() == [[4, 5, 5, 6]]
+    assert cache.drafted == 4
+
+
+def test_an_empty_cache_takes_no_memory():
+    assert TreeCache(LAYERS, 1, capacity=1000).nbytes == 0
+
+
+def test_keys_and_values_of_different_width_are_refused():
+    keys, values = torch.zeros(1, HEADS, 2, 6), torch.zeros(1, HEADS, 2, 4)
+    with pytest.raises(ModelError, match=r"latent attention \(MLA\)"):
+        TreeCache(LAYERS, 1, capacity=8).update(keys, values, 0)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 2, WIDTH), (1, HEADS, 2, WIDTH + 1)])
+def test_layers_whose_key_heads_differ_are_refused(shape):
+    cache = TreeCache(LAYERS, 1, capacity=8)
+    cache.update(torch.zeros(1, HEADS, 2, WIDTH), torch.zeros(1, HEADS, 2, WIDTH), 0)
+    with pytest.raises(ModelError, match="key heads differ"):
+        cache.update(torch.zeros(shape), torch.zeros(shape), 1)

@@ -1,0 +1,372 @@
+"""Every policy against the papers' pseudocode in plain Python, over draft distributions drawn at random."""
+
+import math
+import random
+from functools import cache
+
+import papers
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drafttree.growth import grow
+from drafttree.policies import POLICIES, Chain, DynaTree, DySpec, Eagle, Fixed, OptTree, Talon, Template
+from drafttree.policies.template import SHIPPED
+from drafttree.tree import DraftTree
+from toy import ToyDraft
+
+ROOT = 0
+FAR = 1000
+
+few = settings(max_examples=40, deadline=None)
+budgets = st.integers(1, 24)
+shares = st.floats(0, 1)
+
+
+class World:
+    """A draft distribution for every path: a pure function of a seed."""
+
+    def __init__(self, seed: int, vocab: int = 6, scale: float = 2.0, masked: float = 0.0) -> None:
+        self.seed, self.vocab, self.scale, self.masked = seed, vocab, scale, masked
+        self.q = cache(self._row)
+
+    def __call__(self, prefix) -> list[float]:
+        return self.q(tuple(prefix[1:]))
+
+    def __repr__(self) -> str:
+        return f"World({self.seed}, {self.vocab}, {self.scale}, {self.masked})"
+
+    def _row(self, path: tuple[int, ...]) -> list[float]:
+        rng = random.Random(f"{self.seed} {path}")
+        logits = [rng.gauss(0, self.scale) for _ in range(self.vocab)]
+        hidden = [rng.random() < self.masked for _ in range(self.vocab)]
+        logits = [-math.inf if hide and not all(hidden) else logit for logit, hide in zip(logits, hidden, strict=True)]
+        highest = max(logits)
+        total = highest + math.log(sum(math.exp(logit - highest) for logit in logits))
+        return [logit - total for logit in logits]
+
+
+worlds = st.builds(
+    World,
+    st.integers(0, 10**6),
+    st.integers(2, 8),
+    st.sampled_from([0.3, 1.0, 3.0]),
+    st.sampled_from([0.0, 0.0, 0.6]),
+)
+
+
+def draft(policy, *worlds: World, max_levels: int = FAR) -> tuple[DraftTree, ToyDraft]:
+    """Grow a tree per world in one batch; the tree and the drafter that was asked."""
+    drafted = ToyDraft(worlds, [[ROOT]] * len(worlds), torch.float64)
+    root = torch.full((len(worlds), 1), ROOT)
+    tree = grow(policy, drafted, root, max_levels, lambda logits, depth: logits)
+    return tree, drafted
+
+
+def paths_of(tree: DraftTree, text: int = 0) -> dict[tuple[int, ...], float]:
+    """Every path of tokens with its log-probability."""
+    paths: dict[int, tuple[int, ...]] = {0: ()}
+    for node in range(1, tree.size):
+        if tree.valid[text, node]:
+            paths[node] = (*paths[int(tree.parents[text, node])], int(tree.tokens[text, node]))
+    assert len(set(paths.values())) == len(paths), "a node was drafted twice"
+    return {path: float(tree.path_logprobs[text, node]) for node, path in paths.items()}
+
+
+def agree(policy, world: World, expected: papers.Tree, max_levels: int = FAR) -> None:
+    grown = paths_of(draft(policy, world, max_levels=max_levels)[0])
+    assert grown == pytest.approx(expected, abs=1e-9)
+
+
+@few
+@given(worlds, st.integers(1, 12), budgets)
+def test_chain(world, depth, budget):
+    agree(Chain(depth=depth, budget=budget), world, papers.chain(world.q, depth=depth, budget=budget))
+
+
+@few
+@given(
+    worlds,
+    st.fixed_dictionaries(
+        {
+            "depth": st.integers(1, 5),
+            "breadth": st.integers(1, 4),
+            "threshold": st.one_of(st.just(0.0), st.floats(0, 0.3)),
+            "level1_top1": st.booleans(),
+            "budget": budgets,
+        }
+    ),
+)
+def test_fixed_is_dynatree_v1(world, options):
+    agree(Fixed(**options), world, papers.fixed(world.q, **options))
+
+
+@st.composite
+def dynatree_options(draw):
+    low, high = sorted(draw(st.tuples(shares, shares)))
+    base_depth, max_depth = sorted(draw(st.tuples(st.integers(1, 6), st.integers(1, 6))))
+    return {
+        "base_depth": base_depth,
+        "max_depth": max_depth,
+        "low": low,
+        "high": high,
+        "min_breadth": draw(st.integers(1, 2)),
+        "mid_breadth": draw(st.integers(1, 3)),
+        "max_breadth": draw(st.integers(1, 4)),
+        "stop_below": draw(st.floats(0, 0.3)),
+        "deep_above": draw(shares),
+        "prune_below": draw(st.floats(0, 0.3)),
+        "breadth": draw(st.booleans()),
+        "depth": draw(st.booleans()),
+        "level1_top1": draw(st.booleans()),
+        "budget": draw(budgets),
+    }
+
+
+@settings(max_examples=120, deadline=None)
+@given(worlds, dynatree_options())
+def test_dynatree_v2_and_its_ablations(world, options):
+    agree(DynaTree(**options), world, papers.dynatree(world.q, **options))
+
+
+@few
+@given(worlds, budgets, st.integers(1, 9), st.one_of(st.just(0.0), shares), st.one_of(st.none(), st.integers(1, 4)))
+def test_talon(world, budget, width, margin, depth):
+    options = {"budget": budget, "width": width, "margin": margin, "depth": depth}
+    agree(Talon(**options), world, papers.talon(world.q, **options))
+
+
+@few
+@given(worlds, st.integers(1, 5), st.integers(1, 5), budgets)
+def test_eagle(world, depth, top_k, budget):
+    options = {"depth": depth, "top_k": top_k, "budget": budget}
+    agree(Eagle(**options), world, papers.eagle(world.q, **options))
+
+
+@few
+@given(worlds, st.integers(1, 6), st.floats(0, 1.5), st.integers(2, 16))
+def test_opt_tree(world, depth, threshold, budget):
+    options = {"depth": depth, "threshold": threshold, "budget": budget}
+    agree(OptTree(**options), world, papers.opt_tree(world.q, **options))
+
+
+@few
+@given(worlds, st.integers(1, 8), st.integers(1, 20))
+def test_dyspec_is_the_heap(world, depth, budget):
+    agree(DySpec(depth=depth, budget=budget), world, papers.dyspec(world.q, depth=depth, budget=budget))
+
+
+@st.composite
+def rank_paths(draw):
+    """A random set of paths closed under taking parents."""
+    paths: list[tuple[int, ...]] = [()]
+    for parent, rank in draw(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 5)), min_size=1, max_size=14)):
+        paths.append((*paths[parent % len(paths)], rank))
+    return sorted(set(paths) - {()})
+
+
+@few
+@given(worlds, rank_paths(), budgets)
+def test_template_follows_any_list_of_paths(world, paths, budget):
+    agree(Template(paths=paths, budget=budget), world, papers.template(world.q, paths=paths, budget=budget))
+
+
+COUNTS = {
+    "medusa-63": "root:10 0:10 1:7 2:3 3:2 4:1 5:1 6:1 7:1 8:1 9:1 0.0:10 0.1:3 0.2:2 0.3:1 0.4:1 0.5:1 0.6:1 0.7:1 "
+    "1.0:2 2.0:1 0.0.0:2",
+    "vicuna-7b-stage2": "root:10 0:10 1:5 2:2 3:2 4:1 5:1 6:1 7:1 0.0:9 0.1:4 0.2:2 0.3:1 0.4:1 0.5:1 1.0:3 1.1:1 "
+    "2.0:1 0.0.0:4 0.0.1:1 0.0.2:1 0.1.0:1",
+    "vicuna-13b-stage2": "root:10 0:10 1:4 2:2 3:1 4:1 5:1 0.0:10 0.1:4 0.2:2 0.3:1 0.4:1 0.5:1 1.0:3 1.1:1 2.0:1 "
+    "3.0:1 0.0.0:4 0.0.1:2 0.0.2:1 0.1.0:1 1.0.0:1",
+    "vicuna-13b-stage1": "root:10 0:10 1:7 2:4 3:2 4:2 5:1 6:1 7:1 8:1 0.0:10 0.1:4 0.2:2 0.3:1 0.4:1 0.5:1 1.0:2 "
+    "1.1:1 2.0:1 0.0.0:1",
+}
+EAGLE_25 = (
+    "0 1 2 3 0.0 0.1 0.2 1.0 1.1 2.0 2.1 3.0 0.0.0 0.0.1 0.0.2 0.1.0 0.1.1 0.2.0 0.2.1 1.0.0 "
+    "0.0.0.0 0.0.0.1 0.0.0.2 0.0.0.0.0 0.0.0.0.1"
+)
+TREES = {name: papers.from_counts(counts) for name, counts in COUNTS.items()} | {
+    "eagle-sparse": {tuple(map(int, path.split("."))) for path in EAGLE_25.split()}
+}
+
+
+def ranks_of(policy: Template) -> set[tuple[int, ...]]:
+    """The paths a template drafts where every node's best tokens are 0, 1, 2 ... in this order."""
+
+    def falling(prefix):
+        return [-0.01 * token for token in range(11)]
+
+    drafted = ToyDraft([falling], [[ROOT]], torch.float64)
+    tree = grow(policy, drafted, torch.tensor([[ROOT]]), FAR, lambda logits, depth: logits)
+    return set(paths_of(tree)) - {()}
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_shipped_trees_are_the_published_ones(name):
+    assert ranks_of(Template(tree=name)) == TREES[name]
+
+
+def test_published_trees_have_the_published_sizes():
+    assert {name: len(paths) for name, paths in TREES.items()} == dict.fromkeys(COUNTS, 63) | {"eagle-sparse": 25}
+    assert TREES.keys() == SHIPPED.keys()
+
+
+@pytest.mark.parametrize("depth", [1, 3, 5])
+def test_binary_templates_are_complete_binary_trees(depth):
+    paths = ranks_of(Template(tree=f"binary-{depth}"))
+    assert len(paths) == 2 ** (depth + 1) - 2
+    assert all(set(path) <= {0, 1} and len(path) <= depth for path in paths)
+
+
+SMALL = {
+    "chain": {"depth": 6},
+    "fixed": {"depth": 3, "breadth": 2, "budget": 12},
+    "template": {"tree": "binary-3", "budget": 11},
+    "dynatree": {"max_depth": 4, "base_depth": 2, "stop_below": 0.01, "prune_below": 0.01, "budget": 13},
+    "talon": {"width": 3, "budget": 14},
+    "eagle": {"depth": 3, "top_k": 3, "budget": 10},
+    "opt-tree": {"threshold": 0.2, "budget": 9},
+    "dyspec": {"depth": 5, "budget": 12},
+}
+every_policy = pytest.mark.parametrize("name", SMALL)
+
+
+def small(name: str):
+    return POLICIES[name](**SMALL[name])
+
+
+def test_every_policy_is_tried_here():
+    assert SMALL.keys() == POLICIES.keys()
+
+
+@every_policy
+@settings(max_examples=25, deadline=None)
+@given(worlds, worlds)
+def test_a_batch_of_two_grows_the_trees_of_two_batches_of_one(name, one, other):
+    other.vocab = one.vocab
+    together = draft(small(name), one, other)[0]
+    assert paths_of(together, 0) == pytest.approx(paths_of(draft(small(name), one)[0]), abs=1e-12)
+    assert paths_of(together, 1) == pytest.approx(paths_of(draft(small(name), other)[0]), abs=1e-12)
+
+
+@every_policy
+@settings(max_examples=25, deadline=None)
+@given(worlds, st.integers(1, 9), st.integers(1, 6))
+def test_budget_levels_and_passes_hold_for_every_policy(name, world, budget, max_levels):
+    policy = POLICIES[name](**SMALL[name] | {"budget": budget})
+    tree, drafted = draft(policy, world, max_levels=max_levels)
+    assert tree.size <= budget
+    assert drafted.passes == tree.levels <= max_levels
+    assert int(tree.depths.max()) <= tree.levels
+    assert all(up < node for node, up in enumerate(tree.parents[0].tolist()))
+    for path, logprob in paths_of(tree).items():
+        steps = [world.q(path[:depth])[token] for depth, token in enumerate(path)]
+        assert math.isfinite(logprob)
+        assert logprob == pytest.approx(sum(steps), abs=1e-9)
+
+
+@every_policy
+@pytest.mark.parametrize("max_levels", [0, -3])
+def test_no_levels_left_drafts_nothing_and_asks_nobody(name, max_levels):
+    tree, drafted = draft(small(name), World(1), max_levels=max_levels)
+    assert (tree.size, tree.levels, drafted.passes) == (1, 0, 0)
+
+
+@every_policy
+def test_a_budget_of_one_is_the_root_alone(name):
+    tree, drafted = draft(POLICIES[name](**SMALL[name] | {"budget": 1}), World(1))
+    assert (tree.size, tree.levels, drafted.passes) == (1, 0, 0)
+
+
+@every_policy
+def test_every_default_grows_a_tree_of_at_most_its_budget(name):
+    policy = POLICIES[name]()
+    tree, _ = draft(policy, World(3, vocab=12))
+    assert 1 < tree.size <= policy.budget
+
+
+@few
+@given(worlds, st.integers(1, 24), st.integers(1, 9))
+def test_talon_fills_its_budget_exactly(world, budget, width):
+    world.masked = 0.0
+    assert draft(Talon(budget=budget, width=width), world)[0].size == budget
+
+
+@every_policy
+def test_a_token_that_cannot_follow_never_enters(name):
+    world = World(5, vocab=6, masked=0.7)
+    assert all(math.isfinite(logprob) for logprob in paths_of(draft(small(name), world)[0]).values())
+
+
+def certain(prefix) -> list[float]:
+    """One token has all the probability that a float holds, the others a trace of it."""
+    return [-60.0, 0.0, -40.0, -50.0]
+
+
+@every_policy
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_certain_drafter_gives_a_connected_tree(name, dtype):
+    drafted = ToyDraft([certain], [[ROOT]], dtype)
+    tree = grow(small(name), drafted, torch.tensor([[ROOT]]), FAR, lambda logits, depth: logits)
+    assert tree.parents[0].tolist().count(-1) == 1
+    assert all(up < node for node, up in enumerate(tree.parents[0].tolist()))
+    assert (1,) in paths_of(tree)
+
+
+def equal(prefix) -> list[float]:
+    return [0.0] * 4
+
+
+@pytest.mark.parametrize(
+    ("policy", "sizes"),
+    [
+        (Talon(width=2, margin=1.0, budget=60), [1, 2, 8, 32, 17]),
+        (Eagle(depth=3, top_k=2, budget=60), [1, 2, 4, 4]),
+        (Fixed(depth=3, breadth=2, threshold=0.0, budget=12), [1, 2, 4, 5]),
+        (OptTree(depth=3, threshold=0.0, budget=6), [1, 4, 1]),
+        (DySpec(budget=4), [1, 3]),
+    ],
+    ids=lambda case: type(case).__name__,
+)
+def test_ties_fill_shallow_levels_first_and_waste_no_node(policy, sizes):
+    drafted = ToyDraft([equal], [[ROOT]], torch.float64)
+    tree = grow(policy, drafted, torch.tensor([[ROOT]]), FAR, lambda logits, depth: logits)
+    assert tree.depths[0].bincount().tolist() == sizes
+
+
+def test_talon_keeps_every_tie_of_the_best_at_margin_one():
+    def two_best(prefix):
+        return [0.0, 0.0, -1.0, -1.0]
+
+    drafted = ToyDraft([two_best], [[ROOT]], torch.float32)
+    tree = grow(Talon(width=1, margin=1.0, budget=8), drafted, torch.tensor([[ROOT]]), FAR, lambda logits, _: logits)
+    assert tree.depths[0].bincount().tolist() == [1, 1, 2, 4]
+
+
+def test_dynatree_goes_deep_only_strictly_above_the_threshold():
+    def coin(prefix):
+        return [0.0, 0.0, -math.inf]
+
+    def levels(**options):
+        drafted = ToyDraft([coin], [[ROOT]], torch.float32)
+        policy = DynaTree(base_depth=1, max_depth=5, mid_breadth=2, **options)
+        return grow(policy, drafted, torch.tensor([[ROOT]]), FAR, lambda logits, _: logits).levels
+
+    assert levels(deep_above=0.5) == 1
+    assert levels(deep_above=0.49) == 2
+
+
+def test_the_shape_hook_sees_every_level_once():
+    seen = []
+    drafted = ToyDraft([World(1)], [[ROOT]], torch.float64)
+    grow(Chain(depth=4), drafted, torch.tensor([[ROOT]]), FAR, lambda logits, depth: seen.append(depth) or logits)
+    assert seen == [1, 2, 3, 4]
+
+
+def test_trees_are_made_of_the_logits_the_shape_hook_returns():
+    drafted = ToyDraft([World(1, vocab=5)], [[ROOT]], torch.float64)
+    only = torch.full((5,), -math.inf)
+    only[3] = 0.0
+    tree = grow(Chain(depth=3), drafted, torch.tensor([[ROOT]]), FAR, lambda logits, depth: logits + only)
+    assert tree.tokens[0].tolist() == [ROOT, 3, 3, 3]

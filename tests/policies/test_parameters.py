@@ -1,0 +1,141 @@
+"""What a policy says of wrong parameters, and what its copies remember."""
+
+import pytest
+import torch
+
+from drafttree.errors import ConfigError
+from drafttree.growth import grow
+from drafttree.policies import POLICIES, DynaTree, OptTree, Talon, Template
+from drafttree.policies.base import best_mask
+from toy import Table, ToyDraft
+
+every_policy = pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES.keys())
+
+
+def message(policy, **options) -> str:
+    with pytest.raises(ConfigError) as error:
+        policy(**options)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@every_policy
+def test_defaults_are_legal_and_the_source_is_named(policy):
+    assert policy().budget >= 2
+    assert policy.source
+
+
+@every_policy
+def test_every_parameter_is_described(policy):
+    assert all(field.description for field in policy.model_fields.values())
+
+
+@every_policy
+def test_an_unknown_parameter_names_the_nearest_one(policy):
+    text = message(policy, budgte=3)
+    assert "'budgte'" in text
+    assert "did you mean 'budget'?" in text
+
+
+@every_policy
+@pytest.mark.parametrize("value", [0, -1, 4097])
+def test_a_budget_out_of_range_is_an_error_that_states_the_range(policy, value):
+    text = message(policy, budget=value)
+    assert f"budget is {value}" in text
+    assert "1" in text
+    assert "4096" in text
+
+
+@every_policy
+@pytest.mark.parametrize("value", ["many", None, 2.5, [3]])
+def test_a_budget_of_the_wrong_type_is_an_error(policy, value):
+    assert f"budget is {value!r}" in message(policy, budget=value)
+
+
+@pytest.mark.parametrize(
+    ("policy", "options", "words"),
+    [
+        (Talon, {"margin": 1.5}, ["margin is 1.5", "0", "1"]),
+        (Talon, {"margin": float("nan")}, ["margin is nan"]),
+        (Talon, {"width": 0}, ["width is 0", "1", "4096"]),
+        (Talon, {"depth": 0}, ["depth is 0", "1", "4096"]),
+        (DynaTree, {"window": 0}, ["window is 0", "1", "10000"]),
+        (DynaTree, {"base_depth": 9}, ["base_depth", "9", "max_depth", "8"]),
+        (DynaTree, {"low": 0.5, "high": 0.4}, ["low", "0.5", "high", "0.4"]),
+        (DynaTree, {"breadth": "perhaps"}, ["breadth is 'perhaps'"]),
+        (Template, {"tree": "eagle-spare"}, ["eagle-sparse", "'eagle-spare'"]),
+        (Template, {"tree": "binary-12"}, ["binary-1 to binary-11", "'binary-12'"]),
+        (Template, {"paths": "0+0.1.2"}, ["0.1.2", "parent"]),
+        (Template, {"paths": "0+x"}, ["'x'"]),
+        (Template, {"paths": [(-1,)]}, ["-1"]),
+        (Template, {"paths": []}, ["at least one path"]),
+    ],
+)
+def test_other_wrong_values_are_errors_that_say_what_is_right(policy, options, words):
+    text = message(policy, **options)
+    assert policy.__name__ in text
+    assert all(word in text for word in words), text
+
+
+def test_paths_can_be_written_as_text():
+    assert Template(paths="0+1+0.0").paths == ((0,), (1,), (0, 0))
+
+
+def share(policy: DynaTree, accepted: int, levels: int) -> tuple[float, float]:
+    policy.observe(accepted, levels)
+    return policy._depth, policy._high
+
+
+def test_dynatree_history_is_the_papers_proportional_rule():
+    policy = DynaTree(base_depth=4, max_depth=9, high=0.8, window=2, target=0.5, depth_rate=2, high_rate=0.1)
+    # The mean share is 1, then (1 + 0) / 2, then (0 + 1/4) / 2 over the window of two: errors .5, 0, -.375.
+    assert share(policy, 4, 4) == pytest.approx((5.0, 0.75))
+    assert share(policy, 0, 5) == pytest.approx((5.0, 0.75))
+    assert share(policy, 1, 4) == pytest.approx((4.25, 0.7875))
+
+
+def test_dynatree_history_is_clipped():
+    policy = DynaTree(base_depth=4, max_depth=6, high=0.9, low=0.1, depth_rate=64, high_rate=1, window=1)
+    assert share(policy, 6, 6) == pytest.approx((5, 0.6))
+    assert share(policy, 0, 6) == pytest.approx((1, 1.0))
+
+
+def test_a_round_without_drafts_and_history_switched_off_change_nothing():
+    assert share(DynaTree(), 0, 0) == (5, 0.9)
+    assert share(DynaTree(history=False), 5, 5) == (5, 0.9)
+
+
+def tokens_of(policy, seed: int = 0) -> list[int]:
+    drafted = ToyDraft([Table(seed=seed, scale=0.5)], [[1]], torch.float64)
+    return grow(policy, drafted, torch.tensor([[1]]), 99, lambda logits, depth: logits).tokens[0].tolist()
+
+
+def test_history_changes_the_tree_and_fresh_forgets_it():
+    policy = DynaTree(base_depth=2, max_depth=5, stop_below=0, prune_below=0, deep_above=1)
+    before = tokens_of(policy)
+    policy.observe(0, 5)
+    assert len(tokens_of(policy)) < len(before)
+    assert tokens_of(policy.fresh()) == before
+
+
+@every_policy
+def test_fresh_has_the_same_parameters_and_is_another_object(policy):
+    original = policy(budget=17)
+    copy = original.fresh()
+    assert copy.model_dump() == original.model_dump()
+    assert copy is not original
+
+
+def test_a_tree_does_not_depend_on_the_tree_before_it():
+    policy = OptTree(budget=8, threshold=0.3)
+    alone = tokens_of(policy.fresh(), seed=2)
+    tokens_of(policy, seed=1)
+    assert tokens_of(policy, seed=2) == alone
+
+
+def test_best_mask_takes_ties_from_the_left_and_nothing_that_is_not_among():
+    scores = torch.tensor([[1.0, 2.0, 2.0, 2.0], [0.0, 0.0, 0.0, 0.0]])
+    among = torch.tensor([[True, False, True, True], [False, True, True, True]])
+    assert best_mask(scores, among, 1).tolist() == [[False, False, True, False], [False, True, False, False]]
+    assert best_mask(scores, among, 9).tolist() == among.tolist()
+    assert best_mask(scores, among, torch.tensor([[2], [0]])).tolist() == [[False, False, True, True], [False] * 4]

@@ -1,0 +1,126 @@
+import pytest
+import torch
+
+import drafttree
+from drafttree.certify import certify, fit, parse_policies
+from drafttree.distributions import Sampling
+from drafttree.errors import ConfigError, ContextError
+from drafttree.models.attention import NAME
+from drafttree.policies import POLICIES
+from drafttree.reference import find_difference, released, transformers_generate
+from drafttree.sequence import Sequence
+
+PROMPTS = ["The old man looked at the sea", "In the year of our Lord"]
+
+
+@pytest.fixture(scope="module")
+def decoder():
+    return drafttree.load(dtype="float32")
+
+
+@pytest.fixture
+def broken(decoder, monkeypatch):
+    """A decoder whose every text has a wrong fourth token."""
+    commit = Sequence.commit
+
+    def spoil(self, tokens, accepted):
+        count = commit(self, tokens, accepted)
+        if self.draft and len(self.tokens) > self.prompt_length + 3:
+            self.tokens[self.prompt_length + 3] = 99
+        return count
+
+    monkeypatch.setattr(Sequence, "commit", spoil)
+    return decoder
+
+
+def test_lists_of_policies():
+    assert parse_policies(["all"]) == list(POLICIES)
+    wanted = ["chain", "talon:budget=60,margin=0.03", "eagle"]
+    assert parse_policies(["chain,talon:budget=60,margin=0.03;eagle"]) == wanted
+    assert parse_policies([*wanted, "chain"]) == wanted
+    with pytest.raises(ConfigError, match="talon"):
+        parse_policies(["chain,talom"])
+
+
+def test_greedy_texts_are_those_of_transformers(decoder):
+    seen = []
+    certificate = certify(decoder, PROMPTS, ["chain", "talon"], max_new_tokens=12, progress=seen.append)
+    assert certificate.passed
+    assert certificate.reference == "transformers generate"
+    assert [(entry.policy, entry.identical) for entry in certificate.policies] == [
+        ("plain", 2),
+        ("chain", 2),
+        ("talon", 2),
+    ]
+    assert len(seen) == 8
+
+
+def test_sampled_texts_are_those_of_plain_decoding(decoder):
+    certificate = certify(decoder, PROMPTS, ["dynatree"], max_new_tokens=12, sampling=Sampling(1.0, seed=7))
+    assert certificate.reference == "plain decoding"
+    assert [(entry.policy, entry.identical) for entry in certificate.policies] == [("dynatree", 2)]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_wrong_text_is_found_where_it_goes_wrong(broken, temperature):
+    certificate = certify(broken, PROMPTS[:1], ["chain"], max_new_tokens=8, sampling=Sampling(temperature))
+    (finding,) = certificate.policies[-1].findings
+    assert not certificate.passed
+    assert (finding.prompt, finding.difference.position, finding.difference.got) == (0, 3, 99)
+    assert finding.difference.tolerance == 0
+    assert finding.difference.gap > 0
+    assert certificate.summary()["passed"] is False
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_the_reference_choice_is_the_best_score(decoder, temperature):
+    sampling = Sampling(temperature, seed=3)
+    ids = decoder.tokenizer(PROMPTS[0])["input_ids"]
+    expected = decoder.plain().generate(ids, max_new_tokens=4, temperature=temperature, seed=3).tokens
+    got = [*expected[:3], (expected[3] + 1) % 4096]
+    difference = find_difference(decoder, ids, expected, got, sampling)
+    assert (difference.position, difference.expected) == (3, expected[3])
+    assert find_difference(decoder, ids, expected, expected, sampling) is None
+    assert find_difference(decoder, ids, expected, expected[:2], sampling).got is None
+
+
+def test_only_reduced_precision_explains_a_tie():
+    decoder = drafttree.load(drafter="none", dtype="bfloat16")
+    ids = decoder.tokenizer(PROMPTS[0])["input_ids"]
+    with released(decoder.target) as module, torch.inference_mode():
+        order = module(torch.tensor([ids])).logits[0, -1].argsort(descending=True, stable=True).tolist()
+    far = find_difference(decoder, ids, order[:1], order[-1:], Sampling())
+    assert far.tolerance > 0
+    assert not far.explained
+    assert find_difference(decoder, ids, order[:1], order[:1] * 2, Sampling()).explained is False
+
+
+def test_the_module_gets_its_attention_back(decoder):
+    module, settings = decoder.target.module, decoder.target.module.generation_config
+    with released(decoder.target) as inside:
+        assert inside.config._attn_implementation != NAME
+    assert module.config._attn_implementation == NAME
+    assert module.generation_config is settings
+
+
+def test_eos_is_honoured_or_ignored_on_both_sides(decoder):
+    ids = decoder.tokenizer(PROMPTS[0])["input_ids"]
+    free = transformers_generate(decoder, ids, Sampling(), 12).tokens
+    ending = drafttree.Decoder(decoder.target, decoder.drafter, tokenizer=decoder.tokenizer, eos=[free[2]])
+    short = transformers_generate(ending, ids, Sampling(), 12).tokens
+    assert short == free[: free.index(free[2]) + 1]
+    assert transformers_generate(ending, ids, Sampling(), 12, ignore_eos=True).tokens == free
+    for ignore_eos, tokens in [(False, len(short)), (True, 12)]:
+        certificate = certify(ending, [ids], ["chain"], max_new_tokens=12, ignore_eos=ignore_eos)
+        assert certificate.passed
+        assert certificate.tokens == tokens
+
+
+def test_long_prompts_keep_their_last_tokens(decoder, monkeypatch):
+    monkeypatch.setattr(decoder.target, "context", 64)
+    ids = list(range(10, 110))
+    assert fit(decoder, ids, 14) == (ids[-50:], True)
+    assert fit(decoder, ids[:5], 14) == (ids[:5], False)
+    with pytest.raises(ContextError, match="64"):
+        fit(decoder, ids, 64)
+    assert certify(decoder, [ids, ids[:5]], ["chain"], max_new_tokens=2).truncated == 1

@@ -1,0 +1,261 @@
+import json
+import sys
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+import drafttree
+from drafttree import cli
+from drafttree.policies import POLICIES
+from drafttree.sequence import Chunk
+from drafttree.verifiers import VERIFIERS
+
+PROMPT = "The old man looked at the sea"
+
+
+@pytest.fixture(scope="module")
+def embedded():
+    return drafttree.load(dtype="float32")
+
+
+@pytest.fixture
+def quick(embedded, monkeypatch):
+    """`load` without reading the weights again."""
+
+    def load(target, drafter="auto", policy="dynatree", *_, **__):
+        decoder = embedded.plain() if drafter == "none" else embedded
+        return decoder.with_policy(drafttree.loading.make_policy(policy))
+
+    monkeypatch.setattr(cli, "load", load)
+
+
+def run(*arguments, **options):
+    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments], **options)
+
+
+def complaint(capsys, *arguments):
+    """What `main` prints on standard error, with exit code 2."""
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    assert stopped.value.code == 2
+    assert captured.out == ""
+    assert captured.err.startswith("drafttree: error: ")
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    path = tmp_path / "prompts.txt"
+    path.write_text(f"{PROMPT}\nOnce upon a time\n")
+    return path
+
+
+def test_generating_with_the_embedded_pair(embedded):
+    result = run("generate", PROMPT, "--max-new-tokens", 8, "--dtype", "float32")
+    assert result.exit_code == 0
+    assert result.stdout == embedded.generate(PROMPT, max_new_tokens=8).text + "\n"
+    assert "tokens per target pass" in result.stderr
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_prompt_may_come_from_standard_input(embedded):
+    expected = embedded.generate(PROMPT, max_new_tokens=8, temperature=1.0, seed=3).text + "\n"
+    for arguments in ([], ["-"]):
+        options = ["--max-new-tokens", 8, "--temperature", 1, "--seed", 3]
+        assert run("generate", *arguments, *options, input=PROMPT + "\n").stdout == expected
+
+
+@pytest.mark.usefixtures("quick")
+def test_json_is_one_object_with_every_figure():
+    result = run("generate", PROMPT, "--max-new-tokens", 8, "--json", "--compare", "--repeats", 1)
+    report = json.loads(result.stdout)
+    assert len(report["tokens"]) == report["metrics"]["tokens"] == 8
+    assert report["finish_reason"] == "length"
+    assert report["comparison"]["from_transformers"] is None
+    assert set(report["comparison"]["tokens_per_second"]) == {"speculative", "plain", "transformers"}
+
+
+@pytest.mark.usefixtures("quick")
+def test_comparing_ends_with_how_much_faster_and_why():
+    result = run("generate", PROMPT, "--max-new-tokens", 8, "--compare", "--repeats", 1)
+    for term in ("tau", "delta", "R predicted", "R measured", "identical, token for token", "transformers generate"):
+        assert term in result.stdout
+    last = result.stdout.splitlines()[-1]
+    assert "times as fast as plain decoding" in last
+    assert "each target pass yields" in last
+
+
+@pytest.mark.usefixtures("quick")
+def test_stop_strings_end_the_text(embedded):
+    text = embedded.generate(PROMPT, max_new_tokens=8).text
+    stop = text.split()[1]
+    result = run("generate", PROMPT, "--max-new-tokens", 8, "--stop", "@@", "--stop", stop)
+    assert result.stdout == text[: text.index(stop)] + "\n"
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_chat_template_is_applied(embedded, monkeypatch):
+    ids = embedded.tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], add_generation_prompt=True)
+    expected = embedded.generate(list(ids["input_ids"]), max_new_tokens=4).tokens
+    options = ["Hi", "--chat", "--max-new-tokens", 4, "--json"]
+    assert json.loads(run("generate", *options).stdout)["tokens"] == expected
+    monkeypatch.setattr(embedded.tokenizer, "chat_template", None)
+    assert "chat template" in str(run("generate", *options).exception)
+
+
+def test_drafted_characters_are_coloured(capsys):
+    console = Console(force_terminal=True, color_system="standard", width=80)
+    cli._show_chunk(console, Chunk("abc[d]", [1, 2], [True, False], None, [True, True, False, False, False, False]))
+    assert capsys.readouterr().out == "\x1b[32mab\x1b[0mc[d]"
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2])
+def test_every_streamed_character_knows_its_token(embedded, seed):
+    options = {"temperature": 1.0, "seed": seed} if seed else {}
+    chunks = list(embedded.stream(PROMPT, max_new_tokens=24, **options))
+    assert all(len(chunk.text) == len(chunk.drafted_text) for chunk in chunks)
+    drafted = [each for chunk in chunks for each in chunk.drafted]
+    tokens = [token for chunk in chunks for token in chunk.tokens]
+    text = "".join(chunk.text for chunk in chunks)
+    if text.isascii():
+        pieces = [embedded.tokenizer.decode([token]) for token in tokens]
+        flags = [flag for piece, flag in zip(pieces, drafted, strict=True) for _ in piece]
+        assert flags == [flag for chunk in chunks for flag in chunk.drafted_text]
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_interrupt_ends_with_what_was_produced(embedded, monkeypatch):
+    step, calls = drafttree.Decoder.step, []
+
+    def interrupted(self, sequence):
+        calls.append(1)
+        if len(calls) > 2:
+            raise KeyboardInterrupt
+        return step(self, sequence)
+
+    monkeypatch.setattr(drafttree.Decoder, "step", interrupted)
+    result = run("generate", PROMPT, "--json", "--compare")
+    assert result.exit_code == 130
+    assert json.loads(result.stdout)["finish_reason"] == "interrupted"
+    assert json.loads(result.stdout)["tokens"]
+
+
+def test_an_interrupt_anywhere_else_is_quiet(capsys, monkeypatch):
+    def load(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "load", load)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["generate", PROMPT])
+    assert stopped.value.code == 130
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_policies_and_verifiers_are_listed_in_full():
+    listing = run("policies").stdout
+    for name, policy in POLICIES.items():
+        assert f"{name}  {policy.source}" in listing
+        for key, field in policy.model_fields.items():
+            assert key in listing
+            assert field.description in listing
+    assert "1 to 4096" in listing
+    verifiers = run("verifiers").stdout
+    assert all(f"{name}  {verifier.source}" in verifiers for name, verifier in VERIFIERS.items())
+
+
+@pytest.mark.usefixtures("quick")
+def test_certifying(prompts):
+    result = run("certify", "--prompts", prompts, "--max-new-tokens", 8, "--policies", "chain;talon:budget=9,width=3")
+    assert result.exit_code == 0
+    assert "talon:budget=9,width=3  2/2        ok" in result.stdout
+    assert result.stdout.splitlines()[-1].endswith("Certified.")
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_failed_certificate_shows_every_difference(prompts, monkeypatch):
+    verify = drafttree.verifiers.Greedy.verify
+
+    def biased(self, tree, logits, *rest):
+        return verify(self, tree, logits.roll(1, -1) if tree.size > 1 else logits, *rest)
+
+    monkeypatch.setattr(drafttree.verifiers.Greedy, "verify", biased)
+    result = run("certify", "--prompts", prompts, "--max-new-tokens", 8, "--policies", "chain", "--limit", 1)
+    assert result.exit_code == 1
+    assert "DIFFERENT" in result.stdout
+    assert "plain   1/1        ok" in result.stdout
+    assert result.stdout.splitlines()[-1].endswith("NOT certified.")
+    report = run("certify", "--prompts", prompts, "--max-new-tokens", 8, "--policies", "chain", "--json")
+    assert json.loads(report.stdout)["policies"][1]["findings"][0]["difference"]["position"] == 0
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_benchmarks_print_tables(prompts):
+    common = ["--policies", "chain", "--prompts", prompts, "--max-new-tokens", 6, "--repeats", 1, "--limit", 1]
+    result = run("bench", "policies", *common)
+    assert json.loads(result.stdout.splitlines()[-1])["prompts"] == 1
+    assert "texts loop" in result.stdout
+    assert "growth" in run("bench", "overhead", *common).stdout
+
+
+def test_mistakes_are_one_line_and_exit_with_2(capsys, prompts, tmp_path):
+    missing = tmp_path / "missing"
+    for arguments, reason in [
+        (["generate", PROMPT, "--policy", "talom"], "did you mean 'talon'"),
+        (["generate", PROMPT, "--policy", "talon:margn=1"], "did you mean 'margin'"),
+        (["generate", PROMPT, "--policy", "talon:margin=3"], "between 0 and 1"),
+        (["generate", PROMPT, "--temperature", "-1"], "at least 0"),
+        (["generate", PROMPT, "--verifier", "greddy"], "did you mean 'greedy'"),
+        (["generate", PROMPT, "--dtype", "float23"], "float32"),
+        (["generate", PROMPT, "--device", "nowhere"], "not available"),
+        (["generate", PROMPT, "--target", "embeded"], "did you mean 'embedded'"),
+        (["generate", PROMPT, "--target", missing], "does not exist"),
+        (["generate", ""], "prompt is empty"),
+        (["generate", PROMPT, "--max-new-tokens", "many"], "--max-new-tokens"),
+        (["generate", "--no-such-option"], "--no-such-option"),
+        (["nonsense"], "nonsense"),
+        (["certify"], "--prompts"),
+        (["certify", "--prompts", missing], "not a prompt file"),
+        (["certify", "--prompts", prompts, "--policies", "chian"], "did you mean 'chain'"),
+    ]:
+        assert reason in complaint(capsys, *arguments), arguments
+
+
+@pytest.mark.usefixtures("quick")
+def test_mistakes_found_after_loading(capsys, prompts):
+    for arguments, reason in [
+        (["generate", PROMPT, "--max-new-tokens", 0], "at least 1"),
+        (["generate", PROMPT, "--max-new-tokens", 5000], "context of 2048"),
+        (["generate", PROMPT, "--stop", ""], "stop strings"),
+        (["certify", "--prompts", prompts, "--max-new-tokens", 4096], "context of 2048"),
+        (["certify", "--prompts", prompts, "--drafter", "none"], "no drafter"),
+    ]:
+        assert reason in complaint(capsys, *arguments), arguments
+
+
+def test_no_arguments_print_the_help(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([])
+    assert stopped.value.code == 0
+    assert "generate" in capsys.readouterr().out
+
+
+def test_the_version(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--version"])
+    assert capsys.readouterr().out.strip() == drafttree.__version__
+
+
+def test_a_closed_pipe_is_quiet(capfd, monkeypatch):
+    def policies():
+        raise BrokenPipeError
+
+    monkeypatch.setattr(cli, "app", lambda *_, **__: policies())
+    descriptor = sys.stdout.fileno
+    monkeypatch.setattr(cli.os, "dup2", lambda *_: descriptor)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["policies"])
+    assert stopped.value.code == 1
+    assert capfd.readouterr().err == ""

@@ -1,0 +1,443 @@
+"""The loop over a toy model: the text of plain decoding, at the cost it claims, ending where it should."""
+
+import math
+
+import pytest
+import torch
+from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from drafttree.decoder import Decoder
+from drafttree.drafters.language_model import LanguageModelDrafter
+from drafttree.errors import ConfigError, ContextError, InputError
+from drafttree.metrics import Metrics
+from drafttree.policies import POLICIES, Chain, Talon
+from drafttree.verifiers import Coupled, Greedy
+from test_noise import plain_uniform
+from toy import PieceTokenizer, Script, Table, ToyDrafter, ToyModel, greedy_text
+
+VOCAB, LENGTH = 8, 40
+PROMPT = [3, 1, 4, 1, 5]
+TARGET = Table(VOCAB, order=3, seed=2)
+DRAFT = TARGET.blurred(0.6)
+LETTERS = PieceTokenizer([bytes([code]) for code in b"abcdefgh"])
+
+SMALL = {
+    "chain": {"depth": 4},
+    "fixed": {"depth": 3, "breadth": 2, "threshold": 0.05},
+    "template": {"tree": "eagle-sparse"},
+    "dynatree": {},
+    "talon": {"width": 4, "budget": 16},
+    "eagle": {"depth": 4, "top_k": 3, "budget": 16},
+    "opt-tree": {"threshold": 0.3, "budget": 12},
+    "dyspec": {"budget": 12},
+}
+SAMPLINGS = {
+    "greedy": {},
+    "coupled": {"temperature": 1.0},
+    "nucleus": {"temperature": 0.7, "top_p": 0.9},
+    "everything": {"temperature": 1.3, "top_k": 6, "top_p": 0.95, "min_p": 0.02},
+}
+every_policy = pytest.mark.parametrize("name", SMALL)
+every_sampling = pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
+
+
+def small(name: str):
+    return POLICIES[name](**SMALL[name])
+
+
+def toys(policy=None, *, law=TARGET, draft=DRAFT, context=None, draft_context=None, **options) -> Decoder:
+    vocab = options.pop("vocab", VOCAB)
+    target, drafter = ToyModel(law, vocab, context), ToyDrafter(draft, vocab, draft_context)
+    return Decoder(target, drafter, policy or Talon(width=4, budget=16), **options)
+
+
+def spelled(text: str, wrong: frozenset[int] = frozenset(), **options) -> Decoder:
+    """A decoder whose target recites a text after a prompt of one token, and whose drafter misses some places."""
+    tokens = LETTERS(text)["input_ids"]
+    guess = [(token + 1) % VOCAB if place in wrong else token for place, token in enumerate(tokens)]
+    laws = {"law": Script(tokens, VOCAB), "draft": Script(guess, VOCAB)}
+    return toys(Chain(depth=6), **laws, tokenizer=LETTERS, **options)
+
+
+def sampled_text(prompt, count, *, seed, temperature, top_k=0, top_p=1.0, min_p=0.0) -> list[int]:
+    """A coupled text by transformers' warpers, SplitMix64 on Python integers, and one token at a time."""
+    warpers = [TemperatureLogitsWarper(temperature)]
+    warpers += [TopKLogitsWarper(top_k)] if top_k else []
+    warpers += [TopPLogitsWarper(top_p)] if top_p < 1 else []
+    warpers += [MinPLogitsWarper(min_p)] if min_p else []
+    tokens = list(prompt)
+    for position in range(len(prompt), len(prompt) + count):
+        logits = torch.tensor([TARGET(tokens)])
+        for warper in warpers:
+            logits = warper(None, logits)
+        noise = [-math.log(-math.log(u)) for u in plain_uniform(seed, position, VOCAB)]
+        tokens.append(max(range(VOCAB), key=lambda token: float(logits[0, token]) + noise[token]))
+    return tokens[len(prompt) :]
+
+
+@every_policy
+@every_sampling
+def test_speculation_gives_the_tokens_of_plain_decoding(name, sampling):
+    decoder = toys(small(name))
+    for seed in range(2):
+        speculative = decoder.generate(PROMPT, max_new_tokens=LENGTH, seed=seed, **sampling)
+        plain = decoder.plain().generate(PROMPT, max_new_tokens=LENGTH, seed=seed, **sampling)
+        assert speculative.tokens == plain.tokens
+        assert any(speculative.drafted)
+        assert not any(plain.drafted)
+        assert len(speculative.metrics.rounds) < len(plain.metrics.rounds) == LENGTH
+
+
+@every_policy
+def test_greedy_text_is_that_of_a_loop_over_the_table(name):
+    assert toys(small(name)).generate(PROMPT, max_new_tokens=LENGTH).tokens == greedy_text(TARGET, PROMPT, LENGTH)
+
+
+@pytest.mark.parametrize("name", SAMPLINGS.keys() - {"greedy"})
+def test_coupled_text_is_that_of_a_loop_with_noise_of_its_own(name):
+    decoder = toys()
+    for seed in (0, 7, -3):
+        out = decoder.generate(PROMPT, max_new_tokens=12, seed=seed, **SAMPLINGS[name])
+        assert out.tokens == sampled_text(PROMPT, 12, seed=seed, **SAMPLINGS[name])
+
+
+@every_policy
+@every_sampling
+def test_a_round_costs_one_target_pass_and_a_draft_pass_per_level(name, sampling):
+    decoder = toys(small(name))
+    metrics = decoder.generate(PROMPT, max_new_tokens=LENGTH, **sampling).metrics
+    target, (draft,) = decoder.target, decoder.drafter.drafts
+    assert metrics.prefill_passes == 1
+    assert target.passes == len(metrics.rounds) + metrics.prefill_passes
+    assert all(round_.draft_passes == round_.levels for round_ in metrics.rounds)
+    assert draft.passes == sum(round_.levels for round_ in metrics.rounds)
+    assert target.forwarded == len(PROMPT) - 1 + sum(round_.nodes for round_ in metrics.rounds)
+
+
+@every_policy
+@every_sampling
+def test_no_share_exceeds_one_and_every_token_is_counted_once(name, sampling):
+    out = toys(small(name)).generate(PROMPT, max_new_tokens=LENGTH, **sampling)
+    metrics = out.metrics
+    assert 0 < metrics.acceptance_rate <= 1
+    assert all(0 <= share <= 1 for share in metrics.acceptance_by_depth)
+    assert metrics.tokens == len(out.tokens) == len(out.drafted) == LENGTH
+    assert sum(round_.accepted for round_ in metrics.rounds) == sum(out.drafted)
+    assert all(round_.accepted <= min(round_.levels, round_.committed) for round_ in metrics.rounds)
+    assert max(round_.nodes for round_ in metrics.rounds) <= small(name).budget
+
+
+@every_policy
+def test_a_drafter_with_a_cache_proposes_what_one_that_reads_everything_again_does(name):
+    cached = Decoder(ToyModel(TARGET), LanguageModelDrafter(ToyModel(DRAFT)), small(name))
+    for sampling in ({}, {"temperature": 1.0}):
+        one = cached.generate(PROMPT, max_new_tokens=LENGTH, **sampling)
+        other = toys(small(name)).generate(PROMPT, max_new_tokens=LENGTH, **sampling)
+        assert one.tokens == other.tokens
+        assert one.drafted == other.drafted
+        assert shapes(one.metrics) == shapes(other.metrics)
+
+
+def shapes(metrics: Metrics) -> list[tuple[int, ...]]:
+    return [(r.committed, r.accepted, r.nodes, r.levels, r.draft_passes) for r in metrics.rounds]
+
+
+def test_a_perfect_drafter_is_accepted_to_the_last_token():
+    metrics = toys(Chain(depth=4), draft=TARGET).generate(PROMPT, max_new_tokens=20).metrics
+    assert [round_.committed for round_ in metrics.rounds] == [5, 5, 5, 5]
+    assert metrics.acceptance_rate == 1
+    assert metrics.acceptance_by_depth == [1, 1, 1, 1]
+
+
+def test_a_useless_drafter_costs_passes_but_no_tokens():
+    class Opposite(Table):
+        def __call__(self, prefix):
+            return [-logit for logit in super().__call__(prefix)]
+
+    out = toys(Chain(depth=2), draft=Opposite(VOCAB, order=3, seed=2)).generate(PROMPT, max_new_tokens=10)
+    assert out.tokens == greedy_text(TARGET, PROMPT, 10)
+    assert out.metrics.acceptance_rate == 0
+
+
+@pytest.mark.parametrize(("length", "chunks"), [(1, 0), (2, 1), (513, 1), (514, 2), (1100, 3)])
+def test_a_prompt_of_any_length_is_read_in_chunks(length, chunks):
+    prompt = [place * 5 % VOCAB for place in range(length)]
+    decoder = toys()
+    out = decoder.generate(prompt, max_new_tokens=6)
+    assert out.tokens == greedy_text(TARGET, prompt, 6)
+    assert out.metrics.prefill_passes == chunks
+    assert decoder.target.passes == chunks + len(out.metrics.rounds)
+
+
+@every_policy
+@pytest.mark.parametrize("count", range(1, 12))
+def test_max_new_tokens_is_exact(name, count):
+    out = toys(small(name), draft=TARGET).generate(PROMPT, max_new_tokens=count)
+    assert out.tokens == greedy_text(TARGET, PROMPT, count)
+    assert out.finish_reason == "length"
+
+
+def test_one_new_token_needs_no_draft():
+    decoder = toys()
+    metrics = decoder.generate(PROMPT, max_new_tokens=1).metrics
+    assert decoder.drafter.drafts[0].passes == 0
+    assert [(round_.nodes, round_.committed) for round_ in metrics.rounds] == [(1, 1)]
+
+
+@pytest.mark.parametrize("place", range(1, 10))
+def test_a_path_is_cut_after_an_eos_token_wherever_it_falls(place):
+    text = "aaaaaaaaaaaaaaaaaaaa"
+    decoder = spelled(text[:place] + "b" + text, eos=(1, 2))
+    out = decoder.generate([0], max_new_tokens=15)
+    assert out.tokens == [0] * place + [1]
+    assert out.finish_reason == "stop"
+    assert out.metrics.tokens == place + 1 == len(out.drafted)
+    assert sum(round_.accepted for round_ in out.metrics.rounds) == sum(out.drafted)
+
+
+@pytest.mark.parametrize(("letter", "token"), [("b", 1), ("c", 2)])
+def test_each_of_several_eos_tokens_ends_a_text(letter, token):
+    out = spelled(f"aaaa{letter}aaaaaa", eos=(1, 2)).generate([0], max_new_tokens=10)
+    assert out.tokens == [0, 0, 0, 0, token]
+
+
+def test_eos_tokens_can_be_ignored():
+    out = spelled("aabaaaaa", eos=(1,)).generate([0], max_new_tokens=6, ignore_eos=True)
+    assert (out.text, out.finish_reason) == ("aabaaa", "length")
+
+
+def test_an_eos_token_in_the_prompt_ends_nothing():
+    assert len(spelled("aaaaaa", eos=(1,)).generate([1], max_new_tokens=4).tokens) == 4
+
+
+@every_policy
+def test_a_stop_string_cuts_the_text_before_it_and_the_tokens_after_it(name):
+    everything = LETTERS.decode(greedy_text(TARGET, PROMPT, LENGTH))
+    for start in (0, 3, 11):
+        stop = everything[start : start + 3]
+        first = everything.find(stop)
+        out = toys(small(name), draft=TARGET, tokenizer=LETTERS).generate(PROMPT, max_new_tokens=LENGTH, stop=stop)
+        assert out.text == everything[:first]
+        assert out.tokens == greedy_text(TARGET, PROMPT, first + 3)
+        assert out.finish_reason == "stop"
+
+
+def test_the_stop_string_that_is_complete_first_wins():
+    out = spelled("aabcdaaaa").generate([0], max_new_tokens=9, stop=["bcda", "cd", "zz"])
+    assert (out.text, len(out.tokens)) == ("aab", 5)
+
+
+EURO = PieceTokenizer([b"a", b"b", b"\xe2", b"\x82", b"\xac", b"\xc3", b"\xa9", b"c"])
+BYTES = [0, 2, 3, 4, 1, 5, 6, 7, 2, 3, 4, 5, 6, 1, 0]
+
+
+def euro(wrong: tuple[int, ...] = ()) -> Decoder:
+    guess = [7 if place in wrong else token for place, token in enumerate(BYTES)]
+    return toys(Chain(depth=4), law=Script(BYTES, VOCAB), draft=Script(guess, VOCAB), tokenizer=EURO)
+
+
+@pytest.mark.parametrize("wrong", [(), (1,), (3, 8), tuple(range(15))])
+def test_characters_of_several_tokens_come_out_whole(wrong):
+    out = euro(wrong).generate([0], max_new_tokens=15)
+    assert out.text == "a€béc€éba"
+    chunks = [chunk.text for chunk in euro(wrong).stream([0], max_new_tokens=15)]
+    assert "".join(chunks) == out.text
+    assert not any("\ufffd" in chunk for chunk in chunks)
+
+
+@pytest.mark.parametrize("wrong", [(), (6,), (2, 9)])
+def test_a_stop_string_of_several_byte_characters_is_found_at_its_last_byte(wrong):
+    out = euro(wrong).generate([0], max_new_tokens=15, stop="éc€")
+    assert (out.text, len(out.tokens)) == ("a€b", 11)
+
+
+@pytest.mark.parametrize("wrong", [frozenset({place}) for place in range(10)] + [frozenset(range(10)), frozenset()])
+@pytest.mark.parametrize("stop", ["cdef", "fgh", "hh", (), ["abcx", "bcdefgh"]])
+def test_streamed_chunks_add_up_to_the_generated_text(wrong, stop):
+    decoder = spelled("abcdefghab", wrong)
+    out = decoder.generate([0], max_new_tokens=10, stop=stop)
+    chunks = list(decoder.stream([0], max_new_tokens=10, stop=stop))
+    assert "".join(chunk.text for chunk in chunks) == out.text
+    assert [token for chunk in chunks for token in chunk.tokens] == out.tokens
+    assert [drafted for chunk in chunks for drafted in chunk.drafted] == out.drafted
+    assert [chunk.finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + [out.finish_reason]
+    assert all(len(chunk.drafted_text) == len(chunk.text) for chunk in chunks)
+    assert [drafted for chunk in chunks for drafted in chunk.drafted_text] == out.drafted[: len(out.text)]
+
+
+def test_a_stream_that_is_closed_stops_working():
+    decoder = spelled("abcdefghab")
+    stream = decoder.stream([0], max_new_tokens=10)
+    next(stream)
+    passes = decoder.target.passes
+    stream.close()
+    assert list(stream) == []
+    assert decoder.target.passes == passes
+
+
+def test_a_text_prompt_is_encoded_and_is_no_part_of_the_text():
+    decoder = toys(tokenizer=LETTERS)
+    out = decoder.generate("dbebf", max_new_tokens=9)
+    assert out.tokens == greedy_text(TARGET, PROMPT, 9)
+    assert out.text == LETTERS.decode(out.tokens)
+
+
+def test_a_list_of_prompts_gives_a_list_of_what_each_alone_gives():
+    decoder = toys(tokenizer=LETTERS)
+    options = {"max_new_tokens": 11, "temperature": 1.0, "seed": 3}
+    several = decoder.generate(["dbebf", "a", "hhh"], **options)
+    assert [out.tokens for out in several] == [
+        decoder.generate(prompt, **options).tokens for prompt in (PROMPT, [0], [7, 7, 7])
+    ]
+    assert [out.tokens for out in decoder.generate([PROMPT, [0]], **options)] == [out.tokens for out in several[:2]]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "error", "words"),
+    [
+        ([[]], {}, InputError, "prompt is empty"),
+        ("", {}, InputError, "prompt is empty"),
+        ([0, 8], {}, InputError, "token id 8 is outside the vocabulary of 8"),
+        ([0, -1], {}, InputError, "token id -1 is outside the vocabulary of 8"),
+        ([[0], [1, 99]], {}, InputError, "token id 99"),
+        ([0] * 60, {"max_new_tokens": 5}, ContextError, "context of 64"),
+        ([0] * 70, {"max_new_tokens": 5}, ContextError, "at most 0 tokens"),
+        ([[0], [0] * 64], {"max_new_tokens": 1}, ContextError, "the prompt of 64 tokens"),
+        ([0], {"max_new_tokens": 0}, ConfigError, "max_new_tokens is 0"),
+        ([0], {"stop": ""}, ConfigError, "must not be empty"),
+        ([0], {"stop": ["a", ""]}, ConfigError, "must not be empty"),
+        ([0], {"temperature": -1}, ConfigError, "temperature is -1"),
+        ([0], {"temperature": math.nan}, ConfigError, "temperature is nan"),
+        ([0], {"temperature": 1, "top_p": 0}, ConfigError, "top_p is 0"),
+    ],
+)
+def test_what_cannot_be_done_is_said_before_any_model_runs(prompt, options, error, words):
+    decoder = toys(context=64, tokenizer=LETTERS)
+    several = isinstance(prompt, list) and isinstance(prompt[0], list)
+    for entry in [decoder.generate] if several else [decoder.generate, decoder.stream]:
+        with pytest.raises(error, match=words) as raised:
+            entry(prompt, **{"max_new_tokens": 8} | options)
+        assert "\n" not in str(raised.value)
+    assert decoder.target.passes == 0
+
+
+def test_an_empty_list_of_token_ids_is_an_error():
+    with pytest.raises(InputError, match="prompt is empty"):
+        toys().stream([])
+
+
+def test_text_and_stop_strings_need_a_tokenizer():
+    with pytest.raises(InputError, match="tokenizer"):
+        toys().generate("abc")
+    with pytest.raises(ConfigError, match="tokenizer"):
+        toys().generate([0], stop="a")
+
+
+def test_a_wrong_verifier_is_an_error_before_any_model_runs():
+    decoder = toys(verifier=Greedy)
+    with pytest.raises(ConfigError, match="use 'coupled'"):
+        decoder.generate(PROMPT, temperature=0.5)
+    with pytest.raises(ConfigError, match="use 'greedy'"):
+        toys(verifier=Coupled).generate(PROMPT)
+    assert decoder.target.passes == 0
+
+
+@every_policy
+def test_the_whole_context_can_be_used(name):
+    out = toys(small(name), context=32).generate(PROMPT, max_new_tokens=27)
+    assert out.tokens == greedy_text(TARGET, PROMPT, 27)
+
+
+@every_policy
+@pytest.mark.parametrize("context", [1, 4, 20])
+def test_a_drafter_with_a_smaller_context_stops_drafting(name, context):
+    drafter = LanguageModelDrafter(Bounded(DRAFT, context=context))
+    out = Decoder(ToyModel(TARGET), drafter, small(name)).generate(PROMPT, max_new_tokens=LENGTH)
+    assert out.tokens == greedy_text(TARGET, PROMPT, LENGTH)
+    assert any(out.drafted) == (context == 20)
+    assert not any(out.drafted[context:])
+
+
+class Bounded(ToyModel):
+    """A model that has no position beyond its context."""
+
+    def forward(self, cache, tokens, positions, visible, **options):
+        assert int(positions.max()) < self.context
+        return super().forward(cache, tokens, positions, visible, **options)
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 4])
+def test_ctrl_c_ends_a_text_with_what_it_has(at):
+    decoder = toys(Chain(depth=3), draft=TARGET)
+    decoder.target.interrupt_at = at
+    out = decoder.generate(PROMPT, max_new_tokens=LENGTH)
+    rounds = max(at - 2, 0)
+    assert out.finish_reason == "interrupted"
+    assert out.tokens == greedy_text(TARGET, PROMPT, 4 * rounds)
+    assert len(out.metrics.rounds) == rounds
+
+
+def test_ctrl_c_in_the_drafter_ends_a_text_with_what_it_has():
+    drafting = ToyModel(DRAFT)
+    drafting.interrupt_at = 6
+    out = Decoder(ToyModel(TARGET), LanguageModelDrafter(drafting), Chain(depth=3)).generate(PROMPT, max_new_tokens=20)
+    assert out.finish_reason == "interrupted"
+    assert 0 < len(out.tokens) < 20
+    assert out.tokens == greedy_text(TARGET, PROMPT, len(out.tokens))
+
+
+def test_ctrl_c_leaves_out_the_prompts_not_begun():
+    decoder = toys(Chain(depth=3), draft=TARGET)
+    decoder.target.interrupt_at = 6
+    outs = decoder.generate([PROMPT, PROMPT, PROMPT], max_new_tokens=8)
+    assert [(len(out.tokens), out.finish_reason) for out in outs] == [(8, "length"), (4, "interrupted")]
+
+
+def test_ctrl_c_ends_a_stream_with_a_last_chunk():
+    decoder = spelled("abcdefghab")
+    decoder.target.interrupt_at = 2
+    chunks = list(decoder.stream([0], max_new_tokens=10, stop="hab"))
+    assert [chunk.finish_reason for chunk in chunks] == [None, "interrupted"]
+    assert "".join(chunk.text for chunk in chunks) == "abcdefg"
+
+
+def test_a_policy_adapts_to_one_text_and_forgets_it():
+    policy = POLICIES["dynatree"](stop_below=0.01, prune_below=0.01)
+    decoder = toys(policy)
+    first, second = (decoder.generate(PROMPT, max_new_tokens=LENGTH, temperature=1.0) for _ in range(2))
+    assert shapes(first.metrics) == shapes(second.metrics)
+    static = decoder.with_policy(policy.model_copy(update={"history": False}))
+    frozen = static.generate(PROMPT, max_new_tokens=LENGTH, temperature=1.0)
+    assert shapes(first.metrics) != shapes(frozen.metrics)
+    assert first.tokens == frozen.tokens
+
+
+def test_seeds_give_different_texts_and_the_same_seed_the_same():
+    decoder = toys()
+    texts = [tuple(decoder.generate(PROMPT, temperature=1.0, seed=seed).tokens) for seed in (0, 1, 2, 0)]
+    assert len(set(texts)) == 3
+    assert texts[0] == texts[3]
+
+
+def test_another_policy_by_the_same_decoder_says_the_same():
+    decoder = toys(Chain(depth=2))
+    other = decoder.with_policy(small("eagle"))
+    assert other.generate(PROMPT, temperature=1.0).tokens == decoder.generate(PROMPT, temperature=1.0).tokens
+    assert other.policy == small("eagle")
+
+
+def test_a_sequence_can_be_advanced_by_hand():
+    decoder = toys(Chain(depth=3), draft=TARGET)
+    sequence = decoder.start(PROMPT, max_new_tokens=10)
+    assert decoder.target.passes == 0
+    counts = []
+    while not sequence.finish_reason:
+        counts.append(decoder.step(sequence))
+    assert counts == [4, 4, 2]
+    assert sequence.tokens == PROMPT + greedy_text(TARGET, PROMPT, 10)
+    assert sequence.remaining == 0
+
+
+def test_the_toy_text_is_not_a_loop():
+    text = [*PROMPT[-3:], *greedy_text(TARGET, PROMPT, LENGTH)]
+    assert len({tuple(text[place : place + 3]) for place in range(LENGTH)}) == LENGTH

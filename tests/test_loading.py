@@ -1,0 +1,276 @@
+"""Names, paths and specifications become decoders, or one line that says what is wrong and what to do."""
+
+import json
+import re
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import (
+    LlamaConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5ForConditionalGeneration,
+    ViTConfig,
+    ViTModel,
+)
+
+import drafttree
+import tiny
+from drafttree import zoo
+from drafttree.decoder import Decoder
+from drafttree.drafters import LanguageModelDrafter
+from drafttree.errors import ConfigError, DraftTreeError, ModelError, TokenizerMismatch
+from drafttree.loading import check_tokenizers, find_device, find_dtype, find_verifier, load_model, make_policy
+from drafttree.models import HuggingFaceModel
+from drafttree.policies import POLICIES, Talon
+from drafttree.verifiers import VERIFIERS
+
+CPU = torch.device("cpu")
+TENSOR = "model.layers.1.mlp.up_proj.weight"
+
+
+def words(*vocabulary: str) -> PreTrainedTokenizerFast:
+    model = WordLevel({word: index for index, word in enumerate(vocabulary)}, unk_token=vocabulary[0])
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model))
+
+
+def resized(vocab: int, seed: int = 0) -> PreTrainedModel:
+    return tiny.from_config(LlamaConfig(**{**tiny.GROUPED, "vocab_size": vocab}), seed)
+
+
+def told(error: type[DraftTreeError], call, *arguments, **options) -> str:
+    """The message of the error a call raises, which is one line."""
+    with pytest.raises(error) as caught:
+        call(*arguments, **options)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A complete model folder."""
+    tiny.build("llama").save_pretrained(tmp_path)
+    words("a", "b", "c").save_pretrained(tmp_path)
+    return tmp_path
+
+
+def open_folder(path: Path) -> PreTrainedModel:
+    return load_model(path, torch.float32, CPU)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_is_made_from_its_name(name):
+    assert type(make_policy(name)) is POLICIES[name]
+
+
+def test_parameters_are_parsed():
+    assert make_policy("talon:budget=20,margin=0.5") == Talon(budget=20, margin=0.5)
+    assert make_policy("talon: budget = 20 , depth=none,") == Talon(budget=20, depth=None)
+    assert make_policy("talon:") == Talon()
+    assert make_policy(chosen := Talon(width=3)) is chosen
+
+
+@pytest.mark.parametrize(
+    ("spec", "parts"),
+    [
+        ("tallon", ["unknown policy 'tallon'", "did you mean 'talon'"]),
+        ("opttree", ["did you mean 'opt-tree'"]),
+        ("zzz", ["unknown policy 'zzz'", "known:", "dynatree"]),
+        ("", ["unknown policy ''"]),
+        ("talon:budgets=4", ["'budgets'", "did you mean 'budget'"]),
+        ("talon:budget", ["'budget'", "parameter=value"]),
+        ("talon:budget=many", ["budget is 'many'", "integer"]),
+        ("talon:budget=0", ["budget is '0'", "between 1 and 4096"]),
+        ("talon:margin=1.5", ["margin is '1.5'", "between 0 and 1"]),
+    ],
+)
+def test_bad_policies_are_told(spec, parts):
+    message = told(ConfigError, make_policy, spec)
+    assert all(part in message for part in parts), message
+
+
+def test_verifiers_have_names():
+    assert find_verifier("auto") is None
+    assert all(find_verifier(name) is verifier for name, verifier in VERIFIERS.items())
+    assert "did you mean 'coupled'" in told(ConfigError, find_verifier, "copled")
+
+
+def test_devices_and_dtypes_have_names():
+    assert find_device("cpu") == CPU
+    assert find_dtype("bfloat16", CPU) is torch.bfloat16
+    assert find_dtype("auto", CPU) in (torch.float32, torch.bfloat16)
+    assert find_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.mark.parametrize("name", ["cuda:99", "gpu", "meta", ""])
+def test_devices_that_are_not_there_are_told(name):
+    message = told(ConfigError, find_device, name)
+    assert f"device {name!r} is not available" in message
+    assert "cpu" in message
+
+
+def test_dtypes_that_do_not_exist_are_told():
+    assert "did you mean 'float16'" in told(ConfigError, find_dtype, "flaot16", CPU)
+
+
+def test_options_are_checked_before_anything_is_loaded(monkeypatch):
+    monkeypatch.setattr("drafttree.loading.load_model", lambda *_: pytest.fail("loaded"))
+    for option in ({"policy": "no"}, {"verifier": "no"}, {"dtype": "no"}, {"device": "no"}):
+        told(ConfigError, drafttree.load, **option)
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/no/such/folder", "~/models/x", "a/b/c", "two words"])
+def test_missing_folder(name):
+    assert told(ModelError, open_folder, name) == f"model folder {name!r} does not exist"
+
+
+def test_misspelt_embedded_name():
+    assert "did you mean 'embedded-draft'" in told(ModelError, open_folder, "embeded-draft")
+
+
+def test_missing_files_of_the_embedded_pair(monkeypatch):
+    monkeypatch.setattr(zoo, "NAMES", {"embedded": "gone"})
+    assert "missing from this installation; reinstall" in told(ModelError, drafttree.load)
+
+
+def test_hub_name_without_a_network_fails_at_once(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    begun = time.perf_counter()
+    assert "cannot load model 'nobody/no-such-model'" in told(ModelError, open_folder, "nobody/no-such-model")
+    assert time.perf_counter() - begun < 5
+
+
+def test_folder_without_weights(folder):
+    (folder / "model.safetensors").unlink()
+    message = told(ModelError, open_folder, folder)
+    assert str(folder) in message
+    assert "model.safetensors" in message
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 0.999])
+def test_truncated_weights(folder, share):
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[: int(share * file.stat().st_size)])
+    assert re.search("weights of .* are truncated or damaged .* download", told(ModelError, open_folder, folder))
+
+
+def rewrite(folder: Path, change) -> None:
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    change(tensors)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file, {"format": "pt"})
+
+
+def test_missing_tensors_are_not_drawn_at_random(folder):
+    rewrite(folder, lambda tensors: tensors.pop(TENSOR))
+    assert told(ModelError, open_folder, folder).endswith(f"are incomplete: {TENSOR} missing")
+    rewrite(folder, lambda tensors: tensors.pop("lm_head.weight"))
+    assert told(ModelError, open_folder, folder).endswith("lm_head.weight and 1 more missing")
+
+
+def test_tensors_of_another_shape(folder):
+    rewrite(folder, lambda tensors: tensors.update({TENSOR: tensors[TENSOR][:-1]}))
+    message = told(ModelError, open_folder, folder)
+    assert message.endswith(f"do not fit its config.json: {TENSOR} is [47, 32] and should be [48, 32]")
+
+
+def test_bad_weights_leave_nothing_but_the_error(folder, capfd):
+    rewrite(folder, lambda tensors: tensors.pop(TENSOR))
+    capfd.readouterr()
+    told(ModelError, open_folder, folder)
+    assert "REPORT" not in "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize("text", ["{not json", "{}", '{"model_type": "nonsense"}', None])
+def test_bad_config(folder, text):
+    (folder / "config.json").unlink()
+    if text is not None:
+        (folder / "config.json").write_text(text)
+    assert f"cannot load model {str(folder)!r}" in told(ModelError, open_folder, folder)
+
+
+def test_other_kinds_of_model_are_refused(tmp_path):
+    small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    ViTModel(ViTConfig(**small, image_size=8, patch_size=4)).save_pretrained(tmp_path / "vit")
+    assert "is not a language model (vit)" in told(ModelError, open_folder, tmp_path / "vit")
+    config = T5Config(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, vocab_size=9)
+    T5ForConditionalGeneration(config).save_pretrained(tmp_path / "t5")
+    assert "encoder-decoder" in told(ModelError, open_folder, tmp_path / "t5")
+    assert "encoder-decoder" in told(ModelError, drafttree.load, T5ForConditionalGeneration(config))
+
+
+def test_a_folder_loads_and_decodes_as_the_model_it_was_saved_from(folder):
+    prompt = tiny.random_tokens(5, 2)
+    decoder = drafttree.load(folder, folder, "talon", dtype="float32", device="cpu")
+    stock = tiny.build("llama").generate(torch.tensor([prompt]), max_new_tokens=12)[0, 5:].tolist()
+    assert decoder.generate(prompt, max_new_tokens=12).tokens == stock
+    assert decoder.tokenizer.get_vocab() == {"a": 0, "b": 1, "c": 2}
+
+
+def test_loaded_models_pass_as_they_are():
+    target = tiny.build("llama").train()
+    decoder = drafttree.load(target, tiny.build("qwen3"), device="cpu")
+    assert decoder.target.module is target
+    assert not target.training
+    assert decoder.tokenizer is None
+
+
+def test_folder_without_tokenizer(folder):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    assert "pass tokenizer=" in told(ModelError, drafttree.load, folder)
+    assert drafttree.load(folder, tokenizer=words("a")).tokenizer is not None
+
+
+@pytest.mark.parametrize("drafter", ["none", None, "auto"])
+def test_no_drafter(folder, drafter):
+    assert drafttree.load(folder, drafter).drafter is None
+
+
+def test_embedded_pair_is_the_default_and_loads_in_every_dtype():
+    for dtype in ("float32", "bfloat16"):
+        decoder = drafttree.load(dtype=dtype, device="cpu")
+        assert decoder.target.dtype is decoder.drafter.model.dtype is getattr(torch, dtype)
+        assert len(decoder.generate("It was", max_new_tokens=4, ignore_eos=True).tokens) == 4
+    assert drafttree.load(drafter="none").drafter is None
+
+
+@pytest.mark.parametrize(("ids", "expected"), [([7, 9], (7, 9)), (5, (5,)), (None, (2,))])
+def test_eos_ids_come_from_the_generation_config_or_else_the_tokenizer(folder, ids, expected):
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
+    tokenizer = words("a", "b", "c")
+    tokenizer.eos_token = "c"
+    assert drafttree.load(folder, tokenizer=tokenizer).eos == expected
+
+
+def test_mismatch_shows_the_first_differing_token(folder, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other")
+    tiny.build("llama").save_pretrained(other)
+    words("a", "x", "y").save_pretrained(other)
+    message = told(TokenizerMismatch, drafttree.load, folder, other)
+    assert "token 1 is 'b' for the target and 'x' for the drafter" in message
+
+
+def test_vocabularies_may_differ_in_padding():
+    check_tokenizers(words("a", "b"), words("a", "b", "padding"))
+    check_tokenizers(words("a", "b", "padding"), words("a", "b"))
+    check_tokenizers(words("a"), None)
+    check_tokenizers(None, words("a"))
+
+
+@pytest.mark.parametrize("vocab", [80, 120])
+@pytest.mark.parametrize("policy", ["talon", "chain", "dynatree"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_drafter_of_another_padded_size_changes_nothing(vocab, policy, temperature):
+    drafter = LanguageModelDrafter(HuggingFaceModel(resized(vocab, 1)))
+    decoder = Decoder(HuggingFaceModel(tiny.build("llama")), drafter, make_policy(policy))
+    prompt = [3, 96, 95, 81, 96]
+    options = {"max_new_tokens": 20, "temperature": temperature, "seed": 4}
+    assert decoder.generate(prompt, **options).tokens == decoder.plain().generate(prompt, **options).tokens

@@ -1,0 +1,94 @@
+"""Figures worked out by hand."""
+
+import math
+
+import pytest
+
+from drafttree.metrics import Law, Metrics, Round, peak_memory
+
+
+def turn(committed, accepted, nodes, levels, draft_seconds=0.5, target_seconds=2.0, seconds=3.0) -> Round:
+    return Round(committed, accepted, nodes, levels, levels, draft_seconds, target_seconds, seconds)
+
+
+def first() -> Metrics:
+    rounds = [turn(4, 3, 7, 3), turn(1, 0, 7, 3, target_seconds=4.0, seconds=5.0), turn(2, 1, 5, 1, seconds=2.5)]
+    return Metrics(rounds, prefill_passes=1, seconds=12.0, first_token_seconds=[4.0])
+
+
+def second() -> Metrics:
+    return Metrics([turn(1, 0, 1, 0, draft_seconds=0.0)], prefill_passes=2, seconds=5.0, first_token_seconds=[5.0])
+
+
+def test_counts_per_round():
+    metrics = first()
+    assert metrics.tokens == 7
+    assert metrics.mean_accepted_tokens == pytest.approx(7 / 3)
+    assert metrics.mean_path_length == pytest.approx(4 / 3)
+    assert metrics.draft_efficiency == pytest.approx(7 / 3)
+    assert metrics.mean_nodes == pytest.approx(19 / 3)
+
+
+def test_acceptance_is_of_drafted_tokens_alone():
+    assert first().acceptance_rate == pytest.approx(4 / 16)
+
+
+def test_acceptance_by_depth_is_of_the_rounds_that_drafted_that_level():
+    assert first().acceptance_by_depth == pytest.approx([2 / 3, 1 / 2, 1 / 2])
+
+
+def test_times():
+    metrics = first()
+    assert metrics.tokens_per_second == pytest.approx(7 / 12)
+    assert metrics.time_to_first_token == 4.0
+    assert metrics.time_per_output_token == pytest.approx(8 / 6)
+    assert metrics.target_pass == 2.0
+    assert metrics.draft_pass == pytest.approx(1.5 / 7)
+    assert metrics.overhead == pytest.approx((0.5 + 0.5 + 0.0) / 3)
+
+
+def test_a_total_adds_up_its_parts():
+    total = Metrics.total([first(), second()])
+    assert (total.tokens, len(total.rounds), total.prefill_passes, total.seconds) == (8, 4, 3, 17.0)
+    assert total.time_to_first_token == 4.5
+    assert total.time_per_output_token == pytest.approx(8 / 6)
+    assert first().rounds == total.rounds[:3]
+
+
+def test_nothing_generated_gives_zeros_and_no_errors():
+    summary = Metrics().summary()
+    assert summary.pop("peak_memory_bytes") > 0
+    assert summary.pop("acceptance_by_depth") == []
+    assert set(summary.values()) == {0}
+
+
+def test_a_summary_has_every_figure_under_its_name():
+    summary = first().summary()
+    for name in summary.keys() - {"rounds", "peak_memory_bytes"}:
+        assert summary[name] == getattr(first(), name)
+    assert summary["rounds"] == 3
+
+
+def test_the_law_of_speed():
+    plain = Metrics([turn(1, 0, 1, 0, 0.0, 1.0, 1.0)] * 8, seconds=8.0, first_token_seconds=[1.0])
+    law = Law.of(first(), plain)
+    assert law.tau == pytest.approx(7 / 3)
+    assert law.v == pytest.approx((2 + 4 + 2) / 3)
+    assert law.c == pytest.approx(1.5 / 7)
+    assert law.delta == pytest.approx(7 / 3)
+    assert law.h == pytest.approx(1 / 3)
+    assert law.measured == pytest.approx(7 / 12)
+    assert law.predicted == pytest.approx((7 / 3) / (8 / 3 + (1.5 / 7) * (7 / 3) + 1 / 3))
+
+
+def test_the_law_is_exact_where_rounds_are_all_the_time_there_is():
+    rounds = [turn(3, 2, 4, 2, 0.5, 2.0, 3.0)] * 10
+    fast = Metrics(rounds, seconds=30.0, first_token_seconds=[3.0])
+    plain = Metrics([turn(1, 0, 1, 0, 0.0, 1.5, 1.5)] * 30, seconds=45.0, first_token_seconds=[1.5])
+    law = Law.of(fast, plain)
+    assert law.predicted == pytest.approx(law.measured)
+    assert math.isfinite(law.predicted)
+
+
+def test_peak_memory_is_that_of_a_process_with_torch_in_it():
+    assert 50e6 < peak_memory() < 1e12

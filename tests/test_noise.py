@@ -1,0 +1,104 @@
+"""The counter-based noise against SplitMix64 on Python integers, and whether it looks random."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from drafttree.distributions import gumbel, uniform
+from drafttree.noise import SeededNoise
+
+MASK = 2**64 - 1
+GOLDEN = 0x9E3779B97F4A7C15
+
+seeds = st.integers(-(2**63), 2**63 - 1)
+
+
+def mix(z: int) -> int:
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & MASK
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB & MASK
+    return z ^ (z >> 31)
+
+
+def splitmix(state: int, count: int) -> list[int]:
+    """The first numbers of the generator of Steele, Lea and Flood from a state."""
+    return [mix((state + step * GOLDEN) & MASK) for step in range(1, count + 1)]
+
+
+def plain_uniform(seed: int, position: int, count: int) -> list[float]:
+    """A generator per seed gives a state per position, whose generator gives a number per token."""
+    state = splitmix(seed, 1)[0]
+    stream = splitmix(state + position * GOLDEN, 1)[0]
+    return [((number >> 12) + 0.5) / 2**52 for number in splitmix(stream, count)]
+
+
+def test_the_reference_is_splitmix64_as_published():
+    assert splitmix(1234567, 3) == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+
+
+@settings(max_examples=40, deadline=None)
+@given(seeds, st.integers(0, 2**40), st.integers(1, 20))
+def test_uniform_is_splitmix64_of_seed_and_position(seed, position, count):
+    numbers = uniform(seed, torch.tensor([position, position + 1]), count)
+    assert numbers.dtype == torch.float64
+    assert numbers.tolist() == [plain_uniform(seed, position, count), plain_uniform(seed, position + 1, count)]
+
+
+@settings(max_examples=20, deadline=None)
+@given(seeds, st.integers(1, 30), st.integers(0, 30))
+def test_a_longer_stream_begins_with_the_shorter_one(seed, short, more):
+    positions = torch.arange(5)
+    assert torch.equal(uniform(seed, positions, short + more)[:, :short], uniform(seed, positions, short))
+
+
+def test_uniform_never_reaches_zero_or_one():
+    numbers = uniform(0, torch.arange(1000), 2000)
+    assert 0 < numbers.min() < 1e-5
+    assert 1 - 1e-5 < numbers.max() < 1
+    assert gumbel(0, torch.arange(1000), 2000).isfinite().all()
+
+
+def test_the_extreme_integers_stay_inside_the_interval(monkeypatch):
+    monkeypatch.setattr("drafttree.distributions._splitmix", lambda bits: torch.full_like(bits, -1))
+    assert uniform(0, torch.tensor([0]), 1).item() < 1
+    monkeypatch.setattr("drafttree.distributions._splitmix", torch.zeros_like)
+    assert uniform(0, torch.tensor([0]), 1).item() > 0
+
+
+def test_uniform_is_uniform():
+    assert stats.kstest(uniform(5, torch.arange(200), 100).flatten().numpy(), "uniform").pvalue > 1e-3
+
+
+@pytest.mark.parametrize("axis", ["seed", "position", "token"])
+def test_neighbouring_numbers_are_not_correlated(axis):
+    if axis == "seed":
+        numbers = torch.stack([uniform(seed, torch.arange(20), 20).flatten() for seed in range(50)])
+    else:
+        numbers = uniform(9, torch.arange(140), 140)
+        numbers = numbers.T if axis == "token" else numbers
+    first, second = numbers[:-1].flatten(), numbers[1:].flatten()
+    assert abs(torch.corrcoef(torch.stack((first, second)))[0, 1]) < 4 / math.sqrt(len(first))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9)), min_size=1, max_size=8))
+def test_noise_is_the_same_whatever_was_asked_before(asked):
+    noise = SeededNoise(4, 7, torch.device("cpu"))
+    for position, count in asked:
+        rows = noise.gumbel(position, count)
+        assert torch.equal(rows, gumbel(4, torch.arange(position, position + count), 7))
+
+
+def test_noise_is_the_same_in_blocks_of_any_size(monkeypatch):
+    whole = SeededNoise(4, 7, torch.device("cpu")).gumbel(0, 30)
+    monkeypatch.setattr("drafttree.noise.BLOCK", 20)
+    small = SeededNoise(4, 7, torch.device("cpu"))
+    assert torch.equal(torch.cat([small.gumbel(position, 3) for position in range(0, 30, 3)]), whole)
+
+
+def test_seeds_and_positions_differ():
+    rows = torch.cat([gumbel(seed, torch.arange(3), 4) for seed in (0, 1, -1)])
+    assert len(rows.unique(dim=0)) == 9

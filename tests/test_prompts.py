@@ -1,0 +1,124 @@
+import gzip
+import io
+import json
+import sys
+
+import pytest
+
+from drafttree.errors import InputError
+from drafttree.prompts import EXCERPT, read_prompt, read_prompts
+
+
+def write(path, *lines):
+    data = "".join(f"{line}\n" for line in lines).encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+class Stdin(io.TextIOWrapper):
+    def __init__(self, data, terminal=False):
+        super().__init__(io.BytesIO(data))
+        self.terminal = terminal
+
+    def isatty(self):
+        return self.terminal
+
+
+def test_a_jsonl_file_gives_prompts_texts_and_first_turns(tmp_path):
+    entries = [{"prompt": "one"}, {"text": "two"}, {"turns": ["three", "four"]}]
+    path = write(tmp_path / "p.jsonl", *map(json.dumps, entries), "")
+    assert read_prompts(path) == ["one", "two", "three"]
+
+
+def test_compressed_and_plain_text_files_and_several_of_them(tmp_path):
+    first = write(tmp_path / "a.jsonl.gz", json.dumps({"prompt": "one"}))
+    second = write(tmp_path / "b.txt", "two", "", "thrée")
+    assert read_prompts([first, second]) == ["one", "two", "thrée"]
+    assert read_prompts([first, second], limit=2) == ["one", "two"]
+
+
+def test_a_long_text_is_cut_at_a_whole_word(tmp_path):
+    path = write(tmp_path / "p.jsonl", json.dumps({"text": "sentence " * 500}))
+    (prompt,) = read_prompts(path)
+    assert EXCERPT - 10 < len(prompt) <= EXCERPT
+    assert prompt.endswith(" sentence")
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("{", "not JSON"),
+        ("[1]", "not an object"),
+        ('{"id": 1}', "neither 'prompt'"),
+        ('{"prompt": 3}', "'prompt' holds no text"),
+        ('{"prompt": "  "}', "'prompt' holds no text"),
+        ('{"turns": []}', "'turns' holds no text"),
+    ],
+)
+def test_a_bad_line_is_named_with_its_number(tmp_path, line, reason):
+    path = write(tmp_path / "p.jsonl", '{"prompt": "fine"}', line)
+    with pytest.raises(InputError, match=rf"p\.jsonl, line 2: {reason}"):
+        read_prompts(path)
+
+
+def test_a_bad_line_behind_the_limit_is_not_read(tmp_path):
+    assert read_prompts(write(tmp_path / "p.jsonl", '{"prompt": "fine"}', "{"), limit=1) == ["fine"]
+
+
+def test_a_line_that_is_not_utf8_is_named_with_its_number(tmp_path):
+    path = tmp_path / "p.txt"
+    path.write_bytes(b"fine\n\xff\xfe\n")
+    with pytest.raises(InputError, match="line 2: not UTF-8"):
+        read_prompts(path)
+
+
+def test_files_that_cannot_be_used(tmp_path):
+    broken = tmp_path / "p.jsonl.gz"
+    broken.write_bytes(gzip.compress(b'{"prompt": "x"}\n' * 99)[:-12])
+    plain = tmp_path / "q.jsonl.gz"
+    plain.write_bytes(b"no gzip")
+    for path, reason in [
+        (tmp_path / "none.txt", "No such file"),
+        (tmp_path / "p.csv", "not a prompt file"),
+        (write(tmp_path / "empty.txt"), "no prompts"),
+        (broken, "cannot be read"),
+        (plain, "cannot be read"),
+    ]:
+        with pytest.raises(InputError, match=reason):
+            read_prompts(path)
+
+
+def test_the_prompt_is_the_argument_or_standard_input(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", Stdin("from a pipe ü\r\n".encode()))
+    assert read_prompt("an argument") == "an argument"
+    assert read_prompt("-") == "from a pipe ü"
+    monkeypatch.setattr(sys, "stdin", Stdin(b"two\nlines\n"))
+    assert read_prompt(None) == "two\nlines"
+
+
+@pytest.mark.parametrize(
+    ("stdin", "argument", "reason"),
+    [
+        (Stdin(b"", terminal=True), None, "no prompt"),
+        (Stdin(b"\n"), None, "empty"),
+        (Stdin(b"ab\xff"), "-", "not UTF-8"),
+        (None, "-", "closed"),
+        (Stdin(b"x"), "", "empty"),
+        (Stdin(b"x"), "\udcff", "not UTF-8"),
+    ],
+)
+def test_prompts_that_cannot_be_used(monkeypatch, stdin, argument, reason):
+    monkeypatch.setattr(sys, "stdin", stdin)
+    with pytest.raises(InputError, match=reason):
+        read_prompt(argument)
+
+
+def test_standard_input_that_fails(monkeypatch):
+    class Failing(Stdin):
+        @property
+        def buffer(self):
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(sys, "stdin", Failing(b""))
+    with pytest.raises(InputError, match="Input/output error"):
+        read_prompt("-")

@@ -1,0 +1,147 @@
+"""Small random models, random trees, and the logits transformers itself gives along every path of a tree."""
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    DynamicCache,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2MoeConfig,
+    Qwen3Config,
+)
+
+from drafttree.models import HuggingFaceModel, TreeCache
+from drafttree.tree import DraftTree
+
+VOCAB = 97
+WINDOW = 5
+LAYERS = 3
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+GROUPED = {**SIZES, "num_key_value_heads": 2}
+
+CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
+    "gpt_neox": lambda: GPTNeoXConfig(**SIZES),
+    "llama": lambda: LlamaConfig(**GROUPED),
+    "qwen2": lambda: Qwen2Config(**GROUPED),
+    "qwen3": lambda: Qwen3Config(**GROUPED, head_dim=12),
+    "mistral": lambda: MistralConfig(**GROUPED, sliding_window=None),
+    "mistral_sliding": lambda: MistralConfig(**GROUPED, sliding_window=WINDOW),
+    "gemma3": lambda: Gemma3TextConfig(
+        **GROUPED,
+        head_dim=8,
+        query_pre_attn_scalar=8,
+        sliding_window=WINDOW,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
+    "gpt2": lambda: GPT2Config(**SIZES),
+    "qwen2_moe_sliding": lambda: Qwen2MoeConfig(
+        **GROUPED,
+        **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+        shared_expert_intermediate_size=16,
+        use_sliding_window=True,
+        sliding_window=WINDOW,
+        layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+    ),
+}
+
+
+def build(name: str, seed: int = 0) -> PreTrainedModel:
+    """A random model of an architecture."""
+    return from_config(CONFIGS[name](), seed)
+
+
+@torch.no_grad()
+def from_config(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
+    """A random model with noise on every bias and norm weight too, so that each token it sees shows in the logits."""
+    module = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in module.parameters():
+        parameter.normal_(float(parameter.mean().round()), 0.2, generator=generator)
+    return module
+
+
+def wrap(module: PreTrainedModel) -> tuple[HuggingFaceModel, PreTrainedModel]:
+    """The wrapped module, and an untouched clone of it to compare with."""
+    clone = deepcopy(module)
+    return HuggingFaceModel(module), clone
+
+
+def random_tokens(count: int, seed: int) -> list[int]:
+    return torch.randint(VOCAB, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def random_tree(widths: Sequence[int], seed: int) -> DraftTree:
+    """A tree with so many nodes on each level below the root, hung at random; no two nodes of a level are alike."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens, parents, first, above = random_tokens(1, seed), [-1], 0, 1
+    for width in widths:
+        hung = torch.randint(above, (width,), generator=generator).sort().values + first
+        tokens += torch.randperm(VOCAB, generator=generator)[:width].tolist()
+        parents += hung.tolist()
+        first, above = first + above, width
+    zero = torch.zeros(1, len(tokens))
+    return DraftTree(torch.tensor([tokens]), torch.tensor([parents]), zero, zero, zero, len(widths))
+
+
+def stacked(trees: Sequence[DraftTree]) -> DraftTree:
+    """Trees of the same widths as one batch."""
+    fields = ("tokens", "parents", "logprobs", "path_logprobs", "scores")
+    return DraftTree(**{name: torch.cat([getattr(t, name) for t in trees]) for name in fields}, levels=trees[0].levels)
+
+
+def path_to(tree: DraftTree, node: int, row: int = 0) -> list[int]:
+    """Node indices from the root down to a node."""
+    return tree.ancestors[row, node].nonzero().flatten().tolist()
+
+
+def leaf_paths(tree: DraftTree, row: int = 0) -> list[list[int]]:
+    """Every root-to-leaf path."""
+    inner = set(tree.parents[row].tolist())
+    return [path_to(tree, node, row) for node in range(tree.size) if node not in inner]
+
+
+def score(model: HuggingFaceModel, cache: TreeCache, tree: DraftTree) -> Tensor:
+    """Logits of every node of a tree in one pass."""
+    return model.forward(cache, tree.tokens, tree.depths + cache.length, tree.ancestors).logits
+
+
+@torch.inference_mode()
+def decode(module: PreTrainedModel, prefix: Sequence[int], paths: Sequence[Sequence[int]]) -> list[Tensor]:
+    """What transformers computes along each path of token ids, one token at a time: `[tokens, vocab]` per path."""
+    cache = DynamicCache(config=module.config)
+    if prefix:
+        module(input_ids=torch.tensor([list(prefix)]), past_key_values=cache)
+    return [_decode(module, deepcopy(cache), path) for path in paths]
+
+
+def _decode(module: PreTrainedModel, cache: DynamicCache, path: Sequence[int]) -> Tensor:
+    steps = [module(input_ids=torch.tensor([[token]]), past_key_values=cache).logits[0] for token in path]
+    return torch.cat(steps)
+
+
+def worst_gap(logits: Tensor, module: PreTrainedModel, prefix: Sequence[int], tree: DraftTree, row: int = 0) -> float:
+    """Largest difference between a tree's logits `[nodes, vocab]` and transformers' own, over every path."""
+    paths = leaf_paths(tree, row)
+    expected = decode(module, prefix, [tree.tokens[row, path].tolist() for path in paths])
+    gaps = [(logits[path] - along).abs().max() for path, along in zip(paths, expected, strict=True)]
+    return float(torch.stack(gaps).max())

@@ -1,0 +1,176 @@
+"""A toy world: laws of the next token that fit on a page, and a model and a drafter that follow them.
+
+The model reads each node's context from the rows it may see, in order of their positions, and refuses a context with a
+gap. So a wrong mask, a wrong position or a row kept in the wrong place is an error or gives other logits.
+"""
+
+import math
+import random
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from drafttree.models.base import Output
+from drafttree.models.cache import TreeCache
+
+Law = Callable[[Sequence[int]], list[float]]
+
+
+class Table:
+    """Next-token logits looked up by the last `order` tokens."""
+
+    def __init__(self, vocab: int = 8, order: int = 2, seed: int = 0, scale: float = 2.0) -> None:
+        rng = random.Random(seed)
+        self.vocab, self.order = vocab, order
+        self.rows = [[rng.gauss(0, scale) for _ in range(vocab)] for _ in range(vocab**order)]
+
+    def __call__(self, prefix: Sequence[int]) -> list[float]:
+        index = 0
+        for token in prefix[-self.order :]:
+            index = index * self.vocab + token
+        return self.rows[index]
+
+    def blurred(self, noise: float, seed: int = 1) -> "Table":
+        """The same table with noise on every logit: a drafter's idea of it."""
+        rng = random.Random(seed)
+        copy = Table(self.vocab, self.order)
+        copy.rows = [[logit + rng.gauss(0, noise) for logit in row] for row in self.rows]
+        return copy
+
+
+class Script:
+    """A law that all but insists on one text, whatever has been said so far, and repeats its last token after it."""
+
+    def __init__(self, tokens: Sequence[int], vocab: int, begins_at: int = 1) -> None:
+        self.tokens, self.vocab, self.begins_at = list(tokens), vocab, begins_at
+
+    def __call__(self, prefix: Sequence[int]) -> list[float]:
+        due = self.tokens[min(len(prefix) - self.begins_at, len(self.tokens) - 1)]
+        return [8.0 if token == due else -0.01 * token for token in range(self.vocab)]
+
+
+def softmax(logits: Iterable[float]) -> list[float]:
+    weights = [math.exp(logit) for logit in logits]
+    return [weight / sum(weights) for weight in weights]
+
+
+def argmax(logits: Sequence[float]) -> int:
+    return max(range(len(logits)), key=lambda token: (logits[token], -token))
+
+
+def greedy_text(law: Law, prompt: Sequence[int], count: int) -> list[int]:
+    """What greedy decoding says, one token at a time."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(argmax(law(tokens)))
+    return tokens[len(prompt) :]
+
+
+class ToyModel:
+    """A model of the protocol that follows a law and counts its work.
+
+    Attributes:
+        passes: forward passes.
+        forwarded: tokens given, over all passes.
+        interrupt_at: the pass that Ctrl-C hits.
+    """
+
+    def __init__(self, law: Law, vocab: int = 8, context: int | None = None) -> None:
+        self.law, self.vocab_size, self.context = law, vocab, context
+        self.device = torch.device("cpu")
+        self.passes = self.forwarded = 0
+        self.interrupt_at: int | None = None
+
+    def new_cache(self, batch: int, capacity: int) -> TreeCache:
+        return TreeCache(1, batch, capacity)
+
+    def forward(
+        self,
+        cache: TreeCache,
+        tokens: Tensor,
+        positions: Tensor,
+        visible: Tensor,
+        *,
+        last_only: bool = False,
+        hidden_layers: tuple[int, ...] = (),
+    ) -> Output:
+        self.passes += 1
+        self.forwarded += tokens.numel()
+        if self.passes == self.interrupt_at:
+            raise KeyboardInterrupt
+        rows = cache.update(tokens[:, None, :, None].double(), positions[:, None, :, None].double(), 0)
+        committed = torch.ones(*tokens.shape, cache.length, dtype=torch.bool)
+        known = [part[:, 0, :, 0].long().tolist() for part in rows]
+        seen = torch.cat((committed, visible), 2)
+        asked = range(tokens.shape[1])[-1:] if last_only else range(tokens.shape[1])
+        logits = [
+            [self.law(_context(seen[text, node], *rows, int(positions[text, node]))) for node in asked]
+            for text, rows in enumerate(zip(*known, strict=True))
+        ]
+        cache.grow(positions)
+        return Output(torch.tensor(logits))
+
+
+def _context(seen: Tensor, tokens: list[int], positions: list[int], own: int) -> list[int]:
+    """The tokens in sight in the order of their positions, which must be all of 0 to the node's own."""
+    rows = sorted(seen.nonzero()[:, 0].tolist(), key=positions.__getitem__)
+    assert [positions[row] for row in rows] == list(range(own + 1)), "a context with a gap or a stranger in it"
+    return [tokens[row] for row in rows]
+
+
+class ToyDrafter:
+    """A drafter that follows a law and remembers nothing but tokens."""
+
+    def __init__(self, law: Law, vocab: int = 8, context: int | None = None) -> None:
+        self.law, self.vocab_size, self.context = law, vocab, context
+        self.drafts: list[ToyDraft] = []
+
+    def start(self, prompt: list[int], capacity: int) -> "ToyDraft":
+        self.drafts.append(ToyDraft([self.law], [prompt], torch.float32))
+        return self.drafts[-1]
+
+
+class ToyDraft:
+    """A draft of one text per law, which may be of any number."""
+
+    def __init__(self, laws: Sequence[Law], prefixes: Sequence[Sequence[int]], dtype: torch.dtype) -> None:
+        self.passes, self.seconds = 0, 0.0
+        self.laws, self.prefixes, self.dtype = laws, [list(prefix) for prefix in prefixes], dtype
+        self.frontier: list[list[list[int]]] = []
+
+    def prefill(self) -> None:
+        """A table has nothing to read."""
+
+    def root(self) -> Tensor:
+        return self._score([[prefix] for prefix in self.prefixes])
+
+    def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
+        return self._score(
+            [
+                [before[origin] + [token] for token, origin in zip(*nodes, strict=True)]
+                for before, *nodes in zip(self.frontier, tokens.tolist(), origins.tolist(), strict=True)
+            ]
+        )
+
+    def commit(self, tokens: list[int]) -> None:
+        self.prefixes[0] += tokens
+
+    def _score(self, frontier: list[list[list[int]]]) -> Tensor:
+        self.passes += 1
+        self.frontier = frontier
+        logits = [[law(path) for path in paths] for law, paths in zip(self.laws, frontier, strict=True)]
+        return torch.tensor(logits, dtype=self.dtype)
+
+
+class PieceTokenizer:
+    """Token ids that stand for pieces of UTF-8, which may end inside a character."""
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self.pieces = list(pieces)
+
+    def __call__(self, text: str) -> dict[str, list[int]]:
+        return {"input_ids": [self.pieces.index(character.encode()) for character in text]}
+
+    def decode(self, token_ids: Sequence[int], **_: object) -> str:
+        return b"".join(self.pieces[token] for token in token_ids).decode(errors="replace")

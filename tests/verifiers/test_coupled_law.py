@@ -1,0 +1,173 @@
+"""At temperature 1 a coupled text has the target's law, whatever tree it was checked in: 5,000 draws per policy.
+
+All seeds are one batch: a text per sequence, each with its own noise, and the policies and the verifier do not notice.
+"""
+
+import itertools
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from drafttree.decoder import Decoder
+from drafttree.distributions import Sampling, gumbel
+from drafttree.growth import grow
+from drafttree.policies import POLICIES
+from drafttree.tree import DraftTree, Verdict
+from drafttree.verifiers import Coupled
+from drafttree.verifiers.base import walk
+from toy import Table, ToyDrafter, ToyModel, softmax
+
+DRAWS, VOCAB, LENGTH, LEVELS = 5000, 4, 3, 3
+PROMPT = [2, 1]
+TARGET = Table(VOCAB, seed=5, scale=1.0)
+DRAFT = TARGET.blurred(0.7)
+
+SMALL = {
+    "chain": {"depth": 3},
+    "fixed": {"depth": 2, "breadth": 2},
+    "template": {"tree": "binary-2"},
+    "dynatree": {"base_depth": 2, "max_depth": 3},
+    "talon": {"width": 2, "margin": 0.2, "budget": 8},
+    "eagle": {"depth": 3, "top_k": 2, "budget": 7},
+    "opt-tree": {"threshold": 0.3, "depth": 3, "budget": 6},
+    "dyspec": {"depth": 3, "budget": 7},
+}
+
+
+class Rows:
+    """Gumbel rows of many texts, indexed as the rows of one would be."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = rows
+
+    def __getitem__(self, index) -> Tensor:
+        if isinstance(index, Tensor):
+            return self.rows.gather(1, index[..., None].expand(-1, -1, VOCAB))
+        row, columns = index
+        return self.rows[:, row, columns][:, None]
+
+
+class ManyNoises:
+    """The noise of a text per seed."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = rows
+
+    def of(self, texts: Tensor) -> "ManyNoises":
+        return ManyNoises(self.rows[texts])
+
+    def gumbel(self, position: int, count: int) -> Rows:
+        assert position + count <= self.rows.shape[1]
+        return Rows(self.rows[:, position : position + count])
+
+
+class ManyDrafts:
+    """The drafter's table, read for many texts at once."""
+
+    def __init__(self, table: Tensor, last: Tensor) -> None:
+        self.table, self.before, self.tokens = table, last[:, :1], last[:, 1:]
+
+    def root(self) -> Tensor:
+        return self.table[self.before, self.tokens]
+
+    def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
+        self.before, self.tokens = self.tokens.gather(1, origins), tokens
+        return self.table[self.before, tokens]
+
+
+class Hopeful(Coupled):
+    """A verifier that is wrong: it accepts any child that the target finds likelier than 30 %."""
+
+    def verify(self, tree: DraftTree, logits: Tensor, position: int, noise) -> Verdict:
+        chosen = (self.sampling.process(logits) + noise.gumbel(position + 1, tree.levels + 1)[tree.depths]).argmax(-1)
+        for node in range(1, tree.size):
+            parent, token = tree.parents[:, node], tree.tokens[:, node]
+            texts = torch.arange(len(token))
+            likely = (logits[texts, parent].softmax(-1)[texts, token] > 0.3) & tree.valid[:, node]
+            chosen[texts[likely], parent[likely]] = token[likely]
+        return walk(tree, chosen)
+
+
+@pytest.fixture(scope="module")
+def noises() -> ManyNoises:
+    positions = torch.arange(len(PROMPT) + LENGTH + LEVELS + 1)
+    return ManyNoises(torch.stack([gumbel(seed, positions, VOCAB) for seed in range(DRAWS)]))
+
+
+def generate(policy, verifier: Coupled, noises: ManyNoises, draws: int = DRAWS) -> list[tuple[int, ...]]:
+    """The first three tokens of every text, by rounds of growing and verifying."""
+    target, draft = (torch.tensor(table.rows).view(VOCAB, VOCAB, VOCAB) for table in (TARGET, DRAFT))
+    texts = [list(PROMPT) for _ in range(draws)]
+    for length in range(len(PROMPT), len(PROMPT) + LENGTH):
+        group = [index for index, text in enumerate(texts) if len(text) == length]
+        if not group:
+            continue
+        last, noise = torch.tensor([texts[index][-2:] for index in group]), noises.of(torch.tensor(group))
+        position = length - 1
+        tree = grow(
+            policy,
+            ManyDrafts(draft, last),
+            last[:, 1:],
+            LEVELS,
+            lambda logits, depth, noise=noise, position=position: verifier.guide(logits, position + depth, noise),
+        )
+        before = tree.tokens.gather(1, tree.parents.clamp_min(0))
+        before[:, 0] = last[:, 0]
+        verdict = verifier.verify(tree, target[before, tree.tokens], position, noise)
+        for row, index in enumerate(group):
+            texts[index] += [*tree.tokens[row, verdict.paths[row][1:]].tolist(), verdict.bonus[row]]
+    return [tuple(text[len(PROMPT) :][:LENGTH]) for text in texts]
+
+
+def exact_law() -> dict[tuple[int, ...], float]:
+    """The probability of every continuation of three tokens, from the table."""
+    law = {}
+    for text in itertools.product(range(VOCAB), repeat=LENGTH):
+        prefix, law[text] = list(PROMPT), 1.0
+        for token in text:
+            law[text] *= softmax(TARGET(prefix))[token]
+            prefix.append(token)
+    return law
+
+
+def p_value(texts: list[tuple[int, ...]]) -> float:
+    """Of a chi-square test against the exact law, rare continuations in one cell."""
+    law = exact_law()
+    rare = [text for text in law if law[text] * len(texts) < 5]
+    cells = [text for text in law if text not in set(rare)]
+    observed = [texts.count(text) for text in cells] + [sum(texts.count(text) for text in rare)]
+    expected = [law[text] * len(texts) for text in cells] + [sum(law[text] for text in rare) * len(texts)]
+    pairs = [(o, e) for o, e in zip(observed, expected, strict=True) if e]
+    return stats.chisquare(*zip(*pairs, strict=True), sum_check=False).pvalue
+
+
+def test_every_policy_is_tried_here():
+    assert SMALL.keys() == POLICIES.keys()
+
+
+def test_the_exact_law_sums_to_one():
+    assert sum(exact_law().values()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_coupled_text_has_the_targets_law(name, noises):
+    texts = generate(POLICIES[name](**SMALL[name]), Coupled(Sampling(temperature=1.0)), noises)
+    assert p_value(texts) > 1e-4
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_biased_verifier_is_found_out(name, noises):
+    texts = generate(POLICIES[name](**SMALL[name]), Hopeful(Sampling(temperature=1.0)), noises)
+    assert p_value(texts) < 1e-4
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_batch_of_seeds_says_what_the_decoder_says(name, noises):
+    policy = POLICIES[name](**SMALL[name])
+    batch = generate(policy, Coupled(Sampling(temperature=1.0)), noises, draws=12)
+    decoder = Decoder(ToyModel(TARGET, VOCAB), ToyDrafter(DRAFT, VOCAB), policy)
+    for seed, text in enumerate(batch):
+        out = decoder.generate(PROMPT, max_new_tokens=LENGTH, temperature=1.0, seed=seed)
+        assert tuple(out.tokens) == text
