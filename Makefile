@@ -5,7 +5,7 @@ BIN := .venv/bin
 TORCH := $(shell $(PYTHON) -c "import torch" 2>/dev/null && echo yes)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH),,--constraint constraints.txt)
 
-.PHONY: demo test check bench clean
+.PHONY: demo test exactness check bench clean
 
 demo: .venv/.installed
 	$(BIN)/drafttree generate --compare --max-new-tokens 200 \
@@ -13,6 +13,9 @@ demo: .venv/.installed
 
 test: .venv/.developing
 	$(BIN)/python -m pytest
+
+exactness: .venv/.developing
+	$(BIN)/python -m pytest -m exactness
 
 check: .venv/.developing
 	$(BIN)/ruff check .

@@ -6,7 +6,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import drafttree
-from drafttree import cli
+from drafttree import cli, display
 from drafttree.policies import POLICIES
 from drafttree.sequence import Chunk
 from drafttree.verifiers import VERIFIERS
@@ -108,7 +108,7 @@ def test_the_chat_template_is_applied(embedded, monkeypatch):
 
 def test_drafted_characters_are_coloured(capsys):
     console = Console(force_terminal=True, color_system="standard", width=80)
-    cli._show_chunk(console, Chunk("abc[d]", [1, 2], [True, False], None, [True, True, False, False, False, False]))
+    display.show_chunk(console, Chunk("abc[d]", [1, 2], [True, False], None, [True, True, False, False, False, False]))
     assert capsys.readouterr().out == "\x1b[32mab\x1b[0mc[d]"
 
 

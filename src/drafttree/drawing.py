@@ -13,6 +13,9 @@ from torch import Tensor
 from drafttree.noise import Noise
 from drafttree.tree import DraftTree, Layer, Proposal
 
+FLOOR = -80.0
+"""Log-probability below which a token is not drawn: its probability would be lost in float32."""
+
 
 class Drawing:
     """Draws the children of one tree and remembers from which distributions.
@@ -40,10 +43,11 @@ class Drawing:
         Returns:
             The layer of what was drawn, its token ids, and which of them are to join the tree.
         """
-        counts = keep.sum(2)
+        counts = (keep & (layer.logprobs >= FLOOR)).sum(2)
         before = counts.cumsum(1) - counts
         counts = counts.minimum((layer.budget_left - before).clamp_min(0))
         logprobs = logits.log_softmax(-1)
+        logprobs = logprobs.masked_fill(logprobs < FLOOR, -torch.inf)
         tokens, probs = self._noise.children(logprobs, counts, self._proposal, self._position, layer.depth)
         self._probs.append(probs)
         self._nodes.append(nodes)

@@ -145,7 +145,7 @@ def test_eagle(world, depth, top_k, budget):
 
 
 @few
-@given(worlds, st.integers(1, 6), st.floats(0, 1.5), st.integers(2, 16))
+@given(worlds, st.integers(1, 6), st.one_of(st.floats(0.01, 0.99), st.floats(1.01, 1.5)), st.integers(2, 16))
 def test_opt_tree(world, depth, threshold, budget):
     options = {"depth": depth, "threshold": threshold, "budget": budget}
     agree(OptTree(**options), world, papers.opt_tree(world.q, **options))
@@ -284,6 +284,16 @@ def test_every_default_grows_a_tree_of_at_most_its_budget(name):
     policy = POLICIES[name]()
     tree, _ = draft(policy, World(3, vocab=12))
     assert 1 < tree.size <= policy.budget
+
+
+def test_opt_tree_stops_every_text_of_a_batch_by_its_own_growth():
+    # The unsure text expects .67 tokens from its best three nodes on level 1 and .92 from level 2 on: a growth of .25.
+    unsure, sure = [math.log(0.55)] + [math.log(0.45 / 7)] * 7, [0.0] + [-30.0] * 7
+    drafted = ToyDraft([lambda _: unsure, lambda _: sure], [[ROOT]] * 2, torch.float64)
+    policy = OptTree(budget=4, threshold=0.4, depth=3)
+    tree = grow(policy, drafted, torch.full((2, 1), ROOT), FAR, lambda logits, depth: logits)
+    assert int(tree.depths[0][tree.valid[0]].max()) == 2
+    assert int(tree.depths[1][tree.valid[1]].max()) == 3
 
 
 @few

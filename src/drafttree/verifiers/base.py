@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from drafttree.distributions import Sampling
 from drafttree.errors import ConfigError
@@ -94,10 +95,11 @@ class Outlook:
         return self._sampling.process(self._logits[node]).softmax(-1)
 
     def draft(self, node: int) -> Tensor:
-        """`[vocab]` the distribution a node's first child was drawn from."""
+        """`[vocab]` the distribution a node's first child was drawn from; 0 for tokens the drafter does not know."""
         if self._draft is None or self._rows[node] < 0:
             raise ConfigError("this tree does not say which distribution its children were drawn from")
-        return self._draft[self._rows[node]]
+        row = self._draft[self._rows[node]]
+        return pad(row, (0, self._logits.shape[-1] - len(row)))
 
 
 class SamplingVerifier(Verifier):
@@ -129,6 +131,12 @@ def normalise(mass: Tensor, otherwise: Tensor) -> Tensor:
     """A distribution from non-negative mass `[vocab]`; `otherwise` where there is none left but rounding."""
     total = mass.sum()
     return mass / total if total > 0 else otherwise
+
+
+def ratio(p: Tensor, q: Tensor, token: int) -> float:
+    """p/q of a token; 0 where q has none of it, so that what cannot have been drawn is not accepted."""
+    wanted, offered = torch.stack((p[token], q[token])).tolist()
+    return wanted / offered if offered > 0 else 0.0
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 from typing import ClassVar
 
 from drafttree.tree import Proposal
-from drafttree.verifiers.base import Outlook, SamplingVerifier
+from drafttree.verifiers.base import Outlook, SamplingVerifier, ratio
 
 
 class Block(SamplingVerifier):
@@ -25,7 +25,7 @@ class Block(SamplingVerifier):
                 best, kept = position, left if mass > 0 else target
             if not last:
                 token = outlook.tokens[chain[position + 1]]
-                rate = min(rate * float(target[token] / outlook.draft(node)[token]), 1.0)
+                rate = min(rate * ratio(target, outlook.draft(node), token), 1.0)
         return chain[: best + 1], outlook.noise.draw(kept)
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from drafttree.tree import Proposal
-from drafttree.verifiers.base import Outlook, SamplingVerifier, normalise
+from drafttree.verifiers.base import Outlook, SamplingVerifier, normalise, ratio
 
 
 class KSeq(SamplingVerifier):
@@ -20,7 +20,7 @@ class KSeq(SamplingVerifier):
             scale = scale_of(p, q, len(children))
             for child in children:
                 token = outlook.tokens[child]
-                if outlook.noise.accept(p[token] / (scale * q[token])):
+                if outlook.noise.accept(ratio(p, q, token) / scale):
                     path.append(child)
                     break
             else:
@@ -31,7 +31,7 @@ class KSeq(SamplingVerifier):
 def scale_of(p: Tensor, q: Tensor, count: int) -> float:
     """The rho in [1, count] at which 1 - (1 - beta)^count = rho * beta, beta(rho) = sum min(q, p / rho)."""
     low, high = 1.0, float(count)
-    for _ in range(60):
+    for _ in range(40):
         middle = (low + high) / 2
         beta = float(torch.minimum(q, p / middle).sum())
         if 1 - (1 - beta) ** count > middle * beta:

@@ -1,7 +1,7 @@
 from typing import ClassVar
 
 from drafttree.tree import Proposal
-from drafttree.verifiers.base import Outlook, SamplingVerifier, residual
+from drafttree.verifiers.base import Outlook, SamplingVerifier, ratio, residual
 
 
 class GreedyMultiDraft(SamplingVerifier):
@@ -18,7 +18,7 @@ class GreedyMultiDraft(SamplingVerifier):
         while children := outlook.children[path[-1]]:
             p, q = outlook.target(path[-1]), outlook.draft(path[-1])
             token = outlook.tokens[children[-1]]
-            if outlook.noise.accept(p[token] / q[token]):
+            if outlook.noise.accept(ratio(p, q, token)):
                 path.append(children[-1])
                 continue
             bonus = outlook.noise.draw(residual(p, q))

@@ -3,7 +3,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from drafttree.tree import Proposal
-from drafttree.verifiers.base import Outlook, SamplingVerifier, residual, without
+from drafttree.verifiers.base import Outlook, SamplingVerifier, ratio, residual, without
 
 
 class RRSw(SamplingVerifier):
@@ -21,7 +21,7 @@ class RRSw(SamplingVerifier):
             p, q = outlook.target(path[-1]), outlook.draft(path[-1])
             for child in children:
                 token = outlook.tokens[child]
-                if outlook.noise.accept(p[token] / q[token]):
+                if outlook.noise.accept(ratio(p, q, token)):
                     path.append(child)
                     break
                 p, q = residual(p, q), self.after(q, token)

@@ -4,7 +4,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from drafttree.tree import Proposal
-from drafttree.verifiers.base import Outlook, SamplingVerifier, without
+from drafttree.verifiers.base import Outlook, SamplingVerifier, ratio, without
 
 
 class Traversal(SamplingVerifier):
@@ -50,8 +50,8 @@ class _Node:
     def child(self, outlook: Outlook, index: int) -> "_Node":
         """Equation 1: the child's rate from this node's current rate and rows."""
         token = outlook.tokens[index]
-        ratio = float(self.target[token] / self.draft[token]) if self.draft is not None else 0.0
-        return _Node(outlook, index, min(self.rate * ratio, 1.0))
+        assert self.draft is not None
+        return _Node(outlook, index, min(self.rate * ratio(self.target, self.draft, token), 1.0))
 
     def reject(self, token: int) -> None:
         """Equations 2 and 3: the rows and the rate after the child with this token has been cut off."""

@@ -1,0 +1,250 @@
+"""Exact enumeration: every draw and every decision of a round, weighted, in float64.
+
+A verifier asks its noise two questions, and a sampled tree one. `Replay` answers them all from a script and notes what
+else could have been answered, so running a round again for every script gives its exact law, without a line of the
+verifier being written twice. A verifier is lossless iff the committed tokens, continued by the target, have the
+target's own law.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from drafttree.distributions import Sampling
+from drafttree.drawing import Drawing
+from drafttree.errors import ConfigError
+from drafttree.growth import grow
+from drafttree.policies.base import TreePolicy
+from drafttree.tree import DraftTree, Proposal
+from drafttree.verifiers.base import Verifier
+
+Context = tuple[int, ...]
+Answer = TypeVar("Answer")
+Result = TypeVar("Result")
+
+
+class Table:
+    """A toy model: a distribution over the next token for every context.
+
+    Args:
+        vocab: number of tokens.
+        depth: contexts up to this length have rows of their own; longer ones use their last `depth` tokens.
+        seed: of the random rows.
+        spread: standard deviation of the logits; larger is more peaked.
+        near: another table whose logits these perturb, such as a target for its draft.
+    """
+
+    def __init__(self, vocab: int, depth: int, seed: int, spread: float = 1.0, near: "Table | None" = None) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        contexts = [c for length in range(depth + 1) for c in itertools.product(range(vocab), repeat=length)]
+        base = {} if near is None else near.rows
+        self.vocab, self.depth = vocab, depth
+        self.rows = {
+            context: base.get(context, 0.0) + spread * torch.randn(vocab, generator=generator, dtype=torch.float64)
+            for context in contexts
+        }
+
+    def logits(self, context: Context) -> Tensor:
+        """Float64 `[vocab]` for the tokens after the root."""
+        return self.rows[context[-self.depth :] if self.depth else ()]
+
+    def law(self, context: Context, temperature: float = 1.0) -> list[float]:
+        """Probabilities of the next token."""
+        return (self.logits(context) / temperature).softmax(-1).tolist()
+
+
+class Replay:
+    """Noise that answers from a script, and takes the first possible answer where the script ends.
+
+    Args:
+        script: which of the possible answers to give, in the order of the questions.
+
+    Attributes:
+        weight: probability of these answers.
+        choices: per question, which answer was given and how many were possible.
+    """
+
+    def __init__(self, script: list[int]) -> None:
+        self.weight = 1.0
+        self.choices: list[tuple[int, int]] = []
+        self._script = script
+
+    def begin(self, position: int) -> None:
+        """A round's verification starts; the script goes on."""
+
+    def gumbel(self, position: int, count: int) -> Tensor:
+        """Refused: a continuum of answers cannot be enumerated."""
+        raise ConfigError("Gumbel noise cannot be enumerated; 'coupled' is checked by comparing texts instead")
+
+    def accept(self, probability: Tensor | float) -> bool:
+        """Both answers, where both are possible."""
+        accepted = min(max(float(probability), 0.0), 1.0)
+        return self._choose([(True, accepted), (False, 1 - accepted)])
+
+    def draw(self, distribution: Tensor) -> int:
+        """Every token of positive probability."""
+        return self._choose(list(enumerate((distribution / distribution.sum()).tolist())))
+
+    def children(
+        self, logprobs: Tensor, counts: Tensor, proposal: Proposal, position: int, depth: int
+    ) -> tuple[Tensor, Tensor]:
+        """Every way to draw the children, one after the other."""
+        probs = logprobs.exp()
+        tokens = torch.zeros(*counts.shape, max(int(counts.amax()), 1), dtype=torch.long)
+        for node, count in enumerate(counts[0].tolist()):
+            row = probs[0, node].clone()
+            if proposal is Proposal.HUB and count:
+                best = row.topk(count - 1).indices
+                tokens[0, node, : count - 1] = best
+                row[best] = 0
+                probs[0, node] = row / row.sum()
+            drawn = [count - 1] if proposal is Proposal.HUB and count else range(count)
+            for place in drawn:
+                tokens[0, node, place] = token = self.draw(row)
+                if proposal is Proposal.SAMPLED:
+                    row[token] = 0
+        return tokens, probs
+
+    def _choose(self, answers: list[tuple[Answer, float]]) -> Answer:
+        possible = [(answer, weight) for answer, weight in answers if weight > 0]
+        place = len(self.choices)
+        chosen = self._script[place] if place < len(self._script) else 0
+        answer, weight = possible[chosen]
+        self.choices.append((chosen, len(possible)))
+        self.weight *= weight
+        return answer
+
+
+def outcomes(run: Callable[[Replay], Result]) -> Iterator[tuple[float, Result]]:
+    """Every result of a random procedure with its probability.
+
+    Args:
+        run: asks the noise it is given for everything random, and does the same for the same answers.
+    """
+    scripts: list[list[int]] = [[]]
+    while scripts:
+        script = scripts.pop()
+        noise = Replay(script)
+        result = run(noise)
+        yield noise.weight, result
+        given = [chosen for chosen, _ in noise.choices]
+        for place in range(len(script), len(given)):
+            scripts += [[*given[:place], other] for other in range(1, noise.choices[place][1])]
+
+
+@dataclass(frozen=True)
+class Law:
+    """The exact law of one round.
+
+    Attributes:
+        committed: probability of every tuple of committed tokens, the bonus included.
+        total_variation: distance of the law they induce from the target's.
+        expected_accepted: mean drafted tokens accepted, the bonus not counted.
+        lengths: probability of every number of accepted tokens.
+    """
+
+    committed: dict[Context, float]
+    total_variation: float
+    expected_accepted: float
+    lengths: dict[int, float]
+
+
+@torch.inference_mode()
+def law(
+    target: Table,
+    draft: Table,
+    policy: TreePolicy,
+    verifier: type[Verifier],
+    *,
+    temperature: float = 1.0,
+    levels: int = 3,
+) -> Law:
+    """The exact law of one round of a policy and a verifier.
+
+    Args:
+        target: the toy target.
+        draft: the toy draft, of the same vocabulary.
+        policy: how the tree grows.
+        verifier: what is accepted.
+        temperature: of the sampling.
+        levels: the tree is no deeper.
+    """
+    judge = verifier(Sampling(temperature))
+    committed: dict[Context, float] = {}
+    for chance, tree in trees(draft, policy, judge, levels):
+        contexts = _contexts(tree)
+        logits = torch.stack([target.logits(context) for context in contexts])[None]
+        for weight, verdict in outcomes(lambda noise, t=tree, x=logits: judge.verify(t, x, 0, noise)):
+            tokens = (*contexts[verdict.paths[0][-1]], verdict.bonus[0])
+            committed[tokens] = committed.get(tokens, 0.0) + chance * weight
+    return summarise(committed, target, temperature)
+
+
+def trees(draft: Table, policy: TreePolicy, judge: Verifier, levels: int = 3) -> Iterator[tuple[float, DraftTree]]:
+    """Every tree a policy grows for a verifier, with its probability; one tree where children are selected."""
+    return outcomes(lambda noise: _grow(draft, policy.fresh(), judge, noise, levels))
+
+
+def summarise(committed: dict[Context, float], target: Table, temperature: float = 1.0) -> Law:
+    """The `Law` of committed tokens with these probabilities."""
+    length = max(map(len, committed))
+    induced = dict.fromkeys(itertools.product(range(target.vocab), repeat=length), 0.0)
+    for tokens, weight in committed.items():
+        for rest in itertools.product(range(target.vocab), repeat=length - len(tokens)):
+            induced[tokens + rest] += weight * _probability(target, tokens, rest, temperature)
+    distance = sum(abs(p - _probability(target, (), text, temperature)) for text, p in induced.items()) / 2
+    lengths: dict[int, float] = {}
+    for tokens, weight in committed.items():
+        lengths[len(tokens) - 1] = lengths.get(len(tokens) - 1, 0.0) + weight
+    return Law(committed, distance, sum(n * weight for n, weight in lengths.items()), lengths)
+
+
+def _probability(table: Table, context: Context, rest: Context, temperature: float) -> float:
+    """Probability that the target continues a context by these tokens."""
+    return math.prod(table.law((*context, *rest[:place]), temperature)[token] for place, token in enumerate(rest))
+
+
+def _contexts(tree: DraftTree) -> list[Context]:
+    """The tokens from below the root to each node."""
+    contexts: list[Context] = []
+    for token, parent in zip(tree.tokens[0].tolist(), tree.parents[0].tolist(), strict=True):
+        contexts.append(() if parent < 0 else (*contexts[parent], token))
+    return contexts
+
+
+def _grow(draft: Table, policy: TreePolicy, judge: Verifier, noise: Replay, levels: int) -> DraftTree:
+    drawing = None if judge.proposal is Proposal.SELECTED else Drawing(judge.proposal, noise, 0)
+    root = torch.zeros(1, 1, dtype=torch.long)
+
+    def shape(logits: Tensor, depth: int) -> Tensor:
+        return judge.guide(logits, depth, noise)
+
+    return grow(policy, _TableDraft(draft), root, levels, shape, drawing)
+
+
+class _TableDraft:
+    """A `Table` as the drafter of one tree."""
+
+    passes = 0
+    seconds = 0.0
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._frontier: list[Context] = [()]
+
+    def prefill(self) -> None: ...
+
+    def root(self) -> Tensor:
+        return self._table.logits(())[None, None]
+
+    def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
+        pairs = zip(tokens[0].tolist(), origins[0].tolist(), strict=True)
+        self._frontier = [(*self._frontier[origin], token) for token, origin in pairs]
+        return torch.stack([self._table.logits(context) for context in self._frontier])[None]
+
+    def commit(self, tokens: list[int]) -> None: ...

@@ -1,0 +1,151 @@
+"""Random toy targets and drafts small enough to enumerate, and the policies and verifiers to try on them."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from drafttree.exactness import Table
+from drafttree.policies import Chain, DynaTree, DySpec, Eagle, Fixed, OptTree, Talon, Template, TreePolicy
+from drafttree.tree import Proposal
+from drafttree.verifiers import RRS, Block, GreedyMultiDraft, KSeq, PointMass, RRSw, Traversal, Verifier
+
+EXACT = 1e-12
+
+
+@dataclass(frozen=True)
+class World:
+    """A target and a draft of the same vocabulary."""
+
+    target: Table
+    draft: Table
+
+
+def world(seed: int, vocab: int = 3) -> World:
+    """The world of a seed: flat, ordinary or peaked; the draft near, far, cut to its best tokens, or the target."""
+    spread = (0.3, 1.0, 1.0, 2.5)[seed % 4]
+    target = Table(vocab, 2, seed, spread)
+    draft = Table(vocab, 2, seed + 10_000, (0.5, 1.0, 2.0)[seed % 3], near=target)
+    match seed % 7:
+        case 1:
+            draft = Table(vocab, 2, seed + 20_000, spread)
+        case 2:
+            return World(target, target)
+        case 3:
+            draft = cut(draft, 2)
+        case 4:
+            target = cut(target, vocab - 1)
+        case 5:
+            target, draft = cut(target, 2), cut(draft, vocab - 1)
+    return World(target, draft)
+
+
+def cut(table: Table, keep: int) -> Table:
+    """The table with all but the best tokens of every row impossible."""
+    copy = Table(table.vocab, table.depth, 0)
+    copy.rows = {
+        context: row.masked_fill(row < row.topk(keep).values[-1], -math.inf) for context, row in table.rows.items()
+    }
+    return copy
+
+
+def constant(target: list[float], draft: list[float]) -> World:
+    """A world whose rows are these probabilities after every text."""
+    tables = []
+    for probs in (target, draft):
+        table = Table(len(probs), 0, 0)
+        row = table.rows[()].new_tensor(probs).log()
+        table.rows = {(): row}
+        tables.append(table)
+    return World(*tables)
+
+
+class PointMassOnSampled(PointMass):
+    """The naive walk, on trees drawn without replacement."""
+
+    proposal: ClassVar[Proposal] = Proposal.SAMPLED
+
+
+class PointMassOnIndependent(PointMass):
+    """The naive walk, on trees whose siblings may be equal."""
+
+    proposal: ClassVar[Proposal] = Proposal.INDEPENDENT
+
+
+class PointMassOnHub(PointMass):
+    """The naive walk, on trees of best tokens and one drawn."""
+
+    proposal: ClassVar[Proposal] = Proposal.HUB
+
+
+CHAINS: dict[str, TreePolicy] = {
+    "chain-1": Chain(depth=1),
+    "chain-3": Chain(depth=3),
+    "chain cut by its budget": Chain(depth=3, budget=3),
+}
+
+SMALL_TREES: dict[str, TreePolicy] = {
+    "siblings": Template(paths=((0,), (1,))),
+    "every token": Template(paths=((0,), (1,), (2,))),
+    "ragged": Template(paths=((0,), (1,), (0, 0))),
+    "late branch": Template(paths=((0,), (0, 0), (0, 1))),
+    "second child deeper": Template(paths=((0,), (1,), (1, 0), (1, 0, 0))),
+    "eagle-sparse cut to 5": Template(tree="eagle-sparse", budget=5),
+    "fixed": Fixed(depth=2, breadth=2, threshold=0.4, budget=5),
+    "fixed without a gate": Fixed(depth=2, breadth=2, threshold=0.0, budget=4),
+    "dynatree": DynaTree(
+        base_depth=1,
+        max_depth=3,
+        min_breadth=1,
+        mid_breadth=2,
+        max_breadth=2,
+        high=0.6,
+        low=0.4,
+        stop_below=0.2,
+        deep_above=0.4,
+        prune_below=0.0,
+        budget=5,
+    ),
+    "dynatree wide when unsure": DynaTree(
+        base_depth=2, max_depth=2, max_breadth=3, mid_breadth=1, high=0.7, low=0.5, stop_below=0.3, budget=6
+    ),
+    "talon": Talon(width=2, margin=0.5, budget=5),
+    "talon narrow": Talon(width=1, margin=0.6, depth=3, budget=6),
+}
+
+LARGE_TREES: dict[str, TreePolicy] = {
+    "binary-2": Template(tree="binary-2"),
+    "ragged to depth 3": Template(paths=((0,), (1,), (0, 0), (0, 1), (0, 0, 0))),
+    "eagle-sparse cut to 7": Template(tree="eagle-sparse", budget=7),
+    "fixed with a gate": Fixed(depth=3, breadth=2, threshold=0.3, budget=7),
+    "dynatree deep": DynaTree(base_depth=2, max_depth=3, high=0.6, low=0.4, stop_below=0.15, deep_above=0.3, budget=7),
+    "talon cut by its budget": Talon(width=2, margin=0.3, depth=3, budget=7),
+}
+
+RERANKING: dict[str, TreePolicy] = {
+    "eagle": Eagle(depth=2, top_k=2, budget=5),
+    "eagle deep": Eagle(depth=3, top_k=3, budget=7),
+    "opt-tree": OptTree(threshold=0.2, depth=3, budget=6),
+    "dyspec": DySpec(depth=3, budget=6),
+}
+
+ON_TREES: tuple[type[Verifier], ...] = (
+    PointMass,
+    PointMassOnSampled,
+    PointMassOnIndependent,
+    PointMassOnHub,
+    RRSw,
+    RRS,
+    Traversal,
+    KSeq,
+    GreedyMultiDraft,
+)
+
+PAIRS: list[tuple[str, TreePolicy, type[Verifier]]] = [
+    *[(name, policy, verifier) for name, policy in CHAINS.items() for verifier in (*ON_TREES, Block)],
+    *[(name, policy, verifier) for name, policy in SMALL_TREES.items() for verifier in ON_TREES],
+    *[(name, policy, PointMass) for name, policy in RERANKING.items()],
+]
+
+LARGE_PAIRS: list[tuple[str, TreePolicy, type[Verifier]]] = [
+    (name, policy, verifier) for name, policy in LARGE_TREES.items() for verifier in ON_TREES
+]
