@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 
 from drafttree.decoder import Decoder
 from drafttree.distributions import Sampling
-from drafttree.errors import ContextError, InputError
+from drafttree.errors import ConfigError, ContextError, InputError
 from drafttree.loading import make_policy
 from drafttree.policies import POLICIES
 from drafttree.reference import Difference, find_difference, transformers_generate
@@ -90,6 +90,8 @@ def parse_policies(specs: Sequence[str]) -> list[str]:
     """
     parts = [part.strip() for spec in specs for part in re.split(r";|,(?=\s*[\w-]+\s*(?:[:,;]|$))", spec)]
     names = [name for part in parts if part for name in (POLICIES if part == "all" else [part])]
+    if not names:
+        raise ConfigError(f"no policy in {', '.join(map(repr, specs)) or 'an empty list'}; name one, or all")
     for name in names:
         make_policy(name)
     return list(dict.fromkeys(names))

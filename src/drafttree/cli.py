@@ -53,7 +53,7 @@ TopK = Annotated[int, typer.Option(help="Keep the k most probable tokens; 0 keep
 TopP = Annotated[float, typer.Option(help="Keep the most probable tokens up to this probability.")]
 MinP = Annotated[float, typer.Option(help="Drop tokens less probable than this share of the best.")]
 Seed = Annotated[int, typer.Option(help="Of the draws.")]
-Length = Annotated[int, typer.Option(help="Tokens to generate at most, per prompt.")]
+Length = Annotated[int, typer.Option(min=1, help="Tokens to generate at most, per prompt.")]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end of the text.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Files = Annotated[list[Path] | None, typer.Option(help="Prompt file (.jsonl or .txt, also .gz); may be repeated.")]
@@ -115,6 +115,10 @@ def generate(
     options |= {"stop": stop or (), "ignore_eos": ignore_eos}
     text = prompt_files.read_prompt(prompt)
     decoder = load(target, drafter, policy, verifier, dtype=dtype, device=device)
+    if decoder.drafter is None and compare:
+        raise ConfigError("--compare needs a drafter; name one with --drafter")
+    if decoder.drafter is None and drafter == "auto":
+        print(f"no drafter is known for {target}: decoding plainly; name one with --drafter", file=sys.stderr)
     start = _chat(decoder, text) if chat else text
     generation = _write(decoder, start, options, quiet=json_, echo="" if chat else text)
     interrupted = generation.finish_reason == "interrupted"

@@ -1,4 +1,7 @@
-"""Which policies and verifiers may be combined: those proven lossless, decided from what each declares."""
+"""Which policies and verifiers may be combined, decided from what each declares.
+
+A verifier that is lossy says so in its name and in `lossless`; every other pair that is let through is exact.
+"""
 
 from drafttree.errors import ConfigError
 from drafttree.policies.base import TreePolicy
@@ -18,11 +21,12 @@ def check(policy: TreePolicy, verifier: type[Verifier]) -> None:
 
 def objection(policy: TreePolicy, verifier: type[Verifier]) -> str | None:
     """The rule a pair breaks, with the nearest pair that keeps it; None for a lossless pair."""
+    other = "'point-mass' or 'coupled'" if policy.reranks else "'traversal'"
+    if verifier.chains_only and policy.branches:
+        return f"{verifier.__name__} judges chains only; use it with 'chain', or {other} with {type(policy).__name__}"
     if verifier.proposal is not Proposal.SELECTED and policy.reranks:
         return (
             "it drops nodes after they were drawn, and a drawn node must stay in the tree; use "
-            f"{type(policy).__name__} with 'point-mass' or 'coupled', or {verifier.__name__} with 'talon' or 'dynatree'"
+            f"{other} with {type(policy).__name__}, or {verifier.__name__} with 'talon' or 'dynatree'"
         )
-    if verifier.chains_only and policy.branches:
-        return f"{verifier.__name__} judges chains only; use it with 'chain', or 'traversal' with this policy"
     return None

@@ -7,8 +7,9 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Sequence_
+from numbers import Integral
 from typing import overload
 
 import torch
@@ -32,6 +33,7 @@ from drafttree.text import TextStream
 from drafttree.tree import DraftTree, Proposal, Verdict
 from drafttree.verifiers import Coupled, Greedy, Verifier
 
+ROOM = 64
 Prompt = str | Sequence_[int]
 
 
@@ -86,7 +88,7 @@ class Decoder:
         """Generate from a prompt, or from each of a list of prompts.
 
         Args:
-            prompt: text, token ids, or a list of either.
+            prompt: text, token ids, or a list of either; tensors and arrays of token ids will do.
             **options: as for `start`.
 
         Returns:
@@ -98,7 +100,9 @@ class Decoder:
             ContextError: a prompt and `max_new_tokens` exceed the model's context.
             ConfigError: an option is out of range.
         """
-        if isinstance(prompt, str) or (len(prompt) and isinstance(prompt[0], int)):
+        prompt = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+        many = isinstance(prompt, list | tuple) and prompt and not isinstance(prompt[0], Integral)
+        if not many:
             return self._finish(self.start(prompt, **options))
         ids = [self._encode(single) for single in prompt]
         for single in ids:
@@ -152,7 +156,7 @@ class Decoder:
             raise ConfigError("stop strings need a tokenizer and must not be empty")
         sampling = Sampling(temperature, top_k, top_p, min_p, seed)
         limit = len(tokens) + max_new_tokens
-        capacity = limit + self.policy.budget
+        capacity = limit + min(self.policy.budget, ROOM)
         return Sequence(
             tokens=tokens,
             prompt_length=len(tokens),
@@ -259,17 +263,24 @@ class Decoder:
             if self.tokenizer is None:
                 raise InputError("a text prompt needs a tokenizer; pass token ids or give the decoder a tokenizer")
             prompt = self.tokenizer(prompt)["input_ids"]
-        tokens = [int(token) for token in prompt]
+        prompt = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+        if not isinstance(prompt, Iterable) or isinstance(prompt, dict):
+            raise InputError(f"a prompt is text or token ids, not {type(prompt).__name__}")
+        tokens = list(prompt)
         if not tokens:
             raise InputError("the prompt is empty; give at least one token")
+        strange = [token for token in tokens if not isinstance(token, Integral) or isinstance(token, bool)]
+        if strange:
+            raise InputError(f"a token id is a whole number, not {strange[0]!r}")
+        tokens = [int(token) for token in tokens]
         wrong = [token for token in tokens if not 0 <= token < self.target.vocab_size]
         if wrong:
             raise InputError(f"token id {wrong[0]} is outside the vocabulary of {self.target.vocab_size}")
         return tokens
 
     def _check(self, tokens: list[int], max_new_tokens: int) -> None:
-        if max_new_tokens < 1:
-            raise ConfigError(f"max_new_tokens is {max_new_tokens}; it must be at least 1")
+        if not isinstance(max_new_tokens, Integral) or max_new_tokens < 1:
+            raise ConfigError(f"max_new_tokens is {max_new_tokens!r}; it must be a whole number of at least 1")
         context = self.target.context
         if context is not None and len(tokens) + max_new_tokens > context:
             raise ContextError(

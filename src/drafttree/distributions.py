@@ -8,11 +8,15 @@ were speculated, on the batch, or on the device.
 import hashlib
 import math
 from dataclasses import dataclass, fields
+from numbers import Integral, Real
 
 import torch
 from torch import Tensor
 
 from drafttree.errors import ConfigError
+
+COLDEST = 1e-6
+KINDS = {float: (Real, "a number"), int: (Integral, "a whole number")}
 
 
 @dataclass(frozen=True)
@@ -37,8 +41,13 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            kind, name = KINDS[field.type]
+            if not isinstance(getattr(self, field.name), kind):
+                raise ConfigError(f"{field.name} is {getattr(self, field.name)!r}; it must be {name}")
+        drawn = self.temperature >= COLDEST and self.temperature < math.inf
         allowed = {
-            "temperature": (0 <= self.temperature < math.inf, "a number of at least 0"),
+            "temperature": (self.temperature == 0 or drawn, f"0 (greedy) or a number of at least {COLDEST}"),
             "top_k": (self.top_k >= 0, "at least 0 (0 keeps all)"),
             "top_p": (0 < self.top_p <= 1, "in (0, 1]"),
             "min_p": (0 <= self.min_p <= 1, "in [0, 1]"),

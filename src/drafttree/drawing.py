@@ -31,7 +31,9 @@ class Drawing:
         self._probs: list[Tensor] = []
         self._nodes: list[Tensor] = []
 
-    def children(self, layer: Layer, keep: Tensor, logits: Tensor, nodes: Tensor) -> tuple[Layer, Tensor, Tensor]:
+    def children(
+        self, layer: Layer, keep: Tensor, logits: Tensor, nodes: Tensor, room: Tensor
+    ) -> tuple[Layer, Tensor, Tensor]:
         """Draw as many children as the policy keeps candidates.
 
         Args:
@@ -39,13 +41,14 @@ class Drawing:
             keep: bool `[batch, frontier, candidates]` of the policy.
             logits: `[batch, frontier, vocab]` of the draft.
             nodes: `[batch, frontier]` index of the frontier nodes in the tree.
+            room: `[batch, 1]` nodes that may still join each tree.
 
         Returns:
             The layer of what was drawn, its token ids, and which of them are to join the tree.
         """
         counts = (keep & (layer.logprobs >= FLOOR)).sum(2)
         before = counts.cumsum(1) - counts
-        counts = counts.minimum((layer.budget_left - before).clamp_min(0))
+        counts = counts.minimum((room - before).clamp_min(0))
         logprobs = logits.log_softmax(-1)
         logprobs = logprobs.masked_fill(logprobs < FLOOR, -torch.inf)
         tokens, probs = self._noise.children(logprobs, counts, self._proposal, self._position, layer.depth)

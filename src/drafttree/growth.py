@@ -82,7 +82,7 @@ def grow(
         layer, tokens = _layer(policy, logits, frontier, grown.levels + 1, room)
         keep = policy.keep(layer) & (layer.path_logprobs > -torch.inf)
         if drawing:
-            layer, tokens, keep = drawing.children(layer, keep, logits, frontier.nodes)
+            layer, tokens, keep = drawing.children(layer, keep, logits, frontier.nodes, policy.budget - grown.sizes())
         frontier = _extend(policy, grown, frontier, layer, tokens, keep)
         full = not policy.reranks and grown.smallest >= policy.budget
         if grown.levels == levels or full or not frontier.nodes.shape[1]:

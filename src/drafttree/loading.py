@@ -20,7 +20,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from drafttree import zoo
+from drafttree import contract, zoo
 from drafttree.decoder import Decoder
 from drafttree.drafters.language_model import LanguageModelDrafter
 from drafttree.errors import ConfigError, ModelError, TokenizerMismatch, unknown
@@ -61,6 +61,8 @@ def load(
         TokenizerMismatch: target and drafter do not share a vocabulary.
     """
     chosen_policy, chosen_verifier = make_policy(policy), find_verifier(verifier)
+    if chosen_verifier:
+        contract.check(chosen_policy, chosen_verifier)
     on = find_device(device)
     kind = find_dtype(dtype, on)
     if drafter == "auto":
@@ -83,6 +85,8 @@ def make_policy(spec: str | TreePolicy) -> TreePolicy:
     """
     if isinstance(spec, TreePolicy):
         return spec
+    if not isinstance(spec, str):
+        raise ConfigError(f"a policy is a specification or a TreePolicy object, not {spec!r}")
     name, _, rest = spec.partition(":")
     if name not in POLICIES:
         raise unknown("policy", name, POLICIES)

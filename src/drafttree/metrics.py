@@ -22,8 +22,8 @@ class Round:
         nodes: nodes the target scored, the root included.
         levels: drafted levels.
         draft_passes: drafter forward passes.
-        draft_seconds: time in them.
-        target_seconds: time in the target pass.
+        draft_seconds: time in them, as the host sees it: a GPU may still be at work when a pass returns.
+        target_seconds: time in the target pass, likewise.
         seconds: time of the whole turn.
     """
 

@@ -80,12 +80,15 @@ def attend(
     Raises:
         ModelError: the layer does something to its scores that a tree pass does not reproduce.
     """
+    if tree_plan is None:
+        raise ModelError(
+            "this model attends to trees while drafttree holds it; call release() on its HuggingFaceModel "
+            "(decoder.target.release()) to use it otherwise"
+        )
     own = {"soft-capped scores": softcap, "attention sinks": s_aux, "a mask of their own": attention_mask}
     kinds = [kind for kind, given in own.items() if given is not None]
-    if tree_plan is None or kinds:
-        raise ModelError(
-            f"{type(module).__name__} layers with {(*kinds, 'no tree plan')[0]} cannot be verified in a tree"
-        )
+    if kinds:
+        raise ModelError(f"{type(module).__name__} layers with {kinds[0]} cannot be verified in a tree")
     batch, heads, nodes, width = query.shape
     groups = heads // key.shape[1]
     stacked = query.reshape(batch, key.shape[1], groups * nodes, width)

@@ -9,6 +9,7 @@ from drafttree.models.attention import NAME, TreePlan
 from drafttree.models.base import Output
 from drafttree.models.cache import TreeCache
 
+OWN = "_attention_before_drafttree"
 TREE_LAYERS = {"full_attention", "sliding_attention"}
 
 
@@ -34,7 +35,9 @@ class HuggingFaceModel:
         self.device = module.device
         self.dtype = module.dtype
         self._layers: int = config.num_hidden_layers
-        self._before = module.config._attn_implementation or "eager"
+        before = getattr(module, OWN, None) or module.config._attn_implementation
+        self._before: str = "sdpa" if before in (None, NAME) else before
+        setattr(module, OWN, self._before)
         self.acquire()
 
     def acquire(self) -> None:

@@ -29,9 +29,14 @@ class KSeq(SamplingVerifier):
 
 
 def scale_of(p: Tensor, q: Tensor, count: int) -> float:
-    """The rho in [1, count] at which 1 - (1 - beta)^count = rho * beta, beta(rho) = sum min(q, p / rho)."""
+    """The rho in [1, count] at which 1 - (1 - beta)^count = rho * beta, beta(rho) = sum min(q, p / rho).
+
+    Approached from above by bisection: the text has the target's law for any rho that is not below it.
+    """
+    if count == 1:
+        return 1.0
     low, high = 1.0, float(count)
-    for _ in range(40):
+    for _ in range(24):
         middle = (low + high) / 2
         beta = float(torch.minimum(q, p / middle).sum())
         if 1 - (1 - beta) ** count > middle * beta:
