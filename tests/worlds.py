@@ -4,9 +4,12 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+
+from drafttree.distributions import Sampling
 from drafttree.exactness import Table
 from drafttree.policies import Chain, DynaTree, DySpec, Eagle, Fixed, OptTree, Talon, Template, TreePolicy
-from drafttree.tree import Proposal
+from drafttree.tree import DraftTree, Proposal, Verdict
 from drafttree.verifiers import RRS, Block, GreedyMultiDraft, KSeq, PointMass, RRSw, Traversal, Verifier
 
 EXACT = 1e-12
@@ -149,3 +152,56 @@ PAIRS: list[tuple[str, TreePolicy, type[Verifier]]] = [
 LARGE_PAIRS: list[tuple[str, TreePolicy, type[Verifier]]] = [
     (name, policy, verifier) for name, policy in LARGE_TREES.items() for verifier in ON_TREES
 ]
+
+
+class Told:
+    """Noise that answers as it is told, and remembers what it was asked.
+
+    Attributes:
+        asked: the probabilities of the accept questions.
+        drawn: the distributions of the draws, which all give their likeliest token.
+    """
+
+    def __init__(self, *answers: bool) -> None:
+        self.answers, self.asked, self.drawn = list(answers), [], []
+
+    def begin(self, position: int) -> None: ...
+
+    def accept(self, probability) -> bool:
+        self.asked.append(float(probability))
+        return self.answers.pop(0)
+
+    def draw(self, distribution) -> int:
+        self.drawn.append((distribution / distribution.sum()).tolist())
+        return int(distribution.argmax())
+
+
+def drawn_tree(
+    tokens: list[int], parents: list[int], draft: list[float], proposal: Proposal = Proposal.SAMPLED
+) -> DraftTree:
+    """A tree of these nodes below the root, every node with children having the same draft row."""
+    nodes = len(tokens) + 1
+    rows = [0 if node in parents else -1 for node in range(nodes)]
+    zero = torch.zeros(1, nodes)
+    up = [-1, *parents]
+    depths = [0]
+    for parent in parents:
+        depths.append(depths[parent] + 1)
+    return DraftTree(
+        tokens=torch.tensor([[0, *tokens]]),
+        parents=torch.tensor([up]),
+        logprobs=zero,
+        path_logprobs=zero,
+        scores=zero,
+        levels=max(depths),
+        proposal=proposal,
+        draft_probs=torch.tensor([[draft]], dtype=torch.float64),
+        draft_rows=torch.tensor([rows]),
+    )
+
+
+def judged(verifier: type[Verifier], tree: DraftTree, target: list[float], *answers: bool) -> tuple[Verdict, Told]:
+    """The verdict on a tree where every target row is the same, and what was asked for it."""
+    noise = Told(*answers)
+    logits = torch.tensor(target, dtype=torch.float64).log().expand(1, tree.size, -1)
+    return verifier(Sampling(1.0)).verify(tree, logits, 0, noise), noise

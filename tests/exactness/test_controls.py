@@ -1,0 +1,175 @@
+"""Biased variants that have been published or are easily written: the enumeration finds each of them out."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from drafttree.exactness import Replay, law
+from drafttree.policies import TreePolicy
+from drafttree.tree import Proposal
+from drafttree.verifiers import RRS, LossyTypical, RRSw, Traversal, Verifier, traversal
+from drafttree.verifiers.base import without
+from worlds import EXACT, SMALL_TREES, constant, world
+
+SIBLINGS, RAGGED = SMALL_TREES["siblings"], SMALL_TREES["ragged"]
+LATE = SMALL_TREES["late branch"]
+FOUND = 1e-3
+
+
+def worst(policy: TreePolicy, verifier: type[Verifier], seeds=range(8)) -> float:
+    """The largest total variation over some worlds."""
+    worlds = [world(seed) for seed in seeds]
+    return max(law(each.target, each.draft, policy, verifier).total_variation for each in worlds)
+
+
+class DropsImprobable(RRSw):
+    """Removes a drawn token because the draft finds it improbable."""
+
+    def judge(self, outlook):
+        for node, children in enumerate(outlook.children):
+            if children:
+                q = outlook.draft(node)
+                outlook.children[node] = [child for child in children if q[outlook.tokens[child]] >= 0.2]
+        return super().judge(outlook)
+
+
+class ReRanks(RRSw):
+    """Keeps the drawn nodes of the best paths only, as EAGLE-2 does with selected ones."""
+
+    def verify(self, tree, logits, position, noise):
+        kept = torch.zeros_like(tree.valid).scatter(1, tree.path_logprobs.topk(3).indices, True)
+        tree.path_logprobs.masked_fill_(~kept, -torch.inf)
+        return super().verify(tree, logits, position, noise)
+
+
+class LikeliestFirst(RRSw):
+    """Judges drawn siblings in the order of their probability."""
+
+    def judge(self, outlook):
+        for node, children in enumerate(outlook.children):
+            if children:
+                q = outlook.draft(node)
+                children.sort(key=lambda child: -float(q[outlook.tokens[child]]))
+        return super().judge(outlook)
+
+
+class NeverRenormalises(RRSw):
+    """Takes a rejected token out of q and leaves the rest as it is."""
+
+    def after(self, q, token):
+        return q.index_fill(0, torch.tensor(token), 0.0)
+
+
+class DropsDuplicates(RRS):
+    """Forgets a sibling equal to one before it, then judges as if all had been drawn independently."""
+
+    def judge(self, outlook):
+        for node, children in enumerate(outlook.children):
+            first = {outlook.tokens[child]: child for child in reversed(children)}
+            outlook.children[node] = sorted(first.values())
+        return super().judge(outlook)
+
+
+class DropsDuplicatesRightly(DropsDuplicates):
+    """Distinct tokens in order of appearance are draws without replacement, and are judged as such."""
+
+    def after(self, q, token):
+        return without(q, token)
+
+
+@pytest.mark.parametrize(
+    ("policy", "verifier"),
+    [
+        (RAGGED, DropsImprobable),
+        (RAGGED, ReRanks),
+        (SIBLINGS, LikeliestFirst),
+        (SIBLINGS, NeverRenormalises),
+        (SIBLINGS, DropsDuplicates),
+        (SIBLINGS, LossyTypical),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else "",
+)
+def test_a_biased_verifier_is_found_out(policy, verifier):
+    assert worst(policy, verifier) > FOUND
+
+
+def test_distinct_independent_draws_are_draws_without_replacement():
+    assert worst(SIBLINGS, DropsDuplicatesRightly) < EXACT
+    assert worst(RAGGED, DropsDuplicatesRightly, range(3)) < EXACT
+
+
+def keeps_its_rate(rate: float, mass: float, drafted: float) -> float:
+    return rate
+
+
+def takes_the_mass_as_rate(rate: float, mass: float, drafted: float) -> float:
+    return mass
+
+
+def divides_by_what_is_left_of_the_draft(rate: float, mass: float, drafted: float) -> float:
+    return min(mass / (1 - drafted), 1.0) if drafted < 1 else 0.0
+
+
+def is_right(rate: float, mass: float, drafted: float) -> float:
+    return mass / (mass + (1 - rate)) if mass > 0 else 0.0
+
+
+def rejecting(rule: Callable[[float, float, float], float]) -> Callable:
+    """The update of Traversal with another rule for the rate."""
+
+    def reject(node, token: int) -> None:
+        left = (node.rate * node.target - node.draft).clamp_min(0)
+        mass = float(left.sum())
+        node.target = left / mass if mass > 0 else node.target
+        node.rate = rule(node.rate, mass, float(node.draft[token]))
+        node.draft = without(node.draft, token)
+
+    return reject
+
+
+@pytest.mark.parametrize("rule", [keeps_its_rate, takes_the_mass_as_rate, divides_by_what_is_left_of_the_draft])
+def test_a_wrong_update_of_traversal_is_found_out(rule, monkeypatch):
+    monkeypatch.setattr(traversal._Node, "reject", rejecting(rule))
+    assert worst(LATE, Traversal) > FOUND
+
+
+def test_the_update_written_out_is_the_right_one(monkeypatch):
+    monkeypatch.setattr(traversal._Node, "reject", rejecting(is_right))
+    assert worst(LATE, Traversal) < EXACT
+
+
+def takes_the_best(noise: Replay, logprobs, counts, proposal, position, depth):
+    """Selects the best tokens and calls them drawn."""
+    return logprobs.topk(int(counts.amax())).indices, logprobs.exp()
+
+
+def draws_again(noise: Replay, logprobs, counts, proposal, position, depth):
+    """Draws once more where the draft finds what was drawn improbable, and says nothing."""
+    probs = logprobs.exp()
+    tokens = torch.zeros(*counts.shape, max(int(counts.amax()), 1), dtype=torch.long)
+    for node, count in enumerate(counts[0].tolist()):
+        row = probs[0, node].clone()
+        for place in range(count):
+            token = noise.draw(row)
+            tokens[0, node, place] = token = noise.draw(row) if row[token] < 0.25 else token
+            row[token] = 0
+    return tokens, probs
+
+
+@pytest.mark.parametrize("children", [takes_the_best, draws_again])
+def test_children_that_were_not_drawn_as_told_are_found_out(children, monkeypatch):
+    monkeypatch.setattr(Replay, "children", children)
+    assert worst(SIBLINGS, RRSw, (0, 1, 6)) > FOUND
+
+
+def test_the_law_with_improbable_tokens_dropped_is_the_one_worked_out_by_hand():
+    tables = constant([0.2, 0.5, 0.3], [0.6, 0.3, 0.1])
+    found = law(tables.target, tables.draft, SIBLINGS, DropsImprobable)
+    first = [sum(weight for text, weight in found.committed.items() if text[0] == token) for token in range(3)]
+    assert first == pytest.approx([0.2222, 0.6056, 0.1722], abs=5e-5)
+
+
+def test_the_controls_are_sampled_as_they_say():
+    assert DropsDuplicates.proposal is Proposal.INDEPENDENT
+    assert ReRanks.proposal is Proposal.SAMPLED

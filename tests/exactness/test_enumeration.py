@@ -1,0 +1,116 @@
+"""Every admissible pair of policy and verifier has the target's law: all draws and all decisions, enumerated."""
+
+import pytest
+import torch
+
+from drafttree.distributions import Sampling
+from drafttree.errors import ConfigError
+from drafttree.exactness import Law, Replay, law, outcomes, trees
+from drafttree.policies import Chain, TreePolicy
+from drafttree.verifiers import RRS, Block, Coupled, GreedyMultiDraft, KSeq, PointMass, RRSw, Traversal
+from worlds import EXACT, LARGE_PAIRS, LARGE_TREES, PAIRS, SMALL_TREES, constant, world
+
+
+def names(pairs: list) -> list[str]:
+    return [f"{name}-{verifier.__name__}" for name, _, verifier in pairs]
+
+
+def numbered(pairs: list) -> list:
+    return [(*pair, index) for index, pair in enumerate(pairs)]
+
+
+def check_sane(found: Law, levels: int) -> None:
+    assert sum(found.committed.values()) == pytest.approx(1, abs=1e-9)
+    assert sum(found.lengths.values()) == pytest.approx(1, abs=1e-9)
+    assert 0 <= min(found.lengths) <= max(found.lengths) <= levels
+    assert found.expected_accepted == pytest.approx(sum(n * w for n, w in found.lengths.items()))
+
+
+@pytest.mark.parametrize(("name", "policy", "verifier", "index"), numbered(PAIRS), ids=names(PAIRS))
+def test_a_pair_has_the_targets_law(name, policy, verifier, index):
+    tables = world(index)
+    found = law(tables.target, tables.draft, policy, verifier)
+    assert found.total_variation < EXACT
+    check_sane(found, 3)
+
+
+@pytest.mark.parametrize(("name", "policy", "verifier", "index"), numbered(PAIRS)[::3], ids=names(PAIRS)[::3])
+def test_a_pair_has_the_targets_law_over_four_tokens(name, policy, verifier, index):
+    tables = world(1000 + index, vocab=4)
+    assert law(tables.target, tables.draft, policy, verifier, levels=2).total_variation < EXACT
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.7])
+@pytest.mark.parametrize("verifier", [PointMass, RRSw, RRS, Traversal, Block, KSeq, GreedyMultiDraft])
+def test_a_pair_has_the_targets_law_at_any_temperature(verifier, temperature):
+    tables = world(8)
+    policy = Chain(depth=2) if verifier.chains_only else SMALL_TREES["ragged"]
+    found = law(tables.target, tables.draft, policy, verifier, temperature=temperature)
+    assert found.total_variation < EXACT
+
+
+@pytest.mark.exactness
+@pytest.mark.parametrize(("name", "policy", "verifier", "index"), numbered(LARGE_PAIRS), ids=names(LARGE_PAIRS))
+def test_a_pair_has_the_targets_law_on_larger_trees(name, policy, verifier, index):
+    for seed in range(2000 + index, 2002 + index):
+        tables = world(seed)
+        found = law(tables.target, tables.draft, policy, verifier)
+        assert found.total_variation < EXACT, seed
+        check_sane(found, 3)
+
+
+@pytest.mark.exactness
+@pytest.mark.parametrize(("name", "policy", "verifier", "index"), numbered(PAIRS), ids=names(PAIRS))
+def test_a_pair_has_the_targets_law_in_more_worlds(name, policy, verifier, index):
+    for seed in range(4):
+        tables = world(3000 + index + seed, vocab=3 + seed % 2)
+        assert law(tables.target, tables.draft, policy, verifier).total_variation < EXACT, seed
+
+
+@pytest.mark.parametrize("name", [name for name in SMALL_TREES if name.startswith(("dynatree", "talon", "fixed"))])
+def test_the_shapes_of_adaptive_trees_really_vary(name):
+    shapes = {shape for seed in range(5) for shape in shapes_of(SMALL_TREES[name], seed)}
+    assert len(shapes) > 1 or name == "fixed without a gate"
+
+
+@pytest.mark.parametrize("policy", [*SMALL_TREES.values(), *LARGE_TREES.values()], ids=[*SMALL_TREES, *LARGE_TREES])
+def test_a_sampled_tree_keeps_its_budget(policy):
+    assert all(len(shape) <= policy.budget for seed in (4, 5) for shape in shapes_of(policy, seed))
+
+
+def shapes_of(policy: TreePolicy, seed: int) -> set[tuple[int, ...]]:
+    """The parents of the nodes, in every tree that can be drawn."""
+    grown = trees(world(seed).draft, policy, RRSw(Sampling(1.0)))
+    return {tuple(tree.parents[0].tolist()) for _, tree in grown}
+
+
+def test_the_probabilities_of_all_outcomes_sum_to_one():
+    def roll(noise: Replay) -> tuple[int, bool]:
+        token = noise.draw(torch.tensor([0.2, 0.0, 0.8]))
+        return token, noise.accept(0.3 if token else 1.0)
+
+    found = {result: weight for weight, result in outcomes(roll)}
+    assert found == pytest.approx({(0, True): 0.2, (2, True): 0.24, (2, False): 0.56})
+
+
+def test_gumbel_noise_cannot_be_enumerated():
+    tables = world(1)
+    with pytest.raises(ConfigError, match="comparing texts"):
+        law(tables.target, tables.draft, Chain(depth=1), Coupled)
+
+
+def test_a_law_by_hand():
+    tables = constant([0.2, 0.5, 0.3], [0.6, 0.3, 0.1])
+    found = law(tables.target, tables.draft, Chain(depth=1), RRSw)
+    assert found.expected_accepted == pytest.approx(0.2 + 0.3 + 0.1)
+    assert found.committed[1, 2] == pytest.approx(0.3 * 0.3)
+    assert found.committed[(1,)] == pytest.approx(0.4 * 0.5)
+    assert found.lengths == pytest.approx({0: 0.4, 1: 0.6})
+
+
+def test_without_children_only_the_bonus_is_committed():
+    tables = world(1)
+    for verifier in (RRSw, RRS, Traversal, Block, KSeq, GreedyMultiDraft, PointMass):
+        found = law(tables.target, tables.draft, Chain(depth=2, budget=1), verifier)
+        assert found.lengths == {0: pytest.approx(1)}
+        assert found.total_variation < EXACT

@@ -1,0 +1,233 @@
+"""Children drawn with real noise have the law they are told to have, and texts of the real decoder the target's."""
+
+import itertools
+import math
+from collections import Counter
+
+import pytest
+import torch
+from scipy import stats
+
+from drafttree import noise as noises
+from drafttree.decoder import Decoder
+from drafttree.distributions import Sampling, stream
+from drafttree.drawing import FLOOR, Drawing
+from drafttree.exactness import Replay, outcomes
+from drafttree.growth import grow
+from drafttree.noise import SeededNoise
+from drafttree.policies import Chain, Template
+from drafttree.tree import DraftTree, Proposal
+from drafttree.verifiers import RRS, Block, GreedyMultiDraft, KSeq, PointMass, RRSw, Traversal, Verifier
+from toy import Table, ToyDrafter, ToyModel, softmax
+
+SMALL_P = 1e-4
+DRAWN = [Proposal.SAMPLED, Proposal.INDEPENDENT, Proposal.HUB]
+ROWS = torch.tensor(
+    [[0.4, 0.3, 0.2, 0.1, 0.0], [0.1, 0.0, 0.6, 0.0, 0.3], [0.2, 0.2, 0.2, 0.2, 0.2], [0.01, 0.02, 0.9, 0.03, 0.04]]
+)
+COUNTS = [2, 3, 2, 1]
+
+
+def drawn(proposal: Proposal, draws: int, seed: int = 0, depth: int = 1, counts=COUNTS) -> list[list[tuple[int, ...]]]:
+    """Per draw and node the tuple of its children; every draw is a round of its own."""
+    noise = SeededNoise(seed, 5, torch.device("cpu"))
+    tokens = [
+        noise.children(ROWS.log()[None], torch.tensor([counts]), proposal, position, depth)[0][0].tolist()
+        for position in range(draws)
+    ]
+    return [[tuple(row[:count]) for row, count in zip(rows, counts, strict=True)] for rows in tokens]
+
+
+def exact_children(row: torch.Tensor, count: int, proposal: Proposal) -> dict[tuple[int, ...], float]:
+    """The law of a node's children, enumerated."""
+
+    def draw(noise: Replay) -> tuple[int, ...]:
+        tokens, _ = noise.children(row.double().log()[None, None], torch.tensor([[count]]), proposal, 0, 1)
+        return tuple(tokens[0, 0, :count].tolist())
+
+    law: dict[tuple[int, ...], float] = {}
+    for weight, children in outcomes(draw):
+        law[children] = law.get(children, 0.0) + weight
+    return law
+
+
+def p_value(found: list, law: dict) -> float:
+    """Of a chi-square test, rare outcomes in one cell; 0 where something impossible was found."""
+    counted = Counter(found)
+    if not counted.keys() <= {outcome for outcome, weight in law.items() if weight > 0}:
+        return 0.0
+    common = [outcome for outcome, weight in law.items() if weight * len(found) >= 5]
+    rare = len(found) - sum(counted[outcome] for outcome in common)
+    left = max(len(found) * (1 - sum(law[outcome] for outcome in common)), 0.0)
+    observed = [counted[outcome] for outcome in common]
+    expected = [law[outcome] * len(found) for outcome in common]
+    if left > 1e-6 * len(found):
+        observed, expected = [*observed, rare], [*expected, left]
+    return stats.chisquare(observed, expected, sum_check=False).pvalue if len(observed) > 1 else 1.0
+
+
+@pytest.mark.parametrize("proposal", DRAWN)
+def test_children_have_the_law_of_their_proposal(proposal):
+    rounds = drawn(proposal, 4000)
+    for node, count in enumerate(COUNTS):
+        law = exact_children(ROWS[node], count, proposal)
+        assert sum(law.values()) == pytest.approx(1)
+        assert p_value([tokens[node] for tokens in rounds], law) > SMALL_P, node
+
+
+@pytest.mark.parametrize("proposal", DRAWN)
+def test_an_impossible_token_is_never_drawn(proposal):
+    counts = [4 if proposal is Proposal.SAMPLED else 2, 3, 5, 1]
+    for tokens in drawn(proposal, 1500, seed=1, counts=counts):
+        assert all(ROWS[node, token] > 0 for node, children in enumerate(tokens) for token in children)
+
+
+@pytest.mark.parametrize("proposal", [Proposal.SAMPLED, Proposal.HUB])
+def test_siblings_differ(proposal):
+    assert all(len(set(children)) == len(children) for tokens in drawn(proposal, 300) for children in tokens)
+
+
+def test_all_but_the_last_of_a_hub_are_the_best_and_the_row_is_of_the_rest():
+    noise = SeededNoise(0, 5, torch.device("cpu"))
+    counts = torch.tensor([[3, 2, 1, 0]])
+    tokens, probs = noise.children(ROWS.log()[None], counts, Proposal.HUB, 7, 1)
+    assert tokens[0, 0, :2].tolist() == [0, 1]
+    assert tokens[0, 1, 0] == 2
+    expected = [[0, 0, 2 / 3, 1 / 3, 0], [0.25, 0, 0, 0, 0.75], ROWS[2].tolist(), ROWS[3].tolist()]
+    assert probs[0].tolist() == [pytest.approx(row) for row in expected]
+
+
+@pytest.mark.parametrize("proposal", DRAWN)
+def test_replay_and_real_noise_tell_the_same_distributions(proposal):
+    counts, logprobs = torch.tensor([COUNTS]), ROWS.log()[None]
+    _, told = SeededNoise(0, 5, torch.device("cpu")).children(logprobs, counts, proposal, 0, 1)
+    _, replayed = Replay([]).children(logprobs, counts, proposal, 0, 1)
+    assert torch.allclose(told, replayed, atol=1e-6)
+
+
+def same_share(pairs: list[tuple]) -> float:
+    """p-value of independence of the first children of two places."""
+    table = torch.zeros(5, 5)
+    for first, second in pairs:
+        table[first[0], second[0]] += 1
+    table = table[table.sum(1) > 0][:, table.sum(0) > 0]
+    return stats.chi2_contingency(table.numpy()).pvalue
+
+
+@pytest.mark.parametrize("proposal", [Proposal.SAMPLED, Proposal.INDEPENDENT])
+def test_nodes_levels_rounds_and_seeds_are_independent(proposal):
+    rounds, deeper, other = (drawn(proposal, 2000, seed, depth) for seed, depth in ((0, 1), (0, 2), (1, 1)))
+    assert same_share([(tokens[0], tokens[2]) for tokens in rounds]) > SMALL_P
+    assert same_share([(one[0], two[0]) for one, two in zip(rounds, deeper, strict=True)]) > SMALL_P
+    assert same_share([(one[0], two[0]) for one, two in zip(rounds, other, strict=True)]) > SMALL_P
+    assert same_share([(one[0], two[0]) for one, two in itertools.pairwise(rounds)]) > SMALL_P
+
+
+@pytest.mark.parametrize("proposal", DRAWN)
+def test_the_same_seed_draws_the_same(proposal):
+    assert drawn(proposal, 20) == drawn(proposal, 20)
+    assert drawn(proposal, 20) != drawn(proposal, 20, seed=5)
+
+
+def sampled_tree(logits: list[float], policy, seed: int = 0) -> DraftTree:
+    """A tree drawn for RRSw with the same draft row everywhere."""
+    drafter = ToyDrafter(lambda prefix: logits, len(logits))
+    drawing = Drawing(Proposal.SAMPLED, SeededNoise(seed, len(logits), torch.device("cpu")), 4)
+    judge = RRSw(Sampling(1.0))
+    shape = lambda rows, depth: judge.guide(rows, depth, drawing._noise)  # noqa: E731
+    return grow(policy, drafter.start([1], 9), torch.tensor([[1]]), 5, shape, drawing)
+
+
+def test_tokens_whose_probability_float32_would_lose_are_not_drawn():
+    tree = sampled_tree([0.0, -30.0, FLOOR - 1, FLOOR - 200], Template(tree="binary-1"))
+    assert sorted(tree.tokens[0, 1:].tolist()) == [0, 1]
+    assert sampled_tree([0.0, FLOOR - 1, FLOOR - 200], Template(tree="binary-1")).tokens.tolist() == [[1, 0]]
+
+
+def test_a_tree_tells_the_row_of_every_node_that_has_children():
+    tree = sampled_tree([1.0, 0.5, 0.0, -1.0], Template(tree="binary-2", budget=6))
+    assert tree.proposal is Proposal.SAMPLED
+    assert tree.size == 6
+    assert tree.draft_rows is not None
+    assert tree.draft_probs is not None
+    for parent in set(tree.parents[0, 1:].tolist()):
+        row = tree.draft_probs[0, tree.draft_rows[0, parent]]
+        assert row.tolist() == pytest.approx(softmax([1.0, 0.5, 0.0, -1.0]))
+    assert tree.logprobs[0, 1:].tolist() == pytest.approx([math.log(row[t]) for t in tree.tokens[0, 1:].tolist()])
+
+
+def test_a_tree_of_the_root_alone_is_signed_too():
+    assert sampled_tree([0.0, 1.0], Chain(budget=1)).proposal is Proposal.SAMPLED
+
+
+VOCAB, LENGTH, PROMPT = 8, 3, [2, 1]
+TARGET = Table(VOCAB, seed=5, scale=1.5)
+DRAFT = TARGET.blurred(0.8)
+RAGGED = Template(paths=((0,), (1,), (0, 0)))
+THROUGH = [
+    (PointMass, RAGGED),
+    (RRSw, RAGGED),
+    (RRS, RAGGED),
+    (Traversal, RAGGED),
+    (Block, Chain(depth=2)),
+    (KSeq, RAGGED),
+    (GreedyMultiDraft, RAGGED),
+]
+NAMES = [verifier.__name__ for verifier, _ in THROUGH]
+
+
+def texts_law(length: int = LENGTH) -> dict[tuple[int, ...], float]:
+    """The probability of every continuation, from the target's table."""
+    law = {(): 1.0}
+    for _ in range(length):
+        law = {
+            (*text, token): weight * chance
+            for text, weight in law.items()
+            for token, chance in enumerate(softmax(TARGET([*PROMPT, *text])))
+        }
+    return law
+
+
+def texts(verifier: type[Verifier], policy, draws: int, length: int = LENGTH) -> list[tuple[int, ...]]:
+    decoder = Decoder(ToyModel(TARGET, VOCAB), ToyDrafter(DRAFT, VOCAB), policy, verifier)
+    options = {"max_new_tokens": length, "temperature": 1.0}
+    return [tuple(decoder.generate(PROMPT, seed=seed, **options).tokens) for seed in range(draws)]
+
+
+@pytest.mark.parametrize(("verifier", "policy"), THROUGH, ids=NAMES)
+def test_texts_of_the_decoder_have_the_targets_law(verifier, policy):
+    draws = 2000 if verifier is Traversal else 400
+    assert p_value(texts(verifier, policy, draws), texts_law()) > SMALL_P
+
+
+@pytest.mark.exactness
+@pytest.mark.parametrize(("verifier", "policy"), THROUGH, ids=NAMES)
+def test_many_texts_of_the_decoder_have_the_targets_law(verifier, policy):
+    assert p_value(texts(verifier, policy, 20_000), texts_law()) > SMALL_P
+
+
+def test_draft_noise_used_again_in_the_next_round_is_found_out(monkeypatch):
+    """With the same noise every round, a token that was drawn before is likelier to be drawn again."""
+    fixed = lambda seed, name, position, device: stream(seed, name, 0, device)  # noqa: E731
+    monkeypatch.setattr(noises, "stream", fixed)
+    assert p_value(texts(RRSw, Chain(depth=1), 600), texts_law()) < SMALL_P
+
+
+@pytest.mark.parametrize("verifier", [RRSw, Traversal, KSeq, GreedyMultiDraft])
+def test_a_drafter_with_a_smaller_vocabulary_drafts_for_every_verifier(verifier):
+    drafter = ToyDrafter(lambda prefix: DRAFT([min(token, 5) for token in prefix])[:6], 6)
+    decoder = Decoder(ToyModel(TARGET, VOCAB), drafter, RAGGED, verifier)
+    found = [decoder.generate(PROMPT, max_new_tokens=12, temperature=1.0, seed=seed) for seed in range(20)]
+    tokens = {token for generation in found for token in generation.tokens}
+    assert max(tokens) > 5
+    assert sum(generation.metrics.rounds[0].accepted for generation in found) > 0
+
+
+@pytest.mark.parametrize("verifier", [RRSw, Traversal, KSeq, GreedyMultiDraft])
+@pytest.mark.parametrize("temperature", [0.01, 0.1])
+def test_low_temperatures_neither_fail_nor_leave_the_target(verifier, temperature):
+    decoder = Decoder(ToyModel(TARGET, VOCAB), ToyDrafter(DRAFT, VOCAB), RAGGED, verifier)
+    greedy = Decoder(ToyModel(TARGET, VOCAB)).generate(PROMPT, max_new_tokens=10).tokens
+    cold = [decoder.generate(PROMPT, max_new_tokens=10, temperature=temperature, seed=s).tokens for s in range(10)]
+    assert all(len(text) == 10 for text in cold)
+    assert sum(text == greedy for text in cold) >= (9 if temperature == 0.01 else 1)

@@ -1,0 +1,171 @@
+"""Logits processors of transformers at every node: the text is the one that plain decoding with them writes."""
+
+import pytest
+import torch
+from transformers import (
+    ForcedEOSTokenLogitsProcessor,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MinLengthLogitsProcessor,
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+)
+
+from drafttree.decoder import Decoder
+from drafttree.errors import ConfigError
+from drafttree.policies import Chain, DynaTree, Eagle, OptTree, Talon, Template
+from drafttree.verifiers import RRSw, Traversal
+from toy import Script, Table, ToyDrafter, ToyModel
+
+VOCAB, PROMPT, LENGTH, EOS = 8, [2, 1, 3], 24, 7
+TARGET = Table(VOCAB, seed=16, scale=1.0)
+DRAFT = TARGET.blurred(0.5)
+
+
+class Alternates(LogitsProcessor):
+    """Allows even tokens after odd ones, and prefers the token before last."""
+
+    def __call__(self, input_ids, scores):
+        odd = input_ids[:, -1:] % 2 == 1
+        even = torch.arange(scores.shape[1]) % 2 == 0
+        scores = scores.masked_fill(odd & ~even, -torch.inf)
+        return scores.scatter_add(1, input_ids[:, -2:-1], torch.ones(len(scores), 1))
+
+
+PROCESSORS = {
+    "repetition penalty": RepetitionPenaltyLogitsProcessor(1.3),
+    "no repeated 3-gram": NoRepeatNGramLogitsProcessor(3),
+    "bad words": NoBadWordsLogitsProcessor([[4], [1, 5], [0, 2, 6]], eos_token_id=EOS),
+    "min length": MinLengthLogitsProcessor(len(PROMPT) + 15, EOS, device="cpu"),
+    "sequence bias": SequenceBiasLogitsProcessor([[[6], -2.0], [[1, 2], 3.0], [[5, 0, 3], 2.0]]),
+    "forced eos": ForcedEOSTokenLogitsProcessor(len(PROMPT) + 10, EOS, device="cpu"),
+    "of one's own": Alternates(),
+}
+POLICIES = {
+    "chain": Chain(depth=4),
+    "binary": Template(tree="binary-2"),
+    "dynatree": DynaTree(base_depth=3, max_depth=4, budget=20),
+    "talon": Talon(width=3, margin=0.2, budget=12),
+    "eagle": Eagle(depth=3, top_k=3, budget=10),
+    "opt-tree": OptTree(threshold=0.2, depth=4, budget=10),
+}
+SETS = {name: LogitsProcessorList([processor]) for name, processor in PROCESSORS.items()} | {
+    "several": LogitsProcessorList([PROCESSORS[name] for name in ("repetition penalty", "bad words", "of one's own")])
+}
+
+
+def decoder(policy=None, verifier=None) -> Decoder:
+    return Decoder(ToyModel(TARGET, VOCAB), ToyDrafter(DRAFT, VOCAB), policy, verifier, eos=(EOS,))
+
+
+def sequential(processors: LogitsProcessorList) -> list[int]:
+    """Greedy decoding one token at a time, the processors given the whole text."""
+    tokens = list(PROMPT)
+    while len(tokens) < len(PROMPT) + LENGTH and EOS not in tokens[len(PROMPT) :]:
+        scores = processors(torch.tensor([tokens]), torch.tensor([TARGET(tokens)]))  # pyright: ignore
+        tokens.append(int(scores[0].argmax()))
+    return tokens[len(PROMPT) :]
+
+
+def generate(made: Decoder, processors: LogitsProcessorList, **options) -> list[int]:
+    return made.generate(PROMPT, max_new_tokens=LENGTH, logits_processor=processors, **options).tokens
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+def test_greedy_writes_what_a_sequential_loop_writes(policy, name):
+    assert generate(decoder(policy), SETS[name]) == sequential(SETS[name])
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+def test_a_coupled_text_is_the_same_with_and_without_speculation(policy, name):
+    for seed in range(3):
+        plain = generate(decoder(policy).plain(), SETS[name], temperature=0.8, seed=seed)
+        assert generate(decoder(policy), SETS[name], temperature=0.8, seed=seed) == plain
+
+
+def test_the_processors_change_the_text():
+    plain = sequential(LogitsProcessorList())
+    assert {name for name in SETS if sequential(SETS[name]) == plain} <= {"no repeated 3-gram"}
+
+
+@pytest.mark.parametrize("verifier", [RRSw, Traversal])
+def test_drawn_texts_obey_in_every_token(verifier):
+    for seed in range(10):
+        tokens = [
+            *PROMPT,
+            *generate(decoder(POLICIES["binary"], verifier), SETS["several"], temperature=1.0, seed=seed),
+        ]
+        pairs = list(zip(tokens[len(PROMPT) - 1 :], tokens[len(PROMPT) :], strict=False))
+        assert 4 not in tokens[len(PROMPT) :]
+        assert (1, 5) not in pairs
+        assert all(after % 2 == 0 for before, after in pairs if before % 2 == 1)
+
+
+def test_speculation_still_accepts_under_processors():
+    made = decoder(POLICIES["eagle"])
+    out = made.generate(PROMPT, max_new_tokens=LENGTH, logits_processor=SETS["repetition penalty"], ignore_eos=True)
+    assert len(out.metrics.rounds) < LENGTH
+
+
+class WrongShape(LogitsProcessor):
+    def __call__(self, input_ids, scores):
+        return scores[:, :-1]
+
+
+class SaysNothing(LogitsProcessor):
+    """Leaves no token possible once the text has a length."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __call__(self, input_ids, scores):
+        return torch.full_like(scores, -torch.inf) if input_ids.shape[1] >= self.length else scores
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0}])
+@pytest.mark.parametrize("policy", [Chain(depth=4), Template(tree="binary-2")])
+def test_a_processor_that_returns_another_shape_is_named_with_the_position(policy, options):
+    processors = LogitsProcessorList([Alternates(), WrongShape()])
+    with pytest.raises(ConfigError, match=r"WrongShape returned logits of shape .* at position 3; .*keep the shape"):
+        generate(decoder(policy), processors, **options)
+
+
+@pytest.mark.parametrize("policy", [None, Chain(depth=4), Template(tree="binary-2")])
+def test_a_processor_that_leaves_nothing_is_named_with_the_position(policy):
+    with pytest.raises(ConfigError, match="SaysNothing leaves no token possible at position 3"):
+        generate(decoder(policy), LogitsProcessorList([Alternates(), SaysNothing(3)]))
+
+
+def test_a_later_place_that_leaves_nothing_is_named_when_the_text_can_get_there():
+    with pytest.raises(ConfigError, match="SaysNothing leaves no token possible at position 9"):
+        decoder(Chain(depth=4)).generate(
+            PROMPT, max_new_tokens=LENGTH, logits_processor=LogitsProcessorList([SaysNothing(9)]), ignore_eos=True
+        )
+
+
+class NothingAfter(LogitsProcessor):
+    """Forbids a token, and has nothing to say after it either."""
+
+    def __init__(self, token: int) -> None:
+        self.token = token
+
+    def __call__(self, input_ids, scores):
+        scores = scores.clone()
+        scores[:, self.token] = -torch.inf
+        scores[(input_ids[:, -1] == self.token) & (input_ids.shape[1] > len(PROMPT))] = -torch.inf
+        return scores
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 4}])
+@pytest.mark.parametrize("verifier", [None, Traversal, RRSw])
+def test_a_node_no_text_can_reach_may_have_nothing_to_say(verifier, options):
+    """The drafter insists on the token that is forbidden."""
+    if verifier and not options:
+        pytest.skip("draws at random")
+    law = Script([6], VOCAB)
+    made = Decoder(ToyModel(TARGET, VOCAB), ToyDrafter(law, VOCAB), Template(tree="binary-2"), verifier)
+    assert 6 not in generate(made, LogitsProcessorList([NothingAfter(6)]), **options)

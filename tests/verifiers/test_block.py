@@ -1,0 +1,60 @@
+"""Block verification: its questions on one chain, and the expected length its paper derives."""
+
+import itertools
+
+import pytest
+
+from drafttree.exactness import law
+from drafttree.policies import Chain
+from drafttree.tree import Verdict
+from drafttree.verifiers import Block, RRSw
+from worlds import drawn_tree, judged, world
+
+P, Q = [0.3, 0.4, 0.3], [0.6, 0.3, 0.1]
+
+
+def test_the_questions_of_a_chain():
+    """Rates 1/2 and 2/3; of the first, what is left is .05 of .55."""
+    verdict, noise = judged(Block, drawn_tree([0, 1], [0, 1], Q), P, False, False)
+    assert noise.asked == pytest.approx([1 / 11, 2 / 3])
+    assert noise.drawn == [pytest.approx([0, 1 / 3, 2 / 3])]
+    assert verdict == Verdict([[0]], [2])
+
+
+def test_the_deepest_accepted_place_wins():
+    verdict, noise = judged(Block, drawn_tree([0, 1], [0, 1], Q), P, False, True)
+    assert verdict.paths == [[0, 1, 2]]
+    assert noise.drawn == [pytest.approx(P)]
+    verdict, noise = judged(Block, drawn_tree([0, 1], [0, 1], Q), P, True, False)
+    assert verdict.paths == [[0, 1]]
+    assert noise.drawn == [pytest.approx([0, 0, 1])]
+
+
+@pytest.mark.parametrize("seed", [1, 3, 4])
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_the_expected_length_is_the_sum_of_the_rates(seed, depth):
+    tables = world(seed)
+    expected = 0.0
+    for path in itertools.product(range(3), repeat=depth):
+        chance, rate = 1.0, 1.0
+        for place, token in enumerate(path):
+            p, q = tables.target.law(path[:place])[token], tables.draft.law(path[:place])[token]
+            chance *= q
+            rate = min(rate * p / q, 1.0) if q else 0.0
+            rest = depth - place - 1
+            expected += chance * rate / 3**rest
+    found = law(tables.target, tables.draft, Chain(depth=depth), Block)
+    assert found.expected_accepted == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("seed", range(7))
+def test_accepts_at_least_as_many_tokens_as_judging_one_by_one(seed):
+    tables = world(seed)
+    ours, theirs = (law(tables.target, tables.draft, Chain(depth=3), verifier) for verifier in (Block, RRSw))
+    assert ours.expected_accepted >= theirs.expected_accepted - 1e-12
+
+
+def test_equal_rows_accept_everything():
+    verdict, noise = judged(Block, drawn_tree([0, 1], [0, 1], P), P, False, True)
+    assert noise.asked == [0.0, 1.0]
+    assert verdict.paths == [[0, 1, 2]]

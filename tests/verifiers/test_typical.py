@@ -1,0 +1,70 @@
+"""Medusa's typical acceptance against a direct computation, and that nobody gets it unasked."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from drafttree.decoder import Decoder
+from drafttree.distributions import Sampling
+from drafttree.policies import Template
+from drafttree.tree import DraftTree, Proposal, Verdict
+from drafttree.verifiers import VERIFIERS, LossyTypical
+from toy import Table, ToyDrafter, ToyModel
+from worlds import Told, drawn_tree, judged
+
+TREE = DraftTree(
+    tokens=torch.tensor([[0, 0, 1, 0, 1, 2, 0]]),
+    parents=torch.tensor([[-1, 0, 0, 1, 1, 2, 3]]),
+    logprobs=torch.zeros(1, 7),
+    path_logprobs=torch.zeros(1, 7),
+    scores=torch.zeros(1, 7),
+    levels=3,
+)
+
+
+def typical(rows: list[list[float]]) -> Verdict:
+    """Every path from the root whose nodes are all accepted; the longest, then the likeliest."""
+    tokens, parents = TREE.tokens[0].tolist(), TREE.parents[0].tolist()
+    found = [([0], 0.0)]
+    for node in range(1, 7):
+        path = [node]
+        while path[0]:
+            path.insert(0, parents[path[0]])
+        chances = [rows[before][tokens[after]] for before, after in itertools.pairwise(path)]
+        bars = [bar(rows[before]) for before in path[:-1]]
+        if all(chance > limit for chance, limit in zip(chances, bars, strict=True)):
+            found.append((path, sum(map(math.log, chances))))
+    best = max(found, key=lambda entry: (len(entry[0]), entry[1]))[0]
+    last = rows[best[-1]]
+    return Verdict([best], [last.index(max(last))])
+
+
+def bar(row: list[float]) -> float:
+    entropy = -sum(p * math.log(p + 1e-5) for p in row)
+    return min(0.09, 0.3 * math.exp(-entropy))
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("seed", range(12))
+def test_it_is_the_longest_typical_path_then_the_likeliest(seed, temperature):
+    generator = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(1, 7, 4, generator=generator, dtype=torch.float64)
+    rows = (logits[0] / temperature).softmax(-1).tolist()
+    assert LossyTypical(Sampling(temperature)).verify(TREE, logits, 0, Told()) == typical(rows)
+
+
+def test_nothing_typical_leaves_the_root_and_its_best_token():
+    tree = drawn_tree([0], [0], [1.0, 0.0], Proposal.SELECTED)
+    verdict, noise = judged(LossyTypical, tree, [0.01, 0.99])
+    assert verdict == Verdict([[0]], [1])
+    assert not noise.drawn
+
+
+def test_it_runs_when_named_and_only_then():
+    target, drafter = ToyModel(Table()), ToyDrafter(Table())
+    policy = Template(tree="medusa-63")
+    named = Decoder(target, drafter, policy, VERIFIERS["lossy-typical"]).start([1], temperature=0.7)
+    assert isinstance(named.verifier, LossyTypical)
+    assert not isinstance(Decoder(target, drafter, policy).start([1], temperature=0.7).verifier, LossyTypical)
