@@ -263,7 +263,7 @@ class Decoder:
             if self.tokenizer is None:
                 raise InputError("a text prompt needs a tokenizer; pass token ids or give the decoder a tokenizer")
             prompt = self.tokenizer(prompt)["input_ids"]
-        prompt = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+        prompt = getattr(prompt, "tolist", lambda: prompt)()
         if not isinstance(prompt, Iterable) or isinstance(prompt, dict):
             raise InputError(f"a prompt is text or token ids, not {type(prompt).__name__}")
         tokens = list(prompt)

@@ -1,0 +1,102 @@
+"""The training text: public-domain books, WikiText-2, dialogues, questions, and a little Python.
+
+Everything is brought to the shape a user will type: WikiText's tokenisation is undone, and every exchange
+is written as `User:` / `Assistant:` lines so that the chat template of the exported tokenizer means something.
+"""
+
+import gzip
+import json
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+END_OF_TEXT = "<|endoftext|>"
+
+
+def documents(data: Path, seed: int = 0) -> list[str]:
+    """Every training document, shuffled, so that the token stream mixes the sources."""
+    texts = [*_wikitext(data), *_books(data), *_plain(data), *_exchanges(data), *_dialogues(data)]
+    texts = [text.strip() + "\n" for text in texts if text.strip()]
+    random.Random(seed).shuffle(texts)
+    return texts
+
+
+def read_jsonl(path: Path) -> Iterator[dict]:
+    """The objects of a gzipped JSON-lines file."""
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        yield from map(json.loads, lines)
+
+
+def chat(turns: list[tuple[str, str]]) -> str:
+    """(speaker, words) pairs in the one chat form used everywhere; see the chat template in tokens.py."""
+    return "".join(f"{speaker}: {words.strip()}\n" for speaker, words in turns)
+
+
+def detokenise(line: str) -> str:
+    """Undo WikiText's tokenisation: joined hyphens and numbers, punctuation against its word, paired quotes."""
+    line = re.sub(r" @([-,.])@ ", r"\1", line)
+    line = re.sub(r' " ([^"]*?) " ', r' "\1" ', line)
+    line = re.sub(r' " ([^"]*?) "', r' "\1"', line)
+    line = re.sub(r" ([,.;:!?%)\]}]|'(?:s|t|re|ve|ll|d|m)\b|n't\b)", r"\1", line)
+    line = re.sub(r"([(\[{$£#]) ", r"\1", line)
+    return re.sub(r"  +", " ", line).strip()
+
+
+def articles(text: str) -> Iterator[str]:
+    """Whole WikiText articles as plain text; a first-level heading (`= Title =`) begins one."""
+    lines: list[str] = []
+    for line in text.split("\n"):
+        level, line = _heading(line)
+        if level == 1 and lines:
+            yield "\n".join(lines)
+            lines = []
+        line = line if level else _without_unknown(line)
+        if line := detokenise(line):
+            lines.append(f"\n{line}\n" if level else line)
+    yield "\n".join(lines)
+
+
+def _heading(line: str) -> tuple[int, str]:
+    """(level, title) of a heading such as `= = Plot = =`, or (0, line)."""
+    match = re.fullmatch(r"\s*((?:= )+)(.*?)((?: =)+)\s*", line)
+    if not match or "<unk>" in line:
+        return 0, line
+    return match[1].count("="), match[2]
+
+
+def _without_unknown(line: str) -> str:
+    """The line without the sentences that hold `<unk>`: a model should never learn to write it."""
+    if "<unk>" not in line:
+        return line
+    sentences = re.split(r"(?<= [.!?]) ", line.strip())
+    return " ".join(sentence for sentence in sentences if "<unk>" not in sentence)
+
+
+def _wikitext(data: Path) -> Iterator[str]:
+    with gzip.open(data / "wikitext2/wiki.train.tokens.gz", "rt", encoding="utf-8") as file:
+        yield from articles(file.read())
+
+
+def _books(data: Path) -> Iterator[str]:
+    return (book["text"] for book in read_jsonl(data / "books/train.jsonl.gz"))
+
+
+def _plain(data: Path) -> Iterator[str]:
+    for name in ("python_stdlib", "mbpp_train", "state_of_the_union"):
+        yield from (row["text"] for row in read_jsonl(data / f"train/{name}.jsonl.gz"))
+
+
+def _exchanges(data: Path) -> Iterator[str]:
+    for name in ("gsm8k_train", "nq_open_qa", "self_instruct_human"):
+        for row in read_jsonl(data / f"train/{name}.jsonl.gz"):
+            question, answer = row.get("question", row.get("prompt")), row.get("answer", row.get("response"))
+            yield chat([("User", question), ("Assistant", answer)])
+
+
+def _dialogues(data: Path) -> Iterator[str]:
+    speakers = {"A": "User", "B": "Assistant", "User": "User", "System": "Assistant"}
+    for name in ("topical_chat", "sgd_dialogues"):
+        for row in read_jsonl(data / f"train/{name}.jsonl.gz"):
+            turns = (line.partition(": ") for line in row["text"].splitlines())
+            yield chat([(speakers.get(who, "User"), words) for who, _, words in turns if words])

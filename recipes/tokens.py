@@ -1,0 +1,56 @@
+"""The shared tokenizer and the token cache: byte-level BPE, 4096 entries, lossless by construction.
+
+Small on purpose: with a model of ten million parameters every vocabulary entry is paid for twice,
+in the embedding and in the head.
+"""
+
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from corpus import END_OF_TEXT
+
+VOCABULARY = 4096
+
+CHAT_TEMPLATE = (
+    "{{ bos_token }}"
+    "{% for message in messages %}"
+    "{{ {'user': 'User', 'assistant': 'Assistant', 'system': 'System'}[message['role']] }}: "
+    "{{ message['content'].strip() }}{{ '\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}Assistant:{% endif %}"
+)
+
+
+def train_tokenizer(texts: list[str], folder: Path) -> PreTrainedTokenizerFast:
+    """Learn the merges and save an ordinary transformers tokenizer: no normaliser, no prefix space."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet)
+    bpe.train_from_iterator(texts, trainer)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        bos_token=END_OF_TEXT,
+        eos_token=END_OF_TEXT,
+        pad_token=END_OF_TEXT,
+        clean_up_tokenization_spaces=False,
+        model_max_length=2048,
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.save_pretrained(folder)
+    return tokenizer
+
+
+def token_cache(texts: list[str], tokenizer: PreTrainedTokenizerFast, path: Path) -> np.ndarray:
+    """One uint16 stream of all documents, each behind the mark that separates them."""
+    rows = tokenizer.backend_tokenizer.encode_batch(texts)
+    mark = np.array([tokenizer.eos_token_id], np.uint16)
+    stream = np.concatenate([part for row in rows for part in (mark, np.array(row.ids, np.uint16))])
+    partial = path.with_suffix(".partial.npy")
+    np.save(partial, stream)
+    partial.rename(path)
+    return stream
