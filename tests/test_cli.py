@@ -206,7 +206,7 @@ def test_mistakes_are_one_line_and_exit_with_2(capsys, prompts, tmp_path):
         (["generate", PROMPT, "--policy", "talom"], "did you mean 'talon'"),
         (["generate", PROMPT, "--policy", "talon:margn=1"], "did you mean 'margin'"),
         (["generate", PROMPT, "--policy", "talon:margin=3"], "between 0 and 1"),
-        (["generate", PROMPT, "--temperature", "-1"], "at least 0"),
+        (["generate", PROMPT, "--temperature", "-1"], "at least 1e-06"),
         (["generate", PROMPT, "--verifier", "greddy"], "did you mean 'greedy'"),
         (["generate", PROMPT, "--dtype", "float23"], "float32"),
         (["generate", PROMPT, "--device", "nowhere"], "not available"),
@@ -226,7 +226,7 @@ def test_mistakes_are_one_line_and_exit_with_2(capsys, prompts, tmp_path):
 @pytest.mark.usefixtures("quick")
 def test_mistakes_found_after_loading(capsys, prompts):
     for arguments, reason in [
-        (["generate", PROMPT, "--max-new-tokens", 0], "at least 1"),
+        (["generate", PROMPT, "--max-new-tokens", 0], "greater than or equal to 1"),
         (["generate", PROMPT, "--max-new-tokens", 5000], "context of 2048"),
         (["generate", PROMPT, "--stop", ""], "stop strings"),
         (["certify", "--prompts", prompts, "--max-new-tokens", 4096], "context of 2048"),

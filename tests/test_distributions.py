@@ -66,9 +66,9 @@ def test_half_precision_logits_are_processed_in_single_precision():
 @pytest.mark.parametrize(
     ("name", "value", "range_"),
     [
-        ("temperature", -0.1, "at least 0"),
-        ("temperature", math.nan, "at least 0"),
-        ("temperature", math.inf, "at least 0"),
+        ("temperature", -0.1, "at least 1e-06"),
+        ("temperature", math.nan, "at least 1e-06"),
+        ("temperature", math.inf, "at least 1e-06"),
         ("top_k", -1, "at least 0"),
         ("top_p", 0.0, "(0, 1]"),
         ("top_p", 1.01, "(0, 1]"),

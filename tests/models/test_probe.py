@@ -25,3 +25,12 @@ def test_a_model_that_sees_siblings_is_refused_and_left_as_it_was(monkeypatch):
     with pytest.raises(ModelError, match="differ by"):
         wrap(module)
     assert module.config._attn_implementation == before
+
+
+def test_one_module_can_be_wrapped_twice_and_given_back():
+    module = tiny.build("llama")
+    before = module.config._attn_implementation
+    wrap(module)
+    again = wrap(module)
+    again.release()
+    assert module.config._attn_implementation == before

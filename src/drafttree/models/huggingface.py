@@ -35,8 +35,8 @@ class HuggingFaceModel:
         self.device = module.device
         self.dtype = module.dtype
         self._layers: int = config.num_hidden_layers
-        before = getattr(module, OWN, None) or module.config._attn_implementation
-        self._before: str = "sdpa" if before in (None, NAME) else before
+        now = module.config._attn_implementation or "eager"
+        self._before: str = getattr(module, OWN, "sdpa") if now == NAME else now
         setattr(module, OWN, self._before)
         self.acquire()
 
