@@ -441,3 +441,19 @@ def test_a_sequence_can_be_advanced_by_hand():
 def test_the_toy_text_is_not_a_loop():
     text = [*PROMPT[-3:], *greedy_text(TARGET, PROMPT, LENGTH)]
     assert len({tuple(text[place : place + 3]) for place in range(LENGTH)}) == LENGTH
+
+
+@pytest.mark.parametrize("draft_temperature", [0, -1, math.nan, math.inf, "warm"])
+def test_a_draft_temperature_out_of_range_is_an_error(draft_temperature):
+    with pytest.raises(ConfigError, match="draft_temperature"):
+        toys(Chain()).start([1], draft_temperature=draft_temperature)
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 5}], ids=["greedy", "coupled"])
+def test_a_draft_temperature_changes_the_trees_and_never_the_text(options):
+    plain = toys().plain().generate([1, 2], max_new_tokens=30, **options)
+    runs = [
+        toys(Talon(margin=0.2)).generate([1, 2], max_new_tokens=30, draft_temperature=t, **options) for t in (1, 0.2)
+    ]
+    assert all(run.tokens == plain.tokens for run in runs)
+    assert shapes(runs[0].metrics) != shapes(runs[1].metrics)

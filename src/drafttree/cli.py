@@ -52,6 +52,7 @@ Temperature = Annotated[float, typer.Option(help="0 decodes greedily.")]
 TopK = Annotated[int, typer.Option(help="Keep the k most probable tokens; 0 keeps all.")]
 TopP = Annotated[float, typer.Option(help="Keep the most probable tokens up to this probability.")]
 MinP = Annotated[float, typer.Option(help="Drop tokens less probable than this share of the best.")]
+DraftTemperature = Annotated[float, typer.Option(help="Divides the drafter's logits; below 1 it is trusted more.")]
 Seed = Annotated[int, typer.Option(help="Of the draws.")]
 Length = Annotated[int, typer.Option(min=1, help="Tokens to generate at most, per prompt.")]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end of the text.")]
@@ -100,6 +101,7 @@ def generate(
     top_p: TopP = 1.0,
     min_p: MinP = 0.0,
     seed: Seed = 0,
+    draft_temperature: DraftTemperature = 1.0,
     stop: Annotated[list[str] | None, typer.Option(help="A string that ends the text; may be repeated.")] = None,
     max_new_tokens: Length = 128,
     dtype: Dtype = "auto",
@@ -112,7 +114,7 @@ def generate(
 ) -> None:
     """Write from a prompt; on a terminal, what was accepted from the draft tree is green."""
     options = {**_sampling_options(temperature, top_k, top_p, min_p, seed), "max_new_tokens": max_new_tokens}
-    options |= {"stop": stop or (), "ignore_eos": ignore_eos}
+    options |= {"stop": stop or (), "ignore_eos": ignore_eos, "draft_temperature": draft_temperature}
     text = prompt_files.read_prompt(prompt)
     decoder = load(target, drafter, policy, verifier, dtype=dtype, device=device)
     if decoder.drafter is None and compare:

@@ -5,11 +5,12 @@
 `Decoder.step` is the only loop body; generating, streaming, benchmarks and the command line all drive it.
 """
 
+import math
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Sequence_
-from numbers import Integral
+from numbers import Integral, Real
 from typing import overload
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList
 
 from drafttree import contract
-from drafttree.distributions import Sampling
+from drafttree.distributions import COLDEST, Sampling
 from drafttree.drafters.base import Drafter
 from drafttree.drawing import Drawing
 from drafttree.errors import ConfigError, ContextError, InputError
@@ -133,6 +134,7 @@ class Decoder:
         seed: int = 0,
         stop: str | Sequence_[str] = (),
         ignore_eos: bool = False,
+        draft_temperature: float = 1.0,
         logits_processor: LogitsProcessorList | None = None,
     ) -> Sequence:
         """Check a prompt and its options and make the sequence that `step` advances; no model runs yet.
@@ -147,6 +149,8 @@ class Decoder:
             seed: of the draws.
             stop: strings that end the text; it is cut before them.
             ignore_eos: go on past EOS tokens.
+            draft_temperature: divides the drafter's logits before anything else looks at them. Below 1 policies trust
+                the drafter more, which pays where it understates how often it is right; it never changes the law.
             logits_processor: processors of transformers, applied at every node with the text up to that node.
         """
         tokens = self._encode(prompt)
@@ -154,6 +158,8 @@ class Decoder:
         stop = (stop,) if isinstance(stop, str) else tuple(stop)
         if stop and (self.tokenizer is None or not all(stop)):
             raise ConfigError("stop strings need a tokenizer and must not be empty")
+        if not isinstance(draft_temperature, Real) or not COLDEST <= draft_temperature < math.inf:
+            raise ConfigError(f"draft_temperature is {draft_temperature!r}; it must be a number of at least {COLDEST}")
         sampling = Sampling(temperature, top_k, top_p, min_p, seed)
         limit = len(tokens) + max_new_tokens
         capacity = limit + min(self.policy.budget, ROOM)
@@ -168,6 +174,7 @@ class Decoder:
             verifier=(self.verifier or (Greedy if sampling.greedy else Coupled))(sampling),
             noise=SeededNoise(seed, self.target.vocab_size, self.target.device),
             text=TextStream(self.tokenizer, tokens, stop),
+            draft_temperature=draft_temperature,
             processors=logits_processor or LogitsProcessorList(),
         )
 
@@ -214,6 +221,8 @@ class Decoder:
 
         def shape(logits: Tensor, depth: int) -> Tensor:
             logits = logits[..., : self.target.vocab_size]
+            if sequence.draft_temperature != 1:
+                logits = logits / sequence.draft_temperature
             return sequence.verifier.guide(logits, position + depth, sequence.noise)
 
         proposal = sequence.verifier.proposal

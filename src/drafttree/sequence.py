@@ -28,6 +28,7 @@ class Sequence:
         verifier: with the sampling the text is drawn by.
         noise: the randomness of this text.
         text: turns tokens into text and watches for stop strings.
+        draft_temperature: divides the drafter's logits.
         processors: what else decides which tokens are possible.
         metrics: of this text.
         drafted: per committed token, whether the drafter proposed it.
@@ -44,6 +45,7 @@ class Sequence:
     verifier: Verifier
     noise: Noise
     text: TextStream
+    draft_temperature: float = 1.0
     processors: LogitsProcessorList = field(default_factory=LogitsProcessorList)
     metrics: Metrics = field(default_factory=Metrics)
     drafted: list[bool] = field(default_factory=list)
