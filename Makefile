@@ -9,7 +9,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if
 
 demo: .venv/.installed
 	$(BIN)/drafttree generate --compare --max-new-tokens 200 --policy talon:budget=16,width=4 \
-		--temperature 0.7 --seed 4 --draft-temperature 0.7 \
+		--temperature 0.8 --seed 4 \
 		"The old man looked at the sea for a long time, and then he said"
 
 test: .venv/.developing
