@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
+from drafttree.drafters.base import Features
 from drafttree.models.base import Output
 from drafttree.models.cache import TreeCache
 
@@ -123,7 +124,7 @@ class ToyDrafter:
     """A drafter that follows a law and remembers nothing but tokens."""
 
     def __init__(self, law: Law, vocab: int = 8, context: int | None = None) -> None:
-        self.law, self.vocab_size, self.context = law, vocab, context
+        self.law, self.vocab_size, self.context, self.hidden_layers = law, vocab, context, ()
         self.drafts: list[ToyDraft] = []
 
     def start(self, prompt: list[int], capacity: int) -> "ToyDraft":
@@ -139,7 +140,7 @@ class ToyDraft:
         self.laws, self.prefixes, self.dtype = laws, [list(prefix) for prefix in prefixes], dtype
         self.frontier: list[list[list[int]]] = []
 
-    def prefill(self) -> None:
+    def prefill(self, features: Features) -> None:
         """A table has nothing to read."""
 
     def root(self) -> Tensor:
@@ -153,7 +154,7 @@ class ToyDraft:
             ]
         )
 
-    def commit(self, tokens: list[int]) -> None:
+    def commit(self, tokens: list[int], features: Features) -> None:
         self.prefixes[0] += tokens
 
     def _score(self, frontier: list[list[list[int]]]) -> Tensor:

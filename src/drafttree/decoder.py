@@ -19,12 +19,12 @@ from transformers import LogitsProcessorList
 
 from drafttree import contract
 from drafttree.distributions import COLDEST, Sampling
-from drafttree.drafters.base import Drafter
+from drafttree.drafters.base import Drafter, Features
 from drafttree.drawing import Drawing
 from drafttree.errors import ConfigError, ContextError, InputError
 from drafttree.growth import grow
 from drafttree.metrics import Round
-from drafttree.models.base import Model, read
+from drafttree.models.base import Model, Output, read
 from drafttree.noise import SeededNoise
 from drafttree.policies.base import TreePolicy
 from drafttree.policies.chain import Chain
@@ -188,12 +188,13 @@ class Decoder:
         started = time.perf_counter()
         tree = self._draft(sequence)
         drafted = time.perf_counter()
-        logits = self._score(sequence, tree)
+        output = self._score(sequence, tree)
         scored = time.perf_counter()
+        logits = output.logits
         if sequence.processors:
             logits = process_paths(sequence.processors, sequence.tokens, tree, logits)
         verdict = sequence.verifier.verify(tree, logits, len(sequence.tokens) - 1, sequence.noise)
-        committed, accepted = self._commit(sequence, tree, verdict)
+        committed, accepted = self._commit(sequence, tree, verdict, output.hidden)
         ended = time.perf_counter()
         passes, seconds = (after - was for after, was in zip(sequence.draft_cost, before, strict=True))
         turn = Round(
@@ -203,9 +204,14 @@ class Decoder:
         return committed
 
     def _prefill(self, sequence: Sequence) -> None:
-        sequence.metrics.prefill_passes = read(self.target, sequence.cache, sequence.tokens[:-1])
+        passes, features = read(self.target, sequence.cache, sequence.tokens[:-1], self._hidden_layers)
+        sequence.metrics.prefill_passes = passes
         if sequence.draft and self._levels(sequence) > 0:
-            sequence.draft.prefill()
+            sequence.draft.prefill(features)
+
+    @property
+    def _hidden_layers(self) -> tuple[int, ...]:
+        return self.drafter.hidden_layers if self.drafter else ()
 
     def _levels(self, sequence: Sequence) -> int:
         """How deep a tree may be: within the text's limit and the drafter's context."""
@@ -229,16 +235,17 @@ class Decoder:
         drawing = None if proposal is Proposal.SELECTED else Drawing(proposal, sequence.noise, position)
         return grow(sequence.policy, sequence.draft, root, self._levels(sequence), shape, drawing)
 
-    def _score(self, sequence: Sequence, tree: DraftTree) -> Tensor:
+    def _score(self, sequence: Sequence, tree: DraftTree) -> Output:
         positions = tree.depths + sequence.cache.length
-        return self.target.forward(sequence.cache, tree.tokens, positions, tree.ancestors).logits
+        wanted = self._hidden_layers
+        return self.target.forward(sequence.cache, tree.tokens, positions, tree.ancestors, hidden_layers=wanted)
 
-    def _commit(self, sequence: Sequence, tree: DraftTree, verdict: Verdict) -> tuple[int, int]:
+    def _commit(self, sequence: Sequence, tree: DraftTree, verdict: Verdict, hidden: Features) -> tuple[int, int]:
         (path,), (bonus,) = verdict.paths, verdict.bonus
         sequence.cache.keep(path)
         tokens = [*tree.tokens[0, path[1:]].tolist(), bonus] if path[1:] else [bonus]
         if sequence.draft:
-            sequence.draft.commit(tokens)
+            sequence.draft.commit(tokens, tuple(layer[:, path] for layer in hidden))
         sequence.policy.observe(len(path) - 1, tree.levels)
         committed = sequence.commit(tokens, len(path) - 1)
         return committed, min(committed, len(path) - 1)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from drafttree.distributions import Sampling
+from drafttree.drafters.base import Features
 from drafttree.drawing import Drawing
 from drafttree.errors import ConfigError
 from drafttree.growth import grow
@@ -237,7 +238,7 @@ class _TableDraft:
         self._table = table
         self._frontier: list[Context] = [()]
 
-    def prefill(self) -> None: ...
+    def prefill(self, features: Features) -> None: ...
 
     def root(self) -> Tensor:
         return self._table.logits(())[None, None]
@@ -247,4 +248,4 @@ class _TableDraft:
         self._frontier = [(*self._frontier[origin], token) for token, origin in pairs]
         return torch.stack([self._table.logits(context) for context in self._frontier])[None]
 
-    def commit(self, tokens: list[int]) -> None: ...
+    def commit(self, tokens: list[int], features: Features) -> None: ...

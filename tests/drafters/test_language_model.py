@@ -31,7 +31,7 @@ class Session:
         self.reference = tiny.build(name)
         self.model = Counted(tiny.build(name))
         self.draft = LanguageModelDrafter(self.model).start(prompt, capacity=32)
-        self.draft.prefill()
+        self.draft.prefill(())
         self.committed = list(prompt)
         self.calls = 0
 
@@ -56,8 +56,8 @@ class Session:
         for row, path in zip(logits[0], self.frontier, strict=True):
             torch.testing.assert_close(row, self.expected(path), atol=TOLERANCE, rtol=0)
 
-    def commit(self, tokens: list[int]) -> None:
-        self.draft.commit(tokens)
+    def commit(self, tokens: list[int], features: tuple = ()) -> None:
+        self.draft.commit(tokens, features)
         self.committed += tokens
 
 
@@ -92,7 +92,7 @@ def test_logits_equal_full_recompute_after_every_kind_of_commit(name, case):
     session = Session(name)
     for _ in range(2):
         draft_three_levels(session)
-        session.commit(tokens)
+        session.commit(tokens, ())
         session.model.forwarded.clear()
     draft_three_levels(session)
     assert session.model.forwarded == [unread, 3, 4, 3]
@@ -114,14 +114,14 @@ def test_logits_equal_full_recompute_over_random_rounds(name, seed):
             tokens = torch.randperm(tiny.VOCAB, generator=generator)[: width + 1].tolist()
             session.expand(tokens, origins)
         accepted = session.expanded[draw(len(session.expanded), 1)[0]]
-        session.commit(accepted + draw(tiny.VOCAB, 1 + draw(2, 1)[0]))
+        session.commit(accepted + draw(tiny.VOCAB, 1 + draw(2, 1)[0]), ())
 
 
 def test_passes_count_the_calls_and_not_the_reading_of_the_prompt():
     session = Session()
     for round_ in range(3):
         draft_three_levels(session)
-        session.commit([10, 20, 50 + round_])
+        session.commit([10, 20, 50 + round_], ())
     assert session.draft.passes == session.calls == 12
     assert len(session.model.forwarded) == 13
     assert session.draft.seconds > 0
@@ -131,7 +131,7 @@ def test_the_prompt_is_read_once_and_every_committed_token_at_most_once_more():
     session = Session()
     for _ in range(4):
         draft_three_levels(session)
-        session.commit([12, 22, 77, 50])
+        session.commit([12, 22, 77, 50], ())
     assert sum(session.model.forwarded) == len(PROMPT) + 4 * 10 + 3 * 2
 
 
@@ -139,18 +139,18 @@ def test_a_round_that_only_roots_reads_only_the_bonus():
     session = Session()
     for bonus in (5, 6, 7):
         session.root()
-        session.commit([bonus])
+        session.commit([bonus], ())
     session.root()
     assert session.model.forwarded == [len(PROMPT) - 1, 1, 1, 1, 1]
 
 
 def test_tokens_committed_without_a_draft_are_read_by_the_next_root():
     session = Session()
-    session.commit([5])
+    session.commit([5], ())
     session.root()
-    session.commit([6])
-    session.commit([7])
-    session.commit([8, 9])
+    session.commit([6], ())
+    session.commit([7], ())
+    session.commit([8, 9], ())
     draft_three_levels(session)
     assert session.draft.passes == session.calls
 
@@ -168,8 +168,8 @@ def test_two_drafts_of_one_drafter_do_not_disturb_each_other():
     second.root()
     first.expand([10, 11], [0, 0])
     second.expand([20], [0])
-    first.commit([11, 50])
-    second.commit([20, 51])
+    first.commit([11, 50], ())
+    second.commit([20, 51], ())
     draft_three_levels(first)
     draft_three_levels(second)
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from drafttree.decoder import Decoder, Prompt
+from drafttree.drafters.base import Features
 from drafttree.drafters.language_model import LanguageModelDrafter
 from drafttree.errors import ConfigError
 from drafttree.loading import make_policy
@@ -120,11 +120,11 @@ class _TimedDecoder(Decoder):
     def _draft(self, sequence: Text) -> DraftTree:
         return self.clocks.wrap("drafting", super()._draft)(sequence)
 
-    def _score(self, sequence: Text, tree: DraftTree) -> Tensor:
+    def _score(self, sequence: Text, tree: DraftTree) -> Output:
         return self.clocks.wrap("scoring", super()._score)(sequence, tree)
 
-    def _commit(self, sequence: Text, tree: DraftTree, verdict: Verdict) -> tuple[int, int]:
-        return self.clocks.wrap("committing", super()._commit)(sequence, tree, verdict)
+    def _commit(self, sequence: Text, tree: DraftTree, verdict: Verdict, hidden: Features) -> tuple[int, int]:
+        return self.clocks.wrap("committing", super()._commit)(sequence, tree, verdict, hidden)
 
 
 def measure_overhead(

@@ -1,6 +1,6 @@
 """Drafters: who proposes the tokens of a tree."""
 
-from drafttree.drafters.base import Draft, Drafter
+from drafttree.drafters.base import Draft, Drafter, Features
 from drafttree.drafters.language_model import LanguageModelDrafter
 
-__all__ = ["Draft", "Drafter", "LanguageModelDrafter"]
+__all__ = ["Draft", "Drafter", "Features", "LanguageModelDrafter"]

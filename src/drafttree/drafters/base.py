@@ -4,6 +4,9 @@ from typing import Protocol
 
 from torch import Tensor
 
+Features = tuple[Tensor, ...]
+"""The target's hidden states at consecutive tokens, each `[1, tokens, hidden]`: one for each layer a drafter reads."""
+
 
 class Draft(Protocol):
     """A drafter's view of one sequence while it is generated. It owns whatever cache it needs.
@@ -16,8 +19,12 @@ class Draft(Protocol):
     passes: int
     seconds: float
 
-    def prefill(self) -> None:
-        """Read the prompt, as far as the first round does not; counted neither in `passes` nor in `seconds`."""
+    def prefill(self, features: Features) -> None:
+        """Read the prompt, as far as the first round does not; counted neither in `passes` nor in `seconds`.
+
+        Args:
+            features: of every prompt token but the last.
+        """
         ...
 
     def root(self) -> Tensor:
@@ -33,8 +40,13 @@ class Draft(Protocol):
         """
         ...
 
-    def commit(self, tokens: list[int]) -> None:
-        """Take note of the tokens a round has committed: the accepted path below the root, then the bonus token."""
+    def commit(self, tokens: list[int], features: Features) -> None:
+        """Take note of the tokens a round has committed.
+
+        Args:
+            tokens: the accepted path below the root, then the bonus token.
+            features: of the accepted path, root included: one row for each token, made by the token before it.
+        """
         ...
 
 
@@ -44,10 +56,12 @@ class Drafter(Protocol):
     Attributes:
         vocab_size: size of its vocabulary, without which no tree can be verified.
         context: positions it can attend to, None for any number.
+        hidden_layers: the target's hidden states it reads, as `Model.forward` counts them; empty for none.
     """
 
     vocab_size: int
     context: int | None
+    hidden_layers: tuple[int, ...]
 
     def start(self, prompt: list[int], capacity: int) -> Draft:
         """Begin a sequence from its prompt's token ids; caches should have room for `capacity` tokens."""

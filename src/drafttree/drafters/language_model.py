@@ -5,7 +5,7 @@ import time
 import torch
 from torch import Tensor
 
-from drafttree.drafters.base import Draft
+from drafttree.drafters.base import Draft, Features
 from drafttree.models.base import Model, append, read
 
 
@@ -21,6 +21,7 @@ class LanguageModelDrafter:
         self.model = model
         self.vocab_size = model.vocab_size
         self.context = model.context
+        self.hidden_layers = ()
 
     def start(self, prompt: list[int], capacity: int) -> Draft:
         """Begin a sequence; the prompt is read on the first draft."""
@@ -43,13 +44,13 @@ class LanguageModelDraft:
         self._levels: list[tuple[Tensor, Tensor]] = []
         self._visible = torch.zeros(1, 1, 0, dtype=torch.bool, device=model.device)
 
-    def prefill(self) -> None:
+    def prefill(self, features: Features) -> None:
         read(self._model, self._cache, self._known(self._unread[:-1]))
         self._unread = self._unread[-1:]
 
     def root(self) -> Tensor:
         started = time.perf_counter()
-        logits = append(self._model, self._cache, self._known(self._unread))
+        logits = append(self._model, self._cache, self._known(self._unread)).logits
         self._unread = []
         self._levels = []
         self._visible = self._visible[:, :1, :0]
@@ -67,7 +68,7 @@ class LanguageModelDraft:
         self._count(started)
         return logits
 
-    def commit(self, tokens: list[int]) -> None:
+    def commit(self, tokens: list[int], features: Features) -> None:
         if self._unread:
             self._unread += tokens
             return

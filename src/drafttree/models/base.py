@@ -62,24 +62,25 @@ class Model(Protocol):
         ...
 
 
-def read(model: Model, cache: TreeCache, tokens: list[int], chunk: int = 512) -> int:
+def read(
+    model: Model, cache: TreeCache, tokens: list[int], hidden_layers: tuple[int, ...] = (), chunk: int = 512
+) -> tuple[int, tuple[Tensor, ...]]:
     """Prefill: append committed tokens to the cache, at most `chunk` of them in a pass.
 
     Returns:
-        The number of passes.
+        The number of passes, and the hidden layers asked for, each `[batch, tokens, hidden]`.
     """
     starts = range(0, len(tokens), chunk)
-    for start in starts:
-        append(model, cache, tokens[start : start + chunk])
-    return len(starts)
+    outputs = [append(model, cache, tokens[start : start + chunk], hidden_layers) for start in starts]
+    return len(starts), tuple(torch.cat(parts, 1) for parts in zip(*(out.hidden for out in outputs), strict=True))
 
 
-def append(model: Model, cache: TreeCache, tokens: list[int]) -> Tensor:
+def append(model: Model, cache: TreeCache, tokens: list[int], hidden_layers: tuple[int, ...] = ()) -> Output:
     """Append committed tokens to the cache in one pass; the last one's logits `[batch, 1, vocab]`."""
     count = len(tokens)
     ids = torch.tensor([tokens], device=model.device)
     positions = torch.arange(cache.length, cache.length + count, device=model.device)[None]
     causal = torch.ones(1, count, count, dtype=torch.bool, device=model.device).tril()
-    logits = model.forward(cache, ids, positions, causal, last_only=True).logits
+    output = model.forward(cache, ids, positions, causal, last_only=True, hidden_layers=hidden_layers)
     cache.keep(range(count))
-    return logits
+    return output

@@ -1,0 +1,48 @@
+"""What a drafter that reads the target's hidden states is shown: those of every token, each once, and in order."""
+
+import torch
+
+import tiny
+from drafttree.decoder import Decoder
+from drafttree.drafters import LanguageModelDrafter
+from drafttree.policies import Talon
+
+LAYERS = (1, tiny.LAYERS)
+
+
+class Recorder:
+    """A drafter that notes the features it is shown and leaves the drafting to another."""
+
+    def __init__(self, inner) -> None:
+        self.inner, self.vocab_size, self.context, self.hidden_layers = inner, inner.vocab_size, inner.context, LAYERS
+        self.shown = []
+
+    def start(self, prompt, capacity):
+        self.draft = self.inner.start(prompt, capacity)
+        return self
+
+    def prefill(self, features):
+        self.shown.append(features)
+        self.draft.prefill(())
+
+    def commit(self, tokens, features):
+        self.shown.append(features)
+        self.draft.commit(tokens, ())
+
+    def __getattr__(self, name):
+        return getattr(self.draft, name)
+
+
+def test_features_are_transformers_hidden_states_of_the_text():
+    target, clone = tiny.wrap(tiny.build("llama"))
+    recorder = Recorder(LanguageModelDrafter(target))
+    prompt = tiny.random_tokens(7, seed=1)
+    decoder = Decoder(target, recorder, Talon(width=3, budget=8))
+    sequence = decoder.start(prompt, max_new_tokens=20)
+    for _ in range(4):
+        decoder.step(sequence)
+    assert len(sequence.tokens) > len(prompt) + 4
+    expected = clone(input_ids=torch.tensor([sequence.tokens[:-1]]), output_hidden_states=True).hidden_states
+    for index, layer in enumerate(LAYERS):
+        shown = torch.cat([features[index] for features in recorder.shown], 1)
+        torch.testing.assert_close(shown, expected[layer], atol=1e-4, rtol=1e-4)
