@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from drafttree.distributions import gumbel, uniform
-from drafttree.noise import SeededNoise
+from drafttree.noise import SPAN, SeededNoise
 
 MASK = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -84,19 +84,30 @@ def test_neighbouring_numbers_are_not_correlated(axis):
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9)), min_size=1, max_size=8))
+@given(st.lists(st.tuples(st.integers(0, 200), st.booleans()), min_size=1, max_size=12))
 def test_noise_is_the_same_whatever_was_asked_before(asked):
     noise = SeededNoise(4, 7, torch.device("cpu"))
-    for position, count in asked:
-        rows = noise.gumbel(position, count)
-        assert torch.equal(rows, gumbel(4, torch.arange(position, position + count), 7))
+    for position, begun in asked:
+        if begun:
+            noise.begin(position)
+        assert torch.equal(noise.gumbel(position), gumbel(4, torch.tensor(position), 7))
+
+
+@pytest.mark.parametrize("vocab", [7, 2**18])
+def test_noise_the_text_has_passed_is_forgotten(vocab):
+    noise = SeededNoise(4, vocab, torch.device("cpu"))
+    for root in range(0, 3 * SPAN, SPAN // 2):
+        noise.begin(root)
+        for position in range(root + 1, root + 4):
+            noise.gumbel(position)
+    assert len(noise._rows) <= (2 * SPAN if vocab == 7 else 3)
 
 
 def test_noise_is_the_same_in_blocks_of_any_size(monkeypatch):
-    whole = SeededNoise(4, 7, torch.device("cpu")).gumbel(0, 30)
+    whole = SeededNoise(4, 7, torch.device("cpu"))
     monkeypatch.setattr("drafttree.noise.BLOCK", 20)
     small = SeededNoise(4, 7, torch.device("cpu"))
-    assert torch.equal(torch.cat([small.gumbel(position, 3) for position in range(0, 30, 3)]), whole)
+    assert all(torch.equal(small.gumbel(position), whole.gumbel(position)) for position in range(30))
 
 
 def test_seeds_and_positions_differ():

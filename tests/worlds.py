@@ -195,7 +195,7 @@ def drawn_tree(
         scores=zero,
         levels=max(depths),
         proposal=proposal,
-        draft_probs=torch.tensor([[draft]], dtype=torch.float64),
+        draft_probs=(torch.tensor([[draft]], dtype=torch.float64),),
         draft_rows=torch.tensor([rows]),
     )
 

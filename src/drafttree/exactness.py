@@ -78,7 +78,7 @@ class Replay:
     def begin(self, position: int) -> None:
         """A round's verification starts; the script goes on."""
 
-    def gumbel(self, position: int, count: int) -> Tensor:
+    def gumbel(self, position: int) -> Tensor:
         """Refused: a continuum of answers cannot be enumerated."""
         raise ConfigError("Gumbel noise cannot be enumerated; 'coupled' is checked by comparing texts instead")
 
@@ -92,10 +92,10 @@ class Replay:
         return self._choose(list(enumerate((distribution / distribution.sum()).tolist())))
 
     def children(
-        self, logprobs: Tensor, counts: Tensor, proposal: Proposal, position: int, depth: int
+        self, probs: Tensor, counts: Tensor, proposal: Proposal, position: int, depth: int
     ) -> tuple[Tensor, Tensor]:
         """Every way to draw the children, one after the other."""
-        probs = logprobs.exp()
+        rows = probs.clone()
         tokens = torch.zeros(*counts.shape, max(int(counts.amax()), 1), dtype=torch.long)
         for node, count in enumerate(counts[0].tolist()):
             row = probs[0, node].clone()
@@ -103,13 +103,13 @@ class Replay:
                 best = row.topk(count - 1).indices
                 tokens[0, node, : count - 1] = best
                 row[best] = 0
-                probs[0, node] = row / row.sum()
+                rows[0, node] = row / row.sum()
             drawn = [count - 1] if proposal is Proposal.HUB and count else range(count)
             for place in drawn:
                 tokens[0, node, place] = token = self.draw(row)
                 if proposal is Proposal.SAMPLED:
                     row[token] = 0
-        return tokens, probs
+        return tokens, rows
 
     def _choose(self, answers: list[tuple[Answer, float]]) -> Answer:
         possible = [(answer, weight) for answer, weight in answers if weight > 0]

@@ -4,6 +4,7 @@ from torch import Tensor
 
 from drafttree.distributions import Sampling
 from drafttree.noise import Noise
+from drafttree.rows import argmax
 from drafttree.tree import DraftTree, Verdict
 from drafttree.verifiers.base import Verifier, walk
 
@@ -25,8 +26,8 @@ class Coupled(Verifier):
         return None
 
     def guide(self, logits: Tensor, position: int, noise: Noise) -> Tensor:
-        return self.sampling.process(logits) + noise.gumbel(position, 1)[0, : logits.shape[-1]]
+        return self.sampling.process(logits) + noise.gumbel(position)[..., : logits.shape[-1]]
 
     def verify(self, tree: DraftTree, logits: Tensor, position: int, noise: Noise) -> Verdict:
-        rows = noise.gumbel(position + 1, tree.levels + 1)
-        return walk(tree, (self.sampling.process(logits) + rows[tree.depths]).argmax(-1))
+        noise.begin(position)
+        return walk(tree, logits, lambda rows, depth: argmax(self.guide(rows, position + 1 + depth, noise)))

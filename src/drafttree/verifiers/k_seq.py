@@ -35,10 +35,10 @@ def scale_of(p: Tensor, q: Tensor, count: int) -> float:
     """
     if count == 1:
         return 1.0
-    low, high = 1.0, float(count)
+    low, high, common = 1.0, float(count), torch.empty_like(p)
     for _ in range(24):
         middle = (low + high) / 2
-        beta = float(torch.minimum(q, p / middle).sum())
+        beta = float(torch.minimum(q, torch.div(p, middle, out=common), out=common).sum())
         if 1 - (1 - beta) ** count > middle * beta:
             low = middle
         else:
@@ -51,4 +51,4 @@ def _left(p: Tensor, q: Tensor, scale: float, count: int) -> Tensor:
     common = torch.minimum(q, p / scale)
     beta = float(common.sum())
     accepted = 1 - (1 - beta) ** count
-    return normalise((p - common * (accepted / beta)).clamp_min(0), p) if beta > 0 else p
+    return normalise((p - common.mul_(accepted / beta)).clamp_min_(0), p) if beta > 0 else p
