@@ -100,7 +100,7 @@ def generate(
     top_k: TopK = 0,
     top_p: TopP = 1.0,
     min_p: MinP = 0.0,
-    seed: Seed = 0,
+    seed: Annotated[int | None, typer.Option(help="Of the draws; without one every text is another.")] = None,
     draft_temperature: DraftTemperature = 1.0,
     stop: Annotated[list[str] | None, typer.Option(help="A string that ends the text; may be repeated.")] = None,
     max_new_tokens: Length = 128,
@@ -251,9 +251,9 @@ def _complain(message: str) -> int:
     return 2
 
 
-def _sampling_options(temperature: float, top_k: int, top_p: float, min_p: float, seed: int) -> dict:
+def _sampling_options(temperature: float, top_k: int, top_p: float, min_p: float, seed: int | None) -> dict:
     """The options of `Decoder.start`, checked before any model is loaded."""
-    return vars(Sampling(temperature, top_k, top_p, min_p, seed)).copy()
+    return vars(Sampling(temperature, top_k, top_p, min_p, seed or 0)) | {"seed": seed}
 
 
 def _speculative(target: str, drafter: str, dtype: str, device: str) -> Decoder:
@@ -305,6 +305,7 @@ def _report(generation: Generation, compared: Comparison | None) -> dict[str, ob
         "text": generation.text,
         "tokens": generation.tokens,
         "finish_reason": generation.finish_reason,
+        "seed": generation.seed,
         "metrics": generation.metrics.summary(),
     }
     return report | ({"comparison": compared.summary()} if compared else {})

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Sequence_
+from dataclasses import replace
 from numbers import Integral, Real
 from typing import overload
 
@@ -25,7 +26,7 @@ from drafttree.errors import ConfigError, ContextError, InputError
 from drafttree.growth import grow
 from drafttree.metrics import Round
 from drafttree.models.base import Model, Output, read
-from drafttree.noise import SeededNoise
+from drafttree.noise import SeededNoise, fresh_seed
 from drafttree.policies.base import TreePolicy
 from drafttree.policies.chain import Chain
 from drafttree.processors import process_paths
@@ -131,7 +132,7 @@ class Decoder:
         top_k: int = 0,
         top_p: float = 1.0,
         min_p: float = 0.0,
-        seed: int = 0,
+        seed: int | None = None,
         stop: str | Sequence_[str] = (),
         ignore_eos: bool = False,
         draft_temperature: float = 1.0,
@@ -146,7 +147,8 @@ class Decoder:
             top_k: keep the k most probable tokens; 0 keeps all.
             top_p: keep the most probable tokens up to this probability.
             min_p: drop tokens less probable than this share of the most probable one.
-            seed: of the draws.
+            seed: of the draws; None takes one from torch's global generator, so that texts differ as they do with
+                transformers, and repeat after `torch.manual_seed`. A greedy text needs none.
             stop: strings that end the text; it is cut before them.
             ignore_eos: go on past EOS tokens.
             draft_temperature: divides the drafter's logits before anything else looks at them. Below 1 policies trust
@@ -160,7 +162,10 @@ class Decoder:
             raise ConfigError("stop strings need a tokenizer and must not be empty")
         if not isinstance(draft_temperature, Real) or not COLDEST <= draft_temperature < math.inf:
             raise ConfigError(f"draft_temperature is {draft_temperature!r}; it must be a number of at least {COLDEST}")
-        sampling = Sampling(temperature, top_k, top_p, min_p, seed)
+        given = 0 if seed is None else seed
+        sampling = Sampling(temperature, top_k, top_p, min_p, given)
+        if seed is None and not sampling.greedy:
+            sampling = replace(sampling, seed=fresh_seed())
         limit = len(tokens) + max_new_tokens
         capacity = limit + min(self.policy.budget, ROOM)
         return Sequence(
@@ -172,7 +177,7 @@ class Decoder:
             draft=self.drafter.start(tokens, capacity) if self.drafter else None,
             policy=self.policy.fresh(),
             verifier=(self.verifier or (Greedy if sampling.greedy else Coupled))(sampling),
-            noise=SeededNoise(seed, self.target.vocab_size, self.target.device),
+            noise=SeededNoise(sampling.seed, self.target.vocab_size, self.target.device),
             text=TextStream(self.tokenizer, tokens, stop),
             draft_temperature=draft_temperature,
             processors=logits_processor or LogitsProcessorList(),

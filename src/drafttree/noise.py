@@ -13,6 +13,11 @@ BLOCK = 2**18
 SPAN = 64
 
 
+def fresh_seed() -> int:
+    """A seed from torch's global generator, which `torch.manual_seed` sets."""
+    return int(torch.randint(2**63 - 1, ()))
+
+
 class Noise(Protocol):
     """The questions verifiers and sampled trees may ask."""
 

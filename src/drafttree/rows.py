@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-BLOCK = 128
+BLOCK, SHORT = 128, 4096
 
 
 def argmax(rows: Tensor) -> Tensor:
     """Index `[...]` of the largest entry of each row `[..., columns]`, ties to the lowest."""
-    if rows.is_cuda or rows.shape[-1] <= BLOCK**2 // 4:
+    if rows.is_cuda or rows.shape[-1] <= SHORT:
         return rows.argmax(-1)
     blocks = _blocks(rows, -torch.inf)
     best = blocks.amax(-1).argmax(-1, keepdim=True)
@@ -32,16 +32,22 @@ def draw(weights: Tensor, shares: Tensor) -> Tensor:
         int64 `[...]`: the first column up to which the weights add up to 1 - share of their sum. For a row without
         any weight it is some column.
     """
+    parts = (1 - shares)[..., None]
+    if weights.shape[-1] <= SHORT:
+        return _reach(weights.cumsum(-1, dtype=torch.float64), parts)[0][..., 0]
     blocks = _blocks(weights, 0.0)
     masses = blocks.sum(-1)
     ends = masses.cumsum(-1, dtype=torch.float64)
-    wanted = (1 - shares)[..., None] * ends[..., -1:]
-    block = torch.searchsorted(ends, wanted).clamp_max(ends.shape[-1] - 1)
-    mass = masses.gather(-1, block)
-    within = (wanted - pad(ends, (1, 0)).gather(-1, block)) / mass
-    places = _block(blocks, block).cumsum(-1, dtype=torch.float64)
-    column = torch.searchsorted(places, within.clamp_max(1) * places[..., -1:])
+    block, wanted = _reach(ends, parts)
+    within = (wanted - pad(ends, (1, 0)).gather(-1, block)) / masses.gather(-1, block)
+    column, _ = _reach(_block(blocks, block).cumsum(-1, dtype=torch.float64), within.clamp_max(1))
     return (block * BLOCK + column)[..., 0].clamp_max(weights.shape[-1] - 1)
+
+
+def _reach(ends: Tensor, parts: Tensor) -> tuple[Tensor, Tensor]:
+    """Where sums `[..., columns]` reach these parts `[..., 1]` of the whole, and what they are to reach."""
+    wanted = parts * ends[..., -1:]
+    return torch.searchsorted(ends, wanted).clamp_max_(ends.shape[-1] - 1), wanted
 
 
 def _blocks(rows: Tensor, filling: float) -> Tensor:

@@ -85,13 +85,14 @@ def bench_policies(
         policies: specifications.
         repeats: times everything runs, after a warm-up.
         progress: called after every text with what was run.
-        **options: as for `Decoder.start`.
+        **options: as for `Decoder.start`; without a seed it is 0, since policies are compared on the same texts.
 
     Raises:
         ConfigError: the decoder has no drafter.
     """
     if decoder.drafter is None:
         raise ConfigError("policies need a drafter; name one")
+    options = {"seed": 0} | options
     decoders = {PLAIN: decoder.plain()} | {spec: decoder.with_policy(make_policy(spec)) for spec in policies}
     for each in decoders.values():
         each.generate(prompts[0], **options)
