@@ -17,13 +17,14 @@ from rich.text import Text
 import drafttree
 from drafttree import display
 from drafttree import prompts as prompt_files
-from drafttree.bench import Comparison, bench_policies, compare, measure_overhead
+from drafttree.bench import Comparison, bench_policies, bench_verifiers, compare, measure_overhead
 from drafttree.bench.policies import shipped_prompts
-from drafttree.certify import certify, fit, parse_policies
+from drafttree.certify import certify, fit, parse_policies, parse_verifiers
 from drafttree.decoder import Decoder, Prompt
 from drafttree.distributions import Sampling
+from drafttree.enumeration import enumerate_pairs
 from drafttree.errors import ConfigError, DraftTreeError
-from drafttree.loading import DEFAULT_POLICY, load
+from drafttree.loading import DEFAULT_POLICY, find_device, load
 from drafttree.policies import POLICIES
 from drafttree.sequence import Generation
 from drafttree.verifiers import VERIFIERS
@@ -44,7 +45,13 @@ app.add_typer(bench, name="bench")
 Target = Annotated[str, typer.Option(help='The model whose text is wanted: "embedded", a folder or a hub name.')]
 Drafter = Annotated[str, typer.Option(help='The model that drafts: as --target, "none", or "auto".')]
 PolicySpec = Annotated[str, typer.Option(help='How the tree grows, such as "talon:budget=60,margin=0.03".')]
-PolicySpecs = Annotated[list[str], typer.Option(help='Specifications or "all"; repeat it or separate by semicolons.')]
+PolicySpecs = Annotated[
+    list[str],
+    typer.Option("--policies", "--policy", help='Specifications or "all"; repeat it or separate by semicolons.'),
+]
+VerifierNames = Annotated[
+    list[str], typer.Option("--verifiers", "--verifier", help='Names or "all", for --exact; separate by commas.')
+]
 VerifierName = Annotated[str, typer.Option(help=f'What is accepted: {", ".join(VERIFIERS)} or "auto".')]
 Dtype = Annotated[str, typer.Option(help='"float32", "bfloat16", "float16" or "auto".')]
 Device = Annotated[str, typer.Option(help='"cpu", "cuda", ... or "auto".')]
@@ -163,11 +170,17 @@ def certify_(
     device: Device = "auto",
     ignore_eos: IgnoreEos = False,
     json_: AsJson = False,
+    exact: Annotated[bool, typer.Option("--exact", help="Enumerate toy models instead; needs no prompts.")] = False,
+    verifiers: VerifierNames = ["all"],  # noqa: B006
+    models: Annotated[int, typer.Option(min=1, help="Toy models per pair, for --exact.")] = 50,
 ) -> None:
     """Check that every policy's text is the reference's, token for token.
 
-    The reference is transformers' own generate; above temperature 0 it is decoding without speculation.
+    The reference is transformers' own generate; above temperature 0 it is decoding without speculation. With --exact,
+    prove instead that policies and verifiers have the target's law, by enumerating every draw and every decision.
     """
+    if exact:
+        _certify_exactly(parse_policies(policies), parse_verifiers(verifiers), models, temperature or 1.0, json_)
     if not prompts:
         raise ConfigError("certify needs a prompt file: --prompts FILE")
     specs, texts = parse_policies(policies), prompt_files.read_prompts(prompts, limit)
@@ -182,6 +195,18 @@ def certify_(
     else:
         display.show_certificate(certificate, decoder)
     raise typer.Exit(0 if certificate.passed else 1)
+
+
+def _certify_exactly(
+    policies: list[str], verifiers: list[str], models: int, temperature: float, json_: bool
+) -> NoReturn:
+    with display.progress(len(policies) * len(verifiers)) as advance:
+        table = enumerate_pairs(policies, verifiers, models=models, temperature=temperature, progress=advance)
+    if json_:
+        _print_json(table.summary())
+    else:
+        display.show_enumeration(table)
+    raise typer.Exit(0 if table.passed else 1)
 
 
 @bench.command(name="policies")
@@ -206,6 +231,26 @@ def bench_policies_(
     with display.progress(repeats * len(texts) * (len(specs) + 1)) as advance:
         result = bench_policies(decoder, texts, specs, repeats=repeats, progress=advance, **options)
     display.show_bench(result)
+    _print_json(result.summary())
+
+
+@bench.command(name="verifiers")
+def bench_verifiers_(
+    verifiers: Annotated[list[str], typer.Option("--verifiers", "--verifier", help='Names or "all".')] = ["all"],  # noqa: B006
+    nodes: Annotated[str, typer.Option(help="Tree sizes, root included.")] = "16,64,256",
+    vocab: Annotated[str, typer.Option(help="Vocabulary sizes.")] = "4000,32000,128000",
+    hidden: Annotated[int, typer.Option(min=1, help="Width of the hidden states the logits are made from.")] = 4096,
+    temperature: Annotated[float, typer.Option(help="Above 0; greedy decodes at 0.")] = 1.0,
+    repeats: Repeats = 5,
+    device: Device = "auto",
+) -> None:
+    """The time every verifier takes for a tree, beside that of the logits it needs, on synthetic trees."""
+    sizes, vocabs, names = _numbers(nodes, "--nodes"), _numbers(vocab, "--vocab"), parse_verifiers(verifiers)
+    on = find_device(device)
+    options = {"hidden": hidden, "temperature": temperature, "repeats": repeats, "device": on}
+    with display.progress(len(sizes) * len(vocabs) * len(names)) as advance:
+        result = bench_verifiers(names, nodes=sizes, vocabs=vocabs, progress=advance, **options)
+    display.show_verifier_times(result)
     _print_json(result.summary())
 
 
@@ -273,6 +318,18 @@ def _chat(decoder: Decoder, prompt: str) -> list[int]:
         raise ConfigError("the target's tokenizer has no chat template; leave out --chat")
     messages = [{"role": "user", "content": prompt}]
     return decoder.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+
+
+def _numbers(text: str, option: str) -> list[int]:
+    """Whole numbers above 1 from a list separated by commas.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdigit() and int(part) > 1 for part in parts):
+        raise ConfigError(f"{option} is {text!r}; give whole numbers above 1, separated by commas")
+    return [int(part) for part in parts]
 
 
 def _bench_prompts(decoder: Decoder, paths: list[Path] | None, limit: int | None, length: int) -> list[list[int]]:

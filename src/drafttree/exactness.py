@@ -15,14 +15,18 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from drafttree.distributions import Sampling
+from drafttree.distributions import Sampling, gumbel
 from drafttree.drafters.base import Features
 from drafttree.drawing import Drawing
 from drafttree.errors import ConfigError
 from drafttree.growth import grow
+from drafttree.noise import Noise, SeededNoise
 from drafttree.policies.base import TreePolicy
 from drafttree.tree import DraftTree, Proposal
 from drafttree.verifiers.base import Verifier
+
+MOST = 200_000
+"""Outcomes of one random procedure beyond which enumerating them is given up."""
 
 Context = tuple[int, ...]
 Answer = TypeVar("Answer")
@@ -126,9 +130,16 @@ def outcomes(run: Callable[[Replay], Result]) -> Iterator[tuple[float, Result]]:
 
     Args:
         run: asks the noise it is given for everything random, and does the same for the same answers.
+
+    Raises:
+        ConfigError: there are more than 200,000 of them.
     """
     scripts: list[list[int]] = [[]]
-    while scripts:
+    for count in itertools.count():
+        if not scripts:
+            return
+        if count == MOST:
+            raise ConfigError(f"more than {MOST} outcomes to enumerate; give the policy a smaller budget")
         script = scripts.pop()
         noise = Replay(script)
         result = run(noise)
@@ -188,7 +199,39 @@ def law(
 
 def trees(draft: Table, policy: TreePolicy, judge: Verifier, levels: int = 3) -> Iterator[tuple[float, DraftTree]]:
     """Every tree a policy grows for a verifier, with its probability; one tree where children are selected."""
-    return outcomes(lambda noise: _grow(draft, policy.fresh(), judge, noise, levels))
+    return outcomes(lambda noise: toy_tree(draft, policy.fresh(), judge, noise, levels))
+
+
+@torch.inference_mode()
+def coupled_round(
+    target: Table,
+    draft: Table,
+    policy: TreePolicy,
+    verifier: type[Verifier],
+    *,
+    seed: int = 0,
+    temperature: float = 1.0,
+    levels: int = 3,
+) -> tuple[Context, Context]:
+    """What one round commits, and as many tokens decoded one after the other with the same noise.
+
+    For verifiers whose draws are a function of seed and position: the noise is a continuum that cannot be enumerated,
+    and need not be. If the two agree whatever the noise, a text has the law of plain decoding, in which each token is
+    the argmax of logits and Gumbel noise and so follows the target. Arguments as for `law`.
+    """
+    judge, noise = verifier(Sampling(temperature)), SeededNoise(seed, target.vocab, torch.device("cpu"))
+    tree = toy_tree(draft, policy.fresh(), judge, noise, levels)
+    contexts = _contexts(tree)
+    logits = torch.stack([target.logits(context) for context in contexts])[None]
+    verdict = judge.verify(tree, logits, 0, noise)
+    committed = (*contexts[verdict.paths[0][-1]], verdict.bonus[0])
+    plain: Context = ()
+    for position in range(1, len(committed) + 1):
+        scores = judge.sampling.process(target.logits(plain))
+        if not judge.sampling.greedy:
+            scores = scores + gumbel(seed, torch.tensor(position), target.vocab)
+        plain += (int(scores.argmax()),)
+    return committed, plain
 
 
 def summarise(committed: dict[Context, float], target: Table, temperature: float = 1.0) -> Law:
@@ -218,7 +261,8 @@ def _contexts(tree: DraftTree) -> list[Context]:
     return contexts
 
 
-def _grow(draft: Table, policy: TreePolicy, judge: Verifier, noise: Replay, levels: int) -> DraftTree:
+def toy_tree(draft: Table, policy: TreePolicy, judge: Verifier, noise: Noise, levels: int) -> DraftTree:
+    """The tree a policy grows for a verifier with this noise, below a root at position 0."""
     drawing = None if judge.proposal is Proposal.SELECTED else Drawing(judge.proposal, noise, 0)
     root = torch.zeros(1, 1, dtype=torch.long)
 

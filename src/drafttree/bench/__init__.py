@@ -6,5 +6,17 @@ Everything that is compared runs interleaved in one process, after a warm-up, an
 from drafttree.bench.compare import Comparison, compare
 from drafttree.bench.overhead import Overhead, measure_overhead
 from drafttree.bench.policies import PolicyBench, PolicyRow, bench_policies
+from drafttree.bench.verifiers import VerifierBench, VerifierTime, bench_verifiers
 
-__all__ = ["Comparison", "Overhead", "PolicyBench", "PolicyRow", "bench_policies", "compare", "measure_overhead"]
+__all__ = [
+    "Comparison",
+    "Overhead",
+    "PolicyBench",
+    "PolicyRow",
+    "VerifierBench",
+    "VerifierTime",
+    "bench_policies",
+    "bench_verifiers",
+    "compare",
+    "measure_overhead",
+]
