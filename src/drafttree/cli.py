@@ -17,7 +17,7 @@ from rich.text import Text
 import drafttree
 from drafttree import display
 from drafttree import prompts as prompt_files
-from drafttree.bench import Comparison, bench_policies, bench_verifiers, compare, measure_overhead
+from drafttree.bench import Comparison, bench_acceptance, bench_policies, bench_verifiers, compare, measure_overhead
 from drafttree.bench.policies import shipped_prompts
 from drafttree.certify import certify, fit, parse_policies, parse_verifiers
 from drafttree.decoder import Decoder, Prompt
@@ -254,6 +254,34 @@ def bench_verifiers_(
     _print_json(result.summary())
 
 
+@bench.command(name="acceptance")
+def bench_acceptance_(
+    prompts: Files = None,
+    target: Target = "embedded",
+    drafter: Drafter = "auto",
+    temperatures: Annotated[str, typer.Option(help="Above 0.")] = "0.2,0.4,0.6,0.8,1.0",
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds judged per prompt and temperature.")] = 2,
+    stride: Annotated[int, typer.Option(min=1, help="Tokens between them.")] = 24,
+    seed: Seed = 0,
+    limit: Limit = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+) -> None:
+    """How many tokens RRSw, Traversal, PointMass and Coupled accept, over tree shapes and temperatures.
+
+    With --limit, as many prompts are taken of each file, evenly spaced.
+    """
+    warmth = _temperatures(temperatures)
+    decoder = _speculative(target, drafter, dtype, device)
+    texts = prompt_files.spread_prompts(prompts, limit) if prompts else shipped_prompts()[:limit]
+    ids = [fit(decoder, text, rounds * stride + 64)[0] for text in texts]
+    options = {"temperatures": warmth, "rounds": rounds, "stride": stride, "seed": seed}
+    with display.progress(len(warmth) * len(ids)) as advance:
+        result = bench_acceptance(decoder, ids, progress=advance, **options)
+    display.show_acceptance(result)
+    _print_json(result.summary())
+
+
 @bench.command(name="overhead")
 def bench_overhead(
     prompts: Files = None,
@@ -330,6 +358,21 @@ def _numbers(text: str, option: str) -> list[int]:
     if not all(part.isdigit() and int(part) > 1 for part in parts):
         raise ConfigError(f"{option} is {text!r}; give whole numbers above 1, separated by commas")
     return [int(part) for part in parts]
+
+
+def _temperatures(text: str) -> list[float]:
+    """Temperatures above 0 from a list separated by commas.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        found = [0.0]
+    if not all(Sampling(temperature).temperature for temperature in found):
+        raise ConfigError(f"--temperatures is {text!r}; give numbers above 0, separated by commas")
+    return found
 
 
 def _bench_prompts(decoder: Decoder, paths: list[Path] | None, limit: int | None, length: int) -> list[list[int]]:

@@ -188,12 +188,12 @@ class Decoder:
         """Advance a sequence by one round and return how many tokens were committed."""
         begun = time.perf_counter()
         if not sequence.metrics.rounds:
-            self._prefill(sequence)
+            self.prefill(sequence)
         before = sequence.draft_cost
         started = time.perf_counter()
-        tree = self._draft(sequence)
+        tree = self.propose(sequence)
         drafted = time.perf_counter()
-        output = self._score(sequence, tree)
+        output = self.score(sequence, tree)
         scored = time.perf_counter()
         logits = output.logits
         if sequence.processors:
@@ -208,7 +208,8 @@ class Decoder:
         sequence.metrics.record(turn, ended - begun)
         return committed
 
-    def _prefill(self, sequence: Sequence) -> None:
+    def prefill(self, sequence: Sequence) -> None:
+        """Read a new sequence's prompt, all but its last token, as target and as drafter."""
         passes, features = read(self.target, sequence.cache, sequence.tokens[:-1], self._hidden_layers)
         sequence.metrics.prefill_passes = passes
         if sequence.draft and self._levels(sequence) > 0:
@@ -224,7 +225,8 @@ class Decoder:
         beyond = sys.maxsize if context is None else context - len(sequence.tokens)
         return min(sequence.remaining - 1, beyond)
 
-    def _draft(self, sequence: Sequence) -> DraftTree:
+    def propose(self, sequence: Sequence) -> DraftTree:
+        """Draft the tree of a sequence's next round."""
         root = torch.tensor([sequence.tokens[-1:]], device=self.target.device)
         position = len(sequence.tokens) - 1
         if sequence.draft is None:
@@ -240,7 +242,8 @@ class Decoder:
         drawing = None if proposal is Proposal.SELECTED else Drawing(proposal, sequence.noise, position)
         return grow(sequence.policy, sequence.draft, root, self._levels(sequence), shape, drawing)
 
-    def _score(self, sequence: Sequence, tree: DraftTree) -> Output:
+    def score(self, sequence: Sequence, tree: DraftTree) -> Output:
+        """The target's logits of every node, whose keys and values become drafted rows of the sequence's cache."""
         positions = tree.depths + sequence.cache.length
         wanted = self._hidden_layers
         return self.target.forward(sequence.cache, tree.tokens, positions, tree.ancestors, hidden_layers=wanted)

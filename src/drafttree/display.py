@@ -10,7 +10,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from drafttree.bench import Comparison, Overhead, PolicyBench, VerifierBench
+from drafttree.bench import Acceptance, Comparison, Overhead, PolicyBench, VerifierBench
+from drafttree.bench.acceptance import PUBLISHED_GAIN
 from drafttree.bench.overhead import PARTS
 from drafttree.certify import Certificate
 from drafttree.decoder import Decoder
@@ -145,6 +146,22 @@ def show_verifier_times(result: VerifierBench) -> None:
     print("ms: judging a tree of so many nodes; share: of that in judging and logits; grow: its noise or its draws")
 
 
+def show_acceptance(result: Acceptance) -> None:
+    """Tokens per round of every shape and verifier, a table per temperature."""
+    for temperature in dict.fromkeys(row.temperature for row in result.rows):
+        rows = [row for row in result.rows if row.temperature == temperature]
+        names = list(rows[0].tokens)
+        table = _table("tree", *names, "traversal over rrsw", right=len(names) + 1)
+        table.title = f"T = {temperature:g}: tokens per round, {result.prompts} prompts"
+        for row in rows:
+            cells = [f"{each.mean:.3f} ±{each.margin:.3f}" for each in row.tokens.values()]
+            table.add_row(row.shape, *cells, f"{row.gain.mean:+.1%} ±{row.gain.margin:.1%}")
+        make_console().print(table, "")
+    low, high = PUBLISHED_GAIN
+    print(f"± is half a 95 % confidence interval over prompts; {result.rounds} rounds, {result.stride} tokens apart")
+    print(f"published gain of traversal over rrsw at T = 1: {low:.1%} to {high:.1%}")
+
+
 def show_enumeration(result: Enumeration) -> None:
     """The verdict on every pair, what was found of those that were tried, and why the others are refused."""
     console, findings = make_console(), result.findings
@@ -164,11 +181,8 @@ def show_enumeration(result: Enumeration) -> None:
     for finding in findings:
         if finding.reason:
             console.print(Text(f"{finding.policy} with {finding.verifier}: refused, {finding.reason}", style="dim"))
-    console.print(
-        Text(
-            f"Temperature {result.temperature:g}. {'Every pair is what it claims to be.' if result.passed else 'A pair is BIASED.'}"
-        )
-    )
+    conclusion = "Every pair is what it claims to be." if result.passed else "A pair is BIASED."
+    console.print(Text(f"Temperature {result.temperature:g}. {conclusion}"))
 
 
 @contextmanager

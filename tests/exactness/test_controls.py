@@ -130,12 +130,12 @@ def rejecting(rule: Callable[[float, float, float], float]) -> Callable:
 
 @pytest.mark.parametrize("rule", [keeps_its_rate, takes_the_mass_as_rate, divides_by_what_is_left_of_the_draft])
 def test_a_wrong_update_of_traversal_is_found_out(rule, monkeypatch):
-    monkeypatch.setattr(traversal._Node, "reject", rejecting(rule))
+    monkeypatch.setattr(traversal.Node, "reject", rejecting(rule))
     assert worst(LATE, Traversal) > FOUND
 
 
 def test_the_update_written_out_is_the_right_one(monkeypatch):
-    monkeypatch.setattr(traversal._Node, "reject", rejecting(is_right))
+    monkeypatch.setattr(traversal.Node, "reject", rejecting(is_right))
     assert worst(LATE, Traversal) < EXACT
 
 

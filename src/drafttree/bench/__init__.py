@@ -3,18 +3,22 @@
 Everything that is compared runs interleaved in one process, after a warm-up, and every figure is a median.
 """
 
+from drafttree.bench.acceptance import Acceptance, AcceptanceRow, bench_acceptance
 from drafttree.bench.compare import Comparison, compare
 from drafttree.bench.overhead import Overhead, measure_overhead
 from drafttree.bench.policies import PolicyBench, PolicyRow, bench_policies
 from drafttree.bench.verifiers import VerifierBench, VerifierTime, bench_verifiers
 
 __all__ = [
+    "Acceptance",
+    "AcceptanceRow",
     "Comparison",
     "Overhead",
     "PolicyBench",
     "PolicyRow",
     "VerifierBench",
     "VerifierTime",
+    "bench_acceptance",
     "bench_policies",
     "bench_verifiers",
     "compare",

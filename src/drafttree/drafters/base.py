@@ -28,7 +28,10 @@ class Draft(Protocol):
         ...
 
     def root(self) -> Tensor:
-        """Logits `[batch, 1, vocab]` of what follows the committed tokens; the first pass of a round."""
+        """Logits `[batch, 1, vocab]` of what follows the committed tokens; the first pass of a round.
+
+        Asked again before the next commit, it begins another tree in the same place.
+        """
         ...
 
     def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ class Traversal(SamplingVerifier):
     proposal: ClassVar[Proposal] = Proposal.SAMPLED
 
     def judge(self, outlook: Outlook) -> tuple[list[int], int]:
-        chain = [_Node(outlook, 0, 1.0)]
+        chain = [Node(outlook, 0, 1.0)]
         while True:
             leaf = chain[-1]
             if leaf.children:
@@ -31,7 +31,7 @@ class Traversal(SamplingVerifier):
                 chain[-1].reject(outlook.tokens[leaf.index])
 
 
-class _Node:
+class Node:
     """A node of the chain under judgement, with its rows and rate as they are by now.
 
     Attributes:
@@ -55,10 +55,10 @@ class _Node:
         """`[vocab]` the distribution of the next child."""
         return self._outlook.draft(self.index)
 
-    def child(self, outlook: Outlook, index: int) -> "_Node":
+    def child(self, outlook: Outlook, index: int) -> "Node":
         """Equation 1: the child's rate from this node's current rate and rows."""
         token = outlook.tokens[index]
-        return _Node(outlook, index, min(self.rate * ratio(self.target, self.draft, token), 1.0))
+        return Node(outlook, index, min(self.rate * ratio(self.target, self.draft, token), 1.0))
 
     def reject(self, token: int) -> None:
         """Equations 2 and 3: the rows and the rate after the child with this token has been cut off."""
