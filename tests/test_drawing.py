@@ -17,7 +17,7 @@ from drafttree.growth import grow
 from drafttree.noise import SeededNoise
 from drafttree.policies import Chain, Template
 from drafttree.tree import DraftTree, Proposal
-from drafttree.verifiers import RRS, Block, GreedyMultiDraft, KSeq, PointMass, RRSw, Traversal, Verifier
+from drafttree.verifiers import RRS, Block, Coupled, GreedyMultiDraft, KSeq, PointMass, RRSw, Traversal, Verifier
 from toy import Table, ToyDrafter, ToyModel, softmax
 
 SMALL_P = 1e-4
@@ -166,6 +166,7 @@ TARGET = Table(VOCAB, seed=5, scale=1.5)
 DRAFT = TARGET.blurred(0.8)
 RAGGED = Template(paths=((0,), (1,), (0, 0)))
 THROUGH = [
+    (Coupled, RAGGED),
     (PointMass, RAGGED),
     (RRSw, RAGGED),
     (RRS, RAGGED),
@@ -197,8 +198,7 @@ def texts(verifier: type[Verifier], policy, draws: int, length: int = LENGTH) ->
 
 @pytest.mark.parametrize(("verifier", "policy"), THROUGH, ids=NAMES)
 def test_texts_of_the_decoder_have_the_targets_law(verifier, policy):
-    draws = 2000 if verifier is Traversal else 400
-    assert p_value(texts(verifier, policy, draws), texts_law()) > SMALL_P
+    assert p_value(texts(verifier, policy, 2000), texts_law()) > SMALL_P
 
 
 @pytest.mark.exactness
@@ -212,6 +212,30 @@ def test_draft_noise_used_again_in_the_next_round_is_found_out(monkeypatch):
     fixed = lambda seed, name, position, device: stream(seed, name, 0, device)  # noqa: E731
     monkeypatch.setattr(noises, "stream", fixed)
     assert p_value(texts(RRSw, Chain(depth=1), 600), texts_law()) < SMALL_P
+
+
+def long_texts(verifier: type[Verifier], policy, seeds) -> list[list[int]]:
+    decoder = Decoder(ToyModel(TARGET, VOCAB), ToyDrafter(DRAFT, VOCAB), policy, verifier)
+    return [decoder.generate(PROMPT, max_new_tokens=30, temperature=1.0, seed=seed).tokens for seed in seeds]
+
+
+@pytest.mark.parametrize(("verifier", "policy"), THROUGH, ids=NAMES)
+def test_the_same_seed_says_the_same_and_another_something_else(verifier, policy):
+    first, again, other = long_texts(verifier, policy, (3, 3, 4))
+    assert first == again != other
+
+
+@pytest.mark.parametrize(("verifier", "policy"), THROUGH, ids=NAMES)
+def test_a_text_does_not_notice_what_else_is_generated(verifier, policy):
+    decoder = Decoder(ToyModel(TARGET, VOCAB), ToyDrafter(DRAFT, VOCAB), policy, verifier)
+    sequences = [decoder.start(PROMPT, max_new_tokens=30, temperature=1.0, seed=seed) for seed in (3, 4, 3)]
+    going = True
+    while going:
+        going = [sequence for sequence in sequences if not sequence.finish_reason]
+        for sequence in going:
+            torch.rand(5)
+            decoder.step(sequence)
+    assert [sequence.tokens[len(PROMPT) :] for sequence in sequences] == long_texts(verifier, policy, (3, 4, 3))
 
 
 @pytest.mark.parametrize("verifier", [RRSw, Traversal, KSeq, GreedyMultiDraft])

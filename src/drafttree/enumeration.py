@@ -13,6 +13,9 @@ from drafttree.verifiers import VERIFIERS, Coupled, Greedy, Verifier
 EXACT = 1e-12
 """Total variation up to which a pair counts as lossless: what rounding in float64 can add up to."""
 
+COUPLED: tuple[type[Verifier], ...] = (Greedy, Coupled)
+"""Verifiers that draw nothing themselves: their text is plain decoding's."""
+
 SEEDS = 20
 """Texts compared in each model where draws are a function of the seed."""
 
@@ -161,7 +164,7 @@ def examine(spec: str, name: str, models: int = 50, temperature: float = 1.0) ->
     verifier, policies = VERIFIERS[name], [make_policy(form) for form in FORMS.get(spec, [spec])]
     if reason := contract.objection(policies[0], verifier):
         return Finding(spec, name, "refused", reason=reason)
-    if verifier in (Coupled, Greedy):
+    if verifier in COUPLED:
         return _compared(spec, name, _tries(policies, models), 0.0 if verifier is Greedy else temperature)
     found = [
         law(tables.target, tables.draft, policy, verifier, temperature=temperature, levels=levels)

@@ -189,8 +189,7 @@ def law(
     judge = verifier(Sampling(temperature))
     committed: dict[Context, float] = {}
     for chance, tree in trees(draft, policy, judge, levels):
-        contexts = _contexts(tree)
-        logits = torch.stack([target.logits(context) for context in contexts])[None]
+        contexts, logits = _contexts(tree), node_logits(target, tree)[None]
         for weight, verdict in outcomes(lambda noise, t=tree, x=logits: judge.verify(t, x, 0, noise)):
             tokens = (*contexts[verdict.paths[0][-1]], verdict.bonus[0])
             committed[tokens] = committed.get(tokens, 0.0) + chance * weight
@@ -222,8 +221,7 @@ def coupled_round(
     judge, noise = verifier(Sampling(temperature)), SeededNoise(seed, target.vocab, torch.device("cpu"))
     tree = toy_tree(draft, policy.fresh(), judge, noise, levels)
     contexts = _contexts(tree)
-    logits = torch.stack([target.logits(context) for context in contexts])[None]
-    verdict = judge.verify(tree, logits, 0, noise)
+    verdict = judge.verify(tree, node_logits(target, tree)[None], 0, noise)
     committed = (*contexts[verdict.paths[0][-1]], verdict.bonus[0])
     plain: Context = ()
     for position in range(1, len(committed) + 1):
@@ -232,6 +230,11 @@ def coupled_round(
             scores = scores + gumbel(seed, torch.tensor(position), target.vocab)
         plain += (int(scores.argmax()),)
     return committed, plain
+
+
+def node_logits(target: Table, tree: DraftTree) -> Tensor:
+    """Float64 `[nodes, vocab]` of the target at every node of a lone tree."""
+    return torch.stack([target.logits(context) for context in _contexts(tree)])
 
 
 def summarise(committed: dict[Context, float], target: Table, temperature: float = 1.0) -> Law:
