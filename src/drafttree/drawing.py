@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import threshold_
 
 from drafttree.noise import Noise
 from drafttree.tree import DraftTree, Layer, Proposal
@@ -51,7 +50,7 @@ class Drawing:
         counts = (keep & (layer.logprobs >= FLOOR)).sum(2)
         before = counts.cumsum(1) - counts
         counts = counts.minimum((room - before).clamp_min(0))
-        probs = threshold_(logits.softmax(-1), math.exp(FLOOR), 0.0)
+        probs = torch.threshold_(logits.softmax(-1), math.exp(FLOOR), 0.0)
         tokens, rows = self._noise.children(probs, counts, self._proposal, self._position, layer.depth)
         self._probs.append(rows)
         self._nodes.append(nodes)

@@ -128,7 +128,7 @@ class Enumeration:
 
     def summary(self) -> dict[str, object]:
         """Everything found, for JSON."""
-        return asdict(self) | {"passed": self.passed}
+        return {**asdict(self), "passed": self.passed}
 
 
 def enumerate_pairs(

@@ -105,7 +105,7 @@ class Acceptance:
 
     def summary(self) -> dict[str, object]:
         """Every figure, for JSON."""
-        return asdict(self) | {"published_gain": PUBLISHED_GAIN}
+        return {**asdict(self), "published_gain": PUBLISHED_GAIN}
 
 
 @torch.inference_mode()

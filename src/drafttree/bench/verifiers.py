@@ -76,7 +76,7 @@ class VerifierBench:
 
     def summary(self) -> dict[str, object]:
         """Every figure, for JSON."""
-        return asdict(self) | {"rows": [asdict(row) | {"share": row.share} for row in self.rows]}
+        return {**asdict(self), "rows": [{**asdict(row), "share": row.share} for row in self.rows]}
 
 
 @torch.inference_mode()
