@@ -6,7 +6,16 @@ A verifier that is lossy says so in its name and in `lossless`; every other pair
 from drafttree.errors import ConfigError
 from drafttree.policies.base import TreePolicy
 from drafttree.tree import Proposal
-from drafttree.verifiers.base import Verifier
+from drafttree.verifiers import Coupled, Traversal, Verifier
+
+
+def best(policy: TreePolicy) -> type[Verifier]:
+    """The verifier that accepts most above temperature 0, where nobody asks for a text that its seed alone decides.
+
+    As measured (docs/log.md): `Traversal` on chains; `Coupled` on adaptive trees, whose policies trust a drafter that
+    sees the noise; on static trees the two are level, and `Coupled` serves every policy.
+    """
+    return Coupled if policy.branches else Traversal
 
 
 def check(policy: TreePolicy, verifier: type[Verifier]) -> None:

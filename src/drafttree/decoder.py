@@ -46,7 +46,8 @@ class Decoder:
         target: the model whose output is wanted.
         drafter: who proposes; None decodes plainly, by the same loop.
         policy: how the tree grows.
-        verifier: what is accepted; None takes `Greedy` at temperature 0 and `Coupled` above it.
+        verifier: what is accepted; None takes `Greedy` at temperature 0, above it `Coupled` where a seed is given and
+            what accepts most on the policy's trees (`contract.best`) where none is.
         tokenizer: a transformers tokenizer, None to work on token ids alone.
         eos: token ids that end a text.
 
@@ -162,10 +163,11 @@ class Decoder:
             raise ConfigError("stop strings need a tokenizer and must not be empty")
         if not isinstance(draft_temperature, Real) or not COLDEST <= draft_temperature < math.inf:
             raise ConfigError(f"draft_temperature is {draft_temperature!r}; it must be a number of at least {COLDEST}")
-        given = 0 if seed is None else seed
-        sampling = Sampling(temperature, top_k, top_p, min_p, given)
+        sampling = Sampling(temperature, top_k, top_p, min_p, 0 if seed is None else seed)
+        verifier = self.verifier or (Greedy if sampling.greedy else Coupled)
         if seed is None and not sampling.greedy:
             sampling = replace(sampling, seed=fresh_seed())
+            verifier = self.verifier or contract.best(self.policy)
         limit = len(tokens) + max_new_tokens
         capacity = limit + min(self.policy.budget, ROOM)
         return Sequence(
@@ -176,7 +178,7 @@ class Decoder:
             cache=self.target.new_cache(1, capacity),
             draft=self.drafter.start(tokens, capacity) if self.drafter else None,
             policy=self.policy.fresh(),
-            verifier=(self.verifier or (Greedy if sampling.greedy else Coupled))(sampling),
+            verifier=verifier(sampling),
             noise=SeededNoise(sampling.seed, self.target.vocab_size, self.target.device),
             text=TextStream(self.tokenizer, tokens, stop),
             draft_temperature=draft_temperature,

@@ -50,7 +50,8 @@ def load(
         drafter: "embedded-draft", a folder, a hub name, a loaded model, or "none" for plain decoding; "auto" takes
             the embedded draft for the embedded target and nothing for any other.
         policy: a policy or its specification, such as "talon:budget=60,margin=0.03".
-        verifier: a name of `drafttree.verifiers.VERIFIERS`, or "auto": greedy at temperature 0, coupled above it.
+        verifier: a name of `drafttree.verifiers.VERIFIERS`, or "auto": greedy at temperature 0, coupled where a
+            seed is given, else what accepts most on the policy's trees.
         dtype: "float32", "bfloat16", "float16", or "auto": bfloat16 where the device multiplies it fast, else float32.
         device: "cpu", "cuda", ... or "auto": cuda where there is one.
         tokenizer: the target's; by default the one in its folder.

@@ -2,12 +2,12 @@
 
 import pytest
 
-from drafttree.contract import objection
+from drafttree.contract import best, objection
 from drafttree.decoder import Decoder
 from drafttree.errors import ConfigError
 from drafttree.exactness import law
 from drafttree.policies import POLICIES, Chain, DynaTree, DySpec, Eagle, Fixed, OptTree, Talon, Template
-from drafttree.verifiers import VERIFIERS, Verifier
+from drafttree.verifiers import VERIFIERS, Coupled, Greedy, Traversal, Verifier
 from toy import Table, ToyDrafter, ToyModel
 from worlds import EXACT, world
 
@@ -99,6 +99,19 @@ def test_a_lossy_verifier_says_so_in_its_name_and_is_biased(policy, verifier, ve
     assert verifier.__name__.startswith("Lossy")
     tables = world(1)
     assert law(tables.target, tables.draft, policy, verifier).total_variation > 1e-3
+
+
+@pytest.mark.parametrize("policy", SMALL.values(), ids=SMALL)
+def test_the_verifier_nobody_names(policy):
+    """A seed asks for a text that is the same whatever the tree."""
+    engine = Decoder(ToyModel(Table()), ToyDrafter(Table()), policy)
+    assert type(engine.start([1]).verifier) is Greedy
+    assert type(engine.start([1], seed=0).verifier) is Greedy
+    assert type(engine.start([1], temperature=0.7, seed=0).verifier) is Coupled
+    unseeded = type(engine.start([1], temperature=0.7).verifier)
+    assert unseeded is best(policy)
+    assert unseeded is (Coupled if policy.branches else Traversal)
+    assert objection(policy, unseeded) is None
 
 
 @pytest.mark.parametrize("name", VERIFIERS)
