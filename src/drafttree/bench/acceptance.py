@@ -2,8 +2,8 @@
 
 A context is a beginning of a text that the target itself has written after a prompt, at the temperature in question;
 contexts of one text are a fixed stride apart. At every context and for every shape one tree is drawn, one is selected
-and one is selected in sight of the coupled noise, and the target scores each in one pass. `RRSw` and `Traversal` judge
-the drawn one, `PointMass` and `Coupled` the selected ones. Two things keep the work and the noise small:
+and one is selected in sight of the coupled noise, and the target scores all of them in one pass. `RRSw` and `Traversal`
+judge the drawn one, `PointMass` and `Coupled` the selected ones. Two things keep the work and the noise small:
 
 - Growth is predictable, so a chain of 2 is the beginning of a chain of 8 and a binary tree of depth 2 that of one of
   depth 5, with the same law. The largest is drafted and the smaller ones are judged as its upper levels.
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import torch
+from torch import Tensor
 
 from drafttree.decoder import Decoder, Prompt
 from drafttree.drafters.language_model import LanguageModelDrafter
@@ -24,6 +25,7 @@ from drafttree.errors import ConfigError
 from drafttree.loading import make_policy
 from drafttree.models.base import read
 from drafttree.sequence import Sequence as Text
+from drafttree.tree import DraftTree
 from drafttree.verifiers import Coupled, PointMass, RRSw, Verifier
 from drafttree.verifiers.base import Outlook, ratio, residual, without
 from drafttree.verifiers.traversal import Node
@@ -215,9 +217,12 @@ def _contexts(decoder: Decoder, prompt: Prompt, rounds: int, stride: int, option
 
 def _lengths(decoder: Decoder, sequence: Text) -> Lengths:
     """The accepted lengths of every shape and verifier at a context."""
+    judges = (RRSw, PointMass, Coupled)
+    grown = {(spec, judge): _Tree(decoder, sequence, spec, judge) for spec in SHAPES for judge in judges}
+    _score(decoder, sequence, list(grown.values()))
     found: Lengths = {}
     for spec, shapes in SHAPES.items():
-        drawn, selected, guided = (_Scored(decoder, sequence, spec, judge) for judge in (RRSw, PointMass, Coupled))
+        drawn, selected, guided = (grown[spec, judge] for judge in judges)
         rejecting, walking = reach_by_rejection(drawn.upper()), reach_by_walking(selected.upper())
         coupled = guided.verdict()
         for shape, levels in shapes.items():
@@ -230,21 +235,24 @@ def _lengths(decoder: Decoder, sequence: Text) -> Lengths:
     return found
 
 
-class _Scored:
-    """A tree at a context, and the target's logits of its nodes."""
+class _Tree:
+    """A tree grown at a context for a verifier.
+
+    Attributes:
+        tree: the draft tree.
+        logits: `[1, nodes, vocab]` of the target, once they are there.
+    """
+
+    logits: Tensor
 
     def __init__(self, decoder: Decoder, sequence: Text, spec: str, judge: type[Verifier]) -> None:
-        verifier = judge(sequence.verifier.sampling)
-        self._text = replace(sequence, policy=make_policy(spec), verifier=verifier)
-        self._tree = decoder.propose(self._text)
-        self._logits = decoder.score(self._text, self._tree).logits
-        self._depths: list[int] = self._tree.depths[0].tolist()
-        sequence.cache.keep([])
+        self._text = replace(sequence, policy=make_policy(spec), verifier=judge(sequence.verifier.sampling))
+        self.tree = decoder.propose(self._text)
+        self._depths: list[int] = self.tree.depths[0].tolist()
 
     def upper(self, levels: int = ROOM) -> Outlook:
         """The tree down to a level."""
-        verifier = self._text.verifier
-        outlook = Outlook(self._tree, 0, self._logits[0], verifier.sampling, self._text.noise)
+        outlook = Outlook(self.tree, 0, self.logits[0], self._text.verifier.sampling, self._text.noise)
         outlook.children = [
             children if depth < levels else [] for depth, children in zip(self._depths, outlook.children, strict=True)
         ]
@@ -257,7 +265,32 @@ class _Scored:
     def verdict(self) -> int:
         """How many drafted tokens the verifier accepts."""
         position = len(self._text.tokens) - 1
-        return len(self._text.verifier.verify(self._tree, self._logits, position, self._text.noise).paths[0]) - 1
+        return len(self._text.verifier.verify(self.tree, self.logits, position, self._text.noise).paths[0]) - 1
+
+
+def _score(decoder: Decoder, sequence: Text, grown: list[_Tree]) -> None:
+    """Give trees of the same root their logits, from one target pass over all of them."""
+    logits = decoder.score(sequence, _together([each.tree for each in grown])).logits
+    sequence.cache.keep([])
+    first = 1
+    for each in grown:
+        last = first + each.tree.size - 1
+        each.logits = torch.cat((logits[:, :1], logits[:, first:last]), 1)
+        first = last
+
+
+def _together(trees: list[DraftTree]) -> DraftTree:
+    """One tree in which the nodes of all these hang below one root, tree after tree."""
+    tokens, parents, first = [trees[0].tokens[:, :1]], [trees[0].parents[:, :1]], 1
+    for tree in trees:
+        above = tree.parents[:, 1:]
+        tokens.append(tree.tokens[:, 1:])
+        parents.append(torch.where(above > 0, above + first - 1, 0))
+        first += tree.size - 1
+    nothing = torch.zeros(1, first)
+    return DraftTree(
+        torch.cat(tokens, 1), torch.cat(parents, 1), nothing, nothing, nothing, max(tree.levels for tree in trees)
+    )
 
 
 def _mean(lengths: list[Lengths]) -> Lengths:
