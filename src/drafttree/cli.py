@@ -17,7 +17,8 @@ from rich.text import Text
 import drafttree
 from drafttree import display
 from drafttree import prompts as prompt_files
-from drafttree.bench import Comparison, bench_policies, compare, measure_overhead
+from drafttree.bench import Comparison, bench_policies, compare, measure_law, measure_overhead
+from drafttree.bench.inflation import SHAPES, load_inflated
 from drafttree.bench.policies import shipped_prompts
 from drafttree.certify import certify, fit, parse_policies
 from drafttree.decoder import Decoder, Prompt
@@ -209,6 +210,36 @@ def bench_policies_(
     _print_json(result.summary())
 
 
+@bench.command(name="law")
+def bench_law(
+    prompts: Files = None,
+    policies: PolicySpecs = ["chain;dynatree;talon;eagle;opt-tree;fixed"],  # noqa: B006
+    target: Target = "embedded",
+    drafter: Drafter = "auto",
+    inflated: Annotated[str | None, typer.Option("--inflate", help=f"Cost of the target: {', '.join(SHAPES)}.")] = None,
+    max_new_tokens: Length = 128,
+    draft_temperature: DraftTemperature = 1.0,
+    repeats: Repeats = 3,
+    limit: Limit = None,
+    peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Also time transformers' own ways.")] = True,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+) -> None:
+    """Passes, memory bandwidth, and greedy decoding against both; with --inflate at the cost of a larger target.
+
+    An inflated target computes what the small one does: real acceptance of the pair at the cost of the large model.
+    """
+    specs = parse_policies(policies)
+    decoder = _speculative(target, drafter, dtype, device, inflated)
+    texts = _bench_prompts(decoder, prompts, limit, max_new_tokens)
+    options = {"max_new_tokens": max_new_tokens, "draft_temperature": draft_temperature, "peers": peers}
+    ways = len(specs) + 1 + (4 if peers else 0)
+    with display.progress(repeats * len(texts) * ways) as advance:
+        law = measure_law(decoder, texts, specs, repeats=repeats, progress=advance, **options)
+    display.show_law(law)
+    _print_json(law.summary())
+
+
 @bench.command(name="overhead")
 def bench_overhead(
     prompts: Files = None,
@@ -256,13 +287,14 @@ def _sampling_options(temperature: float, top_k: int, top_p: float, min_p: float
     return vars(Sampling(temperature, top_k, top_p, min_p, seed)).copy()
 
 
-def _speculative(target: str, drafter: str, dtype: str, device: str) -> Decoder:
-    """A decoder that has a drafter.
+def _speculative(target: str, drafter: str, dtype: str, device: str, shape: str | None = None) -> Decoder:
+    """A decoder that has a drafter, its target inflated to a shape if one is named.
 
     Raises:
         ConfigError: it would have none.
     """
-    decoder = load(target, drafter, dtype=dtype, device=device)
+    decoder = load_inflated(target, drafter, shape, dtype, device) if shape else None
+    decoder = decoder or load(target, drafter, dtype=dtype, device=device)
     if decoder.drafter is None:
         raise ConfigError(f"there is no drafter for {target!r}; name one with --drafter")
     return decoder

@@ -92,6 +92,7 @@ def transformers_generate(
     *,
     stop: Sequence[str] = (),
     ignore_eos: bool = False,
+    **assistance: object,
 ) -> ReferenceRun:
     """Generate with transformers alone, on the decoder's target.
 
@@ -102,6 +103,7 @@ def transformers_generate(
         max_new_tokens: tokens at most.
         stop: strings that end the text.
         ignore_eos: go on past EOS tokens.
+        **assistance: arguments of transformers' own speculation, such as `assistant_model`.
     """
     config = _generation_config(decoder, sampling, max_new_tokens, stop, ignore_eos)
     tokenizer = {"tokenizer": decoder.tokenizer} if stop else {}
@@ -110,7 +112,7 @@ def transformers_generate(
         torch.manual_seed(sampling.seed)
         started = time.perf_counter()
         out = module.generate(  # pyright: ignore[reportCallIssue]
-            ids, attention_mask=torch.ones_like(ids), generation_config=config, **tokenizer
+            ids, attention_mask=torch.ones_like(ids), generation_config=config, **tokenizer, **assistance
         )
         tokens = out[0, len(prompt) :].tolist()
         return ReferenceRun(tokens, time.perf_counter() - started)

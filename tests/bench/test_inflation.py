@@ -57,7 +57,10 @@ def test_mistakes_are_named():
     with pytest.raises(ConfigError, match="cannot share 3"):
         inflate(small, Shape(64, 4, 60, heads=4, key_value_heads=3, head_dim=8))
     with pytest.raises(ConfigError, match="4 are needed"):
-        inflate(tiny.from_config(LlamaConfig(**SMALL | {"num_attention_heads": 6, "hidden_size": 48})), Shape(64, 4, 60, 6, 3, 8))
+        inflate(
+            tiny.from_config(LlamaConfig(**SMALL | {"num_attention_heads": 6, "hidden_size": 48})),
+            Shape(64, 4, 60, 6, 3, 8),
+        )
     with pytest.raises(ConfigError, match="gpt_neox"):
         inflate(tiny.from_config(GPTNeoXConfig(**tiny.SIZES)), SHAPE)
     with pytest.raises(ConfigError, match="300m"):

@@ -16,7 +16,10 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from drafttree.decoder import Decoder
 from drafttree.errors import ConfigError, unknown
+from drafttree.loading import find_device, find_dtype, load, load_model, load_tokenizer
+from drafttree.models.huggingface import lay_out_for_cpu
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,17 @@ def inflate(model: PreTrainedModel, shape: Shape) -> PreTrainedModel:
         if index < len(model.model.layers):
             _copy_block(block, model.model.layers[index], wiring)
     return large
+
+
+def load_inflated(target: str, drafter: str, shape: str, dtype: str, device: str) -> Decoder:
+    """A decoder whose target is inflated; arguments and errors as for `drafttree.load` and `find_shape`."""
+    wanted, on = find_shape(shape), find_device(device)
+    large = inflate(load_model(target, find_dtype(dtype, on), on), wanted)
+    if on.type == "cpu" and large.dtype == torch.float32:
+        lay_out_for_cpu(large)
+    if drafter == "auto" and target == "embedded":
+        drafter = "embedded-draft"
+    return load(large, drafter, tokenizer=load_tokenizer(target), dtype=dtype, device=device)
 
 
 class _Wiring:

@@ -96,7 +96,8 @@ class TreeCache(Cache):
             raise ModelError("layers whose key heads differ in number or width cannot be verified in a tree")
         if old is not None and rows <= self._capacity:
             return old
-        self._capacity = max(self._capacity, rows + rows // 4)
+        if rows > self._capacity:
+            self._capacity = rows + rows // 4
         self._buffer = like.new_zeros(*self._shape, heads, self._capacity, width)
         if old is not None:
             self._buffer[..., : old.shape[-2], :] = old
