@@ -135,3 +135,27 @@ def test_bfloat16_is_served():
 def _storage_bytes(module: nn.Module) -> int:
     storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in module.parameters()}
     return sum(storages.values())
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("rows", [1, 2, 7])
+def test_large_products_are_those_of_the_layer(biased, rows, monkeypatch):
+    layer = nn.Linear(24, 40, bias=biased)
+    x, residual = torch.randn(rows, 24), torch.randn(rows, 40)
+    expected = (x.double() @ layer.weight.double().T + (layer.bias.double() if biased else 0)).float()
+    for size in (1, 1 << 30):
+        monkeypatch.setattr(lean, "PACKED_FROM", size)
+        product = lean.product(layer)
+        with torch.inference_mode():
+            torch.testing.assert_close(product.of(x), expected, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(product.onto(residual, x), expected + residual, atol=1e-5, rtol=1e-5)
+
+
+@every_family
+def test_packed_weights_give_the_same_logits(name, monkeypatch):
+    monkeypatch.setattr(lean, "PACKED_FROM", 1)
+    model, clone = build(name)
+    assert isinstance(model, LeanModel)
+    cache, prefix, tree = model.new_cache(1, 40), tiny.random_tokens(9, 1), tiny.random_tree((3, 5, 4), 2)
+    read(model, cache, prefix)
+    assert tiny.worst_gap(tiny.score(model, cache, tree)[0], clone, prefix, tree) < 1e-4

@@ -2,8 +2,8 @@
 
 A pass over a small model is mostly the price of calling it: a transformers layer runs some thirty operations under a
 dozen Python frames. Here a layer is a dozen operations on weights that lie fused (query, key and value; gate and up).
-The fused weights are the module's own: its parameters become views of them, so nothing is stored twice and the module
-keeps working. `drafttree.models.probe.wrap` compares the two before it prefers this one.
+The fused weights are the module's own: its parameters become views of them, and the module keeps working.
+`drafttree.models.probe.wrap` compares the two before it prefers this one.
 """
 
 from collections.abc import Callable
@@ -20,6 +20,11 @@ from drafttree.models.cache import TreeCache
 from drafttree.models.huggingface import HuggingFaceModel
 
 Transform = Callable[[Tensor], Tensor]
+
+PACKED_FROM = 1 << 19
+"""Elements of a weight from which a packed copy pays on a CPU."""
+PACKED_FOR = 8
+"""Rows the packed copy is laid out for."""
 
 LLAMAS = {"llama", "mistral", "qwen2", "qwen3"}
 STATIC_ROPES = {"default", "linear", "llama3", "yarn"}
@@ -38,7 +43,7 @@ class LeanModel(HuggingFaceModel):
         config = self.module.config
         self._embed = self.module.get_input_embeddings()
         self._norm = rms_norm(decoder.norm) if config.model_type in LLAMAS else decoder.final_layer_norm
-        self._head: Any = self.module.get_output_embeddings()
+        self._head = product(self.module.get_output_embeddings())
         self._rotary = decoder.rotary_emb
         kind = LlamaLayer if config.model_type in LLAMAS else NeoXLayer
         self._blocks: list[Layer] = [kind(block, config) for block in decoder.layers]
@@ -69,7 +74,8 @@ class LeanModel(HuggingFaceModel):
         inputs.append(x)
         cache.grow(positions)
         x = x.view(batch, nodes, -1)
-        logits = self._head(x[:, -1:] if last_only else x)
+        scored = x[:, -1:] if last_only else x
+        logits = self._head.of(scored.flatten(0, 1)).view(batch, scored.shape[1], -1)
         return Output(logits, tuple(inputs[layer].view(x.shape) for layer in hidden_layers))
 
     def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -161,18 +167,18 @@ class LlamaLayer:
         self._head_norm = _head_norm(attention, self.groups * self.key_heads) if hasattr(attention, "q_norm") else None
         self._qkv = fuse(attention.q_proj, attention.k_proj, attention.v_proj)
         self._gate_up = fuse(mlp.gate_proj, mlp.up_proj)
-        self._out, self._down, self._act = attention.o_proj, mlp.down_proj, mlp.act_fn
+        self._out, self._down, self._act = product(attention.o_proj), product(mlp.down_proj), mlp.act_fn
 
     def forward(self, x: Tensor, turn: Pass, keys: Tensor, values: Tensor) -> Tensor:
-        heads = linear(self._before(x), *self._qkv).unflatten(1, (-1, self.width))
+        heads = self._qkv.of(self._before(x)).unflatten(1, (-1, self.width))
         turned, value = heads[:, : self._turned], heads[:, self._turned :]
         if self._head_norm:
             turned = self._head_norm(turned)
         turn.rotate(turned)
         query, key = turned[:, : -self.key_heads], turned[:, -self.key_heads :]
-        x = added(x, turn.attend(query, key, value, keys, values, self._scale), self._out)
-        gate, up = linear(self._between(x), *self._gate_up).chunk(2, -1)
-        return added(x, self._act(gate).mul_(up), self._down)
+        x = self._out.onto(x, turn.attend(query, key, value, keys, values, self._scale))
+        gate, up = self._gate_up.of(self._between(x)).chunk(2, -1)
+        return self._down.onto(x, self._act(gate).mul_(up))
 
 
 class NeoXLayer:
@@ -186,35 +192,61 @@ class NeoXLayer:
         self.key_heads: int = config.num_attention_heads
         self._scale: float = attention.scaling
         self._before, self._between = block.input_layernorm, block.post_attention_layernorm
-        self._qkv, self._out = attention.query_key_value, attention.dense
-        self._up, self._act, self._down = block.mlp.dense_h_to_4h, block.mlp.act, block.mlp.dense_4h_to_h
+        self._qkv, self._out = product(attention.query_key_value), product(attention.dense)
+        self._up, self._act, self._down = (
+            product(block.mlp.dense_h_to_4h),
+            block.mlp.act,
+            product(block.mlp.dense_4h_to_h),
+        )
         self._parallel: bool = block.use_parallel_residual
 
     def forward(self, x: Tensor, turn: Pass, keys: Tensor, values: Tensor) -> Tensor:
-        heads = linear(self._before(x), self._qkv.weight, self._qkv.bias).unflatten(1, (-1, 3, self.width))
+        heads = self._qkv.of(self._before(x)).unflatten(1, (-1, 3, self.width))
         query, key, value = heads.unbind(2)
         turn.rotate(query)
         turn.rotate(key)
-        mixed = added(x, turn.attend(query, key, value, keys, values, self._scale), self._out)
+        mixed = self._out.onto(x, turn.attend(query, key, value, keys, values, self._scale))
         inner = self._between(x if self._parallel else mixed)
-        return added(mixed, self._act(linear(inner, self._up.weight, self._up.bias)), self._down)
+        return self._down.onto(mixed, self._act(self._up.of(inner)))
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`F.linear` of a matrix without its detours."""
-    return torch.mm(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
+class Product:
+    """A linear layer as one operation, by the faster of two libraries.
+
+    On a CPU MKL reads a float32 weight as it lies, which is best for one row; for several it packs the weight anew in
+    every call, which costs two to three passes over one row. oneDNN keeps a packed copy of large weights instead: twice
+    the memory of those, and several rows cost little more than one.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._weight, self._bias = weight.t(), bias
+        large = weight.numel() >= PACKED_FROM and weight.dtype == torch.float32
+        packs = large and weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_FOR) if packs else None
+
+    def of(self, x: Tensor) -> Tensor:
+        """`[rows, in]` to `[rows, out]`."""
+        if self._packed is not None and len(x) > 1:
+            return torch.ops.mkldnn._linear_pointwise(x.contiguous(), self._packed, self._bias, "none", [], "")
+        return torch.mm(x, self._weight) if self._bias is None else torch.addmm(self._bias, x, self._weight)
+
+    def onto(self, residual: Tensor, x: Tensor) -> Tensor:
+        """The product of `x` added to a residual `[rows, out]`."""
+        if self._packed is not None and len(x) > 1:
+            return self.of(x).add_(residual)
+        out = torch.addmm(residual, x, self._weight)
+        return out if self._bias is None else out.add_(self._bias)
 
 
-def added(x: Tensor, y: Tensor, layer: nn.Linear) -> Tensor:
-    """The residual `x` plus a linear layer of `y`, in one operation."""
-    out = torch.addmm(x, y, layer.weight.t())
-    return out if layer.bias is None else out.add_(layer.bias)
+def product(layer: Any) -> Product:
+    """A linear layer as a `Product`."""
+    return Product(layer.weight, layer.bias)
 
 
-def fuse(*layers: nn.Linear) -> tuple[Tensor, Tensor | None]:
-    """The weight and bias of linear layers of one input, as one; the layers' own become views of it."""
+def fuse(*layers: nn.Linear) -> Product:
+    """Linear layers of one input as one; their own weights become views of the fused one."""
     weight = _joined([layer.weight for layer in layers])
-    return weight, _joined([layer.bias for layer in layers]) if layers[0].bias is not None else None
+    return Product(weight, _joined([layer.bias for layer in layers]) if layers[0].bias is not None else None)
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
