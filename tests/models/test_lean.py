@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from transformers import GPTNeoXConfig, LlamaConfig, MistralConfig
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 import tiny
 from drafttree.models import lean
@@ -159,3 +160,12 @@ def test_packed_weights_give_the_same_logits(name, monkeypatch):
     cache, prefix, tree = model.new_cache(1, 40), tiny.random_tokens(9, 1), tiny.random_tree((3, 5, 4), 2)
     read(model, cache, prefix)
     assert tiny.worst_gap(tiny.score(model, cache, tree)[0], clone, prefix, tree) < 1e-4
+
+
+@pytest.mark.parametrize("size", [1e-4, 1.0, 1e4])
+def test_rms_norms_are_transformers_own(size):
+    norm = LlamaRMSNorm(40, eps=1e-5)
+    norm.weight.data.normal_()
+    x = size * torch.randn(5, 40)
+    with torch.inference_mode():
+        torch.testing.assert_close(lean.rms_norm(norm)(x), norm(x), atol=1e-6, rtol=1e-5)
