@@ -54,7 +54,13 @@ class Frontier:
 
 
 def grow(
-    policy: TreePolicy, draft: Draft, root: Tensor, max_levels: int, shape: Shape, drawing: Drawing | None = None
+    policy: TreePolicy,
+    draft: Draft,
+    root: Tensor,
+    max_levels: int,
+    shape: Shape,
+    drawing: Drawing | None = None,
+    vocab: int | None = None,
 ) -> DraftTree:
     """Draft the tree of one round.
 
@@ -65,6 +71,7 @@ def grow(
         max_levels: no node is deeper; 0 or less drafts nothing.
         shape: turns the drafter's logits `[batch, frontier, vocab]` for a level into those the policy is shown.
         drawing: draws the children at random; None selects them.
+        vocab: of the target; columns beyond it count among the probabilities and are never drafted. None for no such.
 
     Returns:
         The tree to verify, at most `policy.budget` nodes.
@@ -79,10 +86,12 @@ def grow(
     while True:
         room = sys.maxsize if policy.reranks else policy.budget - grown.smallest
         logits = shape(logits, grown.levels + 1)
-        layer, tokens = _layer(policy, logits, frontier, grown.levels + 1, room)
+        known, total = logits[..., :vocab], logits.logsumexp(-1, keepdim=True)
+        layer, tokens = _layer(policy, known, total, frontier, grown.levels + 1, room)
         keep = policy.keep(layer) & (layer.path_logprobs > -torch.inf)
         if drawing:
-            layer, tokens, keep = drawing.children(layer, keep, logits, frontier.nodes, policy.budget - grown.sizes())
+            left = policy.budget - grown.sizes()
+            layer, tokens, keep = drawing.children(layer, keep, known, total, frontier.nodes, left)
         frontier = _extend(policy, grown, frontier, layer, tokens, keep)
         full = not policy.reranks and grown.smallest >= policy.budget
         if grown.levels == levels or full or not frontier.nodes.shape[1]:
@@ -97,13 +106,12 @@ def grow(
 
 
 def _layer(
-    policy: TreePolicy, logits: Tensor, frontier: Frontier, depth: int, budget_left: int
+    policy: TreePolicy, logits: Tensor, total: Tensor, frontier: Frontier, depth: int, budget_left: int
 ) -> tuple[Layer, Tensor]:
     """The layer of the frontier's best candidates, and their token ids `[batch, frontier, candidates]`."""
     width = min(policy.candidates(budget_left), logits.shape[-1])
     values, tokens = logits.topk(width) if width > 1 else logits.max(-1, keepdim=True)
-    logprobs = values - logits.logsumexp(-1, keepdim=True)
-    return Layer(logprobs, frontier.path_logprobs, depth, budget_left, frontier.labels), tokens
+    return Layer(values - total, frontier.path_logprobs, depth, budget_left, frontier.labels), tokens
 
 
 def _extend(
