@@ -17,11 +17,12 @@ from rich.text import Text
 import drafttree
 from drafttree import display
 from drafttree import prompts as prompt_files
-from drafttree.bench import Comparison, bench_policies, compare, measure_overhead
+from drafttree.bench import Comparison, bench_lookup, bench_policies, code_edits, compare, measure_overhead
 from drafttree.bench.policies import shipped_prompts
 from drafttree.certify import certify, fit, parse_policies
 from drafttree.decoder import Decoder, Prompt
 from drafttree.distributions import Sampling
+from drafttree.drafters import LOOKUPS
 from drafttree.errors import ConfigError, DraftTreeError
 from drafttree.loading import DEFAULT_POLICY, choose_drafter, load
 from drafttree.policies import POLICIES
@@ -229,6 +230,33 @@ def bench_overhead(
     texts = _bench_prompts(decoder, prompts, limit, max_new_tokens)
     options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
     display.show_overhead(measure_overhead(decoder, texts, specs, repeats=repeats, **options))
+
+
+@bench.command(name="lookup")
+def bench_lookup_(
+    prompts: Files = None,
+    policies: PolicySpecs = ["chain:depth=10", "talon:budget=16,width=4,depth=10", "talon:depth=10"],  # noqa: B006
+    target: Target = "embedded",
+    max_new_tokens: Length = 128,
+    repeats: Repeats = 3,
+    limit: Limit = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+) -> None:
+    """Lookup drafters on prompt files and on edits of this package's source: trees against chains, cost by length.
+
+    Prompts with a "reference" are also replayed: the reference is taken for the target's output.
+    """
+    specs = parse_policies(policies)
+    sets = {"code edits": code_edits()[:limit]}
+    sets |= {path.name.split(".")[0]: prompt_files.read_examples(path, limit) for path in prompts or ()}
+    decoder = load(target, "none", dtype=dtype, device=device)
+    ways = sum(1 + any(example.reference for example in examples) for examples in sets.values())
+    with display.progress(ways * len(specs) * len(LOOKUPS)) as advance:
+        options = {"max_new_tokens": max_new_tokens, "repeats": repeats, "progress": advance}
+        result = bench_lookup(decoder, sets, specs, **options)
+    display.show_lookup(result)
+    _print_json(result.summary())
 
 
 def _quiet() -> None:

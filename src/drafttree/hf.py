@@ -202,9 +202,9 @@ class TreeGenerate:
                     self._checked.add(model)
                 return drafter
 
-            source = self._source
-            known = source is None or isinstance(source, str | Path | PreTrainedModel)
-            drafter = make_drafter(source, target, load_drafter) if known else source
+            drafter = self._source
+            if drafter is None or isinstance(drafter, str | Path | PreTrainedModel):
+                drafter = make_drafter(drafter, target, load_drafter)
             yield Decoder(target, drafter, self._policy, self._verifier)
 
     def _wrap(self, source: Source, model: PreTrainedModel, undo: ExitStack) -> Drafter:

@@ -33,11 +33,12 @@ from drafttree.verifiers import VERIFIERS, Verifier
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DEFAULT_POLICY = "dynatree"
 MIXED = "mixed:"
+Source = str | Path | PreTrainedModel
 
 
 def load(
-    target: str | Path | PreTrainedModel = "embedded",
-    drafter: str | Path | PreTrainedModel | None = "auto",
+    target: Source = "embedded",
+    drafter: Source | None = "auto",
     policy: str | TreePolicy = DEFAULT_POLICY,
     verifier: str = "auto",
     *,
@@ -74,7 +75,7 @@ def load(
     tokenizer = tokenizer or load_tokenizer(target)
     wrapped = wrap(model)
 
-    def load_drafter(source: str | Path | PreTrainedModel) -> Drafter:
+    def load_drafter(source: Source) -> Drafter:
         drafting = LanguageModelDrafter(wrap(load_model(source, kind, on)))
         check_tokenizers(tokenizer, load_tokenizer(source))
         return drafting
@@ -90,17 +91,12 @@ class Choice(NamedTuple):
     reason: str
 
 
-def choose_drafter(target: str | Path | PreTrainedModel) -> Choice:
+def choose_drafter(target: Source) -> Choice:
     """The drafter that "auto" stands for: the one known for the target, else lookup, which fits any."""
     if isinstance(target, str) and target == "embedded":
         return Choice("embedded-draft", "it was trained for the embedded target")
     name = target.name_or_path if isinstance(target, PreTrainedModel) else target
-    return Choice(
-        "lookup", f"no model is known to draft for {name or 'this target'}; it proposes what the text repeats"
-    )
-
-
-Source = str | Path | PreTrainedModel
+    return Choice("lookup", f"no model is known to draft for {name or 'this target'}; it drafts what the text repeats")
 
 
 def make_drafter(source: Source | None, target: Model, load_drafter: Callable[[Source], Drafter]) -> Drafter | None:
@@ -191,7 +187,7 @@ def find_dtype(name: str, device: torch.device) -> torch.dtype:
     return DTYPES[name]
 
 
-def load_model(source: str | Path | PreTrainedModel, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+def load_model(source: Source, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     """A transformers model from an embedded name, a folder or a hub name; a loaded model passes as it is.
 
     Raises:
@@ -221,7 +217,7 @@ def load_model(source: str | Path | PreTrainedModel, dtype: torch.dtype, device:
     return model
 
 
-def load_tokenizer(source: str | Path | PreTrainedModel) -> PreTrainedTokenizerBase | None:
+def load_tokenizer(source: Source) -> PreTrainedTokenizerBase | None:
     """The tokenizer beside a model; None for a loaded model that names no source.
 
     Raises:

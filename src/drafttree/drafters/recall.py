@@ -124,7 +124,7 @@ class LookupDrafter:
     def __init__(self, vocab_size: int, device: torch.device | str = "cpu") -> None:
         self.vocab_size = vocab_size
         self.device = torch.device(device)
-        self.context = None
+        self.context: int | None = None
         self.hidden_layers = ()
 
     def remember(self) -> Memory:
