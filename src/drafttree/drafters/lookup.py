@@ -1,7 +1,5 @@
 """Prompt lookup: what followed the last few tokens before."""
 
-from collections.abc import Iterator
-
 import torch
 
 from drafttree.drafters.recall import LookupDrafter, Match, Memory, note
@@ -60,9 +58,9 @@ class Ngrams:
     def step(self, place: Gram, token: int) -> Gram:
         return (*place, token)[-self._longest :]
 
-    def matches(self, place: Gram) -> Iterator[Match]:
-        """The longest n-gram that occurred before, if any did."""
+    def match(self, place: Gram) -> Match | None:
+        """The longest n-gram that something followed before."""
         for length in range(len(place), 0, -1):
             if followers := self._followers.get(place[-length:]):
-                yield Match(length, followers)
-                return
+                return Match(length, followers)
+        return None

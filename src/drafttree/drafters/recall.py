@@ -9,7 +9,6 @@ for every token that is not proposed.
 """
 
 import time
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from math import log
@@ -57,8 +56,8 @@ class Memory(Protocol):
         """The place of a text with one more token, which the memory does not keep."""
         ...
 
-    def matches(self, place: Any) -> Iterator[Match]:
-        """The ends of that text which occurred before, the longest first; a bounded number of them."""
+    def match(self, place: Any) -> Match | None:
+        """The longest end of that text that something followed before."""
         ...
 
 
@@ -74,43 +73,28 @@ class Confidence:
     _tallies: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
 
     def of(self, match: Match) -> float:
-        """Probability that the next token is among the followers of a match, no longer match having held."""
+        """Probability that the next token is among the followers of a match."""
         held, seen = self._tallies.get(_kind(match), (0.0, 0.0))
         return (held + FAITH * HOLDS[_kind(match)[0]]) / (seen + FAITH)
 
-    def learn(self, matches: Iterable[Match], token: int) -> None:
-        """Take note of the token that came after a text with these matches."""
-        for match in matches:
-            held, seen = self._tallies.get(_kind(match), (0.0, 0.0))
-            fade = 0.5 if seen >= MEMORY else 1.0
-            right = token in match.followers
-            self._tallies[_kind(match)] = fade * held + right, fade * seen + 1
-            if right:
-                break
+    def learn(self, match: Match, token: int) -> None:
+        """Take note of the token that came after a match."""
+        held, seen = self._tallies.get(_kind(match), (0.0, 0.0))
+        fade = 0.5 if seen >= MEMORY else 1.0
+        self._tallies[_kind(match)] = fade * held + (token in match.followers), fade * seen + 1
+
+    def spread(self, match: Match | None) -> tuple[dict[int, float], float]:
+        """Probabilities of a match's followers, shared by their counts, and of everything else."""
+        if match is None:
+            return {}, 1.0
+        recent = dict(islice(reversed(match.followers.items()), WIDTH))
+        sure, total = self.of(match), sum(recent.values())
+        return {token: sure * count / total for token, count in recent.items()}, 1 - sure
 
 
 def _kind(match: Match) -> tuple[int, int]:
     """Matches are alike in the magnitude of their length, and in having one, two or more followers."""
     return min(match.length.bit_length(), len(HOLDS) - 1), min(len(match.followers), 3)
-
-
-def blend(matches: Iterable[Match], confidence: Confidence) -> tuple[dict[int, float], float]:
-    """Probabilities of the followers of some matches, and of everything else.
-
-    The longest match spreads its confidence over its followers by their counts; each shorter one does so with what is
-    left, over the followers not named yet (PPM with exclusion).
-    """
-    named: dict[int, float] = {}
-    left = 1.0
-    for match in matches:
-        recent = islice(reversed(match.followers.items()), WIDTH)
-        fresh = {token: count for token, count in recent if token not in named}
-        if fresh:
-            share = left * confidence.of(match)
-            total = sum(fresh.values())
-            named |= {token: share * count / total for token, count in fresh.items()}
-            left -= share
-    return named, left
 
 
 class LookupDrafter:
@@ -173,7 +157,7 @@ class LookupDraft:
         self._read()
         place, path, total = self._memory.end(), 1.0, 0.0
         for _ in range(levels):
-            named, _ = blend(self._memory.matches(place), self._confidence)
+            named, _ = self._confidence.spread(self._memory.match(place))
             if not named:
                 break
             token = max(named, key=named.__getitem__)
@@ -185,7 +169,8 @@ class LookupDraft:
 
     def _read(self) -> None:
         for token in self._unread:
-            self._confidence.learn(self._memory.matches(self._memory.end()), token)
+            if match := self._memory.match(self._memory.end()):
+                self._confidence.learn(match, token)
             self._memory.append(token)
         self._unread = []
 
@@ -193,7 +178,7 @@ class LookupDraft:
         """The rows of some places, `[1, places, vocab + 1]`."""
         nodes, tokens, logprobs = [], [], []
         for node, place in enumerate(places):
-            named, left = blend(self._memory.matches(place), self._confidence)
+            named, left = self._confidence.spread(self._memory.match(place))
             for token, probability in (*named.items(), (self._vocab, left)):
                 nodes.append(node)
                 tokens.append(token)

@@ -6,15 +6,11 @@ from dataclasses import dataclass, field
 from drafttree.drafters.recall import LookupDrafter, Match, Memory, note
 
 LINKS = 8
-"""Suffix links followed at most, when a token is counted and when matches are looked for."""
-ORDERS = 2
-"""Matches that are blended at most."""
+"""Suffix links followed at most, when a token is counted, a path extended or a match looked for."""
 
 
 class SuffixAutomaton(LookupDrafter):
     """Proposes what followed the longest end of the text that occurred before, of whatever length.
-
-    Where that has not gone on as proposed, what followed the next shorter end with other followers has a share too.
 
     Source: SAM decoding (Hu et al. 2024) for the automaton, with counts and trees in place of one copied occurrence.
     """
@@ -24,7 +20,7 @@ class SuffixAutomaton(LookupDrafter):
         return Automaton()
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class State:
     """All substrings that end at the same places of the text.
 
@@ -49,9 +45,9 @@ class Automaton:
 
     Occurrence counts of an automaton that grows would have to be raised along the whole chain of suffix links with
     every token, which is as long as the text where it repeats itself. Here a token is counted in the `LINKS` longest
-    ends of the text only: the states that are asked for their followers are always among these, so a count is what
-    was seen while the state was one of the longest matches. It never exceeds the number of occurrences, and equals it
-    wherever the chain is not longer than `LINKS`; the 95th percentile of the chain is 3 in prose and 6 in code.
+    ends of the text that occurred before: a count is what was seen while the state was one of the longest matches. It
+    never exceeds the number of occurrences, and equals it while no chain is longer than `LINKS`; the 95th percentile
+    of the chain is 3 in prose and 6 in code.
 
     A place is a state and how many tokens of its strings match. Extending the text takes amortised constant time:
     states number less than twice the tokens and transitions less than three times.
@@ -89,22 +85,19 @@ class Automaton:
         return self._last, self._last.length
 
     def step(self, place: Place, token: int) -> Place:
-        state, length = place
-        while token not in state.next:
-            if state.link is None:
-                return state, 0
-            state = state.link
-            length = state.length
-        return state.next[token], length + 1
-
-    def matches(self, place: Place) -> Iterator[Match]:
-        """The longest ends that occurred before and differ in their followers."""
         start, length = place
-        found = 0
         for state in self._chain(start):
-            if state.followers and state.length and found < ORDERS:
-                yield Match(min(length, state.length), state.followers)
-                found += 1
+            if token in state.next:
+                return state.next[token], min(length, state.length) + 1
+        return self._root, 0
+
+    def match(self, place: Place) -> Match | None:
+        """The longest end that something followed before."""
+        start, length = place
+        for state in self._chain(start):
+            if state.followers and state.length:
+                return Match(min(length, state.length), state.followers)
+        return None
 
     def _chain(self, state: State) -> Iterator[State]:
         """A state and those its suffix links lead to, `LINKS` of them at most."""
