@@ -81,13 +81,12 @@ DRAWING = [
 ]
 
 
-@every_kind
 @pytest.mark.parametrize(("verifier", "policy"), DRAWING, ids=[verifier.__name__ for verifier, _ in DRAWING])
-def test_every_verifier_keeps_the_targets_law(kind, verifier, policy):
+def test_every_verifier_keeps_the_targets_law(verifier, policy):
     prompt = [2, 1, 3, 2, 1, 5, 2, 1]
-    decoder = Decoder(ToyModel(LAW), KINDS[kind](VOCAB, ToyDrafter(LAW.blurred(0.8))), policy, verifier)
+    decoder = Decoder(ToyModel(LAW), SuffixAutomaton(VOCAB), policy, verifier)
     options = {"max_new_tokens": 3, "temperature": 1.0}
-    found = [decoder.generate(prompt, seed=seed, **options) for seed in range(300)]
+    found = [decoder.generate(prompt, seed=seed, **options) for seed in range(200)]
     assert p_value([tuple(out.tokens) for out in found], texts_law()) > SMALL_P
     assert any(any(out.drafted) for out in found)
 

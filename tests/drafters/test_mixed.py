@@ -3,7 +3,6 @@
 import itertools
 
 import pytest
-import torch
 
 import tiny
 from drafttree.decoder import Decoder
@@ -92,13 +91,23 @@ def test_the_model_drafts_what_does_not():
     assert len(out.metrics.rounds) == 10
 
 
-def test_a_model_that_is_accepted_more_keeps_the_round():
-    """A perfect model on a text of two letters, where lookup always has something to say."""
-    for draft, by_model in ((TARGET, True), (Script([9], VOCAB), False)):
-        decoder, watched = mixed(TARGET, draft)
-        decoder.generate([*PROMPT, *greedy_text(TARGET, PROMPT, 60)], max_new_tokens=60, temperature=1.0)
-        share = watched.draft.by_model / (watched.draft.by_model + watched.draft.by_lookup)
-        assert (share > 0.5) == by_model
+@pytest.mark.parametrize(("draft", "by_model"), [(TARGET, True), (Script([9], VOCAB), False)], ids=["right", "wrong"])
+def test_who_is_accepted_more_gets_the_rounds(draft, by_model):
+    """On a text where lookup always has a match, which does not often hold."""
+    decoder, watched = mixed(TARGET, draft)
+    decoder.generate([*PROMPT, *greedy_text(TARGET, PROMPT, 40)], max_new_tokens=60, temperature=1.0)
+    assert (watched.draft.by_model > watched.draft.by_lookup) == by_model
+
+
+def test_a_model_that_rests_is_tried_again():
+    """After a text it could not follow comes one that only it knows."""
+    verse, rest = [1, 2, 3, 1, 2, 4] * 30, [5, 6, 7, 0, 5, 7, 6, 0, 7, 5, 0, 6]
+    law = Script(verse + rest, VOCAB)
+    draft = Script([9] * len(verse) + rest, VOCAB)
+    decoder, watched = mixed(law, draft)
+    out = decoder.generate([0], max_new_tokens=len(verse + rest))
+    assert watched.draft.by_lookup > 20
+    assert sum(out.drafted[-len(rest) :]) >= 4
 
 
 def test_the_same_seed_gives_the_same_rounds():
@@ -129,4 +138,3 @@ def test_a_mixed_drafter_shows_what_its_model_needs():
 
     both = Mixed(SuffixAutomaton(VOCAB), Headed())
     assert (both.vocab_size, both.context, both.hidden_layers) == (VOCAB, 32, (1, 2))
-    assert torch.equal(both.start([1, 2, 1], 8).root(), SuffixAutomaton(VOCAB).start([1, 2, 1], 8).root()) is False
