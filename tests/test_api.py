@@ -16,7 +16,10 @@ EXPORTS = {
         *("Chunk", "Decoder", "DraftTree", "DraftTreeError", "Generation", "Law", "Layer", "Metrics", "Sampling"),
         *("Verdict", "drafters", "errors", "hf", "load", "models", "policies", "verifiers"),
     },
-    "drafttree.drafters": {"Draft", "Drafter", "LanguageModelDrafter"},
+    "drafttree.drafters": {
+        *("LOOKUPS", "Draft", "Drafter", "Features", "LanguageModelDrafter", "LookupDrafter", "Mixed", "PromptLookup"),
+        "SuffixAutomaton",
+    },
     "drafttree.hf": {"TreeGenerate", "generate"},
     "drafttree.models": {"HuggingFaceModel", "Model", "Output", "TreeCache"},
     "drafttree.policies": {

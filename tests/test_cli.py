@@ -127,6 +127,21 @@ def test_every_streamed_character_knows_its_token(embedded, seed):
 
 
 @pytest.mark.usefixtures("quick")
+def test_what_auto_stands_for_is_said_where_it_is_a_choice():
+    options = ["generate", PROMPT, "--max-new-tokens", 2]
+    assert "drafter:" not in run(*options).stderr
+    assert "drafter:" not in run(*options, "--target", "some/model", "--drafter", "lookup").stderr
+    said = run(*options, "--target", "some/model").stderr.splitlines()[0]
+    assert said.startswith("drafter: lookup (no model is known to draft for some/model; ")
+
+
+def test_any_target_can_be_compared_with_lookup():
+    options = ["--max-new-tokens", 8, "--compare", "--repeats", 1, "--dtype", "float32", "--policy", "talon"]
+    result = run("generate", "one two three one two three one two", "--drafter", "suffix", *options)
+    assert result.stdout.count("identical, token for token") == 2
+
+
+@pytest.mark.usefixtures("quick")
 def test_an_interrupt_ends_with_what_was_produced(embedded, monkeypatch):
     step, calls = drafttree.Decoder.step, []
 
@@ -198,6 +213,20 @@ def test_the_benchmarks_print_tables(prompts):
     assert json.loads(result.stdout.splitlines()[-1])["prompts"] == 1
     assert "texts loop" in result.stdout
     assert "growth" in run("bench", "overhead", *common).stdout
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_lookup_benchmark_prints_two_tables(tmp_path):
+    path = tmp_path / "sums.jsonl"
+    path.write_text(json.dumps({"prompt": "one two three one two", "reference": " three one two"}) + "\n")
+    options = ["--prompts", path, "--policies", "chain", "--max-new-tokens", 4, "--repeats", 1, "--limit", 1]
+    result = run("bench", "lookup", *options)
+    summary = json.loads(result.stdout.splitlines()[-1])
+    assert {(row["prompts"], row["way"]) for row in summary["rows"]} == {
+        (name, way) for name in ("code edits", "sums") for way in ("target", "replay")
+    }
+    assert "sums, replay: suffix, chain" in result.stdout
+    assert "8192" in result.stdout
 
 
 def test_mistakes_are_one_line_and_exit_with_2(capsys, prompts, tmp_path):

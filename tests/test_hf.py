@@ -101,6 +101,19 @@ def test_drafter_may_be_a_model_a_drafter_the_target_or_none(target, draft):
         assert torch.equal(stock, ours)
 
 
+@pytest.mark.parametrize("drafter", ["lookup", "suffix", "mixed:embedded-draft"])
+def test_drafters_may_be_named(embedded, drafter):
+    model, tokenizer = embedded
+    inputs = tokenizer("one two three four one two three four one two", return_tensors="pt")
+    speculate = hf.generate(drafter, "talon")
+    stock = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
+    for _ in range(2):
+        ours = model.generate(**inputs, max_new_tokens=NEW, do_sample=False, custom_generate=speculate)
+        assert torch.equal(stock, ours)
+    assert len(speculate.metrics[0].rounds) < NEW
+    assert len(speculate._loaded) == drafter.startswith("mixed")
+
+
 def test_a_copy_as_drafter_saves_rounds(target):
     speculate = hf.generate(deepcopy(target), "chain:depth=5")
     target.generate(PROMPT, max_new_tokens=NEW, custom_generate=speculate)

@@ -24,9 +24,17 @@ import drafttree
 import tiny
 from drafttree import zoo
 from drafttree.decoder import Decoder
-from drafttree.drafters import LanguageModelDrafter
+from drafttree.drafters import LOOKUPS, LanguageModelDrafter, Mixed, PromptLookup
 from drafttree.errors import ConfigError, DraftTreeError, ModelError, TokenizerMismatch
-from drafttree.loading import check_tokenizers, find_device, find_dtype, find_verifier, load_model, make_policy
+from drafttree.loading import (
+    check_tokenizers,
+    choose_drafter,
+    find_device,
+    find_dtype,
+    find_verifier,
+    load_model,
+    make_policy,
+)
 from drafttree.models import HuggingFaceModel
 from drafttree.policies import POLICIES, Talon
 from drafttree.verifiers import VERIFIERS
@@ -229,9 +237,43 @@ def test_folder_without_tokenizer(folder):
     assert drafttree.load(folder, tokenizer=words("a")).tokenizer is not None
 
 
-@pytest.mark.parametrize("drafter", ["none", None, "auto"])
+@pytest.mark.parametrize("drafter", ["none", None])
 def test_no_drafter(folder, drafter):
     assert drafttree.load(folder, drafter).drafter is None
+
+
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_lookup_drafters_have_names_and_fit_the_target(folder, name):
+    decoder = drafttree.load(folder, name, "talon", dtype="float32", device="cpu")
+    assert type(decoder.drafter) is LOOKUPS[name]
+    assert (decoder.drafter.vocab_size, decoder.drafter.device) == (tiny.VOCAB, CPU)
+    prompt = tiny.random_tokens(5, 2) * 3
+    stock = tiny.build("llama").generate(torch.tensor([prompt]), max_new_tokens=12)[0, 15:].tolist()
+    assert decoder.generate(prompt, max_new_tokens=12).tokens == stock
+
+
+def test_a_mixed_drafter_has_the_model_it_names(folder):
+    drafter = drafttree.load(folder, f"mixed:{folder}", device="cpu").drafter
+    assert isinstance(drafter, Mixed)
+    assert isinstance(drafter.model, LanguageModelDrafter)
+    assert drafter.vocab_size == tiny.VOCAB
+    assert "model folder './nowhere' does not exist" in told(ModelError, drafttree.load, folder, "mixed:./nowhere")
+
+
+def test_a_mixed_drafters_tokenizer_is_checked(folder, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other")
+    tiny.build("llama").save_pretrained(other)
+    words("a", "x", "y").save_pretrained(other)
+    assert "token 1 is 'b'" in told(TokenizerMismatch, drafttree.load, folder, f"mixed:{other}")
+
+
+def test_auto_takes_the_embedded_draft_or_else_lookup(folder):
+    assert choose_drafter("embedded").name == "embedded-draft"
+    assert isinstance(drafttree.load().drafter, LanguageModelDrafter)
+    for target in (folder, str(folder), tiny.build("llama")):
+        assert choose_drafter(target).name == "lookup"
+        assert isinstance(drafttree.load(target, device="cpu").drafter, PromptLookup)
+    assert str(folder) in choose_drafter(folder).reason
 
 
 def test_embedded_pair_is_the_default_and_loads_in_every_dtype():

@@ -17,14 +17,23 @@ from rich.text import Text
 import drafttree
 from drafttree import display
 from drafttree import prompts as prompt_files
-from drafttree.bench import Comparison, bench_policies, compare, measure_law, measure_overhead
+from drafttree.bench import (
+    Comparison,
+    bench_lookup,
+    bench_policies,
+    code_edits,
+    compare,
+    measure_law,
+    measure_overhead,
+)
 from drafttree.bench.inflation import SHAPES, load_inflated
 from drafttree.bench.policies import shipped_prompts
 from drafttree.certify import certify, fit, parse_policies
 from drafttree.decoder import Decoder, Prompt
 from drafttree.distributions import Sampling
+from drafttree.drafters import LOOKUPS
 from drafttree.errors import ConfigError, DraftTreeError
-from drafttree.loading import DEFAULT_POLICY, load
+from drafttree.loading import DEFAULT_POLICY, choose_drafter, load
 from drafttree.policies import POLICIES
 from drafttree.sequence import Generation
 from drafttree.verifiers import VERIFIERS
@@ -43,7 +52,9 @@ bench = typer.Typer(help="Measure what speculation gains and what it costs.", ri
 app.add_typer(bench, name="bench")
 
 Target = Annotated[str, typer.Option(help='The model whose text is wanted: "embedded", a folder or a hub name.')]
-Drafter = Annotated[str, typer.Option(help='The model that drafts: as --target, "none", or "auto".')]
+Drafter = Annotated[
+    str, typer.Option(help='Who drafts: a model as --target, "lookup", "suffix", "mixed:MODEL", "none" or "auto".')
+]
 PolicySpec = Annotated[str, typer.Option(help='How the tree grows, such as "talon:budget=60,margin=0.03".')]
 PolicySpecs = Annotated[list[str], typer.Option(help='Specifications or "all"; repeat it or separate by semicolons.')]
 VerifierName = Annotated[str, typer.Option(help=f'What is accepted: {", ".join(VERIFIERS)} or "auto".')]
@@ -117,11 +128,9 @@ def generate(
     options = {**_sampling_options(temperature, top_k, top_p, min_p, seed), "max_new_tokens": max_new_tokens}
     options |= {"stop": stop or (), "ignore_eos": ignore_eos, "draft_temperature": draft_temperature}
     text = prompt_files.read_prompt(prompt)
-    decoder = load(target, drafter, policy, verifier, dtype=dtype, device=device)
+    decoder = _load(target, drafter, policy, verifier, dtype=dtype, device=device)
     if decoder.drafter is None and compare:
         raise ConfigError("--compare needs a drafter; name one with --drafter")
-    if decoder.drafter is None and drafter == "auto":
-        print(f"no drafter is known for {target}: decoding plainly; name one with --drafter", file=sys.stderr)
     start = _chat(decoder, text) if chat else text
     generation = _write(decoder, start, options, quiet=json_, echo="" if chat else text)
     interrupted = generation.finish_reason == "interrupted"
@@ -262,6 +271,33 @@ def bench_overhead(
     display.show_overhead(measure_overhead(decoder, texts, specs, repeats=repeats, **options))
 
 
+@bench.command(name="lookup")
+def bench_lookup_(
+    prompts: Files = None,
+    policies: PolicySpecs = ["chain:depth=10", "talon:budget=16,width=4,depth=10", "talon:depth=10"],  # noqa: B006
+    target: Target = "embedded",
+    max_new_tokens: Length = 128,
+    repeats: Repeats = 3,
+    limit: Limit = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+) -> None:
+    """Lookup drafters on prompt files and on edits of this package's source: trees against chains, cost by length.
+
+    Prompts with a "reference" are also replayed: the reference is taken for the target's output.
+    """
+    specs = parse_policies(policies)
+    sets = {"code edits": code_edits()[:limit]}
+    sets |= {path.name.split(".")[0]: prompt_files.read_examples(path, limit) for path in prompts or ()}
+    decoder = load(target, "none", dtype=dtype, device=device)
+    ways = sum(1 + any(example.reference for example in examples) for examples in sets.values())
+    with display.progress(ways * len(specs) * len(LOOKUPS)) as advance:
+        options = {"max_new_tokens": max_new_tokens, "repeats": repeats, "progress": advance}
+        result = bench_lookup(decoder, sets, specs, **options)
+    display.show_lookup(result)
+    _print_json(result.summary())
+
+
 def _quiet() -> None:
     """No progress bars, warnings or retry notices of the libraries below, and no crash on an odd terminal encoding."""
     from huggingface_hub.utils import disable_progress_bars
@@ -287,6 +323,15 @@ def _sampling_options(temperature: float, top_k: int, top_p: float, min_p: float
     return vars(Sampling(temperature, top_k, top_p, min_p, seed)).copy()
 
 
+def _load(target: str, drafter: str, *arguments: str, **options: str) -> Decoder:
+    """A decoder; what "auto" stands for is said where it is not the embedded pair."""
+    decoder = load(target, drafter, *arguments, **options)
+    if drafter == "auto" and target != "embedded":
+        choice = choose_drafter(target)
+        print(f"drafter: {choice.name} ({choice.reason}); name another with --drafter", file=sys.stderr)
+    return decoder
+
+
 def _speculative(target: str, drafter: str, dtype: str, device: str, shape: str | None = None) -> Decoder:
     """A decoder that has a drafter, its target inflated to a shape if one is named.
 
@@ -294,7 +339,7 @@ def _speculative(target: str, drafter: str, dtype: str, device: str, shape: str 
         ConfigError: it would have none.
     """
     decoder = load_inflated(target, drafter, shape, dtype, device) if shape else None
-    decoder = decoder or load(target, drafter, dtype=dtype, device=device)
+    decoder = decoder or _load(target, drafter, dtype=dtype, device=device)
     if decoder.drafter is None:
         raise ConfigError(f"there is no drafter for {target!r}; name one with --drafter")
     return decoder

@@ -226,14 +226,14 @@ class Decoder:
             return DraftTree.rooted(root, sequence.verifier.proposal)
 
         def shape(logits: Tensor, depth: int) -> Tensor:
-            logits = logits[..., : self.target.vocab_size]
             if sequence.draft_temperature != 1:
                 logits = logits / sequence.draft_temperature
             return sequence.verifier.guide(logits, position + depth, sequence.noise)
 
         proposal = sequence.verifier.proposal
         drawing = None if proposal is Proposal.SELECTED else Drawing(proposal, sequence.noise, position)
-        return grow(sequence.policy, sequence.draft, root, self._levels(sequence), shape, drawing)
+        levels, vocab = self._levels(sequence), self.target.vocab_size
+        return grow(sequence.policy, sequence.draft, root, levels, shape, drawing, vocab)
 
     def _score(self, sequence: Sequence, tree: DraftTree) -> Output:
         positions = tree.depths + sequence.cache.length

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from drafttree.bench import Comparison, LawBench, Overhead, PeerRow, PolicyBench
+from drafttree.bench import Comparison, LawBench, LookupBench, Overhead, PeerRow, PolicyBench
 from drafttree.bench.overhead import PARTS
 from drafttree.certify import Certificate
 from drafttree.decoder import Decoder
@@ -148,6 +148,19 @@ def show_overhead(results: list[Overhead]) -> None:
         parts = [getattr(result, part) for part in PARTS]
         cells = [f"{seconds * 1e6:.0f}" for seconds in passes + parts]
         table.add_row(result.policy, *cells[: len(passes)], f"{result.share:.1%}", *cells[len(passes) :])
+    make_console().print(table)
+
+
+def show_lookup(result: LookupBench) -> None:
+    """tau of every drafter and policy by set, then the cost of drafting by length of context."""
+    table = _table("tokens per round", "tau", "nodes", "delta", right=3)
+    for row in result.rows:
+        name = f"{row.prompts}, {row.way}: {row.drafter}, {row.policy}"
+        table.add_row(name, f"{row.tau:.2f}", f"{row.nodes:.1f}", f"{row.delta:.1f}")
+    make_console().print(table, "")
+    table = _table("drafting alone, µs", "context", "per prompt token", "per round", right=3)
+    for cost in result.costs:
+        table.add_row(cost.drafter, str(cost.context), f"{cost.read * 1e6:.1f}", f"{cost.round * 1e6:.0f}")
     make_console().print(table)
 
 

@@ -32,14 +32,14 @@ class Drawing:
         self._nodes: list[Tensor] = []
 
     def children(
-        self, layer: Layer, keep: Tensor, logits: Tensor, nodes: Tensor, room: Tensor
+        self, layer: Layer, keep: Tensor, rows: Tensor, nodes: Tensor, room: Tensor
     ) -> tuple[Layer, Tensor, Tensor]:
         """Draw as many children as the policy keeps candidates.
 
         Args:
             layer: the candidates by probability.
             keep: bool `[batch, frontier, candidates]` of the policy.
-            logits: `[batch, frontier, vocab]` of the draft.
+            rows: `[batch, frontier, vocab]` log-probabilities of the draft; what they leave over is never drafted.
             nodes: `[batch, frontier]` index of the frontier nodes in the tree.
             room: `[batch, 1]` nodes that may still join each tree.
 
@@ -49,13 +49,13 @@ class Drawing:
         counts = (keep & (layer.logprobs >= FLOOR)).sum(2)
         before = counts.cumsum(1) - counts
         counts = counts.minimum((room - before).clamp_min(0))
-        logprobs = logits.log_softmax(-1)
+        logprobs = rows.masked_fill(counts[..., None] == 0, 0.0).log_softmax(-1)
         logprobs = logprobs.masked_fill(logprobs < FLOOR, -torch.inf)
         tokens, probs = self._noise.children(logprobs, counts, self._proposal, self._position, layer.depth)
         self._probs.append(probs)
         self._nodes.append(nodes)
         rank = torch.arange(tokens.shape[2], device=tokens.device)
-        return replace(layer, logprobs=logprobs.gather(2, tokens)), tokens, rank < counts[..., None]
+        return replace(layer, logprobs=rows.gather(2, tokens)), tokens, rank < counts[..., None]
 
     def sign(self, tree: DraftTree) -> DraftTree:
         """The tree with the distributions its children were drawn from."""

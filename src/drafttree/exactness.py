@@ -225,7 +225,7 @@ def _grow(draft: Table, policy: TreePolicy, judge: Verifier, noise: Replay, leve
     def shape(logits: Tensor, depth: int) -> Tensor:
         return judge.guide(logits, depth, noise)
 
-    return grow(policy, _TableDraft(draft), root, levels, shape, drawing)
+    return grow(policy, _TableDraft(draft), root, levels, shape, drawing, draft.vocab)
 
 
 class _TableDraft:

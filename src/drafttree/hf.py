@@ -40,7 +40,16 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from drafttree.decoder import Decoder
 from drafttree.drafters import Drafter, LanguageModelDrafter
 from drafttree.errors import ConfigError, ModelError
-from drafttree.loading import DEFAULT_POLICY, check_tokenizers, find_verifier, load_model, load_tokenizer, make_policy
+from drafttree.loading import (
+    DEFAULT_POLICY,
+    Source,
+    check_tokenizers,
+    find_verifier,
+    load_model,
+    load_tokenizer,
+    make_drafter,
+    make_policy,
+)
 from drafttree.metrics import Metrics
 from drafttree.models import HuggingFaceModel
 from drafttree.policies import TreePolicy
@@ -106,7 +115,8 @@ def generate(
     Keep it and use it again: it loads the drafter once.
 
     Args:
-        drafter: a folder, a hub name, "embedded-draft", a loaded model, a drafttree drafter, or "none".
+        drafter: as for `drafttree.load`, without "auto": a folder, a hub name, "embedded-draft", a loaded model,
+            "lookup", "suffix", "mixed:" and a model, a drafttree drafter, or "none".
         policy: a policy or its specification, such as "talon:budget=60,margin=0.03".
         verifier: the name of one; "auto" is greedy without `do_sample` and coupled with it.
 
@@ -183,28 +193,27 @@ class TreeGenerate:
     def _decoder(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> Iterator[Decoder]:
         """A decoder around the model as it stands, which is given back afterwards."""
         with ExitStack() as undo:
-            drafter = self._drafter(model, tokenizer, undo)
             target = undo.enter_context(_lent(model))
+
+            def load_drafter(source: Source) -> Drafter:
+                drafter = self._wrap(source, model, undo)
+                if model not in self._checked:
+                    check_tokenizers(tokenizer or _tokenizer(model), _tokenizer(source))
+                    self._checked.add(model)
+                return drafter
+
+            drafter = self._source
+            if drafter is None or isinstance(drafter, str | Path | PreTrainedModel):
+                drafter = make_drafter(drafter, target, load_drafter)
             yield Decoder(target, drafter, self._policy, self._verifier)
 
-    def _drafter(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, undo: ExitStack
-    ) -> Drafter | None:
-        source = self._source
-        if source is None or source == "none":
-            return None
-        if isinstance(source, PreTrainedModel):
-            if source.device != model.device:
-                raise ConfigError(f"the drafter is on {source.device}, the model on {model.device}; move one of them")
-            drafter = LanguageModelDrafter(undo.enter_context(_lent(source)))
-        elif isinstance(source, str | Path):
-            drafter = self._load(source, model)
-        else:
-            return source
-        if model not in self._checked:
-            check_tokenizers(tokenizer or _tokenizer(model), _tokenizer(source))
-            self._checked.add(model)
-        return drafter
+    def _wrap(self, source: Source, model: PreTrainedModel, undo: ExitStack) -> Drafter:
+        """A model as drafter: a loaded one is lent, another loaded."""
+        if not isinstance(source, PreTrainedModel):
+            return self._load(source, model)
+        if source.device != model.device:
+            raise ConfigError(f"the drafter is on {source.device}, the model on {model.device}; move one of them")
+        return LanguageModelDrafter(undo.enter_context(_lent(source)))
 
     def _load(self, source: str | Path, model: PreTrainedModel) -> Drafter:
         """The drafter of a name, loaded on first use with the model's dtype and device."""

@@ -7,11 +7,19 @@ import zlib
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
+from typing import NamedTuple
 
 from drafttree.errors import InputError
 
 EXCERPT = 600
 SUFFIXES = (".jsonl", ".txt", ".jsonl.gz", ".txt.gz")
+
+
+class Example(NamedTuple):
+    """A prompt, and what somebody answered to it if that is known."""
+
+    prompt: str
+    reference: str | None = None
 
 
 def read_prompt(argument: str | None) -> str:
@@ -50,10 +58,15 @@ def _read_stdin() -> str:
 
 
 def read_prompts(paths: Path | Iterable[Path], limit: int | None = None) -> list[str]:
-    """The prompts of one or more files.
+    """The prompts of one or more files; arguments and errors as for `read_examples`."""
+    return [example.prompt for example in read_examples(paths, limit)]
 
-    A `.jsonl` file holds objects with "prompt", "text" (its beginning is the prompt) or "turns" (the first is); a
-    `.txt` file one prompt a line. Either may be compressed (`.gz`). Blank lines are skipped.
+
+def read_examples(paths: Path | Iterable[Path], limit: int | None = None) -> list[Example]:
+    """The prompts of one or more files, with their references.
+
+    A `.jsonl` file holds objects with "prompt", "text" (its beginning is the prompt) or "turns" (the first is), and
+    perhaps a "reference"; a `.txt` file one prompt a line. Either may be compressed (`.gz`). Blank lines are skipped.
 
     Args:
         paths: the files, read in this order.
@@ -69,7 +82,7 @@ def read_prompts(paths: Path | Iterable[Path], limit: int | None = None) -> list
     return prompts
 
 
-def _prompts(path: Path) -> Iterator[str]:
+def _prompts(path: Path) -> Iterator[Example]:
     name = path.name.removesuffix(".gz")
     if not name.endswith((".jsonl", ".txt")):
         raise InputError(f"{path}: not a prompt file; known: {', '.join(SUFFIXES)}")
@@ -77,7 +90,7 @@ def _prompts(path: Path) -> Iterator[str]:
         try:
             line = raw.decode().rstrip("\r\n")
             if line.strip():
-                yield _from_json(line) if name.endswith(".jsonl") else line
+                yield _from_json(line) if name.endswith(".jsonl") else Example(line)
         except UnicodeDecodeError:
             raise InputError(f"{path}, line {number}: not UTF-8 text") from None
         except ValueError as error:
@@ -92,7 +105,7 @@ def _lines(path: Path) -> Iterator[bytes]:
         raise InputError(f"{path}: cannot be read: {_reason(error)}") from None
 
 
-def _from_json(line: str) -> str:
+def _from_json(line: str) -> Example:
     """The prompt of one object.
 
     Raises:
@@ -114,7 +127,10 @@ def _from_json(line: str) -> str:
         if key in entry:
             if not isinstance(value, str) or not value.strip():
                 raise ValueError(f"{key!r} holds no text")
-            return _excerpt(value) if key == "text" else value
+            reference = entry.get("reference")
+            if reference is not None and not isinstance(reference, str):
+                raise ValueError("'reference' holds no text")
+            return Example(_excerpt(value) if key == "text" else value, reference)
     raise ValueError("neither 'prompt' nor 'text' nor 'turns' in it")
 
 

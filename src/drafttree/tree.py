@@ -126,7 +126,9 @@ class TreeBuilder:
         self._pending: list[tuple[Tensor, ...]] = []
 
     def add(self, tokens: Tensor, parents: Tensor, logprobs: Tensor, path_logprobs: Tensor, scores: Tensor) -> None:
-        """Add a level; each argument is `[batch, width]` and as in `DraftTree`."""
+        """Add a level; each argument is `[batch, width]` and as in `DraftTree`. One without nodes is no level."""
+        if not tokens.shape[1]:
+            return
         self._pending.append((tokens, parents, logprobs, path_logprobs, scores))
         self.size += tokens.shape[1]
         self.levels += 1
@@ -185,8 +187,8 @@ class Layer:
         return self.logprobs[..., :1].exp()
 
     def everything(self) -> Tensor:
-        """`[batch, frontier, candidates]` mask that is True everywhere."""
-        return torch.ones_like(self.logprobs, dtype=torch.bool)
+        """`[batch, frontier, candidates]` mask of all candidates that are possible at all."""
+        return self.logprobs > -torch.inf
 
 
 @dataclass(frozen=True)

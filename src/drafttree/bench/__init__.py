@@ -4,19 +4,24 @@ Everything that is compared runs interleaved in one process, after a warm-up, an
 """
 
 from drafttree.bench.compare import Comparison, compare
+from drafttree.bench.edits import code_edits
 from drafttree.bench.inflation import inflate
 from drafttree.bench.law import LawBench, measure_law
+from drafttree.bench.lookup import LookupBench, bench_lookup
 from drafttree.bench.overhead import Overhead, measure_overhead
 from drafttree.bench.policies import PeerRow, PolicyBench, PolicyRow, bench_policies
 
 __all__ = [
     "Comparison",
     "LawBench",
+    "LookupBench",
     "Overhead",
     "PeerRow",
     "PolicyBench",
     "PolicyRow",
+    "bench_lookup",
     "bench_policies",
+    "code_edits",
     "compare",
     "inflate",
     "measure_law",

@@ -2,5 +2,22 @@
 
 from drafttree.drafters.base import Draft, Drafter, Features
 from drafttree.drafters.language_model import LanguageModelDrafter
+from drafttree.drafters.lookup import PromptLookup
+from drafttree.drafters.mixed import Mixed
+from drafttree.drafters.recall import LookupDrafter
+from drafttree.drafters.suffix import SuffixAutomaton
 
-__all__ = ["Draft", "Drafter", "Features", "LanguageModelDrafter"]
+LOOKUPS: dict[str, type[LookupDrafter]] = {"lookup": PromptLookup, "suffix": SuffixAutomaton}
+"""Drafters that need no model, by name."""
+
+__all__ = [
+    "LOOKUPS",
+    "Draft",
+    "Drafter",
+    "Features",
+    "LanguageModelDrafter",
+    "LookupDrafter",
+    "Mixed",
+    "PromptLookup",
+    "SuffixAutomaton",
+]

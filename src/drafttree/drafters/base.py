@@ -11,6 +11,10 @@ Features = tuple[Tensor, ...]
 class Draft(Protocol):
     """A drafter's view of one sequence while it is generated. It owns whatever cache it needs.
 
+    A row of logits may be wider than the target's vocabulary. What lies beyond it counts among the probabilities and
+    is never drafted: a drafter that knows only some tokens puts them there, at -inf all others, and beyond the
+    vocabulary how likely it is to be none of them.
+
     Attributes:
         passes: drafter forward passes so far, reading the prompt not included.
         seconds: time spent in them.
@@ -41,7 +45,7 @@ class Draft(Protocol):
         ...
 
     def commit(self, tokens: list[int], features: Features) -> None:
-        """Take note of the tokens a round has committed.
+        """Take note of the tokens a round has committed; it may be a round that asked this draft for nothing.
 
         Args:
             tokens: the accepted path below the root, then the bonus token.
