@@ -184,6 +184,8 @@ class Decoder:
             raise ConfigError(f"draft_temperature is {draft_temperature!r}; it must be a number of at least {COLDEST}")
         sampling = Sampling(temperature, top_k, top_p, min_p, seed, typical_p, epsilon_cutoff, eta_cutoff, top_h)
         limit = len(tokens) + max_new_tokens
+        if grammar and ignore_eos:
+            raise ConfigError("a grammar ends its text with an EOS token; leave out ignore_eos")
         eos = () if ignore_eos else self.eos
         setting = Setting(len(tokens), limit, eos, self.target.vocab_size, self.target.device)
         processors = make_processors(generation, logits_processor or (), setting)

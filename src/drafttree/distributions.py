@@ -1,6 +1,7 @@
 """From logits to the distribution a user asked for, and the noise that draws from it.
 
-`Sampling` is the one place where temperature and the rules that exclude tokens are applied, to target and drafter alike.
+`Sampling` is the one place where temperature and the rules that exclude tokens, such as top-p, are applied, to target
+and drafter alike.
 `gumbel` is counter-based: a pure function of seed, position and token, so a draw does not depend on how many tokens
 were speculated, on the batch, or on the device.
 """

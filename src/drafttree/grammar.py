@@ -129,7 +129,7 @@ class GrammarFollower:
     def restrict(self, paths: Sequence[Path], logits: Tensor) -> Tensor:
         """Logits `[paths, vocab]` with -inf for tokens the grammar forbids after each path, in place.
 
-        Nothing is forbidden after a path that itself is forbidden or that ends the text.
+        Nothing is forbidden after a path that is itself forbidden.
         """
         for path in sorted(set(paths) - self._masks.keys()):
             self._masks[path] = self._mask(path)
@@ -151,7 +151,7 @@ class GrammarFollower:
     def _mask(self, path: Path) -> Tensor:
         """Bits `[1, vocab / 32]` of the tokens that may follow a path."""
         mask = self._xgrammar.allocate_token_bitmask(1, self._vocab_size)
-        if self._walk(path) and not self._matcher.is_terminated():
+        if self._walk(path):
             self._matcher.fill_next_token_bitmask(mask)
         return mask
 
@@ -163,7 +163,7 @@ class GrammarFollower:
             self._matcher.rollback(len(self._ahead) - shared)
             del self._ahead[shared:]
         for token in path[shared:]:
-            if self._matcher.is_terminated() or not self._matcher.accept_token(token):
+            if not self._matcher.accept_token(token):
                 return False
             self._ahead.append(token)
         return True

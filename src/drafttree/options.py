@@ -71,12 +71,12 @@ def _bad_words(words: list[list[int]], text: Setting) -> LogitsProcessor:
 
 
 def _min_length(length: int, text: Setting) -> LogitsProcessor | None:
-    _check_room("min_length", length, text.limit, "tokens of prompt and text")
     return MinLengthLogitsProcessor(length, list(text.eos), device=str(text.device)) if text.eos else None
 
 
 def _min_new_tokens(count: int, text: Setting) -> LogitsProcessor | None:
-    _check_room("min_new_tokens", count, text.limit - text.prompt_length, "max_new_tokens")
+    if count > text.limit - text.prompt_length:
+        raise ValueError(f"it exceeds max_new_tokens, {text.limit - text.prompt_length}")
     eos, device = list(text.eos), str(text.device)
     return MinNewTokensLengthLogitsProcessor(text.prompt_length, count, eos, device=device) if eos else None
 
@@ -202,8 +202,3 @@ def _tokens(value: object) -> Iterator[int]:
     elif isinstance(value, Iterable):
         for each in value:
             yield from _tokens(each)
-
-
-def _check_room(name: str, least: int, most: int, what: str) -> None:
-    if least > most:
-        raise ValueError(f"it exceeds {what}, {most}")

@@ -34,9 +34,9 @@ class Follower(Protocol):
     """A constraint with a state: it follows one text as that is committed, and looks ahead along paths."""
 
     def restrict(self, paths: Sequence[Path], logits: Tensor) -> Tensor:
-        """Logits `[paths, vocab]` with -inf where the text cannot go on after a path.
+        """Logits `[paths, vocab]` with -inf where the text cannot go on after a path; they may be changed in place.
 
-        The row of a path that breaks the constraint, or that ends the text, may stay as it is.
+        No path has an EOS token. The row of one that breaks the constraint may stay as it is.
         """
         ...
 
@@ -68,7 +68,7 @@ class Walker:
     Args:
         processors: of transformers; functions of the tokens so far and their scores.
         follower: a constraint with a state, applied after them; None for none.
-        eos: token ids that end the text; after them nothing is asked for.
+        eos: token ids that end the text; nobody is asked about paths that go on after one.
 
     Attributes:
         before: tokens the processors see before the text, such as the padding of a batch.
@@ -116,12 +116,17 @@ class Walker:
 
     def _process(self, tokens: list[int], paths: Sequence[Path], logits: Tensor) -> Tensor:
         processed = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
-        for length in sorted({len(path) for path in paths}) if self._processors else ():
-            rows = [row for row, path in enumerate(paths) if len(path) == length]
+        asked = [row for row, path in enumerate(paths) if self._eos.isdisjoint(path)]
+        for length in sorted({len(paths[row]) for row in asked}):
+            rows = [row for row in asked if len(paths[row]) == length]
             texts = self._texts(tokens, [paths[row] for row in rows], logits.device)
+            scores = processed[rows]
             for processor in self._processors:
-                processed[rows] = _apply(processor, texts, processed[rows])
-        return self._follower.restrict(paths, processed) if self._follower else processed
+                scores = _apply(processor, texts, scores)
+            processed[rows] = scores
+        if self._follower and asked:
+            processed[asked] = self._follower.restrict([paths[row] for row in asked], processed[asked])
+        return processed
 
     def _texts(self, tokens: list[int], paths: Sequence[Path], device: torch.device) -> Tensor:
         """Token ids `[paths, length]`: the text, continued by paths of one length."""
@@ -131,7 +136,7 @@ class Walker:
     def _check_possible(
         self, tokens: list[int], paths: Sequence[Path], tree: DraftTree, logits: Tensor, processed: Tensor
     ) -> None:
-        """Every node that the text can reach and go on from must leave some token possible."""
+        """Every node that the text can reach must leave some token possible."""
         possible = processed.amax(1) > -torch.inf
         if possible.all():
             return
@@ -139,9 +144,8 @@ class Walker:
         allowed = (processed[parents.clamp_min(0), tree.tokens[0]] > -torch.inf) | (parents < 0)
         reached = (allowed | ~tree.ancestors[0]).all(1)
         stuck = (reached & ~possible).nonzero()[:, 0].tolist()
-        for node in stuck:
-            if self._eos.isdisjoint(paths[node]):
-                raise self._impossible(tokens, paths[node], logits[node])
+        if stuck:
+            raise self._impossible(tokens, paths[stuck[0]], logits[stuck[0]])
 
     def _impossible(self, tokens: list[int], path: Path, scores: Tensor) -> ConfigError:
         """The error that names what leaves nothing possible after a path."""
