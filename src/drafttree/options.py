@@ -75,8 +75,8 @@ def _min_length(length: int, text: Setting) -> LogitsProcessor | None:
 
 
 def _min_new_tokens(count: int, text: Setting) -> LogitsProcessor | None:
-    if count > text.limit - text.prompt_length:
-        raise ValueError(f"it exceeds max_new_tokens, {text.limit - text.prompt_length}")
+    if not 0 <= count <= text.limit - text.prompt_length:
+        raise ValueError(f"it must be between 0 and max_new_tokens, {text.limit - text.prompt_length}")
     eos, device = list(text.eos), str(text.device)
     return MinNewTokensLengthLogitsProcessor(text.prompt_length, count, eos, device=device) if eos else None
 
