@@ -60,6 +60,38 @@ def test_sampled_texts_are_those_of_plain_decoding(decoder):
     assert [(entry.policy, entry.identical) for entry in certificate.policies] == [("dynatree", 2)]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3},
+        {"sequence_bias": [[[13], 3.0], [[5, 9], -2.0]], "min_new_tokens": 10},
+        {"temperature": 1.0, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.3},
+    ],
+)
+def test_options_hold_on_both_sides(decoder, options):
+    free = transformers_generate(decoder, decoder.tokenizer(PROMPTS[0])["input_ids"], max_new_tokens=12).tokens
+    certificate = certify(decoder, PROMPTS[:1], ["talon"], max_new_tokens=12, **options)
+    assert certificate.passed
+    assert certificate.policies[-1].identical == 1
+    assert decoder.generate(PROMPTS[0], max_new_tokens=12, **options).tokens != free
+
+
+def test_options_on_one_side_only_are_found(decoder, monkeypatch):
+    monkeypatch.setattr(drafttree.decoder.Walker, "score", lambda self, tokens, tree, logits: logits)
+    certificate = certify(decoder, PROMPTS[:1], ["chain"], max_new_tokens=16, repetition_penalty=1.5)
+    assert not certificate.passed
+
+
+def test_the_reference_choice_is_the_best_score_after_processors(decoder):
+    options = {"repetition_penalty": 1.5, "max_new_tokens": 12}
+    ids = decoder.tokenizer(PROMPTS[0])["input_ids"]
+    expected = transformers_generate(decoder, ids, **options).tokens
+    free = transformers_generate(decoder, ids, max_new_tokens=12).tokens
+    difference = find_difference(decoder, ids, expected, free, **options)
+    assert difference.expected == expected[difference.position]
+    assert difference.gap > 0
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_wrong_text_is_found_where_it_goes_wrong(broken, temperature):
     certificate = certify(broken, PROMPTS[:1], ["chain"], max_new_tokens=8, temperature=temperature)

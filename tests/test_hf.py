@@ -265,7 +265,7 @@ class Restless(LogitsProcessor):
 
 
 PROCESSED = {
-    **{name: None for name in tiny.OPTIONS},
+    **dict.fromkeys(tiny.OPTIONS),
     "everything": None,
     "prefix_allowed_tokens_fn": {
         "prefix_allowed_tokens_fn": lambda row, ids: [(int(ids[-1]) * 3 + n) % 97 for n in range(40 + row)]
