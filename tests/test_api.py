@@ -16,7 +16,7 @@ EXPORTS = {
         *("Chunk", "Decoder", "DraftTree", "DraftTreeError", "Generation", "Law", "Layer", "Metrics", "Sampling"),
         *("Verdict", "drafters", "errors", "grammar", "hf", "load", "models", "policies", "verifiers"),
     },
-    "drafttree.drafters": {"Draft", "Drafter", "LanguageModelDrafter"},
+    "drafttree.drafters": {"Draft", "Drafter", "Features", "LanguageModelDrafter"},
     "drafttree.grammar": {"Grammar", "ebnf", "json_schema", "regex"},
     "drafttree.hf": {"TreeGenerate", "generate"},
     "drafttree.models": {"HuggingFaceModel", "Model", "Output", "TreeCache"},
