@@ -19,7 +19,8 @@ from rich.text import Text
 import drafttree
 from drafttree import display
 from drafttree import prompts as prompt_files
-from drafttree.bench import Comparison, bench_policies, compare, measure_overhead
+from drafttree.bench import Comparison, bench_policies, compare, measure_law, measure_overhead
+from drafttree.bench.inflation import SHAPES, load_inflated
 from drafttree.bench.policies import shipped_prompts
 from drafttree.certify import certify, fit, parse_policies
 from drafttree.decoder import Decoder, Prompt
@@ -110,7 +111,6 @@ def _shaping(
     top_k: TopK = 0,
     top_p: TopP = 1.0,
     min_p: MinP = 0.0,
-    seed: Seed = 0,
     typical_p: TypicalP = 1.0,
     epsilon_cutoff: EpsilonCutoff = 0.0,
     eta_cutoff: EtaCutoff = 0.0,
@@ -124,8 +124,9 @@ def _shaping(
     grammar: EbnfFile = None,
 ) -> dict[str, Any]:
     """The options of `Decoder.start` that shape the text, checked as far as that needs no model."""
-    sampling = Sampling(temperature, top_k, top_p, min_p, seed, typical_p, epsilon_cutoff, eta_cutoff, top_h)
-    return vars(sampling) | {
+    sampling = vars(Sampling(temperature, top_k, top_p, min_p, 0, typical_p, epsilon_cutoff, eta_cutoff, top_h)).copy()
+    del sampling["seed"]
+    return sampling | {
         "repetition_penalty": repetition_penalty,
         "no_repeat_ngram_size": no_repeat_ngram_size,
         "min_new_tokens": min_new_tokens,
@@ -158,6 +159,7 @@ def generate(
     drafter: Drafter = "auto",
     policy: PolicySpec = DEFAULT_POLICY,
     verifier: VerifierName = "auto",
+    seed: Seed = 0,
     draft_temperature: DraftTemperature = 1.0,
     stop: Annotated[list[str] | None, typer.Option(help="A string that ends the text; may be repeated.")] = None,
     max_new_tokens: Length = 128,
@@ -172,7 +174,7 @@ def generate(
     shaping: dict[str, Any],
 ) -> None:
     """Write from a prompt; on a terminal, what was accepted from the draft tree is green."""
-    options = shaping | {"max_new_tokens": max_new_tokens, "stop": stop or ()}
+    options = shaping | {"seed": seed, "max_new_tokens": max_new_tokens, "stop": stop or ()}
     options |= {"ignore_eos": ignore_eos, "draft_temperature": draft_temperature}
     text = prompt_files.read_prompt(prompt)
     decoder = load(target, drafter, policy, verifier, dtype=dtype, device=device)
@@ -213,6 +215,7 @@ def certify_(
     target: Target = "embedded",
     drafter: Drafter = "auto",
     max_new_tokens: Length = 128,
+    seed: Seed = 0,
     limit: Limit = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
@@ -232,7 +235,7 @@ def certify_(
     decoder = _speculative(target, drafter, dtype, device)
     runs = len(texts) * (len(specs) + 1 + sampling.greedy)
     with display.progress(runs) as advance:
-        options = shaping | {"max_new_tokens": max_new_tokens, "ignore_eos": ignore_eos}
+        options = shaping | {"seed": seed, "max_new_tokens": max_new_tokens, "ignore_eos": ignore_eos}
         certificate = certify(decoder, texts, specs, progress=advance, **options)
     if json_:
         _print_json(certificate.summary())
@@ -264,6 +267,36 @@ def bench_policies_(
         result = bench_policies(decoder, texts, specs, repeats=repeats, progress=advance, **options)
     display.show_bench(result)
     _print_json(result.summary())
+
+
+@bench.command(name="law")
+def bench_law(
+    prompts: Files = None,
+    policies: PolicySpecs = ["chain;dynatree;talon;eagle;opt-tree;fixed"],  # noqa: B006
+    target: Target = "embedded",
+    drafter: Drafter = "auto",
+    inflated: Annotated[str | None, typer.Option("--inflate", help=f"Cost of the target: {', '.join(SHAPES)}.")] = None,
+    max_new_tokens: Length = 128,
+    draft_temperature: DraftTemperature = 1.0,
+    repeats: Repeats = 3,
+    limit: Limit = None,
+    peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Also time transformers' own ways.")] = True,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+) -> None:
+    """Passes, memory bandwidth, and greedy decoding against both; with --inflate at the cost of a larger target.
+
+    An inflated target computes what the small one does: real acceptance of the pair at the cost of the large model.
+    """
+    specs = parse_policies(policies)
+    decoder = _speculative(target, drafter, dtype, device, inflated)
+    texts = _bench_prompts(decoder, prompts, limit, max_new_tokens)
+    options = {"max_new_tokens": max_new_tokens, "draft_temperature": draft_temperature, "peers": peers}
+    ways = len(specs) + 1 + (4 if peers else 0)
+    with display.progress(repeats * len(texts) * ways) as advance:
+        law = measure_law(decoder, texts, specs, repeats=repeats, progress=advance, **options)
+    display.show_law(law)
+    _print_json(law.summary())
 
 
 @bench.command(name="overhead")
@@ -332,13 +365,14 @@ def _grammar(schema: Path | None, pattern: str | None, text: Path | None) -> Gra
     return ebnf(prompt_files.read_text(text)) if text else None
 
 
-def _speculative(target: str, drafter: str, dtype: str, device: str) -> Decoder:
-    """A decoder that has a drafter.
+def _speculative(target: str, drafter: str, dtype: str, device: str, shape: str | None = None) -> Decoder:
+    """A decoder that has a drafter, its target inflated to a shape if one is named.
 
     Raises:
         ConfigError: it would have none.
     """
-    decoder = load(target, drafter, dtype=dtype, device=device)
+    decoder = load_inflated(target, drafter, shape, dtype, device) if shape else None
+    decoder = decoder or load(target, drafter, dtype=dtype, device=device)
     if decoder.drafter is None:
         raise ConfigError(f"there is no drafter for {target!r}; name one with --drafter")
     return decoder

@@ -85,7 +85,7 @@ class Sampling:
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "Sampling":
         """The sampling among the options of a generation."""
-        return cls(**{field.name: options[field.name] for field in fields(cls) if field.name in options})
+        return cls(**{field.name: options[field.name] for field in fields(cls) if options.get(field.name) is not None})
 
     @property
     def greedy(self) -> bool:

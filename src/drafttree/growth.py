@@ -101,8 +101,8 @@ def _layer(
 ) -> tuple[Layer, Tensor]:
     """The layer of the frontier's best candidates, and their token ids `[batch, frontier, candidates]`."""
     width = min(policy.candidates(budget_left), logits.shape[-1])
-    values, tokens = logits.topk(width) if width > 1 else logits.max(-1, keepdim=True)
-    logprobs = values - logits.logsumexp(-1, keepdim=True)
+    rows = logits.log_softmax(-1)
+    logprobs, tokens = rows.topk(width) if width > 1 else rows.max(-1, keepdim=True)
     return Layer(logprobs, frontier.path_logprobs, depth, budget_left, frontier.labels), tokens
 
 

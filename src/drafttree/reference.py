@@ -86,7 +86,9 @@ def transformers_model(decoder: Decoder) -> HuggingFaceModel:
 
 
 @torch.inference_mode()
-def transformers_generate(decoder: Decoder, prompt: Sequence[int], **options) -> ReferenceRun:
+def transformers_generate(
+    decoder: Decoder, prompt: Sequence[int], *, assistance: Mapping[str, Any] | None = None, **options
+) -> ReferenceRun:
     """Generate with transformers alone, on the decoder's target.
 
     Logits processors are those transformers makes of the options itself, and xgrammar's own for a grammar.
@@ -94,6 +96,7 @@ def transformers_generate(decoder: Decoder, prompt: Sequence[int], **options) ->
     Args:
         decoder: whose target, tokenizer and EOS tokens to use.
         prompt: token ids.
+        assistance: arguments of transformers' own speculation, such as `assistant_model`.
         **options: as for `Decoder.start`. transformers draws its own random numbers, so above temperature 0 the text
             is another one.
     """
@@ -113,6 +116,7 @@ def transformers_generate(decoder: Decoder, prompt: Sequence[int], **options) ->
             generation_config=config,
             logits_processor=LogitsProcessorList(processors),
             **tokenizer,
+            **(assistance or {}),
         )
         tokens = out[0, len(prompt) :].tolist()
         return ReferenceRun(tokens, time.perf_counter() - started)

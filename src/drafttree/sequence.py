@@ -101,6 +101,11 @@ class Generation:
     finish_reason: str
     metrics: Metrics
 
+    @property
+    def seconds(self) -> float:
+        """Wall time, the prompt included."""
+        return self.metrics.seconds
+
     @classmethod
     def of(cls, sequence: Sequence) -> "Generation":
         """What a sequence has become."""

@@ -4,7 +4,21 @@ Everything that is compared runs interleaved in one process, after a warm-up, an
 """
 
 from drafttree.bench.compare import Comparison, compare
+from drafttree.bench.inflation import inflate
+from drafttree.bench.law import LawBench, measure_law
 from drafttree.bench.overhead import Overhead, measure_overhead
-from drafttree.bench.policies import PolicyBench, PolicyRow, bench_policies
+from drafttree.bench.policies import PeerRow, PolicyBench, PolicyRow, bench_policies
 
-__all__ = ["Comparison", "Overhead", "PolicyBench", "PolicyRow", "bench_policies", "compare", "measure_overhead"]
+__all__ = [
+    "Comparison",
+    "LawBench",
+    "Overhead",
+    "PeerRow",
+    "PolicyBench",
+    "PolicyRow",
+    "bench_policies",
+    "compare",
+    "inflate",
+    "measure_law",
+    "measure_overhead",
+]

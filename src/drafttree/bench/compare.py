@@ -103,7 +103,7 @@ def _ways(decoder: Decoder, prompt: list[int], options: dict) -> dict[str, Calla
     rest = {key: value for key, value in options.items() if key != "max_new_tokens"}
 
     def by(engine: Decoder) -> Callable[[int], Generation]:
-        return lambda length: _whole(engine.generate(prompt, max_new_tokens=length, **rest))
+        return lambda length: whole(engine.generate(prompt, max_new_tokens=length, **rest))
 
     ways: dict[str, Callable] = {"speculative": by(decoder), "plain": by(decoder.plain())}
     if isinstance(decoder.target, HuggingFaceModel):
@@ -111,7 +111,8 @@ def _ways(decoder: Decoder, prompt: list[int], options: dict) -> dict[str, Calla
     return ways
 
 
-def _whole(generation: Generation) -> Generation:
+def whole(generation: Generation) -> Generation:
+    """The generation, unless Ctrl-C cut it short: then that goes on."""
     if generation.finish_reason == "interrupted":
         raise KeyboardInterrupt
     return generation
