@@ -97,6 +97,37 @@ def test_stop_strings_end_the_text(embedded):
 
 
 @pytest.mark.usefixtures("quick")
+def test_options_of_transformers_shape_the_text(embedded):
+    common = ["generate", PROMPT, "--max-new-tokens", 12, "--json"]
+    for arguments, options in [
+        (["--repetition-penalty", 1.5], {"repetition_penalty": 1.5}),
+        (["--no-repeat-ngram-size", 1], {"no_repeat_ngram_size": 1}),
+        (["--logit-bias", "7=9", "--logit-bias", "7,8=-1.5"], {"sequence_bias": [[[7], 9.0], [[7, 8], -1.5]]}),
+        (["--temperature", 1, "--typical-p", 0.4], {"temperature": 1.0, "typical_p": 0.4}),
+        (["--temperature", 1, "--epsilon-cutoff", 0.1], {"temperature": 1.0, "epsilon_cutoff": 0.1}),
+        (["--temperature", 1, "--eta-cutoff", 0.3], {"temperature": 1.0, "eta_cutoff": 0.3}),
+        (["--temperature", 1, "--top-h", 0.2], {"temperature": 1.0, "top_h": 0.2}),
+        (["--min-new-tokens", 12], {"min_new_tokens": 12}),
+    ]:
+        expected = embedded.generate(PROMPT, max_new_tokens=12, **options).tokens
+        assert json.loads(run(*common, *arguments).stdout)["tokens"] == expected, arguments
+
+
+@pytest.mark.usefixtures("quick")
+def test_grammars_shape_the_text(tmp_path):
+    pytest.importorskip("xgrammar")
+    schema, rules = tmp_path / "schema.json", tmp_path / "rules.ebnf"
+    schema.write_text('{"enum": ["yes", "no"]}')
+    rules.write_text('root ::= " yes" | " no"')
+    common = ["generate", PROMPT, "--max-new-tokens", 12]
+    assert run(*common, "--json-schema", schema).stdout in ('"yes"\n', '"no"\n')
+    assert run(*common, "--ebnf", rules).stdout in (" yes\n", " no\n")
+    assert run(*common, "--regex", " (yes|no)!").stdout in (" yes!\n", " no!\n")
+    compared = run(*common, "--regex", " (yes|no)!", "--compare", "--repeats", 1).stdout
+    assert "identical, token for token" in compared
+
+
+@pytest.mark.usefixtures("quick")
 def test_the_chat_template_is_applied(embedded, monkeypatch):
     ids = embedded.tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], add_generation_prompt=True)
     expected = embedded.generate(list(ids["input_ids"]), max_new_tokens=4).tokens
@@ -187,6 +218,8 @@ def test_certifying(prompts):
     assert result.exit_code == 0
     assert "talon:budget=9,width=3  2/2        ok" in result.stdout
     assert result.stdout.splitlines()[-1].endswith("Certified.")
+    options = ["--max-new-tokens", 8, "--policies", "talon", "--repetition-penalty", 1.3, "--no-repeat-ngram-size", 3]
+    assert "talon   2/2        ok" in run("certify", "--prompts", prompts, *options, "--logit-bias", "13=2").stdout
 
 
 @pytest.mark.usefixtures("quick")
@@ -230,12 +263,20 @@ def test_the_lookup_benchmark_prints_two_tables(tmp_path):
 
 
 def test_mistakes_are_one_line_and_exit_with_2(capsys, prompts, tmp_path):
-    missing = tmp_path / "missing"
+    pytest.importorskip("xgrammar")
+    missing, schema = tmp_path / "missing", tmp_path / "schema.json"
+    schema.write_text('{"type": "strng"}')
     for arguments, reason in [
         (["generate", PROMPT, "--policy", "talom"], "did you mean 'talon'"),
         (["generate", PROMPT, "--policy", "talon:margn=1"], "did you mean 'margin'"),
         (["generate", PROMPT, "--policy", "talon:margin=3"], "between 0 and 1"),
         (["generate", PROMPT, "--temperature", "-1"], "at least 1e-06"),
+        (["generate", PROMPT, "--typical-p", "0"], "typical_p is 0.0; it must be in (0, 1]"),
+        (["generate", PROMPT, "--logit-bias", "7"], "--logit-bias '7' is not of the form ID=VALUE"),
+        (["generate", PROMPT, "--regex", "a("], "parenthesis is not closed"),
+        (["generate", PROMPT, "--json-schema", missing], "cannot be read: No such file"),
+        (["generate", PROMPT, "--json-schema", schema], 'Unsupported type "strng"'),
+        (["generate", PROMPT, "--json-schema", schema, "--regex", "a"], "one of --json-schema, --regex and --ebnf"),
         (["generate", PROMPT, "--verifier", "greddy"], "did you mean 'greedy'"),
         (["generate", PROMPT, "--dtype", "float23"], "float32"),
         (["generate", PROMPT, "--device", "nowhere"], "not available"),
@@ -258,6 +299,9 @@ def test_mistakes_found_after_loading(capsys, prompts):
         (["generate", PROMPT, "--max-new-tokens", 0], "greater than or equal to 1"),
         (["generate", PROMPT, "--max-new-tokens", 5000], "context of 2048"),
         (["generate", PROMPT, "--stop", ""], "stop strings"),
+        (["generate", PROMPT, "--repetition-penalty", -1], "repetition_penalty is -1.0"),
+        (["generate", PROMPT, "--min-new-tokens", 9, "--max-new-tokens", 8], "min_new_tokens is 9"),
+        (["generate", PROMPT, "--logit-bias", "4096=1"], "token id 4096 is outside the vocabulary of 4096"),
         (["certify", "--prompts", prompts, "--max-new-tokens", 4096], "context of 2048"),
         (["certify", "--prompts", prompts, "--drafter", "none"], "no drafter"),
     ]:

@@ -1,14 +1,16 @@
 """The command line: every command is one call into the modules below, and a way to show what came of it."""
 
+import functools
+import inspect
 import json
 import logging
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated, NoReturn, cast
+from typing import Annotated, Any, NoReturn, cast
 
 import transformers
 import typer
@@ -33,6 +35,7 @@ from drafttree.decoder import Decoder, Prompt
 from drafttree.distributions import Sampling
 from drafttree.drafters import LOOKUPS
 from drafttree.errors import ConfigError, DraftTreeError
+from drafttree.grammar import Grammar, ebnf, json_schema, regex
 from drafttree.loading import DEFAULT_POLICY, choose_drafter, load
 from drafttree.policies import POLICIES
 from drafttree.sequence import Generation
@@ -64,6 +67,19 @@ Temperature = Annotated[float, typer.Option(help="0 decodes greedily.")]
 TopK = Annotated[int, typer.Option(help="Keep the k most probable tokens; 0 keeps all.")]
 TopP = Annotated[float, typer.Option(help="Keep the most probable tokens up to this probability.")]
 MinP = Annotated[float, typer.Option(help="Drop tokens less probable than this share of the best.")]
+TypicalP = Annotated[float, typer.Option(help="Keep the tokens of the most typical surprise up to this probability.")]
+EpsilonCutoff = Annotated[float, typer.Option(help="Drop tokens less probable than this.")]
+EtaCutoff = Annotated[float, typer.Option(help="Drop improbable tokens, fewer where much is possible.")]
+TopH = Annotated[float, typer.Option(help="Keep the best tokens up to this share of the entropy; 0 keeps all.")]
+RepetitionPenalty = Annotated[float, typer.Option(help="Above 1, tokens of prompt and text become less likely.")]
+NoRepeat = Annotated[int, typer.Option(help="No so many tokens come twice in a row; 0 lets them.")]
+MinNewTokens = Annotated[int, typer.Option(min=0, help="Tokens to generate at least, stop strings aside.")]
+LogitBias = Annotated[
+    list[str] | None, typer.Option(help="ID=VALUE adds to a token's logit; ID,ID=VALUE to the last one's. Repeatable.")
+]
+SchemaFile = Annotated[Path | None, typer.Option("--json-schema", help="Write JSON that follows the schema in FILE.")]
+Pattern = Annotated[str | None, typer.Option("--regex", help="Write a text that matches this regular expression.")]
+EbnfFile = Annotated[Path | None, typer.Option("--ebnf", help="Write a text of the EBNF grammar in FILE.")]
 DraftTemperature = Annotated[float, typer.Option(help="Divides the drafter's logits; below 1 it is trusted more.")]
 Seed = Annotated[int, typer.Option(help="Of the draws.")]
 Length = Annotated[int, typer.Option(min=1, help="Tokens to generate at most, per prompt.")]
@@ -101,17 +117,59 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
         raise typer.Exit
 
 
+def _shaping(
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    typical_p: TypicalP = 1.0,
+    epsilon_cutoff: EpsilonCutoff = 0.0,
+    eta_cutoff: EtaCutoff = 0.0,
+    top_h: TopH = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    no_repeat_ngram_size: NoRepeat = 0,
+    min_new_tokens: MinNewTokens = 0,
+    logit_bias: LogitBias = None,
+    schema: SchemaFile = None,
+    pattern: Pattern = None,
+    grammar: EbnfFile = None,
+) -> dict[str, Any]:
+    """The options of `Decoder.start` that shape the text, checked as far as that needs no model."""
+    sampling = vars(Sampling(temperature, top_k, top_p, min_p, 0, typical_p, epsilon_cutoff, eta_cutoff, top_h)).copy()
+    del sampling["seed"]
+    return sampling | {
+        "repetition_penalty": repetition_penalty,
+        "no_repeat_ngram_size": no_repeat_ngram_size,
+        "min_new_tokens": min_new_tokens,
+        "sequence_bias": [_bias(spec) for spec in logit_bias or ()] or None,
+        "grammar": _grammar(schema, pattern, grammar),
+    }
+
+
+def _shaped(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with the options of `_shaping`, whose result becomes its `shaping`."""
+    shared = inspect.signature(_shaping).parameters
+    own = {name: option for name, option in inspect.signature(command).parameters.items() if name != "shaping"}
+
+    @functools.wraps(command)
+    def shaped(**arguments: Any) -> None:
+        shaping = _shaping(**{name: arguments.pop(name) for name in shared})
+        command(shaping=shaping, **arguments)
+
+    parameters = [*own.values(), *shared.values()]
+    vars(shaped)["__signature__"] = inspect.Signature(parameters)
+    shaped.__annotations__ = {option.name: option.annotation for option in parameters}
+    return shaped
+
+
 @app.command()
+@_shaped
 def generate(
     prompt: PromptText = None,
     target: Target = "embedded",
     drafter: Drafter = "auto",
     policy: PolicySpec = DEFAULT_POLICY,
     verifier: VerifierName = "auto",
-    temperature: Temperature = 0.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    min_p: MinP = 0.0,
     seed: Seed = 0,
     draft_temperature: DraftTemperature = 1.0,
     stop: Annotated[list[str] | None, typer.Option(help="A string that ends the text; may be repeated.")] = None,
@@ -123,10 +181,12 @@ def generate(
     json_: AsJson = False,
     chat: Annotated[bool, typer.Option("--chat", help="Apply the chat template to the prompt.")] = False,
     ignore_eos: IgnoreEos = False,
+    *,
+    shaping: dict[str, Any],
 ) -> None:
     """Write from a prompt; on a terminal, what was accepted from the draft tree is green."""
-    options = {**_sampling_options(temperature, top_k, top_p, min_p, seed), "max_new_tokens": max_new_tokens}
-    options |= {"stop": stop or (), "ignore_eos": ignore_eos, "draft_temperature": draft_temperature}
+    options = shaping | {"seed": seed, "max_new_tokens": max_new_tokens, "stop": stop or ()}
+    options |= {"ignore_eos": ignore_eos, "draft_temperature": draft_temperature}
     text = prompt_files.read_prompt(prompt)
     decoder = _load(target, drafter, policy, verifier, dtype=dtype, device=device)
     if decoder.drafter is None and compare:
@@ -157,22 +217,21 @@ def verifiers() -> None:
 
 
 @app.command(name="certify")
+@_shaped
 def certify_(
     prompts: Files = None,
     policies: PolicySpecs = ["all"],  # noqa: B006
     target: Target = "embedded",
     drafter: Drafter = "auto",
     max_new_tokens: Length = 128,
-    temperature: Temperature = 0.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    min_p: MinP = 0.0,
     seed: Seed = 0,
     limit: Limit = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
     ignore_eos: IgnoreEos = False,
     json_: AsJson = False,
+    *,
+    shaping: dict[str, Any],
 ) -> None:
     """Check that every policy's text is the reference's, token for token.
 
@@ -181,12 +240,12 @@ def certify_(
     if not prompts:
         raise ConfigError("certify needs a prompt file: --prompts FILE")
     specs, texts = parse_policies(policies), prompt_files.read_prompts(prompts, limit)
-    sampling = Sampling(temperature, top_k, top_p, min_p, seed)
+    sampling = Sampling.of(shaping)
     decoder = _speculative(target, drafter, dtype, device)
     runs = len(texts) * (len(specs) + 1 + sampling.greedy)
     with display.progress(runs) as advance:
-        options = {"max_new_tokens": max_new_tokens, "ignore_eos": ignore_eos}
-        certificate = certify(decoder, texts, specs, sampling=sampling, progress=advance, **options)
+        options = shaping | {"seed": seed, "max_new_tokens": max_new_tokens, "ignore_eos": ignore_eos}
+        certificate = certify(decoder, texts, specs, progress=advance, **options)
     if json_:
         _print_json(certificate.summary())
     else:
@@ -318,9 +377,28 @@ def _complain(message: str) -> int:
     return 2
 
 
-def _sampling_options(temperature: float, top_k: int, top_p: float, min_p: float, seed: int) -> dict:
-    """The options of `Decoder.start`, checked before any model is loaded."""
-    return vars(Sampling(temperature, top_k, top_p, min_p, seed)).copy()
+def _bias(spec: str) -> list:
+    """A member of `sequence_bias` from ID=VALUE or ID,ID=VALUE."""
+    tokens, _, value = spec.partition("=")
+    try:
+        return [[int(token) for token in tokens.split(",")], float(value)]
+    except ValueError:
+        raise ConfigError(f"--logit-bias {spec!r} is not of the form ID=VALUE or ID,ID=VALUE") from None
+
+
+def _grammar(schema: Path | None, pattern: str | None, text: Path | None) -> Grammar | None:
+    """The grammar asked for, None for none.
+
+    Raises:
+        ConfigError: more than one, or one that is not well formed.
+    """
+    if sum(each is not None for each in (schema, pattern, text)) > 1:
+        raise ConfigError("a text follows one grammar: give one of --json-schema, --regex and --ebnf")
+    if pattern is not None:
+        return regex(pattern)
+    if schema:
+        return json_schema(prompt_files.read_text(schema))
+    return ebnf(prompt_files.read_text(text)) if text else None
 
 
 def _load(target: str, drafter: str, *arguments: str, **options: str) -> Decoder:

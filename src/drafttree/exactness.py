@@ -178,7 +178,7 @@ def law(
     judge = verifier(Sampling(temperature))
     committed: dict[Context, float] = {}
     for chance, tree in trees(draft, policy, judge, levels):
-        contexts = _contexts(tree)
+        contexts = tree.paths()
         logits = torch.stack([target.logits(context) for context in contexts])[None]
         for weight, verdict in outcomes(lambda noise, t=tree, x=logits: judge.verify(t, x, 0, noise)):
             tokens = (*contexts[verdict.paths[0][-1]], verdict.bonus[0])
@@ -208,14 +208,6 @@ def summarise(committed: dict[Context, float], target: Table, temperature: float
 def _probability(table: Table, context: Context, rest: Context, temperature: float) -> float:
     """Probability that the target continues a context by these tokens."""
     return math.prod(table.law((*context, *rest[:place]), temperature)[token] for place, token in enumerate(rest))
-
-
-def _contexts(tree: DraftTree) -> list[Context]:
-    """The tokens from below the root to each node."""
-    contexts: list[Context] = []
-    for token, parent in zip(tree.tokens[0].tolist(), tree.parents[0].tolist(), strict=True):
-        contexts.append(() if parent < 0 else (*contexts[parent], token))
-    return contexts
 
 
 def _grow(draft: Table, policy: TreePolicy, judge: Verifier, noise: Replay, levels: int) -> DraftTree:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from drafttree.drafters.base import Draft
+from drafttree.drafters.base import Guesses
 from drafttree.drawing import Drawing
 from drafttree.policies.base import TreePolicy, best_mask
 from drafttree.tree import DraftTree, Layer, TreeBuilder
@@ -55,7 +55,7 @@ class Frontier:
 
 def grow(
     policy: TreePolicy,
-    draft: Draft,
+    draft: Guesses,
     root: Tensor,
     max_levels: int,
     shape: Shape,
@@ -66,7 +66,7 @@ def grow(
 
     Args:
         policy: decides what joins and what is expanded.
-        draft: the drafter's view of this sequence.
+        draft: the drafter's view of this sequence, for this round.
         root: `[batch, 1]` the last committed tokens.
         max_levels: no node is deeper; 0 or less drafts nothing.
         shape: turns the drafter's logits `[batch, frontier, vocab]` for a level into those the policy is shown.

@@ -82,6 +82,20 @@ def read_examples(paths: Path | Iterable[Path], limit: int | None = None) -> lis
     return prompts
 
 
+def read_text(path: Path) -> str:
+    """The text of a file.
+
+    Raises:
+        InputError: it cannot be read or is not UTF-8 text.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {_reason(error)}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 text (byte {error.start})") from None
+
+
 def _prompts(path: Path) -> Iterator[Example]:
     name = path.name.removesuffix(".gz")
     if not name.endswith((".jsonl", ".txt")):

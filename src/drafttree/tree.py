@@ -88,6 +88,13 @@ class DraftTree:
         """`[batch, nodes]` distance of each node from the root."""
         return self.ancestors.sum(-1) - 1
 
+    def paths(self) -> list[tuple[int, ...]]:
+        """The tokens from below the root to each node of a lone tree."""
+        paths: list[tuple[int, ...]] = []
+        for token, parent in zip(self.tokens[0].tolist(), self.parents[0].tolist(), strict=True):
+            paths.append(() if parent < 0 else (*paths[parent], token))
+        return paths
+
     def best(self, size: int) -> "DraftTree":
         """The subtree of the `size` nodes with the highest scores, ties to the earlier node.
 

@@ -6,7 +6,6 @@ from typing import Any
 from transformers import GenerationConfig
 
 from drafttree.decoder import Decoder
-from drafttree.distributions import Sampling
 from drafttree.drafters.language_model import LanguageModelDrafter
 from drafttree.models.huggingface import HuggingFaceModel
 from drafttree.reference import ReferenceRun, released, transformers_generate
@@ -27,7 +26,7 @@ def make_peers(decoder: Decoder, max_new_tokens: int) -> dict[str, Peer]:
     """
 
     def run(prompt: Sequence[int], **assistance: Any) -> ReferenceRun:
-        return transformers_generate(decoder, prompt, Sampling(), max_new_tokens, **assistance)
+        return transformers_generate(decoder, prompt, max_new_tokens=max_new_tokens, assistance=assistance)
 
     def assisted(schedule: str) -> Peer:
         return lambda prompt: _assisted(decoder, schedule, lambda assistant: run(prompt, assistant_model=assistant))

@@ -8,7 +8,24 @@ Features = tuple[Tensor, ...]
 """The target's hidden states at consecutive tokens, each `[1, tokens, hidden]`: one for each layer a drafter reads."""
 
 
-class Draft(Protocol):
+class Guesses(Protocol):
+    """What growing a tree needs of a draft."""
+
+    def root(self) -> Tensor:
+        """Logits `[batch, 1, vocab]` of what follows the committed tokens; the first pass of a round."""
+        ...
+
+    def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
+        """Logits `[batch, frontier, vocab]` of what follows each node of a new frontier, in one pass.
+
+        Args:
+            tokens: `[batch, frontier]` token ids of the nodes.
+            origins: `[batch, frontier]` index of each node's parent in the frontier before (the root's is 0).
+        """
+        ...
+
+
+class Draft(Guesses, Protocol):
     """A drafter's view of one sequence while it is generated. It owns whatever cache it needs.
 
     A row of logits may be wider than the target's vocabulary. What lies beyond it counts among the probabilities and
@@ -28,19 +45,6 @@ class Draft(Protocol):
 
         Args:
             features: of every prompt token but the last.
-        """
-        ...
-
-    def root(self) -> Tensor:
-        """Logits `[batch, 1, vocab]` of what follows the committed tokens; the first pass of a round."""
-        ...
-
-    def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
-        """Logits `[batch, frontier, vocab]` of what follows each node of a new frontier, in one pass.
-
-        Args:
-            tokens: `[batch, frontier]` token ids of the nodes.
-            origins: `[batch, frontier]` index of each node's parent in the frontier before (the root's is 0).
         """
         ...
 
