@@ -239,6 +239,37 @@ def test_a_failed_certificate_shows_every_difference(prompts, monkeypatch):
     assert json.loads(report.stdout)["policies"][1]["findings"][0]["difference"]["position"] == 0
 
 
+def test_proving_by_enumeration(monkeypatch):
+    options = ["certify", "--exact", "--models", 2, "--policies", "chain;eagle;chain:depth=2"]
+    shown = run(*options, "--verifiers", "coupled,rrsw,lossy-typical")
+    assert shown.exit_code == 0
+    lines = [line.split() for line in shown.stdout.splitlines()]
+    assert ["chain", "coupled", "exact", "lossy"] in lines
+    assert ["eagle", "coupled", "refused", "lossy"] in lines
+    assert "exact by coupling: 40 of 40 texts equal plain decoding's" in shown.stdout
+    assert "eagle with rrsw: refused, it drops nodes" in shown.stdout
+    report = json.loads(run(*options, "--verifier", "traversal", "--temperature", 0.5, "--json").stdout)
+    assert report["temperature"] == 0.5
+    assert [finding["verdict"] for finding in report["findings"]] == ["exact", "refused", "exact"]
+    assert report["findings"][0]["total_variation"] < 1e-12
+
+
+def test_a_pair_that_is_not_what_it_claims_to_be_fails(monkeypatch):
+    monkeypatch.setattr(drafttree.verifiers.LossyTypical, "lossless", True)
+    result = run("certify", "--exact", "--models", 1, "--policy", "chain", "--verifier", "lossy-typical")
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[-1] == "Temperature 1. A pair is BIASED."
+
+
+def test_without_a_seed_texts_differ_and_tell_their_seed():
+    sampled = ["generate", PROMPT, "--max-new-tokens", 12, "--temperature", 1, "--json", "--dtype", "float32"]
+    first, second = (json.loads(run(*sampled).stdout) for _ in range(2))
+    assert first["tokens"] != second["tokens"]
+    again, same = (json.loads(run(*sampled, "--seed", first["seed"]).stdout) for _ in range(2))
+    assert again["tokens"] == same["tokens"]
+    assert again["seed"] == first["seed"]
+
+
 @pytest.mark.usefixtures("quick")
 def test_the_benchmarks_print_tables(prompts):
     common = ["--policies", "chain", "--prompts", prompts, "--max-new-tokens", 6, "--repeats", 1, "--limit", 1]
@@ -289,6 +320,8 @@ def test_mistakes_are_one_line_and_exit_with_2(capsys, prompts, tmp_path):
         (["certify"], "--prompts"),
         (["certify", "--prompts", missing], "not a prompt file"),
         (["certify", "--prompts", prompts, "--policies", "chian"], "did you mean 'chain'"),
+        (["certify", "--exact", "--verifiers", "travesal"], "did you mean 'traversal'"),
+        (["certify", "--exact", "--verifiers", ","], "no verifier"),
     ]:
         assert reason in complaint(capsys, *arguments), arguments
 

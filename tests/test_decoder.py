@@ -130,7 +130,7 @@ def test_no_share_exceeds_one_and_every_token_is_counted_once(name, sampling):
 @every_policy
 def test_a_drafter_with_a_cache_proposes_what_one_that_reads_everything_again_does(name):
     cached = Decoder(ToyModel(TARGET), LanguageModelDrafter(ToyModel(DRAFT)), small(name))
-    for sampling in ({}, {"temperature": 1.0}):
+    for sampling in ({}, {"temperature": 1.0, "seed": 0}):
         one = cached.generate(PROMPT, max_new_tokens=LENGTH, **sampling)
         other = toys(small(name)).generate(PROMPT, max_new_tokens=LENGTH, **sampling)
         assert one.tokens == other.tokens
@@ -404,10 +404,10 @@ def test_ctrl_c_ends_a_stream_with_a_last_chunk():
 def test_a_policy_adapts_to_one_text_and_forgets_it():
     policy = POLICIES["dynatree"](stop_below=0.01, prune_below=0.01)
     decoder = toys(policy)
-    first, second = (decoder.generate(PROMPT, max_new_tokens=LENGTH, temperature=1.0) for _ in range(2))
+    first, second = (decoder.generate(PROMPT, max_new_tokens=LENGTH, temperature=1.0, seed=0) for _ in range(2))
     assert shapes(first.metrics) == shapes(second.metrics)
     static = decoder.with_policy(policy.model_copy(update={"history": False}))
-    frozen = static.generate(PROMPT, max_new_tokens=LENGTH, temperature=1.0)
+    frozen = static.generate(PROMPT, max_new_tokens=LENGTH, temperature=1.0, seed=0)
     assert shapes(first.metrics) != shapes(frozen.metrics)
     assert first.tokens == frozen.tokens
 
@@ -419,10 +419,28 @@ def test_seeds_give_different_texts_and_the_same_seed_the_same():
     assert texts[0] == texts[3]
 
 
+def test_without_a_seed_texts_differ_follow_torchs_and_tell_their_seed():
+    decoder = toys()
+    state = torch.get_rng_state()
+    first, second = (decoder.generate(PROMPT, temperature=1.0) for _ in range(2))
+    assert first.tokens != second.tokens
+    torch.set_rng_state(state)
+    assert decoder.generate(PROMPT, temperature=1.0).tokens == first.tokens
+    assert decoder.generate(PROMPT, temperature=1.0, seed=second.seed).tokens == second.tokens
+
+
+def test_a_greedy_text_or_a_seeded_one_leaves_torchs_generator_alone():
+    state = torch.get_rng_state()
+    toys().generate(PROMPT)
+    toys().generate(PROMPT, temperature=1.0, seed=3)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 def test_another_policy_by_the_same_decoder_says_the_same():
     decoder = toys(Chain(depth=2))
     other = decoder.with_policy(small("eagle"))
-    assert other.generate(PROMPT, temperature=1.0).tokens == decoder.generate(PROMPT, temperature=1.0).tokens
+    options = {"temperature": 1.0, "seed": 0}
+    assert other.generate(PROMPT, **options).tokens == decoder.generate(PROMPT, **options).tokens
     assert other.policy == small("eagle")
 
 

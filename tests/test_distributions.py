@@ -59,6 +59,17 @@ def test_process_is_transformers_warpers_in_order(seed, vocab, temperature, top_
     assert torch.equal(sampling.process(logits), warp(logits, sampling))
 
 
+@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.9, 0.99])
+def test_the_nucleus_of_a_large_vocabulary_is_transformers(top_p):
+    """Peaked rows, of which only the best tokens are sorted, and flat ones, of which all are."""
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(2, 3, 9000, generator=generator) * torch.tensor([0.1, 2.0, 5.0])[:, None]
+    ours = Sampling(1.0, top_p=top_p).process(logits)
+    assert torch.equal(ours, warp(logits.view(6, 9000), Sampling(1.0, top_p=top_p)).view_as(logits))
+    alone = [[Sampling(1.0, top_p=top_p).process(row) for row in rows] for rows in logits]
+    assert torch.equal(ours, torch.stack([torch.stack(rows) for rows in alone]))
+
+
 @settings(max_examples=80, deadline=None)
 @given(
     seed=st.integers(0, 10**6),

@@ -17,7 +17,7 @@ from drafttree.growth import grow
 from drafttree.noise import SeededNoise
 from drafttree.policies import Chain, Template
 from drafttree.tree import DraftTree, Proposal
-from drafttree.verifiers import RRS, Block, GreedyMultiDraft, KSeq, PointMass, RRSw, Traversal, Verifier
+from drafttree.verifiers import RRS, Block, Coupled, GreedyMultiDraft, KSeq, PointMass, RRSw, Traversal, Verifier
 from toy import Table, ToyDrafter, ToyModel, softmax
 
 SMALL_P = 1e-4
@@ -32,7 +32,7 @@ def drawn(proposal: Proposal, draws: int, seed: int = 0, depth: int = 1, counts=
     """Per draw and node the tuple of its children; every draw is a round of its own."""
     noise = SeededNoise(seed, 5, torch.device("cpu"))
     tokens = [
-        noise.children(ROWS.log()[None], torch.tensor([counts]), proposal, position, depth)[0][0].tolist()
+        noise.children(ROWS.clone()[None], torch.tensor([counts]), proposal, position, depth)[0][0].tolist()
         for position in range(draws)
     ]
     return [[tuple(row[:count]) for row, count in zip(rows, counts, strict=True)] for rows in tokens]
@@ -42,7 +42,7 @@ def exact_children(row: torch.Tensor, count: int, proposal: Proposal) -> dict[tu
     """The law of a node's children, enumerated."""
 
     def draw(noise: Replay) -> tuple[int, ...]:
-        tokens, _ = noise.children(row.double().log()[None, None], torch.tensor([[count]]), proposal, 0, 1)
+        tokens, _ = noise.children(row.double()[None, None], torch.tensor([[count]]), proposal, 0, 1)
         return tuple(tokens[0, 0, :count].tolist())
 
     law: dict[tuple[int, ...], float] = {}
@@ -90,7 +90,7 @@ def test_siblings_differ(proposal):
 def test_all_but_the_last_of_a_hub_are_the_best_and_the_row_is_of_the_rest():
     noise = SeededNoise(0, 5, torch.device("cpu"))
     counts = torch.tensor([[3, 2, 1, 0]])
-    tokens, probs = noise.children(ROWS.log()[None], counts, Proposal.HUB, 7, 1)
+    tokens, probs = noise.children(ROWS.clone()[None], counts, Proposal.HUB, 7, 1)
     assert tokens[0, 0, :2].tolist() == [0, 1]
     assert tokens[0, 1, 0] == 2
     expected = [[0, 0, 2 / 3, 1 / 3, 0], [0.25, 0, 0, 0, 0.75], ROWS[2].tolist(), ROWS[3].tolist()]
@@ -99,9 +99,9 @@ def test_all_but_the_last_of_a_hub_are_the_best_and_the_row_is_of_the_rest():
 
 @pytest.mark.parametrize("proposal", DRAWN)
 def test_replay_and_real_noise_tell_the_same_distributions(proposal):
-    counts, logprobs = torch.tensor([COUNTS]), ROWS.log()[None]
-    _, told = SeededNoise(0, 5, torch.device("cpu")).children(logprobs, counts, proposal, 0, 1)
-    _, replayed = Replay([]).children(logprobs, counts, proposal, 0, 1)
+    counts = torch.tensor([COUNTS])
+    _, told = SeededNoise(0, 5, torch.device("cpu")).children(ROWS.clone()[None], counts, proposal, 0, 1)
+    _, replayed = Replay([]).children(ROWS.clone()[None], counts, proposal, 0, 1)
     assert torch.allclose(told, replayed, atol=1e-6)
 
 
@@ -150,8 +150,9 @@ def test_a_tree_tells_the_row_of_every_node_that_has_children():
     assert tree.size == 6
     assert tree.draft_rows is not None
     assert tree.draft_probs is not None
+    rows = torch.cat(tree.draft_probs, 1)
     for parent in set(tree.parents[0, 1:].tolist()):
-        row = tree.draft_probs[0, tree.draft_rows[0, parent]]
+        row = rows[0, tree.draft_rows[0, parent]]
         assert row.tolist() == pytest.approx(softmax([1.0, 0.5, 0.0, -1.0]))
     assert tree.logprobs[0, 1:].tolist() == pytest.approx([math.log(row[t]) for t in tree.tokens[0, 1:].tolist()])
 
@@ -165,6 +166,7 @@ TARGET = Table(VOCAB, seed=5, scale=1.5)
 DRAFT = TARGET.blurred(0.8)
 RAGGED = Template(paths=((0,), (1,), (0, 0)))
 THROUGH = [
+    (Coupled, RAGGED),
     (PointMass, RAGGED),
     (RRSw, RAGGED),
     (RRS, RAGGED),
@@ -196,8 +198,7 @@ def texts(verifier: type[Verifier], policy, draws: int, length: int = LENGTH) ->
 
 @pytest.mark.parametrize(("verifier", "policy"), THROUGH, ids=NAMES)
 def test_texts_of_the_decoder_have_the_targets_law(verifier, policy):
-    draws = 2000 if verifier is Traversal else 400
-    assert p_value(texts(verifier, policy, draws), texts_law()) > SMALL_P
+    assert p_value(texts(verifier, policy, 2000), texts_law()) > SMALL_P
 
 
 @pytest.mark.exactness
@@ -211,6 +212,30 @@ def test_draft_noise_used_again_in_the_next_round_is_found_out(monkeypatch):
     fixed = lambda seed, name, position, device: stream(seed, name, 0, device)  # noqa: E731
     monkeypatch.setattr(noises, "stream", fixed)
     assert p_value(texts(RRSw, Chain(depth=1), 600), texts_law()) < SMALL_P
+
+
+def long_texts(verifier: type[Verifier], policy, seeds) -> list[list[int]]:
+    decoder = Decoder(ToyModel(TARGET, VOCAB), ToyDrafter(DRAFT, VOCAB), policy, verifier)
+    return [decoder.generate(PROMPT, max_new_tokens=30, temperature=1.0, seed=seed).tokens for seed in seeds]
+
+
+@pytest.mark.parametrize(("verifier", "policy"), THROUGH, ids=NAMES)
+def test_the_same_seed_says_the_same_and_another_something_else(verifier, policy):
+    first, again, other = long_texts(verifier, policy, (3, 3, 4))
+    assert first == again != other
+
+
+@pytest.mark.parametrize(("verifier", "policy"), THROUGH, ids=NAMES)
+def test_a_text_does_not_notice_what_else_is_generated(verifier, policy):
+    decoder = Decoder(ToyModel(TARGET, VOCAB), ToyDrafter(DRAFT, VOCAB), policy, verifier)
+    sequences = [decoder.start(PROMPT, max_new_tokens=30, temperature=1.0, seed=seed) for seed in (3, 4, 3)]
+    going = True
+    while going:
+        going = [sequence for sequence in sequences if not sequence.finish_reason]
+        for sequence in going:
+            torch.rand(5)
+            decoder.step(sequence)
+    assert [sequence.tokens[len(PROMPT) :] for sequence in sequences] == long_texts(verifier, policy, (3, 4, 3))
 
 
 @pytest.mark.parametrize("verifier", [RRSw, Traversal, KSeq, GreedyMultiDraft])

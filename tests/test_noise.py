@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from drafttree.distributions import gumbel, uniform
-from drafttree.noise import SeededNoise
+from drafttree.noise import SPAN, SeededNoise
+from drafttree.tree import Proposal
 
 MASK = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -84,19 +85,57 @@ def test_neighbouring_numbers_are_not_correlated(axis):
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9)), min_size=1, max_size=8))
+@given(st.lists(st.tuples(st.integers(0, 200), st.booleans()), min_size=1, max_size=12))
 def test_noise_is_the_same_whatever_was_asked_before(asked):
     noise = SeededNoise(4, 7, torch.device("cpu"))
-    for position, count in asked:
-        rows = noise.gumbel(position, count)
-        assert torch.equal(rows, gumbel(4, torch.arange(position, position + count), 7))
+    for position, begun in asked:
+        if begun:
+            noise.begin(position)
+        assert torch.equal(noise.gumbel(position), gumbel(4, torch.tensor(position), 7))
+
+
+@pytest.mark.parametrize("vocab", [7, 2**18])
+def test_noise_the_text_has_passed_is_forgotten(vocab):
+    noise = SeededNoise(4, vocab, torch.device("cpu"))
+    for root in range(0, 3 * SPAN, SPAN // 2):
+        noise.begin(root)
+        for position in range(root + 1, root + 4):
+            noise.gumbel(position)
+    assert len(noise._rows) <= (2 * SPAN if vocab == 7 else 3)
 
 
 def test_noise_is_the_same_in_blocks_of_any_size(monkeypatch):
-    whole = SeededNoise(4, 7, torch.device("cpu")).gumbel(0, 30)
+    whole = SeededNoise(4, 7, torch.device("cpu"))
     monkeypatch.setattr("drafttree.noise.BLOCK", 20)
     small = SeededNoise(4, 7, torch.device("cpu"))
-    assert torch.equal(torch.cat([small.gumbel(position, 3) for position in range(0, 30, 3)]), whole)
+    assert all(torch.equal(small.gumbel(position), whole.gumbel(position)) for position in range(30))
+
+
+def answers(noise: SeededNoise, position: int) -> tuple[list[bool], list[int]]:
+    """What the streams of a round say."""
+    noise.begin(position)
+    return [noise.accept(0.5) for _ in range(40)], [noise.draw(torch.ones(1000)) for _ in range(5)]
+
+
+def test_the_streams_of_a_round_depend_on_its_seed_and_position_alone():
+    noise = SeededNoise(4, 1000, torch.device("cpu"))
+    first = answers(noise, 7)
+    elsewhere = answers(noise, 8)
+    noise.children(torch.ones(1, 1, 1000), torch.tensor([[2]]), Proposal.SAMPLED, 7, 1)
+    assert answers(noise, 7) == first == answers(SeededNoise(4, 1000, torch.device("cpu")), 7)
+    other = answers(SeededNoise(5, 1000, torch.device("cpu")), 7)
+    for one, two in ((first, elsewhere), (first, other)):
+        assert one[0] != two[0]
+        assert one[1] != two[1]
+
+
+def test_the_streams_of_a_round_do_not_shift_each_other():
+    """How many decisions are taken before the bonus token does not matter to it."""
+    noise = SeededNoise(4, 1000, torch.device("cpu"))
+    noise.begin(7)
+    bonus = noise.draw(torch.ones(1000))
+    noise.begin(7)
+    assert [noise.accept(0.5), noise.draw(torch.ones(1000))][1] == bonus
 
 
 def test_seeds_and_positions_differ():

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from drafttree.errors import InputError
-from drafttree.prompts import EXCERPT, read_examples, read_prompt, read_prompts
+from drafttree.prompts import EXCERPT, read_examples, read_prompt, read_prompts, spread_prompts
 
 
 def write(path, *lines):
@@ -40,6 +40,15 @@ def test_compressed_and_plain_text_files_and_several_of_them(tmp_path):
 def test_examples_have_references_where_the_file_has(tmp_path):
     path = write(tmp_path / "p.jsonl", '{"prompt": "one", "reference": "two"}', '{"prompt": "three"}')
     assert read_examples([path]) == [("one", "two"), ("three", None)]
+
+
+def test_prompts_spread_over_files(tmp_path):
+    first = write(tmp_path / "a.txt", *(f"a{index}" for index in range(10)))
+    second = write(tmp_path / "b.txt", "b0", "b1")
+    assert spread_prompts([first, second], 6) == ["a0", "a3", "a6", "b0", "b1"]
+    assert spread_prompts([first, second], 3) == ["a0", "a5", "b0"]
+    assert spread_prompts([second, first], 1) == ["b0"]
+    assert len(spread_prompts([first, second])) == 12
 
 
 def test_a_long_text_is_cut_at_a_whole_word(tmp_path):

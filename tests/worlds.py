@@ -1,54 +1,17 @@
 """Random toy targets and drafts small enough to enumerate, and the policies and verifiers to try on them."""
 
-import math
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from drafttree.distributions import Sampling
+from drafttree.enumeration import EXACT, World, cut, world
 from drafttree.exactness import Table
 from drafttree.policies import Chain, DynaTree, DySpec, Eagle, Fixed, OptTree, Talon, Template, TreePolicy
 from drafttree.tree import DraftTree, Proposal, Verdict
 from drafttree.verifiers import RRS, Block, GreedyMultiDraft, KSeq, PointMass, RRSw, Traversal, Verifier
 
-EXACT = 1e-12
-
-
-@dataclass(frozen=True)
-class World:
-    """A target and a draft of the same vocabulary."""
-
-    target: Table
-    draft: Table
-
-
-def world(seed: int, vocab: int = 3) -> World:
-    """The world of a seed: flat, ordinary or peaked; the draft near, far, cut to its best tokens, or the target."""
-    spread = (0.3, 1.0, 1.0, 2.5)[seed % 4]
-    target = Table(vocab, 2, seed, spread)
-    draft = Table(vocab, 2, seed + 10_000, (0.5, 1.0, 2.0)[seed % 3], near=target)
-    match seed % 7:
-        case 1:
-            draft = Table(vocab, 2, seed + 20_000, spread)
-        case 2:
-            return World(target, target)
-        case 3:
-            draft = cut(draft, 2)
-        case 4:
-            target = cut(target, vocab - 1)
-        case 5:
-            target, draft = cut(target, 2), cut(draft, vocab - 1)
-    return World(target, draft)
-
-
-def cut(table: Table, keep: int) -> Table:
-    """The table with all but the best tokens of every row impossible."""
-    copy = Table(table.vocab, table.depth, 0)
-    copy.rows = {
-        context: row.masked_fill(row < row.topk(keep).values[-1], -math.inf) for context, row in table.rows.items()
-    }
-    return copy
+__all__ = ["EXACT", "World", "cut", "world"]
 
 
 def constant(target: list[float], draft: list[float]) -> World:
@@ -195,7 +158,7 @@ def drawn_tree(
         scores=zero,
         levels=max(depths),
         proposal=proposal,
-        draft_probs=torch.tensor([[draft]], dtype=torch.float64),
+        draft_probs=(torch.tensor([[draft]], dtype=torch.float64),),
         draft_rows=torch.tensor([rows]),
     )
 

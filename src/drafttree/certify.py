@@ -11,10 +11,11 @@ from typing import Any
 
 from drafttree.decoder import Decoder
 from drafttree.distributions import Sampling
-from drafttree.errors import ConfigError, ContextError, InputError
+from drafttree.errors import ConfigError, ContextError, InputError, unknown
 from drafttree.loading import make_policy
 from drafttree.policies import POLICIES
 from drafttree.reference import Difference, find_difference, transformers_generate
+from drafttree.verifiers import VERIFIERS
 
 PLAIN = "plain"
 
@@ -96,6 +97,22 @@ def parse_policies(specs: Sequence[str]) -> list[str]:
     for name in names:
         make_policy(name)
     return list(dict.fromkeys(names))
+
+
+def parse_verifiers(names: Sequence[str]) -> list[str]:
+    """Single names from a list whose entries may each hold several, separated by commas; "all" is every verifier.
+
+    Raises:
+        ConfigError: there is no such verifier.
+    """
+    parts = [part.strip() for entry in names for part in re.split("[,;]", entry) if part.strip()]
+    found = list(dict.fromkeys(name for part in parts for name in (VERIFIERS if part == "all" else [part])))
+    for name in found:
+        if name not in VERIFIERS:
+            raise unknown("verifier", name, [*VERIFIERS, "all"])
+    if not found:
+        raise ConfigError("no verifier is named; name one, or all")
+    return found
 
 
 def certify(

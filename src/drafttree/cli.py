@@ -21,8 +21,10 @@ from drafttree import display
 from drafttree import prompts as prompt_files
 from drafttree.bench import (
     Comparison,
+    bench_acceptance,
     bench_lookup,
     bench_policies,
+    bench_verifiers,
     code_edits,
     compare,
     measure_law,
@@ -30,13 +32,14 @@ from drafttree.bench import (
 )
 from drafttree.bench.inflation import SHAPES, load_inflated
 from drafttree.bench.policies import shipped_prompts
-from drafttree.certify import certify, fit, parse_policies
+from drafttree.certify import certify, fit, parse_policies, parse_verifiers
 from drafttree.decoder import Decoder, Prompt
 from drafttree.distributions import Sampling
 from drafttree.drafters import LOOKUPS
+from drafttree.enumeration import enumerate_pairs
 from drafttree.errors import ConfigError, DraftTreeError
 from drafttree.grammar import Grammar, ebnf, json_schema, regex
-from drafttree.loading import DEFAULT_POLICY, choose_drafter, load
+from drafttree.loading import DEFAULT_POLICY, choose_drafter, find_device, load
 from drafttree.policies import POLICIES
 from drafttree.sequence import Generation
 from drafttree.verifiers import VERIFIERS
@@ -59,7 +62,13 @@ Drafter = Annotated[
     str, typer.Option(help='Who drafts: a model as --target, "lookup", "suffix", "mixed:MODEL", "none" or "auto".')
 ]
 PolicySpec = Annotated[str, typer.Option(help='How the tree grows, such as "talon:budget=60,margin=0.03".')]
-PolicySpecs = Annotated[list[str], typer.Option(help='Specifications or "all"; repeat it or separate by semicolons.')]
+PolicySpecs = Annotated[
+    list[str],
+    typer.Option("--policies", "--policy", help='Specifications or "all"; repeat it or separate by semicolons.'),
+]
+VerifierNames = Annotated[
+    list[str], typer.Option("--verifiers", "--verifier", help='Names or "all", for --exact; separate by commas.')
+]
 VerifierName = Annotated[str, typer.Option(help=f'What is accepted: {", ".join(VERIFIERS)} or "auto".')]
 Dtype = Annotated[str, typer.Option(help='"float32", "bfloat16", "float16" or "auto".')]
 Device = Annotated[str, typer.Option(help='"cpu", "cuda", ... or "auto".')]
@@ -170,7 +179,7 @@ def generate(
     drafter: Drafter = "auto",
     policy: PolicySpec = DEFAULT_POLICY,
     verifier: VerifierName = "auto",
-    seed: Seed = 0,
+    seed: Annotated[int | None, typer.Option(help="Of the draws; without one every text is another.")] = None,
     draft_temperature: DraftTemperature = 1.0,
     stop: Annotated[list[str] | None, typer.Option(help="A string that ends the text; may be repeated.")] = None,
     max_new_tokens: Length = 128,
@@ -230,13 +239,20 @@ def certify_(
     device: Device = "auto",
     ignore_eos: IgnoreEos = False,
     json_: AsJson = False,
+    exact: Annotated[bool, typer.Option("--exact", help="Enumerate toy models instead; needs no prompts.")] = False,
+    verifiers: VerifierNames = ["all"],  # noqa: B006
+    models: Annotated[int, typer.Option(min=1, help="Toy models per pair, for --exact.")] = 50,
     *,
     shaping: dict[str, Any],
 ) -> None:
     """Check that every policy's text is the reference's, token for token.
 
-    The reference is transformers' own generate; above temperature 0 it is decoding without speculation.
+    The reference is transformers' own generate; above temperature 0 it is decoding without speculation. With --exact,
+    prove instead that policies and verifiers have the target's law, by enumerating every draw and every decision.
     """
+    if exact:
+        warm = shaping["temperature"] or 1.0
+        _certify_exactly(parse_policies(policies), parse_verifiers(verifiers), models, warm, json_)
     if not prompts:
         raise ConfigError("certify needs a prompt file: --prompts FILE")
     specs, texts = parse_policies(policies), prompt_files.read_prompts(prompts, limit)
@@ -251,6 +267,18 @@ def certify_(
     else:
         display.show_certificate(certificate, decoder)
     raise typer.Exit(0 if certificate.passed else 1)
+
+
+def _certify_exactly(
+    policies: list[str], verifiers: list[str], models: int, temperature: float, json_: bool
+) -> NoReturn:
+    with display.progress(len(policies) * len(verifiers)) as advance:
+        table = enumerate_pairs(policies, verifiers, models=models, temperature=temperature, progress=advance)
+    if json_:
+        _print_json(table.summary())
+    else:
+        display.show_enumeration(table)
+    raise typer.Exit(0 if table.passed else 1)
 
 
 @bench.command(name="policies")
@@ -306,6 +334,54 @@ def bench_law(
         law = measure_law(decoder, texts, specs, repeats=repeats, progress=advance, **options)
     display.show_law(law)
     _print_json(law.summary())
+
+
+@bench.command(name="verifiers")
+def bench_verifiers_(
+    verifiers: Annotated[list[str], typer.Option("--verifiers", "--verifier", help='Names or "all".')] = ["all"],  # noqa: B006
+    nodes: Annotated[str, typer.Option(help="Tree sizes, root included.")] = "16,64,256",
+    vocab: Annotated[str, typer.Option(help="Vocabulary sizes.")] = "4000,32000,128000",
+    hidden: Annotated[int, typer.Option(min=1, help="Width of the hidden states the logits are made from.")] = 4096,
+    temperature: Annotated[float, typer.Option(help="Above 0; greedy decodes at 0.")] = 1.0,
+    repeats: Repeats = 5,
+    device: Device = "auto",
+) -> None:
+    """The time every verifier takes for a tree, beside that of the logits it needs, on synthetic trees."""
+    sizes, vocabs, names = _numbers(nodes, "--nodes"), _numbers(vocab, "--vocab"), parse_verifiers(verifiers)
+    on = find_device(device)
+    options = {"hidden": hidden, "temperature": temperature, "repeats": repeats, "device": on}
+    with display.progress(len(sizes) * len(vocabs) * len(names)) as advance:
+        result = bench_verifiers(names, nodes=sizes, vocabs=vocabs, progress=advance, **options)
+    display.show_verifier_times(result)
+    _print_json(result.summary())
+
+
+@bench.command(name="acceptance")
+def bench_acceptance_(
+    prompts: Files = None,
+    target: Target = "embedded",
+    drafter: Drafter = "auto",
+    temperatures: Annotated[str, typer.Option(help="Above 0.")] = "0.2,0.4,0.6,0.8,1.0",
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds judged per prompt and temperature.")] = 2,
+    stride: Annotated[int, typer.Option(min=1, help="Tokens between them.")] = 24,
+    seed: Seed = 0,
+    limit: Limit = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+) -> None:
+    """How many tokens RRSw, Traversal, PointMass and Coupled accept, over tree shapes and temperatures.
+
+    With --limit, as many prompts are taken of each file, evenly spaced.
+    """
+    warmth = _temperatures(temperatures)
+    decoder = _speculative(target, drafter, dtype, device)
+    texts = prompt_files.spread_prompts(prompts, limit) if prompts else shipped_prompts()[:limit]
+    ids = [fit(decoder, text, rounds * stride + 64)[0] for text in texts]
+    options = {"temperatures": warmth, "rounds": rounds, "stride": stride, "seed": seed}
+    with display.progress(len(warmth) * len(ids)) as advance:
+        result = bench_acceptance(decoder, ids, progress=advance, **options)
+    display.show_acceptance(result)
+    _print_json(result.summary())
 
 
 @bench.command(name="overhead")
@@ -430,6 +506,33 @@ def _chat(decoder: Decoder, prompt: str) -> list[int]:
     return decoder.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
 
 
+def _numbers(text: str, option: str) -> list[int]:
+    """Whole numbers above 1 from a list separated by commas.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdigit() and int(part) > 1 for part in parts):
+        raise ConfigError(f"{option} is {text!r}; give whole numbers above 1, separated by commas")
+    return [int(part) for part in parts]
+
+
+def _temperatures(text: str) -> list[float]:
+    """Temperatures above 0 from a list separated by commas.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        found = [0.0]
+    if not all(Sampling(temperature).temperature for temperature in found):
+        raise ConfigError(f"--temperatures is {text!r}; give numbers above 0, separated by commas")
+    return found
+
+
 def _bench_prompts(decoder: Decoder, paths: list[Path] | None, limit: int | None, length: int) -> list[list[int]]:
     texts = prompt_files.read_prompts(paths, limit) if paths else shipped_prompts()[:limit]
     return [fit(decoder, text, length)[0] for text in texts]
@@ -460,6 +563,7 @@ def _report(generation: Generation, compared: Comparison | None) -> dict[str, ob
         "text": generation.text,
         "tokens": generation.tokens,
         "finish_reason": generation.finish_reason,
+        "seed": generation.seed,
         "metrics": generation.metrics.summary(),
     }
     return report | ({"comparison": compared.summary()} if compared else {})

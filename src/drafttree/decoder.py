@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Sequence_
+from dataclasses import replace
 from numbers import Integral, Real
 from typing import Unpack, overload
 
@@ -26,7 +27,7 @@ from drafttree.errors import ConfigError, ContextError, InputError
 from drafttree.growth import grow
 from drafttree.metrics import Round
 from drafttree.models.base import Model, Output, read
-from drafttree.noise import SeededNoise
+from drafttree.noise import SeededNoise, fresh_seed
 from drafttree.options import ProcessorOptions, Setting, check_names, make_processors
 from drafttree.policies.base import TreePolicy
 from drafttree.policies.chain import Chain
@@ -133,7 +134,7 @@ class Decoder:
         top_k: int = 0,
         top_p: float = 1.0,
         min_p: float = 0.0,
-        seed: int = 0,
+        seed: int | None = None,
         stop: str | Sequence_[str] = (),
         ignore_eos: bool = False,
         draft_temperature: float = 1.0,
@@ -154,7 +155,8 @@ class Decoder:
             top_k: keep the k most probable tokens; 0 keeps all.
             top_p: keep the most probable tokens up to this probability.
             min_p: drop tokens less probable than this share of the most probable one.
-            seed: of the draws.
+            seed: of the draws; None takes one from torch's global generator, so that texts differ as they do with
+                transformers, and repeat after `torch.manual_seed`. A greedy text needs none.
             stop: strings that end the text; it is cut before them.
             ignore_eos: go on past EOS tokens.
             draft_temperature: divides the drafter's logits before the policy looks at them. Below 1 policies trust
@@ -182,7 +184,10 @@ class Decoder:
             raise ConfigError("stop strings need a tokenizer and must not be empty")
         if not isinstance(draft_temperature, Real) or not COLDEST <= draft_temperature < math.inf:
             raise ConfigError(f"draft_temperature is {draft_temperature!r}; it must be a number of at least {COLDEST}")
-        sampling = Sampling(temperature, top_k, top_p, min_p, seed, typical_p, epsilon_cutoff, eta_cutoff, top_h)
+        given = 0 if seed is None else seed
+        sampling = Sampling(temperature, top_k, top_p, min_p, given, typical_p, epsilon_cutoff, eta_cutoff, top_h)
+        if seed is None and not sampling.greedy:
+            sampling = replace(sampling, seed=fresh_seed())
         limit = len(tokens) + max_new_tokens
         if grammar and ignore_eos:
             raise ConfigError("a grammar ends its text with an EOS token; leave out ignore_eos")
@@ -200,7 +205,7 @@ class Decoder:
             draft=self.drafter.start(tokens, capacity) if self.drafter else None,
             policy=self.policy.fresh(),
             verifier=(self.verifier or (Greedy if sampling.greedy else Coupled))(sampling),
-            noise=SeededNoise(seed, self.target.vocab_size, self.target.device),
+            noise=SeededNoise(sampling.seed, self.target.vocab_size, self.target.device),
             text=TextStream(self.tokenizer, tokens, stop),
             walker=Walker(processors, follower, frozenset(eos)),
             draft_temperature=draft_temperature,
@@ -211,12 +216,12 @@ class Decoder:
         """Advance a sequence by one round and return how many tokens were committed."""
         begun = time.perf_counter()
         if not sequence.metrics.rounds:
-            self._prefill(sequence)
+            self.prefill(sequence)
         before = sequence.draft_cost
         started = time.perf_counter()
-        tree = self._draft(sequence)
+        tree = self.propose(sequence)
         drafted = time.perf_counter()
-        output = self._score(sequence, tree)
+        output = self.score(sequence, tree)
         scored = time.perf_counter()
         logits = output.logits
         if sequence.walker:
@@ -231,7 +236,8 @@ class Decoder:
         sequence.metrics.record(turn, ended - begun)
         return committed
 
-    def _prefill(self, sequence: Sequence) -> None:
+    def prefill(self, sequence: Sequence) -> None:
+        """Read a new sequence's prompt, all but its last token, as target and as drafter."""
         passes, features = read(self.target, sequence.cache, sequence.tokens[:-1], self._hidden_layers)
         sequence.metrics.prefill_passes = passes
         if sequence.draft and self._levels(sequence) > 0:
@@ -247,7 +253,8 @@ class Decoder:
         beyond = sys.maxsize if context is None else context - len(sequence.tokens)
         return min(sequence.remaining - 1, beyond)
 
-    def _draft(self, sequence: Sequence) -> DraftTree:
+    def propose(self, sequence: Sequence) -> DraftTree:
+        """Draft the tree of a sequence's next round."""
         root = torch.tensor([sequence.tokens[-1:]], device=self.target.device)
         position = len(sequence.tokens) - 1
         if sequence.draft is None:
@@ -264,7 +271,8 @@ class Decoder:
         levels, vocab = self._levels(sequence), self.target.vocab_size
         return grow(sequence.policy, guesses, root, levels, shape, drawing, vocab)
 
-    def _score(self, sequence: Sequence, tree: DraftTree) -> Output:
+    def score(self, sequence: Sequence, tree: DraftTree) -> Output:
+        """The target's logits of every node, whose keys and values become drafted rows of the sequence's cache."""
         positions = tree.depths + sequence.cache.length
         wanted = self._hidden_layers
         return self.target.forward(sequence.cache, tree.tokens, positions, tree.ancestors, hidden_layers=wanted)

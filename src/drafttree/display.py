@@ -10,10 +10,21 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from drafttree.bench import Comparison, LawBench, LookupBench, Overhead, PeerRow, PolicyBench
+from drafttree.bench import (
+    Acceptance,
+    Comparison,
+    LawBench,
+    LookupBench,
+    Overhead,
+    PeerRow,
+    PolicyBench,
+    VerifierBench,
+)
+from drafttree.bench.acceptance import PUBLISHED_GAIN
 from drafttree.bench.overhead import PARTS
 from drafttree.certify import Certificate
 from drafttree.decoder import Decoder
+from drafttree.enumeration import Enumeration, Finding
 from drafttree.policies import TreePolicy
 from drafttree.reference import TOLERANCE_ULPS, Difference
 from drafttree.sequence import Chunk, Generation
@@ -164,6 +175,64 @@ def show_lookup(result: LookupBench) -> None:
     make_console().print(table)
 
 
+def show_verifier_times(result: VerifierBench) -> None:
+    """Milliseconds of every verifier, a table per vocabulary, beside those of the logits."""
+    sizes = list(dict.fromkeys(row.nodes for row in result.rows))
+    where = f"hidden {result.hidden}, temperature {result.temperature:g}, {result.device}, {result.threads} threads"
+    for vocab in dict.fromkeys(row.vocab for row in result.rows):
+        rows = [row for row in result.rows if row.vocab == vocab]
+        columns = [f"{name} {size}" for size in sizes for name in ("ms", "share", "grow")]
+        table = _table("verifier", *columns, right=len(columns))
+        table.title = f"vocabulary {vocab}; {where}"
+        logits = {row.nodes: row.logits for row in rows}
+        table.add_row("(logits)", *(cell for size in sizes for cell in (_milliseconds(logits[size]), "", "")))
+        for name in dict.fromkeys(row.verifier for row in rows):
+            times = [row for row in rows if row.verifier == name]
+            cells = [(_milliseconds(row.verify), f"{row.share:.1%}", _milliseconds(row.growing)) for row in times]
+            table.add_row(name, *(cell for group in cells for cell in group))
+        make_console().print(table, "")
+    print("ms: judging a tree of so many nodes; share: of that in judging and logits; grow: its noise or its draws")
+
+
+def show_acceptance(result: Acceptance) -> None:
+    """Tokens per round of every shape and verifier, a table per temperature."""
+    for temperature in dict.fromkeys(row.temperature for row in result.rows):
+        rows = [row for row in result.rows if row.temperature == temperature]
+        names = list(rows[0].tokens)
+        table = _table("tree", *names, "traversal over rrsw", right=len(names) + 1)
+        table.title = f"T = {temperature:g}: tokens per round, {result.prompts} prompts"
+        for row in rows:
+            cells = [f"{each.mean:.3f} ±{each.margin:.3f}" for each in row.tokens.values()]
+            table.add_row(row.shape, *cells, f"{row.gain.mean:+.1%} ±{row.gain.margin:.1%}")
+        make_console().print(table, "")
+    low, high = PUBLISHED_GAIN
+    print(f"± is half a 95 % confidence interval over prompts; {result.rounds} rounds, {result.stride} tokens apart")
+    print(f"published gain of traversal over rrsw at T = 1: {low:.1%} to {high:.1%}")
+
+
+def show_enumeration(result: Enumeration) -> None:
+    """The verdict on every pair, what was found of those that were tried, and why the others are refused."""
+    console, findings = make_console(), result.findings
+    verifiers = list(dict.fromkeys(finding.verifier for finding in findings))
+    if len(verifiers) > 1:
+        table = _table("", *verifiers)
+        for policy in dict.fromkeys(finding.policy for finding in findings):
+            table.add_row(policy, *(finding.verdict for finding in findings if finding.policy == policy))
+        console.print(table, "")
+    table = _table("policy", "verifier", "models", "total variation", "accepted", "verdict")
+    for finding in findings:
+        if finding.expected_accepted is not None:
+            distance = "" if finding.total_variation is None else f"{finding.total_variation:.1e}"
+            cells = [str(finding.models), distance, f"{finding.expected_accepted:.3f}", _explained(finding)]
+            table.add_row(finding.policy, finding.verifier, *cells)
+    console.print(table)
+    for finding in findings:
+        if finding.reason:
+            console.print(Text(f"{finding.policy} with {finding.verifier}: refused, {finding.reason}", style="dim"))
+    conclusion = "Every pair is what it claims to be." if result.passed else "A pair is BIASED."
+    console.print(Text(f"Temperature {result.temperature:g}. {conclusion}"))
+
+
 @contextmanager
 def progress(total: int) -> Iterator[Callable[[str], None]]:
     """A progress bar on standard error; what it gives advances it by one and says what was done."""
@@ -186,6 +255,18 @@ def _peers(rows: list[PeerRow]) -> Table:
         same = f"{row.identical}/{row.prompts}"
         table.add_row(row.name, f"{row.tokens_per_second:.1f}", f"{row.over_plain:.2f}", same)
     return table
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f}"
+
+
+def _explained(finding: Finding) -> str:
+    """A verdict in a few words."""
+    if finding.texts:
+        how = f"{finding.equal} of {finding.texts} texts equal plain decoding's"
+        return f"exact by coupling: {how}" if finding.passed else f"BIASED: {how}"
+    return {"exact": "exact by enumeration", "lossy": "lossy, as its name says"}.get(finding.verdict, finding.verdict)
 
 
 def _law_terms(compared: Comparison) -> list[tuple[str, float, str]]:

@@ -10,6 +10,7 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from numbers import Integral, Real
 from typing import Any
 
@@ -26,6 +27,7 @@ from transformers import (
 from drafttree.errors import ConfigError
 
 COLDEST = 1e-6
+HEAD = 1024
 KINDS = {float: (Real, "a number"), int: (Integral, "a whole number")}
 
 
@@ -127,7 +129,27 @@ def _warp(warper: LogitsProcessor, logits: Tensor) -> Tensor:
 
 
 def _nucleus(logits: Tensor, top_p: float) -> Tensor:
-    """Drop the least probable tokens whose probabilities add up to at most 1 - top_p, never the best one."""
+    """Drop the least probable tokens whose probabilities add up to at most 1 - top_p, never the best one.
+
+    Over a large vocabulary only the most probable tokens of a row are sorted, unless they are not probable enough; the
+    border may then fall between other tokens than after sorting all, where float32 cannot tell them apart.
+    """
+    if logits.shape[-1] <= 4 * HEAD:
+        return _nucleus_of_all(logits, top_p)
+    rows = logits.reshape(-1, logits.shape[-1])
+    best, order = rows.topk(HEAD)
+    total = (rows - best[:, :1]).exp_().sum(-1, keepdim=True, dtype=torch.float64)
+    mass = (best - best[:, :1]).exp_().cumsum(-1, dtype=torch.float64) / total
+    dropped = mass.roll(1, -1) >= top_p
+    dropped[:, 0] = False
+    kept = torch.full_like(rows, -math.inf).scatter_(-1, order, best.masked_fill_(dropped, -math.inf))
+    flat = mass[:, -1] < top_p
+    if flat.any():
+        kept[flat] = _nucleus_of_all(rows[flat], top_p)
+    return kept.view_as(logits)
+
+
+def _nucleus_of_all(logits: Tensor, top_p: float) -> Tensor:
     ascending, order = logits.sort(dim=-1)
     tail = ascending.softmax(-1).cumsum(-1) <= 1 - top_p
     tail[..., -1] = False
@@ -136,21 +158,30 @@ def _nucleus(logits: Tensor, top_p: float) -> Tensor:
 
 _GOLDEN = -0x61C8864680B583EB
 _MIX = (-0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)
+_ONE = 0x3FF0000000000000
 
 
 def _shift(bits: Tensor, by: int) -> Tensor:
-    return (bits >> by) & ((1 << (64 - by)) - 1)
+    """Bits moved to the right, zeros from the left, as a new tensor."""
+    return (bits >> by).bitwise_and_((1 << (64 - by)) - 1)
 
 
 def _splitmix(bits: Tensor) -> Tensor:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood 2014) on int64 tensors, which wrap like uint64."""
-    bits = (bits ^ _shift(bits, 30)) * _MIX[0]
-    bits = (bits ^ _shift(bits, 27)) * _MIX[1]
-    return bits ^ _shift(bits, 31)
+    """The finaliser of SplitMix64 (Steele, Lea and Flood 2014) in place, on int64 tensors, which wrap like uint64."""
+    bits.bitwise_xor_(_shift(bits, 30)).mul_(_MIX[0])
+    bits.bitwise_xor_(_shift(bits, 27)).mul_(_MIX[1])
+    return bits.bitwise_xor_(_shift(bits, 31))
+
+
+@lru_cache(maxsize=4)
+def _counter(size: int, device: torch.device) -> Tensor:
+    return torch.arange(1, size + 1, device=device) * _GOLDEN
 
 
 def uniform(seed: int, positions: Tensor, size: int) -> Tensor:
     """Uniform numbers in (0, 1), float64 `[..., size]`: the first `size` of the stream of (seed, position).
+
+    The upper 52 bits of a number fill the fraction of a double in [1, 2), which then moves to the middle of its cell.
 
     Args:
         seed: a 64-bit integer.
@@ -159,13 +190,13 @@ def uniform(seed: int, positions: Tensor, size: int) -> Tensor:
     """
     seeded = _splitmix(torch.tensor(seed, device=positions.device) + _GOLDEN)
     stream = _splitmix(seeded + (positions + 1) * _GOLDEN)
-    counter = torch.arange(1, size + 1, device=positions.device) * _GOLDEN
-    return (_shift(_splitmix(stream[..., None] + counter), 12).double() + 0.5) * 2.0**-52
+    bits = _shift(_splitmix(stream[..., None] + _counter(size, positions.device)), 12)
+    return bits.bitwise_or_(_ONE).view(torch.float64).sub_(1 - 2.0**-53)
 
 
 def gumbel(seed: int, positions: Tensor, vocab: int) -> Tensor:
     """Standard Gumbel noise, float32 `[..., vocab]`, a pure function of seed, position and token id."""
-    return -(-uniform(seed, positions, vocab).log()).log().float()
+    return uniform(seed, positions, vocab).log_().neg_().log_().neg_().float()
 
 
 def stream(seed: int, name: str, position: int, device: torch.device) -> torch.Generator:

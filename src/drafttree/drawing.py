@@ -5,6 +5,7 @@ drawn, and every drawn node stays in the tree. A budget is kept by not drawing. 
 distribution it is told the children came from.
 """
 
+import math
 from dataclasses import replace
 
 import torch
@@ -49,10 +50,10 @@ class Drawing:
         counts = (keep & (layer.logprobs >= FLOOR)).sum(2)
         before = counts.cumsum(1) - counts
         counts = counts.minimum((room - before).clamp_min(0))
-        logprobs = rows.masked_fill(counts[..., None] == 0, 0.0).log_softmax(-1)
-        logprobs = logprobs.masked_fill(logprobs < FLOOR, -torch.inf)
-        tokens, probs = self._noise.children(logprobs, counts, self._proposal, self._position, layer.depth)
-        self._probs.append(probs)
+        probs = rows.masked_fill(counts[..., None] == 0, 0.0).softmax(-1)
+        probs = torch.threshold_(probs, math.exp(FLOOR), 0.0)
+        tokens, drawn_from = self._noise.children(probs, counts, self._proposal, self._position, layer.depth)
+        self._probs.append(drawn_from)
         self._nodes.append(nodes)
         rank = torch.arange(tokens.shape[2], device=tokens.device)
         return replace(layer, logprobs=rows.gather(2, tokens)), tokens, rank < counts[..., None]
@@ -64,4 +65,4 @@ class Drawing:
         nodes = torch.cat(self._nodes, 1)
         rows = torch.full_like(tree.parents, -1)
         rows.scatter_(1, nodes, torch.arange(nodes.shape[1], device=nodes.device).expand_as(nodes))
-        return replace(tree, proposal=self._proposal, draft_probs=torch.cat(self._probs, 1), draft_rows=rows)
+        return replace(tree, proposal=self._proposal, draft_probs=tuple(self._probs), draft_rows=rows)

@@ -15,14 +15,18 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from drafttree.distributions import Sampling
+from drafttree.distributions import Sampling, gumbel
 from drafttree.drafters.base import Features
 from drafttree.drawing import Drawing
 from drafttree.errors import ConfigError
 from drafttree.growth import grow
+from drafttree.noise import Noise, SeededNoise
 from drafttree.policies.base import TreePolicy
 from drafttree.tree import DraftTree, Proposal
 from drafttree.verifiers.base import Verifier
+
+MOST = 200_000
+"""Outcomes of one random procedure beyond which enumerating them is given up."""
 
 Context = tuple[int, ...]
 Answer = TypeVar("Answer")
@@ -78,7 +82,7 @@ class Replay:
     def begin(self, position: int) -> None:
         """A round's verification starts; the script goes on."""
 
-    def gumbel(self, position: int, count: int) -> Tensor:
+    def gumbel(self, position: int) -> Tensor:
         """Refused: a continuum of answers cannot be enumerated."""
         raise ConfigError("Gumbel noise cannot be enumerated; 'coupled' is checked by comparing texts instead")
 
@@ -92,10 +96,10 @@ class Replay:
         return self._choose(list(enumerate((distribution / distribution.sum()).tolist())))
 
     def children(
-        self, logprobs: Tensor, counts: Tensor, proposal: Proposal, position: int, depth: int
+        self, probs: Tensor, counts: Tensor, proposal: Proposal, position: int, depth: int
     ) -> tuple[Tensor, Tensor]:
         """Every way to draw the children, one after the other."""
-        probs = logprobs.exp()
+        rows = probs.clone()
         tokens = torch.zeros(*counts.shape, max(int(counts.amax()), 1), dtype=torch.long)
         for node, count in enumerate(counts[0].tolist()):
             row = probs[0, node].clone()
@@ -103,13 +107,13 @@ class Replay:
                 best = row.topk(count - 1).indices
                 tokens[0, node, : count - 1] = best
                 row[best] = 0
-                probs[0, node] = row / row.sum()
+                rows[0, node] = row / row.sum()
             drawn = [count - 1] if proposal is Proposal.HUB and count else range(count)
             for place in drawn:
                 tokens[0, node, place] = token = self.draw(row)
                 if proposal is Proposal.SAMPLED:
                     row[token] = 0
-        return tokens, probs
+        return tokens, rows
 
     def _choose(self, answers: list[tuple[Answer, float]]) -> Answer:
         possible = [(answer, weight) for answer, weight in answers if weight > 0]
@@ -126,9 +130,16 @@ def outcomes(run: Callable[[Replay], Result]) -> Iterator[tuple[float, Result]]:
 
     Args:
         run: asks the noise it is given for everything random, and does the same for the same answers.
+
+    Raises:
+        ConfigError: there are more than 200,000 of them.
     """
     scripts: list[list[int]] = [[]]
-    while scripts:
+    for count in itertools.count():
+        if not scripts:
+            return
+        if count == MOST:
+            raise ConfigError(f"more than {MOST} outcomes to enumerate; give the policy a smaller budget")
         script = scripts.pop()
         noise = Replay(script)
         result = run(noise)
@@ -178,8 +189,7 @@ def law(
     judge = verifier(Sampling(temperature))
     committed: dict[Context, float] = {}
     for chance, tree in trees(draft, policy, judge, levels):
-        contexts = tree.paths()
-        logits = torch.stack([target.logits(context) for context in contexts])[None]
+        contexts, logits = tree.paths(), node_logits(target, tree)[None]
         for weight, verdict in outcomes(lambda noise, t=tree, x=logits: judge.verify(t, x, 0, noise)):
             tokens = (*contexts[verdict.paths[0][-1]], verdict.bonus[0])
             committed[tokens] = committed.get(tokens, 0.0) + chance * weight
@@ -188,7 +198,43 @@ def law(
 
 def trees(draft: Table, policy: TreePolicy, judge: Verifier, levels: int = 3) -> Iterator[tuple[float, DraftTree]]:
     """Every tree a policy grows for a verifier, with its probability; one tree where children are selected."""
-    return outcomes(lambda noise: _grow(draft, policy.fresh(), judge, noise, levels))
+    return outcomes(lambda noise: toy_tree(draft, policy.fresh(), judge, noise, levels))
+
+
+@torch.inference_mode()
+def coupled_round(
+    target: Table,
+    draft: Table,
+    policy: TreePolicy,
+    verifier: type[Verifier],
+    *,
+    seed: int = 0,
+    temperature: float = 1.0,
+    levels: int = 3,
+) -> tuple[Context, Context]:
+    """What one round commits, and as many tokens decoded one after the other with the same noise.
+
+    For verifiers whose draws are a function of seed and position: the noise is a continuum that cannot be enumerated,
+    and need not be. If the two agree whatever the noise, a text has the law of plain decoding, in which each token is
+    the argmax of logits and Gumbel noise and so follows the target. Arguments as for `law`.
+    """
+    judge, noise = verifier(Sampling(temperature)), SeededNoise(seed, target.vocab, torch.device("cpu"))
+    tree = toy_tree(draft, policy.fresh(), judge, noise, levels)
+    contexts = tree.paths()
+    verdict = judge.verify(tree, node_logits(target, tree)[None], 0, noise)
+    committed = (*contexts[verdict.paths[0][-1]], verdict.bonus[0])
+    plain: Context = ()
+    for position in range(1, len(committed) + 1):
+        scores = judge.sampling.process(target.logits(plain))
+        if not judge.sampling.greedy:
+            scores = scores + gumbel(seed, torch.tensor(position), target.vocab)
+        plain += (int(scores.argmax()),)
+    return committed, plain
+
+
+def node_logits(target: Table, tree: DraftTree) -> Tensor:
+    """Float64 `[nodes, vocab]` of the target at every node of a lone tree."""
+    return torch.stack([target.logits(context) for context in tree.paths()])
 
 
 def summarise(committed: dict[Context, float], target: Table, temperature: float = 1.0) -> Law:
@@ -210,7 +256,8 @@ def _probability(table: Table, context: Context, rest: Context, temperature: flo
     return math.prod(table.law((*context, *rest[:place]), temperature)[token] for place, token in enumerate(rest))
 
 
-def _grow(draft: Table, policy: TreePolicy, judge: Verifier, noise: Replay, levels: int) -> DraftTree:
+def toy_tree(draft: Table, policy: TreePolicy, judge: Verifier, noise: Noise, levels: int) -> DraftTree:
+    """The tree a policy grows for a verifier with this noise, below a root at position 0."""
     drawing = None if judge.proposal is Proposal.SELECTED else Drawing(judge.proposal, noise, 0)
     root = torch.zeros(1, 1, dtype=torch.long)
 

@@ -6,10 +6,16 @@ import torch
 from torch import Tensor
 
 from drafttree.distributions import gumbel, stream
+from drafttree.rows import draw
 from drafttree.tree import Proposal
 
 BLOCK = 2**18
 SPAN = 64
+
+
+def fresh_seed() -> int:
+    """A seed from torch's global generator, which `torch.manual_seed` sets."""
+    return int(torch.randint(2**63 - 1, ()))
 
 
 class Noise(Protocol):
@@ -19,8 +25,8 @@ class Noise(Protocol):
         """A round's verification starts, whose root is at `position`."""
         ...
 
-    def gumbel(self, position: int, count: int) -> Tensor:
-        """Float32 `[count, vocab]`: Gumbel noise of `count` positions from `position` on."""
+    def gumbel(self, position: int) -> Tensor:
+        """Float32 `[vocab]`: the Gumbel noise of a position."""
         ...
 
     def accept(self, probability: Tensor | float) -> bool:
@@ -32,12 +38,12 @@ class Noise(Protocol):
         ...
 
     def children(
-        self, logprobs: Tensor, counts: Tensor, proposal: Proposal, position: int, depth: int
+        self, probs: Tensor, counts: Tensor, proposal: Proposal, position: int, depth: int
     ) -> tuple[Tensor, Tensor]:
         """Draw children of every frontier node.
 
         Args:
-            logprobs: `[batch, frontier, vocab]` of the draft, -inf where a token is impossible.
+            probs: `[batch, frontier, vocab]` distributions of the draft.
             counts: `[batch, frontier]` how many each node gets; of the tokens returned for it the first so many count.
             proposal: how they are drawn.
             position: of the root.
@@ -45,7 +51,7 @@ class Noise(Protocol):
 
         Returns:
             `[batch, frontier, children]` token ids in draw order, and the distributions `[batch, frontier, vocab]`
-            the first drawn child of each node came from.
+            the first drawn child of each node came from: `probs` itself, unless the best tokens are not drawn.
         """
         ...
 
@@ -53,8 +59,9 @@ class Noise(Protocol):
 class SeededNoise:
     """Noise that is a pure function of a seed and of places in the text.
 
-    Gumbel noise is made in blocks and kept while it is near. The streams `accept`, `bonus` and `draft` begin anew in
-    every round, at a place that depends on seed and root position alone.
+    Gumbel noise is made once per position, many positions at a time where the vocabulary is small, and forgotten when
+    the text has passed them. The streams `accept`, `bonus` and `draft` begin anew in every round, at a place that
+    depends on seed and root position alone.
 
     Args:
         seed: of the sequence.
@@ -65,16 +72,18 @@ class SeededNoise:
     def __init__(self, seed: int, vocab: int, device: torch.device) -> None:
         self._seed, self._vocab, self._device = seed, vocab, device
         self._span = max(1, min(SPAN, BLOCK // vocab))
-        self._first = 0
-        self._rows = torch.zeros(0, vocab, device=device)
+        self._rows: dict[int, Tensor] = {}
 
-    def gumbel(self, position: int, count: int) -> Tensor:
-        if position < self._first or position + count > self._first + len(self._rows):
-            positions = torch.arange(position, position + max(count, self._span), device=self._device)
-            self._first, self._rows = position, gumbel(self._seed, positions, self._vocab)
-        return self._rows[position - self._first :][:count]
+    def gumbel(self, position: int) -> Tensor:
+        if position not in self._rows:
+            first = position - position % self._span
+            made = gumbel(self._seed, torch.arange(first, first + self._span, device=self._device), self._vocab)
+            self._rows |= dict(enumerate(made, first))
+        return self._rows[position]
 
     def begin(self, position: int) -> None:
+        if self._rows and min(self._rows) <= position - self._span:
+            self._rows = {ahead: row for ahead, row in self._rows.items() if ahead > position}
         self._accepts = stream(self._seed, "accept", position, self._device)
         self._bonus = stream(self._seed, "bonus", position, self._device)
 
@@ -82,22 +91,39 @@ class SeededNoise:
         return bool(torch.rand((), generator=self._accepts, device=self._device, dtype=torch.float64) < probability)
 
     def draw(self, distribution: Tensor) -> int:
-        return int(torch.multinomial(distribution, 1, generator=self._bonus))
+        share = torch.rand((), generator=self._bonus, device=self._device, dtype=torch.float64)
+        return int(draw(distribution, share))
 
     def children(
-        self, logprobs: Tensor, counts: Tensor, proposal: Proposal, position: int, depth: int
+        self, probs: Tensor, counts: Tensor, proposal: Proposal, position: int, depth: int
     ) -> tuple[Tensor, Tensor]:
         generator = stream(self._seed, f"draft/{depth}", position, self._device)
         most = max(int(counts.amax()), 1)
-        if proposal is Proposal.INDEPENDENT:
-            probs = logprobs.exp()
-            drawn = torch.multinomial(probs.flatten(0, 1), most, replacement=True, generator=generator)
-            return drawn.view(*counts.shape, most), probs
-        perturbed = -torch.empty_like(logprobs).exponential_(generator=generator).log()
+        shares = torch.rand(*counts.shape, most, generator=generator, device=self._device, dtype=torch.float64)
+        if proposal is Proposal.HUB:
+            return _hub(probs, counts, shares[..., 0], most)
         if proposal is Proposal.SAMPLED:
-            return (logprobs + perturbed).topk(most).indices, logprobs.exp()
-        best = logprobs.topk(most).indices
-        taken = torch.arange(most, device=best.device) < counts[..., None] - 1
-        rest = logprobs.masked_fill(torch.zeros_like(logprobs, dtype=torch.bool).scatter(2, best, taken), -torch.inf)
-        last = (rest + perturbed).argmax(-1, keepdim=True)
-        return best.scatter(2, (counts[..., None] - 1).clamp_min(0), last), rest.softmax(-1)
+            return _without_replacement(probs, shares), probs
+        return torch.stack([draw(probs, share) for share in shares.unbind(-1)], -1), probs
+
+
+def _without_replacement(probs: Tensor, shares: Tensor) -> Tensor:
+    """One token `[..., children]` of each row for each share, none twice; the rows are as before in the end."""
+    tokens = torch.zeros(shares.shape, dtype=torch.long, device=probs.device)
+    taken = torch.zeros(shares.shape, dtype=probs.dtype, device=probs.device)
+    for place, share in enumerate(shares.unbind(-1)):
+        token = draw(probs, share)[..., None]
+        tokens[..., place : place + 1], taken[..., place : place + 1] = token, probs.gather(-1, token)
+        probs.scatter_(-1, token, 0.0)
+    probs.scatter_add_(-1, tokens, taken)
+    return tokens
+
+
+def _hub(probs: Tensor, counts: Tensor, shares: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """The best tokens of each row, and after them one drawn from the others, whose distribution comes second."""
+    best = probs.topk(most).indices
+    taken = torch.arange(most, device=best.device) < counts[..., None] - 1
+    others = probs.masked_fill(torch.zeros_like(probs, dtype=torch.bool).scatter(-1, best, taken), 0.0)
+    last = draw(others, shares)[..., None]
+    others /= others.sum(-1, keepdim=True)
+    return best.scatter(-1, (counts[..., None] - 1).clamp_min(0), last), others

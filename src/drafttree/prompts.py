@@ -96,6 +96,28 @@ def read_text(path: Path) -> str:
         raise InputError(f"{path}: not UTF-8 text (byte {error.start})") from None
 
 
+def spread_prompts(paths: Iterable[Path], limit: int | None = None) -> list[str]:
+    """The prompts of some files, as many of each file as of the others, evenly spaced over it.
+
+    Args:
+        paths: the files.
+        limit: take no more prompts than this in all.
+
+    Raises:
+        InputError: as for `read_prompts`.
+    """
+    files = [read_prompts(path) for path in paths]
+    if limit is None:
+        return [prompt for file in files for prompt in file]
+    shares = [limit // len(files) + (index < limit % len(files)) for index in range(len(files))]
+    return [
+        file[index * len(file) // count]
+        for file, share in zip(files, shares, strict=True)
+        for count in [min(share, len(file))]
+        for index in range(count)
+    ]
+
+
 def _prompts(path: Path) -> Iterator[Example]:
     name = path.name.removesuffix(".gz")
     if not name.endswith((".jsonl", ".txt")):

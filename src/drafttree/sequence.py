@@ -93,6 +93,7 @@ class Generation:
         drafted: per token, whether the drafter proposed it.
         finish_reason: "stop", "length" or "interrupted".
         metrics: what it cost.
+        seed: of the draws; the same prompt and options give this text again with it.
     """
 
     text: str
@@ -100,6 +101,7 @@ class Generation:
     drafted: list[bool]
     finish_reason: str
     metrics: Metrics
+    seed: int
 
     @property
     def seconds(self) -> float:
@@ -115,6 +117,7 @@ class Generation:
             drafted=sequence.drafted,
             finish_reason=sequence.finish_reason or "interrupted",
             metrics=sequence.metrics,
+            seed=sequence.verifier.sampling.seed,
         )
 
 

@@ -42,8 +42,10 @@ class DraftTree:
         scores: `[batch, nodes]` what the policy ranked the node by, infinite for the root.
         levels: the number of drafted levels; no node is deeper.
         proposal: how children were chosen.
-        draft_probs: `[batch, rows, vocab]` distributions the children were drawn from, None where they were selected.
-        draft_rows: `[batch, nodes]` row of each node's own distribution, -1 where it was not expanded.
+        draft_probs: `[batch, frontier, vocab]` for every level drafted, the distributions the children were drawn from;
+            None where they were selected.
+        draft_rows: `[batch, nodes]` row of each node's own distribution, counted through the levels; -1 where it was
+            not expanded.
     """
 
     tokens: Tensor
@@ -53,7 +55,7 @@ class DraftTree:
     scores: Tensor
     levels: int
     proposal: Proposal = Proposal.SELECTED
-    draft_probs: Tensor | None = None
+    draft_probs: tuple[Tensor, ...] | None = None
     draft_rows: Tensor | None = None
 
     @classmethod
@@ -95,6 +97,11 @@ class DraftTree:
             paths.append(() if parent < 0 else (*paths[parent], token))
         return paths
 
+    def branches(self) -> list["Branches"]:
+        """The trees on the host, one per sequence."""
+        nodes = torch.stack((self.tokens, self.parents, self.valid.long()), 1).tolist()
+        return [Branches.of(*columns) for columns in nodes]
+
     def best(self, size: int) -> "DraftTree":
         """The subtree of the `size` nodes with the highest scores, ties to the earlier node.
 
@@ -113,6 +120,32 @@ class DraftTree:
             scores=self.scores.gather(1, order),
             levels=self.levels,
         )
+
+
+@dataclass(frozen=True)
+class Branches:
+    """One draft tree on the host.
+
+    Attributes:
+        tokens: per node, its token id.
+        children: per node, its children in order of rank or of drawing.
+    """
+
+    tokens: list[int]
+    children: list[list[int]]
+
+    @classmethod
+    def of(cls, tokens: list[int], parents: list[int], valid: list[int]) -> "Branches":
+        """The tree of these nodes, as `DraftTree` has them."""
+        children: list[list[int]] = [[] for _ in tokens]
+        for node, parent in enumerate(parents):
+            if valid[node] and parent >= 0:
+                children[parent].append(node)
+        return cls(tokens, children)
+
+    def child(self, node: int, token: int) -> int | None:
+        """The first child of a node with this token, None where there is none."""
+        return next((child for child in self.children[node] if self.tokens[child] == token), None)
 
 
 class TreeBuilder:

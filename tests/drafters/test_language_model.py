@@ -98,6 +98,18 @@ def test_logits_equal_full_recompute_after_every_kind_of_commit(name, case):
     assert session.model.forwarded == [unread, 3, 4, 3]
 
 
+def test_another_tree_may_begin_in_the_same_place():
+    session = Session()
+    draft_three_levels(session)
+    session.root()
+    session.expand([7, 8], [0, 0])
+    session.expand([9], [1])
+    session.commit([8, 50])
+    assert session.model.forwarded[-2:] == [2, 1]
+    draft_three_levels(session)
+    assert session.model.forwarded[-4:] == [1, 3, 4, 3]
+
+
 @pytest.mark.parametrize("name", tiny.CONFIGS)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_logits_equal_full_recompute_over_random_rounds(name, seed):

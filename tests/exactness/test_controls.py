@@ -130,23 +130,22 @@ def rejecting(rule: Callable[[float, float, float], float]) -> Callable:
 
 @pytest.mark.parametrize("rule", [keeps_its_rate, takes_the_mass_as_rate, divides_by_what_is_left_of_the_draft])
 def test_a_wrong_update_of_traversal_is_found_out(rule, monkeypatch):
-    monkeypatch.setattr(traversal._Node, "reject", rejecting(rule))
+    monkeypatch.setattr(traversal.Node, "reject", rejecting(rule))
     assert worst(LATE, Traversal) > FOUND
 
 
 def test_the_update_written_out_is_the_right_one(monkeypatch):
-    monkeypatch.setattr(traversal._Node, "reject", rejecting(is_right))
+    monkeypatch.setattr(traversal.Node, "reject", rejecting(is_right))
     assert worst(LATE, Traversal) < EXACT
 
 
-def takes_the_best(noise: Replay, logprobs, counts, proposal, position, depth):
+def takes_the_best(noise: Replay, probs, counts, proposal, position, depth):
     """Selects the best tokens and calls them drawn."""
-    return logprobs.topk(int(counts.amax())).indices, logprobs.exp()
+    return probs.topk(int(counts.amax())).indices, probs
 
 
-def draws_again(noise: Replay, logprobs, counts, proposal, position, depth):
+def draws_again(noise: Replay, probs, counts, proposal, position, depth):
     """Draws once more where the draft finds what was drawn improbable, and says nothing."""
-    probs = logprobs.exp()
     tokens = torch.zeros(*counts.shape, max(int(counts.amax()), 1), dtype=torch.long)
     for node, count in enumerate(counts[0].tolist()):
         row = probs[0, node].clone()

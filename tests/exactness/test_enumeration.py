@@ -1,13 +1,31 @@
 """Every admissible pair of policy and verifier has the target's law: all draws and all decisions, enumerated."""
 
+import math
+
 import pytest
 import torch
 
+from drafttree import exactness
+from drafttree.contract import objection
 from drafttree.distributions import Sampling
+from drafttree.enumeration import FORMS, enumerate_pairs, examine
 from drafttree.errors import ConfigError
-from drafttree.exactness import Law, Replay, Table, law, outcomes, trees
-from drafttree.policies import Chain, TreePolicy
-from drafttree.verifiers import RRS, Block, Coupled, GreedyMultiDraft, KSeq, PointMass, RRSw, Traversal
+from drafttree.exactness import Law, Replay, Table, coupled_round, law, outcomes, trees
+from drafttree.loading import make_policy
+from drafttree.policies import POLICIES, Chain, TreePolicy
+from drafttree.tree import Verdict
+from drafttree.verifiers import (
+    RRS,
+    VERIFIERS,
+    Block,
+    Coupled,
+    GreedyMultiDraft,
+    KSeq,
+    PointMass,
+    RRSw,
+    Traversal,
+)
+from test_noise import plain_uniform
 from worlds import EXACT, LARGE_PAIRS, LARGE_TREES, PAIRS, SMALL_TREES, constant, world
 
 
@@ -47,6 +65,75 @@ def test_a_pair_has_the_targets_law_at_any_temperature(verifier, temperature):
     policy = Chain(depth=2) if verifier.chains_only else SMALL_TREES["ragged"]
     found = law(tables.target, tables.draft, policy, verifier, temperature=temperature)
     assert found.total_variation < EXACT
+
+
+@pytest.mark.parametrize("verifier", VERIFIERS)
+@pytest.mark.parametrize("policy", FORMS)
+def test_a_pair_is_what_it_claims_to_be_in_fifty_models(policy, verifier):
+    """Chains, binary, ragged and adaptive trees over three and four tokens; every admissible pair."""
+    found = examine(policy, verifier, models=50)
+    refused = objection(make_policy(FORMS[policy][0]), VERIFIERS[verifier]) is not None
+    assert (found.verdict == "refused") is refused
+    if found.verdict == "exact":
+        assert found.total_variation is not None
+        assert found.total_variation < EXACT
+    elif found.verdict == "coupled":
+        assert found.equal == found.texts >= 50
+    else:
+        assert refused or verifier.startswith("lossy-")
+
+
+def test_every_policy_has_small_forms_and_none_that_are_refused_apart():
+    assert FORMS.keys() == POLICIES.keys()
+    for name, forms in FORMS.items():
+        assert all(type(make_policy(form)) is POLICIES[name] for form in forms)
+
+
+class Careless(RRSw):
+    """Takes a rejected token out of q and leaves the rest as it is."""
+
+    def after(self, q, token):
+        return q.index_fill(0, torch.tensor(token), 0.0)
+
+
+class Hasty(Coupled):
+    """Accepts whatever child comes first."""
+
+    def verify(self, tree, logits, position, noise):
+        verdict = super().verify(tree, logits, position, noise)
+        first = [0] if tree.size == 1 else [0, 1]
+        return verdict if len(verdict.paths[0]) > 1 else Verdict([first], verdict.bonus)
+
+
+@pytest.mark.parametrize("verifier", [Careless, Hasty])
+def test_a_biased_pair_is_called_so(verifier, monkeypatch):
+    monkeypatch.setitem(VERIFIERS, "wrong", verifier)
+    monkeypatch.setattr("drafttree.enumeration.COUPLED", (Hasty,))
+    table = enumerate_pairs(["template"], ["wrong"], models=5)
+    assert [finding.verdict for finding in table.findings] == ["BIASED"]
+    assert not table.passed
+    assert table.summary()["passed"] is False
+
+
+def test_a_tree_too_large_to_enumerate_is_refused(monkeypatch):
+    monkeypatch.setattr(exactness, "MOST", 100)
+    with pytest.raises(ConfigError, match="more than 100 outcomes"):
+        examine("template:tree=binary-2", "rrs", models=1)
+
+
+@pytest.mark.parametrize("temperature", [0.3, 2.0])
+def test_a_round_of_coupled_commits_what_plain_decoding_with_the_same_noise_does(temperature):
+    """Plain decoding written out: the noise of SplitMix64 itself, and one argmax after the other."""
+    for seed in range(10):
+        tables = world(seed)
+        options = {"seed": seed, "temperature": temperature}
+        committed, plain = coupled_round(tables.target, tables.draft, Chain(depth=3), Coupled, **options)
+        expected: tuple[int, ...] = ()
+        for position in range(1, len(committed) + 1):
+            noise = [-math.log(-math.log(u)) for u in plain_uniform(seed, position, 3)]
+            logits = (tables.target.logits(expected) / temperature).tolist()
+            expected += (max(range(3), key=lambda token: logits[token] + noise[token]),)
+        assert committed == plain == expected
 
 
 @pytest.mark.exactness

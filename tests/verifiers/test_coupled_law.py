@@ -9,6 +9,7 @@ import pytest
 import torch
 from scipy import stats
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from drafttree.decoder import Decoder
 from drafttree.distributions import Sampling, gumbel
@@ -36,21 +37,8 @@ SMALL = {
 }
 
 
-class Rows:
-    """Gumbel rows of many texts, indexed as the rows of one would be."""
-
-    def __init__(self, rows: Tensor) -> None:
-        self.rows = rows
-
-    def __getitem__(self, index) -> Tensor:
-        if isinstance(index, Tensor):
-            return self.rows.gather(1, index[..., None].expand(-1, -1, VOCAB))
-        row, columns = index
-        return self.rows[:, row, columns][:, None]
-
-
 class ManyNoises:
-    """The noise of a text per seed."""
+    """The noise of a text per seed: rows `[texts, 1, vocab]` where one text has `[vocab]`."""
 
     def __init__(self, rows: Tensor) -> None:
         self.rows = rows
@@ -58,9 +46,11 @@ class ManyNoises:
     def of(self, texts: Tensor) -> "ManyNoises":
         return ManyNoises(self.rows[texts])
 
-    def gumbel(self, position: int, count: int) -> Rows:
-        assert position + count <= self.rows.shape[1]
-        return Rows(self.rows[:, position : position + count])
+    def begin(self, position: int) -> None:
+        """Every row is kept."""
+
+    def gumbel(self, position: int) -> Tensor:
+        return self.rows[:, position : position + 1]
 
 
 class ManyDrafts:
@@ -81,13 +71,16 @@ class Hopeful(Coupled):
     """A verifier that is wrong: it accepts any child that the target finds likelier than 30 %."""
 
     def verify(self, tree: DraftTree, logits: Tensor, position: int, noise) -> Verdict:
-        chosen = (self.sampling.process(logits) + noise.gumbel(position + 1, tree.levels + 1)[tree.depths]).argmax(-1)
+        depths = range(tree.levels + 1)
+        rows = torch.cat([noise.gumbel(position + 1 + depth) for depth in depths], 1)
+        noisy = self.sampling.process(logits) + rows.gather(1, tree.depths[..., None].expand(-1, -1, VOCAB))
+        chosen = noisy.argmax(-1)
         for node in range(1, tree.size):
             parent, token = tree.parents[:, node], tree.tokens[:, node]
             texts = torch.arange(len(token))
             likely = (logits[texts, parent].softmax(-1)[texts, token] > 0.3) & tree.valid[:, node]
             chosen[texts[likely], parent[likely]] = token[likely]
-        return walk(tree, chosen)
+        return walk(tree, one_hot(chosen, VOCAB), lambda rows, depth: rows.argmax(-1))
 
 
 @pytest.fixture(scope="module")

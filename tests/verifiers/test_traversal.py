@@ -8,7 +8,7 @@ from drafttree.exactness import law
 from drafttree.tree import Verdict
 from drafttree.verifiers import Block, PointMass, RRSw, Traversal
 from drafttree.verifiers.base import Outlook
-from drafttree.verifiers.traversal import _Node
+from drafttree.verifiers.traversal import Node
 from worlds import CHAINS, LARGE_TREES, SMALL_TREES, Told, World, cut, drawn_tree, judged, world
 
 TARGET, DRAFT = [0.3, 0.4, 0.3], [0.6, 0.3, 0.1]
@@ -19,7 +19,7 @@ EXAMPLE = drawn_tree(tokens=[0, 1, 2], parents=[0, 1, 1], draft=DRAFT)
 def test_the_rows_and_rates_of_the_worked_example():
     logits = torch.tensor(TARGET, dtype=torch.float64).log().expand(4, -1)
     outlook = Outlook(EXAMPLE, 0, logits, Sampling(1.0), Told())
-    a = _Node(outlook, 0, 1.0).child(outlook, 1)
+    a = Node(outlook, 0, 1.0).child(outlook, 1)
     assert a.rate == pytest.approx(0.5)
     assert a.child(outlook, 2).rate == pytest.approx(2 / 3)
     a.reject(1)

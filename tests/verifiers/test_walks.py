@@ -142,7 +142,7 @@ def test_coupled_never_draws_a_token_that_sampling_excludes():
 
 def test_coupled_guides_a_drafter_with_a_smaller_vocabulary():
     guided = Coupled(Sampling(temperature=1.0)).guide(torch.zeros(1, 1, 3), 2, SILENCE)
-    assert torch.equal(guided[0], SILENCE.gumbel(2, 1)[:, :3])
+    assert torch.equal(guided[0, 0], SILENCE.gumbel(2)[:3])
 
 
 def test_greedy_leaves_the_drafters_logits_alone():

@@ -3,6 +3,7 @@
 Everything that is compared runs interleaved in one process, after a warm-up, and every figure is a median.
 """
 
+from drafttree.bench.acceptance import Acceptance, AcceptanceRow, bench_acceptance
 from drafttree.bench.compare import Comparison, compare
 from drafttree.bench.edits import code_edits
 from drafttree.bench.inflation import inflate
@@ -10,8 +11,11 @@ from drafttree.bench.law import LawBench, measure_law
 from drafttree.bench.lookup import LookupBench, bench_lookup
 from drafttree.bench.overhead import Overhead, measure_overhead
 from drafttree.bench.policies import PeerRow, PolicyBench, PolicyRow, bench_policies
+from drafttree.bench.verifiers import VerifierBench, VerifierTime, bench_verifiers
 
 __all__ = [
+    "Acceptance",
+    "AcceptanceRow",
     "Comparison",
     "LawBench",
     "LookupBench",
@@ -19,8 +23,12 @@ __all__ = [
     "PeerRow",
     "PolicyBench",
     "PolicyRow",
+    "VerifierBench",
+    "VerifierTime",
+    "bench_acceptance",
     "bench_lookup",
     "bench_policies",
+    "bench_verifiers",
     "code_edits",
     "compare",
     "inflate",

@@ -8,6 +8,7 @@ from drafttree.distributions import Sampling
 from drafttree.errors import ConfigError
 from drafttree.metrics import Law
 from drafttree.models.huggingface import HuggingFaceModel
+from drafttree.noise import fresh_seed
 from drafttree.reference import Difference, ReferenceRun, find_difference, transformers_generate
 from drafttree.sequence import Generation
 from drafttree.verifiers import Coupled
@@ -83,13 +84,15 @@ def compare(decoder: Decoder, prompt: Prompt, *, repeats: int = 3, **options) ->
         decoder: with a drafter.
         prompt: text or token ids.
         repeats: runs of each; the median by speed is reported.
-        **options: as for `Decoder.start`.
+        **options: as for `Decoder.start`; all ways get the same seed.
 
     Raises:
         ConfigError: the decoder has no drafter.
     """
     if decoder.drafter is None:
         raise ConfigError("without a drafter all decoding is plain and there is nothing to compare; name a drafter")
+    if options.get("seed") is None:
+        options["seed"] = fresh_seed()
     ways = _ways(decoder, decoder.start(prompt, **options).tokens, options)
     short = min(max(WARM_UP, options.get("min_new_tokens") or 0), options.get("max_new_tokens", WARM_UP))
     for way in ways.values():

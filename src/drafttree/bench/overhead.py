@@ -117,11 +117,11 @@ class _TimedDecoder(Decoder):
     def step(self, sequence: Text) -> int:
         return self.clocks.wrap("round", super().step)(sequence)
 
-    def _draft(self, sequence: Text) -> DraftTree:
-        return self.clocks.wrap("drafting", super()._draft)(sequence)
+    def propose(self, sequence: Text) -> DraftTree:
+        return self.clocks.wrap("drafting", super().propose)(sequence)
 
-    def _score(self, sequence: Text, tree: DraftTree) -> Output:
-        return self.clocks.wrap("scoring", super()._score)(sequence, tree)
+    def score(self, sequence: Text, tree: DraftTree) -> Output:
+        return self.clocks.wrap("scoring", super().score)(sequence, tree)
 
     def _commit(self, sequence: Text, tree: DraftTree, verdict: Verdict, hidden: Features) -> tuple[int, int]:
         return self.clocks.wrap("committing", super()._commit)(sequence, tree, verdict, hidden)

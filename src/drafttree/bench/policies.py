@@ -115,16 +115,17 @@ def bench_policies(
         repeats: times everything runs, after a warm-up.
         peers: other ways of generating from token ids, to run by turns with ours.
         progress: called after every text with what was run.
-        **options: as for `Decoder.start`.
+        **options: as for `Decoder.start`; without a seed it is 0, since policies are compared on the same texts.
 
     Raises:
         ConfigError: the decoder has no drafter.
     """
     if decoder.drafter is None:
         raise ConfigError("policies need a drafter; name one")
-    ids = [decoder.start(prompt, **options).tokens for prompt in prompts]
+    settings: dict[str, Any] = {"seed": 0} | options
+    ids = [decoder.start(prompt, **settings).tokens for prompt in prompts]
     decoders = {PLAIN: decoder.plain()} | {spec: decoder.with_policy(make_policy(spec)) for spec in policies}
-    ways = {spec: _way(each, options) for spec, each in decoders.items()} | dict(peers)
+    ways = {spec: _way(each, settings) for spec, each in decoders.items()} | dict(peers)
     for way in ways.values():
         way(ids[0])
     runs = [[_turn(ways, prompt, progress) for prompt in ids] for _ in range(repeats)]

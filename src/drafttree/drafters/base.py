@@ -12,7 +12,10 @@ class Guesses(Protocol):
     """What growing a tree needs of a draft."""
 
     def root(self) -> Tensor:
-        """Logits `[batch, 1, vocab]` of what follows the committed tokens; the first pass of a round."""
+        """Logits `[batch, 1, vocab]` of what follows the committed tokens; the first pass of a round.
+
+        Asked again before the next commit, it begins another tree in the same place.
+        """
         ...
 
     def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:

@@ -41,6 +41,7 @@ class LanguageModelDraft:
         self._model = model
         self._cache = model.new_cache(1, capacity)
         self._unread = list(prompt)
+        self._root = torch.empty(1, 1, 0, device=model.device)
         self._levels: list[tuple[Tensor, Tensor]] = []
         self._visible = torch.zeros(1, 1, 0, dtype=torch.bool, device=model.device)
 
@@ -49,13 +50,16 @@ class LanguageModelDraft:
         self._unread = self._unread[-1:]
 
     def root(self) -> Tensor:
-        started = time.perf_counter()
-        logits = append(self._model, self._cache, self._known(self._unread)).logits
-        self._unread = []
+        if self._unread:
+            started = time.perf_counter()
+            self._root = append(self._model, self._cache, self._known(self._unread)).logits
+            self._unread = []
+            self._count(started)
+        else:
+            self._cache.keep([])
         self._levels = []
         self._visible = self._visible[:, :1, :0]
-        self._count(started)
-        return logits
+        return self._root
 
     def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
         started = time.perf_counter()

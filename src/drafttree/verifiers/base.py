@@ -4,6 +4,7 @@ All randomness arrives in `noise`, so a verifier can be replayed and proven. `gu
 the drafter as well, which makes the drafter guess the token that will be drawn rather than the likeliest one.
 """
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -79,30 +80,31 @@ class Outlook:
         noise: answers `accept(probability)` and `draw(distribution)`.
         tokens: per node, its token id.
         children: per node, its children in draw order.
+        child: the first child of a node with a token, or None.
     """
 
     def __init__(self, tree: DraftTree, index: int, logits: Tensor, sampling: Sampling, noise: Noise) -> None:
         self.noise = noise
-        self.tokens: list[int] = tree.tokens[index].tolist()
-        self.children: list[list[int]] = [[] for _ in self.tokens]
-        parents, valid = tree.parents[index].tolist(), tree.valid[index].tolist()
-        for node, parent in enumerate(parents):
-            if valid[node] and parent >= 0:
-                self.children[parent].append(node)
+        branches = tree.branches()[index]
+        self.tokens, self.children, self.child = branches.tokens, branches.children, branches.child
         self._logits, self._sampling = logits, sampling
-        self._draft = None if tree.draft_probs is None else tree.draft_probs[index]
+        self._draft = [row for level in tree.draft_probs or () for row in level[index]]
         self._rows: list[int] = [] if tree.draft_rows is None else tree.draft_rows[index].tolist()
 
     def target(self, node: int) -> Tensor:
-        """`[vocab]` the target's distribution after a node."""
+        """`[vocab]` the target's distribution after a node, a new tensor each time."""
         return self._sampling.process(self._logits[node]).softmax(-1)
 
     def draft(self, node: int) -> Tensor:
-        """`[vocab]` the distribution a node's first child was drawn from; 0 for tokens the drafter does not know."""
-        if self._draft is None or self._rows[node] < 0:
+        """`[vocab]` the distribution a node's first child was drawn from; 0 for tokens the drafter does not know.
+
+        It is the tree's own row wherever the vocabularies are as large: not to be written to.
+        """
+        if not self._draft or self._rows[node] < 0:
             raise ConfigError("this tree does not say which distribution its children were drawn from")
         row = self._draft[self._rows[node]]
-        return pad(row, (0, self._logits.shape[-1] - len(row)))
+        missing = self._logits.shape[-1] - len(row)
+        return pad(row, (0, missing)) if missing else row
 
 
 class SamplingVerifier(Verifier):
@@ -131,9 +133,9 @@ class SamplingVerifier(Verifier):
 
 
 def normalise(mass: Tensor, otherwise: Tensor) -> Tensor:
-    """A distribution from non-negative mass `[vocab]`; `otherwise` where there is none left but rounding."""
-    total = mass.sum()
-    return mass / total if total > 0 else otherwise
+    """Non-negative mass `[vocab]` as a distribution, in place; `otherwise` where there is none left but rounding."""
+    total = float(mass.sum())
+    return mass.div_(total) if total > 0 else otherwise
 
 
 def ratio(p: Tensor, q: Tensor, token: int) -> float:
@@ -144,7 +146,7 @@ def ratio(p: Tensor, q: Tensor, token: int) -> float:
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
     """What is left of p once a token drawn from q has been rejected: the positive part of p - q, normalised."""
-    return normalise((p - q).clamp_min(0), p)
+    return normalise((p - q).clamp_min_(0), p)
 
 
 def without(q: Tensor, token: int) -> Tensor:
@@ -154,18 +156,34 @@ def without(q: Tensor, token: int) -> Tensor:
     return normalise(rest, rest)
 
 
-def walk(tree: DraftTree, chosen: Tensor) -> Verdict:
-    """Follow the tokens the target has chosen, from the root for as long as they are in the tree.
+def walk(tree: DraftTree, logits: Tensor, choose: Callable[[Tensor, int], Tensor]) -> Verdict:
+    """Follow the tokens the target chooses, from the root for as long as they are in the tree.
+
+    Only the rows of nodes on the way are looked at, a level at a time.
 
     Args:
         tree: the draft trees; siblings differ in their tokens.
-        chosen: int64 `[batch, nodes]`, the token that follows each node.
+        logits: `[batch, nodes, vocab]` of the target.
+        choose: the token ids `[batch, 1]` that follow nodes of a depth, from their logits `[batch, 1, vocab]`.
     """
-    agrees = (tree.tokens == chosen.gather(1, tree.parents.clamp_min(0))) & tree.valid
-    agrees |= tree.parents < 0
-    accepted = (agrees[:, None] | ~tree.ancestors).all(2)
-    paths, bonus = [], []
-    for on_path, tokens in torch.stack((accepted.long(), chosen), 1).tolist():
-        paths.append([node for node, taken in enumerate(on_path) if taken])
-        bonus.append(tokens[paths[-1][-1]])
+    branches = tree.branches()
+    paths, bonus = [[0] for _ in branches], [-1] * len(branches)
+    depth = 0
+    while min(bonus) < 0:
+        tokens = choose(_rows(logits, [path[-1] for path in paths]), depth)[:, 0].tolist()
+        depth += 1
+        for index, token in enumerate(tokens):
+            if bonus[index] < 0:
+                child = branches[index].child(paths[index][-1], token)
+                if child is None:
+                    bonus[index] = token
+                else:
+                    paths[index].append(child)
     return Verdict(paths, bonus)
+
+
+def _rows(logits: Tensor, nodes: list[int]) -> Tensor:
+    """`[batch, 1, vocab]` one node's row of each sequence; of a lone sequence without a copy."""
+    if len(nodes) == 1:
+        return logits[:, nodes[0] : nodes[0] + 1]
+    return logits[torch.arange(len(nodes), device=logits.device), nodes][:, None]

@@ -18,7 +18,7 @@ class Block(SamplingVerifier):
         best, rate, kept = 0, 1.0, outlook.target(0)
         for position, node in enumerate(chain):
             target, last = outlook.target(node), node == chain[-1]
-            left = target if last else (rate * target - outlook.draft(node)).clamp_min_(0)
+            left = target if last else (rate * target).sub_(outlook.draft(node)).clamp_min_(0)
             mass = float(left.sum())
             threshold = rate if last else _share(mass, mass + (1 - rate))
             if position == 0 or outlook.noise.accept(threshold):

@@ -5,6 +5,7 @@ from torch.nn.functional import pad
 
 from drafttree.distributions import Sampling
 from drafttree.noise import Noise
+from drafttree.rows import argmax
 from drafttree.tree import DraftTree, Verdict
 from drafttree.verifiers.base import Verifier, walk
 
@@ -27,9 +28,9 @@ class Coupled(Verifier):
 
     def guide(self, logits: Tensor, position: int, noise: Noise) -> Tensor:
         width = logits.shape[-1]
-        row = noise.gumbel(position, 1)[0, :width]
+        row = noise.gumbel(position)[..., :width]
         return self.sampling.process(logits) + pad(row, (0, width - row.shape[-1]))
 
     def verify(self, tree: DraftTree, logits: Tensor, position: int, noise: Noise) -> Verdict:
-        rows = noise.gumbel(position + 1, tree.levels + 1)
-        return walk(tree, (self.sampling.process(logits) + rows[tree.depths]).argmax(-1))
+        noise.begin(position)
+        return walk(tree, logits, lambda rows, depth: argmax(self.guide(rows, position + 1 + depth, noise)))

@@ -4,6 +4,7 @@ from torch import Tensor
 
 from drafttree.distributions import Sampling
 from drafttree.noise import Noise
+from drafttree.rows import argmax
 from drafttree.tree import DraftTree, Verdict
 from drafttree.verifiers.base import Verifier, walk
 
@@ -20,4 +21,4 @@ class Greedy(Verifier):
         return None
 
     def verify(self, tree: DraftTree, logits: Tensor, position: int, noise: Noise) -> Verdict:
-        return walk(tree, logits.argmax(-1))
+        return walk(tree, logits, lambda rows, depth: argmax(rows))

@@ -6,6 +6,8 @@ from torch import Tensor
 from drafttree.tree import Proposal
 from drafttree.verifiers.base import Outlook, SamplingVerifier, normalise, ratio
 
+STEPS, NEAR = 24, 1e-8
+
 
 class KSeq(SamplingVerifier):
     """Judge the independent children of a node one after the other against a scaled target: SpecTr."""
@@ -31,18 +33,28 @@ class KSeq(SamplingVerifier):
 def scale_of(p: Tensor, q: Tensor, count: int) -> float:
     """The rho in [1, count] at which 1 - (1 - beta)^count = rho * beta, beta(rho) = sum min(q, p / rho).
 
-    Approached from above by bisection: the text has the target's law for any rho that is not below it.
+    Approached by false position (the Illinois variant) from above: the text has the target's law for any rho
+    that is not below it.
     """
-    if count == 1:
+    common = torch.empty_like(p)
+
+    def excess(scale: float) -> float:
+        beta = float(torch.minimum(q, torch.div(p, scale, out=common), out=common).sum())
+        return 1 - (1 - beta) ** count - scale * beta
+
+    low, high, above = 1.0, float(count), excess(1.0) if count > 1 else 0.0
+    if above <= 0:
         return 1.0
-    low, high = 1.0, float(count)
-    for _ in range(24):
-        middle = (low + high) / 2
-        beta = float(torch.minimum(q, p / middle).sum())
-        if 1 - (1 - beta) ** count > middle * beta:
-            low = middle
+    below, rose = excess(high), None
+    for _ in range(STEPS):
+        middle = (high * above - low * below) / (above - below)
+        value = excess(middle)
+        if value > 0:
+            low, above, below, rose = middle, value, below / 2 if rose is True else below, True
         else:
-            high = middle
+            high, below, above, rose = middle, value, above / 2 if rose is False else above, False
+        if high - low < NEAR or -NEAR < value <= 0:
+            break
     return high
 
 
@@ -51,4 +63,4 @@ def _left(p: Tensor, q: Tensor, scale: float, count: int) -> Tensor:
     common = torch.minimum(q, p / scale)
     beta = float(common.sum())
     accepted = 1 - (1 - beta) ** count
-    return normalise((p - common * (accepted / beta)).clamp_min(0), p) if beta > 0 else p
+    return normalise((p - common.mul_(accepted / beta)).clamp_min_(0), p) if beta > 0 else p

@@ -19,7 +19,7 @@ class PointMass(SamplingVerifier):
         path = [0]
         while True:
             token = outlook.noise.draw(outlook.target(path[-1]))
-            child = next((c for c in outlook.children[path[-1]] if outlook.tokens[c] == token), None)
+            child = outlook.child(path[-1], token)
             if child is None:
                 return path, token
             path.append(child)

@@ -24,7 +24,9 @@ class RRSw(SamplingVerifier):
                 if outlook.noise.accept(ratio(p, q, token)):
                     path.append(child)
                     break
-                p, q = residual(p, q), self.after(q, token)
+                p = residual(p, q)
+                if child != children[-1]:
+                    q = self.after(q, token)
             else:
                 return path, outlook.noise.draw(p)
         return path, outlook.noise.draw(outlook.target(path[-1]))

@@ -1,4 +1,4 @@
-from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 from torch import Tensor
@@ -19,7 +19,7 @@ class Traversal(SamplingVerifier):
     proposal: ClassVar[Proposal] = Proposal.SAMPLED
 
     def judge(self, outlook: Outlook) -> tuple[list[int], int]:
-        chain = [_Node(outlook, 0, 1.0)]
+        chain = [Node(outlook, 0, 1.0)]
         while True:
             leaf = chain[-1]
             if leaf.children:
@@ -31,34 +31,41 @@ class Traversal(SamplingVerifier):
                 chain[-1].reject(outlook.tokens[leaf.index])
 
 
-@dataclass
-class _Node:
-    """A node of the chain under judgement, with its rows and rate as they are by now."""
+class Node:
+    """A node of the chain under judgement, with its rows and rate as they are by now.
 
-    index: int
-    rate: float
-    target: Tensor
-    draft: Tensor | None
-    children: list[int]
+    Attributes:
+        index: in the tree.
+        rate: probability to accept the path to the node.
+        children: those not rejected yet; the one under judgement is not among them.
+    """
 
     def __init__(self, outlook: Outlook, index: int, rate: float) -> None:
         self.index, self.rate = index, rate
         self.children = list(outlook.children[index])
-        self.target = outlook.target(index)
-        self.draft = outlook.draft(index) if self.children else None
+        self._outlook = outlook
 
-    def child(self, outlook: Outlook, index: int) -> "_Node":
+    @cached_property
+    def target(self) -> Tensor:
+        """`[vocab]` of the target; made when it is asked for, since a leaf that is rejected never needs it."""
+        return self._outlook.target(self.index)
+
+    @cached_property
+    def draft(self) -> Tensor:
+        """`[vocab]` the distribution of the next child."""
+        return self._outlook.draft(self.index)
+
+    def child(self, outlook: Outlook, index: int) -> "Node":
         """Equation 1: the child's rate from this node's current rate and rows."""
         token = outlook.tokens[index]
-        assert self.draft is not None
-        return _Node(outlook, index, min(self.rate * ratio(self.target, self.draft, token), 1.0))
+        return Node(outlook, index, min(self.rate * ratio(self.target, self.draft, token), 1.0))
 
     def reject(self, token: int) -> None:
         """Equations 2 and 3: the rows and the rate after the child with this token has been cut off."""
-        assert self.draft is not None
-        left = (self.rate * self.target - self.draft).clamp_min_(0)
+        left = (self.rate * self.target).sub_(self.draft).clamp_min_(0)
         mass = float(left.sum())
         if mass > 0:
-            self.target = left / mass
+            self.target = left.div_(mass)
         self.rate = mass / (mass + (1 - self.rate)) if mass > 0 else 0.0
-        self.draft = without(self.draft, token)
+        if self.children:
+            self.draft = without(self.draft, token)

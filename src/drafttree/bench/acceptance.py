@@ -1,0 +1,274 @@
+"""How many drafted tokens each verifier accepts, over tree shapes and temperatures, on the same contexts.
+
+A context is a beginning of a text that the target itself has written after a prompt, at the temperature in question;
+contexts of one text are a fixed stride apart. At every context and for every shape one tree is drawn, one is selected
+and one is selected in sight of the coupled noise, and the target scores each in one pass. `RRSw` and `Traversal` judge
+the drawn one, `PointMass` and `Coupled` the selected ones. Two things keep the work and the noise small:
+
+- Growth is predictable, so a chain of 2 is the beginning of a chain of 8 and a binary tree of depth 2 that of one of
+  depth 5, with the same law. The largest is drafted and the smaller ones are judged as its upper levels.
+- Given a tree, the expected number of accepted tokens is a sum that needs no draws. So what remains random is the tree
+  and the context, which `RRSw` and `Traversal` share. `Coupled` has no randomness besides its noise, and counts.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+
+import torch
+
+from drafttree.decoder import Decoder, Prompt
+from drafttree.drafters.language_model import LanguageModelDrafter
+from drafttree.errors import ConfigError
+from drafttree.loading import make_policy
+from drafttree.models.base import read
+from drafttree.sequence import Sequence as Text
+from drafttree.verifiers import Coupled, PointMass, RRSw, Verifier
+from drafttree.verifiers.base import Outlook, ratio, residual, without
+from drafttree.verifiers.traversal import Node
+
+TEMPERATURES = (0.2, 0.4, 0.6, 0.8, 1.0)
+ROOM = 64
+"""Levels that every context leaves room for."""
+
+SHAPES: dict[str, dict[str, int]] = {
+    "chain:depth=8": {f"chain {depth}": depth for depth in (2, 4, 6, 8)},
+    "template:tree=binary-5": {f"binary {depth}": depth for depth in (2, 3, 4, 5)},
+    "template:tree=eagle-sparse": {"eagle-sparse": 5},
+    "dynatree": {"dynatree": ROOM},
+    "talon": {"talon": ROOM},
+}
+"""Per policy the shapes that are its upper levels, and how many levels each has at most."""
+
+PUBLISHED_GAIN = (0.022, 0.057)
+"""Of Traversal over RRSw in tokens per round: Traversal Verification (arXiv 2505.12398), tables 1 to 4."""
+
+Lengths = dict[str, dict[str, float]]
+"""Per shape and verifier the expected number of accepted tokens."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over prompts and the half-width of its 95 % confidence interval."""
+
+    mean: float
+    margin: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Estimate":
+        """Of one value per prompt."""
+        spread = statistics.stdev(values) if len(values) > 1 else math.inf
+        return cls(statistics.fmean(values), 1.96 * spread / math.sqrt(len(values)))
+
+    @classmethod
+    def of_gain(cls, ours: Sequence[float], theirs: Sequence[float]) -> "Estimate":
+        """How much larger one mean is than another, relatively, from a pair of values per prompt."""
+        base = statistics.fmean(theirs)
+        gain = statistics.fmean(ours) / base - 1
+        rest = cls.of([mine - (1 + gain) * other for mine, other in zip(ours, theirs, strict=True)])
+        return cls(gain, rest.margin / base)
+
+
+@dataclass(frozen=True)
+class AcceptanceRow:
+    """One tree shape at one temperature; figures are tokens per round, the bonus token counted.
+
+    Attributes:
+        temperature: of target and drafter.
+        shape: its name.
+        tokens: of each verifier.
+        gain: of Traversal over RRSw.
+    """
+
+    temperature: float
+    shape: str
+    tokens: dict[str, Estimate]
+    gain: Estimate
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """The acceptance table.
+
+    Attributes:
+        rows: by temperature and shape.
+        prompts: how many.
+        rounds: contexts in which a round was judged, over all temperatures.
+        stride: tokens between the contexts of one text.
+    """
+
+    rows: list[AcceptanceRow]
+    prompts: int
+    rounds: int
+    stride: int
+
+    def summary(self) -> dict[str, object]:
+        """Every figure, for JSON."""
+        return {**asdict(self), "published_gain": PUBLISHED_GAIN}
+
+
+@torch.inference_mode()
+def bench_acceptance(
+    decoder: Decoder,
+    prompts: Sequence[Prompt],
+    *,
+    temperatures: Sequence[float] = TEMPERATURES,
+    rounds: int = 2,
+    stride: int = 24,
+    seed: int = 0,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Acceptance:
+    """Measure the accepted length of RRSw, Traversal, PointMass and Coupled.
+
+    Args:
+        decoder: with a language model as drafter; its policy grows the trees its texts are written with.
+        prompts: texts or token ids, with room for `rounds * stride + 64` more tokens.
+        temperatures: above 0.
+        rounds: contexts per prompt and temperature, fewer where a text ends early; the first is the prompt.
+        stride: tokens between them.
+        seed: of texts and trees.
+        progress: called after every prompt and temperature with the temperature.
+
+    Raises:
+        ConfigError: the drafter is none, or cannot begin several trees in the same place.
+    """
+    if not isinstance(decoder.drafter, LanguageModelDrafter):
+        raise ConfigError("acceptance is measured with a language model as drafter; name one")
+    decoder = Decoder(decoder.target, decoder.drafter, decoder.policy, Coupled, decoder.tokenizer, decoder.eos)
+    rows, judged = [], 0
+    for temperature in temperatures:
+        found: list[Lengths] = []
+        for number, prompt in enumerate(prompts):
+            options = {"temperature": temperature, "seed": seed + number}
+            lengths = [_lengths(decoder, text) for text in _contexts(decoder, prompt, rounds, stride, options)]
+            found.append(_mean(lengths))
+            judged += len(lengths)
+            progress(f"T = {temperature:g}")
+        rows += [_row(temperature, shape, found) for shape in found[0]]
+    return Acceptance(rows, len(prompts), judged, stride)
+
+
+def reach_by_rejection(outlook: Outlook) -> list[float]:
+    """Per node, the probability that `RRSw` accepts it, given the tree."""
+    reach = [1.0] + [0.0] * (len(outlook.tokens) - 1)
+    for node, children in enumerate(outlook.children):
+        if not children or not reach[node]:
+            continue
+        p, q, left = outlook.target(node), outlook.draft(node), reach[node]
+        for child in children:
+            token = outlook.tokens[child]
+            reach[child] = left * min(ratio(p, q, token), 1.0)
+            left -= reach[child]
+            p, q = residual(p, q), without(q, token)
+    return reach
+
+
+def reach_by_walking(outlook: Outlook) -> list[float]:
+    """Per node, the probability that `PointMass` accepts it, given a tree whose siblings differ."""
+    reach = [1.0] + [0.0] * (len(outlook.tokens) - 1)
+    for node, children in enumerate(outlook.children):
+        if children:
+            row = outlook.target(node)[[outlook.tokens[child] for child in children]].tolist()
+            for child, probability in zip(children, row, strict=True):
+                reach[child] = reach[node] * probability
+    return reach
+
+
+def expected_by_traversal(outlook: Outlook) -> float:
+    """The expected number of tokens that `Traversal` accepts, given the tree.
+
+    It stops at the first leaf it accepts, so the walk along which it rejects all of them passes every outcome.
+    """
+    chain, left, expected = [Node(outlook, 0, 1.0)], 1.0, 0.0
+    while left > 0:
+        leaf = chain[-1]
+        if leaf.children:
+            chain.append(leaf.child(outlook, leaf.children.pop(0)))
+        elif leaf.index == 0:
+            break
+        else:
+            chain.pop()
+            expected += left * leaf.rate * len(chain)
+            left *= 1 - leaf.rate
+            chain[-1].reject(outlook.tokens[leaf.index])
+    return expected
+
+
+def _contexts(decoder: Decoder, prompt: Prompt, rounds: int, stride: int, options: dict) -> Iterator[Text]:
+    """One sequence, moved along a text of the target's, with the caches of the target and the drafter."""
+    ahead = (rounds - 1) * stride
+    text = decoder.generate(prompt, max_new_tokens=ahead, **options).tokens if ahead else []
+    sequence = decoder.start(prompt, max_new_tokens=ahead + ROOM, **options)
+    decoder.prefill(sequence)
+    yield sequence
+    for first in range(0, ahead, stride):
+        following = text[first : first + stride]
+        if len(following) < stride or following[-1] in decoder.eos:
+            return
+        read(decoder.target, sequence.cache, [sequence.tokens[-1], *following[:-1]])
+        sequence.tokens += following
+        assert sequence.draft is not None
+        sequence.draft.commit(following, ())
+        yield sequence
+
+
+def _lengths(decoder: Decoder, sequence: Text) -> Lengths:
+    """The accepted lengths of every shape and verifier at a context."""
+    found: Lengths = {}
+    for spec, shapes in SHAPES.items():
+        drawn, selected, guided = (_Scored(decoder, sequence, spec, judge) for judge in (RRSw, PointMass, Coupled))
+        rejecting, walking = reach_by_rejection(drawn.upper()), reach_by_walking(selected.upper())
+        coupled = guided.verdict()
+        for shape, levels in shapes.items():
+            found[shape] = {
+                "rrsw": drawn.sum(rejecting, levels),
+                "traversal": expected_by_traversal(drawn.upper(levels)),
+                "point-mass": selected.sum(walking, levels),
+                "coupled": min(coupled, levels),
+            }
+    return found
+
+
+class _Scored:
+    """A tree at a context, and the target's logits of its nodes."""
+
+    def __init__(self, decoder: Decoder, sequence: Text, spec: str, judge: type[Verifier]) -> None:
+        verifier = judge(sequence.verifier.sampling)
+        self._text = replace(sequence, policy=make_policy(spec), verifier=verifier)
+        self._tree = decoder.propose(self._text)
+        self._logits = decoder.score(self._text, self._tree).logits
+        self._depths: list[int] = self._tree.depths[0].tolist()
+        sequence.cache.keep([])
+
+    def upper(self, levels: int = ROOM) -> Outlook:
+        """The tree down to a level."""
+        verifier = self._text.verifier
+        outlook = Outlook(self._tree, 0, self._logits[0], verifier.sampling, self._text.noise)
+        outlook.children = [
+            children if depth < levels else [] for depth, children in zip(self._depths, outlook.children, strict=True)
+        ]
+        return outlook
+
+    def sum(self, reach: list[float], levels: int) -> float:
+        """Of what nodes have that are not the root, down to a level."""
+        return sum(part for part, depth in zip(reach, self._depths, strict=True) if 0 < depth <= levels)
+
+    def verdict(self) -> int:
+        """How many drafted tokens the verifier accepts."""
+        position = len(self._text.tokens) - 1
+        return len(self._text.verifier.verify(self._tree, self._logits, position, self._text.noise).paths[0]) - 1
+
+
+def _mean(lengths: list[Lengths]) -> Lengths:
+    """Over the rounds of one prompt, and of tokens per round: the bonus token is counted from here on."""
+    return {
+        shape: {judge: 1 + statistics.fmean(round_[shape][judge] for round_ in lengths) for judge in judges}
+        for shape, judges in lengths[0].items()
+    }
+
+
+def _row(temperature: float, shape: str, found: list[Lengths]) -> AcceptanceRow:
+    values = {judge: [prompt[shape][judge] for prompt in found] for judge in found[0][shape]}
+    tokens = {judge: Estimate.of(of_prompts) for judge, of_prompts in values.items()}
+    return AcceptanceRow(temperature, shape, tokens, Estimate.of_gain(values["traversal"], values["rrsw"]))

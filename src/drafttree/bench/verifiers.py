@@ -1,0 +1,195 @@
+"""What judging a tree costs, beside the logits it needs: every verifier over tree sizes and vocabularies.
+
+The trees are grown from synthetic drafter rows by the same code as real ones, and the target's rows are the drafter's
+with noise on every logit, so that about as many tokens are accepted as from a fair drafter. The yardstick is the
+product that makes the target's logits, hidden states times head, measured in the same run: a round costs that and the
+rest of two models besides, so the share of a round is lower than the share that is printed.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+
+from drafttree.distributions import Sampling
+from drafttree.drafters.base import Features
+from drafttree.drawing import Drawing
+from drafttree.growth import grow
+from drafttree.noise import SeededNoise
+from drafttree.policies import Chain, Fixed
+from drafttree.tree import DraftTree, Proposal
+from drafttree.verifiers import VERIFIERS, Verifier
+
+NODES, VOCABS = (16, 64, 256), (4_000, 32_000, 128_000)
+PEAK, APART = 0.85, 0.7
+"""Spread of the logits, as a share of the one at which a random row has a single likely token; noise on the target."""
+
+
+@dataclass(frozen=True)
+class VerifierTime:
+    """One verifier on trees of one size over one vocabulary; medians in seconds.
+
+    Attributes:
+        verifier: its name.
+        vocab: columns of a row.
+        nodes: of the tree, root included.
+        accepted: drafted tokens, mean.
+        verify: judging a tree.
+        growing: what the tree cost beside the drafter's passes: the noise shown to it, or its children drawn.
+        logits: the target's logits of all nodes, from their hidden states.
+    """
+
+    verifier: str
+    vocab: int
+    nodes: int
+    accepted: float
+    verify: float
+    growing: float
+    logits: float
+
+    @property
+    def share(self) -> float:
+        """Of judging in judging and logits."""
+        return self.verify / (self.verify + self.logits)
+
+
+@dataclass(frozen=True)
+class VerifierBench:
+    """All measurements.
+
+    Attributes:
+        rows: one per vocabulary, tree size and verifier.
+        hidden: width of the hidden states the logits are made from.
+        temperature: of every verifier but greedy.
+        device: where it was measured.
+        threads: of the CPU.
+    """
+
+    rows: list[VerifierTime]
+    hidden: int
+    temperature: float
+    device: str
+    threads: int
+
+    def summary(self) -> dict[str, object]:
+        """Every figure, for JSON."""
+        return {**asdict(self), "rows": [{**asdict(row), "share": row.share} for row in self.rows]}
+
+
+@torch.inference_mode()
+def bench_verifiers(
+    names: Sequence[str] = tuple(VERIFIERS),
+    *,
+    nodes: Sequence[int] = NODES,
+    vocabs: Sequence[int] = VOCABS,
+    hidden: int = 4096,
+    temperature: float = 1.0,
+    repeats: int = 5,
+    device: torch.device | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> VerifierBench:
+    """Time verifiers on synthetic trees.
+
+    Args:
+        names: of verifiers.
+        nodes: tree sizes, root included.
+        vocabs: vocabulary sizes.
+        hidden: width of the hidden states.
+        temperature: above 0; `greedy` decodes at 0.
+        repeats: trees judged for each figure, after one that is not counted.
+        device: the CPU by default.
+        progress: called after every verifier with its name.
+    """
+    device, rows = device or torch.device("cpu"), []
+    for vocab in vocabs:
+        head = torch.randn(hidden, vocab, device=device)
+        for size in nodes:
+            world = _World(size, vocab, device)
+            logits = _median(lambda size=size, head=head: _product(head, size), repeats, device)
+            for name in names:
+                rows.append(_time(name, world, temperature, repeats, logits))
+                progress(name)
+    return VerifierBench(rows, hidden, temperature, str(device), torch.get_num_threads())
+
+
+class _World:
+    """Synthetic rows: of the drafter by the order in which nodes are expanded, which is that of the tree."""
+
+    def __init__(self, nodes: int, vocab: int, device: torch.device) -> None:
+        self.nodes, self.vocab, self.device = nodes, vocab, device
+        spread = PEAK * (2 * torch.tensor(float(vocab)).log()).sqrt().item()
+        generator = torch.Generator(device).manual_seed(0)
+        self.draft = spread * torch.randn(1, nodes, vocab, device=device, generator=generator)
+        self.target = torch.randn(1, nodes, vocab, device=device, generator=generator).mul_(APART).add_(self.draft)
+
+    def tree(self, judge: Verifier, noise: SeededNoise, position: int) -> DraftTree:
+        """A tree in which every node has two children, or a chain."""
+        policy = Chain(depth=self.nodes - 1) if judge.chains_only else Fixed(depth=16, threshold=0.0, breadth=2)
+        drawing = None if judge.proposal is Proposal.SELECTED else Drawing(judge.proposal, noise, position)
+
+        def shape(logits: Tensor, depth: int) -> Tensor:
+            return judge.guide(logits, position + depth, noise)
+
+        policy.budget = self.nodes
+        root = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        return grow(policy, _Rows(self.draft), root, 2 * self.nodes, shape, drawing)
+
+
+class _Rows:
+    """A drafter whose passes cost nothing."""
+
+    passes = 0
+    seconds = 0.0
+
+    def __init__(self, rows: Tensor) -> None:
+        self._rows, self._next = rows, 1
+
+    def prefill(self, features: Features) -> None: ...
+
+    def root(self) -> Tensor:
+        return self._rows[:, :1]
+
+    def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
+        first, self._next = self._next, self._next + tokens.shape[1]
+        return self._rows[:, first : self._next]
+
+    def commit(self, tokens: list[int], features: Features) -> None: ...
+
+
+def _time(name: str, world: _World, temperature: float, repeats: int, logits: float) -> VerifierTime:
+    """Grow and judge trees of different seeds, the first one as a warm-up."""
+    judge = VERIFIERS[name](Sampling(0.0 if name == "greedy" else temperature))
+    growing, verifying, accepted = [], [], []
+    for seed in range(repeats + 1):
+        noise = SeededNoise(seed, world.vocab, world.device)
+        begun = _now(world.device)
+        tree = world.tree(judge, noise, 7)
+        grown = _now(world.device)
+        verdict = judge.verify(tree, world.target[:, : tree.size], 7, noise)
+        verifying.append(_now(world.device) - grown)
+        growing.append(grown - begun)
+        accepted.append(len(verdict.paths[0]) - 1)
+    times = (statistics.median(verifying[1:]), statistics.median(growing[1:]))
+    return VerifierTime(name, world.vocab, world.nodes, statistics.fmean(accepted[1:]), *times, logits)
+
+
+def _product(head: Tensor, nodes: int) -> Tensor:
+    return torch.ones(nodes, len(head), device=head.device) @ head
+
+
+def _median(run: Callable[[], Tensor], repeats: int, device: torch.device) -> float:
+    times = []
+    for _ in range(repeats + 1):
+        begun = _now(device)
+        run()
+        times.append(_now(device) - begun)
+    return statistics.median(times[1:])
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()

@@ -1,0 +1,197 @@
+"""Every policy with every verifier over random toy models: exact, exact by coupling, refused, or lossy by name."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+from drafttree import contract
+from drafttree.exactness import Table, coupled_round, law
+from drafttree.loading import make_policy
+from drafttree.policies import TreePolicy
+from drafttree.verifiers import VERIFIERS, Coupled, Greedy, Verifier
+
+EXACT = 1e-12
+"""Total variation up to which a pair counts as lossless: what rounding in float64 can add up to."""
+
+COUPLED: tuple[type[Verifier], ...] = (Greedy, Coupled)
+"""Verifiers that draw nothing themselves: their text is plain decoding's."""
+
+SEEDS = 20
+"""Texts compared in each model where draws are a function of the seed."""
+
+FORMS: dict[str, list[str]] = {
+    "chain": ["chain:depth=1", "chain:depth=2", "chain:depth=3"],
+    "fixed": [
+        "fixed:depth=2,breadth=2,threshold=0.4,budget=5",
+        "fixed:depth=2,breadth=2,threshold=0,budget=4",
+    ],
+    "template": [
+        "template:tree=binary-1",
+        "template:tree=binary-2,budget=5",
+        "template:paths=0+1+0.0",
+        "template:paths=0+0.0+0.1",
+        "template:paths=0+1+1.0+1.0.0",
+    ],
+    "dynatree": [
+        "dynatree:base_depth=1,max_depth=3,mid_breadth=2,max_breadth=2,high=0.6,low=0.4,stop_below=0.2,deep_above=0.4,"
+        "prune_below=0,budget=5",
+        "dynatree:base_depth=2,max_depth=2,mid_breadth=1,max_breadth=3,high=0.7,low=0.5,stop_below=0.3,budget=4",
+    ],
+    "talon": ["talon:width=2,margin=0.5,budget=5", "talon:width=1,margin=0.6,depth=3,budget=5"],
+    "eagle": ["eagle:depth=2,top_k=2,budget=5", "eagle:depth=3,top_k=3,budget=7"],
+    "opt-tree": ["opt-tree:threshold=0.2,depth=3,budget=6", "opt-tree:threshold=0,depth=2,budget=4"],
+    "dyspec": ["dyspec:depth=3,budget=6", "dyspec:depth=2,budget=4"],
+}
+"""Of every policy trees small enough to enumerate: chains, binary, ragged and adaptive ones."""
+
+
+@dataclass(frozen=True)
+class World:
+    """A target and a draft of the same vocabulary."""
+
+    target: Table
+    draft: Table
+
+
+def world(seed: int, vocab: int = 3) -> World:
+    """The world of a seed: flat, ordinary or peaked; the draft near, far, cut to its best tokens, or the target."""
+    spread = (0.3, 1.0, 1.0, 2.5)[seed % 4]
+    target = Table(vocab, 2, seed, spread)
+    draft = Table(vocab, 2, seed + 10_000, (0.5, 1.0, 2.0)[seed % 3], near=target)
+    match seed % 7:
+        case 1:
+            draft = Table(vocab, 2, seed + 20_000, spread)
+        case 2:
+            return World(target, target)
+        case 3:
+            draft = cut(draft, 2)
+        case 4:
+            target = cut(target, vocab - 1)
+        case 5:
+            target, draft = cut(target, 2), cut(draft, vocab - 1)
+    return World(target, draft)
+
+
+def cut(table: Table, keep: int) -> Table:
+    """The table with all but the best tokens of every row impossible."""
+    copy = Table(table.vocab, table.depth, 0)
+    copy.rows = {
+        context: row.masked_fill(row < row.topk(keep).values[-1], -math.inf) for context, row in table.rows.items()
+    }
+    return copy
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found of one policy with one verifier.
+
+    Attributes:
+        policy: its specification.
+        verifier: its name.
+        verdict: "exact" by enumeration, "coupled" (exact since every text is that of plain decoding with the same
+            noise), "refused", "lossy" by name, or "BIASED".
+        models: random models tried.
+        total_variation: the largest distance of the law from the target's; None where nothing was enumerated.
+        texts: compared with plain decoding; 0 where the law was enumerated.
+        equal: of them.
+        expected_accepted: drafted tokens accepted in a round, mean over the models.
+        reason: why the pair is refused.
+    """
+
+    policy: str
+    verifier: str
+    verdict: str
+    models: int = 0
+    total_variation: float | None = None
+    texts: int = 0
+    equal: int = 0
+    expected_accepted: float | None = None
+    reason: str | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Whether the pair is what it claims to be."""
+        return self.verdict != "BIASED"
+
+
+@dataclass(frozen=True)
+class Enumeration:
+    """The table of all pairs, policy by policy."""
+
+    findings: list[Finding]
+    temperature: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether no pair that claims to be lossless is biased."""
+        return all(finding.passed for finding in self.findings)
+
+    def summary(self) -> dict[str, object]:
+        """Everything found, for JSON."""
+        return {**asdict(self), "passed": self.passed}
+
+
+def enumerate_pairs(
+    policies: Sequence[str] = tuple(FORMS),
+    verifiers: Sequence[str] = tuple(VERIFIERS),
+    *,
+    models: int = 50,
+    temperature: float = 1.0,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Enumeration:
+    """Enumerate pairs of policies and verifiers.
+
+    Args:
+        policies: specifications; a name without parameters stands for small trees of that policy, by turns.
+        verifiers: names.
+        models: random models for each pair.
+        temperature: of the sampling, above 0; `greedy` decodes at 0.
+        progress: called after every pair with its policy.
+
+    Raises:
+        ConfigError: a pair has too many outcomes to enumerate.
+    """
+    findings = []
+    for policy in policies:
+        for verifier in verifiers:
+            findings.append(examine(policy, verifier, models, temperature))
+            progress(policy)
+    return Enumeration(findings, temperature)
+
+
+def examine(spec: str, name: str, models: int = 50, temperature: float = 1.0) -> Finding:
+    """Enumerate one pair; arguments as for `enumerate_pairs`."""
+    verifier, policies = VERIFIERS[name], [make_policy(form) for form in FORMS.get(spec, [spec])]
+    if reason := contract.objection(policies[0], verifier):
+        return Finding(spec, name, "refused", reason=reason)
+    if verifier in COUPLED:
+        return _compared(spec, name, _tries(policies, models), 0.0 if verifier is Greedy else temperature)
+    found = [
+        law(tables.target, tables.draft, policy, verifier, temperature=temperature, levels=levels)
+        for tables, policy, levels in _tries(policies, models)
+    ]
+    distance = max(each.total_variation for each in found)
+    verdict = "lossy" if not verifier.lossless else "exact" if distance < EXACT else "BIASED"
+    accepted = sum(each.expected_accepted for each in found) / models
+    return Finding(spec, name, verdict, models, distance, expected_accepted=accepted)
+
+
+def _tries(policies: list[TreePolicy], models: int) -> Iterator[tuple[World, TreePolicy, int]]:
+    """Models of three tokens, three levels deep, and of four, two deep, each with one of the policies."""
+    for index in range(models):
+        vocab = 3 + index // len(policies) % 2
+        yield world(index, vocab), policies[index % len(policies)], 6 - vocab
+
+
+def _compared(spec: str, name: str, tries: Iterator[tuple[World, TreePolicy, int]], temperature: float) -> Finding:
+    verifier: type[Verifier] = VERIFIERS[name]
+    pairs, models = [], 0
+    for models, (tables, policy, levels) in enumerate(tries, start=1):
+        options = {"temperature": temperature, "levels": levels}
+        for seed in range(SEEDS if temperature else 1):
+            seed += SEEDS * models
+            pairs.append(coupled_round(tables.target, tables.draft, policy, verifier, seed=seed, **options))
+    equal = sum(committed == plain for committed, plain in pairs)
+    accepted = sum(len(committed) - 1 for committed, _ in pairs) / len(pairs)
+    verdict = "coupled" if equal == len(pairs) else "BIASED"
+    return Finding(spec, name, verdict, models, texts=len(pairs), equal=equal, expected_accepted=accepted)

@@ -1,0 +1,149 @@
+"""The acceptance table: its expectations against enumeration, and its contexts and shapes on a toy decoder."""
+
+import json
+import math
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from drafttree import cli
+from drafttree.bench import acceptance, bench_acceptance
+from drafttree.bench.acceptance import Estimate, expected_by_traversal, reach_by_rejection, reach_by_walking
+from drafttree.decoder import Decoder
+from drafttree.distributions import Sampling
+from drafttree.drafters import LanguageModelDrafter
+from drafttree.errors import ConfigError
+from drafttree.exactness import Table as ToyTable
+from drafttree.exactness import law, node_logits, trees
+from drafttree.noise import SeededNoise
+from drafttree.verifiers import PointMass, RRSw, Traversal
+from drafttree.verifiers.base import Outlook
+from toy import Table, ToyDrafter, ToyModel
+from worlds import CHAINS, RERANKING, SMALL_TREES, world
+
+TREES = CHAINS | {name: SMALL_TREES[name] for name in ("siblings", "ragged", "late branch", "dynatree", "talon")}
+EXPECTED = {
+    RRSw: lambda outlook: sum(reach_by_rejection(outlook)) - 1,
+    Traversal: expected_by_traversal,
+    PointMass: lambda outlook: sum(reach_by_walking(outlook)) - 1,
+}
+TARGET = Table(8, order=2, seed=3, scale=1.0)
+DRAFT = TARGET.blurred(0.7)
+SHAPES = {"chain:depth=3": {"chain 1": 1, "chain 3": 3}, "template:tree=binary-2": {"binary 1": 1, "binary 2": 2}}
+PROMPTS = [[1, 2, 3], [4, 5]]
+
+
+def expectation(target: ToyTable, draft: ToyTable, policy, verifier) -> float:
+    """Over all trees, of the expectation given the tree."""
+    judge, total = verifier(Sampling(1.0)), 0.0
+    for chance, tree in trees(draft, policy, judge):
+        outlook = Outlook(tree, 0, node_logits(target, tree), judge.sampling, SeededNoise(0, 1, torch.device("cpu")))
+        total += chance * EXPECTED[verifier](outlook)
+    return total
+
+
+@pytest.mark.parametrize("verifier", EXPECTED)
+@pytest.mark.parametrize("name", TREES)
+def test_expectations_given_the_tree_are_those_of_the_verifier(name, verifier):
+    for seed in (0, 3, 4, 5):
+        tables = world(seed)
+        found = expectation(tables.target, tables.draft, TREES[name], verifier)
+        assert found == pytest.approx(law(tables.target, tables.draft, TREES[name], verifier).expected_accepted)
+
+
+def test_the_naive_walk_on_re_ranked_trees_too():
+    tables = world(1)
+    for policy in RERANKING.values():
+        found = expectation(tables.target, tables.draft, policy, PointMass)
+        assert found == pytest.approx(law(tables.target, tables.draft, policy, PointMass).expected_accepted)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setattr(acceptance, "SHAPES", SHAPES)
+
+
+def decoder(draft: Table = DRAFT) -> Decoder:
+    return Decoder(ToyModel(TARGET), LanguageModelDrafter(ToyModel(draft)))
+
+
+def test_the_table_has_every_shape_and_temperature(small):
+    seen = []
+    result = bench_acceptance(decoder(), PROMPTS, temperatures=(0.5, 1.0), rounds=3, stride=5, progress=seen.append)
+    assert [(row.temperature, row.shape) for row in result.rows] == [
+        (temperature, shape) for temperature in (0.5, 1.0) for shapes in SHAPES.values() for shape in shapes
+    ]
+    assert seen == ["T = 0.5"] * 2 + ["T = 1"] * 2
+    assert result.rounds == 2 * 2 * 3
+    for row in result.rows:
+        deepest = int(row.shape[-1])
+        assert set(row.tokens) == {"rrsw", "traversal", "point-mass", "coupled"}
+        assert all(1 <= each.mean <= 1 + deepest for each in row.tokens.values())
+
+
+def test_a_drafter_that_is_the_target_has_everything_accepted(small):
+    result = bench_acceptance(decoder(TARGET), PROMPTS, temperatures=(1.0,), rounds=2, stride=4)
+    for row in result.rows:
+        for name in ("rrsw", "traversal", "coupled"):
+            assert row.tokens[name].mean == pytest.approx(1 + int(row.shape[-1]), abs=1e-5)
+        assert row.gain.mean == pytest.approx(0, abs=1e-5)
+
+
+def test_contexts_lie_along_one_text_of_the_target():
+    options = {"temperature": 1.0, "seed": 4}
+    text = decoder().generate(PROMPTS[0], max_new_tokens=8, **options).tokens
+    found = [list(each.tokens) for each in acceptance._contexts(decoder(), PROMPTS[0], 3, 4, options)]
+    assert found == [PROMPTS[0] + text[:length] for length in (0, 4, 8)]
+
+
+def test_rounds_in_a_context_agree_with_those_of_a_fresh_sequence(small):
+    """The trees and the verdicts do not depend on the trees judged before in the same place."""
+    engine, options = decoder(), {"temperature": 1.0, "seed": 4}
+    for sequence in acceptance._contexts(engine, PROMPTS[0], 3, 4, options):
+        again = engine.start(list(sequence.tokens), max_new_tokens=sequence.remaining, **options)
+        engine.prefill(again)
+        ours, fresh = acceptance._lengths(engine, sequence), acceptance._lengths(engine, again)
+        assert {k: pytest.approx(v) for k, v in fresh.items()} == ours
+
+
+def test_a_text_that_ends_has_fewer_contexts(small):
+    engine = decoder()
+    engine.eos = tuple(range(4))
+    result = bench_acceptance(engine, PROMPTS, temperatures=(1.0,), rounds=4, stride=8)
+    assert 2 <= result.rounds < 8
+
+
+def test_estimates_by_hand():
+    found = Estimate.of([1.0, 2.0, 3.0])
+    assert (found.mean, found.margin) == (2.0, pytest.approx(1.96 / math.sqrt(3)))
+    assert Estimate.of([2.0]).margin == math.inf
+    gain = Estimate.of_gain([2.2, 4.4, 6.6], [2.0, 4.0, 6.0])
+    assert gain.mean == pytest.approx(0.1)
+    assert gain.margin == pytest.approx(0, abs=1e-9)
+    gain = Estimate.of_gain([3.0, 3.0], [2.0, 4.0])
+    assert gain.mean == pytest.approx(0)
+    assert gain.margin == pytest.approx(1.96 * math.sqrt(2) / math.sqrt(2) / 3)
+
+
+def test_acceptance_needs_a_language_model_as_drafter():
+    for engine in (decoder().plain(), Decoder(ToyModel(TARGET), ToyDrafter(DRAFT))):
+        with pytest.raises(ConfigError, match="language model"):
+            bench_acceptance(engine, PROMPTS)
+
+
+def test_the_command_prints_tables_and_one_line_of_json(small, monkeypatch):
+    monkeypatch.setattr(cli, "load", lambda *_, **__: decoder())
+    monkeypatch.setattr(cli, "fit", lambda decoder, text, room: (PROMPTS[len(text) % 2], False))
+    options = ["--temperatures", "0.5,1", "--rounds", "1", "--limit", "2"]
+    result = CliRunner().invoke(cli.app, ["bench", "acceptance", *options])
+    assert result.exit_code == 0
+    assert "published gain of traversal over rrsw at T = 1: 2.2% to 5.7%" in result.stdout
+    assert len(json.loads(result.stdout.splitlines()[-1])["rows"]) == 8
+
+
+@pytest.mark.parametrize("temperatures", ["0", "warm", "-1"])
+def test_bad_temperatures_are_named(temperatures):
+    result = CliRunner().invoke(cli.app, ["bench", "acceptance", "--temperatures", temperatures])
+    assert isinstance(result.exception, ConfigError)
+    assert "temperature" in str(result.exception)
