@@ -1,6 +1,7 @@
 """Drafters: who proposes the tokens of a tree."""
 
 from drafttree.drafters.base import Draft, Drafter, Features
+from drafttree.drafters.eagle3 import Eagle3Drafter
 from drafttree.drafters.language_model import LanguageModelDrafter
 
-__all__ = ["Draft", "Drafter", "Features", "LanguageModelDrafter"]
+__all__ = ["Draft", "Drafter", "Eagle3Drafter", "Features", "LanguageModelDrafter"]
