@@ -1,6 +1,8 @@
 """Drafters: who proposes the tokens of a tree."""
 
 from drafttree.drafters.base import Draft, Drafter, Features
+from drafttree.drafters.hydra import HydraDrafter
 from drafttree.drafters.language_model import LanguageModelDrafter
+from drafttree.drafters.medusa import MedusaDrafter
 
-__all__ = ["Draft", "Drafter", "Features", "LanguageModelDrafter"]
+__all__ = ["Draft", "Drafter", "Features", "HydraDrafter", "LanguageModelDrafter", "MedusaDrafter"]
