@@ -1,4 +1,4 @@
-"""What the tests of trained heads share: random checkpoints, the formulas in float64 numpy, and texts drafted by them."""
+"""What the tests of trained heads share: random checkpoints, the formulas in float64 numpy, and texts drafted."""
 
 from collections.abc import Mapping
 
