@@ -16,7 +16,7 @@ EXPORTS = {
         *("Chunk", "Decoder", "DraftTree", "DraftTreeError", "Generation", "Law", "Layer", "Metrics", "Sampling"),
         *("Verdict", "drafters", "errors", "hf", "load", "models", "policies", "verifiers"),
     },
-    "drafttree.drafters": {"Draft", "Drafter", "LanguageModelDrafter"},
+    "drafttree.drafters": {"Draft", "Drafter", "HydraDrafter", "LanguageModelDrafter", "MedusaDrafter"},
     "drafttree.hf": {"TreeGenerate", "generate"},
     "drafttree.models": {"HuggingFaceModel", "Model", "Output", "TreeCache"},
     "drafttree.policies": {

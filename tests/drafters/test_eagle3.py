@@ -10,12 +10,20 @@ import eagle3_files as files
 import tiny
 from drafttree.decoder import Decoder
 from drafttree.drafters import Eagle3Drafter
-from drafttree.drafters.eagle3_format import load_eagle3, read_eagle3
+from drafttree.drafters.checkpoints import read_config, read_tensors
+from drafttree.drafters.eagle3_format import load, parse
 from drafttree.models import HuggingFaceModel
 from drafttree.policies import POLICIES, Chain, Talon
 from drafttree.verifiers import VERIFIERS
 
 TOLERANCE = 1e-5
+
+
+def both(folder) -> tuple:
+    """What is in a checkpoint's folder."""
+    return read_tensors(folder), read_config(folder)
+
+
 every_format = pytest.mark.parametrize("name", files.KINDS)
 
 
@@ -31,7 +39,7 @@ class Session:
         target = HuggingFaceModel(files.target())
         embedding = target.module.get_input_embeddings().weight
         self.formulas = files.Formulas(kind, tensors, embedding)
-        self.drafter = load_eagle3(files.write(folder, kind, tensors), target)
+        self.drafter = load(*both(files.write(folder, kind, tensors)), target.module)
         self.generator = torch.Generator().manual_seed(1)
         self.tokens = self.draw(prompt)
         self.draft = self.drafter.start(self.tokens, capacity=12)
@@ -133,7 +141,7 @@ def test_a_prompt_of_one_token_gets_a_guess_that_leaves_no_trace(tmp_path):
 def small(kind: str, tmp_path, vocab: int = files.VOCAB) -> Decoder:
     target = HuggingFaceModel(files.target(vocab))
     chosen = files.KINDS[kind]
-    return Decoder(target, load_eagle3(files.write(tmp_path, chosen, files.weights(chosen)), target))
+    return Decoder(target, load(*both(files.write(tmp_path, chosen, files.weights(chosen))), target.module))
 
 
 @every_format
@@ -207,7 +215,7 @@ def test_any_architecture_can_be_the_target(tmp_path):
     config = {**files.configuration(kind), "vocab_size": tiny.VOCAB}
     tensors = files.weights(kind)
     tensors["t2d"] = torch.cat((tensors["t2d"], torch.zeros(tiny.VOCAB - files.VOCAB, dtype=torch.bool)))
-    decoder = Decoder(target, load_eagle3(files.write(tmp_path, kind, tensors, config), target), Talon())
+    decoder = Decoder(target, load(*both(files.write(tmp_path, kind, tensors, config)), target.module), Talon())
     assert isinstance(decoder.drafter, Eagle3Drafter)
     assert decoder.drafter.hidden_layers == (2, 1, 0)
     generation = decoder.generate([5, 6, 7], max_new_tokens=16)
@@ -223,7 +231,7 @@ def test_the_targets_embedding_is_shared_not_copied(tmp_path):
 def test_bfloat16_heads_follow_the_target(tmp_path):
     target = HuggingFaceModel(files.target().to(torch.bfloat16))
     kind = files.KINDS["SafeAILab"]
-    drafter = load_eagle3(files.write(tmp_path, kind, files.weights(kind)), target)
+    drafter = load(*both(files.write(tmp_path, kind, files.weights(kind))), target.module)
     assert {tensor.dtype for tensor in drafter.head.parameters()} == {torch.bfloat16}
     assert drafter.head.target_ids.dtype == torch.int64
     assert len(Decoder(target, drafter, Talon()).generate([3, 1], max_new_tokens=8).tokens) == 8
@@ -232,6 +240,6 @@ def test_bfloat16_heads_follow_the_target(tmp_path):
 @every_format
 def test_formats_are_told_apart(name, tmp_path):
     kind = files.KINDS[name]
-    checkpoint = read_eagle3(files.write(tmp_path, kind, files.weights(kind)))
+    checkpoint = parse(*both(files.write(tmp_path, kind, files.weights(kind))))
     assert checkpoint.format == name.split(",")[0]
     assert checkpoint.problems == ()

@@ -57,11 +57,13 @@ class Drafter(Protocol):
     Attributes:
         vocab_size: size of its vocabulary, without which no tree can be verified.
         context: positions it can attend to, None for any number.
+        levels: levels below the root it can draft, None for any number.
         hidden_layers: the target's hidden states it reads, as `Model.forward` counts them; empty for none.
     """
 
     vocab_size: int
     context: int | None
+    levels: int | None
     hidden_layers: tuple[int, ...]
 
     def start(self, prompt: list[int], capacity: int) -> Draft:

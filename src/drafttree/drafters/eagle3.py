@@ -139,6 +139,7 @@ class Eagle3Drafter:
 
     def __init__(self, head: Eagle3Head, hidden_layers: tuple[int, ...]) -> None:
         self.head = head
+        self.levels: int | None = None
         self.vocab_size = head.config.vocab
         self.hidden_layers = hidden_layers
 

@@ -6,6 +6,7 @@ wrong are taken from the tensors, and every tensor that is missing, unexpected o
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,11 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import LlamaConfig, Qwen3Config
+from transformers import LlamaConfig, PreTrainedModel, Qwen3Config
 
-from drafttree.drafters.checkpoints import read_config, read_tensors
 from drafttree.drafters.eagle3 import Eagle3Config, Eagle3Drafter, Eagle3Head
+from drafttree.drafters.heads import SHARED_LM_HEAD, embedding, fill, projection
 from drafttree.errors import ModelError
-from drafttree.models.huggingface import HuggingFaceModel, lay_out_for_cpu
 
 FIRST, FIRST_ELSEWHERE = "layers.0.", "midlayer."
 ATTENTION = "layers.0.self_attn."
@@ -26,7 +26,6 @@ SPECFORGE, SPECULATORS = "LlamaForCausalLMEagle3", "vLLM speculators"
 DEFAULT_THETA = 10000.0
 GROWING_ROPES = {"dynamic", "longrope"}
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
-REFERENCED = "target_lm_head"
 DEPTH = "target_num_hidden_layers"
 
 
@@ -35,7 +34,6 @@ class Eagle3Checkpoint:
     """A head as it was found.
 
     Attributes:
-        folder: where it was read.
         format: whose format it is in.
         config: of the head.
         tensors: of the head by its module's names, `d2t` and `t2d` not among them.
@@ -45,7 +43,6 @@ class Eagle3Checkpoint:
         problems: what keeps it from being loaded, one phrase each.
     """
 
-    folder: Path
     format: str
     config: Eagle3Config
     tensors: dict[str, Tensor]
@@ -63,7 +60,7 @@ class Eagle3Checkpoint:
         layers = self.layers or (2, depth // 2, depth - 3)
         if min(layers) < 0 or max(layers) > depth:
             read = ", ".join(map(str, layers))
-            raise ModelError(f"{self.folder} reads the hidden states {read} of a target, which has {depth} layers")
+            raise ModelError(f"this EAGLE-3 head reads the hidden states {read} of a target, which has {depth} layers")
         return layers
 
     def check(self, hidden: int, vocab: int, depth: int) -> None:
@@ -78,51 +75,55 @@ class Eagle3Checkpoint:
         for name, made_for, found in sizes:
             if made_for != found:
                 raise ModelError(
-                    f"{self.folder} was made for a target with {name} {made_for}, and this one's is {found}; "
-                    "use a head trained for this target"
+                    f"this EAGLE-3 head was made for a target with a {name} of {made_for}, this target's is {found}; "
+                    "use it with the model it was trained on"
                 )
         borrowed = [name for name in (EMBEDDING, HEAD) if name not in self.tensors]
         if borrowed and config.hidden != hidden:
             raise ModelError(
-                f"{self.folder} is {config.hidden} wide and has no {borrowed[0]} of its own; "
-                f"the target's is {hidden} wide"
+                f"this EAGLE-3 head is {config.hidden} wide and has no {borrowed[0]} of its own; the target's is "
+                f"{hidden} wide"
             )
 
 
-def load_eagle3(folder: Path, target: HuggingFaceModel) -> Eagle3Drafter:
+def load(tensors: Mapping[str, Tensor], config: Mapping[str, Any], target: PreTrainedModel) -> Eagle3Drafter:
     """A drafter from an EAGLE-3 checkpoint of any format, in the target's dtype and on its device.
 
     The target's embedding, and its output layer where the checkpoint refers to it, are shared, not copied.
 
+    Args:
+        tensors: of the checkpoint, by name.
+        config: its `config.json`.
+        target: the model it drafts for.
+
     Raises:
-        ModelError: the files are damaged or incomplete, or the head was made for another target.
+        ModelError: the checkpoint is incomplete, or the head was made for another target.
     """
-    checkpoint = read_eagle3(folder)
-    text = target.module.config.get_text_config()
-    checkpoint.check(text.hidden_size, target.vocab_size, text.num_hidden_layers)
+    checkpoint = parse(tensors, config)
+    text = target.config.get_text_config()
+    checkpoint.check(text.hidden_size, len(projection(target).weight), text.num_hidden_layers)
     if checkpoint.problems:
-        raise ModelError(f"the head in {folder} cannot be loaded: {'; '.join(checkpoint.problems)}")
+        raise ModelError(f"the tensors do not make an EAGLE-3 head: {'; '.join(checkpoint.problems)}")
     hidden_layers = checkpoint.hidden_layers(text.num_hidden_layers)
     with torch.device("meta"):
         head = Eagle3Head(checkpoint.config)
     ids = _target_ids(checkpoint.maps)
-    head.load_state_dict(_complete(checkpoint, target, ids), assign=True)
-    head.rotary = type(head.rotary)(head.rotary.config)
-    head = head.to(target.device).eval().requires_grad_(False)
+    fill("EAGLE-3", head, _complete(checkpoint, target, ids), target)
+    head.rotary = type(head.rotary)(head.rotary.config).to(target.device)
     head.target_ids = None if ids is None else ids.to(target.device)
-    if target.device.type == "cpu" and target.dtype == torch.float32:
-        lay_out_for_cpu(head)
     return Eagle3Drafter(head, hidden_layers)
 
 
-def read_eagle3(folder: Path) -> Eagle3Checkpoint:
-    """Read a checkpoint and list what is wrong with it, without a target.
+def parse(found: Mapping[str, Tensor], raw: Mapping[str, Any]) -> Eagle3Checkpoint:
+    """Understand a checkpoint and list what is wrong with it, without a target.
+
+    Args:
+        found: its tensors, by name.
+        raw: its `config.json`.
 
     Raises:
-        ModelError: its files are damaged, or its configuration lacks a size.
+        ModelError: the configuration lacks a size, or asks for what a tree pass does not reproduce.
     """
-    folder = Path(folder)
-    raw, found = read_config(folder), read_tensors(folder)
     format_ = _format(raw, found)
     tensors = {name.replace(FIRST_ELSEWHERE, FIRST): tensor for name, tensor in found.items()}
     tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith("rotary_emb.inv_freq")}
@@ -130,13 +131,13 @@ def read_eagle3(folder: Path) -> Eagle3Checkpoint:
     if raw.get("tie_word_embeddings") and HEAD not in tensors and EMBEDDING in tensors:
         tensors[HEAD] = tensors[EMBEDDING]
     layers, depth = _states(raw, format_)
-    config = _config(folder, raw, tensors, len(layers or (0, 0, 0)))
-    borrowed = {EMBEDDING} | ({HEAD} if raw.get(REFERENCED) else set())
+    config = _config(raw, tensors, len(layers or (0, 0, 0)))
+    borrowed = {EMBEDDING} | ({HEAD} if raw.get(SHARED_LM_HEAD) else set())
     problems = _compare(config, tensors, borrowed, format_) + _check_maps(config, maps)
-    return Eagle3Checkpoint(folder, format_, config, tensors, maps, layers, depth, tuple(problems))
+    return Eagle3Checkpoint(format_, config, tensors, maps, layers, depth, tuple(problems))
 
 
-def save_eagle3(head: Eagle3Head, folder: Path, depth: int, *, own_lm_head: bool, dtype: torch.dtype) -> None:
+def save(head: Eagle3Head, folder: Path, depth: int, *, own_lm_head: bool, dtype: torch.dtype) -> None:
     """Write a head in SafeAILab's format, without the target's embedding.
 
     Args:
@@ -166,7 +167,7 @@ def save_eagle3(head: Eagle3Head, folder: Path, depth: int, *, own_lm_head: bool
         "draft_vocab_size": config.draft_vocab,
         "target_hidden_size": config.target_hidden,
         DEPTH: depth,
-        REFERENCED: not own_lm_head,
+        SHARED_LM_HEAD: not own_lm_head,
         "torch_dtype": str(dtype).removeprefix("torch."),
     }
     (folder / "config.json").write_text(json.dumps(written, indent=2) + "\n")
@@ -176,7 +177,7 @@ def save_eagle3(head: Eagle3Head, folder: Path, depth: int, *, own_lm_head: bool
     partial.replace(folder / "model.safetensors")
 
 
-def _format(raw: dict, names: dict[str, Tensor]) -> str:
+def _format(raw: Mapping[str, Any], names: Mapping[str, Tensor]) -> str:
     architectures = raw.get("architectures") or [""]
     if "transformer_layer_config" in raw or any(name.startswith(FIRST) for name in names):
         return SPECULATORS
@@ -185,7 +186,7 @@ def _format(raw: dict, names: dict[str, Tensor]) -> str:
     return "SpecForge" if architectures[0] == SPECFORGE or "eagle_config" in raw else "SafeAILab"
 
 
-def _states(raw: dict, format_: str) -> tuple[tuple[int, ...] | None, int | None]:
+def _states(raw: Mapping[str, Any], format_: str) -> tuple[tuple[int, ...] | None, int | None]:
     """The target's hidden states to read and the depth of the target, where the configuration tells.
 
     SpecForge names layers whose output is read, speculators the place among transformers' hidden states.
@@ -200,12 +201,12 @@ def _states(raw: dict, format_: str) -> tuple[tuple[int, ...] | None, int | None
     return layers, depth
 
 
-def _config(folder: Path, raw: dict, tensors: dict[str, Tensor], states: int) -> Eagle3Config:
+def _config(raw: Mapping[str, Any], tensors: dict[str, Tensor], states: int) -> Eagle3Config:
     layer = raw.get("transformer_layer_config") or raw
     options = {**(raw.get("eagle_config") or {}), **raw}
-    hidden, vocab = (_size(folder, layer, name) for name in ("hidden_size", "vocab_size"))
+    hidden, vocab = (_size(layer, name) for name in ("hidden_size", "vocab_size"))
     return Eagle3Config(
-        layer=_layer(folder, layer, tensors),
+        layer=_layer(layer, tensors),
         vocab=vocab,
         draft_vocab=raw.get("draft_vocab_size") or (len(tensors[HEAD]) if HEAD in tensors else vocab),
         target_hidden=raw.get("target_hidden_size") or hidden,
@@ -217,16 +218,16 @@ def _config(folder: Path, raw: dict, tensors: dict[str, Tensor], states: int) ->
     )
 
 
-def _layer(folder: Path, raw: dict, tensors: dict[str, Tensor]) -> LlamaConfig | Qwen3Config:
+def _layer(raw: Mapping[str, Any], tensors: dict[str, Tensor]) -> LlamaConfig | Qwen3Config:
     """The decoder layers' configuration; q and k norms are what tells Qwen3's layers from Llama's."""
-    hidden, heads = (_size(folder, raw, name) for name in ("hidden_size", "num_attention_heads"))
+    hidden, heads = (_size(raw, name) for name in ("hidden_size", "num_attention_heads"))
     q_proj, gate = tensors.get(f"{ATTENTION}q_proj.weight"), tensors.get("layers.0.mlp.gate_proj.weight")
     width = raw.get("head_dim") or hidden // heads
     if q_proj is not None and len(q_proj) % (2 * heads) == 0:
         width = len(q_proj) // heads
     make = Qwen3Config if any(f"{ATTENTION}{name}_norm.weight" in tensors for name in "qk") else LlamaConfig
     return make(
-        vocab_size=_size(folder, raw, "vocab_size"),
+        vocab_size=_size(raw, "vocab_size"),
         hidden_size=hidden,
         intermediate_size=raw.get("intermediate_size") or (4 * hidden if gate is None else len(gate)),
         num_hidden_layers=1 + max(int(name.split(".")[1]) for name in [*tensors, FIRST] if name.startswith("layers.")),
@@ -236,24 +237,24 @@ def _layer(folder: Path, raw: dict, tensors: dict[str, Tensor]) -> LlamaConfig |
         hidden_act=raw.get("hidden_act") or "silu",
         max_position_embeddings=raw.get("max_position_embeddings") or 2048,
         rms_norm_eps=raw.get("rms_norm_eps") or 1e-6,
-        rope_parameters=_rope(folder, raw),
+        rope_parameters=_rope(raw),
     )
 
 
-def _rope(folder: Path, raw: dict) -> dict[str, Any]:
+def _rope(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Parameters of the head's own rotary embedding, never the target's; without a base it is 10000."""
     rope = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind in GROWING_ROPES:
-        raise ModelError(f"{folder} has rotary embeddings that change with the length (rope_type {kind!r})")
+        raise ModelError(f"this EAGLE-3 head has rotary embeddings that change with the length (rope_type {kind!r})")
     return {**rope, "rope_type": kind, "rope_theta": rope.get("rope_theta") or raw.get("rope_theta") or DEFAULT_THETA}
 
 
-def _size(folder: Path, raw: dict, name: str) -> int:
+def _size(raw: Mapping[str, Any], name: str) -> int:
     value = raw.get(name)
     if not isinstance(value, int) or value < 1:
         raise ModelError(
-            f"{folder / 'config.json'} has {name} {value!r}; it must be the size the head was trained with"
+            f"config.json gives {name} as {value!r}; it must be the size the head was trained with"
         )
     return value
 
@@ -302,13 +303,12 @@ def _target_ids(maps: dict[str, Tensor]) -> Tensor | None:
     return maps["d2t"].long() + torch.arange(len(maps["d2t"])) if "d2t" in maps else None
 
 
-def _complete(checkpoint: Eagle3Checkpoint, target: HuggingFaceModel, ids: Tensor | None) -> dict[str, Tensor]:
-    """The head's tensors as the target has its own, with those it borrows from it."""
-    tensors = {name: tensor.to(target.device, target.dtype) for name, tensor in checkpoint.tensors.items()}
-    module: Any = target.module
-    tensors.setdefault(EMBEDDING, module.get_input_embeddings().weight.detach()[: checkpoint.config.vocab])
+def _complete(checkpoint: Eagle3Checkpoint, target: PreTrainedModel, ids: Tensor | None) -> dict[str, Tensor]:
+    """The head's tensors with those it borrows from the target."""
+    tensors = dict(checkpoint.tensors)
+    tensors.setdefault(EMBEDDING, embedding(target).weight.detach()[: checkpoint.config.vocab])
     if HEAD not in tensors:
-        weight = module.get_output_embeddings().weight.detach()
+        weight = projection(target).weight.detach()
         tensors[HEAD] = weight if ids is None else weight[ids.to(weight.device)]
     return tensors
 
