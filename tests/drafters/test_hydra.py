@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-import heads
 import tiny
+import trained
 from drafttree.decoder import Decoder
 from drafttree.drafters import hydra
 from drafttree.errors import ModelError
 from drafttree.models import HuggingFaceModel
 from drafttree.policies import POLICIES, Chain, Talon
-from heads import HIDDEN, LENGTH, PROMPT, SAMPLINGS, VOCAB, affine, assert_close, exact, silu, states
+from trained import HIDDEN, LENGTH, PROMPT, SAMPLINGS, VOCAB, affine, assert_close, exact, silu, states
 
-TARGET = heads.counting()
+TARGET = trained.counting()
 MODEL = HuggingFaceModel(TARGET)
-CLONE = heads.counting()
+CLONE = trained.counting()
 EMBEDDING = CLONE.model.embed_tokens.weight.detach()
 PLAIN = Decoder(MODEL)
 
@@ -38,7 +38,9 @@ PREFIX_SHAPES = {
 }
 
 
-def checkpoint(count=3, layers=1, prefix=False, projected=True, grounded=True, embeds=True, scale=0.2) -> heads.Tensors:
+def checkpoint(
+    count=3, layers=1, prefix=False, projected=True, grounded=True, embeds=True, scale=0.2
+) -> trained.Tensors:
     """The tensors of `hydra_lm_head.pt`; with a prefix layer, every other place of a sequence is a dropout."""
     shapes = dict(PREFIX_SHAPES) if prefix else {}
     for head in range(count):
@@ -50,13 +52,13 @@ def checkpoint(count=3, layers=1, prefix=False, projected=True, grounded=True, e
                 shapes |= {f"{block}.{part}.weight": (HIDDEN, width), f"{block}.{part}.bias": (HIDDEN,)}
         end = f"hydra_lm_head.{head}.1" if prefix else f"hydra_lm_head.{head}"
         shapes |= {f"{end}.weight": (VOCAB, HIDDEN), f"{end}.bias": (VOCAB,)} if projected else {}
-    return heads.noise(shapes, 4, scale) | ({"input_embed_fn.weight": EMBEDDING.clone()} if embeds else {})
+    return trained.noise(shapes, 4, scale) | ({"input_embed_fn.weight": EMBEDDING.clone()} if embeds else {})
 
 
-def published() -> heads.Tensors:
+def published() -> trained.Tensors:
     """Hydra++ with what its files hold besides: an embedding nobody reads and the rotary frequencies."""
     beside = {f"{PREFIX}embed_tokens.weight": (VOCAB, HIDDEN), f"{LAYER}self_attn.rotary_emb.inv_freq": (4,)}
-    return checkpoint(prefix=True) | heads.noise(beside)
+    return checkpoint(prefix=True) | trained.noise(beside)
 
 
 FORMATS = {
@@ -66,7 +68,7 @@ FORMATS = {
     "hydra++, four blocks": (checkpoint(prefix=True, layers=4), {"hydra_num_layers": 4}),
     "hydra++, as published": (published(), {"hydra_head_arch": "prefix-mlp"}),
     "ungrounded": (checkpoint(grounded=False), {"grounded_heads": False}),
-    "an embedding of its own": (checkpoint() | heads.noise({"input_embed_fn.weight": (VOCAB, HIDDEN)}, 9), {}),
+    "an embedding of its own": (checkpoint() | trained.noise({"input_embed_fn.weight": (VOCAB, HIDDEN)}, 9), {}),
     "no embedding": (checkpoint(embeds=False), {}),
     "shared projection": (checkpoint(projected=False, prefix=True), {"shared_lm_head": True}),
 }
@@ -88,7 +90,7 @@ def rotated(x: np.ndarray) -> np.ndarray:
     return np.concatenate((left * cos - right * sin, right * cos + left * sin), -1)
 
 
-def attention(x: np.ndarray, tensors: heads.Tensors) -> np.ndarray:
+def attention(x: np.ndarray, tensors: trained.Tensors) -> np.ndarray:
     """Causal attention of a Llama layer, with groups of query heads per key head."""
     query, key, value = (
         affine(x, tensors, f"{LAYER}self_attn.{part}_proj").reshape(len(x), -1, WIDTH) for part in "qkv"
@@ -103,7 +105,7 @@ def attention(x: np.ndarray, tensors: heads.Tensors) -> np.ndarray:
     return affine(np.concatenate(mixed, -1), tensors, f"{LAYER}self_attn.o_proj")
 
 
-def context(hidden: np.ndarray, tensors: heads.Tensors) -> np.ndarray:
+def context(hidden: np.ndarray, tensors: trained.Tensors) -> np.ndarray:
     """What the heads read of the target's hidden states `[tokens, hidden]`: the last, after the prefix layer if any."""
     if f"{PREFIX}norm.weight" not in tensors:
         return hidden[-1]
@@ -115,7 +117,7 @@ def context(hidden: np.ndarray, tensors: heads.Tensors) -> np.ndarray:
     return rms_norm(x, exact(tensors[f"{PREFIX}norm.weight"]))[-1]
 
 
-def formula(tensors: heads.Tensors, hidden: np.ndarray, path: list[int]) -> np.ndarray:
+def formula(tensors: trained.Tensors, hidden: np.ndarray, path: list[int]) -> np.ndarray:
     """Logits after a path that begins with the root: head k reads the context and k + 1 embeddings."""
     embedding = exact(tensors.get("input_embed_fn.weight", EMBEDDING))
     head = len(path) - 1
@@ -134,7 +136,7 @@ def formula(tensors: heads.Tensors, hidden: np.ndarray, path: list[int]) -> np.n
     return x @ exact(CLONE.lm_head.weight).T
 
 
-def counting(prefix: bool) -> heads.Tensors:
+def counting(prefix: bool) -> trained.Tensors:
     """Heads that say the token after the last one they read: right for as long as the target counts."""
     tensors = checkpoint(prefix=prefix, scale=0.02)
     for name in tensors:
@@ -192,14 +194,14 @@ def test_a_prompt_longer_than_a_chunk_is_read_in_parts(monkeypatch):
 def test_text_is_that_of_plain_decoding(name, sampling):
     expected = PLAIN.generate(PROMPT, max_new_tokens=LENGTH, **sampling).tokens
     for drafter in (counter(), hydra.load(checkpoint(), {}, TARGET)):
-        decoder = Decoder(MODEL, drafter, heads.small(name))
+        decoder = Decoder(MODEL, drafter, trained.small(name))
         assert decoder.generate(PROMPT, max_new_tokens=LENGTH, **sampling).tokens == expected
 
 
 @pytest.mark.parametrize("prefix", [False, True], ids=["hydra", "hydra++"])
 def test_heads_read_the_hidden_states_and_tokens_of_the_text_in_every_round(prefix):
     tensors = counting(prefix)
-    calls, _ = heads.watched(MODEL, counter(prefix), Talon(width=4, budget=16))
+    calls, _ = trained.watched(MODEL, counter(prefix), Talon(width=4, budget=16))
     steps = np.diff(sorted({len(text) for text, _, _ in calls}))
     assert len(set(steps)) > 1
     assert max(steps) == 4
@@ -273,7 +275,7 @@ def test_missing_and_unexpected_tensors_are_all_named_once(gone):
     tensors = checkpoint(prefix=len(gone) == 3)
     for name in gone:
         del tensors[name]
-    message = refused(tensors | heads.noise({"strange": (2,)}))
+    message = refused(tensors | trained.noise({"strange": (2,)}))
     missing, unexpected = message.split("missing ")[1].split("; unexpected ")
     assert sorted(missing.split(", ")) == sorted(gone)
     assert unexpected == "strange"
@@ -291,7 +293,7 @@ def test_projections_are_missing_unless_the_config_shares_them():
 
 def test_wrong_shapes_are_all_shown_as_found_and_expected():
     wrong = {f"{LAYER}mlp.up_proj.weight": (9, HIDDEN), "hydra_mlp.1.1.linear.weight": (HIDDEN, 5)}
-    message = refused(checkpoint(prefix=True) | heads.noise(wrong))
+    message = refused(checkpoint(prefix=True) | trained.noise(wrong))
     assert f"{LAYER}mlp.up_proj.weight is [9, {HIDDEN}] and should be [{INNER}, {HIDDEN}]" in message
     assert f"hydra_mlp.1.1.linear.weight is [{HIDDEN}, 5] and should be [{HIDDEN}, {3 * HIDDEN}]" in message
     assert message.count("should be") == 2
@@ -303,7 +305,7 @@ def test_wrong_shapes_are_all_shown_as_found_and_expected():
     ids=["hidden size", "vocabulary"],
 )
 def test_heads_made_for_another_target_are_refused_with_both_numbers(name, shape, found, expected):
-    message = refused(checkpoint() | heads.noise({name: shape}))
+    message = refused(checkpoint() | trained.noise({name: shape}))
     assert f"of {found}" in message
     assert f"is {expected}" in message
 

@@ -6,22 +6,22 @@ import numpy as np
 import pytest
 import torch
 
-import heads
 import tiny
+import trained
 from drafttree.decoder import Decoder
 from drafttree.drafters import medusa
 from drafttree.errors import ModelError
 from drafttree.models import HuggingFaceModel
 from drafttree.policies import POLICIES, Chain, Talon
-from heads import HIDDEN, LENGTH, PROMPT, SAMPLINGS, VOCAB, affine, assert_close, exact, silu, states
+from trained import HIDDEN, LENGTH, PROMPT, SAMPLINGS, VOCAB, affine, assert_close, exact, silu, states
 
-TARGET = heads.counting()
+TARGET = trained.counting()
 MODEL = HuggingFaceModel(TARGET)
-CLONE = heads.counting()
+CLONE = trained.counting()
 PLAIN = Decoder(MODEL)
 
 
-def checkpoint(count=3, layers=1, projected=True, seed=0, scale=0.2) -> heads.Tensors:
+def checkpoint(count=3, layers=1, projected=True, seed=0, scale=0.2) -> trained.Tensors:
     """The tensors of `medusa_lm_head.pt`."""
     shapes = {}
     for head in range(count):
@@ -29,10 +29,10 @@ def checkpoint(count=3, layers=1, projected=True, seed=0, scale=0.2) -> heads.Te
             shapes |= {f"{head}.{layer}.linear.weight": (HIDDEN, HIDDEN), f"{head}.{layer}.linear.bias": (HIDDEN,)}
         if projected:
             shapes[f"{head}.{layers}.weight"] = (VOCAB, HIDDEN)
-    return heads.noise(shapes, seed, scale)
+    return trained.noise(shapes, seed, scale)
 
 
-def inside_a_full_model() -> heads.Tensors:
+def inside_a_full_model() -> trained.Tensors:
     return dict(TARGET.state_dict()) | {f"medusa_head.{name}": tensor for name, tensor in checkpoint().items()}
 
 
@@ -50,7 +50,7 @@ every_policy = pytest.mark.parametrize("name", POLICIES)
 every_sampling = pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 
 
-def formula(tensors: heads.Tensors, hidden: np.ndarray, head: int) -> np.ndarray:
+def formula(tensors: trained.Tensors, hidden: np.ndarray, head: int) -> np.ndarray:
     """logits = U z, where z = h and then, block after block, z + SiLU(W z + b)."""
     tensors = {name.removeprefix("medusa_head."): value.float() for name, value in tensors.items()}
     state, block = hidden, 0
@@ -60,7 +60,7 @@ def formula(tensors: heads.Tensors, hidden: np.ndarray, head: int) -> np.ndarray
     return state @ exact(tensors.get(f"{head}.{block}.weight", CLONE.lm_head.weight)).T
 
 
-def counting(count=3) -> heads.Tensors:
+def counting(count=3) -> trained.Tensors:
     """Heads that count on from the target's counting: right for as long as it counts."""
     tensors, tokens = checkpoint(count, scale=0.02), CLONE.model.embed_tokens.weight.detach()
     return tensors | {f"{head}.1.weight": tokens.roll(head + 2, 0) for head in range(count)}
@@ -93,12 +93,12 @@ def test_logits_of_a_tree_equal_the_formula_in_every_round(tensors, config):
 def test_text_is_that_of_plain_decoding(name, sampling):
     expected = PLAIN.generate(PROMPT, max_new_tokens=LENGTH, **sampling).tokens
     for drafter in (medusa.load(checkpoint(seed=1), {}, TARGET), counter()):
-        decoder = Decoder(MODEL, drafter, heads.small(name))
+        decoder = Decoder(MODEL, drafter, trained.small(name))
         assert decoder.generate(PROMPT, max_new_tokens=LENGTH, **sampling).tokens == expected
 
 
 def test_heads_read_the_last_hidden_state_of_the_text_in_every_round():
-    calls, _ = heads.watched(MODEL, counter(), Talon(width=4, budget=16))
+    calls, _ = trained.watched(MODEL, counter(), Talon(width=4, budget=16))
     steps = np.diff(sorted({len(text) for text, _, _ in calls}))
     assert len(set(steps)) > 1
     assert max(steps) == 4
@@ -170,7 +170,7 @@ def test_missing_and_unexpected_tensors_are_all_named_once():
     tensors = checkpoint(12)
     for name in ("0.0.linear.bias", "11.1.weight", "2.1.weight"):
         del tensors[name]
-    tensors |= heads.noise({"strange": (2,), "3.1.bias": (VOCAB,)})
+    tensors |= trained.noise({"strange": (2,), "3.1.bias": (VOCAB,)})
     message = refused(tensors)
     assert "missing 0.0.linear.bias, 2.1.weight, 11.1.weight; unexpected" in message
     assert sorted(message.split("unexpected ")[1].split(", ")) == ["3.1.bias", "strange"]
@@ -185,7 +185,7 @@ def test_projections_missing_where_the_config_says_they_are_stored():
 
 
 def test_wrong_shapes_are_all_shown_as_found_and_expected():
-    tensors = checkpoint() | heads.noise({"1.0.linear.bias": (7,), "2.1.weight": (VOCAB, 9)})
+    tensors = checkpoint() | trained.noise({"1.0.linear.bias": (7,), "2.1.weight": (VOCAB, 9)})
     message = refused(tensors)
     assert f"1.0.linear.bias is [7] and should be [{HIDDEN}]" in message
     assert f"2.1.weight is [{VOCAB}, 9] and should be [{VOCAB}, {HIDDEN}]" in message
@@ -198,7 +198,7 @@ def test_wrong_shapes_are_all_shown_as_found_and_expected():
 def test_heads_made_for_another_target_are_refused_with_both_numbers(size, found, expected):
     hidden, vocab = (found, VOCAB) if size == "hidden_size" else (HIDDEN, found)
     shapes = {"0.0.linear.weight": (hidden, hidden), "0.0.linear.bias": (hidden,), "0.1.weight": (vocab, hidden)}
-    message = refused(heads.noise(shapes))
+    message = refused(trained.noise(shapes))
     assert f"of {found}" in message
     assert f"is {expected}" in message
 

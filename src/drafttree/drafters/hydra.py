@@ -131,9 +131,9 @@ class HydraDrafter:
     def __init__(self, heads: HydraHeads, target: PreTrainedModel) -> None:
         self.heads = heads
         self.vocab_size = len(projection(target).weight)
-        self.context = None
-        self.levels = len(heads.hydra_mlp)
-        self.hidden_layers = (last_layer(target),)
+        self.context: int | None = None
+        self.levels: int | None = len(heads.hydra_mlp)
+        self.hidden_layers: tuple[int, ...] = (last_layer(target),)
         self.embed = heads.input_embed_fn or embedding(target)
         self.unknown = unknown_state(target)
         self._project = projection(target) if heads.shared else nn.Identity()

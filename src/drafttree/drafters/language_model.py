@@ -21,7 +21,7 @@ class LanguageModelDrafter:
         self.model = model
         self.vocab_size = model.vocab_size
         self.context = model.context
-        self.levels = None
+        self.levels: int | None = None
         self.hidden_layers = ()
 
     def start(self, prompt: list[int], capacity: int) -> Draft:

@@ -67,9 +67,9 @@ class MedusaDrafter:
     def __init__(self, heads: MedusaHeads, target: PreTrainedModel) -> None:
         self.heads = heads
         self.vocab_size = len(projection(target).weight)
-        self.context = None
-        self.levels = len(heads)
-        self.hidden_layers = (last_layer(target),)
+        self.context: int | None = None
+        self.levels: int | None = len(heads)
+        self.hidden_layers: tuple[int, ...] = (last_layer(target),)
         self._project = projection(target) if heads.shared else nn.Identity()
         self._unknown = unknown_state(target)
 
