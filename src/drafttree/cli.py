@@ -23,7 +23,8 @@ from drafttree.certify import certify, fit, parse_policies
 from drafttree.decoder import Decoder, Prompt
 from drafttree.distributions import Sampling
 from drafttree.errors import ConfigError, DraftTreeError
-from drafttree.loading import DEFAULT_POLICY, load
+from drafttree.inspection import inspect as inspect_folder
+from drafttree.loading import DEFAULT_POLICY, choose_drafter, load
 from drafttree.policies import POLICIES
 from drafttree.sequence import Generation
 from drafttree.verifiers import VERIFIERS
@@ -42,7 +43,7 @@ bench = typer.Typer(help="Measure what speculation gains and what it costs.", ri
 app.add_typer(bench, name="bench")
 
 Target = Annotated[str, typer.Option(help='The model whose text is wanted: "embedded", a folder or a hub name.')]
-Drafter = Annotated[str, typer.Option(help='The model that drafts: as --target, "none", or "auto".')]
+Drafter = Annotated[str, typer.Option(help='A language model or head that drafts: as --target, "none", or "auto".')]
 PolicySpec = Annotated[str, typer.Option(help='How the tree grows, such as "talon:budget=60,margin=0.03".')]
 PolicySpecs = Annotated[list[str], typer.Option(help='Specifications or "all"; repeat it or separate by semicolons.')]
 VerifierName = Annotated[str, typer.Option(help=f'What is accepted: {", ".join(VERIFIERS)} or "auto".')]
@@ -116,11 +117,9 @@ def generate(
     options = {**_sampling_options(temperature, top_k, top_p, min_p, seed), "max_new_tokens": max_new_tokens}
     options |= {"stop": stop or (), "ignore_eos": ignore_eos, "draft_temperature": draft_temperature}
     text = prompt_files.read_prompt(prompt)
-    decoder = load(target, drafter, policy, verifier, dtype=dtype, device=device)
+    decoder = _load(target, drafter, policy, verifier, dtype=dtype, device=device)
     if decoder.drafter is None and compare:
         raise ConfigError("--compare needs a drafter; name one with --drafter")
-    if decoder.drafter is None and drafter == "auto":
-        print(f"no drafter is known for {target}: decoding plainly; name one with --drafter", file=sys.stderr)
     start = _chat(decoder, text) if chat else text
     generation = _write(decoder, start, options, quiet=json_, echo="" if chat else text)
     interrupted = generation.finish_reason == "interrupted"
@@ -138,6 +137,14 @@ def generate(
 def policies() -> None:
     """List the tree policies: parameters, defaults, ranges and sources."""
     display.show_policies(POLICIES)
+
+
+@app.command()
+def inspect(path: Annotated[str, typer.Argument(help="A folder, a hub name or an embedded name.")]) -> None:
+    """Say what a drafter's folder is, which target it fits, its sizes, and what it lacks."""
+    found = inspect_folder(path)
+    display.show_inspection(found)
+    raise typer.Exit(1 if found.problems else 0)
 
 
 @app.command()
@@ -256,13 +263,22 @@ def _sampling_options(temperature: float, top_k: int, top_p: float, min_p: float
     return vars(Sampling(temperature, top_k, top_p, min_p, seed)).copy()
 
 
+def _load(target: str, drafter: str, *arguments: str, **options: str) -> Decoder:
+    """A decoder; what "auto" stands for is said where it is not the embedded pair."""
+    decoder = load(target, drafter, *arguments, **options)
+    if drafter == "auto" and target != "embedded":
+        choice = choose_drafter(target)
+        print(f"drafter: {choice.name} ({choice.reason}); name another with --drafter", file=sys.stderr)
+    return decoder
+
+
 def _speculative(target: str, drafter: str, dtype: str, device: str) -> Decoder:
     """A decoder that has a drafter.
 
     Raises:
         ConfigError: it would have none.
     """
-    decoder = load(target, drafter, dtype=dtype, device=device)
+    decoder = _load(target, drafter, dtype=dtype, device=device)
     if decoder.drafter is None:
         raise ConfigError(f"there is no drafter for {target!r}; name one with --drafter")
     return decoder

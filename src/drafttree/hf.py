@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor
@@ -40,7 +40,16 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from drafttree.decoder import Decoder
 from drafttree.drafters import Drafter, LanguageModelDrafter
 from drafttree.errors import ConfigError, ModelError
-from drafttree.loading import DEFAULT_POLICY, check_tokenizers, find_verifier, load_model, load_tokenizer, make_policy
+from drafttree.loading import (
+    DEFAULT_POLICY,
+    check_tokenizers,
+    find_folder,
+    find_verifier,
+    load_head,
+    load_model,
+    load_tokenizer,
+    make_policy,
+)
 from drafttree.metrics import Metrics
 from drafttree.models import HuggingFaceModel
 from drafttree.policies import TreePolicy
@@ -48,6 +57,7 @@ from drafttree.sequence import Sequence
 
 __all__ = ["TreeGenerate", "generate"]
 
+Where = tuple[torch.dtype, torch.device]
 COUNTS = ("num_beams", "num_beam_groups", "num_return_sequences")
 SWITCHES = (
     "output_scores",
@@ -135,7 +145,8 @@ class TreeGenerate:
         self._source = _check_drafter(drafter)
         self._policy = make_policy(policy)
         self._verifier = find_verifier(verifier)
-        self._loaded: dict[tuple[torch.dtype, torch.device], Drafter] = {}
+        self._loaded: dict[Where, Drafter] = {}
+        self._heads: WeakKeyDictionary[PreTrainedModel, tuple[Where, Drafter]] = WeakKeyDictionary()
         self._checked: WeakSet[PreTrainedModel] = WeakSet()
 
     def __call__(
@@ -201,17 +212,23 @@ class TreeGenerate:
             drafter = self._load(source, model)
         else:
             return source
-        if model not in self._checked:
+        if model not in self._checked and isinstance(drafter, LanguageModelDrafter):
             check_tokenizers(tokenizer or _tokenizer(model), _tokenizer(source))
             self._checked.add(model)
         return drafter
 
     def _load(self, source: str | Path, model: PreTrainedModel) -> Drafter:
-        """The drafter of a name, loaded on first use with the model's dtype and device."""
-        key = (model.dtype, model.device)
-        if key not in self._loaded:
-            self._loaded[key] = LanguageModelDrafter(HuggingFaceModel(load_model(source, *key)))
-        return self._loaded[key]
+        """The drafter of a name, loaded on first use with the model's dtype and device; heads are for one model."""
+        where = (model.dtype, model.device)
+        if model in self._heads and self._heads[model][0] == where:
+            return self._heads[model][1]
+        if where not in self._loaded:
+            folder = find_folder(source)
+            if head := load_head(folder, model):
+                self._heads[model] = where, head
+                return head
+            self._loaded[where] = LanguageModelDrafter(HuggingFaceModel(load_model(folder, *where)))
+        return self._loaded[where]
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
+from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import CONFIG_MAPPING
@@ -34,6 +35,9 @@ KINDS = {
     "medusa": re.compile(r"medusa_heads?\.|\d+\.\d+\.(linear\.)?(weight|bias)$"),
     "eagle3": re.compile(r"midlayer\.|(layers\.0\.)?hidden_norm\.|[dt]2[td]$"),
 }
+LANGUAGE_MODEL = "language-model"
+DOWNLOADS = (("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"), ("*.bin", "*.pt"))
+NOT_DOWNLOADED = ("*/*", "consolidated*")
 EAGLE_BEFORE_3 = {"fc.weight", "layers.0.mlp.down_proj.weight"}
 
 
@@ -50,12 +54,30 @@ def recognise(folder: Path) -> str:
     if names >= EAGLE_BEFORE_3:
         raise ModelError(f"{folder} holds an EAGLE-1 or EAGLE-2 head, which is not supported; use an EAGLE-3 head")
     if read_config(folder).get("model_type") in CONFIG_MAPPING:
-        return "language-model"
+        return LANGUAGE_MODEL
     shown = ", ".join(sorted(names)[:3])
     raise ModelError(
         f"{folder} is no drafter known here: config.json names no transformers model, and tensors such as {shown} "
         "belong to no EAGLE-3, Medusa or Hydra head"
     )
+
+
+def download(name: str) -> Path:
+    """The local copy of a hub repository's configuration and weights; pickles only where it has no safetensors.
+
+    Raises:
+        ModelError: there is no such repository, or it is neither cached nor within reach.
+    """
+    folder = Path()
+    try:
+        for patterns in DOWNLOADS:
+            folder = Path(snapshot_download(name, allow_patterns=list(patterns), ignore_patterns=list(NOT_DOWNLOADED)))
+            if any(folder.glob("*.safetensors")):
+                break
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ModelError(f"cannot download drafter {name!r} ({reason}); check the name or give a folder") from error
+    return folder
 
 
 def read_config(folder: Path) -> dict:

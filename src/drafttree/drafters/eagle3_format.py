@@ -89,7 +89,8 @@ class Eagle3Checkpoint:
 def load(tensors: Mapping[str, Tensor], config: Mapping[str, Any], target: PreTrainedModel) -> Eagle3Drafter:
     """A drafter from an EAGLE-3 checkpoint of any format, in the target's dtype and on its device.
 
-    The target's embedding, and its output layer where the checkpoint refers to it, are shared, not copied.
+    The target's embedding, and its output layer where the checkpoint refers to it, are shared, not copied, if the
+    target's weights are laid out as `load_model` does.
 
     Args:
         tensors: of the checkpoint, by name.
@@ -253,9 +254,7 @@ def _rope(raw: Mapping[str, Any]) -> dict[str, Any]:
 def _size(raw: Mapping[str, Any], name: str) -> int:
     value = raw.get(name)
     if not isinstance(value, int) or value < 1:
-        raise ModelError(
-            f"config.json gives {name} as {value!r}; it must be the size the head was trained with"
-        )
+        raise ModelError(f"config.json gives {name} as {value!r}; it must be the size the head was trained with")
     return value
 
 
