@@ -253,9 +253,7 @@ def _rope(raw: Mapping[str, Any]) -> dict[str, Any]:
 def _size(raw: Mapping[str, Any], name: str) -> int:
     value = raw.get(name)
     if not isinstance(value, int) or value < 1:
-        raise ModelError(
-            f"config.json gives {name} as {value!r}; it must be the size the head was trained with"
-        )
+        raise ModelError(f"config.json gives {name} as {value!r}; it must be the size the head was trained with")
     return value
 
 
