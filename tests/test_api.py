@@ -16,7 +16,10 @@ EXPORTS = {
         *("Chunk", "Decoder", "DraftTree", "DraftTreeError", "Generation", "Law", "Layer", "Metrics", "Sampling"),
         *("Verdict", "drafters", "errors", "hf", "load", "models", "policies", "verifiers"),
     },
-    "drafttree.drafters": {"Draft", "Drafter", "HydraDrafter", "LanguageModelDrafter", "MedusaDrafter"},
+    "drafttree.drafters": {
+        *("Draft", "Drafter", "Features"),
+        *("Eagle3Drafter", "HydraDrafter", "LanguageModelDrafter", "MedusaDrafter"),
+    },
     "drafttree.hf": {"TreeGenerate", "generate"},
     "drafttree.models": {"HuggingFaceModel", "Model", "Output", "TreeCache"},
     "drafttree.policies": {
