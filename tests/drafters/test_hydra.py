@@ -10,6 +10,7 @@ import tiny
 import trained
 from drafttree.decoder import Decoder
 from drafttree.drafters import hydra
+from drafttree.drafters.checkpoints import read_config, read_tensors, recognise
 from drafttree.errors import ModelError
 from drafttree.models import HuggingFaceModel
 from drafttree.policies import POLICIES, Chain, Talon
@@ -225,6 +226,16 @@ def test_a_prompt_of_one_token_is_enough(sampling):
     expected = PLAIN.generate([7], max_new_tokens=LENGTH, **sampling).tokens
     assert decoder.generate([7], max_new_tokens=LENGTH, **sampling).tokens == expected
     assert decoder.generate([7], max_new_tokens=1, **sampling).tokens == expected[:1]
+
+
+@pytest.mark.parametrize("prefix", [False, True], ids=["hydra", "hydra++"])
+def test_public_files_are_read(prefix, tmp_path):
+    tensors = checkpoint(prefix=prefix)
+    torch.save(tensors, tmp_path / "hydra_lm_head.pt")
+    (tmp_path / "config.json").write_text('{"hydra_num_heads": 4, "hydra_num_layers": 1}')
+    assert recognise(tmp_path) == "hydra"
+    drafter = hydra.load(read_tensors(tmp_path), read_config(tmp_path), TARGET)
+    assert (drafter.levels, drafter.heads.state_dict().keys()) == (3, tensors.keys() - {"input_embed_fn.weight"})
 
 
 def test_two_drafts_of_one_drafter_do_not_disturb_each_other():

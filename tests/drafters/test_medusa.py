@@ -5,11 +5,13 @@ import re
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import tiny
 import trained
 from drafttree.decoder import Decoder
 from drafttree.drafters import medusa
+from drafttree.drafters.checkpoints import read_config, read_tensors, recognise
 from drafttree.errors import ModelError
 from drafttree.models import HuggingFaceModel
 from drafttree.policies import POLICIES, Chain, Talon
@@ -128,6 +130,20 @@ def test_a_prompt_of_one_token_is_enough(sampling):
     expected = PLAIN.generate([7], max_new_tokens=LENGTH, **sampling).tokens
     assert decoder.generate([7], max_new_tokens=LENGTH, **sampling).tokens == expected
     assert decoder.generate([7], max_new_tokens=1, **sampling).tokens == expected[:1]
+
+
+def test_public_files_are_read(tmp_path):
+    """`medusa_lm_head.pt` beside its config; and a full model whose safetensors hold the heads (Medusa-2)."""
+    TARGET.save_pretrained(tmp_path / "medusa-2")
+    save_file(inside_a_full_model(), tmp_path / "medusa-2/model.safetensors")
+    (tmp_path / "medusa-1").mkdir()
+    torch.save(checkpoint(), tmp_path / "medusa-1/medusa_lm_head.pt")
+    (tmp_path / "medusa-1/config.json").write_text('{"medusa_num_heads": 2}')
+    for name in ("medusa-1", "medusa-2"):
+        assert recognise(tmp_path / name) == "medusa"
+        drafter = medusa.load(read_tensors(tmp_path / name), read_config(tmp_path / name), TARGET)
+        for key, value in checkpoint().items():
+            torch.testing.assert_close(drafter.heads.state_dict()[key], value, atol=0, rtol=0)
 
 
 def test_two_drafts_of_one_drafter_do_not_disturb_each_other():
