@@ -25,6 +25,7 @@ import tokens
 from drafttree.drafters.heads import embedding, projection
 from drafttree.errors import DraftTreeError
 from drafttree.loading import find_device, find_dtype, load_model, load_tokenizer
+from features import Features, RepeatedWindows
 from muon import Muon
 from run import Run, replaced
 from schedule import Deadline, Plan, TokenBudget, next_moment
@@ -58,25 +59,42 @@ class Lesson(nn.Module):
     """A kind of head in training; a recipe says what its heads read.
 
     Args:
-        heads: the heads, one a level, with float32 parameters.
+        heads: the heads, one a level, with float32 parameters; frozen ones are the target's.
         levels: how many.
         shared: whether they end before the target's own projection.
+
+    Attributes:
+        layers: the target's hidden states read besides the last, counted as transformers' `hidden_states`.
+        vocab: rows of projections of their own, None for the target's vocabulary.
     """
+
+    layers: tuple[int, ...] = ()
+    vocab: int | None = None
 
     def __init__(self, heads: nn.Module, levels: int, shared: bool):
         super().__init__()
         self.heads, self.levels, self.shared = heads, levels, shared
 
-    def context(self, hidden: Tensor) -> Tensor:
-        """What all heads read at every position, `[batch, tokens, hidden]` from the target's hidden states."""
+    def context(self, hidden: Tensor, states: tuple[Tensor, ...], inputs: Tensor) -> Tensor:
+        """What all heads read at every position, `[batch, rows, ...]`.
+
+        Args:
+            hidden: `[batch, length, hidden]` the target's last hidden state.
+            states: those of `layers`, of the same shape.
+            inputs: `[batch, length]` token ids.
+        """
         return hidden
+
+    def answers(self, logits: Tensor) -> Tensor:
+        """The probabilities to learn from the target's logits `[rows, vocab]`; rows of zeros teach nothing."""
+        return logits.softmax(-1)
 
     def guess(self, level: int, context: Tensor, following: list[Tensor]) -> Tensor:
         """What a head says, `[rows, vocab]`, or `[rows, hidden]` before a shared projection.
 
         Args:
             level: of the head, 0 for the first.
-            context: `[rows, hidden]`.
+            context: `[rows, ...]`.
             following: the embeddings `[rows, hidden]` of the next tokens, `level + 1` of them.
         """
         raise NotImplementedError
@@ -93,11 +111,13 @@ class HeadRun(Run):
         super().__init__(options.out)
         self.target, self.lesson, self.windows = target, lesson, windows
         self.heads, self.options = lesson.heads, options
-        vocab = len(projection(target).weight)
-        inner = [p for p in self.heads.parameters() if p.ndim == 2 and len(p) != vocab]
+        folder = options.out / "features" if options.cache else None
+        self.features = Features(target, lesson.layers, folder)
+        learning = [p for p in self.heads.parameters() if p.requires_grad]
+        inner = [p for p in learning if p.ndim == 2 and len(p) not in (len(projection(target).weight), lesson.vocab)]
         known = set(inner)
         self.muon = Muon(inner, lr=options.rate, weight_decay=0.0)
-        rest = [p for p in self.heads.parameters() if p not in known]
+        rest = [p for p in learning if p not in known]
         self.adam = torch.optim.AdamW(rest, lr=ADAM_RATE, betas=(0.9, 0.95), weight_decay=0.0)
 
     def losses(self) -> Losses:
@@ -128,15 +148,14 @@ class HeadRun(Run):
     def restore(self, state: dict) -> None:
         for part in PARTS:
             getattr(self, part).load_state_dict(state[part])
-        self.windows = Windows(self.windows.stream, state["windows"])
+        self.windows = type(self.windows)(self.windows.stream, state["windows"])
 
     def _teach(self, inputs: Tensor) -> Losses:
         """Forward and backward on windows `[batch, length]`; gradients accumulate in the heads."""
-        with torch.no_grad():
-            hidden = self.target.get_decoder()(input_ids=inputs, use_cache=False).last_hidden_state
-            embedded = embedding(self.target)(inputs)
+        hidden, states = self.features.of(inputs, self.windows)
+        embedded = embedding(self.target)(inputs)
         with self._autocast():
-            context = self.lesson.context(hidden)
+            context = self.lesson.context(hidden, states, inputs)
         gradient = torch.zeros_like(context) if context.requires_grad else None
         rows, losses = inputs.shape[1] - self.lesson.levels, self.losses()
         for text in range(len(inputs)):
@@ -154,7 +173,7 @@ class HeadRun(Run):
         """Every head at some positions of one text.
 
         Args:
-            context: `[rows, hidden]` at these positions.
+            context: `[rows, ...]` at these positions.
             hidden: `[length, hidden]` of the text.
             embedded: `[length, hidden]` of its tokens.
             part: the positions.
@@ -162,9 +181,8 @@ class HeadRun(Run):
         """
         rows, sums = len(context), []
         with torch.no_grad():
-            answers = (
-                projection(self.target)(hidden[part.start + 1 : part.stop + self.lesson.levels]).float().softmax(-1)
-            )
+            logits = projection(self.target)(hidden[part.start + 1 : part.stop + self.lesson.levels])
+            answers = self.lesson.answers(logits.float())
         for level in range(self.lesson.levels):
             following = [embedded[part.start + ahead : part.stop + ahead] for ahead in range(1, level + 2)]
             with self._autocast():
@@ -180,6 +198,9 @@ class HeadRun(Run):
         """Heads are float32 and computed in the target's dtype."""
         kind = self.target.dtype
         return torch.autocast(self.target.device.type, kind, enabled=kind != torch.float32)
+
+
+Make = Callable[[PreTrainedModel, argparse.Namespace], Lesson]
 
 
 def trained(lesson: nn.Module) -> dict[str, Tensor]:
@@ -208,29 +229,29 @@ def parser(description: str) -> argparse.ArgumentParser:
     made.add_argument("--batch", type=_positive, default=4096, help="tokens of an optimizer step")
     made.add_argument("--rate", type=float, default=0.02, help="learning rate of the blocks' matrices")
     made.add_argument("--decay", type=float, default=1.0, help="weight of each head's loss relative to the one before")
+    made.add_argument("--cache", action="store_true", help="keep the target's hidden states on disk for later epochs")
     made.add_argument("--dtype", default="auto", help="of the target: float32, bfloat16, float16 or auto")
     made.add_argument("--device", default="auto", help="cpu, cuda, ... or auto")
     made.add_argument("--threads", type=_positive, default=os.cpu_count())
     return made
 
 
-def command(
-    name: str, options: argparse.Namespace, make: Callable[[PreTrainedModel, argparse.Namespace], Lesson]
-) -> None:
+def command(name: str, options: argparse.Namespace, make: Make, run: type[HeadRun] = HeadRun) -> None:
     """Train, or go on training, and export to `out/final`; errors end the command with one line.
 
     Args:
         name: of the recipe.
         options: as `parser` reads them.
         make: the lesson for a target.
+        run: the kind of run.
     """
     try:
-        _train(options, make)
+        _train(options, make, run)
     except (DraftTreeError, ValueError, OSError) as error:
         sys.exit(f"{name}: {error}")
 
 
-def _train(options: argparse.Namespace, make: Callable[[PreTrainedModel, argparse.Namespace], Lesson]) -> None:
+def _train(options: argparse.Namespace, make: Make, kind: type[HeadRun]) -> None:
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     logging.disable_progress_bar()
@@ -240,8 +261,8 @@ def _train(options: argparse.Namespace, make: Callable[[PreTrainedModel, argpars
         return
     device = find_device(options.device)
     target = load_model(options.target, find_dtype(options.dtype, device), device).requires_grad_(False)
-    windows = Windows(_stream(options, len(projection(target).weight)))
-    run = HeadRun(target, make(target, options).to(device), windows, options)
+    windows = (RepeatedWindows if options.cache else Windows)(_stream(options, len(projection(target).weight)))
+    run = kind(target, make(target, options).to(device), windows, options)
     if run.checkpoint.exists():
         run.load()
         print(f"resumed at step {run.step}, progress {run.progress:.3f}", flush=True)
@@ -260,7 +281,7 @@ def _settle(options: argparse.Namespace) -> None:
     Raises:
         ValueError: it has not.
     """
-    free = {"out", "tokens", "deadline", "device", "threads", "dtype"}
+    free = {"out", "tokens", "deadline", "device", "threads", "dtype", "cache"}
     settings = {name: str(value) for name, value in vars(options).items() if name not in free}
     path = options.out / "settings.json"
     if not path.exists():

@@ -60,7 +60,7 @@ class HydraLesson(Lesson):
             end.weight.copy_(weight)
             end.bias.zero_()
 
-    def context(self, hidden: Tensor) -> Tensor:
+    def context(self, hidden: Tensor, states: tuple[Tensor, ...], inputs: Tensor) -> Tensor:
         return self.heads.context(hidden)
 
     def guess(self, level: int, context: Tensor, following: list[Tensor]) -> Tensor:

@@ -4,7 +4,7 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -55,7 +55,7 @@ class Run:
         losses, since, began = self.losses(), time.time(), (time.time(), self.progress)
         while not self.stopping and self.progress < 1.0:
             now = schedule.plan(self.progress)
-            losses += self.update(now)
+            losses += self._update(now)
             self.progress = min(1.0, budget.progress(self.tokens))
             if shown.due() or self.progress >= 1.0:
                 self._show(now, losses, time.time() - since, began)
@@ -66,6 +66,15 @@ class Run:
                 self.export("snapshot")
         self.save()
         return self.progress >= 1.0
+
+    def _update(self, now: Plan):
+        """One step; where it fails for want of room on the disk, what was learnt before is saved if it still can be."""
+        try:
+            return self.update(now)
+        except OSError:
+            with suppress(OSError):
+                self.save()
+            raise
 
     def losses(self):
         """An empty sum of what `update` returns: with `+=`, `positions` and `means()`."""

@@ -2,15 +2,14 @@
 
 import gzip
 import importlib
-import json
 import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from toy_run import SIZES, train
+from transformers import AutoModelForCausalLM
 
 import tiny
 import trained
@@ -20,8 +19,6 @@ from drafttree.drafters.checkpoints import read_config, read_tensors, recognise
 from drafttree.models import HuggingFaceModel
 from drafttree.policies import Talon
 
-RECIPES = Path(__file__).parents[2] / "recipes"
-SIZES = ("--heads", "3", "--length", "16", "--batch", "64", "--tokens", "640", "--threads", "1", "--dtype", "float32")
 KINDS = {
     "medusa": ("medusa",),
     "medusa, two blocks, own projection": ("medusa", "--layers", "2", "--own-projection"),
@@ -31,44 +28,6 @@ KINDS = {
 }
 LOADERS = {"medusa": medusa.load, "hydra": hydra.load}
 every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-
-
-@pytest.fixture(autouse=True)
-def surroundings(monkeypatch):
-    """Recipes find each other, and what they change in this process is put back."""
-    monkeypatch.syspath_prepend(RECIPES)
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory) -> Path:
-    """A target that counts, whose tokenizer knows a word per token."""
-    folder = tmp_path_factory.mktemp("target")
-    trained.counting().save_pretrained(folder)
-    words = Tokenizer(models.WordLevel({f"w{token}": token for token in range(tiny.VOCAB)}, unk_token="w0"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w0").save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("data")
-    (folder / "count.txt").write_text(" ".join(f"w{token % 50}" for token in range(400)))
-    with gzip.open(folder / "more.jsonl.gz", "wt") as file:
-        file.write(json.dumps({"text": " ".join(f"w{token % 20}" for token in range(300))}) + "\n")
-    return folder
-
-
-def train(kind, target: Path, data: Path, out: Path, *options: str) -> None:
-    name, *own = kind
-    places = ("--target", str(target), "--data", str(data), "--out", str(out))
-    importlib.import_module(name).main([*places, *SIZES, *own, *options])
 
 
 def made(kind, target: Path, data: Path, out: Path):
