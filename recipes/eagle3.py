@@ -45,7 +45,7 @@ class UnrolledRows(DynamicCache):
 
 
 class Eagle3Lesson(Lesson):
-    """The head begins as a reader of the highest state alone: it says at once what the target is about to say."""
+    """The head unrolled along the text; it begins with the target's final norm, which its projection was made for."""
 
     def __init__(self, target: PreTrainedModel, options: argparse.Namespace) -> None:
         depth = target.config.get_text_config().num_hidden_layers
@@ -58,26 +58,16 @@ class Eagle3Lesson(Lesson):
         self.depth, self.own = depth, options.own_projection
         head.target_ids = None if self.vocab == head.config.vocab else ids
         self._borrow(target, ids)
-        self._begin(target)
 
     def _borrow(self, target: PreTrainedModel, ids: Tensor) -> None:
-        """The target's embedding and projection; the projection is a copy where it is to be trained."""
+        """Take the target's embedding, final norm and projection; the last two are copies where they are trained."""
         weight = projection(target).weight.detach()
         weight = weight if self.heads.target_ids is None else weight[ids.to(weight.device)]
         self.heads.embed_tokens.weight = nn.Parameter(embedding(target).weight.detach(), requires_grad=False)
         self.heads.lm_head.weight = nn.Parameter(weight.clone().float() if self.own else weight, requires_grad=self.own)
-
-    @torch.no_grad()
-    def _begin(self, target: PreTrainedModel) -> None:
-        head, hidden = self.heads, self.heads.config.hidden
-        head.fc.weight.zero_()
-        nn.init.eye_(head.fc.weight[:, -hidden:])
-        for layer in head.layers:
-            layer.self_attn.o_proj.weight.zero_()
-            layer.mlp.down_proj.weight.zero_()
         last = getattr(target.get_decoder(), "norm", None)
         if isinstance(last, LlamaRMSNorm):
-            head.norm.weight.copy_(last.weight)
+            self.heads.norm.weight.data.copy_(last.weight)
 
     def context(self, hidden: Tensor, states: tuple[Tensor, ...], inputs: Tensor) -> Tensor:
         """The head's outputs `[batch, rows, levels, hidden]` after the final norm.
