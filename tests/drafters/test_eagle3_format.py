@@ -108,6 +108,20 @@ def test_configurations_without_a_size(name, value):
     assert f"config.json gives {name} as {value!r}" in told(files.weights(KIND), config)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"eagle_config": "none"}, "eagle_config as 'none'"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": "1, 2"}}, "layer_ids as '1, 2'"),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 2.5]}, "layer_ids as [1, 2.5]"),
+        ({"num_key_value_heads": 3}, "3 key heads for 4"),
+        ({"hidden_act": "magic"}, "activation 'magic'"),
+    ],
+)
+def test_configurations_that_make_no_sense(change, message):
+    assert message in told(files.weights(KIND), {**files.configuration(KIND), **change})
+
+
 def test_growing_rotary_embeddings_are_refused():
     config = {**files.configuration(KIND), "rope_scaling": {"type": "dynamic", "factor": 2.0}}
     assert "rope_type 'dynamic'" in told(files.weights(KIND), config)

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedModel, Qwen3Config
+from transformers.activations import ACT2FN
 
 from drafttree.drafters.eagle3 import Eagle3Config, Eagle3Drafter, Eagle3Head
 from drafttree.drafters.heads import SHARED_LM_HEAD, embedding, fill, projection
@@ -26,7 +27,7 @@ SPECFORGE, SPECULATORS = "LlamaForCausalLMEagle3", "vLLM speculators"
 DEFAULT_THETA = 10000.0
 GROWING_ROPES = {"dynamic", "longrope"}
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
-DEPTH = "target_num_hidden_layers"
+DEPTH, STATES = "target_num_hidden_layers", "eagle_aux_hidden_state_layer_ids"
 
 
 @dataclass(frozen=True)
@@ -192,19 +193,26 @@ def _states(raw: Mapping[str, Any], format_: str) -> tuple[tuple[int, ...] | Non
 
     SpecForge names layers whose output is read, speculators the place among transformers' hidden states.
     """
-    nested = raw.get("eagle_config") or {}
-    given, depth = raw.get("eagle_aux_hidden_state_layer_ids"), raw.get(DEPTH)
-    layers = tuple(given) if given else None
-    if format_ != SPECULATORS and (given := nested.get("eagle_aux_hidden_state_layer_ids", given)):
-        layers = tuple(layer + 1 for layer in given)
+    given, depth = _nested(raw).get(STATES, raw.get(STATES)), raw.get(DEPTH)
+    if given is not None and not (isinstance(given, list) and given and all(isinstance(layer, int) for layer in given)):
+        raise ModelError(f"config.json gives {STATES} as {given!r}; it must be a list of layers")
+    layers = tuple(layer + (format_ != SPECULATORS) for layer in given) if given else None
     if layers and depth is None and layers[:2] == (2, (layers[-1] + 3) // 2):
         depth = layers[-1] + 3
     return layers, depth
 
 
+def _nested(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """SpecForge's fields of its own."""
+    nested = raw.get("eagle_config") or {}
+    if not isinstance(nested, dict):
+        raise ModelError(f"config.json gives eagle_config as {nested!r}; it must be an object")
+    return nested
+
+
 def _config(raw: Mapping[str, Any], tensors: dict[str, Tensor], states: int) -> Eagle3Config:
     layer = raw.get("transformer_layer_config") or raw
-    options = {**(raw.get("eagle_config") or {}), **raw}
+    options = {**_nested(raw), **raw}
     hidden, vocab = (_size(layer, name) for name in ("hidden_size", "vocab_size"))
     return Eagle3Config(
         layer=_layer(layer, tensors),
@@ -224,8 +232,11 @@ def _layer(raw: Mapping[str, Any], tensors: dict[str, Tensor]) -> LlamaConfig | 
     hidden, heads = (_size(raw, name) for name in ("hidden_size", "num_attention_heads"))
     q_proj, gate = tensors.get(f"{ATTENTION}q_proj.weight"), tensors.get("layers.0.mlp.gate_proj.weight")
     width = raw.get("head_dim") or hidden // heads
-    if q_proj is not None and len(q_proj) % (2 * heads) == 0:
+    if q_proj is not None and q_proj.ndim and len(q_proj) % (2 * heads) == 0:
         width = len(q_proj) // heads
+    groups, activation = raw.get("num_key_value_heads") or heads, raw.get("hidden_act") or "silu"
+    if heads % groups or activation not in ACT2FN:
+        raise ModelError(f"config.json gives {groups} key heads for {heads} and the activation {activation!r}")
     make = Qwen3Config if any(f"{ATTENTION}{name}_norm.weight" in tensors for name in "qk") else LlamaConfig
     return make(
         vocab_size=_size(raw, "vocab_size"),
@@ -233,9 +244,9 @@ def _layer(raw: Mapping[str, Any], tensors: dict[str, Tensor]) -> LlamaConfig | 
         intermediate_size=raw.get("intermediate_size") or (4 * hidden if gate is None else len(gate)),
         num_hidden_layers=1 + max(int(name.split(".")[1]) for name in [*tensors, FIRST] if name.startswith("layers.")),
         num_attention_heads=heads,
-        num_key_value_heads=raw.get("num_key_value_heads") or heads,
+        num_key_value_heads=groups,
         head_dim=width,
-        hidden_act=raw.get("hidden_act") or "silu",
+        hidden_act=activation,
         max_position_embeddings=raw.get("max_position_embeddings") or 2048,
         rms_norm_eps=raw.get("rms_norm_eps") or 1e-6,
         rope_parameters=_rope(raw),
