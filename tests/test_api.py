@@ -17,8 +17,8 @@ EXPORTS = {
         *("Verdict", "drafters", "errors", "grammar", "hf", "load", "models", "policies", "verifiers"),
     },
     "drafttree.drafters": {
-        *("LOOKUPS", "Draft", "Drafter", "Features", "LanguageModelDrafter", "LookupDrafter", "Mixed", "PromptLookup"),
-        "SuffixAutomaton",
+        *("LOOKUPS", "Draft", "Drafter", "Eagle3Drafter", "Features", "HydraDrafter", "LanguageModelDrafter"),
+        *("LookupDrafter", "MedusaDrafter", "Mixed", "PromptLookup", "SuffixAutomaton"),
     },
     "drafttree.grammar": {"Grammar", "ebnf", "json_schema", "regex"},
     "drafttree.hf": {"TreeGenerate", "generate"},

@@ -6,6 +6,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import drafttree
+import eagle3_files as files
 from drafttree import cli, display
 from drafttree.policies import POLICIES
 from drafttree.sequence import Chunk
@@ -365,3 +366,28 @@ def test_a_closed_pipe_is_quiet(capfd, monkeypatch):
         cli.main(["policies"])
     assert stopped.value.code == 1
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_drafter_taken_is_told_and_why():
+    result = run("generate", PROMPT, "--max-new-tokens", 4, "--target", "some/model")
+    assert "drafter: none (no drafter is known for some/model); name another with --drafter" in result.stderr
+    for arguments in ([], ["--target", "some/model", "--drafter", "none"]):
+        assert "drafter:" not in run("generate", PROMPT, "--max-new-tokens", 4, *arguments).stderr
+
+
+def test_inspect(tmp_path, capsys):
+    kind = files.KINDS["SafeAILab"]
+    tensors = files.weights(kind)
+    result = run("inspect", files.write(tmp_path, kind, tensors))
+    assert result.exit_code == 0
+    shown = {line.split("  ")[0]: line.split("  ", 1)[1].strip() for line in result.stdout.splitlines()}
+    assert shown["kind"] == "eagle3"
+    assert shown["target's hidden size"] == "32"
+    assert shown["target's vocabulary"] == "23"
+    assert shown["missing or wrong"] == "nothing"
+    del tensors["norm.weight"]
+    result = run("inspect", files.write(tmp_path, kind, tensors))
+    assert result.exit_code == 1
+    assert "missing norm.weight" in result.stdout
+    assert "does not exist" in complaint(capsys, "inspect", "./nowhere")

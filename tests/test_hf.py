@@ -496,10 +496,10 @@ def test_the_drafter_is_loaded_once(embedded, monkeypatch):
     monkeypatch.setattr(hf, "load_model", lambda *key: loads.append(key) or tiny.build("llama"))
     monkeypatch.setattr(hf, "load_tokenizer", lambda _: None)
     model, _ = embedded
-    speculate = hf.generate("somewhere")
+    speculate = hf.generate("embedded-draft")
     for _ in range(3):
         model.generate(PROMPT, max_new_tokens=3, custom_generate=speculate)
-    assert loads == [("somewhere", torch.float32, torch.device("cpu"))]
+    assert loads == [(zoo.folder("embedded-draft"), torch.float32, torch.device("cpu"))]
 
 
 def test_loaded_drafter_takes_the_models_dtype(embedded):

@@ -171,7 +171,7 @@ class SaysNothing(LogitsProcessor):
         return torch.full_like(scores, -torch.inf) if input_ids.shape[1] >= self.length else scores
 
 
-@pytest.mark.parametrize("options", [{}, {"temperature": 1.0}])
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 3}])
 @pytest.mark.parametrize("policy", [Chain(depth=4), Template(tree="binary-2")])
 def test_a_processor_that_returns_another_shape_is_named_with_the_position(policy, options):
     processors = LogitsProcessorList([Alternates(), WrongShape()])

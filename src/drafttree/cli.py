@@ -39,6 +39,7 @@ from drafttree.drafters import LOOKUPS
 from drafttree.enumeration import enumerate_pairs
 from drafttree.errors import ConfigError, DraftTreeError
 from drafttree.grammar import Grammar, ebnf, json_schema, regex
+from drafttree.inspection import inspect as inspect_folder
 from drafttree.loading import DEFAULT_POLICY, choose_drafter, find_device, load
 from drafttree.policies import POLICIES
 from drafttree.sequence import Generation
@@ -59,7 +60,8 @@ app.add_typer(bench, name="bench")
 
 Target = Annotated[str, typer.Option(help='The model whose text is wanted: "embedded", a folder or a hub name.')]
 Drafter = Annotated[
-    str, typer.Option(help='Who drafts: a model as --target, "lookup", "suffix", "mixed:MODEL", "none" or "auto".')
+    str,
+    typer.Option(help='Who drafts: a model or head as --target, "lookup", "suffix", "mixed:MODEL", "none" or "auto".'),
 ]
 PolicySpec = Annotated[str, typer.Option(help='How the tree grows, such as "talon:budget=60,margin=0.03".')]
 PolicySpecs = Annotated[
@@ -217,6 +219,14 @@ def generate(
 def policies() -> None:
     """List the tree policies: parameters, defaults, ranges and sources."""
     display.show_policies(POLICIES)
+
+
+@app.command(name="inspect")
+def inspect_(path: Annotated[str, typer.Argument(help="A folder, a hub name or an embedded name.")]) -> None:
+    """Say what a drafter's folder is, which target it fits, its sizes, and what it lacks."""
+    found = inspect_folder(path)
+    display.show_inspection(found)
+    raise typer.Exit(1 if found.problems else 0)
 
 
 @app.command()

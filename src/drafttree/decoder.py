@@ -248,10 +248,12 @@ class Decoder:
         return self.drafter.hidden_layers if self.drafter else ()
 
     def _levels(self, sequence: Sequence) -> int:
-        """How deep a tree may be: within the text's limit and the drafter's context."""
-        context = self.drafter.context if self.drafter else 0
+        """How deep a tree may be: within the text's limit, the drafter's context and the levels it can draft."""
+        if self.drafter is None:
+            return 0
+        context, levels = self.drafter.context, self.drafter.levels
         beyond = sys.maxsize if context is None else context - len(sequence.tokens)
-        return min(sequence.remaining - 1, beyond)
+        return min(sequence.remaining - 1, beyond, sys.maxsize if levels is None else levels)
 
     def propose(self, sequence: Sequence) -> DraftTree:
         """Draft the tree of a sequence's next round."""

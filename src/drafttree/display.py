@@ -25,6 +25,7 @@ from drafttree.bench.overhead import PARTS
 from drafttree.certify import Certificate
 from drafttree.decoder import Decoder
 from drafttree.enumeration import Enumeration, Finding
+from drafttree.inspection import Inspection
 from drafttree.policies import TreePolicy
 from drafttree.reference import TOLERANCE_ULPS, Difference
 from drafttree.sequence import Chunk, Generation
@@ -50,6 +51,19 @@ def show_verifiers(verifiers: Mapping[str, type[Verifier]]) -> None:
     for name, verifier in verifiers.items():
         title = Text.assemble((name, "bold"), "  ", verifier.source)
         make_console().print(title, Text(_first_paragraph(verifier)), "", sep="\n")
+
+
+def show_inspection(found: Inspection) -> None:
+    """What a folder is, one fact a line, and what keeps it from being loaded."""
+    facts: dict[str, object] = {"kind": found.kind}
+    facts |= {f"target's {name}" if name != "trained on" else name: value for name, value in found.fits.items()}
+    facts |= found.details
+    facts["parameters stored"] = f"{found.parameters:,} ({found.megabytes:.1f} MB, {found.dtypes})"
+    facts["missing or wrong"] = "; ".join(found.problems) or "nothing"
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for name, value in facts.items():
+        table.add_row(Text(name, style="bold"), Text(str(value)))
+    make_console().print(table)
 
 
 def show_chunk(console: Console, chunk: Chunk) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor
@@ -51,7 +51,9 @@ from drafttree.loading import (
     DEFAULT_POLICY,
     Source,
     check_tokenizers,
+    find_folder,
     find_verifier,
+    load_head,
     load_model,
     load_tokenizer,
     make_drafter,
@@ -66,6 +68,7 @@ from drafttree.sequence import Sequence
 
 __all__ = ["TreeGenerate", "generate"]
 
+Where = tuple[torch.dtype, torch.device]
 COUNTS = ("num_beams", "num_beam_groups")
 SWITCHES = (
     "output_scores",
@@ -144,7 +147,8 @@ class TreeGenerate:
         self._policy = make_policy(policy)
         self._verifier = find_verifier(verifier)
         self._grammar = grammar
-        self._loaded: dict[tuple[torch.dtype, torch.device], Drafter] = {}
+        self._loaded: dict[Where, Drafter] = {}
+        self._heads: WeakKeyDictionary[PreTrainedModel, tuple[Where, Drafter]] = WeakKeyDictionary()
         self._checked: WeakSet[PreTrainedModel] = WeakSet()
 
     def __call__(
@@ -202,7 +206,7 @@ class TreeGenerate:
 
             def load_drafter(source: Source) -> Drafter:
                 drafter = self._wrap(source, model, undo)
-                if model not in self._checked:
+                if model not in self._checked and isinstance(drafter, LanguageModelDrafter):
                     check_tokenizers(tokenizer or _tokenizer(model), _tokenizer(source))
                     self._checked.add(model)
                 return drafter
@@ -222,11 +226,17 @@ class TreeGenerate:
         return LanguageModelDrafter(undo.enter_context(_lent(source)))
 
     def _load(self, source: str | Path, model: PreTrainedModel) -> Drafter:
-        """The drafter of a name, loaded on first use with the model's dtype and device."""
-        key = (model.dtype, model.device)
-        if key not in self._loaded:
-            self._loaded[key] = LanguageModelDrafter(HuggingFaceModel(load_model(source, *key)))
-        return self._loaded[key]
+        """The drafter of a name, loaded on first use with the model's dtype and device; heads are for one model."""
+        where = (model.dtype, model.device)
+        if model in self._heads and self._heads[model][0] == where:
+            return self._heads[model][1]
+        if where not in self._loaded:
+            folder = find_folder(source)
+            if head := load_head(folder, model):
+                self._heads[model] = where, head
+                return head
+            self._loaded[where] = LanguageModelDrafter(HuggingFaceModel(load_model(folder, *where)))
+        return self._loaded[where]
 
 
 @functools.cache

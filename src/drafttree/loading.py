@@ -22,8 +22,19 @@ from transformers.utils import logging
 
 from drafttree import contract, zoo
 from drafttree.decoder import Decoder
-from drafttree.drafters import LOOKUPS, Drafter, LanguageModelDrafter, Mixed, SuffixAutomaton
-from drafttree.errors import ConfigError, ModelError, TokenizerMismatch, unknown
+from drafttree.drafters import (
+    LOOKUPS,
+    Drafter,
+    LanguageModelDrafter,
+    Mixed,
+    SuffixAutomaton,
+    eagle3_format,
+    hydra,
+    medusa,
+)
+from drafttree.drafters.checkpoints import LANGUAGE_MODEL, download, read_config, read_tensors, recognise
+from drafttree.drafters.published import PUBLISHED
+from drafttree.errors import ConfigError, DraftTreeError, ModelError, TokenizerMismatch, unknown
 from drafttree.models.base import Model
 from drafttree.models.huggingface import lay_out_for_cpu
 from drafttree.models.probe import wrap
@@ -33,6 +44,7 @@ from drafttree.verifiers import VERIFIERS, Verifier
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DEFAULT_POLICY = "dynatree"
 MIXED = "mixed:"
+HEADS = {"eagle3": eagle3_format.load, "medusa": medusa.load, "hydra": hydra.load}
 Source = str | Path | PreTrainedModel
 
 
@@ -50,9 +62,10 @@ def load(
 
     Args:
         target: "embedded", a folder, a hub name, or a loaded transformers model.
-        drafter: "embedded-draft", a folder, a hub name, a loaded model; "lookup" or "suffix", which propose what
-            followed before and need no model; "mixed:" and a model, for lookup with that model to fall back to; or
-            "none" for plain decoding. "auto" takes what `choose_drafter` says.
+        drafter: "embedded-draft", a folder or a hub name (a language model or an EAGLE-3, Medusa or Hydra head), a
+            loaded model; "lookup" or "suffix", which propose what followed before and need no model; "mixed:" and a
+            model, for lookup with that model to fall back to; or "none" for plain decoding. "auto" takes what
+            `choose_drafter` says.
         policy: a policy or its specification, such as "talon:budget=60,margin=0.03".
         verifier: a name of `drafttree.verifiers.VERIFIERS`, or "auto": greedy at temperature 0, coupled above it.
         dtype: "float32", "bfloat16", "float16", or "auto": bfloat16 where the device multiplies it fast, else float32.
@@ -61,7 +74,7 @@ def load(
 
     Raises:
         ConfigError: a policy, verifier, parameter, dtype or device that does not exist.
-        ModelError: a model that cannot be loaded, or cannot be verified in a tree.
+        ModelError: a model or head that cannot be loaded, does not fit the target, or cannot be verified in a tree.
         TokenizerMismatch: target and drafter do not share a vocabulary.
     """
     chosen_policy, chosen_verifier = make_policy(policy), find_verifier(verifier)
@@ -76,27 +89,19 @@ def load(
     wrapped = wrap(model)
 
     def load_drafter(source: Source) -> Drafter:
-        drafting = LanguageModelDrafter(wrap(load_model(source, kind, on)))
-        check_tokenizers(tokenizer, load_tokenizer(source))
+        where = source if isinstance(source, PreTrainedModel) else find_folder(source)
+        if isinstance(where, Path) and (head := load_head(where, model)):
+            return head
+        drafting = LanguageModelDrafter(wrap(load_model(where, kind, on)))
+        check_tokenizers(tokenizer, load_tokenizer(where))
         return drafting
 
-    drafting = make_drafter(drafter, wrapped, load_drafter)
+    try:
+        drafting = make_drafter(drafter, wrapped, load_drafter)
+    except DraftTreeError:
+        wrapped.release()
+        raise
     return Decoder(wrapped, drafting, chosen_policy, chosen_verifier, tokenizer, eos_ids(model, tokenizer))
-
-
-class Choice(NamedTuple):
-    """A drafter's name and why it was taken."""
-
-    name: str
-    reason: str
-
-
-def choose_drafter(target: Source) -> Choice:
-    """The drafter that "auto" stands for: the one known for the target, else lookup, which fits any."""
-    if isinstance(target, str) and target == "embedded":
-        return Choice("embedded-draft", "it was trained for the embedded target")
-    name = target.name_or_path if isinstance(target, PreTrainedModel) else target
-    return Choice("lookup", f"no model is known to draft for {name or 'this target'}; it drafts what the text repeats")
 
 
 def make_drafter(source: Source | None, target: Model, load_drafter: Callable[[Source], Drafter]) -> Drafter | None:
@@ -117,6 +122,53 @@ def make_drafter(source: Source | None, target: Model, load_drafter: Callable[[S
         lookup = SuffixAutomaton(target.vocab_size, target.device)
         return Mixed(lookup, load_drafter(source.removeprefix(MIXED)))
     return load_drafter(source)
+
+
+class Choice(NamedTuple):
+    """A drafter's name and why it was taken."""
+
+    name: str
+    reason: str
+
+
+def choose_drafter(target: Source) -> Choice:
+    """The drafter that "auto" stands for: the one known for the target if it can be had, else lookup."""
+    name = str(target.name_or_path if isinstance(target, PreTrainedModel) else target)
+    if name == "embedded":
+        return Choice("embedded-draft", "it was trained for the embedded target")
+    head = PUBLISHED.get(name.lower())
+    if head is None:
+        reason = f"no model is known to draft for {name or 'this target'}; it drafts what the text repeats"
+        return Choice("lookup", reason)
+    try:
+        download(head)
+    except ModelError as error:
+        return Choice("lookup", f"{head} was published for it, but: {error}")
+    return Choice(head, f"it was published for {name}")
+
+
+def find_folder(source: str | Path) -> Path:
+    """The folder of an embedded name, a path or a hub name.
+
+    Raises:
+        ModelError: there is none.
+    """
+    path = Path(_resolve(source))
+    return path if path.is_dir() else download(str(source))
+
+
+def load_head(source: Path, target: PreTrainedModel) -> Drafter | None:
+    """The drafter of a folder with a trained head; None for a language model.
+
+    Raises:
+        ModelError: the files are damaged or of no known kind, or the head does not fit the target.
+    """
+    if (kind := recognise(source)) == LANGUAGE_MODEL:
+        return None
+    try:
+        return HEADS[kind](read_tensors(source), read_config(source), target)
+    except ModelError as error:
+        raise ModelError(f"cannot load drafter {str(source)!r}: {error}") from error
 
 
 def make_policy(spec: str | TreePolicy) -> TreePolicy:

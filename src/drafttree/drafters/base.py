@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 Features = tuple[Tensor, ...]
@@ -67,13 +68,30 @@ class Drafter(Protocol):
     Attributes:
         vocab_size: size of its vocabulary, without which no tree can be verified.
         context: positions it can attend to, None for any number.
+        levels: levels below the root it can draft, None for any number.
         hidden_layers: the target's hidden states it reads, as `Model.forward` counts them; empty for none.
     """
 
     vocab_size: int
     context: int | None
+    levels: int | None
     hidden_layers: tuple[int, ...]
 
     def start(self, prompt: list[int], capacity: int) -> Draft:
         """Begin a sequence from its prompt's token ids; caches should have room for `capacity` tokens."""
         ...
+
+
+def extend_visible(visible: Tensor, origins: Tensor) -> Tensor:
+    """Which drafted rows each node of a new frontier attends to: those its parent does, and itself.
+
+    Args:
+        visible: bool `[batch, parents, drafted]` of the frontier before.
+        origins: `[batch, frontier]` index of each node's parent in it.
+
+    Returns:
+        Bool `[batch, frontier, drafted + frontier]`.
+    """
+    inherited = visible.gather(1, origins[..., None].expand(-1, -1, visible.shape[2]))
+    itself = torch.eye(origins.shape[1], dtype=torch.bool, device=origins.device).expand(len(origins), -1, -1)
+    return torch.cat((inherited, itself), 2)

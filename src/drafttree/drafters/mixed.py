@@ -32,6 +32,7 @@ class Mixed:
         self.vocab_size = lookup.vocab_size
         self.context = model.context
         self.hidden_layers = model.hidden_layers
+        self.levels = model.levels
 
     def start(self, prompt: list[int], capacity: int) -> Draft:
         """Begin a sequence; both drafters keep up with it."""

@@ -110,6 +110,7 @@ class LookupDrafter:
         self.device = torch.device(device)
         self.context: int | None = None
         self.hidden_layers = ()
+        self.levels: int | None = None
 
     def remember(self) -> Memory:
         """An empty memory for one text."""
