@@ -8,10 +8,12 @@ import gzip
 import json
 import random
 import re
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 END_OF_TEXT = "<|endoftext|>"
+READABLE = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz")
 
 
 def documents(data: Path, seed: int = 0) -> list[str]:
@@ -20,6 +22,35 @@ def documents(data: Path, seed: int = 0) -> list[str]:
     texts = [text.strip() + "\n" for text in texts if text.strip()]
     random.Random(seed).shuffle(texts)
     return texts
+
+
+def texts(source: Path) -> list[str]:
+    """The training documents of a file or folder: the layout of `documents`, or any text and JSON-lines files.
+
+    Raises:
+        ValueError: there is no text in it, or a file cannot be read; the message names it.
+    """
+    if (source / "books/train.jsonl.gz").exists():
+        return documents(source)
+    files = sorted(path for path in source.rglob("*") if path.is_file()) if source.is_dir() else [source]
+    found = [text for path in files if path.name.endswith(READABLE) for text in _read(path) if text.strip()]
+    if not found:
+        raise ValueError(f"{source} holds no text; expected files named {', '.join('*' + end for end in READABLE)}")
+    return found
+
+
+def _read(path: Path) -> list[str]:
+    """The texts of one file, which is one text or has a JSON object with a `text` per line."""
+    opened = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opened(path, "rt", encoding="utf-8") as file:
+            if ".txt" in path.suffixes[-2:]:
+                return [file.read()]
+            return [json.loads(line)["text"] for line in file if line.strip()]
+    except KeyError:
+        raise ValueError(f"{path} has a line without a 'text'") from None
+    except (OSError, EOFError, ValueError, TypeError, zlib.error) as error:
+        raise ValueError(f"cannot read {path}: {error}") from error
 
 
 def read_jsonl(path: Path) -> Iterator[dict]:

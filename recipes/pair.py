@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
+from run import replaced
+
 CONTEXT = 2048
 DEPTH = 12
 
@@ -60,17 +62,14 @@ def grow(target: LlamaForCausalLM, layers: int) -> None:
 
 def export(target: LlamaForCausalLM, draft: LlamaForCausalLM, tokenizer_files: Path, folder: Path) -> None:
     """Write `folder/target` and `folder/draft` in bfloat16, the target at full depth; replaced as a whole."""
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
     full = copy.deepcopy(target)
     grow(full, DEPTH)
-    for name, model in (("target", full), ("draft", copy.deepcopy(draft))):
-        model.generation_config = GenerationConfig(bos_token_id=0, eos_token_id=0, pad_token_id=0)
-        model.to(torch.bfloat16).save_pretrained(partial / name)
-        (partial / name / "model.safetensors").chmod(0o644)
-        shutil.copytree(tokenizer_files, partial / name, dirs_exist_ok=True)
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.rename(folder)
+    with replaced(folder) as partial:
+        for name, model in (("target", full), ("draft", copy.deepcopy(draft))):
+            model.generation_config = GenerationConfig(bos_token_id=0, eos_token_id=0, pad_token_id=0)
+            model.to(torch.bfloat16).save_pretrained(partial / name)
+            (partial / name / "model.safetensors").chmod(0o644)
+            shutil.copytree(tokenizer_files, partial / name, dirs_exist_ok=True)
 
 
 def _config(**sizes) -> LlamaConfig:

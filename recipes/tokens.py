@@ -46,10 +46,11 @@ def train_tokenizer(texts: list[str], folder: Path) -> PreTrainedTokenizerFast:
 
 
 def token_cache(texts: list[str], tokenizer: PreTrainedTokenizerFast, path: Path) -> np.ndarray:
-    """One uint16 stream of all documents, each behind the mark that separates them."""
+    """One stream of all documents, each behind the mark that separates them, in two bytes a token where they do."""
     rows = tokenizer.backend_tokenizer.encode_batch(texts)
-    mark = np.array([tokenizer.eos_token_id], np.uint16)
-    stream = np.concatenate([part for row in rows for part in (mark, np.array(row.ids, np.uint16))])
+    kind = np.uint16 if len(tokenizer) <= 2**16 else np.uint32
+    mark = np.array([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id], kind)
+    stream = np.concatenate([part for row in rows for part in (mark, np.array(row.ids, kind))])
     partial = path.with_suffix(".partial.npy")
     np.save(partial, stream)
     partial.rename(path)

@@ -21,7 +21,9 @@ class Windows:
         if cursor + count > len(starts):
             epoch, cursor, starts = epoch + 1, 0, self._starts(epoch + 1, length)
         self.positions[length] = (epoch, cursor + count)
-        chosen = starts[cursor : cursor + count]
+        return self._rows(starts[cursor : cursor + count], length)
+
+    def _rows(self, chosen: np.ndarray, length: int) -> tuple[Tensor, Tensor]:
         rows = torch.from_numpy(np.stack([self.stream[s : s + length + 1] for s in chosen]).astype(np.int64))
         return rows[:, :-1], rows[:, 1:]
 

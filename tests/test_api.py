@@ -14,9 +14,13 @@ import drafttree
 EXPORTS = {
     "drafttree": {
         *("Chunk", "Decoder", "DraftTree", "DraftTreeError", "Generation", "Law", "Layer", "Metrics", "Sampling"),
-        *("Verdict", "drafters", "errors", "hf", "load", "models", "policies", "verifiers"),
+        *("Verdict", "drafters", "errors", "grammar", "hf", "load", "models", "policies", "verifiers"),
     },
-    "drafttree.drafters": {"Draft", "Drafter", "LanguageModelDrafter"},
+    "drafttree.drafters": {
+        *("LOOKUPS", "Draft", "Drafter", "Eagle3Drafter", "Features", "HydraDrafter", "LanguageModelDrafter"),
+        *("LookupDrafter", "MedusaDrafter", "Mixed", "PromptLookup", "SuffixAutomaton"),
+    },
+    "drafttree.grammar": {"Grammar", "ebnf", "json_schema", "regex"},
     "drafttree.hf": {"TreeGenerate", "generate"},
     "drafttree.models": {"HuggingFaceModel", "Model", "Output", "TreeCache"},
     "drafttree.policies": {
@@ -115,7 +119,18 @@ def test_importing_loads_and_changes_nothing_it_need_not():
     seen = json.loads(done.stdout)
     assert not seen["changed"]
     assert done.stderr == ""
-    heavy = {"matplotlib", "typer", "rich", "scipy", "pandas", "datasets", "fastapi", "pytest", "hypothesis"}
+    heavy = {
+        "matplotlib",
+        "typer",
+        "rich",
+        "scipy",
+        "pandas",
+        "datasets",
+        "fastapi",
+        "pytest",
+        "hypothesis",
+        "xgrammar",
+    }
     assert not heavy & {module.partition(".")[0] for module in seen["modules"]}
     ours = {module for module in seen["modules"] if module.startswith("drafttree.")}
     assert not ours & {"drafttree.cli", "drafttree.bench", "drafttree.certify"}

@@ -3,7 +3,6 @@ import torch
 
 import drafttree
 from drafttree.certify import certify, fit, parse_policies
-from drafttree.distributions import Sampling
 from drafttree.errors import ConfigError, ContextError
 from drafttree.models.attention import NAME
 from drafttree.policies import POLICIES
@@ -56,14 +55,46 @@ def test_greedy_texts_are_those_of_transformers(decoder):
 
 
 def test_sampled_texts_are_those_of_plain_decoding(decoder):
-    certificate = certify(decoder, PROMPTS, ["dynatree"], max_new_tokens=12, sampling=Sampling(1.0, seed=7))
+    certificate = certify(decoder, PROMPTS, ["dynatree"], max_new_tokens=12, temperature=1.0, seed=7)
     assert certificate.reference == "plain decoding"
     assert [(entry.policy, entry.identical) for entry in certificate.policies] == [("dynatree", 2)]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3},
+        {"sequence_bias": [[[13], 3.0], [[5, 9], -2.0]], "min_new_tokens": 10},
+        {"temperature": 1.0, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.3},
+    ],
+)
+def test_options_hold_on_both_sides(decoder, options):
+    free = transformers_generate(decoder, decoder.tokenizer(PROMPTS[0])["input_ids"], max_new_tokens=12).tokens
+    certificate = certify(decoder, PROMPTS[:1], ["talon"], max_new_tokens=12, **options)
+    assert certificate.passed
+    assert certificate.policies[-1].identical == 1
+    assert decoder.generate(PROMPTS[0], max_new_tokens=12, **options).tokens != free
+
+
+def test_options_on_one_side_only_are_found(decoder, monkeypatch):
+    monkeypatch.setattr(drafttree.decoder.Walker, "score", lambda self, tokens, tree, logits: logits)
+    certificate = certify(decoder, PROMPTS[:1], ["chain"], max_new_tokens=16, repetition_penalty=1.5)
+    assert not certificate.passed
+
+
+def test_the_reference_choice_is_the_best_score_after_processors(decoder):
+    options = {"repetition_penalty": 1.5, "max_new_tokens": 12}
+    ids = decoder.tokenizer(PROMPTS[0])["input_ids"]
+    expected = transformers_generate(decoder, ids, **options).tokens
+    free = transformers_generate(decoder, ids, max_new_tokens=12).tokens
+    difference = find_difference(decoder, ids, expected, free, **options)
+    assert difference.expected == expected[difference.position]
+    assert difference.gap > 0
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_wrong_text_is_found_where_it_goes_wrong(broken, temperature):
-    certificate = certify(broken, PROMPTS[:1], ["chain"], max_new_tokens=8, sampling=Sampling(temperature))
+    certificate = certify(broken, PROMPTS[:1], ["chain"], max_new_tokens=8, temperature=temperature)
     (finding,) = certificate.policies[-1].findings
     assert not certificate.passed
     assert (finding.prompt, finding.difference.position, finding.difference.got) == (0, 3, 99)
@@ -74,14 +105,14 @@ def test_a_wrong_text_is_found_where_it_goes_wrong(broken, temperature):
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_the_reference_choice_is_the_best_score(decoder, temperature):
-    sampling = Sampling(temperature, seed=3)
+    sampling = {"temperature": temperature, "seed": 3}
     ids = decoder.tokenizer(PROMPTS[0])["input_ids"]
-    expected = decoder.plain().generate(ids, max_new_tokens=4, temperature=temperature, seed=3).tokens
+    expected = decoder.plain().generate(ids, max_new_tokens=4, **sampling).tokens
     got = [*expected[:3], (expected[3] + 1) % 4096]
-    difference = find_difference(decoder, ids, expected, got, sampling)
+    difference = find_difference(decoder, ids, expected, got, **sampling)
     assert (difference.position, difference.expected) == (3, expected[3])
-    assert find_difference(decoder, ids, expected, expected, sampling) is None
-    assert find_difference(decoder, ids, expected, expected[:2], sampling).got is None
+    assert find_difference(decoder, ids, expected, expected, **sampling) is None
+    assert find_difference(decoder, ids, expected, expected[:2], **sampling).got is None
 
 
 def test_only_reduced_precision_explains_a_tie():
@@ -89,10 +120,10 @@ def test_only_reduced_precision_explains_a_tie():
     ids = decoder.tokenizer(PROMPTS[0])["input_ids"]
     with released(decoder.target) as module, torch.inference_mode():
         order = module(torch.tensor([ids])).logits[0, -1].argsort(descending=True, stable=True).tolist()
-    far = find_difference(decoder, ids, order[:1], order[-1:], Sampling())
+    far = find_difference(decoder, ids, order[:1], order[-1:])
     assert far.tolerance > 0
     assert not far.explained
-    assert find_difference(decoder, ids, order[:1], order[:1] * 2, Sampling()).explained is False
+    assert find_difference(decoder, ids, order[:1], order[:1] * 2).explained is False
 
 
 def test_the_module_gets_its_attention_back(decoder):
@@ -105,11 +136,11 @@ def test_the_module_gets_its_attention_back(decoder):
 
 def test_eos_is_honoured_or_ignored_on_both_sides(decoder):
     ids = decoder.tokenizer(PROMPTS[0])["input_ids"]
-    free = transformers_generate(decoder, ids, Sampling(), 12).tokens
+    free = transformers_generate(decoder, ids, max_new_tokens=12).tokens
     ending = drafttree.Decoder(decoder.target, decoder.drafter, tokenizer=decoder.tokenizer, eos=[free[2]])
-    short = transformers_generate(ending, ids, Sampling(), 12).tokens
+    short = transformers_generate(ending, ids, max_new_tokens=12).tokens
     assert short == free[: free.index(free[2]) + 1]
-    assert transformers_generate(ending, ids, Sampling(), 12, ignore_eos=True).tokens == free
+    assert transformers_generate(ending, ids, max_new_tokens=12, ignore_eos=True).tokens == free
     for ignore_eos, tokens in [(False, len(short)), (True, 12)]:
         certificate = certify(ending, [ids], ["chain"], max_new_tokens=12, ignore_eos=ignore_eos)
         assert certificate.passed

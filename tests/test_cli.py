@@ -6,6 +6,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import drafttree
+import eagle3_files as files
 from drafttree import cli, display
 from drafttree.policies import POLICIES
 from drafttree.sequence import Chunk
@@ -97,6 +98,37 @@ def test_stop_strings_end_the_text(embedded):
 
 
 @pytest.mark.usefixtures("quick")
+def test_options_of_transformers_shape_the_text(embedded):
+    common = ["generate", PROMPT, "--max-new-tokens", 12, "--seed", 3, "--json"]
+    for arguments, options in [
+        (["--repetition-penalty", 1.5], {"repetition_penalty": 1.5}),
+        (["--no-repeat-ngram-size", 1], {"no_repeat_ngram_size": 1}),
+        (["--logit-bias", "7=9", "--logit-bias", "7,8=-1.5"], {"sequence_bias": [[[7], 9.0], [[7, 8], -1.5]]}),
+        (["--temperature", 1, "--typical-p", 0.4], {"temperature": 1.0, "typical_p": 0.4}),
+        (["--temperature", 1, "--epsilon-cutoff", 0.1], {"temperature": 1.0, "epsilon_cutoff": 0.1}),
+        (["--temperature", 1, "--eta-cutoff", 0.3], {"temperature": 1.0, "eta_cutoff": 0.3}),
+        (["--temperature", 1, "--top-h", 0.2], {"temperature": 1.0, "top_h": 0.2}),
+        (["--min-new-tokens", 12], {"min_new_tokens": 12}),
+    ]:
+        expected = embedded.generate(PROMPT, max_new_tokens=12, seed=3, **options).tokens
+        assert json.loads(run(*common, *arguments).stdout)["tokens"] == expected, arguments
+
+
+@pytest.mark.usefixtures("quick")
+def test_grammars_shape_the_text(tmp_path):
+    pytest.importorskip("xgrammar")
+    schema, rules = tmp_path / "schema.json", tmp_path / "rules.ebnf"
+    schema.write_text('{"enum": ["yes", "no"]}')
+    rules.write_text('root ::= " yes" | " no"')
+    common = ["generate", PROMPT, "--max-new-tokens", 12]
+    assert run(*common, "--json-schema", schema).stdout in ('"yes"\n', '"no"\n')
+    assert run(*common, "--ebnf", rules).stdout in (" yes\n", " no\n")
+    assert run(*common, "--regex", " (yes|no)!").stdout in (" yes!\n", " no!\n")
+    compared = run(*common, "--regex", " (yes|no)!", "--compare", "--repeats", 1).stdout
+    assert "identical, token for token" in compared
+
+
+@pytest.mark.usefixtures("quick")
 def test_the_chat_template_is_applied(embedded, monkeypatch):
     ids = embedded.tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], add_generation_prompt=True)
     expected = embedded.generate(list(ids["input_ids"]), max_new_tokens=4).tokens
@@ -124,6 +156,21 @@ def test_every_streamed_character_knows_its_token(embedded, seed):
         pieces = [embedded.tokenizer.decode([token]) for token in tokens]
         flags = [flag for piece, flag in zip(pieces, drafted, strict=True) for _ in piece]
         assert flags == [flag for chunk in chunks for flag in chunk.drafted_text]
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_auto_stands_for_is_said_where_it_is_a_choice():
+    options = ["generate", PROMPT, "--max-new-tokens", 2]
+    assert "drafter:" not in run(*options).stderr
+    assert "drafter:" not in run(*options, "--target", "some/model", "--drafter", "lookup").stderr
+    said = run(*options, "--target", "some/model").stderr.splitlines()[0]
+    assert said.startswith("drafter: lookup (no model is known to draft for some/model; ")
+
+
+def test_any_target_can_be_compared_with_lookup():
+    options = ["--max-new-tokens", 8, "--compare", "--repeats", 1, "--dtype", "float32", "--policy", "talon"]
+    result = run("generate", "one two three one two three one two", "--drafter", "suffix", *options)
+    assert result.stdout.count("identical, token for token") == 2
 
 
 @pytest.mark.usefixtures("quick")
@@ -172,6 +219,8 @@ def test_certifying(prompts):
     assert result.exit_code == 0
     assert "talon:budget=9,width=3  2/2        ok" in result.stdout
     assert result.stdout.splitlines()[-1].endswith("Certified.")
+    options = ["--max-new-tokens", 8, "--policies", "talon", "--repetition-penalty", 1.3, "--no-repeat-ngram-size", 3]
+    assert "talon   2/2        ok" in run("certify", "--prompts", prompts, *options, "--logit-bias", "13=2").stdout
 
 
 @pytest.mark.usefixtures("quick")
@@ -231,13 +280,35 @@ def test_the_benchmarks_print_tables(prompts):
     assert "growth" in run("bench", "overhead", *common).stdout
 
 
+@pytest.mark.usefixtures("quick")
+def test_the_lookup_benchmark_prints_two_tables(tmp_path):
+    path = tmp_path / "sums.jsonl"
+    path.write_text(json.dumps({"prompt": "one two three one two", "reference": " three one two"}) + "\n")
+    options = ["--prompts", path, "--policies", "chain", "--max-new-tokens", 4, "--repeats", 1, "--limit", 1]
+    result = run("bench", "lookup", *options)
+    summary = json.loads(result.stdout.splitlines()[-1])
+    assert {(row["prompts"], row["way"]) for row in summary["rows"]} == {
+        (name, way) for name in ("code edits", "sums") for way in ("target", "replay")
+    }
+    assert "sums, replay: suffix, chain" in result.stdout
+    assert "8192" in result.stdout
+
+
 def test_mistakes_are_one_line_and_exit_with_2(capsys, prompts, tmp_path):
-    missing = tmp_path / "missing"
+    pytest.importorskip("xgrammar")
+    missing, schema = tmp_path / "missing", tmp_path / "schema.json"
+    schema.write_text('{"type": "strng"}')
     for arguments, reason in [
         (["generate", PROMPT, "--policy", "talom"], "did you mean 'talon'"),
         (["generate", PROMPT, "--policy", "talon:margn=1"], "did you mean 'margin'"),
         (["generate", PROMPT, "--policy", "talon:margin=3"], "between 0 and 1"),
         (["generate", PROMPT, "--temperature", "-1"], "at least 1e-06"),
+        (["generate", PROMPT, "--typical-p", "0"], "typical_p is 0.0; it must be in (0, 1]"),
+        (["generate", PROMPT, "--logit-bias", "7"], "--logit-bias '7' is not of the form ID=VALUE"),
+        (["generate", PROMPT, "--regex", "a("], "parenthesis is not closed"),
+        (["generate", PROMPT, "--json-schema", missing], "cannot be read: No such file"),
+        (["generate", PROMPT, "--json-schema", schema], 'Unsupported type "strng"'),
+        (["generate", PROMPT, "--json-schema", schema, "--regex", "a"], "one of --json-schema, --regex and --ebnf"),
         (["generate", PROMPT, "--verifier", "greddy"], "did you mean 'greedy'"),
         (["generate", PROMPT, "--dtype", "float23"], "float32"),
         (["generate", PROMPT, "--device", "nowhere"], "not available"),
@@ -262,6 +333,9 @@ def test_mistakes_found_after_loading(capsys, prompts):
         (["generate", PROMPT, "--max-new-tokens", 0], "greater than or equal to 1"),
         (["generate", PROMPT, "--max-new-tokens", 5000], "context of 2048"),
         (["generate", PROMPT, "--stop", ""], "stop strings"),
+        (["generate", PROMPT, "--repetition-penalty", -1], "repetition_penalty is -1.0"),
+        (["generate", PROMPT, "--min-new-tokens", 9, "--max-new-tokens", 8], "min_new_tokens is 9"),
+        (["generate", PROMPT, "--logit-bias", "4096=1"], "token id 4096 is outside the vocabulary of 4096"),
         (["certify", "--prompts", prompts, "--max-new-tokens", 4096], "context of 2048"),
         (["certify", "--prompts", prompts, "--drafter", "none"], "no drafter"),
     ]:
@@ -292,3 +366,28 @@ def test_a_closed_pipe_is_quiet(capfd, monkeypatch):
         cli.main(["policies"])
     assert stopped.value.code == 1
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_drafter_taken_is_told_and_why():
+    result = run("generate", PROMPT, "--max-new-tokens", 4, "--target", "some/model")
+    assert "drafter: none (no drafter is known for some/model); name another with --drafter" in result.stderr
+    for arguments in ([], ["--target", "some/model", "--drafter", "none"]):
+        assert "drafter:" not in run("generate", PROMPT, "--max-new-tokens", 4, *arguments).stderr
+
+
+def test_inspect(tmp_path, capsys):
+    kind = files.KINDS["SafeAILab"]
+    tensors = files.weights(kind)
+    result = run("inspect", files.write(tmp_path, kind, tensors))
+    assert result.exit_code == 0
+    shown = {line.split("  ")[0]: line.split("  ", 1)[1].strip() for line in result.stdout.splitlines()}
+    assert shown["kind"] == "eagle3"
+    assert shown["target's hidden size"] == "32"
+    assert shown["target's vocabulary"] == "23"
+    assert shown["missing or wrong"] == "nothing"
+    del tensors["norm.weight"]
+    result = run("inspect", files.write(tmp_path, kind, tensors))
+    assert result.exit_code == 1
+    assert "missing norm.weight" in result.stdout
+    assert "does not exist" in complaint(capsys, "inspect", "./nowhere")

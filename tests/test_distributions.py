@@ -8,7 +8,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import (
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopHLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
 
 from drafttree.distributions import Sampling, gumbel
 from drafttree.errors import ConfigError
@@ -20,12 +29,16 @@ def random_logits(seed: int, rows: int, vocab: int) -> torch.Tensor:
     return torch.tensor([[round(rng.gauss(0, 3), 1) for _ in range(vocab)] for _ in range(rows)])
 
 
-def warp(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> torch.Tensor:
+def warp(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     """What transformers' generate makes of logits, by its own classes in its own order."""
-    warpers = [TemperatureLogitsWarper(temperature)]
-    warpers += [TopKLogitsWarper(top_k)] if top_k else []
-    warpers += [TopPLogitsWarper(top_p)] if top_p < 1 else []
-    warpers += [MinPLogitsWarper(min_p)] if min_p else []
+    warpers = [TemperatureLogitsWarper(sampling.temperature)]
+    warpers += [TopHLogitsWarper(sampling.top_h)] if sampling.top_h else []
+    warpers += [TopKLogitsWarper(sampling.top_k)] if sampling.top_k else []
+    warpers += [TopPLogitsWarper(sampling.top_p)] if sampling.top_p < 1 else []
+    warpers += [MinPLogitsWarper(sampling.min_p)] if sampling.min_p else []
+    warpers += [TypicalLogitsWarper(sampling.typical_p)] if sampling.typical_p < 1 else []
+    warpers += [EpsilonLogitsWarper(sampling.epsilon_cutoff)] if sampling.epsilon_cutoff else []
+    warpers += [EtaLogitsWarper(sampling.eta_cutoff)] if sampling.eta_cutoff else []
     for warper in warpers:
         logits = warper(None, logits)
     return logits
@@ -42,8 +55,8 @@ def warp(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min
 )
 def test_process_is_transformers_warpers_in_order(seed, vocab, temperature, top_k, top_p, min_p):
     logits = random_logits(seed, 3, vocab)
-    ours = Sampling(temperature, top_k, top_p, min_p).process(logits)
-    assert torch.equal(ours, warp(logits, temperature, top_k, top_p, min_p))
+    sampling = Sampling(temperature, top_k, top_p, min_p)
+    assert torch.equal(sampling.process(logits), warp(logits, sampling))
 
 
 @pytest.mark.parametrize("top_p", [0.05, 0.5, 0.9, 0.99])
@@ -52,14 +65,39 @@ def test_the_nucleus_of_a_large_vocabulary_is_transformers(top_p):
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(2, 3, 9000, generator=generator) * torch.tensor([0.1, 2.0, 5.0])[:, None]
     ours = Sampling(1.0, top_p=top_p).process(logits)
-    assert torch.equal(ours, warp(logits.view(6, 9000), 1.0, 0, top_p, 0.0).view_as(logits))
+    assert torch.equal(ours, warp(logits.view(6, 9000), Sampling(1.0, top_p=top_p)).view_as(logits))
     alone = [[Sampling(1.0, top_p=top_p).process(row) for row in rows] for rows in logits]
     assert torch.equal(ours, torch.stack([torch.stack(rows) for rows in alone]))
 
 
-def test_process_works_on_any_number_of_axes():
+@settings(max_examples=80, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    vocab=st.integers(1, 130),
+    temperature=st.floats(0.05, 4),
+    top_k=st.sampled_from([0, 0, 7]),
+    typical_p=st.one_of(st.just(1.0), st.floats(0.01, 0.99)),
+    epsilon_cutoff=st.sampled_from([0.0, 3e-4, 0.02, 0.5]),
+    eta_cutoff=st.sampled_from([0.0, 4e-4, 0.03, 0.6]),
+    top_h=st.one_of(st.just(0.0), st.floats(0.01, 1)),
+)
+def test_process_is_transformers_rarer_warpers_in_order(seed, vocab, temperature, top_k, **cuts):
+    logits = random_logits(seed, 3, vocab)
+    sampling = Sampling(temperature, top_k, **cuts)
+    assert torch.equal(sampling.process(logits), warp(logits, sampling))
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(0.7, top_k=8, top_p=0.9, min_p=0.02),
+        Sampling(0.7, typical_p=0.6),
+        Sampling(1.0, epsilon_cutoff=0.05, eta_cutoff=0.2, top_h=0.7),
+    ],
+)
+def test_process_works_on_any_number_of_axes(sampling):
     logits = random_logits(1, 6, 11)
-    sampling = Sampling(0.7, top_k=8, top_p=0.9, min_p=0.02)
+    assert not torch.equal(sampling.process(logits), logits / sampling.temperature)
     assert torch.equal(sampling.process(logits.view(2, 3, 11)), sampling.process(logits).view(2, 3, 11))
 
 
@@ -87,6 +125,13 @@ def test_half_precision_logits_are_processed_in_single_precision():
         ("min_p", -0.01, "[0, 1]"),
         ("min_p", 1.5, "[0, 1]"),
         ("min_p", math.nan, "[0, 1]"),
+        ("typical_p", 0.0, "(0, 1]"),
+        ("typical_p", math.nan, "(0, 1]"),
+        ("epsilon_cutoff", -0.1, "[0, 1)"),
+        ("epsilon_cutoff", 1.0, "[0, 1)"),
+        ("eta_cutoff", 1.5, "[0, 1)"),
+        ("top_h", 1.5, "[0, 1]"),
+        ("top_h", math.nan, "[0, 1]"),
         ("seed", 2**63, "64-bit"),
         ("seed", -(2**63) - 1, "64-bit"),
     ],

@@ -1,5 +1,6 @@
 """`model.generate(custom_generate=drafttree.hf.generate(...))` gives what stock `generate` gives, or says why not."""
 
+import re
 from copy import deepcopy
 
 import pytest
@@ -10,18 +11,24 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     DynamicCache,
+    EtaLogitsWarper,
+    LogitsProcessor,
     LogitsProcessorList,
+    MinPLogitsWarper,
     PreTrainedTokenizerFast,
     StoppingCriteria,
     StoppingCriteriaList,
+    SynthIDTextWatermarkingConfig,
     TemperatureLogitsWarper,
     TextStreamer,
     TopKLogitsWarper,
+    TypicalLogitsWarper,
+    WatermarkingConfig,
 )
 from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
 
 import tiny
-from drafttree import hf, zoo
+from drafttree import grammar, hf, zoo
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.errors import ConfigError, ContextError, InputError, ModelError, TokenizerMismatch
 from drafttree.models import HuggingFaceModel
@@ -99,6 +106,19 @@ def test_drafter_may_be_a_model_a_drafter_the_target_or_none(target, draft):
     for drafter in (draft, wrapped, target, None, "none"):
         stock, ours = both(target, drafter)
         assert torch.equal(stock, ours)
+
+
+@pytest.mark.parametrize("drafter", ["lookup", "suffix", "mixed:embedded-draft"])
+def test_drafters_may_be_named(embedded, drafter):
+    model, tokenizer = embedded
+    inputs = tokenizer("one two three four one two three four one two", return_tensors="pt")
+    speculate = hf.generate(drafter, "talon")
+    stock = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
+    for _ in range(2):
+        ours = model.generate(**inputs, max_new_tokens=NEW, do_sample=False, custom_generate=speculate)
+        assert torch.equal(stock, ours)
+    assert len(speculate.metrics[0].rounds) < NEW
+    assert len(speculate._loaded) == drafter.startswith("mixed")
 
 
 def test_a_copy_as_drafter_saves_rounds(target):
@@ -213,7 +233,12 @@ def test_two_samples_in_a_row_differ(target, draft):
 
 
 @pytest.mark.parametrize(
-    "options", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}, {"temperature": 1e-5}, {"top_k": 1, "top_p": 0.5}]
+    "options",
+    [
+        *({"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}, {"temperature": 1e-5}, {"top_k": 1, "top_p": 0.5}),
+        *({"top_h": 1e-4}, {"epsilon_cutoff": 0.999}, {"eta_cutoff": 0.9999, "temperature": 0.02}),
+        {"typical_p": 1e-6, "temperature": 0.005},
+    ],
 )
 def test_sampling_options_apply(target, draft, options):
     greedy = target.generate(PROMPT, max_new_tokens=NEW)
@@ -224,12 +249,109 @@ def test_sampling_options_apply(target, draft, options):
 
 def test_sampling_options_are_read_off_the_prepared_warpers():
     warpers = LogitsProcessorList([TemperatureLogitsWarper(0.5), TopKLogitsWarper(7)])
-    assert hf._sampling(warpers, True) == {"temperature": 0.5, "top_k": 7}
-    assert hf._sampling(warpers, False) == {}
-    assert hf._sampling(LogitsProcessorList(), True) == {"temperature": 1.0}
-    for odd in ([*warpers, TemperatureLogitsWarper(0.5)], [TopKLogitsWarper(7, filter_value=-9.0)], warpers[::-1]):
-        with pytest.raises(ConfigError, match="LogitsWarper"):
-            hf._sampling(LogitsProcessorList(odd), True)
+    assert hf._split(warpers, True) == ([], {"temperature": 0.5, "top_k": 7})
+    assert hf._split(warpers, False) == (list(warpers), {})
+    assert hf._split(LogitsProcessorList(), True) == ([], {"temperature": 1.0})
+    last = [MinPLogitsWarper(0.1), TypicalLogitsWarper(0.5), EtaLogitsWarper(0.25)]
+    assert hf._split(LogitsProcessorList([*warpers, *last]), True) == (
+        [],
+        {"temperature": 0.5, "top_k": 7, "min_p": 0.1, "typical_p": 0.5, "eta_cutoff": 0.25},
+    )
+
+
+def test_what_is_no_warper_in_its_place_stays_a_processor():
+    warm, best = TemperatureLogitsWarper(0.5), TopKLogitsWarper(7)
+    for odd in ([warm, best, warm], [TopKLogitsWarper(7, filter_value=-9.0)], [best, warm]):
+        rest, sampling = hf._split(LogitsProcessorList(odd), True)
+        kept = {"temperature": 0.5} if odd[-1] is warm else {"temperature": 1.0}
+        assert rest == odd[: len(odd) - (odd[-1] is warm)]
+        assert sampling == kept
+
+
+class Restless(LogitsProcessor):
+    """Forbids the token of two places before, and prefers odd ones at odd lengths."""
+
+    def __call__(self, input_ids, scores):
+        scores = scores.scatter(1, input_ids[:, -2:-1], -torch.inf)
+        scores[:, input_ids.shape[1] % 2 :: 2] += 1.5
+        return scores
+
+
+PROCESSED = {
+    **dict.fromkeys(tiny.OPTIONS),
+    "everything": None,
+    "prefix_allowed_tokens_fn": {
+        "prefix_allowed_tokens_fn": lambda row, ids: [(int(ids[-1]) * 3 + n) % 97 for n in range(40 + row)]
+    },
+    "watermarking_config": {"watermarking_config": WatermarkingConfig(bias=5.0)},
+    "one of its own": {"logits_processor": LogitsProcessorList([Restless()])},
+    "a warper as processor": {"logits_processor": [TopKLogitsWarper(9)], "repetition_penalty": 1.4},
+    "renormalize_logits": {"renormalize_logits": True, "no_repeat_ngram_size": 2},
+}
+
+
+def processed(name: str, text: list[int]) -> dict:
+    return PROCESSED[name] or tiny.options(name, text)
+
+
+@pytest.mark.parametrize("name", PROCESSED)
+def test_greedy_output_is_stock_output_with_every_processor(target, draft, name):
+    free = target.generate(PROMPT, max_new_tokens=NEW)[0, PROMPT.shape[1] :].tolist()
+    ends = {"eos_token_id": [free[9], 96], "pad_token_id": 0}
+    stock, ours = both(target, draft, "eagle:depth=3,top_k=3,budget=10", **ends, **processed(name, free))
+    assert torch.equal(stock, ours)
+
+
+@pytest.mark.parametrize("name", PROCESSED)
+def test_each_row_of_a_padded_batch_has_its_own_processors(target, draft, name):
+    inputs = padded(4, 7, 1)
+    free = target.generate(**inputs, max_new_tokens=NEW, pad_token_id=0)[1, 7:].tolist()
+    options = {"max_new_tokens": NEW, "pad_token_id": 0, "eos_token_id": [free[15]], **processed(name, free)}
+    stock = target.generate(**inputs, **options)
+    assert torch.equal(stock, target.generate(**inputs, **options, custom_generate=hf.generate(draft)))
+
+
+@pytest.mark.parametrize("name", ["repetition_penalty", "watermarking_config", "one of its own", "suppress_tokens"])
+def test_sampled_text_depends_on_no_policy_under_processors(target, draft, name):
+    def sample(drafter, policy):
+        torch.manual_seed(5)
+        options = {"max_new_tokens": NEW, "do_sample": True, "temperature": 0.8, "top_p": 0.9}
+        speculate = hf.generate(drafter, policy)
+        return target.generate(PROMPT, custom_generate=speculate, **options, **processed(name, [1, 2, 3, 4, 5, 6]))
+
+    plain = sample(None, "chain")
+    assert torch.equal(sample(draft, "talon"), plain)
+    assert torch.equal(sample(draft, "eagle"), plain)
+
+
+def test_several_samples_of_one_prompt(target, draft):
+    options = {"max_new_tokens": NEW, "do_sample": True, "num_return_sequences": 3}
+    out = target.generate(PROMPT, custom_generate=hf.generate(draft), **options)
+    assert out.shape == (3, PROMPT.shape[1] + NEW)
+    assert len({tuple(row) for row in out.tolist()}) == 3
+    greedy = target.generate(PROMPT, custom_generate=hf.generate(draft), **(options | {"top_k": 1}))
+    assert torch.equal(greedy, target.generate(PROMPT, max_new_tokens=NEW).expand(3, -1))
+
+
+def test_a_processor_is_never_shown_a_text_it_forbids(target, draft):
+    """As in stock generate, so that a function that knows nothing else need not know it."""
+
+    def follow(row, ids):
+        assert all(int(after) % 2 == 0 for after in ids[PROMPT.shape[1] :]), "a text that cannot be"
+        return range(0, 96, 2)
+
+    stock, ours = both(target, draft, "talon:width=4,margin=0.001", prefix_allowed_tokens_fn=follow)
+    assert torch.equal(stock, ours)
+
+
+def test_a_grammar_binds_the_text(embedded):
+    pytest.importorskip("xgrammar")
+    model, tokenizer = embedded
+    inputs = tokenizer("The king said that", return_tensors="pt")
+    speculate = hf.generate("embedded-draft", "talon", grammar=grammar.regex(" [a-z]{3}( [0-9]){4}"))
+    out = model.generate(**inputs, max_new_tokens=30, custom_generate=speculate)
+    text = tokenizer.decode(out[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    assert re.fullmatch(" [a-z]{3}( [0-9]){4}", text)
 
 
 def test_named_verifier_must_serve_the_sampling(target, draft):
@@ -274,7 +396,6 @@ def test_output_object_on_request(target, draft):
 
 REFUSED = {
     "num_beams": {"num_beams": 2},
-    "num_return_sequences": {"num_return_sequences": 2, "do_sample": True},
     "prompt_lookup_num_tokens": {"prompt_lookup_num_tokens": 3},
     "penalty_alpha": {"penalty_alpha": 0.6, "top_k": 4},
     "dola_layers": {"dola_layers": "low"},
@@ -283,14 +404,13 @@ REFUSED = {
     "output_logits": {"output_logits": True, "return_dict_in_generate": True},
     "output_hidden_states": {"output_hidden_states": True, "return_dict_in_generate": True},
     "cache_implementation": {"cache_implementation": "offloaded"},
-    "min_new_tokens": {"min_new_tokens": 3, "eos_token_id": 5, "pad_token_id": 5},
-    "repetition_penalty": {"repetition_penalty": 1.3},
-    "no_repeat_ngram_size": {"no_repeat_ngram_size": 2},
-    "bad_words_ids": {"bad_words_ids": [[4]]},
-    "suppress_tokens": {"suppress_tokens": [4]},
-    "prefix_allowed_tokens_fn": {"prefix_allowed_tokens_fn": lambda batch, ids: [1, 2]},
-    "typical_p": {"typical_p": 0.5, "do_sample": True},
-    "logits processor function": {"logits_processor": [type("function", (), {"__call__": lambda *_: None})()]},
+    "guidance_scale": {"guidance_scale": 1.5},
+    "encoder_repetition_penalty": {"encoder_repetition_penalty": 1.5},
+    "encoder_no_repeat_ngram_size": {"encoder_no_repeat_ngram_size": 2},
+    "watermarking_config": {
+        "watermarking_config": SynthIDTextWatermarkingConfig(keys=[1, 2], ngram_len=3),
+        "do_sample": True,
+    },
     "past_key_values": {"past_key_values": DynamicCache()},
     "inputs_embeds": {"inputs_embeds": torch.zeros(1, 6, 32)},
     "position_ids": {"position_ids": torch.arange(1, 7)[None]},
@@ -376,10 +496,10 @@ def test_the_drafter_is_loaded_once(embedded, monkeypatch):
     monkeypatch.setattr(hf, "load_model", lambda *key: loads.append(key) or tiny.build("llama"))
     monkeypatch.setattr(hf, "load_tokenizer", lambda _: None)
     model, _ = embedded
-    speculate = hf.generate("somewhere")
+    speculate = hf.generate("embedded-draft")
     for _ in range(3):
         model.generate(PROMPT, max_new_tokens=3, custom_generate=speculate)
-    assert loads == [("somewhere", torch.float32, torch.device("cpu"))]
+    assert loads == [(zoo.folder("embedded-draft"), torch.float32, torch.device("cpu"))]
 
 
 def test_loaded_drafter_takes_the_models_dtype(embedded):

@@ -21,12 +21,21 @@ from transformers import (
 )
 
 import drafttree
+import eagle3_files as files
 import tiny
 from drafttree import zoo
 from drafttree.decoder import Decoder
-from drafttree.drafters import LanguageModelDrafter
+from drafttree.drafters import LOOKUPS, Eagle3Drafter, LanguageModelDrafter, MedusaDrafter, Mixed, PromptLookup
 from drafttree.errors import ConfigError, DraftTreeError, ModelError, TokenizerMismatch
-from drafttree.loading import check_tokenizers, find_device, find_dtype, find_verifier, load_model, make_policy
+from drafttree.loading import (
+    check_tokenizers,
+    choose_drafter,
+    find_device,
+    find_dtype,
+    find_verifier,
+    load_model,
+    make_policy,
+)
 from drafttree.models import HuggingFaceModel
 from drafttree.policies import POLICIES, Talon
 from drafttree.verifiers import VERIFIERS
@@ -136,7 +145,7 @@ def test_misspelt_embedded_name():
 
 
 def test_missing_files_of_the_embedded_pair(monkeypatch):
-    monkeypatch.setattr(zoo, "NAMES", {"embedded": "gone"})
+    monkeypatch.setattr(zoo, "NAMES", dict.fromkeys(zoo.NAMES, "gone"))
     assert "missing from this installation; reinstall" in told(ModelError, drafttree.load)
 
 
@@ -229,9 +238,43 @@ def test_folder_without_tokenizer(folder):
     assert drafttree.load(folder, tokenizer=words("a")).tokenizer is not None
 
 
-@pytest.mark.parametrize("drafter", ["none", None, "auto"])
+@pytest.mark.parametrize("drafter", ["none", None])
 def test_no_drafter(folder, drafter):
     assert drafttree.load(folder, drafter).drafter is None
+
+
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_lookup_drafters_have_names_and_fit_the_target(folder, name):
+    decoder = drafttree.load(folder, name, "talon", dtype="float32", device="cpu")
+    assert type(decoder.drafter) is LOOKUPS[name]
+    assert (decoder.drafter.vocab_size, decoder.drafter.device) == (tiny.VOCAB, CPU)
+    prompt = tiny.random_tokens(5, 2) * 3
+    stock = tiny.build("llama").generate(torch.tensor([prompt]), max_new_tokens=12)[0, 15:].tolist()
+    assert decoder.generate(prompt, max_new_tokens=12).tokens == stock
+
+
+def test_a_mixed_drafter_has_the_model_it_names(folder):
+    drafter = drafttree.load(folder, f"mixed:{folder}", device="cpu").drafter
+    assert isinstance(drafter, Mixed)
+    assert isinstance(drafter.model, LanguageModelDrafter)
+    assert drafter.vocab_size == tiny.VOCAB
+    assert "model folder './nowhere' does not exist" in told(ModelError, drafttree.load, folder, "mixed:./nowhere")
+
+
+def test_a_mixed_drafters_tokenizer_is_checked(folder, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other")
+    tiny.build("llama").save_pretrained(other)
+    words("a", "x", "y").save_pretrained(other)
+    assert "token 1 is 'b'" in told(TokenizerMismatch, drafttree.load, folder, f"mixed:{other}")
+
+
+def test_auto_takes_the_embedded_draft_or_else_lookup(folder):
+    assert choose_drafter("embedded").name == "embedded-draft"
+    assert isinstance(drafttree.load().drafter, LanguageModelDrafter)
+    for target in (folder, str(folder), tiny.build("llama")):
+        assert choose_drafter(target).name == "lookup"
+        assert isinstance(drafttree.load(target, device="cpu").drafter, PromptLookup)
+    assert str(folder) in choose_drafter(folder).reason
 
 
 def test_embedded_pair_is_the_default_and_loads_in_every_dtype():
@@ -274,3 +317,53 @@ def test_a_drafter_of_another_padded_size_changes_nothing(vocab, policy, tempera
     prompt = [3, 96, 95, 81, 96]
     options = {"max_new_tokens": 20, "temperature": temperature, "seed": 4}
     assert decoder.generate(prompt, **options).tokens == decoder.plain().generate(prompt, **options).tokens
+
+
+@pytest.mark.parametrize("name", files.KINDS)
+def test_heads_are_recognised_and_loaded(name, tmp_path):
+    kind = files.KINDS[name]
+    folder = files.write(tmp_path, kind, files.weights(kind))
+    for source in (folder, str(folder)):
+        decoder = drafttree.load(files.target(), source, "talon:budget=12", dtype="float32", device="cpu")
+        assert isinstance(decoder.drafter, Eagle3Drafter)
+    assert (
+        decoder.generate([3, 1], max_new_tokens=6).tokens == decoder.plain().generate([3, 1], max_new_tokens=6).tokens
+    )
+
+
+def test_other_heads_are_recognised_and_loaded(tmp_path):
+    width = files.TARGET_HIDDEN
+    shapes = {"0.0.linear.weight": (width, width), "0.0.linear.bias": (width,), "0.1.weight": (files.VOCAB, width)}
+    torch.save({name: torch.ones(shape) for name, shape in shapes.items()}, tmp_path / "medusa_lm_head.pt")
+    assert isinstance(drafttree.load(files.target(), tmp_path, device="cpu").drafter, MedusaDrafter)
+
+
+def test_heads_that_do_not_fit_are_refused_by_name_and_leave_the_target_alone(tmp_path):
+    kind, target = files.KINDS["SafeAILab"], files.target(vocab=31)
+    folder = files.write(tmp_path, kind, files.weights(kind))
+    before = target.config._attn_implementation
+    message = told(ModelError, drafttree.load, target, folder, device="cpu")
+    assert message.startswith(f"cannot load drafter {str(folder)!r}: this EAGLE-3 head was made for")
+    assert target.config._attn_implementation == before
+
+
+def test_auto_takes_what_was_published_for_the_target(monkeypatch):
+    had = []
+    monkeypatch.setattr("drafttree.loading.download", had.append)
+    name, reason = choose_drafter("meta-llama/Llama-3.1-8B-Instruct")
+    assert name == "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"
+    assert reason == "it was published for meta-llama/Llama-3.1-8B-Instruct"
+    target = tiny.build("llama")
+    target.config._name_or_path = target.name_or_path = "Qwen/Qwen3-8B"
+    assert choose_drafter(target).name == "AngelSlim/Qwen3-8B_eagle3"
+    assert had == ["yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "AngelSlim/Qwen3-8B_eagle3"]
+
+
+def test_auto_says_why_there_is_no_drafter(monkeypatch):
+    assert choose_drafter("embedded").name == "embedded-draft"
+    assert choose_drafter("some/model") == ("none", "no drafter is known for some/model")
+    assert choose_drafter(tiny.build("llama")) == ("none", "no drafter is known for this target")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    name, reason = choose_drafter("qwen/qwen3-8b")
+    assert name == "none"
+    assert "cannot download drafter 'AngelSlim/Qwen3-8B_eagle3'" in reason

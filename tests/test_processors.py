@@ -111,6 +111,51 @@ def test_speculation_still_accepts_under_processors():
     assert len(out.metrics.rounds) < LENGTH
 
 
+class Listens(LogitsProcessor):
+    """Changes nothing, and notes what it was asked about."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[int]] = []
+
+    def __call__(self, input_ids, scores):
+        self.asked += input_ids.tolist()
+        return scores
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+def test_nobody_is_asked_about_a_text_that_has_ended(policy):
+    listener = Listens()
+    for seed in range(6):
+        generate(decoder(policy), LogitsProcessorList([listener]), temperature=1.0, seed=seed)
+    assert any(len(text) > len(PROMPT) + 1 for text in listener.asked)
+    assert not [text for text in listener.asked if EOS in text[len(PROMPT) :]]
+
+
+class Stutter(LogitsProcessor):
+    """Every token must be the one before, plus one."""
+
+    def __call__(self, input_ids, scores):
+        following = (input_ids[:, -1:] + 1) % VOCAB
+        return torch.full_like(scores, -torch.inf).scatter(1, following, 0.0)
+
+
+@pytest.mark.parametrize("verifier", [None, RRSw, Traversal])
+def test_what_is_drafted_obeys_too_and_so_is_accepted(verifier):
+    made = decoder(Template(tree="binary-3"), verifier)
+    out = made.generate([1], max_new_tokens=12, temperature=1.0, logits_processor=[Stutter()], ignore_eos=True)
+    assert out.tokens == [(2 + place) % VOCAB for place in range(12)]
+    assert [round_.committed for round_ in out.metrics.rounds] == [4, 4, 4]
+
+
+def test_a_drafter_of_a_smaller_vocabulary_obeys_processors_of_the_larger():
+    small = Table(VOCAB - 2, seed=3)
+    made = Decoder(ToyModel(TARGET, VOCAB), ToyDrafter(lambda text: small([t % 6 for t in text]), VOCAB - 2), Chain())
+    options = {"sequence_bias": [[[VOCAB - 1], 2.0]], "min_new_tokens": 4, "max_new_tokens": LENGTH}
+    for temperature in (0.0, 1.0):
+        tokens = made.generate(PROMPT, temperature=temperature, **options).tokens
+        assert tokens == made.plain().generate(PROMPT, temperature=temperature, **options).tokens
+
+
 class WrongShape(LogitsProcessor):
     def __call__(self, input_ids, scores):
         return scores[:, :-1]
@@ -126,7 +171,7 @@ class SaysNothing(LogitsProcessor):
         return torch.full_like(scores, -torch.inf) if input_ids.shape[1] >= self.length else scores
 
 
-@pytest.mark.parametrize("options", [{}, {"temperature": 1.0}])
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 3}])
 @pytest.mark.parametrize("policy", [Chain(depth=4), Template(tree="binary-2")])
 def test_a_processor_that_returns_another_shape_is_named_with_the_position(policy, options):
     processors = LogitsProcessorList([Alternates(), WrongShape()])

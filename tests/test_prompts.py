@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from drafttree.errors import InputError
-from drafttree.prompts import EXCERPT, read_prompt, read_prompts, spread_prompts
+from drafttree.prompts import EXCERPT, read_examples, read_prompt, read_prompts, spread_prompts
 
 
 def write(path, *lines):
@@ -37,6 +37,11 @@ def test_compressed_and_plain_text_files_and_several_of_them(tmp_path):
     assert read_prompts([first, second], limit=2) == ["one", "two"]
 
 
+def test_examples_have_references_where_the_file_has(tmp_path):
+    path = write(tmp_path / "p.jsonl", '{"prompt": "one", "reference": "two"}', '{"prompt": "three"}')
+    assert read_examples([path]) == [("one", "two"), ("three", None)]
+
+
 def test_prompts_spread_over_files(tmp_path):
     first = write(tmp_path / "a.txt", *(f"a{index}" for index in range(10)))
     second = write(tmp_path / "b.txt", "b0", "b1")
@@ -62,6 +67,7 @@ def test_a_long_text_is_cut_at_a_whole_word(tmp_path):
         ('{"prompt": 3}', "'prompt' holds no text"),
         ('{"prompt": "  "}', "'prompt' holds no text"),
         ('{"turns": []}', "'turns' holds no text"),
+        ('{"prompt": "one", "reference": 3}', "'reference' holds no text"),
     ],
 )
 def test_a_bad_line_is_named_with_its_number(tmp_path, line, reason):

@@ -64,6 +64,38 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     ),
 }
 
+OPTIONS: dict[str, object] = {
+    "sequence_bias": [[[5], 4.0], [[7, 8], -2.0], [[11], -3.0]],
+    "repetition_penalty": 1.6,
+    "no_repeat_ngram_size": 2,
+    "bad_words_ids": "words",
+    "min_length": 20,
+    "min_new_tokens": 15,
+    "forced_bos_token_id": 3,
+    "forced_eos_token_id": 96,
+    "remove_invalid_values": True,
+    "exponential_decay_length_penalty": (2, 2.5),
+    "suppress_tokens": "tokens",
+    "begin_suppress_tokens": "first",
+}
+"""Generation options of transformers, each with a value; words are those of the text it would write without any."""
+IDLE = {"forced_bos_token_id", "remove_invalid_values"}
+"""Those that change nothing here: a text of one token, and finite logits, are what they act on."""
+
+
+def options(name: str, text: Sequence[int]) -> dict[str, object]:
+    """An option of `OPTIONS`, or several at once, given the text that is written without."""
+    if name == "everything":
+        several = ("repetition_penalty", "no_repeat_ngram_size", "bad_words_ids", "min_new_tokens", "suppress_tokens")
+        return {key: value for each in several for key, value in options(each, text).items()}
+    words = {
+        "bad_words_ids": [[text[2]], [text[3], text[4]], [text[0], text[1]]],
+        "suppress_tokens": [text[1], text[5]],
+        "begin_suppress_tokens": [text[0]],
+    }
+    long = {"min_new_tokens": len(text)} if name == "forced_eos_token_id" else {}
+    return {name: words.get(name, OPTIONS[name])} | long
+
 
 def build(name: str, seed: int = 0) -> PreTrainedModel:
     """A random model of an architecture."""

@@ -123,8 +123,8 @@ def _context(seen: Tensor, tokens: list[int], positions: list[int], own: int) ->
 class ToyDrafter:
     """A drafter that follows a law and remembers nothing but tokens."""
 
-    def __init__(self, law: Law, vocab: int = 8, context: int | None = None) -> None:
-        self.law, self.vocab_size, self.context, self.hidden_layers = law, vocab, context, ()
+    def __init__(self, law: Law, vocab: int = 8, context: int | None = None, levels: int | None = None) -> None:
+        self.law, self.vocab_size, self.context, self.levels, self.hidden_layers = law, vocab, context, levels, ()
         self.drafts: list[ToyDraft] = []
 
     def start(self, prompt: list[int], capacity: int) -> "ToyDraft":

@@ -7,6 +7,7 @@ the reference is plain decoding, without speculation, by the same engine.
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from drafttree.decoder import Decoder
 from drafttree.distributions import Sampling
@@ -120,9 +121,8 @@ def certify(
     policies: Sequence[str] = ("all",),
     *,
     max_new_tokens: int = 128,
-    sampling: Sampling | None = None,
-    ignore_eos: bool = False,
     progress: Callable[[str], None] = lambda _: None,
+    **options,
 ) -> Certificate:
     """Compare the texts of policies with the reference's.
 
@@ -131,16 +131,15 @@ def certify(
         prompts: texts or token ids; longer ones than fit are cut to their last tokens.
         policies: specifications, as for `parse_policies`.
         max_new_tokens: tokens per prompt at most.
-        sampling: temperature 0 by default.
-        ignore_eos: go on past EOS tokens, on both sides.
         progress: called after every text with what was run.
+        **options: as for `Decoder.start`, on both sides: temperature, seed, repetition_penalty, grammar ...
 
     Raises:
         ConfigError: a policy does not exist, or the target is no transformers model.
         ContextError: `max_new_tokens` leaves no room for a prompt.
     """
-    sampling = sampling or Sampling()
-    run = _Run(decoder, sampling, max_new_tokens, ignore_eos)
+    sampling = Sampling.of(options)
+    run = _Run(decoder, sampling.greedy, {"max_new_tokens": max_new_tokens, **options})
     runners = {PLAIN: decoder.plain()} if sampling.greedy else {}
     runners |= {spec: decoder.with_policy(make_policy(spec)) for spec in parse_policies(policies)}
     entries = {name: PolicyCertificate(name) for name in runners}
@@ -164,25 +163,22 @@ def certify(
 @dataclass(frozen=True)
 class _Run:
     decoder: Decoder
-    sampling: Sampling
-    max_new_tokens: int
-    ignore_eos: bool
+    greedy: bool
+    options: dict[str, Any]
 
     def reference(self, prompt: list[int]) -> list[int]:
-        if not self.sampling.greedy:
+        if not self.greedy:
             return self.text(self.decoder.plain(), prompt)
-        limit, ignore = self.max_new_tokens, self.ignore_eos
-        return transformers_generate(self.decoder, prompt, self.sampling, limit, ignore_eos=ignore).tokens
+        return transformers_generate(self.decoder, prompt, **self.options).tokens
 
     def text(self, decoder: Decoder, prompt: list[int]) -> list[int]:
-        options = asdict(self.sampling) | {"max_new_tokens": self.max_new_tokens, "ignore_eos": self.ignore_eos}
-        generation = decoder.generate(prompt, **options)
+        generation = decoder.generate(prompt, **self.options)
         if generation.finish_reason == "interrupted":
             raise KeyboardInterrupt
         return generation.tokens
 
     def compare(self, decoder: Decoder, prompt: list[int], expected: list[int]) -> Difference | None:
-        return find_difference(self.decoder, prompt, expected, self.text(decoder, prompt), self.sampling)
+        return find_difference(self.decoder, prompt, expected, self.text(decoder, prompt), **self.options)
 
 
 def fit(decoder: Decoder, prompt: str | Sequence[int], max_new_tokens: int) -> tuple[list[int], bool]:

@@ -1,14 +1,16 @@
 """The command line: every command is one call into the modules below, and a way to show what came of it."""
 
+import functools
+import inspect
 import json
 import logging
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated, NoReturn, cast
+from typing import Annotated, Any, NoReturn, cast
 
 import transformers
 import typer
@@ -17,14 +19,28 @@ from rich.text import Text
 import drafttree
 from drafttree import display
 from drafttree import prompts as prompt_files
-from drafttree.bench import Comparison, bench_acceptance, bench_policies, bench_verifiers, compare, measure_overhead
+from drafttree.bench import (
+    Comparison,
+    bench_acceptance,
+    bench_lookup,
+    bench_policies,
+    bench_verifiers,
+    code_edits,
+    compare,
+    measure_law,
+    measure_overhead,
+)
+from drafttree.bench.inflation import SHAPES, load_inflated
 from drafttree.bench.policies import shipped_prompts
 from drafttree.certify import certify, fit, parse_policies, parse_verifiers
 from drafttree.decoder import Decoder, Prompt
 from drafttree.distributions import Sampling
+from drafttree.drafters import LOOKUPS
 from drafttree.enumeration import enumerate_pairs
 from drafttree.errors import ConfigError, DraftTreeError
-from drafttree.loading import DEFAULT_POLICY, find_device, load
+from drafttree.grammar import Grammar, ebnf, json_schema, regex
+from drafttree.inspection import inspect as inspect_folder
+from drafttree.loading import DEFAULT_POLICY, choose_drafter, find_device, load
 from drafttree.policies import POLICIES
 from drafttree.sequence import Generation
 from drafttree.verifiers import VERIFIERS
@@ -43,7 +59,10 @@ bench = typer.Typer(help="Measure what speculation gains and what it costs.", ri
 app.add_typer(bench, name="bench")
 
 Target = Annotated[str, typer.Option(help='The model whose text is wanted: "embedded", a folder or a hub name.')]
-Drafter = Annotated[str, typer.Option(help='The model that drafts: as --target, "none", or "auto".')]
+Drafter = Annotated[
+    str,
+    typer.Option(help='Who drafts: a model or head as --target, "lookup", "suffix", "mixed:MODEL", "none" or "auto".'),
+]
 PolicySpec = Annotated[str, typer.Option(help='How the tree grows, such as "talon:budget=60,margin=0.03".')]
 PolicySpecs = Annotated[
     list[str],
@@ -59,6 +78,19 @@ Temperature = Annotated[float, typer.Option(help="0 decodes greedily.")]
 TopK = Annotated[int, typer.Option(help="Keep the k most probable tokens; 0 keeps all.")]
 TopP = Annotated[float, typer.Option(help="Keep the most probable tokens up to this probability.")]
 MinP = Annotated[float, typer.Option(help="Drop tokens less probable than this share of the best.")]
+TypicalP = Annotated[float, typer.Option(help="Keep the tokens of the most typical surprise up to this probability.")]
+EpsilonCutoff = Annotated[float, typer.Option(help="Drop tokens less probable than this.")]
+EtaCutoff = Annotated[float, typer.Option(help="Drop improbable tokens, fewer where much is possible.")]
+TopH = Annotated[float, typer.Option(help="Keep the best tokens up to this share of the entropy; 0 keeps all.")]
+RepetitionPenalty = Annotated[float, typer.Option(help="Above 1, tokens of prompt and text become less likely.")]
+NoRepeat = Annotated[int, typer.Option(help="No so many tokens come twice in a row; 0 lets them.")]
+MinNewTokens = Annotated[int, typer.Option(min=0, help="Tokens to generate at least, stop strings aside.")]
+LogitBias = Annotated[
+    list[str] | None, typer.Option(help="ID=VALUE adds to a token's logit; ID,ID=VALUE to the last one's. Repeatable.")
+]
+SchemaFile = Annotated[Path | None, typer.Option("--json-schema", help="Write JSON that follows the schema in FILE.")]
+Pattern = Annotated[str | None, typer.Option("--regex", help="Write a text that matches this regular expression.")]
+EbnfFile = Annotated[Path | None, typer.Option("--ebnf", help="Write a text of the EBNF grammar in FILE.")]
 DraftTemperature = Annotated[float, typer.Option(help="Divides the drafter's logits; below 1 it is trusted more.")]
 Seed = Annotated[int, typer.Option(help="Of the draws.")]
 Length = Annotated[int, typer.Option(min=1, help="Tokens to generate at most, per prompt.")]
@@ -96,17 +128,59 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
         raise typer.Exit
 
 
+def _shaping(
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    typical_p: TypicalP = 1.0,
+    epsilon_cutoff: EpsilonCutoff = 0.0,
+    eta_cutoff: EtaCutoff = 0.0,
+    top_h: TopH = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    no_repeat_ngram_size: NoRepeat = 0,
+    min_new_tokens: MinNewTokens = 0,
+    logit_bias: LogitBias = None,
+    schema: SchemaFile = None,
+    pattern: Pattern = None,
+    grammar: EbnfFile = None,
+) -> dict[str, Any]:
+    """The options of `Decoder.start` that shape the text, checked as far as that needs no model."""
+    sampling = vars(Sampling(temperature, top_k, top_p, min_p, 0, typical_p, epsilon_cutoff, eta_cutoff, top_h)).copy()
+    del sampling["seed"]
+    return sampling | {
+        "repetition_penalty": repetition_penalty,
+        "no_repeat_ngram_size": no_repeat_ngram_size,
+        "min_new_tokens": min_new_tokens,
+        "sequence_bias": [_bias(spec) for spec in logit_bias or ()] or None,
+        "grammar": _grammar(schema, pattern, grammar),
+    }
+
+
+def _shaped(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with the options of `_shaping`, whose result becomes its `shaping`."""
+    shared = inspect.signature(_shaping).parameters
+    own = {name: option for name, option in inspect.signature(command).parameters.items() if name != "shaping"}
+
+    @functools.wraps(command)
+    def shaped(**arguments: Any) -> None:
+        shaping = _shaping(**{name: arguments.pop(name) for name in shared})
+        command(shaping=shaping, **arguments)
+
+    parameters = [*own.values(), *shared.values()]
+    vars(shaped)["__signature__"] = inspect.Signature(parameters)
+    shaped.__annotations__ = {option.name: option.annotation for option in parameters}
+    return shaped
+
+
 @app.command()
+@_shaped
 def generate(
     prompt: PromptText = None,
     target: Target = "embedded",
     drafter: Drafter = "auto",
     policy: PolicySpec = DEFAULT_POLICY,
     verifier: VerifierName = "auto",
-    temperature: Temperature = 0.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    min_p: MinP = 0.0,
     seed: Annotated[int | None, typer.Option(help="Of the draws; without one every text is another.")] = None,
     draft_temperature: DraftTemperature = 1.0,
     stop: Annotated[list[str] | None, typer.Option(help="A string that ends the text; may be repeated.")] = None,
@@ -118,16 +192,16 @@ def generate(
     json_: AsJson = False,
     chat: Annotated[bool, typer.Option("--chat", help="Apply the chat template to the prompt.")] = False,
     ignore_eos: IgnoreEos = False,
+    *,
+    shaping: dict[str, Any],
 ) -> None:
     """Write from a prompt; on a terminal, what was accepted from the draft tree is green."""
-    options = {**_sampling_options(temperature, top_k, top_p, min_p, seed), "max_new_tokens": max_new_tokens}
-    options |= {"stop": stop or (), "ignore_eos": ignore_eos, "draft_temperature": draft_temperature}
+    options = shaping | {"seed": seed, "max_new_tokens": max_new_tokens, "stop": stop or ()}
+    options |= {"ignore_eos": ignore_eos, "draft_temperature": draft_temperature}
     text = prompt_files.read_prompt(prompt)
-    decoder = load(target, drafter, policy, verifier, dtype=dtype, device=device)
+    decoder = _load(target, drafter, policy, verifier, dtype=dtype, device=device)
     if decoder.drafter is None and compare:
         raise ConfigError("--compare needs a drafter; name one with --drafter")
-    if decoder.drafter is None and drafter == "auto":
-        print(f"no drafter is known for {target}: decoding plainly; name one with --drafter", file=sys.stderr)
     start = _chat(decoder, text) if chat else text
     generation = _write(decoder, start, options, quiet=json_, echo="" if chat else text)
     interrupted = generation.finish_reason == "interrupted"
@@ -147,6 +221,14 @@ def policies() -> None:
     display.show_policies(POLICIES)
 
 
+@app.command(name="inspect")
+def inspect_(path: Annotated[str, typer.Argument(help="A folder, a hub name or an embedded name.")]) -> None:
+    """Say what a drafter's folder is, which target it fits, its sizes, and what it lacks."""
+    found = inspect_folder(path)
+    display.show_inspection(found)
+    raise typer.Exit(1 if found.problems else 0)
+
+
 @app.command()
 def verifiers() -> None:
     """List the verifiers and their sources."""
@@ -154,16 +236,13 @@ def verifiers() -> None:
 
 
 @app.command(name="certify")
+@_shaped
 def certify_(
     prompts: Files = None,
     policies: PolicySpecs = ["all"],  # noqa: B006
     target: Target = "embedded",
     drafter: Drafter = "auto",
     max_new_tokens: Length = 128,
-    temperature: Temperature = 0.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    min_p: MinP = 0.0,
     seed: Seed = 0,
     limit: Limit = None,
     dtype: Dtype = "auto",
@@ -173,6 +252,8 @@ def certify_(
     exact: Annotated[bool, typer.Option("--exact", help="Enumerate toy models instead; needs no prompts.")] = False,
     verifiers: VerifierNames = ["all"],  # noqa: B006
     models: Annotated[int, typer.Option(min=1, help="Toy models per pair, for --exact.")] = 50,
+    *,
+    shaping: dict[str, Any],
 ) -> None:
     """Check that every policy's text is the reference's, token for token.
 
@@ -180,16 +261,17 @@ def certify_(
     prove instead that policies and verifiers have the target's law, by enumerating every draw and every decision.
     """
     if exact:
-        _certify_exactly(parse_policies(policies), parse_verifiers(verifiers), models, temperature or 1.0, json_)
+        warm = shaping["temperature"] or 1.0
+        _certify_exactly(parse_policies(policies), parse_verifiers(verifiers), models, warm, json_)
     if not prompts:
         raise ConfigError("certify needs a prompt file: --prompts FILE")
     specs, texts = parse_policies(policies), prompt_files.read_prompts(prompts, limit)
-    sampling = Sampling(temperature, top_k, top_p, min_p, seed)
+    sampling = Sampling.of(shaping)
     decoder = _speculative(target, drafter, dtype, device)
     runs = len(texts) * (len(specs) + 1 + sampling.greedy)
     with display.progress(runs) as advance:
-        options = {"max_new_tokens": max_new_tokens, "ignore_eos": ignore_eos}
-        certificate = certify(decoder, texts, specs, sampling=sampling, progress=advance, **options)
+        options = shaping | {"seed": seed, "max_new_tokens": max_new_tokens, "ignore_eos": ignore_eos}
+        certificate = certify(decoder, texts, specs, progress=advance, **options)
     if json_:
         _print_json(certificate.summary())
     else:
@@ -232,6 +314,36 @@ def bench_policies_(
         result = bench_policies(decoder, texts, specs, repeats=repeats, progress=advance, **options)
     display.show_bench(result)
     _print_json(result.summary())
+
+
+@bench.command(name="law")
+def bench_law(
+    prompts: Files = None,
+    policies: PolicySpecs = ["chain;dynatree;talon;eagle;opt-tree;fixed"],  # noqa: B006
+    target: Target = "embedded",
+    drafter: Drafter = "auto",
+    inflated: Annotated[str | None, typer.Option("--inflate", help=f"Cost of the target: {', '.join(SHAPES)}.")] = None,
+    max_new_tokens: Length = 128,
+    draft_temperature: DraftTemperature = 1.0,
+    repeats: Repeats = 3,
+    limit: Limit = None,
+    peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Also time transformers' own ways.")] = True,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+) -> None:
+    """Passes, memory bandwidth, and greedy decoding against both; with --inflate at the cost of a larger target.
+
+    An inflated target computes what the small one does: real acceptance of the pair at the cost of the large model.
+    """
+    specs = parse_policies(policies)
+    decoder = _speculative(target, drafter, dtype, device, inflated)
+    texts = _bench_prompts(decoder, prompts, limit, max_new_tokens)
+    options = {"max_new_tokens": max_new_tokens, "draft_temperature": draft_temperature, "peers": peers}
+    ways = len(specs) + 1 + (4 if peers else 0)
+    with display.progress(repeats * len(texts) * ways) as advance:
+        law = measure_law(decoder, texts, specs, repeats=repeats, progress=advance, **options)
+    display.show_law(law)
+    _print_json(law.summary())
 
 
 @bench.command(name="verifiers")
@@ -304,6 +416,33 @@ def bench_overhead(
     display.show_overhead(measure_overhead(decoder, texts, specs, repeats=repeats, **options))
 
 
+@bench.command(name="lookup")
+def bench_lookup_(
+    prompts: Files = None,
+    policies: PolicySpecs = ["chain:depth=10", "talon:budget=16,width=4,depth=10", "talon:depth=10"],  # noqa: B006
+    target: Target = "embedded",
+    max_new_tokens: Length = 128,
+    repeats: Repeats = 3,
+    limit: Limit = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+) -> None:
+    """Lookup drafters on prompt files and on edits of this package's source: trees against chains, cost by length.
+
+    Prompts with a "reference" are also replayed: the reference is taken for the target's output.
+    """
+    specs = parse_policies(policies)
+    sets = {"code edits": code_edits()[:limit]}
+    sets |= {path.name.split(".")[0]: prompt_files.read_examples(path, limit) for path in prompts or ()}
+    decoder = load(target, "none", dtype=dtype, device=device)
+    ways = sum(1 + any(example.reference for example in examples) for examples in sets.values())
+    with display.progress(ways * len(specs) * len(LOOKUPS)) as advance:
+        options = {"max_new_tokens": max_new_tokens, "repeats": repeats, "progress": advance}
+        result = bench_lookup(decoder, sets, specs, **options)
+    display.show_lookup(result)
+    _print_json(result.summary())
+
+
 def _quiet() -> None:
     """No progress bars, warnings or retry notices of the libraries below, and no crash on an odd terminal encoding."""
     from huggingface_hub.utils import disable_progress_bars
@@ -324,18 +463,47 @@ def _complain(message: str) -> int:
     return 2
 
 
-def _sampling_options(temperature: float, top_k: int, top_p: float, min_p: float, seed: int | None) -> dict:
-    """The options of `Decoder.start`, checked before any model is loaded."""
-    return vars(Sampling(temperature, top_k, top_p, min_p, seed or 0)) | {"seed": seed}
+def _bias(spec: str) -> list:
+    """A member of `sequence_bias` from ID=VALUE or ID,ID=VALUE."""
+    tokens, _, value = spec.partition("=")
+    try:
+        return [[int(token) for token in tokens.split(",")], float(value)]
+    except ValueError:
+        raise ConfigError(f"--logit-bias {spec!r} is not of the form ID=VALUE or ID,ID=VALUE") from None
 
 
-def _speculative(target: str, drafter: str, dtype: str, device: str) -> Decoder:
-    """A decoder that has a drafter.
+def _grammar(schema: Path | None, pattern: str | None, text: Path | None) -> Grammar | None:
+    """The grammar asked for, None for none.
+
+    Raises:
+        ConfigError: more than one, or one that is not well formed.
+    """
+    if sum(each is not None for each in (schema, pattern, text)) > 1:
+        raise ConfigError("a text follows one grammar: give one of --json-schema, --regex and --ebnf")
+    if pattern is not None:
+        return regex(pattern)
+    if schema:
+        return json_schema(prompt_files.read_text(schema))
+    return ebnf(prompt_files.read_text(text)) if text else None
+
+
+def _load(target: str, drafter: str, *arguments: str, **options: str) -> Decoder:
+    """A decoder; what "auto" stands for is said where it is not the embedded pair."""
+    decoder = load(target, drafter, *arguments, **options)
+    if drafter == "auto" and target != "embedded":
+        choice = choose_drafter(target)
+        print(f"drafter: {choice.name} ({choice.reason}); name another with --drafter", file=sys.stderr)
+    return decoder
+
+
+def _speculative(target: str, drafter: str, dtype: str, device: str, shape: str | None = None) -> Decoder:
+    """A decoder that has a drafter, its target inflated to a shape if one is named.
 
     Raises:
         ConfigError: it would have none.
     """
-    decoder = load(target, drafter, dtype=dtype, device=device)
+    decoder = load_inflated(target, drafter, shape, dtype, device) if shape else None
+    decoder = decoder or _load(target, drafter, dtype=dtype, device=device)
     if decoder.drafter is None:
         raise ConfigError(f"there is no drafter for {target!r}; name one with --drafter")
     return decoder

@@ -5,6 +5,7 @@
 `Decoder.step` is the only loop body; generating, streaming, benchmarks and the command line all drive it.
 """
 
+import inspect
 import math
 import sys
 import time
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Sequence_
 from dataclasses import replace
 from numbers import Integral, Real
-from typing import overload
+from typing import Unpack, overload
 
 import torch
 from torch import Tensor
@@ -27,9 +28,10 @@ from drafttree.growth import grow
 from drafttree.metrics import Round
 from drafttree.models.base import Model, Output, read
 from drafttree.noise import SeededNoise, fresh_seed
+from drafttree.options import ProcessorOptions, Setting, check_names, make_processors
 from drafttree.policies.base import TreePolicy
 from drafttree.policies.chain import Chain
-from drafttree.processors import process_paths
+from drafttree.processors import Constraint, GuidedDraft, Walker
 from drafttree.sequence import Chunk, Generation, Sequence
 from drafttree.text import TextStream
 from drafttree.tree import DraftTree, Proposal, Verdict
@@ -137,7 +139,13 @@ class Decoder:
         stop: str | Sequence_[str] = (),
         ignore_eos: bool = False,
         draft_temperature: float = 1.0,
+        typical_p: float = 1.0,
+        epsilon_cutoff: float = 0.0,
+        eta_cutoff: float = 0.0,
+        top_h: float = 0.0,
         logits_processor: LogitsProcessorList | None = None,
+        grammar: Constraint | None = None,
+        **generation: Unpack[ProcessorOptions],
     ) -> Sequence:
         """Check a prompt and its options and make the sequence that `step` advances; no model runs yet.
 
@@ -152,10 +160,24 @@ class Decoder:
                 transformers, and repeat after `torch.manual_seed`. A greedy text needs none.
             stop: strings that end the text; it is cut before them.
             ignore_eos: go on past EOS tokens.
-            draft_temperature: divides the drafter's logits before anything else looks at them. Below 1 policies trust
+            draft_temperature: divides the drafter's logits before the policy looks at them. Below 1 policies trust
                 the drafter more, which pays where it understates how often it is right; it never changes the law.
-            logits_processor: processors of transformers, applied at every node with the text up to that node.
+            typical_p: keep the tokens whose surprise is nearest the entropy, up to this probability.
+            epsilon_cutoff: drop tokens less probable than this.
+            eta_cutoff: as `epsilon_cutoff`, with a bound that falls with the entropy.
+            top_h: keep the most probable tokens up to this share of the entropy; 0 keeps all.
+            logits_processor: processors of transformers, applied at every node with the text up to that node. They
+                must be functions of that text and the scores, and come after those of `generation`.
+            grammar: what the text must look like, of `drafttree.grammar`.
+            **generation: options of transformers by its names: repetition_penalty, no_repeat_ngram_size,
+                min_new_tokens, bad_words_ids, sequence_bias ...; see `drafttree.options.ProcessorOptions`.
+
+        Raises:
+            InputError: the prompt is empty or needs a tokenizer that is not there.
+            ContextError: the prompt and `max_new_tokens` exceed the model's context.
+            ConfigError: an option is out of range, unknown, or nothing speculation can serve.
         """
+        check_names(generation, inspect.signature(Decoder.start).parameters.keys() - {"self", "prompt", "generation"})
         tokens = self._encode(prompt)
         self._check(tokens, max_new_tokens)
         stop = (stop,) if isinstance(stop, str) else tuple(stop)
@@ -163,26 +185,33 @@ class Decoder:
             raise ConfigError("stop strings need a tokenizer and must not be empty")
         if not isinstance(draft_temperature, Real) or not COLDEST <= draft_temperature < math.inf:
             raise ConfigError(f"draft_temperature is {draft_temperature!r}; it must be a number of at least {COLDEST}")
-        sampling = Sampling(temperature, top_k, top_p, min_p, 0 if seed is None else seed)
+        given = 0 if seed is None else seed
+        sampling = Sampling(temperature, top_k, top_p, min_p, given, typical_p, epsilon_cutoff, eta_cutoff, top_h)
         verifier = self.verifier or (Greedy if sampling.greedy else Coupled)
         if seed is None and not sampling.greedy:
             sampling = replace(sampling, seed=fresh_seed())
             verifier = self.verifier or contract.best(self.policy)
         limit = len(tokens) + max_new_tokens
+        if grammar and ignore_eos:
+            raise ConfigError("a grammar ends its text with an EOS token; leave out ignore_eos")
+        eos = () if ignore_eos else self.eos
+        setting = Setting(len(tokens), limit, eos, self.target.vocab_size, self.target.device)
+        processors = make_processors(generation, logits_processor or (), setting)
+        follower = grammar.follow(self.tokenizer, self.target.vocab_size, eos) if grammar else None
         capacity = limit + min(self.policy.budget, ROOM)
         return Sequence(
             tokens=tokens,
             prompt_length=len(tokens),
             limit=limit,
-            eos=frozenset(() if ignore_eos else self.eos),
+            eos=frozenset(eos),
             cache=self.target.new_cache(1, capacity),
             draft=self.drafter.start(tokens, capacity) if self.drafter else None,
             policy=self.policy.fresh(),
             verifier=verifier(sampling),
             noise=SeededNoise(sampling.seed, self.target.vocab_size, self.target.device),
             text=TextStream(self.tokenizer, tokens, stop),
+            walker=Walker(processors, follower, frozenset(eos)),
             draft_temperature=draft_temperature,
-            processors=logits_processor or LogitsProcessorList(),
         )
 
     @torch.inference_mode()
@@ -198,8 +227,8 @@ class Decoder:
         output = self.score(sequence, tree)
         scored = time.perf_counter()
         logits = output.logits
-        if sequence.processors:
-            logits = process_paths(sequence.processors, sequence.tokens, tree, logits)
+        if sequence.walker:
+            logits = sequence.walker.score(sequence.tokens, tree, logits)
         verdict = sequence.verifier.verify(tree, logits, len(sequence.tokens) - 1, sequence.noise)
         committed, accepted = self._commit(sequence, tree, verdict, output.hidden)
         ended = time.perf_counter()
@@ -222,10 +251,12 @@ class Decoder:
         return self.drafter.hidden_layers if self.drafter else ()
 
     def _levels(self, sequence: Sequence) -> int:
-        """How deep a tree may be: within the text's limit and the drafter's context."""
-        context = self.drafter.context if self.drafter else 0
+        """How deep a tree may be: within the text's limit, the drafter's context and the levels it can draft."""
+        if self.drafter is None:
+            return 0
+        context, levels = self.drafter.context, self.drafter.levels
         beyond = sys.maxsize if context is None else context - len(sequence.tokens)
-        return min(sequence.remaining - 1, beyond)
+        return min(sequence.remaining - 1, beyond, sys.maxsize if levels is None else levels)
 
     def propose(self, sequence: Sequence) -> DraftTree:
         """Draft the tree of a sequence's next round."""
@@ -235,14 +266,15 @@ class Decoder:
             return DraftTree.rooted(root, sequence.verifier.proposal)
 
         def shape(logits: Tensor, depth: int) -> Tensor:
-            logits = logits[..., : self.target.vocab_size]
             if sequence.draft_temperature != 1:
                 logits = logits / sequence.draft_temperature
             return sequence.verifier.guide(logits, position + depth, sequence.noise)
 
-        proposal = sequence.verifier.proposal
+        draft, walker, proposal = sequence.draft, sequence.walker, sequence.verifier.proposal
+        guesses = GuidedDraft(draft, walker, sequence.tokens, self.target.vocab_size) if walker else draft
         drawing = None if proposal is Proposal.SELECTED else Drawing(proposal, sequence.noise, position)
-        return grow(sequence.policy, sequence.draft, root, self._levels(sequence), shape, drawing)
+        levels, vocab = self._levels(sequence), self.target.vocab_size
+        return grow(sequence.policy, guesses, root, levels, shape, drawing, vocab)
 
     def score(self, sequence: Sequence, tree: DraftTree) -> Output:
         """The target's logits of every node, whose keys and values become drafted rows of the sequence's cache."""

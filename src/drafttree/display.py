@@ -10,12 +10,22 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from drafttree.bench import Acceptance, Comparison, Overhead, PolicyBench, VerifierBench
+from drafttree.bench import (
+    Acceptance,
+    Comparison,
+    LawBench,
+    LookupBench,
+    Overhead,
+    PeerRow,
+    PolicyBench,
+    VerifierBench,
+)
 from drafttree.bench.acceptance import PUBLISHED_GAIN
 from drafttree.bench.overhead import PARTS
 from drafttree.certify import Certificate
 from drafttree.decoder import Decoder
 from drafttree.enumeration import Enumeration, Finding
+from drafttree.inspection import Inspection
 from drafttree.policies import TreePolicy
 from drafttree.reference import TOLERANCE_ULPS, Difference
 from drafttree.sequence import Chunk, Generation
@@ -41,6 +51,19 @@ def show_verifiers(verifiers: Mapping[str, type[Verifier]]) -> None:
     for name, verifier in verifiers.items():
         title = Text.assemble((name, "bold"), "  ", verifier.source)
         make_console().print(title, Text(_first_paragraph(verifier)), "", sep="\n")
+
+
+def show_inspection(found: Inspection) -> None:
+    """What a folder is, one fact a line, and what keeps it from being loaded."""
+    facts: dict[str, object] = {"kind": found.kind}
+    facts |= {f"target's {name}" if name != "trained on" else name: value for name, value in found.fits.items()}
+    facts |= found.details
+    facts["parameters stored"] = f"{found.parameters:,} ({found.megabytes:.1f} MB, {found.dtypes})"
+    facts["missing or wrong"] = "; ".join(found.problems) or "nothing"
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for name, value in facts.items():
+        table.add_row(Text(name, style="bold"), Text(str(value)))
+    make_console().print(table)
 
 
 def show_chunk(console: Console, chunk: Chunk) -> None:
@@ -111,7 +134,33 @@ def show_bench(result: PolicyBench) -> None:
             rest = [f"{row.tokens_per_second:.1f}", f"{row.acceptance_rate:.1%}", f"{row.mean_nodes:.1f}"]
             table.add_row(row.policy, *(f"{term:.2f}" for term in terms), *rest)
         make_console().print(table)
+        if peers := [peer for peer in result.peers if peer.group == group]:
+            make_console().print(_peers(peers))
     print(f"{result.looping} of {result.prompts} texts loop (their last 48 tokens repeat with a period of at most 16)")
+
+
+def show_law(law: LawBench) -> None:
+    """The machine and its passes, then decoding against both limits: the memory bandwidth and the law without h."""
+    console = make_console()
+    console.print(
+        f"{law.device}, {law.dtype}, {law.parameters / 1e6:.1f} M parameters; a large copy moves "
+        f"{law.bandwidth / 1e9:.1f} GB/s; behind {law.context} tokens a target pass reads "
+        f"{law.target_bytes / 1e6:.1f} MB, a draft pass {law.draft_bytes / 1e6:.1f} MB",
+        soft_wrap=True,
+    )
+    passes = _table("nodes", *map(str, law.passes), right=len(law.passes))
+    passes.add_row("ms per pass", *(f"{seconds * 1e3:.2f}" for seconds in law.passes.values()))
+    passes.add_row("v", *(f"{law.v(nodes):.2f}" for nodes in law.passes))
+    console.print(passes)
+    show_bench(law.bench)
+    columns = ["", "tokens/s", "GB/s", "of the roofline", "R", "R at h = 0", "share of it"]
+    table = _table(*columns, right=len(columns) - 1)
+    for row in (row for row in law.bench.rows if row.group == "all"):
+        moved, free = law.moved(row), row.law.without_host
+        shares = [f"{moved / law.bandwidth:.0%}", f"{row.law.measured:.2f}", f"{free:.2f}"]
+        cells = [f"{row.tokens_per_second:.1f}", f"{moved / 1e9:.1f}", *shares, f"{row.law.measured / free:.0%}"]
+        table.add_row(row.policy, *cells)
+    console.print(table)
 
 
 def show_overhead(results: list[Overhead]) -> None:
@@ -124,6 +173,19 @@ def show_overhead(results: list[Overhead]) -> None:
         parts = [getattr(result, part) for part in PARTS]
         cells = [f"{seconds * 1e6:.0f}" for seconds in passes + parts]
         table.add_row(result.policy, *cells[: len(passes)], f"{result.share:.1%}", *cells[len(passes) :])
+    make_console().print(table)
+
+
+def show_lookup(result: LookupBench) -> None:
+    """tau of every drafter and policy by set, then the cost of drafting by length of context."""
+    table = _table("tokens per round", "tau", "nodes", "delta", right=3)
+    for row in result.rows:
+        name = f"{row.prompts}, {row.way}: {row.drafter}, {row.policy}"
+        table.add_row(name, f"{row.tau:.2f}", f"{row.nodes:.1f}", f"{row.delta:.1f}")
+    make_console().print(table, "")
+    table = _table("drafting alone, µs", "context", "per prompt token", "per round", right=3)
+    for cost in result.costs:
+        table.add_row(cost.drafter, str(cost.context), f"{cost.read * 1e6:.1f}", f"{cost.round * 1e6:.0f}")
     make_console().print(table)
 
 
@@ -199,6 +261,14 @@ def make_console(stderr: bool = False) -> Console:
     """As wide as the terminal, and without a limit where there is none."""
     stream = sys.stderr if stderr else sys.stdout
     return Console(stderr=stderr, highlight=False, width=None if stream.isatty() else 1000)
+
+
+def _peers(rows: list[PeerRow]) -> Table:
+    table = _table("", "tokens/s", "over our plain", "same text", right=3)
+    for row in rows:
+        same = f"{row.identical}/{row.prompts}"
+        table.add_row(row.name, f"{row.tokens_per_second:.1f}", f"{row.over_plain:.2f}", same)
+    return table
 
 
 def _milliseconds(seconds: float) -> str:

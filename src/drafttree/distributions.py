@@ -1,18 +1,28 @@
 """From logits to the distribution a user asked for, and the noise that draws from it.
 
-`Sampling` is the one place where temperature, top-k, top-p and min-p are applied, to target and drafter alike.
+`Sampling` is the one place where temperature and the rules that exclude tokens, such as top-p, are applied, to target
+and drafter alike.
 `gumbel` is counter-based: a pure function of seed, position and token, so a draw does not depend on how many tokens
 were speculated, on the batch, or on the device.
 """
 
 import hashlib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from numbers import Integral, Real
+from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import (
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
+    LogitsProcessor,
+    TopHLogitsWarper,
+    TypicalLogitsWarper,
+)
 
 from drafttree.errors import ConfigError
 
@@ -23,7 +33,9 @@ KINDS = {float: (Real, "a number"), int: (Integral, "a whole number")}
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the target's logits become a distribution; the order of transformers: temperature, top-k, top-p, min-p.
+    """How the target's logits become a distribution, by the names of transformers and in its order.
+
+    The order is temperature, top-h, top-k, top-p, min-p, typical, epsilon, eta.
 
     Attributes:
         temperature: 0 is greedy decoding, 1 the model's own distribution.
@@ -31,6 +43,10 @@ class Sampling:
         top_p: keep the smallest set of most probable tokens whose probability reaches top_p.
         min_p: drop tokens less probable than min_p times the most probable one.
         seed: of the noise; the same seed and prompt give the same text.
+        typical_p: keep tokens whose surprise is nearest the entropy, up to this probability (Meister et al. 2023).
+        epsilon_cutoff: drop tokens less probable than this (Hewitt et al. 2022); 0 drops none.
+        eta_cutoff: as epsilon, with a bound that falls with the entropy (Hewitt et al. 2022); 0 drops none.
+        top_h: keep the most probable tokens up to this share of the entropy (Potraghloo et al. 2025); 0 keeps all.
 
     Raises:
         ConfigError: a value is out of range.
@@ -41,6 +57,10 @@ class Sampling:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int = 0
+    typical_p: float = 1.0
+    epsilon_cutoff: float = 0.0
+    eta_cutoff: float = 0.0
+    top_h: float = 0.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -54,11 +74,20 @@ class Sampling:
             "top_p": (0 < self.top_p <= 1, "in (0, 1]"),
             "min_p": (0 <= self.min_p <= 1, "in [0, 1]"),
             "seed": (-(2**63) <= self.seed < 2**63, "a 64-bit integer"),
+            "typical_p": (0 < self.typical_p <= 1, "in (0, 1]"),
+            "epsilon_cutoff": (0 <= self.epsilon_cutoff < 1, "in [0, 1); 0 drops no token"),
+            "eta_cutoff": (0 <= self.eta_cutoff < 1, "in [0, 1); 0 drops no token"),
+            "top_h": (0 <= self.top_h <= 1, "in [0, 1]; 0 keeps all"),
         }
         for field in fields(self):
             legal, range_ = allowed[field.name]
             if not legal:
                 raise ConfigError(f"{field.name} is {getattr(self, field.name)}; it must be {range_}")
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> "Sampling":
+        """The sampling among the options of a generation."""
+        return cls(**{field.name: options[field.name] for field in fields(cls) if options.get(field.name) is not None})
 
     @property
     def greedy(self) -> bool:
@@ -74,6 +103,8 @@ class Sampling:
         if self.greedy:
             return logits
         logits = logits / self.temperature
+        if self.top_h > 0:
+            logits = _warp(TopHLogitsWarper(self.top_h), logits)
         if 0 < self.top_k < logits.shape[-1]:
             kth = logits.topk(self.top_k).values[..., -1:]
             logits = logits.masked_fill(logits < kth, -math.inf)
@@ -82,7 +113,19 @@ class Sampling:
         if self.min_p > 0:
             floor = logits.amax(-1, keepdim=True) + math.log(self.min_p)
             logits = logits.masked_fill(logits < floor, -math.inf)
+        if self.typical_p < 1:
+            logits = _warp(TypicalLogitsWarper(self.typical_p), logits)
+        if self.epsilon_cutoff > 0:
+            logits = _warp(EpsilonLogitsWarper(self.epsilon_cutoff), logits)
+        if self.eta_cutoff > 0:
+            logits = _warp(EtaLogitsWarper(self.eta_cutoff, device=str(logits.device)), logits)
         return logits
+
+
+def _warp(warper: LogitsProcessor, logits: Tensor) -> Tensor:
+    """A warper of transformers, which looks at no text, on `[..., vocab]` logits at once."""
+    rows = logits.reshape(-1, logits.shape[-1])
+    return warper(torch.empty(len(rows), 0, dtype=torch.long), rows).view_as(logits)  # pyright: ignore[reportArgumentType]
 
 
 def _nucleus(logits: Tensor, top_p: float) -> Tensor:

@@ -33,14 +33,14 @@ class Drawing:
         self._nodes: list[Tensor] = []
 
     def children(
-        self, layer: Layer, keep: Tensor, logits: Tensor, nodes: Tensor, room: Tensor
+        self, layer: Layer, keep: Tensor, rows: Tensor, nodes: Tensor, room: Tensor
     ) -> tuple[Layer, Tensor, Tensor]:
         """Draw as many children as the policy keeps candidates.
 
         Args:
             layer: the candidates by probability.
             keep: bool `[batch, frontier, candidates]` of the policy.
-            logits: `[batch, frontier, vocab]` of the draft.
+            rows: `[batch, frontier, vocab]` log-probabilities of the draft; what they leave over is never drafted.
             nodes: `[batch, frontier]` index of the frontier nodes in the tree.
             room: `[batch, 1]` nodes that may still join each tree.
 
@@ -50,12 +50,13 @@ class Drawing:
         counts = (keep & (layer.logprobs >= FLOOR)).sum(2)
         before = counts.cumsum(1) - counts
         counts = counts.minimum((room - before).clamp_min(0))
-        probs = torch.threshold_(logits.softmax(-1), math.exp(FLOOR), 0.0)
-        tokens, rows = self._noise.children(probs, counts, self._proposal, self._position, layer.depth)
-        self._probs.append(rows)
+        probs = rows.masked_fill(counts[..., None] == 0, 0.0).softmax(-1)
+        probs = torch.threshold_(probs, math.exp(FLOOR), 0.0)
+        tokens, drawn_from = self._noise.children(probs, counts, self._proposal, self._position, layer.depth)
+        self._probs.append(drawn_from)
         self._nodes.append(nodes)
         rank = torch.arange(tokens.shape[2], device=tokens.device)
-        return replace(layer, logprobs=probs.gather(2, tokens).log()), tokens, rank < counts[..., None]
+        return replace(layer, logprobs=rows.gather(2, tokens)), tokens, rank < counts[..., None]
 
     def sign(self, tree: DraftTree) -> DraftTree:
         """The tree with the distributions its children were drawn from."""

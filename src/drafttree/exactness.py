@@ -189,7 +189,7 @@ def law(
     judge = verifier(Sampling(temperature))
     committed: dict[Context, float] = {}
     for chance, tree in trees(draft, policy, judge, levels):
-        contexts, logits = _contexts(tree), node_logits(target, tree)[None]
+        contexts, logits = tree.paths(), node_logits(target, tree)[None]
         for weight, verdict in outcomes(lambda noise, t=tree, x=logits: judge.verify(t, x, 0, noise)):
             tokens = (*contexts[verdict.paths[0][-1]], verdict.bonus[0])
             committed[tokens] = committed.get(tokens, 0.0) + chance * weight
@@ -220,7 +220,7 @@ def coupled_round(
     """
     judge, noise = verifier(Sampling(temperature)), SeededNoise(seed, target.vocab, torch.device("cpu"))
     tree = toy_tree(draft, policy.fresh(), judge, noise, levels)
-    contexts = _contexts(tree)
+    contexts = tree.paths()
     verdict = judge.verify(tree, node_logits(target, tree)[None], 0, noise)
     committed = (*contexts[verdict.paths[0][-1]], verdict.bonus[0])
     plain: Context = ()
@@ -234,7 +234,7 @@ def coupled_round(
 
 def node_logits(target: Table, tree: DraftTree) -> Tensor:
     """Float64 `[nodes, vocab]` of the target at every node of a lone tree."""
-    return torch.stack([target.logits(context) for context in _contexts(tree)])
+    return torch.stack([target.logits(context) for context in tree.paths()])
 
 
 def summarise(committed: dict[Context, float], target: Table, temperature: float = 1.0) -> Law:
@@ -256,14 +256,6 @@ def _probability(table: Table, context: Context, rest: Context, temperature: flo
     return math.prod(table.law((*context, *rest[:place]), temperature)[token] for place, token in enumerate(rest))
 
 
-def _contexts(tree: DraftTree) -> list[Context]:
-    """The tokens from below the root to each node."""
-    contexts: list[Context] = []
-    for token, parent in zip(tree.tokens[0].tolist(), tree.parents[0].tolist(), strict=True):
-        contexts.append(() if parent < 0 else (*contexts[parent], token))
-    return contexts
-
-
 def toy_tree(draft: Table, policy: TreePolicy, judge: Verifier, noise: Noise, levels: int) -> DraftTree:
     """The tree a policy grows for a verifier with this noise, below a root at position 0."""
     drawing = None if judge.proposal is Proposal.SELECTED else Drawing(judge.proposal, noise, 0)
@@ -272,7 +264,7 @@ def toy_tree(draft: Table, policy: TreePolicy, judge: Verifier, noise: Noise, le
     def shape(logits: Tensor, depth: int) -> Tensor:
         return judge.guide(logits, depth, noise)
 
-    return grow(policy, _TableDraft(draft), root, levels, shape, drawing)
+    return grow(policy, _TableDraft(draft), root, levels, shape, drawing, draft.vocab)
 
 
 class _TableDraft:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from drafttree.drafters.base import Draft
+from drafttree.drafters.base import Guesses
 from drafttree.drawing import Drawing
 from drafttree.policies.base import TreePolicy, best_mask
 from drafttree.tree import DraftTree, Layer, TreeBuilder
@@ -54,17 +54,24 @@ class Frontier:
 
 
 def grow(
-    policy: TreePolicy, draft: Draft, root: Tensor, max_levels: int, shape: Shape, drawing: Drawing | None = None
+    policy: TreePolicy,
+    draft: Guesses,
+    root: Tensor,
+    max_levels: int,
+    shape: Shape,
+    drawing: Drawing | None = None,
+    vocab: int | None = None,
 ) -> DraftTree:
     """Draft the tree of one round.
 
     Args:
         policy: decides what joins and what is expanded.
-        draft: the drafter's view of this sequence.
+        draft: the drafter's view of this sequence, for this round.
         root: `[batch, 1]` the last committed tokens.
         max_levels: no node is deeper; 0 or less drafts nothing.
         shape: turns the drafter's logits `[batch, frontier, vocab]` for a level into those the policy is shown.
         drawing: draws the children at random; None selects them.
+        vocab: of the target; columns beyond it count among the probabilities and are never drafted. None for no such.
 
     Returns:
         The tree to verify, at most `policy.budget` nodes.
@@ -78,11 +85,12 @@ def grow(
     logits = draft.root()
     while True:
         room = sys.maxsize if policy.reranks else policy.budget - grown.smallest
-        logits = shape(logits, grown.levels + 1)
-        layer, tokens = _layer(policy, logits, frontier, grown.levels + 1, room)
+        rows = shape(logits, grown.levels + 1).log_softmax(-1)[..., :vocab]
+        layer, tokens = _layer(policy, rows, frontier, grown.levels + 1, room)
         keep = policy.keep(layer) & (layer.path_logprobs > -torch.inf)
         if drawing:
-            layer, tokens, keep = drawing.children(layer, keep, logits, frontier.nodes, policy.budget - grown.sizes())
+            left = policy.budget - grown.sizes()
+            layer, tokens, keep = drawing.children(layer, keep, rows, frontier.nodes, left)
         frontier = _extend(policy, grown, frontier, layer, tokens, keep)
         full = not policy.reranks and grown.smallest >= policy.budget
         if grown.levels == levels or full or not frontier.nodes.shape[1]:
@@ -96,13 +104,10 @@ def grow(
     return drawing.sign(grown.tree()) if drawing else policy.finish(grown.tree())
 
 
-def _layer(
-    policy: TreePolicy, logits: Tensor, frontier: Frontier, depth: int, budget_left: int
-) -> tuple[Layer, Tensor]:
+def _layer(policy: TreePolicy, rows: Tensor, frontier: Frontier, depth: int, budget_left: int) -> tuple[Layer, Tensor]:
     """The layer of the frontier's best candidates, and their token ids `[batch, frontier, candidates]`."""
-    width = min(policy.candidates(budget_left), logits.shape[-1])
-    values, tokens = logits.topk(width) if width > 1 else logits.max(-1, keepdim=True)
-    logprobs = values - logits.logsumexp(-1, keepdim=True)
+    width = min(policy.candidates(budget_left), rows.shape[-1])
+    logprobs, tokens = rows.topk(width) if width > 1 else rows.max(-1, keepdim=True)
     return Layer(logprobs, frontier.path_logprobs, depth, budget_left, frontier.labels), tokens
 
 

@@ -11,27 +11,34 @@ therefore wraps the one method of `GenerationMixin` that drops them; for any oth
 
 import functools
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor
 from transformers import (
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
     GenerationConfig,
     GenerationMixin,
     LogitsProcessorList,
     MaxLengthCriteria,
     MaxTimeCriteria,
     MinPLogitsWarper,
+    PrefixConstrainedLogitsProcessor,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    RepetitionPenaltyLogitsProcessor,
     StoppingCriteriaList,
     TemperatureLogitsWarper,
+    TopHLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
+    TypicalLogitsWarper,
 )
 from transformers.generation.logits_process import LogitNormalization, LogitsProcessor
 from transformers.generation.streamers import BaseStreamer
@@ -40,15 +47,29 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from drafttree.decoder import Decoder
 from drafttree.drafters import Drafter, LanguageModelDrafter
 from drafttree.errors import ConfigError, ModelError
-from drafttree.loading import DEFAULT_POLICY, check_tokenizers, find_verifier, load_model, load_tokenizer, make_policy
+from drafttree.loading import (
+    DEFAULT_POLICY,
+    Source,
+    check_tokenizers,
+    find_folder,
+    find_verifier,
+    load_head,
+    load_model,
+    load_tokenizer,
+    make_drafter,
+    make_policy,
+)
 from drafttree.metrics import Metrics
 from drafttree.models import HuggingFaceModel
+from drafttree.options import refusal
 from drafttree.policies import TreePolicy
+from drafttree.processors import Constraint
 from drafttree.sequence import Sequence
 
 __all__ = ["TreeGenerate", "generate"]
 
-COUNTS = ("num_beams", "num_beam_groups", "num_return_sequences")
+Where = tuple[torch.dtype, torch.device]
+COUNTS = ("num_beams", "num_beam_groups")
 SWITCHES = (
     "output_scores",
     "output_logits",
@@ -63,64 +84,50 @@ SWITCHES = (
     "force_words_ids",
 )
 INPUTS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "cache_position"}
-WARPERS: dict[type, str | None] = {
-    TemperatureLogitsWarper: "temperature",
-    TopKLogitsWarper: "top_k",
-    TopPLogitsWarper: "top_p",
-    MinPLogitsWarper: "min_p",
+WARPERS: dict[type, tuple[str, str] | None] = {
+    TemperatureLogitsWarper: ("temperature", "temperature"),
+    TopHLogitsWarper: ("top_h", "top_h"),
+    TopKLogitsWarper: ("top_k", "top_k"),
+    TopPLogitsWarper: ("top_p", "top_p"),
+    MinPLogitsWarper: ("min_p", "min_p"),
+    TypicalLogitsWarper: ("typical_p", "mass"),
+    EpsilonLogitsWarper: ("epsilon_cutoff", "epsilon"),
+    EtaLogitsWarper: ("eta_cutoff", "epsilon"),
     LogitNormalization: None,
 }
-OPTION_OF = {
-    "UnbatchedClassifierFreeGuidanceLogitsProcessor": "guidance_scale",
-    "SequenceBiasLogitsProcessor": "sequence_bias",
-    "EncoderRepetitionPenaltyLogitsProcessor": "encoder_repetition_penalty",
-    "RepetitionPenaltyLogitsProcessor": "repetition_penalty",
-    "NoRepeatNGramLogitsProcessor": "no_repeat_ngram_size",
-    "EncoderNoRepeatNGramLogitsProcessor": "encoder_no_repeat_ngram_size",
-    "NoBadWordsLogitsProcessor": "bad_words_ids",
-    "MinLengthLogitsProcessor": "min_length or min_new_tokens",
-    "MinNewTokensLengthLogitsProcessor": "min_new_tokens",
-    "PrefixConstrainedLogitsProcessor": "prefix_allowed_tokens_fn",
-    "ForcedBOSTokenLogitsProcessor": "forced_bos_token_id",
-    "ForcedEOSTokenLogitsProcessor": "forced_eos_token_id",
-    "InfNanRemoveLogitsProcessor": "remove_invalid_values",
-    "ExponentialDecayLengthPenalty": "exponential_decay_length_penalty",
-    "SuppressTokensLogitsProcessor": "suppress_tokens",
-    "SuppressTokensAtBeginLogitsProcessor": "begin_suppress_tokens",
-    "TopHLogitsWarper": "top_h",
-    "TypicalLogitsWarper": "typical_p",
-    "EpsilonLogitsWarper": "epsilon_cutoff",
-    "EtaLogitsWarper": "eta_cutoff",
-    "WatermarkLogitsProcessor": "watermarking_config",
-    "SynthIDTextWatermarkLogitsProcessor": "watermarking_config",
-}
+"""In transformers' order: the option of `Decoder.start` that does the same, and the attribute that holds its value."""
 
 
 def generate(
     drafter: str | Path | PreTrainedModel | Drafter | None,
     policy: str | TreePolicy = DEFAULT_POLICY,
     verifier: str = "auto",
+    grammar: Constraint | None = None,
 ) -> "TreeGenerate":
     """A function for transformers: `model.generate(..., custom_generate=drafttree.hf.generate(drafter=...))`.
 
     Keep it and use it again: it loads the drafter once.
 
     Args:
-        drafter: a folder, a hub name, "embedded-draft", a loaded model, a drafttree drafter, or "none".
+        drafter: as for `drafttree.load`, without "auto": a folder, a hub name, "embedded-draft", a loaded model,
+            "lookup", "suffix", "mixed:" and a model, a drafttree drafter, or "none".
         policy: a policy or its specification, such as "talon:budget=60,margin=0.03".
         verifier: the name of one; "auto" is greedy without `do_sample` and coupled with it.
+        grammar: what the texts must look like, of `drafttree.grammar`; pass `tokenizer=` to `model.generate`, or the
+            one beside the model is taken.
 
     Raises:
         ConfigError: a policy, parameter, verifier or kind of drafter that does not exist.
     """
     _bind()
-    return TreeGenerate(drafter, policy, verifier)
+    return TreeGenerate(drafter, policy, verifier, grammar)
 
 
 class TreeGenerate:
     """What `generate` returns: a decoding method in the form transformers calls.
 
-    Greedy output is that of stock `generate`. With `do_sample` the seed is drawn from torch's global generator; the
+    Greedy output is that of stock `generate`, with every logits processor that is a function of the tokens so far and
+    their scores. With `do_sample` the seed is drawn from torch's global generator; the
     coupled verifier's text depends on it and the prompt alone, not on drafter and policy. Prompts of a batch run one
     after another. The model is left as it was found; while it generates, nothing else should run it.
 
@@ -129,13 +136,19 @@ class TreeGenerate:
     """
 
     def __init__(
-        self, drafter: str | Path | PreTrainedModel | Drafter | None, policy: str | TreePolicy, verifier: str
+        self,
+        drafter: str | Path | PreTrainedModel | Drafter | None,
+        policy: str | TreePolicy,
+        verifier: str,
+        grammar: Constraint | None = None,
     ) -> None:
         self.metrics: list[Metrics] = []
         self._source = _check_drafter(drafter)
         self._policy = make_policy(policy)
         self._verifier = find_verifier(verifier)
-        self._loaded: dict[tuple[torch.dtype, torch.device], Drafter] = {}
+        self._grammar = grammar
+        self._loaded: dict[Where, Drafter] = {}
+        self._heads: WeakKeyDictionary[PreTrainedModel, tuple[Where, Drafter]] = WeakKeyDictionary()
         self._checked: WeakSet[PreTrainedModel] = WeakSet()
 
     def __call__(
@@ -160,16 +173,18 @@ class TreeGenerate:
         _check_config(generation_config)
         _check_inputs(input_ids, model_kwargs)
         _check_batch(len(input_ids), stopping_criteria, streamer)
-        sampling = _sampling(logits_processor, bool(generation_config.do_sample))
+        processors, sampling = _split(logits_processor, bool(generation_config.do_sample))
         padding = _padding(input_ids, model_kwargs.get("attention_mask"), model_kwargs.get("position_ids"))
         seeds = torch.randint(2**63 - 1, (len(input_ids),)).tolist() if sampling else [0] * len(input_ids)
         limit = stopping_criteria.max_length or generation_config.max_length
         self.metrics = []
         rows = []
-        with self._decoder(model, tokenizer) as decoder:
-            for ids, pad, seed in zip(input_ids, padding, seeds, strict=True):
-                prompt = ids[pad:].tolist()
-                sequence = decoder.start(prompt, max_new_tokens=limit - len(ids), seed=seed, **sampling)
+        with self._decoder(model, tokenizer, _eos(generation_config)) as decoder:
+            for row, (ids, pad, seed) in enumerate(zip(input_ids, padding, seeds, strict=True)):
+                options = {"max_new_tokens": limit - len(ids), "seed": seed, "grammar": self._grammar, **sampling}
+                own = LogitsProcessorList(_of_row(processor, row) for processor in processors)
+                sequence = decoder.start(ids[pad:].tolist(), logits_processor=own, **options)
+                sequence.walker.before = ids[:pad].tolist()
                 rows.append(_run(decoder, sequence, ids, stopping_criteria, streamer))
                 self.metrics.append(sequence.metrics)
         if streamer is not None:
@@ -180,38 +195,48 @@ class TreeGenerate:
         return GenerateDecoderOnlyOutput(sequences=sequences)  # pyright: ignore[reportArgumentType]
 
     @contextmanager
-    def _decoder(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> Iterator[Decoder]:
+    def _decoder(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, eos: list[int]
+    ) -> Iterator[Decoder]:
         """A decoder around the model as it stands, which is given back afterwards."""
+        if self._grammar and tokenizer is None:
+            tokenizer = _tokenizer(model)
         with ExitStack() as undo:
-            drafter = self._drafter(model, tokenizer, undo)
             target = undo.enter_context(_lent(model))
-            yield Decoder(target, drafter, self._policy, self._verifier)
 
-    def _drafter(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, undo: ExitStack
-    ) -> Drafter | None:
-        source = self._source
-        if source is None or source == "none":
-            return None
-        if isinstance(source, PreTrainedModel):
-            if source.device != model.device:
-                raise ConfigError(f"the drafter is on {source.device}, the model on {model.device}; move one of them")
-            drafter = LanguageModelDrafter(undo.enter_context(_lent(source)))
-        elif isinstance(source, str | Path):
-            drafter = self._load(source, model)
-        else:
-            return source
-        if model not in self._checked:
-            check_tokenizers(tokenizer or _tokenizer(model), _tokenizer(source))
-            self._checked.add(model)
-        return drafter
+            def load_drafter(source: Source) -> Drafter:
+                drafter = self._wrap(source, model, undo)
+                if model not in self._checked and isinstance(drafter, LanguageModelDrafter):
+                    check_tokenizers(tokenizer or _tokenizer(model), _tokenizer(source))
+                    self._checked.add(model)
+                return drafter
+
+            drafter = self._source
+            if drafter is None or isinstance(drafter, str | Path | PreTrainedModel):
+                drafter = make_drafter(drafter, target, load_drafter)
+            speller = tokenizer if self._grammar else None
+            yield Decoder(target, drafter, self._policy, self._verifier, speller, eos)
+
+    def _wrap(self, source: Source, model: PreTrainedModel, undo: ExitStack) -> Drafter:
+        """A model as drafter: a loaded one is lent, another loaded."""
+        if not isinstance(source, PreTrainedModel):
+            return self._load(source, model)
+        if source.device != model.device:
+            raise ConfigError(f"the drafter is on {source.device}, the model on {model.device}; move one of them")
+        return LanguageModelDrafter(undo.enter_context(_lent(source)))
 
     def _load(self, source: str | Path, model: PreTrainedModel) -> Drafter:
-        """The drafter of a name, loaded on first use with the model's dtype and device."""
-        key = (model.dtype, model.device)
-        if key not in self._loaded:
-            self._loaded[key] = LanguageModelDrafter(HuggingFaceModel(load_model(source, *key)))
-        return self._loaded[key]
+        """The drafter of a name, loaded on first use with the model's dtype and device; heads are for one model."""
+        where = (model.dtype, model.device)
+        if model in self._heads and self._heads[model][0] == where:
+            return self._heads[model][1]
+        if where not in self._loaded:
+            folder = find_folder(source)
+            if head := load_head(folder, model):
+                self._heads[model] = where, head
+                return head
+            self._loaded[where] = LanguageModelDrafter(HuggingFaceModel(load_model(folder, *where)))
+        return self._loaded[where]
 
 
 @functools.cache
@@ -228,7 +253,7 @@ def _bind() -> None:
         dropped = {"assistant_model": assistant_model, "assistant_tokenizer": kwargs.get("assistant_tokenizer")}
         for name, value in {**dropped, "synced_gpus": synced_gpus}.items():
             if value:
-                raise _refusal(name)
+                raise refusal(name)
         passed = {"tokenizer": kwargs.pop("tokenizer", None), "streamer": streamer}
         rest = extract(self, custom_generate, kwargs, synced_gpus, assistant_model, streamer)
         return rest | {name: value for name, value in passed.items() if value is not None}
@@ -273,10 +298,6 @@ def _stack(rows: list[Tensor], config: GenerationConfig) -> Tensor:
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=0 if pad is None else int(pad))
 
 
-def _refusal(option: str, advice: str = "leave it out, or call generate without custom_generate") -> ConfigError:
-    return ConfigError(f"tree drafting does not support {option}; {advice}")
-
-
 def _check_drafter(drafter: object) -> str | Path | PreTrainedModel | Drafter | None:
     if drafter is None or isinstance(drafter, str | Path | PreTrainedModel):
         return drafter
@@ -289,26 +310,26 @@ def _check_config(config: GenerationConfig) -> None:
     """Refuse the options of the generation config that would be ignored."""
     for name in COUNTS:
         if (getattr(config, name, None) or 1) > 1:
-            raise _refusal(f"{name}={getattr(config, name)}", "set it to 1")
+            raise refusal(f"{name}={getattr(config, name)}", "set it to 1")
     for name in SWITCHES:
         if getattr(config, name, None):
-            raise _refusal(name)
+            raise refusal(name)
     cache = config.cache_implementation or ""
     if "quantized" in cache or "offloaded" in cache:
-        raise _refusal(f"cache_implementation={cache!r}")
+        raise refusal(f"cache_implementation={cache!r}")
 
 
 def _check_inputs(input_ids: Tensor, model_kwargs: Mapping[str, object]) -> None:
     """Refuse inputs of the model other than tokens."""
     cache = model_kwargs.get("past_key_values")
     if getattr(cache, "_is_user_defined", False):
-        raise _refusal("past_key_values", "pass the whole prompt as input_ids")
+        raise refusal("past_key_values", "pass the whole prompt as input_ids")
     for name, value in model_kwargs.items():
         empty = value is None or (isinstance(value, dict) and not value)
         if name not in INPUTS and not empty:
-            raise _refusal(name, "pass the prompt as input_ids alone")
+            raise refusal(name, "pass the prompt as input_ids alone")
     if not input_ids.shape[1]:
-        raise _refusal("an empty prompt", "give at least one token")
+        raise refusal("an empty prompt", "give at least one token")
 
 
 def _check_batch(size: int, criteria: StoppingCriteriaList, streamer: BaseStreamer | None) -> None:
@@ -316,28 +337,56 @@ def _check_batch(size: int, criteria: StoppingCriteriaList, streamer: BaseStream
     if size == 1:
         return
     if streamer is not None:
-        raise _refusal("a streamer with several prompts", "call generate once per prompt")
+        raise refusal("a streamer with several prompts", "call generate once per prompt")
     if any(isinstance(criterion, MaxTimeCriteria) for criterion in criteria):
-        raise _refusal("max_time with several prompts", "call generate once per prompt")
+        raise refusal("max_time with several prompts", "call generate once per prompt")
     ends = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
     if not ends and not all(isinstance(criterion, MaxLengthCriteria) for criterion in criteria):
-        raise _refusal("stopping criteria for several prompts without eos_token_id", "call generate once per prompt")
+        raise refusal("stopping criteria for several prompts without eos_token_id", "call generate once per prompt")
 
 
-def _sampling(processors: LogitsProcessorList, do_sample: bool) -> dict[str, Any]:
-    """The sampling options of `Decoder.start` that the prepared processors amount to; empty without `do_sample`."""
-    order = list(WARPERS)
+def _eos(config: GenerationConfig) -> list[int]:
+    tensor = getattr(config, "_eos_token_tensor", None)
+    return [] if tensor is None else tensor.flatten().tolist()
+
+
+def _split(processors: LogitsProcessorList, do_sample: bool) -> tuple[list[LogitsProcessor], dict[str, Any]]:
+    """The prepared processors up to the last warpers, and those as sampling options of `Decoder.start`.
+
+    Without `do_sample` there are no warpers, and no options. What is out of transformers' own order, or does not
+    exclude tokens altogether, stays a processor, which gives the same scores one level of a tree at a time.
+    """
+    rest = list(processors)
+    if not do_sample:
+        return rest, {}
     options: dict[str, Any] = {"temperature": 1.0}
-    last = -1
-    for processor in processors:
-        place = order.index(type(processor)) if type(processor) in WARPERS else -1
-        if place <= last or not _plain(processor):
-            kind = type(processor).__name__
-            raise _refusal(OPTION_OF.get(kind, f"the logits processor {kind}"))
-        last = place
-        if name := WARPERS[order[place]]:
-            options[name] = getattr(processor, name)
-    return options if do_sample else {}
+    last = len(WARPERS)
+    while rest and _place(rest[-1]) < last:
+        warper = rest.pop()
+        last = _place(warper)
+        if names := WARPERS[type(warper)]:
+            option, attribute = names
+            value = getattr(warper, attribute)
+            options[option] = value.item() if isinstance(value, Tensor) else value
+    return rest, options
+
+
+def _place(processor: LogitsProcessor) -> int:
+    """Where a processor stands among the warpers; after all of them for any other."""
+    own = type(processor) in WARPERS and _plain(processor)
+    return list(WARPERS).index(type(processor)) if own else sys.maxsize
+
+
+def _of_row(processor: LogitsProcessor, row: int) -> LogitsProcessor:
+    """A processor for one prompt of the batch it was prepared for."""
+    if type(processor) is RepetitionPenaltyLogitsProcessor:
+        ignored = processor.prompt_ignore_length
+        ignored = int(ignored[row]) if isinstance(ignored, Tensor) else ignored
+        return RepetitionPenaltyLogitsProcessor(processor.penalty, ignored)
+    if type(processor) is PrefixConstrainedLogitsProcessor:
+        allowed = processor._prefix_allowed_tokens_fn
+        return PrefixConstrainedLogitsProcessor(lambda _, ids: allowed(row, ids), 1)
+    return processor
 
 
 def _plain(warper: LogitsProcessor) -> bool:
@@ -349,10 +398,10 @@ def _padding(input_ids: Tensor, mask: Tensor | None, positions: Tensor | None) -
     """How many tokens on the left of each prompt are padding."""
     mask = torch.ones_like(input_ids) if mask is None else (mask != 0).long()
     if (mask[:, -1] == 0).any() or (mask.diff(dim=1) < 0).any():
-        raise _refusal("an attention_mask with padding inside or right of a prompt", "pad on the left")
+        raise refusal("an attention_mask with padding inside or right of a prompt", "pad on the left")
     expected = mask.cumsum(-1) - 1
     if positions is not None and not _agree(positions, expected, mask == 1):
-        raise _refusal("position_ids of your own")
+        raise refusal("position_ids of your own")
     return (mask == 0).sum(1).tolist()
 
 

@@ -2,10 +2,10 @@
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -22,8 +22,20 @@ from transformers.utils import logging
 
 from drafttree import contract, zoo
 from drafttree.decoder import Decoder
-from drafttree.drafters.language_model import LanguageModelDrafter
-from drafttree.errors import ConfigError, ModelError, TokenizerMismatch, unknown
+from drafttree.drafters import (
+    LOOKUPS,
+    Drafter,
+    LanguageModelDrafter,
+    Mixed,
+    SuffixAutomaton,
+    eagle3_format,
+    hydra,
+    medusa,
+)
+from drafttree.drafters.checkpoints import LANGUAGE_MODEL, download, read_config, read_tensors, recognise
+from drafttree.drafters.published import PUBLISHED
+from drafttree.errors import ConfigError, DraftTreeError, ModelError, TokenizerMismatch, unknown
+from drafttree.models.base import Model
 from drafttree.models.huggingface import lay_out_for_cpu
 from drafttree.models.probe import wrap
 from drafttree.policies import POLICIES, TreePolicy
@@ -31,11 +43,14 @@ from drafttree.verifiers import VERIFIERS, Verifier
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DEFAULT_POLICY = "dynatree"
+MIXED = "mixed:"
+HEADS = {"eagle3": eagle3_format.load, "medusa": medusa.load, "hydra": hydra.load}
+Source = str | Path | PreTrainedModel
 
 
 def load(
-    target: str | Path | PreTrainedModel = "embedded",
-    drafter: str | Path | PreTrainedModel | None = "auto",
+    target: Source = "embedded",
+    drafter: Source | None = "auto",
     policy: str | TreePolicy = DEFAULT_POLICY,
     verifier: str = "auto",
     *,
@@ -47,8 +62,10 @@ def load(
 
     Args:
         target: "embedded", a folder, a hub name, or a loaded transformers model.
-        drafter: "embedded-draft", a folder, a hub name, a loaded model, or "none" for plain decoding; "auto" takes
-            the embedded draft for the embedded target and nothing for any other.
+        drafter: "embedded-draft", a folder or a hub name (a language model or an EAGLE-3, Medusa or Hydra head), a
+            loaded model; "lookup" or "suffix", which propose what followed before and need no model; "mixed:" and a
+            model, for lookup with that model to fall back to; or "none" for plain decoding. "auto" takes what
+            `choose_drafter` says.
         policy: a policy or its specification, such as "talon:budget=60,margin=0.03".
         verifier: a name of `drafttree.verifiers.VERIFIERS`, or "auto": greedy at temperature 0, coupled where a
             seed is given, else what accepts most on the policy's trees.
@@ -58,7 +75,7 @@ def load(
 
     Raises:
         ConfigError: a policy, verifier, parameter, dtype or device that does not exist.
-        ModelError: a model that cannot be loaded, or cannot be verified in a tree.
+        ModelError: a model or head that cannot be loaded, does not fit the target, or cannot be verified in a tree.
         TokenizerMismatch: target and drafter do not share a vocabulary.
     """
     chosen_policy, chosen_verifier = make_policy(policy), find_verifier(verifier)
@@ -66,16 +83,93 @@ def load(
         contract.check(chosen_policy, chosen_verifier)
     on = find_device(device)
     kind = find_dtype(dtype, on)
-    if drafter == "auto":
-        drafter = "embedded-draft" if target == "embedded" else "none"
+    if isinstance(drafter, str) and drafter == "auto":
+        drafter = choose_drafter(target).name
     model = load_model(target, kind, on)
     tokenizer = tokenizer or load_tokenizer(target)
-    drafting = None
-    if drafter is not None and drafter != "none":
-        drafting = LanguageModelDrafter(wrap(load_model(drafter, kind, on)))
-        check_tokenizers(tokenizer, load_tokenizer(drafter))
-    eos = eos_ids(model, tokenizer)
-    return Decoder(wrap(model), drafting, chosen_policy, chosen_verifier, tokenizer, eos)
+    wrapped = wrap(model)
+
+    def load_drafter(source: Source) -> Drafter:
+        where = source if isinstance(source, PreTrainedModel) else find_folder(source)
+        if isinstance(where, Path) and (head := load_head(where, model)):
+            return head
+        drafting = LanguageModelDrafter(wrap(load_model(where, kind, on)))
+        check_tokenizers(tokenizer, load_tokenizer(where))
+        return drafting
+
+    try:
+        drafting = make_drafter(drafter, wrapped, load_drafter)
+    except DraftTreeError:
+        wrapped.release()
+        raise
+    return Decoder(wrapped, drafting, chosen_policy, chosen_verifier, tokenizer, eos_ids(model, tokenizer))
+
+
+def make_drafter(source: Source | None, target: Model, load_drafter: Callable[[Source], Drafter]) -> Drafter | None:
+    """The drafter a source stands for; None for plain decoding.
+
+    Args:
+        source: as for `load`, "auto" excepted.
+        target: for its vocabulary and device.
+        load_drafter: makes a drafter of a model's name, folder or object.
+    """
+    if source is None or not isinstance(source, str):
+        return source and load_drafter(source)
+    if source == "none":
+        return None
+    if source in LOOKUPS:
+        return LOOKUPS[source](target.vocab_size, target.device)
+    if source.startswith(MIXED):
+        lookup = SuffixAutomaton(target.vocab_size, target.device)
+        return Mixed(lookup, load_drafter(source.removeprefix(MIXED)))
+    return load_drafter(source)
+
+
+class Choice(NamedTuple):
+    """A drafter's name and why it was taken."""
+
+    name: str
+    reason: str
+
+
+def choose_drafter(target: Source) -> Choice:
+    """The drafter that "auto" stands for: the one known for the target if it can be had, else lookup."""
+    name = str(target.name_or_path if isinstance(target, PreTrainedModel) else target)
+    if name == "embedded":
+        return Choice("embedded-draft", "it was trained for the embedded target")
+    head = PUBLISHED.get(name.lower())
+    if head is None:
+        reason = f"no model is known to draft for {name or 'this target'}; it drafts what the text repeats"
+        return Choice("lookup", reason)
+    try:
+        download(head)
+    except ModelError as error:
+        return Choice("lookup", f"{head} was published for it, but: {error}")
+    return Choice(head, f"it was published for {name}")
+
+
+def find_folder(source: str | Path) -> Path:
+    """The folder of an embedded name, a path or a hub name.
+
+    Raises:
+        ModelError: there is none.
+    """
+    path = Path(_resolve(source))
+    return path if path.is_dir() else download(str(source))
+
+
+def load_head(source: Path, target: PreTrainedModel) -> Drafter | None:
+    """The drafter of a folder with a trained head; None for a language model.
+
+    Raises:
+        ModelError: the files are damaged or of no known kind, or the head does not fit the target.
+    """
+    if (kind := recognise(source)) == LANGUAGE_MODEL:
+        return None
+    try:
+        return HEADS[kind](read_tensors(source), read_config(source), target)
+    except ModelError as error:
+        raise ModelError(f"cannot load drafter {str(source)!r}: {error}") from error
 
 
 def make_policy(spec: str | TreePolicy) -> TreePolicy:
@@ -146,7 +240,7 @@ def find_dtype(name: str, device: torch.device) -> torch.dtype:
     return DTYPES[name]
 
 
-def load_model(source: str | Path | PreTrainedModel, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+def load_model(source: Source, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     """A transformers model from an embedded name, a folder or a hub name; a loaded model passes as it is.
 
     Raises:
@@ -176,7 +270,7 @@ def load_model(source: str | Path | PreTrainedModel, dtype: torch.dtype, device:
     return model
 
 
-def load_tokenizer(source: str | Path | PreTrainedModel) -> PreTrainedTokenizerBase | None:
+def load_tokenizer(source: Source) -> PreTrainedTokenizerBase | None:
     """The tokenizer beside a model; None for a loaded model that names no source.
 
     Raises:

@@ -204,6 +204,11 @@ class Law:
         """R as the law has it."""
         return _ratio(self.tau, self.v + self.c * self.delta + self.h)
 
+    @property
+    def without_host(self) -> float:
+        """R as the law has it for an engine without overhead, h = 0."""
+        return _ratio(self.tau, self.v + self.c * self.delta)
+
 
 def peak_memory() -> int:
     """Bytes: of the GPU where one is in use, else of the process."""

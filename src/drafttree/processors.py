@@ -1,80 +1,214 @@
-"""Logits processors along every path of a tree.
+"""The path-aware walker: all that looks at the text before a position, at every node of a tree.
 
-transformers' processors look at the tokens before a position: a repetition penalty, banned n-grams, forced tokens. In a
-tree every node has a text of its own, so each level is processed as one batch of texts, the node's own path included.
-Accepted tokens obey them as the bonus token does.
+transformers' processors look at the tokens before a position: a repetition penalty, banned n-grams, forced tokens. A
+grammar looks at the text from its first token. In a tree every node has a text of its own, so each level is processed
+as one batch of texts, the node's own path included, and a grammar walks the tree's paths. Accepted tokens obey them
+as the bonus token does, and drafted ones too, which only makes them likelier to be accepted.
 """
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessorList
+from torch.nn.functional import pad
+from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedTokenizerBase
 
+from drafttree.drafters.base import Guesses
 from drafttree.errors import ConfigError
+from drafttree.options import refusal
 from drafttree.tree import DraftTree
 
+Path = tuple[int, ...]
 
-def process_paths(processors: LogitsProcessorList, tokens: list[int], tree: DraftTree, logits: Tensor) -> Tensor:
-    """Logits `[1, nodes, vocab]` after the processors, each node seeing the text up to itself.
+STATEFUL = {
+    "UnbatchedClassifierFreeGuidanceLogitsProcessor": "guidance_scale",
+    "ClassifierFreeGuidanceLogitsProcessor": "guidance_scale",
+    "EncoderRepetitionPenaltyLogitsProcessor": "encoder_repetition_penalty",
+    "EncoderNoRepeatNGramLogitsProcessor": "encoder_no_repeat_ngram_size",
+    "SynthIDTextWatermarkLogitsProcessor": "watermarking_config of SynthID",
+}
+
+
+class Follower(Protocol):
+    """A constraint with a state: it follows one text as that is committed, and looks ahead along paths."""
+
+    def restrict(self, paths: Sequence[Path], logits: Tensor) -> Tensor:
+        """Logits `[paths, vocab]` with -inf where the text cannot go on after a path; they may be changed in place.
+
+        No path has an EOS token. The row of one that breaks the constraint may stay as it is.
+        """
+        ...
+
+    def commit(self, token: int) -> None:
+        """Take note of the next token of the text."""
+        ...
+
+
+class Constraint(Protocol):
+    """Something that makes a fresh `Follower` for every text, such as a grammar."""
+
+    def follow(self, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int, eos: tuple[int, ...]) -> Follower:
+        """Begin a text.
+
+        Args:
+            tokenizer: the target's.
+            vocab_size: columns of the logits.
+            eos: token ids that end a text.
+
+        Raises:
+            ConfigError: this constraint cannot be kept with them.
+        """
+        ...
+
+
+class Walker:
+    """What one text must obey, applied along the paths of its trees.
 
     Args:
-        processors: of transformers, stateless between calls.
-        tokens: the committed text; its last token is the root.
-        tree: a lone draft tree.
-        logits: `[1, nodes, vocab]` of the target.
+        processors: of transformers; functions of the tokens so far and their scores.
+        follower: a constraint with a state, applied after them; None for none.
+        eos: token ids that end the text; nobody is asked about paths that go on after one.
+
+    Attributes:
+        before: tokens the processors see before the text, such as the padding of a batch.
 
     Raises:
-        ConfigError: a processor returns another shape, or leaves no token possible where the text can go.
+        ConfigError: a processor keeps a state, so it cannot be asked about several paths.
     """
-    processed = torch.empty_like(logits, dtype=torch.float32)
-    depths = tree.depths[0]
-    paths = _paths(tree)
-    for depth in range(tree.levels + 1):
-        nodes = (depths == depth).nonzero()[:, 0]
-        if len(nodes):
-            texts = torch.tensor([tokens + paths[node] for node in nodes.tolist()], device=logits.device)
-            processed[0, nodes] = _apply(processors, texts, logits[0, nodes].float())
-    _check_possible(processors, tokens, tree, paths, logits, processed)
-    return processed
+
+    def __init__(self, processors: Iterable[LogitsProcessor], follower: Follower | None, eos: frozenset[int]) -> None:
+        self.before: list[int] = []
+        self._processors = LogitsProcessorList(processors)
+        self._follower = follower
+        self._eos = eos
+        for processor in self._processors:
+            _check_stateless(processor)
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to obey."""
+        return bool(self._processors or self._follower)
+
+    def commit(self, token: int) -> None:
+        """Take note of the next token of the text."""
+        if self._follower:
+            self._follower.commit(token)
+
+    def apply(self, tokens: list[int], paths: Sequence[Path], logits: Tensor) -> Tensor:
+        """Logits `[paths, vocab]` after the text and each path; a row that leaves nothing possible is unchanged."""
+        return _unless_impossible(self._process(tokens, paths, logits), logits)
+
+    def score(self, tokens: list[int], tree: DraftTree, logits: Tensor) -> Tensor:
+        """The target's logits `[1, nodes, vocab]`, each node seeing the text up to itself.
+
+        Args:
+            tokens: the committed text; its last token is the root.
+            tree: a lone draft tree.
+            logits: of the target.
+
+        Raises:
+            ConfigError: a processor returns another shape, or no token is possible where the text can go.
+        """
+        paths = tree.paths()
+        processed = self._process(tokens, paths, logits[0])
+        self._check_possible(tokens, paths, tree, logits[0], processed)
+        return _unless_impossible(processed, logits[0])[None]
+
+    def _process(self, tokens: list[int], paths: Sequence[Path], logits: Tensor) -> Tensor:
+        processed = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
+        asked = [row for row, path in enumerate(paths) if self._eos.isdisjoint(path)]
+        for length in sorted({len(paths[row]) for row in asked}):
+            rows = [row for row in asked if len(paths[row]) == length]
+            texts = self._texts(tokens, [paths[row] for row in rows], logits.device)
+            scores = processed[rows]
+            for processor in self._processors:
+                scores = _apply(processor, texts, scores)
+            processed[rows] = scores
+        if self._follower and asked:
+            processed[asked] = self._follower.restrict([paths[row] for row in asked], processed[asked])
+        return processed
+
+    def _texts(self, tokens: list[int], paths: Sequence[Path], device: torch.device) -> Tensor:
+        """Token ids `[paths, length]`: the text, continued by paths of one length."""
+        text = torch.tensor([*self.before, *tokens], device=device).expand(len(paths), -1)
+        return torch.cat((text, torch.tensor(paths, dtype=torch.long, device=device)), 1)
+
+    def _check_possible(
+        self, tokens: list[int], paths: Sequence[Path], tree: DraftTree, logits: Tensor, processed: Tensor
+    ) -> None:
+        """Every node that the text can reach must leave some token possible."""
+        possible = processed.amax(1) > -torch.inf
+        if possible.all():
+            return
+        parents = tree.parents[0]
+        allowed = (processed[parents.clamp_min(0), tree.tokens[0]] > -torch.inf) | (parents < 0)
+        reached = (allowed | ~tree.ancestors[0]).all(1)
+        stuck = (reached & ~possible).nonzero()[:, 0].tolist()
+        if stuck:
+            raise self._impossible(tokens, paths[stuck[0]], logits[stuck[0]])
+
+    def _impossible(self, tokens: list[int], path: Path, scores: Tensor) -> ConfigError:
+        """The error that names what leaves nothing possible after a path."""
+        text = self._texts(tokens, [path], scores.device)
+        where = f"leaves no token possible at position {text.shape[1]}"
+        scores = scores[None].to(torch.promote_types(scores.dtype, torch.float32), copy=True)
+        for processor in self._processors:
+            scores = processor(text, scores)  # pyright: ignore[reportArgumentType]
+            if not (scores > -torch.inf).any():
+                return ConfigError(f"{type(processor).__name__} {where}")
+        others = " together with the logits processors" if self._processors else ""
+        return ConfigError(f"the grammar{others} {where}; allow more, or spell it with other tokens")
 
 
-def _apply(processors: LogitsProcessorList, texts: Tensor, scores: Tensor) -> Tensor:
-    for processor in processors:
-        result = processor(texts, scores)
-        if result.shape != scores.shape:
-            raise ConfigError(
-                f"{type(processor).__name__} returned logits of shape {tuple(result.shape)} at position "
-                f"{texts.shape[1]}; it must keep the shape {tuple(scores.shape)}"
-            )
-        scores = result
-    return scores
+class GuidedDraft:
+    """A draft that guesses only what a text may be, along each node's own path, for one round.
+
+    Args:
+        draft: the drafter's view of the text.
+        walker: what the text must obey.
+        tokens: the committed text.
+        vocab_size: of the target; the drafter's may be smaller.
+    """
+
+    def __init__(self, draft: Guesses, walker: Walker, tokens: list[int], vocab_size: int) -> None:
+        self._draft, self._walker, self._tokens, self._vocab_size = draft, walker, tokens, vocab_size
+        self._paths: list[Path] = []
+
+    def root(self) -> Tensor:
+        self._paths = [()]
+        return self._guided(self._draft.root())
+
+    def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
+        nodes = zip(tokens[0].tolist(), origins[0].tolist(), strict=True)
+        self._paths = [(*self._paths[origin], token) for token, origin in nodes]
+        return self._guided(self._draft.expand(tokens, origins))
+
+    def _guided(self, logits: Tensor) -> Tensor:
+        missing = max(self._vocab_size - logits.shape[-1], 0)
+        known = pad(logits[0, :, : self._vocab_size], (0, missing), value=-torch.inf)
+        guided = self._walker.apply(self._tokens, self._paths, known)
+        return torch.cat((guided, logits[0, :, self._vocab_size :]), -1)[None]
 
 
-def _check_possible(
-    processors: LogitsProcessorList,
-    tokens: list[int],
-    tree: DraftTree,
-    paths: list[list[int]],
-    logits: Tensor,
-    processed: Tensor,
-) -> None:
-    """Every node the text can reach must leave some token possible."""
-    possible = processed[0] > -torch.inf
-    allowed = possible[tree.parents[0].clamp_min(0), tree.tokens[0]] | (tree.parents[0] < 0)
-    reached = (allowed | ~tree.ancestors[0]).all(1)
-    stuck = (reached & ~possible.any(1)).nonzero()[:, 0].tolist()
-    if not stuck:
-        return
-    text = torch.tensor([tokens + paths[stuck[0]]], device=logits.device)
-    scores = logits[0, stuck[:1]].float()
-    for processor in processors:
-        scores = processor(text, scores)
-        if not (scores > -torch.inf).any():
-            raise ConfigError(f"{type(processor).__name__} leaves no token possible at position {text.shape[1]}")
+def _apply(processor: LogitsProcessor, texts: Tensor, scores: Tensor) -> Tensor:
+    result = processor(texts, scores)  # pyright: ignore[reportArgumentType]
+    if result.shape != scores.shape:
+        raise ConfigError(
+            f"{type(processor).__name__} returned logits of shape {tuple(result.shape)} at position "
+            f"{texts.shape[1]}; it must keep the shape {tuple(scores.shape)}"
+        )
+    return result
 
 
-def _paths(tree: DraftTree) -> list[list[int]]:
-    """The tokens from below the root to each node."""
-    paths: list[list[int]] = []
-    for token, parent in zip(tree.tokens[0].tolist(), tree.parents[0].tolist(), strict=True):
-        paths.append([] if parent < 0 else [*paths[parent], token])
-    return paths
+def _unless_impossible(processed: Tensor, logits: Tensor) -> Tensor:
+    """Processed logits, but the raw ones of a row that leaves no token possible."""
+    possible = processed.amax(1, keepdim=True) > -torch.inf
+    return processed if possible.all() else torch.where(possible, processed, logits)
+
+
+def _check_stateless(processor: LogitsProcessor) -> None:
+    kind = type(processor)
+    if kind.__name__ in STATEFUL:
+        raise refusal(STATEFUL[kind.__name__], "it cannot be asked about several continuations of one text")
+    if kind.__module__.startswith("xgrammar"):
+        raise refusal("xgrammar's LogitsProcessor, which follows one text", "give a grammar of drafttree.grammar")

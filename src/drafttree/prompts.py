@@ -7,11 +7,19 @@ import zlib
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
+from typing import NamedTuple
 
 from drafttree.errors import InputError
 
 EXCERPT = 600
 SUFFIXES = (".jsonl", ".txt", ".jsonl.gz", ".txt.gz")
+
+
+class Example(NamedTuple):
+    """A prompt, and what somebody answered to it if that is known."""
+
+    prompt: str
+    reference: str | None = None
 
 
 def read_prompt(argument: str | None) -> str:
@@ -50,10 +58,15 @@ def _read_stdin() -> str:
 
 
 def read_prompts(paths: Path | Iterable[Path], limit: int | None = None) -> list[str]:
-    """The prompts of one or more files.
+    """The prompts of one or more files; arguments and errors as for `read_examples`."""
+    return [example.prompt for example in read_examples(paths, limit)]
 
-    A `.jsonl` file holds objects with "prompt", "text" (its beginning is the prompt) or "turns" (the first is); a
-    `.txt` file one prompt a line. Either may be compressed (`.gz`). Blank lines are skipped.
+
+def read_examples(paths: Path | Iterable[Path], limit: int | None = None) -> list[Example]:
+    """The prompts of one or more files, with their references.
+
+    A `.jsonl` file holds objects with "prompt", "text" (its beginning is the prompt) or "turns" (the first is), and
+    perhaps a "reference"; a `.txt` file one prompt a line. Either may be compressed (`.gz`). Blank lines are skipped.
 
     Args:
         paths: the files, read in this order.
@@ -67,6 +80,20 @@ def read_prompts(paths: Path | Iterable[Path], limit: int | None = None) -> list
     if not prompts:
         raise InputError(f"{', '.join(map(str, paths))}: no prompts in it")
     return prompts
+
+
+def read_text(path: Path) -> str:
+    """The text of a file.
+
+    Raises:
+        InputError: it cannot be read or is not UTF-8 text.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {_reason(error)}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 text (byte {error.start})") from None
 
 
 def spread_prompts(paths: Iterable[Path], limit: int | None = None) -> list[str]:
@@ -91,7 +118,7 @@ def spread_prompts(paths: Iterable[Path], limit: int | None = None) -> list[str]
     ]
 
 
-def _prompts(path: Path) -> Iterator[str]:
+def _prompts(path: Path) -> Iterator[Example]:
     name = path.name.removesuffix(".gz")
     if not name.endswith((".jsonl", ".txt")):
         raise InputError(f"{path}: not a prompt file; known: {', '.join(SUFFIXES)}")
@@ -99,7 +126,7 @@ def _prompts(path: Path) -> Iterator[str]:
         try:
             line = raw.decode().rstrip("\r\n")
             if line.strip():
-                yield _from_json(line) if name.endswith(".jsonl") else line
+                yield _from_json(line) if name.endswith(".jsonl") else Example(line)
         except UnicodeDecodeError:
             raise InputError(f"{path}, line {number}: not UTF-8 text") from None
         except ValueError as error:
@@ -114,7 +141,7 @@ def _lines(path: Path) -> Iterator[bytes]:
         raise InputError(f"{path}: cannot be read: {_reason(error)}") from None
 
 
-def _from_json(line: str) -> str:
+def _from_json(line: str) -> Example:
     """The prompt of one object.
 
     Raises:
@@ -136,7 +163,10 @@ def _from_json(line: str) -> str:
         if key in entry:
             if not isinstance(value, str) or not value.strip():
                 raise ValueError(f"{key!r} holds no text")
-            return _excerpt(value) if key == "text" else value
+            reference = entry.get("reference")
+            if reference is not None and not isinstance(reference, str):
+                raise ValueError("'reference' holds no text")
+            return Example(_excerpt(value) if key == "text" else value, reference)
     raise ValueError("neither 'prompt' nor 'text' nor 'turns' in it")
 
 

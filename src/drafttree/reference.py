@@ -2,19 +2,21 @@
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 
 from drafttree.decoder import Decoder
 from drafttree.distributions import Sampling, gumbel
 from drafttree.errors import ConfigError
 from drafttree.models.attention import NAME
 from drafttree.models.huggingface import HuggingFaceModel
+from drafttree.options import MAKERS
 
 TOLERANCE_ULPS = 4
 """A reduced-precision difference is a tie if both tokens' logits are within this many ulps of the best one's."""
@@ -85,59 +87,58 @@ def transformers_model(decoder: Decoder) -> HuggingFaceModel:
 
 @torch.inference_mode()
 def transformers_generate(
-    decoder: Decoder,
-    prompt: Sequence[int],
-    sampling: Sampling,
-    max_new_tokens: int,
-    *,
-    stop: Sequence[str] = (),
-    ignore_eos: bool = False,
+    decoder: Decoder, prompt: Sequence[int], *, assistance: Mapping[str, Any] | None = None, **options
 ) -> ReferenceRun:
     """Generate with transformers alone, on the decoder's target.
+
+    Logits processors are those transformers makes of the options itself, and xgrammar's own for a grammar.
 
     Args:
         decoder: whose target, tokenizer and EOS tokens to use.
         prompt: token ids.
-        sampling: transformers draws its own random numbers, so above temperature 0 the text is another.
-        max_new_tokens: tokens at most.
-        stop: strings that end the text.
-        ignore_eos: go on past EOS tokens.
+        assistance: arguments of transformers' own speculation, such as `assistant_model`.
+        **options: as for `Decoder.start`. transformers draws its own random numbers, so above temperature 0 the text
+            is another one.
     """
-    config = _generation_config(decoder, sampling, max_new_tokens, stop, ignore_eos)
-    tokenizer = {"tokenizer": decoder.tokenizer} if stop else {}
-    with released(transformers_model(decoder)) as module:
+    sampling, model = Sampling.of(options), transformers_model(decoder)
+    config = _generation_config(decoder, sampling, options)
+    tokenizer = {"tokenizer": decoder.tokenizer} if config.stop_strings else {}
+    processors = list(options.get("logits_processor") or ())
+    if grammar := options.get("grammar"):
+        processors.append(grammar.processor(decoder.tokenizer, model.vocab_size, decoder.eos))
+    with released(model) as module:
         ids = torch.tensor([list(prompt)], device=module.device)
         torch.manual_seed(sampling.seed)
         started = time.perf_counter()
         out = module.generate(  # pyright: ignore[reportCallIssue]
-            ids, attention_mask=torch.ones_like(ids), generation_config=config, **tokenizer
+            ids,
+            attention_mask=torch.ones_like(ids),
+            generation_config=config,
+            logits_processor=LogitsProcessorList(processors),
+            **tokenizer,
+            **(assistance or {}),
         )
         tokens = out[0, len(prompt) :].tolist()
         return ReferenceRun(tokens, time.perf_counter() - started)
 
 
-def _generation_config(
-    decoder: Decoder, sampling: Sampling, max_new_tokens: int, stop: Sequence[str], ignore_eos: bool
-) -> GenerationConfig:
-    eos = list(decoder.eos)
-    drawing = {
-        "temperature": sampling.temperature,
-        "top_k": sampling.top_k,
-        "top_p": sampling.top_p,
-        "min_p": sampling.min_p or None,
-    }
+def _generation_config(decoder: Decoder, sampling: Sampling, options: Mapping[str, Any]) -> GenerationConfig:
+    eos, stop = list(decoder.eos), options.get("stop", ())
+    drawing = {name: value for name, value in vars(sampling).items() if name != "seed"}
+    drawing |= {name: drawing[name] or None for name in ("min_p", "top_h")}
     return GenerationConfig(
-        max_new_tokens=max_new_tokens,
+        max_new_tokens=options.get("max_new_tokens", 128),
         do_sample=not sampling.greedy,
-        eos_token_id=None if ignore_eos or not eos else eos,
+        eos_token_id=None if options.get("ignore_eos") or not eos else eos,
         pad_token_id=eos[0] if eos else 0,
-        stop_strings=list(stop) or None,
+        stop_strings=[stop] if isinstance(stop, str) else list(stop) or None,
         **({} if sampling.greedy else drawing),
+        **{name: options[name] for name in MAKERS if name in options},
     )
 
 
 def find_difference(
-    decoder: Decoder, prompt: Sequence[int], expected: Sequence[int], got: Sequence[int], sampling: Sampling
+    decoder: Decoder, prompt: Sequence[int], expected: Sequence[int], got: Sequence[int], **options
 ) -> Difference | None:
     """Where a text first departs from the reference, and how near the reference's choice was; None if nowhere.
 
@@ -146,14 +147,14 @@ def find_difference(
         prompt: token ids.
         expected: the reference's tokens.
         got: the other text's tokens.
-        sampling: what both were generated with.
+        **options: as for `Decoder.start`, what both were generated with.
     """
     if list(expected) == list(got):
         return None
     pairs = zip(expected, got, strict=False)
     position = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(expected), len(got)))
     wanted, found = (text[position] if position < len(text) else None for text in (expected, got))
-    scores, unit = _scores(decoder, [*prompt, *expected[:position]], sampling)
+    scores, unit = _scores(decoder, prompt, expected[:position], options)
     best = scores.topk(2).values.tolist()
     tolerance = TOLERANCE_ULPS * unit
     within = (token is not None and best[0] - scores[token].item() <= tolerance for token in (wanted, found))
@@ -162,13 +163,19 @@ def find_difference(
 
 
 @torch.inference_mode()
-def _scores(decoder: Decoder, tokens: list[int], sampling: Sampling) -> tuple[Tensor, float]:
+def _scores(
+    decoder: Decoder, prompt: Sequence[int], text: Sequence[int], options: Mapping[str, Any]
+) -> tuple[Tensor, float]:
     """What the next token is the argmax of, and the size of one ulp of the best logit, 0 in float32."""
+    sampling, sequence = Sampling.of(options), decoder.plain().start(prompt, **options)
+    for token in text:
+        sequence.commit([token], 0)
+    tokens = sequence.tokens
     with released(transformers_model(decoder)) as module:
         logits = module(torch.tensor([tokens], device=module.device), logits_to_keep=1).logits[0, -1]
-    scores = sampling.process(logits)
+    scores = sampling.process(sequence.walker.apply(tokens, [()], logits[None])[0])
     if sampling.greedy:
-        return scores, _ulp(logits, logits.max().item())
+        return scores, _ulp(logits, logits[scores.argmax()].item())
     scores = scores + gumbel(sampling.seed, torch.tensor([len(tokens)], device=logits.device), len(logits))[0]
     return scores, _ulp(logits, logits[scores.argmax()].item()) / sampling.temperature
 

@@ -2,13 +2,12 @@
 
 from dataclasses import dataclass, field
 
-from transformers import LogitsProcessorList
-
 from drafttree.drafters.base import Draft
 from drafttree.metrics import Metrics
 from drafttree.models.cache import TreeCache
 from drafttree.noise import Noise
 from drafttree.policies.base import TreePolicy
+from drafttree.processors import Walker
 from drafttree.text import TextStream
 from drafttree.verifiers.base import Verifier
 
@@ -28,8 +27,8 @@ class Sequence:
         verifier: with the sampling the text is drawn by.
         noise: the randomness of this text.
         text: turns tokens into text and watches for stop strings.
+        walker: what else decides which tokens are possible.
         draft_temperature: divides the drafter's logits.
-        processors: what else decides which tokens are possible.
         metrics: of this text.
         drafted: per committed token, whether the drafter proposed it.
         finish_reason: "stop" (an EOS token or stop string), "length", "interrupted", or None while it goes on.
@@ -45,8 +44,8 @@ class Sequence:
     verifier: Verifier
     noise: Noise
     text: TextStream
+    walker: Walker
     draft_temperature: float = 1.0
-    processors: LogitsProcessorList = field(default_factory=LogitsProcessorList)
     metrics: Metrics = field(default_factory=Metrics)
     drafted: list[bool] = field(default_factory=list)
     finish_reason: str | None = None
@@ -74,6 +73,7 @@ class Sequence:
         for count, token in enumerate(tokens, start=1):
             self.tokens.append(token)
             self.drafted.append(count <= accepted)
+            self.walker.commit(token)
             if token in self.eos or self.text.push(token):
                 self.finish_reason = "stop"
             elif not self.remaining:
@@ -102,6 +102,11 @@ class Generation:
     finish_reason: str
     metrics: Metrics
     seed: int
+
+    @property
+    def seconds(self) -> float:
+        """Wall time, the prompt included."""
+        return self.metrics.seconds
 
     @classmethod
     def of(cls, sequence: Sequence) -> "Generation":

@@ -90,6 +90,13 @@ class DraftTree:
         """`[batch, nodes]` distance of each node from the root."""
         return self.ancestors.sum(-1) - 1
 
+    def paths(self) -> list[tuple[int, ...]]:
+        """The tokens from below the root to each node of a lone tree."""
+        paths: list[tuple[int, ...]] = []
+        for token, parent in zip(self.tokens[0].tolist(), self.parents[0].tolist(), strict=True):
+            paths.append(() if parent < 0 else (*paths[parent], token))
+        return paths
+
     def branches(self) -> list["Branches"]:
         """The trees on the host, one per sequence."""
         nodes = torch.stack((self.tokens, self.parents, self.valid.long()), 1).tolist()
@@ -159,7 +166,9 @@ class TreeBuilder:
         self._pending: list[tuple[Tensor, ...]] = []
 
     def add(self, tokens: Tensor, parents: Tensor, logprobs: Tensor, path_logprobs: Tensor, scores: Tensor) -> None:
-        """Add a level; each argument is `[batch, width]` and as in `DraftTree`."""
+        """Add a level; each argument is `[batch, width]` and as in `DraftTree`. One without nodes is no level."""
+        if not tokens.shape[1]:
+            return
         self._pending.append((tokens, parents, logprobs, path_logprobs, scores))
         self.size += tokens.shape[1]
         self.levels += 1
@@ -218,8 +227,8 @@ class Layer:
         return self.logprobs[..., :1].exp()
 
     def everything(self) -> Tensor:
-        """`[batch, frontier, candidates]` mask that is True everywhere."""
-        return torch.ones_like(self.logprobs, dtype=torch.bool)
+        """`[batch, frontier, candidates]` mask of all candidates that are possible at all."""
+        return self.logprobs > -torch.inf
 
 
 @dataclass(frozen=True)

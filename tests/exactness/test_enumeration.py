@@ -10,7 +10,7 @@ from drafttree.contract import objection
 from drafttree.distributions import Sampling
 from drafttree.enumeration import FORMS, enumerate_pairs, examine
 from drafttree.errors import ConfigError
-from drafttree.exactness import Law, Replay, coupled_round, law, outcomes, trees
+from drafttree.exactness import Law, Replay, Table, coupled_round, law, outcomes, trees
 from drafttree.loading import make_policy
 from drafttree.policies import POLICIES, Chain, TreePolicy
 from drafttree.tree import Verdict
@@ -201,3 +201,24 @@ def test_without_children_only_the_bonus_is_committed():
         found = law(tables.target, tables.draft, Chain(depth=2, budget=1), verifier)
         assert found.lengths == {0: pytest.approx(1)}
         assert found.total_variation < EXACT
+
+
+def unsure(table: Table, seed: int) -> Table:
+    """A draft that proposes some tokens or none, with a column for what it leaves over."""
+    generator = torch.Generator().manual_seed(seed)
+    copy = Table(table.vocab, table.depth, 0)
+    for context, row in table.rows.items():
+        proposed = torch.rand(table.vocab, generator=generator) < 0.5
+        left = torch.rand(1, generator=generator, dtype=torch.float64) if proposed.any() else torch.ones(1)
+        known = (1 - left) * row.masked_fill(~proposed, -torch.inf).softmax(-1) if proposed.any() else 0 * row
+        copy.rows[context] = torch.cat((known, left.double())).log()
+    return copy
+
+
+@pytest.mark.parametrize(("name", "policy", "verifier", "index"), numbered(PAIRS)[1::3], ids=names(PAIRS)[1::3])
+def test_a_pair_has_the_targets_law_where_the_draft_proposes_few_tokens_or_none(name, policy, verifier, index):
+    tables = world(4000 + index)
+    for seed in range(3):
+        found = law(tables.target, unsure(tables.target, seed), policy, verifier)
+        assert found.total_variation < EXACT
+        check_sane(found, 3)

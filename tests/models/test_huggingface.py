@@ -151,3 +151,20 @@ def test_release_gives_generate_back(name):
     model.release()
     assert module.config._attn_implementation == implementation
     assert torch.equal(generate(), before)
+
+
+@every_architecture
+@pytest.mark.parametrize("last_only", [True, False])
+def test_hidden_layers_are_transformers_hidden_states(name, last_only):
+    model, reference = tiny.wrap(tiny.build(name))
+    tokens = tiny.random_tokens(6, 8)
+    ids, wanted = torch.tensor([tokens]), (tiny.LAYERS, 0, 2, 0)
+    causal = torch.ones(1, 6, 6, dtype=torch.bool).tril()
+    options = {"last_only": last_only, "hidden_layers": wanted}
+    found = model.forward(model.new_cache(1, 8), ids, torch.arange(6)[None], causal, **options).hidden
+    with torch.inference_mode():
+        expected = reference(ids, output_hidden_states=True).hidden_states
+    assert len(found) == len(wanted)
+    for state, layer in zip(found, wanted, strict=True):
+        torch.testing.assert_close(state, expected[layer], atol=TOLERANCE, rtol=TOLERANCE)
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.module.modules())

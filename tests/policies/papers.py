@@ -123,7 +123,10 @@ def opt_tree(q: Draft, *, depth: int, threshold: float, budget: int) -> Tree:
 
 
 def dyspec(q: Draft, *, depth: int, budget: int) -> Tree:
-    """The heap of Algorithm 1, taking the most probable token of the residual where the paper draws one."""
+    """The heap of Algorithm 1, taking the most probable token of the residual where the paper draws one.
+
+    What a row leaves over stays in every residual, as a token that is never taken.
+    """
     tree: Tree = {(): 0.0}
 
     def slot(value: float, parent: Path, residual: list[float]) -> tuple:
@@ -132,10 +135,9 @@ def dyspec(q: Draft, *, depth: int, budget: int) -> Tree:
     heap = [slot(1.0, (), [math.exp(logprob) for logprob in q(())])]
     while heap and len(tree) < budget:
         negative, parent, residual = heapq.heappop(heap)
-        mass = sum(residual)
-        if not mass:
+        mass, share = sum(residual) + max(1 - sum(map(math.exp, q(parent))), 0.0), max(residual)
+        if not share:
             continue
-        share = max(residual)
         token = residual.index(share)
         child = (*parent, token)
         tree[child] = tree[parent] + q(parent)[token]

@@ -25,26 +25,37 @@ shares = st.floats(0, 1)
 
 
 class World:
-    """A draft distribution for every path: a pure function of a seed."""
+    """A draft distribution for every path: a pure function of a seed.
 
-    def __init__(self, seed: int, vocab: int = 6, scale: float = 2.0, masked: float = 0.0) -> None:
-        self.seed, self.vocab, self.scale, self.masked = seed, vocab, scale, masked
+    With `beyond`, this share of it falls on no token at all: rows have a column for it, and may have nothing else.
+    """
+
+    def __init__(
+        self, seed: int, vocab: int = 6, scale: float = 2.0, masked: float = 0.0, beyond: float | None = None
+    ) -> None:
+        self.seed, self.vocab, self.scale, self.masked, self.beyond = seed, vocab, scale, masked, beyond
         self.q = cache(self._row)
 
     def __call__(self, prefix) -> list[float]:
-        return self.q(tuple(prefix[1:]))
+        row = self.q(tuple(prefix[1:]))
+        if self.beyond is None:
+            return row
+        left = 1 - sum(map(math.exp, row))
+        return [*row, math.log(left) if left > 1e-9 else -math.inf]
 
     def __repr__(self) -> str:
-        return f"World({self.seed}, {self.vocab}, {self.scale}, {self.masked})"
+        return f"World({self.seed}, {self.vocab}, {self.scale}, {self.masked}, {self.beyond})"
 
     def _row(self, path: tuple[int, ...]) -> list[float]:
         rng = random.Random(f"{self.seed} {path}")
         logits = [rng.gauss(0, self.scale) for _ in range(self.vocab)]
         hidden = [rng.random() < self.masked for _ in range(self.vocab)]
+        if all(hidden) and self.beyond:
+            return [-math.inf] * self.vocab
         logits = [-math.inf if hide and not all(hidden) else logit for logit, hide in zip(logits, hidden, strict=True)]
         highest = max(logits)
         total = highest + math.log(sum(math.exp(logit - highest) for logit in logits))
-        return [logit - total for logit in logits]
+        return [logit - total + math.log(max(1 - (self.beyond or 0.0), 1e-300)) for logit in logits]
 
 
 worlds = st.builds(
@@ -53,6 +64,7 @@ worlds = st.builds(
     st.integers(2, 8),
     st.sampled_from([0.3, 1.0, 3.0]),
     st.sampled_from([0.0, 0.0, 0.6]),
+    st.sampled_from([0.0, 0.0, 0.3, 0.8]),
 )
 
 
@@ -60,7 +72,7 @@ def draft(policy, *worlds: World, max_levels: int = FAR) -> tuple[DraftTree, Toy
     """Grow a tree per world in one batch; the tree and the drafter that was asked."""
     drafted = ToyDraft(worlds, [[ROOT]] * len(worlds), torch.float64)
     root = torch.full((len(worlds), 1), ROOT)
-    tree = grow(policy, drafted, root, max_levels, lambda logits, depth: logits)
+    tree = grow(policy, drafted, root, max_levels, lambda logits, depth: logits, vocab=worlds[0].vocab)
     return tree, drafted
 
 
@@ -257,7 +269,7 @@ def test_budget_levels_and_passes_hold_for_every_policy(name, world, budget, max
     policy = POLICIES[name](**SMALL[name] | {"budget": budget})
     tree, drafted = draft(policy, world, max_levels=max_levels)
     assert tree.size <= budget
-    assert drafted.passes == tree.levels <= max_levels
+    assert tree.levels <= drafted.passes <= min(tree.levels + bool(world.beyond), max_levels)
     assert int(tree.depths.max()) <= tree.levels
     assert all(up < node for node, up in enumerate(tree.parents[0].tolist()))
     for path, logprob in paths_of(tree).items():
@@ -299,8 +311,24 @@ def test_opt_tree_stops_every_text_of_a_batch_by_its_own_growth():
 @few
 @given(worlds, st.integers(1, 24), st.integers(1, 9))
 def test_talon_fills_its_budget_exactly(world, budget, width):
-    world.masked = 0.0
+    world.masked = world.beyond = 0.0
     assert draft(Talon(budget=budget, width=width), world)[0].size == budget
+
+
+@every_policy
+@pytest.mark.parametrize("beyond", [0.0, 0.5])
+def test_where_nothing_is_proposed_the_tree_ends_and_empty_levels_do_not_count(name, beyond):
+    class Once(World):
+        """Two tokens may follow the root, and nothing them."""
+
+        def _row(self, path):
+            return [math.log((1 - beyond) / 2)] * 2 + [-math.inf] * 4 if not path else [-math.inf] * 6
+
+    tree, drafted = draft(small(name), Once(0, beyond=beyond))
+    assert set(paths_of(tree)) in ({(), (0,), (1,)}, {(), (0,)})
+    assert (tree.levels, drafted.passes) in {(1, 2), (1, 1)}
+    tree, drafted = draft(small(name), World(0, masked=1.0, beyond=1.0))
+    assert (tree.size, tree.levels, drafted.passes) == (1, 0, 1)
 
 
 @every_policy

@@ -5,22 +5,33 @@ Everything that is compared runs interleaved in one process, after a warm-up, an
 
 from drafttree.bench.acceptance import Acceptance, AcceptanceRow, bench_acceptance
 from drafttree.bench.compare import Comparison, compare
+from drafttree.bench.edits import code_edits
+from drafttree.bench.inflation import inflate
+from drafttree.bench.law import LawBench, measure_law
+from drafttree.bench.lookup import LookupBench, bench_lookup
 from drafttree.bench.overhead import Overhead, measure_overhead
-from drafttree.bench.policies import PolicyBench, PolicyRow, bench_policies
+from drafttree.bench.policies import PeerRow, PolicyBench, PolicyRow, bench_policies
 from drafttree.bench.verifiers import VerifierBench, VerifierTime, bench_verifiers
 
 __all__ = [
     "Acceptance",
     "AcceptanceRow",
     "Comparison",
+    "LawBench",
+    "LookupBench",
     "Overhead",
+    "PeerRow",
     "PolicyBench",
     "PolicyRow",
     "VerifierBench",
     "VerifierTime",
     "bench_acceptance",
+    "bench_lookup",
     "bench_policies",
     "bench_verifiers",
+    "code_edits",
     "compare",
+    "inflate",
+    "measure_law",
     "measure_overhead",
 ]

@@ -94,7 +94,7 @@ def compare(decoder: Decoder, prompt: Prompt, *, repeats: int = 3, **options) ->
     if options.get("seed") is None:
         options["seed"] = fresh_seed()
     ways = _ways(decoder, decoder.start(prompt, **options).tokens, options)
-    short = min(WARM_UP, options.get("max_new_tokens", WARM_UP))
+    short = min(max(WARM_UP, options.get("min_new_tokens") or 0), options.get("max_new_tokens", WARM_UP))
     for way in ways.values():
         way(short)
     length = options.get("max_new_tokens", 128)
@@ -106,36 +106,28 @@ def _ways(decoder: Decoder, prompt: list[int], options: dict) -> dict[str, Calla
     rest = {key: value for key, value in options.items() if key != "max_new_tokens"}
 
     def by(engine: Decoder) -> Callable[[int], Generation]:
-        return lambda length: _whole(engine.generate(prompt, max_new_tokens=length, **rest))
+        return lambda length: whole(engine.generate(prompt, max_new_tokens=length, **rest))
 
     ways: dict[str, Callable] = {"speculative": by(decoder), "plain": by(decoder.plain())}
     if isinstance(decoder.target, HuggingFaceModel):
-        stop = rest.get("stop", ())
-        stop = (stop,) if isinstance(stop, str) else stop
-        ignore_eos = rest.get("ignore_eos", False)
-        ways["transformers"] = lambda length: transformers_generate(
-            decoder, prompt, _sampling(options), length, stop=stop, ignore_eos=ignore_eos
-        )
+        ways["transformers"] = lambda length: transformers_generate(decoder, prompt, max_new_tokens=length, **rest)
     return ways
 
 
-def _whole(generation: Generation) -> Generation:
+def whole(generation: Generation) -> Generation:
+    """The generation, unless Ctrl-C cut it short: then that goes on."""
     if generation.finish_reason == "interrupted":
         raise KeyboardInterrupt
     return generation
 
 
-def _sampling(options: dict) -> Sampling:
-    return Sampling(**{key: options[key] for key in Sampling.__dataclass_fields__ if key in options})
-
-
 def _judge(decoder: Decoder, runs: dict, prompt: Prompt, options: dict) -> Comparison:
-    sampling, ids = _sampling(options), decoder.start(prompt, **options).tokens
+    sampling, ids = Sampling.of(options), decoder.start(prompt, **options).tokens
     seeded = sampling.greedy or decoder.verifier in (None, Coupled)
     got, plain, other = runs["speculative"].tokens, runs["plain"].tokens, runs.get("transformers")
 
     def difference(expected: list[int], comparable: bool) -> Difference | None:
-        return find_difference(decoder, ids, expected, got, sampling) if other and comparable else None
+        return find_difference(decoder, ids, expected, got, **options) if other and comparable else None
 
     return Comparison(
         speculative=runs["speculative"],

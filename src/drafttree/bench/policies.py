@@ -5,10 +5,14 @@ reported apart from those whose text does not.
 """
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.resources import files
+from types import MappingProxyType
+from typing import Any
 
+from drafttree.bench.compare import whole
+from drafttree.bench.peers import Peer
 from drafttree.decoder import Decoder, Prompt
 from drafttree.errors import ConfigError
 from drafttree.loading import make_policy
@@ -17,6 +21,8 @@ from drafttree.sequence import Generation
 
 PLAIN = "plain"
 TAIL, PERIOD = 48, 16
+Turn = dict[str, Any]
+"""What every way has made of one prompt: a `Generation`, or a peer's `ReferenceRun`."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +51,32 @@ class PolicyRow:
 
 
 @dataclass(frozen=True)
+class PeerRow:
+    """Medians over the repeats, of another program's way of generating, on one group of prompts.
+
+    Attributes:
+        name: of the way.
+        group: as for `PolicyRow`.
+        prompts: how many are in the group.
+        tokens_per_second: prompts included.
+        over_plain: ratio to our plain decoding.
+        identical: texts that are those of our plain decoding, token for token.
+    """
+
+    name: str
+    group: str
+    prompts: int
+    tokens_per_second: float
+    over_plain: float
+    identical: int
+
+
+@dataclass(frozen=True)
 class PolicyBench:
-    """All rows, and how many of the texts loop."""
+    """All rows, those of peers apart, and how many of the texts loop."""
 
     rows: list[PolicyRow]
+    peers: list[PeerRow]
     prompts: int
     looping: int
 
@@ -74,6 +102,7 @@ def bench_policies(
     policies: Sequence[str],
     *,
     repeats: int = 3,
+    peers: Mapping[str, Peer] = MappingProxyType({}),
     progress: Callable[[str], None] = lambda _: None,
     **options,
 ) -> PolicyBench:
@@ -84,6 +113,7 @@ def bench_policies(
         prompts: texts or token ids.
         policies: specifications.
         repeats: times everything runs, after a warm-up.
+        peers: other ways of generating from token ids, to run by turns with ours.
         progress: called after every text with what was run.
         **options: as for `Decoder.start`; without a seed it is 0, since policies are compared on the same texts.
 
@@ -92,34 +122,55 @@ def bench_policies(
     """
     if decoder.drafter is None:
         raise ConfigError("policies need a drafter; name one")
-    options = {"seed": 0} | options
+    settings: dict[str, Any] = {"seed": 0} | options
+    ids = [decoder.start(prompt, **settings).tokens for prompt in prompts]
     decoders = {PLAIN: decoder.plain()} | {spec: decoder.with_policy(make_policy(spec)) for spec in policies}
-    for each in decoders.values():
-        each.generate(prompts[0], **options)
-    runs: list[list[dict[str, Generation]]] = [
-        [_turn(decoders, prompt, options, progress) for prompt in prompts] for _ in range(repeats)
-    ]
+    ways = {spec: _way(each, settings) for spec, each in decoders.items()} | dict(peers)
+    for way in ways.values():
+        way(ids[0])
+    runs = [[_turn(ways, prompt, progress) for prompt in ids] for _ in range(repeats)]
     looping = [loops(turn[PLAIN].tokens) for turn in runs[0]]
     groups = {"all": [True] * len(prompts)}
     if any(looping) and not all(looping):
         groups |= {"looping": looping, "not looping": [not each for each in looping]}
-    rows = [_row(spec, group, chosen, runs) for group, chosen in groups.items() for spec in decoders]
-    return PolicyBench(rows, len(prompts), sum(looping))
+    return PolicyBench(
+        rows=[_row(spec, group, chosen, runs) for group, chosen in groups.items() for spec in decoders],
+        peers=[_peer(name, group, chosen, runs) for group, chosen in groups.items() for name in peers],
+        prompts=len(prompts),
+        looping=sum(looping),
+    )
 
 
-def _turn(
-    decoders: dict[str, Decoder], prompt: Prompt, options: dict, progress: Callable[[str], None]
-) -> dict[str, Generation]:
+def _way(decoder: Decoder, options: dict) -> Callable[[Sequence[int]], Generation]:
+    return lambda prompt: whole(decoder.generate(list(prompt), **options))
+
+
+def _turn(ways: Mapping[str, Callable], prompt: Sequence[int], progress: Callable[[str], None]) -> Turn:
     turn = {}
-    for spec, decoder in decoders.items():
-        turn[spec] = decoder.generate(prompt, **options)
-        if turn[spec].finish_reason == "interrupted":
-            raise KeyboardInterrupt
-        progress(spec)
+    for name, way in ways.items():
+        turn[name] = way(prompt)
+        progress(name)
     return turn
 
 
-def _row(spec: str, group: str, chosen: list[bool], runs: list[list[dict[str, Generation]]]) -> PolicyRow:
+def _peer(name: str, group: str, chosen: list[bool], runs: list[list[Turn]]) -> PeerRow:
+    taken = [[turn for turn, wanted in zip(run, chosen, strict=True) if wanted] for run in runs]
+    speeds = [_speed(turns, name) for turns in taken]
+    return PeerRow(
+        name=name,
+        group=group,
+        prompts=sum(chosen),
+        tokens_per_second=statistics.median(speeds),
+        over_plain=statistics.median(own / _speed(turns, PLAIN) for own, turns in zip(speeds, taken, strict=True)),
+        identical=sum(turn[name].tokens == turn[PLAIN].tokens for turn in taken[0]),
+    )
+
+
+def _speed(turns: list[Turn], name: str) -> float:
+    return sum(len(turn[name].tokens) for turn in turns) / sum(turn[name].seconds for turn in turns)
+
+
+def _row(spec: str, group: str, chosen: list[bool], runs: list[list[Turn]]) -> PolicyRow:
     def totals(name: str) -> list[Metrics]:
         return [
             Metrics.total(turn[name].metrics for turn, wanted in zip(run, chosen, strict=True) if wanted)

@@ -5,7 +5,7 @@ import time
 import torch
 from torch import Tensor
 
-from drafttree.drafters.base import Draft, Features
+from drafttree.drafters.base import Draft, Features, extend_visible
 from drafttree.models.base import Model, append, read
 
 
@@ -21,6 +21,7 @@ class LanguageModelDrafter:
         self.model = model
         self.vocab_size = model.vocab_size
         self.context = model.context
+        self.levels: int | None = None
         self.hidden_layers = ()
 
     def start(self, prompt: list[int], capacity: int) -> Draft:
@@ -50,6 +51,7 @@ class LanguageModelDraft:
         self._unread = self._unread[-1:]
 
     def root(self) -> Tensor:
+        """As for every draft; asked again before the next commit, it begins another tree in the same place."""
         if self._unread:
             started = time.perf_counter()
             self._root = append(self._model, self._cache, self._known(self._unread)).logits
@@ -63,9 +65,7 @@ class LanguageModelDraft:
 
     def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
         started = time.perf_counter()
-        inherited = self._visible.gather(1, origins[..., None].expand(-1, -1, self._visible.shape[2]))
-        itself = torch.eye(tokens.shape[1], dtype=torch.bool, device=tokens.device).expand(len(tokens), -1, -1)
-        self._visible = torch.cat((inherited, itself), 2)
+        self._visible = extend_visible(self._visible, origins)
         positions = torch.full_like(tokens, self._cache.length + len(self._levels))
         self._levels.append((tokens, origins))
         logits = self._model.forward(self._cache, tokens, positions, self._visible).logits

@@ -36,11 +36,29 @@ class TreeCache(Cache):
         """Store a layer's new rows `[batch, heads, nodes, head_dim]`; views of all its rows so far."""
         start = self.get_seq_length()
         end = start + key_states.shape[-2]
-        buffer = self._reserve(key_states, value_states, end)
+        if key_states.shape != value_states.shape:
+            raise ModelError(
+                f"keys {tuple(key_states.shape)} and values {tuple(value_states.shape)} of different shapes: latent "
+                "attention (MLA) layers cannot be verified in a tree"
+            )
+        buffer = self._reserve(key_states, key_states.shape[1], key_states.shape[3], end)
         keys, values = buffer[layer_idx, 0, :, :, :end], buffer[layer_idx, 1, :, :, :end]
         keys[:, :, start:] = key_states
         values[:, :, start:] = value_states
         return keys, values
+
+    def rows(self, like: Tensor, heads: int, width: int, nodes: int) -> list[tuple[Tensor, Tensor]]:
+        """Per layer, views `[batch, heads, rows, width]` of keys and values with room for a pass over `nodes` tokens.
+
+        Args:
+            like: a tensor of the cache's dtype and device.
+            heads: of keys and values.
+            width: of a head.
+            nodes: tokens about to be scored; the last rows are theirs to be written.
+        """
+        end = self.get_seq_length() + nodes
+        buffer = self._reserve(like, heads, width, end)[..., :end, :]
+        return [(keys, values) for keys, values in buffer.unbind(0)]
 
     def grow(self, positions: Tensor) -> None:
         """Count the rows of a finished pass, whose positions are `[batch, nodes]`."""
@@ -71,20 +89,16 @@ class TreeCache(Cache):
         """Memory of the buffer in bytes."""
         return self._buffer.nbytes if self._buffer is not None else 0
 
-    def _reserve(self, keys: Tensor, values: Tensor, rows: int) -> Tensor:
-        """The buffer, with room for so many rows: made on first use, when the shape of a key is known."""
-        old, (_, heads, _, head_dim) = self._buffer, keys.shape
-        if keys.shape != values.shape:
-            raise ModelError(
-                f"keys {tuple(keys.shape)} and values {tuple(values.shape)} of different shapes: latent "
-                "attention (MLA) layers cannot be verified in a tree"
-            )
-        if old is not None and (heads, head_dim) != (old.shape[3], old.shape[5]):
+    def _reserve(self, like: Tensor, heads: int, width: int, rows: int) -> Tensor:
+        """The buffer, with room for so many rows: made on first use, of the dtype and device of a tensor."""
+        old = self._buffer
+        if old is not None and (heads, width) != (old.shape[3], old.shape[5]):
             raise ModelError("layers whose key heads differ in number or width cannot be verified in a tree")
         if old is not None and rows <= self._capacity:
             return old
-        self._capacity = max(self._capacity, rows + rows // 4)
-        self._buffer = keys.new_zeros(*self._shape, heads, self._capacity, head_dim)
+        if rows > self._capacity:
+            self._capacity = rows + rows // 4
+        self._buffer = like.new_zeros(*self._shape, heads, self._capacity, width)
         if old is not None:
             self._buffer[..., : old.shape[-2], :] = old
         return self._buffer

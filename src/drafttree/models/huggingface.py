@@ -1,7 +1,11 @@
 """Any decoder-only Hugging Face model behind the model protocol, wrapped and never copied."""
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from drafttree.errors import ModelError
@@ -62,17 +66,43 @@ class HuggingFaceModel:
         last_only: bool = False,
         hidden_layers: tuple[int, ...] = (),
     ) -> Output:
-        out = self.module(
-            input_ids=tokens,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1 if last_only else 0,
-            output_hidden_states=bool(hidden_layers),
-            tree_plan=TreePlan(cache, positions, visible, self.dtype),
-        )
+        with self._watching(hidden_layers) as states:
+            out = self.module(
+                input_ids=tokens,
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1 if last_only else 0,
+                tree_plan=TreePlan(cache, positions, visible, self.dtype),
+            )
         cache.grow(positions)
-        return Output(out.logits, tuple(out.hidden_states[layer] for layer in hidden_layers))
+        return Output(out.logits, tuple(states[layer] for layer in hidden_layers))
+
+    @contextmanager
+    def _watching(self, layers: tuple[int, ...]) -> Iterator[dict[int, Tensor]]:
+        """What passes by these places while the module runs, and nothing else: a prompt's other states are not kept."""
+        states: dict[int, Tensor] = {}
+        with ExitStack() as undo:
+            for layer in set(layers):
+                undo.callback(self._watch(layer, states).remove)
+            yield states
+
+    def _watch(self, layer: int, states: dict[int, Tensor]) -> RemovableHandle:
+        decoder = self.module.get_decoder()
+        if layer == self._layers:
+            return decoder.register_forward_hook(
+                lambda _, __, output: states.__setitem__(layer, output.last_hidden_state)
+            )
+
+        def note(_: nn.Module, given: tuple, named: dict) -> None:
+            states[layer] = given[0] if given else named["hidden_states"]
+
+        return _blocks(decoder, self._layers)[layer].register_forward_pre_hook(note, with_kwargs=True)
+
+
+def _blocks(decoder: nn.Module, count: int) -> nn.ModuleList:
+    """A decoder's layers, whatever an architecture calls them."""
+    return next(part for part in decoder.children() if isinstance(part, nn.ModuleList) and len(part) == count)
 
 
 def _obstacle(module: PreTrainedModel) -> str | None:

@@ -7,15 +7,19 @@ from transformers import PreTrainedModel
 from drafttree.errors import ModelError
 from drafttree.models.base import append
 from drafttree.models.huggingface import HuggingFaceModel
+from drafttree.models.lean import LeanModel, fits
 
 TOKENS = (1, 2, 3, 4, 5, 6)
 PARENTS = (-1, 0, 0, 1, 2)
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
+LEAN_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
 REDUCED = 0.1
 
 
 def wrap(module: PreTrainedModel) -> HuggingFaceModel:
     """Wrap a model after comparing a tree pass with the model's own logits along both of the tree's paths.
+
+    Where a lean decoder fits the model and gives the same logits, it is preferred.
 
     Raises:
         ModelError: the model has layers that cannot be verified in a tree, or its tree pass gives other logits.
@@ -24,14 +28,21 @@ def wrap(module: PreTrainedModel) -> HuggingFaceModel:
     model.release()
     own = _own_logits(model)
     model.acquire()
-    ours = _tree_logits(model)
-    gap, scale = float((ours - own).abs().max()), float(own.abs().max())
-    if not gap <= TOLERANCE.get(model.dtype, REDUCED) * max(scale, 1.0):
+    gap = _gap(model, own)
+    if not gap <= TOLERANCE.get(model.dtype, REDUCED):
         model.release()
         raise ModelError(
             f"{type(module).__name__} cannot be verified in a tree: its logits there differ by {gap:.3g} from its own"
         )
-    return model
+    if not fits(model):
+        return model
+    lean = LeanModel(model)
+    return lean if _gap(lean, own) <= LEAN_TOLERANCE.get(model.dtype, REDUCED) else model
+
+
+def _gap(model: HuggingFaceModel, own: Tensor) -> float:
+    """The largest difference from the module's own logits, relative to the largest of them if that is above 1."""
+    return float((_tree_logits(model) - own).abs().max()) / max(float(own.abs().max()), 1.0)
 
 
 def _tokens(vocab: int) -> list[int]:

@@ -55,7 +55,10 @@ class Verifier:
         return None
 
     def guide(self, logits: Tensor, position: int, noise: Noise) -> Tensor:
-        """The drafter's logits `[batch, frontier, vocab]` for a position, as the policy should see them."""
+        """The drafter's logits `[batch, frontier, vocab]` for a position, as the policy should see them.
+
+        Columns beyond the target's vocabulary stand for tokens that are not drafted, and pass as the others do.
+        """
         return logits
 
     def verify(self, tree: DraftTree, logits: Tensor, position: int, noise: Noise) -> Verdict:

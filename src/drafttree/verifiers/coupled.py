@@ -1,6 +1,7 @@
 from typing import ClassVar
 
 from torch import Tensor
+from torch.nn.functional import pad
 
 from drafttree.distributions import Sampling
 from drafttree.noise import Noise
@@ -26,7 +27,9 @@ class Coupled(Verifier):
         return None
 
     def guide(self, logits: Tensor, position: int, noise: Noise) -> Tensor:
-        return self.sampling.process(logits) + noise.gumbel(position)[..., : logits.shape[-1]]
+        width = logits.shape[-1]
+        row = noise.gumbel(position)[..., :width]
+        return self.sampling.process(logits) + pad(row, (0, width - row.shape[-1]))
 
     def verify(self, tree: DraftTree, logits: Tensor, position: int, noise: Noise) -> Verdict:
         noise.begin(position)

@@ -1,0 +1,91 @@
+"""The target's hidden states on batches of windows: computed when they are needed, or kept on disk for later epochs."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from windows import Windows
+
+
+class RepeatedWindows(Windows):
+    """Windows whose batches are the same in every epoch, in another order each time.
+
+    Attributes:
+        number: of the batch last taken.
+        batches: there are in an epoch, once one has been taken.
+    """
+
+    number, batches = 0, 0
+
+    def take(self, count: int, length: int) -> tuple[Tensor, Tensor]:
+        starts = self._starts(0, length)
+        self.batches = len(starts) // count
+        epoch, cursor = self.positions.get(length, (0, 0))
+        if cursor >= self.batches:
+            epoch, cursor = epoch + 1, 0
+        self.positions[length] = (epoch, cursor + 1)
+        self.number = int(np.random.default_rng(epoch).permutation(self.batches)[cursor])
+        return self._rows(starts[self.number * count : (self.number + 1) * count], length)
+
+
+class Features:
+    """What a frozen target computes of a batch.
+
+    Args:
+        target: the model.
+        layers: hidden states wanted besides the last, counted as transformers' `hidden_states`.
+        folder: where they are kept, None to compute them every time.
+    """
+
+    def __init__(self, target: PreTrainedModel, layers: tuple[int, ...], folder: Path | None):
+        self.target, self.layers, self.folder = target, layers, folder
+        if folder:
+            folder.mkdir(parents=True, exist_ok=True)
+
+    @torch.no_grad()
+    def of(self, inputs: Tensor, windows: Windows) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The last hidden state, after the final norm, and those of `layers`, `[batch, length, hidden]` each.
+
+        Args:
+            inputs: `[batch, length]` the batch `windows` gave last.
+            windows: say which batch of the epoch it was.
+
+        Raises:
+            OSError: there is no room left to keep them.
+        """
+        if not self.folder or not isinstance(windows, RepeatedWindows):
+            return self._compute(inputs)
+        path = self.folder / f"batch-{windows.number:06d}.safetensors"
+        if path.exists():
+            kept = load(path.read_bytes())["states"].to(self.target.device, self.target.dtype)
+            last, *states = kept.unbind()
+            return last, tuple(states)
+        last, states = self._compute(inputs)
+        self._keep(torch.stack((last, *states)), path, windows.batches)
+        return last, states
+
+    def _compute(self, inputs: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        decoder, wanted = self.target.get_decoder(), bool(self.layers)
+        out = decoder(input_ids=inputs, use_cache=False, output_hidden_states=wanted)
+        return out.last_hidden_state, tuple(out.hidden_states[layer] for layer in self.layers)
+
+    def _keep(self, states: Tensor, path: Path, batches: int) -> None:
+        """Write in half precision, and as a whole or not at all."""
+        half = states.to("cpu", torch.bfloat16).contiguous()
+        partial = path.with_suffix(".partial")
+        try:
+            partial.write_bytes(save({"states": half}))
+            partial.replace(path)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            kept, free = len(list(self.folder.glob("batch-*"))), shutil.disk_usage(self.folder).free
+            raise OSError(
+                f"cannot keep the target's hidden states in {self.folder} ({error.strerror}): {kept} of {batches} "
+                f"batches are there, the others need {(batches - kept) * half.nbytes / 1e9:.2f} GB and "
+                f"{free / 1e9:.2f} GB are free; make room or leave out --cache, and the same command goes on from there"
+            ) from error

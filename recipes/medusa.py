@@ -1,0 +1,66 @@
+"""Train Medusa heads for any Hugging Face model, in one resumable command:
+
+    python recipes/medusa.py --target embedded --data shared/data --out build/medusa --tokens 20000000
+
+The target stays frozen; its hidden states and probabilities come from one pass per step. `--out/final` then holds
+`medusa_lm_head.safetensors` and `config.json`. Heads end before the target's own vocabulary projection, which is not
+stored again, unless `--own-projection` trains one per head, which makes the full public format. Stop it with Ctrl-C
+or SIGTERM: it saves first, and the same command goes on from there.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from drafttree.drafters.heads import SHARED_LM_HEAD, projection
+from drafttree.drafters.medusa import MedusaHeads
+from heads import Lesson, command, describe, parser, trained
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parser(__doc__)
+    options.set_defaults(decay=0.8)
+    command("medusa", options.parse_args(arguments), MedusaLesson)
+
+
+class MedusaLesson(Lesson):
+    """Blocks begin as the identity, so that every head at first says what the target says next."""
+
+    def __init__(self, target: PreTrainedModel, options: argparse.Namespace) -> None:
+        vocab, hidden = projection(target).weight.shape
+        shared = not options.own_projection
+        super().__init__(
+            MedusaHeads(options.heads, options.layers, hidden, vocab, shared=shared), options.heads, shared
+        )
+        self.config = {
+            "medusa_num_heads": options.heads,
+            "medusa_num_layers": options.layers,
+            "base_model_name_or_path": options.target,
+            SHARED_LM_HEAD: shared,
+        }
+        self._begin(projection(target).weight)
+
+    @torch.no_grad()
+    def _begin(self, weight: Tensor) -> None:
+        for head in self.heads:
+            for block in head if self.shared else head[:-1]:
+                block.linear.weight.zero_()
+                block.linear.bias.zero_()
+            if not self.shared:
+                head[-1].weight.copy_(weight)
+
+    def guess(self, level: int, context: Tensor, following: list[Tensor]) -> Tensor:
+        return self.heads[level](context)
+
+    def write(self, folder: Path) -> None:
+        save_file(trained(self.heads), folder / "medusa_lm_head.safetensors")
+        describe(folder, self.config)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""A training run that saves itself, says how far it is, and goes on where it was stopped."""
+
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import torch
+
+import schedule
+from schedule import Plan
+
+COUNTERS = ("step", "tokens", "progress", "history")
+
+
+class Every:
+    """True once per interval, from the first interval's end on."""
+
+    def __init__(self, seconds: float, first: float | None = None):
+        self.seconds, self.next = seconds, time.time() + (seconds if first is None else first)
+
+    def due(self) -> bool:
+        if time.time() < self.next:
+            return False
+        self.next = time.time() + self.seconds
+        return True
+
+
+class Run:
+    """The loop around `update`, which a subclass defines together with `losses`, `export`, `state` and `restore`.
+
+    Attributes:
+        step: optimizer steps done.
+        tokens: tokens seen.
+        progress: share of the budget that is spent.
+        history: every line of progress.
+        stopping: set by SIGTERM and Ctrl-C; the step under way is finished first.
+    """
+
+    def __init__(self, out: Path):
+        self.out = out
+        self.checkpoint = out / "checkpoint.pt"
+        self.step = self.tokens = 0
+        self.progress = 0.0
+        self.history: list[dict] = []
+        self.stopping = False
+
+    def run(self, budget) -> bool:
+        """Train until the budget is spent (True), or until told to stop (False)."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: setattr(self, "stopping", True))
+        shown, saved, exported = Every(20), Every(240), Every(600, first=150)
+        losses, since, began = self.losses(), time.time(), (time.time(), self.progress)
+        while not self.stopping and self.progress < 1.0:
+            now = schedule.plan(self.progress)
+            losses += self._update(now)
+            self.progress = min(1.0, budget.progress(self.tokens))
+            if shown.due() or self.progress >= 1.0:
+                self._show(now, losses, time.time() - since, began)
+                losses, since = self.losses(), time.time()
+            if saved.due():
+                self.save()
+            if exported.due():
+                self.export("snapshot")
+        self.save()
+        return self.progress >= 1.0
+
+    def _update(self, now: Plan):
+        """One step; where it fails for want of room on the disk, what was learnt before is saved if it still can be."""
+        try:
+            return self.update(now)
+        except OSError:
+            with suppress(OSError):
+                self.save()
+            raise
+
+    def losses(self):
+        """An empty sum of what `update` returns: with `+=`, `positions` and `means()`."""
+        raise NotImplementedError
+
+    def update(self, now: Plan):
+        """One optimizer step as planned; counts it in `step` and `tokens`."""
+        raise NotImplementedError
+
+    def export(self, name: str) -> None:
+        """Write what is trained, as it is now, to `out/name`."""
+        raise NotImplementedError
+
+    def state(self) -> dict:
+        """What a restart needs beside the counters."""
+        raise NotImplementedError
+
+    def restore(self, state: dict) -> None:
+        """Become the run whose `state` this is."""
+        raise NotImplementedError
+
+    def facts(self) -> dict:
+        """What a line of progress says besides the counters and losses."""
+        return {}
+
+    def save(self) -> None:
+        """Everything a restart needs, replaced atomically."""
+        partial = self.checkpoint.with_suffix(".partial")
+        torch.save(self.state() | {part: getattr(self, part) for part in COUNTERS}, partial)
+        partial.replace(self.checkpoint)
+
+    def load(self) -> None:
+        """Become the run that was saved."""
+        state = torch.load(self.checkpoint, weights_only=True)
+        self.restore(state)
+        for part in COUNTERS:
+            setattr(self, part, state[part])
+
+    def _show(self, now: Plan, losses, seconds: float, began: tuple[float, float]) -> None:
+        """One line of progress, kept as history."""
+        row = {
+            "step": self.step,
+            "tokens": self.tokens,
+            "progress": round(self.progress, 4),
+            **self.facts(),
+            "rate": round(now.rate, 3),
+            "speed": round(losses.positions / seconds),
+            **losses.means(),
+        }
+        self.history.append(row)
+        left = (time.time() - began[0]) * (1.0 - self.progress) / max(self.progress - began[1], 1e-9)
+        words = (f"{name} {value}" for name, value in row.items())
+        print(time.strftime("%H:%M:%S"), *words, f"minutes left {left / 60:.0f}", flush=True)
+
+
+@contextmanager
+def replaced(folder: Path) -> Iterator[Path]:
+    """A folder to fill that takes the place of `folder` as a whole once it is full."""
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    yield partial
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)

@@ -1,0 +1,38 @@
+"""A code-editing set from this package's own source: rename a name in a file and repeat the file."""
+
+import ast
+import re
+from collections import Counter
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+
+from drafttree.prompts import Example
+
+SHORTEST, LONGEST = 2_500, 9_000
+"""Characters of the files that are taken."""
+
+
+def code_edits() -> list[Example]:
+    """One example for each of the package's files of middling length, with the edited file as reference."""
+    sources = [path.read_text(encoding="utf-8") for path in _sources(files("drafttree"))]
+    return [_rename(source) for source in sources if SHORTEST <= len(source) <= LONGEST]
+
+
+def _sources(folder: Traversable) -> list[Traversable]:
+    entries = sorted(folder.iterdir(), key=lambda entry: entry.name)
+    below = [path for entry in entries if entry.is_dir() for path in _sources(entry)]
+    return [entry for entry in entries if entry.name.endswith(".py")] + below
+
+
+def _rename(source: str) -> Example:
+    """The edit that gives the function or argument a file mentions most another name."""
+    tree = ast.parse(source)
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    names = {node.name for node in functions} | {arg.arg for node in functions for arg in node.args.args}
+    mentions = Counter(word for word in re.findall(r"\w+", source) if word in names - {"self", "cls"})
+    old = max(sorted(mentions), key=mentions.__getitem__)
+    new = f"new_{old.strip('_')}"
+    prompt = (
+        f"Rename `{old}` to `{new}` in this file and repeat the whole file.\n\n```python\n{source}```\n\n```python\n"
+    )
+    return Example(prompt, re.sub(rf"\b{old}\b", new, source) + "```\n")

@@ -1,0 +1,177 @@
+"""Cost inflation: a model of another size that computes exactly the same function.
+
+The embedded pair is small, so its passes cost little and its speed-ups say little about large targets. An inflated
+target has the embedded target's logits, hence its real acceptance, at the cost of a large one. Widths are padded with
+zeros where they are read into the residual stream and with noise where they are not, so no product is trivially zero;
+norms are rescaled by the root of the width's ratio, a power of two where the ratio is a power of four; added layers
+have output projections of zero.
+"""
+
+import copy
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from drafttree.decoder import Decoder
+from drafttree.errors import ConfigError, unknown
+from drafttree.loading import find_device, find_dtype, load, load_model, load_tokenizer
+from drafttree.models.huggingface import lay_out_for_cpu
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a Llama model; the vocabulary stays the small model's."""
+
+    hidden: int
+    layers: int
+    intermediate: int
+    heads: int
+    key_value_heads: int
+    head_dim: int = 64
+
+
+SHAPES = {
+    "100m": Shape(hidden=1024, layers=12, intermediate=1536, heads=16, key_value_heads=8),
+    "300m": Shape(hidden=1024, layers=24, intermediate=2944, heads=16, key_value_heads=8),
+    "pythia-2.8b": Shape(hidden=2560, layers=32, intermediate=6816, heads=40, key_value_heads=40),
+    "llama-8b": Shape(hidden=4096, layers=32, intermediate=14336, heads=32, key_value_heads=8, head_dim=128),
+}
+
+
+def find_shape(name: str) -> Shape:
+    """The shape of a name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name not in SHAPES:
+        raise unknown("shape", name, SHAPES)
+    return SHAPES[name]
+
+
+@torch.no_grad()
+def inflate(model: PreTrainedModel, shape: Shape) -> PreTrainedModel:
+    """A model of another size with the same logits (to 1e-5 of their scale in float32).
+
+    Args:
+        model: a Llama model without biases.
+        shape: no smaller in any direction, `head_dim` a multiple.
+
+    Raises:
+        ConfigError: the model is of another family, or the shape too small; the message names what.
+    """
+    _check(model, shape)
+    config = copy.deepcopy(model.config)
+    for name, value in _fields(shape).items():
+        setattr(config, name, value)
+    config.rms_norm_eps = model.config.rms_norm_eps * model.config.hidden_size / shape.hidden
+    with torch.device(model.device):
+        large: Any = AutoModelForCausalLM.from_config(config, dtype=model.dtype).eval()
+    large.generation_config = copy.deepcopy(model.generation_config)
+    _copy(large.get_input_embeddings(), model.get_input_embeddings(), others=0.0)
+    if not config.tie_word_embeddings:
+        _copy(large.get_output_embeddings(), model.get_output_embeddings())
+    _copy_norm(large.model.norm, model.model.norm)
+    wiring = _Wiring(model, shape)
+    for index, block in enumerate(large.model.layers):
+        block.self_attn.o_proj.weight.zero_()
+        block.mlp.down_proj.weight.zero_()
+        if index < len(model.model.layers):
+            _copy_block(block, model.model.layers[index], wiring)
+    return large
+
+
+def load_inflated(target: str, drafter: str, shape: str, dtype: str, device: str) -> Decoder:
+    """A decoder whose target is inflated; arguments and errors as for `drafttree.load` and `find_shape`."""
+    wanted, on = find_shape(shape), find_device(device)
+    large = inflate(load_model(target, find_dtype(dtype, on), on), wanted)
+    if on.type == "cpu" and large.dtype == torch.float32:
+        lay_out_for_cpu(large)
+    if drafter == "auto" and target == "embedded":
+        drafter = "embedded-draft"
+    return load(large, drafter, tokenizer=load_tokenizer(target), dtype=dtype, device=device)
+
+
+class _Wiring:
+    """Which rows of the large projections hold the heads of the small ones."""
+
+    def __init__(self, model: PreTrainedModel, shape: Shape) -> None:
+        config = model.config
+        width, device = config.head_dim, model.device
+        groups, room = config.num_attention_heads // config.num_key_value_heads, shape.heads // shape.key_value_heads
+        split = math.ceil(groups / room)
+        heads = [divmod(head, groups) for head in range(config.num_attention_heads)]
+        query_heads = [(group * split + place // room) * room + place % room for group, place in heads]
+        inner = torch.arange(width, device=device)
+        spread = shape.head_dim // width
+        turned = inner % (width // 2) * spread + inner // (width // 2) * (shape.head_dim // 2)
+        self.sharpen = math.sqrt(spread)
+        self.query, self.out = (_rows(query_heads, shape.head_dim, dims) for dims in (turned, inner))
+        places = [group * split + part for group in range(config.num_key_value_heads) for part in range(split)]
+        self.key, self.value = (_rows(places, shape.head_dim, dims) for dims in (turned, inner))
+        self.sources = _rows([place // split for place in places], width, inner)
+        self.silent = _rows(query_heads, shape.head_dim, torch.arange(shape.head_dim, device=device))
+
+
+def _rows(heads: list[int], width: int, dims: Tensor) -> Tensor:
+    """Indices of these dimensions of these heads in a projection whose heads are so wide."""
+    return (torch.tensor(heads, device=dims.device)[:, None] * width + dims).flatten()
+
+
+def _copy_block(large: Any, small: Any, wiring: _Wiring) -> None:
+    theirs, ours = small.self_attn, large.self_attn
+    hidden = theirs.q_proj.in_features
+    ours.q_proj.weight[wiring.silent] = 0.0
+    ours.q_proj.weight[wiring.query, :hidden] = theirs.q_proj.weight * wiring.sharpen
+    ours.k_proj.weight[wiring.key, :hidden] = theirs.k_proj.weight[wiring.sources]
+    ours.v_proj.weight[wiring.value, :hidden] = theirs.v_proj.weight[wiring.sources]
+    ours.o_proj.weight[:hidden, wiring.out] = theirs.o_proj.weight
+    for name in ("gate_proj", "up_proj", "down_proj"):
+        _copy(getattr(large.mlp, name), getattr(small.mlp, name))
+    for name in ("input_layernorm", "post_attention_layernorm"):
+        _copy_norm(getattr(large, name), getattr(small, name))
+
+
+def _copy(large: Any, small: Any, others: float | None = None) -> None:
+    """The small weight in the corner of the large one, whose other entries become `others` if given."""
+    if others is not None:
+        large.weight.fill_(others)
+    rows, columns = small.weight.shape
+    large.weight[:rows, :columns] = small.weight
+
+
+def _copy_norm(large: Any, small: Any) -> None:
+    width = len(small.weight)
+    large.weight[:width] = small.weight * math.sqrt(width / len(large.weight))
+
+
+def _fields(shape: Shape) -> dict[str, int]:
+    return {
+        "hidden_size": shape.hidden,
+        "num_hidden_layers": shape.layers,
+        "intermediate_size": shape.intermediate,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.key_value_heads,
+        "head_dim": shape.head_dim,
+    }
+
+
+def _check(model: PreTrainedModel, shape: Shape) -> None:
+    config = model.config
+    if config.model_type != "llama" or config.attention_bias or config.mlp_bias:
+        raise ConfigError(f"only Llama models without biases can be inflated, not {config.model_type}")
+    for name, value in _fields(shape).items():
+        if value < getattr(config, name):
+            raise ConfigError(f"cannot inflate {name} from {getattr(config, name)} to {value}; it can only grow")
+    if shape.head_dim % config.head_dim:
+        raise ConfigError(f"cannot inflate head_dim to {shape.head_dim}; it must be a multiple of {config.head_dim}")
+    if shape.heads % shape.key_value_heads:
+        raise ConfigError(f"{shape.heads} heads cannot share {shape.key_value_heads} key-value heads evenly")
+    groups = config.num_attention_heads // config.num_key_value_heads
+    needed = config.num_key_value_heads * math.ceil(groups * shape.key_value_heads / shape.heads)
+    if needed > shape.key_value_heads:
+        raise ConfigError(f"cannot inflate to {shape.key_value_heads} key-value heads; {needed} are needed")

@@ -1,0 +1,171 @@
+"""How near decoding comes to its limits: the memory bandwidth, and the law R = tau / (v(n) + c * delta + h)."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from drafttree.bench.peers import Peer, make_peers
+from drafttree.bench.policies import PolicyBench, PolicyRow, bench_policies
+from drafttree.decoder import Decoder
+from drafttree.errors import ConfigError
+from drafttree.models.base import read
+from drafttree.models.huggingface import HuggingFaceModel
+from drafttree.reference import transformers_model
+
+BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
+COPIED = 256 << 20
+
+
+@dataclass(frozen=True)
+class LawBench:
+    """What was measured of one pair of models, on one machine, in one run.
+
+    Attributes:
+        device: and `dtype`, of the target.
+        parameters: of the target.
+        bandwidth: bytes per second of a large copy, read and written.
+        target_bytes: that a target pass over one node reads: weights, and keys and values of `context` tokens.
+        draft_bytes: likewise of a draft pass; 0 where the drafter is no language model.
+        context: tokens before the passes that were timed.
+        passes: median seconds of a target pass by number of nodes.
+        bench: plain decoding, policies and peers over the prompts.
+    """
+
+    device: str
+    dtype: str
+    parameters: int
+    bandwidth: float
+    target_bytes: int
+    draft_bytes: int
+    context: int
+    passes: dict[int, float]
+    bench: PolicyBench
+
+    def v(self, nodes: int) -> float:
+        """Time of a pass over so many nodes in passes over one."""
+        return self.passes[nodes] / self.passes[1]
+
+    def moved(self, row: PolicyRow) -> float:
+        """Bytes per second that the models' passes of a way of decoding read."""
+        rounds = row.tokens_per_second / row.law.tau
+        return rounds * (self.target_bytes + row.law.delta * self.draft_bytes)
+
+    def summary(self) -> dict[str, object]:
+        """Every figure, for JSON."""
+        verification = {nodes: self.v(nodes) for nodes in self.passes}
+        roofline = {
+            f"{row.policy}, {row.group}": self.moved(row) / self.bandwidth for row in self.bench.rows if row.law.tau
+        }
+        return {**asdict(self), "v": verification, "share_of_roofline": roofline}
+
+
+def measure_law(
+    decoder: Decoder,
+    prompts: Sequence[Sequence[int]],
+    policies: Sequence[str],
+    *,
+    repeats: int = 3,
+    max_new_tokens: int = 128,
+    context: int = 256,
+    peers: bool = True,
+    progress: Callable[[str], None] = lambda _: None,
+    **options,
+) -> LawBench:
+    """Measure the machine, the passes, and decoding by every policy, greedily.
+
+    Args:
+        decoder: with a transformers target and a drafter.
+        prompts: token ids.
+        policies: specifications.
+        repeats: of the runs over the prompts, and ten times as many of the single passes; medians are taken.
+        max_new_tokens: per prompt.
+        context: tokens before the single passes.
+        peers: also run transformers' own ways of generating.
+        progress: called after every text with what was run.
+        **options: as for `Decoder.start`.
+
+    Raises:
+        ConfigError: the target is no transformers model, has too little context, or there is no drafter.
+    """
+    target = transformers_model(decoder)
+    nodes = [n for n in BUCKETS if target.context is None or context + n <= target.context]
+    if not nodes:
+        raise ConfigError(f"context={context} leaves no room in the model's context of {target.context}")
+    others: dict[str, Peer] = make_peers(decoder, max_new_tokens) if peers else {}
+    draft = getattr(decoder.drafter, "model", None)
+    return LawBench(
+        device=str(target.device),
+        dtype=str(target.dtype).removeprefix("torch."),
+        parameters=sum(parameter.numel() for parameter in target.module.parameters()),
+        bandwidth=copy_bandwidth(target.device),
+        target_bytes=pass_bytes(target, context),
+        draft_bytes=pass_bytes(draft, context) if isinstance(draft, HuggingFaceModel) else 0,
+        context=context,
+        passes=pass_times(target, nodes, context, 10 * repeats),
+        bench=bench_policies(
+            decoder,
+            prompts,
+            policies,
+            repeats=repeats,
+            peers=others,
+            progress=progress,
+            max_new_tokens=max_new_tokens,
+            **options,
+        ),
+    )
+
+
+def copy_bandwidth(device: torch.device, repeats: int = 9) -> float:
+    """Bytes per second, read and written, of a copy much larger than any cache: the machine's roofline."""
+    source = torch.ones(COPIED, dtype=torch.uint8, device=device)
+    copy = torch.empty_like(source)
+
+    def once() -> float:
+        _wait(device)
+        started = time.perf_counter()
+        copy.copy_(source)
+        _wait(device)
+        return 2 * COPIED / (time.perf_counter() - started)
+
+    return statistics.median([once() for _ in range(1 + repeats)][1:])
+
+
+def pass_bytes(model: HuggingFaceModel, context: int) -> int:
+    """Bytes a pass over one node reads: every weight but the embedding's other rows, and the cache of a context."""
+    module: Any = model.module
+    weights = {id(parameter): parameter.nbytes for parameter in module.parameters()}
+    table, head = module.get_input_embeddings().weight, module.get_output_embeddings().weight
+    if table is not head:
+        weights[id(table)] = table[0].nbytes
+    cache = model.new_cache(1, context)
+    read(model, cache, [0] * context)
+    return sum(weights.values()) + cache.nbytes
+
+
+@torch.inference_mode()
+def pass_times(model: HuggingFaceModel, sizes: Sequence[int], context: int, repeats: int) -> dict[int, float]:
+    """Median seconds of a target pass over chains of these sizes, interleaved, behind a context of so many tokens."""
+    cache = model.new_cache(1, context + max(sizes))
+    read(model, cache, [0] * context)
+    times: dict[int, list[float]] = {size: [] for size in sizes}
+    for _ in range(1 + repeats):
+        for size, seconds in times.items():
+            tokens = torch.zeros(1, size, dtype=torch.long, device=model.device)
+            positions = torch.arange(context, context + size, device=model.device)[None]
+            visible = torch.ones(1, size, size, dtype=torch.bool, device=model.device).tril()
+            _wait(model.device)
+            started = time.perf_counter()
+            model.forward(cache, tokens, positions, visible)
+            _wait(model.device)
+            seconds.append(time.perf_counter() - started)
+            cache.keep([])
+    return {size: statistics.median(seconds[1:]) for size, seconds in times.items()}
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

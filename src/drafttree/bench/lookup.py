@@ -1,0 +1,239 @@
+"""Lookup drafters: what trees gain over chains, and what drafting costs as the text grows.
+
+A set of prompts is measured in two ways. "target": the target decodes it, greedily. "replay": a recorded text, the
+prompt and its reference, is taken for the target's output, so a drafted token is accepted iff it is the recorded one.
+The latter says nothing of any model; it is the drafter alone on text that people wrote.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from drafttree.certify import fit
+from drafttree.decoder import Decoder
+from drafttree.drafters import LOOKUPS, LookupDrafter
+from drafttree.errors import ConfigError, InputError
+from drafttree.loading import make_policy
+from drafttree.metrics import Metrics
+from drafttree.models.base import Output
+from drafttree.models.cache import TreeCache
+from drafttree.prompts import Example
+
+CONTEXTS = (1024, 2048, 4096, 8192)
+ROUNDS, LEVELS, COMMITTED = 128, 4, 4
+"""Rounds that are timed at each length of context, passes in each, and tokens committed after each."""
+
+
+@dataclass(frozen=True)
+class LookupRow:
+    """One drafter and policy on one set.
+
+    Attributes:
+        prompts: name of the set.
+        way: "target" or "replay".
+        drafter: its name.
+        policy: its specification.
+        tau: mean accepted tokens.
+        nodes: nodes per round, the root included.
+        delta: draft passes per round.
+        tokens: committed in all.
+    """
+
+    prompts: str
+    way: str
+    drafter: str
+    policy: str
+    tau: float
+    nodes: float
+    delta: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class DraftingCost:
+    """Time of a drafter alone, after a text of some length.
+
+    Attributes:
+        drafter: its name.
+        context: tokens of the text.
+        read: seconds per token of the prompt.
+        round: median seconds of a round of 4 passes over one node each, the reading of 4 committed tokens included.
+    """
+
+    drafter: str
+    context: int
+    read: float
+    round: float
+
+
+@dataclass(frozen=True)
+class LookupBench:
+    """Everything measured."""
+
+    rows: list[LookupRow]
+    costs: list[DraftingCost]
+
+    def summary(self) -> dict[str, object]:
+        """Every figure, for JSON."""
+        return asdict(self)
+
+
+class Recording:
+    """A model of the protocol that says a recorded text, whatever it is given.
+
+    Args:
+        tokens: prompt and what follows it.
+        vocab_size: width of the logits.
+    """
+
+    def __init__(self, tokens: Sequence[int], vocab_size: int) -> None:
+        self.vocab_size, self.device = vocab_size, torch.device("cpu")
+        self.context: int | None = None
+        self._next = torch.tensor([*tokens[1:], 0])
+
+    def new_cache(self, batch: int, capacity: int) -> TreeCache:
+        return TreeCache(1, batch, capacity)
+
+    def forward(
+        self,
+        cache: TreeCache,
+        tokens: Tensor,
+        positions: Tensor,
+        visible: Tensor,
+        *,
+        last_only: bool = False,
+        hidden_layers: tuple[int, ...] = (),
+    ) -> Output:
+        cache.grow(positions)
+        asked = positions[:, -1:] if last_only else positions
+        due = self._next[asked.clamp_max(len(self._next) - 1)]
+        return Output(one_hot(due, self.vocab_size).float())
+
+
+def bench_lookup(
+    decoder: Decoder,
+    sets: Mapping[str, Sequence[Example]],
+    policies: Sequence[str],
+    *,
+    max_new_tokens: int = 128,
+    repeats: int = 3,
+    progress: Callable[[str], None] = lambda _: None,
+) -> LookupBench:
+    """Measure every lookup drafter with every policy on every set, then the cost of drafting.
+
+    Args:
+        decoder: whose target and tokenizer to use.
+        sets: prompts by the name of their set; those with a reference are replayed too.
+        policies: specifications.
+        max_new_tokens: tokens per prompt at most, in both ways.
+        repeats: of the timings, whose medians are taken.
+        progress: called after every text with what was run.
+
+    Raises:
+        InputError: the decoder has no tokenizer.
+    """
+    if decoder.tokenizer is None:
+        raise InputError("prompts are texts; give the decoder a tokenizer")
+    drafters = {name: kind(decoder.target.vocab_size, decoder.target.device) for name, kind in LOOKUPS.items()}
+    rows = []
+    for name, examples in sets.items():
+        ways = {
+            "target": [_decoding(decoder, example, max_new_tokens) for example in examples],
+            "replay": [_replaying(decoder, example, max_new_tokens) for example in examples if example.reference],
+        }
+        for way, runs in ways.items():
+            for policy in policies if runs else ():
+                for drafter in drafters:
+                    done = [run(drafters[drafter], policy) for run in runs]
+                    rows.append(_row(name, way, drafter, policy, done))
+                    progress(f"{name} {drafter}")
+    stream = _stream(decoder, sets)
+    costs = [drafting_cost(name, kind, stream, repeats) for name, kind in drafters.items()]
+    return LookupBench(rows, [cost for each in costs for cost in each])
+
+
+Run = Callable[[LookupDrafter, str], Metrics]
+
+
+def _decoding(decoder: Decoder, example: Example, length: int) -> Run:
+    """The target decodes a prompt."""
+    prompt, _ = fit(decoder, example.prompt, length)
+
+    def run(drafter: LookupDrafter, policy: str) -> Metrics:
+        engine = Decoder(decoder.target, drafter, make_policy(policy))
+        return _metrics(engine, prompt, length)
+
+    return run
+
+
+def _replaying(decoder: Decoder, example: Example, length: int) -> Run:
+    """A prompt's reference is said once more."""
+    prompt, reference = _ids(decoder, example.prompt), _ids(decoder, example.reference or "")[:length]
+
+    def run(drafter: LookupDrafter, policy: str) -> Metrics:
+        target = Recording(prompt + reference, decoder.target.vocab_size)
+        engine = Decoder(target, type(drafter)(drafter.vocab_size), make_policy(policy))
+        return _metrics(engine, prompt, len(reference))
+
+    return run
+
+
+def _metrics(engine: Decoder, prompt: list[int], length: int) -> Metrics:
+    generation = engine.generate(prompt, max_new_tokens=length)
+    if generation.finish_reason == "interrupted":
+        raise KeyboardInterrupt
+    return generation.metrics
+
+
+def _row(name: str, way: str, drafter: str, policy: str, parts: list[Metrics]) -> LookupRow:
+    total = Metrics.total(parts)
+    figures = (total.mean_accepted_tokens, total.mean_nodes, total.draft_efficiency, total.tokens)
+    return LookupRow(name, way, drafter, policy, *figures)
+
+
+def drafting_cost(name: str, drafter: LookupDrafter, stream: Sequence[int], repeats: int = 3) -> list[DraftingCost]:
+    """Time a drafter alone after 1k to 8k tokens of a stream, committing the stream's own next tokens.
+
+    The lengths take turns, `repeats` times after a warm-up; medians are reported.
+    """
+    _time(drafter, stream, CONTEXTS[0])
+    turns = [[_time(drafter, stream, context) for context in CONTEXTS] for _ in range(repeats)]
+    medians = [[statistics.median(parts) for parts in zip(*times, strict=True)] for times in zip(*turns, strict=True)]
+    return [DraftingCost(name, context, *median) for context, median in zip(CONTEXTS, medians, strict=True)]
+
+
+def _time(drafter: LookupDrafter, stream: Sequence[int], context: int) -> tuple[float, float]:
+    """Seconds to read a token of the prompt, and of a round."""
+    draft = drafter.start(list(stream[:context]), context)
+    started = time.perf_counter()
+    draft.prefill(())
+    reading = (time.perf_counter() - started) / context
+    rounds, zero = [], torch.zeros(1, 1, dtype=torch.long, device=drafter.device)
+    for place in range(context, context + ROUNDS * COMMITTED, COMMITTED):
+        before = draft.seconds
+        logits = draft.root()
+        for _ in range(LEVELS - 1):
+            logits = draft.expand(logits[..., : drafter.vocab_size].argmax(-1), zero)
+        draft.commit(list(stream[place : place + COMMITTED]), ())
+        rounds.append(draft.seconds - before)
+    return reading, statistics.median(rounds)
+
+
+def _stream(decoder: Decoder, sets: Mapping[str, Sequence[Example]]) -> list[int]:
+    """The texts of all sets one after the other, and over again until they are long enough."""
+    stream: list[int] = []
+    texts = [text for examples in sets.values() for example in examples for text in example if text]
+    while len(stream) < CONTEXTS[-1] + ROUNDS * COMMITTED:
+        stream += [token for text in texts for token in _ids(decoder, text)]
+    return stream
+
+
+def _ids(decoder: Decoder, text: str) -> list[int]:
+    if decoder.tokenizer is None:
+        raise ConfigError("measuring lookup on texts needs a target with a tokenizer")
+    return [int(token) for token in decoder.tokenizer(text)["input_ids"]]

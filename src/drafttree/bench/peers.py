@@ -1,0 +1,45 @@
+"""What users have without us: transformers' plain, assisted and prompt-lookup generation on the same weights."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from transformers import GenerationConfig
+
+from drafttree.decoder import Decoder
+from drafttree.drafters.language_model import LanguageModelDrafter
+from drafttree.models.huggingface import HuggingFaceModel
+from drafttree.reference import ReferenceRun, released, transformers_generate
+
+Peer = Callable[[Sequence[int]], ReferenceRun]
+SCHEDULES = ("constant", "heuristic")
+LOOKUP = {"prompt_lookup_num_tokens": 10}
+
+
+def make_peers(decoder: Decoder, max_new_tokens: int) -> dict[str, Peer]:
+    """Greedy generation by transformers, by name; assisted generation where the drafter is a language model.
+
+    Assisted generation runs at transformers' defaults under each of its schedules.
+
+    Args:
+        decoder: whose target and drafter to use.
+        max_new_tokens: per prompt.
+    """
+
+    def run(prompt: Sequence[int], **assistance: Any) -> ReferenceRun:
+        return transformers_generate(decoder, prompt, max_new_tokens=max_new_tokens, assistance=assistance)
+
+    def assisted(schedule: str) -> Peer:
+        return lambda prompt: _assisted(decoder, schedule, lambda assistant: run(prompt, assistant_model=assistant))
+
+    peers: dict[str, Peer] = {"transformers": run, "transformers prompt lookup": lambda prompt: run(prompt, **LOOKUP)}
+    if isinstance(decoder.drafter, LanguageModelDrafter) and isinstance(decoder.drafter.model, HuggingFaceModel):
+        peers |= {f"transformers assisted, {schedule}": assisted(schedule) for schedule in SCHEDULES}
+    return peers
+
+
+def _assisted(decoder: Decoder, schedule: str, run: Callable[[object], ReferenceRun]) -> ReferenceRun:
+    assert isinstance(decoder.drafter, LanguageModelDrafter)
+    assert isinstance(decoder.drafter.model, HuggingFaceModel)
+    with released(decoder.drafter.model) as assistant:
+        assistant.generation_config = GenerationConfig(num_assistant_tokens_schedule=schedule)
+        return run(assistant)

@@ -1,0 +1,227 @@
+"""Drafter files: their tensors, read without running anything in them, and what kind of drafter they hold.
+
+Heads are published as safetensors and as pickles, alone or in shards, and their configurations often claim to be a
+plain Llama. So the tensors' names decide what a folder is.
+"""
+
+import json
+import pickle
+import re
+import struct
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from huggingface_hub import snapshot_download
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from transformers import CONFIG_MAPPING
+
+from drafttree.errors import ModelError
+
+INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+HEADS = ("medusa_lm_head", "hydra_lm_head")
+NAMES = (
+    "model.safetensors",
+    "pytorch_model.bin",
+    *(f"{head}.{end}" for head in HEADS for end in ("safetensors", "pt")),
+)
+SUFFIXES = (".safetensors", ".bin", ".pt")
+STATE_OF_A_RUN = re.compile(r"training_args|optimizer|scheduler|rng_state|scaler")
+
+KINDS = {
+    "hydra": re.compile(r"(hydra_(mlp|lm_head|head)|prefix_embeding_layer)\."),
+    "medusa": re.compile(r"medusa_heads?\.|\d+\.\d+\.(linear\.)?(weight|bias)$"),
+    "eagle3": re.compile(r"midlayer\.|(layers\.0\.)?hidden_norm\.|[dt]2[td]$"),
+}
+LANGUAGE_MODEL = "language-model"
+DOWNLOADS = (("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"), ("*.bin", "*.pt"))
+NOT_DOWNLOADED = ("*/*", "consolidated*")
+EAGLE_BEFORE_3 = {"fc.weight", "layers.0.mlp.down_proj.weight"}
+
+
+def recognise(folder: Path) -> str:
+    """What a folder holds: "language-model", "eagle3", "medusa" or "hydra".
+
+    Raises:
+        ModelError: none of them, or its files cannot be read.
+    """
+    names = tensor_names(folder)
+    for kind, pattern in KINDS.items():
+        if any(map(pattern.match, names)):
+            return kind
+    if names >= EAGLE_BEFORE_3:
+        raise ModelError(f"{folder} holds an EAGLE-1 or EAGLE-2 head, which is not supported; use an EAGLE-3 head")
+    if read_config(folder).get("model_type") in CONFIG_MAPPING:
+        return LANGUAGE_MODEL
+    shown = ", ".join(sorted(names)[:3])
+    raise ModelError(
+        f"{folder} is no drafter known here: config.json names no transformers model, and tensors such as {shown} "
+        "belong to no EAGLE-3, Medusa or Hydra head"
+    )
+
+
+def download(name: str) -> Path:
+    """The local copy of a hub repository's configuration and weights; pickles only where it has no safetensors.
+
+    Raises:
+        ModelError: there is no such repository, or it is neither cached nor within reach.
+    """
+    folder = Path()
+    try:
+        for patterns in DOWNLOADS:
+            folder = Path(snapshot_download(name, allow_patterns=list(patterns), ignore_patterns=list(NOT_DOWNLOADED)))
+            if any(folder.glob("*.safetensors")):
+                break
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ModelError(f"cannot download drafter {name!r} ({reason}); check the name or give a folder") from error
+    return folder
+
+
+def read_config(folder: Path) -> dict:
+    """The contents of `config.json`, empty where there is none.
+
+    Raises:
+        ModelError: it is not a JSON object.
+    """
+    path = Path(folder) / "config.json"
+    return _read_json(path) if path.is_file() else {}
+
+
+def tensor_names(folder: Path) -> set[str]:
+    """The names of all tensors of a folder, the tensors themselves unread where the format allows it.
+
+    Raises:
+        ModelError: as `read_tensors`.
+    """
+    if index := _index(Path(folder)):
+        return set(_weight_map(index))
+    return {name for path in weight_files(folder) for name in _names(path)}
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """Every tensor of a folder by name, on the CPU and in the dtype it was saved in.
+
+    Pickles are read by torch's weights-only unpickler, which runs no code.
+
+    Raises:
+        ModelError: there are no weights, a file is missing, truncated, or holds anything but tensors.
+    """
+    tensors: dict[str, Tensor] = {}
+    for path in weight_files(folder):
+        tensors |= _read(path)
+    index = _index(Path(folder))
+    if index and (lost := sorted(set(_weight_map(index)) - tensors.keys())):
+        raise ModelError(f"{index} lists {_few(lost)}, which no file holds; download or copy the folder again")
+    return tensors
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files with a folder's weights: those of its index, else the one of a known name, else its only one.
+
+    Raises:
+        ModelError: there are none, it is not clear which, or one that the index names is missing.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ModelError(f"drafter folder {str(folder)!r} does not exist")
+    if index := _index(folder):
+        shards = [folder / name for name in sorted(set(_weight_map(index).values()))]
+        if missing := [shard.name for shard in shards if not shard.is_file()]:
+            raise ModelError(f"{folder} lacks {_few(missing)}, which {index.name} names; download or copy it again")
+        return shards
+    if known := [folder / name for name in NAMES if (folder / name).is_file()]:
+        return known[:1]
+    for suffix in SUFFIXES:
+        found = [path for path in sorted(folder.glob(f"*{suffix}")) if not STATE_OF_A_RUN.search(path.name)]
+        if len(found) > 1:
+            raise ModelError(f"{folder} holds {_few([path.name for path in found])} and no index; leave one of them")
+        if found:
+            return found
+    raise ModelError(f"{folder} holds no weights; expected one of {', '.join(NAMES)}")
+
+
+def _index(folder: Path) -> Path | None:
+    """The index of a sharded checkpoint; a single safetensors file goes before a pickle's index."""
+    for name in INDICES:
+        if (folder / name).is_file():
+            return folder / name
+        if (folder / "model.safetensors").is_file():
+            return None
+    return None
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """File by tensor name."""
+    found = _read_json(index).get("weight_map")
+    if not isinstance(found, dict) or not all(
+        isinstance(file, str) and Path(file).name == file for file in found.values()
+    ):
+        raise ModelError(f"{index} has no weight_map from tensors to files beside it; download or copy it again")
+    return found
+
+
+def _read_json(path: Path) -> dict:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read as JSON ({error}); download or copy it again") from None
+    if not isinstance(found, dict):
+        raise ModelError(f"{path} holds no JSON object; download or copy it again")
+    return found
+
+
+def _names(path: Path) -> Iterable[str]:
+    if path.suffix != ".safetensors":
+        return _read_pickle(path)
+    with _safetensors(path) as file:
+        return file.keys()
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    if path.suffix != ".safetensors":
+        return _read_pickle(path)
+    with _safetensors(path) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def _safetensors(path: Path):
+    try:
+        return safe_open(path, "pt")
+    except (SafetensorError, OSError) as error:
+        raise _damaged(path, error) from error
+
+
+def _read_pickle(path: Path) -> dict[str, Tensor]:
+    """The tensors of a pickled dictionary, mapped from the file where it is in torch's present format."""
+    try:
+        with path.open("rb") as file:
+            zipped = file.read(2) == b"PK"
+        with warnings.catch_warnings(action="ignore"):
+            found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+    except pickle.UnpicklingError as error:
+        raise _foreign(path, "code or objects, which are not run") from error
+    except (RuntimeError, EOFError, OSError, LookupError, ValueError, struct.error) as error:
+        raise _damaged(path, error) from error
+    if not isinstance(found, dict):
+        raise _foreign(path, f"a {type(found).__name__}")
+    strange = [key for key, value in found.items() if not isinstance(key, str) or not isinstance(value, Tensor)]
+    if strange:
+        raise _foreign(path, f"{strange[0]!r}, a {type(found[strange[0]]).__name__}")
+    return found
+
+
+def _foreign(path: Path, what: str) -> ModelError:
+    return ModelError(f"{path} holds more than tensors: {what}; save its tensors alone, best as safetensors")
+
+
+def _damaged(path: Path, error: Exception) -> ModelError:
+    reason = (str(error).splitlines() or [""])[0][:100] or type(error).__name__
+    return ModelError(f"{path} is truncated or damaged ({reason}); download or copy it again")
+
+
+def _few(names: list[str]) -> str:
+    """The first names of a list, and how many more there are."""
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -1,0 +1,243 @@
+"""EAGLE-3: one decoder layer that reads the target's hidden states (Li et al. 2025).
+
+A row of the head pairs a token with the hidden state before it, and its logits say what follows the token. The hidden
+state of a committed token is fused from three layers of the target, which verification has computed anyway; that of a
+drafted token is the head's own output at its parent.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, Qwen3Config
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
+
+from drafttree.drafters.base import Draft, Features, extend_visible
+from drafttree.models.attention import NAME, TreePlan
+from drafttree.models.cache import TreeCache
+
+CHUNK = 512
+
+
+@dataclass(frozen=True)
+class Eagle3Config:
+    """Sizes and variants of a head.
+
+    Attributes:
+        layer: of its decoder layers: width, attention heads, MLP, norms, rotary embedding.
+        vocab: token ids of the target.
+        draft_vocab: token ids it can propose.
+        target_hidden: width of the target's hidden states.
+        states: how many of them it fuses.
+        normed_residual: the residual of the first layer is the normed hidden state ("norm_before_residual").
+        normed_input: the concatenated states are normed before they are fused ("norm_before_fc").
+        normed_states: each of the states is normed on its own before that ("fc_norm").
+        normed_output: what a drafted token's children read has passed the final norm ("norm_output").
+    """
+
+    layer: LlamaConfig | Qwen3Config
+    vocab: int
+    draft_vocab: int
+    target_hidden: int
+    states: int = 3
+    normed_residual: bool = False
+    normed_input: bool = False
+    normed_states: bool = False
+    normed_output: bool = False
+
+    @property
+    def hidden(self) -> int:
+        """Width of the head."""
+        return self.layer.hidden_size
+
+
+class Eagle3Head(nn.Module):
+    """The head's weights and its pass over rows of a tree (Li et al. 2025, section 3.1).
+
+    Attributes:
+        target_ids: `[draft_vocab]` the target's id of every id the head can propose, None where they are the same.
+    """
+
+    target_ids: Tensor | None
+
+    def __init__(self, config: Eagle3Config) -> None:
+        super().__init__()
+        hidden, eps = config.hidden, config.layer.rms_norm_eps
+        fused = config.states * config.target_hidden
+        self.config = config
+        self.embed_tokens = nn.Embedding(config.vocab, hidden)
+        self.fc_norm = nn.ModuleList(
+            LlamaRMSNorm(config.target_hidden, eps) for _ in range(config.states * config.normed_states)
+        )
+        self.input_norm = LlamaRMSNorm(fused, eps) if config.normed_input else nn.Identity()
+        self.fc = nn.Linear(fused, hidden, bias=False)
+        self.layers = _layers(config.layer)
+        self.norm = LlamaRMSNorm(hidden, eps)
+        self.lm_head = nn.Linear(hidden, config.draft_vocab, bias=False)
+        self.rotary = LlamaRotaryEmbedding(config.layer)  # pyright: ignore[reportArgumentType]
+        self.register_buffer("target_ids", None, persistent=False)
+
+    def fuse(self, features: Features) -> Tensor:
+        """The hidden states `[batch, rows, hidden]` of committed tokens from those of the target."""
+        if self.fc_norm:
+            features = tuple(norm(state) for norm, state in zip(self.fc_norm, features, strict=True))
+        return self.fc(self.input_norm(torch.cat(features, -1)))
+
+    def forward(self, cache: TreeCache, tokens: Tensor, hidden: Tensor, positions: Tensor, visible: Tensor) -> Tensor:
+        """The output `[batch, rows, hidden]` of new rows, whose keys and values join the cache's drafted ones.
+
+        Args:
+            cache: what the rows attend to.
+            tokens: `[batch, rows]` token ids of the target.
+            hidden: `[batch, rows, hidden]` the state before each token.
+            positions: `[batch, rows]`, that of a state, one less than its token's.
+            visible: bool `[batch, rows, drafted]`, as for `Model.forward`.
+        """
+        plan = TreePlan(cache, positions, visible, hidden.dtype)
+        rotary = self.rotary(hidden, positions)
+        shared = {"position_embeddings": rotary, "past_key_values": cache, "tree_plan": plan, "attention_mask": None}
+        first: Any = self.layers[0]
+        normed = first.hidden_norm(hidden)
+        pair = torch.cat((first.input_layernorm(self.embed_tokens(tokens)), normed), -1)
+        hidden = (normed if self.config.normed_residual else hidden) + first.self_attn(pair, **shared)[0]
+        hidden = hidden + first.mlp(first.post_attention_layernorm(hidden))
+        for layer in self.layers[1:]:
+            hidden = layer(hidden, **shared)
+        cache.grow(positions)
+        return hidden
+
+    def recycle(self, output: Tensor) -> Tensor:
+        """What the children of drafted tokens read as their hidden state."""
+        return self.norm(output) if self.config.normed_output else output
+
+    def draft_logits(self, output: Tensor) -> Tensor:
+        """`[batch, rows, draft_vocab]` of outputs."""
+        return self.lm_head(self.norm(output))
+
+    def logits(self, output: Tensor) -> Tensor:
+        """`[batch, rows, vocab]` of outputs, -inf for tokens the head cannot propose."""
+        logits = self.draft_logits(output)
+        if self.target_ids is None:
+            return logits
+        everything = logits.new_full((*logits.shape[:-1], self.config.vocab), -torch.inf)
+        return everything.index_copy_(-1, self.target_ids, logits)
+
+
+class Eagle3Drafter:
+    """Drafts with an EAGLE-3 head, a whole tree level per pass.
+
+    Args:
+        head: in the target's dtype and on its device.
+        hidden_layers: the target's hidden states it fuses, low to high.
+    """
+
+    context = None
+    """Rotary positions go on past the length a head was trained at, if less and less accurately."""
+
+    def __init__(self, head: Eagle3Head, hidden_layers: tuple[int, ...]) -> None:
+        self.head = head
+        self.levels: int | None = None
+        self.vocab_size = head.config.vocab
+        self.hidden_layers = hidden_layers
+
+    def start(self, prompt: list[int], capacity: int) -> Draft:
+        """Begin a sequence; its rows begin with the second token, paired with the state of the first."""
+        return Eagle3Draft(self.head, prompt, capacity)
+
+
+class Eagle3Draft:
+    """The head's cache for one sequence.
+
+    Committed rows are made from the target's hidden states alone. Rows of drafted tokens, made from the head's own
+    outputs, are dropped after the round; accepted tokens get theirs anew in the next round's first pass.
+    """
+
+    def __init__(self, head: Eagle3Head, prompt: list[int], capacity: int) -> None:
+        self.passes = 0
+        self.seconds = 0.0
+        self._head = head
+        self._cache = TreeCache(len(head.layers), 1, capacity)
+        self._first = prompt[:1]
+        self._unread = prompt[1:]
+        self._features: list[Features] = []
+        self._hidden = torch.zeros(0)
+        self._visible = torch.zeros(1, 1, 0, dtype=torch.bool, device=head.fc.weight.device)
+        self._levels = 0
+
+    @torch.inference_mode()
+    def prefill(self, features: Features) -> None:
+        rows = len(self._unread) - 1
+        for start in range(0, rows, CHUNK):
+            part = slice(start, min(start + CHUNK, rows))
+            self._append(self._unread[part], self._head.fuse(tuple(state[:, part] for state in features)))
+        self._unread = self._unread[-1:]
+        self._features = [tuple(state[:, -1:] for state in features)] if self._unread else []
+
+    @torch.inference_mode()
+    def root(self) -> Tensor:
+        started = time.perf_counter()
+        if self._unread:
+            states = zip(*self._features, strict=True)
+            hidden = self._head.fuse(tuple(torch.cat(parts, 1) for parts in states))
+            output = self._append(self._unread, hidden)[:, -1:]
+        else:
+            output = self._guess()
+        self._unread, self._features = [], []
+        self._visible, self._levels = self._visible[:, :1, :0], 0
+        return self._show(output, started)
+
+    @torch.inference_mode()
+    def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
+        started = time.perf_counter()
+        hidden = self._hidden.gather(1, origins[..., None].expand(-1, -1, self._hidden.shape[2]))
+        positions = torch.full_like(tokens, self._cache.length + self._levels)
+        self._visible, self._levels = extend_visible(self._visible, origins), self._levels + 1
+        return self._show(self._head(self._cache, tokens, hidden, positions, self._visible), started)
+
+    def commit(self, tokens: list[int], features: Features) -> None:
+        self._cache.keep([])
+        self._unread += tokens
+        self._features.append(features)
+
+    def _append(self, tokens: list[int], hidden: Tensor) -> Tensor:
+        """Outputs `[1, rows, hidden]` of rows that are committed at once."""
+        rows, start = len(tokens), self._cache.length
+        ids = torch.tensor([tokens], device=hidden.device)
+        positions = torch.arange(start, start + rows, device=hidden.device)[None]
+        causal = torch.ones(1, rows, rows, dtype=torch.bool, device=hidden.device).tril()
+        output = self._head(self._cache, ids, hidden, positions, causal)
+        self._cache.keep(range(rows))
+        return output
+
+    def _guess(self) -> Tensor:
+        """The output after a prompt of one token, which no state precedes: made without one, and not kept."""
+        weight = self._head.fc.weight
+        ids, position = torch.tensor([self._first], device=weight.device), self._visible.new_zeros(1, 1).long()
+        itself = torch.ones(1, 1, 1, dtype=torch.bool, device=weight.device)
+        output = self._head(self._cache, ids, weight.new_zeros(1, 1, len(weight)), position, itself)
+        self._cache.keep([])
+        return output
+
+    def _show(self, output: Tensor, started: float) -> Tensor:
+        """Logits of a pass, whose outputs the next level will read."""
+        self._hidden = self._head.recycle(output)
+        logits = self._head.logits(output)
+        self.passes += 1
+        self.seconds += time.perf_counter() - started
+        return logits
+
+
+def _layers(config: LlamaConfig | Qwen3Config) -> nn.ModuleList:
+    """Decoder layers of transformers, of which the first attends over (embedding, hidden state) pairs."""
+    config._attn_implementation = NAME
+    make = Qwen3DecoderLayer if isinstance(config, Qwen3Config) else LlamaDecoderLayer
+    layers = nn.ModuleList(make(config, index) for index in range(config.num_hidden_layers))  # pyright: ignore[reportArgumentType]
+    first = layers[0]
+    first.hidden_norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+    for name in ("q_proj", "k_proj", "v_proj"):
+        narrow = getattr(first.self_attn, name)
+        setattr(first.self_attn, name, nn.Linear(2 * config.hidden_size, narrow.out_features, bias=False))
+    return layers

@@ -1,0 +1,144 @@
+"""Medusa heads as drafter: one guess for every depth, all from the last hidden state of the target.
+
+Head k reads the hidden state (after the final norm) of the token before the root and says which token stands k + 1
+levels below the root, whatever the path to it. Medusa (Cai et al. 2024), section 2.1.
+"""
+
+import re
+import time
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from drafttree.drafters.base import Draft, Features
+from drafttree.drafters.heads import (
+    SHARED_LM_HEAD,
+    ResBlock,
+    check_names,
+    check_sizes,
+    fill,
+    first_free,
+    last_layer,
+    projection,
+    unknown_state,
+)
+from drafttree.errors import ModelError
+
+KIND = "Medusa"
+INSIDE = re.compile(r"medusa_heads?\.")
+
+
+class MedusaHeads(nn.ModuleList):
+    """The heads; `state_dict` has the names of the public checkpoints (`medusa_lm_head.pt`).
+
+    Args:
+        heads: how many.
+        layers: residual blocks of each.
+        hidden: width of the target's hidden state.
+        vocab: size of the target's vocabulary.
+        shared: whether heads end before a projection that is the target's.
+    """
+
+    def __init__(self, heads: int, layers: int, hidden: int, vocab: int, *, shared: bool = False) -> None:
+        super().__init__(_head(layers, hidden, None if shared else vocab) for _ in range(heads))
+        self.shared = shared
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """`[..., heads, vocab]`, or `[..., heads, hidden]` before a shared projection, from `[..., hidden]`."""
+        return torch.stack([head(hidden) for head in self], -2)
+
+
+def _head(layers: int, hidden: int, vocab: int | None) -> nn.Sequential:
+    """One head, ending in a projection unless `vocab` is None."""
+    end = [] if vocab is None else [nn.Linear(hidden, vocab, bias=False)]
+    return nn.Sequential(*(ResBlock(hidden) for _ in range(layers)), *end)
+
+
+class MedusaDrafter:
+    """Drafts as many levels as there are heads, in one pass per round.
+
+    Args:
+        heads: on the target's device, in its dtype.
+        target: the model they were trained on.
+    """
+
+    def __init__(self, heads: MedusaHeads, target: PreTrainedModel) -> None:
+        self.heads = heads
+        self.vocab_size = len(projection(target).weight)
+        self.context: int | None = None
+        self.levels: int | None = len(heads)
+        self.hidden_layers: tuple[int, ...] = (last_layer(target),)
+        self._project = projection(target) if heads.shared else nn.Identity()
+        self._unknown = unknown_state(target)
+
+    def start(self, prompt: list[int], capacity: int) -> Draft:
+        """Begin a sequence; the heads remember nothing but one hidden state."""
+        return MedusaDraft(self, self._unknown)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """`[1, heads, vocab]` from the hidden state `[1, 1, hidden]` of the token before the root."""
+        return self._project(self.heads(hidden))[:, 0]
+
+
+class MedusaDraft:
+    """The newest hidden state, and what the heads made of it this round."""
+
+    def __init__(self, drafter: MedusaDrafter, unknown: Tensor) -> None:
+        self.passes = 0
+        self.seconds = 0.0
+        self._drafter = drafter
+        self._hidden = unknown
+        self._level = 0
+
+    def prefill(self, features: Features) -> None:
+        for layer in features:
+            self._hidden = layer[:, -1:]
+
+    def root(self) -> Tensor:
+        started = time.perf_counter()
+        self._logits = self._drafter.logits(self._hidden)
+        self._level = 0
+        self.passes += 1
+        self.seconds += time.perf_counter() - started
+        return self._logits[:, :1]
+
+    def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
+        self._level += 1
+        return self._logits[:, self._level, None].expand(-1, tokens.shape[1], -1)
+
+    def commit(self, tokens: list[int], features: Features) -> None:
+        self.prefill(features)
+
+
+def load(tensors: Mapping[str, Tensor], config: Mapping[str, object], target: PreTrainedModel) -> MedusaDrafter:
+    """The drafter of a checkpoint's tensors.
+
+    Heads and their blocks are counted from the names, since published configs miscount them. Heads without a
+    projection of their own (an early public variant, and what the recipe writes) use the target's; a full model with
+    heads under `medusa_head.` (Medusa-2) has the rest of its tensors ignored.
+
+    Args:
+        tensors: of `medusa_lm_head.pt`, its safetensors twin, or a full model with heads.
+        config: of the checkpoint; only `shared_lm_head` is read.
+        target: the model the heads were trained on.
+
+    Raises:
+        ModelError: tensors are missing, unexpected or of wrong shape, or the heads were made for another target.
+    """
+    inside = {name[match.end() :]: tensor for name, tensor in tensors.items() if (match := INSIDE.match(name))}
+    tensors = inside or tensors
+    blocks = first_free(r"\d+\.(\d+)\.linear\.", tensors)
+    ends = [name for name in tensors if re.fullmatch(rf"\d+\.{blocks}\.weight", name)]
+    shared = bool(config.get(SHARED_LM_HEAD, not ends))
+    vocab, hidden = projection(target).weight.shape
+    with torch.device("meta"):
+        heads = MedusaHeads(first_free(r"(\d+)\.", tensors), blocks, hidden, vocab, shared=shared)
+    if not blocks:
+        raise ModelError("there is no Medusa head among the tensors: none has a name such as 0.0.linear.weight")
+    check_names(KIND, heads, tensors)
+    check_sizes(KIND, target, tensors["0.0.linear.weight"], None if shared else tensors[f"0.{blocks}.weight"])
+    fill(KIND, heads, tensors, target)
+    return MedusaDrafter(heads, target)

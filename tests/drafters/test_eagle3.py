@@ -1,0 +1,249 @@
+"""The EAGLE-3 drafter: the formulas' logits for every format and every round, one pass a level, and the same text."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import eagle3_files as files
+import tiny
+from drafttree.decoder import Decoder
+from drafttree.drafters import Eagle3Drafter
+from drafttree.drafters.checkpoints import read_config, read_tensors
+from drafttree.drafters.eagle3_format import load, parse
+from drafttree.models import HuggingFaceModel
+from drafttree.policies import POLICIES, Chain, Talon
+from drafttree.verifiers import VERIFIERS
+
+TOLERANCE = 1e-5
+SAMPLINGS = (
+    {},
+    {"temperature": 1.0, "seed": 3},
+    {"temperature": 0.8, "seed": 4, "top_k": 15, "top_p": 0.95, "min_p": 0.01},
+)
+
+
+def both(folder) -> tuple:
+    """What is in a checkpoint's folder."""
+    return read_tensors(folder), read_config(folder)
+
+
+every_format = pytest.mark.parametrize("name", files.KINDS)
+
+
+class Session:
+    """A draft beside the rows it should know, comparing all it says with the formulas.
+
+    The features are random: what the target would have said is not the head's business.
+    """
+
+    def __init__(self, folder, name: str = "SafeAILab", prompt: int = 5) -> None:
+        kind = files.KINDS[name]
+        tensors = files.weights(kind)
+        target = HuggingFaceModel(files.target())
+        embedding = target.module.get_input_embeddings().weight
+        self.formulas = files.Formulas(kind, tensors, embedding)
+        self.drafter = load(*both(files.write(folder, kind, tensors)), target.module)
+        self.generator = torch.Generator().manual_seed(1)
+        self.tokens = self.draw(prompt)
+        self.draft = self.drafter.start(self.tokens, capacity=12)
+        self.features = self.states(prompt - 1)
+        self.forwarded: list[int] = []
+        self.drafter.head.register_forward_pre_hook(lambda _, given: self.forwarded.append(given[1].shape[1]))
+        self.draft.prefill(self.features)
+        self.calls = 0
+
+    def draw(self, count: int) -> list[int]:
+        return torch.randint(files.VOCAB, (count,), generator=self.generator).tolist()
+
+    def states(self, count: int) -> tuple[torch.Tensor, ...]:
+        return tuple(torch.randn(1, count, files.TARGET_HIDDEN, generator=self.generator) for _ in range(3))
+
+    def check(self, logits: torch.Tensor, path: list[int]) -> None:
+        features = [state[0].double().numpy() for state in self.features]
+        expected = self.formulas.logits(features, self.tokens[1:], path)
+        np.testing.assert_allclose(logits.double().numpy(), expected, atol=TOLERANCE, rtol=TOLERANCE)
+
+    def root(self) -> None:
+        logits = self.draft.root()
+        self.calls += 1
+        self.frontier: list[list[int]] = [[]]
+        assert logits.shape == (1, 1, files.VOCAB)
+        self.check(logits[0, 0], [])
+
+    def expand(self, tokens: list[int], origins: list[int]) -> None:
+        logits = self.draft.expand(torch.tensor([tokens]), torch.tensor([origins]))
+        self.calls += 1
+        self.frontier = [[*self.frontier[origin], token] for token, origin in zip(tokens, origins, strict=True)]
+        for row, path in zip(logits[0], self.frontier, strict=True):
+            self.check(row, path)
+
+    def commit(self, tokens: list[int]) -> None:
+        new = self.states(len(tokens))
+        self.draft.commit(tokens, new)
+        self.tokens += tokens
+        self.features = tuple(torch.cat(pair, 1) for pair in zip(self.features, new, strict=True))
+
+    def round(self, committed: list[int]) -> None:
+        self.root()
+        self.expand([1, 2, 3], [0, 0, 0])
+        self.expand([4, 5, 4, 6], [0, 0, 1, 2])
+        self.expand([7, 8], [3, 0])
+        self.commit(committed)
+
+
+@every_format
+def test_logits_equal_the_formulas_over_rounds(name, tmp_path):
+    session = Session(tmp_path, name)
+    for committed in ([9], [1, 5, 9], [3, 6, 7, 11], [22, 2]):
+        session.round(committed)
+
+
+def test_a_wrong_residual_would_be_noticed(tmp_path):
+    session = Session(tmp_path)
+    session.formulas.kind = replace(session.formulas.kind, normed_residual=True)
+    with pytest.raises(AssertionError):
+        session.root()
+
+
+def test_every_committed_row_is_read_once_and_drafted_rows_are_dropped(tmp_path):
+    session = Session(tmp_path, prompt=7)
+    for committed in ([9], [1, 5, 9], [3, 6, 7, 11]):
+        session.round(committed)
+    session.root()
+    assert session.forwarded == [5, *(1, 3, 4, 2), *(1, 3, 4, 2), *(3, 3, 4, 2), 4]
+    assert session.draft._cache.length == len(session.tokens) - 1
+    assert session.draft.passes == session.calls == 13
+    assert session.draft.seconds > 0
+
+
+def test_long_prompts_are_read_in_chunks(tmp_path, monkeypatch):
+    monkeypatch.setattr("drafttree.drafters.eagle3.CHUNK", 4)
+    session = Session(tmp_path, prompt=11)
+    assert session.forwarded == [4, 4, 1]
+    session.round([9, 1])
+    session.root()
+
+
+def test_tokens_committed_without_a_draft_are_read_by_the_next_root(tmp_path):
+    session = Session(tmp_path)
+    session.commit([5])
+    session.commit([6, 7])
+    session.round([1, 2])
+    session.root()
+
+
+def test_a_prompt_of_one_token_gets_a_guess_that_leaves_no_trace(tmp_path):
+    session = Session(tmp_path, prompt=1)
+    assert session.draft.root().isfinite().any()
+    session.draft.expand(torch.tensor([[1, 2]]), torch.tensor([[0, 0]]))
+    session.commit([5, 6])
+    session.round([3])
+    session.root()
+
+
+def small(kind: str, tmp_path, vocab: int = files.VOCAB) -> Decoder:
+    target = HuggingFaceModel(files.target(vocab))
+    chosen = files.KINDS[kind]
+    return Decoder(target, load(*both(files.write(tmp_path, chosen, files.weights(chosen))), target.module))
+
+
+@every_format
+def test_the_states_it_reads_are_the_formats(name, tmp_path):
+    assert small(name, tmp_path).drafter.hidden_layers == files.KINDS[name].states
+
+
+@every_format
+def test_inside_the_loop_it_sees_transformers_hidden_states(name, tmp_path):
+    kind, clone = files.KINDS[name], files.target()
+    decoder = small(name, tmp_path).with_policy(Talon(width=8, budget=24, margin=0.01))
+    formulas = files.Formulas(kind, files.weights(kind), clone.get_input_embeddings().weight)
+    sequence = decoder.start([3, 1, 4, 1, 5], max_new_tokens=14)
+    roots, root = [], sequence.draft.root
+    sequence.draft.root = lambda: roots.append((list(sequence.tokens), root())) or roots[-1][1]
+    while not sequence.finish_reason:
+        decoder.step(sequence)
+    assert sequence.metrics.mean_path_length > 0
+    for tokens, logits in roots:
+        with torch.inference_mode():
+            states = clone(torch.tensor([tokens[:-1]]), output_hidden_states=True).hidden_states
+        expected = formulas.logits([states[layer][0].double().numpy() for layer in kind.states], tokens[1:], [])
+        np.testing.assert_allclose(logits[0, 0].double().numpy(), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("options", SAMPLINGS)
+def test_the_text_is_that_of_plain_decoding(policy, options, tmp_path):
+    decoder = small("SafeAILab", tmp_path).with_policy(POLICIES[policy]())
+    accepted = 0
+    for seed, prompt in enumerate([[3, 1, 4], [2]]):
+        settings = {"max_new_tokens": 16, "seed": seed, **options}
+        generation = decoder.generate(prompt, **settings)
+        assert generation.tokens == decoder.plain().generate(prompt, **settings).tokens
+        accepted += sum(generation.drafted)
+    assert accepted
+
+
+@pytest.mark.parametrize("name", [name for name in VERIFIERS if name not in ("greedy", "coupled")])
+def test_sampling_verifiers_get_trees_of_tokens_the_head_knows(name, tmp_path):
+    verifier = VERIFIERS[name]
+    plain = small("SafeAILab", tmp_path)
+    policy = Chain(depth=4) if verifier.chains_only else POLICIES["fixed"](depth=3, breadth=3)
+    decoder = Decoder(plain.target, plain.drafter, policy, verifier)
+    known = set(files.ids_of(files.KINDS["SafeAILab"]))
+    sequence = decoder.start([3, 1, 4], max_new_tokens=30, temperature=1.0, seed=3)
+    expand, seen = sequence.draft.expand, []
+    sequence.draft.expand = lambda tokens, origins: seen.extend(tokens[0].tolist()) or expand(tokens, origins)
+    while not sequence.finish_reason:
+        decoder.step(sequence)
+    assert seen
+    assert set(seen) <= known
+    assert len(sequence.tokens) == 33
+
+
+@pytest.mark.parametrize("policy", [Chain(depth=5), Talon(width=4, budget=16)])
+def test_one_head_pass_per_level(policy, tmp_path):
+    decoder = small("SafeAILab", tmp_path).with_policy(policy)
+    passes = []
+    decoder.drafter.head.register_forward_pre_hook(lambda _, given: passes.append(given[1].shape[1]))
+    metrics = decoder.generate([3, 1, 4, 1, 5], max_new_tokens=30).metrics
+    assert [turn.draft_passes for turn in metrics.rounds] == [turn.levels for turn in metrics.rounds]
+    assert len(passes) == 1 + sum(turn.draft_passes for turn in metrics.rounds)
+    assert all(turn.draft_seconds > 0 for turn in metrics.rounds if turn.levels)
+
+
+def test_any_architecture_can_be_the_target(tmp_path):
+    target = HuggingFaceModel(tiny.build("gpt_neox"))
+    kind = replace(files.KINDS["SafeAILab"], states=(2, 1, 0))
+    config = {**files.configuration(kind), "vocab_size": tiny.VOCAB}
+    tensors = files.weights(kind)
+    tensors["t2d"] = torch.cat((tensors["t2d"], torch.zeros(tiny.VOCAB - files.VOCAB, dtype=torch.bool)))
+    decoder = Decoder(target, load(*both(files.write(tmp_path, kind, tensors, config)), target.module), Talon())
+    assert isinstance(decoder.drafter, Eagle3Drafter)
+    assert decoder.drafter.hidden_layers == (2, 1, 0)
+    generation = decoder.generate([5, 6, 7], max_new_tokens=16)
+    assert generation.tokens == decoder.plain().generate([5, 6, 7], max_new_tokens=16).tokens
+
+
+def test_the_targets_embedding_is_shared_not_copied(tmp_path):
+    decoder = small("SafeAILab", tmp_path)
+    own = decoder.target.module.get_input_embeddings().weight
+    assert decoder.drafter.head.embed_tokens.weight.data_ptr() == own.data_ptr()
+
+
+def test_bfloat16_heads_follow_the_target(tmp_path):
+    target = HuggingFaceModel(files.target().to(torch.bfloat16))
+    kind = files.KINDS["SafeAILab"]
+    drafter = load(*both(files.write(tmp_path, kind, files.weights(kind))), target.module)
+    assert {tensor.dtype for tensor in drafter.head.parameters()} == {torch.bfloat16}
+    assert drafter.head.target_ids.dtype == torch.int64
+    assert len(Decoder(target, drafter, Talon()).generate([3, 1], max_new_tokens=8).tokens) == 8
+
+
+@every_format
+def test_formats_are_told_apart(name, tmp_path):
+    kind = files.KINDS[name]
+    checkpoint = parse(*both(files.write(tmp_path, kind, files.weights(kind))))
+    assert checkpoint.format == name.split(",")[0]
+    assert checkpoint.problems == ()

@@ -1,0 +1,224 @@
+"""Medusa heads: the formula in every public format, one pass a round, the target's own text, and clear refusals."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import tiny
+import trained
+from drafttree.decoder import Decoder
+from drafttree.drafters import medusa
+from drafttree.drafters.checkpoints import read_config, read_tensors, recognise
+from drafttree.errors import ModelError
+from drafttree.models import HuggingFaceModel
+from drafttree.policies import POLICIES, Chain, Talon
+from trained import HIDDEN, LENGTH, PROMPT, SAMPLINGS, VOCAB, affine, assert_close, exact, silu, states
+
+TARGET = trained.counting()
+MODEL = HuggingFaceModel(TARGET)
+CLONE = trained.counting()
+PLAIN = Decoder(MODEL)
+
+
+def checkpoint(count=3, layers=1, projected=True, seed=0, scale=0.2) -> trained.Tensors:
+    """The tensors of `medusa_lm_head.pt`."""
+    shapes = {}
+    for head in range(count):
+        for layer in range(layers):
+            shapes |= {f"{head}.{layer}.linear.weight": (HIDDEN, HIDDEN), f"{head}.{layer}.linear.bias": (HIDDEN,)}
+        if projected:
+            shapes[f"{head}.{layers}.weight"] = (VOCAB, HIDDEN)
+    return trained.noise(shapes, seed, scale)
+
+
+def inside_a_full_model() -> trained.Tensors:
+    return dict(TARGET.state_dict()) | {f"medusa_head.{name}": tensor for name, tensor in checkpoint().items()}
+
+
+FORMATS = {
+    "medusa-1": (checkpoint(), {"medusa_num_heads": 3, "medusa_num_layers": 1}),
+    "config that miscounts": (checkpoint(5), {"medusa_num_heads": 2}),
+    "two blocks": (checkpoint(layers=2), {"medusa_num_layers": 2}),
+    "no projection": (checkpoint(projected=False), {}),
+    "shared by its config": (checkpoint(projected=False, layers=2), {"shared_lm_head": True}),
+    "medusa-2": (inside_a_full_model(), {"medusa_num_heads": 3, "model_type": "llama"}),
+    "bfloat16": ({name: tensor.bfloat16() for name, tensor in checkpoint().items()}, {}),
+}
+every_format = pytest.mark.parametrize(("tensors", "config"), FORMATS.values(), ids=FORMATS)
+every_policy = pytest.mark.parametrize("name", POLICIES)
+every_sampling = pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
+
+
+def formula(tensors: trained.Tensors, hidden: np.ndarray, head: int) -> np.ndarray:
+    """logits = U z, where z = h and then, block after block, z + SiLU(W z + b)."""
+    tensors = {name.removeprefix("medusa_head."): value.float() for name, value in tensors.items()}
+    state, block = hidden, 0
+    while f"{head}.{block}.linear.weight" in tensors:
+        state = state + silu(affine(state, tensors, f"{head}.{block}.linear"))
+        block += 1
+    return state @ exact(tensors.get(f"{head}.{block}.weight", CLONE.lm_head.weight)).T
+
+
+def counting(count=3) -> trained.Tensors:
+    """Heads that count on from the target's counting: right for as long as it counts."""
+    tensors, tokens = checkpoint(count, scale=0.02), CLONE.model.embed_tokens.weight.detach()
+    return tensors | {f"{head}.1.weight": tokens.roll(head + 2, 0) for head in range(count)}
+
+
+def counter(count=3) -> medusa.MedusaDrafter:
+    return medusa.load(counting(count), {}, TARGET)
+
+
+@every_format
+def test_logits_of_a_tree_equal_the_formula_in_every_round(tensors, config):
+    drafter = medusa.load(tensors, config, TARGET)
+    draft = drafter.start(PROMPT, capacity=32)
+    draft.prefill((states(5, 1),))
+    newest = states(5, 1)[0, -1]
+    for round_ in range(3):
+        expected = [formula(tensors, exact(newest), head) for head in range(drafter.levels)]
+        assert_close(draft.root(), expected[0][None])
+        assert_close(draft.expand(torch.tensor([[7, 8, 9]]), torch.tensor([[0, 0, 0]])), np.stack([expected[1]] * 3))
+        assert_close(draft.expand(torch.tensor([[7, 7]]), torch.tensor([[2, 0]])), np.stack([expected[2]] * 2))
+        rows = states(round_ + 1, seed=10 + round_)
+        draft.commit([1] * (round_ + 1), (rows,))
+        newest = rows[0, -1]
+    assert draft.passes == 3
+    assert draft.seconds > 0
+
+
+@every_policy
+@every_sampling
+def test_text_is_that_of_plain_decoding(name, sampling):
+    expected = PLAIN.generate(PROMPT, max_new_tokens=LENGTH, **sampling).tokens
+    for drafter in (medusa.load(checkpoint(seed=1), {}, TARGET), counter()):
+        decoder = Decoder(MODEL, drafter, trained.small(name))
+        assert decoder.generate(PROMPT, max_new_tokens=LENGTH, **sampling).tokens == expected
+
+
+def test_heads_read_the_last_hidden_state_of_the_text_in_every_round():
+    calls, _ = trained.watched(MODEL, counter(), Talon(width=4, budget=16))
+    steps = np.diff(sorted({len(text) for text, _, _ in calls}))
+    assert len(set(steps)) > 1
+    assert max(steps) == 4
+    for text, frontier, logits in calls:
+        hidden = CLONE(input_ids=torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states[-1][0, -1]
+        expected = formula(counting(), exact(hidden), head=len(frontier[0]))
+        np.testing.assert_allclose(exact(logits[0]), np.stack([expected] * len(frontier)), atol=1e-3)
+
+
+def test_the_heads_run_once_a_round_whatever_the_tree():
+    for policy in (Chain(depth=2), Chain(depth=6), Talon(width=4, budget=16)):
+        metrics = Decoder(MODEL, counter(), policy).generate(PROMPT, max_new_tokens=LENGTH).metrics
+        assert [turn.draft_passes for turn in metrics.rounds] == [min(turn.levels, 1) for turn in metrics.rounds]
+        assert max(turn.levels for turn in metrics.rounds) == min(3, policy.levels() or 3)
+        assert metrics.draft_pass > 0
+
+
+def test_no_tree_is_deeper_than_there_are_heads():
+    for count in (1, 2, 5):
+        rounds = Decoder(MODEL, counter(count), Chain(depth=8)).generate(PROMPT, max_new_tokens=LENGTH).metrics.rounds
+        assert max(turn.levels for turn in rounds) == count
+
+
+@every_sampling
+def test_a_prompt_of_one_token_is_enough(sampling):
+    decoder = Decoder(MODEL, counter(), Talon(width=4, budget=16))
+    expected = PLAIN.generate([7], max_new_tokens=LENGTH, **sampling).tokens
+    assert decoder.generate([7], max_new_tokens=LENGTH, **sampling).tokens == expected
+    assert decoder.generate([7], max_new_tokens=1, **sampling).tokens == expected[:1]
+
+
+def test_public_files_are_read(tmp_path):
+    """`medusa_lm_head.pt` beside its config; and a full model whose safetensors hold the heads (Medusa-2)."""
+    TARGET.save_pretrained(tmp_path / "medusa-2")
+    save_file(inside_a_full_model(), tmp_path / "medusa-2/model.safetensors")
+    (tmp_path / "medusa-1").mkdir()
+    torch.save(checkpoint(), tmp_path / "medusa-1/medusa_lm_head.pt")
+    (tmp_path / "medusa-1/config.json").write_text('{"medusa_num_heads": 2}')
+    for name in ("medusa-1", "medusa-2"):
+        assert recognise(tmp_path / name) == "medusa"
+        drafter = medusa.load(read_tensors(tmp_path / name), read_config(tmp_path / name), TARGET)
+        for key, value in checkpoint().items():
+            torch.testing.assert_close(drafter.heads.state_dict()[key], value, atol=0, rtol=0)
+
+
+def test_two_drafts_of_one_drafter_do_not_disturb_each_other():
+    drafter, tensors = medusa.load(checkpoint(), {}, TARGET), checkpoint()
+    first, second = drafter.start(PROMPT, 32), drafter.start(PROMPT, 32)
+    for draft, seed in ((first, 1), (second, 2)):
+        draft.prefill((states(4, seed),))
+        draft.root()
+    below = first.expand(torch.tensor([[5]]), torch.tensor([[0]]))
+    assert_close(below, formula(tensors, exact(states(4, 1)[0, -1]), head=1)[None])
+
+
+@pytest.mark.parametrize("name", ["gpt_neox", "qwen3", "gemma3", "gpt2"])
+def test_any_architecture_can_be_the_target(name):
+    target = tiny.build(name)
+    model = HuggingFaceModel(target)
+    drafter = medusa.load(checkpoint(projected=False, scale=0.02), {}, target)
+    decoder = Decoder(model, drafter, Talon(width=4, budget=16))
+    assert decoder.generate(PROMPT, max_new_tokens=LENGTH).tokens == (
+        decoder.plain().generate(PROMPT, max_new_tokens=LENGTH).tokens
+    )
+
+
+def test_heads_take_the_targets_dtype_and_share_its_projection():
+    target = tiny.build("llama").bfloat16()
+    drafter = medusa.load(checkpoint(projected=False), {}, target)
+    weights = list(drafter.heads.parameters())
+    assert {weight.dtype for weight in weights} == {torch.bfloat16}
+    assert not any(weight.requires_grad for weight in weights)
+    assert sum(weight.numel() for weight in weights) == 3 * HIDDEN * (HIDDEN + 1)
+
+
+def refused(tensors, config=None) -> str:
+    with pytest.raises(ModelError) as error:
+        medusa.load(tensors, config or {}, TARGET)
+    return str(error.value)
+
+
+def test_missing_and_unexpected_tensors_are_all_named_once():
+    tensors = checkpoint(12)
+    for name in ("0.0.linear.bias", "11.1.weight", "2.1.weight"):
+        del tensors[name]
+    tensors |= trained.noise({"strange": (2,), "3.1.bias": (VOCAB,)})
+    message = refused(tensors)
+    assert "missing 0.0.linear.bias, 2.1.weight, 11.1.weight; unexpected" in message
+    assert sorted(message.split("unexpected ")[1].split(", ")) == ["3.1.bias", "strange"]
+
+
+def test_projections_beside_a_config_that_shares_them_are_unexpected():
+    assert "unexpected 0.1.weight, 1.1.weight, 2.1.weight" in refused(checkpoint(), {"shared_lm_head": True})
+
+
+def test_projections_missing_where_the_config_says_they_are_stored():
+    assert "missing 0.1.weight, 1.1.weight" in refused(checkpoint(2, projected=False), {"shared_lm_head": False})
+
+
+def test_wrong_shapes_are_all_shown_as_found_and_expected():
+    tensors = checkpoint() | trained.noise({"1.0.linear.bias": (7,), "2.1.weight": (VOCAB, 9)})
+    message = refused(tensors)
+    assert f"1.0.linear.bias is [7] and should be [{HIDDEN}]" in message
+    assert f"2.1.weight is [{VOCAB}, 9] and should be [{VOCAB}, {HIDDEN}]" in message
+    assert len(re.findall("should be", message)) == 2
+
+
+@pytest.mark.parametrize(
+    ("size", "found", "expected"), [("hidden_size", 16, HIDDEN), ("vocab_size", 50, VOCAB)], ids=["hidden", "vocab"]
+)
+def test_heads_made_for_another_target_are_refused_with_both_numbers(size, found, expected):
+    hidden, vocab = (found, VOCAB) if size == "hidden_size" else (HIDDEN, found)
+    shapes = {"0.0.linear.weight": (hidden, hidden), "0.0.linear.bias": (hidden,), "0.1.weight": (vocab, hidden)}
+    message = refused(trained.noise(shapes))
+    assert f"of {found}" in message
+    assert f"is {expected}" in message
+
+
+@pytest.mark.parametrize("tensors", [{}, {"model.norm.weight": torch.ones(HIDDEN)}], ids=["nothing", "another model"])
+def test_tensors_without_a_head_are_refused(tensors):
+    assert "no Medusa head" in refused(tensors)

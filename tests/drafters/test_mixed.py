@@ -1,0 +1,140 @@
+"""Lookup mixed with a model: who drafts when, and a model's cache that is right whenever it is asked again."""
+
+import itertools
+
+import pytest
+
+import tiny
+from drafttree.decoder import Decoder
+from drafttree.drafters import LanguageModelDrafter, Mixed, SuffixAutomaton
+from drafttree.drafters.language_model import LanguageModelDraft
+from drafttree.drafters.recall import LookupDraft
+from drafttree.policies import Chain, Talon
+from test_decoder import DRAFT, PROMPT, TARGET, VOCAB
+from toy import Script, ToyDrafter, ToyModel, greedy_text
+
+
+class Watched:
+    """A drafter that hands out another's drafts and keeps them."""
+
+    def __init__(self, drafter) -> None:
+        self.drafter = drafter
+        self.vocab_size, self.context, self.hidden_layers = drafter.vocab_size, drafter.context, drafter.hidden_layers
+
+    def start(self, prompt, capacity):
+        self.draft = self.drafter.start(prompt, capacity)
+        return self.draft
+
+
+class Checked(LanguageModelDrafter):
+    """A language model that recomputes every first row of a round from all tokens."""
+
+    def start(self, prompt, capacity):
+        return CheckedDraft(self.model, prompt, capacity)
+
+
+class CheckedDraft(LanguageModelDraft):
+    def __init__(self, model, prompt, capacity) -> None:
+        super().__init__(model, prompt, capacity)
+        self.text, self.model, self.checks = list(prompt), model, []
+        CheckedDraft.last = self
+
+    def root(self):
+        logits = super().root()
+        fresh = LanguageModelDraft(self.model, self.text, 8).root()
+        self.checks.append(float((logits - fresh).abs().max()))
+        return logits
+
+    def commit(self, tokens, features):
+        super().commit(tokens, features)
+        self.text += tokens
+
+
+@pytest.mark.parametrize("turns", [[0, 9], [0, 9, 9], [9, 0], [0, 0, 9, 9, 9]])
+def test_the_models_cache_is_right_after_rounds_it_did_not_draft(turns, monkeypatch):
+    """Lookup and the model take turns; the model reads what it missed, once."""
+    turn = itertools.cycle(turns)
+    monkeypatch.setattr(LookupDraft, "expected", lambda self, levels: next(turn))
+    target, module = tiny.wrap(tiny.build("llama"))[0], tiny.wrap(tiny.build("qwen3", seed=4))[0]
+    mixed = Watched(Mixed(SuffixAutomaton(tiny.VOCAB), Checked(module)))
+    decoder = Decoder(target, mixed, Talon(width=3, budget=9))
+    prompt = tiny.random_tokens(7, 2) * 2
+    out = decoder.generate(prompt, max_new_tokens=30)
+    assert out.tokens == decoder.plain().generate(prompt, max_new_tokens=30).tokens
+    checked = CheckedDraft.last
+    assert len(checked.checks) == mixed.draft.by_model > 3
+    assert mixed.draft.by_lookup > 3
+    assert max(checked.checks) < 1e-4
+    assert checked.text == prompt + out.tokens
+
+
+def mixed(law, draft, vocab=VOCAB) -> tuple[Decoder, Watched]:
+    watched = Watched(Mixed(SuffixAutomaton(vocab), ToyDrafter(draft, vocab)))
+    return Decoder(ToyModel(law, vocab), watched, Chain(depth=4)), watched
+
+
+def test_lookup_drafts_what_repeats_itself():
+    verse = [1, 2, 3, 4, 2, 5, 6, 7, 0, 3] * 6
+    decoder, watched = mixed(Script(verse, VOCAB), DRAFT)
+    out = decoder.generate([0], max_new_tokens=len(verse))
+    assert out.tokens == verse
+    assert watched.draft.by_lookup > watched.draft.by_model
+    assert all(out.drafted[-4:-1])
+
+
+def test_the_model_drafts_what_does_not():
+    law = Script(list(range(60)), 64)
+    decoder, watched = mixed(law, law, 64)
+    out = decoder.generate([63], max_new_tokens=50)
+    assert out.tokens == list(range(50))
+    assert watched.draft.by_lookup == 0
+    assert len(out.metrics.rounds) == 10
+
+
+@pytest.mark.parametrize(("draft", "by_model"), [(TARGET, True), (Script([9], VOCAB), False)], ids=["right", "wrong"])
+def test_who_is_accepted_more_gets_the_rounds(draft, by_model):
+    """On a text where lookup always has a match, which does not often hold."""
+    decoder, watched = mixed(TARGET, draft)
+    decoder.generate([*PROMPT, *greedy_text(TARGET, PROMPT, 40)], max_new_tokens=60, temperature=1.0)
+    assert (watched.draft.by_model > watched.draft.by_lookup) == by_model
+
+
+def test_a_model_that_rests_is_tried_again():
+    """After a text it could not follow comes one that only it knows."""
+    verse, rest = [1, 2, 3, 1, 2, 4] * 30, [5, 6, 7, 0, 5, 7, 6, 0, 7, 5, 0, 6]
+    law = Script(verse + rest, VOCAB)
+    draft = Script([9] * len(verse) + rest, VOCAB)
+    decoder, watched = mixed(law, draft)
+    out = decoder.generate([0], max_new_tokens=len(verse + rest))
+    assert watched.draft.by_lookup > 20
+    assert sum(out.drafted[-len(rest) :]) >= 4
+
+
+def test_the_same_seed_gives_the_same_rounds():
+    shapes = []
+    for _ in range(2):
+        decoder, _ = mixed(TARGET, DRAFT)
+        metrics = decoder.generate(PROMPT, max_new_tokens=40, temperature=1.0, seed=3).metrics
+        shapes.append([(r.committed, r.accepted, r.nodes, r.levels, r.draft_passes) for r in metrics.rounds])
+    assert shapes[0] == shapes[1]
+
+
+def test_passes_and_seconds_are_those_of_both():
+    decoder, watched = mixed(Script([1, 2, 3] * 20, VOCAB), DRAFT)
+    metrics = decoder.generate([0], max_new_tokens=40).metrics
+    draft = watched.draft
+    assert draft.by_lookup
+    assert draft.by_model
+    assert sum(round_.draft_passes for round_ in metrics.rounds) == draft.passes
+    assert draft.passes == draft._lookup.passes + draft._model.passes
+    assert draft.seconds >= draft._lookup.seconds - 1e-3
+
+
+def test_a_mixed_drafter_shows_what_its_model_needs():
+    class Headed(ToyDrafter):
+        def __init__(self) -> None:
+            super().__init__(DRAFT, context=32)
+            self.hidden_layers = (1, 2)
+
+    both = Mixed(SuffixAutomaton(VOCAB), Headed())
+    assert (both.vocab_size, both.context, both.hidden_layers) == (VOCAB, 32, (1, 2))

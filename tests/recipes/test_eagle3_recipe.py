@@ -1,0 +1,212 @@
+"""The EAGLE-3 recipe: what it learns is what drafting does, and runs stop, cache, go on, and load back."""
+
+import errno
+import importlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from toy_run import SIZES, train
+from transformers import AutoModelForCausalLM
+
+import tiny
+import trained
+from drafttree.decoder import Decoder
+from drafttree.drafters import eagle3_format
+from drafttree.drafters.checkpoints import read_config, read_tensors, recognise
+from drafttree.models import HuggingFaceModel
+from drafttree.policies import Talon
+
+KINDS = {
+    "plain": (),
+    "own projection": ("--own-projection",),
+    "reduced vocabulary": ("--draft-vocab", "40"),
+    "reduced vocabulary, own projection, two layers": ("--draft-vocab", "40", "--own-projection", "--layers", "2"),
+}
+every_kind = pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
+KIND = ("eagle3", "--mlp", "24")
+
+
+def made(options, target: Path, data: Path, out: Path):
+    """A run that has not begun, with random weights so that every gradient shows."""
+    train((*KIND, *options), target, data, out, "--tokens", "64")
+    lessons, recipe = importlib.import_module("heads"), importlib.import_module("eagle3")
+    module = AutoModelForCausalLM.from_pretrained(target).requires_grad_(False)
+    parser = lessons.parser("")
+    parser.add_argument("--draft-vocab", type=int)
+    parser.add_argument("--mlp", type=int)
+    places = ("--target", str(target), "--data", str(data), "--out", str(out))
+    chosen = parser.parse_args([*places, *SIZES, *KIND[1:], *options, "--decay", "0.5"])
+    lesson = recipe.Eagle3Lesson(module, chosen)
+    generator = torch.Generator().manual_seed(2)
+    for parameter in lesson.heads.parameters():
+        if parameter.requires_grad:
+            parameter.data.normal_(0, 0.2, generator=generator)
+    return recipe.Eagle3Run(module, lesson, None, chosen)
+
+
+def loaded(folder: Path, target: Path):
+    module = AutoModelForCausalLM.from_pretrained(target)
+    return module, eagle3_format.load(read_tensors(folder), read_config(folder), module)
+
+
+@every_kind
+def test_files_are_of_the_public_format_and_load_back(options, target, data, tmp_path):
+    train((*KIND, *options), target, data, tmp_path)
+    final = tmp_path / "final"
+    assert recognise(final) == "eagle3"
+    stored = read_tensors(final)
+    assert ("lm_head.weight" in stored) == ("--own-projection" in options)
+    assert "embed_tokens.weight" not in stored
+    assert ("d2t" in stored) == ("--draft-vocab" in options)
+    module, drafter = loaded(final, target)
+    assert drafter.hidden_layers == (2, 1, 0)
+    decoder = Decoder(HuggingFaceModel(module), drafter, Talon(width=3, budget=8))
+    out = decoder.generate(trained.PROMPT, max_new_tokens=12).tokens
+    assert out == decoder.plain().generate(trained.PROMPT, max_new_tokens=12).tokens
+
+
+def test_the_draft_vocabulary_is_what_the_text_has_most_of(target, data, tmp_path):
+    train((*KIND, "--draft-vocab", "20"), target, data, tmp_path)
+    drafter = loaded(tmp_path / "final", target)[1]
+    counts = np.bincount(np.load(tmp_path / "tokens.npy"), minlength=tiny.VOCAB)
+    chosen = drafter.head.target_ids.numpy()
+    assert counts[chosen].min() >= np.delete(counts, chosen).max()
+
+
+@every_kind
+def test_every_level_learns_what_it_says_when_it_drafts(options, target, data, tmp_path):
+    """The lesson's outputs and losses are those of the drafter along the text, level by level, from every start."""
+    run = made(options, target, data, tmp_path)
+    run.lesson.write(tmp_path / "untrained")
+    module = run.target
+    tensors = {name: tensor.float() for name, tensor in read_tensors(tmp_path / "untrained").items()}
+    maps = {name: tensor for name, tensor in read_tensors(tmp_path / "untrained").items() if name in ("d2t", "t2d")}
+    for parameter in run.heads.parameters():
+        parameter.data = parameter.data.to(torch.bfloat16).float() if parameter.requires_grad else parameter.data
+    drafter = eagle3_format.load(tensors | maps, read_config(tmp_path / "untrained"), module)
+    text = tiny.random_tokens(16, 1)
+    losses = run._teach(torch.tensor([text]))
+    with torch.no_grad():
+        out = module(torch.tensor([text]), output_hidden_states=True)
+    states = tuple(out.hidden_states[layer] for layer in drafter.hidden_layers)
+    nats, rows = torch.zeros(3), len(text) - 3
+    ids = torch.arange(tiny.VOCAB) if drafter.head.target_ids is None else drafter.head.target_ids
+    for start in range(1, rows + 1):
+        draft = drafter.start(text[: start + 1], 32)
+        draft.prefill(tuple(state[:, :start] for state in states))
+        said = [draft.root()]
+        said += [draft.expand(torch.tensor([[text[start + level]]]), torch.zeros(1, 1).long()) for level in (1, 2)]
+        for level, logits in enumerate(said):
+            answer = out.logits[0, start + level]
+            if answer.argmax() in ids:
+                nats[level] -= (answer[ids].softmax(-1) * logits[0, 0, ids].log_softmax(-1)).sum()
+    assert losses.positions == rows
+    torch.testing.assert_close(losses.nats, nats, atol=1e-2, rtol=1e-3)
+
+
+@every_kind
+def test_gradients_are_those_of_the_loss(options, target, data, tmp_path):
+    """A small step along the gradient lowers the weighted loss by the square of its length."""
+    run = made(options, target, data, tmp_path)
+    inputs = torch.tensor([tiny.random_tokens(16, seed) for seed in (1, 2)])
+
+    def loss() -> float:
+        run.heads.zero_grad(set_to_none=True)
+        found = run._teach(inputs)
+        return float((found.nats * torch.tensor([1.0, 0.5, 0.25])).sum()) / found.positions
+
+    before = loss()
+    learning = [parameter for parameter in run.heads.parameters() if parameter.requires_grad]
+    assert all(parameter.grad is not None for parameter in learning)
+    steepness = sum(float(parameter.grad.square().sum()) for parameter in learning)
+    step = 0.02 / steepness
+    for parameter in learning:
+        parameter.data -= step * parameter.grad
+    assert before - loss() == pytest.approx(step * steepness, rel=0.15)
+    assert run.target.lm_head.weight.grad is None
+
+
+def test_every_level_learns_to_count(target, data, tmp_path):
+    run = made(("--rate", "0.1"), target, data, tmp_path)
+    run.windows = importlib.import_module("windows").Windows((np.arange(2000) % 50).astype(np.uint16))
+    plan = importlib.import_module("schedule").Plan(layers=1, tokens=64, length=16, rate=1.0)
+    agreements = [run.update(plan).means()["agreement"] for _ in range(60)]
+    assert max(agreements[0]) < 0.1
+    assert all(sum(level) / 5 > 0.25 for level in zip(*agreements[-5:], strict=True))
+
+
+@pytest.mark.parametrize("cache", [(), ("--cache",)])
+def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(cache, target, data, tmp_path, monkeypatch):
+    train((*KIND, *cache), target, data, tmp_path / "whole")
+    run = importlib.import_module("eagle3").Eagle3Run
+    update = run.update
+
+    def stopped(self, now):
+        losses = update(self, now)
+        self.stopping = self.step in (2, 5)
+        return losses
+
+    monkeypatch.setattr(run, "update", stopped)
+    for _ in range(2):
+        with pytest.raises(SystemExit, match="goes on from there"):
+            train((*KIND, *cache), target, data, tmp_path / "parts")
+    kept = torch.load(tmp_path / "parts/checkpoint.pt", weights_only=True)["heads"]
+    assert not {"embed_tokens.weight", "lm_head.weight"} & kept.keys()
+    train((*KIND, *cache), target, data, tmp_path / "parts")
+    whole, parts = (read_tensors(tmp_path / name / "final") for name in ("whole", "parts"))
+    for name, tensor in whole.items():
+        torch.testing.assert_close(parts[name], tensor, atol=1e-2, rtol=1e-2, msg=name)
+
+
+def test_cached_features_are_those_computed(target, data, tmp_path):
+    train((*KIND, "--cache"), target, data, tmp_path, "--tokens", "1600")
+    features, windows = importlib.import_module("features"), importlib.import_module("features").RepeatedWindows
+    module, stream = AutoModelForCausalLM.from_pretrained(target), np.load(tmp_path / "tokens.npy")
+    files = sorted((tmp_path / "features").glob("*.safetensors"))
+    supply, seen = windows(stream), {}
+    for _ in range(2 * len(files)):
+        inputs, _ = supply.take(4, 16)
+        assert torch.equal(seen.setdefault(supply.number, inputs), inputs)
+        last, states = features.Features(module, (2, 1, 0), None).of(inputs, supply)
+        kept = load_file(tmp_path / f"features/batch-{supply.number:06d}.safetensors")["states"].float()
+        torch.testing.assert_close(kept, torch.stack((last, *states)), atol=0.05, rtol=0.01)
+    assert len(files) == supply.batches == len(seen)
+
+
+def test_a_full_disk_is_one_clear_line_and_the_run_goes_on(target, data, tmp_path, monkeypatch):
+    write, room = Path.write_bytes, [3]
+
+    def full(path, content):
+        if path.suffix == ".partial" and not room[0]:
+            write(path, content[: len(content) // 2])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        room[0] -= path.suffix == ".partial"
+        return write(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(
+        SystemExit, match=r"eagle3: cannot keep .* \(No space left on device\): 3 of \d+ batches .* room"
+    ):
+        train((*KIND, "--cache"), target, data, tmp_path)
+    assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["step"] == 3
+    assert not list((tmp_path / "features").glob("*.partial"))
+    monkeypatch.setattr(Path, "write_bytes", write)
+    train(KIND, target, data, tmp_path)
+    assert (tmp_path / "final/model.safetensors").exists()
+
+
+def test_targets_and_sizes_that_do_not_do_are_refused(target, data, tmp_path):
+    with pytest.raises(SystemExit, match="--draft-vocab 98 must lie between 1 and the target's vocabulary of 97"):
+        train((*KIND, "--draft-vocab", "98"), target, data, tmp_path / "a")
+    shallow = tmp_path / "shallow"
+    for file in target.iterdir():
+        (shallow / file.name).parent.mkdir(exist_ok=True)
+        (shallow / file.name).write_bytes(file.read_bytes())
+    config = json.loads((shallow / "config.json").read_text())
+    (shallow / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2, "layer_types": None}))
+    with pytest.raises(SystemExit, match="has 2 layers; an EAGLE-3 head reads the states of at least 3"):
+        train(KIND, shallow, data, tmp_path / "b")

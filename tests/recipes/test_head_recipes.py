@@ -1,0 +1,188 @@
+"""The recipes for heads: the lesson against plain autograd, runs that stop and go on, files that load, bad corpora."""
+
+import gzip
+import importlib
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from toy_run import SIZES, train
+from transformers import AutoModelForCausalLM
+
+import tiny
+import trained
+from drafttree.decoder import Decoder
+from drafttree.drafters import hydra, medusa
+from drafttree.drafters.checkpoints import read_config, read_tensors, recognise
+from drafttree.models import HuggingFaceModel
+from drafttree.policies import Talon
+
+KINDS = {
+    "medusa": ("medusa",),
+    "medusa, two blocks, own projection": ("medusa", "--layers", "2", "--own-projection"),
+    "hydra": ("hydra",),
+    "hydra++": ("hydra", "--prefix", "--layers", "2"),
+    "hydra++, own projection": ("hydra", "--prefix", "--own-projection"),
+}
+LOADERS = {"medusa": medusa.load, "hydra": hydra.load}
+every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+
+
+def made(kind, target: Path, data: Path, out: Path):
+    """A run that has not begun, with random heads so that every gradient shows."""
+    train(kind, target, data, out, "--tokens", "64")
+    name, *own = kind
+    lessons, recipe = importlib.import_module("heads"), importlib.import_module(name)
+    module = AutoModelForCausalLM.from_pretrained(target).requires_grad_(False)
+    parser = lessons.parser("")
+    parser.add_argument("--prefix", action="store_true")
+    places = ("--target", str(target), "--data", str(data), "--out", str(out))
+    options = parser.parse_args([*places, *SIZES, *own, "--decay", "0.5"])
+    lesson = {"medusa": "MedusaLesson", "hydra": "HydraLesson"}[name]
+    lesson = getattr(recipe, lesson)(module, options)
+    generator = torch.Generator().manual_seed(2)
+    for parameter in lesson.heads.parameters():
+        parameter.data.normal_(0, 0.2, generator=generator)
+    return lessons.HeadRun(module, lesson, None, options)
+
+
+@every_kind
+def test_files_are_of_the_public_format_and_load_back(kind, target, data, tmp_path):
+    train(kind, target, data, tmp_path)
+    final = tmp_path / "final"
+    module = AutoModelForCausalLM.from_pretrained(target)
+    assert recognise(final) == kind[0]
+    drafter = LOADERS[kind[0]](read_tensors(final), read_config(final), module)
+    assert drafter.levels == 3
+    decoder = Decoder(HuggingFaceModel(module), drafter, Talon(width=3, budget=8))
+    out = decoder.generate(trained.PROMPT, max_new_tokens=12).tokens
+    assert out == decoder.plain().generate(trained.PROMPT, max_new_tokens=12).tokens
+
+
+@every_kind
+def test_the_targets_own_parts_are_stored_only_where_they_are_trained(kind, target, data, tmp_path):
+    train(kind, target, data, tmp_path)
+    tall = {name for name, tensor in read_tensors(tmp_path / "final").items() if len(tensor) == tiny.VOCAB}
+    ends = {"medusa": ".weight", "hydra": "hydra_lm_head"}[kind[0]]
+    assert bool(tall) == ("--own-projection" in kind)
+    assert all(ends in name or name == "input_embed_fn.weight" for name in tall)
+
+
+@every_kind
+def test_losses_and_gradients_are_those_of_plain_autograd(kind, target, data, tmp_path):
+    """Head k at t against the target's distribution at t + 1 + k, by whole tensors, from the logits of transformers."""
+    run = made(kind, target, data, tmp_path)
+    heads, length, levels = run.heads, 16, 3
+    inputs = torch.tensor([tiny.random_tokens(length, seed) for seed in (1, 2)])
+    losses = run._teach(inputs)
+    found = {name: parameter.grad.clone() for name, parameter in heads.named_parameters()}
+    heads.zero_grad(set_to_none=True)
+
+    out = run.target(input_ids=inputs, output_hidden_states=True)
+    hidden, answers = out.hidden_states[-1], out.logits.softmax(-1)
+    embedded, count = run.target.get_input_embeddings()(inputs), length - levels
+    context = hidden if kind[0] == "medusa" else heads.context(hidden)
+    total = 0
+    for level in range(levels):
+        parts = [context[:, :count], *(embedded[:, 1 + ahead : 1 + ahead + count] for ahead in range(level + 1))]
+        said = heads[level](parts[0]) if kind[0] == "medusa" else heads(level, torch.cat(parts, -1))
+        logits = said if "--own-projection" in kind else run.target.lm_head(said)
+        answer = answers[:, 1 + level : 1 + level + count]
+        nats = -(answer * logits.log_softmax(-1)).sum()
+        total = total + 0.5**level * nats / (2 * count)
+        torch.testing.assert_close(losses.nats[level], nats.detach(), atol=1e-3, rtol=1e-4)
+        assert losses.agreeing[level] == (answer.argmax(-1) == logits.argmax(-1)).sum()
+    total.backward()
+    assert losses.positions == 2 * count
+    for name, parameter in heads.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad, atol=1e-5, rtol=1e-3, msg=name)
+
+
+@every_kind
+def test_training_lowers_the_loss(kind, target, data, tmp_path):
+    run = made(kind, target, data, tmp_path)
+    run.windows = importlib.import_module("windows").Windows((np.arange(2000) % 50).astype(np.uint16))
+    plan = importlib.import_module("schedule").Plan(layers=1, tokens=64, length=16, rate=1.0)
+    losses = [sum(run.update(plan).means()["loss"]) for _ in range(20)]
+    assert sum(losses[-3:]) < 0.95 * sum(losses[:3])
+
+
+@pytest.mark.parametrize("kind", [("medusa",), ("hydra", "--prefix")], ids=["medusa", "hydra++"])
+def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(kind, target, data, tmp_path, monkeypatch, capsys):
+    train(kind, target, data, tmp_path / "whole")
+    lessons = importlib.import_module("heads")
+    update = lessons.HeadRun.update
+
+    def stopped(run, now):
+        losses = update(run, now)
+        if run.step in (2, 5):
+            signal.raise_signal(signal.SIGTERM)
+        return losses
+
+    monkeypatch.setattr(lessons.HeadRun, "update", stopped)
+    for _ in range(2):
+        with pytest.raises(SystemExit, match="goes on from there"):
+            train(kind, target, data, tmp_path / "parts")
+        assert not (tmp_path / "parts/final").exists()
+    train(kind, target, data, tmp_path / "parts")
+    assert "resumed at step 5" in capsys.readouterr().out
+    whole, parts = (read_tensors(tmp_path / name / "final") for name in ("whole", "parts"))
+    assert whole.keys() == parts.keys()
+    for name, tensor in whole.items():
+        torch.testing.assert_close(parts[name], tensor, atol=1e-2, rtol=1e-2, msg=name)
+    train(kind, target, data, tmp_path / "parts")
+    assert "is there already" in capsys.readouterr().out
+
+
+def test_a_line_of_progress_says_how_long_it_will_take(target, data, tmp_path, capsys):
+    train(("medusa",), target, data, tmp_path)
+    line = next(line for line in capsys.readouterr().out.splitlines() if "minutes left" in line)
+    assert all(word in line for word in ("step 10", "tokens 640", "progress 1.0", "loss [", "agreement [", "speed"))
+
+
+def test_a_run_is_not_resumed_with_other_settings(target, data, tmp_path):
+    train(("medusa",), target, data, tmp_path)
+    with pytest.raises(SystemExit, match="begun with --heads 3, not 2; use another --out"):
+        train(("medusa",), target, data, tmp_path, "--heads", "2")
+
+
+def written(name: str, content: bytes):
+    def write(folder: Path) -> None:
+        (folder / name).write_bytes(content)
+
+    return write
+
+
+CORPORA = {
+    "nothing": (lambda folder: None, "holds no text"),
+    "an empty file": (written("a.txt", b" \n"), "holds no text"),
+    "other files": (written("a.pdf", b"text"), r"holds no text; expected files named \*.txt"),
+    "a broken archive": (written("a.jsonl.gz", gzip.compress(b'{"text": "w1"}' * 99)[:-9]), "cannot read .*a.jsonl.gz"),
+    "no archive": (written("a.txt.gz", b"plain"), "cannot read .*a.txt.gz"),
+    "no JSON": (written("a.jsonl", b"plain"), "cannot read .*a.jsonl"),
+    "no text in it": (written("a.jsonl", b'{"body": "w1"}'), "a.jsonl has a line without a 'text'"),
+    "not UTF-8": (written("a.txt", b"\xff\xfe\x00"), "cannot read .*a.txt"),
+    "too short": (written("a.txt", b"w1 w2 w3"), "holds 4 tokens, a step needs 96"),
+}
+
+
+@pytest.mark.parametrize(("write", "reason"), CORPORA.values(), ids=CORPORA)
+def test_a_corpus_that_cannot_be_used_is_one_clear_line(write, reason, target, tmp_path):
+    (tmp_path / "data").mkdir()
+    write(tmp_path / "data")
+    with pytest.raises(SystemExit, match=f"^medusa: .*{reason}"):
+        train(("medusa",), target, tmp_path / "data", tmp_path / "out")
+
+
+def test_a_corpus_or_target_that_is_not_there_is_one_clear_line(target, data, tmp_path):
+    with pytest.raises(SystemExit, match="nowhere"):
+        train(("hydra",), target, tmp_path / "nowhere", tmp_path / "out")
+    with pytest.raises(SystemExit, match="model folder '/nowhere' does not exist"):
+        train(("hydra",), Path("/nowhere"), data, tmp_path / "other")
+
+
+def test_sizes_that_do_not_go_together_are_refused(target, data, tmp_path):
+    with pytest.raises(SystemExit, match="--length 3 must lie between --heads 3 and --batch 64"):
+        train(("medusa",), target, data, tmp_path, "--length", "3")

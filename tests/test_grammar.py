@@ -1,0 +1,296 @@
+"""Grammars at every node: against brute force with `re`, against xgrammar one token at a time, and their errors."""
+
+import functools
+import itertools
+import json
+import math
+import re
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
+
+import drafttree
+from drafttree import grammar
+from drafttree.certify import certify
+from drafttree.decoder import Decoder
+from drafttree.errors import ConfigError
+from drafttree.policies import Chain, DynaTree, Eagle, Talon, Template
+from drafttree.reference import transformers_generate
+from drafttree.verifiers import RRS, LossyTypical, PointMass, RRSw, Traversal
+from toy import Table, ToyDrafter, ToyModel
+
+xgrammar = pytest.importorskip("xgrammar")
+
+PIECES = ["<eos>", "a", "b", "c", "ab", "bc", "ca", "cab"]
+VOCAB, EOS, PROMPT = len(PIECES), 0, [1, 2, 3]
+PATTERNS = ["(ab|c)*", "a(bc?)+", "[ab]{2,5}c?", "(a|ab)(c|bca?){1,2}", "c(a|b|c)"]
+LENGTH = 8
+TARGET = Table(VOCAB, seed=4, scale=1.0)
+DRAFT = TARGET.blurred(0.7)
+POLICIES = {
+    "chain": Chain(depth=4),
+    "binary": Template(tree="binary-2"),
+    "dynatree": DynaTree(base_depth=3, max_depth=4, budget=20),
+    "talon": Talon(width=3, margin=0.1, budget=12),
+    "eagle": Eagle(depth=3, top_k=3, budget=10),
+}
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "moods": {"type": "array", "items": {"enum": ["glad", "sad"]}, "maxItems": 2},
+    },
+    "required": ["name", "age", "moods"],
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    model = WordLevel({piece: index for index, piece in enumerate(PIECES)}, unk_token="<eos>")
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model), eos_token="<eos>")
+
+
+@pytest.fixture(scope="module")
+def embedded():
+    return drafttree.load(dtype="float32")
+
+
+def spell(tokens) -> str:
+    return "".join(PIECES[token] for token in tokens)
+
+
+@functools.cache
+def leads_somewhere(pattern: str, text: str) -> bool:
+    """Whether some text of the pattern begins so; these patterns need three more letters at most."""
+    ends = ("".join(word) for size in range(4) for word in itertools.product("abc", repeat=size))
+    return any(re.fullmatch(pattern, text + end) for end in ends)
+
+
+def allowed(pattern: str, path: tuple[int, ...]) -> list[bool]:
+    """Which tokens may follow a path, by looking for a text that goes on so."""
+    text = spell(path)
+    return [bool(re.fullmatch(pattern, text)), *(leads_somewhere(pattern, text + piece) for piece in PIECES[1:])]
+
+
+def decoder(tokenizer, policy, verifier=None) -> Decoder:
+    return Decoder(ToyModel(TARGET, VOCAB), ToyDrafter(DRAFT, VOCAB), policy, verifier, tokenizer, eos=(EOS,))
+
+
+short_paths = st.lists(st.lists(st.integers(1, VOCAB - 1), max_size=2).map(tuple), min_size=1, max_size=12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(pattern=st.sampled_from(PATTERNS), committed=st.lists(st.integers(1, VOCAB - 1), max_size=1), paths=short_paths)
+def test_what_may_follow_a_path_is_what_brute_force_finds(tokenizer, pattern, committed, paths):
+    follower = grammar.regex(pattern).follow(tokenizer, VOCAB, (EOS,))
+    for place, token in enumerate(committed):
+        if not allowed(pattern, tuple(committed[:place]))[token]:
+            return
+        follower.commit(token)
+    logits = follower.restrict(paths, torch.zeros(len(paths), VOCAB))
+    for path, row in zip(paths, logits, strict=True):
+        steps = range(len(path))
+        legal = all(allowed(pattern, (*committed, *path[:at]))[path[at]] for at in steps)
+        expected = allowed(pattern, (*committed, *path)) if legal else [True] * VOCAB
+        assert (row == 0).tolist() == expected
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+def test_greedy_writes_what_one_token_at_a_time_writes(tokenizer, policy, pattern):
+    tokens: list[int] = []
+    while len(tokens) < LENGTH and EOS not in tokens:
+        logits = torch.tensor(TARGET([*PROMPT, *tokens]))
+        possible = torch.tensor(allowed(pattern, tuple(tokens)))
+        tokens.append(int(logits.masked_fill(~possible, -math.inf).argmax()))
+    options = {"max_new_tokens": LENGTH, "grammar": grammar.regex(pattern)}
+    assert decoder(tokenizer, policy).generate(PROMPT, **options).tokens == tokens
+
+
+@pytest.mark.parametrize("verifier", [None, PointMass, RRS, RRSw, Traversal])
+def test_every_text_drawn_is_one_of_the_grammar(tokenizer, verifier):
+    pattern = PATTERNS[3]
+    made, wanted = decoder(tokenizer, POLICIES["binary"], verifier), grammar.regex(pattern)
+    for seed in range(12):
+        out = made.generate(PROMPT, max_new_tokens=LENGTH, temperature=1.0, seed=seed, grammar=wanted)
+        assert out.finish_reason == "stop"
+        assert out.tokens[-1] == EOS
+        assert re.fullmatch(pattern, spell(out.tokens[:-1]))
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+def test_a_coupled_text_is_the_same_with_and_without_speculation(tokenizer, policy):
+    for pattern, seed in itertools.product(PATTERNS, range(2)):
+        options = {"temperature": 0.9, "seed": seed, "grammar": grammar.regex(pattern), "max_new_tokens": 12}
+        made = decoder(tokenizer, policy)
+        assert made.generate(PROMPT, **options).tokens == made.plain().generate(PROMPT, **options).tokens
+
+
+def test_a_grammar_is_used_for_many_texts_and_compiled_once(tokenizer, monkeypatch):
+    wanted, made = grammar.regex("(ab|bc){2}"), decoder(tokenizer, POLICIES["talon"])
+    first = made.generate(PROMPT, max_new_tokens=9, grammar=wanted).tokens
+    monkeypatch.setattr(xgrammar.GrammarCompiler, "compile_grammar", None)
+    assert made.generate(PROMPT, max_new_tokens=9, grammar=wanted).tokens == first
+
+
+def test_a_tree_costs_one_mask_per_node(tokenizer, monkeypatch):
+    asked = []
+    fill = xgrammar.GrammarMatcher.fill_next_token_bitmask
+    monkeypatch.setattr(
+        xgrammar.GrammarMatcher,
+        "fill_next_token_bitmask",
+        lambda *arguments, **options: asked.append(1) or fill(*arguments, **options),
+    )
+    out = decoder(tokenizer, POLICIES["eagle"]).generate(PROMPT, max_new_tokens=20, grammar=grammar.regex("(a|b|c)+"))
+    assert len(asked) <= 1 + sum(round_.nodes for round_ in out.metrics.rounds)
+
+
+def test_drafts_keep_to_the_grammar_too(tokenizer):
+    """The drafter's favourite is never allowed, and yet what it drafts is accepted."""
+
+    def law(prefix):
+        return [9.0 if token == 3 else float(token == 1 + len(prefix) % 2) for token in range(VOCAB)]
+
+    made = Decoder(ToyModel(law, VOCAB), ToyDrafter(law, VOCAB), Chain(depth=4), None, tokenizer, eos=(EOS,))
+    out = made.generate([1], max_new_tokens=10, grammar=grammar.regex("[ab]+"))
+    assert spell(out.tokens) == "ab" * 5 or spell(out.tokens) == "ba" * 5
+    assert [round_.committed for round_ in out.metrics.rounds] == [5, 5]
+
+
+def test_processors_come_before_the_grammar(tokenizer):
+    """As in transformers, where one's own processors, xgrammar's among them, are the last before the warpers."""
+    seen = []
+
+    def look(input_ids, scores):
+        seen.append(bool(scores.isfinite().all()))
+        return scores.roll(1, -1)
+
+    options = {"max_new_tokens": 4, "grammar": grammar.regex("[ab]{4}"), "logits_processor": [look]}
+    made = decoder(tokenizer, POLICIES["binary"])
+    tokens = made.generate(PROMPT, **options).tokens
+    assert tokens == made.plain().generate(PROMPT, **options).tokens
+    assert re.fullmatch("[ab]{1,4}", spell(token for token in tokens if token != EOS))
+    assert seen
+    assert all(seen)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_json_of_the_embedded_model_follows_its_schema(embedded, temperature):
+    wanted = grammar.json_schema(SCHEMA)
+    for seed in range(4):
+        out = embedded.generate("Write: ", max_new_tokens=60, temperature=temperature, seed=seed, grammar=wanted)
+        said = json.loads(out.text)
+        assert list(said) == ["name", "age", "moods"]
+        assert len(said["name"]) <= 6
+        assert 0 <= said["age"] <= 120
+        assert set(said["moods"]) <= {"glad", "sad"}
+        assert json.dumps(said, ensure_ascii="\\u" in out.text) == out.text or "\\" in out.text
+
+
+def test_greedy_is_transformers_generate_with_xgrammars_own_processor(embedded):
+    ids = embedded.tokenizer("The old man said")["input_ids"]
+    for wanted in (grammar.json_schema(SCHEMA), grammar.regex(" [a-z]+( [a-z]+){3}[.]")):
+        options = {"max_new_tokens": 30, "grammar": wanted, "repetition_penalty": 1.2}
+        expected = transformers_generate(embedded, ids, **options).tokens
+        assert embedded.generate(ids, **options).tokens == expected
+    assert certify(embedded, ["Once", "The sea"], ["talon"], max_new_tokens=20, grammar=wanted).passed
+
+
+def test_a_certificate_finds_a_text_that_leaves_the_grammar(embedded, monkeypatch):
+    """Without the grammar at the nodes, only the reference keeps to it."""
+    monkeypatch.setattr(drafttree.decoder.Walker, "score", lambda self, tokens, tree, logits: logits)
+    monkeypatch.setattr(grammar.GrammarFollower, "commit", lambda *_: None)
+    certificate = certify(embedded, ["Once"], ["chain"], max_new_tokens=8, grammar=grammar.regex("[0-9]{4}"))
+    (finding,) = certificate.policies[-1].findings
+    assert finding.difference.position == 0
+    assert not certificate.passed
+
+
+def test_schemas_may_be_text_dictionaries_or_models(embedded):
+    class Mood(BaseModel):
+        glad: bool
+
+    for schema in (Mood, Mood.model_json_schema(), json.dumps(Mood.model_json_schema())):
+        out = embedded.generate("Say: ", max_new_tokens=20, grammar=grammar.json_schema(schema))
+        assert out.text in ('{"glad": true}', '{"glad": false}')
+
+
+def test_ebnf(embedded):
+    wanted = grammar.ebnf('root ::= "yes" | "no" more\nmore ::= "!" more | "."')
+    out = embedded.generate("Really?", max_new_tokens=30, temperature=1.0, grammar=wanted)
+    assert re.fullmatch(r"yes|no!*\.", out.text)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: grammar.json_schema({"type": "strng"}), 'invalid JSON schema: Unsupported type "strng"'),
+        (lambda: grammar.json_schema("{"), "invalid JSON schema: .*syntax error"),
+        (lambda: grammar.json_schema({"enum": []}), "invalid JSON schema: enum array must not be empty"),
+        (lambda: grammar.json_schema("false"), "cannot accept any value"),
+        (lambda: grammar.json_schema({"minimum": 3, "maximum": 1, "type": "integer"}), "minimum greater than maximum"),
+        (lambda: grammar.regex("a("), r"invalid regex 'a\(': .*parenthesis"),
+        (lambda: grammar.regex("(?=a)"), "Lookahead is not supported"),
+        (lambda: grammar.ebnf('root ::= "a" other'), 'invalid EBNF grammar: .*"other" is not defined'),
+        (lambda: grammar.ebnf('main ::= "a"'), '"root" is not found'),
+    ],
+)
+def test_what_is_not_well_formed_is_told_before_any_model_is_there(make, words):
+    with pytest.raises(ConfigError, match=words) as error:
+        make()
+    assert "\n" not in str(error.value)
+    assert "cpp" not in str(error.value)
+
+
+@pytest.mark.parametrize("pattern", ["", "()", "xyz"])
+def test_a_grammar_that_allows_nothing_after_the_prompt(tokenizer, pattern):
+    made = decoder(tokenizer, POLICIES["chain"])
+    with pytest.raises(ConfigError, match=r"regex .* allows no text after the prompt"):
+        made.start(PROMPT, grammar=grammar.regex(pattern))
+    with pytest.raises(ConfigError, match="EBNF grammar allows no text after the prompt"):
+        made.start(PROMPT, grammar=grammar.ebnf("root ::= root"))
+
+
+def test_a_place_where_no_token_spells_the_grammar_is_named(tokenizer):
+    made = decoder(tokenizer, POLICIES["chain"])
+    with pytest.raises(ConfigError, match="the grammar leaves no token possible at position 4"):
+        made.generate(PROMPT, grammar=grammar.regex("ax"))
+    banned = {"suppress_tokens": [3], "grammar": grammar.regex("aac")}
+    with pytest.raises(ConfigError, match="together with the logits processors leaves no token possible at position 5"):
+        made.generate(PROMPT, **banned)
+
+
+def test_a_grammar_needs_tokenizer_and_eos(tokenizer):
+    wanted = grammar.regex("a+")
+    with pytest.raises(ConfigError, match="needs the target's tokenizer"):
+        decoder(None, Chain()).start(PROMPT, grammar=wanted)
+    with pytest.raises(ConfigError, match="needs an EOS token"):
+        Decoder(ToyModel(TARGET, VOCAB), tokenizer=tokenizer).start(PROMPT, grammar=wanted)
+    with pytest.raises(ConfigError, match="leave out ignore_eos"):
+        decoder(tokenizer, Chain()).start(PROMPT, grammar=wanted, ignore_eos=True)
+
+
+def test_without_xgrammar_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "xgrammar", None)
+    with pytest.raises(ConfigError, match=r"pip install drafttree\[grammar\]"):
+        grammar.regex("a")
+
+
+def test_xgrammars_own_processor_is_refused(tokenizer):
+    own = grammar.regex("a+").processor(tokenizer, VOCAB, (EOS,))
+    with pytest.raises(ConfigError, match="give a grammar"):
+        decoder(tokenizer, Chain()).start(PROMPT, logits_processor=[own])
+
+
+def test_a_lossy_verifier_keeps_to_the_grammar(tokenizer):
+    made = decoder(tokenizer, POLICIES["binary"], LossyTypical)
+    out = made.generate(PROMPT, max_new_tokens=12, temperature=1.0, grammar=grammar.regex("(abc){2,3}"))
+    assert re.fullmatch("(abc){2,3}", spell(out.tokens[:-1]))

@@ -1,0 +1,96 @@
+"""What `inspect` says of every kind of folder, whole and broken."""
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import eagle3_files as files
+from drafttree.errors import ModelError
+from drafttree.inspection import inspect
+
+WIDTH, VOCAB = 8, 13
+
+
+def test_language_models():
+    found = inspect("embedded-draft")
+    assert found.kind == "language-model"
+    assert found.fits["vocabulary"] == 4096
+    assert found.parameters == 1_065_440
+    assert found.megabytes == pytest.approx(2.13, abs=0.01)
+    assert found.dtypes == "bfloat16"
+    assert found.problems == ()
+
+
+@pytest.mark.parametrize("name", files.KINDS)
+def test_eagle3_heads(name, tmp_path):
+    kind = files.KINDS[name]
+    tensors = files.weights(kind)
+    found = inspect(str(files.write(tmp_path, kind, tensors)))
+    assert found.kind == "eagle3"
+    assert found.details["format"] == name.split(",")[0]
+    assert found.fits["hidden size"] == files.TARGET_HIDDEN
+    assert found.fits["vocabulary"] == files.VOCAB
+    assert found.details["embedding"] == ("own" if kind.own_embedding else "the target's")
+    assert found.parameters == sum(t.numel() for name, t in tensors.items() if name not in ("d2t", "t2d"))
+    assert found.problems == ()
+
+
+def test_what_an_eagle3_head_lacks(tmp_path):
+    kind = files.KINDS["SpecForge"]
+    tensors = files.weights(kind)
+    del tensors["fc.weight"], tensors["d2t"]
+    found = inspect(str(files.write(tmp_path, kind, tensors)))
+    assert found.fits["layers"] == "not said"
+    assert found.details["hidden states read"] == "1, 2, 3"
+    assert list(found.problems) == ["missing fc.weight", "missing d2t, for 11 of 23 token ids"]
+
+
+def medusa() -> dict[str, torch.Tensor]:
+    heads = {}
+    for head in range(3):
+        block = {"linear.weight": torch.ones(WIDTH, WIDTH), "linear.bias": torch.ones(WIDTH)}
+        heads |= {f"{head}.0.{name}": tensor.clone() for name, tensor in block.items()}
+        heads[f"{head}.1.weight"] = torch.ones(VOCAB, WIDTH)
+    return heads
+
+
+def hydra(prefix: bool) -> dict[str, torch.Tensor]:
+    heads = {"input_embed_fn.weight": torch.ones(VOCAB, WIDTH)}
+    block, end = ("1", ".1") if prefix else ("0", "")
+    for head in range(2):
+        for name in ("linear", "res_connection"):
+            heads[f"hydra_mlp.{head}.{block}.{name}.weight"] = torch.ones(WIDTH, (head + 2) * WIDTH)
+            heads[f"hydra_mlp.{head}.{block}.{name}.bias"] = torch.ones(WIDTH)
+        heads[f"hydra_lm_head.{head}{end}.weight"] = torch.ones(VOCAB, WIDTH)
+        heads[f"hydra_lm_head.{head}{end}.bias"] = torch.ones(VOCAB)
+    if prefix:
+        shapes = {"q_proj": (WIDTH, WIDTH), "k_proj": (4, WIDTH), "v_proj": (4, WIDTH), "o_proj": (WIDTH, WIDTH)}
+        layer = {f"self_attn.{name}": shape for name, shape in shapes.items()}
+        layer |= {"mlp.gate_proj": (20, WIDTH), "mlp.up_proj": (20, WIDTH), "mlp.down_proj": (WIDTH, 20)}
+        layer |= {"input_layernorm": (WIDTH,), "post_attention_layernorm": (WIDTH,)}
+        names = {f"prefix_embeding_layer.layers.0.{name}.weight": shape for name, shape in layer.items()}
+        heads |= {name: torch.ones(shape) for name, shape in names.items()}
+        heads["prefix_embeding_layer.norm.weight"] = torch.ones(WIDTH)
+    return heads
+
+
+@pytest.mark.parametrize(
+    ("kind", "tensors", "count"),
+    [("medusa", medusa(), 3), ("hydra", hydra(False), 2), ("hydra", hydra(True), 2)],
+)
+def test_medusa_and_hydra_heads(kind, tensors, count, tmp_path):
+    save_file(tensors, tmp_path / "model.safetensors")
+    found = inspect(str(tmp_path))
+    assert (found.kind, found.details["heads"], found.problems) == (kind, count, ())
+    assert found.fits == {"hidden size": WIDTH, "vocabulary": VOCAB}
+    lost = sorted(name for name in tensors if name.endswith("bias"))[0]
+    del tensors[lost]
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert lost in inspect(str(tmp_path)).problems[0]
+
+
+def test_what_is_not_there(tmp_path):
+    with pytest.raises(ModelError, match="does not exist"):
+        inspect("./nowhere")
+    with pytest.raises(ModelError, match="holds no weights"):
+        inspect(str(tmp_path))
