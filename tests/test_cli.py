@@ -371,7 +371,7 @@ def test_a_closed_pipe_is_quiet(capfd, monkeypatch):
 @pytest.mark.usefixtures("quick")
 def test_the_drafter_taken_is_told_and_why():
     result = run("generate", PROMPT, "--max-new-tokens", 4, "--target", "some/model")
-    assert "drafter: none (no drafter is known for some/model); name another with --drafter" in result.stderr
+    assert "drafter: lookup (no model is known to draft for some/model" in result.stderr
     for arguments in ([], ["--target", "some/model", "--drafter", "none"]):
         assert "drafter:" not in run("generate", PROMPT, "--max-new-tokens", 4, *arguments).stderr
 

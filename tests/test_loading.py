@@ -359,11 +359,12 @@ def test_auto_takes_what_was_published_for_the_target(monkeypatch):
     assert had == ["yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "AngelSlim/Qwen3-8B_eagle3"]
 
 
-def test_auto_says_why_there_is_no_drafter(monkeypatch):
+def test_auto_takes_lookup_where_no_other_drafter_is_to_be_had(monkeypatch):
     assert choose_drafter("embedded").name == "embedded-draft"
-    assert choose_drafter("some/model") == ("none", "no drafter is known for some/model")
-    assert choose_drafter(tiny.build("llama")) == ("none", "no drafter is known for this target")
+    assert choose_drafter("some/model").name == "lookup"
+    assert "no model is known to draft for some/model" in choose_drafter("some/model").reason
+    assert "no model is known to draft for this target" in choose_drafter(tiny.build("llama")).reason
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     name, reason = choose_drafter("qwen/qwen3-8b")
-    assert name == "none"
+    assert name == "lookup"
     assert "cannot download drafter 'AngelSlim/Qwen3-8B_eagle3'" in reason
