@@ -13,10 +13,10 @@ demo: .venv/.installed
 		"The old man looked at the sea for a long time, and then he said"
 
 test: .venv/.developing
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 8
 
 exactness: .venv/.developing
-	$(BIN)/python -m pytest -m exactness
+	$(BIN)/python -m pytest -m exactness --numprocesses logical --maxprocesses 8
 
 check: .venv/.developing
 	$(BIN)/ruff check .

@@ -132,14 +132,16 @@ def certify(
         policies: specifications, as for `parse_policies`.
         max_new_tokens: tokens per prompt at most.
         progress: called after every text with what was run.
-        **options: as for `Decoder.start`, on both sides: temperature, seed, repetition_penalty, grammar ...
+        **options: as for `Decoder.start`, on both sides: temperature, seed, repetition_penalty, grammar ...; without a
+            seed it is 0, since a text without one cannot be told again.
 
     Raises:
         ConfigError: a policy does not exist, or the target is no transformers model.
         ContextError: `max_new_tokens` leaves no room for a prompt.
     """
     sampling = Sampling.of(options)
-    run = _Run(decoder, sampling.greedy, {"max_new_tokens": max_new_tokens, **options})
+    seed = options.pop("seed", None) or 0
+    run = _Run(decoder, sampling.greedy, {"max_new_tokens": max_new_tokens, "seed": seed, **options})
     runners = {PLAIN: decoder.plain()} if sampling.greedy else {}
     runners |= {spec: decoder.with_policy(make_policy(spec)) for spec in parse_policies(policies)}
     entries = {name: PolicyCertificate(name) for name in runners}
