@@ -294,6 +294,21 @@ def test_the_lookup_benchmark_prints_two_tables(tmp_path):
     assert "8192" in result.stdout
 
 
+def test_the_drafter_benchmark_prints_a_table_a_file_and_the_costs(tmp_path):
+    path = tmp_path / "sums.txt"
+    path.write_text("one two three one two\nfour five six four\n")
+    options = ["--prompts", path, "--policies", "chain", "--max-new-tokens", 4, "--limit", 1]
+    result = run("bench", "drafters", *options, "--drafters", "lookup;suffix")
+    summary = json.loads(result.stdout.splitlines()[-1])
+    assert [(each["drafter"], each["row"]["prompts"]) for each in summary["rows"]] == [
+        ("none", 1),
+        ("lookup", 1),
+        ("suffix", 1),
+    ]
+    assert "sums: 1 prompts" in result.stdout
+    assert "passes a round" in result.stdout
+
+
 def test_mistakes_are_one_line_and_exit_with_2(capsys, prompts, tmp_path):
     pytest.importorskip("xgrammar")
     missing, schema = tmp_path / "missing", tmp_path / "schema.json"

@@ -80,7 +80,7 @@ class ToyModel:
     def __init__(self, law: Law, vocab: int = 8, context: int | None = None) -> None:
         self.law, self.vocab_size, self.context = law, vocab, context
         self.device = torch.device("cpu")
-        self.passes = self.forwarded = 0
+        self.passes = self.forwarded = self.nbytes = 0
         self.interrupt_at: int | None = None
 
     def new_cache(self, batch: int, capacity: int) -> TreeCache:
@@ -126,6 +126,7 @@ class ToyDrafter:
     def __init__(self, law: Law, vocab: int = 8, context: int | None = None, levels: int | None = None) -> None:
         self.law, self.vocab_size, self.context, self.levels, self.hidden_layers = law, vocab, context, levels, ()
         self.drafts: list[ToyDraft] = []
+        self.nbytes = 0
 
     def start(self, prompt: list[int], capacity: int) -> "ToyDraft":
         self.drafts.append(ToyDraft([self.law], [prompt], torch.float32))
@@ -136,7 +137,7 @@ class ToyDraft:
     """A draft of one text per law, which may be of any number."""
 
     def __init__(self, laws: Sequence[Law], prefixes: Sequence[Sequence[int]], dtype: torch.dtype) -> None:
-        self.passes, self.seconds = 0, 0.0
+        self.passes, self.seconds, self.nbytes = 0, 0.0, 0
         self.laws, self.prefixes, self.dtype = laws, [list(prefix) for prefix in prefixes], dtype
         self.frontier: list[list[list[int]]] = []
 

@@ -22,6 +22,7 @@ from drafttree import prompts as prompt_files
 from drafttree.bench import (
     Comparison,
     bench_acceptance,
+    bench_drafters,
     bench_lookup,
     bench_policies,
     bench_verifiers,
@@ -40,8 +41,9 @@ from drafttree.enumeration import enumerate_pairs
 from drafttree.errors import ConfigError, DraftTreeError
 from drafttree.grammar import Grammar, ebnf, json_schema, regex
 from drafttree.inspection import inspect as inspect_folder
-from drafttree.loading import DEFAULT_POLICY, choose_drafter, find_device, load
+from drafttree.loading import DEFAULT_POLICY, choose_drafter, find_device, find_drafter, load
 from drafttree.policies import POLICIES
+from drafttree.reference import transformers_model
 from drafttree.sequence import Generation
 from drafttree.verifiers import VERIFIERS
 
@@ -414,6 +416,39 @@ def bench_overhead(
     texts = _bench_prompts(decoder, prompts, limit, max_new_tokens)
     options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
     display.show_overhead(measure_overhead(decoder, texts, specs, repeats=repeats, **options))
+
+
+@bench.command(name="drafters")
+def bench_drafters_(
+    prompts: Files = None,
+    drafters: Annotated[list[str], typer.Option("--drafters", "--drafter", help="Names, folders or hub names.")] = [  # noqa: B006
+        "embedded-draft;lookup;mixed:embedded-draft"
+    ],
+    policies: PolicySpecs = ["chain;dynatree;talon;eagle;opt-tree"],  # noqa: B006
+    target: Target = "embedded",
+    max_new_tokens: Length = 128,
+    temperature: Temperature = 0.0,
+    seed: Seed = 0,
+    repeats: Repeats = 1,
+    limit: Annotated[int | None, typer.Option(min=1, help="Prompts of each file at most, evenly spaced.")] = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+) -> None:
+    """Every drafter with every policy on one target: the law's terms by prompt file, and what each drafter costs."""
+    specs = parse_policies(policies)
+    decoder = load(target, "none", dtype=dtype, device=device)
+    names = list(dict.fromkeys(name.strip() for entry in drafters for name in entry.split(";") if name.strip()))
+    model = transformers_model(decoder)
+    found = {name: drafter for name in names if (drafter := find_drafter(name, model, decoder.tokenizer))}
+    files = {path.name.split(".")[0]: prompt_files.spread_prompts([path], limit) for path in prompts or ()}
+    sets = files or {"openings": shipped_prompts()[:limit]}
+    texts = {name: [fit(decoder, text, max_new_tokens)[0] for text in given] for name, given in sets.items()}
+    options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
+    ways = repeats * sum(map(len, texts.values())) * (len(specs) * len(found) + 1)
+    with display.progress(ways) as advance:
+        result = bench_drafters(decoder, found, texts, specs, repeats=repeats, progress=advance, **options)
+    display.show_drafters(result)
+    _print_json(result.summary())
 
 
 @bench.command(name="lookup")

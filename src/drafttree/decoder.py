@@ -25,7 +25,7 @@ from drafttree.drafters.base import Drafter, Features
 from drafttree.drawing import Drawing
 from drafttree.errors import ConfigError, ContextError, InputError
 from drafttree.growth import grow
-from drafttree.metrics import Round
+from drafttree.metrics import Metrics, Round
 from drafttree.models.base import Model, Output, read
 from drafttree.noise import SeededNoise, fresh_seed
 from drafttree.options import ProcessorOptions, Setting, check_names, make_processors
@@ -77,11 +77,15 @@ class Decoder:
 
     def plain(self) -> "Decoder":
         """The same decoder without speculation: the baseline every speed-up is measured against."""
-        return Decoder(self.target, None, self.policy, self.verifier, self.tokenizer, self.eos)
+        return self.with_drafter(None)
 
     def with_policy(self, policy: TreePolicy) -> "Decoder":
         """The same decoder growing its trees by another policy."""
         return Decoder(self.target, self.drafter, policy, self.verifier, self.tokenizer, self.eos)
+
+    def with_drafter(self, drafter: Drafter | None) -> "Decoder":
+        """The same decoder with another drafter."""
+        return Decoder(self.target, drafter, self.policy, self.verifier, self.tokenizer, self.eos)
 
     @overload
     def generate(self, prompt: Prompt, **options) -> Generation: ...  # pyright: ignore[reportOverlappingOverload]
@@ -212,6 +216,7 @@ class Decoder:
             text=TextStream(self.tokenizer, tokens, stop),
             walker=Walker(processors, follower, frozenset(eos)),
             draft_temperature=draft_temperature,
+            metrics=Metrics(draft_weight_bytes=self.drafter.nbytes if self.drafter else 0),
         )
 
     @torch.inference_mode()

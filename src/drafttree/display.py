@@ -13,6 +13,7 @@ from rich.text import Text
 from drafttree.bench import (
     Acceptance,
     Comparison,
+    DrafterBench,
     LawBench,
     LookupBench,
     Overhead,
@@ -137,6 +138,26 @@ def show_bench(result: PolicyBench) -> None:
         if peers := [peer for peer in result.peers if peer.group == group]:
             make_console().print(_peers(peers))
     print(f"{result.looping} of {result.prompts} texts loop (their last 48 tokens repeat with a period of at most 16)")
+
+
+def show_drafters(result: DrafterBench) -> None:
+    """The law's terms of every drafter and policy by set of prompts, then what the drafters cost."""
+    columns = ["drafter", "policy", "tau", "delta", "v", "c", "h", "R law", "R", "tokens/s", "nodes"]
+    for group in dict.fromkeys(each.row.group for each in result.rows):
+        rows = [each for each in result.rows if each.row.group == group]
+        table = _table(*columns, right=len(columns) - 2)
+        table.title = f"{group}: {rows[0].row.prompts} prompts"
+        for each in rows:
+            row, law = each.row, each.row.law
+            terms = [law.tau, law.delta, law.v, law.c, law.h, row.predicted, law.measured]
+            rest = [f"{row.tokens_per_second:.1f}", f"{row.mean_nodes:.1f}"]
+            table.add_row(each.drafter, row.policy, *(f"{term:.2f}" for term in terms), *rest)
+        make_console().print(table)
+    table = _table("drafter", "passes a round", "ms a pass", "weights, MB", "cache, MB", right=4)
+    for cost in result.costs:
+        sizes = [f"{size / 1e6:.2f}" for size in (cost.weight_bytes, cost.cache_bytes)]
+        table.add_row(cost.drafter, f"{cost.passes:.2f}", f"{cost.seconds * 1e3:.2f}", *sizes)
+    make_console().print(table)
 
 
 def show_law(law: LawBench) -> None:

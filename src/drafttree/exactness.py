@@ -270,7 +270,7 @@ def toy_tree(draft: Table, policy: TreePolicy, judge: Verifier, noise: Noise, le
 class _TableDraft:
     """A `Table` as the drafter of one tree."""
 
-    passes = 0
+    passes = nbytes = 0
     seconds = 0.0
 
     def __init__(self, table: Table) -> None:

@@ -36,7 +36,7 @@ from drafttree.drafters.checkpoints import LANGUAGE_MODEL, download, read_config
 from drafttree.drafters.published import PUBLISHED
 from drafttree.errors import ConfigError, DraftTreeError, ModelError, TokenizerMismatch, unknown
 from drafttree.models.base import Model
-from drafttree.models.huggingface import lay_out_for_cpu
+from drafttree.models.huggingface import HuggingFaceModel, lay_out_for_cpu
 from drafttree.models.probe import wrap
 from drafttree.policies import POLICIES, TreePolicy
 from drafttree.verifiers import VERIFIERS, Verifier
@@ -88,21 +88,38 @@ def load(
     model = load_model(target, kind, on)
     tokenizer = tokenizer or load_tokenizer(target)
     wrapped = wrap(model)
-
-    def load_drafter(source: Source) -> Drafter:
-        where = source if isinstance(source, PreTrainedModel) else find_folder(source)
-        if isinstance(where, Path) and (head := load_head(where, model)):
-            return head
-        drafting = LanguageModelDrafter(wrap(load_model(where, kind, on)))
-        check_tokenizers(tokenizer, load_tokenizer(where))
-        return drafting
-
     try:
-        drafting = make_drafter(drafter, wrapped, load_drafter)
+        drafting = find_drafter(drafter, wrapped, tokenizer)
     except DraftTreeError:
         wrapped.release()
         raise
     return Decoder(wrapped, drafting, chosen_policy, chosen_verifier, tokenizer, eos_ids(model, tokenizer))
+
+
+def find_drafter(
+    source: Source | None, target: HuggingFaceModel, tokenizer: PreTrainedTokenizerBase | None
+) -> Drafter | None:
+    """The drafter of a name, folder or model for a target, in its dtype and on its device; None for plain decoding.
+
+    Args:
+        source: as for `load`, "auto" excepted.
+        target: to draft for.
+        tokenizer: the target's.
+
+    Raises:
+        ModelError: a model or head that cannot be loaded or does not fit the target.
+        TokenizerMismatch: target and drafter do not share a vocabulary.
+    """
+
+    def load_drafter(source: Source) -> Drafter:
+        where = source if isinstance(source, PreTrainedModel) else find_folder(source)
+        if isinstance(where, Path) and (head := load_head(where, target.module)):
+            return head
+        drafting = LanguageModelDrafter(wrap(load_model(where, target.dtype, target.device)))
+        check_tokenizers(tokenizer, load_tokenizer(where))
+        return drafting
+
+    return make_drafter(source, target, load_drafter)
 
 
 def make_drafter(source: Source | None, target: Model, load_drafter: Callable[[Source], Drafter]) -> Drafter | None:

@@ -46,12 +46,16 @@ class Metrics:
         prefill_passes: target passes over prompts.
         seconds: wall time, prompts included.
         first_token_seconds: per generation, time from the start to the first committed token.
+        draft_weight_bytes: memory of the drafter's weights, those it shares with the target left out.
+        draft_cache_bytes: memory of what the drafter kept of the text, of the longest if there are several.
     """
 
     rounds: list[Round] = field(default_factory=list)
     prefill_passes: int = 0
     seconds: float = 0.0
     first_token_seconds: list[float] = field(default_factory=list)
+    draft_weight_bytes: int = 0
+    draft_cache_bytes: int = 0
 
     @classmethod
     def total(cls, parts: Iterable["Metrics"]) -> "Metrics":
@@ -62,6 +66,8 @@ class Metrics:
             whole.prefill_passes += part.prefill_passes
             whole.seconds += part.seconds
             whole.first_token_seconds += part.first_token_seconds
+            whole.draft_weight_bytes = max(whole.draft_weight_bytes, part.draft_weight_bytes)
+            whole.draft_cache_bytes = max(whole.draft_cache_bytes, part.draft_cache_bytes)
         return whole
 
     def record(self, turn: Round, seconds: float) -> None:
@@ -161,6 +167,8 @@ class Metrics:
             "target_pass": self.target_pass,
             "draft_pass": self.draft_pass,
             "overhead": self.overhead,
+            "draft_weight_bytes": self.draft_weight_bytes,
+            "draft_cache_bytes": self.draft_cache_bytes,
             "peak_memory_bytes": peak_memory(),
         }
 

@@ -111,6 +111,8 @@ class Generation:
     @classmethod
     def of(cls, sequence: Sequence) -> "Generation":
         """What a sequence has become."""
+        if sequence.draft:
+            sequence.metrics.draft_cache_bytes = sequence.draft.nbytes
         return cls(
             text=sequence.text.text,
             tokens=sequence.tokens[sequence.prompt_length :],

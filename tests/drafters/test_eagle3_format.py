@@ -165,3 +165,11 @@ def test_what_is_saved_loads_back(name, shared, tmp_path):
     assert (back.head.target_ids is None) == (head.target_ids is None)
     if shared and head.target_ids is None:
         assert back.head.lm_head.weight.data_ptr() == target.lm_head.weight.data_ptr()
+
+
+def test_memory_is_that_of_the_tensors_in_the_file(tmp_path):
+    tensors = files.weights(KIND)
+    folder = files.write(tmp_path, KIND, tensors)
+    drafter = load(read_tensors(folder), read_config(folder), files.target())
+    weights = [tensor for name, tensor in tensors.items() if name not in ("d2t", "t2d")]
+    assert drafter.nbytes == sum(4 * tensor.numel() for tensor in weights)

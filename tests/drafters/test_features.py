@@ -15,7 +15,7 @@ class Recorder:
 
     def __init__(self, inner) -> None:
         self.inner, self.vocab_size, self.context, self.hidden_layers = inner, inner.vocab_size, inner.context, LAYERS
-        self.levels = inner.levels
+        self.levels, self.nbytes = inner.levels, inner.nbytes
         self.shown = []
 
     def start(self, prompt, capacity):

@@ -222,3 +222,10 @@ def test_heads_made_for_another_target_are_refused_with_both_numbers(size, found
 @pytest.mark.parametrize("tensors", [{}, {"model.norm.weight": torch.ones(HIDDEN)}], ids=["nothing", "another model"])
 def test_tensors_without_a_head_are_refused(tensors):
     assert "no Medusa head" in refused(tensors)
+
+
+def test_memory_is_that_of_the_weights_the_target_does_not_have():
+    target = tiny.build("llama")
+    own = 4 * 3 * HIDDEN * (HIDDEN + 1)
+    assert medusa.load(checkpoint(projected=False), {}, target).nbytes == own
+    assert medusa.load(checkpoint(), {}, target).nbytes == own + 4 * 3 * HIDDEN * tiny.VOCAB

@@ -20,7 +20,7 @@ class Watched:
     def __init__(self, drafter) -> None:
         self.drafter = drafter
         self.vocab_size, self.context = drafter.vocab_size, drafter.context
-        self.levels, self.hidden_layers = drafter.levels, drafter.hidden_layers
+        self.levels, self.hidden_layers, self.nbytes = drafter.levels, drafter.hidden_layers, drafter.nbytes
 
     def start(self, prompt, capacity):
         self.draft = self.drafter.start(prompt, capacity)

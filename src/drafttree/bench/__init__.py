@@ -5,6 +5,7 @@ Everything that is compared runs interleaved in one process, after a warm-up, an
 
 from drafttree.bench.acceptance import Acceptance, AcceptanceRow, bench_acceptance
 from drafttree.bench.compare import Comparison, compare
+from drafttree.bench.drafters import DrafterBench, bench_drafters
 from drafttree.bench.edits import code_edits
 from drafttree.bench.inflation import inflate
 from drafttree.bench.law import LawBench, measure_law
@@ -17,6 +18,7 @@ __all__ = [
     "Acceptance",
     "AcceptanceRow",
     "Comparison",
+    "DrafterBench",
     "LawBench",
     "LookupBench",
     "Overhead",
@@ -26,6 +28,7 @@ __all__ = [
     "VerifierBench",
     "VerifierTime",
     "bench_acceptance",
+    "bench_drafters",
     "bench_lookup",
     "bench_policies",
     "bench_verifiers",

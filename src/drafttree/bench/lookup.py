@@ -95,6 +95,7 @@ class Recording:
         self.vocab_size, self.device = vocab_size, torch.device("cpu")
         self.context: int | None = None
         self._next = torch.tensor([*tokens[1:], 0])
+        self.nbytes = self._next.nbytes
 
     def new_cache(self, batch: int, capacity: int) -> TreeCache:
         return TreeCache(1, batch, capacity)

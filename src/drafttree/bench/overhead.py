@@ -89,7 +89,8 @@ class _TimedModel:
     """A model whose forward passes are timed."""
 
     def __init__(self, model: Model, clocks: _Clocks, name: str) -> None:
-        self.vocab_size, self.context, self.device = model.vocab_size, model.context, model.device
+        self.vocab_size, self.context = model.vocab_size, model.context
+        self.device, self.nbytes = model.device, model.nbytes
         self.new_cache = model.new_cache
         self._forward = clocks.wrap(name, model.forward)
 

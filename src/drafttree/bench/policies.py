@@ -125,30 +125,38 @@ def bench_policies(
     settings: dict[str, Any] = {"seed": 0} | options
     ids = [decoder.start(prompt, **settings).tokens for prompt in prompts]
     decoders = {PLAIN: decoder.plain()} | {spec: decoder.with_policy(make_policy(spec)) for spec in policies}
-    ways = {spec: _way(each, settings) for spec, each in decoders.items()} | dict(peers)
-    for way in ways.values():
-        way(ids[0])
-    runs = [[_turn(ways, prompt, progress) for prompt in ids] for _ in range(repeats)]
+    ways = {spec: way(each, settings) for spec, each in decoders.items()} | dict(peers)
+    runs = race(ways, ids, repeats, progress)
     looping = [loops(turn[PLAIN].tokens) for turn in runs[0]]
     groups = {"all": [True] * len(prompts)}
     if any(looping) and not all(looping):
         groups |= {"looping": looping, "not looping": [not each for each in looping]}
     return PolicyBench(
-        rows=[_row(spec, group, chosen, runs) for group, chosen in groups.items() for spec in decoders],
+        rows=[policy_row(spec, group, chosen, runs) for group, chosen in groups.items() for spec in decoders],
         peers=[_peer(name, group, chosen, runs) for group, chosen in groups.items() for name in peers],
         prompts=len(prompts),
         looping=sum(looping),
     )
 
 
-def _way(decoder: Decoder, options: dict) -> Callable[[Sequence[int]], Generation]:
+def way(decoder: Decoder, options: Mapping[str, Any]) -> Callable[[Sequence[int]], Generation]:
+    """Generating from token ids by a decoder."""
     return lambda prompt: whole(decoder.generate(list(prompt), **options))
+
+
+def race(
+    ways: Mapping[str, Callable], prompts: Sequence[Sequence[int]], repeats: int, progress: Callable[[str], None]
+) -> list[list[Turn]]:
+    """What all ways have made of every prompt, by turns, in every repeat after a warm-up."""
+    for each in ways.values():
+        each(prompts[0])
+    return [[_turn(ways, prompt, progress) for prompt in prompts] for _ in range(repeats)]
 
 
 def _turn(ways: Mapping[str, Callable], prompt: Sequence[int], progress: Callable[[str], None]) -> Turn:
     turn = {}
-    for name, way in ways.items():
-        turn[name] = way(prompt)
+    for name, each in ways.items():
+        turn[name] = each(prompt)
         progress(name)
     return turn
 
@@ -170,15 +178,17 @@ def _speed(turns: list[Turn], name: str) -> float:
     return sum(len(turn[name].tokens) for turn in turns) / sum(turn[name].seconds for turn in turns)
 
 
-def _row(spec: str, group: str, chosen: list[bool], runs: list[list[Turn]]) -> PolicyRow:
-    def totals(name: str) -> list[Metrics]:
-        return [
-            Metrics.total(turn[name].metrics for turn, wanted in zip(run, chosen, strict=True) if wanted)
-            for run in runs
-        ]
+def totals(name: str, chosen: Sequence[bool], runs: list[list[Turn]]) -> list[Metrics]:
+    """The metrics of a way over the chosen prompts, one for each repeat."""
+    return [
+        Metrics.total(turn[name].metrics for turn, wanted in zip(run, chosen, strict=True) if wanted) for run in runs
+    ]
 
-    own = totals(spec)
-    laws = [Law.of(mine, plain) for mine, plain in zip(own, totals(PLAIN), strict=True)]
+
+def policy_row(spec: str, group: str, chosen: Sequence[bool], runs: list[list[Turn]]) -> PolicyRow:
+    """The medians of a way over the chosen prompts."""
+    own = totals(spec, chosen, runs)
+    laws = [Law.of(mine, plain) for mine, plain in zip(own, totals(PLAIN, chosen, runs), strict=True)]
     terms = {name: statistics.median(getattr(law, name) for law in laws) for name in Law.__dataclass_fields__}
     return PolicyRow(
         policy=spec,

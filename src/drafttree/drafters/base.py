@@ -36,10 +36,14 @@ class Draft(Guesses, Protocol):
     Attributes:
         passes: drafter forward passes so far, reading the prompt not included.
         seconds: time spent in them.
+        nbytes: memory of what it keeps of the text.
     """
 
     passes: int
     seconds: float
+
+    @property
+    def nbytes(self) -> int: ...
 
     def prefill(self, features: Features) -> None:
         """Read the prompt, as far as the first round does not; counted neither in `passes` nor in `seconds`.
@@ -67,12 +71,14 @@ class Drafter(Protocol):
         context: positions it can attend to, None for any number.
         levels: levels below the root it can draft, None for any number.
         hidden_layers: the target's hidden states it reads, as `Model.forward` counts them; empty for none.
+        nbytes: memory of its weights, those it shares with the target left out.
     """
 
     vocab_size: int
     context: int | None
     levels: int | None
     hidden_layers: tuple[int, ...]
+    nbytes: int
 
     def start(self, prompt: list[int], capacity: int) -> Draft:
         """Begin a sequence from its prompt's token ids; caches should have room for `capacity` tokens."""

@@ -132,13 +132,15 @@ class Eagle3Drafter:
     Args:
         head: in the target's dtype and on its device.
         hidden_layers: the target's hidden states it fuses, low to high.
+        nbytes: of the weights that are not the target's.
     """
 
     context = None
     """Rotary positions go on past the length a head was trained at, if less and less accurately."""
 
-    def __init__(self, head: Eagle3Head, hidden_layers: tuple[int, ...]) -> None:
+    def __init__(self, head: Eagle3Head, hidden_layers: tuple[int, ...], nbytes: int) -> None:
         self.head = head
+        self.nbytes = nbytes
         self.levels: int | None = None
         self.vocab_size = head.config.vocab
         self.hidden_layers = hidden_layers
@@ -166,6 +168,10 @@ class Eagle3Draft:
         self._hidden = torch.zeros(0)
         self._visible = torch.zeros(1, 1, 0, dtype=torch.bool, device=head.fc.weight.device)
         self._levels = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self._cache.nbytes
 
     @torch.inference_mode()
     def prefill(self, features: Features) -> None:

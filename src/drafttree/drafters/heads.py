@@ -48,6 +48,12 @@ def last_layer(target: PreTrainedModel) -> int:
     return target.config.get_text_config().num_hidden_layers
 
 
+def own_bytes(heads: nn.Module, target: PreTrainedModel) -> int:
+    """Bytes of the heads' parameters that are not the target's own."""
+    shared = {parameter.data_ptr() for parameter in target.parameters()}
+    return sum(parameter.nbytes for parameter in heads.parameters() if parameter.data_ptr() not in shared)
+
+
 def unknown_state(target: PreTrainedModel) -> Tensor:
     """`[1, 1, hidden]` zeros: what a head reads before the target has read any token."""
     weight = projection(target).weight

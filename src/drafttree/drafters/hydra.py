@@ -23,6 +23,7 @@ from drafttree.drafters.heads import (
     fill,
     first_free,
     last_layer,
+    own_bytes,
     projection,
     unknown_state,
 )
@@ -134,6 +135,7 @@ class HydraDrafter:
         self.context: int | None = None
         self.levels: int | None = len(heads.hydra_mlp)
         self.hidden_layers: tuple[int, ...] = (last_layer(target),)
+        self.nbytes = own_bytes(heads, target)
         self.embed = heads.input_embed_fn or embedding(target)
         self.unknown = unknown_state(target)
         self._project = projection(target) if heads.shared else nn.Identity()
@@ -179,6 +181,10 @@ class HydraDraft:
         self._context = drafter.unknown
         self._unread = drafter.unknown[:, :0]
         self._level = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self._cache.nbytes + self._context.nbytes
 
     def prefill(self, features: Features) -> None:
         for layer in features:

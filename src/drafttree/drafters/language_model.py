@@ -23,6 +23,7 @@ class LanguageModelDrafter:
         self.context = model.context
         self.levels: int | None = None
         self.hidden_layers = ()
+        self.nbytes = model.nbytes
 
     def start(self, prompt: list[int], capacity: int) -> Draft:
         """Begin a sequence; the prompt is read on the first draft."""
@@ -45,6 +46,10 @@ class LanguageModelDraft:
         self._root = torch.empty(1, 1, 0, device=model.device)
         self._levels: list[tuple[Tensor, Tensor]] = []
         self._visible = torch.zeros(1, 1, 0, dtype=torch.bool, device=model.device)
+
+    @property
+    def nbytes(self) -> int:
+        return self._cache.nbytes
 
     def prefill(self, features: Features) -> None:
         read(self._model, self._cache, self._known(self._unread[:-1]))

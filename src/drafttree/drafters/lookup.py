@@ -1,5 +1,7 @@
 """Prompt lookup: what followed the last few tokens before."""
 
+import sys
+
 import torch
 
 from drafttree.drafters.recall import LookupDrafter, Match, Memory, note
@@ -45,6 +47,11 @@ class Ngrams:
         self._longest = longest
         self._followers: dict[Gram, dict[int, int]] = {}
         self._end: Gram = ()
+
+    @property
+    def nbytes(self) -> int:
+        tables = [self._followers, *self._followers, *self._followers.values()]
+        return sum(map(sys.getsizeof, tables))
 
     def append(self, token: int) -> None:
         for length in range(1, len(self._end) + 1):

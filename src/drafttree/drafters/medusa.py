@@ -21,6 +21,7 @@ from drafttree.drafters.heads import (
     fill,
     first_free,
     last_layer,
+    own_bytes,
     projection,
     unknown_state,
 )
@@ -70,6 +71,7 @@ class MedusaDrafter:
         self.context: int | None = None
         self.levels: int | None = len(heads)
         self.hidden_layers: tuple[int, ...] = (last_layer(target),)
+        self.nbytes = own_bytes(heads, target)
         self._project = projection(target) if heads.shared else nn.Identity()
         self._unknown = unknown_state(target)
 
@@ -92,6 +94,10 @@ class MedusaDraft:
         self._drafter = drafter
         self._hidden = unknown
         self._level = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self._hidden.nbytes
 
     def prefill(self, features: Features) -> None:
         for layer in features:

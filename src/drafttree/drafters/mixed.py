@@ -33,6 +33,7 @@ class Mixed:
         self.context = model.context
         self.hidden_layers = model.hidden_layers
         self.levels = model.levels
+        self.nbytes = model.nbytes
 
     def start(self, prompt: list[int], capacity: int) -> Draft:
         """Begin a sequence; both drafters keep up with it."""
@@ -54,6 +55,10 @@ class MixedDraft:
         self._drafting: Draft | None = None
         self._accepted, self._levels = ACCEPTED, LEVELS
         self._begun = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self._lookup.nbytes + self._model.nbytes
 
     def prefill(self, features: Features) -> None:
         self._lookup.prefill(features)

@@ -42,7 +42,14 @@ class Match(NamedTuple):
 
 
 class Memory(Protocol):
-    """What has been said and what followed it. A place stands for a text: the one so far, or that with a path added."""
+    """What has been said and what followed it. A place stands for a text: the one so far, or that with a path added.
+
+    Attributes:
+        nbytes: memory of its tables, the numbers in them left out.
+    """
+
+    @property
+    def nbytes(self) -> int: ...
 
     def append(self, token: int) -> None:
         """Add a token to the text, in constant amortised time."""
@@ -111,6 +118,7 @@ class LookupDrafter:
         self.context: int | None = None
         self.hidden_layers = ()
         self.levels: int | None = None
+        self.nbytes = 0
 
     def remember(self) -> Memory:
         """An empty memory for one text."""
@@ -135,6 +143,10 @@ class LookupDraft:
         self._confidence = Confidence()
         self._unread = list(prompt)
         self._places: list[Any] = []
+
+    @property
+    def nbytes(self) -> int:
+        return self._memory.nbytes
 
     def prefill(self, features: Features) -> None:
         self._read()

@@ -1,5 +1,6 @@
 """A suffix automaton over prompt and generated text: matches of any length, in constant time per token."""
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -55,11 +56,18 @@ class Automaton:
 
     def __init__(self) -> None:
         self._root = self._last = State(0)
+        self._states = [self._root]
+
+    @property
+    def nbytes(self) -> int:
+        parts = [part for state in self._states for part in (state, state.next, state.followers)]
+        return sum(map(sys.getsizeof, [self._states, *parts]))
 
     def append(self, token: int) -> None:
         for state in self._chain(self._last):
             note(state.followers, token)
         new = State(self._last.length + 1)
+        self._states.append(new)
         state = self._last
         while state and token not in state.next:
             state.next[token] = new
@@ -73,6 +81,7 @@ class Automaton:
         if whole.length == state.length + 1:
             return whole
         part = State(state.length + 1, whole.link, dict(whole.next), dict(whole.followers))
+        self._states.append(part)
         above: State | None = state
         while above and above.next.get(token) is whole:
             above.next[token] = part

@@ -27,11 +27,13 @@ class Model(Protocol):
         vocab_size: width of the logits.
         context: positions the model was made for, None where it has no limit.
         device: where its tensors live.
+        nbytes: memory of its weights.
     """
 
     vocab_size: int
     context: int | None
     device: torch.device
+    nbytes: int
 
     def new_cache(self, batch: int, capacity: int) -> TreeCache:
         """An empty cache for `batch` sequences, with room for `capacity` tokens at first, drafted ones included."""

@@ -38,6 +38,7 @@ class HuggingFaceModel:
         self.context = _context(config)
         self.device = module.device
         self.dtype = module.dtype
+        self.nbytes = sum(parameter.nbytes for parameter in module.parameters())
         self._layers: int = config.num_hidden_layers
         now = module.config._attn_implementation or "eager"
         self._before: str = getattr(module, OWN, "sdpa") if now == NAME else now
