@@ -59,9 +59,15 @@ def test_a_longer_text_takes_more_memory(decoder):
 
 
 @pytest.mark.parametrize(
-    "given", [({}, SETS, POLICIES), (None, {}, POLICIES), (None, SETS, []), (None, {"a": []}, [""])]
+    ("given", "lacking"),
+    [
+        ({"drafters": {}}, "drafter"),
+        ({"sets": {}}, "prompt"),
+        ({"sets": {"empty": []}}, "prompt"),
+        ({"policies": []}, "policy"),
+    ],
 )
-def test_nothing_to_measure_is_said(decoder, found, given):
-    drafters, sets, policies = given
-    with pytest.raises(ConfigError, match="there is no (drafter|prompt|policy) to measure"):
-        bench_drafters(decoder, found if drafters is None else drafters, sets, policies)
+def test_nothing_to_measure_is_said(decoder, found, given, lacking):
+    everything = {"drafters": found, "sets": SETS, "policies": POLICIES}
+    with pytest.raises(ConfigError, match=f"there is no {lacking} to measure"):
+        bench_drafters(decoder, **everything | given)
