@@ -2,8 +2,10 @@
 # torch (make PYTHON=/path/to/python demo) lends it to .venv, and no other torch is installed.
 PYTHON ?= python3
 BIN := .venv/bin
-TORCH := $(shell $(PYTHON) -c "import torch" 2>/dev/null && echo yes)
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH),,--constraint constraints.txt)
+TORCH := $(shell $(PYTHON) -c "import torch; assert tuple(map(int, torch.__version__.split('.')[:2])) >= (2, 11)" \
+	2>/dev/null && echo yes)
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH),,--constraint constraints.txt)
+CPU_TORCH := --no-deps --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu torch
 
 .PHONY: demo test exactness check bench clean
 
@@ -33,11 +35,12 @@ bench: .venv/.installed
 	$(PYTHON) -m venv $(if $(TORCH),--system-site-packages) .venv
 
 .venv/.installed: .venv/bin/python pyproject.toml constraints.txt
-	$(INSTALL) --editable .
+	$(if $(TORCH),,$(PIP) $(CPU_TORCH))
+	$(PIP) --editable .
 	touch $@
 
 .venv/.developing: .venv/.installed
-	$(INSTALL) --editable '.[dev]'
+	$(PIP) --editable '.[dev]'
 	touch $@
 
 clean:

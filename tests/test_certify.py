@@ -155,3 +155,11 @@ def test_long_prompts_keep_their_last_tokens(decoder, monkeypatch):
     with pytest.raises(ContextError, match="64"):
         fit(decoder, ids, 64)
     assert certify(decoder, [ids, ids[:5]], ["chain"], max_new_tokens=2).truncated == 1
+
+
+def test_comparing_with_transformers_leaves_the_global_generator_alone(decoder):
+    torch.manual_seed(1)
+    expected = torch.rand(3).tolist()
+    torch.manual_seed(1)
+    certify(decoder, PROMPTS[:1], ["chain"], max_new_tokens=3)
+    assert torch.rand(3).tolist() == expected

@@ -304,8 +304,14 @@ def test_a_list_of_prompts_gives_a_list_of_what_each_alone_gives():
         ([0] * 70, {"max_new_tokens": 5}, ContextError, "at most 0 tokens"),
         ([[0], [0] * 64], {"max_new_tokens": 1}, ContextError, "the prompt of 64 tokens"),
         ([0], {"max_new_tokens": 0}, ConfigError, "max_new_tokens is 0"),
-        ([0], {"stop": ""}, ConfigError, "must not be empty"),
-        ([0], {"stop": ["a", ""]}, ConfigError, "must not be empty"),
+        ([0], {"max_new_tokens": True}, ConfigError, "max_new_tokens is True"),
+        ([0], {"stop": ""}, ConfigError, "none of them empty"),
+        ([0], {"stop": ["a", ""]}, ConfigError, "none of them empty"),
+        ([0], {"stop": 5}, ConfigError, "stop is 5"),
+        ([0], {"stop": [1]}, ConfigError, "give a string or several"),
+        ([0], {"grammar": {"type": "object"}}, ConfigError, "make one with drafttree.grammar"),
+        ([0], {"logits_processor": 5}, ConfigError, "give a LogitsProcessorList"),
+        ("\ud800", {}, InputError, "half a surrogate pair"),
         ([0], {"temperature": -1}, ConfigError, "temperature is -1"),
         ([0], {"temperature": math.nan}, ConfigError, "temperature is nan"),
         ([0], {"temperature": 1, "top_p": 0}, ConfigError, "top_p is 0"),
@@ -319,6 +325,26 @@ def test_what_cannot_be_done_is_said_before_any_model_runs(prompt, options, erro
             entry(prompt, **{"max_new_tokens": 8} | options)
         assert "\n" not in str(raised.value)
     assert decoder.target.passes == 0
+
+
+def test_no_stop_strings_may_be_none():
+    assert len(toys().generate([0], max_new_tokens=3, stop=None).tokens) == 3
+
+
+def test_what_a_tokenizer_returns_is_a_prompt():
+    ids = {"input_ids": PROMPT, "attention_mask": [1] * len(PROMPT)}
+    assert toys().generate(ids, max_new_tokens=5).tokens == toys().generate(PROMPT, max_new_tokens=5).tokens
+
+
+def test_stream_takes_one_prompt():
+    with pytest.raises(InputError, match="stream takes one prompt"):
+        toys(tokenizer=LETTERS).stream(["a", "b"])
+
+
+@pytest.mark.parametrize("verifier", ["traversal", 5, Talon])
+def test_a_verifier_is_a_class_of_verifiers(verifier):
+    with pytest.raises(ConfigError, match="give a class"):
+        toys(verifier=verifier)
 
 
 def test_an_empty_list_of_token_ids_is_an_error():

@@ -494,7 +494,7 @@ def test_other_custom_functions_are_left_alone(target, draft):
 def test_the_drafter_is_loaded_once(embedded, monkeypatch):
     loads = []
     monkeypatch.setattr(hf, "load_model", lambda *key: loads.append(key) or tiny.build("llama"))
-    monkeypatch.setattr(hf, "load_tokenizer", lambda _: None)
+    monkeypatch.setattr(hf, "tokenizer_beside", lambda _: None)
     model, _ = embedded
     speculate = hf.generate("embedded-draft")
     for _ in range(3):

@@ -129,6 +129,68 @@ def test_dtypes_that_do_not_exist_are_told():
     assert "did you mean 'float16'" in told(ConfigError, find_dtype, "flaot16", CPU)
 
 
+def test_dtypes_and_verifiers_may_be_the_things_themselves():
+    assert find_dtype(torch.float16, CPU) == torch.float16
+    assert find_verifier(VERIFIERS["rrsw"]) is VERIFIERS["rrsw"]
+    assert find_verifier(None) is None
+
+
+@pytest.mark.parametrize(
+    "option", [{"dtype": None}, {"dtype": torch.int8}, {"device": None}, {"verifier": 5}, {"drafter": False}]
+)
+def test_options_of_other_types_are_told(option):
+    told(ConfigError, drafttree.load, tiny.build("llama"), **option)
+
+
+def test_a_loaded_target_keeps_its_dtype_and_device(monkeypatch):
+    module = tiny.build("llama")
+    message = told(ConfigError, drafttree.load, module, "none", dtype="bfloat16")
+    assert "the target is in torch.float32, not in 'bfloat16'" in message
+    monkeypatch.setattr("drafttree.loading.find_dtype", lambda *_: torch.float16)
+    assert drafttree.load(module, "none").target.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("lokup", "lookup"), ("sufix", "suffix"), ("embedded-draf", "embedded-draft")]
+)
+def test_misspelt_drafters_are_told_before_the_target_is_loaded(name, meant, monkeypatch):
+    monkeypatch.setattr("drafttree.loading.load_model", lambda *_: pytest.fail("loaded"))
+    assert f"did you mean {meant!r}" in told(ModelError, drafttree.load, drafter=name)
+
+
+@pytest.mark.parametrize("names", [("", "lookup"), ("embedded", ""), ("embedded", "mixed:")])
+def test_empty_names_are_told(names):
+    assert "the name of a model is empty" in told(ModelError, drafttree.load, *names)
+
+
+def test_a_parameter_given_twice_is_told():
+    assert "gives budget twice" in told(ConfigError, make_policy, "talon:budget=5,budget=9")
+
+
+def test_a_template_of_endless_ranks_is_told():
+    assert "below 4096" in told(ConfigError, make_policy, "template:paths=99999999999")
+
+
+def test_a_damaged_generation_config_is_told(folder):
+    (folder / "generation_config.json").write_text('{"eos_token_id": [')
+    assert "generation_config.json cannot be read as JSON" in told(ModelError, open_folder, folder)
+
+
+def test_a_mismatch_leaves_a_loaded_drafter_as_it_was(folder, tmp_path_factory):
+    draft = tiny.build("llama", seed=2)
+    draft.name_or_path = str(folder)
+    before = draft.config._attn_implementation
+    words("x", "y", "z").save_pretrained(folder)
+    with pytest.raises(TokenizerMismatch):
+        drafttree.load(tiny.build("llama"), draft, tokenizer=words("a", "b", "c"))
+    assert draft.config._attn_implementation == before
+
+
+def test_a_drafter_needs_no_tokenizer_of_its_own(folder, tmp_path):
+    tiny.build("llama", seed=2).save_pretrained(tmp_path)
+    assert drafttree.load(folder, tmp_path).drafter
+
+
 def test_options_are_checked_before_anything_is_loaded(monkeypatch):
     monkeypatch.setattr("drafttree.loading.load_model", lambda *_: pytest.fail("loaded"))
     for option in ({"policy": "no"}, {"verifier": "no"}, {"dtype": "no"}, {"device": "no"}):

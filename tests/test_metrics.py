@@ -42,7 +42,7 @@ def test_times():
     assert metrics.tokens_per_second == pytest.approx(7 / 12)
     assert metrics.time_to_first_token == 4.0
     assert metrics.time_per_output_token == pytest.approx(8 / 6)
-    assert metrics.target_pass == 2.0
+    assert metrics.target_pass == pytest.approx(8 / 3)
     assert metrics.draft_pass == pytest.approx(1.5 / 7)
     assert metrics.overhead == pytest.approx((0.5 + 0.5 + 0.0) / 3)
 
@@ -84,9 +84,11 @@ def test_the_law_of_speed():
 def test_the_law_is_exact_where_rounds_are_all_the_time_there_is():
     rounds = [turn(3, 2, 4, 2, 0.5, 2.0, 3.0)] * 10
     fast = Metrics(rounds, seconds=30.0, first_token_seconds=[3.0])
-    plain = Metrics([turn(1, 0, 1, 0, 0.0, 1.5, 1.5)] * 30, seconds=45.0, first_token_seconds=[1.5])
+    plain = Metrics([turn(1, 0, 1, 0, 0.0, 1.5, 2.0)] * 30, seconds=60.0, first_token_seconds=[2.0])
     law = Law.of(fast, plain)
+    assert law.h0 == pytest.approx(1 / 3)
     assert law.predicted == pytest.approx(law.measured)
+    assert Law.of(plain, plain).predicted == pytest.approx(1)
     assert math.isfinite(law.predicted)
 
 

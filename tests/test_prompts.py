@@ -137,3 +137,17 @@ def test_standard_input_that_fails(monkeypatch):
     monkeypatch.setattr(sys, "stdin", Failing(b""))
     with pytest.raises(InputError, match="Input/output error"):
         read_prompt("-")
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_prompt(tmp_path):
+    for name, line in {"a.txt": "one", "a.jsonl": '{"prompt": "one"}'}.items():
+        path = tmp_path / name
+        path.write_bytes(b"\xef\xbb\xbf" + line.encode())
+        assert read_prompts(path) == ["one"]
+
+
+@pytest.mark.parametrize("line", ['{"prompt": "\\ud800"}', "[" * 200_000])
+def test_what_json_allows_and_text_does_not_is_a_bad_line(tmp_path, line):
+    path = write(tmp_path / "p.jsonl", '{"prompt": "one"}', line)
+    with pytest.raises(InputError, match=r"p.jsonl, line 2: "):
+        read_prompts(path)

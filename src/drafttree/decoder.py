@@ -9,7 +9,7 @@ import inspect
 import math
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Sequence_
 from dataclasses import replace
 from numbers import Integral, Real
@@ -70,6 +70,8 @@ class Decoder:
         self.drafter = drafter
         self.policy = policy or Chain()
         self.verifier = verifier
+        if not (verifier is None or (isinstance(verifier, type) and issubclass(verifier, Verifier))):
+            raise ConfigError(f"verifier is {verifier!r}; give a class of drafttree.verifiers, or its name to load")
         if verifier is not None:
             contract.check(self.policy, verifier)
         self.tokenizer = tokenizer
@@ -128,6 +130,8 @@ class Decoder:
 
         Closing the iterator ends the generation.
         """
+        if isinstance(prompt, list | tuple) and prompt and not isinstance(prompt[0], Integral):
+            raise InputError("stream takes one prompt; call it for each of a list, or call generate")
         return self.follow(self.start(prompt, **options))
 
     def start(
@@ -140,7 +144,7 @@ class Decoder:
         top_p: float = 1.0,
         min_p: float = 0.0,
         seed: int | None = None,
-        stop: str | Sequence_[str] = (),
+        stop: str | Sequence_[str] | None = (),
         ignore_eos: bool = False,
         draft_temperature: float = 1.0,
         typical_p: float = 1.0,
@@ -162,7 +166,7 @@ class Decoder:
             min_p: drop tokens less probable than this share of the most probable one.
             seed: of the draws; None takes one from torch's global generator, so that texts differ as they do with
                 transformers, and repeat after `torch.manual_seed`. A greedy text needs none.
-            stop: strings that end the text; it is cut before them.
+            stop: strings that end the text; it is cut before them. Special tokens are no part of it.
             ignore_eos: go on past EOS tokens.
             draft_temperature: divides the drafter's logits before the policy looks at them. Below 1 policies trust
                 the drafter more, which pays where it understates how often it is right; it never changes the law.
@@ -184,9 +188,9 @@ class Decoder:
         check_names(generation, inspect.signature(Decoder.start).parameters.keys() - {"self", "prompt", "generation"})
         tokens = self._encode(prompt)
         self._check(tokens, max_new_tokens)
-        stop = (stop,) if isinstance(stop, str) else tuple(stop)
-        if stop and (self.tokenizer is None or not all(stop)):
-            raise ConfigError("stop strings need a tokenizer and must not be empty")
+        stop = _stop_strings(stop)
+        if stop and self.tokenizer is None:
+            raise ConfigError("stop strings need a tokenizer; give the decoder one")
         if not isinstance(draft_temperature, Real) or not COLDEST <= draft_temperature < math.inf:
             raise ConfigError(f"draft_temperature is {draft_temperature!r}; it must be a number of at least {COLDEST}")
         given = 0 if seed is None else seed
@@ -196,6 +200,10 @@ class Decoder:
             sampling = replace(sampling, seed=fresh_seed())
             verifier = self.verifier or contract.best(self.policy)
         limit = len(tokens) + max_new_tokens
+        if grammar is not None and not hasattr(grammar, "follow"):
+            raise ConfigError(f"grammar is {grammar!r}; make one with drafttree.grammar.json_schema, regex or ebnf")
+        if not isinstance(logits_processor, list | tuple | None):
+            raise ConfigError(f"logits_processor is {logits_processor!r}; give a LogitsProcessorList")
         if grammar and ignore_eos:
             raise ConfigError("a grammar ends its text with an EOS token; leave out ignore_eos")
         eos = () if ignore_eos else self.eos
@@ -325,7 +333,11 @@ class Decoder:
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise InputError("a text prompt needs a tokenizer; pass token ids or give the decoder a tokenizer")
+            if any("\ud800" <= character <= "\udfff" for character in prompt):
+                raise InputError("the prompt holds half a surrogate pair, which is no text")
             prompt = self.tokenizer(prompt)["input_ids"]
+        if isinstance(prompt, Mapping) and "input_ids" in prompt:
+            prompt = prompt["input_ids"]
         prompt = getattr(prompt, "tolist", lambda: prompt)()
         if not isinstance(prompt, Iterable) or isinstance(prompt, dict):
             raise InputError(f"a prompt is text or token ids, not {type(prompt).__name__}")
@@ -342,7 +354,7 @@ class Decoder:
         return tokens
 
     def _check(self, tokens: list[int], max_new_tokens: int) -> None:
-        if not isinstance(max_new_tokens, Integral) or max_new_tokens < 1:
+        if not isinstance(max_new_tokens, Integral) or isinstance(max_new_tokens, bool) or max_new_tokens < 1:
             raise ConfigError(f"max_new_tokens is {max_new_tokens!r}; it must be a whole number of at least 1")
         context = self.target.context
         if context is not None and len(tokens) + max_new_tokens > context:
@@ -350,3 +362,15 @@ class Decoder:
                 f"the prompt of {len(tokens)} tokens and max_new_tokens={max_new_tokens} exceed the model's context "
                 f"of {context}; shorten the prompt or ask for at most {max(context - len(tokens), 0)} tokens"
             )
+
+
+def _stop_strings(stop: str | Sequence_[str] | None) -> tuple[str, ...]:
+    """Stop strings as a tuple.
+
+    Raises:
+        ConfigError: one is no string or empty.
+    """
+    strings = (stop,) if isinstance(stop, str) else stop or ()
+    if not isinstance(strings, list | tuple) or not all(isinstance(each, str) and each for each in strings):
+        raise ConfigError(f"stop is {stop!r}; give a string or several, none of them empty")
+    return tuple(strings)

@@ -98,7 +98,7 @@ def show_comparison(compared: Comparison, policy: str) -> None:
     for way, speed in compared.speeds.items():
         table.add_row(names[way], f"{speed:.1f}", f"{speed / compared.speeds['plain']:.2f}")
     console.print("", table, "", sep="\n")
-    terms = _table("R = tau / (v + c*delta + h)", "", "", right=1)
+    terms = _table("R = tau (1 + h0) / (v + c*delta + h)", "", "", right=1)
     for symbol, value, meaning in _law_terms(compared):
         terms.add_row(symbol, f"{value:.3f}", meaning)
     terms.add_row("R predicted", f"{law.predicted:.3f}", "by the law")
@@ -312,6 +312,7 @@ def _law_terms(compared: Comparison) -> list[tuple[str, float, str]]:
         ("c", law.c, "a draft pass, in plain passes"),
         ("delta", law.delta, "draft passes per round"),
         ("h", law.h, "rest of a round, in plain passes"),
+        ("h0", law.h0, "the same in plain decoding"),
     ]
 
 

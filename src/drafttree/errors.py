@@ -36,9 +36,9 @@ class TokenizerMismatch(ModelError):
     """Target and drafter do not share one vocabulary."""
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> ConfigError:
+def unknown(kind: str, name: object, known: Iterable[str]) -> ConfigError:
     """The error for a name that is not among `known`, with the nearest one that is."""
     known = sorted(known)
-    nearest = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
+    nearest = difflib.get_close_matches(str(name).lower(), known, n=1, cutoff=0.5)
     hint = f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(known) or 'none'}"
     return ConfigError(f"unknown {kind} {name!r}; {hint}")

@@ -46,7 +46,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from drafttree.decoder import Decoder
 from drafttree.drafters import Drafter, LanguageModelDrafter
-from drafttree.errors import ConfigError, ModelError
+from drafttree.errors import ConfigError
 from drafttree.loading import (
     DEFAULT_POLICY,
     Source,
@@ -55,12 +55,13 @@ from drafttree.loading import (
     find_verifier,
     load_head,
     load_model,
-    load_tokenizer,
     make_drafter,
     make_policy,
+    tokenizer_beside,
 )
 from drafttree.metrics import Metrics
 from drafttree.models import HuggingFaceModel
+from drafttree.models.probe import verify_once, wrap
 from drafttree.options import refusal
 from drafttree.policies import TreePolicy
 from drafttree.processors import Constraint
@@ -200,14 +201,14 @@ class TreeGenerate:
     ) -> Iterator[Decoder]:
         """A decoder around the model as it stands, which is given back afterwards."""
         if self._grammar and tokenizer is None:
-            tokenizer = _tokenizer(model)
+            tokenizer = tokenizer_beside(model)
         with ExitStack() as undo:
             target = undo.enter_context(_lent(model))
 
             def load_drafter(source: Source) -> Drafter:
                 drafter = self._wrap(source, model, undo)
                 if model not in self._checked and isinstance(drafter, LanguageModelDrafter):
-                    check_tokenizers(tokenizer or _tokenizer(model), _tokenizer(source))
+                    check_tokenizers(tokenizer or tokenizer_beside(model), tokenizer_beside(source))
                     self._checked.add(model)
                 return drafter
 
@@ -235,7 +236,7 @@ class TreeGenerate:
             if head := load_head(folder, model):
                 self._heads[model] = where, head
                 return head
-            self._loaded[where] = LanguageModelDrafter(HuggingFaceModel(load_model(folder, *where)))
+            self._loaded[where] = LanguageModelDrafter(wrap(load_model(folder, *where)))
         return self._loaded[where]
 
 
@@ -269,6 +270,7 @@ def _lent(module: PreTrainedModel) -> Iterator[HuggingFaceModel]:
         undo.callback(lambda: [setattr(part, "training", True) for part in training])
         model = HuggingFaceModel(module.eval())
         undo.callback(model.release)
+        verify_once(model)
         yield model
 
 
@@ -299,6 +301,8 @@ def _stack(rows: list[Tensor], config: GenerationConfig) -> Tensor:
 
 
 def _check_drafter(drafter: object) -> str | Path | PreTrainedModel | Drafter | None:
+    if drafter == "auto":
+        raise ConfigError("name the drafter: 'auto' is for drafttree.load, which knows the target's name")
     if drafter is None or isinstance(drafter, str | Path | PreTrainedModel):
         return drafter
     if hasattr(drafter, "start") and hasattr(drafter, "vocab_size"):
@@ -410,11 +414,3 @@ def _agree(positions: Tensor, expected: Tensor, real: Tensor) -> bool:
     if positions.ndim != 2 or positions.shape[1] != expected.shape[1]:
         return False
     return bool(((positions == expected) | ~real).all())
-
-
-def _tokenizer(source: str | Path | PreTrainedModel) -> PreTrainedTokenizerBase | None:
-    """The tokenizer beside a model, None where there is none to compare."""
-    try:
-        return load_tokenizer(source)
-    except ModelError:
-        return None

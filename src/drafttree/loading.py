@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,7 +32,7 @@ from drafttree.drafters import (
     hydra,
     medusa,
 )
-from drafttree.drafters.checkpoints import LANGUAGE_MODEL, download, read_config, read_tensors, recognise
+from drafttree.drafters.checkpoints import LANGUAGE_MODEL, download, read_config, read_json, read_tensors, recognise
 from drafttree.drafters.published import PUBLISHED
 from drafttree.errors import ConfigError, DraftTreeError, ModelError, TokenizerMismatch, unknown
 from drafttree.models.base import Model
@@ -44,6 +44,7 @@ from drafttree.verifiers import VERIFIERS, Verifier
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DEFAULT_POLICY = "dynatree"
 MIXED = "mixed:"
+DRAFTERS = [*zoo.NAMES, *LOOKUPS, "none", "auto"]
 HEADS = {"eagle3": eagle3_format.load, "medusa": medusa.load, "hydra": hydra.load}
 Source = str | Path | PreTrainedModel
 
@@ -52,9 +53,9 @@ def load(
     target: Source = "embedded",
     drafter: Source | None = "auto",
     policy: str | TreePolicy = DEFAULT_POLICY,
-    verifier: str = "auto",
+    verifier: str | type[Verifier] | None = "auto",
     *,
-    dtype: str = "auto",
+    dtype: str | torch.dtype = "auto",
     device: str = "auto",
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> Decoder:
@@ -67,11 +68,14 @@ def load(
             model, for lookup with that model to fall back to; or "none" for plain decoding. "auto" takes what
             `choose_drafter` says.
         policy: a policy or its specification, such as "talon:budget=60,margin=0.03".
-        verifier: a name of `drafttree.verifiers.VERIFIERS`, or "auto": greedy at temperature 0, coupled where a
-            seed is given, else what accepts most on the policy's trees.
+        verifier: a name or class of `drafttree.verifiers.VERIFIERS`, or "auto": greedy at temperature 0, coupled where
+            a seed is given, else what accepts most on the policy's trees.
         dtype: "float32", "bfloat16", "float16", or "auto": bfloat16 where the device multiplies it fast, else float32.
         device: "cpu", "cuda", ... or "auto": cuda where there is one.
         tokenizer: the target's; by default the one in its folder.
+
+    A loaded target keeps its dtype and device, and attends to trees from then on: its own `generate` works again after
+    `decoder.target.release()`.
 
     Raises:
         ConfigError: a policy, verifier, parameter, dtype or device that does not exist.
@@ -81,10 +85,10 @@ def load(
     chosen_policy, chosen_verifier = make_policy(policy), find_verifier(verifier)
     if chosen_verifier:
         contract.check(chosen_policy, chosen_verifier)
-    on = find_device(device)
-    kind = find_dtype(dtype, on)
+    on, kind = _place(target, dtype, device)
     if isinstance(drafter, str) and drafter == "auto":
         drafter = choose_drafter(target).name
+    _check_drafter(drafter)
     model = load_model(target, kind, on)
     tokenizer = tokenizer or load_tokenizer(target)
     wrapped = wrap(model)
@@ -115,9 +119,9 @@ def find_drafter(
         where = source if isinstance(source, PreTrainedModel) else find_folder(source)
         if isinstance(where, Path) and (head := load_head(where, target.module)):
             return head
-        drafting = LanguageModelDrafter(wrap(load_model(where, target.dtype, target.device)))
-        check_tokenizers(tokenizer, load_tokenizer(where))
-        return drafting
+        model = load_model(where, target.dtype, target.device)
+        check_tokenizers(tokenizer, tokenizer_beside(where))
+        return LanguageModelDrafter(wrap(model))
 
     return make_drafter(source, target, load_drafter)
 
@@ -171,7 +175,7 @@ def find_folder(source: str | Path) -> Path:
     Raises:
         ModelError: there is none.
     """
-    path = Path(_resolve(source))
+    path = Path(_resolve(source, DRAFTERS))
     return path if path.is_dir() else download(str(source))
 
 
@@ -207,19 +211,23 @@ def make_policy(spec: str | TreePolicy) -> TreePolicy:
         key, equals, value = part.partition("=")
         if not equals:
             raise ConfigError(f"{part!r} in policy {spec!r} is not of the form parameter=value")
+        if key.strip() in parameters:
+            raise ConfigError(f"policy {spec!r} gives {key.strip()} twice")
         parameters[key.strip()] = None if value.strip().lower() == "none" else value.strip()
     return POLICIES[name](**parameters)
 
 
-def find_verifier(name: str) -> type[Verifier] | None:
-    """The verifier of a name; None for "auto".
+def find_verifier(name: str | type[Verifier] | None) -> type[Verifier] | None:
+    """The verifier of a name, or the class itself; None for "auto".
 
     Raises:
         ConfigError: there is no such verifier.
     """
-    if name == "auto":
+    if name in (None, "auto"):
         return None
-    if name not in VERIFIERS:
+    if isinstance(name, type) and issubclass(name, Verifier):
+        return name
+    if not isinstance(name, str) or name not in VERIFIERS:
         raise unknown("verifier", name, [*VERIFIERS, "auto"])
     return VERIFIERS[name]
 
@@ -235,13 +243,13 @@ def find_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(1, device=device).tolist()
-    except (RuntimeError, AssertionError, NotImplementedError):
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError):
         here = ", ".join(["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))])
         raise ConfigError(f"device {name!r} is not available; here there is: {here}") from None
     return device
 
 
-def find_dtype(name: str, device: torch.device) -> torch.dtype:
+def find_dtype(name: str | torch.dtype, device: torch.device) -> torch.dtype:
     """The dtype of a name; "auto" is bfloat16 where the device multiplies it fast, else float32.
 
     Raises:
@@ -250,7 +258,8 @@ def find_dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         fast = device.type != "cpu" or torch.cpu._is_amx_tile_supported()
         return torch.bfloat16 if fast else torch.float32
-    if name not in DTYPES:
+    name = next((known for known, dtype in DTYPES.items() if dtype is name), name)
+    if not isinstance(name, str) or name not in DTYPES:
         raise unknown("dtype", name, [*DTYPES, "auto"])
     if device.type == "cuda" and name == "bfloat16" and not torch.cuda.is_bf16_supported():
         raise ConfigError(f"{torch.cuda.get_device_name(device)} has no bfloat16; use float16")
@@ -268,6 +277,8 @@ def load_model(source: Source, dtype: torch.dtype, device: torch.device) -> PreT
     path = _resolve(source)
     try:
         _check_kind(source, AutoConfig.from_pretrained(path))
+        if (settings := Path(path) / "generation_config.json").is_file():
+            read_json(settings)
         with _quiet():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 path, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
@@ -275,10 +286,10 @@ def load_model(source: Source, dtype: torch.dtype, device: torch.device) -> PreT
     except ModelError:
         raise
     except SafetensorError as error:
-        reason = f"truncated or damaged ({_first_line(error)}); download or copy them again"
+        reason = f"truncated or damaged ({_first_lines(error)}); download or copy them again"
         raise ModelError(f"the weights of {str(source)!r} are {reason}") from error
     except Exception as error:
-        raise ModelError(f"cannot load model {str(source)!r}: {_first_line(error)}") from error
+        raise ModelError(f"cannot load model {str(source)!r}: {_first_lines(error)}") from error
     model, info = loaded
     _check_weights(source, info)
     model = model.to(device).eval()
@@ -299,8 +310,16 @@ def load_tokenizer(source: Source) -> PreTrainedTokenizerBase | None:
     try:
         return AutoTokenizer.from_pretrained(_resolve(name))
     except Exception as error:
-        reason = f"{_first_line(error).rstrip(':.')}; save one beside the model or pass tokenizer="
+        reason = f"{_first_lines(error).rstrip(':.')}; save one beside the model or pass tokenizer="
         raise ModelError(f"cannot load the tokenizer of {str(name)!r}: {reason}") from error
+
+
+def tokenizer_beside(source: Source) -> PreTrainedTokenizerBase | None:
+    """The tokenizer beside a drafter, None where there is none to compare."""
+    try:
+        return load_tokenizer(source)
+    except ModelError:
+        return None
 
 
 def check_tokenizers(target: PreTrainedTokenizerBase | None, draft: PreTrainedTokenizerBase | None) -> None:
@@ -331,17 +350,48 @@ def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -
     return (eos,) if isinstance(eos, int) else tuple(int(token) for token in eos)
 
 
-def _resolve(source: str | Path) -> str:
+def _place(target: Source, dtype: str | torch.dtype, device: str) -> tuple[torch.device, torch.dtype]:
+    """The device and dtype to load with, which are a loaded target's own.
+
+    Raises:
+        ConfigError: there are none of that name, or a loaded target has others.
+    """
+    if not isinstance(target, PreTrainedModel):
+        on = find_device(device)
+        return on, find_dtype(dtype, on)
+    if device != "auto" and find_device(device).type != target.device.type:
+        raise ConfigError(f"the target is on {target.device}, not on {device!r}; move it there, or leave out device")
+    if dtype != "auto" and find_dtype(dtype, target.device) != target.dtype:
+        raise ConfigError(f"the target is in {target.dtype}, not in {dtype!r}; convert it, or leave out dtype")
+    return target.device, target.dtype
+
+
+def _check_drafter(source: Source | None) -> None:
+    """Find a drafter's files before the target's weights are read.
+
+    Raises:
+        ConfigError: it is no name, path, model or None.
+        ModelError: there are none.
+    """
+    if source is not None and not isinstance(source, str | Path | PreTrainedModel):
+        raise ConfigError(f"the drafter is a {type(source).__name__}; give a name, a folder or a loaded model")
+    if isinstance(source, str | Path) and source not in ("none", *LOOKUPS):
+        find_folder(str(source).removeprefix(MIXED))
+
+
+def _resolve(source: str | Path, known: Iterable[str] = zoo.NAMES) -> str:
     """The folder of an embedded model or a local path; anything else is a hub name, unless it looks like a path."""
     name = str(source)
+    if not name or source == Path():
+        raise ModelError("the name of a model is empty; give an embedded name, a folder or a hub name")
     if name in zoo.NAMES:
         return str(zoo.folder(name))
     if Path(name).is_dir():
         return name
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith("."):
         raise ModelError(f"model folder {name!r} does not exist")
-    if difflib.get_close_matches(name, zoo.NAMES, n=1, cutoff=0.7):
-        raise ModelError(f"{unknown('model', name, zoo.NAMES)} (or give a folder or a hub name)")
+    if difflib.get_close_matches(name, known, n=1, cutoff=0.7):
+        raise ModelError(f"{unknown('model', name, known)} (or give a folder or a hub name)")
     return name
 
 
@@ -374,5 +424,7 @@ def _quiet() -> Iterator[None]:
         logging.set_verbosity(before)
 
 
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+def _first_lines(error: Exception) -> str:
+    """What an error says, without the pages of advice that may follow."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:3]) or type(error).__name__

@@ -124,7 +124,7 @@ def _prompts(path: Path) -> Iterator[Example]:
         raise InputError(f"{path}: not a prompt file; known: {', '.join(SUFFIXES)}")
     for number, raw in enumerate(_lines(path), start=1):
         try:
-            line = raw.decode().rstrip("\r\n")
+            line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
             if line.strip():
                 yield _from_json(line) if name.endswith(".jsonl") else Example(line)
         except UnicodeDecodeError:
@@ -151,6 +151,8 @@ def _from_json(line: str) -> Example:
         entry = json.loads(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON ({error.msg} at column {error.colno})") from None
+    except RecursionError:
+        raise ValueError("not JSON of a prompt (nested too deeply)") from None
     if not isinstance(entry, dict):
         raise ValueError(f"not an object but {type(entry).__name__}")
     turns = entry.get("turns")
@@ -163,6 +165,8 @@ def _from_json(line: str) -> Example:
         if key in entry:
             if not isinstance(value, str) or not value.strip():
                 raise ValueError(f"{key!r} holds no text")
+            if any("\ud800" <= character <= "\udfff" for character in value):
+                raise ValueError(f"{key!r} holds half a surrogate pair, which is no text")
             reference = entry.get("reference")
             if reference is not None and not isinstance(reference, str):
                 raise ValueError("'reference' holds no text")

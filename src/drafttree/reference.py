@@ -106,7 +106,8 @@ def transformers_generate(
     processors = list(options.get("logits_processor") or ())
     if grammar := options.get("grammar"):
         processors.append(grammar.processor(decoder.tokenizer, model.vocab_size, decoder.eos))
-    with released(model) as module:
+    forked = torch.random.fork_rng([model.device] if model.device.type == "cuda" else [])
+    with released(model) as module, forked:
         ids = torch.tensor([list(prompt)], device=module.device)
         torch.manual_seed(sampling.seed)
         started = time.perf_counter()

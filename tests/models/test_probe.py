@@ -3,9 +3,12 @@
 import pytest
 import torch
 
+import drafttree
+import drafttree.hf
 import tiny
 from drafttree.errors import ModelError
-from drafttree.models import attention
+from drafttree.models import HuggingFaceModel, attention, probe
+from drafttree.models import huggingface as tree_model
 from drafttree.models.probe import wrap
 
 
@@ -34,3 +37,43 @@ def test_one_module_can_be_wrapped_twice_and_given_back():
     again = wrap(module)
     again.release()
     assert module.config._attn_implementation == before
+
+
+def test_attention_that_does_not_pass_the_tree_on_is_named_and_the_model_left_as_it_was(monkeypatch):
+    module = tiny.build("gpt2")
+    before = module.config._attn_implementation
+    monkeypatch.setattr(tree_model, "TreePlan", lambda *_: None)
+    with pytest.raises(ModelError, match="GPT2LMHeadModel cannot be verified in a tree: its attention layers"):
+        wrap(module)
+    assert module.config._attn_implementation == before
+
+
+def test_weights_that_are_not_numbers_are_told():
+    module = tiny.build("llama")
+    torch.nn.init.constant_(module.model.norm.weight, torch.nan)
+    with pytest.raises(ModelError, match="computes no finite logits"):
+        wrap(module)
+
+
+def test_a_model_is_verified_once_for_its_dtype(monkeypatch):
+    model, checks = HuggingFaceModel(tiny.build("gpt2")), []
+    monkeypatch.setattr(probe, "_verify", checks.append)
+    probe.verify_once(model)
+    probe.verify_once(HuggingFaceModel(model.module))
+    assert len(checks) == 1
+    probe.verify_once(HuggingFaceModel(model.module.to(torch.bfloat16)))
+    assert len(checks) == 2
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma3"])
+def test_a_module_given_back_is_taken_again_by_the_next_pass(name):
+    """However the module came to attend by other means, the text is the same."""
+    module = tiny.build(name)
+    decoder = drafttree.load(module, "lookup", policy="talon:budget=8")
+    prompt = tiny.random_tokens(6, 3) * 2
+    expected = decoder.generate(prompt, max_new_tokens=12).tokens
+    decoder.target.release()
+    assert decoder.generate(prompt, max_new_tokens=12).tokens == expected
+    ids = torch.tensor([prompt])
+    module.generate(ids, max_new_tokens=3, custom_generate=drafttree.hf.generate(drafter="lookup"))
+    assert decoder.generate(prompt, max_new_tokens=12).tokens == expected

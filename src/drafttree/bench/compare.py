@@ -40,7 +40,7 @@ class Comparison:
 
     @property
     def law(self) -> Law:
-        """R = tau / (v + c * delta + h), each term, and R as measured."""
+        """The terms of the law, and R as measured."""
         return Law.of(self.speculative.metrics, self.plain.metrics)
 
     @property

@@ -1,4 +1,4 @@
-"""How near decoding comes to its limits: the memory bandwidth, and the law R = tau / (v(n) + c * delta + h)."""
+"""How near decoding comes to its limits: the memory bandwidth, and the law of speed, see `drafttree.metrics.Law`."""
 
 import statistics
 import time

@@ -33,7 +33,7 @@ class PolicyRow:
         policy: its specification, or "plain".
         group: "all", and where there are both, "looping" and "not looping".
         prompts: how many are in the group.
-        law: R = tau / (v + c * delta + h); the terms of plain decoding are its own.
+        law: its terms; those of plain decoding are its own.
         predicted: R by the law.
         tokens_per_second: prompts included.
         acceptance_rate: accepted drafted tokens per drafted token.

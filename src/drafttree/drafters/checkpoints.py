@@ -87,7 +87,7 @@ def read_config(folder: Path) -> dict:
         ModelError: it is not a JSON object.
     """
     path = Path(folder) / "config.json"
-    return _read_json(path) if path.is_file() else {}
+    return read_json(path) if path.is_file() else {}
 
 
 def tensor_names(folder: Path) -> set[str]:
@@ -155,7 +155,7 @@ def _index(folder: Path) -> Path | None:
 
 def _weight_map(index: Path) -> dict[str, str]:
     """File by tensor name."""
-    found = _read_json(index).get("weight_map")
+    found = read_json(index).get("weight_map")
     if not isinstance(found, dict) or not all(
         isinstance(file, str) and Path(file).name == file for file in found.values()
     ):
@@ -163,7 +163,12 @@ def _weight_map(index: Path) -> dict[str, str]:
     return found
 
 
-def _read_json(path: Path) -> dict:
+def read_json(path: Path) -> dict:
+    """The object in a JSON file.
+
+    Raises:
+        ModelError: there is none.
+    """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -17,6 +17,10 @@ NAME = "drafttree"
 CONFIGURED = -1
 
 
+class NoTreeError(ModelError):
+    """A layer that attends to trees was called without one."""
+
+
 class TreePlan:
     """Who attends to whom in one pass; made once and shared by all layers.
 
@@ -81,7 +85,7 @@ def attend(
         ModelError: the layer does something to its scores that a tree pass does not reproduce.
     """
     if tree_plan is None:
-        raise ModelError(
+        raise NoTreeError(
             "this model attends to trees while drafttree holds it; call release() on its HuggingFaceModel "
             "(decoder.target.release()) to use it otherwise"
         )

@@ -20,7 +20,8 @@ TREE_LAYERS = {"full_attention", "sliding_attention"}
 class HuggingFaceModel:
     """A transformers model that scores trees. See `drafttree.models.base.Model` for the contract.
 
-    The module's attention implementation is switched to ours; `release` switches it back.
+    The module's attention implementation is switched to ours, and again before a pass if it is another then; `release`
+    switches it back.
 
     Args:
         module: a decoder-only model with a language-model head, in evaluation mode.
@@ -46,8 +47,9 @@ class HuggingFaceModel:
         self.acquire()
 
     def acquire(self) -> None:
-        """Switch the module to our attention implementation."""
-        self.module.set_attn_implementation(NAME)
+        """Switch the module to our attention implementation, unless it has that."""
+        if self.module.config._attn_implementation != NAME:
+            self.module.set_attn_implementation(NAME)
 
     def release(self) -> None:
         """Give the module its own attention implementation back."""
@@ -67,6 +69,7 @@ class HuggingFaceModel:
         last_only: bool = False,
         hidden_layers: tuple[int, ...] = (),
     ) -> Output:
+        self.acquire()
         with self._watching(hidden_layers) as states:
             out = self.module(
                 input_ids=tokens,

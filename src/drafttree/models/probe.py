@@ -1,10 +1,13 @@
 """The last check before a model is trusted: a small tree, scored both ways."""
 
+from weakref import WeakKeyDictionary
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafttree.errors import ModelError
+from drafttree.models.attention import NoTreeError
 from drafttree.models.base import append
 from drafttree.models.huggingface import HuggingFaceModel
 from drafttree.models.lean import LeanModel, fits
@@ -14,6 +17,8 @@ PARENTS = (-1, 0, 0, 1, 2)
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 LEAN_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
 REDUCED = 0.1
+
+_verified: WeakKeyDictionary[PreTrainedModel, tuple[torch.dtype, torch.device]] = WeakKeyDictionary()
 
 
 def wrap(module: PreTrainedModel) -> HuggingFaceModel:
@@ -25,19 +30,47 @@ def wrap(module: PreTrainedModel) -> HuggingFaceModel:
         ModelError: the model has layers that cannot be verified in a tree, or its tree pass gives other logits.
     """
     model = HuggingFaceModel(module)
-    model.release()
-    own = _own_logits(model)
-    model.acquire()
-    gap = _gap(model, own)
-    if not gap <= TOLERANCE.get(model.dtype, REDUCED):
-        model.release()
-        raise ModelError(
-            f"{type(module).__name__} cannot be verified in a tree: its logits there differ by {gap:.3g} from its own"
-        )
+    own = _verify(model)
     if not fits(model):
         return model
     lean = LeanModel(model)
     return lean if _gap(lean, own) <= LEAN_TOLERANCE.get(model.dtype, REDUCED) else model
+
+
+def verify_once(model: HuggingFaceModel) -> None:
+    """Compare a model's tree pass with its own logits, unless that was done with its dtype and device before.
+
+    Raises:
+        ModelError: as for `wrap`.
+    """
+    place = (model.dtype, model.device)
+    if _verified.get(model.module) != place:
+        _verify(model)
+        _verified[model.module] = place
+
+
+def _verify(model: HuggingFaceModel) -> Tensor:
+    """The model's own logits, which its tree pass has given too; a model that is refused is released."""
+    model.release()
+    own = _own_logits(model)
+    if not own.isfinite().all():
+        raise ModelError(f"{type(model.module).__name__} computes no finite logits; its weights may be damaged")
+    if reason := _objection(model, own):
+        model.release()
+        raise ModelError(f"{type(model.module).__name__} cannot be verified in a tree: {reason}")
+    return own
+
+
+def _objection(model: HuggingFaceModel, own: Tensor) -> str | None:
+    """Why a model's tree pass cannot be trusted; None if it can."""
+    try:
+        gap = _gap(model, own)
+    except NoTreeError:
+        return "its attention layers do not pass the tree on"
+    except (ModelError, RuntimeError, TypeError, ValueError) as error:
+        return str(error)
+    allowed = TOLERANCE.get(model.dtype, REDUCED)
+    return None if gap <= allowed else f"its logits there differ by {gap:.3g} from its own"
 
 
 def _gap(model: HuggingFaceModel, own: Tensor) -> float:

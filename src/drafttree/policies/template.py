@@ -9,6 +9,8 @@ from drafttree.tree import Layer
 
 Path = tuple[int, ...]
 
+MOST_CHILDREN = 4096
+
 EAGLE_SPARSE = {"": 4, "0": 3, "1": 2, "2": 2, "3": 1, "0.0": 3, "0.1": 2, "0.2": 2, "1.0": 1} | {
     "0.0.0": 3,
     "0.0.0.0": 2,
@@ -72,6 +74,8 @@ class Template(TreePolicy):
         paths = sorted(set(_shipped(self.tree) if self.paths is None else self.paths), key=lambda p: (len(p), p))
         ids = {(): 0} | {path: index for index, path in enumerate(paths, start=1)}
         for path in paths:
+            if path and max(path) >= MOST_CHILDREN:
+                raise ValueError(f"child ranks below {MOST_CHILDREN}, not {max(path)}")
             if not path or min(path) < 0 or path[:-1] not in ids:
                 raise ValueError(f"path {'.'.join(map(str, path))!r} has no parent in the list")
         if not paths:
