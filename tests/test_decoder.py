@@ -308,7 +308,7 @@ def test_a_list_of_prompts_gives_a_list_of_what_each_alone_gives():
         ([0], {"stop": ""}, ConfigError, "none of them empty"),
         ([0], {"stop": ["a", ""]}, ConfigError, "none of them empty"),
         ([0], {"stop": 5}, ConfigError, "stop is 5"),
-        ([0], {"stop": [1]}, ConfigError, "give a string or several"),
+        ([0], {"stop": [1]}, ConfigError, "stop strings are text"),
         ([0], {"grammar": {"type": "object"}}, ConfigError, "make one with drafttree.grammar"),
         ([0], {"logits_processor": 5}, ConfigError, "give a LogitsProcessorList"),
         ("\ud800", {}, InputError, "half a surrogate pair"),

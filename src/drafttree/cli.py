@@ -17,7 +17,7 @@ import typer
 from rich.text import Text
 
 import drafttree
-from drafttree import display
+from drafttree import display, zoo
 from drafttree import prompts as prompt_files
 from drafttree.bench import (
     Comparison,
@@ -479,10 +479,14 @@ def bench_lookup_(
 
 
 def _quiet() -> None:
-    """No progress bars, warnings or retry notices of the libraries below, and no crash on an odd terminal encoding."""
+    """No warnings, retry notices or progress bars of the libraries below but, on a terminal, those of downloads.
+
+    Nor a crash on an odd terminal encoding.
+    """
     from huggingface_hub.utils import disable_progress_bars
 
-    disable_progress_bars()
+    if not sys.stderr.isatty():
+        disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity(logging.CRITICAL)
     for name in ("huggingface_hub", "httpx"):
@@ -524,6 +528,8 @@ def _grammar(schema: Path | None, pattern: str | None, text: Path | None) -> Gra
 
 def _load(target: str, drafter: str, *arguments: str, **options: str) -> Decoder:
     """A decoder; what "auto" stands for is said where it is not the embedded pair."""
+    if sys.stderr.isatty() and target not in zoo.NAMES and not Path(target).exists():
+        print(f"looking for {target} on the Hugging Face hub ...", file=sys.stderr)
     decoder = load(target, drafter, *arguments, **options)
     if drafter == "auto" and target != "embedded":
         choice = choose_drafter(target)

@@ -372,5 +372,5 @@ def _stop_strings(stop: str | Sequence_[str] | None) -> tuple[str, ...]:
     """
     strings = (stop,) if isinstance(stop, str) else stop or ()
     if not isinstance(strings, list | tuple) or not all(isinstance(each, str) and each for each in strings):
-        raise ConfigError(f"stop is {stop!r}; give a string or several, none of them empty")
+        raise ConfigError(f"stop is {stop!r}; stop strings are text, none of them empty")
     return tuple(strings)
