@@ -8,10 +8,10 @@ import time
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-STAGES = ((0.00, 3, 4096), (0.89, 6, 4096), (0.965, 12, 4096))
+STAGES = ((0.00, 3, 4096), (0.92, 6, 4096), (0.97, 12, 4096))
 WARM_UNTIL = 0.01
 DECAY_FROM = 0.22
-LONG = ((0.45, 0.54), (0.98, 1.00))
+LONG = ((0.45, 0.54), (0.985, 1.00))
 
 
 @dataclass(frozen=True)
