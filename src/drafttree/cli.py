@@ -329,6 +329,9 @@ def bench_law(
     draft_temperature: DraftTemperature = 1.0,
     repeats: Repeats = 3,
     limit: Limit = None,
+    contexts: Annotated[
+        str | None, typer.Option(help='Also time passes behind so many tokens: "512,2048,8192".')
+    ] = None,
     peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Also time transformers' own ways.")] = True,
     dtype: Dtype = "auto",
     device: Device = "auto",
@@ -340,7 +343,8 @@ def bench_law(
     specs = parse_policies(policies)
     decoder = _speculative(target, drafter, dtype, device, inflated)
     texts = _bench_prompts(decoder, prompts, limit, max_new_tokens)
-    options = {"max_new_tokens": max_new_tokens, "draft_temperature": draft_temperature, "peers": peers}
+    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "draft_temperature": draft_temperature, "peers": peers}
+    options["contexts"] = _numbers(contexts, "--contexts") if contexts else ()
     ways = len(specs) + 1 + (4 if peers else 0)
     with display.progress(repeats * len(texts) * ways) as advance:
         law = measure_law(decoder, texts, specs, repeats=repeats, progress=advance, **options)

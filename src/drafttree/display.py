@@ -22,6 +22,7 @@ from drafttree.bench import (
     VerifierBench,
 )
 from drafttree.bench.acceptance import PUBLISHED_GAIN
+from drafttree.bench.law import BEHIND
 from drafttree.bench.overhead import PARTS
 from drafttree.certify import Certificate
 from drafttree.decoder import Decoder
@@ -173,6 +174,11 @@ def show_law(law: LawBench) -> None:
     passes.add_row("ms per pass", *(f"{seconds * 1e3:.2f}" for seconds in law.passes.values()))
     passes.add_row("v", *(f"{law.v(nodes):.2f}" for nodes in law.passes))
     console.print(passes)
+    if law.contexts:
+        table = _table("tokens before", *(f"ms over {nodes} nodes" for nodes in BEHIND), right=len(BEHIND))
+        for context, times in law.contexts.items():
+            table.add_row(str(context), *(f"{times[nodes] * 1e3:.2f}" for nodes in BEHIND))
+        console.print(table)
     show_bench(law.bench)
     columns = ["", "tokens/s", "GB/s", "of the roofline", "R", "R at h = 0", "share of it"]
     table = _table(*columns, right=len(columns) - 1)

@@ -24,7 +24,7 @@ def decoder():
 
 @pytest.fixture(scope="module")
 def law(decoder):
-    return measure_law(decoder, PROMPTS, ["chain", "talon"], repeats=1, max_new_tokens=10, context=8)
+    return measure_law(decoder, PROMPTS, ["chain", "talon"], repeats=1, max_new_tokens=10, context=8, contexts=[4, 99])
 
 
 def test_every_way_of_generating_is_timed_and_writes_the_same_text(law):
@@ -50,6 +50,10 @@ def test_the_law_is_in_units_of_a_pass_over_one_node(law):
     assert law.moved(plain) == pytest.approx(plain.tokens_per_second * law.target_bytes)
     assert plain.law.without_host == pytest.approx(plain.law.tau / plain.law.v)
     assert json.loads(json.dumps(law.summary()))["v"]["1"] == 1
+
+
+def test_passes_are_timed_behind_every_context_asked_for(law):
+    assert {context: set(times) for context, times in law.contexts.items()} == {4: {1, 16}, 99: {1, 16}}
 
 
 def test_bytes_are_those_of_the_weights_read_and_of_the_cache():

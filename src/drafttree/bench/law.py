@@ -17,6 +17,8 @@ from drafttree.models.huggingface import HuggingFaceModel
 from drafttree.reference import transformers_model
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
+BEHIND = (1, 16)
+"""Nodes of the passes that are timed behind contexts of several lengths."""
 COPIED = 256 << 20
 
 
@@ -32,6 +34,7 @@ class LawBench:
         draft_bytes: likewise of a draft pass; 0 where the drafter is no language model.
         context: tokens before the passes that were timed.
         passes: median seconds of a target pass by number of nodes.
+        contexts: by tokens before them, the same of passes over 1 and 16 nodes.
         bench: plain decoding, policies and peers over the prompts.
     """
 
@@ -43,6 +46,7 @@ class LawBench:
     draft_bytes: int
     context: int
     passes: dict[int, float]
+    contexts: dict[int, dict[int, float]]
     bench: PolicyBench
 
     def v(self, nodes: int) -> float:
@@ -71,6 +75,7 @@ def measure_law(
     repeats: int = 3,
     max_new_tokens: int = 128,
     context: int = 256,
+    contexts: Sequence[int] = (),
     peers: bool = True,
     progress: Callable[[str], None] = lambda _: None,
     **options,
@@ -84,6 +89,8 @@ def measure_law(
         repeats: of the runs over the prompts, and ten times as many of the single passes; medians are taken.
         max_new_tokens: per prompt.
         context: tokens before the single passes.
+        contexts: also time passes over 1 and 16 nodes behind so many tokens; that may be more than the model was made
+            for, since only the time is looked at.
         peers: also run transformers' own ways of generating.
         progress: called after every text with what was run.
         **options: as for `Decoder.start`.
@@ -106,6 +113,7 @@ def measure_law(
         draft_bytes=pass_bytes(draft, context) if isinstance(draft, HuggingFaceModel) else 0,
         context=context,
         passes=pass_times(target, nodes, context, 10 * repeats),
+        contexts={length: pass_times(target, BEHIND, length, 3 * repeats) for length in contexts},
         bench=bench_policies(
             decoder,
             prompts,
