@@ -291,3 +291,11 @@ def test_a_prefix_that_allows_nothing_is_named_with_the_position():
     processor = PrefixConstrainedLogitsProcessor(lambda _, ids: [] if len(ids) == 6 else [1, 2], 1)
     with pytest.raises(ConfigError, match="prefix_allowed_tokens_fn returned an empty list at position 6"):
         generate(decoder(Chain(depth=4)), LogitsProcessorList([processor]))
+
+
+@pytest.mark.parametrize("options", [{"logits_processor": [Alternates()]}, {"temperature": 1.0, "seed": 1}])
+def test_a_target_that_leaves_nothing_possible_is_blamed_itself(options):
+    verifier = RRSw if "seed" in options else None
+    made = Decoder(ToyModel(lambda _: [-math.inf] * VOCAB, VOCAB), ToyDrafter(DRAFT, VOCAB), Chain(depth=4), verifier)
+    with pytest.raises(ModelError, match="the target's logits are not finite"):
+        made.generate(PROMPT, **options)

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from drafttree.drafters.base import Guesses
-from drafttree.errors import ConfigError, DraftTreeError, ModelError
+from drafttree.errors import ConfigError, DraftTreeError
 from drafttree.options import refusal
 from drafttree.tree import DraftTree
 from drafttree.verifiers.base import not_numbers
@@ -158,7 +158,7 @@ class Walker:
 
     def _impossible(self, tokens: list[int], path: Path, scores: Tensor) -> DraftTreeError:
         """The error that names what leaves nothing possible after a path."""
-        if scores.isnan().any():
+        if not scores.amax() > -torch.inf:
             return not_numbers()
         text = self._texts(tokens, [path], scores.device)
         where = f"leaves no token possible at position {text.shape[1]}"
@@ -167,8 +167,6 @@ class Walker:
             scores = _apply(processor, text, scores)
             if not (scores > -torch.inf).any():
                 return ConfigError(f"{type(processor).__name__} {where}")
-        if not self._follower:
-            return ModelError(f"the target {where}: all its logits are -inf")
         others = " together with the logits processors" if self._processors else ""
         return ConfigError(f"the grammar{others} {where}; allow more, or spell it with other tokens")
 

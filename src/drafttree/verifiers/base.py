@@ -141,7 +141,8 @@ class SamplingVerifier(Verifier):
 
 def not_numbers() -> ModelError:
     """The error for logits that say nothing."""
-    return ModelError("the target's logits are not finite (NaN); its weights or its dtype are broken")
+    broken = "its weights are damaged, or its dtype is too narrow for them"
+    return ModelError(f"the target's logits are not finite (NaN, or -inf for every token); {broken}")
 
 
 def normalise(mass: Tensor, otherwise: Tensor) -> Tensor:
