@@ -41,6 +41,7 @@ REFUSED = {
     "'minLength' beside 'enum'": {"enum": ["a", "bb"], "minLength": 2},
     "'type' beside 'enum'": {"enum": ["a", 3], "type": "string"},
     "'type' beside 'const'": {"const": 3, "type": "string"},
+    "'type' beside 'allOf'": {"type": "integer", "allOf": []},
     "'type' beside 'anyOf'": {"anyOf": [WHOLE, TEXT], "type": "string"},
     "'oneOf' of members": {"oneOf": [WHOLE, {"type": "number"}]},
     "'oneOf' of members that": {"oneOf": [WHOLE, {"const": 5}]},

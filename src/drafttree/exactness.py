@@ -26,8 +26,8 @@ from drafttree.policies.base import TreePolicy
 from drafttree.tree import DraftTree, Proposal, Verdict
 from drafttree.verifiers.base import Verifier
 
-MOST = 200_000
-"""Outcomes of one random procedure beyond which enumerating them is given up."""
+MOST = 50_000
+"""Outcomes of one random procedure, or of a pair's trees and verdicts, beyond which enumerating them is given up."""
 
 PLAIN = Sampling(1.0)
 OPTIONS = {field.name for field in fields(Sampling)} - {"seed"}
@@ -145,7 +145,7 @@ def outcomes(run: Callable[[Replay], Result]) -> Iterator[tuple[float, Result]]:
         run: asks the noise it is given for everything random, and does the same for the same answers.
 
     Raises:
-        ConfigError: there are more than 200,000 of them.
+        ConfigError: there are more than 50,000 of them.
     """
     scripts: list[list[int]] = [[]]
     for count in itertools.count():
@@ -202,7 +202,7 @@ def law(
         **sampling: temperature (1), top_k, top_p, min_p and the other options of `Sampling` but its seed.
 
     Raises:
-        ConfigError: the pair is refused or has more than 200,000 outcomes, the verifier accepts nodes that are no path
+        ConfigError: the pair is refused or has more than 50,000 outcomes, the verifier accepts nodes that are no path
             or a bonus that is no token, or an argument is none.
     """
     judge = _judge(target, draft, policy, verifier, sampling, checked)

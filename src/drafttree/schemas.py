@@ -202,7 +202,7 @@ def _kinds(schema: Any, root: Any, deep: int = DEEP) -> set[str]:
     if (values := _values(schema)) is not None:
         return set().union(*map(_kind, values))
     for keyword in ("anyOf", "oneOf", "allOf"):
-        if isinstance(schema.get(keyword), list):
+        if isinstance(schema.get(keyword), list) and schema[keyword]:
             return set().union(*(_kinds(each, root, deep - 1) for each in schema[keyword]))
     if "type" in schema:
         return set().union(*(KINDS.get(name, {name}) for name in _listed(schema["type"]) if isinstance(name, str)))
