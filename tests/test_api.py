@@ -14,7 +14,7 @@ import drafttree
 EXPORTS = {
     "drafttree": {
         *("Chunk", "Decoder", "DraftTree", "DraftTreeError", "Generation", "Law", "Layer", "Metrics", "Sampling"),
-        *("Verdict", "drafters", "errors", "grammar", "hf", "load", "models", "policies", "verifiers"),
+        *("Verdict", "drafters", "errors", "exactness", "grammar", "hf", "load", "models", "policies", "verifiers"),
     },
     "drafttree.drafters": {
         *("LOOKUPS", "Draft", "Drafter", "Eagle3Drafter", "Features", "HydraDrafter", "LanguageModelDrafter"),

@@ -147,6 +147,12 @@ def test_eos_is_honoured_or_ignored_on_both_sides(decoder):
         assert certificate.tokens == tokens
 
 
+def test_texts_that_depend_on_the_tree_are_not_compared(decoder):
+    drawn = drafttree.Decoder(decoder.target, decoder.drafter, verifier=drafttree.verifiers.Traversal, eos=decoder.eos)
+    with pytest.raises(ConfigError, match="texts of Traversal depend on the tree; prove it with certify --exact"):
+        certify(drawn, [[1, 2, 3]], ["chain"], max_new_tokens=4, temperature=1.0)
+
+
 def test_long_prompts_keep_their_last_tokens(decoder, monkeypatch):
     monkeypatch.setattr(decoder.target, "context", 64)
     ids = list(range(10, 110))

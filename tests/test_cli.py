@@ -248,11 +248,45 @@ def test_proving_by_enumeration(monkeypatch):
     assert ["chain", "coupled", "exact", "lossy"] in lines
     assert ["eagle", "coupled", "refused", "lossy"] in lines
     assert "exact by coupling: 40 of 40 texts equal plain decoding's" in shown.stdout
-    assert "eagle with rrsw: refused, it drops nodes" in shown.stdout
-    report = json.loads(run(*options, "--verifier", "traversal", "--temperature", 0.5, "--json").stdout)
-    assert report["temperature"] == 0.5
+    assert "eagle with rrsw: refused, Eagle exists in selected form only" in shown.stdout
+    shaping = ["--temperature", 0.5, "--top-k", 2]
+    report = json.loads(run(*options, "--verifier", "traversal", *shaping, "--json").stdout)
+    assert (report["temperature"], report["top_k"]) == (0.5, 2)
     assert [finding["verdict"] for finding in report["findings"]] == ["exact", "refused", "exact"]
     assert report["findings"][0]["total_variation"] < 1e-12
+
+
+def test_a_proof_says_which_models_it_covers():
+    shown = run("certify", "--exact", "--models", 2, "--policies", "chain:depth=12", "--verifier", "rrsw")
+    *_, covered, conclusion = shown.stdout.splitlines()
+    assert "3 tokens and trees of at most 3 levels; 4 tokens and trees of at most 2 levels" in covered
+    assert covered.endswith("Deeper trees are not covered.")
+    assert conclusion == "Temperature 1. Every pair is what it claims to be."
+
+
+def test_what_a_proof_cannot_heed_is_refused(capsys, prompts):
+    for arguments in [
+        ("--prompts", prompts),
+        ("--target", "x"),
+        ("--drafter", "lookup"),
+        ("--seed", 0),
+        ("--limit", 1),
+        ("--repetition-penalty", 1.2),
+        ("--regex", "a"),
+        ("--logit-bias", "1=2"),
+    ]:
+        assert f"{arguments[0]} does not apply to --exact" in complaint(capsys, "certify", "--exact", *arguments)
+    assert "--temperature 0 draws nothing" in complaint(capsys, "certify", "--exact", "--temperature", 0)
+
+
+@pytest.mark.parametrize("arguments", [("--verifiers", "traversal"), ("--verifier", "rrsw"), ("--models", 4)])
+def test_what_only_a_proof_heeds_is_refused_without_it(capsys, prompts, arguments):
+    assert "is for --exact alone" in complaint(capsys, "certify", "--prompts", prompts, *arguments)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_a_logit_bias_is_finite(capsys, value):
+    assert "--logit-bias '5=" in complaint(capsys, "generate", PROMPT, "--logit-bias", f"5={value}")
 
 
 def test_a_pair_that_is_not_what_it_claims_to_be_fails(monkeypatch):

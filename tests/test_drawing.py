@@ -209,7 +209,7 @@ def test_many_texts_of_the_decoder_have_the_targets_law(verifier, policy):
 
 def test_draft_noise_used_again_in_the_next_round_is_found_out(monkeypatch):
     """With the same noise every round, a token that was drawn before is likelier to be drawn again."""
-    fixed = lambda seed, name, position, device: stream(seed, name, 0, device)  # noqa: E731
+    fixed = lambda seed, name, positions, size: stream(seed, name, 0 * positions, size)  # noqa: E731
     monkeypatch.setattr(noises, "stream", fixed)
     assert p_value(texts(RRSw, Chain(depth=1), 600), texts_law()) < SMALL_P
 

@@ -223,6 +223,11 @@ def test_schemas_may_be_text_dictionaries_or_models(embedded):
         assert out.text in ('{"glad": true}', '{"glad": false}')
 
 
+def test_a_schema_may_begin_with_a_byte_order_mark(embedded):
+    wanted = grammar.json_schema('\ufeff{"const": "sea"}')
+    assert embedded.generate("Say: ", max_new_tokens=20, grammar=wanted).text == '"sea"'
+
+
 def test_ebnf(embedded):
     wanted = grammar.ebnf('root ::= "yes" | "no" more\nmore ::= "!" more | "."')
     out = embedded.generate("Really?", max_new_tokens=30, temperature=1.0, grammar=wanted)
@@ -233,7 +238,14 @@ def test_ebnf(embedded):
     ("make", "words"),
     [
         (lambda: grammar.json_schema({"type": "strng"}), 'invalid JSON schema: Unsupported type "strng"'),
-        (lambda: grammar.json_schema("{"), "invalid JSON schema: .*syntax error"),
+        (lambda: grammar.json_schema('{\n"a": }'), "invalid JSON schema: Expecting value at line 2, column 6"),
+        (lambda: grammar.json_schema({"enum": {1}}), "invalid JSON schema: .*set is not JSON serializable"),
+        (lambda: grammar.json_schema({1, 2}), "text, a dictionary or a pydantic model, not set"),  # pyright: ignore
+        (lambda: grammar.json_schema(3), "text, a dictionary or a pydantic model, not int"),  # pyright: ignore
+        (lambda: grammar.json_schema(int), "text, a dictionary or a pydantic model, not int"),  # pyright: ignore
+        (lambda: grammar.regex(5), "regex is of type int"),  # pyright: ignore
+        (lambda: grammar.regex("a\ud800"), "lone surrogate"),
+        (lambda: grammar.ebnf(None), "EBNF grammar is of type NoneType"),  # pyright: ignore
         (lambda: grammar.json_schema({"enum": []}), "invalid JSON schema: enum array must not be empty"),
         (lambda: grammar.json_schema("false"), "cannot accept any value"),
         (lambda: grammar.json_schema({"minimum": 3, "maximum": 1, "type": "integer"}), "minimum greater than maximum"),

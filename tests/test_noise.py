@@ -1,5 +1,6 @@
 """The counter-based noise against SplitMix64 on Python integers, and whether it looks random."""
 
+import hashlib
 import math
 
 import pytest
@@ -8,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from drafttree.distributions import gumbel, uniform
-from drafttree.noise import SPAN, SeededNoise
+from drafttree.distributions import gumbel, stream, uniform
+from drafttree.noise import RUN, SPAN, SeededNoise
+from drafttree.rows import draw
 from drafttree.tree import Proposal
 
 MASK = 2**64 - 1
@@ -136,6 +138,43 @@ def test_the_streams_of_a_round_do_not_shift_each_other():
     bonus = noise.draw(torch.ones(1000))
     noise.begin(7)
     assert [noise.accept(0.5), noise.draw(torch.ones(1000))][1] == bonus
+
+
+def test_a_stream_needs_all_bits_of_its_seed():
+    """torch's generator on a CPU keeps 32 of them."""
+    assert answers(SeededNoise(2**32 + 4, 1000, torch.device("cpu")), 7) != answers(
+        SeededNoise(4, 1000, torch.device("cpu")), 7
+    )
+    first, other = (stream(seed, "draft/1", torch.tensor(7), 20) for seed in (3, 3 + 2**32))
+    assert not (first == other).any()
+
+
+def test_a_stream_is_counter_based_and_so_the_same_on_every_device():
+    key = int.from_bytes(hashlib.blake2b(b"-5/draft/2", digest_size=8).digest(), signed=True)
+    assert stream(-5, "draft/2", torch.tensor(11), 9).tolist() == plain_uniform(key, 11, 9)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_stream_on_a_gpu_is_that_of_the_cpu():
+    made = [stream(-5, "draft/2", torch.tensor(11, device=name), 1000).cpu() for name in ("cpu", "cuda")]
+    assert torch.equal(*made)
+
+
+def test_children_are_drawn_from_the_stream_of_their_round_and_level():
+    """However many are asked for, and whatever was asked before."""
+    noise, weights = SeededNoise(4, 1000, torch.device("cpu")), torch.ones(1, 1, 1000)
+    for position, count in ((70, 3), (71, 20), (70, 20), (3, 1)):
+        tokens, _ = noise.children(weights, torch.tensor([[count]]), Proposal.INDEPENDENT, position, 2)
+        shares = stream(4, "draft/2", torch.tensor(position), count)
+        assert tokens[0, 0].tolist() == [int(draw(weights[0, 0], share)) for share in shares]
+
+
+def test_more_decisions_than_a_run_of_numbers_look_random():
+    noise = SeededNoise(4, 1000, torch.device("cpu"))
+    noise.begin(7)
+    taken = [noise.accept(0.3) for _ in range(4000)]
+    assert taken[:RUN] != taken[RUN : 2 * RUN]
+    assert abs(sum(taken) / 4000 - 0.3) < 4 * math.sqrt(0.3 * 0.7 / 4000)
 
 
 def test_seeds_and_positions_differ():

@@ -89,6 +89,12 @@ def test_min_new_tokens_is_exact_within_paths(least):
     assert made.generate([1], max_new_tokens=9, min_new_tokens=2, ignore_eos=True).tokens == [7] * 9
 
 
+@pytest.mark.parametrize("penalty", [3, (1,), (1.5, 2.0), (1, 2.0, 3)])
+def test_a_length_penalty_must_be_a_pair(penalty):
+    with pytest.raises(ConfigError, match="must be a pair: after how many tokens it begins, and the factor"):
+        make_processors({"exponential_decay_length_penalty": penalty}, (), SETTING)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -105,6 +111,9 @@ def test_min_new_tokens_is_exact_within_paths(least):
         ({"suppress_tokens": [-1]}, "token id -1 is outside"),
         ({"forced_eos_token_id": 8}, "token id 8 is outside"),
         ({"exponential_decay_length_penalty": (2, 1.5)}, "there is no EOS token"),
+        ({"suppress_tokens": [1.5]}, "suppress_tokens is .*1.5 is no token id"),
+        ({"begin_suppress_tokens": [8]}, "token id 8 is outside the vocabulary of 8"),
+        ({"sequence_bias": [[[1.5], 2.0]]}, "1.5 is no token id"),
         ({"typical_p": 0.0}, r"typical_p is 0.0; it must be in \(0, 1\]"),
         ({"epsilon_cutoff": 1.0}, "epsilon_cutoff is 1.0"),
         ({"repetition_penalti": 1.2}, "unknown option 'repetition_penalti'; did you mean 'repetition_penalty'?"),

@@ -1,5 +1,7 @@
 """Logits processors of transformers at every node: the text is the one that plain decoding with them writes."""
 
+import math
+
 import pytest
 import torch
 from transformers import (
@@ -9,12 +11,13 @@ from transformers import (
     MinLengthLogitsProcessor,
     NoBadWordsLogitsProcessor,
     NoRepeatNGramLogitsProcessor,
+    PrefixConstrainedLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
 )
 
 from drafttree.decoder import Decoder
-from drafttree.errors import ConfigError
+from drafttree.errors import ConfigError, ModelError
 from drafttree.policies import Chain, DynaTree, Eagle, OptTree, Talon, Template
 from drafttree.verifiers import RRSw, Traversal
 from toy import Script, Table, ToyDrafter, ToyModel
@@ -214,3 +217,85 @@ def test_a_node_no_text_can_reach_may_have_nothing_to_say(verifier, options):
     law = Script([6], VOCAB)
     made = Decoder(ToyModel(TARGET, VOCAB), ToyDrafter(law, VOCAB), Template(tree="binary-2"), verifier)
     assert 6 not in generate(made, LogitsProcessorList([NothingAfter(6)]), **options)
+
+
+class Returns(LogitsProcessor):
+    """Gives what it is told to make of its scores once the text has a length."""
+
+    def __init__(self, make, length: int = 0) -> None:
+        self.make, self.length = make, length
+
+    def __call__(self, input_ids, scores):
+        return self.make(scores) if input_ids.shape[1] >= self.length else scores
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_a_processor_may_return_another_dtype(dtype):
+    tokens = generate(decoder(POLICIES["binary"]), LogitsProcessorList([Returns(lambda scores: scores.to(dtype))]))
+    assert tokens == sequential(LogitsProcessorList())
+
+
+@pytest.mark.parametrize("value", [None, [1.0]])
+def test_a_processor_that_returns_no_scores_is_named_with_the_position(value):
+    with pytest.raises(
+        ConfigError, match=f"Returns returned {type(value).__name__} at position 5; .*return the scores"
+    ):
+        generate(decoder(Chain(depth=4)), LogitsProcessorList([Returns(lambda _: value, 5)]))
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("policy", [None, Chain(depth=4), Template(tree="binary-2")])
+def test_a_processor_that_returns_no_numbers_is_named_with_the_position(policy, value):
+    broken = Returns(lambda scores: torch.full_like(scores, value), 5)
+    with pytest.raises(ConfigError, match=r"Returns returned NaN or \+inf at position 5"):
+        generate(decoder(policy), LogitsProcessorList([Alternates(), broken]))
+
+
+def test_a_bias_that_is_no_number_is_named():
+    with pytest.raises(ConfigError, match="SequenceBiasLogitsProcessor returned NaN"):
+        decoder(Chain(depth=4)).generate(PROMPT, sequence_bias=[[[5], math.nan]])
+
+
+def breaks_after(length: int):
+    """The target's law until a text has a length; then its logits are no numbers."""
+    return lambda text: [math.nan] * VOCAB if len(text) >= length else TARGET(text)
+
+
+@pytest.mark.parametrize("options", [{}, {"logits_processor": [Alternates()]}])
+@pytest.mark.parametrize(("verifier", "temperature"), [(None, 0.0), (None, 1.0), (RRSw, 1.0), (Traversal, 1.0)])
+def test_logits_of_the_target_that_are_no_numbers_are_its_fault(verifier, temperature, options):
+    made = Decoder(ToyModel(breaks_after(6), VOCAB), ToyDrafter(DRAFT, VOCAB), POLICIES["binary"], verifier)
+    with pytest.raises(ModelError, match="the target's logits are not finite"):
+        made.generate(PROMPT, temperature=temperature, seed=1, max_new_tokens=LENGTH, **options)
+
+
+def test_invalid_values_may_still_be_removed():
+    made = Decoder(ToyModel(breaks_after(6), VOCAB), ToyDrafter(DRAFT, VOCAB), POLICIES["binary"])
+    assert len(made.generate(PROMPT, max_new_tokens=LENGTH, remove_invalid_values=True).tokens) == LENGTH
+
+
+def test_the_batch_id_of_a_lone_text_is_0():
+    asked = set()
+
+    def allowed(batch, ids):
+        asked.add(batch)
+        return [(int(ids[-1]) + 1) % VOCAB]
+
+    processor = PrefixConstrainedLogitsProcessor(allowed, 1)
+    tokens = generate(decoder(POLICIES["binary"]), LogitsProcessorList([processor]), ignore_eos=True)
+    assert asked == {0}
+    assert tokens == [(4 + place) % VOCAB for place in range(LENGTH)]
+
+
+def test_a_prefix_that_allows_nothing_is_named_with_the_position():
+    processor = PrefixConstrainedLogitsProcessor(lambda _, ids: [] if len(ids) == 6 else [1, 2], 1)
+    with pytest.raises(ConfigError, match="prefix_allowed_tokens_fn returned an empty list at position 6"):
+        generate(decoder(Chain(depth=4)), LogitsProcessorList([processor]))
+
+
+@pytest.mark.parametrize("options", [{"logits_processor": [Alternates()]}, {"temperature": 1.0, "seed": 1}])
+def test_a_target_that_leaves_nothing_possible_is_blamed_itself(options):
+    verifier = RRSw if "seed" in options else None
+    made = Decoder(ToyModel(lambda _: [-math.inf] * VOCAB, VOCAB), ToyDrafter(DRAFT, VOCAB), Chain(depth=4), verifier)
+    with pytest.raises(ModelError, match="the target's logits are not finite"):
+        made.generate(PROMPT, **options)

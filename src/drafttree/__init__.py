@@ -5,7 +5,7 @@ decoder = drafttree.load()
 print(decoder.generate("It was the best of times").text)
 """
 
-from drafttree import drafters, errors, grammar, hf, models, policies, verifiers
+from drafttree import drafters, errors, exactness, grammar, hf, models, policies, verifiers
 from drafttree.decoder import Decoder
 from drafttree.distributions import Sampling
 from drafttree.errors import DraftTreeError
@@ -29,6 +29,7 @@ __all__ = [
     "Verdict",
     "drafters",
     "errors",
+    "exactness",
     "grammar",
     "hf",
     "load",

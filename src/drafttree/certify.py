@@ -11,6 +11,7 @@ from typing import Any
 
 from drafttree.decoder import Decoder
 from drafttree.distributions import Sampling
+from drafttree.enumeration import COUPLED
 from drafttree.errors import ConfigError, ContextError, InputError, unknown
 from drafttree.loading import make_policy
 from drafttree.policies import POLICIES
@@ -136,10 +137,14 @@ def certify(
             seed it is 0, since a text without one cannot be told again.
 
     Raises:
-        ConfigError: a policy does not exist, or the target is no transformers model.
+        ConfigError: a policy does not exist, the target is no transformers model, or the verifier's texts depend on
+            the tree.
         ContextError: `max_new_tokens` leaves no room for a prompt.
     """
     sampling = Sampling.of(options)
+    if not sampling.greedy and decoder.verifier is not None and not issubclass(decoder.verifier, COUPLED):
+        name = decoder.verifier.__name__
+        raise ConfigError(f"texts of {name} depend on the tree; prove it with certify --exact, or use 'coupled'")
     seed = options.pop("seed", None) or 0
     run = _Run(decoder, sampling.greedy, {"max_new_tokens": max_new_tokens, "seed": seed, **options})
     runners = {PLAIN: decoder.plain()} if sampling.greedy else {}

@@ -4,10 +4,11 @@ import functools
 import inspect
 import json
 import logging
+import math
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, cast
@@ -39,6 +40,7 @@ from drafttree.distributions import Sampling
 from drafttree.drafters import LOOKUPS
 from drafttree.enumeration import enumerate_pairs
 from drafttree.errors import ConfigError, DraftTreeError
+from drafttree.exactness import OPTIONS
 from drafttree.grammar import Grammar, ebnf, json_schema, regex
 from drafttree.inspection import inspect as inspect_folder
 from drafttree.loading import DEFAULT_POLICY, choose_drafter, find_device, find_drafter, load
@@ -48,6 +50,7 @@ from drafttree.sequence import Generation
 from drafttree.verifiers import VERIFIERS
 
 INTERRUPTED = 130
+EXACT = {"exact", "policies", "verifiers", "models", "json_"}
 USAGE_ERROR = cast(type[Exception], typer.BadParameter.__base__)
 
 app = typer.Typer(
@@ -240,6 +243,7 @@ def verifiers() -> None:
 @app.command(name="certify")
 @_shaped
 def certify_(
+    context: typer.Context,
     prompts: Files = None,
     policies: PolicySpecs = ["all"],  # noqa: B006
     target: Target = "embedded",
@@ -262,9 +266,13 @@ def certify_(
     The reference is transformers' own generate; above temperature 0 it is decoding without speculation. With --exact,
     prove instead that policies and verifiers have the target's law, by enumerating every draw and every decision.
     """
+    given = _given(context)
     if exact:
-        warm = shaping["temperature"] or 1.0
-        _certify_exactly(parse_policies(policies), parse_verifiers(verifiers), models, warm, json_)
+        sampling = _exact_sampling(given, shaping)
+        _certify_exactly(parse_policies(policies), parse_verifiers(verifiers), models, sampling, json_)
+    for name in ("verifiers", "models"):
+        if name in given:
+            raise ConfigError(f"{given[name]} is for --exact alone; give --exact, or leave it out")
     if not prompts:
         raise ConfigError("certify needs a prompt file: --prompts FILE")
     specs, texts = parse_policies(policies), prompt_files.read_prompts(prompts, limit)
@@ -281,11 +289,32 @@ def certify_(
     raise typer.Exit(0 if certificate.passed else 1)
 
 
+def _given(context: typer.Context) -> dict[str, str]:
+    """The flags on the command line, by the names of their parameters."""
+    sources = {option.name: context.get_parameter_source(option.name) for option in context.command.params}
+    flags = {option.name: option.opts[0] for option in context.command.params}
+    return {name: flags[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+
+
+def _exact_sampling(given: Mapping[str, str], shaping: Mapping[str, Any]) -> dict[str, float]:
+    """The sampling of toy models.
+
+    Raises:
+        ConfigError: a flag that says nothing of them, or nothing is drawn.
+    """
+    for name, flag in given.items():
+        if name not in EXACT | OPTIONS:
+            raise ConfigError(f"{flag} does not apply to --exact, which enumerates toy models; leave it out")
+    if "temperature" in given and not shaping["temperature"]:
+        raise ConfigError("--temperature 0 draws nothing, so there is nothing to enumerate; leave it out for 1")
+    return {name: shaping[name] for name in OPTIONS & given.keys()}
+
+
 def _certify_exactly(
-    policies: list[str], verifiers: list[str], models: int, temperature: float, json_: bool
+    policies: list[str], verifiers: list[str], models: int, sampling: Mapping[str, float], json_: bool
 ) -> NoReturn:
     with display.progress(len(policies) * len(verifiers)) as advance:
-        table = enumerate_pairs(policies, verifiers, models=models, temperature=temperature, progress=advance)
+        table = enumerate_pairs(policies, verifiers, models=models, progress=advance, **sampling)
     if json_:
         _print_json(table.summary())
     else:
@@ -510,9 +539,12 @@ def _bias(spec: str) -> list:
     """A member of `sequence_bias` from ID=VALUE or ID,ID=VALUE."""
     tokens, _, value = spec.partition("=")
     try:
-        return [[int(token) for token in tokens.split(",")], float(value)]
+        ids, added = [int(token) for token in tokens.split(",")], float(value)
     except ValueError:
         raise ConfigError(f"--logit-bias {spec!r} is not of the form ID=VALUE or ID,ID=VALUE") from None
+    if not math.isfinite(added):
+        raise ConfigError(f"--logit-bias {spec!r} adds {added}; give a finite number")
+    return [ids, added]
 
 
 def _grammar(schema: Path | None, pattern: str | None, text: Path | None) -> Grammar | None:

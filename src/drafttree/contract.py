@@ -34,8 +34,9 @@ def objection(policy: TreePolicy, verifier: type[Verifier]) -> str | None:
     if verifier.chains_only and policy.branches:
         return f"{verifier.__name__} judges chains only; use it with 'chain', or {other} with {type(policy).__name__}"
     if verifier.proposal is not Proposal.SELECTED and policy.reranks:
+        name = type(policy).__name__
         return (
-            "it drops nodes after they were drawn, and a drawn node must stay in the tree; use "
-            f"{other} with {type(policy).__name__}, or {verifier.__name__} with 'talon' or 'dynatree'"
+            f"{name} exists in selected form only, as it drops nodes in the end, and a drawn node must stay in the "
+            f"tree; use {other} with {name}, or {verifier.__name__} with 'talon' or 'dynatree'"
         )
     return None

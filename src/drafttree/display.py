@@ -271,7 +271,10 @@ def show_enumeration(result: Enumeration) -> None:
         if finding.reason:
             console.print(Text(f"{finding.policy} with {finding.verifier}: refused, {finding.reason}", style="dim"))
     conclusion = "Every pair is what it claims to be." if result.passed else "A pair is BIASED."
-    console.print(Text(f"Temperature {result.temperature:g}. {conclusion}"))
+    if result.sizes:
+        sizes = "; ".join(f"{vocab} tokens and trees of at most {levels} levels" for vocab, levels in result.sizes)
+        console.print(Text(f"Models tried: {sizes}. Deeper trees are not covered."))
+    console.print(Text(f"Temperature {result.sampling.temperature:g}. {conclusion}"))
 
 
 @contextmanager

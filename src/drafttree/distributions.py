@@ -199,7 +199,11 @@ def gumbel(seed: int, positions: Tensor, vocab: int) -> Tensor:
     return uniform(seed, positions, vocab).log_().neg_().log_().neg_().float()
 
 
-def stream(seed: int, name: str, position: int, device: torch.device) -> torch.Generator:
-    """A generator for a named stream of random numbers: the same for the same seed, name and position."""
-    key = int.from_bytes(hashlib.blake2b(f"{seed}/{name}/{position}".encode(), digest_size=8).digest())
-    return torch.Generator(device).manual_seed(key)
+@lru_cache(maxsize=64)
+def _key(seed: int, name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest(), signed=True)
+
+
+def stream(seed: int, name: str, positions: Tensor, size: int) -> Tensor:
+    """Uniform numbers of a named stream; arguments and result as for `uniform`."""
+    return uniform(_key(seed, name), positions, size)

@@ -1,11 +1,13 @@
 """Every policy with every verifier over random toy models: exact, exact by coupling, refused, or lossy by name."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from drafttree import contract
-from drafttree.exactness import Table, coupled_round, law
+from drafttree.distributions import Sampling
+from drafttree.exactness import OPTIONS, Table, coupled_round, law
 from drafttree.loading import make_policy
 from drafttree.policies import TreePolicy
 from drafttree.verifiers import VERIFIERS, Coupled, Greedy, Verifier
@@ -81,6 +83,9 @@ def cut(table: Table, keep: int) -> Table:
     return copy
 
 
+Try = tuple[World, TreePolicy, int]
+
+
 @dataclass(frozen=True)
 class Finding:
     """What was found of one policy with one verifier.
@@ -96,6 +101,7 @@ class Finding:
         equal: of them.
         expected_accepted: drafted tokens accepted in a round, mean over the models.
         reason: why the pair is refused.
+        sizes: vocabularies and depths of the trees tried; nothing is said of deeper ones.
     """
 
     policy: str
@@ -107,6 +113,7 @@ class Finding:
     equal: int = 0
     expected_accepted: float | None = None
     reason: str | None = None
+    sizes: tuple[tuple[int, int], ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -116,10 +123,15 @@ class Finding:
 
 @dataclass(frozen=True)
 class Enumeration:
-    """The table of all pairs, policy by policy."""
+    """The table of all pairs, policy by policy, under one sampling."""
 
     findings: list[Finding]
-    temperature: float
+    sampling: Sampling
+
+    @property
+    def sizes(self) -> list[tuple[int, int]]:
+        """Vocabularies and depths of the trees tried for any pair."""
+        return sorted({size for finding in self.findings for size in finding.sizes})
 
     @property
     def passed(self) -> bool:
@@ -128,7 +140,8 @@ class Enumeration:
 
     def summary(self) -> dict[str, object]:
         """Everything found, for JSON."""
-        return {**asdict(self), "passed": self.passed}
+        options = {name: value for name, value in asdict(self.sampling).items() if name in OPTIONS}
+        return {"findings": [asdict(finding) for finding in self.findings], **options, "passed": self.passed}
 
 
 def enumerate_pairs(
@@ -136,8 +149,8 @@ def enumerate_pairs(
     verifiers: Sequence[str] = tuple(VERIFIERS),
     *,
     models: int = 50,
-    temperature: float = 1.0,
     progress: Callable[[str], None] = lambda _: None,
+    **sampling,
 ) -> Enumeration:
     """Enumerate pairs of policies and verifiers.
 
@@ -145,8 +158,8 @@ def enumerate_pairs(
         policies: specifications; a name without parameters stands for small trees of that policy, by turns.
         verifiers: names.
         models: random models for each pair.
-        temperature: of the sampling, above 0; `greedy` decodes at 0.
         progress: called after every pair with its policy.
+        **sampling: as for `exactness.law`; `greedy` decodes at temperature 0.
 
     Raises:
         ConfigError: a pair has too many outcomes to enumerate.
@@ -154,44 +167,48 @@ def enumerate_pairs(
     findings = []
     for policy in policies:
         for verifier in verifiers:
-            findings.append(examine(policy, verifier, models, temperature))
+            findings.append(examine(policy, verifier, models, **sampling))
             progress(policy)
-    return Enumeration(findings, temperature)
+    return Enumeration(findings, Sampling.of({"temperature": 1.0, **sampling}))
 
 
-def examine(spec: str, name: str, models: int = 50, temperature: float = 1.0) -> Finding:
+def examine(spec: str, name: str, models: int = 50, **sampling) -> Finding:
     """Enumerate one pair; arguments as for `enumerate_pairs`."""
     verifier, policies = VERIFIERS[name], [make_policy(form) for form in FORMS.get(spec, [spec])]
     if reason := contract.objection(policies[0], verifier):
         return Finding(spec, name, "refused", reason=reason)
     if verifier in COUPLED:
-        return _compared(spec, name, _tries(policies, models), 0.0 if verifier is Greedy else temperature)
+        return _compared(spec, name, _tries(policies, models), {"temperature": 0.0} if verifier is Greedy else sampling)
+    tries = _tries(policies, models)
     found = [
-        law(tables.target, tables.draft, policy, verifier, temperature=temperature, levels=levels)
-        for tables, policy, levels in _tries(policies, models)
+        law(tables.target, tables.draft, policy, verifier, levels=levels, **sampling)
+        for tables, policy, levels in tries
     ]
     distance = max(each.total_variation for each in found)
     verdict = "lossy" if not verifier.lossless else "exact" if distance < EXACT else "BIASED"
     accepted = sum(each.expected_accepted for each in found) / models
-    return Finding(spec, name, verdict, models, distance, expected_accepted=accepted)
+    return Finding(spec, name, verdict, models, distance, expected_accepted=accepted, sizes=_sizes(tries))
 
 
-def _tries(policies: list[TreePolicy], models: int) -> Iterator[tuple[World, TreePolicy, int]]:
+def _tries(policies: list[TreePolicy], models: int) -> list[Try]:
     """Models of three tokens, three levels deep, and of four, two deep, each with one of the policies."""
-    for index in range(models):
-        vocab = 3 + index // len(policies) % 2
-        yield world(index, vocab), policies[index % len(policies)], 6 - vocab
+    vocabs = [3 + index // len(policies) % 2 for index in range(models)]
+    return [(world(index, vocab), policies[index % len(policies)], 6 - vocab) for index, vocab in enumerate(vocabs)]
 
 
-def _compared(spec: str, name: str, tries: Iterator[tuple[World, TreePolicy, int]], temperature: float) -> Finding:
+def _sizes(tries: list[Try]) -> tuple[tuple[int, int], ...]:
+    return tuple(sorted({(tables.target.vocab, levels) for tables, _, levels in tries}))
+
+
+def _compared(spec: str, name: str, tries: list[Try], sampling: Mapping[str, Any]) -> Finding:
     verifier: type[Verifier] = VERIFIERS[name]
-    pairs, models = [], 0
-    for models, (tables, policy, levels) in enumerate(tries, start=1):
-        options = {"temperature": temperature, "levels": levels}
-        for seed in range(SEEDS if temperature else 1):
-            seed += SEEDS * models
-            pairs.append(coupled_round(tables.target, tables.draft, policy, verifier, seed=seed, **options))
+    pairs = []
+    for model, (tables, policy, levels) in enumerate(tries, start=1):
+        for seed in range(1 if verifier is Greedy else SEEDS):
+            options = {"seed": seed + SEEDS * model, "levels": levels, **sampling}
+            pairs.append(coupled_round(tables.target, tables.draft, policy, verifier, **options))
     equal = sum(committed == plain for committed, plain in pairs)
     accepted = sum(len(committed) - 1 for committed, _ in pairs) / len(pairs)
     verdict = "coupled" if equal == len(pairs) else "BIASED"
-    return Finding(spec, name, verdict, models, texts=len(pairs), equal=equal, expected_accepted=accepted)
+    found = {"texts": len(pairs), "equal": equal, "expected_accepted": accepted, "sizes": _sizes(tries)}
+    return Finding(spec, name, verdict, len(tries), **found)

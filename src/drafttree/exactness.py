@@ -8,25 +8,29 @@ target's own law.
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from drafttree import contract
 from drafttree.distributions import Sampling, gumbel
 from drafttree.drafters.base import Features
 from drafttree.drawing import Drawing
-from drafttree.errors import ConfigError
+from drafttree.errors import ConfigError, unknown
 from drafttree.growth import grow
 from drafttree.noise import Noise, SeededNoise
 from drafttree.policies.base import TreePolicy
-from drafttree.tree import DraftTree, Proposal
+from drafttree.tree import DraftTree, Proposal, Verdict
 from drafttree.verifiers.base import Verifier
 
-MOST = 200_000
-"""Outcomes of one random procedure beyond which enumerating them is given up."""
+MOST = 50_000
+"""Outcomes of one random procedure, or of a pair's trees and verdicts, beyond which enumerating them is given up."""
+
+PLAIN = Sampling(1.0)
+OPTIONS = {field.name for field in fields(Sampling)} - {"seed"}
 
 Context = tuple[int, ...]
 Answer = TypeVar("Answer")
@@ -42,9 +46,16 @@ class Table:
         seed: of the random rows.
         spread: standard deviation of the logits; larger is more peaked.
         near: another table whose logits these perturb, such as a target for its draft.
+
+    Raises:
+        ConfigError: there are no tokens, or the depth is negative.
     """
 
     def __init__(self, vocab: int, depth: int, seed: int, spread: float = 1.0, near: "Table | None" = None) -> None:
+        if vocab < 1 or depth < 0:
+            raise ConfigError(
+                f"a table of {vocab} tokens and depth {depth}; it needs a token and a depth of at least 0"
+            )
         generator = torch.Generator().manual_seed(seed)
         contexts = [c for length in range(depth + 1) for c in itertools.product(range(vocab), repeat=length)]
         base = {} if near is None else near.rows
@@ -58,9 +69,9 @@ class Table:
         """Float64 `[vocab]` for the tokens after the root."""
         return self.rows[context[-self.depth :] if self.depth else ()]
 
-    def law(self, context: Context, temperature: float = 1.0) -> list[float]:
+    def law(self, context: Context, sampling: Sampling = PLAIN) -> list[float]:
         """Probabilities of the next token."""
-        return (self.logits(context) / temperature).softmax(-1).tolist()
+        return sampling.process(self.logits(context)).softmax(-1).tolist()
 
 
 class Replay:
@@ -88,6 +99,8 @@ class Replay:
 
     def accept(self, probability: Tensor | float) -> bool:
         """Both answers, where both are possible."""
+        if math.isnan(probability):
+            raise ConfigError("the verifier accepts with probability NaN")
         accepted = min(max(float(probability), 0.0), 1.0)
         return self._choose([(True, accepted), (False, 1 - accepted)])
 
@@ -132,14 +145,14 @@ def outcomes(run: Callable[[Replay], Result]) -> Iterator[tuple[float, Result]]:
         run: asks the noise it is given for everything random, and does the same for the same answers.
 
     Raises:
-        ConfigError: there are more than 200,000 of them.
+        ConfigError: there are more than 50,000 of them.
     """
     scripts: list[list[int]] = [[]]
     for count in itertools.count():
         if not scripts:
             return
         if count == MOST:
-            raise ConfigError(f"more than {MOST} outcomes to enumerate; give the policy a smaller budget")
+            raise _too_many("the procedure")
         script = scripts.pop()
         noise = Replay(script)
         result = run(noise)
@@ -173,8 +186,9 @@ def law(
     policy: TreePolicy,
     verifier: type[Verifier],
     *,
-    temperature: float = 1.0,
     levels: int = 3,
+    checked: bool = True,
+    **sampling: float,
 ) -> Law:
     """The exact law of one round of a policy and a verifier.
 
@@ -183,17 +197,64 @@ def law(
         draft: the toy draft, of the same vocabulary.
         policy: how the tree grows.
         verifier: what is accepted.
-        temperature: of the sampling.
         levels: the tree is no deeper.
+        checked: refuse a pair that is not proven lossless; without it such a pair's bias can be looked at.
+        **sampling: temperature (1), top_k, top_p, min_p and the other options of `Sampling` but its seed.
+
+    Raises:
+        ConfigError: the pair is refused or has more than 50,000 outcomes, the verifier accepts nodes that are no path
+            or a bonus that is no token, or an argument is none.
     """
-    judge = verifier(Sampling(temperature))
+    judge = _judge(target, draft, policy, verifier, sampling, checked)
     committed: dict[Context, float] = {}
+    count = 0
     for chance, tree in trees(draft, policy, judge, levels):
-        contexts, logits = tree.paths(), node_logits(target, tree)[None]
+        logits = node_logits(target, tree)[None]
         for weight, verdict in outcomes(lambda noise, t=tree, x=logits: judge.verify(t, x, 0, noise)):
-            tokens = (*contexts[verdict.paths[0][-1]], verdict.bonus[0])
+            if count == MOST:
+                raise _too_many(f"{type(policy).__name__} with {verifier.__name__}")
+            count += 1
+            tokens = _committed(judge, tree, verdict, target.vocab)
             committed[tokens] = committed.get(tokens, 0.0) + chance * weight
-    return summarise(committed, target, temperature)
+    return summarise(committed, target, judge.sampling)
+
+
+def _too_many(what: str) -> ConfigError:
+    return ConfigError(f"{what} has more than {MOST} outcomes to enumerate; give the policy a smaller budget")
+
+
+def _judge(
+    target: Table,
+    draft: Table,
+    policy: TreePolicy,
+    verifier: type[Verifier],
+    sampling: Mapping[str, float],
+    checked: bool = True,
+) -> Verifier:
+    """The verifier of these arguments of `law`, once they are found to be what they must."""
+    if not isinstance(policy, TreePolicy):
+        raise ConfigError(f"the policy is {policy!r}; give a TreePolicy, such as Chain(depth=2)")
+    if not isinstance(verifier, type) or not issubclass(verifier, Verifier):
+        raise ConfigError(f"the verifier is {verifier!r}; give a class, such as drafttree.verifiers.Traversal")
+    if target.vocab != draft.vocab:
+        raise ConfigError(f"the target has {target.vocab} tokens, the draft {draft.vocab}; they must be the same")
+    if checked:
+        contract.check(policy, verifier)
+    for name in sampling:
+        if name not in OPTIONS:
+            raise unknown("option", name, OPTIONS)
+    return verifier(Sampling.of({"temperature": 1.0, **sampling}))
+
+
+def _committed(judge: Verifier, tree: DraftTree, verdict: Verdict, vocab: int) -> Context:
+    """What the decoder commits after a verdict on a lone tree: the tokens of the path below the root, and the bonus."""
+    (path,), (bonus,), name = verdict.paths, verdict.bonus, type(judge).__name__
+    parents = dict(enumerate(tree.parents[0].tolist()))
+    if path[:1] != [0] or any(parents.get(node) != above for above, node in itertools.pairwise(path)):
+        raise ConfigError(f"{name} accepts the nodes {path}, which are no path from the root down")
+    if not 0 <= bonus < vocab:
+        raise ConfigError(f"{name} gives the bonus token {bonus}; the vocabulary has {vocab}")
+    return (*tree.tokens[0, path[1:]].tolist(), bonus)
 
 
 def trees(draft: Table, policy: TreePolicy, judge: Verifier, levels: int = 3) -> Iterator[tuple[float, DraftTree]]:
@@ -209,8 +270,8 @@ def coupled_round(
     verifier: type[Verifier],
     *,
     seed: int = 0,
-    temperature: float = 1.0,
     levels: int = 3,
+    **sampling: float,
 ) -> tuple[Context, Context]:
     """What one round commits, and as many tokens decoded one after the other with the same noise.
 
@@ -218,11 +279,11 @@ def coupled_round(
     and need not be. If the two agree whatever the noise, a text has the law of plain decoding, in which each token is
     the argmax of logits and Gumbel noise and so follows the target. Arguments as for `law`.
     """
-    judge, noise = verifier(Sampling(temperature)), SeededNoise(seed, target.vocab, torch.device("cpu"))
+    judge = _judge(target, draft, policy, verifier, sampling)
+    noise = SeededNoise(seed, target.vocab, torch.device("cpu"))
     tree = toy_tree(draft, policy.fresh(), judge, noise, levels)
-    contexts = tree.paths()
     verdict = judge.verify(tree, node_logits(target, tree)[None], 0, noise)
-    committed = (*contexts[verdict.paths[0][-1]], verdict.bonus[0])
+    committed = _committed(judge, tree, verdict, target.vocab)
     plain: Context = ()
     for position in range(1, len(committed) + 1):
         scores = judge.sampling.process(target.logits(plain))
@@ -237,23 +298,23 @@ def node_logits(target: Table, tree: DraftTree) -> Tensor:
     return torch.stack([target.logits(context) for context in tree.paths()])
 
 
-def summarise(committed: dict[Context, float], target: Table, temperature: float = 1.0) -> Law:
+def summarise(committed: dict[Context, float], target: Table, sampling: Sampling = PLAIN) -> Law:
     """The `Law` of committed tokens with these probabilities."""
     length = max(map(len, committed))
     induced = dict.fromkeys(itertools.product(range(target.vocab), repeat=length), 0.0)
     for tokens, weight in committed.items():
         for rest in itertools.product(range(target.vocab), repeat=length - len(tokens)):
-            induced[tokens + rest] += weight * _probability(target, tokens, rest, temperature)
-    distance = sum(abs(p - _probability(target, (), text, temperature)) for text, p in induced.items()) / 2
+            induced[tokens + rest] += weight * _probability(target, tokens, rest, sampling)
+    distance = sum(abs(p - _probability(target, (), text, sampling)) for text, p in induced.items()) / 2
     lengths: dict[int, float] = {}
     for tokens, weight in committed.items():
         lengths[len(tokens) - 1] = lengths.get(len(tokens) - 1, 0.0) + weight
     return Law(committed, distance, sum(n * weight for n, weight in lengths.items()), lengths)
 
 
-def _probability(table: Table, context: Context, rest: Context, temperature: float) -> float:
+def _probability(table: Table, context: Context, rest: Context, sampling: Sampling) -> float:
     """Probability that the target continues a context by these tokens."""
-    return math.prod(table.law((*context, *rest[:place]), temperature)[token] for place, token in enumerate(rest))
+    return math.prod(table.law((*context, *rest[:place]), sampling)[token] for place, token in enumerate(rest))
 
 
 def toy_tree(draft: Table, policy: TreePolicy, judge: Verifier, noise: Noise, levels: int) -> DraftTree:

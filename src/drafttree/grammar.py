@@ -15,9 +15,11 @@ from typing import Any
 
 import torch
 from pydantic import BaseModel
+from pydantic.errors import PydanticUserError
 from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedTokenizerBase
 
+from drafttree import schemas
 from drafttree.errors import ConfigError
 from drafttree.processors import Path
 
@@ -33,13 +35,12 @@ def json_schema(schema: str | dict[str, Any] | type[BaseModel], *, any_whitespac
             text can go on only by saying something.
 
     Raises:
-        ConfigError: xgrammar is not installed, or the schema is none that any text can follow.
+        ConfigError: xgrammar is not installed, the schema is none that any text can follow, or xgrammar would not keep
+            to a part of it; the message names the part.
     """
-    if isinstance(schema, type):
-        schema = schema.model_json_schema()
-    if not isinstance(schema, str):
-        schema = json.dumps(schema)
-    return Grammar("JSON schema", lambda xgr: xgr.Grammar.from_json_schema(schema, any_whitespace=any_whitespace))
+    wanted = schemas.enforced(_read(schema))
+    text = json.dumps(wanted)
+    return Grammar("JSON schema", lambda xgr: xgr.Grammar.from_json_schema(text, any_whitespace=any_whitespace))
 
 
 def regex(pattern: str) -> "Grammar":
@@ -48,6 +49,7 @@ def regex(pattern: str) -> "Grammar":
     Raises:
         ConfigError: xgrammar is not installed or does not know the expression.
     """
+    _check_text("regex", pattern)
     return Grammar(f"regex {pattern!r}", lambda xgr: xgr.Grammar.from_regex(pattern))
 
 
@@ -57,7 +59,33 @@ def ebnf(text: str) -> "Grammar":
     Raises:
         ConfigError: xgrammar is not installed or the grammar is not well formed.
     """
+    _check_text("EBNF grammar", text)
     return Grammar("EBNF grammar", lambda xgr: xgr.Grammar.from_ebnf(text))
+
+
+def _read(schema: object) -> Any:
+    """A schema as `json.loads` gives it, whatever it is given as."""
+    try:
+        if isinstance(schema, type) and issubclass(schema, BaseModel):
+            schema = schema.model_json_schema()
+        if isinstance(schema, str):
+            return json.loads(schema.removeprefix("\ufeff"))
+        if isinstance(schema, dict):
+            return json.loads(json.dumps(schema))
+    except json.JSONDecodeError as error:
+        message = f"invalid JSON schema: {error.msg} at line {error.lineno}, column {error.colno}"
+        raise ConfigError(message) from None
+    except (TypeError, ValueError, RecursionError, PydanticUserError) as error:
+        raise ConfigError(f"invalid JSON schema: {_reason(error)}") from None
+    kind = schema.__name__ if isinstance(schema, type) else type(schema).__name__
+    raise ConfigError(f"a JSON schema is text, a dictionary or a pydantic model, not {kind}")
+
+
+def _check_text(name: str, text: object) -> None:
+    if not isinstance(text, str):
+        raise ConfigError(f"the {name} is of type {type(text).__name__}; give a string")
+    if re.search("[\ud800-\udfff]", text):
+        raise ConfigError(f"invalid {name}: it has a lone surrogate, which no text can have")
 
 
 class Grammar:
@@ -194,4 +222,4 @@ def _xgrammar() -> Any:
 
 def _reason(error: Exception) -> str:
     """The message without the time and place in xgrammar's sources."""
-    return re.sub(r"^\[[\d:]+\] \S+: ", "", str(error)).strip()
+    return " ".join(re.sub(r"^\[[\d:]+\] \S+: ", "", str(error)).split())

@@ -29,10 +29,8 @@ from transformers import (
     MaxLengthCriteria,
     MaxTimeCriteria,
     MinPLogitsWarper,
-    PrefixConstrainedLogitsProcessor,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    RepetitionPenaltyLogitsProcessor,
     StoppingCriteriaList,
     TemperatureLogitsWarper,
     TopHLogitsWarper,
@@ -64,7 +62,7 @@ from drafttree.models import HuggingFaceModel
 from drafttree.models.probe import verify_once, wrap
 from drafttree.options import refusal
 from drafttree.policies import TreePolicy
-from drafttree.processors import Constraint
+from drafttree.processors import Constraint, of_row
 from drafttree.sequence import Sequence
 
 __all__ = ["TreeGenerate", "generate"]
@@ -183,7 +181,7 @@ class TreeGenerate:
         with self._decoder(model, tokenizer, _eos(generation_config)) as decoder:
             for row, (ids, pad, seed) in enumerate(zip(input_ids, padding, seeds, strict=True)):
                 options = {"max_new_tokens": limit - len(ids), "seed": seed, "grammar": self._grammar, **sampling}
-                own = LogitsProcessorList(_of_row(processor, row) for processor in processors)
+                own = LogitsProcessorList(of_row(processor, row) for processor in processors)
                 sequence = decoder.start(ids[pad:].tolist(), logits_processor=own, **options)
                 sequence.walker.before = ids[:pad].tolist()
                 rows.append(_run(decoder, sequence, ids, stopping_criteria, streamer))
@@ -379,18 +377,6 @@ def _place(processor: LogitsProcessor) -> int:
     """Where a processor stands among the warpers; after all of them for any other."""
     own = type(processor) in WARPERS and _plain(processor)
     return list(WARPERS).index(type(processor)) if own else sys.maxsize
-
-
-def _of_row(processor: LogitsProcessor, row: int) -> LogitsProcessor:
-    """A processor for one prompt of the batch it was prepared for."""
-    if type(processor) is RepetitionPenaltyLogitsProcessor:
-        ignored = processor.prompt_ignore_length
-        ignored = int(ignored[row]) if isinstance(ignored, Tensor) else ignored
-        return RepetitionPenaltyLogitsProcessor(processor.penalty, ignored)
-    if type(processor) is PrefixConstrainedLogitsProcessor:
-        allowed = processor._prefix_allowed_tokens_fn
-        return PrefixConstrainedLogitsProcessor(lambda _, ids: allowed(row, ids), 1)
-    return processor
 
 
 def _plain(warper: LogitsProcessor) -> bool:

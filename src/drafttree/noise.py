@@ -1,5 +1,7 @@
 """Everything random about a text, as answers to a few questions that depend on its seed and on places in it."""
 
+import itertools
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
@@ -11,6 +13,8 @@ from drafttree.tree import Proposal
 
 BLOCK = 2**18
 SPAN = 64
+RUN = 16
+CPU = torch.device("cpu")
 
 
 def fresh_seed() -> int:
@@ -59,9 +63,9 @@ class Noise(Protocol):
 class SeededNoise:
     """Noise that is a pure function of a seed and of places in the text.
 
-    Gumbel noise is made once per position, many positions at a time where the vocabulary is small, and forgotten when
-    the text has passed them. The streams `accept`, `bonus` and `draft` begin anew in every round, at a place that
-    depends on seed and root position alone.
+    Numbers are made for many positions at a time, where there are not too many of them, and forgotten when the text
+    has passed them. The streams `accept`, `bonus` and `draft` begin anew in every round, at a place that depends on
+    seed and root position alone. They are counter-based as Gumbel noise is, so a device changes nothing.
 
     Args:
         seed: of the sequence.
@@ -73,6 +77,7 @@ class SeededNoise:
         self._seed, self._vocab, self._device = seed, vocab, device
         self._span = max(1, min(SPAN, BLOCK // vocab))
         self._rows: dict[int, Tensor] = {}
+        self._streams: dict[tuple[str, int], tuple[int, Tensor]] = {}
 
     def gumbel(self, position: int) -> Tensor:
         if position not in self._rows:
@@ -84,27 +89,43 @@ class SeededNoise:
     def begin(self, position: int) -> None:
         if self._rows and min(self._rows) <= position - self._span:
             self._rows = {ahead: row for ahead, row in self._rows.items() if ahead > position}
-        self._accepts = stream(self._seed, "accept", position, self._device)
-        self._bonus = stream(self._seed, "bonus", position, self._device)
+        self._accepts = self._numbers("accept", position)
+        self._bonus = self._numbers("bonus", position)
 
     def accept(self, probability: Tensor | float) -> bool:
-        return bool(torch.rand((), generator=self._accepts, device=self._device, dtype=torch.float64) < probability)
+        return next(self._accepts) < float(probability)
 
     def draw(self, distribution: Tensor) -> int:
-        share = torch.rand((), generator=self._bonus, device=self._device, dtype=torch.float64)
-        return int(draw(distribution, share))
+        return int(draw(distribution, distribution.new_full((), next(self._bonus), dtype=torch.float64)))
 
     def children(
         self, probs: Tensor, counts: Tensor, proposal: Proposal, position: int, depth: int
     ) -> tuple[Tensor, Tensor]:
-        generator = stream(self._seed, f"draft/{depth}", position, self._device)
         most = max(int(counts.amax()), 1)
-        shares = torch.rand(*counts.shape, most, generator=generator, device=self._device, dtype=torch.float64)
+        size = counts.numel() * most
+        shares = self._row(f"draft/{depth}", position, size, self._device).view(*counts.shape, most)
         if proposal is Proposal.HUB:
             return _hub(probs, counts, shares[..., 0], most)
         if proposal is Proposal.SAMPLED:
             return _without_replacement(probs, shares), probs
         return torch.stack([draw(probs, share) for share in shares.unbind(-1)], -1), probs
+
+    def _numbers(self, name: str, position: int) -> Iterator[float]:
+        """The numbers of a stream at a position one after the other, on the host."""
+        for run in itertools.count():
+            yield from self._row(f"{name}/{run}", position, RUN, CPU).tolist()
+
+    def _row(self, name: str, position: int, size: int, device: torch.device) -> Tensor:
+        """Float64 `[size]`: the first numbers of a stream at a position."""
+        width = max(RUN, 1 << (size - 1).bit_length())
+        span = max(1, min(SPAN, BLOCK // width))
+        place = position % span
+        first, rows = self._streams.get((name, width), (-1, None))
+        if rows is None or first != position - place:
+            first = position - place
+            rows = stream(self._seed, name, torch.arange(first, first + span, device=device), width)
+            self._streams[name, width] = first, rows
+        return rows[place, :size]
 
 
 def _without_replacement(probs: Tensor, shares: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ with it. What speculation on one text cannot serve is refused by name, never ign
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any, TypedDict
 
 import torch
@@ -88,6 +89,11 @@ def _forced_eos(token: int | list[int], text: Setting) -> LogitsProcessor:
 def _decay(penalty: tuple[int, float], text: Setting) -> LogitsProcessor:
     if not text.eos:
         raise ValueError("there is no EOS token to favour")
+    match penalty:
+        case [Integral(), Real()]:
+            pass
+        case _:
+            raise ValueError("it must be a pair: after how many tokens it begins, and the factor it grows by")
     return ExponentialDecayLengthPenalty(penalty, list(text.eos), text.prompt_length)
 
 
@@ -116,7 +122,14 @@ NEUTRAL: dict[str, Any] = {
     "min_new_tokens": 0,
     "remove_invalid_values": False,
 }
-TOKEN_OPTIONS = ("sequence_bias", "bad_words_ids", "suppress_tokens", "forced_bos_token_id", "forced_eos_token_id")
+TOKEN_OPTIONS = (
+    "sequence_bias",
+    "bad_words_ids",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+)
 ADVICE = {
     "num_beams": "beam search keeps several texts, a draft tree belongs to one; leave it out",
     "num_beam_groups": "beam search keeps several texts, a draft tree belongs to one; leave it out",
@@ -183,9 +196,9 @@ def make_processors(
 def _make(name: str, value: Any, text: Setting) -> LogitsProcessor | None:
     try:
         if name in TOKEN_OPTIONS:
-            _check_tokens(value, text.vocab_size)
+            _check_tokens(_biased(value) if name == "sequence_bias" else value, text.vocab_size)
         return MAKERS[name](value, text)
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, LookupError) as error:
         raise ConfigError(f"{name} is {value!r}: {error}") from None
 
 
@@ -195,10 +208,17 @@ def _check_tokens(value: object, vocab_size: int) -> None:
         raise ValueError(f"token id {strange[0]} is outside the vocabulary of {vocab_size}")
 
 
+def _biased(bias: Mapping | Iterable) -> list:
+    """The sequences of `sequence_bias`, without what is added to their logits."""
+    return list(bias) if isinstance(bias, Mapping) else [tokens for tokens, _ in bias]
+
+
 def _tokens(value: object) -> Iterator[int]:
-    """Every whole number in nested lists, and in the keys of a dictionary."""
-    if isinstance(value, int):
-        yield value
-    elif isinstance(value, Iterable):
+    """Every token id in nested lists."""
+    if isinstance(value, Integral):
+        yield int(value)
+    elif isinstance(value, Iterable) and not isinstance(value, str):
         for each in value:
             yield from _tokens(each)
+    else:
+        raise ValueError(f"{value!r} is no token id")

@@ -7,17 +7,24 @@ as the bonus token does, and drafted ones too, which only makes them likelier to
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedTokenizerBase
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    PrefixConstrainedLogitsProcessor,
+    PreTrainedTokenizerBase,
+    RepetitionPenaltyLogitsProcessor,
+)
 
 from drafttree.drafters.base import Guesses
-from drafttree.errors import ConfigError
+from drafttree.errors import ConfigError, DraftTreeError
 from drafttree.options import refusal
 from drafttree.tree import DraftTree
+from drafttree.verifiers.base import not_numbers
 
 Path = tuple[int, ...]
 
@@ -79,11 +86,12 @@ class Walker:
 
     def __init__(self, processors: Iterable[LogitsProcessor], follower: Follower | None, eos: frozenset[int]) -> None:
         self.before: list[int] = []
-        self._processors = LogitsProcessorList(processors)
+        processors = list(processors)
+        for processor in processors:
+            _check_stateless(processor)
+        self._processors = LogitsProcessorList(of_row(processor, 0) for processor in processors)
         self._follower = follower
         self._eos = eos
-        for processor in self._processors:
-            _check_stateless(processor)
 
     def __bool__(self) -> bool:
         """Whether there is anything to obey."""
@@ -107,7 +115,8 @@ class Walker:
             logits: of the target.
 
         Raises:
-            ConfigError: a processor returns another shape, or no token is possible where the text can go.
+            ConfigError: a processor returns something else than scores, or no token is possible where the text can go.
+            ModelError: the target's logits are no numbers.
         """
         paths = tree.paths()
         processed = self._process(tokens, paths, logits[0])
@@ -147,13 +156,15 @@ class Walker:
         if stuck:
             raise self._impossible(tokens, paths[stuck[0]], logits[stuck[0]])
 
-    def _impossible(self, tokens: list[int], path: Path, scores: Tensor) -> ConfigError:
+    def _impossible(self, tokens: list[int], path: Path, scores: Tensor) -> DraftTreeError:
         """The error that names what leaves nothing possible after a path."""
+        if not scores.amax() > -torch.inf:
+            return not_numbers()
         text = self._texts(tokens, [path], scores.device)
         where = f"leaves no token possible at position {text.shape[1]}"
         scores = scores[None].to(torch.promote_types(scores.dtype, torch.float32), copy=True)
         for processor in self._processors:
-            scores = processor(text, scores)  # pyright: ignore[reportArgumentType]
+            scores = _apply(processor, text, scores)
             if not (scores > -torch.inf).any():
                 return ConfigError(f"{type(processor).__name__} {where}")
         others = " together with the logits processors" if self._processors else ""
@@ -190,14 +201,40 @@ class GuidedDraft:
         return torch.cat((guided, logits[0, :, self._vocab_size :]), -1)[None]
 
 
+def of_row(processor: LogitsProcessor, row: int) -> LogitsProcessor:
+    """A processor for one prompt of the batch it was prepared for, whatever batch it is given."""
+    if type(processor) is RepetitionPenaltyLogitsProcessor and isinstance(processor.prompt_ignore_length, Tensor):
+        return RepetitionPenaltyLogitsProcessor(processor.penalty, int(processor.prompt_ignore_length[row]))
+    if type(processor) is PrefixConstrainedLogitsProcessor:
+        allowed = processor._prefix_allowed_tokens_fn
+        return PrefixConstrainedLogitsProcessor(lambda _, ids: allowed(row, ids), 1)
+    return processor
+
+
 def _apply(processor: LogitsProcessor, texts: Tensor, scores: Tensor) -> Tensor:
-    result = processor(texts, scores)  # pyright: ignore[reportArgumentType]
+    """What a processor makes of scores `[texts, vocab]`, in their dtype; it is blamed for what is wrong with that."""
+    name, where = type(processor).__name__, f"at position {texts.shape[1]}"
+    result = _call(processor, texts, scores)
+    if not isinstance(result, Tensor):
+        raise ConfigError(f"{name} returned {type(result).__name__} {where}; it must return the scores")
     if result.shape != scores.shape:
         raise ConfigError(
-            f"{type(processor).__name__} returned logits of shape {tuple(result.shape)} at position "
-            f"{texts.shape[1]}; it must keep the shape {tuple(scores.shape)}"
+            f"{name} returned logits of shape {tuple(result.shape)} {where}; it must keep the shape "
+            f"{tuple(scores.shape)}"
         )
-    return result
+    if not result.amax() < torch.inf and scores.amax() < torch.inf:
+        raise ConfigError(f"{name} returned NaN or +inf {where}; a score must be finite, or -inf for what is forbidden")
+    return result.to(scores)
+
+
+def _call(processor: LogitsProcessor, texts: Tensor, scores: Tensor) -> Any:
+    try:
+        return processor(texts, scores)  # pyright: ignore[reportArgumentType]
+    except ValueError as error:
+        if type(processor) is not PrefixConstrainedLogitsProcessor or "empty list" not in str(error):
+            raise
+        where = f"at position {texts.shape[1]}"
+        raise ConfigError(f"prefix_allowed_tokens_fn returned an empty list {where}; it must allow a token") from None
 
 
 def _unless_impossible(processed: Tensor, logits: Tensor) -> Tensor:

@@ -5,10 +5,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from drafttree.exactness import Replay, law
-from drafttree.policies import TreePolicy
-from drafttree.tree import Proposal
-from drafttree.verifiers import RRS, LossyTypical, RRSw, Traversal, Verifier, traversal
+from drafttree.errors import ConfigError
+from drafttree.exactness import Replay, coupled_round, law
+from drafttree.policies import Chain, Eagle, TreePolicy
+from drafttree.tree import Proposal, Verdict
+from drafttree.verifiers import RRS, Coupled, LossyTypical, PointMass, RRSw, Traversal, Verifier, traversal
 from drafttree.verifiers.base import without
 from worlds import EXACT, SMALL_TREES, constant, world
 
@@ -172,3 +173,64 @@ def test_the_law_with_improbable_tokens_dropped_is_the_one_worked_out_by_hand():
 def test_the_controls_are_sampled_as_they_say():
     assert DropsDuplicates.proposal is Proposal.INDEPENDENT
     assert ReRanks.proposal is Proposal.SAMPLED
+
+
+def changed(change):
+    """A verifier that judges as PointMass does, and says something else."""
+
+    class Says(PointMass):
+        def judge(self, outlook):
+            return change(*super().judge(outlook))
+
+    return Says
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda path, bonus: ([0, path[-1]] if len(path) > 2 else path, bonus),
+        lambda path, bonus: ([*path, path[-1]], bonus),
+        lambda path, bonus: (path[1:], bonus),
+        lambda path, bonus: ([*path[:-1], 99], bonus),
+        lambda path, bonus: ([0, -1], bonus),
+        lambda path, bonus: ([], bonus),
+    ],
+    ids=["skips a node", "repeats a node", "drops the root", "invents a node", "counts from the end", "says nothing"],
+)
+def test_a_path_that_is_none_is_found_out(change):
+    tables = world(1)
+    with pytest.raises(ConfigError, match=r"Says accepts the nodes .*no path from the root down"):
+        law(tables.target, tables.draft, Chain(depth=3), changed(change))
+
+
+def test_a_verifier_that_drops_the_last_node_is_found_out():
+    assert worst(SIBLINGS, changed(lambda path, bonus: (path[:-1] or path, bonus))) > FOUND
+
+
+@pytest.mark.parametrize("bonus", [-1, 3])
+def test_a_bonus_that_is_no_token_is_found_out(bonus):
+    tables = world(1)
+    with pytest.raises(ConfigError, match=f"Says gives the bonus token {bonus}; the vocabulary has 3"):
+        law(tables.target, tables.draft, Chain(depth=1), changed(lambda path, _: (path, bonus)))
+
+
+class SkipsAhead(Coupled):
+    """Leaves out the first node of a longer path."""
+
+    def verify(self, tree, logits, position, noise):
+        verdict = super().verify(tree, logits, position, noise)
+        return Verdict([[path[0], path[-1]] for path in verdict.paths], verdict.bonus)
+
+
+def test_a_coupled_path_that_is_none_is_found_out():
+    tables = world(2)
+    with pytest.raises(ConfigError, match="SkipsAhead accepts the nodes"):
+        coupled_round(tables.target, tables.target, Chain(depth=3), SkipsAhead)
+
+
+def test_a_pair_that_is_refused_can_be_looked_at():
+    tables = world(1)
+    eagle = Eagle(depth=2, top_k=2, budget=5)
+    with pytest.raises(ConfigError, match="Eagle with RRSw is not lossless"):
+        law(tables.target, tables.draft, eagle, RRSw)
+    law(tables.target, tables.draft, eagle, RRSw, checked=False)

@@ -117,8 +117,67 @@ def test_a_biased_pair_is_called_so(verifier, monkeypatch):
 
 def test_a_tree_too_large_to_enumerate_is_refused(monkeypatch):
     monkeypatch.setattr(exactness, "MOST", 100)
-    with pytest.raises(ConfigError, match="more than 100 outcomes"):
+    with pytest.raises(ConfigError, match="Template with RRS has more than 100 outcomes"):
         examine("template:tree=binary-2", "rrs", models=1)
+
+
+def test_the_outcomes_of_trees_and_verdicts_are_counted_together(monkeypatch):
+    """Three trees, and never more than five verdicts on one."""
+    tables = world(1)
+    monkeypatch.setattr(exactness, "MOST", 8)
+    with pytest.raises(ConfigError, match="Chain with RRSw has more than 8 outcomes"):
+        law(tables.target, tables.draft, Chain(depth=1), RRSw)
+
+
+SHAPES = [
+    {"top_k": 2},
+    {"top_p": 0.7},
+    {"min_p": 0.3},
+    {"typical_p": 0.8},
+    {"epsilon_cutoff": 0.2},
+    {"eta_cutoff": 0.3},
+]
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, {"top_h": 0.5}, {"temperature": 0.6, "top_k": 2, "min_p": 0.1}])
+@pytest.mark.parametrize("verifier", [PointMass, RRSw, Traversal])
+def test_a_pair_has_the_targets_law_under_any_sampling(verifier, shape):
+    tables = world(1)
+    plain = law(tables.target, tables.draft, SMALL_TREES["siblings"], verifier)
+    found = law(tables.target, tables.draft, SMALL_TREES["siblings"], verifier, **shape)
+    assert found.total_variation < EXACT
+    assert found.committed != plain.committed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((Table(3, 1, 0), Table(4, 1, 1), Chain(depth=1), RRSw), "the target has 3 tokens, the draft 4"),
+        ((Table(3, 1, 0), Table(3, 1, 1), Chain(depth=1), "rrsw"), "the verifier is 'rrsw'; give a class"),
+        ((Table(3, 1, 0), Table(3, 1, 1), "chain", RRSw), "the policy is 'chain'; give a TreePolicy"),
+    ],
+)
+def test_arguments_that_are_none_are_refused(arguments, words):
+    for run in (law, coupled_round):
+        with pytest.raises(ConfigError, match=words):
+            run(*arguments)
+
+
+@pytest.mark.parametrize("option", ["seed", "temprature"])
+def test_an_option_the_law_does_not_have_is_refused(option):
+    with pytest.raises(ConfigError, match=f"unknown option '{option}'"):
+        law(Table(3, 1, 0), Table(3, 1, 1), Chain(depth=1), RRSw, **{option: 1})
+
+
+@pytest.mark.parametrize(("vocab", "depth"), [(0, 1), (3, -1)])
+def test_a_table_has_tokens_and_a_depth(vocab, depth):
+    with pytest.raises(ConfigError, match=f"a table of {vocab} tokens and depth {depth}"):
+        Table(vocab, depth, 0)
+
+
+def test_accepting_with_a_probability_that_is_none_is_refused():
+    with pytest.raises(ConfigError, match="probability NaN"):
+        Replay([]).accept(math.nan)
 
 
 @pytest.mark.parametrize("temperature", [0.3, 2.0])

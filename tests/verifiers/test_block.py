@@ -8,6 +8,7 @@ from drafttree.exactness import law
 from drafttree.policies import Chain
 from drafttree.tree import Verdict
 from drafttree.verifiers import Block, RRSw
+from drafttree.verifiers.base import Outlook
 from worlds import drawn_tree, judged, world
 
 P, Q = [0.3, 0.4, 0.3], [0.6, 0.3, 0.1]
@@ -58,3 +59,14 @@ def test_equal_rows_accept_everything():
     verdict, noise = judged(Block, drawn_tree([0, 1], [0, 1], P), P, False, True)
     assert noise.asked == [0.0, 1.0]
     assert verdict.paths == [[0, 1, 2]]
+
+
+def test_every_row_is_made_once(monkeypatch):
+    made = []
+    for name in ("target", "draft"):
+        own = getattr(Outlook, name)
+        monkeypatch.setattr(
+            Outlook, name, lambda self, node, name=name, own=own: made.append((name, node)) or own(self, node)
+        )
+    judged(Block, drawn_tree([0, 1], [0, 1], Q), P, False, True)
+    assert sorted(made) == [("draft", 0), ("draft", 1), ("target", 0), ("target", 1), ("target", 2)]

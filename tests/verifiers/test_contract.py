@@ -83,6 +83,11 @@ def test_a_refused_pair_cannot_be_built_and_says_why_and_what_can(policy, verifi
     assert any(f"'{name}'" in remedy for name in (*POLICIES, *VERIFIERS))
 
 
+@pytest.mark.parametrize("policy", [policy for policy in SMALL.values() if policy.reranks])
+def test_a_policy_that_ranks_again_exists_in_selected_form_only(policy):
+    assert f"{type(policy).__name__} exists in selected form only" in (objection(policy, Traversal) or "")
+
+
 @pytest.mark.parametrize(("policy", "verifier", "verdict"), cells("refused"))
 def test_a_refused_pair_names_pairs_that_are_allowed(policy, verifier, verdict):
     remedy = (objection(policy, verifier) or "").partition("; use ")[2]

@@ -68,3 +68,10 @@ def test_it_runs_when_named_and_only_then():
     named = Decoder(target, drafter, policy, VERIFIERS["lossy-typical"]).start([1], temperature=0.7)
     assert isinstance(named.verifier, LossyTypical)
     assert not isinstance(Decoder(target, drafter, policy).start([1], temperature=0.7).verifier, LossyTypical)
+
+
+def test_a_chain_deeper_than_pythons_stack_is_judged():
+    deep = 1200
+    tree = drawn_tree([0] * deep, list(range(deep)), [1.0, 0.0], Proposal.SELECTED)
+    verdict, _ = judged(LossyTypical, tree, [0.9, 0.1])
+    assert verdict == Verdict([list(range(deep + 1))], [0])

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from drafttree.distributions import Sampling
-from drafttree.errors import ConfigError
+from drafttree.errors import ConfigError, ModelError
 from drafttree.noise import Noise
 from drafttree.tree import DraftTree, Proposal, Verdict
 
@@ -92,8 +92,15 @@ class Outlook:
         self._rows: list[int] = [] if tree.draft_rows is None else tree.draft_rows[index].tolist()
 
     def target(self, node: int) -> Tensor:
-        """`[vocab]` the target's distribution after a node, a new tensor each time."""
-        return self._sampling.process(self._logits[node]).softmax(-1)
+        """`[vocab]` the target's distribution after a node, a new tensor each time.
+
+        Raises:
+            ModelError: the target's logits are no numbers.
+        """
+        row = self._sampling.process(self._logits[node]).softmax(-1)
+        if row[0].isnan():
+            raise not_numbers()
+        return row
 
     def draft(self, node: int) -> Tensor:
         """`[vocab]` the distribution a node's first child was drawn from; 0 for tokens the drafter does not know.
@@ -132,6 +139,12 @@ class SamplingVerifier(Verifier):
         raise NotImplementedError
 
 
+def not_numbers() -> ModelError:
+    """The error for logits that say nothing."""
+    broken = "its weights are damaged, or its dtype is too narrow for them"
+    return ModelError(f"the target's logits are not finite (NaN, or -inf for every token); {broken}")
+
+
 def normalise(mass: Tensor, otherwise: Tensor) -> Tensor:
     """Non-negative mass `[vocab]` as a distribution, in place; `otherwise` where there is none left but rounding."""
     total = float(mass.sum())
@@ -165,6 +178,9 @@ def walk(tree: DraftTree, logits: Tensor, choose: Callable[[Tensor, int], Tensor
         tree: the draft trees; siblings differ in their tokens.
         logits: `[batch, nodes, vocab]` of the target.
         choose: the token ids `[batch, 1]` that follow nodes of a depth, from their logits `[batch, 1, vocab]`.
+
+    Raises:
+        ModelError: the target's logits are no numbers.
     """
     branches = tree.branches()
     paths, bonus = [[0] for _ in branches], [-1] * len(branches)
@@ -179,6 +195,10 @@ def walk(tree: DraftTree, logits: Tensor, choose: Callable[[Tensor, int], Tensor
                     bonus[index] = token
                 else:
                     paths[index].append(child)
+    for index, path in enumerate(paths):
+        chosen = [*(branches[index].tokens[node] for node in path[1:]), bonus[index]]
+        if logits[index, path, chosen].isnan().any():
+            raise not_numbers()
     return Verdict(paths, bonus)
 
 

@@ -15,18 +15,19 @@ class Block(SamplingVerifier):
         chain = [0]
         while outlook.children[chain[-1]]:
             chain.append(outlook.children[chain[-1]][0])
-        best, rate, kept = 0, 1.0, outlook.target(0)
+        best, rate, kept = 0, 1.0, []
         for position, node in enumerate(chain):
             target, last = outlook.target(node), node == chain[-1]
-            left = target if last else (rate * target).sub_(outlook.draft(node)).clamp_min_(0)
+            draft = target if last else outlook.draft(node)
+            left = target if last else (rate * target).sub_(draft).clamp_min_(0)
             mass = float(left.sum())
             threshold = rate if last else _share(mass, mass + (1 - rate))
-            if position == 0 or outlook.noise.accept(threshold):
-                best, kept = position, left if mass > 0 else target
+            kept.append(left if mass > 0 else target)
+            if position and outlook.noise.accept(threshold):
+                best = position
             if not last:
-                token = outlook.tokens[chain[position + 1]]
-                rate = min(rate * ratio(target, outlook.draft(node), token), 1.0)
-        return chain[: best + 1], outlook.noise.draw(kept)
+                rate = min(rate * ratio(target, draft, outlook.tokens[chain[position + 1]]), 1.0)
+        return chain[: best + 1], outlook.noise.draw(kept[best])
 
 
 def _share(part: float, whole: float) -> float:

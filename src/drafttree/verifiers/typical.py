@@ -22,21 +22,19 @@ class LossyTypical(SamplingVerifier):
     alpha: ClassVar[float] = 0.3
 
     def judge(self, outlook: Outlook) -> tuple[list[int], int]:
-        path, _ = self._best(outlook, 0)
+        best: tuple[list[int], float] = ([0], 0.0)
+        below = [best]
+        while below:
+            path, likelihood = below.pop()
+            best = max(best, (path, likelihood), key=lambda found: (len(found[0]), found[1]))
+            row = outlook.target(path[-1])
+            threshold = self._threshold(row)
+            for child in reversed(outlook.children[path[-1]]):
+                probability = float(row[outlook.tokens[child]])
+                if probability > threshold:
+                    below.append(([*path, child], likelihood + math.log(probability)))
+        path, _ = best
         return path, int(outlook.target(path[-1]).argmax())
-
-    def _best(self, outlook: Outlook, node: int) -> tuple[list[int], float]:
-        """The longest accepted path from a node on, and its log-likelihood."""
-        row = outlook.target(node)
-        threshold = self._threshold(row)
-        best: tuple[list[int], float] = ([], 0.0)
-        for child in outlook.children[node]:
-            probability = float(row[outlook.tokens[child]])
-            if probability > threshold:
-                path, likelihood = self._best(outlook, child)
-                likelihood += math.log(probability)
-                best = max(best, (path, likelihood), key=lambda found: (len(found[0]), found[1]))
-        return [node, *best[0]], best[1]
 
     def _threshold(self, row: Tensor) -> float:
         entropy = -float((row * (row + 1e-5).log()).sum())

@@ -1,0 +1,167 @@
+"""JSON schemas: what xgrammar does not enforce is refused by name, and what is let through it enforces."""
+
+import json
+from typing import Literal
+
+import pytest
+from pydantic import BaseModel, Field
+
+from drafttree import grammar
+from drafttree.errors import ConfigError
+
+pytest.importorskip("xgrammar")
+from xgrammar.testing import _is_grammar_accept_string
+
+TEXT, WHOLE = {"type": "string"}, {"type": "integer"}
+
+
+def thing(**keywords) -> dict:
+    return {"type": "object", **keywords}
+
+
+def kind(name: str, **more) -> dict:
+    return thing(properties={"kind": {"const": name}, **more}, required=["kind"], additionalProperties=False)
+
+
+REFUSED = {
+    "not": {"type": "integer", "not": {"const": 3}},
+    "if": thing(properties={"a": WHOLE}, **{"if": {"required": ["a"]}, "then": False}),
+    "uniqueItems": {"type": "array", "items": WHOLE, "uniqueItems": True},
+    "contains": {"type": "array", "items": WHOLE, "contains": {"const": 5}, "minContains": 2},
+    "dependentRequired": thing(properties={"a": WHOLE, "b": WHOLE}, dependentRequired={"a": ["b"]}),
+    "dependentSchemas": thing(properties={"a": WHOLE}, dependentSchemas={"a": False}),
+    "$dynamicRef": {"$dynamicRef": "#x"},
+    "'$ref' to 'https://example.org/x.json'": {"$ref": "https://example.org/x.json"},
+    "'$ref' to '#name'": {"$ref": "#name", "$defs": {"x": {"$anchor": "name", "type": "integer"}}},
+    "'allOf' of several members": {"allOf": [WHOLE, {"type": "integer", "minimum": 4}]},
+    "'minimum' beside 'allOf'": {"minimum": 4, "allOf": [{"type": "integer", "maximum": 9}]},
+    "'minimum' beside 'anyOf'": {"minimum": 4, "anyOf": [WHOLE, {"type": "null"}]},
+    "'properties' beside 'anyOf'": {"properties": {"a": WHOLE}, "anyOf": [{"required": ["a"]}]},
+    "'minimum' beside '$ref'": {"$ref": "#/$defs/x", "minimum": 4, "$defs": {"x": WHOLE}},
+    "'minLength' beside 'enum'": {"enum": ["a", "bb"], "minLength": 2},
+    "'type' beside 'enum'": {"enum": ["a", 3], "type": "string"},
+    "'type' beside 'const'": {"const": 3, "type": "string"},
+    "'type' beside 'allOf'": {"type": "integer", "allOf": []},
+    "'type' beside 'anyOf'": {"anyOf": [WHOLE, TEXT], "type": "string"},
+    "'oneOf' of members": {"oneOf": [WHOLE, {"type": "number"}]},
+    "'oneOf' of members that": {"oneOf": [WHOLE, {"const": 5}]},
+    "'oneOf' of members that may": {"oneOf": [thing(properties={"a": WHOLE}), thing(properties={"b": WHOLE})]},
+    "'minimum' without a type": {"minimum": 5},
+    "'pattern' without a type": {"pattern": "^a$"},
+    "'required' without a type": {"required": ["a"]},
+    "'minLength' beside 'pattern'": {"type": "string", "pattern": "^a+$", "minLength": 2},
+    "'maxLength' beside 'format'": {"type": "string", "format": "date", "maxLength": 3},
+    "'pattern' beside 'format'": {"type": "string", "format": "date", "pattern": "^2"},
+    "format 'regex'": {"type": "string", "format": "regex"},
+    "looks ahead": {"type": "string", "pattern": "^(?=a)."},
+    "border of a word": {"type": "string", "pattern": r"a\\b"},
+    "'multipleOf' of other": {"type": "number", "multipleOf": 5},
+    "'multipleOf' of other than": {"type": "integer", "multipleOf": 2.5},
+    "'multipleOf' beside 'minimum'": {"type": "integer", "multipleOf": 5, "minimum": 7},
+    "'required' of 'a', which is not": thing(properties={"b": WHOLE}, required=["a"], additionalProperties=False),
+    "'required' of 'a'": thing(properties={"b": WHOLE}, required=["b", "a"]),
+    "'patternProperties' of several": thing(patternProperties={"^a": WHOLE, "b$": TEXT}),
+    "which 'aa' of 'properties' matches": thing(properties={"aa": TEXT}, patternProperties={"^a+$": {"const": "q"}}),
+    "'propertyNames' beside 'properties'": thing(properties={"aa": TEXT}, propertyNames={"maxLength": 1}),
+    "'propertyNames' beside 'patternProperties'": thing(patternProperties={"a": TEXT}, propertyNames={"maxLength": 1}),
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_xgrammar_does_not_enforce_is_refused_by_name(words, capfd):
+    with pytest.raises(ConfigError) as error:
+        grammar.json_schema(REFUSED[words])
+    assert words in str(error.value)
+    assert str(error.value).endswith("is not enforced by xgrammar; leave it out")
+    assert not capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("where", "schema"),
+    [
+        ("#/properties/a", thing(properties={"a": {"not": TEXT}})),
+        ("#/items", {"type": "array", "items": {"not": TEXT}}),
+        ("#/prefixItems/1", {"type": "array", "prefixItems": [WHOLE, {"not": TEXT}]}),
+        ("#/anyOf/1", {"anyOf": [WHOLE, {"not": TEXT}]}),
+        ("#/oneOf/0/properties/a", {"oneOf": [kind("a", a={"not": TEXT}), kind("b")]}),
+        ("#/$defs/x", {"$ref": "#/$defs/x", "$defs": {"x": {"not": TEXT}}}),
+        ("#/additionalProperties", thing(additionalProperties={"not": TEXT})),
+        ("#/patternProperties/^a", thing(patternProperties={"^a": {"not": TEXT}})),
+        ("#/propertyNames", thing(propertyNames={"not": TEXT})),
+    ],
+)
+def test_it_is_found_wherever_a_schema_may_be(where, schema):
+    with pytest.raises(ConfigError) as error:
+        grammar.json_schema(schema)
+    assert f"'not' at {where} is" in str(error.value)
+
+
+LISTED = {"enum": ["a", 3], "type": ["string", "integer"]}
+REFERRED = {"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}], "$defs": {"a": kind("a"), "b": kind("b", z=WHOLE)}}
+NAMED_AS_KEYWORDS = thing(properties={"not": WHOLE, "if": WHOLE}, required=["not", "if"])
+OWN = thing(properties={"a": WHOLE}, required=["a"], additionalProperties=False)
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        (NAMED_AS_KEYWORDS, {"not": 1, "if": 2}, {"not": 1}),
+        ({"enum": [{"not": 1}, "if"]}, "if", "not"),
+        (LISTED, 3, 4),
+        (REFERRED, {"kind": "b", "z": 1}, {"kind": "a", "z": 1}),
+        ({"oneOf": [OWN, thing(properties={"b": TEXT}, required=["b"])]}, {"a": 1}, {"a": 1, "b": "x"}),
+        ({"oneOf": [WHOLE, TEXT, {"type": "null"}]}, "x", 1.5),
+        ({"allOf": [{"$ref": "#/$defs/x"}], "title": "X", "$defs": {"x": WHOLE}}, 4, "x"),
+        ({"type": "object", "anyOf": [OWN, {"$ref": "#/$defs/x"}], "$defs": {"x": kind("x")}}, {"kind": "x"}, 3),
+        ({"type": "array", "items": WHOLE, "uniqueItems": False, "minItems": 1}, [1, 1], []),
+        (thing(propertyNames={"maxLength": 2}, additionalProperties=WHOLE), {"ab": 1}, {"abc": 1}),
+        (thing(properties={"z": TEXT}, patternProperties={"^a+$": WHOLE}, minProperties=1), {"aa": 1}, {}),
+        (thing(properties={"child": {"$ref": "#"}}, additionalProperties=False), {"child": {}}, {"child": 1}),
+        ({"type": "string", "format": "something", "maxLength": 2}, "ab", "abc"),
+        ({"type": "string", "format": "something", "pattern": "^a+$"}, "aa", "b"),
+        ({"type": ["integer", "null"], "multipleOf": 5}, 10, 11),
+    ],
+)
+def test_what_is_let_through_is_enforced(schema, good, bad, capfd):
+    parsed = grammar.json_schema(schema)._parsed
+    assert _is_grammar_accept_string(parsed, json.dumps(good))
+    assert not _is_grammar_accept_string(parsed, json.dumps(bad))
+    assert not capfd.readouterr().err
+
+
+def test_pydantic_models_of_every_day_are_let_through():
+    class Cat(BaseModel):
+        kind: Literal["cat"]
+        lives: int = Field(9, ge=0, le=9)
+
+    class Dog(BaseModel):
+        kind: Literal["dog"]
+        names: list[str] = Field(min_length=1)
+        owner: tuple[str, int] | None = None
+
+    class Home(BaseModel):
+        pet: Cat | Dog = Field(discriminator="kind", description="who lives there")
+        ages: dict[str, float]
+
+    parsed = grammar.json_schema(Home)._parsed
+    assert _is_grammar_accept_string(parsed, '{"pet": {"kind": "dog", "names": ["Rex"]}, "ages": {"Rex": 2.5}}')
+    assert not _is_grammar_accept_string(parsed, '{"pet": {"kind": "dog", "lives": 9}, "ages": {}}')
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": 3},
+        {"$ref": 5},
+        {"enum": 5},
+        {"oneOf": 5},
+        {"anyOf": {"a": 1}},
+        {"type": "integer", "multipleOf": "x"},
+        {"type": "object", "properties": [1]},
+        {"type": "object", "required": 5},
+        {"type": "object", "required": [{}]},
+    ],
+)
+def test_a_schema_of_wrong_types_is_a_mistake_of_the_user(schema):
+    with pytest.raises(ConfigError, match="invalid JSON schema"):
+        grammar.json_schema(schema)
