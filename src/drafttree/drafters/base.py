@@ -36,14 +36,15 @@ class Draft(Guesses, Protocol):
     Attributes:
         passes: drafter forward passes so far, reading the prompt not included.
         seconds: time spent in them.
-        nbytes: memory of what it keeps of the text.
     """
 
     passes: int
     seconds: float
 
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Memory of what it keeps of the text."""
+        ...
 
     def prefill(self, features: Features) -> None:
         """Read the prompt, as far as the first round does not; counted neither in `passes` nor in `seconds`.

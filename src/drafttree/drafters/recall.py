@@ -42,14 +42,12 @@ class Match(NamedTuple):
 
 
 class Memory(Protocol):
-    """What has been said and what followed it. A place stands for a text: the one so far, or that with a path added.
-
-    Attributes:
-        nbytes: memory of its tables, the numbers in them left out.
-    """
+    """What has been said and what followed it. A place stands for a text: the one so far, or that with a path added."""
 
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Memory of its tables, the numbers in them left out."""
+        ...
 
     def append(self, token: int) -> None:
         """Add a token to the text, in constant amortised time."""
