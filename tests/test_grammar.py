@@ -229,9 +229,9 @@ def test_a_schema_may_begin_with_a_byte_order_mark(embedded):
 
 
 def test_ebnf(embedded):
-    wanted = grammar.ebnf('root ::= "yes" | "no" more\nmore ::= "!" more | "."')
+    wanted = grammar.ebnf('root ::= "yes" | "no" more\nmore ::= "!"? "."')
     out = embedded.generate("Really?", max_new_tokens=30, temperature=1.0, grammar=wanted)
-    assert re.fullmatch(r"yes|no!*\.", out.text)
+    assert re.fullmatch(r"yes|no!?\.", out.text)
 
 
 @pytest.mark.parametrize(
