@@ -28,7 +28,7 @@ normaliser, no prefix space). The chat template writes `User: ...` and `Assistan
 
 ## Measured
 
-mean accepted tokens: see make bench
+mean accepted tokens: what `drafttree bench policies` prints for the pair
 
 {scores}
 
