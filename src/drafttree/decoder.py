@@ -33,6 +33,7 @@ from drafttree.policies.base import TreePolicy
 from drafttree.policies.chain import Chain
 from drafttree.processors import Constraint, GuidedDraft, Walker
 from drafttree.sequence import Chunk, Generation, Sequence
+from drafttree.stopwatch import Stopwatch
 from drafttree.text import TextStream
 from drafttree.tree import DraftTree, Proposal, Verdict
 from drafttree.verifiers import Coupled, Greedy, Verifier
@@ -223,6 +224,7 @@ class Decoder:
             noise=SeededNoise(sampling.seed, self.target.vocab_size, self.target.device),
             text=TextStream(self.tokenizer, tokens, stop),
             walker=Walker(processors, follower, frozenset(eos)),
+            watch=Stopwatch(self.target.device),
             draft_temperature=draft_temperature,
             metrics=Metrics(draft_weight_bytes=self.drafter.nbytes if self.drafter else 0),
         )
@@ -233,22 +235,19 @@ class Decoder:
         begun = time.perf_counter()
         if not sequence.metrics.rounds:
             self.prefill(sequence)
-        before = sequence.draft_cost
+        before = sequence.cost
         started = time.perf_counter()
         tree = self.propose(sequence)
-        drafted = time.perf_counter()
-        output = self.score(sequence, tree)
-        scored = time.perf_counter()
+        with sequence.watch:
+            output = self.score(sequence, tree)
         logits = output.logits
         if sequence.walker:
             logits = sequence.walker.score(sequence.tokens, tree, logits)
         verdict = sequence.verifier.verify(tree, logits, len(sequence.tokens) - 1, sequence.noise)
         committed, accepted = self._commit(sequence, tree, verdict, output.hidden)
         ended = time.perf_counter()
-        passes, seconds = (after - was for after, was in zip(sequence.draft_cost, before, strict=True))
-        turn = Round(
-            committed, accepted, tree.size, tree.levels, int(passes), seconds, scored - drafted, ended - started
-        )
+        passes, drafting, scoring = (after - was for after, was in zip(sequence.cost, before, strict=True))
+        turn = Round(committed, accepted, tree.size, tree.levels, int(passes), drafting, scoring, ended - started)
         sequence.metrics.record(turn, ended - begun)
         return committed
 

@@ -24,7 +24,7 @@ class Round:
         nodes: nodes the target scored, the root included.
         levels: drafted levels.
         draft_passes: drafter forward passes.
-        draft_seconds: time in them, as the host sees it: a GPU may still be at work when a pass returns.
+        draft_seconds: time in them, where they run.
         target_seconds: time in the target pass, likewise.
         seconds: time of the whole turn.
     """

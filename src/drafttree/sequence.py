@@ -8,6 +8,7 @@ from drafttree.models.cache import TreeCache
 from drafttree.noise import Noise
 from drafttree.policies.base import TreePolicy
 from drafttree.processors import Walker
+from drafttree.stopwatch import Stopwatch
 from drafttree.text import TextStream
 from drafttree.verifiers.base import Verifier
 
@@ -28,6 +29,7 @@ class Sequence:
         noise: the randomness of this text.
         text: turns tokens into text and watches for stop strings.
         walker: what else decides which tokens are possible.
+        watch: times the target's passes over trees.
         draft_temperature: divides the drafter's logits.
         metrics: of this text.
         drafted: per committed token, whether the drafter proposed it.
@@ -45,6 +47,7 @@ class Sequence:
     noise: Noise
     text: TextStream
     walker: Walker
+    watch: Stopwatch
     draft_temperature: float = 1.0
     metrics: Metrics = field(default_factory=Metrics)
     drafted: list[bool] = field(default_factory=list)
@@ -56,9 +59,10 @@ class Sequence:
         return self.limit - len(self.tokens)
 
     @property
-    def draft_cost(self) -> tuple[int, float]:
-        """Draft passes so far and the seconds they took."""
-        return (self.draft.passes, self.draft.seconds) if self.draft else (0, 0.0)
+    def cost(self) -> tuple[int, float, float]:
+        """Draft passes so far, the seconds they took, and those of the target's passes."""
+        passes, seconds = (self.draft.passes, self.draft.seconds) if self.draft else (0, 0.0)
+        return passes, seconds, self.watch.seconds
 
     def commit(self, tokens: list[int], accepted: int) -> int:
         """Append a round's tokens up to where the text ends, and note why it ends there.

@@ -32,14 +32,17 @@ class Draft(Guesses, Protocol):
     A row of logits may be wider than the target's vocabulary. What lies beyond it counts among the probabilities and
     is never drafted: a drafter that knows only some tokens puts them there, at -inf all others, and beyond the
     vocabulary how likely it is to be none of them.
-
-    Attributes:
-        passes: drafter forward passes so far, reading the prompt not included.
-        seconds: time spent in them.
     """
 
-    passes: int
-    seconds: float
+    @property
+    def passes(self) -> int:
+        """Drafter forward passes so far, reading the prompt not included."""
+        ...
+
+    @property
+    def seconds(self) -> float:
+        """Time spent in them; on CUDA, reading it waits for the last of them."""
+        ...
 
     @property
     def nbytes(self) -> int:

@@ -5,7 +5,6 @@ state of a committed token is fused from three layers of the target, which verif
 drafted token is the head's own output at its parent.
 """
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from drafttree.drafters.base import Draft, Features, extend_visible
+from drafttree.drafters.passes import CountedPasses
 from drafttree.models.attention import NAME, TreePlan
 from drafttree.models.cache import TreeCache
 
@@ -150,7 +150,7 @@ class Eagle3Drafter:
         return Eagle3Draft(self.head, prompt, capacity)
 
 
-class Eagle3Draft:
+class Eagle3Draft(CountedPasses):
     """The head's cache for one sequence.
 
     Committed rows are made from the target's hidden states alone. Rows of drafted tokens, made from the head's own
@@ -158,8 +158,7 @@ class Eagle3Draft:
     """
 
     def __init__(self, head: Eagle3Head, prompt: list[int], capacity: int) -> None:
-        self.passes = 0
-        self.seconds = 0.0
+        super().__init__(head.fc.weight.device)
         self._head = head
         self._cache = TreeCache(len(head.layers), 1, capacity)
         self._first = prompt[:1]
@@ -184,24 +183,24 @@ class Eagle3Draft:
 
     @torch.inference_mode()
     def root(self) -> Tensor:
-        started = time.perf_counter()
-        if self._unread:
-            states = zip(*self._features, strict=True)
-            hidden = self._head.fuse(tuple(torch.cat(parts, 1) for parts in states))
-            output = self._append(self._unread, hidden)[:, -1:]
-        else:
-            output = self._guess()
-        self._unread, self._features = [], []
-        self._visible, self._levels = self._visible[:, :1, :0], 0
-        return self._show(output, started)
+        with self.counted():
+            if self._unread:
+                states = zip(*self._features, strict=True)
+                hidden = self._head.fuse(tuple(torch.cat(parts, 1) for parts in states))
+                output = self._append(self._unread, hidden)[:, -1:]
+            else:
+                output = self._guess()
+            self._unread, self._features = [], []
+            self._visible, self._levels = self._visible[:, :1, :0], 0
+            return self._show(output)
 
     @torch.inference_mode()
     def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
-        started = time.perf_counter()
-        hidden = self._hidden.gather(1, origins[..., None].expand(-1, -1, self._hidden.shape[2]))
-        positions = torch.full_like(tokens, self._cache.length + self._levels)
-        self._visible, self._levels = extend_visible(self._visible, origins), self._levels + 1
-        return self._show(self._head(self._cache, tokens, hidden, positions, self._visible), started)
+        with self.counted():
+            hidden = self._hidden.gather(1, origins[..., None].expand(-1, -1, self._hidden.shape[2]))
+            positions = torch.full_like(tokens, self._cache.length + self._levels)
+            self._visible, self._levels = extend_visible(self._visible, origins), self._levels + 1
+            return self._show(self._head(self._cache, tokens, hidden, positions, self._visible))
 
     def commit(self, tokens: list[int], features: Features) -> None:
         self._cache.keep([])
@@ -227,13 +226,10 @@ class Eagle3Draft:
         self._cache.keep([])
         return output
 
-    def _show(self, output: Tensor, started: float) -> Tensor:
+    def _show(self, output: Tensor) -> Tensor:
         """Logits of a pass, whose outputs the next level will read."""
         self._hidden = self._head.recycle(output)
-        logits = self._head.logits(output)
-        self.passes += 1
-        self.seconds += time.perf_counter() - started
-        return logits
+        return self._head.logits(output)
 
 
 def _layers(config: LlamaConfig | Qwen3Config) -> nn.ModuleList:

@@ -5,7 +5,6 @@ path. The context is the target's last hidden state (after the final norm) at th
 passes all hidden states through one attention layer first. Hydra (Ankner et al. 2024), sections 3 and 4.
 """
 
-import time
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -27,6 +26,7 @@ from drafttree.drafters.heads import (
     projection,
     unknown_state,
 )
+from drafttree.drafters.passes import CountedPasses
 from drafttree.errors import ModelError
 from drafttree.models.attention import NAME, TreePlan
 from drafttree.models.cache import TreeCache
@@ -169,12 +169,11 @@ class HydraDrafter:
         return out.last_hidden_state
 
 
-class HydraDraft:
+class HydraDraft(CountedPasses):
     """The root, the newest context vector, and the paths of the frontier as the heads read them."""
 
     def __init__(self, drafter: HydraDrafter, prompt: list[int], capacity: int) -> None:
-        self.passes = 0
-        self.seconds = 0.0
+        super().__init__(drafter.unknown.device)
         self._drafter = drafter
         self._root = prompt[-1]
         self._cache = TreeCache(1, 1, capacity)
@@ -192,29 +191,26 @@ class HydraDraft:
             self._unread = layer[:, -1:]
 
     def root(self) -> Tensor:
-        started = time.perf_counter()
-        self._read(self._unread)
-        self._unread = self._unread[:, :0]
-        root = torch.tensor([[self._root]], device=self._context.device)
-        return self._draft(0, self._context, root, started)
+        with self.counted():
+            self._read(self._unread)
+            self._unread = self._unread[:, :0]
+            root = torch.tensor([[self._root]], device=self._context.device)
+            return self._draft(0, self._context, root)
 
     def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
-        started = time.perf_counter()
-        above = self._inputs.gather(1, origins[..., None].expand(-1, -1, self._inputs.shape[2]))
-        return self._draft(self._level + 1, above, tokens, started)
+        with self.counted():
+            above = self._inputs.gather(1, origins[..., None].expand(-1, -1, self._inputs.shape[2]))
+            return self._draft(self._level + 1, above, tokens)
 
     def commit(self, tokens: list[int], features: Features) -> None:
         self._root = tokens[-1]
         self._unread = torch.cat((self._unread, *features), 1)
 
-    def _draft(self, level: int, above: Tensor, tokens: Tensor, started: float) -> Tensor:
+    def _draft(self, level: int, above: Tensor, tokens: Tensor) -> Tensor:
         """Logits of a level from what was read above it `[1, frontier, ...]` and its tokens `[1, frontier]`."""
         self._level = level
         self._inputs = torch.cat((above, self._drafter.embed(tokens)), 2)
-        logits = self._drafter.logits(level, self._inputs)
-        self.passes += 1
-        self.seconds += time.perf_counter() - started
-        return logits
+        return self._drafter.logits(level, self._inputs)
 
     def _read(self, hidden: Tensor) -> None:
         for part in hidden.split(CHUNK, 1):

@@ -1,11 +1,10 @@
 """A smaller language model as drafter."""
 
-import time
-
 import torch
 from torch import Tensor
 
 from drafttree.drafters.base import Draft, Features, extend_visible
+from drafttree.drafters.passes import CountedPasses
 from drafttree.models.base import Model, append, read
 
 
@@ -30,7 +29,7 @@ class LanguageModelDrafter:
         return LanguageModelDraft(self.model, prompt, capacity)
 
 
-class LanguageModelDraft:
+class LanguageModelDraft(CountedPasses):
     """The draft model's cache for one sequence: a committed prefix and the nodes expanded this round.
 
     After a round the rows of accepted nodes stay, so the next round's first pass reads only what the model has not
@@ -38,8 +37,7 @@ class LanguageModelDraft:
     """
 
     def __init__(self, model: Model, prompt: list[int], capacity: int) -> None:
-        self.passes = 0
-        self.seconds = 0.0
+        super().__init__(model.device)
         self._model = model
         self._cache = model.new_cache(1, capacity)
         self._unread = list(prompt)
@@ -58,10 +56,9 @@ class LanguageModelDraft:
     def root(self) -> Tensor:
         """As for every draft; asked again before the next commit, it begins another tree in the same place."""
         if self._unread:
-            started = time.perf_counter()
-            self._root = append(self._model, self._cache, self._known(self._unread)).logits
+            with self.counted():
+                self._root = append(self._model, self._cache, self._known(self._unread)).logits
             self._unread = []
-            self._count(started)
         else:
             self._cache.keep([])
         self._levels = []
@@ -69,13 +66,11 @@ class LanguageModelDraft:
         return self._root
 
     def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
-        started = time.perf_counter()
-        self._visible = extend_visible(self._visible, origins)
-        positions = torch.full_like(tokens, self._cache.length + len(self._levels))
-        self._levels.append((tokens, origins))
-        logits = self._model.forward(self._cache, tokens, positions, self._visible).logits
-        self._count(started)
-        return logits
+        with self.counted():
+            self._visible = extend_visible(self._visible, origins)
+            positions = torch.full_like(tokens, self._cache.length + len(self._levels))
+            self._levels.append((tokens, origins))
+            return self._model.forward(self._cache, tokens, positions, self._visible).logits
 
     def commit(self, tokens: list[int], features: Features) -> None:
         if self._unread:
@@ -101,7 +96,3 @@ class LanguageModelDraft:
     def _known(self, tokens: list[int]) -> list[int]:
         """The tokens with those only the target has replaced: lossless, since the draft only guesses."""
         return [min(token, self._model.vocab_size - 1) for token in tokens]
-
-    def _count(self, started: float) -> None:
-        self.passes += 1
-        self.seconds += time.perf_counter() - started

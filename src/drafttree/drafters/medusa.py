@@ -5,7 +5,6 @@ levels below the root, whatever the path to it. Medusa (Cai et al. 2024), sectio
 """
 
 import re
-import time
 from collections.abc import Mapping
 
 import torch
@@ -25,6 +24,7 @@ from drafttree.drafters.heads import (
     projection,
     unknown_state,
 )
+from drafttree.drafters.passes import CountedPasses
 from drafttree.errors import ModelError
 
 KIND = "Medusa"
@@ -85,12 +85,11 @@ class MedusaDrafter:
         return self._project(self.heads(hidden))[:, 0]
 
 
-class MedusaDraft:
+class MedusaDraft(CountedPasses):
     """The newest hidden state, and what the heads made of it this round."""
 
     def __init__(self, drafter: MedusaDrafter, unknown: Tensor) -> None:
-        self.passes = 0
-        self.seconds = 0.0
+        super().__init__(unknown.device)
         self._drafter = drafter
         self._hidden = unknown
         self._level = 0
@@ -104,11 +103,9 @@ class MedusaDraft:
             self._hidden = layer[:, -1:]
 
     def root(self) -> Tensor:
-        started = time.perf_counter()
-        self._logits = self._drafter.logits(self._hidden)
+        with self.counted():
+            self._logits = self._drafter.logits(self._hidden)
         self._level = 0
-        self.passes += 1
-        self.seconds += time.perf_counter() - started
         return self._logits[:, :1]
 
     def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:

@@ -49,12 +49,19 @@ class MixedDraft:
     """
 
     def __init__(self, lookup: LookupDraft, model: Draft) -> None:
-        self.passes = self.by_lookup = self.by_model = 0
-        self.seconds = 0.0
+        self.by_lookup = self.by_model = 0
         self._lookup, self._model = lookup, model
         self._drafting: Draft | None = None
         self._accepted, self._levels = ACCEPTED, LEVELS
         self._begun = 0
+
+    @property
+    def passes(self) -> int:
+        return self._lookup.passes + self._model.passes
+
+    @property
+    def seconds(self) -> float:
+        return self._lookup.seconds + self._model.seconds
 
     @property
     def nbytes(self) -> int:
@@ -71,15 +78,11 @@ class MixedDraft:
         self._begun = self._drafting.passes
         self.by_lookup += trusted
         self.by_model += not trusted
-        logits = self._drafting.root()
-        self._count()
-        return logits
+        return self._drafting.root()
 
     def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
         assert self._drafting
-        logits = self._drafting.expand(tokens, origins)
-        self._count()
-        return logits
+        return self._drafting.expand(tokens, origins)
 
     def commit(self, tokens: list[int], features: Features) -> None:
         if self._drafting is self._model:
@@ -90,7 +93,3 @@ class MixedDraft:
         self._drafting = None
         self._lookup.commit(tokens, features)
         self._model.commit(tokens, features)
-
-    def _count(self) -> None:
-        self.passes = self._lookup.passes + self._model.passes
-        self.seconds = self._lookup.seconds + self._model.seconds

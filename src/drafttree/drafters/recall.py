@@ -8,7 +8,6 @@ learned from the text itself as it goes by, prompt included, as adaptive escape 
 for every token that is not proposed.
 """
 
-import time
 from dataclasses import dataclass, field
 from itertools import islice
 from math import log
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 
 from drafttree.drafters.base import Features
+from drafttree.drafters.passes import CountedPasses
 
 WIDTH = 32
 """Followers of a match that are proposed at most, the most recently seen first."""
@@ -127,7 +127,7 @@ class LookupDrafter:
         return LookupDraft(self.remember(), prompt, self.vocab_size, self.device)
 
 
-class LookupDraft:
+class LookupDraft(CountedPasses):
     """The memory of one text, and the places of the frontier.
 
     Rows are `vocab_size + 1` wide: tokens that are not proposed are at -inf, and the last column is their probability.
@@ -135,8 +135,7 @@ class LookupDraft:
     """
 
     def __init__(self, memory: Memory, prompt: list[int], vocab_size: int, device: torch.device) -> None:
-        self.passes = 0
-        self.seconds = 0.0
+        super().__init__(torch.device("cpu"))
         self._memory, self._vocab, self._device = memory, vocab_size, device
         self._confidence = Confidence()
         self._unread = list(prompt)
@@ -150,32 +149,31 @@ class LookupDraft:
         self._read()
 
     def root(self) -> Tensor:
-        started = time.perf_counter()
-        self._read()
-        return self._look([self._memory.end()], started)
+        with self.counted():
+            self._read()
+            return self._look([self._memory.end()])
 
     def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
-        started = time.perf_counter()
-        pairs = zip(tokens[0].tolist(), origins[0].tolist(), strict=True)
-        return self._look([self._memory.step(self._places[origin], token) for token, origin in pairs], started)
+        with self.counted():
+            pairs = zip(tokens[0].tolist(), origins[0].tolist(), strict=True)
+            return self._look([self._memory.step(self._places[origin], token) for token, origin in pairs])
 
     def commit(self, tokens: list[int], features: Features) -> None:
         self._unread += tokens
 
     def expected(self, levels: int) -> float:
         """Tokens of the likeliest continuation that are right, in expectation, `levels` of them at most."""
-        started = time.perf_counter()
-        self._read()
-        place, path, total = self._memory.end(), 1.0, 0.0
-        for _ in range(levels):
-            named, _ = self._confidence.spread(self._memory.match(place))
-            if not named:
-                break
-            token = max(named, key=named.__getitem__)
-            path *= named[token]
-            total += path
-            place = self._memory.step(place, token)
-        self.seconds += time.perf_counter() - started
+        with self.watch:
+            self._read()
+            place, path, total = self._memory.end(), 1.0, 0.0
+            for _ in range(levels):
+                named, _ = self._confidence.spread(self._memory.match(place))
+                if not named:
+                    break
+                token = max(named, key=named.__getitem__)
+                path *= named[token]
+                total += path
+                place = self._memory.step(place, token)
         return total
 
     def _read(self) -> None:
@@ -185,7 +183,7 @@ class LookupDraft:
             self._memory.append(token)
         self._unread = []
 
-    def _look(self, places: list[Any], started: float) -> Tensor:
+    def _look(self, places: list[Any]) -> Tensor:
         """The rows of some places, `[1, places, vocab + 1]`."""
         nodes, tokens, logprobs = [], [], []
         for node, place in enumerate(places):
@@ -198,6 +196,4 @@ class LookupDraft:
         where = torch.tensor([nodes, tokens], device=self._device)
         rows[0, where[0], where[1]] = torch.tensor(logprobs, device=self._device)
         self._places = places
-        self.passes += 1
-        self.seconds += time.perf_counter() - started
         return rows

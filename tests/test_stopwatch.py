@@ -1,0 +1,73 @@
+"""Time is counted inside the blocks and nowhere else."""
+
+import time
+
+import pytest
+import torch
+
+from drafttree.stopwatch import Stopwatch
+
+
+def test_blocks_are_summed_and_pauses_left_out():
+    watch = Stopwatch(torch.device("cpu"))
+    assert watch.seconds == 0
+    for _ in range(2):
+        with watch:
+            time.sleep(0.01)
+        time.sleep(0.05)
+    assert 0.02 <= watch.seconds < 0.1
+
+
+def test_a_block_that_raises_is_counted():
+    watch = Stopwatch(torch.device("cpu"))
+    with pytest.raises(ZeroDivisionError):
+        _divide(watch)
+    assert watch.seconds >= 0.01
+
+
+def _divide(watch: Stopwatch) -> float:
+    with watch:
+        time.sleep(0.01)
+        return 1 / 0
+
+
+class _Event:
+    """An event of a stream on which every event is one millisecond after the one before."""
+
+    waited = made = 0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        _Event.made += 1
+        self.at = _Event.made
+
+    def synchronize(self) -> None:
+        _Event.waited += 1
+
+    def elapsed_time(self, other: "_Event") -> float:
+        return other.at - self.at
+
+
+def test_on_cuda_events_are_compared_only_when_asked(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "Event", _Event)
+    watch = Stopwatch(torch.device("cuda"))
+    for _ in range(3):
+        with watch:
+            pass
+    assert _Event.waited == 0
+    assert watch.seconds == pytest.approx(3e-3)
+    assert watch.seconds == pytest.approx(3e-3)
+    assert _Event.waited == 3
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_kernel_is_timed_to_its_end():
+    watch, weight = Stopwatch(torch.device("cuda")), torch.ones(4096, 4096, device="cuda")
+    weight @ weight
+    torch.cuda.synchronize()
+    with watch:
+        for _ in range(20):
+            weight @ weight
+    assert watch.seconds > 20 * 2 * 4096**3 / 1e15
