@@ -98,7 +98,11 @@ class TreeCache(Cache):
             return old
         if rows > self._capacity:
             self._capacity = rows + rows // 4
-        self._buffer = like.new_zeros(*self._shape, heads, self._capacity, width)
+        self._buffer = self._allocate(like, heads, width)
         if old is not None:
             self._buffer[..., : old.shape[-2], :] = old
         return self._buffer
+
+    def _allocate(self, like: Tensor, heads: int, width: int) -> Tensor:
+        """A buffer of zeros of the cache's capacity."""
+        return like.new_zeros(*self._shape, heads, self._capacity, width)

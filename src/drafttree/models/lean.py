@@ -42,7 +42,7 @@ class LeanModel(HuggingFaceModel):
         self.__dict__.update(vars(wrapped))
         decoder: Any = self.module.get_decoder()
         config = self.module.config
-        self._embed = self.module.get_input_embeddings()
+        self._embed: Any = self.module.get_input_embeddings()
         self._norm = rms_norm(decoder.norm) if config.model_type in LLAMAS else decoder.final_layer_norm
         self._head = product(self.module.get_output_embeddings())
         self._rotary = decoder.rotary_emb
@@ -62,18 +62,42 @@ class LeanModel(HuggingFaceModel):
     ) -> Output:
         first = self._blocks[0]
         mask = TreePlan(cache, positions, visible, self.dtype).mask(first.groups, None)
+        where = slice(cache.get_seq_length(), None)
+        rows = cache.rows(self._embed.weight, first.key_heads, first.width, tokens.shape[1])
+        output = self.run(tokens, positions, mask, rows, where, last_only, hidden_layers)
+        cache.grow(positions)
+        return output
+
+    def run(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        mask: Tensor | None,
+        rows: list[tuple[Tensor, Tensor]],
+        where: slice | Tensor,
+        last_only: bool,
+        hidden_layers: tuple[int, ...],
+    ) -> Output:
+        """A pass on memory that is given.
+
+        Args:
+            tokens: `[batch, nodes]` token ids.
+            positions: `[batch, nodes]`.
+            mask: additive `[batch, 1, groups * nodes, rows]`, None where every row is visible.
+            rows: per layer keys and values `[batch, heads, rows, width]`.
+            where: which of the rows are the new tokens'.
+            last_only: as for `forward`.
+            hidden_layers: likewise.
+        """
         batch, nodes = tokens.shape
-        cosine, sine = self._angles(positions)
-        turn = Pass(batch, nodes, cosine, sine, mask, cache.get_seq_length())
+        turn = Pass(batch, nodes, *self._angles(positions), mask, where)
         x = self._embed(tokens).flatten(0, 1)
-        rows = cache.rows(x, first.key_heads, first.width, nodes)
         inputs: list[Tensor] = []
         for block, (keys, values) in zip(self._blocks, rows, strict=True):
             inputs.append(x)
             x = block.forward(x, turn, keys, values)
         x = self._norm(x)
         inputs.append(x)
-        cache.grow(positions)
         x = x.view(batch, nodes, -1)
         scored = x[:, -1:] if last_only else x
         logits = self._head.of(scored.flatten(0, 1)).view(batch, scored.shape[1], -1)
@@ -109,7 +133,7 @@ class Pass(NamedTuple):
         cosine: `[batch * nodes, 1, rotated]`.
         sine: the same, negative in its first half.
         mask: as `TreePlan.mask` makes it.
-        start: rows in the cache before the pass.
+        where: rows of the cache that are the nodes'.
     """
 
     batch: int
@@ -117,7 +141,7 @@ class Pass(NamedTuple):
     cosine: Tensor
     sine: Tensor
     mask: Tensor | None
-    start: int
+    where: slice | Tensor
 
     def rotate(self, heads: Tensor) -> None:
         """Turn queries and keys `[batch * nodes, heads, width]` in place."""
@@ -128,8 +152,8 @@ class Pass(NamedTuple):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
         """Store new rows `[batch * nodes, key heads, width]` and attend to all; `[batch * nodes, heads * width]`."""
         heads, width = key.shape[1:]
-        keys[:, :, self.start :] = key.unflatten(0, (self.batch, -1)).transpose(1, 2)
-        values[:, :, self.start :] = value.unflatten(0, (self.batch, -1)).transpose(1, 2)
+        keys[:, :, self.where] = key.unflatten(0, (self.batch, -1)).transpose(1, 2)
+        values[:, :, self.where] = value.unflatten(0, (self.batch, -1)).transpose(1, 2)
         stacked = query.reshape(self.batch, self.nodes, heads, -1, width).permute(0, 2, 3, 1, 4)
         stacked = stacked.reshape(self.batch, heads, -1, width)
         out = F.scaled_dot_product_attention(stacked, keys, values, attn_mask=self.mask, scale=scale)

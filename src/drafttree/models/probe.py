@@ -9,8 +9,10 @@ from transformers import PreTrainedModel
 from drafttree.errors import ModelError
 from drafttree.models.attention import NoTreeError
 from drafttree.models.base import append
+from drafttree.models.graphs import CudaGraphs
 from drafttree.models.huggingface import HuggingFaceModel
 from drafttree.models.lean import LeanModel, fits
+from drafttree.models.static import StaticModel
 
 TOKENS = (1, 2, 3, 4, 5, 6)
 PARENTS = (-1, 0, 0, 1, 2)
@@ -24,7 +26,7 @@ _verified: WeakKeyDictionary[PreTrainedModel, tuple[torch.dtype, torch.device]] 
 def wrap(module: PreTrainedModel) -> HuggingFaceModel:
     """Wrap a model after comparing a tree pass with the model's own logits along both of the tree's paths.
 
-    Where a lean decoder fits the model and gives the same logits, it is preferred.
+    Where a lean decoder fits the model and gives the same logits, it is preferred; on CUDA its passes are recorded.
 
     Raises:
         ModelError: the model has layers that cannot be verified in a tree, or its tree pass gives other logits.
@@ -33,8 +35,14 @@ def wrap(module: PreTrainedModel) -> HuggingFaceModel:
     own = _verify(model)
     if not fits(model):
         return model
+    allowed = LEAN_TOLERANCE.get(model.dtype, REDUCED)
     lean = LeanModel(model)
-    return lean if _gap(lean, own) <= LEAN_TOLERANCE.get(model.dtype, REDUCED) else model
+    if _gap(lean, own) > allowed:
+        return model
+    if model.device.type != "cuda":
+        return lean
+    recorded = StaticModel(lean, CudaGraphs())
+    return recorded if _gap(recorded, own) <= allowed else lean
 
 
 def verify_once(model: HuggingFaceModel) -> None:
