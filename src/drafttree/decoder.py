@@ -297,7 +297,8 @@ class Decoder:
     def _commit(self, sequence: Sequence, tree: DraftTree, verdict: Verdict, hidden: Features) -> tuple[int, int]:
         (path,), (bonus,) = verdict.paths, verdict.bonus
         sequence.cache.keep(path)
-        tokens = [*tree.tokens[0, path[1:]].tolist(), bonus] if path[1:] else [bonus]
+        drafted = tree.branches[0].tokens
+        tokens = [*(drafted[node] for node in path[1:]), bonus]
         if sequence.draft:
             sequence.draft.commit(tokens, tuple(layer[:, path] for layer in hidden))
         sequence.policy.observe(len(path) - 1, tree.levels)

@@ -97,6 +97,7 @@ class DraftTree:
             paths.append(() if parent < 0 else (*paths[parent], token))
         return paths
 
+    @cached_property
     def branches(self) -> list["Branches"]:
         """The trees on the host, one per sequence."""
         nodes = torch.stack((self.tokens, self.parents, self.valid.long()), 1).tolist()

@@ -5,14 +5,14 @@ import random
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from drafttree.distributions import Sampling, gumbel
 from drafttree.errors import ConfigError
 from drafttree.noise import SeededNoise
 from drafttree.tree import DraftTree, Verdict
-from drafttree.verifiers import VERIFIERS, Coupled, Greedy, Verifier
+from drafttree.verifiers import VERIFIERS, Coupled, Greedy, Verifier, base
 
 VOCAB = 5
 SILENCE = SeededNoise(0, VOCAB, torch.device("cpu"))
@@ -76,7 +76,17 @@ def first_argmax(rows: list[list[float]]) -> list[int]:
     return [row.index(max(row)) for row in rows]
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.fixture(params=["near", "far"], autouse=True)
+def device(request, monkeypatch):
+    """Walks as on a CPU, and as on a device that is asked once for the choices of all nodes."""
+    if request.param == "far":
+        monkeypatch.setattr(base, "NEAR", set())
+
+
+free = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@free
 @given(seeds, sizes)
 def test_greedy_is_the_walk_along_the_most_probable_tokens(seed, sizes):
     tree = random_trees(seed, sizes)
@@ -85,7 +95,7 @@ def test_greedy_is_the_walk_along_the_most_probable_tokens(seed, sizes):
     assert Greedy(Sampling()).verify(tree, logits, 3, SILENCE) == walk_down(tree, chosen)
 
 
-@settings(max_examples=60, deadline=None)
+@free
 @given(seeds, sizes, st.integers(0, 50), st.sampled_from([(1.0, 1.0), (0.7, 0.9), (2.0, 0.5)]))
 def test_coupled_is_the_walk_along_the_tokens_drawn_with_the_noise_of_their_positions(seed, sizes, position, law):
     tree = random_trees(seed, sizes)

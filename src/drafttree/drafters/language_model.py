@@ -1,5 +1,7 @@
 """A smaller language model as drafter."""
 
+from itertools import accumulate, pairwise
+
 import torch
 from torch import Tensor
 
@@ -84,14 +86,21 @@ class LanguageModelDraft(CountedPasses):
         """Rows of the expanded nodes along these tokens, as far as they were expanded."""
         path: list[int] = []
         first, parent = 0, 0
-        for token, (drafted, origins) in zip(tokens, self._levels, strict=False):
-            children = list(zip(drafted[0].tolist(), origins[0].tolist(), strict=True))
+        for token, children in zip(tokens, self._read_levels(), strict=False):
             if (token, parent) not in children:
                 break
             parent = children.index((token, parent))
             path.append(first + parent)
             first += len(children)
         return path
+
+    def _read_levels(self) -> list[list[tuple[int, int]]]:
+        """Per level, its nodes' tokens and origins; the device is asked once."""
+        if not self._levels:
+            return []
+        nodes = torch.cat([torch.cat(level) for level in self._levels], 1).t().tolist()
+        ends = list(accumulate(len(tokens[0]) for tokens, _ in self._levels))
+        return [[(token, origin) for token, origin in nodes[start:end]] for start, end in pairwise((0, *ends))]
 
     def _known(self, tokens: list[int]) -> list[int]:
         """The tokens with those only the target has replaced: lossless, since the draft only guesses."""

@@ -16,6 +16,12 @@ from drafttree.errors import ConfigError, ModelError
 from drafttree.noise import Noise
 from drafttree.tree import DraftTree, Proposal, Verdict
 
+Choose = Callable[[Tensor, int | Tensor], Tensor]
+Ask = Callable[[list[int], int], list[int]]
+NO_NUMBER = -1
+NEAR = {"cpu"}
+"""Devices whose results the host need not wait for."""
+
 
 class Verifier:
     """Base of all verifiers.
@@ -85,7 +91,7 @@ class Outlook:
 
     def __init__(self, tree: DraftTree, index: int, logits: Tensor, sampling: Sampling, noise: Noise) -> None:
         self.noise = noise
-        branches = tree.branches()[index]
+        branches = tree.branches[index]
         self.tokens, self.children, self.child = branches.tokens, branches.children, branches.child
         self._logits, self._sampling = logits, sampling
         self._draft = [row for level in tree.draft_probs or () for row in level[index]]
@@ -169,37 +175,56 @@ def without(q: Tensor, token: int) -> Tensor:
     return normalise(rest, rest)
 
 
-def walk(tree: DraftTree, logits: Tensor, choose: Callable[[Tensor, int], Tensor]) -> Verdict:
+def walk(tree: DraftTree, logits: Tensor, choose: Choose) -> Verdict:
     """Follow the tokens the target chooses, from the root for as long as they are in the tree.
 
-    Only the rows of nodes on the way are looked at, a level at a time.
+    On a CPU only the rows of nodes on the way are looked at, a level at a time. Elsewhere all are, so that the host
+    waits for the device once.
 
     Args:
         tree: the draft trees; siblings differ in their tokens.
         logits: `[batch, nodes, vocab]` of the target.
-        choose: the token ids `[batch, 1]` that follow nodes of a depth, from their logits `[batch, 1, vocab]`.
+        choose: what follows nodes, `[batch, nodes]` token ids, from their logits `[batch, nodes, vocab]` and their
+            depth, one for all or `[batch, nodes]`.
 
     Raises:
         ModelError: the target's logits are no numbers.
     """
-    branches = tree.branches()
+    near = logits.device.type in NEAR
+    ask = _choices_along(logits, choose) if near else _choices_everywhere(tree, logits, choose)
+    branches = tree.branches
     paths, bonus = [[0] for _ in branches], [-1] * len(branches)
     depth = 0
     while min(bonus) < 0:
-        tokens = choose(_rows(logits, [path[-1] for path in paths]), depth)[:, 0].tolist()
+        tokens = ask([path[-1] for path in paths], depth)
         depth += 1
         for index, token in enumerate(tokens):
             if bonus[index] < 0:
+                if token == NO_NUMBER:
+                    raise not_numbers()
                 child = branches[index].child(paths[index][-1], token)
                 if child is None:
                     bonus[index] = token
                 else:
                     paths[index].append(child)
-    for index, path in enumerate(paths):
-        chosen = [*(branches[index].tokens[node] for node in path[1:]), bonus[index]]
-        if logits[index, path, chosen].isnan().any():
-            raise not_numbers()
     return Verdict(paths, bonus)
+
+
+def _choices_along(logits: Tensor, choose: Choose) -> Ask:
+    """What is chosen after one node of each sequence, computed when asked."""
+    return lambda nodes, depth: _chosen(_rows(logits, nodes), depth, choose)[:, 0].tolist()
+
+
+def _choices_everywhere(tree: DraftTree, logits: Tensor, choose: Choose) -> Ask:
+    """What is chosen after one node of each sequence, computed for all nodes beforehand."""
+    told = _chosen(logits, tree.depths, choose).tolist()
+    return lambda nodes, depth: [chosen[node] for chosen, node in zip(told, nodes, strict=True)]
+
+
+def _chosen(rows: Tensor, depth: int | Tensor, choose: Choose) -> Tensor:
+    """`[batch, nodes]` the tokens chosen, or `NO_NUMBER`."""
+    tokens = choose(rows, depth)
+    return tokens.masked_fill(rows.gather(-1, tokens[..., None])[..., 0].isnan(), NO_NUMBER)
 
 
 def _rows(logits: Tensor, nodes: list[int]) -> Tensor:

@@ -1,5 +1,6 @@
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -27,10 +28,21 @@ class Coupled(Verifier):
         return None
 
     def guide(self, logits: Tensor, position: int, noise: Noise) -> Tensor:
-        width = logits.shape[-1]
-        row = noise.gumbel(position)[..., :width]
-        return self.sampling.process(logits) + pad(row, (0, width - row.shape[-1]))
+        return self._disturbed(logits, noise.gumbel(position))
 
     def verify(self, tree: DraftTree, logits: Tensor, position: int, noise: Noise) -> Verdict:
         noise.begin(position)
-        return walk(tree, logits, lambda rows, depth: argmax(self.guide(rows, position + 1 + depth, noise)))
+
+        def choose(rows: Tensor, depth: int | Tensor) -> Tensor:
+            if isinstance(depth, int):
+                return argmax(self._disturbed(rows, noise.gumbel(position + 1 + depth)))
+            ahead = [noise.gumbel(position + 1 + level) for level in range(tree.levels + 1)]
+            return argmax(self._disturbed(rows, torch.stack(ahead)[depth]))
+
+        return walk(tree, logits, choose)
+
+    def _disturbed(self, logits: Tensor, row: Tensor) -> Tensor:
+        """Logits `[..., width]` and noise `[..., vocab]`, which is cut or filled to their width, added."""
+        width = logits.shape[-1]
+        row = row[..., :width]
+        return self.sampling.process(logits) + pad(row, (0, width - row.shape[-1]))
