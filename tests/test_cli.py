@@ -343,6 +343,17 @@ def test_the_drafter_benchmark_prints_a_table_a_file_and_the_costs(tmp_path):
     assert "passes a round" in result.stdout
 
 
+def test_files_of_one_name_are_told_apart(tmp_path):
+    paths = [tmp_path / "a" / "sums.txt", tmp_path / "b" / "sums.txt", tmp_path / "sums.test.txt"]
+    for path in paths:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("one two three one two\n")
+    files = [part for path in paths for part in ("--prompts", path)]
+    result = run("bench", "drafters", *files, "--policies", "chain", "--max-new-tokens", 2, "--drafters", "lookup")
+    groups = {each["row"]["group"] for each in json.loads(result.stdout.splitlines()[-1])["rows"]}
+    assert groups == {str(paths[0]), str(paths[1]), "sums.test"}
+
+
 def test_mistakes_are_one_line_and_exit_with_2(capsys, prompts, tmp_path):
     pytest.importorskip("xgrammar")
     missing, schema = tmp_path / "missing", tmp_path / "schema.json"
@@ -366,6 +377,7 @@ def test_mistakes_are_one_line_and_exit_with_2(capsys, prompts, tmp_path):
         (["generate", ""], "prompt is empty"),
         (["generate", PROMPT, "--max-new-tokens", "many"], "--max-new-tokens"),
         (["generate", "--no-such-option"], "--no-such-option"),
+        (["bench", "drafters", "--drafters", "lookup;none"], "'none' is no drafter of its own"),
         (["nonsense"], "nonsense"),
         (["certify"], "--prompts"),
         (["certify", "--prompts", missing], "not a prompt file"),

@@ -265,6 +265,16 @@ def test_streamed_chunks_add_up_to_the_generated_text(wrong, stop):
     assert [drafted for chunk in chunks for drafted in chunk.drafted_text] == out.drafted[: len(out.text)]
 
 
+def test_a_streamed_texts_metrics_are_those_of_a_generated_one():
+    decoder = toys(Chain(depth=2))
+    text = decoder.start(PROMPT, max_new_tokens=6)
+    list(decoder.follow(text))
+    text.draft.nbytes = 7
+    assert text.metrics.draft_cache_bytes == 0
+    text.end("length")
+    assert text.metrics.draft_cache_bytes == 7
+
+
 def test_a_stream_that_is_closed_stops_working():
     decoder = spelled("abcdefghab")
     stream = decoder.stream([0], max_new_tokens=10)

@@ -421,6 +421,18 @@ def test_auto_takes_what_was_published_for_the_target(monkeypatch):
     assert had == ["yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "AngelSlim/Qwen3-8B_eagle3"]
 
 
+def test_what_auto_stands_for_is_logged(caplog):
+    drafttree.load(tiny.build("llama"), tokenizer=None)
+    (told,) = [record for record in caplog.records if record.name == "drafttree"]
+    assert told.levelname == "WARNING"
+    assert told.getMessage().startswith("drafter: lookup (no model is known to draft for this target; ")
+
+
+@pytest.mark.parametrize("name", ["mixed:none", "mixed:lookup", "mixed:auto"])
+def test_mixed_needs_a_model(name):
+    assert "is no model; give an embedded name" in told(ModelError, drafttree.load, "embedded", name)
+
+
 def test_auto_takes_lookup_where_no_other_drafter_is_to_be_had(monkeypatch):
     assert choose_drafter("embedded").name == "embedded-draft"
     assert choose_drafter("some/model").name == "lookup"

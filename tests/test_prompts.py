@@ -37,6 +37,17 @@ def test_compressed_and_plain_text_files_and_several_of_them(tmp_path):
     assert read_prompts([first, second], limit=2) == ["one", "two"]
 
 
+def test_a_wikitext_file_gives_the_beginnings_of_its_articles(tmp_path):
+    long = "word " * EXCERPT
+    path = write(
+        tmp_path / "w.raw.gz", " ", " = First = ", " ", " Text . ", " = = Part = = ", " More . ", " = Second = ", long
+    )
+    first, second = read_prompts(path)
+    assert first == "= First = \n \n Text . \n = = Part = = \n More ."
+    assert second.startswith("= Second = \nword")
+    assert EXCERPT - 5 <= len(second) <= EXCERPT
+
+
 def test_examples_have_references_where_the_file_has(tmp_path):
     path = write(tmp_path / "p.jsonl", '{"prompt": "one", "reference": "two"}', '{"prompt": "three"}')
     assert read_examples([path]) == [("one", "two"), ("three", None)]

@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -472,8 +473,10 @@ def bench_drafters_(
     decoder = load(target, "none", dtype=dtype, device=device)
     names = list(dict.fromkeys(name.strip() for entry in drafters for name in entry.split(";") if name.strip()))
     model = transformers_model(decoder)
+    if wrong := {"none", "auto"}.intersection(names):
+        raise ConfigError(f"--drafters: {wrong.pop()!r} is no drafter of its own; plain decoding is run in any case")
     found = {name: drafter for name in names if (drafter := find_drafter(name, model, decoder.tokenizer))}
-    files = {path.name.split(".")[0]: prompt_files.spread_prompts([path], limit) for path in prompts or ()}
+    files = {name: prompt_files.spread_prompts([path], limit) for name, path in _named(prompts)}
     sets = files or {"openings": shipped_prompts()[:limit]}
     texts = {name: [fit(decoder, text, max_new_tokens)[0] for text in given] for name, given in sets.items()}
     options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
@@ -501,7 +504,7 @@ def bench_lookup_(
     """
     specs = parse_policies(policies)
     sets = {"code edits": code_edits()[:limit]}
-    sets |= {path.name.split(".")[0]: prompt_files.read_examples(path, limit) for path in prompts or ()}
+    sets |= {name: prompt_files.read_examples(path, limit) for name, path in _named(prompts)}
     decoder = load(target, "none", dtype=dtype, device=device)
     ways = sum(1 + any(example.reference for example in examples) for examples in sets.values())
     with display.progress(ways * len(specs) * len(LOOKUPS)) as advance:
@@ -535,6 +538,12 @@ def _complain(message: str) -> int:
     return 2
 
 
+def _named(paths: list[Path] | None) -> list[tuple[str, Path]]:
+    """Prompt files with short names, whole paths where those would be the same."""
+    short = [re.sub(r"(\.(jsonl|txt|raw|gz))+$", "", path.name) for path in paths or ()]
+    return [(str(path) if short.count(name) > 1 else name, path) for name, path in zip(short, paths or (), strict=True)]
+
+
 def _bias(spec: str) -> list:
     """A member of `sequence_bias` from ID=VALUE or ID,ID=VALUE."""
     tokens, _, value = spec.partition("=")
@@ -566,9 +575,11 @@ def _load(target: str, drafter: str, *arguments: str, **options: str) -> Decoder
     """A decoder; what "auto" stands for is said where it is not the embedded pair."""
     if sys.stderr.isatty() and target not in zoo.NAMES and not Path(target).exists():
         print(f"looking for {target} on the Hugging Face hub ...", file=sys.stderr)
-    decoder = load(target, drafter, *arguments, **options)
-    if drafter == "auto" and target != "embedded":
-        choice = choose_drafter(target)
+    if drafter != "auto":
+        return load(target, drafter, *arguments, **options)
+    choice = choose_drafter(target)
+    decoder = load(target, choice.name, *arguments, **options)
+    if target != "embedded":
         print(f"drafter: {choice.name} ({choice.reason}); name another with --drafter", file=sys.stderr)
     return decoder
 

@@ -310,7 +310,7 @@ class Decoder:
             while not sequence.finish_reason:
                 self.step(sequence)
         except KeyboardInterrupt:
-            sequence.finish_reason = "interrupted"
+            sequence.end("interrupted")
         return Generation.of(sequence)
 
     def follow(self, sequence: Sequence) -> Iterator[Chunk]:
@@ -320,7 +320,7 @@ class Decoder:
             try:
                 self.step(sequence)
             except KeyboardInterrupt:
-                sequence.finish_reason = "interrupted"
+                sequence.end("interrupted")
             tokens = sequence.tokens[known:]
             drafted = sequence.drafted[len(sequence.drafted) - len(tokens) :]
             stream = sequence.text

@@ -1,9 +1,10 @@
 """From names and paths to a decoder: `load`, and the parsing of policy specifications."""
 
 import difflib
+import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import logging
+from transformers.utils import logging as transformers_logging
 
 from drafttree import contract, zoo
 from drafttree.decoder import Decoder
@@ -47,6 +48,7 @@ MIXED = "mixed:"
 DRAFTERS = [*zoo.NAMES, *LOOKUPS, "none", "auto"]
 HEADS = {"eagle3": eagle3_format.load, "medusa": medusa.load, "hydra": hydra.load}
 Source = str | Path | PreTrainedModel
+logger = logging.getLogger("drafttree")
 
 
 def load(
@@ -66,7 +68,7 @@ def load(
         drafter: "embedded-draft", a folder or a hub name (a language model or an EAGLE-3, Medusa or Hydra head), a
             loaded model; "lookup" or "suffix", which propose what followed before and need no model; "mixed:" and a
             model, for lookup with that model to fall back to; or "none" for plain decoding. "auto" takes what
-            `choose_drafter` says.
+            `choose_drafter` says; the logger "drafttree" says which and why, as a warning where it is lookup.
         policy: a policy or its specification, such as "talon:budget=60,margin=0.03".
         verifier: a name or class of `drafttree.verifiers.VERIFIERS`, or "auto": greedy at temperature 0, coupled where
             a seed is given, else what accepts most on the policy's trees.
@@ -87,7 +89,8 @@ def load(
         contract.check(chosen_policy, chosen_verifier)
     on, kind = _place(target, dtype, device)
     if isinstance(drafter, str) and drafter == "auto":
-        drafter = choose_drafter(target).name
+        drafter, reason = choose_drafter(target)
+        logger.log(logging.WARNING if drafter in LOOKUPS else logging.INFO, "drafter: %s (%s)", drafter, reason)
     _check_drafter(drafter)
     model = load_model(target, kind, on)
     tokenizer = tokenizer or load_tokenizer(target)
@@ -275,6 +278,7 @@ def load_model(source: Source, dtype: torch.dtype, device: torch.device) -> PreT
     if isinstance(source, PreTrainedModel):
         return source.eval()
     path = _resolve(source)
+    _refuse_head(source, Path(path))
     try:
         _check_kind(source, AutoConfig.from_pretrained(path))
         if (settings := Path(path) / "generation_config.json").is_file():
@@ -388,11 +392,26 @@ def _resolve(source: str | Path, known: Iterable[str] = zoo.NAMES) -> str:
         return str(zoo.folder(name))
     if Path(name).is_dir():
         return name
+    if name in known:
+        raise ModelError(f"{name!r} is no model; give an embedded name, a folder or a hub name")
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith("."):
         raise ModelError(f"model folder {name!r} does not exist")
     if difflib.get_close_matches(name, known, n=1, cutoff=0.7):
         raise ModelError(f"{unknown('model', name, known)} (or give a folder or a hub name)")
     return name
+
+
+def _refuse_head(source: str | Path, path: Path) -> None:
+    """Refuse a head where a language model is wanted; other folders are left to transformers.
+
+    Raises:
+        ModelError: it is one.
+    """
+    kind = LANGUAGE_MODEL
+    with suppress(ModelError):
+        kind = recognise(path) if path.is_dir() else kind
+    if kind != LANGUAGE_MODEL:
+        raise ModelError(f"{str(source)!r} is a head ({kind}), which drafts; as target give the model it is for")
 
 
 def _check_kind(source: str | Path, config: PreTrainedConfig) -> None:
@@ -416,12 +435,12 @@ def _check_weights(source: str | Path, info: Mapping[str, Any]) -> None:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without transformers' report on weights, which `_check_weights` puts in one line."""
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
     try:
         yield
     finally:
-        logging.set_verbosity(before)
+        transformers_logging.set_verbosity(before)
 
 
 def _first_lines(error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
@@ -12,7 +13,7 @@ from typing import NamedTuple
 from drafttree.errors import InputError
 
 EXCERPT = 600
-SUFFIXES = (".jsonl", ".txt", ".jsonl.gz", ".txt.gz")
+SUFFIXES = (".jsonl", ".txt", ".raw", ".jsonl.gz", ".txt.gz", ".raw.gz")
 
 
 class Example(NamedTuple):
@@ -66,7 +67,8 @@ def read_examples(paths: Path | Iterable[Path], limit: int | None = None) -> lis
     """The prompts of one or more files, with their references.
 
     A `.jsonl` file holds objects with "prompt", "text" (its beginning is the prompt) or "turns" (the first is), and
-    perhaps a "reference"; a `.txt` file one prompt a line. Either may be compressed (`.gz`). Blank lines are skipped.
+    perhaps a "reference"; a `.txt` file one prompt a line; a `.raw` file articles as WikiText has them, the beginnings
+    of which are the prompts. Each may be compressed (`.gz`). Blank lines are skipped.
 
     Args:
         paths: the files, read in this order.
@@ -120,8 +122,11 @@ def spread_prompts(paths: Iterable[Path], limit: int | None = None) -> list[str]
 
 def _prompts(path: Path) -> Iterator[Example]:
     name = path.name.removesuffix(".gz")
-    if not name.endswith((".jsonl", ".txt")):
+    if not path.name.endswith(SUFFIXES):
         raise InputError(f"{path}: not a prompt file; known: {', '.join(SUFFIXES)}")
+    if name.endswith(".raw"):
+        yield from _articles(path)
+        return
     for number, raw in enumerate(_lines(path), start=1):
         try:
             line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
@@ -131,6 +136,15 @@ def _prompts(path: Path) -> Iterator[Example]:
             raise InputError(f"{path}, line {number}: not UTF-8 text") from None
         except ValueError as error:
             raise InputError(f"{path}, line {number}: {error}") from None
+
+
+def _articles(path: Path) -> Iterator[Example]:
+    try:
+        text = b"".join(_lines(path)).decode()
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 text (byte {error.start})") from None
+    articles = re.split(r"^(?= = [^=])", text, flags=re.MULTILINE)
+    yield from (Example(_excerpt(article.strip())) for article in articles if article.strip())
 
 
 def _lines(path: Path) -> Iterator[bytes]:

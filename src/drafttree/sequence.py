@@ -79,12 +79,18 @@ class Sequence:
             self.drafted.append(count <= accepted)
             self.walker.commit(token)
             if token in self.eos or self.text.push(token):
-                self.finish_reason = "stop"
+                self.end("stop")
             elif not self.remaining:
-                self.finish_reason = "length"
+                self.end("length")
             if self.finish_reason:
                 return count
         return len(tokens)
+
+    def end(self, reason: str) -> None:
+        """Note why the text ends, and what the drafter has kept of it."""
+        self.finish_reason = reason
+        if self.draft:
+            self.metrics.draft_cache_bytes = self.draft.nbytes
 
 
 @dataclass(frozen=True)
@@ -115,8 +121,6 @@ class Generation:
     @classmethod
     def of(cls, sequence: Sequence) -> "Generation":
         """What a sequence has become."""
-        if sequence.draft:
-            sequence.metrics.draft_cache_bytes = sequence.draft.nbytes
         return cls(
             text=sequence.text.text,
             tokens=sequence.tokens[sequence.prompt_length :],
