@@ -17,9 +17,19 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from drafttree.decoder import Decoder
+from drafttree.drafters.base import Draft, Drafter, Features
 from drafttree.errors import ConfigError, unknown
-from drafttree.loading import find_device, find_dtype, load, load_model, load_tokenizer
+from drafttree.loading import (
+    choose_drafter,
+    find_device,
+    find_drafter,
+    find_dtype,
+    load,
+    load_model,
+    load_tokenizer,
+)
 from drafttree.models.huggingface import lay_out_for_cpu
+from drafttree.models.probe import wrap
 
 
 @dataclass(frozen=True)
@@ -88,12 +98,66 @@ def inflate(model: PreTrainedModel, shape: Shape) -> PreTrainedModel:
 def load_inflated(target: str, drafter: str, shape: str, dtype: str, device: str) -> Decoder:
     """A decoder whose target is inflated; arguments and errors as for `drafttree.load` and `find_shape`."""
     wanted, on = find_shape(shape), find_device(device)
-    large = inflate(load_model(target, find_dtype(dtype, on), on), wanted)
+    small = load_model(target, find_dtype(dtype, on), on)
+    large, tokenizer = inflate(small, wanted), load_tokenizer(target)
     if on.type == "cpu" and large.dtype == torch.float32:
         lay_out_for_cpu(large)
-    if drafter == "auto" and target == "embedded":
-        drafter = "embedded-draft"
-    return load(large, drafter, tokenizer=load_tokenizer(target), dtype=dtype, device=device)
+    decoder = load(large, "none", tokenizer=tokenizer, dtype=dtype, device=device)
+    name = choose_drafter(target).name if drafter == "auto" else drafter
+    found = find_drafter(name, wrap(small), tokenizer)
+    return decoder.with_drafter(NarrowDrafter(found, small, large) if found and found.hidden_layers else found)
+
+
+class NarrowDrafter:
+    """A head of a small target that drafts for its inflated one, at its own size and cost.
+
+    The inflated target's hidden states are the small one's, followed by zeros.
+
+    Args:
+        drafter: made for the small target.
+        small: that target.
+        large: inflated from it.
+    """
+
+    def __init__(self, drafter: Drafter, small: PreTrainedModel, large: PreTrainedModel) -> None:
+        self._drafter, self._hidden = drafter, small.config.hidden_size
+        self.vocab_size, self.context = drafter.vocab_size, drafter.context
+        self.levels, self.nbytes = drafter.levels, drafter.nbytes
+        last = {small.config.num_hidden_layers: large.config.num_hidden_layers}
+        self.hidden_layers = tuple(last.get(layer, layer) for layer in drafter.hidden_layers)
+
+    def start(self, prompt: list[int], capacity: int) -> Draft:
+        """Begin a sequence, as the head itself does."""
+        return NarrowDraft(self._drafter.start(prompt, capacity), self._hidden)
+
+
+class NarrowDraft:
+    """A head's draft, which is told the first part of every hidden state."""
+
+    def __init__(self, draft: Draft, hidden: int) -> None:
+        self._draft, self._hidden = draft, hidden
+        self.root, self.expand = draft.root, draft.expand
+
+    @property
+    def passes(self) -> int:
+        return self._draft.passes
+
+    @property
+    def seconds(self) -> float:
+        return self._draft.seconds
+
+    @property
+    def nbytes(self) -> int:
+        return self._draft.nbytes
+
+    def prefill(self, features: Features) -> None:
+        self._draft.prefill(self._narrow(features))
+
+    def commit(self, tokens: list[int], features: Features) -> None:
+        self._draft.commit(tokens, self._narrow(features))
+
+    def _narrow(self, features: Features) -> Features:
+        return tuple(state[..., : self._hidden] for state in features)
 
 
 class _Wiring:
