@@ -15,6 +15,9 @@ from windows import Windows
 class RepeatedWindows(Windows):
     """Windows whose batches are the same in every epoch, in another order each time.
 
+    The first epoch is that of `Windows`, so a run that has not cached the whole text yet goes on without a cache as if
+    it never had one. In later epochs the position means the same, the order is another.
+
     Attributes:
         number: of the batch last taken.
         batches: there are in an epoch, once one has been taken.
@@ -22,15 +25,14 @@ class RepeatedWindows(Windows):
 
     number, batches = 0, 0
 
-    def take(self, count: int, length: int) -> tuple[Tensor, Tensor]:
-        starts = self._starts(0, length)
-        self.batches = len(starts) // count
-        epoch, cursor = self.positions.get(length, (0, 0))
-        if cursor >= self.batches:
-            epoch, cursor = epoch + 1, 0
-        self.positions[length] = (epoch, cursor + 1)
-        self.number = int(np.random.default_rng(epoch).permutation(self.batches)[cursor])
-        return self._rows(starts[self.number * count : (self.number + 1) * count], length)
+    def _chosen(self, epoch: int, cursor: int, count: int, length: int) -> np.ndarray:
+        self.batches = len(self._starts(epoch, length)) // count
+        order = np.random.default_rng(epoch).permutation(self.batches) if epoch else np.arange(self.batches)
+        self.number = int(order[cursor // count])
+        return super()._chosen(epoch, self.number * count, count, length)
+
+    def _starts(self, epoch: int, length: int) -> np.ndarray:
+        return super()._starts(0, length)
 
 
 class Features:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from toy_run import SIZES, train
+from toy_run import SIZES, stop, train
 from transformers import AutoModelForCausalLM
 
 import tiny
@@ -142,15 +142,7 @@ def test_every_level_learns_to_count(target, data, tmp_path):
 @pytest.mark.parametrize("cache", [(), ("--cache",)])
 def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(cache, target, data, tmp_path, monkeypatch):
     train((*KIND, *cache), target, data, tmp_path / "whole")
-    run = importlib.import_module("eagle3").Eagle3Run
-    update = run.update
-
-    def stopped(self, now):
-        losses = update(self, now)
-        self.stopping = self.step in (2, 5)
-        return losses
-
-    monkeypatch.setattr(run, "update", stopped)
+    stop(monkeypatch, 2, 5)
     for _ in range(2):
         with pytest.raises(SystemExit, match="goes on from there"):
             train((*KIND, *cache), target, data, tmp_path / "parts")

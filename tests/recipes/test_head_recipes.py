@@ -2,13 +2,12 @@
 
 import gzip
 import importlib
-import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from toy_run import SIZES, train
+from toy_run import SIZES, stop, train
 from transformers import AutoModelForCausalLM
 
 import tiny
@@ -112,16 +111,7 @@ def test_training_lowers_the_loss(kind, target, data, tmp_path):
 @pytest.mark.parametrize("kind", [("medusa",), ("hydra", "--prefix")], ids=["medusa", "hydra++"])
 def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(kind, target, data, tmp_path, monkeypatch, capsys):
     train(kind, target, data, tmp_path / "whole")
-    lessons = importlib.import_module("heads")
-    update = lessons.HeadRun.update
-
-    def stopped(run, now):
-        losses = update(run, now)
-        if run.step in (2, 5):
-            signal.raise_signal(signal.SIGTERM)
-        return losses
-
-    monkeypatch.setattr(lessons.HeadRun, "update", stopped)
+    stop(monkeypatch, 2, 5)
     for _ in range(2):
         with pytest.raises(SystemExit, match="goes on from there"):
             train(kind, target, data, tmp_path / "parts")

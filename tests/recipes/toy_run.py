@@ -1,9 +1,24 @@
 """Recipes run at toy size, in this process."""
 
 import importlib
+import signal
 from pathlib import Path
 
 SIZES = ("--heads", "3", "--length", "16", "--batch", "64", "--tokens", "640", "--threads", "1", "--dtype", "float32")
+
+
+def stop(monkeypatch, *steps: int) -> None:
+    """Let every run be told to stop at these steps."""
+    lessons = importlib.import_module("heads")
+    update = lessons.HeadRun.update
+
+    def stopped(run, now):
+        losses = update(run, now)
+        if run.step in steps:
+            signal.raise_signal(signal.SIGTERM)
+        return losses
+
+    monkeypatch.setattr(lessons.HeadRun, "update", stopped)
 
 
 def train(kind, target: Path, data: Path, out: Path, *options: str) -> None:
