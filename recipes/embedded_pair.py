@@ -20,7 +20,7 @@ import card
 import corpus
 import evaluate
 import tokens
-from schedule import Deadline, TokenBudget, next_moment
+from schedule import next_moment
 from training import Trainer
 from windows import Windows
 
@@ -52,12 +52,7 @@ def train(options: argparse.Namespace) -> None:
     print(f"{len(stream):,} tokens of text", flush=True)
     trainer = Trainer(Windows(stream), options.out / "tokenizer", options.out)
     resume(trainer, options.extend)
-    if options.deadline:
-        budget = Deadline(options.deadline, trainer.progress)
-    else:
-        budget = TokenBudget(options.tokens, trainer.tokens, trainer.progress)
-    if not trainer.run(budget):
-        sys.exit(f"stopped at progress {trainer.progress:.3f}; the same command goes on from there")
+    trainer.spend(options)
     (options.out / "history.json").write_text(json.dumps(trainer.history))
     trainer.export("final")
 

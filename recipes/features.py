@@ -1,6 +1,5 @@
 """The target's hidden states on batches of windows: computed when they are needed, or kept on disk for later epochs."""
 
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +8,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from disk import DiskFull, written
 from windows import Windows
 
 
@@ -58,7 +58,7 @@ class Features:
             windows: say which batch of the epoch it was.
 
         Raises:
-            OSError: there is no room left to keep them.
+            DiskFull: there is no room left to keep them.
         """
         if not self.folder or not isinstance(windows, RepeatedWindows):
             return self._compute(inputs)
@@ -77,17 +77,15 @@ class Features:
         return out.last_hidden_state, tuple(out.hidden_states[layer] for layer in self.layers)
 
     def _keep(self, states: Tensor, path: Path, batches: int) -> None:
-        """Write in half precision, and as a whole or not at all."""
+        """Write in half precision."""
         half = states.to("cpu", torch.bfloat16).contiguous()
-        partial = path.with_suffix(".partial")
         try:
-            partial.write_bytes(save({"states": half}))
-            partial.replace(path)
-        except OSError as error:
-            partial.unlink(missing_ok=True)
-            kept, free = len(list(self.folder.glob("batch-*"))), shutil.disk_usage(self.folder).free
-            raise OSError(
-                f"cannot keep the target's hidden states in {self.folder} ({error.strerror}): {kept} of {batches} "
-                f"batches are there, the others need {(batches - kept) * half.nbytes / 1e9:.2f} GB and "
-                f"{free / 1e9:.2f} GB are free; make room or leave out --cache, and the same command goes on from there"
+            with written(path) as file:
+                file.write(save({"states": half}))
+        except DiskFull as error:
+            kept = len(list(self.folder.glob("batch-*.safetensors")))
+            raise DiskFull(
+                f"{error}. {kept} of {batches} batches of the target's hidden states are kept, the others need "
+                f"{(batches - kept) * half.nbytes / 1e6:,.1f} MB; if there is no such room, delete {self.folder} and "
+                "leave out --cache"
             ) from error

@@ -22,13 +22,14 @@ from transformers.utils import logging
 
 import corpus
 import tokens
+from disk import replaced
 from drafttree.drafters.heads import embedding, projection
 from drafttree.errors import DraftTreeError
 from drafttree.loading import find_device, find_dtype, load_model, load_tokenizer
 from features import Features, RepeatedWindows
 from muon import Muon
-from run import Run, replaced
-from schedule import Deadline, Plan, TokenBudget, next_moment
+from run import Run
+from schedule import Plan, next_moment
 from windows import Windows
 
 CHUNK = 512
@@ -105,12 +106,17 @@ class Lesson(nn.Module):
 
 
 class HeadRun(Run):
-    """Heads of any kind, their optimizers, and where in the text they are."""
+    """Heads of any kind, their optimizers, and where in the text they are.
+
+    Attributes:
+        learnt: the positions up to which the text has been learnt; a step that fails has taken its windows already.
+    """
 
     def __init__(self, target: PreTrainedModel, lesson: Lesson, windows: Windows, options: argparse.Namespace):
         super().__init__(options.out)
         self.target, self.lesson, self.windows = target, lesson, windows
         self.heads, self.options = lesson.heads, options
+        self.learnt: dict[int, tuple[int, int]] = {}
         folder = options.out / "features" if options.cache else None
         self.features = Features(target, lesson.layers, folder)
         learning = [p for p in self.heads.parameters() if p.requires_grad]
@@ -134,6 +140,7 @@ class HeadRun(Run):
             optimizer.zero_grad(set_to_none=True)
         self.step += 1
         self.tokens += inputs.numel()
+        self.learnt = dict(self.windows.positions)
         return losses
 
     def export(self, name: str) -> None:
@@ -143,12 +150,13 @@ class HeadRun(Run):
 
     def state(self) -> dict:
         modules = {part: getattr(self, part).state_dict() for part in PARTS}
-        return {**modules, "windows": self.windows.positions}
+        return {**modules, "windows": self.learnt}
 
     def restore(self, state: dict) -> None:
         for part in PARTS:
             getattr(self, part).load_state_dict(state[part])
-        self.windows = type(self.windows)(self.windows.stream, state["windows"])
+        self.learnt = state["windows"]
+        self.windows = type(self.windows)(self.windows.stream, self.learnt)
 
     def _teach(self, inputs: Tensor) -> Losses:
         """Forward and backward on windows `[batch, length]`; gradients accumulate in the heads."""
@@ -266,12 +274,7 @@ def _train(options: argparse.Namespace, make: Make, kind: type[HeadRun]) -> None
     if run.checkpoint.exists():
         run.load()
         print(f"resumed at step {run.step}, progress {run.progress:.3f}", flush=True)
-    if options.deadline:
-        budget = Deadline(options.deadline, run.progress)
-    else:
-        budget = TokenBudget(options.tokens, run.tokens, run.progress)
-    if not run.run(budget):
-        sys.exit(f"stopped at progress {run.progress:.3f}; the same command goes on from there")
+    run.spend(options)
     run.export("final")
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from disk import written
 from drafttree.drafters.heads import SHARED_LM_HEAD, ResBlock, embedding, projection
 from drafttree.drafters.hydra import EMBEDDING, MLP, PREFIX_MLP, HydraHeads, prefix_config
 from heads import Lesson, command, describe, parser, trained
@@ -68,7 +69,8 @@ class HydraLesson(Lesson):
 
     def write(self, folder: Path) -> None:
         stored = {name: tensor.to("cpu", torch.bfloat16) for name, tensor in self._stored.items()}
-        torch.save(trained(self.heads) | stored, folder / "hydra_lm_head.pt")
+        with written(folder / "hydra_lm_head.pt") as file:
+            torch.save(trained(self.heads) | stored, file)
         describe(folder, self.config)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from run import replaced
+from disk import replaced
 
 CONTEXT = 2048
 DEPTH = 12

@@ -1,16 +1,17 @@
 """A training run that saves itself, says how far it is, and goes on where it was stopped."""
 
-import shutil
+import argparse
 import signal
+import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
 import schedule
-from schedule import Plan
+from disk import written
+from schedule import Deadline, Plan, TokenBudget
 
 COUNTERS = ("step", "tokens", "progress", "history")
 
@@ -47,7 +48,20 @@ class Run:
         self.history: list[dict] = []
         self.stopping = False
 
-    def run(self, budget) -> bool:
+    def spend(self, options: argparse.Namespace) -> None:
+        """Train until `tokens` are seen or `deadline` has come, or leave if stopped before.
+
+        A run that ended here before, and was only hindered from being exported, is left as it is.
+        """
+        if self.progress < 1.0 and not self.run(self._budget(options)):
+            sys.exit(f"stopped at progress {self.progress:.3f}; the same command goes on from there")
+
+    def _budget(self, options: argparse.Namespace) -> Deadline | TokenBudget:
+        if options.deadline:
+            return Deadline(options.deadline, self.progress)
+        return TokenBudget(options.tokens, self.tokens, self.progress)
+
+    def run(self, budget: Deadline | TokenBudget) -> bool:
         """Train until the budget is spent (True), or until told to stop (False)."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: setattr(self, "stopping", True))
@@ -102,9 +116,8 @@ class Run:
 
     def save(self) -> None:
         """Everything a restart needs, replaced atomically."""
-        partial = self.checkpoint.with_suffix(".partial")
-        torch.save(self.state() | {part: getattr(self, part) for part in COUNTERS}, partial)
-        partial.replace(self.checkpoint)
+        with written(self.checkpoint) as file:
+            torch.save(self.state() | {part: getattr(self, part) for part in COUNTERS}, file)
 
     def load(self) -> None:
         """Become the run that was saved."""
@@ -128,14 +141,3 @@ class Run:
         left = (time.time() - began[0]) * (1.0 - self.progress) / max(self.progress - began[1], 1e-9)
         words = (f"{name} {value}" for name, value in row.items())
         print(time.strftime("%H:%M:%S"), *words, f"minutes left {left / 60:.0f}", flush=True)
-
-
-@contextmanager
-def replaced(folder: Path) -> Iterator[Path]:
-    """A folder to fill that takes the place of `folder` as a whole once it is full."""
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    yield partial
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.rename(folder)

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from corpus import END_OF_TEXT
+from disk import written
 
 VOCABULARY = 4096
 
@@ -51,7 +52,6 @@ def token_cache(texts: list[str], tokenizer: PreTrainedTokenizerFast, path: Path
     kind = np.uint16 if len(tokenizer) <= 2**16 else np.uint32
     mark = np.array([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id], kind)
     stream = np.concatenate([part for row in rows for part in (mark, np.array(row.ids, kind))])
-    partial = path.with_suffix(".partial.npy")
-    np.save(partial, stream)
-    partial.rename(path)
+    with written(path) as file:
+        np.save(file, stream)
     return stream
