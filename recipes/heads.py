@@ -30,6 +30,7 @@ from features import Features, RepeatedWindows
 from muon import Muon
 from run import Run
 from schedule import Plan, next_moment
+from settings import Settings
 from windows import Windows
 
 CHUNK = 512
@@ -254,23 +255,25 @@ def command(name: str, options: argparse.Namespace, make: Make, run: type[HeadRu
         run: the kind of run.
     """
     try:
-        _train(options, make, run)
+        _train(name, options, make, run)
     except (DraftTreeError, ValueError, OSError) as error:
         sys.exit(f"{name}: {error}")
 
 
-def _train(options: argparse.Namespace, make: Make, kind: type[HeadRun]) -> None:
+def _train(name: str, options: argparse.Namespace, make: Make, kind: type[HeadRun]) -> None:
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     logging.disable_progress_bar()
-    _settle(options)
+    settings = Settings(name, options)
     if (options.out / "final").exists():
         print(f"{options.out / 'final'} is there already")
         return
     device = find_device(options.device)
     target = load_model(options.target, find_dtype(options.dtype, device), device).requires_grad_(False)
-    windows = (RepeatedWindows if options.cache else Windows)(_stream(options, len(projection(target).weight)))
+    stream = _stream(options, settings, len(projection(target).weight))
+    windows = (RepeatedWindows if options.cache else Windows)(stream)
     run = kind(target, make(target, options).to(device), windows, options)
+    settings.keep()
     if run.checkpoint.exists():
         run.load()
         print(f"resumed at step {run.step}, progress {run.progress:.3f}", flush=True)
@@ -278,42 +281,22 @@ def _train(options: argparse.Namespace, make: Make, kind: type[HeadRun]) -> None
     run.export("final")
 
 
-def _settle(options: argparse.Namespace) -> None:
-    """Keep what a resumed run must have in common with the one begun in the same folder.
-
-    Raises:
-        ValueError: it has not.
-    """
-    free = {"out", "tokens", "deadline", "device", "threads", "dtype", "cache"}
-    settings = {name: str(value) for name, value in vars(options).items() if name not in free}
-    path = options.out / "settings.json"
-    if not path.exists():
-        options.out.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(settings, indent=2))
-    for name, was in json.loads(path.read_text()).items():
-        if settings.get(name) != was:
-            raise ValueError(
-                f"{options.out} was begun with --{name} {was}, not {settings.get(name)}; use another --out"
-            )
-
-
-def _stream(options: argparse.Namespace, vocab: int) -> np.ndarray:
-    """The tokens of the text, made once and then read from disk.
+def _stream(options: argparse.Namespace, settings: Settings, vocab: int) -> np.ndarray:
+    """The tokens of the text, read from disk once a run is begun with them.
 
     Raises:
         ValueError: there is no text, too little for one step, or it holds tokens the target does not have.
     """
-    path = options.out / "tokens.npy"
-    if not path.exists():
-        texts = corpus.texts(options.data)
-        tokenizer = load_tokenizer(options.target)
-        print(f"{len(tokens.token_cache(texts, tokenizer, path)):,} tokens of text", flush=True)
-    stream = np.load(path, mmap_mode="r")
-    needed = options.batch + 2 * options.length
     if not options.heads < options.length <= options.batch:
         raise ValueError(
             f"--length {options.length} must lie between --heads {options.heads} and --batch {options.batch}"
         )
+    path = options.out / "tokens.npy"
+    if not (settings.begun and path.exists()):
+        texts, tokenizer = corpus.texts(options.data), load_tokenizer(options.target)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        print(f"{len(tokens.token_cache(texts, tokenizer, path)):,} tokens of text", flush=True)
+    stream, needed = np.load(path, mmap_mode="r"), options.batch + 2 * options.length
     if len(stream) < needed:
         raise ValueError(
             f"{options.data} holds {len(stream)} tokens, a step needs {needed}; give more text or a smaller --batch"

@@ -171,6 +171,7 @@ def test_cached_features_are_those_computed(target, data, tmp_path):
 def test_targets_and_sizes_that_do_not_do_are_refused(target, data, tmp_path):
     with pytest.raises(SystemExit, match="--draft-vocab 98 must lie between 1 and the target's vocabulary of 97"):
         train((*KIND, "--draft-vocab", "98"), target, data, tmp_path / "a")
+    train((*KIND, "--draft-vocab", "40"), target, data, tmp_path / "a")
     shallow = tmp_path / "shallow"
     for file in target.iterdir():
         (shallow / file.name).parent.mkdir(exist_ok=True)

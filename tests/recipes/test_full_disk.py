@@ -102,7 +102,7 @@ def test_no_room_for_a_checkpoint_leaves_the_one_before(target, data, tmp_path, 
 
 @pytest.mark.parametrize(
     ("name", "told"),
-    [("tokens", "tokens.npy"), ("checkpoint", "checkpoint.pt"), ("hydra", "final")],
+    [("tokens", "tokens.npy"), ("settings", "settings.json"), ("checkpoint", "checkpoint.pt"), ("hydra", "final")],
 )
 def test_no_room_for_anything_else(name, told, target, data, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:

@@ -132,12 +132,6 @@ def test_a_line_of_progress_says_how_long_it_will_take(target, data, tmp_path, c
     assert all(word in line for word in ("step 10", "tokens 640", "progress 1.0", "loss [", "agreement [", "speed"))
 
 
-def test_a_run_is_not_resumed_with_other_settings(target, data, tmp_path):
-    train(("medusa",), target, data, tmp_path)
-    with pytest.raises(SystemExit, match="begun with --heads 3, not 2; use another --out"):
-        train(("medusa",), target, data, tmp_path, "--heads", "2")
-
-
 def written(name: str, content: bytes):
     def write(folder: Path) -> None:
         (folder / name).write_bytes(content)

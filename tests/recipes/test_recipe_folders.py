@@ -1,6 +1,8 @@
-"""What a run finds in its folder."""
+"""What a run finds in its folder: settings of another one, and mistakes made before it began."""
 
 import importlib
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +12,51 @@ from toy_run import stop, train
 from drafttree.drafters.checkpoints import read_tensors
 
 MEDUSA = ("medusa",)
+
+
+def test_a_run_is_not_resumed_with_other_settings(target, data, tmp_path):
+    train(MEDUSA, target, data, tmp_path)
+    with pytest.raises(SystemExit, match="begun with --heads 3, not 2; use another --out"):
+        train(MEDUSA, target, data, tmp_path, "--heads", "2")
+    with pytest.raises(SystemExit, match="begun with --own-projection False, not True; use another --out"):
+        train(MEDUSA, target, data, tmp_path, "--own-projection")
+
+
+def test_a_run_is_not_resumed_by_another_recipe(target, data, tmp_path):
+    train(MEDUSA, target, data, tmp_path)
+    with pytest.raises(SystemExit, match=r"^hydra: .* was begun with the recipe medusa, not hydra; use another --out"):
+        train(("hydra",), target, data, tmp_path)
+
+
+def other_target(folder: Path, target: Path) -> Path:
+    """The same tokenizer beside a model without weights."""
+    shutil.copytree(target, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    return folder
+
+
+def short(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "short.txt").write_text("w1 w2 w3")
+    return folder
+
+
+MISTAKES = {
+    "no such data": lambda target, data, path: (target, path),
+    "too little text": lambda target, data, path: (target, short(path)),
+    "no such target": lambda target, data, path: (path, data),
+    "no weights": lambda target, data, path: (other_target(path, target), data),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_in_the_first_command_can_be_put_right(mistake, target, data, tmp_path):
+    out = tmp_path / "out"
+    with pytest.raises(SystemExit, match=r"^medusa: "):
+        train(MEDUSA, *mistake(target, data, tmp_path / "mistaken"), out)
+    assert not (out / "settings.json").exists()
+    train(MEDUSA, target, data, out)
+    assert (out / "final").exists()
+    assert len(np.load(out / "tokens.npy")) > 700
 
 
 @pytest.mark.parametrize("caches", [("--cache", ""), ("", "--cache")], ids=["switched off", "switched on"])
