@@ -30,6 +30,8 @@ def texts(source: Path) -> list[str]:
     Raises:
         ValueError: there is no text in it, or a file cannot be read; the message names it.
     """
+    if not source.exists():
+        raise ValueError(f"{source} does not exist; give a file or folder of text")
     if (source / "books/train.jsonl.gz").exists():
         return documents(source)
     files = sorted(path for path in source.rglob("*") if path.is_file()) if source.is_dir() else [source]
@@ -46,11 +48,20 @@ def _read(path: Path) -> list[str]:
         with opened(path, "rt", encoding="utf-8") as file:
             if ".txt" in path.suffixes[-2:]:
                 return [file.read()]
-            return [json.loads(line)["text"] for line in file if line.strip()]
-    except KeyError:
-        raise ValueError(f"{path} has a line without a 'text'") from None
-    except (OSError, EOFError, ValueError, TypeError, zlib.error) as error:
+            return [_text(line, number) for number, line in enumerate(file, 1) if line.strip()]
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise ValueError(f"cannot read {path}: {error}") from error
+
+
+def _text(line: str, number: int) -> str:
+    """The text of a line of JSON."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        row = None
+    if isinstance(row, dict) and isinstance(row.get("text"), str):
+        return row["text"]
+    raise ValueError(f'line {number} is not of the form {{"text": "..."}}: {line.strip()[:60]}')
 
 
 def read_jsonl(path: Path) -> Iterator[dict]:

@@ -23,6 +23,7 @@ from drafttree.drafters.eagle3 import Eagle3Config, Eagle3Head
 from drafttree.drafters.eagle3_format import EMBEDDING, HEAD, save
 from drafttree.drafters.heads import embedding, projection
 from heads import HeadRun, Lesson, command, parser
+from tokens import read_stream
 
 MOST_TOKENS = 32_000
 
@@ -146,7 +147,7 @@ def _frequent(options: argparse.Namespace, vocab: int) -> Tensor:
     wanted = options.draft_vocab or min(vocab, MOST_TOKENS)
     if not 0 < wanted <= vocab:
         raise ValueError(f"--draft-vocab {wanted} must lie between 1 and the target's vocabulary of {vocab}")
-    counts = np.bincount(np.load(options.out / "tokens.npy", mmap_mode="r"), minlength=vocab)
+    counts = np.bincount(read_stream(options.out / "tokens.npy"), minlength=vocab)
     return torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:wanted]))
 
 

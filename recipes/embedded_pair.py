@@ -12,7 +12,6 @@ import os
 import sys
 from pathlib import Path
 
-import numpy as np
 import torch
 from transformers.utils import logging
 
@@ -48,7 +47,7 @@ def prepare_text(data: Path, out: Path) -> None:
 
 def train(options: argparse.Namespace) -> None:
     """Train until the budget is spent and export, or leave if stopped before."""
-    stream = np.load(options.out / "tokens.npy", mmap_mode="r")
+    stream = tokens.read_stream(options.out / "tokens.npy")
     print(f"{len(stream):,} tokens of text", flush=True)
     trainer = Trainer(Windows(stream), options.out / "tokenizer", options.out)
     resume(trainer, options.extend)
@@ -75,7 +74,7 @@ def report(data: Path, out: Path) -> None:
         path.write_text(json.dumps(evaluate.evaluate(out / "final", data), indent=2))
     figures = json.loads(path.read_text())
     history = json.loads((out / "history.json").read_text())
-    card.write(out / "MODEL_CARD.md", figures, history, len(np.load(out / "tokens.npy", mmap_mode="r")))
+    card.write(out / "MODEL_CARD.md", figures, history, len(tokens.read_stream(out / "tokens.npy")))
     print(json.dumps(figures, indent=2), card.table(figures["texts"]), sep="\n\n")
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -63,9 +64,8 @@ class Features:
         if not self.folder or not isinstance(windows, RepeatedWindows):
             return self._compute(inputs)
         path = self.folder / f"batch-{windows.number:06d}.safetensors"
-        if path.exists():
-            kept = load(path.read_bytes())["states"].to(self.target.device, self.target.dtype)
-            last, *states = kept.unbind()
+        if (kept := self._kept(path)) is not None:
+            last, *states = kept.to(self.target.device, self.target.dtype).unbind()
             return last, tuple(states)
         last, states = self._compute(inputs)
         self._keep(torch.stack((last, *states)), path, windows.batches)
@@ -75,6 +75,13 @@ class Features:
         decoder, wanted = self.target.get_decoder(), bool(self.layers)
         out = decoder(input_ids=inputs, use_cache=False, output_hidden_states=wanted)
         return out.last_hidden_state, tuple(out.hidden_states[layer] for layer in self.layers)
+
+    def _kept(self, path: Path) -> Tensor | None:
+        """What was written there, None where nothing is or it is damaged."""
+        try:
+            return load(path.read_bytes())["states"]
+        except (FileNotFoundError, SafetensorError, KeyError):
+            return None
 
     def _keep(self, states: Tensor, path: Path, batches: int) -> None:
         """Write in half precision."""

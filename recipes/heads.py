@@ -296,7 +296,7 @@ def _stream(options: argparse.Namespace, settings: Settings, vocab: int) -> np.n
         texts, tokenizer = corpus.texts(options.data), load_tokenizer(options.target)
         path.parent.mkdir(parents=True, exist_ok=True)
         print(f"{len(tokens.token_cache(texts, tokenizer, path)):,} tokens of text", flush=True)
-    stream, needed = np.load(path, mmap_mode="r"), options.batch + 2 * options.length
+    stream, needed = tokens.read_stream(path), options.batch + 2 * options.length
     if len(stream) < needed:
         raise ValueError(
             f"{options.data} holds {len(stream)} tokens, a step needs {needed}; give more text or a smaller --batch"

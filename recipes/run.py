@@ -1,6 +1,7 @@
 """A training run that saves itself, says how far it is, and goes on where it was stopped."""
 
 import argparse
+import pickle
 import signal
 import sys
 import time
@@ -120,8 +121,16 @@ class Run:
             torch.save(self.state() | {part: getattr(self, part) for part in COUNTERS}, file)
 
     def load(self) -> None:
-        """Become the run that was saved."""
-        state = torch.load(self.checkpoint, weights_only=True)
+        """Become the run that was saved.
+
+        Raises:
+            ValueError: what was saved cannot be read.
+        """
+        with self.checkpoint.open("rb") as file:
+            try:
+                state = torch.load(file, map_location="cpu", weights_only=True)
+            except (RuntimeError, EOFError, OSError, LookupError, ValueError, pickle.UnpicklingError) as error:
+                raise ValueError(f"{self.checkpoint} is truncated or damaged; delete it to begin again") from error
         self.restore(state)
         for part in COUNTERS:
             setattr(self, part, state[part])

@@ -55,3 +55,15 @@ def token_cache(texts: list[str], tokenizer: PreTrainedTokenizerFast, path: Path
     with written(path) as file:
         np.save(file, stream)
     return stream
+
+
+def read_stream(path: Path) -> np.ndarray:
+    """The stream of a token cache, left on disk.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    try:
+        return np.load(path, mmap_mode="r")
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{path} is truncated or damaged; delete it, and the same command makes it again") from error

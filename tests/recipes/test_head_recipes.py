@@ -146,7 +146,9 @@ CORPORA = {
     "a broken archive": (written("a.jsonl.gz", gzip.compress(b'{"text": "w1"}' * 99)[:-9]), "cannot read .*a.jsonl.gz"),
     "no archive": (written("a.txt.gz", b"plain"), "cannot read .*a.txt.gz"),
     "no JSON": (written("a.jsonl", b"plain"), "cannot read .*a.jsonl"),
-    "no text in it": (written("a.jsonl", b'{"body": "w1"}'), "a.jsonl has a line without a 'text'"),
+    "no text in it": (written("a.jsonl", b'{"body": "w1"}'), r'a.jsonl: line 1 is not .*: {"body": "w1"}'),
+    "a number": (written("a.jsonl", b'{"text": "w1"}\n{"text": 5}'), r'a.jsonl: line 2 is not .*: {"text": 5}'),
+    "null": (written("a.jsonl", b"null"), r'a.jsonl: line 1 is not of the form {"text": "..."}: null'),
     "not UTF-8": (written("a.txt", b"\xff\xfe\x00"), "cannot read .*a.txt"),
     "too short": (written("a.txt", b"w1 w2 w3"), "holds 4 tokens, a step needs 96"),
 }
@@ -161,7 +163,7 @@ def test_a_corpus_that_cannot_be_used_is_one_clear_line(write, reason, target, t
 
 
 def test_a_corpus_or_target_that_is_not_there_is_one_clear_line(target, data, tmp_path):
-    with pytest.raises(SystemExit, match="nowhere"):
+    with pytest.raises(SystemExit, match="nowhere does not exist; give a file or folder of text"):
         train(("hydra",), target, tmp_path / "nowhere", tmp_path / "out")
     with pytest.raises(SystemExit, match="model folder '/nowhere' does not exist"):
         train(("hydra",), Path("/nowhere"), data, tmp_path / "other")

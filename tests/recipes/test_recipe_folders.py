@@ -1,4 +1,4 @@
-"""What a run finds in its folder: settings of another one, and mistakes made before it began."""
+"""What a run finds in its folder: settings of another one, mistakes made before it began, and damaged files."""
 
 import importlib
 import shutil
@@ -14,6 +14,11 @@ from drafttree.drafters.checkpoints import read_tensors
 MEDUSA = ("medusa",)
 
 
+def cut(path: Path, share: float) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+
+
 def test_a_run_is_not_resumed_with_other_settings(target, data, tmp_path):
     train(MEDUSA, target, data, tmp_path)
     with pytest.raises(SystemExit, match="begun with --heads 3, not 2; use another --out"):
@@ -26,6 +31,16 @@ def test_a_run_is_not_resumed_by_another_recipe(target, data, tmp_path):
     train(MEDUSA, target, data, tmp_path)
     with pytest.raises(SystemExit, match=r"^hydra: .* was begun with the recipe medusa, not hydra; use another --out"):
         train(("hydra",), target, data, tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b'{"heads": "3", "le', b"[]", b"\xff"])
+def test_damaged_settings_are_one_clear_line(content, target, data, tmp_path):
+    train(MEDUSA, target, data, tmp_path)
+    (tmp_path / "settings.json").write_bytes(content)
+    with pytest.raises(
+        SystemExit, match=r"^medusa: .*settings.json is damaged; delete it if .*, or use another --out$"
+    ):
+        train(MEDUSA, target, data, tmp_path)
 
 
 def other_target(folder: Path, target: Path) -> Path:
@@ -57,6 +72,35 @@ def test_a_mistake_in_the_first_command_can_be_put_right(mistake, target, data, 
     train(MEDUSA, target, data, out)
     assert (out / "final").exists()
     assert len(np.load(out / "tokens.npy")) > 700
+
+
+@pytest.mark.parametrize("share", [0, 0.2, 0.9])
+@pytest.mark.parametrize(
+    ("name", "way_out"),
+    [("checkpoint.pt", "delete it to begin again"), ("tokens.npy", "delete it, and the same command makes it again")],
+)
+def test_a_truncated_file_is_one_clear_line(name, way_out, share, target, data, tmp_path):
+    train(MEDUSA, target, data, tmp_path)
+    shutil.rmtree(tmp_path / "final")
+    cut(tmp_path / name, share)
+    with pytest.raises(SystemExit, match=f"^medusa: .*{name} is truncated or damaged; {way_out}$"):
+        train(MEDUSA, target, data, tmp_path)
+    (tmp_path / name).unlink()
+    train(MEDUSA, target, data, tmp_path)
+    assert (tmp_path / "final").exists()
+
+
+@pytest.mark.parametrize("share", [0, 0.2, 0.9])
+def test_truncated_hidden_states_are_computed_again(share, target, data, tmp_path):
+    kind = (*MEDUSA, "--cache")
+    train(kind, target, data, tmp_path)
+    path = tmp_path / "features/batch-000003.safetensors"
+    content = path.read_bytes()
+    cut(path, share)
+    shutil.rmtree(tmp_path / "final")
+    (tmp_path / "checkpoint.pt").unlink()
+    train(kind, target, data, tmp_path)
+    assert path.read_bytes() == content
 
 
 @pytest.mark.parametrize("caches", [("--cache", ""), ("", "--cache")], ids=["switched off", "switched on"])
