@@ -4,7 +4,7 @@
 
 The head is unrolled over `--heads` levels as in drafting ("training-time test", Li et al. 2025, section 3.2): beyond
 the first, it reads its own outputs instead of the target's hidden states, and attends to what it would find in its
-cache then. Every level learns the target's probabilities. `--out/final` then holds a head in SafeAILab's format,
+cache then. Every level learns the target's probabilities. `--out/final` then holds a head in SpecForge's format,
 without the target's embedding, and without its vocabulary projection unless `--own-projection` trains another.
 `--draft-vocab` leaves rare tokens out. Stop it with Ctrl-C or SIGTERM: it saves first, and the same command goes on.
 """
@@ -29,7 +29,7 @@ MOST_TOKENS = 32_000
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = parser(__doc__)
+    options = parser(__doc__, layers="decoder layers of the head")
     options.set_defaults(heads=6, decay=0.8)
     options.add_argument("--draft-vocab", type=int, help=f"most frequent tokens to propose (all, or {MOST_TOKENS:,})")
     options.add_argument("--mlp", type=int, help="width of the head's MLP; by default the target's")

@@ -147,7 +147,7 @@ class HeadRun(Run):
     def export(self, name: str) -> None:
         with replaced(self.out / name) as folder:
             self.lesson.write(folder)
-        print(f"exported {name} at step {self.step}, {self.tokens / 1e6:.2f}M tokens", flush=True)
+        print(f"exported {name} at step {self.step}, {self.tokens:,} tokens", flush=True)
 
     def state(self) -> dict:
         modules = {part: getattr(self, part).state_dict() for part in PARTS}
@@ -222,14 +222,14 @@ def describe(folder: Path, config: dict) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def parser(description: str) -> argparse.ArgumentParser:
-    """The options every recipe for heads has."""
+def parser(description: str, layers: str = "residual blocks of each head") -> argparse.ArgumentParser:
+    """The options every recipe for heads has; `layers` says what is counted by that option."""
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--target", required=True, help='"embedded", a folder or a hub name')
     made.add_argument("--data", type=Path, required=True, help="a folder or file of text (.txt, .jsonl, also .gz)")
     made.add_argument("--out", type=Path, required=True, help="folder for everything that is made")
     made.add_argument("--heads", type=_positive, default=4, help="how many tokens ahead to draft")
-    made.add_argument("--layers", type=_positive, default=1, help="residual blocks of each head")
+    made.add_argument("--layers", type=_positive, default=1, help=layers)
     made.add_argument("--own-projection", action="store_true", help="train vocabulary projections too, and store them")
     budget = made.add_mutually_exclusive_group()
     budget.add_argument("--tokens", type=_positive, default=20_000_000, help="tokens to train on in all")

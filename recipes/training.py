@@ -49,7 +49,7 @@ class Trainer(Run):
     def export(self, name: str) -> None:
         """Both models as they are now, in the Hugging Face format."""
         pair.export(self.target, self.draft, self.tokenizer_files, self.out / name)
-        print(f"exported {name} at step {self.step}, {self.tokens / 1e6:.2f}M tokens", flush=True)
+        print(f"exported {name} at step {self.step}, {self.tokens:,} tokens", flush=True)
 
     def facts(self) -> dict:
         return {"layers": len(self.target.model.layers)}
@@ -74,7 +74,7 @@ class Trainer(Run):
             for parameter in optimizer.param_groups[0]["params"]:
                 if parameter in known:
                     optimizer.state[parameter] = known[parameter]
-        print(f"grown to {layers} layers at step {self.step}, {self.tokens / 1e6:.2f}M tokens", flush=True)
+        print(f"grown to {layers} layers at step {self.step}, {self.tokens:,} tokens", flush=True)
 
     def _prepare(self) -> None:
         """Optimizers over the present parameters (Muon for the blocks' matrices), and each block compiled."""

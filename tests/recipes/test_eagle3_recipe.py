@@ -16,6 +16,7 @@ import trained
 from drafttree.decoder import Decoder
 from drafttree.drafters import eagle3_format
 from drafttree.drafters.checkpoints import read_config, read_tensors, recognise
+from drafttree.inspection import inspect
 from drafttree.models import HuggingFaceModel
 from drafttree.policies import Talon
 
@@ -74,6 +75,18 @@ def test_the_draft_vocabulary_is_what_the_text_has_most_of(target, data, tmp_pat
     counts = np.bincount(np.load(tmp_path / "tokens.npy"), minlength=tiny.VOCAB)
     chosen = drafter.head.target_ids.numpy()
     assert counts[chosen].min() >= np.delete(counts, chosen).max()
+
+
+def test_files_are_of_the_format_the_recipe_says(target, data, tmp_path):
+    train(KIND, target, data, tmp_path)
+    found = inspect(str(tmp_path / "final")).details["format"]
+    assert f"{found}'s format" in importlib.import_module("eagle3").__doc__
+
+
+def test_layers_are_counted_as_the_help_says(capsys):
+    with pytest.raises(SystemExit):
+        importlib.import_module("eagle3").main(["--help"])
+    assert "decoder layers of the head" in " ".join(capsys.readouterr().out.split())
 
 
 @every_kind

@@ -128,7 +128,9 @@ def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(kind, target, data,
 
 def test_a_line_of_progress_says_how_long_it_will_take(target, data, tmp_path, capsys):
     train(("medusa",), target, data, tmp_path)
-    line = next(line for line in capsys.readouterr().out.splitlines() if "minutes left" in line)
+    out = capsys.readouterr().out
+    assert "exported final at step 10, 640 tokens\n" in out
+    line = next(line for line in out.splitlines() if "minutes left" in line)
     assert all(word in line for word in ("step 10", "tokens 640", "progress 1.0", "loss [", "agreement [", "speed"))
 
 
