@@ -23,7 +23,7 @@ from transformers.utils import logging
 import corpus
 import tokens
 from disk import replaced
-from drafttree.drafters.heads import embedding, projection
+from drafttree.drafters.heads import embedding, last_layer, projection
 from drafttree.errors import DraftTreeError
 from drafttree.loading import find_device, find_dtype, load_model, load_tokenizer
 from features import Features, RepeatedWindows
@@ -215,6 +215,12 @@ Make = Callable[[PreTrainedModel, argparse.Namespace], Lesson]
 def trained(lesson: nn.Module) -> dict[str, Tensor]:
     """Tensors to store, by name, in bfloat16."""
     return {name: tensor.detach().to("cpu", torch.bfloat16) for name, tensor in lesson.state_dict().items()}
+
+
+def made_for(target: PreTrainedModel) -> dict[str, int]:
+    """What the `config.json` of heads says of their target, so that they are not loaded for another."""
+    vocab, hidden = projection(target).weight.shape
+    return {"vocab_size": vocab, "hidden_size": hidden, "base_num_hidden_layers": last_layer(target)}
 
 
 def describe(folder: Path, config: dict) -> None:

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from disk import written
 from drafttree.drafters.heads import SHARED_LM_HEAD, ResBlock, embedding, projection
 from drafttree.drafters.hydra import EMBEDDING, MLP, PREFIX_MLP, HydraHeads, prefix_config
-from heads import Lesson, command, describe, parser, trained
+from heads import Lesson, command, describe, made_for, parser, trained
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -44,6 +44,7 @@ class HydraLesson(Lesson):
             "grounded_heads": True,
             "hidden_state_offset": 0,
             "base_model_name_or_path": options.target,
+            **made_for(target),
             SHARED_LM_HEAD: shared,
         }
         self._stored = {} if shared else {EMBEDDING: embedding(target).weight}

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from drafttree.drafters.heads import SHARED_LM_HEAD, projection
 from drafttree.drafters.medusa import MedusaHeads
-from heads import Lesson, command, describe, parser, trained
+from heads import Lesson, command, describe, made_for, parser, trained
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -41,6 +41,7 @@ class MedusaLesson(Lesson):
             "medusa_num_heads": options.heads,
             "medusa_num_layers": options.layers,
             "base_model_name_or_path": options.target,
+            **made_for(target),
             SHARED_LM_HEAD: shared,
         }
         self._begin(projection(target).weight)

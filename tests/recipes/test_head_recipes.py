@@ -69,6 +69,14 @@ def test_the_targets_own_parts_are_stored_only_where_they_are_trained(kind, targ
     assert all(ends in name or name == "input_embed_fn.weight" for name in tall)
 
 
+@pytest.mark.parametrize("kind", ["medusa", "hydra"])
+def test_files_say_which_target_they_are_for(kind, target, data, tmp_path):
+    train((kind,), target, data, tmp_path)
+    config = read_config(tmp_path / "final")
+    sizes = {"vocab_size": tiny.VOCAB, "hidden_size": tiny.SIZES["hidden_size"], "base_num_hidden_layers": tiny.LAYERS}
+    assert sizes.items() <= config.items()
+
+
 @every_kind
 def test_losses_and_gradients_are_those_of_plain_autograd(kind, target, data, tmp_path):
     """Head k at t against the target's distribution at t + 1 + k, by whole tensors, from the logits of transformers."""
