@@ -22,6 +22,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from drafttree.drafters.eagle3 import Eagle3Config, Eagle3Head
 from drafttree.drafters.eagle3_format import EMBEDDING, HEAD, save
 from drafttree.drafters.heads import embedding, projection
+from drafttree.drafters.hydra import prefix_config
 from heads import HeadRun, Lesson, command, parser
 from tokens import read_stream
 
@@ -121,18 +122,17 @@ class Eagle3Run(HeadRun):
 
 def _config(target: PreTrainedModel, options: argparse.Namespace, draft_vocab: int) -> Eagle3Config:
     """A head of the target's width, with its number of attention heads."""
-    text, (vocab, hidden) = target.config.get_text_config(), projection(target).weight.shape
-    heads = text.num_attention_heads
+    sizes, (vocab, hidden) = prefix_config(target.config), projection(target).weight.shape
     layer = LlamaConfig(
         vocab_size=vocab,
         hidden_size=hidden,
-        intermediate_size=options.mlp or text.intermediate_size,
+        intermediate_size=options.mlp or sizes.intermediate_size,
         num_hidden_layers=options.layers,
-        num_attention_heads=heads,
-        num_key_value_heads=getattr(text, "num_key_value_heads", None) or heads,
-        head_dim=getattr(text, "head_dim", None) or hidden // heads,
+        num_attention_heads=sizes.num_attention_heads,
+        num_key_value_heads=sizes.num_key_value_heads,
+        head_dim=sizes.head_dim,
         rms_norm_eps=1e-5,
-        max_position_embeddings=text.max_position_embeddings,
+        max_position_embeddings=sizes.max_position_embeddings,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
     )
     return Eagle3Config(layer, vocab, draft_vocab, hidden)

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from toy_run import SIZES, stop, train
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config
 
 import tiny
 import trained
@@ -87,6 +88,19 @@ def test_layers_are_counted_as_the_help_says(capsys):
     with pytest.raises(SystemExit):
         importlib.import_module("eagle3").main(["--help"])
     assert "decoder layers of the head" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_target_that_does_not_say_how_wide_its_mlp_is_gets_a_head(target, data, tmp_path):
+    gpt2 = tmp_path / "gpt2"
+    shutil.copytree(target, gpt2, ignore=shutil.ignore_patterns("config.json", "*.safetensors"))
+    sizes = {name: size for name, size in tiny.SIZES.items() if name != "intermediate_size"}
+    tiny.from_config(GPT2Config(**sizes)).save_pretrained(gpt2)
+    train(("eagle3",), gpt2, data, tmp_path / "out", "--tokens", "1280")
+    assert read_config(tmp_path / "out/final")["intermediate_size"] == 4 * tiny.SIZES["hidden_size"]
+    module, drafter = loaded(tmp_path / "out/final", gpt2)
+    decoder = Decoder(HuggingFaceModel(module), drafter, Talon(width=3, budget=8))
+    out = decoder.generate(trained.PROMPT, max_new_tokens=12).tokens
+    assert out == decoder.plain().generate(trained.PROMPT, max_new_tokens=12).tokens
 
 
 @every_kind
