@@ -9,10 +9,13 @@ import torch
 import eagle3_files as files
 import tiny
 from drafttree.decoder import Decoder
-from drafttree.drafters import Eagle3Drafter
+from drafttree.drafters import Eagle3Drafter, lean_eagle3
+from drafttree.drafters.base import extend_visible
 from drafttree.drafters.checkpoints import read_config, read_tensors
+from drafttree.drafters.eagle3 import Eagle3Head
 from drafttree.drafters.eagle3_format import load, parse
-from drafttree.models import HuggingFaceModel
+from drafttree.drafters.lean_eagle3 import LeanEagle3Head
+from drafttree.models import HuggingFaceModel, TreeCache
 from drafttree.policies import POLICIES, Chain, Talon
 from drafttree.verifiers import VERIFIERS
 
@@ -63,7 +66,8 @@ class Session:
     def check(self, logits: torch.Tensor, path: list[int]) -> None:
         features = [state[0].double().numpy() for state in self.features]
         expected = self.formulas.logits(features, self.tokens[1:], path)
-        np.testing.assert_allclose(logits.double().numpy(), expected, atol=TOLERANCE, rtol=TOLERANCE)
+        scale = np.abs(expected[np.isfinite(expected)]).max()
+        np.testing.assert_allclose(logits.double().numpy(), expected, atol=TOLERANCE * scale, rtol=TOLERANCE)
 
     def root(self) -> None:
         logits = self.draft.root()
@@ -247,3 +251,43 @@ def test_formats_are_told_apart(name, tmp_path):
     checkpoint = parse(*both(files.write(tmp_path, kind, files.weights(kind))))
     assert checkpoint.format == name.split(",")[0]
     assert checkpoint.problems == ()
+
+
+@every_format
+def test_the_lean_head_is_the_module_it_stands_in_for(name, tmp_path):
+    kind = files.KINDS[name]
+    head = load(*both(files.write(tmp_path, kind, files.weights(kind))), files.target()).head
+    assert isinstance(head, LeanEagle3Head)
+    for batch, levels in ((1, 3), (2, 2)):
+        results = []
+        for each in (head, _module(head)):
+            cache, generator = TreeCache(len(head.layers), batch, 8), torch.Generator().manual_seed(3)
+            visible = torch.zeros(batch, 2, 0, dtype=torch.bool)
+            for level in range(levels):
+                tokens = torch.randint(files.VOCAB, (batch, 2), generator=generator)
+                states = tuple(torch.randn(batch, 2, files.TARGET_HIDDEN, generator=generator) for _ in range(3))
+                visible = extend_visible(visible, torch.tensor([[0, 1]] * batch))
+                positions = torch.full((batch, 2), level)
+                with torch.inference_mode():
+                    output = each(cache, tokens, each.fuse(states), positions, visible)
+                    results.append((output, each.recycle(output), each.logits(output)))
+        for ours, theirs in zip(results[:levels], results[levels:], strict=True):
+            for one, other in zip(ours, theirs, strict=True):
+                torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
+def _module(head: LeanEagle3Head) -> Eagle3Head:
+    module = Eagle3Head.__new__(Eagle3Head)
+    module.__dict__.update({name: part for name, part in vars(head).items() if name not in LEAN_PARTS})
+    return module
+
+
+LEAN_PARTS = {"_norms", "_blocks", "_fc", "_head"}
+
+
+@torch.inference_mode()
+def test_a_head_whose_lean_form_says_something_else_stays_as_it_is(tmp_path, monkeypatch):
+    kind = files.KINDS["SafeAILab"]
+    monkeypatch.setattr(lean_eagle3, "rms_norm", lambda norm: lambda x: x)
+    head = load(*both(files.write(tmp_path, kind, files.weights(kind))), files.target()).head
+    assert type(head) is Eagle3Head

@@ -19,6 +19,7 @@ from transformers.activations import ACT2FN
 
 from drafttree.drafters.eagle3 import Eagle3Config, Eagle3Drafter, Eagle3Head
 from drafttree.drafters.heads import SHARED_LM_HEAD, embedding, fill, own_bytes, projection
+from drafttree.drafters.lean_eagle3 import lean
 from drafttree.errors import ModelError
 
 FIRST, FIRST_ELSEWHERE = "layers.0.", "midlayer."
@@ -113,7 +114,7 @@ def load(tensors: Mapping[str, Tensor], config: Mapping[str, Any], target: PreTr
     fill("EAGLE-3", head, _complete(checkpoint, target, ids), target)
     head.rotary = type(head.rotary)(head.rotary.config).to(target.device)
     head.target_ids = None if ids is None else ids.to(target.device)
-    return Eagle3Drafter(head, hidden_layers, own_bytes(head, target))
+    return Eagle3Drafter(lean(head), hidden_layers, own_bytes(head, target))
 
 
 def parse(found: Mapping[str, Tensor], raw: Mapping[str, Any]) -> Eagle3Checkpoint:

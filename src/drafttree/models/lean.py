@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import PreTrainedConfig
 
 from drafttree.models.attention import TreePlan
@@ -29,6 +30,8 @@ PACKED_FOR = 8
 
 LLAMAS = {"llama", "mistral", "qwen2", "qwen3"}
 STATIC_ROPES = {"default", "linear", "llama3", "yarn"}
+
+_copies = WeakTensorKeyDictionary()
 
 
 class LeanModel(HuggingFaceModel):
@@ -90,7 +93,7 @@ class LeanModel(HuggingFaceModel):
             hidden_layers: likewise.
         """
         batch, nodes = tokens.shape
-        turn = Pass(batch, nodes, *self._angles(positions), mask, where)
+        turn = Pass(batch, nodes, *angles(self._rotary, positions, self.dtype), mask, where)
         x = self._embed(tokens).flatten(0, 1)
         inputs: list[Tensor] = []
         for block, (keys, values) in zip(self._blocks, rows, strict=True):
@@ -103,11 +106,12 @@ class LeanModel(HuggingFaceModel):
         logits = self._head.of(scored.flatten(0, 1)).view(batch, scored.shape[1], -1)
         return Output(logits, tuple(inputs[layer].view(x.shape) for layer in hidden_layers))
 
-    def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and signed sines `[batch * nodes, 1, rotated]` of the rotary embedding."""
-        angles = positions.view(-1, 1, 1) * self._rotary.inv_freq
-        cosine, sine = angles.cos() * self._rotary.attention_scaling, angles.sin() * self._rotary.attention_scaling
-        return torch.cat((cosine, cosine), -1).to(self.dtype), torch.cat((-sine, sine), -1).to(self.dtype)
+
+def angles(rotary: Any, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosines and signed sines `[batch * nodes, 1, rotated]` of a rotary embedding of transformers."""
+    turns = positions.view(-1, 1, 1) * rotary.inv_freq
+    cosine, sine = turns.cos() * rotary.attention_scaling, turns.sin() * rotary.attention_scaling
+    return torch.cat((cosine, cosine), -1).to(dtype), torch.cat((-sine, sine), -1).to(dtype)
 
 
 def fits(wrapped: HuggingFaceModel) -> bool:
@@ -195,7 +199,11 @@ class LlamaLayer:
         self._out, self._down, self._act = product(attention.o_proj), product(mlp.down_proj), mlp.act_fn
 
     def forward(self, x: Tensor, turn: Pass, keys: Tensor, values: Tensor) -> Tensor:
-        heads = self._qkv.of(self._before(x)).unflatten(1, (-1, self.width))
+        return self.carry(x, self._before(x), turn, keys, values)
+
+    def carry(self, x: Tensor, normed: Tensor, turn: Pass, keys: Tensor, values: Tensor) -> Tensor:
+        """The residual stream after the layer, whose attention reads something else than its norm."""
+        heads = self._qkv.of(normed).unflatten(1, (-1, self.width))
         turned, value = heads[:, : self._turned], heads[:, self._turned :]
         if self._head_norm:
             turned = self._head_norm(turned)
@@ -247,7 +255,7 @@ class Product:
         self._weight, self._bias = weight.t(), bias
         large = weight.numel() >= PACKED_FROM and weight.dtype == torch.float32
         packs = large and weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_FOR) if packs else None
+        self._packed = _packed(weight) if packs else None
 
     def of(self, x: Tensor) -> Tensor:
         """`[rows, in]` to `[rows, out]`."""
@@ -261,6 +269,13 @@ class Product:
             return self.of(x).add_(residual)
         out = torch.addmm(residual, x, self._weight)
         return out if self._bias is None else out.add_(self._bias)
+
+
+def _packed(weight: Tensor) -> Tensor:
+    """oneDNN's copy of a weight, of which there is one however many products use it."""
+    if weight not in _copies:
+        _copies[weight] = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_FOR)
+    return _copies[weight]
 
 
 def product(layer: Any) -> Product:
