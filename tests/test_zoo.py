@@ -1,41 +1,44 @@
-"""The embedded pair is what the documentation says it is, and loads as any Hugging Face model does."""
+"""The embedded models are what the documentation says they are, and load as any published ones do."""
 
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import drafttree
 from drafttree import zoo
+from drafttree.drafters.checkpoints import read_tensors
 from drafttree.errors import ModelError
+from drafttree.metrics import Metrics
+from drafttree.prompts import openings
 
-LIMIT = 24 * 2**20
+LIMIT = 32 * 10**6
 TEXTS = [
     "The old man looked at the sea.\n\n  Two spaces, a tab\t and naïve café 東京 🙂",
     "def f(x):\n    return x  # <unk>\n",
 ]
+FIXED_TREE = "dynatree_fixed"
+DRAFTING = [name for name in zoo.NAMES if name != "embedded"]
 
 
-@pytest.fixture(scope="module", params=list(zoo.NAMES))
-def name(request) -> str:
-    return request.param
-
-
+@pytest.mark.parametrize("name", zoo.MODELS)
 def test_both_models_load_with_every_weight(name):
     _, info = AutoModelForCausalLM.from_pretrained(zoo.folder(name), output_loading_info=True)
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
 
 
+@pytest.mark.parametrize("name", zoo.NAMES)
 def test_weights_are_bfloat16_and_finite(name):
-    for key, tensor in load_file(zoo.folder(name) / "model.safetensors").items():
+    tensors = read_tensors(zoo.folder(name))
+    for key, tensor in tensors.items():
         assert tensor.dtype == torch.bfloat16, key
         assert tensor.isfinite().all(), key
 
 
 def test_the_target_is_deep_and_the_draft_is_small():
-    models = {name: AutoModelForCausalLM.from_pretrained(zoo.folder(name)) for name in zoo.NAMES}
+    models = {name: AutoModelForCausalLM.from_pretrained(zoo.folder(name)) for name in zoo.MODELS}
     sizes = {name: sum(weight.numel() for weight in model.parameters()) for name, model in models.items()}
     layers = {name: model.config.num_hidden_layers for name, model in models.items()}
     assert layers["embedded"] >= 12
@@ -50,16 +53,48 @@ def test_the_files_are_small_enough_to_ship():
     assert sum(file.stat().st_size for file in files) <= LIMIT
 
 
+def test_heads_store_nothing_of_the_target():
+    target = {tensor.shape for tensor in read_tensors(zoo.folder("embedded")).values() if len(tensor) == 4096}
+    for name in zoo.HEADS:
+        assert not target & {tensor.shape for tensor in read_tensors(zoo.folder(name)).values()}, name
+
+
 def test_one_lossless_tokenizer():
-    target, draft = (AutoTokenizer.from_pretrained(zoo.folder(name)) for name in zoo.NAMES)
+    target, draft = (AutoTokenizer.from_pretrained(zoo.folder(name)) for name in zoo.MODELS)
     assert target.get_vocab() == draft.get_vocab()
     for text in TEXTS:
         assert target.decode(target(text)["input_ids"]) == text
 
 
-def test_the_model_card_is_there():
+@pytest.fixture(scope="module")
+def greedy() -> dict[str, Metrics]:
+    """Every drafter with the same tree, over the same texts, which come out the same with all of them."""
+    texts, metrics = {}, {}
+    for name in ("none", *DRAFTING):
+        decoder = drafttree.load("embedded", name, "fixed:branching=2-2-1-1", dtype="float32")
+        runs = [decoder.generate(prompt, max_new_tokens=48) for prompt in openings()]
+        texts[name], metrics[name] = [run.tokens for run in runs], Metrics.total(run.metrics for run in runs)
+    assert all(text == texts["none"] for text in texts.values())
+    return metrics
+
+
+def test_heads_draft_better_the_more_they_read(greedy):
+    tau = {name: metrics.mean_accepted_tokens for name, metrics in greedy.items()}
+    assert 1 == tau["none"] < tau["embedded-medusa"] < tau["embedded-hydra"] < tau["embedded-eagle3"]
+    assert tau["embedded-draft"] < tau["embedded-eagle3"]
+
+
+def test_a_head_is_no_target():
+    with pytest.raises(ModelError, match="head"):
+        drafttree.load("embedded-eagle3")
+
+
+def test_the_model_cards_are_there():
     card = (Path(zoo.__file__).parent / "MODEL_CARD.md").read_text()
     for fact in ("tokens seen", "bits per byte", "mean accepted tokens", "CC-BY-SA", "loop"):
+        assert fact in card
+    card = (Path(zoo.__file__).parent / "HEADS.md").read_text()
+    for fact in (*zoo.HEADS, "tokens", "mean accepted tokens", "cc-by-sa"):
         assert fact in card
 
 

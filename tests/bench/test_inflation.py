@@ -4,8 +4,10 @@ import pytest
 import torch
 from transformers import GPTNeoXConfig, LlamaConfig
 
+import drafttree
 import tiny
-from drafttree.bench.inflation import SHAPES, Shape, find_shape, inflate
+from drafttree import zoo
+from drafttree.bench.inflation import SHAPES, Shape, find_shape, inflate, load_inflated
 from drafttree.errors import ConfigError
 
 SMALL = {**tiny.GROUPED, "head_dim": 8}
@@ -65,3 +67,14 @@ def test_mistakes_are_named():
         inflate(tiny.from_config(GPTNeoXConfig(**tiny.SIZES)), SHAPE)
     with pytest.raises(ConfigError, match="300m"):
         find_shape("300M")
+
+
+@pytest.mark.parametrize("name", zoo.HEADS)
+def test_a_head_drafts_for_the_inflated_target_what_it_drafts_for_the_small_one(name):
+    large = load_inflated("embedded", name, "100m", "float32", "cpu")
+    small = drafttree.load("embedded", name, dtype="float32", device="cpu")
+    outs = [each.generate("The old man", max_new_tokens=16) for each in (large, small)]
+    assert outs[0].tokens == outs[1].tokens
+    assert outs[0].drafted == outs[1].drafted
+    assert outs[0].metrics.draft_efficiency == outs[1].metrics.draft_efficiency > 0
+    assert outs[0].metrics.draft_cache_bytes == outs[1].metrics.draft_cache_bytes

@@ -160,8 +160,8 @@ def test_every_format_of_eagle3_is_recognised(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", zoo.NAMES)
-def test_embedded_models_are_language_models(name):
-    assert recognise(zoo.folder(name)) == "language-model"
+def test_embedded_models_and_heads_are_recognised(name):
+    assert recognise(zoo.folder(name)) == ("language-model" if name in zoo.MODELS else zoo.HEADS[name])
 
 
 def test_what_is_none_of_them_is_told(tmp_path):

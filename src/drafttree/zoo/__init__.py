@@ -1,19 +1,21 @@
-"""The embedded models: a small target and its draft, trained by `recipes/` and shipped with the package."""
+"""The embedded models: a small target, its draft and its heads, trained by `recipes/` and shipped with the package."""
 
 from pathlib import Path
 
 from drafttree.errors import ModelError
 
-NAMES = {"embedded": "target", "embedded-draft": "draft"}
+MODELS = {"embedded": "target", "embedded-draft": "draft"}
+HEADS = {"embedded-eagle3": "eagle3", "embedded-hydra": "hydra", "embedded-medusa": "medusa"}
+NAMES = MODELS | HEADS
 
 
 def folder(name: str) -> Path:
-    """The folder of an embedded model, in ordinary Hugging Face format.
+    """The folder of an embedded model or head, in its public format.
 
     Raises:
         ModelError: its files are missing from this installation.
     """
     path = Path(__file__).parent / NAMES[name]
-    if not (path / "model.safetensors").is_file():
+    if not (path / "config.json").is_file():
         raise ModelError(f"the files of {name!r} are missing from this installation; reinstall drafttree")
     return path
