@@ -39,7 +39,8 @@ class _Event:
     def __init__(self, enable_timing: bool) -> None:
         assert enable_timing
 
-    def record(self) -> None:
+    def record(self, stream: str) -> None:
+        assert stream == "stream of cuda:1"
         _Event.made += 1
         self.at = _Event.made
 
@@ -52,7 +53,8 @@ class _Event:
 
 def test_on_cuda_events_are_compared_only_when_asked(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", _Event)
-    watch = Stopwatch(torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
+    watch = Stopwatch(torch.device("cuda:1"))
     for _ in range(3):
         with watch:
             pass

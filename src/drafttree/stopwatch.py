@@ -16,7 +16,7 @@ class Stopwatch:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
+        self._device, self._cuda = device, device.type == "cuda"
         self._seconds = self._began = 0.0
         self._events: list[torch.cuda.Event] = []
 
@@ -44,5 +44,5 @@ class Stopwatch:
 
     def _mark(self) -> None:
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))
         self._events.append(event)

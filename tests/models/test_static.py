@@ -1,6 +1,10 @@
 """Recorded passes give the lean decoder's logits, whatever ran on the same memory before."""
 
+from contextlib import nullcontext
 from copy import deepcopy
+
+import gc
+import weakref
 
 import pytest
 import torch
@@ -9,6 +13,7 @@ import tiny
 from drafttree.decoder import Decoder
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.loading import make_policy
+from drafttree.models import probe
 from drafttree.models.base import Output, append, read
 from drafttree.models.graphs import CudaGraphs
 from drafttree.models.huggingface import HuggingFaceModel
@@ -122,14 +127,58 @@ def test_what_a_damaged_text_left_behind_is_gone():
 
 
 def test_few_buffers_are_kept():
-    _, static, _ = models("llama")
+    _, static, recorder = models("llama")
     caches = [static.new_cache(1, 16) for _ in range(KEPT + 3)]
     for cache in caches:
         append(static, cache, [1])
     slots = {id(cache.slot) for cache in caches}
     del caches, cache
-    assert len(static._pool._free) == KEPT
-    assert len(slots) == KEPT + 3
+    assert len(slots) == recorder.recorded == KEPT + 3
+    caches = [static.new_cache(1, 16) for _ in range(KEPT + 3)]
+    for cache in caches:
+        append(static, cache, [1])
+    assert recorder.recorded == KEPT + 6
+
+
+def test_texts_of_several_lengths_take_turns():
+    lean, static, recorder = models("llama", context=8 * SHORTEST)
+    decoders = [Decoder(each, LanguageModelDrafter(each), make_policy("talon:budget=8")) for each in (static, lean)]
+    prompt = tiny.random_tokens(5, 2)
+    for limit in (8, 600, 8, 600, 600):
+        texts = [decoder.start(prompt, max_new_tokens=limit) for decoder in decoders for _ in range(2)]
+        for _ in range(6):
+            for text, decoder in zip(texts, (decoders[0], decoders[0], decoders[1], decoders[1]), strict=True):
+                if not text.finish_reason:
+                    decoder.step(text)
+        assert len({tuple(text.tokens) for text in texts}) == 1
+        del texts, text
+    assert recorder.recorded < 60
+
+
+def test_a_model_is_freed_with_what_it_recorded():
+    _, static, _ = models("llama")
+    append(static, static.new_cache(1, 16), [1])
+    gone = weakref.ref(static)
+    gc.disable()
+    try:
+        del static
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_a_recording_that_repeats_its_first_pass_is_not_trusted():
+    lean, _, _ = models("llama")
+
+    def frozen(run: Run) -> Run:
+        output = run()
+        return lambda: output
+
+    module = HuggingFaceModel(deepcopy(lean.module))
+    module.release()
+    own = probe._own_logits(module)
+    assert probe._repeats(StaticModel(lean, Replays()), own, 1e-4)
+    assert not probe._repeats(StaticModel(lean, frozen), own, 1e-4)
 
 
 def test_batches_and_prompts_run_as_they_come():
@@ -162,7 +211,8 @@ def test_a_failed_capture_is_told_once_and_passes_go_on(monkeypatch):
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
     lean, _, _ = models("llama")
-    graphs = CudaGraphs()
+    graphs = CudaGraphs(torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(graphs, "_capture", fail)
     static = StaticModel(lean, graphs)
     with pytest.warns(UserWarning, match="without CUDA graphs.*not permitted when stream is capturing$") as told:

@@ -13,6 +13,7 @@ from drafttree.bench.policies import PolicyBench, PolicyRow, bench_policies
 from drafttree.decoder import Decoder
 from drafttree.errors import ConfigError
 from drafttree.models.base import read
+from drafttree.models.cache import TreeCache
 from drafttree.models.huggingface import HuggingFaceModel
 from drafttree.reference import transformers_model
 
@@ -149,7 +150,7 @@ def pass_bytes(model: HuggingFaceModel, context: int) -> int:
     table, head = module.get_input_embeddings().weight, module.get_output_embeddings().weight
     if table is not head:
         weights[id(table)] = table[0].nbytes
-    cache = model.new_cache(1, context)
+    cache = TreeCache(module.config.get_text_config().num_hidden_layers, 1, context)
     read(model, cache, [0] * context)
     return sum(weights.values()) + cache.nbytes
 

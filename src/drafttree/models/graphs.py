@@ -14,36 +14,38 @@ WARMUPS = 2
 class CudaGraphs:
     """Records passes as CUDA graphs. They share one pool of memory: no two run at the same time.
 
-    Where a capture fails, passes run as they come from then on, and a warning says why.
+    Where a capture fails, a warning says why.
+
+    Args:
+        device: where the passes run.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._side: Any = None
         self._memory: Any = None
-        self._failed = False
 
-    def __call__(self, run: Run) -> Run:
-        if self._failed:
-            return run
+    def __call__(self, run: Run) -> Run | None:
         try:
-            return self._capture(run)
+            with torch.cuda.device(self._device):
+                return self._capture(run)
         except (RuntimeError, AssertionError) as error:
-            self._failed = True
             reason = str(error).strip().split("\n")[0] or type(error).__name__
             warnings.warn(f"passes run without CUDA graphs, which is slower: {reason}", stacklevel=2)
-            return run
+            return None
 
     def _capture(self, run: Run) -> Run:
         """A launch of the captured pass; it writes its outputs to the same memory every time."""
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        self._side = self._side or torch.cuda.Stream()
+        self._memory = self._memory or torch.cuda.graph_pool_handle()
+        self._side.wait_stream(torch.cuda.current_stream())
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self._side):
             for _ in range(WARMUPS):
                 run()
-        torch.cuda.current_stream().wait_stream(side)
-        self._memory = self._memory or torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory):
-            output = run()
+            with torch.cuda.graph(graph, pool=self._memory, stream=self._side):
+                output = run()
+        torch.cuda.current_stream().wait_stream(self._side)
 
         def replay() -> Output:
             graph.replay()

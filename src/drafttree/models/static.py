@@ -23,24 +23,28 @@ DRAFTED = 1024
 """Drafted rows a pass can see; where there are more, it runs as it comes."""
 SHORTEST = 512
 """Rows of the smallest cache; larger ones have a power of two."""
-KEPT = 4
+KEPT = 2
 """Buffers of finished texts that are kept."""
 
 Run = Callable[[], Output]
-Recorder = Callable[[Run], Run]
+Recorder = Callable[[Run], Run | None]
+"""Makes something that repeats a pass out of the pass, or None where it cannot."""
 
 
 class StaticModel(LeanModel):
     """A lean model whose passes over trees are recorded. See `drafttree.models.base.Model` for the contract.
 
+    Texts may take turns on it, threads may not: every pass reads its arguments from the same memory. Where a pass cannot
+    be recorded, it and all later ones run as they come.
+
     Args:
-        lean: to record.
-        recorder: makes something that repeats a pass out of the pass.
+        lean: to record; its weights stay where they are from then on.
+        recorder: of passes.
     """
 
     def __init__(self, lean: LeanModel, recorder: Recorder) -> None:
         self.__dict__.update(vars(lean))
-        self._recorder = recorder
+        self._recorder: Recorder | None = recorder
         self._pool = Pool()
         self._inputs = Inputs(self.device)
 
@@ -59,34 +63,44 @@ class StaticModel(LeanModel):
         hidden_layers: tuple[int, ...] = (),
     ) -> Output:
         nodes = tokens.shape[1]
-        if not isinstance(cache, StaticCache) or nodes > BUCKETS[-1] or visible.shape[2] > DRAFTED:
+        replay = self._recorded(cache, nodes, visible.shape[2], hidden_layers)
+        if replay is None:
             return super().forward(cache, tokens, positions, visible, last_only=last_only, hidden_layers=hidden_layers)
-        bucket = next(size for size in BUCKETS if size >= nodes)
-        first = self._blocks[0]
-        cache.rows(self._embed.weight, first.key_heads, first.width, bucket)
         self._inputs.load(cache, tokens, positions, visible)
-        key = (bucket, hidden_layers)
-        passes = cache.slot.passes
-        if key not in passes:
-            passes[key] = self._recorder(self._pass_over(cache.slot, *key))
-        output = passes[key]()
+        output = replay()
         cache.grow(positions)
         scored = slice(nodes - 1, nodes) if last_only else slice(nodes)
         return Output(output.logits[:, scored].clone(), tuple(state[:, :nodes].clone() for state in output.hidden))
 
+    def _recorded(self, cache: TreeCache, nodes: int, drafted: int, hidden_layers: tuple[int, ...]) -> Run | None:
+        """What repeats a pass of that size; None where it has to run as it comes."""
+        if not isinstance(cache, StaticCache) or nodes > BUCKETS[-1] or drafted > DRAFTED:
+            return None
+        bucket, first = next(size for size in BUCKETS if size >= nodes), self._blocks[0]
+        cache.rows(self._embed.weight, first.key_heads, first.width, bucket)
+        key, passes = (bucket, hidden_layers), cache.slot.passes
+        if key not in passes and self._recorder:
+            recorded = self._recorder(self._pass_over(cache.slot, *key))
+            if recorded is None:
+                self._recorder = None
+            else:
+                passes[key] = recorded
+        return passes.get(key)
+
     def _pass_over(self, slot: "Slot", bucket: int, hidden_layers: tuple[int, ...]) -> Run:
         """The pass over so many nodes on a slot's memory."""
-        groups = self._blocks[0].groups
+        groups, capacity, inputs = self._blocks[0].groups, slot.buffer.shape[-2], self._inputs
         rows = [(keys, values) for keys, values in slot.buffer.unbind(0)]
+        model = weakref.proxy(self)
 
         def once() -> Output:
-            tokens, positions, where, mask = self._inputs.read(bucket, groups, slot.buffer.shape[-2], self.dtype)
-            return self.run(tokens, positions, mask, rows, where, False, hidden_layers)
+            tokens, positions, where, mask = inputs.read(bucket, groups, capacity, model.dtype)
+            return model.run(tokens, positions, mask, rows, where, False, hidden_layers)
 
         return once
 
 
-@dataclass
+@dataclass(eq=False)
 class Slot:
     """A cache's buffer, and the passes recorded on it by nodes and hidden layers."""
 
@@ -100,17 +114,20 @@ class Pool:
     def __init__(self) -> None:
         self._free: list[Slot] = []
 
+    @torch.inference_mode()
     def take(self, capacity: int) -> Slot | None:
-        """A slot of this capacity, None where none is free."""
+        """A slot of this capacity, None where none is free.
+
+        Its rows are cleared: attention multiplies even those it does not see, by zero.
+        """
         fitting = next((slot for slot in reversed(self._free) if slot.buffer.shape[-2] == capacity), None)
         if fitting:
             self._free.remove(fitting)
+            fitting.buffer.zero_()
         return fitting
 
-    @torch.inference_mode()
     def give(self, slot: Slot) -> None:
-        """Take a slot back. Its rows are cleared: attention multiplies even those it does not see, by zero."""
-        slot.buffer.zero_()
+        """Take a slot back. Nothing is launched: a cache may be collected while a pass is being recorded."""
         self._free.append(slot)
         del self._free[:-KEPT]
 
