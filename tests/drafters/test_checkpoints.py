@@ -115,6 +115,45 @@ def test_pickles_with_anything_but_tensors_are_refused_and_not_run(write, tmp_pa
     assert not Path("/tmp/drafttree-has-run-a-pickle").exists()
 
 
+@pytest.mark.parametrize(
+    ("kind", "make"),
+    [
+        ("a sparse tensor", lambda: torch.eye(3).to_sparse()),
+        ("a sparse tensor", lambda: torch.eye(3).to_sparse_csr()),
+        ("a nested tensor", lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])),
+        ("a quantised tensor", lambda: torch.quantize_per_tensor(torch.ones(3), 1.0, 0, torch.qint8)),
+        ("a tensor without values", lambda: torch.empty(3, device="meta")),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_tensors_that_are_not_dense_are_named(kind, make, tmp_path):
+    torch.save(TENSORS | {"d": make()}, tmp_path / "pytorch_model.bin")
+    assert f"holds 'd' as {kind}" in told(read_tensors, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("model", "head"),
+    [
+        ("model.safetensors", "medusa_lm_head.pt"),
+        ("pytorch_model.bin", "hydra_lm_head.safetensors"),
+        ("model.safetensors.index.json", "medusa_lm_head.safetensors"),
+        ("medusa_lm_head.pt", "hydra_lm_head.pt"),
+    ],
+)
+def test_a_head_beside_other_weights_is_refused(model, head, tmp_path):
+    for name in (model, head):
+        (tmp_path / name).touch()
+    assert f"holds {model} and {head}; give a folder with the head alone" in told(recognise, tmp_path)
+
+
+def test_the_same_weights_in_two_formats_are_one(tmp_path):
+    for end in ("safetensors", "pt"):
+        (save_file if end == "safetensors" else torch.save)(
+            {"0.0.linear.weight": torch.ones(1)}, tmp_path / f"medusa_lm_head.{end}"
+        )
+    assert recognise(tmp_path) == "medusa"
+
+
 def test_folders_without_weights_or_with_too_many(tmp_path):
     assert "does not exist" in told(read_tensors, tmp_path / "nowhere")
     assert "holds no weights; expected one of model.safetensors" in told(read_tensors, tmp_path)

@@ -45,8 +45,9 @@ def recognise(folder: Path) -> str:
     """What a folder holds: "language-model", "eagle3", "medusa" or "hydra".
 
     Raises:
-        ModelError: none of them, or its files cannot be read.
+        ModelError: none of them, several of them, or its files cannot be read.
     """
+    _check_alone(Path(folder))
     names = tensor_names(folder)
     for kind, pattern in KINDS.items():
         if any(map(pattern.match, names)):
@@ -143,6 +144,17 @@ def weight_files(folder: Path) -> list[Path]:
     raise ModelError(f"{folder} holds no weights; expected one of {', '.join(NAMES)}")
 
 
+def _check_alone(folder: Path) -> None:
+    """Refuse heads beside a model or beside other heads: nothing says which of them is meant."""
+    files: dict[str, str] = {}
+    for name in (*INDICES, *NAMES):
+        if (folder / name).is_file():
+            stem = name.partition(".")[0]
+            files.setdefault(stem if stem in HEADS else LANGUAGE_MODEL, name)
+    if len(files) > 1:
+        raise ModelError(f"{folder} holds {' and '.join(files.values())}; give a folder with the head alone")
+
+
 def _index(folder: Path) -> Path | None:
     """The index of a sharded checkpoint; a single safetensors file goes before a pickle's index."""
     for name in INDICES:
@@ -215,7 +227,20 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
     strange = [key for key, value in found.items() if not isinstance(key, str) or not isinstance(value, Tensor)]
     if strange:
         raise _foreign(path, f"{strange[0]!r}, a {type(found[strange[0]]).__name__}")
+    if unreadable := [f"{name!r} as {kind}" for name, value in found.items() if (kind := _storage(value))]:
+        raise ModelError(f"{path} holds {_few(unreadable)}; save its values as an ordinary dense tensor")
     return found
+
+
+def _storage(tensor: Tensor) -> str:
+    """In which unusual way a tensor is stored, empty for one whose numbers lie side by side."""
+    kinds = {
+        "a nested tensor": tensor.is_nested,
+        "a sparse tensor": tensor.layout is not torch.strided,
+        "a quantised tensor": tensor.is_quantized,
+        "a tensor without values": tensor.is_meta,
+    }
+    return next((kind for kind, found in kinds.items() if found), "")
 
 
 def _foreign(path: Path, what: str) -> ModelError:
