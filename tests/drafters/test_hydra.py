@@ -1,5 +1,6 @@
 """Hydra heads: the formulas of Hydra and Hydra++, one pass a level, the target's own text, and clear refusals."""
 
+import logging
 import re
 
 import numpy as np
@@ -257,6 +258,13 @@ def test_any_architecture_can_be_the_target(name):
     assert decoder.generate(PROMPT, max_new_tokens=LENGTH).tokens == (
         decoder.plain().generate(PROMPT, max_new_tokens=LENGTH).tokens
     )
+
+
+def test_the_layer_of_a_target_is_made_without_a_word(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    with caplog.at_level(logging.WARNING, "transformers"):
+        hydra.prefix_config(TARGET.config)
+    assert not caplog.messages
 
 
 def test_parts_equal_to_the_targets_are_not_kept_twice():

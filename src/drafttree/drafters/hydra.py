@@ -6,6 +6,7 @@ passes all hidden states through one attention layer first. Hydra (Ankner et al.
 """
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -111,7 +112,12 @@ def prefix_config(config: PreTrainedConfig) -> LlamaConfig:
     if "rope_theta" in rope:
         fields["rope_parameters"] = {name: value for name, value in rope.items() if name != "partial_rotary_factor"}
     given = {name: value for name, value in fields.items() if value is not None}
-    return LlamaConfig(**{"intermediate_size": 4 * config.hidden_size, **given}, num_hidden_layers=1, vocab_size=1)
+    return _layer_config({"intermediate_size": 4 * config.hidden_size, **given})
+
+
+def _layer_config(fields: dict[str, Any]) -> LlamaConfig:
+    """A single layer without a vocabulary, in which the ids of Llama's special tokens would not be found."""
+    return LlamaConfig(**fields, num_hidden_layers=1, vocab_size=1, bos_token_id=None, eos_token_id=None)
 
 
 def _prefix_layer(config: LlamaConfig) -> LlamaModel:
