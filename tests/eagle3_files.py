@@ -1,7 +1,7 @@
 """EAGLE-3 checkpoints of every format with random weights, and their logits in plain float64 numpy."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -155,6 +155,14 @@ def weights(kind: Kind, seed: int = 0) -> dict[str, Tensor]:
         tensors["d2t"] = ids - torch.arange(len(ids))
         tensors["t2d"] = torch.zeros(VOCAB, dtype=torch.bool).index_fill_(0, ids, True)
     return tensors
+
+
+def tied() -> tuple[dict[str, Tensor], dict]:
+    """Tensors and configuration of a head whose output layer is its embedding."""
+    kind = replace(KINDS["AngelSlim"], draft_vocab=VOCAB)
+    tensors = weights(kind)
+    del tensors["lm_head.weight"]
+    return tensors, {**configuration(kind), "draft_vocab_size": VOCAB, "tie_word_embeddings": True}
 
 
 def configuration(kind: Kind) -> dict:

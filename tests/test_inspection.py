@@ -1,10 +1,14 @@
 """What `inspect` says of every kind of folder, whole and broken."""
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import save_file
 
 import eagle3_files as files
+from drafttree.drafters import eagle3_format
+from drafttree.drafters.eagle3 import Eagle3Head
 from drafttree.errors import ModelError
 from drafttree.inspection import inspect
 
@@ -40,7 +44,7 @@ def test_what_an_eagle3_head_lacks(tmp_path):
     tensors = files.weights(kind)
     del tensors["fc.weight"], tensors["d2t"]
     found = inspect(str(files.write(tmp_path, kind, tensors)))
-    assert found.fits["layers"] == "not said"
+    assert found.fits["number of layers"] == "not said"
     assert found.details["hidden states read"] == "1, 2, 3"
     assert list(found.problems) == ["missing fc.weight", "missing d2t, for 11 of 23 token ids"]
 
@@ -82,11 +86,87 @@ def test_medusa_and_hydra_heads(kind, tensors, count, tmp_path):
     save_file(tensors, tmp_path / "model.safetensors")
     found = inspect(str(tmp_path))
     assert (found.kind, found.details["heads"], found.problems) == (kind, count, ())
-    assert found.fits == {"hidden size": WIDTH, "vocabulary": VOCAB}
+    assert found.fits == {"hidden size": WIDTH, "vocabulary": VOCAB, "number of layers": "not said"}
     lost = sorted(name for name in tensors if name.endswith("bias"))[0]
     del tensors[lost]
     save_file(tensors, tmp_path / "model.safetensors")
     assert lost in inspect(str(tmp_path)).problems[0]
+
+
+def test_medusa_and_hydra_heads_that_share_a_projection_tell_their_target(tmp_path):
+    tensors = {name: tensor for name, tensor in medusa().items() if not name.endswith(".1.weight")}
+    save_file(tensors, tmp_path / "medusa_lm_head.safetensors")
+    assert inspect(str(tmp_path)).fits["vocabulary"] == "not said"
+    config = {
+        "vocab_size": 4096,
+        "hidden_size": WIDTH,
+        "base_num_hidden_layers": 6,
+        "base_model_name_or_path": "some/lm",
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = inspect(str(tmp_path))
+    assert found.fits == {"hidden size": WIDTH, "vocabulary": 4096, "number of layers": 6, "trained on": "some/lm"}
+    assert found.problems == ()
+    assert found.details["output layers"] == "the target's"
+
+
+@pytest.mark.parametrize("prefix", [False, True])
+def test_every_tensor_of_hydra_heads_is_looked_at(prefix, tmp_path):
+    tensors = hydra(prefix) | {"input_embed_fn.weight": torch.ones(VOCAB, WIDTH - 1)}
+    lost = "hydra_mlp.1.1.linear.bias" if prefix else "hydra_mlp.1.0.linear.bias"
+    del tensors[lost]
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert list(inspect(str(tmp_path)).problems) == [
+        f"missing {lost}",
+        f"input_embed_fn.weight is [{VOCAB}, {WIDTH - 1}] and should be [{VOCAB}, {WIDTH}]",
+    ]
+
+
+def test_every_tensor_of_medusa_heads_is_looked_at(tmp_path):
+    tensors = medusa() | {"1.1.weight": torch.ones(VOCAB, 3), "0.0.linear.weight": torch.tensor(1.0)}
+    del tensors["2.0.linear.bias"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert list(inspect(str(tmp_path)).problems) == [
+        "missing 2.0.linear.bias",
+        f"0.0.linear.weight is [] and should be [{WIDTH}, {WIDTH}]",
+        f"1.1.weight is [{VOCAB}, 3] and should be [{VOCAB}, {WIDTH}]",
+    ]
+
+
+def test_an_attention_layer_of_no_shape(tmp_path):
+    tensors = hydra(True)
+    tensors["prefix_embeding_layer.layers.0.self_attn.q_proj.weight"] = torch.ones(7, WIDTH)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match="has 7 rows of queries and 4 of keys and values; no attention layer 8 wide"):
+        inspect(str(tmp_path))
+
+
+def test_a_head_of_this_house_is_of_the_format_it_is_saved_in(tmp_path):
+    kind = files.KINDS["SafeAILab"]
+    config = eagle3_format.parse(files.weights(kind), files.configuration(kind)).config
+    head = Eagle3Head(config)
+    head.target_ids = torch.tensor(files.ids_of(kind))
+    eagle3_format.save(head, tmp_path, files.DEPTH, own_lm_head=True, dtype=torch.float32)
+    found = inspect(str(tmp_path))
+    assert found.details["format"] == "SpecForge"
+    assert found.fits["number of layers"] == files.DEPTH
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rope_theta": "1e4"}, "config.json gives rope_theta as '1e4'; it must be a positive number"),
+        ({"transformer_layer_config": "x"}, "config.json gives transformer_layer_config as 'x'"),
+        (None, "config.json is missing or empty"),
+    ],
+)
+def test_configurations_that_make_no_sense(change, message, tmp_path):
+    kind = files.KINDS["SafeAILab"]
+    files.write(tmp_path, kind, files.weights(kind), change and {**files.configuration(kind), **change})
+    if change is None:
+        (tmp_path / "config.json").unlink()
+    with pytest.raises(ModelError, match=message):
+        inspect(str(tmp_path))
 
 
 def test_what_is_not_there(tmp_path):

@@ -1,7 +1,5 @@
 """EAGLE-3 checkpoints that cannot be used say why: everything at once, with the numbers on both sides."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -20,6 +18,10 @@ def told(tensors, config=None, target=None) -> str:
         load(tensors, files.configuration(KIND) if config is None else config, target or files.target())
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def changed(**fields) -> dict:
+    return {**files.configuration(KIND), **fields}
 
 
 def test_all_missing_unexpected_and_misshapen_tensors_are_listed_once():
@@ -55,8 +57,9 @@ def d2t(change) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: t[:-2], "d2t has length 9 and should have 11"),
-        (lambda t: t.float(), "d2t is torch.float32 and should be int64"),
+        (lambda t: t[:-2], "d2t is [9] and should be [11]"),
+        (lambda t: t[None], "d2t is [1, 11] and should be [11]"),
+        (lambda t: t.float(), "d2t is float32 and should be int64"),
         (lambda t: t + 12, "rising token ids below 23"),
         (lambda t: t.flip(0) * 3, "rising token ids below 23"),
         (lambda t: t.clone().index_fill_(0, torch.tensor([10]), int(t[10]) - 30), "rising token ids"),
@@ -70,7 +73,7 @@ def test_maps_that_are_missing_or_disagree():
     tensors = files.weights(KIND)
     assert "missing d2t, for 11 of 23 token ids" in told({name: t for name, t in tensors.items() if name != "d2t"})
     assert "t2d and d2t name different" in told(tensors | {"t2d": ~tensors["t2d"]})
-    assert "t2d has length 20 and should have 23" in told(tensors | {"t2d": tensors["t2d"][:20]})
+    assert "t2d is [20] and should be [23]" in told(tensors | {"t2d": tensors["t2d"][:20]})
 
 
 def test_heads_of_other_targets_are_refused_with_both_numbers():
@@ -102,38 +105,91 @@ def test_narrow_heads_need_their_own_embedding():
 
 
 @pytest.mark.parametrize("name", ["hidden_size", "vocab_size", "num_attention_heads"])
-@pytest.mark.parametrize("value", [None, "32", 0])
+@pytest.mark.parametrize("value", [None, "32", 0, True])
 def test_configurations_without_a_size(name, value):
-    config = {**files.configuration(KIND), name: value}
-    assert f"config.json gives {name} as {value!r}" in told(files.weights(KIND), config)
+    gives = f"gives no {name}" if value is None else f"gives {name} as {value!r}; it must be a positive integer"
+    assert f"config.json {gives}" in told(files.weights(KIND), changed(**{name: value}))
+
+
+def test_no_configuration_at_all():
+    assert "config.json is missing or empty" in told(files.weights(KIND), {})
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"eagle_config": "none"}, "eagle_config as 'none'"),
+        ({"eagle_config": "none"}, "eagle_config as 'none'; it must be an object"),
+        ({"transformer_layer_config": "x"}, "transformer_layer_config as 'x'"),
+        ({"architectures": 3}, "architectures as 3"),
+        ({"draft_vocab_size": "20"}, "draft_vocab_size as '20'; it must be a positive integer"),
+        ({"target_hidden_size": [32]}, "target_hidden_size as [32]"),
+        ({"target_hidden_size": 10**30}, "it must be a positive integer of at most 8 digits"),
+        ({"target_num_hidden_layers": "4"}, "target_num_hidden_layers as '4'"),
+        ({"num_key_value_heads": "2"}, "num_key_value_heads as '2'"),
+        ({"intermediate_size": 20.5}, "intermediate_size as 20.5"),
+        ({"max_position_embeddings": "2k"}, "max_position_embeddings as '2k'"),
+        ({"head_dim": -8}, "head_dim as -8"),
+        ({"hidden_act": ["silu"]}, "hidden_act as ['silu']; it must be a string"),
+        ({"rms_norm_eps": "1e-5"}, "rms_norm_eps as '1e-5'; it must be a positive number"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps as nan"),
+        ({"rope_theta": "1e4"}, "rope_theta as '1e4'"),
+        ({"rope_scaling": [1]}, "rope_scaling as [1]"),
+        ({"rope_scaling": {"type": "magic"}}, "rope_type as 'magic'; drafttree knows"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type as 'dynamic'; drafttree knows"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": "2"}}, "factor as '2'; it must be a positive number"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "factor as 0"),
+        ({"norm_before_residual": "no"}, "norm_before_residual as 'no'; it must be true or false"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings as 1"),
+        ({"shared_lm_head": "yes"}, "shared_lm_head as 'yes'"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": "1, 2"}}, "layer_ids as '1, 2'"),
         ({"eagle_aux_hidden_state_layer_ids": [1, 2.5]}, "layer_ids as [1, 2.5]"),
-        ({"num_key_value_heads": 3}, "3 key heads for 4"),
-        ({"hidden_act": "magic"}, "activation 'magic'"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads as 3, which does not divide 4 heads"),
+        ({"num_attention_heads": 5}, "num_attention_heads as 5, which does not divide a width of 32"),
+        ({"hidden_act": "magic"}, "hidden_act as 'magic', which transformers does not know"),
     ],
 )
 def test_configurations_that_make_no_sense(change, message):
-    assert message in told(files.weights(KIND), {**files.configuration(KIND), **change})
+    found = told(files.weights(KIND), changed(**change))
+    assert "config.json gives" in found
+    assert message in found
 
 
-def test_growing_rotary_embeddings_are_refused():
-    config = {**files.configuration(KIND), "rope_scaling": {"type": "dynamic", "factor": 2.0}}
-    assert "rope_type 'dynamic'" in told(files.weights(KIND), config)
+def test_rotary_embeddings_that_lack_a_number():
+    message = told(files.weights(KIND), changed(rope_scaling={"rope_type": "yarn"}))
+    assert "{'rope_type': 'yarn', 'rope_theta': 10000.0}" in message
+    assert "Missing required keys" in message
+    assert "'factor'" in message
 
 
-def test_a_tied_output_layer_is_the_embedding():
-    kind = replace(files.KINDS["AngelSlim"], draft_vocab=files.VOCAB)
-    tensors = files.weights(kind)
-    del tensors["lm_head.weight"]
-    config = {**files.configuration(kind), "draft_vocab_size": files.VOCAB, "tie_word_embeddings": True}
-    head = load(tensors, config, files.target()).head
-    assert torch.equal(head.lm_head.weight, head.embed_tokens.weight)
+@pytest.mark.parametrize("name", ["layers.x.foo", "layers.7.foo", "layers.7.mlp.foo", "layers.123456789.mlp.foo"])
+def test_a_stray_tensor_makes_no_layer(name):
+    message = told(files.weights(KIND) | {name: torch.ones(1)})
+    assert message.endswith(f"EAGLE-3 head: unexpected {name}")
+
+
+def test_numbers_that_are_none():
+    tensors = files.weights(KIND)
+    tensors["fc.weight"][3, 5] = torch.nan
+    tensors["norm.weight"][2] = torch.inf
+    tensors["midlayer.mlp.up_proj.weight"] = torch.ones(20, 32, dtype=torch.int8)
+    assert told(tensors).split(": ", 1)[1].split("; ") == [
+        "fc.weight holds numbers that are not finite",
+        "midlayer.mlp.up_proj.weight is int8 and should be floating-point",
+        "norm.weight holds numbers that are not finite",
+    ]
+
+
+def test_tensors_without_dimensions_are_of_wrong_shape():
+    tensors = {name: tensor.flatten()[0] for name, tensor in files.weights(KIND).items()}
+    config = changed(draft_vocab_size=None)
+    assert "lm_head.weight is [] and should be [23, 32]" in told(tensors, config)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_tied_output_layer_is_the_embedding(dtype):
+    tensors, config = files.tied()
+    drafter = load(tensors, config, files.target().to(dtype))
+    torch.testing.assert_close(drafter.head.lm_head.weight, tensors["embed_tokens.weight"].to(dtype), atol=0, rtol=0)
 
 
 def test_legacy_rotary_tables_are_ignored():

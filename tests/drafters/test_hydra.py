@@ -260,13 +260,6 @@ def test_any_architecture_can_be_the_target(name):
     )
 
 
-def test_the_layer_of_a_target_is_made_without_a_word(caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    with caplog.at_level(logging.WARNING, "transformers"):
-        hydra.prefix_config(TARGET.config)
-    assert not caplog.messages
-
-
 def test_parts_equal_to_the_targets_are_not_kept_twice():
     target = tiny.build("llama").bfloat16()
     tensors = checkpoint(projected=False, prefix=True) | {"input_embed_fn.weight": target.model.embed_tokens.weight}
@@ -319,14 +312,46 @@ def test_wrong_shapes_are_all_shown_as_found_and_expected():
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "found", "expected"),
-    [("hydra_mlp.0.0.linear.weight", (16, 32), 16, HIDDEN), ("hydra_lm_head.0.weight", (50, HIDDEN), 50, VOCAB)],
-    ids=["hidden size", "vocabulary"],
+    ("size", "found", "expected"), [("hidden size", HIDDEN // 2, HIDDEN), ("vocabulary", 2 * VOCAB, VOCAB)]
 )
-def test_heads_made_for_another_target_are_refused_with_both_numbers(name, shape, found, expected):
-    message = refused(checkpoint() | trained.noise({name: shape}))
-    assert f"of {found}" in message
-    assert f"is {expected}" in message
+@pytest.mark.parametrize("prefix", [False, True], ids=["hydra", "hydra++"])
+def test_heads_made_for_another_target_are_refused_with_both_numbers(prefix, size, found, expected):
+    shapes = {name: tensor.shape for name, tensor in checkpoint(prefix=prefix).items()}
+    scaled = {
+        name: tuple(found * (side // expected) if side % expected == 0 else side for side in shape)
+        for name, shape in shapes.items()
+    }
+    assert f"{size} of {found}, this target's is {expected};" in refused(trained.noise(scaled))
+
+
+def test_a_config_that_tells_the_targets_sizes():
+    sizes = {"vocab_size": VOCAB, "hidden_size": HIDDEN, "base_num_hidden_layers": tiny.LAYERS, "shared_lm_head": True}
+    tensors = checkpoint(projected=False, embeds=False, prefix=True)
+    hydra.load(tensors, sizes, TARGET)
+    assert f"vocabulary of 4096, this target's is {VOCAB};" in refused(tensors, sizes | {"vocab_size": 4096})
+    assert f"layers of 7, this target's is {tiny.LAYERS};" in refused(tensors, sizes | {"base_num_hidden_layers": 7})
+
+
+@pytest.mark.parametrize("prefix", [False, True], ids=["hydra", "hydra++"])
+@pytest.mark.parametrize(
+    "name", ["hydra_mlp.7.1.linear.weight", "hydra_mlp.0.9.linear.weight", "hydra_lm_head.5.weight"]
+)
+def test_a_stray_tensor_makes_no_head(prefix, name):
+    message = refused(checkpoint(prefix=prefix) | {name: torch.ones(1)})
+    assert message.endswith(f"no Hydra head: unexpected {name}")
+
+
+def test_numbers_that_are_none_are_refused():
+    tensors = checkpoint(prefix=True)
+    tensors[f"{LAYER}mlp.up_proj.weight"][0, 0] = torch.nan
+    assert refused(tensors).endswith(f"{LAYER}mlp.up_proj.weight holds numbers that are not finite")
+
+
+def test_the_layer_of_a_target_is_made_without_a_word(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    with caplog.at_level(logging.WARNING, "transformers"):
+        hydra.prefix_config(TARGET.config)
+    assert not caplog.messages
 
 
 @pytest.mark.parametrize("kind", ["cross-attn", "eagle-attn", "mlps"])

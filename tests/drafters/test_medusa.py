@@ -208,6 +208,52 @@ def test_wrong_shapes_are_all_shown_as_found_and_expected():
     assert len(re.findall("should be", message)) == 2
 
 
+def test_all_that_is_wrong_is_told_at_once():
+    tensors = checkpoint() | trained.noise({"1.0.linear.bias": (7,), "strange": (2,)})
+    del tensors["2.1.weight"]
+    assert refused(tensors).endswith(
+        f"missing 2.1.weight; unexpected strange; 1.0.linear.bias is [7] and should be [{HIDDEN}]"
+    )
+
+
+@pytest.mark.parametrize("name", ["7.3.weight", "7.0.linear.weight", "0.5.linear.weight", "123456789.0.linear.bias"])
+@pytest.mark.parametrize("projected", [True, False])
+def test_a_stray_tensor_makes_no_head(name, projected):
+    message = refused(checkpoint(projected=projected) | {name: torch.ones(1)})
+    assert message.endswith(f"no Medusa head: unexpected {name}")
+
+
+def test_numbers_that_are_none_and_other_dtypes_are_refused():
+    tensors = checkpoint()
+    tensors["0.0.linear.weight"][3, 4] = torch.nan
+    tensors["1.0.linear.bias"][0] = -torch.inf
+    tensors["1.1.weight"] = torch.ones(VOCAB, HIDDEN, dtype=torch.int8)
+    tensors["2.1.weight"] = torch.ones(VOCAB, HIDDEN, dtype=torch.bool)
+    message = refused(tensors)
+    for part in (
+        "0.0.linear.weight holds numbers that are not finite",
+        "1.0.linear.bias holds numbers that are not finite",
+        "1.1.weight is int8 and should be floating-point",
+        "2.1.weight is bool and should be floating-point",
+    ):
+        assert message.count(part) == 1
+
+
+SIZES = {"vocab_size": VOCAB, "hidden_size": HIDDEN, "base_num_hidden_layers": tiny.LAYERS}
+
+
+def test_a_config_that_tells_the_targets_sizes():
+    medusa.load(checkpoint(projected=False), SIZES, TARGET)
+    for key, size in (
+        ("vocab_size", "vocabulary"),
+        ("hidden_size", "hidden size"),
+        ("base_num_hidden_layers", "layers"),
+    ):
+        message = refused(checkpoint(projected=False), SIZES | {key: 4096})
+        assert f"{size} of 4096, this target's is {SIZES[key]};" in message
+        assert f"{key} as 'x'; it must be a positive integer" in refused(checkpoint(), {key: "x"})
+
+
 @pytest.mark.parametrize(
     ("size", "found", "expected"), [("hidden_size", 16, HIDDEN), ("vocab_size", 50, VOCAB)], ids=["hidden", "vocab"]
 )

@@ -5,12 +5,14 @@ plain Llama. So the tensors' names decide what a folder is.
 """
 
 import json
+import math
 import pickle
 import re
 import struct
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from huggingface_hub import snapshot_download
@@ -39,6 +41,33 @@ LANGUAGE_MODEL = "language-model"
 DOWNLOADS = (("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"), ("*.bin", "*.pt"))
 NOT_DOWNLOADED = ("*/*", "consolidated*")
 EAGLE_BEFORE_3 = {"fc.weight", "layers.0.mlp.down_proj.weight"}
+
+
+class Wanted(NamedTuple):
+    """What a field of config.json must be, in words and as a test."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
+SIZE = Wanted("a positive integer of at most 8 digits", lambda value: type(value) is int and 0 < value < 10**8)
+NUMBER = Wanted("a positive number", lambda value: type(value) in (int, float) and 0 < value < math.inf)
+FLAG = Wanted("true or false", lambda value: isinstance(value, bool))
+TEXT = Wanted("a string", lambda value: isinstance(value, str))
+TEXTS = Wanted("a list of strings", lambda value: isinstance(value, list) and all(map(TEXT.holds, value)))
+OBJECT = Wanted("an object", lambda value: isinstance(value, dict))
+
+
+def entry(config: Mapping[str, Any], name: str, wanted: Wanted) -> Any:
+    """A field of config.json, None where it is absent or null.
+
+    Raises:
+        ModelError: it is not what is wanted; the message has its name and value.
+    """
+    value = config.get(name)
+    if value is not None and not wanted.holds(value):
+        raise ModelError(f"config.json gives {name} as {value!r}; it must be {wanted.words}")
+    return value
 
 
 def recognise(folder: Path) -> str:

@@ -16,42 +16,61 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedModel, Qwen3Config
 from transformers.activations import ACT2FN
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from drafttree.drafters.checkpoints import FLAG, NUMBER, OBJECT, SIZE, TEXT, TEXTS, Wanted, entry
 from drafttree.drafters.eagle3 import Eagle3Config, Eagle3Drafter, Eagle3Head
-from drafttree.drafters.heads import SHARED_LM_HEAD, embedding, fill, own_bytes, projection
+from drafttree.drafters.heads import (
+    SHARED_LM_HEAD,
+    Checkpoint,
+    counts,
+    embedding,
+    fill,
+    flaws,
+    misshapen,
+    nearest,
+    own_bytes,
+    projection,
+    usual_rows,
+)
 from drafttree.drafters.lean_eagle3 import lean
 from drafttree.errors import ModelError
 
+KIND = "EAGLE-3"
 FIRST, FIRST_ELSEWHERE = "layers.0.", "midlayer."
 ATTENTION = "layers.0.self_attn."
 SPECFORGE, SPECULATORS = "LlamaForCausalLMEagle3", "vLLM speculators"
 DEFAULT_THETA = 10000.0
-GROWING_ROPES = {"dynamic", "longrope"}
+ROPES = ("default", "linear", "llama3", "yarn")
+"""Rotary embeddings of one table: those that change with the length would turn a tree's rows differently."""
+ROPE_NUMBERS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+IDS = (torch.int64, torch.int32, torch.int16)
+LAYERS = Wanted(
+    "a list of layers",
+    lambda value: isinstance(value, list) and len(value) > 0 and all(type(layer) is int for layer in value),
+)
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 DEPTH, STATES = "target_num_hidden_layers", "eagle_aux_hidden_state_layer_ids"
 
 
 @dataclass(frozen=True)
-class Eagle3Checkpoint:
+class Eagle3Checkpoint(Checkpoint[Eagle3Head]):
     """A head as it was found.
 
     Attributes:
         format: whose format it is in.
-        config: of the head.
-        tensors: of the head by its module's names, `d2t` and `t2d` not among them.
         maps: `d2t` and `t2d`, where they are there.
         layers: the target's hidden states it reads, None for the default of the target's depth.
-        depth: number of layers of the target it was made for, None where it does not say.
-        problems: what keeps it from being loaded, one phrase each.
     """
 
     format: str
-    config: Eagle3Config
-    tensors: dict[str, Tensor]
     maps: dict[str, Tensor]
     layers: tuple[int, ...] | None
-    depth: int | None
-    problems: tuple[str, ...]
+
+    @property
+    def config(self) -> Eagle3Config:
+        """Of the head."""
+        return self.heads.config
 
     def hidden_layers(self, depth: int) -> tuple[int, ...]:
         """The hidden states read from a target of so many layers, counted as `Model.forward` does.
@@ -65,26 +84,19 @@ class Eagle3Checkpoint:
             raise ModelError(f"this EAGLE-3 head reads the hidden states {read} of a target, which has {depth} layers")
         return layers
 
-    def check(self, hidden: int, vocab: int, depth: int) -> None:
-        """Compare with a target's sizes.
+    def check(self, target: PreTrainedModel) -> None:
+        """Compare with the target the head is to draft for.
 
         Raises:
-            ModelError: the head was made for another target; the message has both numbers.
+            ModelError: as for any heads; or it has not the width of the parts of the target it uses.
         """
-        config = self.config
-        sizes = [("hidden size", config.target_hidden, hidden), ("vocabulary", config.vocab, vocab)]
-        sizes.append(("number of layers", self.depth or depth, depth))
-        for name, made_for, found in sizes:
-            if made_for != found:
-                raise ModelError(
-                    f"this EAGLE-3 head was made for a target with a {name} of {made_for}, this target's is {found}; "
-                    "use it with the model it was trained on"
-                )
+        super().check(target)
+        width = target.config.get_text_config().hidden_size
         borrowed = [name for name in (EMBEDDING, HEAD) if name not in self.tensors]
-        if borrowed and config.hidden != hidden:
+        if borrowed and self.config.hidden != width:
             raise ModelError(
-                f"this EAGLE-3 head is {config.hidden} wide and has no {borrowed[0]} of its own; the target's is "
-                f"{hidden} wide"
+                f"this EAGLE-3 head is {self.config.hidden} wide and has no {borrowed[0]} of its own; the target's is "
+                f"{width} wide"
             )
 
 
@@ -103,15 +115,10 @@ def load(tensors: Mapping[str, Tensor], config: Mapping[str, Any], target: PreTr
         ModelError: the checkpoint is incomplete, or the head was made for another target.
     """
     checkpoint = parse(tensors, config)
-    text = target.config.get_text_config()
-    checkpoint.check(text.hidden_size, len(projection(target).weight), text.num_hidden_layers)
-    if checkpoint.problems:
-        raise ModelError(f"the tensors do not make an EAGLE-3 head: {'; '.join(checkpoint.problems)}")
-    hidden_layers = checkpoint.hidden_layers(text.num_hidden_layers)
-    with torch.device("meta"):
-        head = Eagle3Head(checkpoint.config)
-    ids = _target_ids(checkpoint.maps)
-    fill("EAGLE-3", head, _complete(checkpoint, target, ids), target)
+    checkpoint.check(target)
+    hidden_layers = checkpoint.hidden_layers(target.config.get_text_config().num_hidden_layers)
+    head, ids = checkpoint.heads, _target_ids(checkpoint.maps)
+    fill(head, _complete(checkpoint, target, ids), target)
     head.rotary = type(head.rotary)(head.rotary.config).to(target.device)
     head.target_ids = None if ids is None else ids.to(target.device)
     return Eagle3Drafter(lean(head), hidden_layers, own_bytes(head, target))
@@ -125,23 +132,28 @@ def parse(found: Mapping[str, Tensor], raw: Mapping[str, Any]) -> Eagle3Checkpoi
         raw: its `config.json`.
 
     Raises:
-        ModelError: the configuration lacks a size, or asks for what a tree pass does not reproduce.
+        ModelError: the configuration is missing, lacks a size, gives a field as what it cannot be, or asks for what a
+            tree pass does not reproduce.
     """
+    if not raw:
+        raise ModelError("config.json is missing or empty; an EAGLE-3 head needs the one it was published with")
     format_ = _format(raw, found)
     tensors = {name.replace(FIRST_ELSEWHERE, FIRST): tensor for name, tensor in found.items()}
     tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith("rotary_emb.inv_freq")}
     maps = {name: tensors.pop(name) for name in ("d2t", "t2d") if name in tensors}
-    if raw.get("tie_word_embeddings") and HEAD not in tensors and EMBEDDING in tensors:
+    if entry(raw, "tie_word_embeddings", FLAG) and HEAD not in tensors and EMBEDDING in tensors:
         tensors[HEAD] = tensors[EMBEDDING]
     layers, depth = _states(raw, format_)
-    config = _config(raw, tensors, len(layers or (0, 0, 0)))
-    borrowed = {EMBEDDING} | ({HEAD} if raw.get(SHARED_LM_HEAD) else set())
-    problems = _compare(config, tensors, borrowed, format_) + _check_maps(config, maps)
-    return Eagle3Checkpoint(format_, config, tensors, maps, layers, depth, tuple(problems))
+    head = _empty(raw, tensors, len(layers or (0, 0, 0)))
+    borrowed = {EMBEDDING} | ({HEAD} if entry(raw, SHARED_LM_HEAD, FLAG) else set())
+    problems = flaws(head, tensors, borrowed, lambda name: _public(name, format_)) + _check_maps(head.config, maps)
+    made_for = {"hidden size": head.config.target_hidden, "vocabulary": head.config.vocab}
+    made_for |= {"number of layers": depth} if depth else {}
+    return Eagle3Checkpoint(KIND, head, tensors, made_for, tuple(problems), format_, maps, layers)
 
 
 def save(head: Eagle3Head, folder: Path, depth: int, *, own_lm_head: bool, dtype: torch.dtype) -> None:
-    """Write a head in SafeAILab's format, without the target's embedding.
+    """Write a head in SpecForge's format, whose tensors SafeAILab's shares, without the target's embedding.
 
     Args:
         head: with none of the variants that format does not know.
@@ -181,7 +193,7 @@ def save(head: Eagle3Head, folder: Path, depth: int, *, own_lm_head: bool, dtype
 
 
 def _format(raw: Mapping[str, Any], names: Mapping[str, Tensor]) -> str:
-    architectures = raw.get("architectures") or [""]
+    architectures = entry(raw, "architectures", TEXTS) or [""]
     if "transformer_layer_config" in raw or any(name.startswith(FIRST) for name in names):
         return SPECULATORS
     if architectures[0] == "Eagle3LlamaForCausalLM":
@@ -194,9 +206,7 @@ def _states(raw: Mapping[str, Any], format_: str) -> tuple[tuple[int, ...] | Non
 
     SpecForge names layers whose output is read, speculators the place among transformers' hidden states.
     """
-    given, depth = _nested(raw).get(STATES, raw.get(STATES)), raw.get(DEPTH)
-    if given is not None and not (isinstance(given, list) and given and all(isinstance(layer, int) for layer in given)):
-        raise ModelError(f"config.json gives {STATES} as {given!r}; it must be a list of layers")
+    given, depth = entry({**raw, **_nested(raw)}, STATES, LAYERS), entry(raw, DEPTH, SIZE)
     layers = tuple(layer + (format_ != SPECULATORS) for layer in given) if given else None
     if layers and depth is None and layers[:2] == (2, (layers[-1] + 3) // 2):
         depth = layers[-1] + 3
@@ -205,88 +215,111 @@ def _states(raw: Mapping[str, Any], format_: str) -> tuple[tuple[int, ...] | Non
 
 def _nested(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """SpecForge's fields of its own."""
-    nested = raw.get("eagle_config") or {}
-    if not isinstance(nested, dict):
-        raise ModelError(f"config.json gives eagle_config as {nested!r}; it must be an object")
-    return nested
+    return entry(raw, "eagle_config", OBJECT) or {}
 
 
-def _config(raw: Mapping[str, Any], tensors: dict[str, Tensor], states: int) -> Eagle3Config:
-    layer = raw.get("transformer_layer_config") or raw
+def _empty(raw: Mapping[str, Any], tensors: dict[str, Tensor], states: int) -> Eagle3Head:
+    """The head without values, with as many decoder layers as the names tell."""
+    with torch.device("meta"):
+        return nearest(
+            tensors,
+            (
+                Eagle3Head(_config(raw, tensors, states, layers))
+                for layers in counts(r"layers\.(\d+)\.(?:self_attn|mlp)\.", tensors)
+            ),
+        )
+
+
+def _config(raw: Mapping[str, Any], tensors: dict[str, Tensor], states: int, layers: int) -> Eagle3Config:
+    layer = entry(raw, "transformer_layer_config", OBJECT) or raw
     options = {**_nested(raw), **raw}
     hidden, vocab = (_size(layer, name) for name in ("hidden_size", "vocab_size"))
     return Eagle3Config(
-        layer=_layer(layer, tensors),
+        layer=_layer(layer, tensors, layers),
         vocab=vocab,
-        draft_vocab=raw.get("draft_vocab_size") or (len(tensors[HEAD]) if HEAD in tensors else vocab),
-        target_hidden=raw.get("target_hidden_size") or hidden,
+        draft_vocab=entry(raw, "draft_vocab_size", SIZE) or usual_rows(HEAD, tensors) or vocab,
+        target_hidden=entry(raw, "target_hidden_size", SIZE) or hidden,
         states=states,
-        normed_residual=bool(options.get("norm_before_residual")),
-        normed_input=bool(options.get("norm_before_fc")) or "input_norm.weight" in tensors,
-        normed_states=bool(options.get("fc_norm")) or any(name.startswith("fc_norm.") for name in tensors),
-        normed_output=bool(options.get("norm_output")),
+        normed_residual=bool(entry(options, "norm_before_residual", FLAG)),
+        normed_input=bool(entry(options, "norm_before_fc", FLAG)) or "input_norm.weight" in tensors,
+        normed_states=bool(entry(options, "fc_norm", FLAG)) or any(name.startswith("fc_norm.") for name in tensors),
+        normed_output=bool(entry(options, "norm_output", FLAG)),
     )
 
 
-def _layer(raw: Mapping[str, Any], tensors: dict[str, Tensor]) -> LlamaConfig | Qwen3Config:
+def _layer(raw: Mapping[str, Any], tensors: dict[str, Tensor], layers: int) -> LlamaConfig | Qwen3Config:
     """The decoder layers' configuration; q and k norms are what tells Qwen3's layers from Llama's."""
     hidden, heads = (_size(raw, name) for name in ("hidden_size", "num_attention_heads"))
-    q_proj, gate = tensors.get(f"{ATTENTION}q_proj.weight"), tensors.get("layers.0.mlp.gate_proj.weight")
-    width = raw.get("head_dim") or hidden // heads
-    if q_proj is not None and q_proj.ndim and len(q_proj) % (2 * heads) == 0:
-        width = len(q_proj) // heads
-    groups, activation = raw.get("num_key_value_heads") or heads, raw.get("hidden_act") or "silu"
-    if heads % groups or activation not in ACT2FN:
-        raise ModelError(f"config.json gives {groups} key heads for {heads} and the activation {activation!r}")
-    make = Qwen3Config if any(f"{ATTENTION}{name}_norm.weight" in tensors for name in "qk") else LlamaConfig
-    return make(
-        vocab_size=_size(raw, "vocab_size"),
-        hidden_size=hidden,
-        intermediate_size=raw.get("intermediate_size") or (4 * hidden if gate is None else len(gate)),
-        num_hidden_layers=1 + max(int(name.split(".")[1]) for name in [*tensors, FIRST] if name.startswith("layers.")),
-        num_attention_heads=heads,
-        num_key_value_heads=groups,
-        head_dim=width,
-        hidden_act=activation,
-        max_position_embeddings=raw.get("max_position_embeddings") or 2048,
-        rms_norm_eps=raw.get("rms_norm_eps") or 1e-6,
-        rope_parameters=_rope(raw),
-    )
+    groups, activation = entry(raw, "num_key_value_heads", SIZE) or heads, entry(raw, "hidden_act", TEXT) or "silu"
+    normed = any(f"{ATTENTION}{name}_norm.weight" in tensors for name in "qk")
+    if hidden % heads and not normed:
+        raise ModelError(f"config.json gives num_attention_heads as {heads}, which does not divide a width of {hidden}")
+    if heads % groups:
+        raise ModelError(f"config.json gives num_key_value_heads as {groups}, which does not divide {heads} heads")
+    if activation not in ACT2FN:
+        raise ModelError(f"config.json gives hidden_act as {activation!r}, which transformers does not know")
+    queries, width = usual_rows(f"{ATTENTION}q_proj.weight", tensors), entry(raw, "head_dim", SIZE) or hidden // heads
+    width = queries // heads if queries and queries % (2 * heads) == 0 else width
+    mlp = entry(raw, "intermediate_size", SIZE) or usual_rows("layers.0.mlp.gate_proj.weight", tensors)
+    fields = {
+        "vocab_size": _size(raw, "vocab_size"),
+        "hidden_size": hidden,
+        "intermediate_size": mlp or 4 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": groups,
+        "head_dim": width,
+        "hidden_act": activation,
+        "max_position_embeddings": entry(raw, "max_position_embeddings", SIZE) or 2048,
+        "rms_norm_eps": float(entry(raw, "rms_norm_eps", NUMBER) or 1e-6),
+    }
+    return _rotated(Qwen3Config if normed else LlamaConfig, fields, _rope(raw))
 
 
 def _rope(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters of the head's own rotary embedding, never the target's; without a base it is 10000."""
-    rope = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind in GROWING_ROPES:
-        raise ModelError(f"this EAGLE-3 head has rotary embeddings that change with the length (rope_type {kind!r})")
-    return {**rope, "rope_type": kind, "rope_theta": rope.get("rope_theta") or raw.get("rope_theta") or DEFAULT_THETA}
+    """Parameters of the head's own rotary embedding, never the target's; without a base it is 10000.
+
+    Raises:
+        ModelError: it changes with the length, or a parameter is what it cannot be.
+    """
+    rope = {**(entry(raw, "rope_scaling", OBJECT) or {}), **(entry(raw, "rope_parameters", OBJECT) or {})}
+    kind = entry(rope, "rope_type", TEXT) or entry(rope, "type", TEXT) or "default"
+    theta = entry(rope, "rope_theta", NUMBER) or entry(raw, "rope_theta", NUMBER) or DEFAULT_THETA
+    if kind not in ROPES:
+        raise ModelError(
+            f"config.json gives rope_type as {kind!r}; drafttree knows those that do not change with the length: "
+            f"{', '.join(ROPES)}"
+        )
+    for name in ROPE_NUMBERS:
+        entry(rope, name, NUMBER)
+    return {**rope, "rope_type": kind, "rope_theta": float(theta)}
+
+
+def _rotated(
+    make: type[LlamaConfig | Qwen3Config], fields: dict[str, Any], rope: dict[str, Any]
+) -> LlamaConfig | Qwen3Config:
+    """The configuration with its rotary embedding.
+
+    Raises:
+        ModelError: transformers cannot make one of these parameters.
+    """
+    try:
+        config = make(**fields, rope_parameters=dict(rope))
+        LlamaRotaryEmbedding(config)  # pyright: ignore[reportArgumentType]
+    except Exception as error:
+        reason = (str(error).splitlines() or [""])[-1].strip() or type(error).__name__
+        raise ModelError(
+            f"config.json gives a rotary embedding that cannot be made for heads of {fields['head_dim']}: {rope} "
+            f"({reason})"
+        ) from error
+    return config
 
 
 def _size(raw: Mapping[str, Any], name: str) -> int:
-    value = raw.get(name)
-    if not isinstance(value, int) or value < 1:
-        raise ModelError(f"config.json gives {name} as {value!r}; it must be the size the head was trained with")
-    return value
-
-
-def _compare(config: Eagle3Config, tensors: dict[str, Tensor], borrowed: set[str], format_: str) -> list[str]:
-    """What of the head's tensors is missing, unexpected, or of another shape."""
-    with torch.device("meta"):
-        expected = {name: list(tensor.shape) for name, tensor in Eagle3Head(config).state_dict().items()}
-    found = {name: list(tensor.shape) for name, tensor in tensors.items()}
-    missing = [name for name in expected if name not in found and name not in borrowed]
-    unexpected = [name for name in found if name not in expected]
-    problems = [
-        f"{word} {', '.join(_public(name, format_) for name in sorted(names))}"
-        for word, names in (("missing", missing), ("unexpected", unexpected))
-        if names
-    ]
-    return problems + [
-        f"{_public(name, format_)} is {found[name]} and should be {shape}"
-        for name, shape in expected.items()
-        if found.get(name, shape) != shape
-    ]
+    """A size that no head can do without."""
+    if size := entry(raw, name, SIZE):
+        return size
+    raise ModelError(f"config.json gives no {name}; it must be the size the head was trained with")
 
 
 def _check_maps(config: Eagle3Config, maps: dict[str, Tensor]) -> list[str]:
@@ -295,12 +328,11 @@ def _check_maps(config: Eagle3Config, maps: dict[str, Tensor]) -> list[str]:
         same = config.draft_vocab == config.vocab
         return [] if same else [f"missing d2t, for {config.draft_vocab} of {config.vocab} token ids"]
     d2t, t2d = maps["d2t"], maps.get("t2d")
-    if d2t.shape != (config.draft_vocab,):
-        return [f"d2t has length {d2t.numel()} and should have {config.draft_vocab}"]
-    if t2d is not None and t2d.shape != (config.vocab,):
-        return [f"t2d has length {t2d.numel()} and should have {config.vocab}"]
-    if d2t.is_floating_point() or d2t.dtype is torch.bool:
-        return [f"d2t is {d2t.dtype} and should be int64"]
+    sizes = {"d2t": config.draft_vocab, "t2d": config.vocab}
+    if wrong := [flaw for name, ids in maps.items() for flaw in misshapen(name, ids.shape, [sizes[name]])]:
+        return wrong
+    if d2t.dtype not in IDS:
+        return [f"d2t is {str(d2t.dtype).removeprefix('torch.')} and should be int64"]
     ids = d2t.long() + torch.arange(len(d2t))
     if not (ids.diff() > 0).all() or int(ids[0]) < 0 or int(ids[-1]) >= config.vocab:
         return [f"d2t does not lead to rising token ids below {config.vocab}"]

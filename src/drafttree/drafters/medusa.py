@@ -6,29 +6,36 @@ levels below the root, whatever the path to it. Medusa (Cai et al. 2024), sectio
 
 import re
 from collections.abc import Mapping
+from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from drafttree.drafters.base import Draft, Features
+from drafttree.drafters.checkpoints import FLAG, entry
 from drafttree.drafters.heads import (
     SHARED_LM_HEAD,
+    Checkpoint,
     ResBlock,
-    check_names,
-    check_sizes,
+    counts,
     fill,
-    first_free,
+    flaws,
     last_layer,
+    nearest,
     own_bytes,
     projection,
+    target_sizes,
     unknown_state,
+    usual_rows,
 )
 from drafttree.drafters.passes import CountedPasses
 from drafttree.errors import ModelError
 
 KIND = "Medusa"
 INSIDE = re.compile(r"medusa_heads?\.")
+BLOCK = r"\d+\.(\d+)\.linear\..*"
 
 
 class MedusaHeads(nn.ModuleList):
@@ -44,7 +51,7 @@ class MedusaHeads(nn.ModuleList):
 
     def __init__(self, heads: int, layers: int, hidden: int, vocab: int, *, shared: bool = False) -> None:
         super().__init__(_head(layers, hidden, None if shared else vocab) for _ in range(heads))
-        self.shared = shared
+        self.count, self.layers, self.shared = heads, layers, shared
 
     def forward(self, hidden: Tensor) -> Tensor:
         """`[..., heads, vocab]`, or `[..., heads, hidden]` before a shared projection, from `[..., hidden]`."""
@@ -69,7 +76,7 @@ class MedusaDrafter:
         self.heads = heads
         self.vocab_size = len(projection(target).weight)
         self.context: int | None = None
-        self.levels: int | None = len(heads)
+        self.levels: int | None = heads.count
         self.hidden_layers: tuple[int, ...] = (last_layer(target),)
         self.nbytes = own_bytes(heads, target)
         self._project = projection(target) if heads.shared else nn.Identity()
@@ -116,8 +123,26 @@ class MedusaDraft(CountedPasses):
         self.prefill(features)
 
 
-def load(tensors: Mapping[str, Tensor], config: Mapping[str, object], target: PreTrainedModel) -> MedusaDrafter:
+def load(tensors: Mapping[str, Tensor], config: Mapping[str, Any], target: PreTrainedModel) -> MedusaDrafter:
     """The drafter of a checkpoint's tensors.
+
+    Args:
+        tensors: as for `parse`.
+        config: as for `parse`.
+        target: the model the heads were trained on.
+
+    Raises:
+        ModelError: as `parse`; or tensors are missing, unexpected, of wrong shape or no finite numbers, or the heads
+            were made for another target.
+    """
+    found = parse(tensors, config)
+    found.check(target)
+    fill(found.heads, found.tensors, target)
+    return MedusaDrafter(found.heads, target)
+
+
+def parse(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Checkpoint[MedusaHeads]:
+    """Understand a checkpoint and list what is wrong with it, without a target.
 
     Heads and their blocks are counted from the names, since published configs miscount them. Heads without a
     projection of their own (an early public variant, and what the recipe writes) use the target's; a full model with
@@ -125,23 +150,21 @@ def load(tensors: Mapping[str, Tensor], config: Mapping[str, object], target: Pr
 
     Args:
         tensors: of `medusa_lm_head.pt`, its safetensors twin, or a full model with heads.
-        config: of the checkpoint; only `shared_lm_head` is read.
-        target: the model the heads were trained on.
+        config: of the checkpoint, of which `shared_lm_head` and the target's sizes are read.
 
     Raises:
-        ModelError: tensors are missing, unexpected or of wrong shape, or the heads were made for another target.
+        ModelError: there is no head, or the config gives a field as what it cannot be.
     """
     inside = {name[match.end() :]: tensor for name, tensor in tensors.items() if (match := INSIDE.match(name))}
-    tensors = inside or tensors
-    blocks = first_free(r"\d+\.(\d+)\.linear\.", tensors)
-    ends = [name for name in tensors if re.fullmatch(rf"\d+\.{blocks}\.weight", name)]
-    shared = bool(config.get(SHARED_LM_HEAD, not ends))
-    vocab, hidden = projection(target).weight.shape
-    with torch.device("meta"):
-        heads = MedusaHeads(first_free(r"(\d+)\.", tensors), blocks, hidden, vocab, shared=shared)
-    if not blocks:
+    tensors = inside or dict(tensors)
+    if not any(re.match(BLOCK, name) for name in tensors):
         raise ModelError("there is no Medusa head among the tensors: none has a name such as 0.0.linear.weight")
-    check_names(KIND, heads, tensors)
-    check_sizes(KIND, target, tensors["0.0.linear.weight"], None if shared else tensors[f"0.{blocks}.weight"])
-    fill(KIND, heads, tensors, target)
-    return MedusaDrafter(heads, target)
+    said = entry(config, SHARED_LM_HEAD, FLAG)
+    variants = product(counts(r"(\d+)\.", tensors), counts(BLOCK, tensors), (False, True) if said is None else (said,))
+    with torch.device("meta"):
+        like = nearest(tensors, (MedusaHeads(count, layers, 1, 1, shared=ends) for count, layers, ends in variants))
+        vocab = None if like.shared else usual_rows(rf"\d+\.{like.layers}\.weight", tensors)
+        made_for = target_sizes(config, {"hidden size": usual_rows(BLOCK, tensors), "vocabulary": vocab})
+        hidden, vocab = (made_for.get(name, 1) for name in ("hidden size", "vocabulary"))
+        heads = MedusaHeads(like.count, like.layers, hidden, vocab, shared=like.shared)
+    return Checkpoint(KIND, heads, tensors, made_for, tuple(flaws(heads, tensors)))
