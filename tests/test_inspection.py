@@ -141,6 +141,14 @@ def test_an_attention_layer_of_no_shape(tmp_path):
         inspect(str(tmp_path))
 
 
+def test_tied_weights_are_counted_once(tmp_path):
+    tensors, config = files.tied()
+    found = inspect(str(files.write(tmp_path, files.KINDS["AngelSlim"], tensors, config)))
+    assert (found.details["embedding"], found.details["output layer"]) == ("own", "the embedding")
+    assert found.parameters == sum(tensor.numel() for tensor in tensors.values())
+    assert found.problems == ()
+
+
 def test_a_head_of_this_house_is_of_the_format_it_is_saved_in(tmp_path):
     kind = files.KINDS["SafeAILab"]
     config = eagle3_format.parse(files.weights(kind), files.configuration(kind)).config

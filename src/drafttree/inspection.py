@@ -94,7 +94,7 @@ def _eagle3(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Looked:
         "decoder layers": head.layer.num_hidden_layers,
         "attention": f"{head.layer.num_attention_heads} heads of {head.layer.head_dim}",
         "embedding": embedding,
-        "output layer": output,
+        "output layer": "the embedding" if found.tied else output,
     }
     return {**dict.fromkeys(SIZES, UNKNOWN), **found.made_for}, details, found.problems
 

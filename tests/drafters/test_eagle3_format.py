@@ -189,7 +189,9 @@ def test_tensors_without_dimensions_are_of_wrong_shape():
 def test_a_tied_output_layer_is_the_embedding(dtype):
     tensors, config = files.tied()
     drafter = load(tensors, config, files.target().to(dtype))
+    assert drafter.head.lm_head.weight is drafter.head.embed_tokens.weight
     torch.testing.assert_close(drafter.head.lm_head.weight, tensors["embed_tokens.weight"].to(dtype), atol=0, rtol=0)
+    assert drafter.nbytes == dtype.itemsize * sum(tensor.numel() for tensor in tensors.values())
 
 
 def test_legacy_rotary_tables_are_ignored():

@@ -354,6 +354,17 @@ def test_the_layer_of_a_target_is_made_without_a_word(caplog, monkeypatch):
     assert not caplog.messages
 
 
+def test_blocks_stored_once_stay_one(tmp_path):
+    tensors = checkpoint(layers=3, embeds=False)
+    for name in [name for name in tensors if re.match(r"hydra_mlp\.\d+\.2\.", name)]:
+        tensors[name] = tensors[name.replace(".2.linear", ".1.linear")]
+    torch.save(tensors, tmp_path / "hydra_lm_head.pt")
+    for dtype in (torch.float32, torch.bfloat16):
+        drafter = hydra.load(read_tensors(tmp_path), {}, tiny.build("llama").to(dtype))
+        once = {tensor.data_ptr(): tensor.numel() for tensor in tensors.values()}
+        assert drafter.nbytes == dtype.itemsize * sum(once.values())
+
+
 @pytest.mark.parametrize("kind", ["cross-attn", "eagle-attn", "mlps"])
 def test_other_architectures_are_refused_by_name(kind):
     assert kind in refused(checkpoint(), {"hydra_head_arch": kind})

@@ -72,6 +72,12 @@ class Eagle3Checkpoint(Checkpoint[Eagle3Head]):
         """Of the head."""
         return self.heads.config
 
+    @property
+    def tied(self) -> bool:
+        """Whether embedding and output layer are one tensor."""
+        pair = [self.tensors[name].data_ptr() for name in (EMBEDDING, HEAD) if name in self.tensors]
+        return len(pair) == 2 and pair[0] == pair[1]
+
     def hidden_layers(self, depth: int) -> tuple[int, ...]:
         """The hidden states read from a target of so many layers, counted as `Model.forward` does.
 

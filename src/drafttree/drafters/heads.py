@@ -184,8 +184,17 @@ def _unusable(name: str, tensor: Tensor) -> Iterator[str]:
 
 
 def fill(heads: nn.Module, tensors: Mapping[str, Tensor], target: PreTrainedModel) -> None:
-    """Give heads made on the meta device a checkpoint's tensors, frozen, with the target's dtype and device."""
-    fitting = {name: tensor.to(target.device, target.dtype) for name, tensor in tensors.items()}
+    """Give heads made on the meta device a checkpoint's tensors, frozen, with the target's dtype and device.
+
+    What is one tensor under several names stays one.
+    """
+    once: dict[tuple, nn.Parameter] = {}
+    fitting = {}
+    for name, tensor in tensors.items():
+        place = (tensor.data_ptr(), tensor.shape, tensor.stride())
+        if place not in once:
+            once[place] = nn.Parameter(tensor.to(target.device, target.dtype), requires_grad=False)
+        fitting[name] = once[place]
     heads.load_state_dict(fitting, assign=True)
     heads.eval().requires_grad_(False)
     if target.device.type == "cpu" and target.dtype == torch.float32:
