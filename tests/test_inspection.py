@@ -4,9 +4,10 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import eagle3_files as files
+import tiny
 from drafttree.drafters import eagle3_format
 from drafttree.drafters.eagle3 import Eagle3Head
 from drafttree.errors import ModelError
@@ -139,6 +140,31 @@ def test_an_attention_layer_of_no_shape(tmp_path):
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match="has 7 rows of queries and 4 of keys and values; no attention layer 8 wide"):
         inspect(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen2_moe_sliding"])
+def test_what_a_language_model_lacks(name, tmp_path):
+    tiny.build(name).save_pretrained(tmp_path)
+    assert inspect(str(tmp_path)).problems == ()
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    lost, short = (
+        next(name for name in sorted(tensors, reverse=end) if "layernorm" in name or "ln_" in name) for end in (0, 1)
+    )
+    del tensors[lost]
+    tensors[short] = tensors[short][:5].clone()
+    save_file(tensors, path, {"format": "pt"})
+    width = tiny.SIZES["hidden_size"]
+    assert list(inspect(str(tmp_path)).problems) == [f"missing {lost}", f"{short} is [5] and should be [{width}]"]
+
+
+def test_a_language_model_that_transformers_cannot_make(tmp_path):
+    tiny.build("llama").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_attention_heads": 5}))
+    assert "not a multiple of the number of attention heads (5)" in inspect(str(tmp_path)).problems[0]
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5"}))
+    assert inspect(str(tmp_path)).problems == ("t5 is not a decoder-only language model",)
 
 
 def test_tied_weights_are_counted_once(tmp_path):

@@ -3,13 +3,15 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
 from drafttree.drafters import eagle3_format, hydra, medusa
 from drafttree.drafters.checkpoints import LANGUAGE_MODEL, OBJECT, entry, read_config, read_tensors, recognise
-from drafttree.drafters.heads import SIZES, Checkpoint
+from drafttree.drafters.heads import SIZES, Checkpoint, listed, misshapen
 from drafttree.drafters.hydra import HydraHeads
 from drafttree.drafters.medusa import MedusaHeads
 from drafttree.loading import find_folder
@@ -50,7 +52,7 @@ def inspect(source: str) -> Inspection:
     folder = find_folder(source)
     kind, config, tensors = recognise(folder), read_config(folder), read_tensors(folder)
     if kind == LANGUAGE_MODEL:
-        fits, details, problems = _language_model(config, tensors)
+        fits, details, problems = _language_model(folder, config, tensors)
     else:
         fits, details, problems = LOOKS[kind](config, tensors)
     stored = list({tensor.data_ptr(): tensor for tensor in tensors.values()}.values())
@@ -68,7 +70,7 @@ def inspect(source: str) -> Inspection:
 Looked = tuple[dict[str, object], dict[str, object], Iterable[str]]
 
 
-def _language_model(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Looked:
+def _language_model(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Looked:
     text = entry(config, "text_config", OBJECT) or config
     fits = {"tokenizer": "the same as its own", "vocabulary": text.get("vocab_size", UNKNOWN)}
     names = ("hidden_size", "num_hidden_layers", "max_position_embeddings")
@@ -76,7 +78,23 @@ def _language_model(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) ->
         "architecture": config["model_type"],
         **{name.replace("_", " "): text.get(name, UNKNOWN) for name in names},
     }
-    return fits, details, ()
+    return fits, details, _weight_problems(folder, tensors)
+
+
+def _weight_problems(folder: Path, tensors: Mapping[str, Tensor]) -> list[str]:
+    """What transformers would draw at random if it loaded the tensors, as only it knows how it renames them."""
+    try:
+        config = AutoConfig.from_pretrained(folder)
+        if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+            return [f"{config.model_type} is not a decoder-only language model"]
+        model: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        _, found = model.from_pretrained(
+            None, config=config, state_dict=dict(tensors), output_loading_info=True, ignore_mismatched_sizes=True
+        )
+    except Exception as error:
+        return [" ".join(str(error).split()) or type(error).__name__]
+    wrong = (flaw for sizes in sorted(found["mismatched_keys"]) for flaw in misshapen(*sizes))
+    return [*listed("missing", found["missing_keys"]), *wrong]
 
 
 def _eagle3(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Looked:
