@@ -1,10 +1,9 @@
 """Recorded passes give the lean decoder's logits, whatever ran on the same memory before."""
 
-from contextlib import nullcontext
-from copy import deepcopy
-
 import gc
 import weakref
+from contextlib import nullcontext
+from copy import deepcopy
 
 import pytest
 import torch

@@ -34,8 +34,8 @@ Recorder = Callable[[Run], Run | None]
 class StaticModel(LeanModel):
     """A lean model whose passes over trees are recorded. See `drafttree.models.base.Model` for the contract.
 
-    Texts may take turns on it, threads may not: every pass reads its arguments from the same memory. Where a pass cannot
-    be recorded, it and all later ones run as they come.
+    Texts may take turns on it, threads may not: every pass reads its arguments from the same memory. Where a pass
+    cannot be recorded, it and all later ones run as they come.
 
     Args:
         lean: to record; its weights stay where they are from then on.
