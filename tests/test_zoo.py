@@ -8,17 +8,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import drafttree
 from drafttree import zoo
+from drafttree.bench.policies import shipped_prompts
 from drafttree.drafters.checkpoints import read_tensors
 from drafttree.errors import ModelError
 from drafttree.metrics import Metrics
-from drafttree.prompts import openings
 
 LIMIT = 32 * 10**6
 TEXTS = [
     "The old man looked at the sea.\n\n  Two spaces, a tab\t and naïve café 東京 🙂",
     "def f(x):\n    return x  # <unk>\n",
 ]
-FIXED_TREE = "dynatree_fixed"
 DRAFTING = [name for name in zoo.NAMES if name != "embedded"]
 
 
@@ -71,8 +70,8 @@ def greedy() -> dict[str, Metrics]:
     """Every drafter with the same tree, over the same texts, which come out the same with all of them."""
     texts, metrics = {}, {}
     for name in ("none", *DRAFTING):
-        decoder = drafttree.load("embedded", name, "fixed:branching=2-2-1-1", dtype="float32")
-        runs = [decoder.generate(prompt, max_new_tokens=48) for prompt in openings()]
+        decoder = drafttree.load("embedded", name, "fixed:depth=3,breadth=2,threshold=0", dtype="float32")
+        runs = [decoder.generate(prompt, max_new_tokens=48) for prompt in shipped_prompts()]
         texts[name], metrics[name] = [run.tokens for run in runs], Metrics.total(run.metrics for run in runs)
     assert all(text == texts["none"] for text in texts.values())
     return metrics

@@ -10,6 +10,7 @@ from drafttree.prompts import Example
 
 SHORTEST, LONGEST = 2_500, 9_000
 """Characters of the files that are taken."""
+PREFIXES = ("new", "other", "renamed")
 
 
 def code_edits() -> list[Example]:
@@ -31,7 +32,7 @@ def _rename(source: str) -> Example:
     names = {node.name for node in functions} | {arg.arg for node in functions for arg in node.args.args}
     mentions = Counter(word for word in re.findall(r"\w+", source) if word in names - {"self", "cls"})
     old = max(sorted(mentions), key=mentions.__getitem__)
-    new = f"new_{old.strip('_')}"
+    new = next(name for prefix in PREFIXES if (name := f"{prefix}_{old.strip('_')}") not in source)
     prompt = (
         f"Rename `{old}` to `{new}` in this file and repeat the whole file.\n\n```python\n{source}```\n\n```python\n"
     )
