@@ -154,6 +154,18 @@ def test_texts_of_several_lengths_take_turns():
     assert recorder.recorded < 60
 
 
+def test_recording_a_pass_leaves_committed_rows_alone():
+    lean, static, _ = models("llama")
+    results = []
+    for model in (lean, static):
+        long, short = model.new_cache(1, 40), model.new_cache(1, 40)
+        append(model, long, tiny.random_tokens(9, 1))
+        append(model, short, [1, 2])
+        append(model, short, [3, 4, 5])
+        results.append(append(model, long, [6, 7, 8]).logits)
+    torch.testing.assert_close(*results, atol=1e-5, rtol=1e-5)
+
+
 def test_a_model_is_freed_with_what_it_recorded():
     _, static, _ = models("llama")
     append(static, static.new_cache(1, 16), [1])

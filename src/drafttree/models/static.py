@@ -63,21 +63,27 @@ class StaticModel(LeanModel):
         hidden_layers: tuple[int, ...] = (),
     ) -> Output:
         nodes = tokens.shape[1]
-        replay = self._recorded(cache, nodes, visible.shape[2], hidden_layers)
+        replay = self._recorded(cache, tokens, positions, visible, hidden_layers)
         if replay is None:
             return super().forward(cache, tokens, positions, visible, last_only=last_only, hidden_layers=hidden_layers)
-        self._inputs.load(cache, tokens, positions, visible)
         output = replay()
         cache.grow(positions)
         scored = slice(nodes - 1, nodes) if last_only else slice(nodes)
         return Output(output.logits[:, scored].clone(), tuple(state[:, :nodes].clone() for state in output.hidden))
 
-    def _recorded(self, cache: TreeCache, nodes: int, drafted: int, hidden_layers: tuple[int, ...]) -> Run | None:
-        """What repeats a pass of that size; None where it has to run as it comes."""
+    def _recorded(
+        self, cache: TreeCache, tokens: Tensor, positions: Tensor, visible: Tensor, hidden_layers: tuple[int, ...]
+    ) -> Run | None:
+        """What does this pass, its arguments in place; None where it has to run as it comes.
+
+        They are in place before a pass is recorded: recording runs it, and so writes rows of the cache.
+        """
+        nodes, drafted = visible.shape[1:]
         if not isinstance(cache, StaticCache) or nodes > BUCKETS[-1] or drafted > DRAFTED:
             return None
         bucket, first = next(size for size in BUCKETS if size >= nodes), self._blocks[0]
         cache.rows(self._embed.weight, first.key_heads, first.width, bucket)
+        self._inputs.load(cache, tokens, positions, visible)
         key, passes = (bucket, hidden_layers), cache.slot.passes
         if key not in passes and self._recorder:
             recorded = self._recorder(self._pass_over(cache.slot, *key))
