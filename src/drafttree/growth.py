@@ -15,7 +15,7 @@ from torch import Tensor
 from drafttree.drafters.base import Guesses
 from drafttree.drawing import Drawing
 from drafttree.policies.base import TreePolicy, best_mask
-from drafttree.tree import DraftTree, Layer, TreeBuilder
+from drafttree.tree import NEAR, DraftTree, Layer, TreeBuilder
 
 Shape = Callable[[Tensor, int], Tensor]
 
@@ -117,9 +117,11 @@ def _extend(
     """Add what is kept of a layer to the tree; the frontier the policy expands next."""
     paths, scores = layer.path_logprobs, policy.score(layer)
     expand, labels = policy.expand(layer), policy.label(layer)
-    index, padding = _compact(keep)
+    kept_width, wanted_width = _widths(keep, expand)
+    index, padding = _compact(keep, kept_width)
     if not policy.reranks and grown.size + index.shape[1] > policy.budget:
         index, padding = _compact(best_mask(scores, keep, policy.budget - grown.sizes()))
+        wanted_width = None
     origins = index // paths.shape[-1]
     kept = Frontier(
         nodes=torch.arange(grown.size, grown.size + index.shape[1], device=index.device).expand_as(index),
@@ -134,21 +136,31 @@ def _extend(
     if expand is None:
         return kept
     wanted = _pick(expand, index)
-    return kept.take(*_compact(wanted if padding is None else wanted & ~padding))
+    return kept.take(*_compact(wanted if padding is None else wanted & ~padding, wanted_width))
 
 
-def _compact(mask: Tensor) -> tuple[Tensor, Tensor | None]:
+def _widths(keep: Tensor, expand: Tensor | None) -> tuple[int | None, int | None]:
+    """How many candidates of a sequence are kept at most, and how many of those expanded; None for `_compact` to see.
+
+    This is the one place of a level where the host waits for a far device, so it asks for both at once.
+    """
+    if expand is None or keep.device.type in NEAR:
+        return None, None
+    kept, wanted = torch.stack((keep, keep & expand)).flatten(2).sum(2).amax(1).tolist()
+    return kept, wanted
+
+
+def _compact(mask: Tensor, width: int | None = None) -> tuple[Tensor, Tensor | None]:
     """Indices `[batch, width]` of the True entries of each sequence, in order, and which of them are padding.
 
-    This is the one place of a level where the host waits for the device: it must know the width. A lone sequence has
-    no padding.
+    A lone sequence has no padding. Where the width is not given, the host waits for it.
     """
-    mask = mask.flatten(1)
-    if len(mask) == 1:
+    mask, lone = mask.flatten(1), len(mask) == 1
+    if lone and width is None:
         return mask.nonzero()[:, 1][None], None
-    width = int(mask.sum(1).amax())
+    width = int(mask.sum(1).amax()) if width is None else width
     index = mask.logical_not().argsort(dim=1, stable=True)[:, :width]
-    return index, ~mask.gather(1, index)
+    return index, None if lone else ~mask.gather(1, index)
 
 
 def _pick(values: Tensor, index: Tensor, padding: Tensor | None = None) -> Tensor:

@@ -16,6 +16,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+NEAR = {"cpu"}
+"""Devices whose results the host need not wait for."""
+
 
 class Proposal(StrEnum):
     """How the children of a node were chosen, which decides who may judge the tree."""

@@ -9,7 +9,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from drafttree import growth
 from drafttree.growth import grow
 from drafttree.policies import POLICIES, Chain, DynaTree, DySpec, Eagle, Fixed, OptTree, Talon, Template
 from drafttree.policies.template import SHIPPED
@@ -408,3 +410,63 @@ def test_trees_are_made_of_the_logits_the_shape_hook_returns():
     only[3] = 0.0
     tree = grow(Chain(depth=3), drafted, torch.tensor([[ROOT]]), FAR, lambda logits, depth: logits + only)
     assert tree.tokens[0].tolist() == [ROOT, 3, 3, 3]
+
+
+class Waits(TorchDispatchMode):
+    """Counts what makes the host wait for a device: reads of numbers, and results whose shape depends on values."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
+        return func(*args, **(kwargs or {}))
+
+    def read(self, tolist):
+        """A `tolist` that is counted."""
+
+        def counted(tensor: torch.Tensor):
+            self.count += 1
+            return tolist(tensor)
+
+        return counted
+
+
+class Uncounted(ToyDraft):
+    """A drafter whose own reads do not count."""
+
+    waits = Waits()
+
+    def expand(self, tokens, origins):
+        before = self.waits.count
+        logits = super().expand(tokens, origins)
+        self.waits.count = before
+        return logits
+
+
+READS = {"opt-tree": 2, "dyspec": 2}
+"""Of a level, where it is not one: these ask whether to go on as well."""
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_far_device_is_asked_once_a_level(name, monkeypatch):
+    policy = POLICIES[name]()
+    for seed in range(20):
+        near, _ = draft(policy.fresh(), World(seed), max_levels=5)
+        drafted = Uncounted([World(seed)], [[ROOT]], torch.float64)
+        with monkeypatch.context() as patch, Waits() as waits:
+            drafted.waits = waits
+            patch.setattr(growth, "NEAR", set())
+            patch.setattr(torch.Tensor, "tolist", waits.read(torch.Tensor.tolist))
+            far = grow(policy.fresh(), drafted, torch.full((1, 1), ROOT), 5, lambda logits, depth: logits)
+        assert paths_of(far) == paths_of(near)
+        assert 0 < waits.count <= READS.get(name, 1) * far.levels + 1
+
+
+def test_a_batch_on_a_far_device_grows_the_same_trees(monkeypatch):
+    for policy in (DynaTree(), DynaTree(budget=4), Eagle(budget=8)):
+        worlds = [World(seed) for seed in range(3)]
+        near, _ = draft(policy.fresh(), *worlds, max_levels=5)
+        with monkeypatch.context() as patch:
+            patch.setattr(growth, "NEAR", set())
+            far, _ = draft(policy.fresh(), *worlds, max_levels=5)
+        assert [paths_of(far, text) for text in range(3)] == [paths_of(near, text) for text in range(3)]

@@ -14,13 +14,11 @@ from torch.nn.functional import pad
 from drafttree.distributions import Sampling
 from drafttree.errors import ConfigError, ModelError
 from drafttree.noise import Noise
-from drafttree.tree import DraftTree, Proposal, Verdict
+from drafttree.tree import NEAR, DraftTree, Proposal, Verdict
 
 Choose = Callable[[Tensor, int | Tensor], Tensor]
 Ask = Callable[[list[int], int], list[int]]
 NO_NUMBER = -1
-NEAR = {"cpu"}
-"""Devices whose results the host need not wait for."""
 
 
 class Verifier:
