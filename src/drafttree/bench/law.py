@@ -97,12 +97,14 @@ def measure_law(
         **options: as for `Decoder.start`.
 
     Raises:
-        ConfigError: the target is no transformers model, has too little context, or there is no drafter.
+        ConfigError: the target is no transformers model, has too little context, there is no drafter, or an option
+            is none.
     """
     target = transformers_model(decoder)
     nodes = [n for n in BUCKETS if target.context is None or context + n <= target.context]
     if not nodes:
         raise ConfigError(f"context={context} leaves no room in the model's context of {target.context}")
+    decoder.start(prompts[0], max_new_tokens=max_new_tokens, **options)
     others: dict[str, Peer] = make_peers(decoder, max_new_tokens) if peers else {}
     draft = getattr(decoder.drafter, "model", None)
     return LawBench(
