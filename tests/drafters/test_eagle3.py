@@ -14,10 +14,11 @@ from drafttree.drafters.base import extend_visible
 from drafttree.drafters.checkpoints import read_config, read_tensors
 from drafttree.drafters.eagle3 import Eagle3Head
 from drafttree.drafters.eagle3_format import load, parse
-from drafttree.drafters.lean_eagle3 import LeanEagle3Head
+from drafttree.drafters.lean_eagle3 import LeanEagle3Head, StaticEagle3Head
 from drafttree.models import HuggingFaceModel, TreeCache
 from drafttree.policies import POLICIES, Chain, Talon
 from drafttree.verifiers import VERIFIERS
+from replays import Replays, frozen
 
 TOLERANCE = 1e-5
 SAMPLINGS = (
@@ -274,6 +275,57 @@ def test_the_lean_head_is_the_module_it_stands_in_for(name, tmp_path):
         for ours, theirs in zip(results[:levels], results[levels:], strict=True):
             for one, other in zip(ours, theirs, strict=True):
                 torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
+@every_format
+@torch.inference_mode()
+def test_recorded_passes_are_the_lean_heads(name, tmp_path):
+    kind, recorder = files.KINDS[name], Replays()
+    head = load(*both(files.write(tmp_path, kind, files.weights(kind))), files.target()).head
+    assert isinstance(head, LeanEagle3Head)
+    recorded = StaticEagle3Head(head, recorder)
+    for seed in (1, 2):
+        results = [list(_levels(each, seed)) for each in (head, recorded)]
+        for one, other in zip(*results, strict=True):
+            torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+    assert recorder.recorded == 2
+
+
+def _levels(head: LeanEagle3Head, seed: int):
+    """Outputs of a prefix and three levels of two nodes, all kept until the last is made."""
+    generator, cache = torch.Generator().manual_seed(seed), head.new_cache(8)
+    for rows, kept in ((3, range(3)), (2, None), (2, None), (2, None)):
+        if kept or not cache.drafted:
+            visible = torch.ones(1, rows, 0, dtype=torch.bool)
+        added = torch.ones(rows, rows).tril() if kept else torch.eye(rows)
+        visible = torch.cat((visible, added.bool()[None]), 2)
+        tokens = torch.randint(files.VOCAB, (1, rows), generator=generator)
+        states = tuple(torch.randn(1, rows, files.TARGET_HIDDEN, generator=generator) for _ in range(3))
+        positions = torch.full((1, rows), cache.get_seq_length())
+        yield head(cache, tokens, head.fuse(states), positions, visible)
+        if kept:
+            cache.keep(kept)
+
+
+@every_format
+def test_a_recorded_head_drafts_what_the_lean_one_drafts(name, tmp_path):
+    decoder = small(name, tmp_path).with_policy(Talon(width=2, budget=12))
+    assert isinstance(decoder.drafter, Eagle3Drafter)
+    head = StaticEagle3Head(decoder.drafter.head, Replays())
+    recorded = decoder.with_drafter(Eagle3Drafter(head, decoder.drafter.hidden_layers, 0))
+    for prompt in ([5], [5, 6, 7], [*range(12)]):
+        ours, theirs = (each.generate(prompt, max_new_tokens=24) for each in (recorded, decoder))
+        assert ours.tokens == theirs.tokens
+        work = [[(turn.accepted, turn.nodes) for turn in each.metrics.rounds] for each in (ours, theirs)]
+        assert work[0] == work[1]
+
+
+def test_a_head_recorded_as_something_else_is_not_trusted(tmp_path):
+    kind = files.KINDS["SafeAILab"]
+    head = load(*both(files.write(tmp_path, kind, files.weights(kind))), files.target()).head
+    own = lean_eagle3._probe(head)
+    assert lean_eagle3.repeats(StaticEagle3Head(head, Replays()), own)
+    assert not lean_eagle3.repeats(StaticEagle3Head(head, frozen), own)
 
 
 def _module(head: LeanEagle3Head) -> Eagle3Head:

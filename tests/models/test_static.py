@@ -18,27 +18,10 @@ from drafttree.models.graphs import CudaGraphs
 from drafttree.models.huggingface import HuggingFaceModel
 from drafttree.models.lean import LeanModel
 from drafttree.models.probe import wrap
-from drafttree.models.static import BUCKETS, DRAFTED, KEPT, SHORTEST, Run, StaticModel
+from drafttree.models.static import BUCKETS, DRAFTED, KEPT, SHORTEST, StaticModel
+from replays import Replays, frozen
 
 SIZES = ((), (2,), (3, 5, 4), (20, 20))
-
-
-class Replays:
-    """Repeats passes as a graph does: into the memory of the first time."""
-
-    def __init__(self) -> None:
-        self.recorded = 0
-
-    def __call__(self, run: Run) -> Run:
-        self.recorded += 1
-        first = run()
-
-        def replay() -> Output:
-            for old, new in zip((first.logits, *first.hidden), _flat(run()), strict=True):
-                old.copy_(new)
-            return first
-
-        return replay
 
 
 def _flat(output: Output) -> tuple[torch.Tensor, ...]:
@@ -180,11 +163,6 @@ def test_a_model_is_freed_with_what_it_recorded():
 
 def test_a_recording_that_repeats_its_first_pass_is_not_trusted():
     lean, _, _ = models("llama")
-
-    def frozen(run: Run) -> Run:
-        output = run()
-        return lambda: output
-
     module = HuggingFaceModel(deepcopy(lean.module))
     module.release()
     own = probe._own_logits(module)

@@ -80,6 +80,10 @@ class Eagle3Head(nn.Module):
         self.rotary = LlamaRotaryEmbedding(config.layer)  # pyright: ignore[reportArgumentType]
         self.register_buffer("target_ids", None, persistent=False)
 
+    def new_cache(self, capacity: int) -> TreeCache:
+        """An empty cache for one sequence of about so many tokens."""
+        return TreeCache(len(self.layers), 1, capacity)
+
     def fuse(self, features: Features) -> Tensor:
         """The hidden states `[batch, rows, hidden]` of committed tokens from those of the target."""
         if self.fc_norm:
@@ -160,7 +164,7 @@ class Eagle3Draft(CountedPasses):
     def __init__(self, head: Eagle3Head, prompt: list[int], capacity: int) -> None:
         super().__init__(head.fc.weight.device)
         self._head = head
-        self._cache = TreeCache(len(head.layers), 1, capacity)
+        self._cache = head.new_cache(capacity)
         self._first = prompt[:1]
         self._unread = prompt[1:]
         self._features: list[Features] = []

@@ -4,8 +4,8 @@ import warnings
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from drafttree.models.base import Output
 from drafttree.models.static import Run
 
 WARMUPS = 2
@@ -44,11 +44,11 @@ class CudaGraphs:
             for _ in range(WARMUPS):
                 run()
             with torch.cuda.graph(graph, pool=self._memory, stream=self._side):
-                output = run()
+                outputs = run()
         torch.cuda.current_stream().wait_stream(self._side)
 
-        def replay() -> Output:
+        def replay() -> tuple[Tensor, ...]:
             graph.replay()
-            return output
+            return outputs
 
         return replay

@@ -9,13 +9,14 @@ Buffers of finished texts are kept with what was recorded on them, and serve the
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from drafttree.models.base import Output
 from drafttree.models.cache import TreeCache
-from drafttree.models.lean import LeanModel
+from drafttree.models.lean import Layer, LeanModel
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Nodes of a pass; larger ones, which are prompts, run as they come."""
@@ -26,9 +27,30 @@ SHORTEST = 512
 KEPT = 2
 """Buffers of finished texts that are kept."""
 
-Run = Callable[[], Output]
+Run = Callable[[], tuple[Tensor, ...]]
+"""A pass on fixed memory; its outputs are `[1, bucket, ...]`."""
 Recorder = Callable[[Run], Run | None]
 """Makes something that repeats a pass out of the pass, or None where it cannot."""
+
+
+class Arguments(NamedTuple):
+    """What a recorded pass reads, in memory that stays where it is.
+
+    Attributes:
+        tokens: `[1, bucket]` token ids.
+        positions: `[1, bucket]`.
+        where: `[bucket]` rows of the cache that are the tokens'.
+        mask: additive `[1, 1, groups * bucket, capacity]`.
+        rows: per layer keys and values `[1, heads, capacity, width]`.
+        hidden: `[1, bucket, hidden]` the states a head reads; none for a model.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    where: Tensor
+    mask: Tensor
+    rows: list[tuple[Tensor, Tensor]]
+    hidden: Tensor
 
 
 class StaticModel(LeanModel):
@@ -44,12 +66,10 @@ class StaticModel(LeanModel):
 
     def __init__(self, lean: LeanModel, recorder: Recorder) -> None:
         self.__dict__.update(vars(lean))
-        self._recorder: Recorder | None = recorder
-        self._pool = Pool()
-        self._inputs = Inputs(self.device)
+        self._recordings = Recordings(recorder, self._blocks[0], self._embed.weight)
 
     def new_cache(self, batch: int, capacity: int) -> TreeCache:
-        return super().new_cache(batch, capacity) if batch > 1 else StaticCache(self._layers, capacity, self._pool)
+        return super().new_cache(batch, capacity) if batch > 1 else self._recordings.new_cache(self._layers, capacity)
 
     @torch.inference_mode()
     def forward(
@@ -62,48 +82,87 @@ class StaticModel(LeanModel):
         last_only: bool = False,
         hidden_layers: tuple[int, ...] = (),
     ) -> Output:
-        nodes = tokens.shape[1]
-        replay = self._recorded(cache, tokens, positions, visible, hidden_layers)
-        if replay is None:
+        model = weakref.proxy(self)
+
+        def run(given: Arguments) -> tuple[Tensor, ...]:
+            tokens, positions, where, mask, rows, _ = given
+            output = model.run(tokens, positions, mask, rows, where, False, hidden_layers)
+            return output.logits, *output.hidden
+
+        outputs = self._recordings.replay(cache, tokens, positions, visible, run, variant=hidden_layers)
+        if outputs is None:
             return super().forward(cache, tokens, positions, visible, last_only=last_only, hidden_layers=hidden_layers)
-        output = replay()
-        cache.grow(positions)
-        scored = slice(nodes - 1, nodes) if last_only else slice(nodes)
-        return Output(output.logits[:, scored].clone(), tuple(state[:, :nodes].clone() for state in output.hidden))
+        logits, *hidden = outputs
+        return Output(logits[:, -1:] if last_only else logits, tuple(hidden))
 
-    def _recorded(
-        self, cache: TreeCache, tokens: Tensor, positions: Tensor, visible: Tensor, hidden_layers: tuple[int, ...]
-    ) -> Run | None:
-        """What does this pass, its arguments in place; None where it has to run as it comes.
 
-        They are in place before a pass is recorded: recording runs it, and so writes rows of the cache.
+class Recordings:
+    """The passes of a model or head over trees, recorded at their first use on the memory of a static cache.
+
+    Args:
+        recorder: of passes.
+        layer: any of the layers that read the cache.
+        like: a weight, of the cache's dtype and device.
+        hidden: width of the states a head reads.
+    """
+
+    def __init__(self, recorder: Recorder, layer: Layer, like: Tensor, hidden: int = 0) -> None:
+        self._recorder: Recorder | None = recorder
+        self._layer = layer
+        self._like = like
+        self._pool = Pool()
+        self._inputs = Inputs(like, hidden)
+
+    def new_cache(self, layers: int, capacity: int) -> "StaticCache":
+        """A cache for one sequence whose passes can be recorded."""
+        return StaticCache(layers, capacity, self._pool)
+
+    def replay(
+        self,
+        cache: TreeCache,
+        tokens: Tensor,
+        positions: Tensor,
+        visible: Tensor,
+        run: Callable[[Arguments], tuple[Tensor, ...]],
+        *,
+        variant: tuple[int, ...] = (),
+        hidden: Tensor | None = None,
+    ) -> tuple[Tensor, ...] | None:
+        """The outputs `[1, nodes, ...]` of a pass, its rows counted; None where it has to run as it comes.
+
+        Args:
+            cache: and `tokens`, `positions`, `visible` as for `Model.forward`.
+            run: the pass, given its arguments; used where it was not recorded before.
+            variant: tells passes over the same number of nodes apart.
+            hidden: `[1, nodes, hidden]` the states a head reads.
         """
         nodes, drafted = visible.shape[1:]
         if not isinstance(cache, StaticCache) or nodes > BUCKETS[-1] or drafted > DRAFTED:
             return None
-        bucket, first = next(size for size in BUCKETS if size >= nodes), self._blocks[0]
-        cache.rows(self._embed.weight, first.key_heads, first.width, bucket)
-        self._inputs.load(cache, tokens, positions, visible)
-        key, passes = (bucket, hidden_layers), cache.slot.passes
-        if key not in passes and self._recorder:
-            recorded = self._recorder(self._pass_over(cache.slot, *key))
+        bucket = next(size for size in BUCKETS if size >= nodes)
+        cache.rows(self._like, self._layer.key_heads, self._layer.width, bucket)
+        self._inputs.load(cache, tokens, positions, visible, hidden)
+        repeat = self._recorded(cache.slot, bucket, variant, run)
+        if repeat is None:
+            return None
+        outputs = repeat()
+        cache.grow(positions)
+        return tuple(output[:, :nodes].clone() for output in outputs)
+
+    def _recorded(
+        self, slot: "Slot", bucket: int, variant: tuple[int, ...], run: Callable[[Arguments], tuple[Tensor, ...]]
+    ) -> Run | None:
+        """What repeats a pass. Its arguments are in place: recording runs it, and so writes rows of the cache."""
+        key = (bucket, variant)
+        if key not in slot.passes and self._recorder:
+            groups, inputs = self._layer.groups, self._inputs
+            rows = [(keys, values) for keys, values in slot.buffer.unbind(0)]
+            recorded = self._recorder(lambda: run(inputs.read(bucket, groups, rows)))
             if recorded is None:
                 self._recorder = None
             else:
-                passes[key] = recorded
-        return passes.get(key)
-
-    def _pass_over(self, slot: "Slot", bucket: int, hidden_layers: tuple[int, ...]) -> Run:
-        """The pass over so many nodes on a slot's memory."""
-        groups, capacity, inputs = self._blocks[0].groups, slot.buffer.shape[-2], self._inputs
-        rows = [(keys, values) for keys, values in slot.buffer.unbind(0)]
-        model = weakref.proxy(self)
-
-        def once() -> Output:
-            tokens, positions, where, mask = inputs.read(bucket, groups, capacity, model.dtype)
-            return model.run(tokens, positions, mask, rows, where, False, hidden_layers)
-
-        return once
+                slot.passes[key] = recorded
+        return slot.passes.get(key)
 
 
 @dataclass(eq=False)
@@ -161,39 +220,50 @@ class StaticCache(TreeCache):
 class Inputs:
     """Where a pass finds its tokens, and what it needs to know of the cache.
 
+    Args:
+        like: a weight, of the dtype and device of a pass.
+        hidden: width of the states a head reads.
+
     Attributes:
         tokens: `[1, largest bucket]` token ids; past the nodes of a pass lies what was there before.
         positions: likewise.
         visible: bool `[largest bucket, DRAFTED]`: which drafted rows each token attends to.
         bounds: committed rows, rows before the pass, and rows after it.
+        hidden: `[1, largest bucket, hidden]`.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.tokens = torch.zeros(1, BUCKETS[-1], dtype=torch.long, device=device)
+    def __init__(self, like: Tensor, hidden: int) -> None:
+        most, device = BUCKETS[-1], like.device
+        self.tokens = torch.zeros(1, most, dtype=torch.long, device=device)
         self.positions = torch.zeros_like(self.tokens)
-        self.visible = torch.zeros(BUCKETS[-1], DRAFTED, dtype=torch.bool, device=device)
+        self.visible = torch.zeros(most, DRAFTED, dtype=torch.bool, device=device)
         self.bounds = torch.zeros(3, dtype=torch.long, device=device)
+        self.hidden = torch.zeros(1, most, hidden, dtype=like.dtype, device=device)
 
-    def load(self, cache: TreeCache, tokens: Tensor, positions: Tensor, visible: Tensor) -> None:
+    def load(self, cache: TreeCache, tokens: Tensor, positions: Tensor, visible: Tensor, hidden: Tensor | None) -> None:
         """Store the arguments of a pass."""
         nodes, drafted = visible.shape[1:]
         self.tokens[:, :nodes] = tokens
         self.positions[:, :nodes] = positions
         self.visible[:nodes, :drafted] = visible[0]
+        if hidden is not None:
+            self.hidden[:, :nodes] = hidden
         length, start = cache.length, cache.get_seq_length()
         for place, bound in enumerate((length, start, start + nodes)):
             self.bounds[place].fill_(bound)
 
-    def read(self, bucket: int, groups: int, capacity: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """Tokens and positions `[1, bucket]`, rows `[bucket]` and additive mask `[1, 1, groups * bucket, capacity]`.
+    def read(self, bucket: int, groups: int, rows: list[tuple[Tensor, Tensor]]) -> Arguments:
+        """The arguments of a pass over a bucket of nodes on a slot's rows.
 
         A row past the nodes of the pass is garbage, which no other row sees; it sees itself, so that it is finite.
         """
         length, start, end = self.bounds
         where = start + torch.arange(bucket, device=start.device)
-        columns = torch.arange(capacity, device=start.device)
+        columns = torch.arange(rows[0][0].shape[-2], device=start.device)
         drafted = columns - length
         tree = self.visible[:bucket].index_select(1, drafted.clamp(0, DRAFTED - 1)) & (columns < end)
         seen = (drafted < 0) | tree | (columns == where[:, None])
-        mask = torch.zeros(seen.shape, dtype=dtype, device=start.device).masked_fill_(~seen, -torch.inf)
-        return self.tokens[:, :bucket], self.positions[:, :bucket], where, mask.repeat(groups, 1)[None, None]
+        mask = torch.zeros(seen.shape, dtype=self.hidden.dtype, device=start.device).masked_fill_(~seen, -torch.inf)
+        mask = mask.repeat(groups, 1)[None, None]
+        tokens, positions, hidden = (each[:, :bucket] for each in (self.tokens, self.positions, self.hidden))
+        return Arguments(tokens, positions, where, mask, rows, hidden)
