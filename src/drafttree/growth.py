@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from drafttree.devices import near
 from drafttree.drafters.base import Guesses
 from drafttree.drawing import Drawing
 from drafttree.policies.base import TreePolicy, best_mask
-from drafttree.tree import NEAR, DraftTree, Layer, TreeBuilder
+from drafttree.tree import DraftTree, Layer, TreeBuilder
 
 Shape = Callable[[Tensor, int], Tensor]
 
@@ -119,9 +120,10 @@ def _extend(
     expand, labels = policy.expand(layer), policy.label(layer)
     kept_width, wanted_width = _widths(keep, expand)
     index, padding = _compact(keep, kept_width)
-    if not policy.reranks and grown.size + index.shape[1] > policy.budget:
-        index, padding = _compact(best_mask(scores, keep, policy.budget - grown.sizes()))
-        wanted_width = None
+    full = not policy.reranks and grown.size + index.shape[1] > policy.budget
+    if full:
+        width = policy.budget - grown.size if len(keep) == 1 else None
+        index, padding = _compact(best_mask(scores, keep, policy.budget - grown.sizes()), width)
     origins = index // paths.shape[-1]
     kept = Frontier(
         nodes=torch.arange(grown.size, grown.size + index.shape[1], device=index.device).expand_as(index),
@@ -133,18 +135,18 @@ def _extend(
     ranked = kept.path_logprobs if scores is paths else _pick(scores, index, padding)
     parents = frontier.nodes.gather(1, origins)
     grown.add(kept.tokens, parents, _pick(layer.logprobs, index), kept.path_logprobs, ranked)
-    if expand is None:
+    if expand is None or (full and padding is None):
         return kept
     wanted = _pick(expand, index)
-    return kept.take(*_compact(wanted if padding is None else wanted & ~padding, wanted_width))
+    return kept.take(*_compact(wanted if padding is None else wanted & ~padding, None if full else wanted_width))
 
 
 def _widths(keep: Tensor, expand: Tensor | None) -> tuple[int | None, int | None]:
     """How many candidates of a sequence are kept at most, and how many of those expanded; None for `_compact` to see.
 
-    This is the one place of a level where the host waits for a far device, so it asks for both at once.
+    It is what the host must know of a level, so a far device is asked for both at once.
     """
-    if expand is None or keep.device.type in NEAR:
+    if expand is None or near(keep):
         return None, None
     kept, wanted = torch.stack((keep, keep & expand)).flatten(2).sum(2).amax(1).tolist()
     return kept, wanted

@@ -16,9 +16,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-NEAR = {"cpu"}
-"""Devices whose results the host need not wait for."""
-
 
 class Proposal(StrEnum):
     """How the children of a node were chosen, which decides who may judge the tree."""
@@ -114,7 +111,9 @@ class DraftTree:
         if self.size <= size:
             return self
         order = self.scores.argsort(dim=1, descending=True, stable=True)[:, :size].sort(dim=1).values
-        renamed = torch.full_like(self.parents, -1).scatter_(1, order, torch.arange(size).to(order).expand_as(order))
+        renamed = torch.full_like(self.parents, -1).scatter_(
+            1, order, torch.arange(size, device=order.device).expand_as(order)
+        )
         parents = self.parents.gather(1, order)
         return DraftTree(
             tokens=self.tokens.gather(1, order),

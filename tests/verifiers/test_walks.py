@@ -8,11 +8,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from drafttree import devices
 from drafttree.distributions import Sampling, gumbel
 from drafttree.errors import ConfigError
 from drafttree.noise import SeededNoise
 from drafttree.tree import DraftTree, Verdict
-from drafttree.verifiers import VERIFIERS, Coupled, Greedy, Verifier, base
+from drafttree.verifiers import VERIFIERS, Coupled, Greedy, Verifier
 
 VOCAB = 5
 SILENCE = SeededNoise(0, VOCAB, torch.device("cpu"))
@@ -80,7 +81,7 @@ def first_argmax(rows: list[list[float]]) -> list[int]:
 def device(request, monkeypatch):
     """Walks as on a CPU, and as on a device that is asked once for the choices of all nodes."""
     if request.param == "far":
-        monkeypatch.setattr(base, "NEAR", set())
+        monkeypatch.setattr(devices, "NEAR", set())
 
 
 free = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

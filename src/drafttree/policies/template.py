@@ -94,15 +94,16 @@ class Template(TreePolicy):
 
     def label(self, layer: Layer) -> Tensor:
         """The index of each candidate in the list of paths, -1 where the template has none."""
-        children = self._children[:, : layer.logprobs.shape[-1]].to(layer.logprobs.device)
+        self._children = self._children.to(layer.logprobs.device)
+        children = self._children[:, : layer.logprobs.shape[-1]]
         return children[layer.labels] if layer.labels is not None else children[:1].expand_as(layer.logprobs)
 
     def keep(self, layer: Layer) -> Tensor:
         return self.label(layer) >= 0
 
     def expand(self, layer: Layer) -> Tensor:
-        inner = (self._children >= 0).any(1).to(layer.logprobs.device)
-        return inner[self.label(layer).clamp_min(0)]
+        labels = self.label(layer)
+        return (self._children >= 0).any(1)[labels.clamp_min(0)]
 
 
 def _path(text: str) -> Path:

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from drafttree.devices import near
 from drafttree.distributions import Sampling
 from drafttree.errors import ConfigError, ModelError
 from drafttree.noise import Noise
-from drafttree.tree import NEAR, DraftTree, Proposal, Verdict
+from drafttree.tree import DraftTree, Proposal, Verdict
 
 Choose = Callable[[Tensor, int | Tensor], Tensor]
 Ask = Callable[[list[int], int], list[int]]
@@ -188,8 +189,7 @@ def walk(tree: DraftTree, logits: Tensor, choose: Choose) -> Verdict:
     Raises:
         ModelError: the target's logits are no numbers.
     """
-    near = logits.device.type in NEAR
-    ask = _choices_along(logits, choose) if near else _choices_everywhere(tree, logits, choose)
+    ask = _choices_along(logits, choose) if near(logits) else _choices_everywhere(tree, logits, choose)
     branches = tree.branches
     paths, bonus = [[0] for _ in branches], [-1] * len(branches)
     depth = 0
