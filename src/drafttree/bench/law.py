@@ -97,15 +97,16 @@ def measure_law(
         **options: as for `Decoder.start`.
 
     Raises:
-        ConfigError: the target is no transformers model, has too little context, there is no drafter, or an option
-            is none.
+        ConfigError: the target is no transformers model or has too little context, there is no drafter, or a policy
+            or an option is refused.
     """
     target = transformers_model(decoder)
     nodes = [n for n in BUCKETS if target.context is None or context + n <= target.context]
     if not nodes:
         raise ConfigError(f"context={context} leaves no room in the model's context of {target.context}")
-    decoder.start(prompts[0], max_new_tokens=max_new_tokens, **options)
     others: dict[str, Peer] = make_peers(decoder, max_new_tokens) if peers else {}
+    settings = {"repeats": repeats, "progress": progress, "max_new_tokens": max_new_tokens} | options
+    bench = bench_policies(decoder, prompts, policies, peers=others, **settings)
     draft = getattr(decoder.drafter, "model", None)
     return LawBench(
         device=str(target.device),
@@ -117,16 +118,7 @@ def measure_law(
         context=context,
         passes=pass_times(target, nodes, context, 10 * repeats),
         contexts={length: pass_times(target, BEHIND, length, 3 * repeats) for length in contexts},
-        bench=bench_policies(
-            decoder,
-            prompts,
-            policies,
-            repeats=repeats,
-            peers=others,
-            progress=progress,
-            max_new_tokens=max_new_tokens,
-            **options,
-        ),
+        bench=bench,
     )
 
 
