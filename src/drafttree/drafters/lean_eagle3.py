@@ -93,6 +93,7 @@ class StaticEagle3Head(LeanEagle3Head):
     def new_cache(self, capacity: int) -> TreeCache:
         return self._recordings.new_cache(len(self.layers), capacity)
 
+    @torch.inference_mode()
     def forward(self, cache: TreeCache, tokens: Tensor, hidden: Tensor, positions: Tensor, visible: Tensor) -> Tensor:
         head = weakref.proxy(self)
 
@@ -131,11 +132,13 @@ def _agrees(head: Eagle3Head, own: Tensor) -> bool:
 
 @torch.inference_mode()
 def _probe(head: Eagle3Head, shift: int = 0) -> Tensor:
-    """The draft logits of a few rows whose states are not alike, and whose tokens may be other ones."""
+    """The draft logits of rows behind as many committed ones; with a shift, of other tokens and states."""
     weight = head.fc.weight
     states = torch.linspace(-1, 1, ROWS * weight.shape[1], device=weight.device).to(weight.dtype)
-    states = states.view(1, ROWS, -1).split(head.config.target_hidden, -1)
+    hidden = head.fuse(states.view(1, ROWS, -1).roll(shift, 1).split(head.config.target_hidden, -1))
     rows = torch.arange(ROWS, device=weight.device)[None]
     causal = torch.ones(1, ROWS, ROWS, dtype=torch.bool, device=weight.device).tril()
-    tokens = (rows + shift) % head.config.vocab
-    return head.draft_logits(head(head.new_cache(ROWS), tokens, head.fuse(states), rows, causal))
+    cache, tokens = head.new_cache(2 * ROWS), (rows + shift) % head.config.vocab
+    hidden = head.recycle(head(cache, tokens, hidden, rows, causal))
+    cache.keep(range(ROWS))
+    return head.draft_logits(head(cache, tokens, hidden, rows + ROWS, causal))

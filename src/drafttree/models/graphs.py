@@ -40,12 +40,14 @@ class CudaGraphs:
         self._memory = self._memory or torch.cuda.graph_pool_handle()
         self._side.wait_stream(torch.cuda.current_stream())
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(self._side):
-            for _ in range(WARMUPS):
-                run()
-            with torch.cuda.graph(graph, pool=self._memory, stream=self._side):
-                outputs = run()
-        torch.cuda.current_stream().wait_stream(self._side)
+        try:
+            with torch.cuda.stream(self._side):
+                for _ in range(WARMUPS):
+                    run()
+                with torch.cuda.graph(graph, pool=self._memory, stream=self._side):
+                    outputs = run()
+        finally:
+            torch.cuda.current_stream().wait_stream(self._side)
 
         def replay() -> tuple[Tensor, ...]:
             graph.replay()

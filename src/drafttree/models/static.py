@@ -167,7 +167,7 @@ class Recordings:
 
 @dataclass(eq=False)
 class Slot:
-    """A cache's buffer, and the passes recorded on it by nodes and hidden layers."""
+    """A cache's buffer, and the passes recorded on it by nodes and variant."""
 
     buffer: Tensor
     passes: dict[tuple[int, tuple[int, ...]], Run] = field(default_factory=dict)
@@ -229,7 +229,7 @@ class Inputs:
         positions: likewise.
         visible: bool `[largest bucket, DRAFTED]`: which drafted rows each token attends to.
         bounds: committed rows, rows before the pass, and rows after it.
-        hidden: `[1, largest bucket, hidden]`.
+        hidden: `[1, largest bucket, hidden]`; past the nodes of a pass zero, since it may have been infinite before.
     """
 
     def __init__(self, like: Tensor, hidden: int) -> None:
@@ -248,6 +248,7 @@ class Inputs:
         self.visible[:nodes, :drafted] = visible[0]
         if hidden is not None:
             self.hidden[:, :nodes] = hidden
+            self.hidden[:, nodes:].zero_()
         length, start = cache.length, cache.get_seq_length()
         for place, bound in enumerate((length, start, start + nodes)):
             self.bounds[place].fill_(bound)
