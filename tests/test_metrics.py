@@ -13,11 +13,12 @@ def turn(committed, accepted, nodes, levels, draft_seconds=0.5, target_seconds=2
 
 def first() -> Metrics:
     rounds = [turn(4, 3, 7, 3), turn(1, 0, 7, 3, target_seconds=4.0, seconds=5.0), turn(2, 1, 5, 1, seconds=2.5)]
-    return Metrics(rounds, prefill_passes=1, seconds=12.0, first_token_seconds=[4.0])
+    return Metrics(rounds, prefill_passes=1, prefill_seconds=1.0, seconds=12.0, first_token_seconds=[4.0])
 
 
 def second() -> Metrics:
-    return Metrics([turn(1, 0, 1, 0, draft_seconds=0.0)], prefill_passes=2, seconds=5.0, first_token_seconds=[5.0])
+    rounds = [turn(1, 0, 1, 0, draft_seconds=0.0)]
+    return Metrics(rounds, prefill_passes=2, prefill_seconds=2.0, seconds=5.0, first_token_seconds=[5.0])
 
 
 def test_counts_per_round():
@@ -27,6 +28,14 @@ def test_counts_per_round():
     assert metrics.mean_path_length == pytest.approx(4 / 3)
     assert metrics.draft_efficiency == pytest.approx(7 / 3)
     assert metrics.mean_nodes == pytest.approx(19 / 3)
+
+
+def test_what_comes_before_the_first_round_is_the_prompts_time():
+    metrics = Metrics()
+    for seconds in (4.0, 3.5):
+        metrics.record(turn(2, 1, 3, 1, seconds=3.0), seconds)
+    assert (metrics.prefill_seconds, metrics.seconds) == (1.0, 7.5)
+    assert metrics.decoding_tokens_per_second == pytest.approx(4 / 6.5)
 
 
 def test_acceptance_is_of_drafted_tokens_alone():
@@ -40,6 +49,7 @@ def test_acceptance_by_depth_is_of_the_rounds_that_drafted_that_level():
 def test_times():
     metrics = first()
     assert metrics.tokens_per_second == pytest.approx(7 / 12)
+    assert metrics.decoding_tokens_per_second == pytest.approx(7 / 11)
     assert metrics.time_to_first_token == 4.0
     assert metrics.time_per_output_token == pytest.approx(8 / 6)
     assert metrics.target_pass == pytest.approx(8 / 3)
@@ -51,6 +61,7 @@ def test_a_total_adds_up_its_parts():
     total = Metrics.total([first(), second()])
     assert (total.tokens, len(total.rounds), total.prefill_passes, total.seconds) == (8, 4, 3, 17.0)
     assert total.time_to_first_token == 4.5
+    assert total.prefill_seconds == 3.0
     assert total.time_per_output_token == pytest.approx(8 / 6)
     assert first().rounds == total.rounds[:3]
 
@@ -78,6 +89,7 @@ def test_the_law_of_speed():
     assert law.delta == pytest.approx(7 / 3)
     assert law.h == pytest.approx(1 / 3)
     assert law.measured == pytest.approx(7 / 12)
+    assert law.decoding == pytest.approx(7 / 11)
     assert law.predicted == pytest.approx((7 / 3) / (8 / 3 + (1.5 / 7) * (7 / 3) + 1 / 3))
 
 

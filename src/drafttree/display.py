@@ -180,12 +180,13 @@ def show_law(law: LawBench) -> None:
             table.add_row(str(context), *(f"{times[nodes] * 1e3:.2f}" for nodes in BEHIND))
         console.print(table)
     show_bench(law.bench)
-    columns = ["", "tokens/s", "GB/s", "of the roofline", "R", "R at h = 0", "share of it"]
+    columns = ["", "tokens/s", "GB/s", "of the roofline", "R", "without prompts", "R at h = 0", "share of it"]
     table = _table(*columns, right=len(columns) - 1)
     for row in (row for row in law.bench.rows if row.group == "all"):
         moved, free = law.moved(row), row.law.without_host
-        shares = [f"{moved / law.bandwidth:.0%}", f"{row.law.measured:.2f}", f"{free:.2f}"]
-        cells = [f"{row.tokens_per_second:.1f}", f"{moved / 1e9:.1f}", *shares, f"{row.law.measured / free:.0%}"]
+        ratios = [f"{ratio:.2f}" for ratio in (row.law.measured, row.law.decoding, free)]
+        cells = [f"{row.tokens_per_second:.1f}", f"{moved / 1e9:.1f}", f"{moved / law.bandwidth:.0%}", *ratios]
+        cells.append(f"{row.law.decoding / free:.0%}")
         table.add_row(row.policy, *cells)
     console.print(table)
 

@@ -46,6 +46,7 @@ class Metrics:
     Attributes:
         rounds: every round, in order.
         prefill_passes: target passes over prompts.
+        prefill_seconds: wall time before the first rounds: reading prompts.
         seconds: wall time, prompts included.
         first_token_seconds: per generation, time from the start to the first committed token.
         draft_weight_bytes: memory of the drafter's weights, those it shares with the target left out.
@@ -54,6 +55,7 @@ class Metrics:
 
     rounds: list[Round] = field(default_factory=list)
     prefill_passes: int = 0
+    prefill_seconds: float = 0.0
     seconds: float = 0.0
     first_token_seconds: list[float] = field(default_factory=list)
     draft_weight_bytes: int = 0
@@ -66,6 +68,7 @@ class Metrics:
         for part in parts:
             whole.rounds += part.rounds
             whole.prefill_passes += part.prefill_passes
+            whole.prefill_seconds += part.prefill_seconds
             whole.seconds += part.seconds
             whole.first_token_seconds += part.first_token_seconds
             whole.draft_weight_bytes = max(whole.draft_weight_bytes, part.draft_weight_bytes)
@@ -78,6 +81,7 @@ class Metrics:
         self.seconds += seconds
         if not self.first_token_seconds:
             self.first_token_seconds.append(seconds)
+            self.prefill_seconds = seconds - turn.seconds
 
     @property
     def tokens(self) -> int:
@@ -88,6 +92,11 @@ class Metrics:
     def tokens_per_second(self) -> float:
         """Committed tokens per second of decoding, the time to the first token included."""
         return _ratio(self.tokens, self.seconds)
+
+    @property
+    def decoding_tokens_per_second(self) -> float:
+        """Committed tokens per second of decoding, without the time of reading prompts."""
+        return _ratio(self.tokens, self.seconds - self.prefill_seconds)
 
     @property
     def time_to_first_token(self) -> float:
@@ -156,6 +165,7 @@ class Metrics:
             "tokens": self.tokens,
             "seconds": self.seconds,
             "tokens_per_second": self.tokens_per_second,
+            "decoding_tokens_per_second": self.decoding_tokens_per_second,
             "time_to_first_token": self.time_to_first_token,
             "time_per_output_token": self.time_per_output_token,
             "mean_accepted_tokens": self.mean_accepted_tokens,
@@ -165,6 +175,7 @@ class Metrics:
             "acceptance_by_depth": self.acceptance_by_depth,
             "rounds": len(self.rounds),
             "prefill_passes": self.prefill_passes,
+            "prefill_seconds": self.prefill_seconds,
             "mean_nodes": self.mean_nodes,
             "target_pass": self.target_pass,
             "draft_pass": self.draft_pass,
@@ -186,7 +197,8 @@ class Law:
         delta: draft passes per round.
         h: host share, everything else of a round in plain target passes.
         h0: host share of plain decoding.
-        measured: ratio of tokens per second.
+        measured: ratio of tokens per second, prompts included.
+        decoding: ratio of tokens per second of decoding, prompts left out: what the law is about.
     """
 
     tau: float
@@ -196,6 +208,7 @@ class Law:
     h: float
     h0: float
     measured: float
+    decoding: float
 
     @classmethod
     def of(cls, speculative: Metrics, plain: Metrics) -> "Law":
@@ -209,6 +222,7 @@ class Law:
             h=_ratio(speculative.overhead, unit),
             h0=_ratio(plain.overhead, unit),
             measured=_ratio(speculative.tokens_per_second, plain.tokens_per_second),
+            decoding=_ratio(speculative.decoding_tokens_per_second, plain.decoding_tokens_per_second),
         )
 
     @property
