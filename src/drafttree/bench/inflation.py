@@ -28,7 +28,6 @@ from drafttree.loading import (
     load_model,
     load_tokenizer,
 )
-from drafttree.models.huggingface import lay_out_for_cpu
 from drafttree.models.probe import wrap
 
 
@@ -96,12 +95,14 @@ def inflate(model: PreTrainedModel, shape: Shape) -> PreTrainedModel:
 
 
 def load_inflated(target: str, drafter: str, shape: str, dtype: str, device: str) -> Decoder:
-    """A decoder whose target is inflated; arguments and errors as for `drafttree.load` and `find_shape`."""
+    """A decoder whose target is inflated; arguments and errors as for `drafttree.load` and `find_shape`.
+
+    Its weights stay row-major, also on a CPU: so large, they are packed for our own passes over several rows, and
+    transformers' passes over a few rows are faster on them than on column-major ones.
+    """
     wanted, on = find_shape(shape), find_device(device)
     small = load_model(target, find_dtype(dtype, on), on)
     large, tokenizer = inflate(small, wanted), load_tokenizer(target)
-    if on.type == "cpu" and large.dtype == torch.float32:
-        lay_out_for_cpu(large)
     decoder = load(large, "none", tokenizer=tokenizer, dtype=dtype, device=device)
     name = choose_drafter(target).name if drafter == "auto" else drafter
     found = find_drafter(name, wrap(small), tokenizer)
