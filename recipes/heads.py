@@ -23,8 +23,8 @@ from transformers.utils import logging
 import corpus
 import tokens
 from disk import replaced
+from drafttree.core.errors import DraftTreeError
 from drafttree.drafters.heads import embedding, last_layer, projection
-from drafttree.errors import DraftTreeError
 from drafttree.loading import find_device, find_dtype, load_model, load_tokenizer
 from features import Features, RepeatedWindows
 from muon import Muon

@@ -79,7 +79,7 @@ def test_star_import_gives_the_exports():
 
 
 def test_every_error_is_a_drafttree_error():
-    found = public(drafttree.errors)
+    found = public(drafttree.core.errors)
     assert {name for name in found if name.endswith("Error") or name in ERRORS} == {*ERRORS, "DraftTreeError"}
     assert all(issubclass(found[name], drafttree.DraftTreeError) for name in ERRORS)
 

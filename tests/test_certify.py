@@ -3,7 +3,7 @@ import torch
 
 import drafttree
 from drafttree.certify import certify, fit, parse_policies
-from drafttree.errors import ConfigError, ContextError
+from drafttree.core.errors import ConfigError, ContextError
 from drafttree.models.attention import NAME
 from drafttree.policies import POLICIES
 from drafttree.reference import find_difference, released, transformers_generate

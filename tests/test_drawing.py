@@ -8,15 +8,15 @@ import pytest
 import torch
 from scipy import stats
 
-from drafttree import noise as noises
+from drafttree.core import randomness as noises
+from drafttree.core.randomness import SeededNoise, stream
+from drafttree.core.sampling import Sampling
+from drafttree.core.tree import DraftTree, Proposal
 from drafttree.decoder import Decoder
-from drafttree.distributions import Sampling, stream
 from drafttree.drawing import FLOOR, Drawing
 from drafttree.exactness import Replay, outcomes
 from drafttree.growth import grow
-from drafttree.noise import SeededNoise
 from drafttree.policies import Chain, Template
-from drafttree.tree import DraftTree, Proposal
 from drafttree.verifiers import RRS, Block, Coupled, GreedyMultiDraft, KSeq, PointMass, RRSw, Traversal, Verifier
 from toy import Table, ToyDrafter, ToyModel, softmax
 

@@ -19,8 +19,8 @@ from transformers import PreTrainedTokenizerFast
 import drafttree
 from drafttree import grammar
 from drafttree.certify import certify
+from drafttree.core.errors import ConfigError
 from drafttree.decoder import Decoder
-from drafttree.errors import ConfigError
 from drafttree.policies import Chain, DynaTree, Eagle, Talon, Template
 from drafttree.reference import transformers_generate
 from drafttree.verifiers import RRS, LossyTypical, PointMass, RRSw, Traversal

@@ -29,8 +29,8 @@ from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
 
 import tiny
 from drafttree import grammar, hf, zoo
+from drafttree.core.errors import ConfigError, ContextError, InputError, ModelError, TokenizerMismatch
 from drafttree.drafters import LanguageModelDrafter
-from drafttree.errors import ConfigError, ContextError, InputError, ModelError, TokenizerMismatch
 from drafttree.models import HuggingFaceModel
 from drafttree.policies import POLICIES
 

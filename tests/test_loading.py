@@ -24,9 +24,9 @@ import drafttree
 import eagle3_files as files
 import tiny
 from drafttree import zoo
+from drafttree.core.errors import ConfigError, DraftTreeError, ModelError, TokenizerMismatch
 from drafttree.decoder import Decoder
 from drafttree.drafters import LOOKUPS, Eagle3Drafter, LanguageModelDrafter, MedusaDrafter, Mixed, PromptLookup
-from drafttree.errors import ConfigError, DraftTreeError, ModelError, TokenizerMismatch
 from drafttree.loading import (
     check_tokenizers,
     choose_drafter,

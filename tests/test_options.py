@@ -12,9 +12,9 @@ from transformers import (
 )
 
 import tiny
+from drafttree.core.errors import ConfigError
 from drafttree.decoder import Decoder
 from drafttree.drafters import LanguageModelDrafter
-from drafttree.errors import ConfigError
 from drafttree.models import HuggingFaceModel
 from drafttree.options import MAKERS, ProcessorOptions, Setting, make_processors
 from drafttree.policies import Eagle, Talon

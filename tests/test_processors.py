@@ -16,8 +16,8 @@ from transformers import (
     SequenceBiasLogitsProcessor,
 )
 
+from drafttree.core.errors import ConfigError, ModelError
 from drafttree.decoder import Decoder
-from drafttree.errors import ConfigError, ModelError
 from drafttree.policies import Chain, DynaTree, Eagle, OptTree, Talon, Template
 from drafttree.verifiers import RRSw, Traversal
 from toy import Script, Table, ToyDrafter, ToyModel

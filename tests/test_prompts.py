@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from drafttree.errors import InputError
+from drafttree.core.errors import InputError
 from drafttree.prompts import EXCERPT, read_examples, read_prompt, read_prompts, spread_prompts
 
 

@@ -7,7 +7,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from drafttree import grammar
-from drafttree.errors import ConfigError
+from drafttree.core.errors import ConfigError
 
 pytest.importorskip("xgrammar")
 from xgrammar.testing import _is_grammar_accept_string

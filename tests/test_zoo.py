@@ -9,8 +9,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import drafttree
 from drafttree import zoo
 from drafttree.bench.policies import shipped_prompts
+from drafttree.core.errors import ModelError
 from drafttree.drafters.checkpoints import read_tensors
-from drafttree.errors import ModelError
 from drafttree.metrics import Metrics
 
 LIMIT = 32 * 10**6

@@ -20,8 +20,8 @@ from transformers import (
     Qwen3Config,
 )
 
+from drafttree.core.tree import DraftTree
 from drafttree.models import HuggingFaceModel, TreeCache
-from drafttree.tree import DraftTree
 
 VOCAB = 97
 WINDOW = 5

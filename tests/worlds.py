@@ -4,11 +4,11 @@ from typing import ClassVar
 
 import torch
 
-from drafttree.distributions import Sampling
+from drafttree.core.sampling import Sampling
+from drafttree.core.tree import DraftTree, Proposal, Verdict
 from drafttree.enumeration import EXACT, World, cut, world
 from drafttree.exactness import Table
 from drafttree.policies import Chain, DynaTree, DySpec, Eagle, Fixed, OptTree, Talon, Template, TreePolicy
-from drafttree.tree import DraftTree, Proposal, Verdict
 from drafttree.verifiers import RRS, Block, GreedyMultiDraft, KSeq, PointMass, RRSw, Traversal, Verifier
 
 __all__ = ["EXACT", "World", "cut", "world"]

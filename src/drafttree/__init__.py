@@ -5,14 +5,15 @@ decoder = drafttree.load()
 print(decoder.generate("It was the best of times").text)
 """
 
-from drafttree import drafters, errors, exactness, grammar, hf, models, policies, verifiers
+from drafttree import drafters, exactness, grammar, hf, models, policies, verifiers
+from drafttree.core import errors
+from drafttree.core.errors import DraftTreeError
+from drafttree.core.sampling import Sampling
+from drafttree.core.tree import DraftTree, Layer, Verdict
 from drafttree.decoder import Decoder
-from drafttree.distributions import Sampling
-from drafttree.errors import DraftTreeError
 from drafttree.loading import load
 from drafttree.metrics import Law, Metrics
 from drafttree.sequence import Chunk, Generation
-from drafttree.tree import DraftTree, Layer, Verdict
 
 __version__ = "0.1.0"
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from drafttree.core.errors import ConfigError, ContextError, InputError, unknown
+from drafttree.core.sampling import Sampling
 from drafttree.decoder import Decoder
-from drafttree.distributions import Sampling
 from drafttree.enumeration import COUPLED
-from drafttree.errors import ConfigError, ContextError, InputError, unknown
 from drafttree.loading import make_policy
 from drafttree.policies import POLICIES
 from drafttree.reference import Difference, find_difference, transformers_generate

@@ -36,11 +36,11 @@ from drafttree.bench import (
 from drafttree.bench.inflation import SHAPES, load_inflated
 from drafttree.bench.policies import shipped_prompts
 from drafttree.certify import certify, fit, parse_policies, parse_verifiers
+from drafttree.core.errors import ConfigError, DraftTreeError
+from drafttree.core.sampling import Sampling
 from drafttree.decoder import Decoder, Prompt
-from drafttree.distributions import Sampling
 from drafttree.drafters import LOOKUPS
 from drafttree.enumeration import enumerate_pairs
-from drafttree.errors import ConfigError, DraftTreeError
 from drafttree.exactness import OPTIONS
 from drafttree.grammar import Grammar, ebnf, json_schema, regex
 from drafttree.inspection import inspect as inspect_folder

@@ -3,9 +3,9 @@
 A verifier that is lossy says so in its name and in `lossless`; every other pair that is let through is exact.
 """
 
-from drafttree.errors import ConfigError
+from drafttree.core.errors import ConfigError
+from drafttree.core.tree import Proposal
 from drafttree.policies.base import TreePolicy
-from drafttree.tree import Proposal
 from drafttree.verifiers import Coupled, Traversal, Verifier
 
 

@@ -20,22 +20,22 @@ from torch import Tensor
 from transformers import LogitsProcessorList
 
 from drafttree import contract
-from drafttree.distributions import COLDEST, Sampling
+from drafttree.core.errors import ConfigError, ContextError, InputError
+from drafttree.core.randomness import SeededNoise, fresh_seed
+from drafttree.core.sampling import COLDEST, Sampling
+from drafttree.core.timing import Stopwatch
+from drafttree.core.tree import DraftTree, Proposal, Verdict
 from drafttree.drafters.base import Drafter, Features
 from drafttree.drawing import Drawing
-from drafttree.errors import ConfigError, ContextError, InputError
 from drafttree.growth import grow
 from drafttree.metrics import Metrics, Round
 from drafttree.models.base import Model, Output, read
-from drafttree.noise import SeededNoise, fresh_seed
 from drafttree.options import ProcessorOptions, Setting, check_names, make_processors
 from drafttree.policies.base import TreePolicy
 from drafttree.policies.chain import Chain
 from drafttree.processors import Constraint, GuidedDraft, Walker
 from drafttree.sequence import Chunk, Generation, Sequence
-from drafttree.stopwatch import Stopwatch
 from drafttree.text import TextStream
-from drafttree.tree import DraftTree, Proposal, Verdict
 from drafttree.verifiers import Coupled, Greedy, Verifier
 
 ROOM = 64

@@ -11,8 +11,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from drafttree.noise import Noise
-from drafttree.tree import DraftTree, Layer, Proposal
+from drafttree.core.randomness import Noise
+from drafttree.core.tree import DraftTree, Layer, Proposal
 
 FLOOR = -80.0
 """Log-probability below which a token is not drawn: its probability would be lost in float32."""

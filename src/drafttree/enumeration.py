@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from drafttree import contract
-from drafttree.distributions import Sampling
+from drafttree.core.sampling import Sampling
 from drafttree.exactness import OPTIONS, Table, coupled_round, law
 from drafttree.loading import make_policy
 from drafttree.policies import TreePolicy

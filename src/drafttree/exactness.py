@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from drafttree import contract
-from drafttree.distributions import Sampling, gumbel
+from drafttree.core.errors import ConfigError, unknown
+from drafttree.core.randomness import Noise, SeededNoise, gumbel
+from drafttree.core.sampling import Sampling
+from drafttree.core.tree import DraftTree, Proposal, Verdict
 from drafttree.drafters.base import Features
 from drafttree.drawing import Drawing
-from drafttree.errors import ConfigError, unknown
 from drafttree.growth import grow
-from drafttree.noise import Noise, SeededNoise
 from drafttree.policies.base import TreePolicy
-from drafttree.tree import DraftTree, Proposal, Verdict
 from drafttree.verifiers.base import Verifier
 
 MOST = 50_000

@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedTokenizerBase
 
 from drafttree import schemas
-from drafttree.errors import ConfigError
+from drafttree.core.errors import ConfigError
 from drafttree.processors import Path
 
 __all__ = ["Grammar", "ebnf", "json_schema", "regex"]

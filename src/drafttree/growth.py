@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from drafttree.devices import near
+from drafttree.core.devices import near
+from drafttree.core.tree import DraftTree, Layer, TreeBuilder
 from drafttree.drafters.base import Guesses
 from drafttree.drawing import Drawing
 from drafttree.policies.base import TreePolicy, best_mask
-from drafttree.tree import DraftTree, Layer, TreeBuilder
 
 Shape = Callable[[Tensor, int], Tensor]
 

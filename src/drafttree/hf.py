@@ -42,9 +42,9 @@ from transformers.generation.logits_process import LogitNormalization, LogitsPro
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+from drafttree.core.errors import ConfigError
 from drafttree.decoder import Decoder
 from drafttree.drafters import Drafter, LanguageModelDrafter
-from drafttree.errors import ConfigError
 from drafttree.loading import (
     DEFAULT_POLICY,
     Source,

@@ -22,6 +22,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from drafttree import contract, zoo
+from drafttree.core.errors import ConfigError, DraftTreeError, ModelError, TokenizerMismatch, unknown
 from drafttree.decoder import Decoder
 from drafttree.drafters import (
     LOOKUPS,
@@ -35,7 +36,6 @@ from drafttree.drafters import (
 )
 from drafttree.drafters.checkpoints import LANGUAGE_MODEL, download, read_config, read_json, read_tensors, recognise
 from drafttree.drafters.published import PUBLISHED
-from drafttree.errors import ConfigError, DraftTreeError, ModelError, TokenizerMismatch, unknown
 from drafttree.models.base import Model
 from drafttree.models.huggingface import HuggingFaceModel, lay_out_for_cpu
 from drafttree.models.probe import wrap

@@ -28,7 +28,7 @@ from transformers import (
     SuppressTokensLogitsProcessor,
 )
 
-from drafttree.errors import ConfigError, unknown
+from drafttree.core.errors import ConfigError, unknown
 
 
 class ProcessorOptions(TypedDict, total=False):

@@ -10,7 +10,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
-from drafttree.errors import InputError
+from drafttree.core.errors import InputError
 
 EXCERPT = 600
 SUFFIXES = (".jsonl", ".txt", ".raw", ".jsonl.gz", ".txt.gz", ".raw.gz")

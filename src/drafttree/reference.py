@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 
+from drafttree.core.errors import ConfigError
+from drafttree.core.randomness import gumbel
+from drafttree.core.sampling import Sampling
 from drafttree.decoder import Decoder
-from drafttree.distributions import Sampling, gumbel
-from drafttree.errors import ConfigError
 from drafttree.models.attention import NAME
 from drafttree.models.huggingface import HuggingFaceModel
 from drafttree.options import MAKERS

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from drafttree.errors import ConfigError
+from drafttree.core.errors import ConfigError
 
 Schema = dict[str, Any]
 

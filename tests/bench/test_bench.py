@@ -4,7 +4,7 @@ import drafttree
 from drafttree.bench import bench_policies, compare, measure_overhead
 from drafttree.bench.overhead import PARTS
 from drafttree.bench.policies import loops, shipped_prompts
-from drafttree.errors import ConfigError
+from drafttree.core.errors import ConfigError
 
 PROMPT = "The old man looked at the sea"
 

@@ -10,8 +10,8 @@ import tiny
 from drafttree.bench import measure_law
 from drafttree.bench.inflation import load_inflated
 from drafttree.bench.law import pass_bytes, pass_times
+from drafttree.core.errors import ConfigError
 from drafttree.drafters import LanguageModelDrafter
-from drafttree.errors import ConfigError
 
 PROMPTS = [[5, 6, 7, 8], [9, 10, 11]]
 

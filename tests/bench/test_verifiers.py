@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 from drafttree import cli
 from drafttree.bench import bench_verifiers
 from drafttree.bench.verifiers import _World
-from drafttree.distributions import Sampling
-from drafttree.errors import ConfigError
-from drafttree.noise import SeededNoise
+from drafttree.core.errors import ConfigError
+from drafttree.core.randomness import SeededNoise
+from drafttree.core.sampling import Sampling
 from drafttree.verifiers import VERIFIERS
 
 CPU = torch.device("cpu")

@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 
 import eagle3_files as files
 from drafttree import zoo
+from drafttree.core.errors import ModelError
 from drafttree.drafters.checkpoints import download, read_config, read_tensors, recognise, tensor_names
-from drafttree.errors import ModelError
 
 TENSORS = {"a": torch.arange(6.0).view(2, 3), "b": torch.tensor([True, False]), "c": torch.ones(2, dtype=torch.half)}
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 import eagle3_files as files
+from drafttree.core.errors import ModelError
 from drafttree.drafters.checkpoints import read_config, read_tensors
 from drafttree.drafters.eagle3 import Eagle3Head
 from drafttree.drafters.eagle3_format import load, parse, save
-from drafttree.errors import ModelError
 from drafttree.models.huggingface import lay_out_for_cpu
 
 KIND = files.KINDS["SafeAILab"]

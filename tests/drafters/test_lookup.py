@@ -5,8 +5,8 @@ import repeats
 from hypothesis import given, settings
 from work import lines
 
+from drafttree.core.errors import ConfigError
 from drafttree.drafters.lookup import Ngrams, PromptLookup
-from drafttree.errors import ConfigError
 
 
 @settings(max_examples=60, deadline=None)

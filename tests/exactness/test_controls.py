@@ -5,10 +5,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from drafttree.errors import ConfigError
+from drafttree.core.errors import ConfigError
+from drafttree.core.tree import Proposal, Verdict
 from drafttree.exactness import Replay, coupled_round, law
 from drafttree.policies import Chain, Eagle, TreePolicy
-from drafttree.tree import Proposal, Verdict
 from drafttree.verifiers import RRS, Coupled, LossyTypical, PointMass, RRSw, Traversal, Verifier, traversal
 from drafttree.verifiers.base import without
 from worlds import EXACT, SMALL_TREES, constant, world

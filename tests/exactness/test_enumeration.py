@@ -4,16 +4,17 @@ import math
 
 import pytest
 import torch
+from test_noise import plain_uniform
 
 from drafttree import exactness
 from drafttree.contract import objection
-from drafttree.distributions import Sampling
+from drafttree.core.errors import ConfigError
+from drafttree.core.sampling import Sampling
+from drafttree.core.tree import Verdict
 from drafttree.enumeration import FORMS, enumerate_pairs, examine
-from drafttree.errors import ConfigError
 from drafttree.exactness import Law, Replay, Table, coupled_round, law, outcomes, trees
 from drafttree.loading import make_policy
 from drafttree.policies import POLICIES, Chain, TreePolicy
-from drafttree.tree import Verdict
 from drafttree.verifiers import (
     RRS,
     VERIFIERS,
@@ -25,7 +26,6 @@ from drafttree.verifiers import (
     RRSw,
     Traversal,
 )
-from test_noise import plain_uniform
 from worlds import EXACT, LARGE_PAIRS, LARGE_TREES, PAIRS, SMALL_TREES, constant, world
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from drafttree.errors import ModelError
+from drafttree.core.errors import ModelError
 from drafttree.models import TreeCache
 
 LAYERS, HEADS, WIDTH = 2, 3, 4

@@ -6,7 +6,7 @@ import torch
 import drafttree
 import drafttree.hf
 import tiny
-from drafttree.errors import ModelError
+from drafttree.core.errors import ModelError
 from drafttree.models import HuggingFaceModel, attention, probe
 from drafttree.models import huggingface as tree_model
 from drafttree.models.probe import wrap

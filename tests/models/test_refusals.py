@@ -28,7 +28,7 @@ from transformers import (
 )
 
 import tiny
-from drafttree.errors import ModelError
+from drafttree.core.errors import ModelError
 from drafttree.models import HuggingFaceModel
 from drafttree.models.base import read
 

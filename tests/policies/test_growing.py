@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from drafttree import devices
+from drafttree.core import devices
+from drafttree.core.tree import DraftTree
 from drafttree.growth import grow
 from drafttree.policies import POLICIES, Chain, DynaTree, DySpec, Eagle, Fixed, OptTree, Talon, Template
 from drafttree.policies.template import SHIPPED
-from drafttree.tree import DraftTree
 from toy import ToyDraft
 
 ROOT = 0

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from drafttree.errors import ConfigError
+from drafttree.core.errors import ConfigError
 from drafttree.growth import grow
 from drafttree.policies import POLICIES, DynaTree, OptTree, Talon, Template
 from drafttree.policies.base import best_mask

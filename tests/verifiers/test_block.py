@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 
+from drafttree.core.tree import Verdict
 from drafttree.exactness import law
 from drafttree.policies import Chain
-from drafttree.tree import Verdict
 from drafttree.verifiers import Block, RRSw
 from drafttree.verifiers.base import Outlook
 from worlds import drawn_tree, judged, world

@@ -3,8 +3,8 @@
 import pytest
 
 from drafttree.contract import best, objection
+from drafttree.core.errors import ConfigError
 from drafttree.decoder import Decoder
-from drafttree.errors import ConfigError
 from drafttree.exactness import law
 from drafttree.policies import POLICIES, Chain, DynaTree, DySpec, Eagle, Fixed, OptTree, Talon, Template
 from drafttree.verifiers import VERIFIERS, Coupled, Greedy, Traversal, Verifier

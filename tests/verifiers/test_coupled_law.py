@@ -11,11 +11,12 @@ from scipy import stats
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from drafttree.core.randomness import gumbel
+from drafttree.core.sampling import Sampling
+from drafttree.core.tree import DraftTree, Verdict
 from drafttree.decoder import Decoder
-from drafttree.distributions import Sampling, gumbel
 from drafttree.growth import grow
 from drafttree.policies import POLICIES
-from drafttree.tree import DraftTree, Verdict
 from drafttree.verifiers import Coupled
 from drafttree.verifiers.base import walk
 from toy import Table, ToyDrafter, ToyModel, softmax

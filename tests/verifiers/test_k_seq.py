@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from drafttree.core.tree import Proposal
 from drafttree.exactness import law
 from drafttree.policies import Template
-from drafttree.tree import Proposal
 from drafttree.verifiers import KSeq
 from drafttree.verifiers.k_seq import scale_of
 from worlds import constant, drawn_tree, judged

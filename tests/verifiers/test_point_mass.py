@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from drafttree.distributions import Sampling
+from drafttree.core.sampling import Sampling
+from drafttree.core.tree import Proposal
 from drafttree.exactness import law, trees
-from drafttree.tree import Proposal
 from drafttree.verifiers import PointMass
 from worlds import CHAINS, RERANKING, SMALL_TREES, drawn_tree, judged, world
 

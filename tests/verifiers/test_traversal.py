@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from drafttree.distributions import Sampling
+from drafttree.core.sampling import Sampling
+from drafttree.core.tree import Verdict
 from drafttree.exactness import law
-from drafttree.tree import Verdict
 from drafttree.verifiers import Block, PointMass, RRSw, Traversal
 from drafttree.verifiers.base import Outlook
 from drafttree.verifiers.traversal import Node

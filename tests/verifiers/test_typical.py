@@ -6,10 +6,10 @@ import math
 import pytest
 import torch
 
+from drafttree.core.sampling import Sampling
+from drafttree.core.tree import DraftTree, Proposal, Verdict
 from drafttree.decoder import Decoder
-from drafttree.distributions import Sampling
 from drafttree.policies import Template
-from drafttree.tree import DraftTree, Proposal, Verdict
 from drafttree.verifiers import VERIFIERS, LossyTypical
 from toy import Table, ToyDrafter, ToyModel
 from worlds import Told, drawn_tree, judged

@@ -8,11 +8,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from drafttree import devices
-from drafttree.distributions import Sampling, gumbel
-from drafttree.errors import ConfigError
-from drafttree.noise import SeededNoise
-from drafttree.tree import DraftTree, Verdict
+from drafttree.core import devices
+from drafttree.core.errors import ConfigError
+from drafttree.core.randomness import SeededNoise, gumbel
+from drafttree.core.sampling import Sampling
+from drafttree.core.tree import DraftTree, Verdict
 from drafttree.verifiers import VERIFIERS, Coupled, Greedy, Verifier
 
 VOCAB = 5

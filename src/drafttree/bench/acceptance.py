@@ -19,13 +19,13 @@ from dataclasses import asdict, dataclass, replace
 import torch
 from torch import Tensor
 
+from drafttree.core.errors import ConfigError
+from drafttree.core.tree import DraftTree
 from drafttree.decoder import Decoder, Prompt
 from drafttree.drafters.language_model import LanguageModelDrafter
-from drafttree.errors import ConfigError
 from drafttree.loading import make_policy
 from drafttree.models.base import read
 from drafttree.sequence import Sequence as Text
-from drafttree.tree import DraftTree
 from drafttree.verifiers import Coupled, PointMass, RRSw, Verifier
 from drafttree.verifiers.base import Outlook, ratio, residual, without
 from drafttree.verifiers.traversal import Node

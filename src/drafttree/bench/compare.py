@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
+from drafttree.core.errors import ConfigError
+from drafttree.core.randomness import fresh_seed
+from drafttree.core.sampling import Sampling
 from drafttree.decoder import Decoder, Prompt
-from drafttree.distributions import Sampling
-from drafttree.errors import ConfigError
 from drafttree.metrics import Law
 from drafttree.models.huggingface import HuggingFaceModel
-from drafttree.noise import fresh_seed
 from drafttree.reference import Difference, ReferenceRun, find_difference, transformers_generate
 from drafttree.sequence import Generation
 from drafttree.verifiers import Coupled

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from drafttree.bench.policies import PLAIN, PolicyRow, policy_row, race, totals, way
+from drafttree.core.errors import ConfigError
 from drafttree.decoder import Decoder, Prompt
 from drafttree.drafters import Drafter
-from drafttree.errors import ConfigError
 from drafttree.loading import make_policy
 
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from drafttree.core.errors import ConfigError, unknown
 from drafttree.decoder import Decoder
 from drafttree.drafters.base import Draft, Drafter, Features
-from drafttree.errors import ConfigError, unknown
 from drafttree.loading import (
     choose_drafter,
     find_device,

@@ -10,8 +10,8 @@ import torch
 
 from drafttree.bench.peers import Peer, make_peers
 from drafttree.bench.policies import PolicyBench, PolicyRow, bench_policies
+from drafttree.core.errors import ConfigError
 from drafttree.decoder import Decoder
-from drafttree.errors import ConfigError
 from drafttree.models.base import read
 from drafttree.models.cache import TreeCache
 from drafttree.models.huggingface import HuggingFaceModel

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from drafttree.certify import fit
+from drafttree.core.errors import ConfigError, InputError
 from drafttree.decoder import Decoder
 from drafttree.drafters import LOOKUPS, LookupDrafter
-from drafttree.errors import ConfigError, InputError
 from drafttree.loading import make_policy
 from drafttree.metrics import Metrics
 from drafttree.models.base import Output

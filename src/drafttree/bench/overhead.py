@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 import torch
 
+from drafttree.core.errors import ConfigError
+from drafttree.core.tree import DraftTree, Verdict
 from drafttree.decoder import Decoder, Prompt
 from drafttree.drafters.base import Features
 from drafttree.drafters.language_model import LanguageModelDrafter
-from drafttree.errors import ConfigError
 from drafttree.loading import make_policy
 from drafttree.models.base import Model, Output
 from drafttree.sequence import Sequence as Text
-from drafttree.tree import DraftTree, Verdict
 
 PARTS = ("growth", "masks", "verify", "commit", "text", "other")
 

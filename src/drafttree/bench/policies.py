@@ -13,8 +13,8 @@ from typing import Any
 
 from drafttree.bench.compare import whole
 from drafttree.bench.peers import Peer
+from drafttree.core.errors import ConfigError
 from drafttree.decoder import Decoder, Prompt
-from drafttree.errors import ConfigError
 from drafttree.loading import make_policy
 from drafttree.metrics import Law, Metrics
 from drafttree.sequence import Generation

@@ -14,13 +14,13 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
-from drafttree.distributions import Sampling
+from drafttree.core.randomness import SeededNoise
+from drafttree.core.sampling import Sampling
+from drafttree.core.tree import DraftTree, Proposal
 from drafttree.drafters.base import Features
 from drafttree.drawing import Drawing
 from drafttree.growth import grow
-from drafttree.noise import SeededNoise
 from drafttree.policies import Chain, Fixed
-from drafttree.tree import DraftTree, Proposal
 from drafttree.verifiers import VERIFIERS, Verifier
 
 NODES, VOCABS = (16, 64, 256), (4_000, 32_000, 128_000)

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import CONFIG_MAPPING
 
-from drafttree.errors import ModelError
+from drafttree.core.errors import ModelError
 
 INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 HEADS = ("medusa_lm_head", "hydra_lm_head")

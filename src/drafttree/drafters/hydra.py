@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaModel, PreTrainedConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from drafttree.core.errors import ModelError
 from drafttree.drafters.base import Draft, Features
 from drafttree.drafters.checkpoints import FLAG, entry
 from drafttree.drafters.heads import (
@@ -36,7 +37,6 @@ from drafttree.drafters.heads import (
     usual_rows,
 )
 from drafttree.drafters.passes import CountedPasses
-from drafttree.errors import ModelError
 from drafttree.models.attention import NAME, TreePlan
 from drafttree.models.cache import TreeCache
 

@@ -4,8 +4,8 @@ import sys
 
 import torch
 
+from drafttree.core.errors import ConfigError
 from drafttree.drafters.recall import LookupDrafter, Match, Memory, note
-from drafttree.errors import ConfigError
 
 Gram = tuple[int, ...]
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from drafttree.core.errors import ModelError
 from drafttree.drafters.base import Draft, Features
 from drafttree.drafters.checkpoints import FLAG, entry
 from drafttree.drafters.heads import (
@@ -31,7 +32,6 @@ from drafttree.drafters.heads import (
     usual_rows,
 )
 from drafttree.drafters.passes import CountedPasses
-from drafttree.errors import ModelError
 
 KIND = "Medusa"
 INSIDE = re.compile(r"medusa_heads?\.")

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import torch
 
-from drafttree.stopwatch import Stopwatch
+from drafttree.core.timing import Stopwatch
 
 
 class CountedPasses:

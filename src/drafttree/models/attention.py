@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from drafttree.errors import ModelError
+from drafttree.core.errors import ModelError
 from drafttree.models.cache import TreeCache
 
 NAME = "drafttree"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from drafttree.errors import ModelError
+from drafttree.core.errors import ModelError
 
 
 class TreeCache(Cache):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
-from drafttree.errors import ModelError
+from drafttree.core.errors import ModelError
 from drafttree.models.attention import NAME, TreePlan
 from drafttree.models.base import Output
 from drafttree.models.cache import TreeCache

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from drafttree.errors import ModelError
+from drafttree.core.errors import ModelError
 from drafttree.models.attention import NoTreeError
 from drafttree.models.base import append
 from drafttree.models.graphs import CudaGraphs

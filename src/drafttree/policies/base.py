@@ -13,8 +13,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from drafttree.errors import ConfigError, unknown
-from drafttree.tree import DraftTree, Layer, TreeBuilder
+from drafttree.core.errors import ConfigError, unknown
+from drafttree.core.tree import DraftTree, Layer, TreeBuilder
 
 
 class TreePolicy(BaseModel):

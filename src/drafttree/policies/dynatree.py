@@ -6,8 +6,8 @@ import torch
 from pydantic import Field, PrivateAttr, model_validator
 from torch import Tensor
 
+from drafttree.core.tree import Layer
 from drafttree.policies.base import TreePolicy
-from drafttree.tree import Layer
 
 
 class DynaTree(TreePolicy):

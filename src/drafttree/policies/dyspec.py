@@ -3,8 +3,8 @@ from typing import ClassVar
 from pydantic import Field
 from torch import Tensor
 
+from drafttree.core.tree import Layer, TreeBuilder
 from drafttree.policies.base import TreePolicy, best_mask
-from drafttree.tree import Layer, TreeBuilder
 
 
 class DySpec(TreePolicy):

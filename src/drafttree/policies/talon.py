@@ -4,8 +4,8 @@ from typing import ClassVar
 from pydantic import Field
 from torch import Tensor
 
+from drafttree.core.tree import Layer
 from drafttree.policies.base import TreePolicy
-from drafttree.tree import Layer
 
 
 class Talon(TreePolicy):

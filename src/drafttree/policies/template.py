@@ -4,8 +4,8 @@ import torch
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 from torch import Tensor
 
+from drafttree.core.tree import Layer
 from drafttree.policies.base import TreePolicy
-from drafttree.tree import Layer
 
 Path = tuple[int, ...]
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from drafttree.devices import near
-from drafttree.distributions import Sampling
-from drafttree.errors import ConfigError, ModelError
-from drafttree.noise import Noise
-from drafttree.tree import DraftTree, Proposal, Verdict
+from drafttree.core.devices import near
+from drafttree.core.errors import ConfigError, ModelError
+from drafttree.core.randomness import Noise
+from drafttree.core.sampling import Sampling
+from drafttree.core.tree import DraftTree, Proposal, Verdict
 
 Choose = Callable[[Tensor, int | Tensor], Tensor]
 Ask = Callable[[list[int], int], list[int]]

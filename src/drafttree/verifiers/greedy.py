@@ -2,10 +2,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from drafttree.distributions import Sampling
-from drafttree.noise import Noise
-from drafttree.rows import argmax
-from drafttree.tree import DraftTree, Verdict
+from drafttree.core.randomness import Noise
+from drafttree.core.sampling import Sampling
+from drafttree.core.tree import DraftTree, Verdict
+from drafttree.core.vocab_ops import argmax
 from drafttree.verifiers.base import Verifier, walk
 
 

@@ -3,7 +3,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from drafttree.tree import Proposal
+from drafttree.core.tree import Proposal
 from drafttree.verifiers.base import Outlook, SamplingVerifier, normalise, ratio
 
 STEPS, NEAR = 24, 1e-8

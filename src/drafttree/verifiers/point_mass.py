@@ -1,6 +1,6 @@
 from typing import ClassVar
 
-from drafttree.tree import Proposal
+from drafttree.core.tree import Proposal
 from drafttree.verifiers.base import Outlook, SamplingVerifier
 
 

@@ -3,7 +3,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from drafttree.tree import Proposal
+from drafttree.core.tree import Proposal
 from drafttree.verifiers.base import Outlook, SamplingVerifier
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from drafttree.errors import ModelError
+from drafttree.core.errors import ModelError
 
 MODELS = {"embedded": "target", "embedded-draft": "draft"}
 HEADS = {"embedded-eagle3": "eagle3", "embedded-hydra": "hydra", "embedded-medusa": "medusa"}

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from drafttree import rows
+from drafttree.core import vocab_ops as rows
 
 WIDTHS = [1, 5, 128, 129, 5000, 9000, 12_800]
 seeds = st.integers(0, 10**6)

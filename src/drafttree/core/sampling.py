@@ -6,11 +6,9 @@ and drafter alike.
 were speculated, on the batch, or on the device.
 """
 
-import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from functools import lru_cache
 from numbers import Integral, Real
 from typing import Any
 
@@ -24,7 +22,7 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from drafttree.errors import ConfigError
+from drafttree.core.errors import ConfigError
 
 COLDEST = 1e-6
 HEAD = 1024
@@ -154,56 +152,3 @@ def _nucleus_of_all(logits: Tensor, top_p: float) -> Tensor:
     tail = ascending.softmax(-1).cumsum(-1) <= 1 - top_p
     tail[..., -1] = False
     return logits.masked_fill(torch.zeros_like(tail).scatter_(-1, order, tail), -math.inf)
-
-
-_GOLDEN = -0x61C8864680B583EB
-_MIX = (-0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)
-_ONE = 0x3FF0000000000000
-
-
-def _shift(bits: Tensor, by: int) -> Tensor:
-    """Bits moved to the right, zeros from the left, as a new tensor."""
-    return (bits >> by).bitwise_and_((1 << (64 - by)) - 1)
-
-
-def _splitmix(bits: Tensor) -> Tensor:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood 2014) in place, on int64 tensors, which wrap like uint64."""
-    bits.bitwise_xor_(_shift(bits, 30)).mul_(_MIX[0])
-    bits.bitwise_xor_(_shift(bits, 27)).mul_(_MIX[1])
-    return bits.bitwise_xor_(_shift(bits, 31))
-
-
-@lru_cache(maxsize=4)
-def _counter(size: int, device: torch.device) -> Tensor:
-    return torch.arange(1, size + 1, device=device) * _GOLDEN
-
-
-def uniform(seed: int, positions: Tensor, size: int) -> Tensor:
-    """Uniform numbers in (0, 1), float64 `[..., size]`: the first `size` of the stream of (seed, position).
-
-    The upper 52 bits of a number fill the fraction of a double in [1, 2), which then moves to the middle of its cell.
-
-    Args:
-        seed: a 64-bit integer.
-        positions: int64 `[...]` absolute positions in the sequence.
-        size: how many numbers per position; a longer stream begins with the shorter one.
-    """
-    seeded = _splitmix(torch.tensor(seed, device=positions.device) + _GOLDEN)
-    stream = _splitmix(seeded + (positions + 1) * _GOLDEN)
-    bits = _shift(_splitmix(stream[..., None] + _counter(size, positions.device)), 12)
-    return bits.bitwise_or_(_ONE).view(torch.float64).sub_(1 - 2.0**-53)
-
-
-def gumbel(seed: int, positions: Tensor, vocab: int) -> Tensor:
-    """Standard Gumbel noise, float32 `[..., vocab]`, a pure function of seed, position and token id."""
-    return uniform(seed, positions, vocab).log_().neg_().log_().neg_().float()
-
-
-@lru_cache(maxsize=64)
-def _key(seed: int, name: str) -> int:
-    return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest(), signed=True)
-
-
-def stream(seed: int, name: str, positions: Tensor, size: int) -> Tensor:
-    """Uniform numbers of a named stream; arguments and result as for `uniform`."""
-    return uniform(_key(seed, name), positions, size)

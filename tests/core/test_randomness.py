@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from drafttree.distributions import gumbel, stream, uniform
-from drafttree.noise import RUN, SPAN, SeededNoise
-from drafttree.rows import draw
-from drafttree.tree import Proposal
+from drafttree.core.randomness import RUN, SPAN, SeededNoise, gumbel, stream, uniform
+from drafttree.core.tree import Proposal
+from drafttree.core.vocab_ops import draw
 
 MASK = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -65,9 +64,9 @@ def test_uniform_never_reaches_zero_or_one():
 
 
 def test_the_extreme_integers_stay_inside_the_interval(monkeypatch):
-    monkeypatch.setattr("drafttree.distributions._splitmix", lambda bits: torch.full_like(bits, -1))
+    monkeypatch.setattr("drafttree.core.randomness._splitmix", lambda bits: torch.full_like(bits, -1))
     assert uniform(0, torch.tensor([0]), 1).item() < 1
-    monkeypatch.setattr("drafttree.distributions._splitmix", torch.zeros_like)
+    monkeypatch.setattr("drafttree.core.randomness._splitmix", torch.zeros_like)
     assert uniform(0, torch.tensor([0]), 1).item() > 0
 
 
@@ -108,7 +107,7 @@ def test_noise_the_text_has_passed_is_forgotten(vocab):
 
 def test_noise_is_the_same_in_blocks_of_any_size(monkeypatch):
     whole = SeededNoise(4, 7, torch.device("cpu"))
-    monkeypatch.setattr("drafttree.noise.BLOCK", 20)
+    monkeypatch.setattr("drafttree.core.randomness.BLOCK", 20)
     small = SeededNoise(4, 7, torch.device("cpu"))
     assert all(torch.equal(small.gumbel(position), whole.gumbel(position)) for position in range(30))
 

@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from drafttree.stopwatch import Stopwatch
+from drafttree.core.timing import Stopwatch
 
 
 def test_blocks_are_summed_and_pauses_left_out():

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafttree.tree import DraftTree, Layer, TreeBuilder
+from drafttree.core.tree import DraftTree, Layer, TreeBuilder
 
 PADDING = -math.inf
 

@@ -19,8 +19,9 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from drafttree.distributions import Sampling, gumbel
-from drafttree.errors import ConfigError
+from drafttree.core.errors import ConfigError
+from drafttree.core.randomness import gumbel
+from drafttree.core.sampling import Sampling
 
 
 def random_logits(seed: int, rows: int, vocab: int) -> torch.Tensor:
