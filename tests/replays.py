@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from drafttree.models.static import Run
+from drafttree.models.recorded import Run
 
 
 class Replays:

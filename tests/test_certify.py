@@ -4,7 +4,7 @@ import torch
 import drafttree
 from drafttree.certify import certify, fit, parse_policies
 from drafttree.core.errors import ConfigError, ContextError
-from drafttree.models.attention import NAME
+from drafttree.models.tree_attention import NAME
 from drafttree.policies import POLICIES
 from drafttree.reference import find_difference, released, transformers_generate
 from drafttree.sequence import Sequence

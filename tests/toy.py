@@ -13,7 +13,7 @@ from torch import Tensor
 
 from drafttree.drafters.base import Features
 from drafttree.models.base import Output
-from drafttree.models.cache import TreeCache
+from drafttree.models.kv_cache import TreeCache
 
 Law = Callable[[Sequence[int]], list[float]]
 

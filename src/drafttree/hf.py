@@ -59,7 +59,7 @@ from drafttree.loading import (
 )
 from drafttree.metrics import Metrics
 from drafttree.models import HuggingFaceModel
-from drafttree.models.probe import verify_once, wrap
+from drafttree.models.validation import verify_once, wrap
 from drafttree.options import refusal
 from drafttree.policies import TreePolicy
 from drafttree.processors import Constraint, of_row

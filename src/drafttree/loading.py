@@ -38,7 +38,7 @@ from drafttree.drafters.checkpoints import LANGUAGE_MODEL, download, read_config
 from drafttree.drafters.published import PUBLISHED
 from drafttree.models.base import Model
 from drafttree.models.huggingface import HuggingFaceModel, lay_out_for_cpu
-from drafttree.models.probe import wrap
+from drafttree.models.validation import wrap
 from drafttree.policies import POLICIES, TreePolicy
 from drafttree.verifiers import VERIFIERS, Verifier
 

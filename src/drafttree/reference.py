@@ -15,8 +15,8 @@ from drafttree.core.errors import ConfigError
 from drafttree.core.randomness import gumbel
 from drafttree.core.sampling import Sampling
 from drafttree.decoder import Decoder
-from drafttree.models.attention import NAME
 from drafttree.models.huggingface import HuggingFaceModel
+from drafttree.models.tree_attention import NAME
 from drafttree.options import MAKERS
 
 TOLERANCE_ULPS = 4

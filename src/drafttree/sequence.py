@@ -6,7 +6,7 @@ from drafttree.core.randomness import Noise
 from drafttree.core.timing import Stopwatch
 from drafttree.drafters.base import Draft
 from drafttree.metrics import Metrics
-from drafttree.models.cache import TreeCache
+from drafttree.models.kv_cache import TreeCache
 from drafttree.policies.base import TreePolicy
 from drafttree.processors import Walker
 from drafttree.text import TextStream

@@ -16,7 +16,7 @@ from drafttree.drafters.eagle3 import Eagle3Head
 from drafttree.drafters.eagle3_format import load, parse
 from drafttree.drafters.lean_eagle3 import LeanEagle3Head, StaticEagle3Head
 from drafttree.models import HuggingFaceModel, TreeCache
-from drafttree.models.static import Recorder
+from drafttree.models.recorded import Recorder
 from drafttree.policies import POLICIES, Chain, Talon
 from drafttree.verifiers import VERIFIERS
 from replays import Replays, frozen

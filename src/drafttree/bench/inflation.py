@@ -28,7 +28,7 @@ from drafttree.loading import (
     load_model,
     load_tokenizer,
 )
-from drafttree.models.probe import wrap
+from drafttree.models.validation import wrap
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from drafttree.bench.policies import PolicyBench, PolicyRow, bench_policies
 from drafttree.core.errors import ConfigError
 from drafttree.decoder import Decoder
 from drafttree.models.base import read
-from drafttree.models.cache import TreeCache
 from drafttree.models.huggingface import HuggingFaceModel
+from drafttree.models.kv_cache import TreeCache
 from drafttree.reference import transformers_model
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)

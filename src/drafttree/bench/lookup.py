@@ -21,7 +21,7 @@ from drafttree.drafters import LOOKUPS, LookupDrafter
 from drafttree.loading import make_policy
 from drafttree.metrics import Metrics
 from drafttree.models.base import Output
-from drafttree.models.cache import TreeCache
+from drafttree.models.kv_cache import TreeCache
 from drafttree.prompts import Example
 
 CONTEXTS = (1024, 2048, 4096, 8192)

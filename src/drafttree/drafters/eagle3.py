@@ -16,8 +16,8 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from drafttree.drafters.base import Draft, Features, extend_visible
 from drafttree.drafters.passes import CountedPasses
-from drafttree.models.attention import NAME, TreePlan
-from drafttree.models.cache import TreeCache
+from drafttree.models.kv_cache import TreeCache
+from drafttree.models.tree_attention import NAME, TreePlan
 
 CHUNK = 512
 

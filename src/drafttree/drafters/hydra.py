@@ -37,8 +37,8 @@ from drafttree.drafters.heads import (
     usual_rows,
 )
 from drafttree.drafters.passes import CountedPasses
-from drafttree.models.attention import NAME, TreePlan
-from drafttree.models.cache import TreeCache
+from drafttree.models.kv_cache import TreeCache
+from drafttree.models.tree_attention import NAME, TreePlan
 
 KIND = "Hydra"
 MLP, PREFIX_MLP = "mlp", "prefix-mlp"

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from drafttree.drafters.base import Features
 from drafttree.drafters.eagle3 import Eagle3Head
-from drafttree.models.attention import TreePlan
-from drafttree.models.cache import TreeCache
-from drafttree.models.graphs import CudaGraphs
-from drafttree.models.lean import STATIC_ROPES, LlamaLayer, Pass, angles, product, rms_norm
-from drafttree.models.static import Arguments, Recorder, Recordings
+from drafttree.models.cuda_graphs import CudaGraphs
+from drafttree.models.fused import STATIC_ROPES, LlamaLayer, Pass, angles, product, rms_norm
+from drafttree.models.kv_cache import TreeCache
+from drafttree.models.recorded import Arguments, Recorder, Recordings
+from drafttree.models.tree_attention import TreePlan
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
 REDUCED = 0.1
@@ -79,7 +79,7 @@ class LeanEagle3Head(Eagle3Head):
 
 
 class StaticEagle3Head(LeanEagle3Head):
-    """A lean head whose passes over trees are recorded, as those of `drafttree.models.static.StaticModel`.
+    """A lean head whose passes over trees are recorded, as those of `drafttree.models.recorded.StaticModel`.
 
     Args:
         head: to record; its weights stay where they are from then on.

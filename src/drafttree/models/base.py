@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from drafttree.models.cache import TreeCache
+from drafttree.models.kv_cache import TreeCache
 
 
 class Output(NamedTuple):

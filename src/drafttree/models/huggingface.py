@@ -9,9 +9,9 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from drafttree.core.errors import ModelError
-from drafttree.models.attention import NAME, TreePlan
 from drafttree.models.base import Output
-from drafttree.models.cache import TreeCache
+from drafttree.models.kv_cache import TreeCache
+from drafttree.models.tree_attention import NAME, TreePlan
 
 OWN = "_attention_before_drafttree"
 TREE_LAYERS = {"full_attention", "sliding_attention"}

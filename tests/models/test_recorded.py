@@ -12,13 +12,13 @@ import tiny
 from drafttree.decoder import Decoder
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.loading import make_policy
-from drafttree.models import probe
+from drafttree.models import validation as probe
 from drafttree.models.base import Output, append, read
-from drafttree.models.graphs import CudaGraphs
+from drafttree.models.cuda_graphs import CudaGraphs
+from drafttree.models.fused import LeanModel
 from drafttree.models.huggingface import HuggingFaceModel
-from drafttree.models.lean import LeanModel
-from drafttree.models.probe import wrap
-from drafttree.models.static import BUCKETS, DRAFTED, KEPT, SHORTEST, StaticModel
+from drafttree.models.recorded import BUCKETS, DRAFTED, KEPT, SHORTEST, StaticModel
+from drafttree.models.validation import wrap
 from replays import Replays, frozen
 
 SIZES = ((), (2,), (3, 5, 4), (20, 20))

@@ -7,9 +7,11 @@ import drafttree
 import drafttree.hf
 import tiny
 from drafttree.core.errors import ModelError
-from drafttree.models import HuggingFaceModel, attention, probe
+from drafttree.models import HuggingFaceModel
 from drafttree.models import huggingface as tree_model
-from drafttree.models.probe import wrap
+from drafttree.models import tree_attention as attention
+from drafttree.models import validation as probe
+from drafttree.models.validation import wrap
 
 
 @pytest.mark.parametrize("name", tiny.CONFIGS)

@@ -3,7 +3,7 @@
 A pass over a small model is mostly the price of calling it: a transformers layer runs some thirty operations under a
 dozen Python frames. Here a layer is a dozen operations on weights that lie fused (query, key and value; gate and up).
 The fused weights are the module's own: its parameters become views of them, and the module keeps working.
-`drafttree.models.probe.wrap` compares the two before it prefers this one.
+`drafttree.models.validation.wrap` compares the two before it prefers this one.
 """
 
 import math
@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import PreTrainedConfig
 
-from drafttree.models.attention import TreePlan
 from drafttree.models.base import Output
-from drafttree.models.cache import TreeCache
 from drafttree.models.huggingface import HuggingFaceModel
+from drafttree.models.kv_cache import TreeCache
+from drafttree.models.tree_attention import TreePlan
 
 Transform = Callable[[Tensor], Tensor]
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from drafttree.core.errors import ModelError
-from drafttree.models.cache import TreeCache
+from drafttree.models.kv_cache import TreeCache
 
 NAME = "drafttree"
 CONFIGURED = -1

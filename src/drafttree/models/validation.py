@@ -7,12 +7,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafttree.core.errors import ModelError
-from drafttree.models.attention import NoTreeError
 from drafttree.models.base import append
-from drafttree.models.graphs import CudaGraphs
+from drafttree.models.cuda_graphs import CudaGraphs
+from drafttree.models.fused import LeanModel, fits
 from drafttree.models.huggingface import HuggingFaceModel
-from drafttree.models.lean import LeanModel, fits
-from drafttree.models.static import StaticModel
+from drafttree.models.recorded import StaticModel
+from drafttree.models.tree_attention import NoTreeError
 
 TOKENS = (1, 2, 3, 4, 5, 6)
 PARENTS = (-1, 0, 0, 1, 2)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from drafttree.models.base import Output
-from drafttree.models.cache import TreeCache
-from drafttree.models.lean import Layer, LeanModel
+from drafttree.models.fused import Layer, LeanModel
+from drafttree.models.kv_cache import TreeCache
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Nodes of a pass; larger ones, which are prompts, run as they come."""

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from drafttree.models.static import Run
+from drafttree.models.recorded import Run
 
 WARMUPS = 2
 
