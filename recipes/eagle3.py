@@ -20,7 +20,7 @@ from transformers import DynamicCache, LlamaConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from drafttree.drafters.eagle3 import Eagle3Config, Eagle3Head
-from drafttree.drafters.eagle3_format import EMBEDDING, HEAD, save
+from drafttree.drafters.formats.eagle3 import EMBEDDING, HEAD, save
 from drafttree.drafters.heads import embedding, projection
 from drafttree.drafters.hydra import prefix_config
 from heads import HeadRun, Lesson, command, parser

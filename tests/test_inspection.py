@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 import eagle3_files as files
 import tiny
 from drafttree.core.errors import ModelError
-from drafttree.drafters import eagle3_format
 from drafttree.drafters.eagle3 import Eagle3Head
+from drafttree.drafters.formats import eagle3 as eagle3_format
 from drafttree.inspection import inspect
 
 WIDTH, VOCAB = 8, 13

@@ -10,7 +10,7 @@ import drafttree
 from drafttree import zoo
 from drafttree.bench.policies import shipped_prompts
 from drafttree.core.errors import ModelError
-from drafttree.drafters.checkpoints import read_tensors
+from drafttree.drafters.formats.checkpoints import read_tensors
 from drafttree.metrics import Metrics
 
 LIMIT = 32 * 10**6

@@ -9,8 +9,9 @@ from typing import Any
 from torch import Tensor
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
-from drafttree.drafters import eagle3_format, hydra, medusa
-from drafttree.drafters.checkpoints import LANGUAGE_MODEL, OBJECT, entry, read_config, read_tensors, recognise
+from drafttree.drafters import hydra, medusa
+from drafttree.drafters.formats import eagle3 as eagle3_format
+from drafttree.drafters.formats.checkpoints import LANGUAGE_MODEL, OBJECT, entry, read_config, read_tensors, recognise
 from drafttree.drafters.heads import SIZES, Checkpoint, listed, misshapen
 from drafttree.drafters.hydra import HydraHeads
 from drafttree.drafters.medusa import MedusaHeads

@@ -30,12 +30,19 @@ from drafttree.drafters import (
     LanguageModelDrafter,
     Mixed,
     SuffixAutomaton,
-    eagle3_format,
     hydra,
     medusa,
 )
-from drafttree.drafters.checkpoints import LANGUAGE_MODEL, download, read_config, read_json, read_tensors, recognise
-from drafttree.drafters.published import PUBLISHED
+from drafttree.drafters.formats import eagle3 as eagle3_format
+from drafttree.drafters.formats.checkpoints import (
+    LANGUAGE_MODEL,
+    download,
+    read_config,
+    read_json,
+    read_tensors,
+    recognise,
+)
+from drafttree.drafters.formats.published import PUBLISHED
 from drafttree.models.base import Model
 from drafttree.models.huggingface import HuggingFaceModel, lay_out_for_cpu
 from drafttree.models.validation import wrap

@@ -9,12 +9,13 @@ import torch
 import eagle3_files as files
 import tiny
 from drafttree.decoder import Decoder
-from drafttree.drafters import Eagle3Drafter, lean_eagle3
+from drafttree.drafters import Eagle3Drafter
+from drafttree.drafters import fused_eagle3 as lean_eagle3
 from drafttree.drafters.base import extend_visible
-from drafttree.drafters.checkpoints import read_config, read_tensors
 from drafttree.drafters.eagle3 import Eagle3Head
-from drafttree.drafters.eagle3_format import load, parse
-from drafttree.drafters.lean_eagle3 import LeanEagle3Head, StaticEagle3Head
+from drafttree.drafters.formats.checkpoints import read_config, read_tensors
+from drafttree.drafters.formats.eagle3 import load, parse
+from drafttree.drafters.fused_eagle3 import LeanEagle3Head, StaticEagle3Head
 from drafttree.models import HuggingFaceModel, TreeCache
 from drafttree.models.recorded import Recorder
 from drafttree.policies import POLICIES, Chain, Talon

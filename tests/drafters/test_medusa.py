@@ -12,7 +12,7 @@ import trained
 from drafttree.core.errors import ModelError
 from drafttree.decoder import Decoder
 from drafttree.drafters import medusa
-from drafttree.drafters.checkpoints import read_config, read_tensors, recognise
+from drafttree.drafters.formats.checkpoints import read_config, read_tensors, recognise
 from drafttree.models import HuggingFaceModel
 from drafttree.policies import POLICIES, Chain, Talon
 from trained import HIDDEN, LENGTH, PROMPT, SAMPLINGS, VOCAB, affine, assert_close, exact, silu, states

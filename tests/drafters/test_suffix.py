@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from work import lines
 
 from drafttree.drafters import suffix
-from drafttree.drafters.recall import WIDTH, Confidence
+from drafttree.drafters.match_index import WIDTH, Confidence
 from drafttree.drafters.suffix import Automaton, State
 
 some = settings(max_examples=80, deadline=None)

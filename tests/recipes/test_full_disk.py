@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError
 from toy_run import train
 
-from drafttree.drafters.checkpoints import read_tensors
+from drafttree.drafters.formats.checkpoints import read_tensors
 
 CACHED = ("eagle3", "--mlp", "24", "--cache")
 MEDUSA = ("medusa",)

@@ -14,7 +14,7 @@ import tiny
 import trained
 from drafttree.decoder import Decoder
 from drafttree.drafters import hydra, medusa
-from drafttree.drafters.checkpoints import read_config, read_tensors, recognise
+from drafttree.drafters.formats.checkpoints import read_config, read_tensors, recognise
 from drafttree.models import HuggingFaceModel
 from drafttree.policies import Talon
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from toy_run import stop, train
 
-from drafttree.drafters.checkpoints import read_tensors
+from drafttree.drafters.formats.checkpoints import read_tensors
 
 MEDUSA = ("medusa",)
 

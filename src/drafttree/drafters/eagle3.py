@@ -15,7 +15,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from drafttree.drafters.base import Draft, Features, extend_visible
-from drafttree.drafters.passes import CountedPasses
+from drafttree.drafters.pass_counter import CountedPasses
 from drafttree.models.kv_cache import TreeCache
 from drafttree.models.tree_attention import NAME, TreePlan
 

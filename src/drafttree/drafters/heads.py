@@ -12,7 +12,7 @@ from torch.nn.functional import silu
 from transformers import PreTrainedModel
 
 from drafttree.core.errors import ModelError
-from drafttree.drafters.checkpoints import SIZE, entry
+from drafttree.drafters.formats.checkpoints import SIZE, entry
 from drafttree.models.huggingface import lay_out_for_cpu
 
 SHARED_LM_HEAD = "shared_lm_head"

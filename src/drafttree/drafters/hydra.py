@@ -19,7 +19,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from drafttree.core.errors import ModelError
 from drafttree.drafters.base import Draft, Features
-from drafttree.drafters.checkpoints import FLAG, entry
+from drafttree.drafters.formats.checkpoints import FLAG, entry
 from drafttree.drafters.heads import (
     SHARED_LM_HEAD,
     Checkpoint,
@@ -36,7 +36,7 @@ from drafttree.drafters.heads import (
     unknown_state,
     usual_rows,
 )
-from drafttree.drafters.passes import CountedPasses
+from drafttree.drafters.pass_counter import CountedPasses
 from drafttree.models.kv_cache import TreeCache
 from drafttree.models.tree_attention import NAME, TreePlan
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from drafttree.drafters.base import Draft, Features, extend_visible
-from drafttree.drafters.passes import CountedPasses
+from drafttree.drafters.pass_counter import CountedPasses
 from drafttree.models.base import Model, append, read
 
 

@@ -5,7 +5,7 @@ import sys
 import torch
 
 from drafttree.core.errors import ConfigError
-from drafttree.drafters.recall import LookupDrafter, Match, Memory, note
+from drafttree.drafters.match_index import LookupDrafter, Match, Memory, note
 
 Gram = tuple[int, ...]
 

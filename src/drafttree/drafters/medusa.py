@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from drafttree.core.errors import ModelError
 from drafttree.drafters.base import Draft, Features
-from drafttree.drafters.checkpoints import FLAG, entry
+from drafttree.drafters.formats.checkpoints import FLAG, entry
 from drafttree.drafters.heads import (
     SHARED_LM_HEAD,
     Checkpoint,
@@ -31,7 +31,7 @@ from drafttree.drafters.heads import (
     unknown_state,
     usual_rows,
 )
-from drafttree.drafters.passes import CountedPasses
+from drafttree.drafters.pass_counter import CountedPasses
 
 KIND = "Medusa"
 INSIDE = re.compile(r"medusa_heads?\.")

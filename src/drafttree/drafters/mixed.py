@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from drafttree.drafters.base import Draft, Drafter, Features
-from drafttree.drafters.recall import LookupDraft, LookupDrafter
+from drafttree.drafters.match_index import LookupDraft, LookupDrafter
 
 COST = 2 / 3
 """What a round costs that lookup drafts, where one that a model drafts costs 1: v + h against v + c * delta + h."""

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from drafttree.drafters.recall import LookupDrafter, Match, Memory, note
+from drafttree.drafters.match_index import LookupDrafter, Match, Memory, note
 
 LINKS = 8
 """Suffix links followed at most, when a token is counted, a path extended or a match looked for."""

@@ -19,8 +19,9 @@ from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from drafttree.core.errors import ModelError
-from drafttree.drafters.checkpoints import FLAG, NUMBER, OBJECT, SIZE, TEXT, TEXTS, Wanted, entry
 from drafttree.drafters.eagle3 import Eagle3Config, Eagle3Drafter, Eagle3Head
+from drafttree.drafters.formats.checkpoints import FLAG, NUMBER, OBJECT, SIZE, TEXT, TEXTS, Wanted, entry
+from drafttree.drafters.fused_eagle3 import lean
 from drafttree.drafters.heads import (
     SHARED_LM_HEAD,
     Checkpoint,
@@ -34,7 +35,6 @@ from drafttree.drafters.heads import (
     projection,
     usual_rows,
 )
-from drafttree.drafters.lean_eagle3 import lean
 
 KIND = "EAGLE-3"
 FIRST, FIRST_ELSEWHERE = "layers.0.", "midlayer."

@@ -6,9 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafttree.drafters import recall, suffix
+from drafttree.drafters import match_index as recall
+from drafttree.drafters import suffix
 from drafttree.drafters.lookup import PromptLookup
-from drafttree.drafters.recall import Confidence, Match
+from drafttree.drafters.match_index import Confidence, Match
 from drafttree.drafters.suffix import SuffixAutomaton
 
 VOCAB = 6

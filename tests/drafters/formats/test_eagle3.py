@@ -5,9 +5,9 @@ import torch
 
 import eagle3_files as files
 from drafttree.core.errors import ModelError
-from drafttree.drafters.checkpoints import read_config, read_tensors
 from drafttree.drafters.eagle3 import Eagle3Head
-from drafttree.drafters.eagle3_format import load, parse, save
+from drafttree.drafters.formats.checkpoints import read_config, read_tensors
+from drafttree.drafters.formats.eagle3 import load, parse, save
 from drafttree.models.huggingface import lay_out_for_cpu
 
 KIND = files.KINDS["SafeAILab"]

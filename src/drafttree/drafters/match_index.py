@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from drafttree.drafters.base import Features
-from drafttree.drafters.passes import CountedPasses
+from drafttree.drafters.pass_counter import CountedPasses
 
 WIDTH = 32
 """Followers of a match that are proposed at most, the most recently seen first."""

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 import eagle3_files as files
 from drafttree import zoo
 from drafttree.core.errors import ModelError
-from drafttree.drafters.checkpoints import download, read_config, read_tensors, recognise, tensor_names
+from drafttree.drafters.formats.checkpoints import download, read_config, read_tensors, recognise, tensor_names
 
 TENSORS = {"a": torch.arange(6.0).view(2, 3), "b": torch.tensor([True, False]), "c": torch.ones(2, dtype=torch.half)}
 
@@ -216,7 +216,7 @@ def test_downloads_take_pickles_only_where_there_is_nothing_better(tmp_path, mon
         asked.append(allow_patterns)
         return str(tmp_path)
 
-    monkeypatch.setattr("drafttree.drafters.checkpoints.snapshot_download", snapshot)
+    monkeypatch.setattr("drafttree.drafters.formats.checkpoints.snapshot_download", snapshot)
     assert download("some/head") == tmp_path
     assert ["*.bin" in patterns for patterns in asked] == [False, True]
     save_file(TENSORS, tmp_path / "model.safetensors")
