@@ -20,7 +20,7 @@ EXPORTS = {
         *("LOOKUPS", "Draft", "Drafter", "Eagle3Drafter", "Features", "HydraDrafter", "LanguageModelDrafter"),
         *("LookupDrafter", "MedusaDrafter", "Mixed", "PromptLookup", "SuffixAutomaton"),
     },
-    "drafttree.grammar": {"Grammar", "ebnf", "json_schema", "regex"},
+    "drafttree.constraints.grammar": {"Grammar", "ebnf", "json_schema", "regex"},
     "drafttree.hf": {"TreeGenerate", "generate"},
     "drafttree.models": {"HuggingFaceModel", "Model", "Output", "TreeCache"},
     "drafttree.policies": {

@@ -28,7 +28,8 @@ from transformers import (
 from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
 
 import tiny
-from drafttree import grammar, hf, zoo
+from drafttree import hf, zoo
+from drafttree.constraints import grammar
 from drafttree.core.errors import ConfigError, ContextError, InputError, ModelError, TokenizerMismatch
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.models import HuggingFaceModel

@@ -5,7 +5,8 @@ decoder = drafttree.load()
 print(decoder.generate("It was the best of times").text)
 """
 
-from drafttree import drafters, exactness, grammar, hf, models, policies, verifiers
+from drafttree import drafters, exactness, hf, models, policies, verifiers
+from drafttree.constraints import grammar
 from drafttree.core import errors
 from drafttree.core.errors import DraftTreeError
 from drafttree.core.sampling import Sampling

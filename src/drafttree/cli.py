@@ -36,13 +36,13 @@ from drafttree.bench import (
 from drafttree.bench.inflation import SHAPES, load_inflated
 from drafttree.bench.policies import shipped_prompts
 from drafttree.certify import certify, fit, parse_policies, parse_verifiers
+from drafttree.constraints.grammar import Grammar, ebnf, json_schema, regex
 from drafttree.core.errors import ConfigError, DraftTreeError
 from drafttree.core.sampling import Sampling
 from drafttree.decoder import Decoder, Prompt
 from drafttree.drafters import LOOKUPS
 from drafttree.enumeration import enumerate_pairs
 from drafttree.exactness import OPTIONS
-from drafttree.grammar import Grammar, ebnf, json_schema, regex
 from drafttree.inspection import inspect as inspect_folder
 from drafttree.loading import DEFAULT_POLICY, choose_drafter, find_device, find_drafter, load
 from drafttree.policies import POLICIES

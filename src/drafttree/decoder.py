@@ -20,6 +20,8 @@ from torch import Tensor
 from transformers import LogitsProcessorList
 
 from drafttree import contract
+from drafttree.constraints.options import ProcessorOptions, Setting, check_names, make_processors
+from drafttree.constraints.processors import Constraint, GuidedDraft, Walker
 from drafttree.core.errors import ConfigError, ContextError, InputError
 from drafttree.core.randomness import SeededNoise, fresh_seed
 from drafttree.core.sampling import COLDEST, Sampling
@@ -30,10 +32,8 @@ from drafttree.drawing import Drawing
 from drafttree.growth import grow
 from drafttree.metrics import Metrics, Round
 from drafttree.models.base import Model, Output, read
-from drafttree.options import ProcessorOptions, Setting, check_names, make_processors
 from drafttree.policies.base import TreePolicy
 from drafttree.policies.chain import Chain
-from drafttree.processors import Constraint, GuidedDraft, Walker
 from drafttree.sequence import Chunk, Generation, Sequence
 from drafttree.text import TextStream
 from drafttree.verifiers import Coupled, Greedy, Verifier
@@ -179,7 +179,7 @@ class Decoder:
                 must be functions of that text and the scores, and come after those of `generation`.
             grammar: what the text must look like, of `drafttree.grammar`.
             **generation: options of transformers by its names: repetition_penalty, no_repeat_ngram_size,
-                min_new_tokens, bad_words_ids, sequence_bias ...; see `drafttree.options.ProcessorOptions`.
+                min_new_tokens, bad_words_ids, sequence_bias ...; see `drafttree.constraints.options.ProcessorOptions`.
 
         Raises:
             InputError: the prompt is empty or needs a tokenizer that is not there.

@@ -42,6 +42,8 @@ from transformers.generation.logits_process import LogitNormalization, LogitsPro
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+from drafttree.constraints.options import refusal
+from drafttree.constraints.processors import Constraint, of_row
 from drafttree.core.errors import ConfigError
 from drafttree.decoder import Decoder
 from drafttree.drafters import Drafter, LanguageModelDrafter
@@ -60,9 +62,7 @@ from drafttree.loading import (
 from drafttree.metrics import Metrics
 from drafttree.models import HuggingFaceModel
 from drafttree.models.validation import verify_once, wrap
-from drafttree.options import refusal
 from drafttree.policies import TreePolicy
-from drafttree.processors import Constraint, of_row
 from drafttree.sequence import Sequence
 
 __all__ = ["TreeGenerate", "generate"]

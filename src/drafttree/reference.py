@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 
+from drafttree.constraints.options import MAKERS
 from drafttree.core.errors import ConfigError
 from drafttree.core.randomness import gumbel
 from drafttree.core.sampling import Sampling
 from drafttree.decoder import Decoder
 from drafttree.models.huggingface import HuggingFaceModel
 from drafttree.models.tree_attention import NAME
-from drafttree.options import MAKERS
 
 TOLERANCE_ULPS = 4
 """A reduced-precision difference is a tie if both tokens' logits are within this many ulps of the best one's."""

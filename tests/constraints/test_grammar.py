@@ -17,8 +17,8 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 import drafttree
-from drafttree import grammar
 from drafttree.certify import certify
+from drafttree.constraints import grammar
 from drafttree.core.errors import ConfigError
 from drafttree.decoder import Decoder
 from drafttree.policies import Chain, DynaTree, Eagle, Talon, Template

@@ -19,9 +19,9 @@ from pydantic.errors import PydanticUserError
 from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedTokenizerBase
 
-from drafttree import schemas
+from drafttree.constraints import json_schema as schemas
+from drafttree.constraints.processors import Path
 from drafttree.core.errors import ConfigError
-from drafttree.processors import Path
 
 __all__ = ["Grammar", "ebnf", "json_schema", "regex"]
 

@@ -6,7 +6,7 @@ from typing import Literal
 import pytest
 from pydantic import BaseModel, Field
 
-from drafttree import grammar
+from drafttree.constraints import grammar
 from drafttree.core.errors import ConfigError
 
 pytest.importorskip("xgrammar")

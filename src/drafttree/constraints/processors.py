@@ -20,10 +20,10 @@ from transformers import (
     RepetitionPenaltyLogitsProcessor,
 )
 
+from drafttree.constraints.options import refusal
 from drafttree.core.errors import ConfigError, DraftTreeError
 from drafttree.core.tree import DraftTree
 from drafttree.drafters.base import Guesses
-from drafttree.options import refusal
 from drafttree.verifiers.base import not_numbers
 
 Path = tuple[int, ...]

@@ -1,0 +1,1 @@
+"""What a text must obey along every path of its trees: generation options, processors, grammars."""
