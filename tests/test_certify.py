@@ -4,10 +4,10 @@ import torch
 import drafttree
 from drafttree.certify import certify, fit, parse_policies
 from drafttree.core.errors import ConfigError, ContextError
+from drafttree.engine.request import Sequence
 from drafttree.models.tree_attention import NAME
 from drafttree.policies import POLICIES
 from drafttree.reference import find_difference, released, transformers_generate
-from drafttree.sequence import Sequence
 
 PROMPTS = ["The old man looked at the sea", "In the year of our Lord"]
 
@@ -77,7 +77,7 @@ def test_options_hold_on_both_sides(decoder, options):
 
 
 def test_options_on_one_side_only_are_found(decoder, monkeypatch):
-    monkeypatch.setattr(drafttree.decoder.Walker, "score", lambda self, tokens, tree, logits: logits)
+    monkeypatch.setattr(drafttree.engine.decoder.Walker, "score", lambda self, tokens, tree, logits: logits)
     certificate = certify(decoder, PROMPTS[:1], ["chain"], max_new_tokens=16, repetition_penalty=1.5)
     assert not certificate.passed
 

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 import drafttree
 import eagle3_files as files
 from drafttree import cli, display
+from drafttree.engine.request import Chunk
 from drafttree.policies import POLICIES
-from drafttree.sequence import Chunk
 from drafttree.verifiers import VERIFIERS
 
 PROMPT = "The old man looked at the sea"
@@ -26,7 +26,7 @@ def quick(embedded, monkeypatch):
 
     def load(target, drafter="auto", policy="dynatree", *_, **__):
         decoder = embedded.plain() if drafter == "none" else embedded
-        return decoder.with_policy(drafttree.loading.make_policy(policy))
+        return decoder.with_policy(drafttree.loading.load.make_policy(policy))
 
     monkeypatch.setattr(cli, "load", load)
 

@@ -11,10 +11,10 @@ from drafttree.core import errors
 from drafttree.core.errors import DraftTreeError
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Layer, Verdict
-from drafttree.decoder import Decoder
-from drafttree.loading import load
-from drafttree.metrics import Law, Metrics
-from drafttree.sequence import Chunk, Generation
+from drafttree.engine.decoder import Decoder
+from drafttree.engine.metrics import Law, Metrics
+from drafttree.engine.request import Chunk, Generation
+from drafttree.loading.load import load
 
 __version__ = "0.1.0"
 

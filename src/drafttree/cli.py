@@ -19,7 +19,7 @@ import typer
 from rich.text import Text
 
 import drafttree
-from drafttree import display, zoo
+from drafttree import display
 from drafttree import prompts as prompt_files
 from drafttree.bench import (
     Comparison,
@@ -39,15 +39,16 @@ from drafttree.certify import certify, fit, parse_policies, parse_verifiers
 from drafttree.constraints.grammar import Grammar, ebnf, json_schema, regex
 from drafttree.core.errors import ConfigError, DraftTreeError
 from drafttree.core.sampling import Sampling
-from drafttree.decoder import Decoder, Prompt
 from drafttree.drafters import LOOKUPS
+from drafttree.engine.decoder import Decoder, Prompt
+from drafttree.engine.request import Generation
 from drafttree.enumeration import enumerate_pairs
 from drafttree.exactness import OPTIONS
-from drafttree.inspection import inspect as inspect_folder
-from drafttree.loading import DEFAULT_POLICY, choose_drafter, find_device, find_drafter, load
+from drafttree.loading import zoo
+from drafttree.loading.inspect import inspect as inspect_folder
+from drafttree.loading.load import DEFAULT_POLICY, choose_drafter, find_device, find_drafter, load
 from drafttree.policies import POLICIES
 from drafttree.reference import transformers_model
-from drafttree.sequence import Generation
 from drafttree.verifiers import VERIFIERS
 
 INTERRUPTED = 130

@@ -25,12 +25,12 @@ from drafttree.bench.acceptance import PUBLISHED_GAIN
 from drafttree.bench.law import BEHIND
 from drafttree.bench.overhead import PARTS
 from drafttree.certify import Certificate
-from drafttree.decoder import Decoder
+from drafttree.engine.decoder import Decoder
+from drafttree.engine.request import Chunk, Generation
 from drafttree.enumeration import Enumeration, Finding
-from drafttree.inspection import Inspection
+from drafttree.loading.inspect import Inspection
 from drafttree.policies import TreePolicy
 from drafttree.reference import TOLERANCE_ULPS, Difference
-from drafttree.sequence import Chunk, Generation
 from drafttree.verifiers import Verifier
 
 DRAFTED = "green"

@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from drafttree import contract
 from drafttree.core.sampling import Sampling
+from drafttree.engine import compatibility as contract
 from drafttree.exactness import OPTIONS, Table, coupled_round, law
-from drafttree.loading import make_policy
+from drafttree.loading.load import make_policy
 from drafttree.policies import TreePolicy
 from drafttree.verifiers import VERIFIERS, Coupled, Greedy, Verifier
 

@@ -15,14 +15,14 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from drafttree import contract
 from drafttree.core.errors import ConfigError, unknown
 from drafttree.core.randomness import Noise, SeededNoise, gumbel
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Proposal, Verdict
 from drafttree.drafters.base import Features
-from drafttree.drawing import Drawing
-from drafttree.growth import grow
+from drafttree.engine import compatibility as contract
+from drafttree.engine.child_sampler import Drawing
+from drafttree.engine.tree_growth import grow
 from drafttree.policies.base import TreePolicy
 from drafttree.verifiers.base import Verifier
 

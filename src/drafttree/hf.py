@@ -45,9 +45,11 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from drafttree.constraints.options import refusal
 from drafttree.constraints.processors import Constraint, of_row
 from drafttree.core.errors import ConfigError
-from drafttree.decoder import Decoder
 from drafttree.drafters import Drafter, LanguageModelDrafter
-from drafttree.loading import (
+from drafttree.engine.decoder import Decoder
+from drafttree.engine.metrics import Metrics
+from drafttree.engine.request import Sequence
+from drafttree.loading.load import (
     DEFAULT_POLICY,
     Source,
     check_tokenizers,
@@ -59,11 +61,9 @@ from drafttree.loading import (
     make_policy,
     tokenizer_beside,
 )
-from drafttree.metrics import Metrics
 from drafttree.models import HuggingFaceModel
 from drafttree.models.validation import verify_once, wrap
 from drafttree.policies import TreePolicy
-from drafttree.sequence import Sequence
 
 __all__ = ["TreeGenerate", "generate"]
 

@@ -15,7 +15,7 @@ from drafttree.constraints.options import MAKERS
 from drafttree.core.errors import ConfigError
 from drafttree.core.randomness import gumbel
 from drafttree.core.sampling import Sampling
-from drafttree.decoder import Decoder
+from drafttree.engine.decoder import Decoder
 from drafttree.models.huggingface import HuggingFaceModel
 from drafttree.models.tree_attention import NAME
 

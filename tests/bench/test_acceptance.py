@@ -13,8 +13,8 @@ from drafttree.bench.acceptance import Estimate, expected_by_traversal, reach_by
 from drafttree.core.errors import ConfigError
 from drafttree.core.randomness import SeededNoise
 from drafttree.core.sampling import Sampling
-from drafttree.decoder import Decoder
 from drafttree.drafters import LanguageModelDrafter
+from drafttree.engine.decoder import Decoder
 from drafttree.exactness import Table as ToyTable
 from drafttree.exactness import law, node_logits, trees
 from drafttree.verifiers import PointMass, RRSw, Traversal

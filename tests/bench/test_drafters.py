@@ -7,7 +7,7 @@ import drafttree
 from drafttree.bench import bench_drafters
 from drafttree.core.errors import ConfigError
 from drafttree.drafters import Mixed, PromptLookup, SuffixAutomaton
-from drafttree.zoo import folder
+from drafttree.loading.zoo import folder
 
 SETS = {"openings": ["The old man looked at the sea"], "lists": ["one, two, three, one, two, three, one,", "A B A B A"]}
 POLICIES = ["chain:depth=2", "talon:budget=4"]

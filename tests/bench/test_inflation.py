@@ -6,9 +6,9 @@ from transformers import GPTNeoXConfig, LlamaConfig
 
 import drafttree
 import tiny
-from drafttree import zoo
 from drafttree.bench.inflation import SHAPES, Shape, find_shape, inflate, load_inflated
 from drafttree.core.errors import ConfigError
+from drafttree.loading import zoo
 
 SMALL = {**tiny.GROUPED, "head_dim": 8}
 SHAPE = Shape(hidden=128, layers=5, intermediate=100, heads=8, key_value_heads=4, head_dim=8)

@@ -10,8 +10,8 @@ import tiny
 from drafttree.bench import bench_lookup, code_edits
 from drafttree.bench.lookup import CONTEXTS, Recording, drafting_cost
 from drafttree.core.errors import InputError
-from drafttree.decoder import Decoder
 from drafttree.drafters import PromptLookup, SuffixAutomaton
+from drafttree.engine.decoder import Decoder
 from drafttree.models import HuggingFaceModel
 from drafttree.policies import Chain, Talon
 from drafttree.prompts import Example

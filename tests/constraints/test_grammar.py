@@ -20,7 +20,7 @@ import drafttree
 from drafttree.certify import certify
 from drafttree.constraints import grammar
 from drafttree.core.errors import ConfigError
-from drafttree.decoder import Decoder
+from drafttree.engine.decoder import Decoder
 from drafttree.policies import Chain, DynaTree, Eagle, Talon, Template
 from drafttree.reference import transformers_generate
 from drafttree.verifiers import RRS, LossyTypical, PointMass, RRSw, Traversal
@@ -206,7 +206,7 @@ def test_greedy_is_transformers_generate_with_xgrammars_own_processor(embedded):
 
 def test_a_certificate_finds_a_text_that_leaves_the_grammar(embedded, monkeypatch):
     """Without the grammar at the nodes, only the reference keeps to it."""
-    monkeypatch.setattr(drafttree.decoder.Walker, "score", lambda self, tokens, tree, logits: logits)
+    monkeypatch.setattr(drafttree.engine.decoder.Walker, "score", lambda self, tokens, tree, logits: logits)
     monkeypatch.setattr(grammar.GrammarFollower, "commit", lambda *_: None)
     certificate = certify(embedded, ["Once"], ["chain"], max_new_tokens=8, grammar=grammar.regex("[0-9]{4}"))
     (finding,) = certificate.policies[-1].findings

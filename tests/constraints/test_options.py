@@ -14,8 +14,8 @@ from transformers import (
 import tiny
 from drafttree.constraints.options import MAKERS, ProcessorOptions, Setting, make_processors
 from drafttree.core.errors import ConfigError
-from drafttree.decoder import Decoder
 from drafttree.drafters import LanguageModelDrafter
+from drafttree.engine.decoder import Decoder
 from drafttree.models import HuggingFaceModel
 from drafttree.policies import Eagle, Talon
 from drafttree.reference import transformers_generate

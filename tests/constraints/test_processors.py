@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from drafttree.core.errors import ConfigError, ModelError
-from drafttree.decoder import Decoder
+from drafttree.engine.decoder import Decoder
 from drafttree.policies import Chain, DynaTree, Eagle, OptTree, Talon, Template
 from drafttree.verifiers import RRSw, Traversal
 from toy import Script, Table, ToyDrafter, ToyModel

@@ -8,7 +8,6 @@ import torch
 
 import eagle3_files as files
 import tiny
-from drafttree.decoder import Decoder
 from drafttree.drafters import Eagle3Drafter
 from drafttree.drafters import fused_eagle3 as lean_eagle3
 from drafttree.drafters.base import extend_visible
@@ -16,6 +15,7 @@ from drafttree.drafters.eagle3 import Eagle3Head
 from drafttree.drafters.formats.checkpoints import read_config, read_tensors
 from drafttree.drafters.formats.eagle3 import load, parse
 from drafttree.drafters.fused_eagle3 import LeanEagle3Head, StaticEagle3Head
+from drafttree.engine.decoder import Decoder
 from drafttree.models import HuggingFaceModel, TreeCache
 from drafttree.models.recorded import Recorder
 from drafttree.policies import POLICIES, Chain, Talon

@@ -3,8 +3,8 @@
 import torch
 
 import tiny
-from drafttree.decoder import Decoder
 from drafttree.drafters import LanguageModelDrafter
+from drafttree.engine.decoder import Decoder
 from drafttree.policies import Talon
 
 LAYERS = (1, tiny.LAYERS)

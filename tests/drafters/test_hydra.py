@@ -10,9 +10,9 @@ import torch
 import tiny
 import trained
 from drafttree.core.errors import ModelError
-from drafttree.decoder import Decoder
 from drafttree.drafters import hydra
 from drafttree.drafters.formats.checkpoints import read_config, read_tensors, recognise
+from drafttree.engine.decoder import Decoder
 from drafttree.models import HuggingFaceModel
 from drafttree.policies import POLICIES, Chain, Talon
 from trained import HIDDEN, LENGTH, PROMPT, SAMPLINGS, VOCAB, affine, assert_close, exact, silu, states

@@ -2,15 +2,15 @@
 
 import pytest
 import torch
-
-import tiny
-from drafttree.decoder import Decoder
-from drafttree.drafters import LOOKUPS, LanguageModelDrafter, Mixed, PromptLookup, SuffixAutomaton
-from drafttree.policies import Chain, Talon
-from drafttree.verifiers import RRS, Block, GreedyMultiDraft, KSeq, PointMass, RRSw, Traversal
 from test_decoder import DRAFT, PROMPT, SMALL, TARGET, VOCAB, small
 from test_drawing import RAGGED, SMALL_P, p_value, texts_law
 from test_drawing import TARGET as LAW
+
+import tiny
+from drafttree.drafters import LOOKUPS, LanguageModelDrafter, Mixed, PromptLookup, SuffixAutomaton
+from drafttree.engine.decoder import Decoder
+from drafttree.policies import Chain, Talon
+from drafttree.verifiers import RRS, Block, GreedyMultiDraft, KSeq, PointMass, RRSw, Traversal
 from toy import Script, ToyDrafter, ToyModel, greedy_text
 
 LENGTH = 40

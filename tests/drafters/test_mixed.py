@@ -3,14 +3,14 @@
 import itertools
 
 import pytest
+from test_decoder import DRAFT, PROMPT, TARGET, VOCAB
 
 import tiny
-from drafttree.decoder import Decoder
 from drafttree.drafters import LanguageModelDrafter, Mixed, SuffixAutomaton
 from drafttree.drafters.language_model import LanguageModelDraft
 from drafttree.drafters.match_index import LookupDraft
+from drafttree.engine.decoder import Decoder
 from drafttree.policies import Chain, Talon
-from test_decoder import DRAFT, PROMPT, TARGET, VOCAB
 from toy import Script, ToyDrafter, ToyModel, greedy_text
 
 

@@ -7,13 +7,13 @@ import torch
 from test_noise import plain_uniform
 
 from drafttree import exactness
-from drafttree.contract import objection
 from drafttree.core.errors import ConfigError
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import Verdict
+from drafttree.engine.compatibility import objection
 from drafttree.enumeration import FORMS, enumerate_pairs, examine
 from drafttree.exactness import Law, Replay, Table, coupled_round, law, outcomes, trees
-from drafttree.loading import make_policy
+from drafttree.loading.load import make_policy
 from drafttree.policies import POLICIES, Chain, TreePolicy
 from drafttree.verifiers import (
     RRS,

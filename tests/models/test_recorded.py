@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import tiny
-from drafttree.decoder import Decoder
 from drafttree.drafters import LanguageModelDrafter
-from drafttree.loading import make_policy
+from drafttree.engine.decoder import Decoder
+from drafttree.loading.load import make_policy
 from drafttree.models import validation as probe
 from drafttree.models.base import Output, append, read
 from drafttree.models.cuda_graphs import CudaGraphs

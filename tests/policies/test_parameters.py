@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from drafttree.core.errors import ConfigError
-from drafttree.growth import grow
+from drafttree.engine.tree_growth import grow
 from drafttree.policies import POLICIES, DynaTree, OptTree, Talon, Template
 from drafttree.policies.base import best_mask
 from toy import Table, ToyDraft

@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM, GPT2Config
 
 import tiny
 import trained
-from drafttree.decoder import Decoder
 from drafttree.drafters.formats import eagle3 as eagle3_format
 from drafttree.drafters.formats.checkpoints import read_config, read_tensors, recognise
-from drafttree.inspection import inspect
+from drafttree.engine.decoder import Decoder
+from drafttree.loading.inspect import inspect
 from drafttree.models import HuggingFaceModel
 from drafttree.policies import Talon
 

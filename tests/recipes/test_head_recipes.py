@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM
 
 import tiny
 import trained
-from drafttree.decoder import Decoder
 from drafttree.drafters import hydra, medusa
 from drafttree.drafters.formats.checkpoints import read_config, read_tensors, recognise
+from drafttree.engine.decoder import Decoder
 from drafttree.models import HuggingFaceModel
 from drafttree.policies import Talon
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from drafttree.contract import best, objection
 from drafttree.core.errors import ConfigError
-from drafttree.decoder import Decoder
+from drafttree.engine.compatibility import best, objection
+from drafttree.engine.decoder import Decoder
 from drafttree.exactness import law
 from drafttree.policies import POLICIES, Chain, DynaTree, DySpec, Eagle, Fixed, OptTree, Talon, Template
 from drafttree.verifiers import VERIFIERS, Coupled, Greedy, Traversal, Verifier

@@ -14,8 +14,8 @@ from torch.nn.functional import one_hot
 from drafttree.core.randomness import gumbel
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Verdict
-from drafttree.decoder import Decoder
-from drafttree.growth import grow
+from drafttree.engine.decoder import Decoder
+from drafttree.engine.tree_growth import grow
 from drafttree.policies import POLICIES
 from drafttree.verifiers import Coupled
 from drafttree.verifiers.base import walk

@@ -8,7 +8,7 @@ import torch
 
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Proposal, Verdict
-from drafttree.decoder import Decoder
+from drafttree.engine.decoder import Decoder
 from drafttree.policies import Template
 from drafttree.verifiers import VERIFIERS, LossyTypical
 from toy import Table, ToyDrafter, ToyModel

@@ -21,11 +21,11 @@ from torch import Tensor
 
 from drafttree.core.errors import ConfigError
 from drafttree.core.tree import DraftTree
-from drafttree.decoder import Decoder, Prompt
 from drafttree.drafters.language_model import LanguageModelDrafter
-from drafttree.loading import make_policy
+from drafttree.engine.decoder import Decoder, Prompt
+from drafttree.engine.request import Sequence as Text
+from drafttree.loading.load import make_policy
 from drafttree.models.base import read
-from drafttree.sequence import Sequence as Text
 from drafttree.verifiers import Coupled, PointMass, RRSw, Verifier
 from drafttree.verifiers.base import Outlook, ratio, residual, without
 from drafttree.verifiers.traversal import Node

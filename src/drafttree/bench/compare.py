@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass
 from drafttree.core.errors import ConfigError
 from drafttree.core.randomness import fresh_seed
 from drafttree.core.sampling import Sampling
-from drafttree.decoder import Decoder, Prompt
-from drafttree.metrics import Law
+from drafttree.engine.decoder import Decoder, Prompt
+from drafttree.engine.metrics import Law
+from drafttree.engine.request import Generation
 from drafttree.models.huggingface import HuggingFaceModel
 from drafttree.reference import Difference, ReferenceRun, find_difference, transformers_generate
-from drafttree.sequence import Generation
 from drafttree.verifiers import Coupled
 
 WARM_UP = 16

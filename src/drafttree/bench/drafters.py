@@ -7,9 +7,9 @@ from typing import Any
 
 from drafttree.bench.policies import PLAIN, PolicyRow, policy_row, race, totals, way
 from drafttree.core.errors import ConfigError
-from drafttree.decoder import Decoder, Prompt
 from drafttree.drafters import Drafter
-from drafttree.loading import make_policy
+from drafttree.engine.decoder import Decoder, Prompt
+from drafttree.loading.load import make_policy
 
 
 @dataclass(frozen=True)

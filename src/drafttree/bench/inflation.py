@@ -17,9 +17,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from drafttree.core.errors import ConfigError, unknown
-from drafttree.decoder import Decoder
 from drafttree.drafters.base import Draft, Drafter, Features
-from drafttree.loading import (
+from drafttree.engine.decoder import Decoder
+from drafttree.loading.load import (
     choose_drafter,
     find_device,
     find_drafter,

@@ -1,4 +1,4 @@
-"""How near decoding comes to its limits: the memory bandwidth, and the law of speed, see `drafttree.metrics.Law`."""
+"""How near decoding comes to its limits: memory bandwidth, and the speed-up law of `engine.metrics`."""
 
 import statistics
 import time
@@ -11,7 +11,7 @@ import torch
 from drafttree.bench.peers import Peer, make_peers
 from drafttree.bench.policies import PolicyBench, PolicyRow, bench_policies
 from drafttree.core.errors import ConfigError
-from drafttree.decoder import Decoder
+from drafttree.engine.decoder import Decoder
 from drafttree.models.base import read
 from drafttree.models.huggingface import HuggingFaceModel
 from drafttree.models.kv_cache import TreeCache

@@ -16,10 +16,10 @@ from torch.nn.functional import one_hot
 
 from drafttree.certify import fit
 from drafttree.core.errors import ConfigError, InputError
-from drafttree.decoder import Decoder
 from drafttree.drafters import LOOKUPS, LookupDrafter
-from drafttree.loading import make_policy
-from drafttree.metrics import Metrics
+from drafttree.engine.decoder import Decoder
+from drafttree.engine.metrics import Metrics
+from drafttree.loading.load import make_policy
 from drafttree.models.base import Output
 from drafttree.models.kv_cache import TreeCache
 from drafttree.prompts import Example

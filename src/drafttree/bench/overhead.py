@@ -14,12 +14,12 @@ import torch
 
 from drafttree.core.errors import ConfigError
 from drafttree.core.tree import DraftTree, Verdict
-from drafttree.decoder import Decoder, Prompt
 from drafttree.drafters.base import Features
 from drafttree.drafters.language_model import LanguageModelDrafter
-from drafttree.loading import make_policy
+from drafttree.engine.decoder import Decoder, Prompt
+from drafttree.engine.request import Sequence as Text
+from drafttree.loading.load import make_policy
 from drafttree.models.base import Model, Output
-from drafttree.sequence import Sequence as Text
 
 PARTS = ("growth", "masks", "verify", "commit", "text", "other")
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from transformers import GenerationConfig
 
-from drafttree.decoder import Decoder
 from drafttree.drafters.language_model import LanguageModelDrafter
+from drafttree.engine.decoder import Decoder
 from drafttree.models.huggingface import HuggingFaceModel
 from drafttree.reference import ReferenceRun, released, transformers_generate
 

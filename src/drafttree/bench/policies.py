@@ -14,10 +14,10 @@ from typing import Any
 from drafttree.bench.compare import whole
 from drafttree.bench.peers import Peer
 from drafttree.core.errors import ConfigError
-from drafttree.decoder import Decoder, Prompt
-from drafttree.loading import make_policy
-from drafttree.metrics import Law, Metrics
-from drafttree.sequence import Generation
+from drafttree.engine.decoder import Decoder, Prompt
+from drafttree.engine.metrics import Law, Metrics
+from drafttree.engine.request import Generation
+from drafttree.loading.load import make_policy
 
 PLAIN = "plain"
 TAIL, PERIOD = 48, 16

@@ -18,8 +18,8 @@ from drafttree.core.randomness import SeededNoise
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Proposal
 from drafttree.drafters.base import Features
-from drafttree.drawing import Drawing
-from drafttree.growth import grow
+from drafttree.engine.child_sampler import Drawing
+from drafttree.engine.tree_growth import grow
 from drafttree.policies import Chain, Fixed
 from drafttree.verifiers import VERIFIERS, Verifier
 

@@ -1,8 +1,8 @@
 """What a tree policy is: two masks over a `Layer`.
 
 A policy says which candidates join the tree and which of those are expanded next. Budget cuts, compaction to the next
-frontier and padding are the business of `drafttree.growth`. So a paper's method is a dozen lines that can be read
-beside the paper. Policies are pydantic models: their fields are the parameters, checked when the policy is made.
+frontier and padding are the business of `drafttree.engine.tree_growth`. So a paper's method is a dozen lines that can
+be read beside the paper. Policies are pydantic models: their fields are the parameters, checked when one is made.
 
 A policy object describes a tree and may also adapt while one text is generated; `fresh` gives each text its own copy.
 """

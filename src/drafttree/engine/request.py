@@ -6,10 +6,10 @@ from drafttree.constraints.processors import Walker
 from drafttree.core.randomness import Noise
 from drafttree.core.timing import Stopwatch
 from drafttree.drafters.base import Draft
-from drafttree.metrics import Metrics
+from drafttree.engine.detokenizer import TextStream
+from drafttree.engine.metrics import Metrics
 from drafttree.models.kv_cache import TreeCache
 from drafttree.policies.base import TreePolicy
-from drafttree.text import TextStream
 from drafttree.verifiers.base import Verifier
 
 

@@ -21,9 +21,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from drafttree import contract, zoo
 from drafttree.core.errors import ConfigError, DraftTreeError, ModelError, TokenizerMismatch, unknown
-from drafttree.decoder import Decoder
 from drafttree.drafters import (
     LOOKUPS,
     Drafter,
@@ -43,6 +41,9 @@ from drafttree.drafters.formats.checkpoints import (
     recognise,
 )
 from drafttree.drafters.formats.published import PUBLISHED
+from drafttree.engine import compatibility as contract
+from drafttree.engine.decoder import Decoder
+from drafttree.loading import zoo
 from drafttree.models.base import Model
 from drafttree.models.huggingface import HuggingFaceModel, lay_out_for_cpu
 from drafttree.models.validation import wrap

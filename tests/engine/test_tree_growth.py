@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from drafttree.core import devices
 from drafttree.core.tree import DraftTree
-from drafttree.growth import grow
+from drafttree.engine.tree_growth import grow
 from drafttree.policies import POLICIES, Chain, DynaTree, DySpec, Eagle, Fixed, OptTree, Talon, Template
 from drafttree.policies.template import SHIPPED
 from toy import ToyDraft

@@ -15,7 +15,7 @@ from drafttree.drafters.formats.checkpoints import LANGUAGE_MODEL, OBJECT, entry
 from drafttree.drafters.heads import SIZES, Checkpoint, listed, misshapen
 from drafttree.drafters.hydra import HydraHeads
 from drafttree.drafters.medusa import MedusaHeads
-from drafttree.loading import find_folder
+from drafttree.loading.load import find_folder
 
 UNKNOWN = "not said"
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from drafttree.core.devices import near
 from drafttree.core.tree import DraftTree, Layer, TreeBuilder
 from drafttree.drafters.base import Guesses
-from drafttree.drawing import Drawing
+from drafttree.engine.child_sampler import Drawing
 from drafttree.policies.base import TreePolicy, best_mask
 
 Shape = Callable[[Tensor, int], Tensor]

@@ -11,7 +11,7 @@ import tiny
 from drafttree.core.errors import ModelError
 from drafttree.drafters.eagle3 import Eagle3Head
 from drafttree.drafters.formats import eagle3 as eagle3_format
-from drafttree.inspection import inspect
+from drafttree.loading.inspect import inspect
 
 WIDTH, VOCAB = 8, 13
 

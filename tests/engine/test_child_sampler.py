@@ -12,10 +12,10 @@ from drafttree.core import randomness as noises
 from drafttree.core.randomness import SeededNoise, stream
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Proposal
-from drafttree.decoder import Decoder
-from drafttree.drawing import FLOOR, Drawing
+from drafttree.engine.child_sampler import FLOOR, Drawing
+from drafttree.engine.decoder import Decoder
+from drafttree.engine.tree_growth import grow
 from drafttree.exactness import Replay, outcomes
-from drafttree.growth import grow
 from drafttree.policies import Chain, Template
 from drafttree.verifiers import RRS, Block, Coupled, GreedyMultiDraft, KSeq, PointMass, RRSw, Traversal, Verifier
 from toy import Table, ToyDrafter, ToyModel, softmax

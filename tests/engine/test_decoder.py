@@ -8,9 +8,9 @@ from test_noise import plain_uniform
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from drafttree.core.errors import ConfigError, ContextError, InputError
-from drafttree.decoder import Decoder
 from drafttree.drafters.language_model import LanguageModelDrafter
-from drafttree.metrics import Metrics
+from drafttree.engine.decoder import Decoder
+from drafttree.engine.metrics import Metrics
 from drafttree.policies import POLICIES, Chain, Talon
 from drafttree.verifiers import Coupled, Greedy
 from toy import PieceTokenizer, Script, Table, ToyDrafter, ToyModel, greedy_text

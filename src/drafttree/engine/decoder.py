@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList
 
-from drafttree import contract
 from drafttree.constraints.options import ProcessorOptions, Setting, check_names, make_processors
 from drafttree.constraints.processors import Constraint, GuidedDraft, Walker
 from drafttree.core.errors import ConfigError, ContextError, InputError
@@ -28,14 +27,15 @@ from drafttree.core.sampling import COLDEST, Sampling
 from drafttree.core.timing import Stopwatch
 from drafttree.core.tree import DraftTree, Proposal, Verdict
 from drafttree.drafters.base import Drafter, Features
-from drafttree.drawing import Drawing
-from drafttree.growth import grow
-from drafttree.metrics import Metrics, Round
+from drafttree.engine import compatibility as contract
+from drafttree.engine.child_sampler import Drawing
+from drafttree.engine.detokenizer import TextStream
+from drafttree.engine.metrics import Metrics, Round
+from drafttree.engine.request import Chunk, Generation, Sequence
+from drafttree.engine.tree_growth import grow
 from drafttree.models.base import Model, Output, read
 from drafttree.policies.base import TreePolicy
 from drafttree.policies.chain import Chain
-from drafttree.sequence import Chunk, Generation, Sequence
-from drafttree.text import TextStream
 from drafttree.verifiers import Coupled, Greedy, Verifier
 
 ROOM = 64

@@ -7,11 +7,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import drafttree
-from drafttree import zoo
 from drafttree.bench.policies import shipped_prompts
 from drafttree.core.errors import ModelError
 from drafttree.drafters.formats.checkpoints import read_tensors
-from drafttree.metrics import Metrics
+from drafttree.engine.metrics import Metrics
+from drafttree.loading import zoo
 
 LIMIT = 32 * 10**6
 TEXTS = [

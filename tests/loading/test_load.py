@@ -23,11 +23,11 @@ from transformers import (
 import drafttree
 import eagle3_files as files
 import tiny
-from drafttree import zoo
 from drafttree.core.errors import ConfigError, DraftTreeError, ModelError, TokenizerMismatch
-from drafttree.decoder import Decoder
 from drafttree.drafters import LOOKUPS, Eagle3Drafter, LanguageModelDrafter, MedusaDrafter, Mixed, PromptLookup
-from drafttree.loading import (
+from drafttree.engine.decoder import Decoder
+from drafttree.loading import zoo
+from drafttree.loading.load import (
     check_tokenizers,
     choose_drafter,
     find_device,
@@ -146,7 +146,7 @@ def test_a_loaded_target_keeps_its_dtype_and_device(monkeypatch):
     module = tiny.build("llama")
     message = told(ConfigError, drafttree.load, module, "none", dtype="bfloat16")
     assert "the target is in torch.float32, not in 'bfloat16'" in message
-    monkeypatch.setattr("drafttree.loading.find_dtype", lambda *_: torch.float16)
+    monkeypatch.setattr("drafttree.loading.load.find_dtype", lambda *_: torch.float16)
     assert drafttree.load(module, "none").target.dtype == torch.float32
 
 
@@ -154,7 +154,7 @@ def test_a_loaded_target_keeps_its_dtype_and_device(monkeypatch):
     ("name", "meant"), [("lokup", "lookup"), ("sufix", "suffix"), ("embedded-draf", "embedded-draft")]
 )
 def test_misspelt_drafters_are_told_before_the_target_is_loaded(name, meant, monkeypatch):
-    monkeypatch.setattr("drafttree.loading.load_model", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr("drafttree.loading.load.load_model", lambda *_: pytest.fail("loaded"))
     assert f"did you mean {meant!r}" in told(ModelError, drafttree.load, drafter=name)
 
 
@@ -192,7 +192,7 @@ def test_a_drafter_needs_no_tokenizer_of_its_own(folder, tmp_path):
 
 
 def test_options_are_checked_before_anything_is_loaded(monkeypatch):
-    monkeypatch.setattr("drafttree.loading.load_model", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr("drafttree.loading.load.load_model", lambda *_: pytest.fail("loaded"))
     for option in ({"policy": "no"}, {"verifier": "no"}, {"dtype": "no"}, {"device": "no"}):
         told(ConfigError, drafttree.load, **option)
 
@@ -411,7 +411,7 @@ def test_heads_that_do_not_fit_are_refused_by_name_and_leave_the_target_alone(tm
 
 def test_auto_takes_what_was_published_for_the_target(monkeypatch):
     had = []
-    monkeypatch.setattr("drafttree.loading.download", had.append)
+    monkeypatch.setattr("drafttree.loading.load.download", had.append)
     name, reason = choose_drafter("meta-llama/Llama-3.1-8B-Instruct")
     assert name == "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"
     assert reason == "it was published for meta-llama/Llama-3.1-8B-Instruct"

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from drafttree.metrics import Law, Metrics, Round, peak_memory
+from drafttree.engine.metrics import Law, Metrics, Round, peak_memory
 
 
 def turn(committed, accepted, nodes, levels, draft_seconds=0.5, target_seconds=2.0, seconds=3.0) -> Round:
