@@ -20,8 +20,14 @@ from rich.text import Text
 
 import drafttree
 from drafttree import display
-from drafttree import prompts as prompt_files
-from drafttree.bench import (
+from drafttree.constraints.grammar import Grammar, ebnf, json_schema, regex
+from drafttree.core.errors import ConfigError, DraftTreeError
+from drafttree.core.sampling import Sampling
+from drafttree.drafters import LOOKUPS
+from drafttree.engine.decoder import Decoder, Prompt
+from drafttree.engine.request import Generation
+from drafttree.evaluation import prompts as prompt_files
+from drafttree.evaluation.bench import (
     Comparison,
     bench_acceptance,
     bench_drafters,
@@ -33,22 +39,16 @@ from drafttree.bench import (
     measure_law,
     measure_overhead,
 )
-from drafttree.bench.inflation import SHAPES, load_inflated
-from drafttree.bench.policies import shipped_prompts
-from drafttree.certify import certify, fit, parse_policies, parse_verifiers
-from drafttree.constraints.grammar import Grammar, ebnf, json_schema, regex
-from drafttree.core.errors import ConfigError, DraftTreeError
-from drafttree.core.sampling import Sampling
-from drafttree.drafters import LOOKUPS
-from drafttree.engine.decoder import Decoder, Prompt
-from drafttree.engine.request import Generation
-from drafttree.enumeration import enumerate_pairs
-from drafttree.exactness import OPTIONS
+from drafttree.evaluation.bench.inflation import SHAPES, load_inflated
+from drafttree.evaluation.bench.policies import shipped_prompts
+from drafttree.evaluation.certify import certify, fit, parse_policies, parse_verifiers
+from drafttree.evaluation.exactness import OPTIONS
+from drafttree.evaluation.pair_sweep import enumerate_pairs
+from drafttree.evaluation.reference import transformers_model
 from drafttree.loading import zoo
 from drafttree.loading.inspect import inspect as inspect_folder
 from drafttree.loading.load import DEFAULT_POLICY, choose_drafter, find_device, find_drafter, load
 from drafttree.policies import POLICIES
-from drafttree.reference import transformers_model
 from drafttree.verifiers import VERIFIERS
 
 INTERRUPTED = 130

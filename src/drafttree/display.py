@@ -10,7 +10,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from drafttree.bench import (
+from drafttree.engine.decoder import Decoder
+from drafttree.engine.request import Chunk, Generation
+from drafttree.evaluation.bench import (
     Acceptance,
     Comparison,
     DrafterBench,
@@ -21,16 +23,14 @@ from drafttree.bench import (
     PolicyBench,
     VerifierBench,
 )
-from drafttree.bench.acceptance import PUBLISHED_GAIN
-from drafttree.bench.law import BEHIND
-from drafttree.bench.overhead import PARTS
-from drafttree.certify import Certificate
-from drafttree.engine.decoder import Decoder
-from drafttree.engine.request import Chunk, Generation
-from drafttree.enumeration import Enumeration, Finding
+from drafttree.evaluation.bench.acceptance import PUBLISHED_GAIN
+from drafttree.evaluation.bench.law import BEHIND
+from drafttree.evaluation.bench.overhead import PARTS
+from drafttree.evaluation.certify import Certificate
+from drafttree.evaluation.pair_sweep import Enumeration, Finding
+from drafttree.evaluation.reference import TOLERANCE_ULPS, Difference
 from drafttree.loading.inspect import Inspection
 from drafttree.policies import TreePolicy
-from drafttree.reference import TOLERANCE_ULPS, Difference
 from drafttree.verifiers import Verifier
 
 DRAFTED = "green"

@@ -17,12 +17,12 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 import drafttree
-from drafttree.certify import certify
 from drafttree.constraints import grammar
 from drafttree.core.errors import ConfigError
 from drafttree.engine.decoder import Decoder
+from drafttree.evaluation.certify import certify
+from drafttree.evaluation.reference import transformers_generate
 from drafttree.policies import Chain, DynaTree, Eagle, Talon, Template
-from drafttree.reference import transformers_generate
 from drafttree.verifiers import RRS, LossyTypical, PointMass, RRSw, Traversal
 from toy import Table, ToyDrafter, ToyModel
 

@@ -16,9 +16,9 @@ from drafttree.constraints.options import MAKERS, ProcessorOptions, Setting, mak
 from drafttree.core.errors import ConfigError
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.engine.decoder import Decoder
+from drafttree.evaluation.reference import transformers_generate
 from drafttree.models import HuggingFaceModel
 from drafttree.policies import Eagle, Talon
-from drafttree.reference import transformers_generate
 from toy import Script, Table, ToyDrafter, ToyModel
 
 PROMPT, NEW = tiny.random_tokens(6, 3), 20

@@ -15,7 +15,7 @@ from drafttree.core.tree import DraftTree, Proposal
 from drafttree.engine.child_sampler import FLOOR, Drawing
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.tree_growth import grow
-from drafttree.exactness import Replay, outcomes
+from drafttree.evaluation.exactness import Replay, outcomes
 from drafttree.policies import Chain, Template
 from drafttree.verifiers import RRS, Block, Coupled, GreedyMultiDraft, KSeq, PointMass, RRSw, Traversal, Verifier
 from toy import Table, ToyDrafter, ToyModel, softmax

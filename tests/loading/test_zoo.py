@@ -7,10 +7,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import drafttree
-from drafttree.bench.policies import shipped_prompts
 from drafttree.core.errors import ModelError
 from drafttree.drafters.formats.checkpoints import read_tensors
 from drafttree.engine.metrics import Metrics
+from drafttree.evaluation.bench.policies import shipped_prompts
 from drafttree.loading import zoo
 
 LIMIT = 32 * 10**6

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from drafttree.core.tree import Verdict
-from drafttree.exactness import law
+from drafttree.evaluation.exactness import law
 from drafttree.policies import Chain
 from drafttree.verifiers import Block, RRSw
 from drafttree.verifiers.base import Outlook

@@ -5,7 +5,7 @@ import pytest
 from drafttree.core.errors import ConfigError
 from drafttree.engine.compatibility import best, objection
 from drafttree.engine.decoder import Decoder
-from drafttree.exactness import law
+from drafttree.evaluation.exactness import law
 from drafttree.policies import POLICIES, Chain, DynaTree, DySpec, Eagle, Fixed, OptTree, Talon, Template
 from drafttree.verifiers import VERIFIERS, Coupled, Greedy, Traversal, Verifier
 from toy import Table, ToyDrafter, ToyModel

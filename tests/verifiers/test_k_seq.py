@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from drafttree.core.tree import Proposal
-from drafttree.exactness import law
+from drafttree.evaluation.exactness import law
 from drafttree.policies import Template
 from drafttree.verifiers import KSeq
 from drafttree.verifiers.k_seq import scale_of

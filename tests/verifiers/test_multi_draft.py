@@ -3,7 +3,7 @@
 import pytest
 
 from drafttree.core.tree import Proposal, Verdict
-from drafttree.exactness import law
+from drafttree.evaluation.exactness import law
 from drafttree.policies import Template
 from drafttree.verifiers import RRS, GreedyMultiDraft, RRSw
 from worlds import constant, drawn_tree, judged

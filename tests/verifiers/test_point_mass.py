@@ -7,7 +7,7 @@ import torch
 
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import Proposal
-from drafttree.exactness import law, trees
+from drafttree.evaluation.exactness import law, trees
 from drafttree.verifiers import PointMass
 from worlds import CHAINS, RERANKING, SMALL_TREES, drawn_tree, judged, world
 

@@ -5,7 +5,7 @@ import torch
 
 from drafttree.core.errors import ConfigError
 from drafttree.core.tree import Proposal, Verdict
-from drafttree.exactness import law
+from drafttree.evaluation.exactness import law
 from drafttree.verifiers import RRS, Block, GreedyMultiDraft, KSeq, RRSw, Traversal
 from drafttree.verifiers.base import normalise, ratio, residual, without
 from worlds import SMALL_TREES, constant, drawn_tree, judged

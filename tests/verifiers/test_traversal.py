@@ -5,7 +5,7 @@ import torch
 
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import Verdict
-from drafttree.exactness import law
+from drafttree.evaluation.exactness import law
 from drafttree.verifiers import Block, PointMass, RRSw, Traversal
 from drafttree.verifiers.base import Outlook
 from drafttree.verifiers.traversal import Node

@@ -8,15 +8,15 @@ import torch
 from typer.testing import CliRunner
 
 from drafttree import cli
-from drafttree.bench import acceptance, bench_acceptance
-from drafttree.bench.acceptance import Estimate, expected_by_traversal, reach_by_rejection, reach_by_walking
 from drafttree.core.errors import ConfigError
 from drafttree.core.randomness import SeededNoise
 from drafttree.core.sampling import Sampling
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.engine.decoder import Decoder
-from drafttree.exactness import Table as ToyTable
-from drafttree.exactness import law, node_logits, trees
+from drafttree.evaluation.bench import acceptance, bench_acceptance
+from drafttree.evaluation.bench.acceptance import Estimate, expected_by_traversal, reach_by_rejection, reach_by_walking
+from drafttree.evaluation.exactness import Table as ToyTable
+from drafttree.evaluation.exactness import law, node_logits, trees
 from drafttree.verifiers import PointMass, RRSw, Traversal
 from drafttree.verifiers.base import Outlook
 from toy import Table, ToyDrafter, ToyModel

@@ -6,7 +6,7 @@ from collections import Counter
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 
-from drafttree.prompts import Example
+from drafttree.evaluation.prompts import Example
 
 SHORTEST, LONGEST = 2_500, 9_000
 """Characters of the files that are taken."""

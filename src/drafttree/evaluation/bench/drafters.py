@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from drafttree.bench.policies import PLAIN, PolicyRow, policy_row, race, totals, way
 from drafttree.core.errors import ConfigError
 from drafttree.drafters import Drafter
 from drafttree.engine.decoder import Decoder, Prompt
+from drafttree.evaluation.bench.policies import PLAIN, PolicyRow, policy_row, race, totals, way
 from drafttree.loading.load import make_policy
 
 

@@ -12,10 +12,10 @@ from typing import Any
 from drafttree.core.errors import ConfigError, ContextError, InputError, unknown
 from drafttree.core.sampling import Sampling
 from drafttree.engine.decoder import Decoder
-from drafttree.enumeration import COUPLED
+from drafttree.evaluation.pair_sweep import COUPLED
+from drafttree.evaluation.reference import Difference, find_difference, transformers_generate
 from drafttree.loading.load import make_policy
 from drafttree.policies import POLICIES
-from drafttree.reference import Difference, find_difference, transformers_generate
 from drafttree.verifiers import VERIFIERS
 
 PLAIN = "plain"

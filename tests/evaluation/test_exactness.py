@@ -6,13 +6,13 @@ import pytest
 import torch
 from test_noise import plain_uniform
 
-from drafttree import exactness
 from drafttree.core.errors import ConfigError
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import Verdict
 from drafttree.engine.compatibility import objection
-from drafttree.enumeration import FORMS, enumerate_pairs, examine
-from drafttree.exactness import Law, Replay, Table, coupled_round, law, outcomes, trees
+from drafttree.evaluation import exactness
+from drafttree.evaluation.exactness import Law, Replay, Table, coupled_round, law, outcomes, trees
+from drafttree.evaluation.pair_sweep import FORMS, enumerate_pairs, examine
 from drafttree.loading.load import make_policy
 from drafttree.policies import POLICIES, Chain, TreePolicy
 from drafttree.verifiers import (
@@ -108,7 +108,7 @@ class Hasty(Coupled):
 @pytest.mark.parametrize("verifier", [Careless, Hasty])
 def test_a_biased_pair_is_called_so(verifier, monkeypatch):
     monkeypatch.setitem(VERIFIERS, "wrong", verifier)
-    monkeypatch.setattr("drafttree.enumeration.COUPLED", (Hasty,))
+    monkeypatch.setattr("drafttree.evaluation.pair_sweep.COUPLED", (Hasty,))
     table = enumerate_pairs(["template"], ["wrong"], models=5)
     assert [finding.verdict for finding in table.findings] == ["BIASED"]
     assert not table.passed

@@ -11,12 +11,12 @@ from importlib.resources import files
 from types import MappingProxyType
 from typing import Any
 
-from drafttree.bench.compare import whole
-from drafttree.bench.peers import Peer
 from drafttree.core.errors import ConfigError
 from drafttree.engine.decoder import Decoder, Prompt
 from drafttree.engine.metrics import Law, Metrics
 from drafttree.engine.request import Generation
+from drafttree.evaluation.bench.compare import whole
+from drafttree.evaluation.bench.peers import Peer
 from drafttree.loading.load import make_policy
 
 PLAIN = "plain"
@@ -87,7 +87,7 @@ class PolicyBench:
 
 def shipped_prompts() -> list[str]:
     """A few openings to measure on where no prompt file is given."""
-    return (files("drafttree.bench") / "prompts.txt").read_text(encoding="utf-8").splitlines()
+    return (files("drafttree.evaluation.bench") / "prompts.txt").read_text(encoding="utf-8").splitlines()
 
 
 def loops(tokens: Sequence[int]) -> bool:

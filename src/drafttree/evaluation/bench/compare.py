@@ -9,8 +9,8 @@ from drafttree.core.sampling import Sampling
 from drafttree.engine.decoder import Decoder, Prompt
 from drafttree.engine.metrics import Law
 from drafttree.engine.request import Generation
+from drafttree.evaluation.reference import Difference, ReferenceRun, find_difference, transformers_generate
 from drafttree.models.huggingface import HuggingFaceModel
-from drafttree.reference import Difference, ReferenceRun, find_difference, transformers_generate
 from drafttree.verifiers import Coupled
 
 WARM_UP = 16

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from drafttree.core.errors import InputError
-from drafttree.prompts import EXCERPT, read_examples, read_prompt, read_prompts, spread_prompts
+from drafttree.evaluation.prompts import EXCERPT, read_examples, read_prompt, read_prompts, spread_prompts
 
 
 def write(path, *lines):

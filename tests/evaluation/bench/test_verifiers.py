@@ -7,11 +7,11 @@ import torch
 from typer.testing import CliRunner
 
 from drafttree import cli
-from drafttree.bench import bench_verifiers
-from drafttree.bench.verifiers import _World
 from drafttree.core.errors import ConfigError
 from drafttree.core.randomness import SeededNoise
 from drafttree.core.sampling import Sampling
+from drafttree.evaluation.bench import bench_verifiers
+from drafttree.evaluation.bench.verifiers import _World
 from drafttree.verifiers import VERIFIERS
 
 CPU = torch.device("cpu")

@@ -6,8 +6,8 @@ from transformers import GPTNeoXConfig, LlamaConfig
 
 import drafttree
 import tiny
-from drafttree.bench.inflation import SHAPES, Shape, find_shape, inflate, load_inflated
 from drafttree.core.errors import ConfigError
+from drafttree.evaluation.bench.inflation import SHAPES, Shape, find_shape, inflate, load_inflated
 from drafttree.loading import zoo
 
 SMALL = {**tiny.GROUPED, "head_dim": 8}

@@ -1,10 +1,10 @@
 import pytest
 
 import drafttree
-from drafttree.bench import bench_policies, compare, measure_overhead
-from drafttree.bench.overhead import PARTS
-from drafttree.bench.policies import loops, shipped_prompts
 from drafttree.core.errors import ConfigError
+from drafttree.evaluation.bench import bench_policies, compare, measure_overhead
+from drafttree.evaluation.bench.overhead import PARTS
+from drafttree.evaluation.bench.policies import loops, shipped_prompts
 
 PROMPT = "The old man looked at the sea"
 

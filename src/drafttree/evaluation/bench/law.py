@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from drafttree.bench.peers import Peer, make_peers
-from drafttree.bench.policies import PolicyBench, PolicyRow, bench_policies
 from drafttree.core.errors import ConfigError
 from drafttree.engine.decoder import Decoder
+from drafttree.evaluation.bench.peers import Peer, make_peers
+from drafttree.evaluation.bench.policies import PolicyBench, PolicyRow, bench_policies
+from drafttree.evaluation.reference import transformers_model
 from drafttree.models.base import read
 from drafttree.models.huggingface import HuggingFaceModel
 from drafttree.models.kv_cache import TreeCache
-from drafttree.reference import transformers_model
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 BEHIND = (1, 16)

@@ -7,7 +7,7 @@ import torch
 
 from drafttree.core.errors import ConfigError
 from drafttree.core.tree import Proposal, Verdict
-from drafttree.exactness import Replay, coupled_round, law
+from drafttree.evaluation.exactness import Replay, coupled_round, law
 from drafttree.policies import Chain, Eagle, TreePolicy
 from drafttree.verifiers import RRS, Coupled, LossyTypical, PointMass, RRSw, Traversal, Verifier, traversal
 from drafttree.verifiers.base import without

@@ -4,9 +4,9 @@ import pytest
 from safetensors.torch import load_file
 
 import drafttree
-from drafttree.bench import bench_drafters
 from drafttree.core.errors import ConfigError
 from drafttree.drafters import Mixed, PromptLookup, SuffixAutomaton
+from drafttree.evaluation.bench import bench_drafters
 from drafttree.loading.zoo import folder
 
 SETS = {"openings": ["The old man looked at the sea"], "lists": ["one, two, three, one, two, three, one,", "A B A B A"]}

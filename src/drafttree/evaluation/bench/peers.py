@@ -7,8 +7,8 @@ from transformers import GenerationConfig
 
 from drafttree.drafters.language_model import LanguageModelDrafter
 from drafttree.engine.decoder import Decoder
+from drafttree.evaluation.reference import ReferenceRun, released, transformers_generate
 from drafttree.models.huggingface import HuggingFaceModel
-from drafttree.reference import ReferenceRun, released, transformers_generate
 
 Peer = Callable[[Sequence[int]], ReferenceRun]
 SCHEDULES = ("constant", "heuristic")

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 import tiny
-from drafttree.bench import bench_lookup, code_edits
-from drafttree.bench.lookup import CONTEXTS, Recording, drafting_cost
 from drafttree.core.errors import InputError
 from drafttree.drafters import PromptLookup, SuffixAutomaton
 from drafttree.engine.decoder import Decoder
+from drafttree.evaluation.bench import bench_lookup, code_edits
+from drafttree.evaluation.bench.lookup import CONTEXTS, Recording, drafting_cost
+from drafttree.evaluation.prompts import Example
 from drafttree.models import HuggingFaceModel
 from drafttree.policies import Chain, Talon
-from drafttree.prompts import Example
 
 
 class Bytes:

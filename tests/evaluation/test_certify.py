@@ -2,12 +2,12 @@ import pytest
 import torch
 
 import drafttree
-from drafttree.certify import certify, fit, parse_policies
 from drafttree.core.errors import ConfigError, ContextError
 from drafttree.engine.request import Sequence
+from drafttree.evaluation.certify import certify, fit, parse_policies
+from drafttree.evaluation.reference import find_difference, released, transformers_generate
 from drafttree.models.tree_attention import NAME
 from drafttree.policies import POLICIES
-from drafttree.reference import find_difference, released, transformers_generate
 
 PROMPTS = ["The old man looked at the sea", "In the year of our Lord"]
 

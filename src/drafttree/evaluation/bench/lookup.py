@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from drafttree.certify import fit
 from drafttree.core.errors import ConfigError, InputError
 from drafttree.drafters import LOOKUPS, LookupDrafter
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.metrics import Metrics
+from drafttree.evaluation.certify import fit
+from drafttree.evaluation.prompts import Example
 from drafttree.loading.load import make_policy
 from drafttree.models.base import Output
 from drafttree.models.kv_cache import TreeCache
-from drafttree.prompts import Example
 
 CONTEXTS = (1024, 2048, 4096, 8192)
 ROUNDS, LEVELS, COMMITTED = 128, 4, 4

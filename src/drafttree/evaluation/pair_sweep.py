@@ -7,7 +7,7 @@ from typing import Any
 
 from drafttree.core.sampling import Sampling
 from drafttree.engine import compatibility as contract
-from drafttree.exactness import OPTIONS, Table, coupled_round, law
+from drafttree.evaluation.exactness import OPTIONS, Table, coupled_round, law
 from drafttree.loading.load import make_policy
 from drafttree.policies import TreePolicy
 from drafttree.verifiers import VERIFIERS, Coupled, Greedy, Verifier

@@ -7,11 +7,11 @@ import torch
 
 import drafttree
 import tiny
-from drafttree.bench import measure_law
-from drafttree.bench.inflation import load_inflated
-from drafttree.bench.law import pass_bytes, pass_times
 from drafttree.core.errors import ConfigError
 from drafttree.drafters import LanguageModelDrafter
+from drafttree.evaluation.bench import measure_law
+from drafttree.evaluation.bench.inflation import load_inflated
+from drafttree.evaluation.bench.law import pass_bytes, pass_times
 
 PROMPTS = [[5, 6, 7, 8], [9, 10, 11]]
 

@@ -1,0 +1,1 @@
+"""Certificates, exact enumeration, reference runs and benchmarks of a decoder."""

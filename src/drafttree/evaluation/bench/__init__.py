@@ -1,0 +1,40 @@
+"""Benchmarks: what speculation gains, what it costs, and where the time of a round goes.
+
+Everything that is compared runs interleaved in one process, after a warm-up, and every figure is a median.
+"""
+
+from drafttree.evaluation.bench.acceptance import Acceptance, AcceptanceRow, bench_acceptance
+from drafttree.evaluation.bench.compare import Comparison, compare
+from drafttree.evaluation.bench.drafters import DrafterBench, bench_drafters
+from drafttree.evaluation.bench.edits import code_edits
+from drafttree.evaluation.bench.inflation import inflate
+from drafttree.evaluation.bench.law import LawBench, measure_law
+from drafttree.evaluation.bench.lookup import LookupBench, bench_lookup
+from drafttree.evaluation.bench.overhead import Overhead, measure_overhead
+from drafttree.evaluation.bench.policies import PeerRow, PolicyBench, PolicyRow, bench_policies
+from drafttree.evaluation.bench.verifiers import VerifierBench, VerifierTime, bench_verifiers
+
+__all__ = [
+    "Acceptance",
+    "AcceptanceRow",
+    "Comparison",
+    "DrafterBench",
+    "LawBench",
+    "LookupBench",
+    "Overhead",
+    "PeerRow",
+    "PolicyBench",
+    "PolicyRow",
+    "VerifierBench",
+    "VerifierTime",
+    "bench_acceptance",
+    "bench_drafters",
+    "bench_lookup",
+    "bench_policies",
+    "bench_verifiers",
+    "code_edits",
+    "compare",
+    "inflate",
+    "measure_law",
+    "measure_overhead",
+]
