@@ -5,7 +5,7 @@ decoder = drafttree.load()
 print(decoder.generate("It was the best of times").text)
 """
 
-from drafttree import drafters, hf, models, policies, verifiers
+from drafttree import drafters, exactness, hf, models, policies, verifiers
 from drafttree.constraints import grammar
 from drafttree.core import errors
 from drafttree.core.errors import DraftTreeError
@@ -14,7 +14,6 @@ from drafttree.core.tree import DraftTree, Layer, Verdict
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.metrics import Law, Metrics
 from drafttree.engine.request import Chunk, Generation
-from drafttree.evaluation import exactness
 from drafttree.loading.load import load
 
 __version__ = "0.1.0"

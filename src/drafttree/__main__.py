@@ -1,6 +1,6 @@
 """`python -m drafttree` is the command `drafttree`."""
 
-from drafttree.cli import main
+from drafttree.interfaces.cli import main
 
 if __name__ == "__main__":
     main()

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 import drafttree
-import drafttree.hf
 import tiny
 from drafttree.core.errors import ModelError
 from drafttree.models import HuggingFaceModel

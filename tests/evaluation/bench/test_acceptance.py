@@ -7,7 +7,6 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from drafttree import cli
 from drafttree.core.errors import ConfigError
 from drafttree.core.randomness import SeededNoise
 from drafttree.core.sampling import Sampling
@@ -17,6 +16,7 @@ from drafttree.evaluation.bench import acceptance, bench_acceptance
 from drafttree.evaluation.bench.acceptance import Estimate, expected_by_traversal, reach_by_rejection, reach_by_walking
 from drafttree.evaluation.exactness import Table as ToyTable
 from drafttree.evaluation.exactness import law, node_logits, trees
+from drafttree.interfaces import cli
 from drafttree.verifiers import PointMass, RRSw, Traversal
 from drafttree.verifiers.base import Outlook
 from toy import Table, ToyDrafter, ToyModel

@@ -6,12 +6,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from drafttree import cli
 from drafttree.core.errors import ConfigError
 from drafttree.core.randomness import SeededNoise
 from drafttree.core.sampling import Sampling
 from drafttree.evaluation.bench import bench_verifiers
 from drafttree.evaluation.bench.verifiers import _World
+from drafttree.interfaces import cli
 from drafttree.verifiers import VERIFIERS
 
 CPU = torch.device("cpu")

@@ -7,8 +7,8 @@ from typer.testing import CliRunner
 
 import drafttree
 import eagle3_files as files
-from drafttree import cli, display
 from drafttree.engine.request import Chunk
+from drafttree.interfaces import cli, display
 from drafttree.policies import POLICIES
 from drafttree.verifiers import VERIFIERS
 

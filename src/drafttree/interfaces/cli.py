@@ -19,7 +19,6 @@ import typer
 from rich.text import Text
 
 import drafttree
-from drafttree import display
 from drafttree.constraints.grammar import Grammar, ebnf, json_schema, regex
 from drafttree.core.errors import ConfigError, DraftTreeError
 from drafttree.core.sampling import Sampling
@@ -45,6 +44,7 @@ from drafttree.evaluation.certify import certify, fit, parse_policies, parse_ver
 from drafttree.evaluation.exactness import OPTIONS
 from drafttree.evaluation.pair_sweep import enumerate_pairs
 from drafttree.evaluation.reference import transformers_model
+from drafttree.interfaces import display
 from drafttree.loading import zoo
 from drafttree.loading.inspect import inspect as inspect_folder
 from drafttree.loading.load import DEFAULT_POLICY, choose_drafter, find_device, find_drafter, load

@@ -28,10 +28,10 @@ from transformers import (
 from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
 
 import tiny
-from drafttree import hf
 from drafttree.constraints import grammar
 from drafttree.core.errors import ConfigError, ContextError, InputError, ModelError, TokenizerMismatch
 from drafttree.drafters import LanguageModelDrafter
+from drafttree.interfaces import transformers_generate as hf
 from drafttree.loading import zoo
 from drafttree.models import HuggingFaceModel
 from drafttree.policies import POLICIES

@@ -1,0 +1,1 @@
+"""The command line, the terminal display and the function for transformers' `generate`."""
