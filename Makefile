@@ -24,6 +24,7 @@ check: .venv/.developing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+	$(BIN)/lint-imports
 
 bench: .venv/.installed
 	$(BIN)/drafttree bench policies

@@ -17,8 +17,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from disk import written
-from drafttree.drafters.heads import SHARED_LM_HEAD, ResBlock, embedding, projection
-from drafttree.drafters.hydra import EMBEDDING, MLP, PREFIX_MLP, HydraHeads, prefix_config
+from drafttree.drafters.formats.head_checkpoint import SHARED_LM_HEAD
+from drafttree.drafters.formats.hydra import EMBEDDING, MLP, PREFIX_MLP
+from drafttree.drafters.heads import ResBlock, embedding, projection
+from drafttree.drafters.hydra import HydraHeads, prefix_config
 from heads import Lesson, command, describe, made_for, parser, trained
 
 

@@ -17,7 +17,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from drafttree.drafters.heads import SHARED_LM_HEAD, projection
+from drafttree.drafters.formats.head_checkpoint import SHARED_LM_HEAD
+from drafttree.drafters.heads import projection
 from drafttree.drafters.medusa import MedusaHeads
 from heads import Lesson, command, describe, made_for, parser, trained
 

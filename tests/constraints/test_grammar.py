@@ -24,7 +24,7 @@ from drafttree.evaluation.certify import certify
 from drafttree.evaluation.reference import transformers_generate
 from drafttree.policies import Chain, DynaTree, Eagle, Talon, Template
 from drafttree.verifiers import RRS, LossyTypical, PointMass, RRSw, Traversal
-from toy import Table, ToyDrafter, ToyModel
+from helpers.toy import Table, ToyDrafter, ToyModel
 
 xgrammar = pytest.importorskip("xgrammar")
 

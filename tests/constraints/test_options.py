@@ -11,7 +11,6 @@ from transformers import (
     SuppressTokensLogitsProcessor,
 )
 
-import tiny
 from drafttree.constraints.options import MAKERS, ProcessorOptions, Setting, make_processors
 from drafttree.core.errors import ConfigError
 from drafttree.drafters import LanguageModelDrafter
@@ -19,7 +18,8 @@ from drafttree.engine.decoder import Decoder
 from drafttree.evaluation.reference import transformers_generate
 from drafttree.models import HuggingFaceModel
 from drafttree.policies import Eagle, Talon
-from toy import Script, Table, ToyDrafter, ToyModel
+from helpers import tiny
+from helpers.toy import Script, Table, ToyDrafter, ToyModel
 
 PROMPT, NEW = tiny.random_tokens(6, 3), 20
 SETTING = Setting(3, 20, (7,), 8, torch.device("cpu"))

@@ -20,7 +20,7 @@ from drafttree.core.errors import ConfigError, ModelError
 from drafttree.engine.decoder import Decoder
 from drafttree.policies import Chain, DynaTree, Eagle, OptTree, Talon, Template
 from drafttree.verifiers import RRSw, Traversal
-from toy import Script, Table, ToyDrafter, ToyModel
+from helpers.toy import Script, Table, ToyDrafter, ToyModel
 
 VOCAB, PROMPT, LENGTH, EOS = 8, [2, 1, 3], 24, 7
 TARGET = Table(VOCAB, seed=16, scale=1.0)

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-import eagle3_files as files
-import tiny
 from drafttree.drafters import Eagle3Drafter
 from drafttree.drafters import fused_eagle3 as lean_eagle3
 from drafttree.drafters.base import extend_visible
@@ -20,7 +18,9 @@ from drafttree.models import HuggingFaceModel, TreeCache
 from drafttree.models.recorded import Recorder
 from drafttree.policies import POLICIES, Chain, Talon
 from drafttree.verifiers import VERIFIERS
-from replays import Replays, frozen
+from helpers import eagle3_files as files
+from helpers import tiny
+from helpers.replays import Replays, frozen
 
 TOLERANCE = 1e-5
 SAMPLINGS = (

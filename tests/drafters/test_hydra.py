@@ -7,15 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-import tiny
-import trained
 from drafttree.core.errors import ModelError
-from drafttree.drafters import hydra
+from drafttree.drafters.formats import hydra
 from drafttree.drafters.formats.checkpoints import read_config, read_tensors, recognise
 from drafttree.engine.decoder import Decoder
 from drafttree.models import HuggingFaceModel
 from drafttree.policies import POLICIES, Chain, Talon
-from trained import HIDDEN, LENGTH, PROMPT, SAMPLINGS, VOCAB, affine, assert_close, exact, silu, states
+from helpers import tiny, trained
+from helpers.trained import HIDDEN, LENGTH, PROMPT, SAMPLINGS, VOCAB, affine, assert_close, exact, silu, states
 
 TARGET = trained.counting()
 MODEL = HuggingFaceModel(TARGET)
@@ -184,7 +183,7 @@ def test_rounds_without_a_draft_are_read_by_the_next_one():
 
 
 def test_a_prompt_longer_than_a_chunk_is_read_in_parts(monkeypatch):
-    monkeypatch.setattr(hydra, "CHUNK", 3)
+    monkeypatch.setattr("drafttree.drafters.hydra.CHUNK", 3)
     drafter, tensors = hydra.load(checkpoint(prefix=True), {}, TARGET), checkpoint(prefix=True)
     draft = drafter.start([1] * 10 + [6], capacity=4)
     draft.prefill((states(10, 1),))

@@ -1,12 +1,12 @@
 """The table of n-grams: constant work for every token."""
 
 import pytest
-import repeats
 from hypothesis import given, settings
-from work import lines
 
 from drafttree.core.errors import ConfigError
 from drafttree.drafters.lookup import Ngrams, PromptLookup
+from helpers import repeats
+from helpers.work import lines
 
 
 @settings(max_examples=60, deadline=None)

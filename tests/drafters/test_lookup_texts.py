@@ -2,16 +2,16 @@
 
 import pytest
 import torch
-from test_decoder import DRAFT, PROMPT, SMALL, TARGET, VOCAB, small
-from test_drawing import RAGGED, SMALL_P, p_value, texts_law
-from test_drawing import TARGET as LAW
 
-import tiny
 from drafttree.drafters import LOOKUPS, LanguageModelDrafter, Mixed, PromptLookup, SuffixAutomaton
 from drafttree.engine.decoder import Decoder
 from drafttree.policies import Chain, Talon
 from drafttree.verifiers import RRS, Block, GreedyMultiDraft, KSeq, PointMass, RRSw, Traversal
-from toy import Script, ToyDrafter, ToyModel, greedy_text
+from helpers import tiny
+from helpers.small_trees import DRAFT, PROMPT, SMALL, TARGET, VOCAB, small
+from helpers.statistics import RAGGED, SMALL_P, p_value, texts_law
+from helpers.statistics import TARGET as LAW
+from helpers.toy import Script, ToyDrafter, ToyModel, greedy_text
 
 LENGTH = 40
 KINDS = {

@@ -1,7 +1,6 @@
 """Rows of lookup drafters: the probabilities a search through the whole text gives, round by round, path by path."""
 
 import pytest
-import repeats
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,6 +10,7 @@ from drafttree.drafters import suffix
 from drafttree.drafters.lookup import PromptLookup
 from drafttree.drafters.match_index import Confidence, Match
 from drafttree.drafters.suffix import SuffixAutomaton
+from helpers import repeats
 
 VOCAB = 6
 KINDS = {"lookup": (PromptLookup(VOCAB, max_ngram=3), 3), "suffix": (SuffixAutomaton(VOCAB), 1000)}

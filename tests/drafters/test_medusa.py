@@ -7,15 +7,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import tiny
-import trained
 from drafttree.core.errors import ModelError
-from drafttree.drafters import medusa
+from drafttree.drafters.formats import medusa
 from drafttree.drafters.formats.checkpoints import read_config, read_tensors, recognise
 from drafttree.engine.decoder import Decoder
 from drafttree.models import HuggingFaceModel
 from drafttree.policies import POLICIES, Chain, Talon
-from trained import HIDDEN, LENGTH, PROMPT, SAMPLINGS, VOCAB, affine, assert_close, exact, silu, states
+from helpers import tiny, trained
+from helpers.trained import HIDDEN, LENGTH, PROMPT, SAMPLINGS, VOCAB, affine, assert_close, exact, silu, states
 
 TARGET = trained.counting()
 MODEL = HuggingFaceModel(TARGET)

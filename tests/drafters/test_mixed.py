@@ -3,15 +3,15 @@
 import itertools
 
 import pytest
-from test_decoder import DRAFT, PROMPT, TARGET, VOCAB
 
-import tiny
 from drafttree.drafters import LanguageModelDrafter, Mixed, SuffixAutomaton
 from drafttree.drafters.language_model import LanguageModelDraft
 from drafttree.drafters.match_index import LookupDraft
 from drafttree.engine.decoder import Decoder
 from drafttree.policies import Chain, Talon
-from toy import Script, ToyDrafter, ToyModel, greedy_text
+from helpers import tiny
+from helpers.small_trees import DRAFT, PROMPT, TARGET, VOCAB
+from helpers.toy import Script, ToyDrafter, ToyModel, greedy_text
 
 
 class Watched:

@@ -4,13 +4,13 @@ import random
 from functools import partial
 
 import pytest
-import repeats
 from hypothesis import given, settings
-from work import lines
 
 from drafttree.drafters import suffix
 from drafttree.drafters.match_index import WIDTH, Confidence
 from drafttree.drafters.suffix import Automaton, State
+from helpers import repeats
+from helpers.work import lines
 
 some = settings(max_examples=80, deadline=None)
 

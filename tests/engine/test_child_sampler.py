@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from collections import Counter
 
 import pytest
 import torch
@@ -18,9 +17,9 @@ from drafttree.engine.tree_growth import grow
 from drafttree.evaluation.exactness import Replay, outcomes
 from drafttree.policies import Chain, Template
 from drafttree.verifiers import RRS, Block, Coupled, GreedyMultiDraft, KSeq, PointMass, RRSw, Traversal, Verifier
-from toy import Table, ToyDrafter, ToyModel, softmax
+from helpers.statistics import DRAFT, LENGTH, PROMPT, RAGGED, SMALL_P, TARGET, VOCAB, p_value, texts_law
+from helpers.toy import ToyDrafter, ToyModel, softmax
 
-SMALL_P = 1e-4
 DRAWN = [Proposal.SAMPLED, Proposal.INDEPENDENT, Proposal.HUB]
 ROWS = torch.tensor(
     [[0.4, 0.3, 0.2, 0.1, 0.0], [0.1, 0.0, 0.6, 0.0, 0.3], [0.2, 0.2, 0.2, 0.2, 0.2], [0.01, 0.02, 0.9, 0.03, 0.04]]
@@ -49,21 +48,6 @@ def exact_children(row: torch.Tensor, count: int, proposal: Proposal) -> dict[tu
     for weight, children in outcomes(draw):
         law[children] = law.get(children, 0.0) + weight
     return law
-
-
-def p_value(found: list, law: dict) -> float:
-    """Of a chi-square test, rare outcomes in one cell; 0 where something impossible was found."""
-    counted = Counter(found)
-    if not counted.keys() <= {outcome for outcome, weight in law.items() if weight > 0}:
-        return 0.0
-    common = [outcome for outcome, weight in law.items() if weight * len(found) >= 5]
-    rare = len(found) - sum(counted[outcome] for outcome in common)
-    left = max(len(found) * (1 - sum(law[outcome] for outcome in common)), 0.0)
-    observed = [counted[outcome] for outcome in common]
-    expected = [law[outcome] * len(found) for outcome in common]
-    if left > 1e-6 * len(found):
-        observed, expected = [*observed, rare], [*expected, left]
-    return stats.chisquare(observed, expected, sum_check=False).pvalue if len(observed) > 1 else 1.0
 
 
 @pytest.mark.parametrize("proposal", DRAWN)
@@ -161,10 +145,6 @@ def test_a_tree_of_the_root_alone_is_signed_too():
     assert sampled_tree([0.0, 1.0], Chain(budget=1)).proposal is Proposal.SAMPLED
 
 
-VOCAB, LENGTH, PROMPT = 8, 3, [2, 1]
-TARGET = Table(VOCAB, seed=5, scale=1.5)
-DRAFT = TARGET.blurred(0.8)
-RAGGED = Template(paths=((0,), (1,), (0, 0)))
 THROUGH = [
     (Coupled, RAGGED),
     (PointMass, RAGGED),
@@ -176,18 +156,6 @@ THROUGH = [
     (GreedyMultiDraft, RAGGED),
 ]
 NAMES = [verifier.__name__ for verifier, _ in THROUGH]
-
-
-def texts_law(length: int = LENGTH) -> dict[tuple[int, ...], float]:
-    """The probability of every continuation, from the target's table."""
-    law = {(): 1.0}
-    for _ in range(length):
-        law = {
-            (*text, token): weight * chance
-            for text, weight in law.items()
-            for token, chance in enumerate(softmax(TARGET([*PROMPT, *text])))
-        }
-    return law
 
 
 def texts(verifier: type[Verifier], policy, draws: int, length: int = LENGTH) -> list[tuple[int, ...]]:

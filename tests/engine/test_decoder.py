@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from test_noise import plain_uniform
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from drafttree.core.errors import ConfigError, ContextError, InputError
@@ -13,24 +12,12 @@ from drafttree.engine.decoder import Decoder
 from drafttree.engine.metrics import Metrics
 from drafttree.policies import POLICIES, Chain, Talon
 from drafttree.verifiers import Coupled, Greedy
-from toy import PieceTokenizer, Script, Table, ToyDrafter, ToyModel, greedy_text
+from helpers.small_trees import DRAFT, LENGTH, PROMPT, SMALL, TARGET, VOCAB, small
+from helpers.splitmix import plain_uniform
+from helpers.toy import PieceTokenizer, Script, Table, ToyDrafter, ToyModel, greedy_text
 
-VOCAB, LENGTH = 8, 40
-PROMPT = [3, 1, 4, 1, 5]
-TARGET = Table(VOCAB, order=3, seed=2)
-DRAFT = TARGET.blurred(0.6)
 LETTERS = PieceTokenizer([bytes([code]) for code in b"abcdefgh"])
 
-SMALL = {
-    "chain": {"depth": 4},
-    "fixed": {"depth": 3, "breadth": 2, "threshold": 0.05},
-    "template": {"tree": "eagle-sparse"},
-    "dynatree": {},
-    "talon": {"width": 4, "budget": 16},
-    "eagle": {"depth": 4, "top_k": 3, "budget": 16},
-    "opt-tree": {"threshold": 0.3, "budget": 12},
-    "dyspec": {"budget": 12},
-}
 SAMPLINGS = {
     "greedy": {},
     "coupled": {"temperature": 1.0},
@@ -39,10 +26,6 @@ SAMPLINGS = {
 }
 every_policy = pytest.mark.parametrize("name", SMALL)
 every_sampling = pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
-
-
-def small(name: str):
-    return POLICIES[name](**SMALL[name])
 
 
 def toys(policy=None, *, law=TARGET, draft=DRAFT, context=None, draft_context=None, **options) -> Decoder:

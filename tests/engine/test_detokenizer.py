@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drafttree.engine.detokenizer import TextStream
-from toy import PieceTokenizer
+from helpers.toy import PieceTokenizer
 
 PIECES = [b"a", b"b", b"ab", b"c ", b"\xc3", b"\xa9", b"b\xc3", b"\xe2\x82", b"\xac", b"ba"]
 EURO = [7, 8]

@@ -4,7 +4,6 @@ import math
 import random
 from functools import cache
 
-import papers
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,7 +15,8 @@ from drafttree.core.tree import DraftTree
 from drafttree.engine.tree_growth import grow
 from drafttree.policies import POLICIES, Chain, DynaTree, DySpec, Eagle, Fixed, OptTree, Talon, Template
 from drafttree.policies.template import SHIPPED
-from toy import ToyDraft
+from helpers import papers
+from helpers.toy import ToyDraft
 
 ROOT = 0
 FAR = 1000

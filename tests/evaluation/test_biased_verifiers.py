@@ -11,7 +11,7 @@ from drafttree.evaluation.exactness import Replay, coupled_round, law
 from drafttree.policies import Chain, Eagle, TreePolicy
 from drafttree.verifiers import RRS, Coupled, LossyTypical, PointMass, RRSw, Traversal, Verifier, traversal
 from drafttree.verifiers.base import without
-from worlds import EXACT, SMALL_TREES, constant, world
+from helpers.worlds import EXACT, SMALL_TREES, constant, world
 
 SIBLINGS, RAGGED = SMALL_TREES["siblings"], SMALL_TREES["ragged"]
 LATE = SMALL_TREES["late branch"]

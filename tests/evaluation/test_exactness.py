@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from test_noise import plain_uniform
 
 from drafttree.core.errors import ConfigError
 from drafttree.core.sampling import Sampling
@@ -26,7 +25,8 @@ from drafttree.verifiers import (
     RRSw,
     Traversal,
 )
-from worlds import EXACT, LARGE_PAIRS, LARGE_TREES, PAIRS, SMALL_TREES, constant, world
+from helpers.splitmix import plain_uniform
+from helpers.worlds import EXACT, LARGE_PAIRS, LARGE_TREES, PAIRS, SMALL_TREES, constant, world
 
 
 def names(pairs: list) -> list[str]:

@@ -6,11 +6,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import drafttree
-import eagle3_files as files
 from drafttree.engine.request import Chunk
 from drafttree.interfaces import cli, display
 from drafttree.policies import POLICIES
 from drafttree.verifiers import VERIFIERS
+from helpers import eagle3_files as files
 
 PROMPT = "The old man looked at the sea"
 

@@ -27,7 +27,6 @@ from transformers import (
 )
 from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
 
-import tiny
 from drafttree.constraints import grammar
 from drafttree.core.errors import ConfigError, ContextError, InputError, ModelError, TokenizerMismatch
 from drafttree.drafters import LanguageModelDrafter
@@ -35,6 +34,7 @@ from drafttree.interfaces import transformers_generate as hf
 from drafttree.loading import zoo
 from drafttree.models import HuggingFaceModel
 from drafttree.policies import POLICIES
+from helpers import tiny
 
 PROMPT = torch.tensor([tiny.random_tokens(6, 3)])
 NEW = 24

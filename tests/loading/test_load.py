@@ -21,8 +21,6 @@ from transformers import (
 )
 
 import drafttree
-import eagle3_files as files
-import tiny
 from drafttree.core.errors import ConfigError, DraftTreeError, ModelError, TokenizerMismatch
 from drafttree.drafters import LOOKUPS, Eagle3Drafter, LanguageModelDrafter, MedusaDrafter, Mixed, PromptLookup
 from drafttree.engine.decoder import Decoder
@@ -39,6 +37,8 @@ from drafttree.loading.load import (
 from drafttree.models import HuggingFaceModel
 from drafttree.policies import POLICIES, Talon
 from drafttree.verifiers import VERIFIERS
+from helpers import eagle3_files as files
+from helpers import tiny
 
 CPU = torch.device("cpu")
 TENSOR = "model.layers.1.mlp.up_proj.weight"

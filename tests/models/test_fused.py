@@ -8,12 +8,12 @@ from torch import nn
 from transformers import GPTNeoXConfig, LlamaConfig, MistralConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-import tiny
 from drafttree.models import fused as lean
 from drafttree.models.base import append, read
 from drafttree.models.fused import LeanModel
 from drafttree.models.huggingface import HuggingFaceModel, lay_out_for_cpu
 from drafttree.models.validation import wrap
+from helpers import tiny
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 1e4}
 LLAMA3["original_max_position_embeddings"] = 32

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-import tiny
 from drafttree.models.base import read
+from helpers import tiny
 
 TOLERANCE = 1e-4
 SHAPES = {"chain": (1, 1, 1, 1, 1, 1), "bushy": (3, 5, 4), "ragged": (2, 4, 2, 3, 1)}

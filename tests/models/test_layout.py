@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from transformers import LlamaConfig
 
-import tiny
 from drafttree.models.huggingface import lay_out_for_cpu
+from helpers import tiny
 
 
 @pytest.mark.parametrize("name", tiny.CONFIGS)

@@ -8,7 +8,6 @@ from copy import deepcopy
 import pytest
 import torch
 
-import tiny
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.engine.decoder import Decoder
 from drafttree.loading.load import make_policy
@@ -19,7 +18,8 @@ from drafttree.models.fused import LeanModel
 from drafttree.models.huggingface import HuggingFaceModel
 from drafttree.models.recorded import BUCKETS, DRAFTED, KEPT, SHORTEST, StaticModel
 from drafttree.models.validation import wrap
-from replays import Replays, frozen
+from helpers import tiny
+from helpers.replays import Replays, frozen
 
 SIZES = ((), (2,), (3, 5, 4), (20, 20))
 

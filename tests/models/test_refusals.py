@@ -27,10 +27,10 @@ from transformers import (
     T5Config,
 )
 
-import tiny
 from drafttree.core.errors import ModelError
 from drafttree.models import HuggingFaceModel
 from drafttree.models.base import read
+from helpers import tiny
 
 GROUPED, SIZES = tiny.GROUPED, tiny.SIZES
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}

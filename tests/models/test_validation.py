@@ -4,13 +4,13 @@ import pytest
 import torch
 
 import drafttree
-import tiny
 from drafttree.core.errors import ModelError
 from drafttree.models import HuggingFaceModel
 from drafttree.models import huggingface as tree_model
 from drafttree.models import tree_attention as attention
 from drafttree.models import validation as probe
 from drafttree.models.validation import wrap
+from helpers import tiny
 
 
 @pytest.mark.parametrize("name", tiny.CONFIGS)

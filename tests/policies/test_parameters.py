@@ -7,7 +7,7 @@ from drafttree.core.errors import ConfigError
 from drafttree.engine.tree_growth import grow
 from drafttree.policies import POLICIES, DynaTree, OptTree, Talon, Template
 from drafttree.policies.base import best_mask
-from toy import Table, ToyDraft
+from helpers.toy import Table, ToyDraft
 
 every_policy = pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES.keys())
 

@@ -10,8 +10,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-import tiny
-import trained
+from helpers import tiny, trained
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 

@@ -9,17 +9,16 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from toy_run import SIZES, stop, train
 from transformers import AutoModelForCausalLM, GPT2Config
 
-import tiny
-import trained
 from drafttree.drafters.formats import eagle3 as eagle3_format
 from drafttree.drafters.formats.checkpoints import read_config, read_tensors, recognise
 from drafttree.engine.decoder import Decoder
 from drafttree.loading.inspect import inspect
 from drafttree.models import HuggingFaceModel
 from drafttree.policies import Talon
+from helpers import tiny, trained
+from helpers.toy_run import SIZES, stop, train
 
 KINDS = {
     "plain": (),

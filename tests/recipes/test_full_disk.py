@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import SafetensorError
-from toy_run import train
 
 from drafttree.drafters.formats.checkpoints import read_tensors
+from helpers.toy_run import train
 
 CACHED = ("eagle3", "--mlp", "24", "--cache")
 MEDUSA = ("medusa",)

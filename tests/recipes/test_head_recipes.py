@@ -7,16 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from toy_run import SIZES, stop, train
 from transformers import AutoModelForCausalLM
 
-import tiny
-import trained
-from drafttree.drafters import hydra, medusa
+from drafttree.drafters.formats import hydra, medusa
 from drafttree.drafters.formats.checkpoints import read_config, read_tensors, recognise
 from drafttree.engine.decoder import Decoder
 from drafttree.models import HuggingFaceModel
 from drafttree.policies import Talon
+from helpers import tiny, trained
+from helpers.toy_run import SIZES, stop, train
 
 KINDS = {
     "medusa": ("medusa",),

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from toy_run import stop, train
 
 from drafttree.drafters.formats.checkpoints import read_tensors
+from helpers.toy_run import stop, train
 
 MEDUSA = ("medusa",)
 

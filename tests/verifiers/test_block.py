@@ -9,7 +9,7 @@ from drafttree.evaluation.exactness import law
 from drafttree.policies import Chain
 from drafttree.verifiers import Block, RRSw
 from drafttree.verifiers.base import Outlook
-from worlds import drawn_tree, judged, world
+from helpers.worlds import drawn_tree, judged, world
 
 P, Q = [0.3, 0.4, 0.3], [0.6, 0.3, 0.1]
 

@@ -8,8 +8,8 @@ from drafttree.engine.decoder import Decoder
 from drafttree.evaluation.exactness import law
 from drafttree.policies import POLICIES, Chain, DynaTree, DySpec, Eagle, Fixed, OptTree, Talon, Template
 from drafttree.verifiers import VERIFIERS, Coupled, Greedy, Traversal, Verifier
-from toy import Table, ToyDrafter, ToyModel
-from worlds import EXACT, world
+from helpers.toy import Table, ToyDrafter, ToyModel
+from helpers.worlds import EXACT, world
 
 SMALL = {
     "chain": Chain(depth=2),

@@ -19,7 +19,7 @@ from drafttree.engine.tree_growth import grow
 from drafttree.policies import POLICIES
 from drafttree.verifiers import Coupled
 from drafttree.verifiers.base import walk
-from toy import Table, ToyDrafter, ToyModel, softmax
+from helpers.toy import Table, ToyDrafter, ToyModel, softmax
 
 DRAWS, VOCAB, LENGTH, LEVELS = 5000, 4, 3, 3
 PROMPT = [2, 1]

@@ -8,7 +8,7 @@ from drafttree.evaluation.exactness import law
 from drafttree.policies import Template
 from drafttree.verifiers import KSeq
 from drafttree.verifiers.k_seq import scale_of
-from worlds import constant, drawn_tree, judged
+from helpers.worlds import constant, drawn_tree, judged
 
 P, Q = [0.2, 0.5, 0.3], [0.6, 0.3, 0.1]
 

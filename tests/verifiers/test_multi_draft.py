@@ -6,7 +6,7 @@ from drafttree.core.tree import Proposal, Verdict
 from drafttree.evaluation.exactness import law
 from drafttree.policies import Template
 from drafttree.verifiers import RRS, GreedyMultiDraft, RRSw
-from worlds import constant, drawn_tree, judged
+from helpers.worlds import constant, drawn_tree, judged
 
 ROWS = [
     ([0.2, 0.4, 0.3, 0.1], [0.5, 0.3, 0.15, 0.05]),

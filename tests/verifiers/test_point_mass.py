@@ -9,7 +9,7 @@ from drafttree.core.sampling import Sampling
 from drafttree.core.tree import Proposal
 from drafttree.evaluation.exactness import law, trees
 from drafttree.verifiers import PointMass
-from worlds import CHAINS, RERANKING, SMALL_TREES, drawn_tree, judged, world
+from helpers.worlds import CHAINS, RERANKING, SMALL_TREES, drawn_tree, judged, world
 
 
 class Rejection(PointMass):

@@ -8,7 +8,7 @@ from drafttree.core.tree import Proposal, Verdict
 from drafttree.evaluation.exactness import law
 from drafttree.verifiers import RRS, Block, GreedyMultiDraft, KSeq, RRSw, Traversal
 from drafttree.verifiers.base import normalise, ratio, residual, without
-from worlds import SMALL_TREES, constant, drawn_tree, judged
+from helpers.worlds import SMALL_TREES, constant, drawn_tree, judged
 
 P, Q = [0.2, 0.5, 0.3], [0.6, 0.3, 0.1]
 ROWS = [(P, Q), ([0.1, 0.1, 0.8], [0.5, 0.4, 0.1]), ([0.25, 0.5, 0.25], [0.0, 0.5, 0.5]), (P, P)]

@@ -9,7 +9,7 @@ from drafttree.evaluation.exactness import law
 from drafttree.verifiers import Block, PointMass, RRSw, Traversal
 from drafttree.verifiers.base import Outlook
 from drafttree.verifiers.traversal import Node
-from worlds import CHAINS, LARGE_TREES, SMALL_TREES, Told, World, cut, drawn_tree, judged, world
+from helpers.worlds import CHAINS, LARGE_TREES, SMALL_TREES, Told, World, cut, drawn_tree, judged, world
 
 TARGET, DRAFT = [0.3, 0.4, 0.3], [0.6, 0.3, 0.1]
 EXAMPLE = drawn_tree(tokens=[0, 1, 2], parents=[0, 1, 1], draft=DRAFT)

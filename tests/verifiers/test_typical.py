@@ -11,8 +11,8 @@ from drafttree.core.tree import DraftTree, Proposal, Verdict
 from drafttree.engine.decoder import Decoder
 from drafttree.policies import Template
 from drafttree.verifiers import VERIFIERS, LossyTypical
-from toy import Table, ToyDrafter, ToyModel
-from worlds import Told, drawn_tree, judged
+from helpers.toy import Table, ToyDrafter, ToyModel
+from helpers.worlds import Told, drawn_tree, judged
 
 TREE = DraftTree(
     tokens=torch.tensor([[0, 0, 1, 0, 1, 2, 0]]),

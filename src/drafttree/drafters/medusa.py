@@ -4,38 +4,13 @@ Head k reads the hidden state (after the final norm) of the token before the roo
 levels below the root, whatever the path to it. Medusa (Cai et al. 2024), section 2.1.
 """
 
-import re
-from collections.abc import Mapping
-from itertools import product
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from drafttree.core.errors import ModelError
 from drafttree.drafters.base import Draft, Features
-from drafttree.drafters.formats.checkpoints import FLAG, entry
-from drafttree.drafters.heads import (
-    SHARED_LM_HEAD,
-    Checkpoint,
-    ResBlock,
-    counts,
-    fill,
-    flaws,
-    last_layer,
-    nearest,
-    own_bytes,
-    projection,
-    target_sizes,
-    unknown_state,
-    usual_rows,
-)
+from drafttree.drafters.heads import ResBlock, last_layer, own_bytes, projection, unknown_state
 from drafttree.drafters.pass_counter import CountedPasses
-
-KIND = "Medusa"
-INSIDE = re.compile(r"medusa_heads?\.")
-BLOCK = r"\d+\.(\d+)\.linear\..*"
 
 
 class MedusaHeads(nn.ModuleList):
@@ -121,50 +96,3 @@ class MedusaDraft(CountedPasses):
 
     def commit(self, tokens: list[int], features: Features) -> None:
         self.prefill(features)
-
-
-def load(tensors: Mapping[str, Tensor], config: Mapping[str, Any], target: PreTrainedModel) -> MedusaDrafter:
-    """The drafter of a checkpoint's tensors.
-
-    Args:
-        tensors: as for `parse`.
-        config: as for `parse`.
-        target: the model the heads were trained on.
-
-    Raises:
-        ModelError: as `parse`; or tensors are missing, unexpected, of wrong shape or no finite numbers, or the heads
-            were made for another target.
-    """
-    found = parse(tensors, config)
-    found.check(target)
-    fill(found.heads, found.tensors, target)
-    return MedusaDrafter(found.heads, target)
-
-
-def parse(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Checkpoint[MedusaHeads]:
-    """Understand a checkpoint and list what is wrong with it, without a target.
-
-    Heads and their blocks are counted from the names, since published configs miscount them. Heads without a
-    projection of their own (an early public variant, and what the recipe writes) use the target's; a full model with
-    heads under `medusa_head.` (Medusa-2) has the rest of its tensors ignored.
-
-    Args:
-        tensors: of `medusa_lm_head.pt`, its safetensors twin, or a full model with heads.
-        config: of the checkpoint, of which `shared_lm_head` and the target's sizes are read.
-
-    Raises:
-        ModelError: there is no head, or the config gives a field as what it cannot be.
-    """
-    inside = {name[match.end() :]: tensor for name, tensor in tensors.items() if (match := INSIDE.match(name))}
-    tensors = inside or dict(tensors)
-    if not any(re.match(BLOCK, name) for name in tensors):
-        raise ModelError("there is no Medusa head among the tensors: none has a name such as 0.0.linear.weight")
-    said = entry(config, SHARED_LM_HEAD, FLAG)
-    variants = product(counts(r"(\d+)\.", tensors), counts(BLOCK, tensors), (False, True) if said is None else (said,))
-    with torch.device("meta"):
-        like = nearest(tensors, (MedusaHeads(count, layers, 1, 1, shared=ends) for count, layers, ends in variants))
-        vocab = None if like.shared else usual_rows(rf"\d+\.{like.layers}\.weight", tensors)
-        made_for = target_sizes(config, {"hidden size": usual_rows(BLOCK, tensors), "vocabulary": vocab})
-        hidden, vocab = (made_for.get(name, 1) for name in ("hidden size", "vocabulary"))
-        heads = MedusaHeads(like.count, like.layers, hidden, vocab, shared=like.shared)
-    return Checkpoint(KIND, heads, tensors, made_for, tuple(flaws(heads, tensors)))

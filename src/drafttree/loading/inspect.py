@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
-from drafttree.drafters import hydra, medusa
 from drafttree.drafters.formats import eagle3 as eagle3_format
+from drafttree.drafters.formats import hydra, medusa
 from drafttree.drafters.formats.checkpoints import LANGUAGE_MODEL, OBJECT, entry, read_config, read_tensors, recognise
-from drafttree.drafters.heads import SIZES, Checkpoint, listed, misshapen
+from drafttree.drafters.formats.head_checkpoint import SIZES, Checkpoint, listed, misshapen
 from drafttree.drafters.hydra import HydraHeads
 from drafttree.drafters.medusa import MedusaHeads
 from drafttree.loading.load import find_folder

@@ -28,10 +28,8 @@ from drafttree.drafters import (
     LanguageModelDrafter,
     Mixed,
     SuffixAutomaton,
-    hydra,
-    medusa,
 )
-from drafttree.drafters.formats import eagle3 as eagle3_format
+from drafttree.drafters.formats import eagle3, hydra, medusa
 from drafttree.drafters.formats.checkpoints import (
     LANGUAGE_MODEL,
     download,
@@ -54,7 +52,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 DEFAULT_POLICY = "dynatree"
 MIXED = "mixed:"
 DRAFTERS = [*zoo.NAMES, *LOOKUPS, "none", "auto"]
-HEADS = {"eagle3": eagle3_format.load, "medusa": medusa.load, "hydra": hydra.load}
+HEADS = {"eagle3": eagle3.load, "medusa": medusa.load, "hydra": hydra.load}
 Source = str | Path | PreTrainedModel
 logger = logging.getLogger("drafttree")
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import eagle3_files as files
 from drafttree.core.errors import ModelError
 from drafttree.drafters.formats.checkpoints import download, read_config, read_tensors, recognise, tensor_names
 from drafttree.loading import zoo
+from helpers import eagle3_files as files
 
 TENSORS = {"a": torch.arange(6.0).view(2, 3), "b": torch.tensor([True, False]), "c": torch.ones(2, dtype=torch.half)}
 

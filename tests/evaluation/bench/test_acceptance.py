@@ -19,8 +19,8 @@ from drafttree.evaluation.exactness import law, node_logits, trees
 from drafttree.interfaces import cli
 from drafttree.verifiers import PointMass, RRSw, Traversal
 from drafttree.verifiers.base import Outlook
-from toy import Table, ToyDrafter, ToyModel
-from worlds import CHAINS, RERANKING, SMALL_TREES, world
+from helpers.toy import Table, ToyDrafter, ToyModel
+from helpers.worlds import CHAINS, RERANKING, SMALL_TREES, world
 
 TREES = CHAINS | {name: SMALL_TREES[name] for name in ("siblings", "ragged", "late branch", "dynatree", "talon")}
 EXPECTED = {

@@ -5,10 +5,10 @@ import torch
 from transformers import GPTNeoXConfig, LlamaConfig
 
 import drafttree
-import tiny
 from drafttree.core.errors import ConfigError
 from drafttree.evaluation.bench.inflation import SHAPES, Shape, find_shape, inflate, load_inflated
 from drafttree.loading import zoo
+from helpers import tiny
 
 SMALL = {**tiny.GROUPED, "head_dim": 8}
 SHAPE = Shape(hidden=128, layers=5, intermediate=100, heads=8, key_value_heads=4, head_dim=8)

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 import drafttree
-import tiny
 from drafttree.core.errors import ConfigError
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.evaluation.bench import measure_law
 from drafttree.evaluation.bench.inflation import load_inflated
 from drafttree.evaluation.bench.law import pass_bytes, pass_times
+from helpers import tiny
 
 PROMPTS = [[5, 6, 7, 8], [9, 10, 11]]
 

@@ -6,7 +6,6 @@ import re
 import pytest
 import torch
 
-import tiny
 from drafttree.core.errors import InputError
 from drafttree.drafters import PromptLookup, SuffixAutomaton
 from drafttree.engine.decoder import Decoder
@@ -15,6 +14,7 @@ from drafttree.evaluation.bench.lookup import CONTEXTS, Recording, drafting_cost
 from drafttree.evaluation.prompts import Example
 from drafttree.models import HuggingFaceModel
 from drafttree.policies import Chain, Talon
+from helpers import tiny
 
 
 class Bytes:

@@ -21,20 +21,18 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from drafttree.core.errors import ModelError
 from drafttree.drafters.eagle3 import Eagle3Config, Eagle3Drafter, Eagle3Head
 from drafttree.drafters.formats.checkpoints import FLAG, NUMBER, OBJECT, SIZE, TEXT, TEXTS, Wanted, entry
-from drafttree.drafters.fused_eagle3 import lean
-from drafttree.drafters.heads import (
+from drafttree.drafters.formats.head_checkpoint import (
     SHARED_LM_HEAD,
     Checkpoint,
     counts,
-    embedding,
     fill,
     flaws,
     misshapen,
     nearest,
-    own_bytes,
-    projection,
     usual_rows,
 )
+from drafttree.drafters.fused_eagle3 import lean
+from drafttree.drafters.heads import embedding, own_bytes, projection
 
 KIND = "EAGLE-3"
 FIRST, FIRST_ELSEWHERE = "layers.0.", "midlayer."

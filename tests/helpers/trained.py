@@ -4,15 +4,15 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
-from test_decoder import SMALL
 from torch import Tensor
 from transformers import PreTrainedModel
 
-import tiny
 from drafttree.drafters import Drafter
 from drafttree.engine.decoder import Decoder
 from drafttree.models import HuggingFaceModel
 from drafttree.policies import POLICIES, TreePolicy
+from helpers import tiny
+from helpers.small_trees import SMALL
 
 HIDDEN, VOCAB = tiny.SIZES["hidden_size"], tiny.VOCAB
 PROMPT = tiny.random_tokens(6, seed=3)
