@@ -36,7 +36,7 @@ class RepeatedWindows(Windows):
         return super()._starts(0, length)
 
 
-class Features:
+class HiddenStates:
     """What a frozen target computes of a batch.
 
     Args:

@@ -26,7 +26,7 @@ from disk import replaced
 from drafttree.core.errors import DraftTreeError
 from drafttree.drafters.heads import embedding, last_layer, projection
 from drafttree.loading.load import find_device, find_dtype, load_model, load_tokenizer
-from features import Features, RepeatedWindows
+from features import HiddenStates, RepeatedWindows
 from muon import Muon
 from run import Run
 from schedule import Plan, next_moment
@@ -119,7 +119,7 @@ class HeadRun(Run):
         self.heads, self.options = lesson.heads, options
         self.learnt: dict[int, tuple[int, int]] = {}
         folder = options.out / "features" if options.cache else None
-        self.features = Features(target, lesson.layers, folder)
+        self.features = HiddenStates(target, lesson.layers, folder)
         learning = [p for p in self.heads.parameters() if p.requires_grad]
         inner = [p for p in learning if p.ndim == 2 and len(p) not in (len(projection(target).weight), lesson.vocab)]
         known = set(inner)

@@ -13,12 +13,32 @@ import drafttree
 
 EXPORTS = {
     "drafttree": {
-        *("Chunk", "Decoder", "DraftTree", "DraftTreeError", "Generation", "Law", "Layer", "Metrics", "Sampling"),
-        *("Verdict", "drafters", "errors", "exactness", "grammar", "hf", "load", "models", "policies", "verifiers"),
+        *("Chunk", "Decoder", "DraftTree", "DraftTreeError", "Generation", "Layer", "Metrics", "Sampling"),
+        *(
+            "SpeedupLaw",
+            "Verdict",
+            "drafters",
+            "errors",
+            "exactness",
+            "grammar",
+            "hf",
+            "load",
+            "models",
+            "policies",
+            "verifiers",
+        ),
     },
     "drafttree.drafters": {
-        *("LOOKUPS", "Draft", "Drafter", "Eagle3Drafter", "Features", "HydraDrafter", "LanguageModelDrafter"),
-        *("LookupDrafter", "MedusaDrafter", "Mixed", "PromptLookup", "SuffixAutomaton"),
+        *(
+            "LOOKUPS",
+            "DraftSession",
+            "Drafter",
+            "Eagle3Drafter",
+            "HiddenStates",
+            "HydraDrafter",
+            "LanguageModelDrafter",
+        ),
+        *("LookupDrafter", "MedusaDrafter", "MixedDrafter", "PromptLookupDrafter", "SuffixDrafter"),
     },
     "drafttree.constraints.grammar": {"Grammar", "ebnf", "json_schema", "regex"},
     "drafttree.hf": {"TreeGenerate", "generate"},

@@ -12,7 +12,7 @@ from drafttree.core.errors import DraftTreeError
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Layer, Verdict
 from drafttree.engine.decoder import Decoder
-from drafttree.engine.metrics import Law, Metrics
+from drafttree.engine.metrics import Metrics, SpeedupLaw
 from drafttree.engine.request import Chunk, Generation
 from drafttree.loading.load import load
 
@@ -24,10 +24,10 @@ __all__ = [
     "DraftTree",
     "DraftTreeError",
     "Generation",
-    "Law",
     "Layer",
     "Metrics",
     "Sampling",
+    "SpeedupLaw",
     "Verdict",
     "drafters",
     "errors",

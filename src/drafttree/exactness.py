@@ -1,5 +1,13 @@
 """Exact enumeration of a round: the public names of `drafttree.evaluation.exactness`."""
 
-from drafttree.evaluation.exactness import Law, Replay, Table, coupled_round, law, outcomes, trees
+from drafttree.evaluation.exactness import (
+    RoundLaw,
+    ScriptedRandom,
+    TabularModel,
+    coupled_round,
+    law,
+    outcomes,
+    trees,
+)
 
-__all__ = ["Law", "Replay", "Table", "coupled_round", "law", "outcomes", "trees"]
+__all__ = ["RoundLaw", "ScriptedRandom", "TabularModel", "coupled_round", "law", "outcomes", "trees"]

@@ -90,12 +90,12 @@ short_paths = st.lists(st.lists(st.integers(1, VOCAB - 1), max_size=2).map(tuple
 @settings(max_examples=60, deadline=None)
 @given(pattern=st.sampled_from(PATTERNS), committed=st.lists(st.integers(1, VOCAB - 1), max_size=1), paths=short_paths)
 def test_what_may_follow_a_path_is_what_brute_force_finds(tokenizer, pattern, committed, paths):
-    follower = grammar.regex(pattern).follow(tokenizer, VOCAB, (EOS,))
+    state = grammar.regex(pattern).new_state(tokenizer, VOCAB, (EOS,))
     for place, token in enumerate(committed):
         if not allowed(pattern, tuple(committed[:place]))[token]:
             return
-        follower.commit(token)
-    logits = follower.restrict(paths, torch.zeros(len(paths), VOCAB))
+        state.commit(token)
+    logits = state.restrict(paths, torch.zeros(len(paths), VOCAB))
     for path, row in zip(paths, logits, strict=True):
         steps = range(len(path))
         legal = all(allowed(pattern, (*committed, *path[:at]))[path[at]] for at in steps)
@@ -206,8 +206,8 @@ def test_greedy_is_transformers_generate_with_xgrammars_own_processor(embedded):
 
 def test_a_certificate_finds_a_text_that_leaves_the_grammar(embedded, monkeypatch):
     """Without the grammar at the nodes, only the reference keeps to it."""
-    monkeypatch.setattr(drafttree.engine.decoder.Walker, "score", lambda self, tokens, tree, logits: logits)
-    monkeypatch.setattr(grammar.GrammarFollower, "commit", lambda *_: None)
+    monkeypatch.setattr(drafttree.engine.decoder.PathConstraints, "score", lambda self, tokens, tree, logits: logits)
+    monkeypatch.setattr(grammar.GrammarState, "commit", lambda *_: None)
     certificate = certify(embedded, ["Once"], ["chain"], max_new_tokens=8, grammar=grammar.regex("[0-9]{4}"))
     (finding,) = certificate.policies[-1].findings
     assert finding.difference.position == 0
@@ -266,9 +266,9 @@ def test_what_is_not_well_formed_is_told_before_any_model_is_there(make, words):
 def test_a_grammar_that_allows_nothing_after_the_prompt(tokenizer, pattern):
     made = decoder(tokenizer, POLICIES["chain"])
     with pytest.raises(ConfigError, match=r"regex .* allows no text after the prompt"):
-        made.start(PROMPT, grammar=grammar.regex(pattern))
+        made.new_request(PROMPT, grammar=grammar.regex(pattern))
     with pytest.raises(ConfigError, match="EBNF grammar allows no text after the prompt"):
-        made.start(PROMPT, grammar=grammar.ebnf("root ::= root"))
+        made.new_request(PROMPT, grammar=grammar.ebnf("root ::= root"))
 
 
 def test_a_place_where_no_token_spells_the_grammar_is_named(tokenizer):
@@ -283,11 +283,11 @@ def test_a_place_where_no_token_spells_the_grammar_is_named(tokenizer):
 def test_a_grammar_needs_tokenizer_and_eos(tokenizer):
     wanted = grammar.regex("a+")
     with pytest.raises(ConfigError, match="needs the target's tokenizer"):
-        decoder(None, Chain()).start(PROMPT, grammar=wanted)
+        decoder(None, Chain()).new_request(PROMPT, grammar=wanted)
     with pytest.raises(ConfigError, match="needs an EOS token"):
-        Decoder(ToyModel(TARGET, VOCAB), tokenizer=tokenizer).start(PROMPT, grammar=wanted)
+        Decoder(ToyModel(TARGET, VOCAB), tokenizer=tokenizer).new_request(PROMPT, grammar=wanted)
     with pytest.raises(ConfigError, match="leave out ignore_eos"):
-        decoder(tokenizer, Chain()).start(PROMPT, grammar=wanted, ignore_eos=True)
+        decoder(tokenizer, Chain()).new_request(PROMPT, grammar=wanted, ignore_eos=True)
 
 
 def test_without_xgrammar_the_extra_is_named(monkeypatch):
@@ -299,7 +299,7 @@ def test_without_xgrammar_the_extra_is_named(monkeypatch):
 def test_xgrammars_own_processor_is_refused(tokenizer):
     own = grammar.regex("a+").processor(tokenizer, VOCAB, (EOS,))
     with pytest.raises(ConfigError, match="give a grammar"):
-        decoder(tokenizer, Chain()).start(PROMPT, logits_processor=[own])
+        decoder(tokenizer, Chain()).new_request(PROMPT, logits_processor=[own])
 
 
 def test_a_lossy_verifier_keeps_to_the_grammar(tokenizer):

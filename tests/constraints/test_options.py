@@ -11,7 +11,7 @@ from transformers import (
     SuppressTokensLogitsProcessor,
 )
 
-from drafttree.constraints.options import MAKERS, ProcessorOptions, Setting, make_processors
+from drafttree.constraints.options import PROCESSOR_FACTORIES, ProcessorContext, ProcessorOptions, make_processors
 from drafttree.core.errors import ConfigError
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.engine.decoder import Decoder
@@ -22,7 +22,7 @@ from helpers import tiny
 from helpers.toy import Script, Table, ToyDrafter, ToyModel
 
 PROMPT, NEW = tiny.random_tokens(6, 3), 20
-SETTING = Setting(3, 20, (7,), 8, torch.device("cpu"))
+SETTING = ProcessorContext(3, 20, (7,), 8, torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_coupled_is_decoding_without_speculation(decoder, free, name):
 
 
 def test_every_option_is_tried():
-    assert tiny.OPTIONS.keys() == MAKERS.keys() == ProcessorOptions.__annotations__.keys()
+    assert tiny.OPTIONS.keys() == PROCESSOR_FACTORIES.keys() == ProcessorOptions.__annotations__.keys()
 
 
 def test_neutral_values_are_no_processors():
@@ -129,7 +129,7 @@ def test_a_length_penalty_must_be_a_pair(penalty):
 )
 def test_what_cannot_be_served_is_said_before_any_model_runs(options, words):
     made = Decoder(ToyModel(Table()), ToyDrafter(Table()))
-    for entry in (made.generate, made.start, made.stream):
+    for entry in (made.generate, made.new_request, made.stream):
         with pytest.raises(ConfigError, match=words) as error:
             entry([1, 2], **options)
         assert "\n" not in str(error.value)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from drafttree.core.randomness import RUN, SPAN, SeededNoise, gumbel, stream, uniform
+from drafttree.core.randomness import RUN, SPAN, SeededRandomness, gumbel, stream, uniform
 from drafttree.core.tree import Proposal
 from drafttree.core.vocab_ops import draw
 from helpers.splitmix import plain_uniform, splitmix
@@ -68,43 +68,43 @@ def test_neighbouring_numbers_are_not_correlated(axis):
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 200), st.booleans()), min_size=1, max_size=12))
 def test_noise_is_the_same_whatever_was_asked_before(asked):
-    noise = SeededNoise(4, 7, torch.device("cpu"))
+    randomness = SeededRandomness(4, 7, torch.device("cpu"))
     for position, begun in asked:
         if begun:
-            noise.begin(position)
-        assert torch.equal(noise.gumbel(position), gumbel(4, torch.tensor(position), 7))
+            randomness.begin(position)
+        assert torch.equal(randomness.gumbel(position), gumbel(4, torch.tensor(position), 7))
 
 
 @pytest.mark.parametrize("vocab", [7, 2**18])
 def test_noise_the_text_has_passed_is_forgotten(vocab):
-    noise = SeededNoise(4, vocab, torch.device("cpu"))
+    randomness = SeededRandomness(4, vocab, torch.device("cpu"))
     for root in range(0, 3 * SPAN, SPAN // 2):
-        noise.begin(root)
+        randomness.begin(root)
         for position in range(root + 1, root + 4):
-            noise.gumbel(position)
-    assert len(noise._rows) <= (2 * SPAN if vocab == 7 else 3)
+            randomness.gumbel(position)
+    assert len(randomness._rows) <= (2 * SPAN if vocab == 7 else 3)
 
 
 def test_noise_is_the_same_in_blocks_of_any_size(monkeypatch):
-    whole = SeededNoise(4, 7, torch.device("cpu"))
+    whole = SeededRandomness(4, 7, torch.device("cpu"))
     monkeypatch.setattr("drafttree.core.randomness.BLOCK", 20)
-    small = SeededNoise(4, 7, torch.device("cpu"))
+    small = SeededRandomness(4, 7, torch.device("cpu"))
     assert all(torch.equal(small.gumbel(position), whole.gumbel(position)) for position in range(30))
 
 
-def answers(noise: SeededNoise, position: int) -> tuple[list[bool], list[int]]:
+def answers(randomness: SeededRandomness, position: int) -> tuple[list[bool], list[int]]:
     """What the streams of a round say."""
-    noise.begin(position)
-    return [noise.accept(0.5) for _ in range(40)], [noise.draw(torch.ones(1000)) for _ in range(5)]
+    randomness.begin(position)
+    return [randomness.accept(0.5) for _ in range(40)], [randomness.draw(torch.ones(1000)) for _ in range(5)]
 
 
 def test_the_streams_of_a_round_depend_on_its_seed_and_position_alone():
-    noise = SeededNoise(4, 1000, torch.device("cpu"))
-    first = answers(noise, 7)
-    elsewhere = answers(noise, 8)
-    noise.children(torch.ones(1, 1, 1000), torch.tensor([[2]]), Proposal.SAMPLED, 7, 1)
-    assert answers(noise, 7) == first == answers(SeededNoise(4, 1000, torch.device("cpu")), 7)
-    other = answers(SeededNoise(5, 1000, torch.device("cpu")), 7)
+    randomness = SeededRandomness(4, 1000, torch.device("cpu"))
+    first = answers(randomness, 7)
+    elsewhere = answers(randomness, 8)
+    randomness.children(torch.ones(1, 1, 1000), torch.tensor([[2]]), Proposal.WITHOUT_REPLACEMENT, 7, 1)
+    assert answers(randomness, 7) == first == answers(SeededRandomness(4, 1000, torch.device("cpu")), 7)
+    other = answers(SeededRandomness(5, 1000, torch.device("cpu")), 7)
     for one, two in ((first, elsewhere), (first, other)):
         assert one[0] != two[0]
         assert one[1] != two[1]
@@ -112,17 +112,17 @@ def test_the_streams_of_a_round_depend_on_its_seed_and_position_alone():
 
 def test_the_streams_of_a_round_do_not_shift_each_other():
     """How many decisions are taken before the bonus token does not matter to it."""
-    noise = SeededNoise(4, 1000, torch.device("cpu"))
-    noise.begin(7)
-    bonus = noise.draw(torch.ones(1000))
-    noise.begin(7)
-    assert [noise.accept(0.5), noise.draw(torch.ones(1000))][1] == bonus
+    randomness = SeededRandomness(4, 1000, torch.device("cpu"))
+    randomness.begin(7)
+    bonus = randomness.draw(torch.ones(1000))
+    randomness.begin(7)
+    assert [randomness.accept(0.5), randomness.draw(torch.ones(1000))][1] == bonus
 
 
 def test_a_stream_needs_all_bits_of_its_seed():
     """torch's generator on a CPU keeps 32 of them."""
-    assert answers(SeededNoise(2**32 + 4, 1000, torch.device("cpu")), 7) != answers(
-        SeededNoise(4, 1000, torch.device("cpu")), 7
+    assert answers(SeededRandomness(2**32 + 4, 1000, torch.device("cpu")), 7) != answers(
+        SeededRandomness(4, 1000, torch.device("cpu")), 7
     )
     first, other = (stream(seed, "draft/1", torch.tensor(7), 20) for seed in (3, 3 + 2**32))
     assert not (first == other).any()
@@ -141,17 +141,17 @@ def test_a_stream_on_a_gpu_is_that_of_the_cpu():
 
 def test_children_are_drawn_from_the_stream_of_their_round_and_level():
     """However many are asked for, and whatever was asked before."""
-    noise, weights = SeededNoise(4, 1000, torch.device("cpu")), torch.ones(1, 1, 1000)
+    randomness, weights = SeededRandomness(4, 1000, torch.device("cpu")), torch.ones(1, 1, 1000)
     for position, count in ((70, 3), (71, 20), (70, 20), (3, 1)):
-        tokens, _ = noise.children(weights, torch.tensor([[count]]), Proposal.INDEPENDENT, position, 2)
+        tokens, _ = randomness.children(weights, torch.tensor([[count]]), Proposal.WITH_REPLACEMENT, position, 2)
         shares = stream(4, "draft/2", torch.tensor(position), count)
         assert tokens[0, 0].tolist() == [int(draw(weights[0, 0], share)) for share in shares]
 
 
 def test_more_decisions_than_a_run_of_numbers_look_random():
-    noise = SeededNoise(4, 1000, torch.device("cpu"))
-    noise.begin(7)
-    taken = [noise.accept(0.3) for _ in range(4000)]
+    randomness = SeededRandomness(4, 1000, torch.device("cpu"))
+    randomness.begin(7)
+    taken = [randomness.accept(0.3) for _ in range(4000)]
     assert taken[:RUN] != taken[RUN : 2 * RUN]
     assert abs(sum(taken) / 4000 - 0.3) < 4 * math.sqrt(0.3 * 0.7 / 4000)
 

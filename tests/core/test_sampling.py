@@ -145,9 +145,9 @@ def test_a_value_out_of_range_is_an_error_that_states_the_range(name, value, ran
 
 
 def test_gumbel_noise_has_the_gumbel_law():
-    noise = gumbel(3, torch.arange(200), 100)
-    assert noise.dtype == torch.float32
-    assert stats.kstest(noise.flatten().double().numpy(), stats.gumbel_r.cdf).pvalue > 1e-3
+    randomness = gumbel(3, torch.arange(200), 100)
+    assert randomness.dtype == torch.float32
+    assert stats.kstest(randomness.flatten().double().numpy(), stats.gumbel_r.cdf).pvalue > 1e-3
 
 
 def test_the_largest_noisy_logit_has_the_law_of_the_softmax():

@@ -5,28 +5,28 @@ import time
 import pytest
 import torch
 
-from drafttree.core.timing import Stopwatch
+from drafttree.core.timing import PassTimer
 
 
 def test_blocks_are_summed_and_pauses_left_out():
-    watch = Stopwatch(torch.device("cpu"))
-    assert watch.seconds == 0
+    timer = PassTimer(torch.device("cpu"))
+    assert timer.seconds == 0
     for _ in range(2):
-        with watch:
+        with timer:
             time.sleep(0.01)
         time.sleep(0.05)
-    assert 0.02 <= watch.seconds < 0.1
+    assert 0.02 <= timer.seconds < 0.1
 
 
 def test_a_block_that_raises_is_counted():
-    watch = Stopwatch(torch.device("cpu"))
+    timer = PassTimer(torch.device("cpu"))
     with pytest.raises(ZeroDivisionError):
-        _divide(watch)
-    assert watch.seconds >= 0.01
+        _divide(timer)
+    assert timer.seconds >= 0.01
 
 
-def _divide(watch: Stopwatch) -> float:
-    with watch:
+def _divide(timer: PassTimer) -> float:
+    with timer:
         time.sleep(0.01)
         return 1 / 0
 
@@ -54,22 +54,22 @@ class _Event:
 def test_on_cuda_events_are_compared_only_when_asked(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", _Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
-    watch = Stopwatch(torch.device("cuda:1"))
+    timer = PassTimer(torch.device("cuda:1"))
     for _ in range(3):
-        with watch:
+        with timer:
             pass
     assert _Event.waited == 0
-    assert watch.seconds == pytest.approx(3e-3)
-    assert watch.seconds == pytest.approx(3e-3)
+    assert timer.seconds == pytest.approx(3e-3)
+    assert timer.seconds == pytest.approx(3e-3)
     assert _Event.waited == 3
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_kernel_is_timed_to_its_end():
-    watch, weight = Stopwatch(torch.device("cuda")), torch.ones(4096, 4096, device="cuda")
+    timer, weight = PassTimer(torch.device("cuda")), torch.ones(4096, 4096, device="cuda")
     weight @ weight
     torch.cuda.synchronize()
-    with watch:
+    with timer:
         for _ in range(20):
             weight @ weight
-    assert watch.seconds > 20 * 2 * 4096**3 / 1e15
+    assert timer.seconds > 20 * 2 * 4096**3 / 1e15

@@ -57,10 +57,10 @@ class Session:
         self.generator = torch.Generator().manual_seed(1)
         self.tokens = self.draw(prompt)
         self.draft = self.drafter.start(self.tokens, capacity=12)
-        self.features = self.states(prompt - 1)
+        self.hidden_states = self.states(prompt - 1)
         self.forwarded: list[int] = []
         self.drafter.head.register_forward_pre_hook(lambda _, given: self.forwarded.append(given[1].shape[1]))
-        self.draft.prefill(self.features)
+        self.draft.prefill(self.hidden_states)
         self.calls = 0
 
     def draw(self, count: int) -> list[int]:
@@ -70,8 +70,8 @@ class Session:
         return tuple(torch.randn(1, count, files.TARGET_HIDDEN, generator=self.generator) for _ in range(3))
 
     def check(self, logits: torch.Tensor, path: list[int]) -> None:
-        features = [state[0].double().numpy() for state in self.features]
-        expected = self.formulas.logits(features, self.tokens[1:], path)
+        hidden_states = [state[0].double().numpy() for state in self.hidden_states]
+        expected = self.formulas.logits(hidden_states, self.tokens[1:], path)
         scale = np.abs(expected[np.isfinite(expected)]).max()
         np.testing.assert_allclose(logits.double().numpy(), expected, atol=TOLERANCE * scale, rtol=TOLERANCE)
 
@@ -93,7 +93,7 @@ class Session:
         new = self.states(len(tokens))
         self.draft.commit(tokens, new)
         self.tokens += tokens
-        self.features = tuple(torch.cat(pair, 1) for pair in zip(self.features, new, strict=True))
+        self.hidden_states = tuple(torch.cat(pair, 1) for pair in zip(self.hidden_states, new, strict=True))
 
     def round(self, committed: list[int]) -> None:
         self.root()
@@ -178,7 +178,7 @@ def test_inside_the_loop_it_sees_transformers_hidden_states(name, tmp_path):
     kind, clone = files.KINDS[name], files.target()
     decoder = small(name, tmp_path).with_policy(Talon(width=8, budget=24, margin=0.01))
     formulas = files.Formulas(kind, files.weights(kind), clone.get_input_embeddings().weight)
-    sequence = decoder.start([3, 1, 4, 1, 5], max_new_tokens=14)
+    sequence = decoder.new_request([3, 1, 4, 1, 5], max_new_tokens=14)
     roots, root = [], sequence.draft.root
     sequence.draft.root = lambda: roots.append((list(sequence.tokens), root())) or roots[-1][1]
     while not sequence.finish_reason:
@@ -211,7 +211,7 @@ def test_sampling_verifiers_get_trees_of_tokens_the_head_knows(name, tmp_path):
     policy = Chain(depth=4) if verifier.chains_only else POLICIES["fixed"](depth=3, breadth=3)
     decoder = Decoder(plain.target, plain.drafter, policy, verifier)
     known = set(files.ids_of(files.KINDS["SafeAILab"]))
-    sequence = decoder.start([3, 1, 4], max_new_tokens=30, temperature=1.0, seed=3)
+    sequence = decoder.new_request([3, 1, 4], max_new_tokens=30, temperature=1.0, seed=3)
     expand, seen = sequence.draft.expand, []
     sequence.draft.expand = lambda tokens, origins: seen.extend(tokens[0].tolist()) or expand(tokens, origins)
     while not sequence.finish_reason:
@@ -318,7 +318,7 @@ def _levels(head: LeanEagle3Head, seed: int):
         positions = torch.full((1, rows), cache.get_seq_length())
         yield head(cache, tokens.to(device), head.fuse(states), positions.to(device), visible.to(device))
         if kept:
-            cache.keep(kept)
+            cache.commit(kept)
 
 
 @torch.inference_mode()

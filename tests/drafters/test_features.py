@@ -22,12 +22,12 @@ class Recorder:
         self.draft = self.inner.start(prompt, capacity)
         return self
 
-    def prefill(self, features):
-        self.shown.append(features)
+    def prefill(self, hidden_states):
+        self.shown.append(hidden_states)
         self.draft.prefill(())
 
-    def commit(self, tokens, features):
-        self.shown.append(features)
+    def commit(self, tokens, hidden_states):
+        self.shown.append(hidden_states)
         self.draft.commit(tokens, ())
 
     def __getattr__(self, name):
@@ -39,11 +39,11 @@ def test_features_are_transformers_hidden_states_of_the_text():
     recorder = Recorder(LanguageModelDrafter(target))
     prompt = tiny.random_tokens(7, seed=1)
     decoder = Decoder(target, recorder, Talon(width=3, budget=8))
-    sequence = decoder.start(prompt, max_new_tokens=20)
+    sequence = decoder.new_request(prompt, max_new_tokens=20)
     for _ in range(4):
         decoder.step(sequence)
     assert len(sequence.tokens) > len(prompt) + 4
     expected = clone(input_ids=torch.tensor([sequence.tokens[:-1]]), output_hidden_states=True).hidden_states
     for index, layer in enumerate(LAYERS):
-        shown = torch.cat([features[index] for features in recorder.shown], 1)
+        shown = torch.cat([hidden_states[index] for hidden_states in recorder.shown], 1)
         torch.testing.assert_close(shown, expected[layer], atol=1e-4, rtol=1e-4)

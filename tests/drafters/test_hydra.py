@@ -53,13 +53,13 @@ def checkpoint(
                 shapes |= {f"{block}.{part}.weight": (HIDDEN, width), f"{block}.{part}.bias": (HIDDEN,)}
         end = f"hydra_lm_head.{head}.1" if prefix else f"hydra_lm_head.{head}"
         shapes |= {f"{end}.weight": (VOCAB, HIDDEN), f"{end}.bias": (VOCAB,)} if projected else {}
-    return trained.noise(shapes, 4, scale) | ({"input_embed_fn.weight": EMBEDDING.clone()} if embeds else {})
+    return trained.randomness(shapes, 4, scale) | ({"input_embed_fn.weight": EMBEDDING.clone()} if embeds else {})
 
 
 def published() -> trained.Tensors:
     """Hydra++ with what its files hold besides: an embedding nobody reads and the rotary frequencies."""
     beside = {f"{PREFIX}embed_tokens.weight": (VOCAB, HIDDEN), f"{LAYER}self_attn.rotary_emb.inv_freq": (4,)}
-    return checkpoint(prefix=True) | trained.noise(beside)
+    return checkpoint(prefix=True) | trained.randomness(beside)
 
 
 FORMATS = {
@@ -69,7 +69,7 @@ FORMATS = {
     "hydra++, four blocks": (checkpoint(prefix=True, layers=4), {"hydra_num_layers": 4}),
     "hydra++, as published": (published(), {"hydra_head_arch": "prefix-mlp"}),
     "ungrounded": (checkpoint(grounded=False), {"grounded_heads": False}),
-    "an embedding of its own": (checkpoint() | trained.noise({"input_embed_fn.weight": (VOCAB, HIDDEN)}, 9), {}),
+    "an embedding of its own": (checkpoint() | trained.randomness({"input_embed_fn.weight": (VOCAB, HIDDEN)}, 9), {}),
     "no embedding": (checkpoint(embeds=False), {}),
     "shared projection": (checkpoint(projected=False, prefix=True), {"shared_lm_head": True}),
 }
@@ -286,7 +286,7 @@ def test_missing_and_unexpected_tensors_are_all_named_once(gone):
     tensors = checkpoint(prefix=len(gone) == 3)
     for name in gone:
         del tensors[name]
-    message = refused(tensors | trained.noise({"strange": (2,)}))
+    message = refused(tensors | trained.randomness({"strange": (2,)}))
     missing, unexpected = message.split("missing ")[1].split("; unexpected ")
     assert sorted(missing.split(", ")) == sorted(gone)
     assert unexpected == "strange"
@@ -304,7 +304,7 @@ def test_projections_are_missing_unless_the_config_shares_them():
 
 def test_wrong_shapes_are_all_shown_as_found_and_expected():
     wrong = {f"{LAYER}mlp.up_proj.weight": (9, HIDDEN), "hydra_mlp.1.1.linear.weight": (HIDDEN, 5)}
-    message = refused(checkpoint(prefix=True) | trained.noise(wrong))
+    message = refused(checkpoint(prefix=True) | trained.randomness(wrong))
     assert f"{LAYER}mlp.up_proj.weight is [9, {HIDDEN}] and should be [{INNER}, {HIDDEN}]" in message
     assert f"hydra_mlp.1.1.linear.weight is [{HIDDEN}, 5] and should be [{HIDDEN}, {3 * HIDDEN}]" in message
     assert message.count("should be") == 2
@@ -320,7 +320,7 @@ def test_heads_made_for_another_target_are_refused_with_both_numbers(prefix, siz
         name: tuple(found * (side // expected) if side % expected == 0 else side for side in shape)
         for name, shape in shapes.items()
     }
-    assert f"{size} of {found}, this target's is {expected};" in refused(trained.noise(scaled))
+    assert f"{size} of {found}, this target's is {expected};" in refused(trained.randomness(scaled))
 
 
 def test_a_config_that_tells_the_targets_sizes():

@@ -56,8 +56,8 @@ class Session:
         for row, path in zip(logits[0], self.frontier, strict=True):
             torch.testing.assert_close(row, self.expected(path), atol=TOLERANCE, rtol=0)
 
-    def commit(self, tokens: list[int], features: tuple = ()) -> None:
-        self.draft.commit(tokens, features)
+    def commit(self, tokens: list[int], hidden_states: tuple = ()) -> None:
+        self.draft.commit(tokens, hidden_states)
         self.committed += tokens
 
 

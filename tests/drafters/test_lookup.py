@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 
 from drafttree.core.errors import ConfigError
-from drafttree.drafters.lookup import Ngrams, PromptLookup
+from drafttree.drafters.lookup import NgramIndex, PromptLookupDrafter
 from helpers import repeats
 from helpers.work import lines
 
@@ -12,7 +12,7 @@ from helpers.work import lines
 @settings(max_examples=60, deadline=None)
 @given(repeats.texts, repeats.paths)
 def test_the_longest_ngram_that_occurred_before_and_what_followed_it(text, path):
-    memory = Ngrams(4)
+    memory = NgramIndex(4)
     for token in text:
         memory.append(token)
     place = memory.end()
@@ -22,11 +22,11 @@ def test_the_longest_ngram_that_occurred_before_and_what_followed_it(text, path)
 
 
 def test_the_work_of_a_token_does_not_grow_with_the_text():
-    memory = Ngrams(4)
+    memory = NgramIndex(4)
     spent = [lines(lambda token=place * place % 7: memory.append(token)) for place in range(600)]
     assert len(set(spent[4:])) == 1
 
 
 def test_a_match_needs_a_token():
     with pytest.raises(ConfigError, match="max_ngram is 0"):
-        PromptLookup(8, max_ngram=0)
+        PromptLookupDrafter(8, max_ngram=0)

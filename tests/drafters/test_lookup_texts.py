@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from drafttree.drafters import LOOKUPS, LanguageModelDrafter, Mixed, PromptLookup, SuffixAutomaton
+from drafttree.drafters import LOOKUPS, LanguageModelDrafter, MixedDrafter, PromptLookupDrafter, SuffixDrafter
 from drafttree.engine.decoder import Decoder
 from drafttree.policies import Chain, Talon
 from drafttree.verifiers import RRS, Block, GreedyMultiDraft, KSeq, PointMass, RRSw, Traversal
@@ -15,9 +15,9 @@ from helpers.toy import Script, ToyDrafter, ToyModel, greedy_text
 
 LENGTH = 40
 KINDS = {
-    "lookup": lambda vocab, model: PromptLookup(vocab, max_ngram=3),
-    "suffix": lambda vocab, model: SuffixAutomaton(vocab),
-    "mixed": lambda vocab, model: Mixed(SuffixAutomaton(vocab), model),
+    "lookup": lambda vocab, model: PromptLookupDrafter(vocab, max_ngram=3),
+    "suffix": lambda vocab, model: SuffixDrafter(vocab),
+    "mixed": lambda vocab, model: MixedDrafter(SuffixDrafter(vocab), model),
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)
 every_policy = pytest.mark.parametrize("name", SMALL)
@@ -87,7 +87,7 @@ DRAWING = [
 @pytest.mark.parametrize(("verifier", "policy"), DRAWING, ids=[verifier.__name__ for verifier, _ in DRAWING])
 def test_every_verifier_keeps_the_targets_law(verifier, policy):
     prompt = [2, 1, 3, 2, 1, 5, 2, 1]
-    decoder = Decoder(ToyModel(LAW), SuffixAutomaton(VOCAB), policy, verifier)
+    decoder = Decoder(ToyModel(LAW), SuffixDrafter(VOCAB), policy, verifier)
     options = {"max_new_tokens": 3, "temperature": 1.0}
     found = [decoder.generate(prompt, seed=seed, **options) for seed in range(200)]
     assert p_value([tuple(out.tokens) for out in found], texts_law()) > SMALL_P

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from drafttree.drafters import match_index as recall
 from drafttree.drafters import suffix
-from drafttree.drafters.lookup import PromptLookup
+from drafttree.drafters.lookup import PromptLookupDrafter
 from drafttree.drafters.match_index import Confidence, Match
-from drafttree.drafters.suffix import SuffixAutomaton
+from drafttree.drafters.suffix import SuffixDrafter
 from helpers import repeats
 
 VOCAB = 6
-KINDS = {"lookup": (PromptLookup(VOCAB, max_ngram=3), 3), "suffix": (SuffixAutomaton(VOCAB), 1000)}
+KINDS = {"lookup": (PromptLookupDrafter(VOCAB, max_ngram=3), 3), "suffix": (SuffixDrafter(VOCAB), 1000)}
 every_kind = pytest.mark.parametrize("kind", KINDS)
 some = settings(max_examples=60, deadline=None)
 

@@ -30,7 +30,7 @@ def checkpoint(count=3, layers=1, projected=True, seed=0, scale=0.2) -> trained.
             shapes |= {f"{head}.{layer}.linear.weight": (HIDDEN, HIDDEN), f"{head}.{layer}.linear.bias": (HIDDEN,)}
         if projected:
             shapes[f"{head}.{layers}.weight"] = (VOCAB, HIDDEN)
-    return trained.noise(shapes, seed, scale)
+    return trained.randomness(shapes, seed, scale)
 
 
 def inside_a_full_model() -> trained.Tensors:
@@ -185,7 +185,7 @@ def test_missing_and_unexpected_tensors_are_all_named_once():
     tensors = checkpoint(12)
     for name in ("0.0.linear.bias", "11.1.weight", "2.1.weight"):
         del tensors[name]
-    tensors |= trained.noise({"strange": (2,), "3.1.bias": (VOCAB,)})
+    tensors |= trained.randomness({"strange": (2,), "3.1.bias": (VOCAB,)})
     message = refused(tensors)
     assert "missing 0.0.linear.bias, 2.1.weight, 11.1.weight; unexpected" in message
     assert sorted(message.split("unexpected ")[1].split(", ")) == ["3.1.bias", "strange"]
@@ -200,7 +200,7 @@ def test_projections_missing_where_the_config_says_they_are_stored():
 
 
 def test_wrong_shapes_are_all_shown_as_found_and_expected():
-    tensors = checkpoint() | trained.noise({"1.0.linear.bias": (7,), "2.1.weight": (VOCAB, 9)})
+    tensors = checkpoint() | trained.randomness({"1.0.linear.bias": (7,), "2.1.weight": (VOCAB, 9)})
     message = refused(tensors)
     assert f"1.0.linear.bias is [7] and should be [{HIDDEN}]" in message
     assert f"2.1.weight is [{VOCAB}, 9] and should be [{VOCAB}, {HIDDEN}]" in message
@@ -208,7 +208,7 @@ def test_wrong_shapes_are_all_shown_as_found_and_expected():
 
 
 def test_all_that_is_wrong_is_told_at_once():
-    tensors = checkpoint() | trained.noise({"1.0.linear.bias": (7,), "strange": (2,)})
+    tensors = checkpoint() | trained.randomness({"1.0.linear.bias": (7,), "strange": (2,)})
     del tensors["2.1.weight"]
     assert refused(tensors).endswith(
         f"missing 2.1.weight; unexpected strange; 1.0.linear.bias is [7] and should be [{HIDDEN}]"
@@ -259,7 +259,7 @@ def test_a_config_that_tells_the_targets_sizes():
 def test_heads_made_for_another_target_are_refused_with_both_numbers(size, found, expected):
     hidden, vocab = (found, VOCAB) if size == "hidden_size" else (HIDDEN, found)
     shapes = {"0.0.linear.weight": (hidden, hidden), "0.0.linear.bias": (hidden,), "0.1.weight": (vocab, hidden)}
-    message = refused(trained.noise(shapes))
+    message = refused(trained.randomness(shapes))
     assert f"of {found}" in message
     assert f"is {expected}" in message
 

@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 
-from drafttree.drafters import LanguageModelDrafter, Mixed, SuffixAutomaton
-from drafttree.drafters.language_model import LanguageModelDraft
-from drafttree.drafters.match_index import LookupDraft
+from drafttree.drafters import LanguageModelDrafter, MixedDrafter, SuffixDrafter
+from drafttree.drafters.language_model import LanguageModelSession
+from drafttree.drafters.match_index import LookupSession
 from drafttree.engine.decoder import Decoder
 from drafttree.policies import Chain, Talon
 from helpers import tiny
@@ -34,7 +34,7 @@ class Checked(LanguageModelDrafter):
         return CheckedDraft(self.model, prompt, capacity)
 
 
-class CheckedDraft(LanguageModelDraft):
+class CheckedDraft(LanguageModelSession):
     def __init__(self, model, prompt, capacity) -> None:
         super().__init__(model, prompt, capacity)
         self.text, self.model, self.checks = list(prompt), model, []
@@ -42,12 +42,12 @@ class CheckedDraft(LanguageModelDraft):
 
     def root(self):
         logits = super().root()
-        fresh = LanguageModelDraft(self.model, self.text, 8).root()
+        fresh = LanguageModelSession(self.model, self.text, 8).root()
         self.checks.append(float((logits - fresh).abs().max()))
         return logits
 
-    def commit(self, tokens, features):
-        super().commit(tokens, features)
+    def commit(self, tokens, hidden_states):
+        super().commit(tokens, hidden_states)
         self.text += tokens
 
 
@@ -55,9 +55,9 @@ class CheckedDraft(LanguageModelDraft):
 def test_the_models_cache_is_right_after_rounds_it_did_not_draft(turns, monkeypatch):
     """Lookup and the model take turns; the model reads what it missed, once."""
     turn = itertools.cycle(turns)
-    monkeypatch.setattr(LookupDraft, "expected", lambda self, levels: next(turn))
+    monkeypatch.setattr(LookupSession, "expected", lambda self, levels: next(turn))
     target, module = tiny.wrap(tiny.build("llama"))[0], tiny.wrap(tiny.build("qwen3", seed=4))[0]
-    mixed = Watched(Mixed(SuffixAutomaton(tiny.VOCAB), Checked(module)))
+    mixed = Watched(MixedDrafter(SuffixDrafter(tiny.VOCAB), Checked(module)))
     decoder = Decoder(target, mixed, Talon(width=3, budget=9))
     prompt = tiny.random_tokens(7, 2) * 2
     out = decoder.generate(prompt, max_new_tokens=30)
@@ -70,7 +70,7 @@ def test_the_models_cache_is_right_after_rounds_it_did_not_draft(turns, monkeypa
 
 
 def mixed(law, draft, vocab=VOCAB) -> tuple[Decoder, Watched]:
-    watched = Watched(Mixed(SuffixAutomaton(vocab), ToyDrafter(draft, vocab)))
+    watched = Watched(MixedDrafter(SuffixDrafter(vocab), ToyDrafter(draft, vocab)))
     return Decoder(ToyModel(law, vocab), watched, Chain(depth=4)), watched
 
 
@@ -137,5 +137,5 @@ def test_a_mixed_drafter_shows_what_its_model_needs():
             super().__init__(DRAFT, context=32)
             self.hidden_layers = (1, 2)
 
-    both = Mixed(SuffixAutomaton(VOCAB), Headed())
+    both = MixedDrafter(SuffixDrafter(VOCAB), Headed())
     assert (both.vocab_size, both.context, both.hidden_layers) == (VOCAB, 32, (1, 2))

@@ -8,28 +8,28 @@ from hypothesis import given, settings
 
 from drafttree.drafters import suffix
 from drafttree.drafters.match_index import WIDTH, Confidence
-from drafttree.drafters.suffix import Automaton, State
+from drafttree.drafters.suffix import State, SuffixAutomaton
 from helpers import repeats
 from helpers.work import lines
 
 some = settings(max_examples=80, deadline=None)
 
 
-def automaton(text) -> Automaton:
-    memory = Automaton()
+def automaton(text) -> SuffixAutomaton:
+    memory = SuffixAutomaton()
     for token in text:
         memory.append(token)
     return memory
 
 
-def at(memory: Automaton, path):
+def at(memory: SuffixAutomaton, path):
     place = memory.end()
     for token in path:
         place = memory.step(place, token)
     return place
 
 
-def states(memory: Automaton) -> list[State]:
+def states(memory: SuffixAutomaton) -> list[State]:
     found, waiting = {}, [memory._root]
     while waiting:
         state = waiting.pop()

@@ -8,19 +8,19 @@ import torch
 from scipy import stats
 
 from drafttree.core import randomness as noises
-from drafttree.core.randomness import SeededNoise, stream
+from drafttree.core.randomness import SeededRandomness, stream
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Proposal
-from drafttree.engine.child_sampler import FLOOR, Drawing
+from drafttree.engine.child_sampler import MIN_LOGPROB, ChildSampler
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.tree_growth import grow
-from drafttree.evaluation.exactness import Replay, outcomes
+from drafttree.evaluation.exactness import ScriptedRandom, outcomes
 from drafttree.policies import Chain, Template
 from drafttree.verifiers import RRS, Block, Coupled, GreedyMultiDraft, KSeq, PointMass, RRSw, Traversal, Verifier
 from helpers.statistics import DRAFT, LENGTH, PROMPT, RAGGED, SMALL_P, TARGET, VOCAB, p_value, texts_law
 from helpers.toy import ToyDrafter, ToyModel, softmax
 
-DRAWN = [Proposal.SAMPLED, Proposal.INDEPENDENT, Proposal.HUB]
+DRAWN = [Proposal.WITHOUT_REPLACEMENT, Proposal.WITH_REPLACEMENT, Proposal.TOP_K_PLUS_SAMPLE]
 ROWS = torch.tensor(
     [[0.4, 0.3, 0.2, 0.1, 0.0], [0.1, 0.0, 0.6, 0.0, 0.3], [0.2, 0.2, 0.2, 0.2, 0.2], [0.01, 0.02, 0.9, 0.03, 0.04]]
 )
@@ -29,9 +29,9 @@ COUNTS = [2, 3, 2, 1]
 
 def drawn(proposal: Proposal, draws: int, seed: int = 0, depth: int = 1, counts=COUNTS) -> list[list[tuple[int, ...]]]:
     """Per draw and node the tuple of its children; every draw is a round of its own."""
-    noise = SeededNoise(seed, 5, torch.device("cpu"))
+    randomness = SeededRandomness(seed, 5, torch.device("cpu"))
     tokens = [
-        noise.children(ROWS.clone()[None], torch.tensor([counts]), proposal, position, depth)[0][0].tolist()
+        randomness.children(ROWS.clone()[None], torch.tensor([counts]), proposal, position, depth)[0][0].tolist()
         for position in range(draws)
     ]
     return [[tuple(row[:count]) for row, count in zip(rows, counts, strict=True)] for rows in tokens]
@@ -40,8 +40,8 @@ def drawn(proposal: Proposal, draws: int, seed: int = 0, depth: int = 1, counts=
 def exact_children(row: torch.Tensor, count: int, proposal: Proposal) -> dict[tuple[int, ...], float]:
     """The law of a node's children, enumerated."""
 
-    def draw(noise: Replay) -> tuple[int, ...]:
-        tokens, _ = noise.children(row.double()[None, None], torch.tensor([[count]]), proposal, 0, 1)
+    def draw(randomness: ScriptedRandom) -> tuple[int, ...]:
+        tokens, _ = randomness.children(row.double()[None, None], torch.tensor([[count]]), proposal, 0, 1)
         return tuple(tokens[0, 0, :count].tolist())
 
     law: dict[tuple[int, ...], float] = {}
@@ -61,20 +61,20 @@ def test_children_have_the_law_of_their_proposal(proposal):
 
 @pytest.mark.parametrize("proposal", DRAWN)
 def test_an_impossible_token_is_never_drawn(proposal):
-    counts = [4 if proposal is Proposal.SAMPLED else 2, 3, 5, 1]
+    counts = [4 if proposal is Proposal.WITHOUT_REPLACEMENT else 2, 3, 5, 1]
     for tokens in drawn(proposal, 1500, seed=1, counts=counts):
         assert all(ROWS[node, token] > 0 for node, children in enumerate(tokens) for token in children)
 
 
-@pytest.mark.parametrize("proposal", [Proposal.SAMPLED, Proposal.HUB])
+@pytest.mark.parametrize("proposal", [Proposal.WITHOUT_REPLACEMENT, Proposal.TOP_K_PLUS_SAMPLE])
 def test_siblings_differ(proposal):
     assert all(len(set(children)) == len(children) for tokens in drawn(proposal, 300) for children in tokens)
 
 
 def test_all_but_the_last_of_a_hub_are_the_best_and_the_row_is_of_the_rest():
-    noise = SeededNoise(0, 5, torch.device("cpu"))
+    randomness = SeededRandomness(0, 5, torch.device("cpu"))
     counts = torch.tensor([[3, 2, 1, 0]])
-    tokens, probs = noise.children(ROWS.clone()[None], counts, Proposal.HUB, 7, 1)
+    tokens, probs = randomness.children(ROWS.clone()[None], counts, Proposal.TOP_K_PLUS_SAMPLE, 7, 1)
     assert tokens[0, 0, :2].tolist() == [0, 1]
     assert tokens[0, 1, 0] == 2
     expected = [[0, 0, 2 / 3, 1 / 3, 0], [0.25, 0, 0, 0, 0.75], ROWS[2].tolist(), ROWS[3].tolist()]
@@ -84,8 +84,8 @@ def test_all_but_the_last_of_a_hub_are_the_best_and_the_row_is_of_the_rest():
 @pytest.mark.parametrize("proposal", DRAWN)
 def test_replay_and_real_noise_tell_the_same_distributions(proposal):
     counts = torch.tensor([COUNTS])
-    _, told = SeededNoise(0, 5, torch.device("cpu")).children(ROWS.clone()[None], counts, proposal, 0, 1)
-    _, replayed = Replay([]).children(ROWS.clone()[None], counts, proposal, 0, 1)
+    _, told = SeededRandomness(0, 5, torch.device("cpu")).children(ROWS.clone()[None], counts, proposal, 0, 1)
+    _, replayed = ScriptedRandom([]).children(ROWS.clone()[None], counts, proposal, 0, 1)
     assert torch.allclose(told, replayed, atol=1e-6)
 
 
@@ -98,7 +98,7 @@ def same_share(pairs: list[tuple]) -> float:
     return stats.chi2_contingency(table.numpy()).pvalue
 
 
-@pytest.mark.parametrize("proposal", [Proposal.SAMPLED, Proposal.INDEPENDENT])
+@pytest.mark.parametrize("proposal", [Proposal.WITHOUT_REPLACEMENT, Proposal.WITH_REPLACEMENT])
 def test_nodes_levels_rounds_and_seeds_are_independent(proposal):
     rounds, deeper, other = (drawn(proposal, 2000, seed, depth) for seed, depth in ((0, 1), (0, 2), (1, 1)))
     assert same_share([(tokens[0], tokens[2]) for tokens in rounds]) > SMALL_P
@@ -116,21 +116,23 @@ def test_the_same_seed_draws_the_same(proposal):
 def sampled_tree(logits: list[float], policy, seed: int = 0) -> DraftTree:
     """A tree drawn for RRSw with the same draft row everywhere."""
     drafter = ToyDrafter(lambda prefix: logits, len(logits))
-    drawing = Drawing(Proposal.SAMPLED, SeededNoise(seed, len(logits), torch.device("cpu")), 4)
+    sampler = ChildSampler(Proposal.WITHOUT_REPLACEMENT, SeededRandomness(seed, len(logits), torch.device("cpu")), 4)
     judge = RRSw(Sampling(1.0))
-    shape = lambda rows, depth: judge.guide(rows, depth, drawing._noise)  # noqa: E731
-    return grow(policy, drafter.start([1], 9), torch.tensor([[1]]), 5, shape, drawing)
+    shape = lambda rows, depth: judge.guide(rows, depth, sampler._randomness)  # noqa: E731
+    return grow(policy, drafter.start([1], 9), torch.tensor([[1]]), 5, shape, sampler)
 
 
 def test_tokens_whose_probability_float32_would_lose_are_not_drawn():
-    tree = sampled_tree([0.0, -30.0, FLOOR - 1, FLOOR - 200], Template(tree="binary-1"))
+    tree = sampled_tree([0.0, -30.0, MIN_LOGPROB - 1, MIN_LOGPROB - 200], Template(tree="binary-1"))
     assert sorted(tree.tokens[0, 1:].tolist()) == [0, 1]
-    assert sampled_tree([0.0, FLOOR - 1, FLOOR - 200], Template(tree="binary-1")).tokens.tolist() == [[1, 0]]
+    assert sampled_tree([0.0, MIN_LOGPROB - 1, MIN_LOGPROB - 200], Template(tree="binary-1")).tokens.tolist() == [
+        [1, 0]
+    ]
 
 
 def test_a_tree_tells_the_row_of_every_node_that_has_children():
     tree = sampled_tree([1.0, 0.5, 0.0, -1.0], Template(tree="binary-2", budget=6))
-    assert tree.proposal is Proposal.SAMPLED
+    assert tree.proposal is Proposal.WITHOUT_REPLACEMENT
     assert tree.size == 6
     assert tree.draft_rows is not None
     assert tree.draft_probs is not None
@@ -142,7 +144,7 @@ def test_a_tree_tells_the_row_of_every_node_that_has_children():
 
 
 def test_a_tree_of_the_root_alone_is_signed_too():
-    assert sampled_tree([0.0, 1.0], Chain(budget=1)).proposal is Proposal.SAMPLED
+    assert sampled_tree([0.0, 1.0], Chain(budget=1)).proposal is Proposal.WITHOUT_REPLACEMENT
 
 
 THROUGH = [
@@ -196,7 +198,7 @@ def test_the_same_seed_says_the_same_and_another_something_else(verifier, policy
 @pytest.mark.parametrize(("verifier", "policy"), THROUGH, ids=NAMES)
 def test_a_text_does_not_notice_what_else_is_generated(verifier, policy):
     decoder = Decoder(ToyModel(TARGET, VOCAB), ToyDrafter(DRAFT, VOCAB), policy, verifier)
-    sequences = [decoder.start(PROMPT, max_new_tokens=30, temperature=1.0, seed=seed) for seed in (3, 4, 3)]
+    sequences = [decoder.new_request(PROMPT, max_new_tokens=30, temperature=1.0, seed=seed) for seed in (3, 4, 3)]
     going = True
     while going:
         going = [sequence for sequence in sequences if not sequence.finish_reason]

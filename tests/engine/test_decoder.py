@@ -53,8 +53,8 @@ def sampled_text(prompt, count, *, seed, temperature, top_k=0, top_p=1.0, min_p=
         logits = torch.tensor([TARGET(tokens)])
         for warper in warpers:
             logits = warper(None, logits)
-        noise = [-math.log(-math.log(u)) for u in plain_uniform(seed, position, VOCAB)]
-        tokens.append(max(range(VOCAB), key=lambda token: float(logits[0, token]) + noise[token]))
+        randomness = [-math.log(-math.log(u)) for u in plain_uniform(seed, position, VOCAB)]
+        tokens.append(max(range(VOCAB), key=lambda token: float(logits[0, token]) + randomness[token]))
     return tokens[len(prompt) :]
 
 
@@ -250,8 +250,8 @@ def test_streamed_chunks_add_up_to_the_generated_text(wrong, stop):
 
 def test_a_streamed_texts_metrics_are_those_of_a_generated_one():
     decoder = toys(Chain(depth=2))
-    text = decoder.start(PROMPT, max_new_tokens=6)
-    list(decoder.follow(text))
+    text = decoder.new_request(PROMPT, max_new_tokens=6)
+    list(decoder.stream_request(text))
     text.draft.nbytes = 7
     assert text.metrics.draft_cache_bytes == 0
     text.end("length")
@@ -465,7 +465,7 @@ def test_another_policy_by_the_same_decoder_says_the_same():
 
 def test_a_sequence_can_be_advanced_by_hand():
     decoder = toys(Chain(depth=3), draft=TARGET)
-    sequence = decoder.start(PROMPT, max_new_tokens=10)
+    sequence = decoder.new_request(PROMPT, max_new_tokens=10)
     assert decoder.target.passes == 0
     counts = []
     while not sequence.finish_reason:
@@ -483,7 +483,7 @@ def test_the_toy_text_is_not_a_loop():
 @pytest.mark.parametrize("draft_temperature", [0, -1, math.nan, math.inf, "warm"])
 def test_a_draft_temperature_out_of_range_is_an_error(draft_temperature):
     with pytest.raises(ConfigError, match="draft_temperature"):
-        toys(Chain()).start([1], draft_temperature=draft_temperature)
+        toys(Chain()).new_request([1], draft_temperature=draft_temperature)
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 5}], ids=["greedy", "coupled"])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafttree.engine.detokenizer import TextStream
+from drafttree.engine.detokenizer import Detokenizer
 from helpers.toy import PieceTokenizer
 
 PIECES = [b"a", b"b", b"ab", b"c ", b"\xc3", b"\xa9", b"b\xc3", b"\xe2\x82", b"\xac", b"ba"]
@@ -35,7 +35,7 @@ def expected(tokens: list[int], stop: list[str]) -> tuple[int, str]:
 @settings(max_examples=150, deadline=None)
 @given(texts, stops, st.integers(0, 3))
 def test_text_ends_at_the_first_complete_stop_string(tokens, stop, read_every):
-    stream, shown, ended = TextStream(TOKENIZER, [0, 3], stop), "", 0
+    stream, shown, ended = Detokenizer(TOKENIZER, [0, 3], stop), "", 0
     for count, token in enumerate(tokens, start=1):
         if stream.push(token):
             ended = count
@@ -48,7 +48,7 @@ def test_text_ends_at_the_first_complete_stop_string(tokens, stop, read_every):
 @settings(max_examples=60, deadline=None)
 @given(texts, stops)
 def test_text_that_has_been_read_is_never_taken_back(tokens, stop):
-    stream, shown = TextStream(TOKENIZER, [0], stop), ""
+    stream, shown = Detokenizer(TOKENIZER, [0], stop), ""
     for token in tokens:
         ended = stream.push(token)
         shown += stream.read()
@@ -60,7 +60,7 @@ def test_text_that_has_been_read_is_never_taken_back(tokens, stop):
 @settings(max_examples=60, deadline=None)
 @given(texts)
 def test_origins_name_the_token_that_completed_each_character(tokens):
-    stream = TextStream(TOKENIZER, [0])
+    stream = Detokenizer(TOKENIZER, [0])
     for token in tokens:
         stream.push(token)
     completed = [len(known(tokens[: count + 1])) for count in range(len(tokens))]
@@ -68,7 +68,7 @@ def test_origins_name_the_token_that_completed_each_character(tokens):
 
 
 def test_half_a_character_waits_for_its_other_half():
-    stream = TextStream(TOKENIZER, [0])
+    stream = Detokenizer(TOKENIZER, [0])
     stream.push(EURO[0])
     assert stream.read() == ""
     stream.push(EURO[1])
@@ -76,20 +76,20 @@ def test_half_a_character_waits_for_its_other_half():
 
 
 def test_a_character_begun_by_the_prompt_is_completed_in_the_text():
-    stream = TextStream(TOKENIZER, [0, EURO[0]])
+    stream = Detokenizer(TOKENIZER, [0, EURO[0]])
     stream.push(EURO[1])
     assert stream.text == "€"
 
 
 def test_a_stop_string_is_seen_in_front_of_half_a_character():
-    stream = TextStream(TOKENIZER, [0], ["ab"])
+    stream = Detokenizer(TOKENIZER, [0], ["ab"])
     stream.push(0)
     assert stream.push(6)
     assert stream.text == ""
 
 
 def test_the_beginning_of_a_stop_string_is_held_back():
-    stream = TextStream(TOKENIZER, [0], ["bc b"])
+    stream = Detokenizer(TOKENIZER, [0], ["bc b"])
     for token in (0, 1, 3):
         assert not stream.push(token)
     assert stream.read() == "a"
@@ -98,7 +98,7 @@ def test_the_beginning_of_a_stop_string_is_held_back():
 
 
 def test_without_a_tokenizer_there_is_no_text():
-    stream = TextStream(None, [0], ["a"])
+    stream = Detokenizer(None, [0], ["a"])
     assert not stream.push(0)
     assert stream.read(final=True) == ""
 
@@ -108,13 +108,13 @@ def test_the_leading_space_of_a_first_word_depends_on_the_prompt():
         def decode(self, token_ids, **_):
             return " ".join("xyz"[token] for token in token_ids)
 
-    stream = TextStream(Words(), [0, 1])
+    stream = Detokenizer(Words(), [0, 1])
     stream.push(2)
     assert stream.text == " z"
 
 
 @pytest.mark.parametrize("length", [1, 3, 40])
 def test_a_prompt_of_any_length_is_no_part_of_the_text(length):
-    stream = TextStream(TOKENIZER, [0] * length)
+    stream = Detokenizer(TOKENIZER, [0] * length)
     stream.push(1)
     assert stream.text == "b"

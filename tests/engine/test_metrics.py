@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from drafttree.engine.metrics import Law, Metrics, Round, peak_memory
+from drafttree.engine.metrics import Metrics, Round, SpeedupLaw, peak_memory
 
 
 def turn(committed, accepted, nodes, levels, draft_seconds=0.5, target_seconds=2.0, seconds=3.0) -> Round:
@@ -82,7 +82,7 @@ def test_a_summary_has_every_figure_under_its_name():
 
 def test_the_law_of_speed():
     plain = Metrics([turn(1, 0, 1, 0, 0.0, 1.0, 1.0)] * 8, seconds=8.0, first_token_seconds=[1.0])
-    law = Law.of(first(), plain)
+    law = SpeedupLaw.of(first(), plain)
     assert law.tau == pytest.approx(7 / 3)
     assert law.v == pytest.approx((2 + 4 + 2) / 3)
     assert law.c == pytest.approx(1.5 / 7)
@@ -97,10 +97,10 @@ def test_the_law_is_exact_where_rounds_are_all_the_time_there_is():
     rounds = [turn(3, 2, 4, 2, 0.5, 2.0, 3.0)] * 10
     fast = Metrics(rounds, seconds=30.0, first_token_seconds=[3.0])
     plain = Metrics([turn(1, 0, 1, 0, 0.0, 1.5, 2.0)] * 30, seconds=60.0, first_token_seconds=[2.0])
-    law = Law.of(fast, plain)
+    law = SpeedupLaw.of(fast, plain)
     assert law.h0 == pytest.approx(1 / 3)
     assert law.predicted == pytest.approx(law.measured)
-    assert Law.of(plain, plain).predicted == pytest.approx(1)
+    assert SpeedupLaw.of(plain, plain).predicted == pytest.approx(1)
     assert math.isfinite(law.predicted)
 
 

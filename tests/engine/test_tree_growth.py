@@ -26,7 +26,7 @@ budgets = st.integers(1, 24)
 shares = st.floats(0, 1)
 
 
-class World:
+class ToyPair:
     """A draft distribution for every path: a pure function of a seed.
 
     With `beyond`, this share of it falls on no token at all: rows have a column for it, and may have nothing else.
@@ -61,7 +61,7 @@ class World:
 
 
 worlds = st.builds(
-    World,
+    ToyPair,
     st.integers(0, 10**6),
     st.integers(2, 8),
     st.sampled_from([0.3, 1.0, 3.0]),
@@ -70,7 +70,7 @@ worlds = st.builds(
 )
 
 
-def draft(policy, *worlds: World, max_levels: int = FAR) -> tuple[DraftTree, ToyDraft]:
+def draft(policy, *worlds: ToyPair, max_levels: int = FAR) -> tuple[DraftTree, ToyDraft]:
     """Grow a tree per world in one batch; the tree and the drafter that was asked."""
     drafted = ToyDraft(worlds, [[ROOT]] * len(worlds), torch.float64)
     root = torch.full((len(worlds), 1), ROOT)
@@ -88,7 +88,7 @@ def paths_of(tree: DraftTree, text: int = 0) -> dict[tuple[int, ...], float]:
     return {path: float(tree.path_logprobs[text, node]) for node, path in paths.items()}
 
 
-def agree(policy, world: World, expected: papers.Tree, max_levels: int = FAR) -> None:
+def agree(policy, world: ToyPair, expected: papers.Tree, max_levels: int = FAR) -> None:
     grown = paths_of(draft(policy, world, max_levels=max_levels)[0])
     assert grown == pytest.approx(expected, abs=1e-9)
 
@@ -283,20 +283,20 @@ def test_budget_levels_and_passes_hold_for_every_policy(name, world, budget, max
 @every_policy
 @pytest.mark.parametrize("max_levels", [0, -3])
 def test_no_levels_left_drafts_nothing_and_asks_nobody(name, max_levels):
-    tree, drafted = draft(small(name), World(1), max_levels=max_levels)
+    tree, drafted = draft(small(name), ToyPair(1), max_levels=max_levels)
     assert (tree.size, tree.levels, drafted.passes) == (1, 0, 0)
 
 
 @every_policy
 def test_a_budget_of_one_is_the_root_alone(name):
-    tree, drafted = draft(POLICIES[name](**SMALL[name] | {"budget": 1}), World(1))
+    tree, drafted = draft(POLICIES[name](**SMALL[name] | {"budget": 1}), ToyPair(1))
     assert (tree.size, tree.levels, drafted.passes) == (1, 0, 0)
 
 
 @every_policy
 def test_every_default_grows_a_tree_of_at_most_its_budget(name):
     policy = POLICIES[name]()
-    tree, _ = draft(policy, World(3, vocab=12))
+    tree, _ = draft(policy, ToyPair(3, vocab=12))
     assert 1 < tree.size <= policy.budget
 
 
@@ -320,7 +320,7 @@ def test_talon_fills_its_budget_exactly(world, budget, width):
 @every_policy
 @pytest.mark.parametrize("beyond", [0.0, 0.5])
 def test_where_nothing_is_proposed_the_tree_ends_and_empty_levels_do_not_count(name, beyond):
-    class Once(World):
+    class Once(ToyPair):
         """Two tokens may follow the root, and nothing them."""
 
         def _row(self, path):
@@ -329,13 +329,13 @@ def test_where_nothing_is_proposed_the_tree_ends_and_empty_levels_do_not_count(n
     tree, drafted = draft(small(name), Once(0, beyond=beyond))
     assert set(paths_of(tree)) in ({(), (0,), (1,)}, {(), (0,)})
     assert (tree.levels, drafted.passes) in {(1, 2), (1, 1)}
-    tree, drafted = draft(small(name), World(0, masked=1.0, beyond=1.0))
+    tree, drafted = draft(small(name), ToyPair(0, masked=1.0, beyond=1.0))
     assert (tree.size, tree.levels, drafted.passes) == (1, 0, 1)
 
 
 @every_policy
 def test_a_token_that_cannot_follow_never_enters(name):
-    world = World(5, vocab=6, masked=0.7)
+    world = ToyPair(5, vocab=6, masked=0.7)
     assert all(math.isfinite(logprob) for logprob in paths_of(draft(small(name), world)[0]).values())
 
 
@@ -399,13 +399,13 @@ def test_dynatree_goes_deep_only_strictly_above_the_threshold():
 
 def test_the_shape_hook_sees_every_level_once():
     seen = []
-    drafted = ToyDraft([World(1)], [[ROOT]], torch.float64)
+    drafted = ToyDraft([ToyPair(1)], [[ROOT]], torch.float64)
     grow(Chain(depth=4), drafted, torch.tensor([[ROOT]]), FAR, lambda logits, depth: seen.append(depth) or logits)
     assert seen == [1, 2, 3, 4]
 
 
 def test_trees_are_made_of_the_logits_the_shape_hook_returns():
-    drafted = ToyDraft([World(1, vocab=5)], [[ROOT]], torch.float64)
+    drafted = ToyDraft([ToyPair(1, vocab=5)], [[ROOT]], torch.float64)
     only = torch.full((5,), -math.inf)
     only[3] = 0.0
     tree = grow(Chain(depth=3), drafted, torch.tensor([[ROOT]]), FAR, lambda logits, depth: logits + only)
@@ -452,8 +452,8 @@ PATIENT = [make() for make in POLICIES.values()] + [Fixed(budget=9, threshold=0)
 def test_a_far_device_is_asked_once_a_level(policy, monkeypatch):
     name = next(name for name, kind in POLICIES.items() if type(policy) is kind)
     for seed in range(20):
-        near, _ = draft(policy.fresh(), World(seed), max_levels=5)
-        drafted = Uncounted([World(seed)], [[ROOT]], torch.float64)
+        near, _ = draft(policy.fresh(), ToyPair(seed), max_levels=5)
+        drafted = Uncounted([ToyPair(seed)], [[ROOT]], torch.float64)
         with monkeypatch.context() as patch, Waits() as waits:
             drafted.waits = waits
             patch.setattr(devices, "NEAR", set())
@@ -465,7 +465,7 @@ def test_a_far_device_is_asked_once_a_level(policy, monkeypatch):
 
 def test_a_batch_on_a_far_device_grows_the_same_trees(monkeypatch):
     for policy in (DynaTree(), DynaTree(budget=4), Eagle(budget=8)):
-        worlds = [World(seed) for seed in range(3)]
+        worlds = [ToyPair(seed) for seed in range(3)]
         near, _ = draft(policy.fresh(), *worlds, max_levels=5)
         with monkeypatch.context() as patch:
             patch.setattr(devices, "NEAR", set())

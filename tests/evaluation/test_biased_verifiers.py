@@ -7,11 +7,11 @@ import torch
 
 from drafttree.core.errors import ConfigError
 from drafttree.core.tree import Proposal, Verdict
-from drafttree.evaluation.exactness import Replay, coupled_round, law
+from drafttree.evaluation.exactness import ScriptedRandom, coupled_round, law
 from drafttree.policies import Chain, Eagle, TreePolicy
 from drafttree.verifiers import RRS, Coupled, LossyTypical, PointMass, RRSw, Traversal, Verifier, traversal
 from drafttree.verifiers.base import without
-from helpers.worlds import EXACT, SMALL_TREES, constant, world
+from helpers.toy_pairs import EXACT, SMALL_TREES, constant, toy_pair
 
 SIBLINGS, RAGGED = SMALL_TREES["siblings"], SMALL_TREES["ragged"]
 LATE = SMALL_TREES["late branch"]
@@ -20,39 +20,39 @@ FOUND = 1e-3
 
 def worst(policy: TreePolicy, verifier: type[Verifier], seeds=range(8)) -> float:
     """The largest total variation over some worlds."""
-    worlds = [world(seed) for seed in seeds]
+    worlds = [toy_pair(seed) for seed in seeds]
     return max(law(each.target, each.draft, policy, verifier).total_variation for each in worlds)
 
 
 class DropsImprobable(RRSw):
     """Removes a drawn token because the draft finds it improbable."""
 
-    def judge(self, outlook):
-        for node, children in enumerate(outlook.children):
+    def judge(self, view):
+        for node, children in enumerate(view.children):
             if children:
-                q = outlook.draft(node)
-                outlook.children[node] = [child for child in children if q[outlook.tokens[child]] >= 0.2]
-        return super().judge(outlook)
+                q = view.draft(node)
+                view.children[node] = [child for child in children if q[view.tokens[child]] >= 0.2]
+        return super().judge(view)
 
 
 class ReRanks(RRSw):
     """Keeps the drawn nodes of the best paths only, as EAGLE-2 does with selected ones."""
 
-    def verify(self, tree, logits, position, noise):
+    def verify(self, tree, logits, position, randomness):
         kept = torch.zeros_like(tree.valid).scatter(1, tree.path_logprobs.topk(3).indices, True)
         tree.path_logprobs.masked_fill_(~kept, -torch.inf)
-        return super().verify(tree, logits, position, noise)
+        return super().verify(tree, logits, position, randomness)
 
 
 class LikeliestFirst(RRSw):
     """Judges drawn siblings in the order of their probability."""
 
-    def judge(self, outlook):
-        for node, children in enumerate(outlook.children):
+    def judge(self, view):
+        for node, children in enumerate(view.children):
             if children:
-                q = outlook.draft(node)
-                children.sort(key=lambda child: -float(q[outlook.tokens[child]]))
-        return super().judge(outlook)
+                q = view.draft(node)
+                children.sort(key=lambda child: -float(q[view.tokens[child]]))
+        return super().judge(view)
 
 
 class NeverRenormalises(RRSw):
@@ -65,11 +65,11 @@ class NeverRenormalises(RRSw):
 class DropsDuplicates(RRS):
     """Forgets a sibling equal to one before it, then judges as if all had been drawn independently."""
 
-    def judge(self, outlook):
-        for node, children in enumerate(outlook.children):
-            first = {outlook.tokens[child]: child for child in reversed(children)}
-            outlook.children[node] = sorted(first.values())
-        return super().judge(outlook)
+    def judge(self, view):
+        for node, children in enumerate(view.children):
+            first = {view.tokens[child]: child for child in reversed(children)}
+            view.children[node] = sorted(first.values())
+        return super().judge(view)
 
 
 class DropsDuplicatesRightly(DropsDuplicates):
@@ -140,26 +140,26 @@ def test_the_update_written_out_is_the_right_one(monkeypatch):
     assert worst(LATE, Traversal) < EXACT
 
 
-def takes_the_best(noise: Replay, probs, counts, proposal, position, depth):
+def takes_the_best(randomness: ScriptedRandom, probs, counts, proposal, position, depth):
     """Selects the best tokens and calls them drawn."""
     return probs.topk(int(counts.amax())).indices, probs
 
 
-def draws_again(noise: Replay, probs, counts, proposal, position, depth):
+def draws_again(randomness: ScriptedRandom, probs, counts, proposal, position, depth):
     """Draws once more where the draft finds what was drawn improbable, and says nothing."""
     tokens = torch.zeros(*counts.shape, max(int(counts.amax()), 1), dtype=torch.long)
     for node, count in enumerate(counts[0].tolist()):
         row = probs[0, node].clone()
         for place in range(count):
-            token = noise.draw(row)
-            tokens[0, node, place] = token = noise.draw(row) if row[token] < 0.25 else token
+            token = randomness.draw(row)
+            tokens[0, node, place] = token = randomness.draw(row) if row[token] < 0.25 else token
             row[token] = 0
     return tokens, probs
 
 
 @pytest.mark.parametrize("children", [takes_the_best, draws_again])
 def test_children_that_were_not_drawn_as_told_are_found_out(children, monkeypatch):
-    monkeypatch.setattr(Replay, "children", children)
+    monkeypatch.setattr(ScriptedRandom, "children", children)
     assert worst(SIBLINGS, RRSw, (0, 1, 6)) > FOUND
 
 
@@ -171,16 +171,16 @@ def test_the_law_with_improbable_tokens_dropped_is_the_one_worked_out_by_hand():
 
 
 def test_the_controls_are_sampled_as_they_say():
-    assert DropsDuplicates.proposal is Proposal.INDEPENDENT
-    assert ReRanks.proposal is Proposal.SAMPLED
+    assert DropsDuplicates.proposal is Proposal.WITH_REPLACEMENT
+    assert ReRanks.proposal is Proposal.WITHOUT_REPLACEMENT
 
 
 def changed(change):
     """A verifier that judges as PointMass does, and says something else."""
 
     class Says(PointMass):
-        def judge(self, outlook):
-            return change(*super().judge(outlook))
+        def judge(self, view):
+            return change(*super().judge(view))
 
     return Says
 
@@ -198,7 +198,7 @@ def changed(change):
     ids=["skips a node", "repeats a node", "drops the root", "invents a node", "counts from the end", "says nothing"],
 )
 def test_a_path_that_is_none_is_found_out(change):
-    tables = world(1)
+    tables = toy_pair(1)
     with pytest.raises(ConfigError, match=r"Says accepts the nodes .*no path from the root down"):
         law(tables.target, tables.draft, Chain(depth=3), changed(change))
 
@@ -209,7 +209,7 @@ def test_a_verifier_that_drops_the_last_node_is_found_out():
 
 @pytest.mark.parametrize("bonus", [-1, 3])
 def test_a_bonus_that_is_no_token_is_found_out(bonus):
-    tables = world(1)
+    tables = toy_pair(1)
     with pytest.raises(ConfigError, match=f"Says gives the bonus token {bonus}; the vocabulary has 3"):
         law(tables.target, tables.draft, Chain(depth=1), changed(lambda path, _: (path, bonus)))
 
@@ -217,19 +217,19 @@ def test_a_bonus_that_is_no_token_is_found_out(bonus):
 class SkipsAhead(Coupled):
     """Leaves out the first node of a longer path."""
 
-    def verify(self, tree, logits, position, noise):
-        verdict = super().verify(tree, logits, position, noise)
+    def verify(self, tree, logits, position, randomness):
+        verdict = super().verify(tree, logits, position, randomness)
         return Verdict([[path[0], path[-1]] for path in verdict.paths], verdict.bonus)
 
 
 def test_a_coupled_path_that_is_none_is_found_out():
-    tables = world(2)
+    tables = toy_pair(2)
     with pytest.raises(ConfigError, match="SkipsAhead accepts the nodes"):
         coupled_round(tables.target, tables.target, Chain(depth=3), SkipsAhead)
 
 
 def test_a_pair_that_is_refused_can_be_looked_at():
-    tables = world(1)
+    tables = toy_pair(1)
     eagle = Eagle(depth=2, top_k=2, budget=5)
     with pytest.raises(ConfigError, match="Eagle with RRSw is not lossless"):
         law(tables.target, tables.draft, eagle, RRSw)

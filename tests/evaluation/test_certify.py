@@ -3,7 +3,7 @@ import torch
 
 import drafttree
 from drafttree.core.errors import ConfigError, ContextError
-from drafttree.engine.request import Sequence
+from drafttree.engine.request import Request
 from drafttree.evaluation.certify import certify, fit, parse_policies
 from drafttree.evaluation.reference import find_difference, released, transformers_generate
 from drafttree.models.tree_attention import NAME
@@ -20,7 +20,7 @@ def decoder():
 @pytest.fixture
 def broken(decoder, monkeypatch):
     """A decoder whose every text has a wrong fourth token."""
-    commit = Sequence.commit
+    commit = Request.commit
 
     def spoil(self, tokens, accepted):
         count = commit(self, tokens, accepted)
@@ -28,7 +28,7 @@ def broken(decoder, monkeypatch):
             self.tokens[self.prompt_length + 3] = 99
         return count
 
-    monkeypatch.setattr(Sequence, "commit", spoil)
+    monkeypatch.setattr(Request, "commit", spoil)
     return decoder
 
 
@@ -77,7 +77,7 @@ def test_options_hold_on_both_sides(decoder, options):
 
 
 def test_options_on_one_side_only_are_found(decoder, monkeypatch):
-    monkeypatch.setattr(drafttree.engine.decoder.Walker, "score", lambda self, tokens, tree, logits: logits)
+    monkeypatch.setattr(drafttree.engine.decoder.PathConstraints, "score", lambda self, tokens, tree, logits: logits)
     certificate = certify(decoder, PROMPTS[:1], ["chain"], max_new_tokens=16, repetition_penalty=1.5)
     assert not certificate.passed
 

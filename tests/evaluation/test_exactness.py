@@ -8,10 +8,10 @@ import torch
 from drafttree.core.errors import ConfigError
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import Verdict
-from drafttree.engine.compatibility import objection
+from drafttree.engine.compatibility import incompatibility
 from drafttree.evaluation import exactness
-from drafttree.evaluation.exactness import Law, Replay, Table, coupled_round, law, outcomes, trees
-from drafttree.evaluation.pair_sweep import FORMS, enumerate_pairs, examine
+from drafttree.evaluation.exactness import RoundLaw, ScriptedRandom, TabularModel, coupled_round, law, outcomes, trees
+from drafttree.evaluation.pair_sweep import FORMS, sweep_pair, sweep_pairs
 from drafttree.loading.load import make_policy
 from drafttree.policies import POLICIES, Chain, TreePolicy
 from drafttree.verifiers import (
@@ -26,7 +26,7 @@ from drafttree.verifiers import (
     Traversal,
 )
 from helpers.splitmix import plain_uniform
-from helpers.worlds import EXACT, LARGE_PAIRS, LARGE_TREES, PAIRS, SMALL_TREES, constant, world
+from helpers.toy_pairs import EXACT, LARGE_PAIRS, LARGE_TREES, PAIRS, SMALL_TREES, constant, toy_pair
 
 
 def names(pairs: list) -> list[str]:
@@ -37,7 +37,7 @@ def numbered(pairs: list) -> list:
     return [(*pair, index) for index, pair in enumerate(pairs)]
 
 
-def check_sane(found: Law, levels: int) -> None:
+def check_sane(found: RoundLaw, levels: int) -> None:
     assert sum(found.committed.values()) == pytest.approx(1, abs=1e-9)
     assert sum(found.lengths.values()) == pytest.approx(1, abs=1e-9)
     assert 0 <= min(found.lengths) <= max(found.lengths) <= levels
@@ -46,7 +46,7 @@ def check_sane(found: Law, levels: int) -> None:
 
 @pytest.mark.parametrize(("name", "policy", "verifier", "index"), numbered(PAIRS), ids=names(PAIRS))
 def test_a_pair_has_the_targets_law(name, policy, verifier, index):
-    tables = world(index)
+    tables = toy_pair(index)
     found = law(tables.target, tables.draft, policy, verifier)
     assert found.total_variation < EXACT
     check_sane(found, 3)
@@ -54,14 +54,14 @@ def test_a_pair_has_the_targets_law(name, policy, verifier, index):
 
 @pytest.mark.parametrize(("name", "policy", "verifier", "index"), numbered(PAIRS)[::3], ids=names(PAIRS)[::3])
 def test_a_pair_has_the_targets_law_over_four_tokens(name, policy, verifier, index):
-    tables = world(1000 + index, vocab=4)
+    tables = toy_pair(1000 + index, vocab=4)
     assert law(tables.target, tables.draft, policy, verifier, levels=2).total_variation < EXACT
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.7])
 @pytest.mark.parametrize("verifier", [PointMass, RRSw, RRS, Traversal, Block, KSeq, GreedyMultiDraft])
 def test_a_pair_has_the_targets_law_at_any_temperature(verifier, temperature):
-    tables = world(8)
+    tables = toy_pair(8)
     policy = Chain(depth=2) if verifier.chains_only else SMALL_TREES["ragged"]
     found = law(tables.target, tables.draft, policy, verifier, temperature=temperature)
     assert found.total_variation < EXACT
@@ -71,8 +71,8 @@ def test_a_pair_has_the_targets_law_at_any_temperature(verifier, temperature):
 @pytest.mark.parametrize("policy", FORMS)
 def test_a_pair_is_what_it_claims_to_be_in_fifty_models(policy, verifier):
     """Chains, binary, ragged and adaptive trees over three and four tokens; every admissible pair."""
-    found = examine(policy, verifier, models=50)
-    refused = objection(make_policy(FORMS[policy][0]), VERIFIERS[verifier]) is not None
+    found = sweep_pair(policy, verifier, models=50)
+    refused = incompatibility(make_policy(FORMS[policy][0]), VERIFIERS[verifier]) is not None
     assert (found.verdict == "refused") is refused
     if found.verdict == "exact":
         assert found.total_variation is not None
@@ -99,8 +99,8 @@ class Careless(RRSw):
 class Hasty(Coupled):
     """Accepts whatever child comes first."""
 
-    def verify(self, tree, logits, position, noise):
-        verdict = super().verify(tree, logits, position, noise)
+    def verify(self, tree, logits, position, randomness):
+        verdict = super().verify(tree, logits, position, randomness)
         first = [0] if tree.size == 1 else [0, 1]
         return verdict if len(verdict.paths[0]) > 1 else Verdict([first], verdict.bonus)
 
@@ -109,7 +109,7 @@ class Hasty(Coupled):
 def test_a_biased_pair_is_called_so(verifier, monkeypatch):
     monkeypatch.setitem(VERIFIERS, "wrong", verifier)
     monkeypatch.setattr("drafttree.evaluation.pair_sweep.COUPLED", (Hasty,))
-    table = enumerate_pairs(["template"], ["wrong"], models=5)
+    table = sweep_pairs(["template"], ["wrong"], models=5)
     assert [finding.verdict for finding in table.findings] == ["BIASED"]
     assert not table.passed
     assert table.summary()["passed"] is False
@@ -118,12 +118,12 @@ def test_a_biased_pair_is_called_so(verifier, monkeypatch):
 def test_a_tree_too_large_to_enumerate_is_refused(monkeypatch):
     monkeypatch.setattr(exactness, "MOST", 100)
     with pytest.raises(ConfigError, match="Template with RRS has more than 100 outcomes"):
-        examine("template:tree=binary-2", "rrs", models=1)
+        sweep_pair("template:tree=binary-2", "rrs", models=1)
 
 
 def test_the_outcomes_of_trees_and_verdicts_are_counted_together(monkeypatch):
     """Three trees, and never more than five verdicts on one."""
-    tables = world(1)
+    tables = toy_pair(1)
     monkeypatch.setattr(exactness, "MOST", 8)
     with pytest.raises(ConfigError, match="Chain with RRSw has more than 8 outcomes"):
         law(tables.target, tables.draft, Chain(depth=1), RRSw)
@@ -142,7 +142,7 @@ SHAPES = [
 @pytest.mark.parametrize("shape", [*SHAPES, {"top_h": 0.5}, {"temperature": 0.6, "top_k": 2, "min_p": 0.1}])
 @pytest.mark.parametrize("verifier", [PointMass, RRSw, Traversal])
 def test_a_pair_has_the_targets_law_under_any_sampling(verifier, shape):
-    tables = world(1)
+    tables = toy_pair(1)
     plain = law(tables.target, tables.draft, SMALL_TREES["siblings"], verifier)
     found = law(tables.target, tables.draft, SMALL_TREES["siblings"], verifier, **shape)
     assert found.total_variation < EXACT
@@ -152,9 +152,12 @@ def test_a_pair_has_the_targets_law_under_any_sampling(verifier, shape):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((Table(3, 1, 0), Table(4, 1, 1), Chain(depth=1), RRSw), "the target has 3 tokens, the draft 4"),
-        ((Table(3, 1, 0), Table(3, 1, 1), Chain(depth=1), "rrsw"), "the verifier is 'rrsw'; give a class"),
-        ((Table(3, 1, 0), Table(3, 1, 1), "chain", RRSw), "the policy is 'chain'; give a TreePolicy"),
+        ((TabularModel(3, 1, 0), TabularModel(4, 1, 1), Chain(depth=1), RRSw), "the target has 3 tokens, the draft 4"),
+        (
+            (TabularModel(3, 1, 0), TabularModel(3, 1, 1), Chain(depth=1), "rrsw"),
+            "the verifier is 'rrsw'; give a class",
+        ),
+        ((TabularModel(3, 1, 0), TabularModel(3, 1, 1), "chain", RRSw), "the policy is 'chain'; give a TreePolicy"),
     ],
 )
 def test_arguments_that_are_none_are_refused(arguments, words):
@@ -166,32 +169,32 @@ def test_arguments_that_are_none_are_refused(arguments, words):
 @pytest.mark.parametrize("option", ["seed", "temprature"])
 def test_an_option_the_law_does_not_have_is_refused(option):
     with pytest.raises(ConfigError, match=f"unknown option '{option}'"):
-        law(Table(3, 1, 0), Table(3, 1, 1), Chain(depth=1), RRSw, **{option: 1})
+        law(TabularModel(3, 1, 0), TabularModel(3, 1, 1), Chain(depth=1), RRSw, **{option: 1})
 
 
 @pytest.mark.parametrize(("vocab", "depth"), [(0, 1), (3, -1)])
 def test_a_table_has_tokens_and_a_depth(vocab, depth):
     with pytest.raises(ConfigError, match=f"a table of {vocab} tokens and depth {depth}"):
-        Table(vocab, depth, 0)
+        TabularModel(vocab, depth, 0)
 
 
 def test_accepting_with_a_probability_that_is_none_is_refused():
     with pytest.raises(ConfigError, match="probability NaN"):
-        Replay([]).accept(math.nan)
+        ScriptedRandom([]).accept(math.nan)
 
 
 @pytest.mark.parametrize("temperature", [0.3, 2.0])
 def test_a_round_of_coupled_commits_what_plain_decoding_with_the_same_noise_does(temperature):
     """Plain decoding written out: the noise of SplitMix64 itself, and one argmax after the other."""
     for seed in range(10):
-        tables = world(seed)
+        tables = toy_pair(seed)
         options = {"seed": seed, "temperature": temperature}
         committed, plain = coupled_round(tables.target, tables.draft, Chain(depth=3), Coupled, **options)
         expected: tuple[int, ...] = ()
         for position in range(1, len(committed) + 1):
-            noise = [-math.log(-math.log(u)) for u in plain_uniform(seed, position, 3)]
+            randomness = [-math.log(-math.log(u)) for u in plain_uniform(seed, position, 3)]
             logits = (tables.target.logits(expected) / temperature).tolist()
-            expected += (max(range(3), key=lambda token: logits[token] + noise[token]),)
+            expected += (max(range(3), key=lambda token: logits[token] + randomness[token]),)
         assert committed == plain == expected
 
 
@@ -199,7 +202,7 @@ def test_a_round_of_coupled_commits_what_plain_decoding_with_the_same_noise_does
 @pytest.mark.parametrize(("name", "policy", "verifier", "index"), numbered(LARGE_PAIRS), ids=names(LARGE_PAIRS))
 def test_a_pair_has_the_targets_law_on_larger_trees(name, policy, verifier, index):
     for seed in range(2000 + index, 2002 + index):
-        tables = world(seed)
+        tables = toy_pair(seed)
         found = law(tables.target, tables.draft, policy, verifier)
         assert found.total_variation < EXACT, seed
         check_sane(found, 3)
@@ -209,7 +212,7 @@ def test_a_pair_has_the_targets_law_on_larger_trees(name, policy, verifier, inde
 @pytest.mark.parametrize(("name", "policy", "verifier", "index"), numbered(PAIRS), ids=names(PAIRS))
 def test_a_pair_has_the_targets_law_in_more_worlds(name, policy, verifier, index):
     for seed in range(4):
-        tables = world(3000 + index + seed, vocab=3 + seed % 2)
+        tables = toy_pair(3000 + index + seed, vocab=3 + seed % 2)
         assert law(tables.target, tables.draft, policy, verifier).total_variation < EXACT, seed
 
 
@@ -226,21 +229,21 @@ def test_a_sampled_tree_keeps_its_budget(policy):
 
 def shapes_of(policy: TreePolicy, seed: int) -> set[tuple[int, ...]]:
     """The parents of the nodes, in every tree that can be drawn."""
-    grown = trees(world(seed).draft, policy, RRSw(Sampling(1.0)))
+    grown = trees(toy_pair(seed).draft, policy, RRSw(Sampling(1.0)))
     return {tuple(tree.parents[0].tolist()) for _, tree in grown}
 
 
 def test_the_probabilities_of_all_outcomes_sum_to_one():
-    def roll(noise: Replay) -> tuple[int, bool]:
-        token = noise.draw(torch.tensor([0.2, 0.0, 0.8]))
-        return token, noise.accept(0.3 if token else 1.0)
+    def roll(randomness: ScriptedRandom) -> tuple[int, bool]:
+        token = randomness.draw(torch.tensor([0.2, 0.0, 0.8]))
+        return token, randomness.accept(0.3 if token else 1.0)
 
     found = {result: weight for weight, result in outcomes(roll)}
     assert found == pytest.approx({(0, True): 0.2, (2, True): 0.24, (2, False): 0.56})
 
 
 def test_gumbel_noise_cannot_be_enumerated():
-    tables = world(1)
+    tables = toy_pair(1)
     with pytest.raises(ConfigError, match="comparing texts"):
         law(tables.target, tables.draft, Chain(depth=1), Coupled)
 
@@ -255,17 +258,17 @@ def test_a_law_by_hand():
 
 
 def test_without_children_only_the_bonus_is_committed():
-    tables = world(1)
+    tables = toy_pair(1)
     for verifier in (RRSw, RRS, Traversal, Block, KSeq, GreedyMultiDraft, PointMass):
         found = law(tables.target, tables.draft, Chain(depth=2, budget=1), verifier)
         assert found.lengths == {0: pytest.approx(1)}
         assert found.total_variation < EXACT
 
 
-def unsure(table: Table, seed: int) -> Table:
+def unsure(table: TabularModel, seed: int) -> TabularModel:
     """A draft that proposes some tokens or none, with a column for what it leaves over."""
     generator = torch.Generator().manual_seed(seed)
-    copy = Table(table.vocab, table.depth, 0)
+    copy = TabularModel(table.vocab, table.depth, 0)
     for context, row in table.rows.items():
         proposed = torch.rand(table.vocab, generator=generator) < 0.5
         left = torch.rand(1, generator=generator, dtype=torch.float64) if proposed.any() else torch.ones(1)
@@ -276,7 +279,7 @@ def unsure(table: Table, seed: int) -> Table:
 
 @pytest.mark.parametrize(("name", "policy", "verifier", "index"), numbered(PAIRS)[1::3], ids=names(PAIRS)[1::3])
 def test_a_pair_has_the_targets_law_where_the_draft_proposes_few_tokens_or_none(name, policy, verifier, index):
-    tables = world(4000 + index)
+    tables = toy_pair(4000 + index)
     for seed in range(3):
         found = law(tables.target, unsure(tables.target, seed), policy, verifier)
         assert found.total_variation < EXACT

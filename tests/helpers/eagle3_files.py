@@ -205,7 +205,7 @@ class Formulas:
         self.w = {name: tensor.double().numpy() for name, tensor in tensors.items()}
         self.w.setdefault("embed_tokens.weight", embedding.detach().double().numpy())
 
-    def logits(self, features: list[np.ndarray], tokens: list[int], path: list[int]) -> np.ndarray:
+    def logits(self, hidden_states: list[np.ndarray], tokens: list[int], path: list[int]) -> np.ndarray:
         """`[vocab]` after committed rows, (state, token) pairs, and a drafted path below them.
 
         Args:
@@ -214,7 +214,7 @@ class Formulas:
             path: drafted tokens.
         """
         rows: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in range(self.kind.layers)]
-        fused = self.fuse(features)
+        fused = self.fuse(hidden_states)
         for position, (state, token) in enumerate(zip(fused, tokens, strict=True)):
             out = self.row(state, token, position, rows)
         for position, token in enumerate(path, start=len(tokens)):
@@ -224,10 +224,10 @@ class Formulas:
         logits[ids_of(self.kind)] = drafted
         return logits
 
-    def fuse(self, features: list[np.ndarray]) -> np.ndarray:
+    def fuse(self, hidden_states: list[np.ndarray]) -> np.ndarray:
         if self.kind.fc_norm:
-            features = [self.norm(state, f"fc_norm.{index}") for index, state in enumerate(features)]
-        joined = np.concatenate(features, 1)
+            hidden_states = [self.norm(state, f"fc_norm.{index}") for index, state in enumerate(hidden_states)]
+        joined = np.concatenate(hidden_states, 1)
         return (self.norm(joined, "input_norm") if self.kind.input_norm else joined) @ self.w["fc.weight"].T
 
     def row(self, state: np.ndarray, token: int, position: int, rows) -> np.ndarray:

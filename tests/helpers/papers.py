@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable
 
 Path = tuple[int, ...]
-Draft = Callable[[Path], list[float]]
+DraftSession = Callable[[Path], list[float]]
 Tree = dict[Path, float]
 
 
@@ -18,13 +18,13 @@ def best(paths: Iterable[tuple[Path, float]], count: int) -> Tree:
     return dict(sorted(paths, key=lambda item: -item[1])[: max(count, 0)])
 
 
-def ranked(q: Draft, tree: Tree, path: Path) -> list[tuple[Path, float]]:
+def ranked(q: DraftSession, tree: Tree, path: Path) -> list[tuple[Path, float]]:
     """The children a path could have, most probable first."""
     children = [((*path, token), tree[path] + logprob) for token, logprob in enumerate(q(path)) if logprob > -math.inf]
     return sorted(children, key=lambda item: -item[1])
 
 
-def by_level(q: Draft, budget: int, levels: int, breadth: Callable, expands: Callable) -> Tree:
+def by_level(q: DraftSession, budget: int, levels: int, breadth: Callable, expands: Callable) -> Tree:
     """Give every node that expands its most probable children, a level at a time, until the budget is spent."""
     tree: Tree = {(): 0.0}
     frontier: list[Path] = [()]
@@ -36,11 +36,11 @@ def by_level(q: Draft, budget: int, levels: int, breadth: Callable, expands: Cal
     return tree
 
 
-def chain(q: Draft, *, depth: int, budget: int) -> Tree:
+def chain(q: DraftSession, *, depth: int, budget: int) -> Tree:
     return by_level(q, budget, depth, lambda level, row: 1, lambda level, p: True)
 
 
-def fixed(q: Draft, *, depth: int, breadth: int, threshold: float, level1_top1: bool, budget: int) -> Tree:
+def fixed(q: DraftSession, *, depth: int, breadth: int, threshold: float, level1_top1: bool, budget: int) -> Tree:
     """DynaTree v1: a leaf below tau is not expanded."""
     return by_level(
         q,
@@ -51,7 +51,7 @@ def fixed(q: Draft, *, depth: int, breadth: int, threshold: float, level1_top1: 
     )
 
 
-def dynatree(q: Draft, **o) -> Tree:
+def dynatree(q: DraftSession, **o) -> Tree:
     """DynaTree v2; without `breadth` every node gets B_mid, without `depth` all paths end at D0."""
 
     def breadth(level: int, row: list[float]) -> int:
@@ -76,7 +76,7 @@ def dynatree(q: Draft, **o) -> Tree:
     return by_level(q, o["budget"], o["max_depth"], breadth, expands)
 
 
-def talon(q: Draft, *, budget: int, width: int, margin: float, depth: int | None = None) -> Tree:
+def talon(q: DraftSession, *, budget: int, width: int, margin: float, depth: int | None = None) -> Tree:
     tree: Tree = {(): 0.0}
     frontier: list[Path] = [()]
     level = 0
@@ -96,7 +96,7 @@ def talon(q: Draft, *, budget: int, width: int, margin: float, depth: int | None
     return tree
 
 
-def eagle(q: Draft, *, depth: int, top_k: int, budget: int) -> Tree:
+def eagle(q: DraftSession, *, depth: int, top_k: int, budget: int) -> Tree:
     """The authors' loop: K first tokens, then K*K candidates a level, and the best of the whole pool."""
     root: Tree = {(): 0.0}
     pool = ranked(q, root, ())[:top_k]
@@ -108,7 +108,7 @@ def eagle(q: Draft, *, depth: int, top_k: int, budget: int) -> Tree:
     return root | best(pool, budget - 1)
 
 
-def opt_tree(q: Draft, *, depth: int, threshold: float, budget: int) -> Tree:
+def opt_tree(q: DraftSession, *, depth: int, threshold: float, budget: int) -> Tree:
     pool: Tree = {}
     layer: Tree = {(): 0.0}
     expected = 0.0
@@ -122,7 +122,7 @@ def opt_tree(q: Draft, *, depth: int, threshold: float, budget: int) -> Tree:
     return {(): 0.0} | best(pool.items(), budget - 1)
 
 
-def dyspec(q: Draft, *, depth: int, budget: int) -> Tree:
+def dyspec(q: DraftSession, *, depth: int, budget: int) -> Tree:
     """The heap of Algorithm 1, taking the most probable token of the residual where the paper draws one.
 
     What a row leaves over stays in every residual, as a token that is never taken.
@@ -149,7 +149,7 @@ def dyspec(q: Draft, *, depth: int, budget: int) -> Tree:
     return tree
 
 
-def template(q: Draft, *, paths: Iterable[Path], budget: int) -> Tree:
+def template(q: DraftSession, *, paths: Iterable[Path], budget: int) -> Tree:
     """Paths of ranks into paths of tokens, a level at a time."""
     tree: Tree = {(): 0.0}
     named: dict[Path, Path] = {(): ()}

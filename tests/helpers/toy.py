@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from drafttree.drafters.base import Features
+from drafttree.drafters.base import HiddenStates
 from drafttree.models.base import Output
 from drafttree.models.kv_cache import TreeCache
 
@@ -141,7 +141,7 @@ class ToyDraft:
         self.laws, self.prefixes, self.dtype = laws, [list(prefix) for prefix in prefixes], dtype
         self.frontier: list[list[list[int]]] = []
 
-    def prefill(self, features: Features) -> None:
+    def prefill(self, hidden_states: HiddenStates) -> None:
         """A table has nothing to read."""
 
     def root(self) -> Tensor:
@@ -155,7 +155,7 @@ class ToyDraft:
             ]
         )
 
-    def commit(self, tokens: list[int], features: Features) -> None:
+    def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
         self.prefixes[0] += tokens
 
     def _score(self, frontier: list[list[list[int]]]) -> Tensor:

@@ -32,7 +32,7 @@ def counting() -> PreTrainedModel:
     return module
 
 
-def noise(shapes: Mapping[str, tuple[int, ...]], seed: int = 0, scale: float = 0.2) -> Tensors:
+def randomness(shapes: Mapping[str, tuple[int, ...]], seed: int = 0, scale: float = 0.2) -> Tensors:
     """A random tensor of each shape; norm weights lie around one."""
     generator = torch.Generator().manual_seed(seed)
     return {
@@ -102,8 +102,8 @@ class WatchedDraft:
         self.frontier = [[*self.frontier[origin], token] for token, origin in pairs]
         return self._note(self.inner.expand(tokens, origins))
 
-    def commit(self, tokens, features):
-        self.inner.commit(tokens, features)
+    def commit(self, tokens, hidden_states):
+        self.inner.commit(tokens, hidden_states)
         self.text = self.text + tokens
 
     def _note(self, logits):
@@ -113,7 +113,7 @@ class WatchedDraft:
 
 def watched(target: HuggingFaceModel, drafter: Drafter, policy: TreePolicy, prompt=PROMPT) -> tuple[list, Decoder]:
     """The calls of a drafter while a text is decoded with it, and the decoder."""
-    watch = Watched(drafter)
-    decoder = Decoder(target, watch, policy)
+    timer = Watched(drafter)
+    decoder = Decoder(target, timer, policy)
     decoder.generate(prompt, max_new_tokens=LENGTH)
-    return watch.calls, decoder
+    return timer.calls, decoder

@@ -22,7 +22,14 @@ from transformers import (
 
 import drafttree
 from drafttree.core.errors import ConfigError, DraftTreeError, ModelError, TokenizerMismatch
-from drafttree.drafters import LOOKUPS, Eagle3Drafter, LanguageModelDrafter, MedusaDrafter, Mixed, PromptLookup
+from drafttree.drafters import (
+    LOOKUPS,
+    Eagle3Drafter,
+    LanguageModelDrafter,
+    MedusaDrafter,
+    MixedDrafter,
+    PromptLookupDrafter,
+)
 from drafttree.engine.decoder import Decoder
 from drafttree.loading import zoo
 from drafttree.loading.load import (
@@ -317,7 +324,7 @@ def test_lookup_drafters_have_names_and_fit_the_target(folder, name):
 
 def test_a_mixed_drafter_has_the_model_it_names(folder):
     drafter = drafttree.load(folder, f"mixed:{folder}", device="cpu").drafter
-    assert isinstance(drafter, Mixed)
+    assert isinstance(drafter, MixedDrafter)
     assert isinstance(drafter.model, LanguageModelDrafter)
     assert drafter.vocab_size == tiny.VOCAB
     assert "model folder './nowhere' does not exist" in told(ModelError, drafttree.load, folder, "mixed:./nowhere")
@@ -335,7 +342,7 @@ def test_auto_takes_the_embedded_draft_or_else_lookup(folder):
     assert isinstance(drafttree.load().drafter, LanguageModelDrafter)
     for target in (folder, str(folder), tiny.build("llama")):
         assert choose_drafter(target).name == "lookup"
-        assert isinstance(drafttree.load(target, device="cpu").drafter, PromptLookup)
+        assert isinstance(drafttree.load(target, device="cpu").drafter, PromptLookupDrafter)
     assert str(folder) in choose_drafter(folder).reason
 
 

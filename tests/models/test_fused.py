@@ -53,7 +53,7 @@ def test_kept_rows_serve_the_next_round(name):
         tree = tiny.random_tree((3, 3, 2), seed)
         tiny.score(model, cache, tree)
         path = tiny.leaf_paths(tree)[-1]
-        cache.keep(path)
+        cache.commit(path)
         prefix += tree.tokens[0, path].tolist()
     tree = tiny.random_tree((2, 4), 7)
     assert tiny.worst_gap(tiny.score(model, cache, tree)[0], clone, prefix, tree) < 1e-4

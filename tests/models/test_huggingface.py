@@ -44,7 +44,7 @@ def test_later_rounds_see_exactly_the_accepted_paths(name):
         tree = tiny.random_tree(widths, 10 + round_)
         assert tiny.worst_gap(tiny.score(model, cache, tree)[0], reference, committed, tree) < TOLERANCE
         path = tiny.leaf_paths(tree)[-1]
-        cache.keep(path)
+        cache.commit(path)
         committed = committed + tree.tokens[0, path].tolist()
         assert cache.length == len(committed)
 
@@ -93,7 +93,7 @@ def test_level_by_level_passes_equal_one_pass(name):
     prefix, tree = tiny.random_tokens(6, 11), tiny.random_tree((3, 4, 2, 3), 12)
     model, _, cache = read_prefix(name, prefix)
     at_once = tiny.score(model, cache, tree)
-    cache.keep([])
+    cache.commit([])
     positions = tree.depths + cache.length
     levels = [(tree.depths[0] == depth).nonzero().flatten() for depth in range(tree.levels + 1)]
     passes = []
@@ -112,7 +112,7 @@ def test_two_sequences_of_equal_length_share_a_batch(name):
     cache = model.new_cache(2, 32)
     causal = torch.ones(9, 9, dtype=torch.bool).tril().expand(2, -1, -1)
     model.forward(cache, torch.tensor(prefixes), torch.arange(9).expand(2, -1), causal)
-    cache.keep(range(9))
+    cache.commit(range(9))
     logits = tiny.score(model, cache, tree)
     for row, prefix in enumerate(prefixes):
         assert tiny.worst_gap(logits[row], reference, prefix, tree, row) < TOLERANCE
@@ -122,7 +122,7 @@ def test_last_only_returns_the_last_row_of_the_logits():
     model, _, cache = read_prefix("llama", [1, 2, 3])
     tree = tiny.random_tree((2, 3), 13)
     whole = tiny.score(model, cache, tree)
-    cache.keep([])
+    cache.commit([])
     last = model.forward(cache, tree.tokens, tree.depths + cache.length, tree.ancestors, last_only=True).logits
     assert last.shape == (1, 1, tiny.VOCAB)
     torch.testing.assert_close(last, whole[:, -1:], atol=1e-5, rtol=1e-5)

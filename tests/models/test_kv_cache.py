@@ -36,7 +36,7 @@ def test_growing_past_the_capacity_loses_no_rows():
     passes = []
     for seed, rows in enumerate([3, 4, 9, 1]):
         passes.append(store(cache, rows, seed))
-        cache.keep(range(rows))
+        cache.commit(range(rows))
     assert cache.length == 17
     assert torch.equal(contents(cache), torch.cat(passes, -2))
 
@@ -60,16 +60,16 @@ def test_the_capacity_asked_for_is_not_reallocated():
 def test_keep_moves_the_accepted_rows_behind_the_prefix():
     cache = TreeCache(LAYERS, 2, capacity=16)
     prefix = store(cache, 3, 0, batch=2)
-    cache.keep(range(3))
+    cache.commit(range(3))
     tree = store(cache, 6, 1, batch=2)
-    cache.keep([0, 2, 5])
+    cache.commit([0, 2, 5])
     assert torch.equal(contents(cache, batch=2), torch.cat((prefix, tree[..., [0, 2, 5], :]), -2))
 
 
 def test_keep_orders_rows_as_asked():
     cache = TreeCache(LAYERS, 1, capacity=8)
     tree = store(cache, 4, 0)
-    cache.keep([3, 0, 1])
+    cache.commit([3, 0, 1])
     assert torch.equal(contents(cache), tree[..., [3, 0, 1], :])
 
 
@@ -78,7 +78,7 @@ def test_keeping_rows_already_in_place_copies_nothing(rows, monkeypatch):
     cache = TreeCache(LAYERS, 1, capacity=8)
     tree, before = store(cache, 5, 0), address(cache)
     monkeypatch.setattr(torch.Tensor, "index_select", lambda *_: pytest.fail("a copy was made"))
-    cache.keep(rows)
+    cache.commit(rows)
     assert address(cache) == before
     assert torch.equal(contents(cache), tree[..., : len(rows), :])
 
@@ -86,7 +86,7 @@ def test_keeping_rows_already_in_place_copies_nothing(rows, monkeypatch):
 def test_keep_drops_the_rest_of_the_tree():
     cache = TreeCache(LAYERS, 1, capacity=8)
     store(cache, 5, 0)
-    cache.keep([0, 3])
+    cache.commit([0, 3])
     assert (cache.length, cache.drafted, cache.positions) == (2, 0, None)
     assert cache.get_seq_length() == 2
 
@@ -95,7 +95,7 @@ def test_rows_made_in_inference_mode_can_be_kept_outside_it():
     cache = TreeCache(LAYERS, 1, capacity=8)
     with torch.inference_mode():
         tree = store(cache, 4, 0)
-    cache.keep([0, 2])
+    cache.commit([0, 2])
     with torch.inference_mode():
         assert torch.equal(contents(cache), tree[..., [0, 2], :])
 

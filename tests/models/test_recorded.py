@@ -127,7 +127,7 @@ def test_texts_of_several_lengths_take_turns():
     decoders = [Decoder(each, LanguageModelDrafter(each), make_policy("talon:budget=8")) for each in (static, lean)]
     prompt = tiny.random_tokens(5, 2)
     for limit in (8, 600, 8, 600, 600):
-        texts = [decoder.start(prompt, max_new_tokens=limit) for decoder in decoders for _ in range(2)]
+        texts = [decoder.new_request(prompt, max_new_tokens=limit) for decoder in decoders for _ in range(2)]
         for _ in range(6):
             for text, decoder in zip(texts, (decoders[0], decoders[0], decoders[1], decoders[1]), strict=True):
                 if not text.finish_reason:

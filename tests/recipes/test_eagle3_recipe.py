@@ -181,14 +181,14 @@ def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(cache, target, data
 
 def test_cached_features_are_those_computed(target, data, tmp_path):
     train((*KIND, "--cache"), target, data, tmp_path, "--tokens", "1600")
-    features, windows = importlib.import_module("features"), importlib.import_module("features").RepeatedWindows
+    hidden_states, windows = importlib.import_module("features"), importlib.import_module("features").RepeatedWindows
     module, stream = AutoModelForCausalLM.from_pretrained(target), np.load(tmp_path / "tokens.npy")
     files = sorted((tmp_path / "features").glob("*.safetensors"))
     supply, seen = windows(stream), {}
     for _ in range(2 * len(files)):
         inputs, _ = supply.take(4, 16)
         assert torch.equal(seen.setdefault(supply.number, inputs), inputs)
-        last, states = features.Features(module, (2, 1, 0), None).of(inputs, supply)
+        last, states = hidden_states.HiddenStates(module, (2, 1, 0), None).of(inputs, supply)
         kept = load_file(tmp_path / f"features/batch-{supply.number:06d}.safetensors")["states"].float()
         torch.testing.assert_close(kept, torch.stack((last, *states)), atol=0.05, rtol=0.01)
     assert len(files) == supply.batches == len(seen)

@@ -8,33 +8,33 @@ from drafttree.core.tree import Verdict
 from drafttree.evaluation.exactness import law
 from drafttree.policies import Chain
 from drafttree.verifiers import Block, RRSw
-from drafttree.verifiers.base import Outlook
-from helpers.worlds import drawn_tree, judged, world
+from drafttree.verifiers.base import TreeView
+from helpers.toy_pairs import drawn_tree, judged, toy_pair
 
 P, Q = [0.3, 0.4, 0.3], [0.6, 0.3, 0.1]
 
 
 def test_the_questions_of_a_chain():
     """Rates 1/2 and 2/3; of the first, what is left is .05 of .55."""
-    verdict, noise = judged(Block, drawn_tree([0, 1], [0, 1], Q), P, False, False)
-    assert noise.asked == pytest.approx([1 / 11, 2 / 3])
-    assert noise.drawn == [pytest.approx([0, 1 / 3, 2 / 3])]
+    verdict, randomness = judged(Block, drawn_tree([0, 1], [0, 1], Q), P, False, False)
+    assert randomness.asked == pytest.approx([1 / 11, 2 / 3])
+    assert randomness.drawn == [pytest.approx([0, 1 / 3, 2 / 3])]
     assert verdict == Verdict([[0]], [2])
 
 
 def test_the_deepest_accepted_place_wins():
-    verdict, noise = judged(Block, drawn_tree([0, 1], [0, 1], Q), P, False, True)
+    verdict, randomness = judged(Block, drawn_tree([0, 1], [0, 1], Q), P, False, True)
     assert verdict.paths == [[0, 1, 2]]
-    assert noise.drawn == [pytest.approx(P)]
-    verdict, noise = judged(Block, drawn_tree([0, 1], [0, 1], Q), P, True, False)
+    assert randomness.drawn == [pytest.approx(P)]
+    verdict, randomness = judged(Block, drawn_tree([0, 1], [0, 1], Q), P, True, False)
     assert verdict.paths == [[0, 1]]
-    assert noise.drawn == [pytest.approx([0, 0, 1])]
+    assert randomness.drawn == [pytest.approx([0, 0, 1])]
 
 
 @pytest.mark.parametrize("seed", [1, 3, 4])
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_the_expected_length_is_the_sum_of_the_rates(seed, depth):
-    tables = world(seed)
+    tables = toy_pair(seed)
     expected = 0.0
     for path in itertools.product(range(3), repeat=depth):
         chance, rate = 1.0, 1.0
@@ -50,23 +50,23 @@ def test_the_expected_length_is_the_sum_of_the_rates(seed, depth):
 
 @pytest.mark.parametrize("seed", range(7))
 def test_accepts_at_least_as_many_tokens_as_judging_one_by_one(seed):
-    tables = world(seed)
+    tables = toy_pair(seed)
     ours, theirs = (law(tables.target, tables.draft, Chain(depth=3), verifier) for verifier in (Block, RRSw))
     assert ours.expected_accepted >= theirs.expected_accepted - 1e-12
 
 
 def test_equal_rows_accept_everything():
-    verdict, noise = judged(Block, drawn_tree([0, 1], [0, 1], P), P, False, True)
-    assert noise.asked == [0.0, 1.0]
+    verdict, randomness = judged(Block, drawn_tree([0, 1], [0, 1], P), P, False, True)
+    assert randomness.asked == [0.0, 1.0]
     assert verdict.paths == [[0, 1, 2]]
 
 
 def test_every_row_is_made_once(monkeypatch):
     made = []
     for name in ("target", "draft"):
-        own = getattr(Outlook, name)
+        own = getattr(TreeView, name)
         monkeypatch.setattr(
-            Outlook, name, lambda self, node, name=name, own=own: made.append((name, node)) or own(self, node)
+            TreeView, name, lambda self, node, name=name, own=own: made.append((name, node)) or own(self, node)
         )
     judged(Block, drawn_tree([0, 1], [0, 1], Q), P, False, True)
     assert sorted(made) == [("draft", 0), ("draft", 1), ("target", 0), ("target", 1), ("target", 2)]

@@ -71,9 +71,9 @@ class ManyDrafts:
 class Hopeful(Coupled):
     """A verifier that is wrong: it accepts any child that the target finds likelier than 30 %."""
 
-    def verify(self, tree: DraftTree, logits: Tensor, position: int, noise) -> Verdict:
+    def verify(self, tree: DraftTree, logits: Tensor, position: int, randomness) -> Verdict:
         depths = range(tree.levels + 1)
-        rows = torch.cat([noise.gumbel(position + 1 + depth) for depth in depths], 1)
+        rows = torch.cat([randomness.gumbel(position + 1 + depth) for depth in depths], 1)
         noisy = self.sampling.process(logits) + rows.gather(1, tree.depths[..., None].expand(-1, -1, VOCAB))
         chosen = noisy.argmax(-1)
         for node in range(1, tree.size):
@@ -98,18 +98,20 @@ def generate(policy, verifier: Coupled, noises: ManyNoises, draws: int = DRAWS) 
         group = [index for index, text in enumerate(texts) if len(text) == length]
         if not group:
             continue
-        last, noise = torch.tensor([texts[index][-2:] for index in group]), noises.of(torch.tensor(group))
+        last, randomness = torch.tensor([texts[index][-2:] for index in group]), noises.of(torch.tensor(group))
         position = length - 1
         tree = grow(
             policy,
             ManyDrafts(draft, last),
             last[:, 1:],
             LEVELS,
-            lambda logits, depth, noise=noise, position=position: verifier.guide(logits, position + depth, noise),
+            lambda logits, depth, randomness=randomness, position=position: verifier.guide(
+                logits, position + depth, randomness
+            ),
         )
         before = tree.tokens.gather(1, tree.parents.clamp_min(0))
         before[:, 0] = last[:, 0]
-        verdict = verifier.verify(tree, target[before, tree.tokens], position, noise)
+        verdict = verifier.verify(tree, target[before, tree.tokens], position, randomness)
         for row, index in enumerate(group):
             texts[index] += [*tree.tokens[row, verdict.paths[row][1:]].tolist(), verdict.bonus[row]]
     return [tuple(text[len(PROMPT) :][:LENGTH]) for text in texts]

@@ -8,7 +8,7 @@ from drafttree.evaluation.exactness import law
 from drafttree.policies import Template
 from drafttree.verifiers import KSeq
 from drafttree.verifiers.k_seq import scale_of
-from helpers.worlds import constant, drawn_tree, judged
+from helpers.toy_pairs import constant, drawn_tree, judged
 
 P, Q = [0.2, 0.5, 0.3], [0.6, 0.3, 0.1]
 
@@ -52,8 +52,8 @@ def test_one_level_accepts_as_the_paper_says(count):
 
 
 def test_where_draft_and_target_share_nothing_the_bonus_is_the_targets():
-    tree = drawn_tree([2, 2], [0, 0], [0.0, 0.0, 1.0], Proposal.INDEPENDENT)
-    verdict, noise = judged(KSeq, tree, [0.4, 0.6, 0.0], False, False)
-    assert noise.asked == [0.0, 0.0]
-    assert noise.drawn == [pytest.approx([0.4, 0.6, 0.0])]
+    tree = drawn_tree([2, 2], [0, 0], [0.0, 0.0, 1.0], Proposal.WITH_REPLACEMENT)
+    verdict, randomness = judged(KSeq, tree, [0.4, 0.6, 0.0], False, False)
+    assert randomness.asked == [0.0, 0.0]
+    assert randomness.drawn == [pytest.approx([0.4, 0.6, 0.0])]
     assert verdict.paths == [[0]]

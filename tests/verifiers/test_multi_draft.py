@@ -6,7 +6,7 @@ from drafttree.core.tree import Proposal, Verdict
 from drafttree.evaluation.exactness import law
 from drafttree.policies import Template
 from drafttree.verifiers import RRS, GreedyMultiDraft, RRSw
-from helpers.worlds import constant, drawn_tree, judged
+from helpers.toy_pairs import constant, drawn_tree, judged
 
 ROWS = [
     ([0.2, 0.4, 0.3, 0.1], [0.5, 0.3, 0.15, 0.05]),
@@ -51,8 +51,8 @@ def test_one_child_is_rejection_sampling():
 
 
 def test_a_rejected_draw_may_fall_on_a_best_token_and_go_on_from_there():
-    tree = drawn_tree([0, 2], [0, 0], [0.0, 0.75, 0.25], Proposal.HUB)
-    verdict, noise = judged(GreedyMultiDraft, tree, [0.8, 0.1, 0.1], False)
-    assert noise.asked == pytest.approx([0.4])
-    assert noise.drawn[0] == pytest.approx([1, 0, 0])
+    tree = drawn_tree([0, 2], [0, 0], [0.0, 0.75, 0.25], Proposal.TOP_K_PLUS_SAMPLE)
+    verdict, randomness = judged(GreedyMultiDraft, tree, [0.8, 0.1, 0.1], False)
+    assert randomness.asked == pytest.approx([0.4])
+    assert randomness.drawn[0] == pytest.approx([1, 0, 0])
     assert verdict == Verdict([[0, 1]], [0])

@@ -9,39 +9,39 @@ from drafttree.core.sampling import Sampling
 from drafttree.core.tree import Proposal
 from drafttree.evaluation.exactness import law, trees
 from drafttree.verifiers import PointMass
-from helpers.worlds import CHAINS, RERANKING, SMALL_TREES, drawn_tree, judged, world
+from helpers.toy_pairs import CHAINS, RERANKING, SMALL_TREES, drawn_tree, judged, toy_pair
 
 
 class Rejection(PointMass):
     """EAGLE-2's loop: test the children one after the other, and take a rejected one out of the target's row."""
 
-    def judge(self, outlook):
+    def judge(self, view):
         path = [0]
         while True:
-            row = outlook.target(path[-1])
-            for child in outlook.children[path[-1]]:
-                token = outlook.tokens[child]
-                if outlook.noise.accept(row[token]):
+            row = view.target(path[-1])
+            for child in view.children[path[-1]]:
+                token = view.tokens[child]
+                if view.randomness.accept(row[token]):
                     path.append(child)
                     break
                 row = row.index_fill(0, torch.tensor(token), 0.0)
                 row = row / row.sum()
             else:
-                return path, outlook.noise.draw(row)
+                return path, view.randomness.draw(row)
 
 
 @pytest.mark.parametrize("name", ["chain-3", "ragged", "dynatree", "talon", "eagle", "opt-tree", "dyspec"])
 def test_the_walk_has_the_law_of_rejecting_point_masses(name):
     policy = (CHAINS | SMALL_TREES | RERANKING)[name]
     for seed in (0, 1, 3, 6):
-        tables = world(seed)
+        tables = toy_pair(seed)
         ours, theirs = (law(tables.target, tables.draft, policy, verifier) for verifier in (PointMass, Rejection))
         assert ours.committed == pytest.approx({k: w for k, w in theirs.committed.items() if w > 1e-15}, abs=1e-12)
 
 
 @pytest.mark.parametrize("name", RERANKING)
 def test_the_expected_length_is_the_sum_of_the_targets_path_probabilities(name):
-    tables = world(1)
+    tables = toy_pair(1)
     ((chance, tree),) = trees(tables.draft, RERANKING[name], PointMass(Sampling(1.0)))
     paths = {0: ()}
     for node, (token, parent) in enumerate(zip(tree.tokens[0].tolist(), tree.parents[0].tolist(), strict=True)):
@@ -59,11 +59,11 @@ def test_the_expected_length_is_the_sum_of_the_targets_path_probabilities(name):
 
 @pytest.mark.parametrize("proposal", Proposal)
 def test_it_judges_trees_of_every_kind(proposal):
-    verdict, noise = judged(PointMass, drawn_tree([1, 0], [0, 1], [0.5, 0.5], proposal), [0.3, 0.7])
+    verdict, randomness = judged(PointMass, drawn_tree([1, 0], [0, 1], [0.5, 0.5], proposal), [0.3, 0.7])
     assert verdict.paths == [[0, 1]]
-    assert noise.drawn == [pytest.approx([0.3, 0.7])] * 2
+    assert randomness.drawn == [pytest.approx([0.3, 0.7])] * 2
 
 
 def test_of_equal_siblings_the_first_is_taken():
-    verdict, _ = judged(PointMass, drawn_tree([1, 1], [0, 0], [0.5, 0.5], Proposal.INDEPENDENT), [0.3, 0.7])
+    verdict, _ = judged(PointMass, drawn_tree([1, 1], [0, 0], [0.5, 0.5], Proposal.WITH_REPLACEMENT), [0.3, 0.7])
     assert verdict.paths == [[0, 1]]

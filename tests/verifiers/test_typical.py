@@ -12,7 +12,7 @@ from drafttree.engine.decoder import Decoder
 from drafttree.policies import Template
 from drafttree.verifiers import VERIFIERS, LossyTypical
 from helpers.toy import Table, ToyDrafter, ToyModel
-from helpers.worlds import Told, drawn_tree, judged
+from helpers.toy_pairs import Told, drawn_tree, judged
 
 TREE = DraftTree(
     tokens=torch.tensor([[0, 0, 1, 0, 1, 2, 0]]),
@@ -56,22 +56,22 @@ def test_it_is_the_longest_typical_path_then_the_likeliest(seed, temperature):
 
 
 def test_nothing_typical_leaves_the_root_and_its_best_token():
-    tree = drawn_tree([0], [0], [1.0, 0.0], Proposal.SELECTED)
-    verdict, noise = judged(LossyTypical, tree, [0.01, 0.99])
+    tree = drawn_tree([0], [0], [1.0, 0.0], Proposal.TOP_K)
+    verdict, randomness = judged(LossyTypical, tree, [0.01, 0.99])
     assert verdict == Verdict([[0]], [1])
-    assert not noise.drawn
+    assert not randomness.drawn
 
 
 def test_it_runs_when_named_and_only_then():
     target, drafter = ToyModel(Table()), ToyDrafter(Table())
     policy = Template(tree="medusa-63")
-    named = Decoder(target, drafter, policy, VERIFIERS["lossy-typical"]).start([1], temperature=0.7)
+    named = Decoder(target, drafter, policy, VERIFIERS["lossy-typical"]).new_request([1], temperature=0.7)
     assert isinstance(named.verifier, LossyTypical)
-    assert not isinstance(Decoder(target, drafter, policy).start([1], temperature=0.7).verifier, LossyTypical)
+    assert not isinstance(Decoder(target, drafter, policy).new_request([1], temperature=0.7).verifier, LossyTypical)
 
 
 def test_a_chain_deeper_than_pythons_stack_is_judged():
     deep = 1200
-    tree = drawn_tree([0] * deep, list(range(deep)), [1.0, 0.0], Proposal.SELECTED)
+    tree = drawn_tree([0] * deep, list(range(deep)), [1.0, 0.0], Proposal.TOP_K)
     verdict, _ = judged(LossyTypical, tree, [0.9, 0.1])
     assert verdict == Verdict([list(range(deep + 1))], [0])

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from drafttree.core import devices
 from drafttree.core.errors import ConfigError
-from drafttree.core.randomness import SeededNoise, gumbel
+from drafttree.core.randomness import SeededRandomness, gumbel
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Verdict
 from drafttree.verifiers import VERIFIERS, Coupled, Greedy, Verifier
 
 VOCAB = 5
-SILENCE = SeededNoise(0, VOCAB, torch.device("cpu"))
+SILENCE = SeededRandomness(0, VOCAB, torch.device("cpu"))
 
 sizes = st.tuples(st.integers(1, 25), st.integers(1, 25))
 seeds = st.integers(0, 10**6)
@@ -102,17 +102,17 @@ def test_coupled_is_the_walk_along_the_tokens_drawn_with_the_noise_of_their_posi
     tree = random_trees(seed, sizes)
     logits = random_logits(seed, tree)
     sampling = Sampling(temperature=law[0], top_p=law[1], seed=seed)
-    rows, noise = sampling.process(logits).tolist(), {}
+    rows, randomness = sampling.process(logits).tolist(), {}
     chosen = []
     for text in range(2):
         chosen.append([])
         for node in range(tree.size):
             follows = position + 1 + depth_of(tree, text, node)
-            if follows not in noise:
-                noise[follows] = gumbel(seed, torch.tensor(follows), VOCAB).tolist()
-            noisy = [logit + extra for logit, extra in zip(rows[text][node], noise[follows], strict=True)]
+            if follows not in randomness:
+                randomness[follows] = gumbel(seed, torch.tensor(follows), VOCAB).tolist()
+            noisy = [logit + extra for logit, extra in zip(rows[text][node], randomness[follows], strict=True)]
             chosen[-1] += first_argmax([noisy])
-    verifier, stream = Coupled(sampling), SeededNoise(seed, VOCAB, torch.device("cpu"))
+    verifier, stream = Coupled(sampling), SeededRandomness(seed, VOCAB, torch.device("cpu"))
     assert verifier.verify(tree, logits, position, stream) == walk_down(tree, chosen)
 
 
@@ -136,11 +136,11 @@ def test_padding_is_never_accepted():
 def test_coupled_shows_the_drafter_the_noise_the_target_will_use():
     sampling = Sampling(temperature=0.7, top_p=0.9, seed=8)
     logits = torch.randn(1, 3, VOCAB, generator=torch.Generator().manual_seed(1))
-    noise = SeededNoise(8, VOCAB, torch.device("cpu"))
-    shown = Coupled(sampling).guide(logits, 12, noise).argmax(-1)
+    randomness = SeededRandomness(8, VOCAB, torch.device("cpu"))
+    shown = Coupled(sampling).guide(logits, 12, randomness).argmax(-1)
     for node in range(3):
         tree = DraftTree.rooted(torch.tensor([[0]]))
-        verdict = Coupled(sampling).verify(tree, logits[:, node : node + 1], 11, noise)
+        verdict = Coupled(sampling).verify(tree, logits[:, node : node + 1], 11, randomness)
         assert verdict.bonus == [int(shown[0, node])]
 
 

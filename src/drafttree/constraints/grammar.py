@@ -106,9 +106,9 @@ class Grammar:
         except RuntimeError as error:
             raise ConfigError(f"invalid {name}: {_reason(error)}") from None
 
-    def follow(
+    def new_state(
         self, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int, eos: tuple[int, ...]
-    ) -> "GrammarFollower":
+    ) -> "GrammarState":
         """Begin a text, which may end with an EOS token where the grammar is complete.
 
         Args:
@@ -119,16 +119,16 @@ class Grammar:
         Raises:
             ConfigError: no tokenizer or EOS token, or no text at all can be written with the vocabulary.
         """
-        follower = GrammarFollower(self._compile(tokenizer, vocab_size, eos), vocab_size)
+        state = GrammarState(self._compile(tokenizer, vocab_size, eos), vocab_size)
         possible = torch.zeros(1, vocab_size).index_fill_(1, torch.tensor(eos), -torch.inf)
-        if not (follower.restrict([()], possible) > -torch.inf).any():
+        if not (state.restrict([()], possible) > -torch.inf).any():
             raise ConfigError(f"the {self.name} allows no text after the prompt in the target's vocabulary")
-        return follower
+        return state
 
     def processor(
         self, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int, eos: tuple[int, ...]
     ) -> LogitsProcessor:
-        """xgrammar's own processor for one call of transformers' `generate`; arguments and errors as for `follow`."""
+        """xgrammar's own processor for one call of transformers' `generate`; arguments as for `new_state`."""
         return _xgrammar().contrib.hf.LogitsProcessor(self._compile(tokenizer, vocab_size, eos))
 
     def _compile(self, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int, eos: tuple[int, ...]) -> Any:
@@ -139,7 +139,7 @@ class Grammar:
         return _compiled(self, tokenizer, vocab_size, eos)
 
 
-class GrammarFollower:
+class GrammarState:
     """A grammar's state after one text, looking ahead along paths.
 
     Args:

@@ -49,7 +49,7 @@ class ProcessorOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class Setting:
+class ProcessorContext:
     """What processors need to know of the text they are made for.
 
     Attributes:
@@ -67,26 +67,26 @@ class Setting:
     device: torch.device
 
 
-def _bad_words(words: list[list[int]], text: Setting) -> LogitsProcessor:
+def _bad_words(words: list[list[int]], text: ProcessorContext) -> LogitsProcessor:
     return NoBadWordsLogitsProcessor(words, list(text.eos) or None)
 
 
-def _min_length(length: int, text: Setting) -> LogitsProcessor | None:
+def _min_length(length: int, text: ProcessorContext) -> LogitsProcessor | None:
     return MinLengthLogitsProcessor(length, list(text.eos), device=str(text.device)) if text.eos else None
 
 
-def _min_new_tokens(count: int, text: Setting) -> LogitsProcessor | None:
+def _min_new_tokens(count: int, text: ProcessorContext) -> LogitsProcessor | None:
     if not 0 <= count <= text.limit - text.prompt_length:
         raise ValueError(f"it must be between 0 and max_new_tokens, {text.limit - text.prompt_length}")
     eos, device = list(text.eos), str(text.device)
     return MinNewTokensLengthLogitsProcessor(text.prompt_length, count, eos, device=device) if eos else None
 
 
-def _forced_eos(token: int | list[int], text: Setting) -> LogitsProcessor:
+def _forced_eos(token: int | list[int], text: ProcessorContext) -> LogitsProcessor:
     return ForcedEOSTokenLogitsProcessor(text.limit, token, device=str(text.device))
 
 
-def _decay(penalty: tuple[int, float], text: Setting) -> LogitsProcessor:
+def _decay(penalty: tuple[int, float], text: ProcessorContext) -> LogitsProcessor:
     if not text.eos:
         raise ValueError("there is no EOS token to favour")
     match penalty:
@@ -97,11 +97,11 @@ def _decay(penalty: tuple[int, float], text: Setting) -> LogitsProcessor:
     return ExponentialDecayLengthPenalty(penalty, list(text.eos), text.prompt_length)
 
 
-def _suppress_at_begin(tokens: list[int], text: Setting) -> LogitsProcessor:
+def _suppress_at_begin(tokens: list[int], text: ProcessorContext) -> LogitsProcessor:
     return SuppressTokensAtBeginLogitsProcessor(tokens, text.prompt_length, device=str(text.device))
 
 
-MAKERS: dict[str, Callable[[Any, Setting], LogitsProcessor | None]] = {
+PROCESSOR_FACTORIES: dict[str, Callable[[Any, ProcessorContext], LogitsProcessor | None]] = {
     "sequence_bias": lambda bias, _: SequenceBiasLogitsProcessor(bias),
     "repetition_penalty": lambda penalty, _: RepetitionPenaltyLogitsProcessor(float(penalty)),
     "no_repeat_ngram_size": lambda size, _: NoRepeatNGramLogitsProcessor(size),
@@ -161,15 +161,15 @@ def check_names(names: Iterable[str], known: Iterable[str]) -> None:
         ConfigError: says why transformers has the option and we do not, or which one may have been meant.
     """
     for name in names:
-        if name in MAKERS:
+        if name in PROCESSOR_FACTORIES:
             continue
         if name in ADVICE or hasattr(GenerationConfig(), name):
             raise refusal(name, ADVICE.get(name, "leave it out"))
-        raise unknown("option", name, [*known, *MAKERS])
+        raise unknown("option", name, [*known, *PROCESSOR_FACTORIES])
 
 
 def make_processors(
-    options: Mapping[str, Any], custom: Iterable[LogitsProcessor], text: Setting
+    options: Mapping[str, Any], custom: Iterable[LogitsProcessor], text: ProcessorContext
 ) -> LogitsProcessorList:
     """The processors of transformers' `generate` for these options, in its order, then the custom ones.
 
@@ -185,7 +185,7 @@ def make_processors(
     """
     custom = list(custom)
     made: list[LogitsProcessor] = []
-    for name in MAKERS:
+    for name in PROCESSOR_FACTORIES:
         value = options.get(name)
         if value is not None and value != NEUTRAL.get(name):
             made += filter(None, [_make(name, value, text)])
@@ -193,11 +193,11 @@ def make_processors(
     return LogitsProcessorList([*made, *(mine for mine in custom if mine not in made)])
 
 
-def _make(name: str, value: Any, text: Setting) -> LogitsProcessor | None:
+def _make(name: str, value: Any, text: ProcessorContext) -> LogitsProcessor | None:
     try:
         if name in TOKEN_OPTIONS:
             _check_tokens(_biased(value) if name == "sequence_bias" else value, text.vocab_size)
-        return MAKERS[name](value, text)
+        return PROCESSOR_FACTORIES[name](value, text)
     except (ValueError, TypeError, AttributeError, LookupError) as error:
         raise ConfigError(f"{name} is {value!r}: {error}") from None
 

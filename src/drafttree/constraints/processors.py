@@ -23,7 +23,7 @@ from transformers import (
 from drafttree.constraints.options import refusal
 from drafttree.core.errors import ConfigError, DraftTreeError
 from drafttree.core.tree import DraftTree
-from drafttree.drafters.base import Guesses
+from drafttree.drafters.base import DraftLogits
 from drafttree.verifiers.base import not_numbers
 
 Path = tuple[int, ...]
@@ -37,7 +37,7 @@ STATEFUL = {
 }
 
 
-class Follower(Protocol):
+class ConstraintState(Protocol):
     """A constraint with a state: it follows one text as that is committed, and looks ahead along paths."""
 
     def restrict(self, paths: Sequence[Path], logits: Tensor) -> Tensor:
@@ -53,9 +53,11 @@ class Follower(Protocol):
 
 
 class Constraint(Protocol):
-    """Something that makes a fresh `Follower` for every text, such as a grammar."""
+    """Something that makes a fresh `ConstraintState` for every text, such as a grammar."""
 
-    def follow(self, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int, eos: tuple[int, ...]) -> Follower:
+    def new_state(
+        self, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int, eos: tuple[int, ...]
+    ) -> ConstraintState:
         """Begin a text.
 
         Args:
@@ -69,12 +71,12 @@ class Constraint(Protocol):
         ...
 
 
-class Walker:
+class PathConstraints:
     """What one text must obey, applied along the paths of its trees.
 
     Args:
         processors: of transformers; functions of the tokens so far and their scores.
-        follower: a constraint with a state, applied after them; None for none.
+        state: a constraint with a state, applied after them; None for none.
         eos: token ids that end the text; nobody is asked about paths that go on after one.
 
     Attributes:
@@ -84,23 +86,25 @@ class Walker:
         ConfigError: a processor keeps a state, so it cannot be asked about several paths.
     """
 
-    def __init__(self, processors: Iterable[LogitsProcessor], follower: Follower | None, eos: frozenset[int]) -> None:
+    def __init__(
+        self, processors: Iterable[LogitsProcessor], state: ConstraintState | None, eos: frozenset[int]
+    ) -> None:
         self.before: list[int] = []
         processors = list(processors)
         for processor in processors:
             _check_stateless(processor)
         self._processors = LogitsProcessorList(of_row(processor, 0) for processor in processors)
-        self._follower = follower
+        self._state = state
         self._eos = eos
 
     def __bool__(self) -> bool:
         """Whether there is anything to obey."""
-        return bool(self._processors or self._follower)
+        return bool(self._processors or self._state)
 
     def commit(self, token: int) -> None:
         """Take note of the next token of the text."""
-        if self._follower:
-            self._follower.commit(token)
+        if self._state:
+            self._state.commit(token)
 
     def apply(self, tokens: list[int], paths: Sequence[Path], logits: Tensor) -> Tensor:
         """Logits `[paths, vocab]` after the text and each path; a row that leaves nothing possible is unchanged."""
@@ -133,8 +137,8 @@ class Walker:
             for processor in self._processors:
                 scores = _apply(processor, texts, scores)
             processed[rows] = scores
-        if self._follower and asked:
-            processed[asked] = self._follower.restrict([paths[row] for row in asked], processed[asked])
+        if self._state and asked:
+            processed[asked] = self._state.restrict([paths[row] for row in asked], processed[asked])
         return processed
 
     def _texts(self, tokens: list[int], paths: Sequence[Path], device: torch.device) -> Tensor:
@@ -171,18 +175,18 @@ class Walker:
         return ConfigError(f"the grammar{others} {where}; allow more, or spell it with other tokens")
 
 
-class GuidedDraft:
+class ConstrainedDraft:
     """A draft that guesses only what a text may be, along each node's own path, for one round.
 
     Args:
         draft: the drafter's view of the text.
-        walker: what the text must obey.
+        constraints: what the text must obey.
         tokens: the committed text.
         vocab_size: of the target; the drafter's may be smaller.
     """
 
-    def __init__(self, draft: Guesses, walker: Walker, tokens: list[int], vocab_size: int) -> None:
-        self._draft, self._walker, self._tokens, self._vocab_size = draft, walker, tokens, vocab_size
+    def __init__(self, draft: DraftLogits, constraints: PathConstraints, tokens: list[int], vocab_size: int) -> None:
+        self._draft, self._constraints, self._tokens, self._vocab_size = draft, constraints, tokens, vocab_size
         self._paths: list[Path] = []
 
     def root(self) -> Tensor:
@@ -197,7 +201,7 @@ class GuidedDraft:
     def _guided(self, logits: Tensor) -> Tensor:
         missing = max(self._vocab_size - logits.shape[-1], 0)
         known = pad(logits[0, :, : self._vocab_size], (0, missing), value=-torch.inf)
-        guided = self._walker.apply(self._tokens, self._paths, known)
+        guided = self._constraints.apply(self._tokens, self._paths, known)
         return torch.cat((guided, logits[0, :, self._vocab_size :]), -1)[None]
 
 

@@ -71,12 +71,12 @@ def stream(seed: int, name: str, positions: Tensor, size: int) -> Tensor:
     return uniform(_key(seed, name), positions, size)
 
 
-def fresh_seed() -> int:
+def random_seed() -> int:
     """A seed from torch's global generator, which `torch.manual_seed` sets."""
     return int(torch.randint(2**63 - 1, ()))
 
 
-class Noise(Protocol):
+class Randomness(Protocol):
     """The questions verifiers and sampled trees may ask."""
 
     def begin(self, position: int) -> None:
@@ -114,7 +114,7 @@ class Noise(Protocol):
         ...
 
 
-class SeededNoise:
+class SeededRandomness:
     """Noise that is a pure function of a seed and of places in the text.
 
     Numbers are made for many positions at a time, where there are not too many of them, and forgotten when the text
@@ -158,9 +158,9 @@ class SeededNoise:
         most = max(int(counts.amax()), 1)
         size = counts.numel() * most
         shares = self._row(f"draft/{depth}", position, size, self._device).view(*counts.shape, most)
-        if proposal is Proposal.HUB:
+        if proposal is Proposal.TOP_K_PLUS_SAMPLE:
             return _hub(probs, counts, shares[..., 0], most)
-        if proposal is Proposal.SAMPLED:
+        if proposal is Proposal.WITHOUT_REPLACEMENT:
             return _without_replacement(probs, shares), probs
         return torch.stack([draw(probs, share) for share in shares.unbind(-1)], -1), probs
 

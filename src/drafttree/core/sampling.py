@@ -24,7 +24,7 @@ from transformers import (
 
 from drafttree.core.errors import ConfigError
 
-COLDEST = 1e-6
+MIN_TEMPERATURE = 1e-6
 HEAD = 1024
 KINDS = {float: (Real, "a number"), int: (Integral, "a whole number")}
 
@@ -65,9 +65,9 @@ class Sampling:
             kind, name = KINDS[field.type]
             if not isinstance(getattr(self, field.name), kind):
                 raise ConfigError(f"{field.name} is {getattr(self, field.name)!r}; it must be {name}")
-        drawn = self.temperature >= COLDEST and self.temperature < math.inf
+        drawn = self.temperature >= MIN_TEMPERATURE and self.temperature < math.inf
         allowed = {
-            "temperature": (self.temperature == 0 or drawn, f"0 (greedy) or a number of at least {COLDEST}"),
+            "temperature": (self.temperature == 0 or drawn, f"0 (greedy) or a number of at least {MIN_TEMPERATURE}"),
             "top_k": (self.top_k >= 0, "at least 0 (0 keeps all)"),
             "top_p": (0 < self.top_p <= 1, "in (0, 1]"),
             "min_p": (0 <= self.min_p <= 1, "in [0, 1]"),

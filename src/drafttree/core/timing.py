@@ -5,7 +5,7 @@ import time
 import torch
 
 
-class Stopwatch:
+class PassTimer:
     """Sums the time spent inside `with` blocks, which do not nest.
 
     CUDA work goes on after the host has queued it, so there a block is the time between two events of the stream. They
@@ -29,7 +29,7 @@ class Stopwatch:
         self._events.clear()
         return self._seconds
 
-    def __enter__(self) -> "Stopwatch":
+    def __enter__(self) -> "PassTimer":
         if self._cuda:
             self._mark()
         else:

@@ -20,13 +20,13 @@ from torch import Tensor
 class Proposal(StrEnum):
     """How the children of a node were chosen, which decides who may judge the tree."""
 
-    SELECTED = "selected"
+    TOP_K = "selected"
     """A deterministic function of the prefix and the draft's probabilities."""
-    SAMPLED = "sampled"
+    WITHOUT_REPLACEMENT = "sampled"
     """Drawn from the draft without replacement, in draw order."""
-    INDEPENDENT = "independent"
+    WITH_REPLACEMENT = "independent"
     """Drawn from the draft independently of each other; siblings may be equal."""
-    HUB = "hub"
+    TOP_K_PLUS_SAMPLE = "hub"
     """All but the last are the draft's best tokens; the last is drawn from the rest."""
 
 
@@ -54,12 +54,12 @@ class DraftTree:
     path_logprobs: Tensor
     scores: Tensor
     levels: int
-    proposal: Proposal = Proposal.SELECTED
+    proposal: Proposal = Proposal.TOP_K
     draft_probs: tuple[Tensor, ...] | None = None
     draft_rows: Tensor | None = None
 
     @classmethod
-    def rooted(cls, tokens: Tensor, proposal: Proposal = Proposal.SELECTED) -> "DraftTree":
+    def rooted(cls, tokens: Tensor, proposal: Proposal = Proposal.TOP_K) -> "DraftTree":
         """The tree of a lone root per sequence, from its token ids `[batch, 1]`."""
         zero = torch.zeros(tokens.shape, device=tokens.device)
         return cls(tokens, torch.full_like(tokens, -1), zero, zero, zero + math.inf, 0, proposal)

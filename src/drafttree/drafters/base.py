@@ -5,11 +5,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-Features = tuple[Tensor, ...]
+HiddenStates = tuple[Tensor, ...]
 """The target's hidden states at consecutive tokens, each `[1, tokens, hidden]`: one for each layer a drafter reads."""
 
 
-class Guesses(Protocol):
+class DraftLogits(Protocol):
     """What growing a tree needs of a draft."""
 
     def root(self) -> Tensor:
@@ -26,7 +26,7 @@ class Guesses(Protocol):
         ...
 
 
-class Draft(Guesses, Protocol):
+class DraftSession(DraftLogits, Protocol):
     """A drafter's view of one sequence while it is generated. It owns whatever cache it needs.
 
     A row of logits may be wider than the target's vocabulary. What lies beyond it counts among the probabilities and
@@ -49,7 +49,7 @@ class Draft(Guesses, Protocol):
         """Memory of what it keeps of the text."""
         ...
 
-    def prefill(self, features: Features) -> None:
+    def prefill(self, hidden_states: HiddenStates) -> None:
         """Read the prompt, as far as the first round does not; counted neither in `passes` nor in `seconds`.
 
         Args:
@@ -57,7 +57,7 @@ class Draft(Guesses, Protocol):
         """
         ...
 
-    def commit(self, tokens: list[int], features: Features) -> None:
+    def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
         """Take note of the tokens a round has committed; it may be a round that asked this draft for nothing.
 
         Args:
@@ -68,7 +68,7 @@ class Draft(Guesses, Protocol):
 
 
 class Drafter(Protocol):
-    """Makes a `Draft` for every sequence.
+    """Makes a `DraftSession` for every sequence.
 
     Attributes:
         vocab_size: size of its vocabulary, without which no tree can be verified.
@@ -84,7 +84,7 @@ class Drafter(Protocol):
     hidden_layers: tuple[int, ...]
     nbytes: int
 
-    def start(self, prompt: list[int], capacity: int) -> Draft:
+    def start(self, prompt: list[int], capacity: int) -> DraftSession:
         """Begin a sequence from its prompt's token ids; caches should have room for `capacity` tokens."""
         ...
 

@@ -14,8 +14,8 @@ from transformers import LlamaConfig, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
-from drafttree.drafters.base import Draft, Features, extend_visible
-from drafttree.drafters.pass_counter import CountedPasses
+from drafttree.drafters.base import DraftSession, HiddenStates, extend_visible
+from drafttree.drafters.pass_counter import PassCounter
 from drafttree.models.kv_cache import TreeCache
 from drafttree.models.tree_attention import NAME, TreePlan
 
@@ -84,11 +84,11 @@ class Eagle3Head(nn.Module):
         """An empty cache for one sequence of about so many tokens."""
         return TreeCache(len(self.layers), 1, capacity)
 
-    def fuse(self, features: Features) -> Tensor:
+    def fuse(self, hidden_states: HiddenStates) -> Tensor:
         """The hidden states `[batch, rows, hidden]` of committed tokens from those of the target."""
         if self.fc_norm:
-            features = tuple(norm(state) for norm, state in zip(self.fc_norm, features, strict=True))
-        return self.fc(self.input_norm(torch.cat(features, -1)))
+            hidden_states = tuple(norm(state) for norm, state in zip(self.fc_norm, hidden_states, strict=True))
+        return self.fc(self.input_norm(torch.cat(hidden_states, -1)))
 
     def forward(self, cache: TreeCache, tokens: Tensor, hidden: Tensor, positions: Tensor, visible: Tensor) -> Tensor:
         """The output `[batch, rows, hidden]` of new rows, whose keys and values join the cache's drafted ones.
@@ -149,12 +149,12 @@ class Eagle3Drafter:
         self.vocab_size = head.config.vocab
         self.hidden_layers = hidden_layers
 
-    def start(self, prompt: list[int], capacity: int) -> Draft:
+    def start(self, prompt: list[int], capacity: int) -> DraftSession:
         """Begin a sequence; its rows begin with the second token, paired with the state of the first."""
-        return Eagle3Draft(self.head, prompt, capacity)
+        return Eagle3Session(self.head, prompt, capacity)
 
 
-class Eagle3Draft(CountedPasses):
+class Eagle3Session(PassCounter):
     """The head's cache for one sequence.
 
     Committed rows are made from the target's hidden states alone. Rows of drafted tokens, made from the head's own
@@ -167,7 +167,7 @@ class Eagle3Draft(CountedPasses):
         self._cache = head.new_cache(capacity)
         self._first = prompt[:1]
         self._unread = prompt[1:]
-        self._features: list[Features] = []
+        self._hidden_states: list[HiddenStates] = []
         self._hidden = torch.zeros(0)
         self._visible = torch.zeros(1, 1, 0, dtype=torch.bool, device=head.fc.weight.device)
         self._levels = 0
@@ -177,24 +177,24 @@ class Eagle3Draft(CountedPasses):
         return self._cache.nbytes
 
     @torch.inference_mode()
-    def prefill(self, features: Features) -> None:
+    def prefill(self, hidden_states: HiddenStates) -> None:
         rows = len(self._unread) - 1
         for start in range(0, rows, CHUNK):
             part = slice(start, min(start + CHUNK, rows))
-            self._append(self._unread[part], self._head.fuse(tuple(state[:, part] for state in features)))
+            self._append(self._unread[part], self._head.fuse(tuple(state[:, part] for state in hidden_states)))
         self._unread = self._unread[-1:]
-        self._features = [tuple(state[:, -1:] for state in features)] if self._unread else []
+        self._hidden_states = [tuple(state[:, -1:] for state in hidden_states)] if self._unread else []
 
     @torch.inference_mode()
     def root(self) -> Tensor:
         with self.counted():
             if self._unread:
-                states = zip(*self._features, strict=True)
+                states = zip(*self._hidden_states, strict=True)
                 hidden = self._head.fuse(tuple(torch.cat(parts, 1) for parts in states))
                 output = self._append(self._unread, hidden)[:, -1:]
             else:
                 output = self._guess()
-            self._unread, self._features = [], []
+            self._unread, self._hidden_states = [], []
             self._visible, self._levels = self._visible[:, :1, :0], 0
             return self._show(output)
 
@@ -206,10 +206,10 @@ class Eagle3Draft(CountedPasses):
             self._visible, self._levels = extend_visible(self._visible, origins), self._levels + 1
             return self._show(self._head(self._cache, tokens, hidden, positions, self._visible))
 
-    def commit(self, tokens: list[int], features: Features) -> None:
-        self._cache.keep([])
+    def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
+        self._cache.commit([])
         self._unread += tokens
-        self._features.append(features)
+        self._hidden_states.append(hidden_states)
 
     def _append(self, tokens: list[int], hidden: Tensor) -> Tensor:
         """Outputs `[1, rows, hidden]` of rows that are committed at once."""
@@ -218,7 +218,7 @@ class Eagle3Draft(CountedPasses):
         positions = torch.arange(start, start + rows, device=hidden.device)[None]
         causal = torch.ones(1, rows, rows, dtype=torch.bool, device=hidden.device).tril()
         output = self._head(self._cache, ids, hidden, positions, causal)
-        self._cache.keep(range(rows))
+        self._cache.commit(range(rows))
         return output
 
     def _guess(self) -> Tensor:
@@ -227,7 +227,7 @@ class Eagle3Draft(CountedPasses):
         ids, position = torch.tensor([self._first], device=weight.device), self._visible.new_zeros(1, 1).long()
         itself = torch.ones(1, 1, 1, dtype=torch.bool, device=weight.device)
         output = self._head(self._cache, ids, weight.new_zeros(1, 1, len(weight)), position, itself)
-        self._cache.keep([])
+        self._cache.commit([])
         return output
 
     def _show(self, output: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import weakref
 import torch
 from torch import Tensor
 
-from drafttree.drafters.base import Features
+from drafttree.drafters.base import HiddenStates
 from drafttree.drafters.eagle3 import Eagle3Head
 from drafttree.models.cuda_graphs import CudaGraphs
 from drafttree.models.fused import STATIC_ROPES, LlamaLayer, Pass, angles, product, rms_norm
@@ -37,10 +37,10 @@ class LeanEagle3Head(Eagle3Head):
         self._blocks = [LlamaLayer(block, head.config.layer) for block in head.layers]
         self._fc, self._head = product(head.fc), product(head.lm_head)
 
-    def fuse(self, features: Features) -> Tensor:
+    def fuse(self, hidden_states: HiddenStates) -> Tensor:
         if self.fc_norm:
-            features = tuple(norm(state) for norm, state in zip(self.fc_norm, features, strict=True))
-        states = self.input_norm(torch.cat(features, -1))
+            hidden_states = tuple(norm(state) for norm, state in zip(self.fc_norm, hidden_states, strict=True))
+        states = self.input_norm(torch.cat(hidden_states, -1))
         return self._fc.of(states.flatten(0, 1)).unflatten(0, states.shape[:2])
 
     def forward(self, cache: TreeCache, tokens: Tensor, hidden: Tensor, positions: Tensor, visible: Tensor) -> Tensor:
@@ -140,5 +140,5 @@ def _probe(head: Eagle3Head, shift: int = 0) -> Tensor:
     causal = torch.ones(1, ROWS, ROWS, dtype=torch.bool, device=weight.device).tril()
     cache, tokens = head.new_cache(2 * ROWS), (rows + shift) % head.config.vocab
     hidden = head.recycle(head(cache, tokens, hidden, rows, causal))
-    cache.keep(range(ROWS))
+    cache.commit(range(ROWS))
     return head.draft_logits(head(cache, tokens, hidden, rows + ROWS, causal))

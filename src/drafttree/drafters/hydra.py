@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaModel, PreTrainedConfig, PreTrainedModel
 
-from drafttree.drafters.base import Draft, Features
+from drafttree.drafters.base import DraftSession, HiddenStates
 from drafttree.drafters.heads import ResBlock, embedding, last_layer, own_bytes, projection, unknown_state
-from drafttree.drafters.pass_counter import CountedPasses
+from drafttree.drafters.pass_counter import PassCounter
 from drafttree.models.kv_cache import TreeCache
 from drafttree.models.tree_attention import NAME, TreePlan
 
@@ -130,9 +130,9 @@ class HydraDrafter:
         if heads.prefix_embeding_layer is not None:
             heads.prefix_embeding_layer.set_attn_implementation(NAME)
 
-    def start(self, prompt: list[int], capacity: int) -> Draft:
+    def start(self, prompt: list[int], capacity: int) -> DraftSession:
         """Begin a sequence; only Hydra++ keeps a cache."""
-        return HydraDraft(self, prompt, capacity)
+        return HydraSession(self, prompt, capacity)
 
     @torch.inference_mode()
     def logits(self, level: int, inputs: Tensor) -> Tensor:
@@ -153,11 +153,11 @@ class HydraDrafter:
             inputs_embeds=hidden, position_ids=positions, past_key_values=cache, use_cache=True, tree_plan=plan
         )
         cache.grow(positions)
-        cache.keep(range(count))
+        cache.commit(range(count))
         return out.last_hidden_state
 
 
-class HydraDraft(CountedPasses):
+class HydraSession(PassCounter):
     """The root, the newest context vector, and the paths of the frontier as the heads read them."""
 
     def __init__(self, drafter: HydraDrafter, prompt: list[int], capacity: int) -> None:
@@ -173,8 +173,8 @@ class HydraDraft(CountedPasses):
     def nbytes(self) -> int:
         return self._cache.nbytes + self._context.nbytes
 
-    def prefill(self, features: Features) -> None:
-        for layer in features:
+    def prefill(self, hidden_states: HiddenStates) -> None:
+        for layer in hidden_states:
             self._read(layer[:, :-1])
             self._unread = layer[:, -1:]
 
@@ -190,9 +190,9 @@ class HydraDraft(CountedPasses):
             above = self._inputs.gather(1, origins[..., None].expand(-1, -1, self._inputs.shape[2]))
             return self._draft(self._level + 1, above, tokens)
 
-    def commit(self, tokens: list[int], features: Features) -> None:
+    def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
         self._root = tokens[-1]
-        self._unread = torch.cat((self._unread, *features), 1)
+        self._unread = torch.cat((self._unread, *hidden_states), 1)
 
     def _draft(self, level: int, above: Tensor, tokens: Tensor) -> Tensor:
         """Logits of a level from what was read above it `[1, frontier, ...]` and its tokens `[1, frontier]`."""

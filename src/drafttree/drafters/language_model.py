@@ -5,8 +5,8 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from drafttree.drafters.base import Draft, Features, extend_visible
-from drafttree.drafters.pass_counter import CountedPasses
+from drafttree.drafters.base import DraftSession, HiddenStates, extend_visible
+from drafttree.drafters.pass_counter import PassCounter
 from drafttree.models.base import Model, append, read
 
 
@@ -26,12 +26,12 @@ class LanguageModelDrafter:
         self.hidden_layers = ()
         self.nbytes = model.nbytes
 
-    def start(self, prompt: list[int], capacity: int) -> Draft:
+    def start(self, prompt: list[int], capacity: int) -> DraftSession:
         """Begin a sequence; the prompt is read on the first draft."""
-        return LanguageModelDraft(self.model, prompt, capacity)
+        return LanguageModelSession(self.model, prompt, capacity)
 
 
-class LanguageModelDraft(CountedPasses):
+class LanguageModelSession(PassCounter):
     """The draft model's cache for one sequence: a committed prefix and the nodes expanded this round.
 
     After a round the rows of accepted nodes stay, so the next round's first pass reads only what the model has not
@@ -51,7 +51,7 @@ class LanguageModelDraft(CountedPasses):
     def nbytes(self) -> int:
         return self._cache.nbytes
 
-    def prefill(self, features: Features) -> None:
+    def prefill(self, hidden_states: HiddenStates) -> None:
         read(self._model, self._cache, self._known(self._unread[:-1]))
         self._unread = self._unread[-1:]
 
@@ -62,7 +62,7 @@ class LanguageModelDraft(CountedPasses):
                 self._root = append(self._model, self._cache, self._known(self._unread)).logits
             self._unread = []
         else:
-            self._cache.keep([])
+            self._cache.commit([])
         self._levels = []
         self._visible = self._visible[:, :1, :0]
         return self._root
@@ -74,12 +74,12 @@ class LanguageModelDraft(CountedPasses):
             self._levels.append((tokens, origins))
             return self._model.forward(self._cache, tokens, positions, self._visible).logits
 
-    def commit(self, tokens: list[int], features: Features) -> None:
+    def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
         if self._unread:
             self._unread += tokens
             return
         path = self._path(tokens[:-1])
-        self._cache.keep(path)
+        self._cache.commit(path)
         self._unread = tokens[len(path) :]
 
     def _path(self, tokens: list[int]) -> list[int]:

@@ -5,12 +5,12 @@ import sys
 import torch
 
 from drafttree.core.errors import ConfigError
-from drafttree.drafters.match_index import LookupDrafter, Match, Memory, note
+from drafttree.drafters.match_index import LookupDrafter, Match, MatchIndex, note
 
 Gram = tuple[int, ...]
 
 
-class PromptLookup(LookupDrafter):
+class PromptLookupDrafter(LookupDrafter):
     """Proposes what followed the longest n-gram at the end of the text that occurred before.
 
     Every earlier occurrence is counted, so where the text went on in several ways there is a tree of them.
@@ -32,12 +32,12 @@ class PromptLookup(LookupDrafter):
             raise ConfigError(f"max_ngram is {max_ngram}; it must be at least 1")
         self.max_ngram = max_ngram
 
-    def remember(self) -> Memory:
+    def new_index(self) -> MatchIndex:
         """An empty table of n-grams."""
-        return Ngrams(self.max_ngram)
+        return NgramIndex(self.max_ngram)
 
 
-class Ngrams:
+class NgramIndex:
     """What followed every n-gram of a text, n from 1 to `longest`; a place is the last `longest` tokens.
 
     Appending a token counts it after `longest` n-grams at most, however long the text is.

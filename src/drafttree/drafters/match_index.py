@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from drafttree.drafters.base import Features
-from drafttree.drafters.pass_counter import CountedPasses
+from drafttree.drafters.base import HiddenStates
+from drafttree.drafters.pass_counter import PassCounter
 
 WIDTH = 32
 """Followers of a match that are proposed at most, the most recently seen first."""
@@ -41,7 +41,7 @@ class Match(NamedTuple):
     followers: dict[int, int]
 
 
-class Memory(Protocol):
+class MatchIndex(Protocol):
     """What has been said and what followed it. A place stands for a text: the one so far, or that with a path added."""
 
     @property
@@ -118,76 +118,76 @@ class LookupDrafter:
         self.levels: int | None = None
         self.nbytes = 0
 
-    def remember(self) -> Memory:
+    def new_index(self) -> MatchIndex:
         """An empty memory for one text."""
         raise NotImplementedError
 
-    def start(self, prompt: list[int], capacity: int) -> "LookupDraft":
+    def start(self, prompt: list[int], capacity: int) -> "LookupSession":
         """Begin a sequence; the prompt is read on the first draft."""
-        return LookupDraft(self.remember(), prompt, self.vocab_size, self.device)
+        return LookupSession(self.new_index(), prompt, self.vocab_size, self.device)
 
 
-class LookupDraft(CountedPasses):
+class LookupSession(PassCounter):
     """The memory of one text, and the places of the frontier.
 
     Rows are `vocab_size + 1` wide: tokens that are not proposed are at -inf, and the last column is their probability.
     A place without a match has a row that proposes nothing. Tokens are read once, when the next draft begins.
     """
 
-    def __init__(self, memory: Memory, prompt: list[int], vocab_size: int, device: torch.device) -> None:
+    def __init__(self, memory: MatchIndex, prompt: list[int], vocab_size: int, device: torch.device) -> None:
         super().__init__(torch.device("cpu"))
-        self._memory, self._vocab, self._device = memory, vocab_size, device
+        self._index, self._vocab, self._device = memory, vocab_size, device
         self._confidence = Confidence()
         self._unread = list(prompt)
         self._places: list[Any] = []
 
     @property
     def nbytes(self) -> int:
-        return self._memory.nbytes
+        return self._index.nbytes
 
-    def prefill(self, features: Features) -> None:
+    def prefill(self, hidden_states: HiddenStates) -> None:
         self._read()
 
     def root(self) -> Tensor:
         with self.counted():
             self._read()
-            return self._look([self._memory.end()])
+            return self._look([self._index.end()])
 
     def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
         with self.counted():
             pairs = zip(tokens[0].tolist(), origins[0].tolist(), strict=True)
-            return self._look([self._memory.step(self._places[origin], token) for token, origin in pairs])
+            return self._look([self._index.step(self._places[origin], token) for token, origin in pairs])
 
-    def commit(self, tokens: list[int], features: Features) -> None:
+    def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
         self._unread += tokens
 
     def expected(self, levels: int) -> float:
         """Tokens of the likeliest continuation that are right, in expectation, `levels` of them at most."""
-        with self.watch:
+        with self.timer:
             self._read()
-            place, path, total = self._memory.end(), 1.0, 0.0
+            place, path, total = self._index.end(), 1.0, 0.0
             for _ in range(levels):
-                named, _ = self._confidence.spread(self._memory.match(place))
+                named, _ = self._confidence.spread(self._index.match(place))
                 if not named:
                     break
                 token = max(named, key=named.__getitem__)
                 path *= named[token]
                 total += path
-                place = self._memory.step(place, token)
+                place = self._index.step(place, token)
         return total
 
     def _read(self) -> None:
         for token in self._unread:
-            if match := self._memory.match(self._memory.end()):
+            if match := self._index.match(self._index.end()):
                 self._confidence.learn(match, token)
-            self._memory.append(token)
+            self._index.append(token)
         self._unread = []
 
     def _look(self, places: list[Any]) -> Tensor:
         """The rows of some places, `[1, places, vocab + 1]`."""
         nodes, tokens, logprobs = [], [], []
         for node, place in enumerate(places):
-            named, left = self._confidence.spread(self._memory.match(place))
+            named, left = self._confidence.spread(self._index.match(place))
             for token, probability in (*named.items(), (self._vocab, left)):
                 nodes.append(node)
                 tokens.append(token)

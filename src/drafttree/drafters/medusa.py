@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from drafttree.drafters.base import Draft, Features
+from drafttree.drafters.base import DraftSession, HiddenStates
 from drafttree.drafters.heads import ResBlock, last_layer, own_bytes, projection, unknown_state
-from drafttree.drafters.pass_counter import CountedPasses
+from drafttree.drafters.pass_counter import PassCounter
 
 
 class MedusaHeads(nn.ModuleList):
@@ -57,9 +57,9 @@ class MedusaDrafter:
         self._project = projection(target) if heads.shared else nn.Identity()
         self._unknown = unknown_state(target)
 
-    def start(self, prompt: list[int], capacity: int) -> Draft:
+    def start(self, prompt: list[int], capacity: int) -> DraftSession:
         """Begin a sequence; the heads remember nothing but one hidden state."""
-        return MedusaDraft(self, self._unknown)
+        return MedusaSession(self, self._unknown)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ class MedusaDrafter:
         return self._project(self.heads(hidden))[:, 0]
 
 
-class MedusaDraft(CountedPasses):
+class MedusaSession(PassCounter):
     """The newest hidden state, and what the heads made of it this round."""
 
     def __init__(self, drafter: MedusaDrafter, unknown: Tensor) -> None:
@@ -80,8 +80,8 @@ class MedusaDraft(CountedPasses):
     def nbytes(self) -> int:
         return self._hidden.nbytes
 
-    def prefill(self, features: Features) -> None:
-        for layer in features:
+    def prefill(self, hidden_states: HiddenStates) -> None:
+        for layer in hidden_states:
             self._hidden = layer[:, -1:]
 
     def root(self) -> Tensor:
@@ -94,5 +94,5 @@ class MedusaDraft(CountedPasses):
         self._level += 1
         return self._logits[:, self._level, None].expand(-1, tokens.shape[1], -1)
 
-    def commit(self, tokens: list[int], features: Features) -> None:
-        self.prefill(features)
+    def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
+        self.prefill(hidden_states)

@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from drafttree.drafters.base import Draft, Drafter, Features
-from drafttree.drafters.match_index import LookupDraft, LookupDrafter
+from drafttree.drafters.base import Drafter, DraftSession, HiddenStates
+from drafttree.drafters.match_index import LookupDrafter, LookupSession
 
 COST = 2 / 3
 """What a round costs that lookup drafts, where one that a model drafts costs 1: v + h against v + c * delta + h."""
@@ -15,7 +15,7 @@ PACE, DRIFT = 0.2, 0.02
 """How fast the mean over the model's rounds follows the latest, and falls back to where it began while it rests."""
 
 
-class Mixed:
+class MixedDrafter:
     """Tries lookup first and falls back to a model, round by round.
 
     Lookup drafts a round if it has a match and the tokens it expects to commit, as its matches have held so far, are
@@ -35,12 +35,12 @@ class Mixed:
         self.levels = model.levels
         self.nbytes = model.nbytes
 
-    def start(self, prompt: list[int], capacity: int) -> Draft:
+    def start(self, prompt: list[int], capacity: int) -> DraftSession:
         """Begin a sequence; both drafters keep up with it."""
-        return MixedDraft(self.lookup.start(prompt, capacity), self.model.start(prompt, capacity))
+        return MixedSession(self.lookup.start(prompt, capacity), self.model.start(prompt, capacity))
 
 
-class MixedDraft:
+class MixedSession:
     """The two drafts of one text, and which of them has the round.
 
     Attributes:
@@ -48,10 +48,10 @@ class MixedDraft:
         by_model: rounds that the model drafted.
     """
 
-    def __init__(self, lookup: LookupDraft, model: Draft) -> None:
+    def __init__(self, lookup: LookupSession, model: DraftSession) -> None:
         self.by_lookup = self.by_model = 0
         self._lookup, self._model = lookup, model
-        self._drafting: Draft | None = None
+        self._drafting: DraftSession | None = None
         self._accepted, self._levels = ACCEPTED, LEVELS
         self._begun = 0
 
@@ -67,9 +67,9 @@ class MixedDraft:
     def nbytes(self) -> int:
         return self._lookup.nbytes + self._model.nbytes
 
-    def prefill(self, features: Features) -> None:
-        self._lookup.prefill(features)
-        self._model.prefill(features)
+    def prefill(self, hidden_states: HiddenStates) -> None:
+        self._lookup.prefill(hidden_states)
+        self._model.prefill(hidden_states)
 
     def root(self) -> Tensor:
         expected = self._lookup.expected(self._levels)
@@ -84,12 +84,12 @@ class MixedDraft:
         assert self._drafting
         return self._drafting.expand(tokens, origins)
 
-    def commit(self, tokens: list[int], features: Features) -> None:
+    def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
         if self._drafting is self._model:
             self._accepted += PACE * (len(tokens) - 1 - self._accepted)
             self._levels = self._model.passes - self._begun
         else:
             self._accepted += DRIFT * (ACCEPTED - self._accepted)
         self._drafting = None
-        self._lookup.commit(tokens, features)
-        self._model.commit(tokens, features)
+        self._lookup.commit(tokens, hidden_states)
+        self._model.commit(tokens, hidden_states)

@@ -5,10 +5,10 @@ from contextlib import contextmanager
 
 import torch
 
-from drafttree.core.timing import Stopwatch
+from drafttree.core.timing import PassTimer
 
 
-class CountedPasses:
+class PassCounter:
     """Base of drafts: `with self.counted():` around a pass counts it and its time.
 
     Args:
@@ -20,16 +20,16 @@ class CountedPasses:
 
     def __init__(self, device: torch.device) -> None:
         self.passes = 0
-        self.watch = Stopwatch(device)
+        self.timer = PassTimer(device)
 
     @property
     def seconds(self) -> float:
         """Time in them."""
-        return self.watch.seconds
+        return self.timer.seconds
 
     @contextmanager
     def counted(self) -> Iterator[None]:
         """The block of one pass."""
-        with self.watch:
+        with self.timer:
             yield
         self.passes += 1

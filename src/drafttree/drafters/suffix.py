@@ -4,21 +4,21 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from drafttree.drafters.match_index import LookupDrafter, Match, Memory, note
+from drafttree.drafters.match_index import LookupDrafter, Match, MatchIndex, note
 
 LINKS = 8
 """Suffix links followed at most, when a token is counted, a path extended or a match looked for."""
 
 
-class SuffixAutomaton(LookupDrafter):
+class SuffixDrafter(LookupDrafter):
     """Proposes what followed the longest end of the text that occurred before, of whatever length.
 
     Source: SAM decoding (Hu et al. 2024) for the automaton, with counts and trees in place of one copied occurrence.
     """
 
-    def remember(self) -> Memory:
+    def new_index(self) -> MatchIndex:
         """An empty automaton."""
-        return Automaton()
+        return SuffixAutomaton()
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -29,7 +29,7 @@ class State:
         length: of the longest of them.
         link: the state of the longest end of theirs that occurs elsewhere too, None for the empty string.
         next: the state of each of them with one more token.
-        followers: how often each token came next, see `Automaton`.
+        followers: how often each token came next, see `SuffixAutomaton`.
     """
 
     length: int
@@ -41,7 +41,7 @@ class State:
 Place = tuple[State, int]
 
 
-class Automaton:
+class SuffixAutomaton:
     """The suffix automaton of a growing text (Blumer et al. 1985), with counts of what followed each state.
 
     Occurrence counts of an automaton that grows would have to be raised along the whole chain of suffix links with

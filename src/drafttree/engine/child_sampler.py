@@ -11,14 +11,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from drafttree.core.randomness import Noise
+from drafttree.core.randomness import Randomness
 from drafttree.core.tree import DraftTree, Layer, Proposal
 
-FLOOR = -80.0
+MIN_LOGPROB = -80.0
 """Log-probability below which a token is not drawn: its probability would be lost in float32."""
 
 
-class Drawing:
+class ChildSampler:
     """Draws the children of one tree and remembers from which distributions.
 
     Args:
@@ -27,8 +27,8 @@ class Drawing:
         position: absolute position of the root.
     """
 
-    def __init__(self, proposal: Proposal, noise: Noise, position: int) -> None:
-        self._proposal, self._noise, self._position = proposal, noise, position
+    def __init__(self, proposal: Proposal, randomness: Randomness, position: int) -> None:
+        self._proposal, self._randomness, self._position = proposal, randomness, position
         self._probs: list[Tensor] = []
         self._nodes: list[Tensor] = []
 
@@ -47,12 +47,12 @@ class Drawing:
         Returns:
             The layer of what was drawn, its token ids, and which of them are to join the tree.
         """
-        counts = (keep & (layer.logprobs >= FLOOR)).sum(2)
+        counts = (keep & (layer.logprobs >= MIN_LOGPROB)).sum(2)
         before = counts.cumsum(1) - counts
         counts = counts.minimum((room - before).clamp_min(0))
         probs = rows.masked_fill(counts[..., None] == 0, 0.0).softmax(-1)
-        probs = torch.threshold_(probs, math.exp(FLOOR), 0.0)
-        tokens, drawn_from = self._noise.children(probs, counts, self._proposal, self._position, layer.depth)
+        probs = torch.threshold_(probs, math.exp(MIN_LOGPROB), 0.0)
+        tokens, drawn_from = self._randomness.children(probs, counts, self._proposal, self._position, layer.depth)
         self._probs.append(drawn_from)
         self._nodes.append(nodes)
         rank = torch.arange(tokens.shape[2], device=tokens.device)

@@ -9,7 +9,7 @@ from drafttree.policies.base import TreePolicy
 from drafttree.verifiers import Coupled, Traversal, Verifier
 
 
-def best(policy: TreePolicy) -> type[Verifier]:
+def default_verifier(policy: TreePolicy) -> type[Verifier]:
     """The verifier that accepts most above temperature 0, where nobody asks for a text that its seed alone decides.
 
     As measured (docs/log.md): `Traversal` on chains; `Coupled` on adaptive trees, whose policies trust a drafter that
@@ -24,16 +24,16 @@ def check(policy: TreePolicy, verifier: type[Verifier]) -> None:
     Raises:
         ConfigError: names the rule the pair breaks and the nearest pair that keeps it.
     """
-    if reason := objection(policy, verifier):
+    if reason := incompatibility(policy, verifier):
         raise ConfigError(f"{type(policy).__name__} with {verifier.__name__} is not lossless: {reason}")
 
 
-def objection(policy: TreePolicy, verifier: type[Verifier]) -> str | None:
+def incompatibility(policy: TreePolicy, verifier: type[Verifier]) -> str | None:
     """The rule a pair breaks, with the nearest pair that keeps it; None for a lossless pair."""
     other = "'point-mass' or 'coupled'" if policy.reranks else "'traversal'"
     if verifier.chains_only and policy.branches:
         return f"{verifier.__name__} judges chains only; use it with 'chain', or {other} with {type(policy).__name__}"
-    if verifier.proposal is not Proposal.SELECTED and policy.reranks:
+    if verifier.proposal is not Proposal.TOP_K and policy.reranks:
         name = type(policy).__name__
         return (
             f"{name} exists in selected form only, as it drops nodes in the end, and a drawn node must stay in the "

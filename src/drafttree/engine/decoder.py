@@ -9,8 +9,7 @@ import inspect
 import math
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from collections.abc import Sequence as Sequence_
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral, Real
 from typing import Unpack, overload
@@ -19,27 +18,27 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList
 
-from drafttree.constraints.options import ProcessorOptions, Setting, check_names, make_processors
-from drafttree.constraints.processors import Constraint, GuidedDraft, Walker
+from drafttree.constraints.options import ProcessorContext, ProcessorOptions, check_names, make_processors
+from drafttree.constraints.processors import ConstrainedDraft, Constraint, PathConstraints
 from drafttree.core.errors import ConfigError, ContextError, InputError
-from drafttree.core.randomness import SeededNoise, fresh_seed
-from drafttree.core.sampling import COLDEST, Sampling
-from drafttree.core.timing import Stopwatch
+from drafttree.core.randomness import SeededRandomness, random_seed
+from drafttree.core.sampling import MIN_TEMPERATURE, Sampling
+from drafttree.core.timing import PassTimer
 from drafttree.core.tree import DraftTree, Proposal, Verdict
-from drafttree.drafters.base import Drafter, Features
-from drafttree.engine import compatibility as contract
-from drafttree.engine.child_sampler import Drawing
-from drafttree.engine.detokenizer import TextStream
+from drafttree.drafters.base import Drafter, HiddenStates
+from drafttree.engine import compatibility
+from drafttree.engine.child_sampler import ChildSampler
+from drafttree.engine.detokenizer import Detokenizer
 from drafttree.engine.metrics import Metrics, Round
-from drafttree.engine.request import Chunk, Generation, Sequence
+from drafttree.engine.request import Chunk, Generation, Request
 from drafttree.engine.tree_growth import grow
 from drafttree.models.base import Model, Output, read
 from drafttree.policies.base import TreePolicy
 from drafttree.policies.chain import Chain
 from drafttree.verifiers import Coupled, Greedy, Verifier
 
-ROOM = 64
-Prompt = str | Sequence_[int]
+TREE_HEADROOM = 64
+Prompt = str | Sequence[int]
 
 
 class Decoder:
@@ -50,7 +49,7 @@ class Decoder:
         drafter: who proposes; None decodes plainly, by the same loop.
         policy: how the tree grows.
         verifier: what is accepted; None takes `Greedy` at temperature 0, above it `Coupled` where a seed is given and
-            what accepts most on the policy's trees (`contract.best`) where none is.
+            what accepts most on the policy's trees (`compatibility.default_verifier`) where none is.
         tokenizer: a transformers tokenizer, None to work on token ids alone.
         eos: token ids that end a text.
 
@@ -65,7 +64,7 @@ class Decoder:
         policy: TreePolicy | None = None,
         verifier: type[Verifier] | None = None,
         tokenizer=None,
-        eos: Sequence_[int] = (),
+        eos: Sequence[int] = (),
     ) -> None:
         self.target = target
         self.drafter = drafter
@@ -74,7 +73,7 @@ class Decoder:
         if not (verifier is None or (isinstance(verifier, type) and issubclass(verifier, Verifier))):
             raise ConfigError(f"verifier is {verifier!r}; give a class of drafttree.verifiers, or its name to load")
         if verifier is not None:
-            contract.check(self.policy, verifier)
+            compatibility.check(self.policy, verifier)
         self.tokenizer = tokenizer
         self.eos = tuple(eos)
 
@@ -94,7 +93,7 @@ class Decoder:
     def generate(self, prompt: Prompt, **options) -> Generation: ...  # pyright: ignore[reportOverlappingOverload]
 
     @overload
-    def generate(self, prompt: Sequence_[Prompt], **options) -> list[Generation]: ...
+    def generate(self, prompt: Sequence[Prompt], **options) -> list[Generation]: ...
 
     def generate(self, prompt, **options):
         """Generate from a prompt, or from each of a list of prompts.
@@ -115,13 +114,13 @@ class Decoder:
         prompt = prompt.tolist() if hasattr(prompt, "tolist") else prompt
         many = isinstance(prompt, list | tuple) and prompt and not isinstance(prompt[0], Integral)
         if not many:
-            return self._finish(self.start(prompt, **options))
+            return self._finish(self.new_request(prompt, **options))
         ids = [self._encode(single) for single in prompt]
         for single in ids:
             self._check(single, options.get("max_new_tokens", 128))
         finished = []
         for single in ids:
-            finished.append(self._finish(self.start(single, **options)))
+            finished.append(self._finish(self.new_request(single, **options)))
             if finished[-1].finish_reason == "interrupted":
                 break
         return finished
@@ -133,9 +132,9 @@ class Decoder:
         """
         if isinstance(prompt, list | tuple) and prompt and not isinstance(prompt[0], Integral):
             raise InputError("stream takes one prompt; call it for each of a list, or call generate")
-        return self.follow(self.start(prompt, **options))
+        return self.stream_request(self.new_request(prompt, **options))
 
-    def start(
+    def new_request(
         self,
         prompt: Prompt,
         *,
@@ -145,7 +144,7 @@ class Decoder:
         top_p: float = 1.0,
         min_p: float = 0.0,
         seed: int | None = None,
-        stop: str | Sequence_[str] | None = (),
+        stop: str | Sequence[str] | None = (),
         ignore_eos: bool = False,
         draft_temperature: float = 1.0,
         typical_p: float = 1.0,
@@ -155,7 +154,7 @@ class Decoder:
         logits_processor: LogitsProcessorList | None = None,
         grammar: Constraint | None = None,
         **generation: Unpack[ProcessorOptions],
-    ) -> Sequence:
+    ) -> Request:
         """Check a prompt and its options and make the sequence that `step` advances; no model runs yet.
 
         Args:
@@ -186,33 +185,37 @@ class Decoder:
             ContextError: the prompt and `max_new_tokens` exceed the model's context.
             ConfigError: an option is out of range, unknown, or nothing speculation can serve.
         """
-        check_names(generation, inspect.signature(Decoder.start).parameters.keys() - {"self", "prompt", "generation"})
+        check_names(
+            generation, inspect.signature(Decoder.new_request).parameters.keys() - {"self", "prompt", "generation"}
+        )
         tokens = self._encode(prompt)
         self._check(tokens, max_new_tokens)
         stop = _stop_strings(stop)
         if stop and self.tokenizer is None:
             raise ConfigError("stop strings need a tokenizer; give the decoder one")
-        if not isinstance(draft_temperature, Real) or not COLDEST <= draft_temperature < math.inf:
-            raise ConfigError(f"draft_temperature is {draft_temperature!r}; it must be a number of at least {COLDEST}")
+        if not isinstance(draft_temperature, Real) or not MIN_TEMPERATURE <= draft_temperature < math.inf:
+            raise ConfigError(
+                f"draft_temperature is {draft_temperature!r}; it must be a number of at least {MIN_TEMPERATURE}"
+            )
         given = 0 if seed is None else seed
         sampling = Sampling(temperature, top_k, top_p, min_p, given, typical_p, epsilon_cutoff, eta_cutoff, top_h)
         verifier = self.verifier or (Greedy if sampling.greedy else Coupled)
         if seed is None and not sampling.greedy:
-            sampling = replace(sampling, seed=fresh_seed())
-            verifier = self.verifier or contract.best(self.policy)
+            sampling = replace(sampling, seed=random_seed())
+            verifier = self.verifier or compatibility.default_verifier(self.policy)
         limit = len(tokens) + max_new_tokens
-        if grammar is not None and not hasattr(grammar, "follow"):
+        if grammar is not None and not hasattr(grammar, "new_state"):
             raise ConfigError(f"grammar is {grammar!r}; make one with drafttree.grammar.json_schema, regex or ebnf")
         if not isinstance(logits_processor, list | tuple | None):
             raise ConfigError(f"logits_processor is {logits_processor!r}; give a LogitsProcessorList")
         if grammar and ignore_eos:
             raise ConfigError("a grammar ends its text with an EOS token; leave out ignore_eos")
         eos = () if ignore_eos else self.eos
-        setting = Setting(len(tokens), limit, eos, self.target.vocab_size, self.target.device)
+        setting = ProcessorContext(len(tokens), limit, eos, self.target.vocab_size, self.target.device)
         processors = make_processors(generation, logits_processor or (), setting)
-        follower = grammar.follow(self.tokenizer, self.target.vocab_size, eos) if grammar else None
-        capacity = limit + min(self.policy.budget, ROOM)
-        return Sequence(
+        state = grammar.new_state(self.tokenizer, self.target.vocab_size, eos) if grammar else None
+        capacity = limit + min(self.policy.budget, TREE_HEADROOM)
+        return Request(
             tokens=tokens,
             prompt_length=len(tokens),
             limit=limit,
@@ -221,113 +224,113 @@ class Decoder:
             draft=self.drafter.start(tokens, capacity) if self.drafter else None,
             policy=self.policy.fresh(),
             verifier=verifier(sampling),
-            noise=SeededNoise(sampling.seed, self.target.vocab_size, self.target.device),
-            text=TextStream(self.tokenizer, tokens, stop),
-            walker=Walker(processors, follower, frozenset(eos)),
-            watch=Stopwatch(self.target.device),
+            randomness=SeededRandomness(sampling.seed, self.target.vocab_size, self.target.device),
+            text=Detokenizer(self.tokenizer, tokens, stop),
+            constraints=PathConstraints(processors, state, frozenset(eos)),
+            timer=PassTimer(self.target.device),
             draft_temperature=draft_temperature,
             metrics=Metrics(draft_weight_bytes=self.drafter.nbytes if self.drafter else 0),
         )
 
     @torch.inference_mode()
-    def step(self, sequence: Sequence) -> int:
+    def step(self, request: Request) -> int:
         """Advance a sequence by one round and return how many tokens were committed."""
         begun = time.perf_counter()
-        if not sequence.metrics.rounds:
-            self.prefill(sequence)
-        before = sequence.cost
+        if not request.metrics.rounds:
+            self.prefill(request)
+        before = request.cost
         started = time.perf_counter()
-        tree = self.propose(sequence)
-        with sequence.watch:
-            output = self.score(sequence, tree)
+        tree = self.propose(request)
+        with request.timer:
+            output = self.score(request, tree)
         logits = output.logits
-        if sequence.walker:
-            logits = sequence.walker.score(sequence.tokens, tree, logits)
-        verdict = sequence.verifier.verify(tree, logits, len(sequence.tokens) - 1, sequence.noise)
-        committed, accepted = self._commit(sequence, tree, verdict, output.hidden)
+        if request.constraints:
+            logits = request.constraints.score(request.tokens, tree, logits)
+        verdict = request.verifier.verify(tree, logits, len(request.tokens) - 1, request.randomness)
+        committed, accepted = self._commit(request, tree, verdict, output.hidden)
         ended = time.perf_counter()
-        passes, drafting, scoring = (after - was for after, was in zip(sequence.cost, before, strict=True))
+        passes, drafting, scoring = (after - was for after, was in zip(request.cost, before, strict=True))
         turn = Round(committed, accepted, tree.size, tree.levels, int(passes), drafting, scoring, ended - started)
-        sequence.metrics.record(turn, ended - begun)
+        request.metrics.record(turn, ended - begun)
         return committed
 
-    def prefill(self, sequence: Sequence) -> None:
+    def prefill(self, request: Request) -> None:
         """Read a new sequence's prompt, all but its last token, as target and as drafter."""
-        passes, features = read(self.target, sequence.cache, sequence.tokens[:-1], self._hidden_layers)
-        sequence.metrics.prefill_passes = passes
-        if sequence.draft and self._levels(sequence) > 0:
-            sequence.draft.prefill(features)
+        passes, hidden_states = read(self.target, request.cache, request.tokens[:-1], self._hidden_layers)
+        request.metrics.prefill_passes = passes
+        if request.draft and self._levels(request) > 0:
+            request.draft.prefill(hidden_states)
 
     @property
     def _hidden_layers(self) -> tuple[int, ...]:
         return self.drafter.hidden_layers if self.drafter else ()
 
-    def _levels(self, sequence: Sequence) -> int:
+    def _levels(self, request: Request) -> int:
         """How deep a tree may be: within the text's limit, the drafter's context and the levels it can draft."""
         if self.drafter is None:
             return 0
         context, levels = self.drafter.context, self.drafter.levels
-        beyond = sys.maxsize if context is None else context - len(sequence.tokens)
-        return min(sequence.remaining - 1, beyond, sys.maxsize if levels is None else levels)
+        beyond = sys.maxsize if context is None else context - len(request.tokens)
+        return min(request.remaining - 1, beyond, sys.maxsize if levels is None else levels)
 
-    def propose(self, sequence: Sequence) -> DraftTree:
+    def propose(self, request: Request) -> DraftTree:
         """Draft the tree of a sequence's next round."""
-        root = torch.tensor([sequence.tokens[-1:]], device=self.target.device)
-        position = len(sequence.tokens) - 1
-        if sequence.draft is None:
-            return DraftTree.rooted(root, sequence.verifier.proposal)
+        root = torch.tensor([request.tokens[-1:]], device=self.target.device)
+        position = len(request.tokens) - 1
+        if request.draft is None:
+            return DraftTree.rooted(root, request.verifier.proposal)
 
         def shape(logits: Tensor, depth: int) -> Tensor:
-            if sequence.draft_temperature != 1:
-                logits = logits / sequence.draft_temperature
-            return sequence.verifier.guide(logits, position + depth, sequence.noise)
+            if request.draft_temperature != 1:
+                logits = logits / request.draft_temperature
+            return request.verifier.guide(logits, position + depth, request.randomness)
 
-        draft, walker, proposal = sequence.draft, sequence.walker, sequence.verifier.proposal
-        guesses = GuidedDraft(draft, walker, sequence.tokens, self.target.vocab_size) if walker else draft
-        drawing = None if proposal is Proposal.SELECTED else Drawing(proposal, sequence.noise, position)
-        levels, vocab = self._levels(sequence), self.target.vocab_size
-        return grow(sequence.policy, guesses, root, levels, shape, drawing, vocab)
+        draft, constraints, proposal = request.draft, request.constraints, request.verifier.proposal
+        guesses = ConstrainedDraft(draft, constraints, request.tokens, self.target.vocab_size) if constraints else draft
+        sampler = None if proposal is Proposal.TOP_K else ChildSampler(proposal, request.randomness, position)
+        levels, vocab = self._levels(request), self.target.vocab_size
+        return grow(request.policy, guesses, root, levels, shape, sampler, vocab)
 
-    def score(self, sequence: Sequence, tree: DraftTree) -> Output:
+    def score(self, request: Request, tree: DraftTree) -> Output:
         """The target's logits of every node, whose keys and values become drafted rows of the sequence's cache."""
-        positions = tree.depths + sequence.cache.length
+        positions = tree.depths + request.cache.length
         wanted = self._hidden_layers
-        return self.target.forward(sequence.cache, tree.tokens, positions, tree.ancestors, hidden_layers=wanted)
+        return self.target.forward(request.cache, tree.tokens, positions, tree.ancestors, hidden_layers=wanted)
 
-    def _commit(self, sequence: Sequence, tree: DraftTree, verdict: Verdict, hidden: Features) -> tuple[int, int]:
+    def _commit(self, request: Request, tree: DraftTree, verdict: Verdict, hidden: HiddenStates) -> tuple[int, int]:
         (path,), (bonus,) = verdict.paths, verdict.bonus
-        sequence.cache.keep(path)
+        request.cache.commit(path)
         drafted = tree.branches[0].tokens
         tokens = [*(drafted[node] for node in path[1:]), bonus]
-        if sequence.draft:
-            sequence.draft.commit(tokens, tuple(layer[:, path] for layer in hidden))
-        sequence.policy.observe(len(path) - 1, tree.levels)
-        committed = sequence.commit(tokens, len(path) - 1)
+        if request.draft:
+            request.draft.commit(tokens, tuple(layer[:, path] for layer in hidden))
+        request.policy.observe(len(path) - 1, tree.levels)
+        committed = request.commit(tokens, len(path) - 1)
         return committed, min(committed, len(path) - 1)
 
-    def _finish(self, sequence: Sequence) -> Generation:
+    def _finish(self, request: Request) -> Generation:
         try:
-            while not sequence.finish_reason:
-                self.step(sequence)
+            while not request.finish_reason:
+                self.step(request)
         except KeyboardInterrupt:
-            sequence.end("interrupted")
-        return Generation.of(sequence)
+            request.end("interrupted")
+        return Generation.of(request)
 
-    def follow(self, sequence: Sequence) -> Iterator[Chunk]:
+    def stream_request(self, request: Request) -> Iterator[Chunk]:
         """Advance a sequence to its end, yielding what each round adds."""
-        while not sequence.finish_reason:
-            known = len(sequence.tokens)
+        while not request.finish_reason:
+            known = len(request.tokens)
             try:
-                self.step(sequence)
+                self.step(request)
             except KeyboardInterrupt:
-                sequence.end("interrupted")
-            tokens = sequence.tokens[known:]
-            drafted = sequence.drafted[len(sequence.drafted) - len(tokens) :]
-            stream = sequence.text
+                request.end("interrupted")
+            tokens = request.tokens[known:]
+            drafted = request.drafted[len(request.drafted) - len(tokens) :]
+            stream = request.text
             shown = stream.shown
-            text = stream.read(final=bool(sequence.finish_reason))
-            drafted_text = [sequence.drafted[token] for token in stream.origins[shown : shown + len(text)]]
-            yield Chunk(text, tokens, drafted, sequence.finish_reason, drafted_text)
+            text = stream.read(final=bool(request.finish_reason))
+            drafted_text = [request.drafted[token] for token in stream.origins[shown : shown + len(text)]]
+            yield Chunk(text, tokens, drafted, request.finish_reason, drafted_text)
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
@@ -364,7 +367,7 @@ class Decoder:
             )
 
 
-def _stop_strings(stop: str | Sequence_[str] | None) -> tuple[str, ...]:
+def _stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     """Stop strings as a tuple.
 
     Raises:

@@ -15,7 +15,7 @@ class Tokenizer(Protocol):
         ...
 
 
-class TextStream:
+class Detokenizer:
     """Decodes a growing list of tokens without decoding all of it again.
 
     A token's text can depend on the tokens before it (a leading space) and on those after it (a character of several

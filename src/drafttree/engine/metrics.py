@@ -187,7 +187,7 @@ class Metrics:
 
 
 @dataclass(frozen=True)
-class Law:
+class SpeedupLaw:
     """R = tau * (1 + h0) / (v + c * delta + h), each term measured against plain decoding by the same engine.
 
     Attributes:
@@ -211,7 +211,7 @@ class Law:
     decoding: float
 
     @classmethod
-    def of(cls, speculative: Metrics, plain: Metrics) -> "Law":
+    def of(cls, speculative: Metrics, plain: Metrics) -> "SpeedupLaw":
         """The law's terms for a speculative and a plain run over the same prompts."""
         unit = plain.target_pass
         return cls(

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, field
 
-from drafttree.constraints.processors import Walker
-from drafttree.core.randomness import Noise
-from drafttree.core.timing import Stopwatch
-from drafttree.drafters.base import Draft
-from drafttree.engine.detokenizer import TextStream
+from drafttree.constraints.processors import PathConstraints
+from drafttree.core.randomness import Randomness
+from drafttree.core.timing import PassTimer
+from drafttree.drafters.base import DraftSession
+from drafttree.engine.detokenizer import Detokenizer
 from drafttree.engine.metrics import Metrics
 from drafttree.models.kv_cache import TreeCache
 from drafttree.policies.base import TreePolicy
@@ -14,7 +14,7 @@ from drafttree.verifiers.base import Verifier
 
 
 @dataclass
-class Sequence:
+class Request:
     """A prompt, what has been committed after it, and the state that continues it.
 
     Attributes:
@@ -28,7 +28,7 @@ class Sequence:
         verifier: with the sampling the text is drawn by.
         noise: the randomness of this text.
         text: turns tokens into text and watches for stop strings.
-        walker: what else decides which tokens are possible.
+        constraints: what else decides which tokens are possible.
         watch: times the target's passes over trees.
         draft_temperature: divides the drafter's logits.
         metrics: of this text.
@@ -41,13 +41,13 @@ class Sequence:
     limit: int
     eos: frozenset[int]
     cache: TreeCache
-    draft: Draft | None
+    draft: DraftSession | None
     policy: TreePolicy
     verifier: Verifier
-    noise: Noise
-    text: TextStream
-    walker: Walker
-    watch: Stopwatch
+    randomness: Randomness
+    text: Detokenizer
+    constraints: PathConstraints
+    timer: PassTimer
     draft_temperature: float = 1.0
     metrics: Metrics = field(default_factory=Metrics)
     drafted: list[bool] = field(default_factory=list)
@@ -62,7 +62,7 @@ class Sequence:
     def cost(self) -> tuple[int, float, float]:
         """Draft passes so far, the seconds they took, and those of the target's passes."""
         passes, seconds = (self.draft.passes, self.draft.seconds) if self.draft else (0, 0.0)
-        return passes, seconds, self.watch.seconds
+        return passes, seconds, self.timer.seconds
 
     def commit(self, tokens: list[int], accepted: int) -> int:
         """Append a round's tokens up to where the text ends, and note why it ends there.
@@ -77,7 +77,7 @@ class Sequence:
         for count, token in enumerate(tokens, start=1):
             self.tokens.append(token)
             self.drafted.append(count <= accepted)
-            self.walker.commit(token)
+            self.constraints.commit(token)
             if token in self.eos or self.text.push(token):
                 self.end("stop")
             elif not self.remaining:
@@ -119,15 +119,15 @@ class Generation:
         return self.metrics.seconds
 
     @classmethod
-    def of(cls, sequence: Sequence) -> "Generation":
+    def of(cls, request: Request) -> "Generation":
         """What a sequence has become."""
         return cls(
-            text=sequence.text.text,
-            tokens=sequence.tokens[sequence.prompt_length :],
-            drafted=sequence.drafted,
-            finish_reason=sequence.finish_reason or "interrupted",
-            metrics=sequence.metrics,
-            seed=sequence.verifier.sampling.seed,
+            text=request.text.text,
+            tokens=request.tokens[request.prompt_length :],
+            drafted=request.drafted,
+            finish_reason=request.finish_reason or "interrupted",
+            metrics=request.metrics,
+            seed=request.verifier.sampling.seed,
         )
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from drafttree.core.devices import near
 from drafttree.core.tree import DraftTree, Layer, TreeBuilder
-from drafttree.drafters.base import Guesses
-from drafttree.engine.child_sampler import Drawing
+from drafttree.drafters.base import DraftLogits
+from drafttree.engine.child_sampler import ChildSampler
 from drafttree.policies.base import TreePolicy, best_mask
 
 Shape = Callable[[Tensor, int], Tensor]
@@ -56,11 +56,11 @@ class Frontier:
 
 def grow(
     policy: TreePolicy,
-    draft: Guesses,
+    draft: DraftLogits,
     root: Tensor,
     max_levels: int,
     shape: Shape,
-    drawing: Drawing | None = None,
+    sampler: ChildSampler | None = None,
     vocab: int | None = None,
 ) -> DraftTree:
     """Draft the tree of one round.
@@ -80,7 +80,7 @@ def grow(
     grown = TreeBuilder(root)
     levels = min(max_levels, policy.levels() or max_levels)
     if levels < 1 or policy.budget < 2:
-        return drawing.sign(grown.tree()) if drawing else grown.tree()
+        return sampler.sign(grown.tree()) if sampler else grown.tree()
     origin = torch.zeros_like(root)
     frontier = Frontier(origin, root, origin, origin.float())
     logits = draft.root()
@@ -89,9 +89,9 @@ def grow(
         rows = shape(logits, grown.levels + 1).log_softmax(-1)[..., :vocab]
         layer, tokens = _layer(policy, rows, frontier, grown.levels + 1, room)
         keep = policy.keep(layer) & (layer.path_logprobs > -torch.inf)
-        if drawing:
+        if sampler:
             left = policy.budget - grown.sizes()
-            layer, tokens, keep = drawing.children(layer, keep, rows, frontier.nodes, left)
+            layer, tokens, keep = sampler.children(layer, keep, rows, frontier.nodes, left)
         frontier = _extend(policy, grown, frontier, layer, tokens, keep)
         full = not policy.reranks and grown.smallest >= policy.budget
         if grown.levels == levels or full or not frontier.nodes.shape[1]:
@@ -102,7 +102,7 @@ def grow(
                 break
             frontier = frontier.without(stopped)
         logits = draft.expand(frontier.tokens, frontier.origins)
-    return drawing.sign(grown.tree()) if drawing else policy.finish(grown.tree())
+    return sampler.sign(grown.tree()) if sampler else policy.finish(grown.tree())
 
 
 def _layer(policy: TreePolicy, rows: Tensor, frontier: Frontier, depth: int, budget_left: int) -> tuple[Layer, Tensor]:

@@ -133,8 +133,8 @@ def certify(
         policies: specifications, as for `parse_policies`.
         max_new_tokens: tokens per prompt at most.
         progress: called after every text with what was run.
-        **options: as for `Decoder.start`, on both sides: temperature, seed, repetition_penalty, grammar ...; without a
-            seed it is 0, since a text without one cannot be told again.
+        **options: as for `Decoder.new_request`, on both sides: temperature, seed, repetition_penalty, grammar ...;
+            without a seed it is 0, since a text without one cannot be repeated.
 
     Raises:
         ConfigError: a policy does not exist, the target is no transformers model, or the verifier's texts depend on

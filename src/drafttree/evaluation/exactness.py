@@ -1,7 +1,7 @@
 """Exact enumeration: every draw and every decision of a round, weighted, in float64.
 
-A verifier asks its noise two questions, and a sampled tree one. `Replay` answers them all from a script and notes what
-else could have been answered, so running a round again for every script gives its exact law, without a line of the
+A verifier asks for randomness in two ways, and a sampled tree in one. `ScriptedRandom` answers from a script and notes
+what else could have been answered, so running a round again for every script gives its exact law, without a line of the
 verifier being written twice. A verifier is lossless iff the committed tokens, continued by the target, have the
 target's own law.
 """
@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from drafttree.core.errors import ConfigError, unknown
-from drafttree.core.randomness import Noise, SeededNoise, gumbel
+from drafttree.core.randomness import Randomness, SeededRandomness, gumbel
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Proposal, Verdict
-from drafttree.drafters.base import Features
-from drafttree.engine import compatibility as contract
-from drafttree.engine.child_sampler import Drawing
+from drafttree.drafters.base import HiddenStates
+from drafttree.engine import compatibility
+from drafttree.engine.child_sampler import ChildSampler
 from drafttree.engine.tree_growth import grow
 from drafttree.policies.base import TreePolicy
 from drafttree.verifiers.base import Verifier
@@ -37,7 +37,7 @@ Answer = TypeVar("Answer")
 Result = TypeVar("Result")
 
 
-class Table:
+class TabularModel:
     """A toy model: a distribution over the next token for every context.
 
     Args:
@@ -51,7 +51,9 @@ class Table:
         ConfigError: there are no tokens, or the depth is negative.
     """
 
-    def __init__(self, vocab: int, depth: int, seed: int, spread: float = 1.0, near: "Table | None" = None) -> None:
+    def __init__(
+        self, vocab: int, depth: int, seed: int, spread: float = 1.0, near: "TabularModel | None" = None
+    ) -> None:
         if vocab < 1 or depth < 0:
             raise ConfigError(
                 f"a table of {vocab} tokens and depth {depth}; it needs a token and a depth of at least 0"
@@ -74,7 +76,7 @@ class Table:
         return sampling.process(self.logits(context)).softmax(-1).tolist()
 
 
-class Replay:
+class ScriptedRandom:
     """Noise that answers from a script, and takes the first possible answer where the script ends.
 
     Args:
@@ -116,15 +118,15 @@ class Replay:
         tokens = torch.zeros(*counts.shape, max(int(counts.amax()), 1), dtype=torch.long)
         for node, count in enumerate(counts[0].tolist()):
             row = probs[0, node].clone()
-            if proposal is Proposal.HUB and count:
+            if proposal is Proposal.TOP_K_PLUS_SAMPLE and count:
                 best = row.topk(count - 1).indices
                 tokens[0, node, : count - 1] = best
                 row[best] = 0
                 rows[0, node] = row / row.sum()
-            drawn = [count - 1] if proposal is Proposal.HUB and count else range(count)
+            drawn = [count - 1] if proposal is Proposal.TOP_K_PLUS_SAMPLE and count else range(count)
             for place in drawn:
                 tokens[0, node, place] = token = self.draw(row)
-                if proposal is Proposal.SAMPLED:
+                if proposal is Proposal.WITHOUT_REPLACEMENT:
                     row[token] = 0
         return tokens, rows
 
@@ -138,7 +140,7 @@ class Replay:
         return answer
 
 
-def outcomes(run: Callable[[Replay], Result]) -> Iterator[tuple[float, Result]]:
+def outcomes(run: Callable[[ScriptedRandom], Result]) -> Iterator[tuple[float, Result]]:
     """Every result of a random procedure with its probability.
 
     Args:
@@ -154,16 +156,16 @@ def outcomes(run: Callable[[Replay], Result]) -> Iterator[tuple[float, Result]]:
         if count == MOST:
             raise _too_many("the procedure")
         script = scripts.pop()
-        noise = Replay(script)
-        result = run(noise)
-        yield noise.weight, result
-        given = [chosen for chosen, _ in noise.choices]
+        randomness = ScriptedRandom(script)
+        result = run(randomness)
+        yield randomness.weight, result
+        given = [chosen for chosen, _ in randomness.choices]
         for place in range(len(script), len(given)):
-            scripts += [[*given[:place], other] for other in range(1, noise.choices[place][1])]
+            scripts += [[*given[:place], other] for other in range(1, randomness.choices[place][1])]
 
 
 @dataclass(frozen=True)
-class Law:
+class RoundLaw:
     """The exact law of one round.
 
     Attributes:
@@ -181,15 +183,15 @@ class Law:
 
 @torch.inference_mode()
 def law(
-    target: Table,
-    draft: Table,
+    target: TabularModel,
+    draft: TabularModel,
     policy: TreePolicy,
     verifier: type[Verifier],
     *,
     levels: int = 3,
     checked: bool = True,
     **sampling: float,
-) -> Law:
+) -> RoundLaw:
     """The exact law of one round of a policy and a verifier.
 
     Args:
@@ -210,7 +212,7 @@ def law(
     count = 0
     for chance, tree in trees(draft, policy, judge, levels):
         logits = node_logits(target, tree)[None]
-        for weight, verdict in outcomes(lambda noise, t=tree, x=logits: judge.verify(t, x, 0, noise)):
+        for weight, verdict in outcomes(lambda randomness, t=tree, x=logits: judge.verify(t, x, 0, randomness)):
             if count == MOST:
                 raise _too_many(f"{type(policy).__name__} with {verifier.__name__}")
             count += 1
@@ -224,8 +226,8 @@ def _too_many(what: str) -> ConfigError:
 
 
 def _judge(
-    target: Table,
-    draft: Table,
+    target: TabularModel,
+    draft: TabularModel,
     policy: TreePolicy,
     verifier: type[Verifier],
     sampling: Mapping[str, float],
@@ -239,7 +241,7 @@ def _judge(
     if target.vocab != draft.vocab:
         raise ConfigError(f"the target has {target.vocab} tokens, the draft {draft.vocab}; they must be the same")
     if checked:
-        contract.check(policy, verifier)
+        compatibility.check(policy, verifier)
     for name in sampling:
         if name not in OPTIONS:
             raise unknown("option", name, OPTIONS)
@@ -257,15 +259,17 @@ def _committed(judge: Verifier, tree: DraftTree, verdict: Verdict, vocab: int) -
     return (*tree.tokens[0, path[1:]].tolist(), bonus)
 
 
-def trees(draft: Table, policy: TreePolicy, judge: Verifier, levels: int = 3) -> Iterator[tuple[float, DraftTree]]:
+def trees(
+    draft: TabularModel, policy: TreePolicy, judge: Verifier, levels: int = 3
+) -> Iterator[tuple[float, DraftTree]]:
     """Every tree a policy grows for a verifier, with its probability; one tree where children are selected."""
-    return outcomes(lambda noise: toy_tree(draft, policy.fresh(), judge, noise, levels))
+    return outcomes(lambda randomness: toy_tree(draft, policy.fresh(), judge, randomness, levels))
 
 
 @torch.inference_mode()
 def coupled_round(
-    target: Table,
-    draft: Table,
+    target: TabularModel,
+    draft: TabularModel,
     policy: TreePolicy,
     verifier: type[Verifier],
     *,
@@ -280,9 +284,9 @@ def coupled_round(
     the argmax of logits and Gumbel noise and so follows the target. Arguments as for `law`.
     """
     judge = _judge(target, draft, policy, verifier, sampling)
-    noise = SeededNoise(seed, target.vocab, torch.device("cpu"))
-    tree = toy_tree(draft, policy.fresh(), judge, noise, levels)
-    verdict = judge.verify(tree, node_logits(target, tree)[None], 0, noise)
+    randomness = SeededRandomness(seed, target.vocab, torch.device("cpu"))
+    tree = toy_tree(draft, policy.fresh(), judge, randomness, levels)
+    verdict = judge.verify(tree, node_logits(target, tree)[None], 0, randomness)
     committed = _committed(judge, tree, verdict, target.vocab)
     plain: Context = ()
     for position in range(1, len(committed) + 1):
@@ -293,13 +297,13 @@ def coupled_round(
     return committed, plain
 
 
-def node_logits(target: Table, tree: DraftTree) -> Tensor:
+def node_logits(target: TabularModel, tree: DraftTree) -> Tensor:
     """Float64 `[nodes, vocab]` of the target at every node of a lone tree."""
     return torch.stack([target.logits(context) for context in tree.paths()])
 
 
-def summarise(committed: dict[Context, float], target: Table, sampling: Sampling = PLAIN) -> Law:
-    """The `Law` of committed tokens with these probabilities."""
+def summarise(committed: dict[Context, float], target: TabularModel, sampling: Sampling = PLAIN) -> RoundLaw:
+    """The `RoundLaw` of committed tokens with these probabilities."""
     length = max(map(len, committed))
     induced = dict.fromkeys(itertools.product(range(target.vocab), repeat=length), 0.0)
     for tokens, weight in committed.items():
@@ -309,36 +313,38 @@ def summarise(committed: dict[Context, float], target: Table, sampling: Sampling
     lengths: dict[int, float] = {}
     for tokens, weight in committed.items():
         lengths[len(tokens) - 1] = lengths.get(len(tokens) - 1, 0.0) + weight
-    return Law(committed, distance, sum(n * weight for n, weight in lengths.items()), lengths)
+    return RoundLaw(committed, distance, sum(n * weight for n, weight in lengths.items()), lengths)
 
 
-def _probability(table: Table, context: Context, rest: Context, sampling: Sampling) -> float:
+def _probability(table: TabularModel, context: Context, rest: Context, sampling: Sampling) -> float:
     """Probability that the target continues a context by these tokens."""
     return math.prod(table.law((*context, *rest[:place]), sampling)[token] for place, token in enumerate(rest))
 
 
-def toy_tree(draft: Table, policy: TreePolicy, judge: Verifier, noise: Noise, levels: int) -> DraftTree:
+def toy_tree(
+    draft: TabularModel, policy: TreePolicy, judge: Verifier, randomness: Randomness, levels: int
+) -> DraftTree:
     """The tree a policy grows for a verifier with this noise, below a root at position 0."""
-    drawing = None if judge.proposal is Proposal.SELECTED else Drawing(judge.proposal, noise, 0)
+    sampler = None if judge.proposal is Proposal.TOP_K else ChildSampler(judge.proposal, randomness, 0)
     root = torch.zeros(1, 1, dtype=torch.long)
 
     def shape(logits: Tensor, depth: int) -> Tensor:
-        return judge.guide(logits, depth, noise)
+        return judge.guide(logits, depth, randomness)
 
-    return grow(policy, _TableDraft(draft), root, levels, shape, drawing, draft.vocab)
+    return grow(policy, _TabularSession(draft), root, levels, shape, sampler, draft.vocab)
 
 
-class _TableDraft:
-    """A `Table` as the drafter of one tree."""
+class _TabularSession:
+    """A `TabularModel` as the drafter of one tree."""
 
     passes = nbytes = 0
     seconds = 0.0
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: TabularModel) -> None:
         self._table = table
         self._frontier: list[Context] = [()]
 
-    def prefill(self, features: Features) -> None: ...
+    def prefill(self, hidden_states: HiddenStates) -> None: ...
 
     def root(self) -> Tensor:
         return self._table.logits(())[None, None]
@@ -348,4 +354,4 @@ class _TableDraft:
         self._frontier = [(*self._frontier[origin], token) for token, origin in pairs]
         return torch.stack([self._table.logits(context) for context in self._frontier])[None]
 
-    def commit(self, tokens: list[int], features: Features) -> None: ...
+    def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None: ...

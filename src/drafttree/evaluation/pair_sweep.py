@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from drafttree.core.sampling import Sampling
-from drafttree.engine import compatibility as contract
-from drafttree.evaluation.exactness import OPTIONS, Table, coupled_round, law
+from drafttree.engine import compatibility
+from drafttree.evaluation.exactness import OPTIONS, TabularModel, coupled_round, law
 from drafttree.loading.load import make_policy
 from drafttree.policies import TreePolicy
 from drafttree.verifiers import VERIFIERS, Coupled, Greedy, Verifier
@@ -48,46 +48,46 @@ FORMS: dict[str, list[str]] = {
 
 
 @dataclass(frozen=True)
-class World:
+class ToyPair:
     """A target and a draft of the same vocabulary."""
 
-    target: Table
-    draft: Table
+    target: TabularModel
+    draft: TabularModel
 
 
-def world(seed: int, vocab: int = 3) -> World:
+def toy_pair(seed: int, vocab: int = 3) -> ToyPair:
     """The world of a seed: flat, ordinary or peaked; the draft near, far, cut to its best tokens, or the target."""
     spread = (0.3, 1.0, 1.0, 2.5)[seed % 4]
-    target = Table(vocab, 2, seed, spread)
-    draft = Table(vocab, 2, seed + 10_000, (0.5, 1.0, 2.0)[seed % 3], near=target)
+    target = TabularModel(vocab, 2, seed, spread)
+    draft = TabularModel(vocab, 2, seed + 10_000, (0.5, 1.0, 2.0)[seed % 3], near=target)
     match seed % 7:
         case 1:
-            draft = Table(vocab, 2, seed + 20_000, spread)
+            draft = TabularModel(vocab, 2, seed + 20_000, spread)
         case 2:
-            return World(target, target)
+            return ToyPair(target, target)
         case 3:
             draft = cut(draft, 2)
         case 4:
             target = cut(target, vocab - 1)
         case 5:
             target, draft = cut(target, 2), cut(draft, vocab - 1)
-    return World(target, draft)
+    return ToyPair(target, draft)
 
 
-def cut(table: Table, keep: int) -> Table:
+def cut(table: TabularModel, keep: int) -> TabularModel:
     """The table with all but the best tokens of every row impossible."""
-    copy = Table(table.vocab, table.depth, 0)
+    copy = TabularModel(table.vocab, table.depth, 0)
     copy.rows = {
         context: row.masked_fill(row < row.topk(keep).values[-1], -math.inf) for context, row in table.rows.items()
     }
     return copy
 
 
-Try = tuple[World, TreePolicy, int]
+Try = tuple[ToyPair, TreePolicy, int]
 
 
 @dataclass(frozen=True)
-class Finding:
+class PairFinding:
     """What was found of one policy with one verifier.
 
     Attributes:
@@ -122,10 +122,10 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Enumeration:
+class PairSweep:
     """The table of all pairs, policy by policy, under one sampling."""
 
-    findings: list[Finding]
+    findings: list[PairFinding]
     sampling: Sampling
 
     @property
@@ -144,14 +144,14 @@ class Enumeration:
         return {"findings": [asdict(finding) for finding in self.findings], **options, "passed": self.passed}
 
 
-def enumerate_pairs(
+def sweep_pairs(
     policies: Sequence[str] = tuple(FORMS),
     verifiers: Sequence[str] = tuple(VERIFIERS),
     *,
     models: int = 50,
     progress: Callable[[str], None] = lambda _: None,
     **sampling,
-) -> Enumeration:
+) -> PairSweep:
     """Enumerate pairs of policies and verifiers.
 
     Args:
@@ -167,48 +167,47 @@ def enumerate_pairs(
     findings = []
     for policy in policies:
         for verifier in verifiers:
-            findings.append(examine(policy, verifier, models, **sampling))
+            findings.append(sweep_pair(policy, verifier, models, **sampling))
             progress(policy)
-    return Enumeration(findings, Sampling.of({"temperature": 1.0, **sampling}))
+    return PairSweep(findings, Sampling.of({"temperature": 1.0, **sampling}))
 
 
-def examine(spec: str, name: str, models: int = 50, **sampling) -> Finding:
-    """Enumerate one pair; arguments as for `enumerate_pairs`."""
+def sweep_pair(spec: str, name: str, models: int = 50, **sampling) -> PairFinding:
+    """Enumerate one pair; arguments as for `sweep_pairs`."""
     verifier, policies = VERIFIERS[name], [make_policy(form) for form in FORMS.get(spec, [spec])]
-    if reason := contract.objection(policies[0], verifier):
-        return Finding(spec, name, "refused", reason=reason)
+    if reason := compatibility.incompatibility(policies[0], verifier):
+        return PairFinding(spec, name, "refused", reason=reason)
     if verifier in COUPLED:
         return _compared(spec, name, _tries(policies, models), {"temperature": 0.0} if verifier is Greedy else sampling)
     tries = _tries(policies, models)
     found = [
-        law(tables.target, tables.draft, policy, verifier, levels=levels, **sampling)
-        for tables, policy, levels in tries
+        law(pair.target, pair.draft, policy, verifier, levels=levels, **sampling) for pair, policy, levels in tries
     ]
     distance = max(each.total_variation for each in found)
     verdict = "lossy" if not verifier.lossless else "exact" if distance < EXACT else "BIASED"
     accepted = sum(each.expected_accepted for each in found) / models
-    return Finding(spec, name, verdict, models, distance, expected_accepted=accepted, sizes=_sizes(tries))
+    return PairFinding(spec, name, verdict, models, distance, expected_accepted=accepted, sizes=_sizes(tries))
 
 
 def _tries(policies: list[TreePolicy], models: int) -> list[Try]:
     """Models of three tokens, three levels deep, and of four, two deep, each with one of the policies."""
     vocabs = [3 + index // len(policies) % 2 for index in range(models)]
-    return [(world(index, vocab), policies[index % len(policies)], 6 - vocab) for index, vocab in enumerate(vocabs)]
+    return [(toy_pair(index, vocab), policies[index % len(policies)], 6 - vocab) for index, vocab in enumerate(vocabs)]
 
 
 def _sizes(tries: list[Try]) -> tuple[tuple[int, int], ...]:
-    return tuple(sorted({(tables.target.vocab, levels) for tables, _, levels in tries}))
+    return tuple(sorted({(pair.target.vocab, levels) for pair, _, levels in tries}))
 
 
-def _compared(spec: str, name: str, tries: list[Try], sampling: Mapping[str, Any]) -> Finding:
+def _compared(spec: str, name: str, tries: list[Try], sampling: Mapping[str, Any]) -> PairFinding:
     verifier: type[Verifier] = VERIFIERS[name]
     pairs = []
-    for model, (tables, policy, levels) in enumerate(tries, start=1):
+    for model, (pair, policy, levels) in enumerate(tries, start=1):
         for seed in range(1 if verifier is Greedy else SEEDS):
             options = {"seed": seed + SEEDS * model, "levels": levels, **sampling}
-            pairs.append(coupled_round(tables.target, tables.draft, policy, verifier, **options))
+            pairs.append(coupled_round(pair.target, pair.draft, policy, verifier, **options))
     equal = sum(committed == plain for committed, plain in pairs)
     accepted = sum(len(committed) - 1 for committed, _ in pairs) / len(pairs)
     verdict = "coupled" if equal == len(pairs) else "BIASED"
     found = {"texts": len(pairs), "equal": equal, "expected_accepted": accepted, "sizes": _sizes(tries)}
-    return Finding(spec, name, verdict, len(tries), **found)
+    return PairFinding(spec, name, verdict, len(tries), **found)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 
-from drafttree.constraints.options import MAKERS
+from drafttree.constraints.options import PROCESSOR_FACTORIES
 from drafttree.core.errors import ConfigError
 from drafttree.core.randomness import gumbel
 from drafttree.core.sampling import Sampling
@@ -98,8 +98,8 @@ def transformers_generate(
         decoder: whose target, tokenizer and EOS tokens to use.
         prompt: token ids.
         assistance: arguments of transformers' own speculation, such as `assistant_model`.
-        **options: as for `Decoder.start`. transformers draws its own random numbers, so above temperature 0 the text
-            is another one.
+        **options: as for `Decoder.new_request`. transformers draws its own random numbers, so above temperature 0
+            the text is another one.
     """
     sampling, model = Sampling.of(options), transformers_model(decoder)
     config = _generation_config(decoder, sampling, options)
@@ -126,16 +126,16 @@ def transformers_generate(
 
 def _generation_config(decoder: Decoder, sampling: Sampling, options: Mapping[str, Any]) -> GenerationConfig:
     eos, stop = list(decoder.eos), options.get("stop", ())
-    drawing = {name: value for name, value in vars(sampling).items() if name != "seed"}
-    drawing |= {name: drawing[name] or None for name in ("min_p", "top_h")}
+    sampler = {name: value for name, value in vars(sampling).items() if name != "seed"}
+    sampler |= {name: sampler[name] or None for name in ("min_p", "top_h")}
     return GenerationConfig(
         max_new_tokens=options.get("max_new_tokens", 128),
         do_sample=not sampling.greedy,
         eos_token_id=None if options.get("ignore_eos") or not eos else eos,
         pad_token_id=eos[0] if eos else 0,
         stop_strings=[stop] if isinstance(stop, str) else list(stop) or None,
-        **({} if sampling.greedy else drawing),
-        **{name: options[name] for name in MAKERS if name in options},
+        **({} if sampling.greedy else sampler),
+        **{name: options[name] for name in PROCESSOR_FACTORIES if name in options},
     )
 
 
@@ -149,7 +149,7 @@ def find_difference(
         prompt: token ids.
         expected: the reference's tokens.
         got: the other text's tokens.
-        **options: as for `Decoder.start`, what both were generated with.
+        **options: as for `Decoder.new_request`, what both were generated with.
     """
     if list(expected) == list(got):
         return None
@@ -169,13 +169,13 @@ def _scores(
     decoder: Decoder, prompt: Sequence[int], text: Sequence[int], options: Mapping[str, Any]
 ) -> tuple[Tensor, float]:
     """What the next token is the argmax of, and the size of one ulp of the best logit, 0 in float32."""
-    sampling, sequence = Sampling.of(options), decoder.plain().start(prompt, **options)
+    sampling, sequence = Sampling.of(options), decoder.plain().new_request(prompt, **options)
     for token in text:
         sequence.commit([token], 0)
     tokens = sequence.tokens
     with released(transformers_model(decoder)) as module:
         logits = module(torch.tensor([tokens], device=module.device), logits_to_keep=1).logits[0, -1]
-    scores = sampling.process(sequence.walker.apply(tokens, [()], logits[None])[0])
+    scores = sampling.process(sequence.constraints.apply(tokens, [()], logits[None])[0])
     if sampling.greedy:
         return scores, _ulp(logits, logits[scores.argmax()].item())
     scores = scores + gumbel(sampling.seed, torch.tensor([len(tokens)], device=logits.device), len(logits))[0]

@@ -42,7 +42,7 @@ from drafttree.evaluation.bench.inflation import SHAPES, load_inflated
 from drafttree.evaluation.bench.policies import shipped_prompts
 from drafttree.evaluation.certify import certify, fit, parse_policies, parse_verifiers
 from drafttree.evaluation.exactness import OPTIONS
-from drafttree.evaluation.pair_sweep import enumerate_pairs
+from drafttree.evaluation.pair_sweep import sweep_pairs
 from drafttree.evaluation.reference import transformers_model
 from drafttree.interfaces import display
 from drafttree.loading import zoo
@@ -152,7 +152,7 @@ def _shaping(
     pattern: Pattern = None,
     grammar: EbnfFile = None,
 ) -> dict[str, Any]:
-    """The options of `Decoder.start` that shape the text, checked as far as that needs no model."""
+    """The options of `Decoder.new_request` that shape the text, checked as far as that needs no model."""
     sampling = vars(Sampling(temperature, top_k, top_p, min_p, 0, typical_p, epsilon_cutoff, eta_cutoff, top_h)).copy()
     del sampling["seed"]
     return sampling | {
@@ -316,7 +316,7 @@ def _certify_exactly(
     policies: list[str], verifiers: list[str], models: int, sampling: Mapping[str, float], json_: bool
 ) -> NoReturn:
     with display.progress(len(policies) * len(verifiers)) as advance:
-        table = enumerate_pairs(policies, verifiers, models=models, progress=advance, **sampling)
+        table = sweep_pairs(policies, verifiers, models=models, progress=advance, **sampling)
     if json_:
         _print_json(table.summary())
     else:
@@ -639,11 +639,11 @@ def _bench_prompts(decoder: Decoder, paths: list[Path] | None, limit: int | None
 
 def _write(decoder: Decoder, prompt: Prompt, options: dict, *, quiet: bool, echo: str) -> Generation:
     """Generate, and show the text as it is made unless `quiet`."""
-    sequence = decoder.start(prompt, **options)
+    sequence = decoder.new_request(prompt, **options)
     console, show = display.make_console(), not quiet
     if show and console.is_terminal:
         console.print(Text(echo, style="dim"), end="", soft_wrap=True)
-    for chunk in decoder.follow(sequence):
+    for chunk in decoder.stream_request(sequence):
         if show:
             display.show_chunk(console, chunk)
     if show:

@@ -27,7 +27,7 @@ from drafttree.evaluation.bench.acceptance import PUBLISHED_GAIN
 from drafttree.evaluation.bench.law import BEHIND
 from drafttree.evaluation.bench.overhead import PARTS
 from drafttree.evaluation.certify import Certificate
-from drafttree.evaluation.pair_sweep import Enumeration, Finding
+from drafttree.evaluation.pair_sweep import PairFinding, PairSweep
 from drafttree.evaluation.reference import TOLERANCE_ULPS, Difference
 from drafttree.loading.inspect import Inspection
 from drafttree.policies import TreePolicy
@@ -252,7 +252,7 @@ def show_acceptance(result: Acceptance) -> None:
     print(f"published gain of traversal over rrsw at T = 1: {low:.1%} to {high:.1%}")
 
 
-def show_enumeration(result: Enumeration) -> None:
+def show_enumeration(result: PairSweep) -> None:
     """The verdict on every pair, what was found of those that were tried, and why the others are refused."""
     console, findings = make_console(), result.findings
     verifiers = list(dict.fromkeys(finding.verifier for finding in findings))
@@ -306,7 +306,7 @@ def _milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:.2f}"
 
 
-def _explained(finding: Finding) -> str:
+def _explained(finding: PairFinding) -> str:
     """A verdict in a few words."""
     if finding.texts:
         how = f"{finding.equal} of {finding.texts} texts equal plain decoding's"

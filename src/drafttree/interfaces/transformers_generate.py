@@ -48,7 +48,7 @@ from drafttree.core.errors import ConfigError
 from drafttree.drafters import Drafter, LanguageModelDrafter
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.metrics import Metrics
-from drafttree.engine.request import Sequence
+from drafttree.engine.request import Request
 from drafttree.loading.load import (
     DEFAULT_POLICY,
     Source,
@@ -94,7 +94,7 @@ WARPERS: dict[type, tuple[str, str] | None] = {
     EtaLogitsWarper: ("eta_cutoff", "epsilon"),
     LogitNormalization: None,
 }
-"""In transformers' order: the option of `Decoder.start` that does the same, and the attribute that holds its value."""
+"""In transformers' order: the option of `Decoder.new_request` that does the same, and its value's attribute."""
 
 
 def generate(
@@ -182,10 +182,10 @@ class TreeGenerate:
             for row, (ids, pad, seed) in enumerate(zip(input_ids, padding, seeds, strict=True)):
                 options = {"max_new_tokens": limit - len(ids), "seed": seed, "grammar": self._grammar, **sampling}
                 own = LogitsProcessorList(of_row(processor, row) for processor in processors)
-                sequence = decoder.start(ids[pad:].tolist(), logits_processor=own, **options)
-                sequence.walker.before = ids[:pad].tolist()
-                rows.append(_run(decoder, sequence, ids, stopping_criteria, streamer))
-                self.metrics.append(sequence.metrics)
+                request = decoder.new_request(ids[pad:].tolist(), logits_processor=own, **options)
+                request.constraints.before = ids[:pad].tolist()
+                rows.append(_run(decoder, request, ids, stopping_criteria, streamer))
+                self.metrics.append(request.metrics)
         if streamer is not None:
             streamer.end()
         sequences = _stack(rows, generation_config)
@@ -273,15 +273,15 @@ def _lent(module: PreTrainedModel) -> Iterator[HuggingFaceModel]:
 
 
 def _run(
-    decoder: Decoder, sequence: Sequence, prompt: Tensor, criteria: StoppingCriteriaList, streamer: BaseStreamer | None
+    decoder: Decoder, request: Request, prompt: Tensor, criteria: StoppingCriteriaList, streamer: BaseStreamer | None
 ) -> Tensor:
     """Generate one row, judged by the criteria token by token as stock `generate` does."""
-    ids = torch.cat((prompt, prompt.new_zeros(sequence.remaining)))
+    ids = torch.cat((prompt, prompt.new_zeros(request.remaining)))
     length = len(prompt)
-    while not sequence.finish_reason:
-        known = len(sequence.tokens)
-        decoder.step(sequence)
-        for token in sequence.tokens[known:]:
+    while not request.finish_reason:
+        known = len(request.tokens)
+        decoder.step(request)
+        for token in request.tokens[known:]:
             ids[length] = token
             length += 1
             done = bool(criteria(ids[None, :length], None).all())  # pyright: ignore[reportArgumentType]
@@ -353,7 +353,7 @@ def _eos(config: GenerationConfig) -> list[int]:
 
 
 def _split(processors: LogitsProcessorList, do_sample: bool) -> tuple[list[LogitsProcessor], dict[str, Any]]:
-    """The prepared processors up to the last warpers, and those as sampling options of `Decoder.start`.
+    """The prepared processors up to the last warpers, and those as sampling options of `Decoder.new_request`.
 
     Without `do_sample` there are no warpers, and no options. What is out of transformers' own order, or does not
     exclude tokens altogether, stays a processor, which gives the same scores one level of a tree at a time.

@@ -26,8 +26,8 @@ from drafttree.drafters import (
     LOOKUPS,
     Drafter,
     LanguageModelDrafter,
-    Mixed,
-    SuffixAutomaton,
+    MixedDrafter,
+    SuffixDrafter,
 )
 from drafttree.drafters.formats import eagle3, hydra, medusa
 from drafttree.drafters.formats.checkpoints import (
@@ -39,7 +39,7 @@ from drafttree.drafters.formats.checkpoints import (
     recognise,
 )
 from drafttree.drafters.formats.published import PUBLISHED
-from drafttree.engine import compatibility as contract
+from drafttree.engine import compatibility
 from drafttree.engine.decoder import Decoder
 from drafttree.loading import zoo
 from drafttree.models.base import Model
@@ -92,7 +92,7 @@ def load(
     """
     chosen_policy, chosen_verifier = make_policy(policy), find_verifier(verifier)
     if chosen_verifier:
-        contract.check(chosen_policy, chosen_verifier)
+        compatibility.check(chosen_policy, chosen_verifier)
     on, kind = _place(target, dtype, device)
     if isinstance(drafter, str) and drafter == "auto":
         drafter, reason = choose_drafter(target)
@@ -150,8 +150,8 @@ def make_drafter(source: Source | None, target: Model, load_drafter: Callable[[S
     if source in LOOKUPS:
         return LOOKUPS[source](target.vocab_size, target.device)
     if source.startswith(MIXED):
-        lookup = SuffixAutomaton(target.vocab_size, target.device)
-        return Mixed(lookup, load_drafter(source.removeprefix(MIXED)))
+        lookup = SuffixDrafter(target.vocab_size, target.device)
+        return MixedDrafter(lookup, load_drafter(source.removeprefix(MIXED)))
     return load_drafter(source)
 
 

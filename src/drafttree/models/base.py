@@ -84,5 +84,5 @@ def append(model: Model, cache: TreeCache, tokens: list[int], hidden_layers: tup
     positions = torch.arange(cache.length, cache.length + count, device=model.device)[None]
     causal = torch.ones(1, count, count, dtype=torch.bool, device=model.device).tril()
     output = model.forward(cache, ids, positions, causal, last_only=True, hidden_layers=hidden_layers)
-    cache.keep(range(count))
+    cache.commit(range(count))
     return output

@@ -23,7 +23,7 @@ class CudaGraphs:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._side: Any = None
-        self._memory: Any = None
+        self._index: Any = None
 
     def __call__(self, run: Run) -> Run | None:
         try:
@@ -37,14 +37,14 @@ class CudaGraphs:
     def _capture(self, run: Run) -> Run:
         """A launch of the captured pass; it writes its outputs to the same memory every time."""
         self._side = self._side or torch.cuda.Stream()
-        self._memory = self._memory or torch.cuda.graph_pool_handle()
+        self._index = self._index or torch.cuda.graph_pool_handle()
         self._side.wait_stream(torch.cuda.current_stream())
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.stream(self._side):
                 for _ in range(WARMUPS):
                     run()
-                with torch.cuda.graph(graph, pool=self._memory, stream=self._side):
+                with torch.cuda.graph(graph, pool=self._index, stream=self._side):
                     outputs = run()
         finally:
             torch.cuda.current_stream().wait_stream(self._side)

@@ -66,7 +66,7 @@ class TreeCache(Cache):
         self.positions = positions if self.positions is None else torch.cat((self.positions, positions), 1)
 
     @torch.inference_mode()
-    def keep(self, rows: Sequence[int]) -> None:
+    def commit(self, rows: Sequence[int]) -> None:
         """Commit these drafted rows, in this order, and drop the others.
 
         Args:

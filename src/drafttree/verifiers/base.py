@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 
 from drafttree.core.devices import near
 from drafttree.core.errors import ConfigError, ModelError
-from drafttree.core.randomness import Noise
+from drafttree.core.randomness import Randomness
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Proposal, Verdict
 
@@ -40,7 +40,7 @@ class Verifier:
     """
 
     source: ClassVar[str]
-    proposal: ClassVar[Proposal] = Proposal.SELECTED
+    proposal: ClassVar[Proposal] = Proposal.TOP_K
     accepts: ClassVar[frozenset[Proposal]]
     lossless: ClassVar[bool] = True
     chains_only: ClassVar[bool] = False
@@ -59,14 +59,14 @@ class Verifier:
         """Why this verifier cannot serve a sampling, and what to do instead; None if it can."""
         return None
 
-    def guide(self, logits: Tensor, position: int, noise: Noise) -> Tensor:
+    def guide(self, logits: Tensor, position: int, randomness: Randomness) -> Tensor:
         """The drafter's logits `[batch, frontier, vocab]` for a position, as the policy should see them.
 
         Columns beyond the target's vocabulary stand for tokens that are not drafted, and pass as the others do.
         """
         return logits
 
-    def verify(self, tree: DraftTree, logits: Tensor, position: int, noise: Noise) -> Verdict:
+    def verify(self, tree: DraftTree, logits: Tensor, position: int, randomness: Randomness) -> Verdict:
         """Judge a batch of trees.
 
         Args:
@@ -78,7 +78,7 @@ class Verifier:
         raise NotImplementedError
 
 
-class Outlook:
+class TreeView:
     """One sequence's tree as a sampling verifier sees it; distributions are made when asked for.
 
     Attributes:
@@ -88,8 +88,8 @@ class Outlook:
         child: the first child of a node with a token, or None.
     """
 
-    def __init__(self, tree: DraftTree, index: int, logits: Tensor, sampling: Sampling, noise: Noise) -> None:
-        self.noise = noise
+    def __init__(self, tree: DraftTree, index: int, logits: Tensor, sampling: Sampling, randomness: Randomness) -> None:
+        self.randomness = randomness
         branches = tree.branches[index]
         self.tokens, self.children, self.child = branches.tokens, branches.children, branches.child
         self._logits, self._sampling = logits, sampling
@@ -128,18 +128,20 @@ class SamplingVerifier(Verifier):
             return "draws at random; at temperature 0 use 'greedy'"
         return None
 
-    def guide(self, logits: Tensor, position: int, noise: Noise) -> Tensor:
-        return logits if self.proposal is Proposal.SELECTED else self.sampling.process(logits)
+    def guide(self, logits: Tensor, position: int, randomness: Randomness) -> Tensor:
+        return logits if self.proposal is Proposal.TOP_K else self.sampling.process(logits)
 
-    def verify(self, tree: DraftTree, logits: Tensor, position: int, noise: Noise) -> Verdict:
+    def verify(self, tree: DraftTree, logits: Tensor, position: int, randomness: Randomness) -> Verdict:
         if tree.proposal not in self.accepts:
             accepted = ", ".join(sorted(self.accepts))
             raise ConfigError(f"{type(self).__name__} judges {accepted} trees, not {tree.proposal} ones")
-        noise.begin(position)
-        judged = [self.judge(Outlook(tree, index, rows, self.sampling, noise)) for index, rows in enumerate(logits)]
+        randomness.begin(position)
+        judged = [
+            self.judge(TreeView(tree, index, rows, self.sampling, randomness)) for index, rows in enumerate(logits)
+        ]
         return Verdict([path for path, _ in judged], [bonus for _, bonus in judged])
 
-    def judge(self, outlook: Outlook) -> tuple[list[int], int]:
+    def judge(self, view: TreeView) -> tuple[list[int], int]:
         """The accepted path and the bonus token of one sequence."""
         raise NotImplementedError
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from drafttree.core.randomness import Noise
+from drafttree.core.randomness import Randomness
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Verdict
 from drafttree.core.vocab_ops import argmax
@@ -27,16 +27,16 @@ class Coupled(Verifier):
             return "draws at random; at temperature 0 use 'greedy'"
         return None
 
-    def guide(self, logits: Tensor, position: int, noise: Noise) -> Tensor:
-        return self._disturbed(logits, noise.gumbel(position))
+    def guide(self, logits: Tensor, position: int, randomness: Randomness) -> Tensor:
+        return self._disturbed(logits, randomness.gumbel(position))
 
-    def verify(self, tree: DraftTree, logits: Tensor, position: int, noise: Noise) -> Verdict:
-        noise.begin(position)
+    def verify(self, tree: DraftTree, logits: Tensor, position: int, randomness: Randomness) -> Verdict:
+        randomness.begin(position)
 
         def choose(rows: Tensor, depth: int | Tensor) -> Tensor:
             if isinstance(depth, int):
-                return argmax(self._disturbed(rows, noise.gumbel(position + 1 + depth)))
-            ahead = [noise.gumbel(position + 1 + level) for level in range(tree.levels + 1)]
+                return argmax(self._disturbed(rows, randomness.gumbel(position + 1 + depth)))
+            ahead = [randomness.gumbel(position + 1 + level) for level in range(tree.levels + 1)]
             return argmax(self._disturbed(rows, torch.stack(ahead)[depth]))
 
         return walk(tree, logits, choose)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from drafttree.core.tree import Proposal
-from drafttree.verifiers.base import Outlook, SamplingVerifier, normalise, ratio
+from drafttree.verifiers.base import SamplingVerifier, TreeView, normalise, ratio
 
 STEPS, NEAR = 24, 1e-8
 
@@ -13,21 +13,21 @@ class KSeq(SamplingVerifier):
     """Judge the independent children of a node one after the other against a scaled target: SpecTr."""
 
     source: ClassVar[str] = "SpecTr (Sun et al. 2023), Algorithm 3 (K-SEQ)"
-    proposal: ClassVar[Proposal] = Proposal.INDEPENDENT
+    proposal: ClassVar[Proposal] = Proposal.WITH_REPLACEMENT
 
-    def judge(self, outlook: Outlook) -> tuple[list[int], int]:
+    def judge(self, view: TreeView) -> tuple[list[int], int]:
         path = [0]
-        while children := outlook.children[path[-1]]:
-            p, q = outlook.target(path[-1]), outlook.draft(path[-1])
+        while children := view.children[path[-1]]:
+            p, q = view.target(path[-1]), view.draft(path[-1])
             scale = scale_of(p, q, len(children))
             for child in children:
-                token = outlook.tokens[child]
-                if outlook.noise.accept(ratio(p, q, token) / scale):
+                token = view.tokens[child]
+                if view.randomness.accept(ratio(p, q, token) / scale):
                     path.append(child)
                     break
             else:
-                return path, outlook.noise.draw(_left(p, q, scale, len(children)))
-        return path, outlook.noise.draw(outlook.target(path[-1]))
+                return path, view.randomness.draw(_left(p, q, scale, len(children)))
+        return path, view.randomness.draw(view.target(path[-1]))
 
 
 def scale_of(p: Tensor, q: Tensor, count: int) -> float:

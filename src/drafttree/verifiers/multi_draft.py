@@ -1,7 +1,7 @@
 from typing import ClassVar
 
 from drafttree.core.tree import Proposal
-from drafttree.verifiers.base import Outlook, SamplingVerifier, ratio, residual
+from drafttree.verifiers.base import SamplingVerifier, TreeView, ratio, residual
 
 
 class GreedyMultiDraft(SamplingVerifier):
@@ -11,19 +11,19 @@ class GreedyMultiDraft(SamplingVerifier):
     """
 
     source: ClassVar[str] = "Greedy multi-draft (arXiv 2502.18779); SpecHub (Sun et al. 2024) for two children"
-    proposal: ClassVar[Proposal] = Proposal.HUB
+    proposal: ClassVar[Proposal] = Proposal.TOP_K_PLUS_SAMPLE
 
-    def judge(self, outlook: Outlook) -> tuple[list[int], int]:
+    def judge(self, view: TreeView) -> tuple[list[int], int]:
         path = [0]
-        while children := outlook.children[path[-1]]:
-            p, q = outlook.target(path[-1]), outlook.draft(path[-1])
-            token = outlook.tokens[children[-1]]
-            if outlook.noise.accept(ratio(p, q, token)):
+        while children := view.children[path[-1]]:
+            p, q = view.target(path[-1]), view.draft(path[-1])
+            token = view.tokens[children[-1]]
+            if view.randomness.accept(ratio(p, q, token)):
                 path.append(children[-1])
                 continue
-            bonus = outlook.noise.draw(residual(p, q))
-            best = [child for child in children[:-1] if outlook.tokens[child] == bonus]
+            bonus = view.randomness.draw(residual(p, q))
+            best = [child for child in children[:-1] if view.tokens[child] == bonus]
             if not best:
                 return path, bonus
             path += best
-        return path, outlook.noise.draw(outlook.target(path[-1]))
+        return path, view.randomness.draw(view.target(path[-1]))

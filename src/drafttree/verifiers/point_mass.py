@@ -1,7 +1,7 @@
 from typing import ClassVar
 
 from drafttree.core.tree import Proposal
-from drafttree.verifiers.base import Outlook, SamplingVerifier
+from drafttree.verifiers.base import SamplingVerifier, TreeView
 
 
 class PointMass(SamplingVerifier):
@@ -12,14 +12,14 @@ class PointMass(SamplingVerifier):
     """
 
     source: ClassVar[str] = "SpecInfer's naive walk; EAGLE-2's rejection of point masses has the same law"
-    proposal: ClassVar[Proposal] = Proposal.SELECTED
+    proposal: ClassVar[Proposal] = Proposal.TOP_K
     accepts: ClassVar[frozenset[Proposal]] = frozenset(Proposal)
 
-    def judge(self, outlook: Outlook) -> tuple[list[int], int]:
+    def judge(self, view: TreeView) -> tuple[list[int], int]:
         path = [0]
         while True:
-            token = outlook.noise.draw(outlook.target(path[-1]))
-            child = outlook.child(path[-1], token)
+            token = view.randomness.draw(view.target(path[-1]))
+            child = view.child(path[-1], token)
             if child is None:
                 return path, token
             path.append(child)

@@ -3,7 +3,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from drafttree.core.tree import Proposal
-from drafttree.verifiers.base import Outlook, SamplingVerifier, ratio, residual, without
+from drafttree.verifiers.base import SamplingVerifier, TreeView, ratio, residual, without
 
 
 class RRSw(SamplingVerifier):
@@ -13,23 +13,23 @@ class RRSw(SamplingVerifier):
     """
 
     source: ClassVar[str] = "EAGLE (Li et al. 2024) and Sequoia (Chen et al. 2024), recursive rejection sampling"
-    proposal: ClassVar[Proposal] = Proposal.SAMPLED
+    proposal: ClassVar[Proposal] = Proposal.WITHOUT_REPLACEMENT
 
-    def judge(self, outlook: Outlook) -> tuple[list[int], int]:
+    def judge(self, view: TreeView) -> tuple[list[int], int]:
         path = [0]
-        while children := outlook.children[path[-1]]:
-            p, q = outlook.target(path[-1]), outlook.draft(path[-1])
+        while children := view.children[path[-1]]:
+            p, q = view.target(path[-1]), view.draft(path[-1])
             for child in children:
-                token = outlook.tokens[child]
-                if outlook.noise.accept(ratio(p, q, token)):
+                token = view.tokens[child]
+                if view.randomness.accept(ratio(p, q, token)):
                     path.append(child)
                     break
                 p = residual(p, q)
                 if child != children[-1]:
                     q = self.after(q, token)
             else:
-                return path, outlook.noise.draw(p)
-        return path, outlook.noise.draw(outlook.target(path[-1]))
+                return path, view.randomness.draw(p)
+        return path, view.randomness.draw(view.target(path[-1]))
 
     def after(self, q: Tensor, token: int) -> Tensor:
         """The law of the next child once one has been rejected."""
@@ -40,7 +40,7 @@ class RRS(RRSw):
     """Recursive rejection sampling over children drawn independently: SpecInfer's multi-step verification."""
 
     source: ClassVar[str] = "SpecInfer (Miao et al. 2024), multi-step speculative sampling"
-    proposal: ClassVar[Proposal] = Proposal.INDEPENDENT
+    proposal: ClassVar[Proposal] = Proposal.WITH_REPLACEMENT
 
     def after(self, q: Tensor, token: int) -> Tensor:
         return q

@@ -4,7 +4,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from drafttree.core.tree import Proposal
-from drafttree.verifiers.base import Outlook, SamplingVerifier, ratio, without
+from drafttree.verifiers.base import SamplingVerifier, TreeView, ratio, without
 
 
 class Traversal(SamplingVerifier):
@@ -16,19 +16,19 @@ class Traversal(SamplingVerifier):
     """
 
     source: ClassVar[str] = "Traversal Verification (arXiv 2505.12398), Algorithm 3 and equations 1 to 3"
-    proposal: ClassVar[Proposal] = Proposal.SAMPLED
+    proposal: ClassVar[Proposal] = Proposal.WITHOUT_REPLACEMENT
 
-    def judge(self, outlook: Outlook) -> tuple[list[int], int]:
-        chain = [Node(outlook, 0, 1.0)]
+    def judge(self, view: TreeView) -> tuple[list[int], int]:
+        chain = [Node(view, 0, 1.0)]
         while True:
             leaf = chain[-1]
             if leaf.children:
-                chain.append(leaf.child(outlook, leaf.children.pop(0)))
-            elif leaf.index == 0 or outlook.noise.accept(leaf.rate):
-                return [node.index for node in chain], outlook.noise.draw(leaf.target)
+                chain.append(leaf.child(view, leaf.children.pop(0)))
+            elif leaf.index == 0 or view.randomness.accept(leaf.rate):
+                return [node.index for node in chain], view.randomness.draw(leaf.target)
             else:
                 chain.pop()
-                chain[-1].reject(outlook.tokens[leaf.index])
+                chain[-1].reject(view.tokens[leaf.index])
 
 
 class Node:
@@ -40,25 +40,25 @@ class Node:
         children: those not rejected yet; the one under judgement is not among them.
     """
 
-    def __init__(self, outlook: Outlook, index: int, rate: float) -> None:
+    def __init__(self, view: TreeView, index: int, rate: float) -> None:
         self.index, self.rate = index, rate
-        self.children = list(outlook.children[index])
-        self._outlook = outlook
+        self.children = list(view.children[index])
+        self._view = view
 
     @cached_property
     def target(self) -> Tensor:
         """`[vocab]` of the target; made when it is asked for, since a leaf that is rejected never needs it."""
-        return self._outlook.target(self.index)
+        return self._view.target(self.index)
 
     @cached_property
     def draft(self) -> Tensor:
         """`[vocab]` the distribution of the next child."""
-        return self._outlook.draft(self.index)
+        return self._view.draft(self.index)
 
-    def child(self, outlook: Outlook, index: int) -> "Node":
+    def child(self, view: TreeView, index: int) -> "Node":
         """Equation 1: the child's rate from this node's current rate and rows."""
-        token = outlook.tokens[index]
-        return Node(outlook, index, min(self.rate * ratio(self.target, self.draft, token), 1.0))
+        token = view.tokens[index]
+        return Node(view, index, min(self.rate * ratio(self.target, self.draft, token), 1.0))
 
     def reject(self, token: int) -> None:
         """Equations 2 and 3: the rows and the rate after the child with this token has been cut off."""

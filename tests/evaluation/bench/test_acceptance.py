@@ -8,25 +8,24 @@ import torch
 from typer.testing import CliRunner
 
 from drafttree.core.errors import ConfigError
-from drafttree.core.randomness import SeededNoise
+from drafttree.core.randomness import SeededRandomness
 from drafttree.core.sampling import Sampling
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.engine.decoder import Decoder
 from drafttree.evaluation.bench import acceptance, bench_acceptance
 from drafttree.evaluation.bench.acceptance import Estimate, expected_by_traversal, reach_by_rejection, reach_by_walking
-from drafttree.evaluation.exactness import Table as ToyTable
-from drafttree.evaluation.exactness import law, node_logits, trees
+from drafttree.evaluation.exactness import TabularModel, law, node_logits, trees
 from drafttree.interfaces import cli
 from drafttree.verifiers import PointMass, RRSw, Traversal
-from drafttree.verifiers.base import Outlook
+from drafttree.verifiers.base import TreeView
 from helpers.toy import Table, ToyDrafter, ToyModel
-from helpers.worlds import CHAINS, RERANKING, SMALL_TREES, world
+from helpers.toy_pairs import CHAINS, RERANKING, SMALL_TREES, toy_pair
 
 TREES = CHAINS | {name: SMALL_TREES[name] for name in ("siblings", "ragged", "late branch", "dynatree", "talon")}
 EXPECTED = {
-    RRSw: lambda outlook: sum(reach_by_rejection(outlook)) - 1,
+    RRSw: lambda view: sum(reach_by_rejection(view)) - 1,
     Traversal: expected_by_traversal,
-    PointMass: lambda outlook: sum(reach_by_walking(outlook)) - 1,
+    PointMass: lambda view: sum(reach_by_walking(view)) - 1,
 }
 TARGET = Table(8, order=2, seed=3, scale=1.0)
 DRAFT = TARGET.blurred(0.7)
@@ -34,12 +33,12 @@ SHAPES = {"chain:depth=3": {"chain 1": 1, "chain 3": 3}, "template:tree=binary-2
 PROMPTS = [[1, 2, 3], [4, 5]]
 
 
-def expectation(target: ToyTable, draft: ToyTable, policy, verifier) -> float:
+def expectation(target: TabularModel, draft: TabularModel, policy, verifier) -> float:
     """Over all trees, of the expectation given the tree."""
     judge, total = verifier(Sampling(1.0)), 0.0
     for chance, tree in trees(draft, policy, judge):
-        outlook = Outlook(tree, 0, node_logits(target, tree), judge.sampling, SeededNoise(0, 1, torch.device("cpu")))
-        total += chance * EXPECTED[verifier](outlook)
+        view = TreeView(tree, 0, node_logits(target, tree), judge.sampling, SeededRandomness(0, 1, torch.device("cpu")))
+        total += chance * EXPECTED[verifier](view)
     return total
 
 
@@ -47,13 +46,13 @@ def expectation(target: ToyTable, draft: ToyTable, policy, verifier) -> float:
 @pytest.mark.parametrize("name", TREES)
 def test_expectations_given_the_tree_are_those_of_the_verifier(name, verifier):
     for seed in (0, 3, 4, 5):
-        tables = world(seed)
+        tables = toy_pair(seed)
         found = expectation(tables.target, tables.draft, TREES[name], verifier)
         assert found == pytest.approx(law(tables.target, tables.draft, TREES[name], verifier).expected_accepted)
 
 
 def test_the_naive_walk_on_re_ranked_trees_too():
-    tables = world(1)
+    tables = toy_pair(1)
     for policy in RERANKING.values():
         found = expectation(tables.target, tables.draft, policy, PointMass)
         assert found == pytest.approx(law(tables.target, tables.draft, policy, PointMass).expected_accepted)
@@ -101,7 +100,7 @@ def test_rounds_in_a_context_agree_with_those_of_a_fresh_sequence(small):
     """The trees and the verdicts do not depend on the trees judged before in the same place."""
     engine, options = decoder(), {"temperature": 1.0, "seed": 4}
     for sequence in acceptance._contexts(engine, PROMPTS[0], 3, 4, options):
-        again = engine.start(list(sequence.tokens), max_new_tokens=sequence.remaining, **options)
+        again = engine.new_request(list(sequence.tokens), max_new_tokens=sequence.remaining, **options)
         engine.prefill(again)
         ours, fresh = acceptance._lengths(engine, sequence), acceptance._lengths(engine, again)
         assert {k: pytest.approx(v) for k, v in fresh.items()} == ours

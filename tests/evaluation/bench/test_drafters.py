@@ -5,7 +5,7 @@ from safetensors.torch import load_file
 
 import drafttree
 from drafttree.core.errors import ConfigError
-from drafttree.drafters import Mixed, PromptLookup, SuffixAutomaton
+from drafttree.drafters import MixedDrafter, PromptLookupDrafter, SuffixDrafter
 from drafttree.evaluation.bench import bench_drafters
 from drafttree.loading.zoo import folder
 
@@ -20,7 +20,7 @@ def decoder():
 
 @pytest.fixture(scope="module")
 def found(decoder):
-    lookup = PromptLookup(decoder.target.vocab_size)
+    lookup = PromptLookupDrafter(decoder.target.vocab_size)
     return {"model": decoder.drafter, "lookup": lookup}
 
 
@@ -50,7 +50,7 @@ def test_a_drafters_memory_is_that_of_its_files_and_caches(decoder, found):
 
 
 def test_a_longer_text_takes_more_memory(decoder):
-    for drafter in (PromptLookup(4096), SuffixAutomaton(4096), Mixed(SuffixAutomaton(4096), decoder.drafter)):
+    for drafter in (PromptLookupDrafter(4096), SuffixDrafter(4096), MixedDrafter(SuffixDrafter(4096), decoder.drafter)):
         sizes = []
         for length in (8, 64):
             engine = decoder.with_drafter(drafter)

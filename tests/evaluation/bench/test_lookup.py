@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from drafttree.core.errors import InputError
-from drafttree.drafters import PromptLookup, SuffixAutomaton
+from drafttree.drafters import PromptLookupDrafter, SuffixDrafter
 from drafttree.engine.decoder import Decoder
 from drafttree.evaluation.bench import bench_lookup, code_edits
 from drafttree.evaluation.bench.lookup import CONTEXTS, Recording, drafting_cost
@@ -31,14 +31,14 @@ class Bytes:
 def test_a_replay_says_the_recorded_text(policy):
     text = [1, 2, 3, 4, 5, 1, 2, 3, 6, 1, 2, 3, 4, 5, 0]
     for cut in (1, 4, 9):
-        for drafter in (None, PromptLookup(8), SuffixAutomaton(8)):
+        for drafter in (None, PromptLookupDrafter(8), SuffixDrafter(8)):
             out = Decoder(Recording(text, 8), drafter, policy).generate(text[:cut], max_new_tokens=len(text) - cut)
             assert out.tokens == text[cut:]
 
 
 def test_a_replayed_chain_is_accepted_as_far_as_it_was_recorded():
     text = [1, 2, 3, 4, 5, 1, 2, 3, 9, 9]
-    decoder = Decoder(Recording(text, 10), SuffixAutomaton(10), Chain(depth=4))
+    decoder = Decoder(Recording(text, 10), SuffixDrafter(10), Chain(depth=4))
     rounds = decoder.generate(text[:6], max_new_tokens=4).metrics.rounds
     assert [(r.accepted, r.committed) for r in rounds] == [(2, 3), (0, 1)]
 
@@ -73,7 +73,7 @@ def test_prompts_need_a_tokenizer():
 
 def test_drafting_is_timed_alone():
     stream = torch.randint(50, (9000,), generator=torch.Generator().manual_seed(0)).tolist()
-    costs = drafting_cost("lookup", PromptLookup(50), stream, repeats=1)
+    costs = drafting_cost("lookup", PromptLookupDrafter(50), stream, repeats=1)
     assert [cost.context for cost in costs] == list(CONTEXTS)
     assert all(cost.read > 0 and cost.round > 0 for cost in costs)
 

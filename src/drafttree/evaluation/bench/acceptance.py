@@ -23,23 +23,23 @@ from drafttree.core.errors import ConfigError
 from drafttree.core.tree import DraftTree
 from drafttree.drafters.language_model import LanguageModelDrafter
 from drafttree.engine.decoder import Decoder, Prompt
-from drafttree.engine.request import Sequence as Text
+from drafttree.engine.request import Request
 from drafttree.loading.load import make_policy
 from drafttree.models.base import read
 from drafttree.verifiers import Coupled, PointMass, RRSw, Verifier
-from drafttree.verifiers.base import Outlook, ratio, residual, without
+from drafttree.verifiers.base import TreeView, ratio, residual, without
 from drafttree.verifiers.traversal import Node
 
 TEMPERATURES = (0.2, 0.4, 0.6, 0.8, 1.0)
-ROOM = 64
+MAX_LEVELS = 64
 """Levels that every context leaves room for."""
 
 SHAPES: dict[str, dict[str, int]] = {
     "chain:depth=8": {f"chain {depth}": depth for depth in (2, 4, 6, 8)},
     "template:tree=binary-5": {f"binary {depth}": depth for depth in (2, 3, 4, 5)},
     "template:tree=eagle-sparse": {"eagle-sparse": 5},
-    "dynatree": {"dynatree": ROOM},
-    "talon": {"talon": ROOM},
+    "dynatree": {"dynatree": MAX_LEVELS},
+    "talon": {"talon": MAX_LEVELS},
 }
 """Per policy the shapes that are its upper levels, and how many levels each has at most."""
 
@@ -151,75 +151,75 @@ def bench_acceptance(
     return Acceptance(rows, len(prompts), judged, stride)
 
 
-def reach_by_rejection(outlook: Outlook) -> list[float]:
+def reach_by_rejection(view: TreeView) -> list[float]:
     """Per node, the probability that `RRSw` accepts it, given the tree."""
-    reach = [1.0] + [0.0] * (len(outlook.tokens) - 1)
-    for node, children in enumerate(outlook.children):
+    reach = [1.0] + [0.0] * (len(view.tokens) - 1)
+    for node, children in enumerate(view.children):
         if not children or not reach[node]:
             continue
-        p, q, left = outlook.target(node), outlook.draft(node), reach[node]
+        p, q, left = view.target(node), view.draft(node), reach[node]
         for child in children:
-            token = outlook.tokens[child]
+            token = view.tokens[child]
             reach[child] = left * min(ratio(p, q, token), 1.0)
             left -= reach[child]
             p, q = residual(p, q), without(q, token)
     return reach
 
 
-def reach_by_walking(outlook: Outlook) -> list[float]:
+def reach_by_walking(view: TreeView) -> list[float]:
     """Per node, the probability that `PointMass` accepts it, given a tree whose siblings differ."""
-    reach = [1.0] + [0.0] * (len(outlook.tokens) - 1)
-    for node, children in enumerate(outlook.children):
+    reach = [1.0] + [0.0] * (len(view.tokens) - 1)
+    for node, children in enumerate(view.children):
         if children:
-            row = outlook.target(node)[[outlook.tokens[child] for child in children]].tolist()
+            row = view.target(node)[[view.tokens[child] for child in children]].tolist()
             for child, probability in zip(children, row, strict=True):
                 reach[child] = reach[node] * probability
     return reach
 
 
-def expected_by_traversal(outlook: Outlook) -> float:
+def expected_by_traversal(view: TreeView) -> float:
     """The expected number of tokens that `Traversal` accepts, given the tree.
 
     It stops at the first leaf it accepts, so the walk along which it rejects all of them passes every outcome.
     """
-    chain, left, expected = [Node(outlook, 0, 1.0)], 1.0, 0.0
+    chain, left, expected = [Node(view, 0, 1.0)], 1.0, 0.0
     while left > 0:
         leaf = chain[-1]
         if leaf.children:
-            chain.append(leaf.child(outlook, leaf.children.pop(0)))
+            chain.append(leaf.child(view, leaf.children.pop(0)))
         elif leaf.index == 0:
             break
         else:
             chain.pop()
             expected += left * leaf.rate * len(chain)
             left *= 1 - leaf.rate
-            chain[-1].reject(outlook.tokens[leaf.index])
+            chain[-1].reject(view.tokens[leaf.index])
     return expected
 
 
-def _contexts(decoder: Decoder, prompt: Prompt, rounds: int, stride: int, options: dict) -> Iterator[Text]:
+def _contexts(decoder: Decoder, prompt: Prompt, rounds: int, stride: int, options: dict) -> Iterator[Request]:
     """One sequence, moved along a text of the target's, with the caches of the target and the drafter."""
     ahead = (rounds - 1) * stride
     text = decoder.generate(prompt, max_new_tokens=ahead, **options).tokens if ahead else []
-    sequence = decoder.start(prompt, max_new_tokens=ahead + ROOM, **options)
-    decoder.prefill(sequence)
-    yield sequence
+    request = decoder.new_request(prompt, max_new_tokens=ahead + MAX_LEVELS, **options)
+    decoder.prefill(request)
+    yield request
     for first in range(0, ahead, stride):
         following = text[first : first + stride]
         if len(following) < stride or following[-1] in decoder.eos:
             return
-        read(decoder.target, sequence.cache, [sequence.tokens[-1], *following[:-1]])
-        sequence.tokens += following
-        assert sequence.draft is not None
-        sequence.draft.commit(following, ())
-        yield sequence
+        read(decoder.target, request.cache, [request.tokens[-1], *following[:-1]])
+        request.tokens += following
+        assert request.draft is not None
+        request.draft.commit(following, ())
+        yield request
 
 
-def _lengths(decoder: Decoder, sequence: Text) -> Lengths:
+def _lengths(decoder: Decoder, request: Request) -> Lengths:
     """The accepted lengths of every shape and verifier at a context."""
     judges = (RRSw, PointMass, Coupled)
-    grown = {(spec, judge): _Tree(decoder, sequence, spec, judge) for spec in SHAPES for judge in judges}
-    _score(decoder, sequence, list(grown.values()))
+    grown = {(spec, judge): _Tree(decoder, request, spec, judge) for spec in SHAPES for judge in judges}
+    _score(decoder, request, list(grown.values()))
     found: Lengths = {}
     for spec, shapes in SHAPES.items():
         drawn, selected, guided = (grown[spec, judge] for judge in judges)
@@ -245,18 +245,18 @@ class _Tree:
 
     logits: Tensor
 
-    def __init__(self, decoder: Decoder, sequence: Text, spec: str, judge: type[Verifier]) -> None:
-        self._text = replace(sequence, policy=make_policy(spec), verifier=judge(sequence.verifier.sampling))
+    def __init__(self, decoder: Decoder, request: Request, spec: str, judge: type[Verifier]) -> None:
+        self._text = replace(request, policy=make_policy(spec), verifier=judge(request.verifier.sampling))
         self.tree = decoder.propose(self._text)
         self._depths: list[int] = self.tree.depths[0].tolist()
 
-    def upper(self, levels: int = ROOM) -> Outlook:
+    def upper(self, levels: int = MAX_LEVELS) -> TreeView:
         """The tree down to a level."""
-        outlook = Outlook(self.tree, 0, self.logits[0], self._text.verifier.sampling, self._text.noise)
-        outlook.children = [
-            children if depth < levels else [] for depth, children in zip(self._depths, outlook.children, strict=True)
+        view = TreeView(self.tree, 0, self.logits[0], self._text.verifier.sampling, self._text.randomness)
+        view.children = [
+            children if depth < levels else [] for depth, children in zip(self._depths, view.children, strict=True)
         ]
-        return outlook
+        return view
 
     def sum(self, reach: list[float], levels: int) -> float:
         """Of what nodes have that are not the root, down to a level."""
@@ -265,13 +265,13 @@ class _Tree:
     def verdict(self) -> int:
         """How many drafted tokens the verifier accepts."""
         position = len(self._text.tokens) - 1
-        return len(self._text.verifier.verify(self.tree, self.logits, position, self._text.noise).paths[0]) - 1
+        return len(self._text.verifier.verify(self.tree, self.logits, position, self._text.randomness).paths[0]) - 1
 
 
-def _score(decoder: Decoder, sequence: Text, grown: list[_Tree]) -> None:
+def _score(decoder: Decoder, request: Request, grown: list[_Tree]) -> None:
     """Give trees of the same root their logits, from one target pass over all of them."""
-    logits = decoder.score(sequence, _together([each.tree for each in grown])).logits
-    sequence.cache.keep([])
+    logits = decoder.score(request, _together([each.tree for each in grown])).logits
+    request.cache.commit([])
     first = 1
     for each in grown:
         last = first + each.tree.size - 1

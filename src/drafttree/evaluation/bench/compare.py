@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from drafttree.core.errors import ConfigError
-from drafttree.core.randomness import fresh_seed
+from drafttree.core.randomness import random_seed
 from drafttree.core.sampling import Sampling
 from drafttree.engine.decoder import Decoder, Prompt
-from drafttree.engine.metrics import Law
+from drafttree.engine.metrics import SpeedupLaw
 from drafttree.engine.request import Generation
 from drafttree.evaluation.reference import Difference, ReferenceRun, find_difference, transformers_generate
 from drafttree.models.huggingface import HuggingFaceModel
@@ -39,9 +39,9 @@ class Comparison:
     seeded: bool
 
     @property
-    def law(self) -> Law:
+    def law(self) -> SpeedupLaw:
         """The terms of the law, and R as measured."""
-        return Law.of(self.speculative.metrics, self.plain.metrics)
+        return SpeedupLaw.of(self.speculative.metrics, self.plain.metrics)
 
     @property
     def speeds(self) -> dict[str, float]:
@@ -84,7 +84,7 @@ def compare(decoder: Decoder, prompt: Prompt, *, repeats: int = 3, **options) ->
         decoder: with a drafter.
         prompt: text or token ids.
         repeats: runs of each; the median by speed is reported.
-        **options: as for `Decoder.start`; all ways get the same seed.
+        **options: as for `Decoder.new_request`; all ways get the same seed.
 
     Raises:
         ConfigError: the decoder has no drafter.
@@ -92,8 +92,8 @@ def compare(decoder: Decoder, prompt: Prompt, *, repeats: int = 3, **options) ->
     if decoder.drafter is None:
         raise ConfigError("without a drafter all decoding is plain and there is nothing to compare; name a drafter")
     if options.get("seed") is None:
-        options["seed"] = fresh_seed()
-    ways = _ways(decoder, decoder.start(prompt, **options).tokens, options)
+        options["seed"] = random_seed()
+    ways = _ways(decoder, decoder.new_request(prompt, **options).tokens, options)
     short = min(max(WARM_UP, options.get("min_new_tokens") or 0), options.get("max_new_tokens", WARM_UP))
     for way in ways.values():
         way(short)
@@ -122,7 +122,7 @@ def whole(generation: Generation) -> Generation:
 
 
 def _judge(decoder: Decoder, runs: dict, prompt: Prompt, options: dict) -> Comparison:
-    sampling, ids = Sampling.of(options), decoder.start(prompt, **options).tokens
+    sampling, ids = Sampling.of(options), decoder.new_request(prompt, **options).tokens
     seeded = sampling.greedy or decoder.verifier in (None, Coupled)
     got, plain, other = runs["speculative"].tokens, runs["plain"].tokens, runs.get("transformers")
 

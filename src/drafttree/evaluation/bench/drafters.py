@@ -75,7 +75,7 @@ def bench_drafters(
         policies: specifications.
         repeats: times everything runs, after a warm-up.
         progress: called after every text with what was run.
-        **options: as for `Decoder.start`; without a seed it is 0, since all write the same texts then.
+        **options: as for `Decoder.new_request`; without a seed it is 0, since all write the same texts then.
 
     Raises:
         ConfigError: there is no drafter, no policy or no prompt.
@@ -88,7 +88,7 @@ def bench_drafters(
     ways = {PLAIN: way(decoder.plain(), settings)}
     for key, (name, spec) in pairs.items():
         ways[key] = way(decoder.with_drafter(drafters[name]).with_policy(make_policy(spec)), settings)
-    prompts = [(group, decoder.start(prompt, **settings).tokens) for group in sets for prompt in sets[group]]
+    prompts = [(group, decoder.new_request(prompt, **settings).tokens) for group in sets for prompt in sets[group]]
     runs = race(ways, [ids for _, ids in prompts], repeats, progress)
     rows = []
     for group in sets:

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from drafttree.core.errors import ConfigError, unknown
-from drafttree.drafters.base import Draft, Drafter, Features
+from drafttree.drafters.base import Drafter, DraftSession, HiddenStates
 from drafttree.engine.decoder import Decoder
 from drafttree.loading.load import (
     choose_drafter,
@@ -127,15 +127,15 @@ class NarrowDrafter:
         last = {small.config.num_hidden_layers: large.config.num_hidden_layers}
         self.hidden_layers = tuple(last.get(layer, layer) for layer in drafter.hidden_layers)
 
-    def start(self, prompt: list[int], capacity: int) -> Draft:
+    def start(self, prompt: list[int], capacity: int) -> DraftSession:
         """Begin a sequence, as the head itself does."""
-        return NarrowDraft(self._drafter.start(prompt, capacity), self._hidden)
+        return NarrowSession(self._drafter.start(prompt, capacity), self._hidden)
 
 
-class NarrowDraft:
+class NarrowSession:
     """A head's draft, which is told the first part of every hidden state."""
 
-    def __init__(self, draft: Draft, hidden: int) -> None:
+    def __init__(self, draft: DraftSession, hidden: int) -> None:
         self._draft, self._hidden = draft, hidden
         self.root, self.expand = draft.root, draft.expand
 
@@ -151,14 +151,14 @@ class NarrowDraft:
     def nbytes(self) -> int:
         return self._draft.nbytes
 
-    def prefill(self, features: Features) -> None:
-        self._draft.prefill(self._narrow(features))
+    def prefill(self, hidden_states: HiddenStates) -> None:
+        self._draft.prefill(self._narrow(hidden_states))
 
-    def commit(self, tokens: list[int], features: Features) -> None:
-        self._draft.commit(tokens, self._narrow(features))
+    def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
+        self._draft.commit(tokens, self._narrow(hidden_states))
 
-    def _narrow(self, features: Features) -> Features:
-        return tuple(state[..., : self._hidden] for state in features)
+    def _narrow(self, hidden_states: HiddenStates) -> HiddenStates:
+        return tuple(state[..., : self._hidden] for state in hidden_states)
 
 
 class _Wiring:

@@ -94,7 +94,7 @@ def measure_law(
             for, since only the time is looked at.
         peers: also run transformers' own ways of generating.
         progress: called after every text with what was run.
-        **options: as for `Decoder.start`.
+        **options: as for `Decoder.new_request`.
 
     Raises:
         ConfigError: the target is no transformers model or has too little context, there is no drafter, or a policy
@@ -165,7 +165,7 @@ def pass_times(model: HuggingFaceModel, sizes: Sequence[int], context: int, repe
             model.forward(cache, tokens, positions, visible)
             _wait(model.device)
             seconds.append(time.perf_counter() - started)
-            cache.keep([])
+            cache.commit([])
     return {size: statistics.median(seconds[1:]) for size, seconds in times.items()}
 
 

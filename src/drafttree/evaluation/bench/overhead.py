@@ -14,10 +14,10 @@ import torch
 
 from drafttree.core.errors import ConfigError
 from drafttree.core.tree import DraftTree, Verdict
-from drafttree.drafters.base import Features
+from drafttree.drafters.base import HiddenStates
 from drafttree.drafters.language_model import LanguageModelDrafter
 from drafttree.engine.decoder import Decoder, Prompt
-from drafttree.engine.request import Sequence as Text
+from drafttree.engine.request import Request
 from drafttree.loading.load import make_policy
 from drafttree.models.base import Model, Output
 
@@ -109,23 +109,23 @@ class _TimedDecoder(Decoder):
         super().__init__(target, drafter, decoder.policy, decoder.verifier, decoder.tokenizer, decoder.eos)
         self.clocks = clocks
 
-    def start(self, prompt: Prompt, **options) -> Text:
-        text = super().start(prompt, **options)
+    def new_request(self, prompt: Prompt, **options) -> Request:
+        text = super().new_request(prompt, **options)
         text.verifier.verify = self.clocks.wrap("verify", text.verifier.verify)
         text.text.push = self.clocks.wrap("text", text.text.push)
         return text
 
-    def step(self, sequence: Text) -> int:
-        return self.clocks.wrap("round", super().step)(sequence)
+    def step(self, request: Request) -> int:
+        return self.clocks.wrap("round", super().step)(request)
 
-    def propose(self, sequence: Text) -> DraftTree:
-        return self.clocks.wrap("drafting", super().propose)(sequence)
+    def propose(self, request: Request) -> DraftTree:
+        return self.clocks.wrap("drafting", super().propose)(request)
 
-    def score(self, sequence: Text, tree: DraftTree) -> Output:
-        return self.clocks.wrap("scoring", super().score)(sequence, tree)
+    def score(self, request: Request, tree: DraftTree) -> Output:
+        return self.clocks.wrap("scoring", super().score)(request, tree)
 
-    def _commit(self, sequence: Text, tree: DraftTree, verdict: Verdict, hidden: Features) -> tuple[int, int]:
-        return self.clocks.wrap("committing", super()._commit)(sequence, tree, verdict, hidden)
+    def _commit(self, request: Request, tree: DraftTree, verdict: Verdict, hidden: HiddenStates) -> tuple[int, int]:
+        return self.clocks.wrap("committing", super()._commit)(request, tree, verdict, hidden)
 
 
 def measure_overhead(
@@ -138,7 +138,7 @@ def measure_overhead(
         prompts: texts or token ids.
         policies: specifications.
         repeats: times every policy runs every prompt, after one more that is not counted.
-        **options: as for `Decoder.start`.
+        **options: as for `Decoder.new_request`.
 
     Raises:
         ConfigError: the drafter is none, or not a language model.
@@ -155,7 +155,7 @@ def _once(spec: str, decoder: Decoder, prompts: Sequence[Prompt], options: dict)
     clocks = _Clocks(decoder.target.device)
     timed, totals, rounds = _TimedDecoder(decoder, clocks), defaultdict(float), 0
     for prompt in prompts:
-        text = timed.start(prompt, **options)
+        text = timed.new_request(prompt, **options)
         timed.step(text)
         clocks.seconds.clear()
         while not text.finish_reason:

@@ -13,7 +13,7 @@ from typing import Any
 
 from drafttree.core.errors import ConfigError
 from drafttree.engine.decoder import Decoder, Prompt
-from drafttree.engine.metrics import Law, Metrics
+from drafttree.engine.metrics import Metrics, SpeedupLaw
 from drafttree.engine.request import Generation
 from drafttree.evaluation.bench.compare import whole
 from drafttree.evaluation.bench.peers import Peer
@@ -43,7 +43,7 @@ class PolicyRow:
     policy: str
     group: str
     prompts: int
-    law: Law
+    law: SpeedupLaw
     predicted: float
     tokens_per_second: float
     acceptance_rate: float
@@ -115,7 +115,7 @@ def bench_policies(
         repeats: times everything runs, after a warm-up.
         peers: other ways of generating from token ids, to run by turns with ours.
         progress: called after every text with what was run.
-        **options: as for `Decoder.start`; without a seed it is 0, since policies are compared on the same texts.
+        **options: as for `Decoder.new_request`; without a seed it is 0, since policies are compared on the same texts.
 
     Raises:
         ConfigError: the decoder has no drafter.
@@ -123,7 +123,7 @@ def bench_policies(
     if decoder.drafter is None:
         raise ConfigError("policies need a drafter; name one")
     settings: dict[str, Any] = {"seed": 0} | options
-    ids = [decoder.start(prompt, **settings).tokens for prompt in prompts]
+    ids = [decoder.new_request(prompt, **settings).tokens for prompt in prompts]
     decoders = {PLAIN: decoder.plain()} | {spec: decoder.with_policy(make_policy(spec)) for spec in policies}
     ways = {spec: way(each, settings) for spec, each in decoders.items()} | dict(peers)
     runs = race(ways, ids, repeats, progress)
@@ -188,14 +188,14 @@ def totals(name: str, chosen: Sequence[bool], runs: list[list[Turn]]) -> list[Me
 def policy_row(spec: str, group: str, chosen: Sequence[bool], runs: list[list[Turn]]) -> PolicyRow:
     """The medians of a way over the chosen prompts."""
     own = totals(spec, chosen, runs)
-    laws = [Law.of(mine, plain) for mine, plain in zip(own, totals(PLAIN, chosen, runs), strict=True)]
-    terms = {name: statistics.median(getattr(law, name) for law in laws) for name in Law.__dataclass_fields__}
+    laws = [SpeedupLaw.of(mine, plain) for mine, plain in zip(own, totals(PLAIN, chosen, runs), strict=True)]
+    terms = {name: statistics.median(getattr(law, name) for law in laws) for name in SpeedupLaw.__dataclass_fields__}
     return PolicyRow(
         policy=spec,
         group=group,
         prompts=sum(chosen),
-        law=Law(**terms),
-        predicted=Law(**terms).predicted,
+        law=SpeedupLaw(**terms),
+        predicted=SpeedupLaw(**terms).predicted,
         tokens_per_second=statistics.median(metrics.tokens_per_second for metrics in own),
         acceptance_rate=statistics.median(metrics.acceptance_rate for metrics in own),
         mean_nodes=statistics.median(metrics.mean_nodes for metrics in own),

@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
-from drafttree.core.randomness import SeededNoise
+from drafttree.core.randomness import SeededRandomness
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Proposal
-from drafttree.drafters.base import Features
-from drafttree.engine.child_sampler import Drawing
+from drafttree.drafters.base import HiddenStates
+from drafttree.engine.child_sampler import ChildSampler
 from drafttree.engine.tree_growth import grow
 from drafttree.policies import Chain, Fixed
 from drafttree.verifiers import VERIFIERS, Verifier
@@ -125,17 +125,17 @@ class _World:
         self.draft = spread * torch.randn(1, nodes, vocab, device=device, generator=generator)
         self.target = torch.randn(1, nodes, vocab, device=device, generator=generator).mul_(APART).add_(self.draft)
 
-    def tree(self, judge: Verifier, noise: SeededNoise, position: int) -> DraftTree:
+    def tree(self, judge: Verifier, randomness: SeededRandomness, position: int) -> DraftTree:
         """A tree in which every node has two children, or a chain."""
         policy = Chain(depth=self.nodes - 1) if judge.chains_only else Fixed(depth=16, threshold=0.0, breadth=2)
-        drawing = None if judge.proposal is Proposal.SELECTED else Drawing(judge.proposal, noise, position)
+        sampler = None if judge.proposal is Proposal.TOP_K else ChildSampler(judge.proposal, randomness, position)
 
         def shape(logits: Tensor, depth: int) -> Tensor:
-            return judge.guide(logits, position + depth, noise)
+            return judge.guide(logits, position + depth, randomness)
 
         policy.budget = self.nodes
         root = torch.zeros(1, 1, dtype=torch.long, device=self.device)
-        return grow(policy, _Rows(self.draft), root, 2 * self.nodes, shape, drawing)
+        return grow(policy, _Rows(self.draft), root, 2 * self.nodes, shape, sampler)
 
 
 class _Rows:
@@ -147,7 +147,7 @@ class _Rows:
     def __init__(self, rows: Tensor) -> None:
         self._rows, self._next = rows, 1
 
-    def prefill(self, features: Features) -> None: ...
+    def prefill(self, hidden_states: HiddenStates) -> None: ...
 
     def root(self) -> Tensor:
         return self._rows[:, :1]
@@ -156,7 +156,7 @@ class _Rows:
         first, self._next = self._next, self._next + tokens.shape[1]
         return self._rows[:, first : self._next]
 
-    def commit(self, tokens: list[int], features: Features) -> None: ...
+    def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None: ...
 
 
 def _time(name: str, world: _World, temperature: float, repeats: int, logits: float) -> VerifierTime:
@@ -164,11 +164,11 @@ def _time(name: str, world: _World, temperature: float, repeats: int, logits: fl
     judge = VERIFIERS[name](Sampling(0.0 if name == "greedy" else temperature))
     growing, verifying, accepted = [], [], []
     for seed in range(repeats + 1):
-        noise = SeededNoise(seed, world.vocab, world.device)
+        randomness = SeededRandomness(seed, world.vocab, world.device)
         begun = _now(world.device)
-        tree = world.tree(judge, noise, 7)
+        tree = world.tree(judge, randomness, 7)
         grown = _now(world.device)
-        verdict = judge.verify(tree, world.target[:, : tree.size], 7, noise)
+        verdict = judge.verify(tree, world.target[:, : tree.size], 7, randomness)
         verifying.append(_now(world.device) - grown)
         growing.append(grown - begun)
         accepted.append(len(verdict.paths[0]) - 1)

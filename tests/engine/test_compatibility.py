@@ -3,13 +3,13 @@
 import pytest
 
 from drafttree.core.errors import ConfigError
-from drafttree.engine.compatibility import best, objection
+from drafttree.engine.compatibility import default_verifier, incompatibility
 from drafttree.engine.decoder import Decoder
 from drafttree.evaluation.exactness import law
 from drafttree.policies import POLICIES, Chain, DynaTree, DySpec, Eagle, Fixed, OptTree, Talon, Template
 from drafttree.verifiers import VERIFIERS, Coupled, Greedy, Traversal, Verifier
 from helpers.toy import Table, ToyDrafter, ToyModel
-from helpers.worlds import EXACT, world
+from helpers.toy_pairs import EXACT, toy_pair
 
 SMALL = {
     "chain": Chain(depth=2),
@@ -56,18 +56,18 @@ def test_every_pair_has_its_place_in_the_table():
 
 @pytest.mark.parametrize(("policy", "verifier", "verdict"), cells("exact"))
 def test_an_exact_pair_has_the_targets_law(policy, verifier, verdict):
-    assert objection(policy, verifier) is None
+    assert incompatibility(policy, verifier) is None
     assert verifier.lossless
     decoder(policy, verifier)
     for seed in (1, 4):
-        tables = world(seed)
+        tables = toy_pair(seed)
         assert law(tables.target, tables.draft, policy, verifier).total_variation < EXACT
 
 
 @pytest.mark.parametrize(("policy", "verifier", "verdict"), cells("compared"))
 def test_a_pair_without_randomness_of_its_own_is_allowed(policy, verifier, verdict):
     """Their texts are compared with plain decoding token by token, in the tests of the decoder."""
-    assert objection(policy, verifier) is None
+    assert incompatibility(policy, verifier) is None
     decoder(policy, verifier)
 
 
@@ -85,16 +85,16 @@ def test_a_refused_pair_cannot_be_built_and_says_why_and_what_can(policy, verifi
 
 @pytest.mark.parametrize("policy", [policy for policy in SMALL.values() if policy.reranks])
 def test_a_policy_that_ranks_again_exists_in_selected_form_only(policy):
-    assert f"{type(policy).__name__} exists in selected form only" in (objection(policy, Traversal) or "")
+    assert f"{type(policy).__name__} exists in selected form only" in (incompatibility(policy, Traversal) or "")
 
 
 @pytest.mark.parametrize(("policy", "verifier", "verdict"), cells("refused"))
 def test_a_refused_pair_names_pairs_that_are_allowed(policy, verifier, verdict):
-    remedy = (objection(policy, verifier) or "").partition("; use ")[2]
+    remedy = (incompatibility(policy, verifier) or "").partition("; use ")[2]
     policies = [SMALL[name] for name in POLICIES if f"'{name}'" in remedy]
     verifiers = [VERIFIERS[name] for name in VERIFIERS if f"'{name}'" in remedy]
-    assert all(objection(other, verifier) is None for other in policies)
-    assert all(objection(policy, other) is None for other in verifiers)
+    assert all(incompatibility(other, verifier) is None for other in policies)
+    assert all(incompatibility(policy, other) is None for other in verifiers)
     assert policies or verifiers
 
 
@@ -102,7 +102,7 @@ def test_a_refused_pair_names_pairs_that_are_allowed(policy, verifier, verdict):
 def test_a_lossy_verifier_says_so_in_its_name_and_is_biased(policy, verifier, verdict):
     assert not verifier.lossless
     assert verifier.__name__.startswith("Lossy")
-    tables = world(1)
+    tables = toy_pair(1)
     assert law(tables.target, tables.draft, policy, verifier).total_variation > 1e-3
 
 
@@ -110,17 +110,17 @@ def test_a_lossy_verifier_says_so_in_its_name_and_is_biased(policy, verifier, ve
 def test_the_verifier_nobody_names(policy):
     """A seed asks for a text that is the same whatever the tree."""
     engine = Decoder(ToyModel(Table()), ToyDrafter(Table()), policy)
-    assert type(engine.start([1]).verifier) is Greedy
-    assert type(engine.start([1], seed=0).verifier) is Greedy
-    assert type(engine.start([1], temperature=0.7, seed=0).verifier) is Coupled
-    unseeded = type(engine.start([1], temperature=0.7).verifier)
-    assert unseeded is best(policy)
+    assert type(engine.new_request([1]).verifier) is Greedy
+    assert type(engine.new_request([1], seed=0).verifier) is Greedy
+    assert type(engine.new_request([1], temperature=0.7, seed=0).verifier) is Coupled
+    unseeded = type(engine.new_request([1], temperature=0.7).verifier)
+    assert unseeded is default_verifier(policy)
     assert unseeded is (Coupled if policy.branches else Traversal)
-    assert objection(policy, unseeded) is None
+    assert incompatibility(policy, unseeded) is None
 
 
 @pytest.mark.parametrize("name", VERIFIERS)
 def test_no_lossy_verifier_is_ever_chosen_unless_named(name):
     assert VERIFIERS[name].lossless is not name.startswith("lossy-")
     plain = Decoder(ToyModel(Table()), ToyDrafter(Table()), Chain())
-    assert all(plain.start([1], temperature=t).verifier.lossless for t in (0.0, 0.7))
+    assert all(plain.new_request([1], temperature=t).verifier.lossless for t in (0.0, 0.7))

@@ -6,41 +6,41 @@ import torch
 
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Proposal, Verdict
-from drafttree.evaluation.exactness import Table
-from drafttree.evaluation.pair_sweep import EXACT, World, cut, world
+from drafttree.evaluation.exactness import TabularModel
+from drafttree.evaluation.pair_sweep import EXACT, ToyPair, cut, toy_pair
 from drafttree.policies import Chain, DynaTree, DySpec, Eagle, Fixed, OptTree, Talon, Template, TreePolicy
 from drafttree.verifiers import RRS, Block, GreedyMultiDraft, KSeq, PointMass, RRSw, Traversal, Verifier
 
-__all__ = ["EXACT", "World", "cut", "world"]
+__all__ = ["EXACT", "ToyPair", "cut", "toy_pair"]
 
 
-def constant(target: list[float], draft: list[float]) -> World:
+def constant(target: list[float], draft: list[float]) -> ToyPair:
     """A world whose rows are these probabilities after every text."""
     tables = []
     for probs in (target, draft):
-        table = Table(len(probs), 0, 0)
+        table = TabularModel(len(probs), 0, 0)
         row = table.rows[()].new_tensor(probs).log()
         table.rows = {(): row}
         tables.append(table)
-    return World(*tables)
+    return ToyPair(*tables)
 
 
 class PointMassOnSampled(PointMass):
     """The naive walk, on trees drawn without replacement."""
 
-    proposal: ClassVar[Proposal] = Proposal.SAMPLED
+    proposal: ClassVar[Proposal] = Proposal.WITHOUT_REPLACEMENT
 
 
 class PointMassOnIndependent(PointMass):
     """The naive walk, on trees whose siblings may be equal."""
 
-    proposal: ClassVar[Proposal] = Proposal.INDEPENDENT
+    proposal: ClassVar[Proposal] = Proposal.WITH_REPLACEMENT
 
 
 class PointMassOnHub(PointMass):
     """The naive walk, on trees of best tokens and one drawn."""
 
-    proposal: ClassVar[Proposal] = Proposal.HUB
+    proposal: ClassVar[Proposal] = Proposal.TOP_K_PLUS_SAMPLE
 
 
 CHAINS: dict[str, TreePolicy] = {
@@ -140,7 +140,7 @@ class Told:
 
 
 def drawn_tree(
-    tokens: list[int], parents: list[int], draft: list[float], proposal: Proposal = Proposal.SAMPLED
+    tokens: list[int], parents: list[int], draft: list[float], proposal: Proposal = Proposal.WITHOUT_REPLACEMENT
 ) -> DraftTree:
     """A tree of these nodes below the root, every node with children having the same draft row."""
     nodes = len(tokens) + 1
@@ -165,6 +165,6 @@ def drawn_tree(
 
 def judged(verifier: type[Verifier], tree: DraftTree, target: list[float], *answers: bool) -> tuple[Verdict, Told]:
     """The verdict on a tree where every target row is the same, and what was asked for it."""
-    noise = Told(*answers)
+    randomness = Told(*answers)
     logits = torch.tensor(target, dtype=torch.float64).log().expand(1, tree.size, -1)
-    return verifier(Sampling(1.0)).verify(tree, logits, 0, noise), noise
+    return verifier(Sampling(1.0)).verify(tree, logits, 0, randomness), randomness
