@@ -71,7 +71,7 @@ def test_noise_is_the_same_whatever_was_asked_before(asked):
     randomness = SeededRandomness(4, 7, torch.device("cpu"))
     for position, begun in asked:
         if begun:
-            randomness.begin(position)
+            randomness.at(position)
         assert torch.equal(randomness.gumbel(position), gumbel(4, torch.tensor(position), 7))
 
 
@@ -79,10 +79,10 @@ def test_noise_is_the_same_whatever_was_asked_before(asked):
 def test_noise_the_text_has_passed_is_forgotten(vocab):
     randomness = SeededRandomness(4, vocab, torch.device("cpu"))
     for root in range(0, 3 * SPAN, SPAN // 2):
-        randomness.begin(root)
+        randomness.at(root)
         for position in range(root + 1, root + 4):
             randomness.gumbel(position)
-    assert len(randomness._rows) <= (2 * SPAN if vocab == 7 else 3)
+    assert len(randomness._gumbel) <= (2 * SPAN if vocab == 7 else 3)
 
 
 def test_noise_is_the_same_in_blocks_of_any_size(monkeypatch):
@@ -94,15 +94,15 @@ def test_noise_is_the_same_in_blocks_of_any_size(monkeypatch):
 
 def answers(randomness: SeededRandomness, position: int) -> tuple[list[bool], list[int]]:
     """What the streams of a round say."""
-    randomness.begin(position)
-    return [randomness.accept(0.5) for _ in range(40)], [randomness.draw(torch.ones(1000)) for _ in range(5)]
+    turn = randomness.at(position)
+    return [turn.accept(0.5) for _ in range(40)], [turn.draw(torch.ones(1000)) for _ in range(5)]
 
 
 def test_the_streams_of_a_round_depend_on_its_seed_and_position_alone():
     randomness = SeededRandomness(4, 1000, torch.device("cpu"))
     first = answers(randomness, 7)
     elsewhere = answers(randomness, 8)
-    randomness.children(torch.ones(1, 1, 1000), torch.tensor([[2]]), Proposal.WITHOUT_REPLACEMENT, 7, 1)
+    randomness.at(7).children(torch.ones(1, 1000), torch.tensor([2]), 2, Proposal.WITHOUT_REPLACEMENT, 1)
     assert answers(randomness, 7) == first == answers(SeededRandomness(4, 1000, torch.device("cpu")), 7)
     other = answers(SeededRandomness(5, 1000, torch.device("cpu")), 7)
     for one, two in ((first, elsewhere), (first, other)):
@@ -113,10 +113,9 @@ def test_the_streams_of_a_round_depend_on_its_seed_and_position_alone():
 def test_the_streams_of_a_round_do_not_shift_each_other():
     """How many decisions are taken before the bonus token does not matter to it."""
     randomness = SeededRandomness(4, 1000, torch.device("cpu"))
-    randomness.begin(7)
-    bonus = randomness.draw(torch.ones(1000))
-    randomness.begin(7)
-    assert [randomness.accept(0.5), randomness.draw(torch.ones(1000))][1] == bonus
+    bonus = randomness.at(7).draw(torch.ones(1000))
+    turn = randomness.at(7)
+    assert [turn.accept(0.5), turn.draw(torch.ones(1000))][1] == bonus
 
 
 def test_a_stream_needs_all_bits_of_its_seed():
@@ -141,17 +140,30 @@ def test_a_stream_on_a_gpu_is_that_of_the_cpu():
 
 def test_children_are_drawn_from_the_stream_of_their_round_and_level():
     """However many are asked for, and whatever was asked before."""
-    randomness, weights = SeededRandomness(4, 1000, torch.device("cpu")), torch.ones(1, 1, 1000)
+    randomness, weights = SeededRandomness(4, 1000, torch.device("cpu")), torch.ones(1, 1000)
     for position, count in ((70, 3), (71, 20), (70, 20), (3, 1)):
-        tokens, _ = randomness.children(weights, torch.tensor([[count]]), Proposal.WITH_REPLACEMENT, position, 2)
+        turn = randomness.at(position)
+        tokens, _ = turn.children(weights, torch.tensor([count]), count, Proposal.WITH_REPLACEMENT, 2)
         shares = stream(4, "draft/2", torch.tensor(position), count)
-        assert tokens[0, 0].tolist() == [int(draw(weights[0, 0], share)) for share in shares]
+        assert tokens[0].tolist() == [int(draw(weights[0], share)) for share in shares]
+
+
+@pytest.mark.parametrize("proposal", [Proposal.WITHOUT_REPLACEMENT, Proposal.WITH_REPLACEMENT])
+def test_children_do_not_depend_on_how_many_are_drawn_beside_them(proposal):
+    """A device that is not asked how many children there are at most draws more, and the same."""
+    weights, counts = torch.rand(3, 50, generator=torch.Generator().manual_seed(1)), torch.tensor([2, 0, 3])
+    few, many = (
+        SeededRandomness(4, 50, torch.device("cpu")).at(7).children(weights.clone(), counts, most, proposal, 1)[0]
+        for most in (3, 8)
+    )
+    for node, count in enumerate(counts.tolist()):
+        assert few[node, :count].tolist() == many[node, :count].tolist()
 
 
 def test_more_decisions_than_a_run_of_numbers_look_random():
     randomness = SeededRandomness(4, 1000, torch.device("cpu"))
-    randomness.begin(7)
-    taken = [randomness.accept(0.3) for _ in range(4000)]
+    turn = randomness.at(7)
+    taken = [turn.accept(0.3) for _ in range(4000)]
     assert taken[:RUN] != taken[RUN : 2 * RUN]
     assert abs(sum(taken) / 4000 - 0.3) < 4 * math.sqrt(0.3 * 0.7 / 4000)
 

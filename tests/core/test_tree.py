@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafttree.core.tree import DraftTree, Layer, TreeBuilder
+from drafttree.core.tree import DraftTree, Layer, TreeBuilder, Verdict
 
 PADDING = -math.inf
 
@@ -21,24 +21,22 @@ def plant(batch: list[list[tuple[int, float]]]) -> DraftTree:
     """A tree per list of (parent, log-probability), padded to the longest, in breadth-first order."""
     width = 1 + max(map(len, batch))
     grown = [_sorted(nodes) for nodes in batch]
-    parents, logprobs, paths, depths = [], [], [], []
+    parents, paths, depths = [], [], []
     for nodes in grown:
-        parent, logprob, path, depth = [-1], [0.0], [0.0], [0]
+        parent, path, depth = [-1], [0.0], [0]
         for up, value in nodes:
             parent.append(up)
-            logprob.append(value)
             path.append(path[up] + value)
             depth.append(depth[up] + 1)
         missing = width - len(parent)
         parents.append(parent + [0] * missing)
-        logprobs.append(logprob + [0.0] * missing)
         paths.append(path + [PADDING] * missing)
         depths.append(max(depth))
     tokens = torch.arange(len(batch) * width).view(len(batch), width)
     scores = torch.tensor(paths)
     scores[:, 0] = math.inf
     levels = max(1, *depths) if width > 1 else 0
-    return DraftTree(tokens, torch.tensor(parents), torch.tensor(logprobs), torch.tensor(paths), scores, levels)
+    return DraftTree(tokens, torch.tensor(parents), torch.tensor(paths), scores, levels)
 
 
 def _sorted(nodes: list[tuple[int, float]]) -> list[tuple[int, float]]:
@@ -93,7 +91,6 @@ def test_best_takes_the_highest_scores_and_keeps_them_connected(one, other, size
         kept = sorted(sorted(range(tree.size), key=lambda node: (-scores[node], node))[:size])
         assert cut.tokens[text].tolist() == tree.tokens[text, kept].tolist()
         assert cut.path_logprobs[text].tolist() == tree.path_logprobs[text, kept].tolist()
-        assert cut.logprobs[text].tolist() == tree.logprobs[text, kept].tolist()
         expected = [kept.index(up) if up >= 0 else -1 for up in tree.parents[text, kept].tolist()]
         assert cut.parents[text].tolist() == expected
         assert all(up < node for node, up in enumerate(expected))
@@ -117,16 +114,33 @@ def test_a_lone_root_is_a_tree_of_one_node_and_no_levels():
 
 def test_a_builder_counts_padding_in_its_size_alone():
     grown = TreeBuilder(torch.tensor([[7], [3]]))
-    row = torch.tensor([[-1.0, -2.0], [-1.0, PADDING]])
-    grown.add(torch.tensor([[1, 2], [1, 2]]), torch.zeros(2, 2, dtype=torch.long), row, row, row)
-    assert (grown.size, grown.smallest, grown.levels) == (3, 2, 1)
-    assert grown.sizes().tolist() == [[3], [2]]
+    row = torch.tensor([[-1.0, -2.0, PADDING], [-1.0, PADDING, PADDING]])
+    grown.add(torch.tensor([[1, 2, 9], [1, 2, 9]]), torch.zeros(2, 3, dtype=torch.long), row, row)
+    assert (grown.size, grown.tree().levels) == (4, 1)
+    assert grown.nodes.tolist() == [[3], [2]]
+    grown.trim(2)
+    assert (grown.size, grown.tree().levels) == (3, 1)
     assert grown.tree().parents.tolist() == [[-1, 0, 0], [-1, 0, 0]]
+    grown.trim(0)
+    assert (grown.size, grown.tree().levels) == (1, 0)
+
+
+def test_a_nodes_own_logprob_is_its_paths_minus_its_parents():
+    tree = plant([[(0, -1.0), (1, -0.5), (0, -2.0)]])
+    own = dict(zip(tree.paths(), tree.node_logprobs[0].tolist(), strict=True))
+    assert sorted(own.values()) == [-2.0, -1.0, -0.5, 0.0]
+    assert own[()] == 0.0
+
+
+def test_a_verdict_is_read_as_it_was_made():
+    verdict = Verdict.of([[0, 2, 5], [0]], [7, 3])
+    assert verdict.bonus.tolist() == [7, 3]
+    assert verdict.host == [([0, 2, 5], 7), ([0], 3)]
 
 
 def test_a_layer_adds_its_candidates_to_their_parents():
     logprobs = torch.tensor([[[-0.5, -1.0], [-0.25, -3.0]]])
-    layer = Layer(logprobs, torch.tensor([[-1.0, -2.0]]), depth=2, budget_left=9)
+    layer = Layer(logprobs, torch.tensor([[-1.0, -2.0]]), depth=2, nodes=torch.tensor([[3]]))
     assert layer.path_logprobs.tolist() == [[[-1.5, -2.0], [-2.25, -5.0]]]
     assert layer.rank.tolist() == [0, 1]
     torch.testing.assert_close(layer.confidence, torch.tensor([[[math.exp(-0.5)], [math.exp(-0.25)]]]))

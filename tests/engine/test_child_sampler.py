@@ -13,12 +13,13 @@ from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Proposal
 from drafttree.engine.child_sampler import MIN_LOGPROB, ChildSampler
 from drafttree.engine.decoder import Decoder
+from drafttree.engine.draft_logits import AdjustedDraft
 from drafttree.engine.tree_growth import grow
 from drafttree.evaluation.exactness import ScriptedRandom, outcomes
 from drafttree.policies import Chain, Template
 from drafttree.verifiers import RRS, Block, Coupled, GreedyMultiDraft, KSeq, PointMass, RRSw, Traversal, Verifier
 from helpers.statistics import DRAFT, LENGTH, PROMPT, RAGGED, SMALL_P, TARGET, VOCAB, p_value, texts_law
-from helpers.toy import ToyDrafter, ToyModel, softmax
+from helpers.toy import ToyDraft, ToyDrafter, ToyModel, softmax
 
 DRAWN = [Proposal.WITHOUT_REPLACEMENT, Proposal.WITH_REPLACEMENT, Proposal.TOP_K_PLUS_SAMPLE]
 ROWS = torch.tensor(
@@ -31,7 +32,7 @@ def drawn(proposal: Proposal, draws: int, seed: int = 0, depth: int = 1, counts=
     """Per draw and node the tuple of its children; every draw is a round of its own."""
     randomness = SeededRandomness(seed, 5, torch.device("cpu"))
     tokens = [
-        randomness.children(ROWS.clone()[None], torch.tensor([counts]), proposal, position, depth)[0][0].tolist()
+        randomness.at(position).children(ROWS.clone(), torch.tensor(counts), max(counts), proposal, depth)[0].tolist()
         for position in range(draws)
     ]
     return [[tuple(row[:count]) for row, count in zip(rows, counts, strict=True)] for rows in tokens]
@@ -41,8 +42,8 @@ def exact_children(row: torch.Tensor, count: int, proposal: Proposal) -> dict[tu
     """The law of a node's children, enumerated."""
 
     def draw(randomness: ScriptedRandom) -> tuple[int, ...]:
-        tokens, _ = randomness.children(row.double()[None, None], torch.tensor([[count]]), proposal, 0, 1)
-        return tuple(tokens[0, 0, :count].tolist())
+        tokens, _ = randomness.children(row.double()[None], torch.tensor([count]), count, proposal, 1)
+        return tuple(tokens[0, :count].tolist())
 
     law: dict[tuple[int, ...], float] = {}
     for weight, children in outcomes(draw):
@@ -72,20 +73,20 @@ def test_siblings_differ(proposal):
 
 
 def test_all_but_the_last_of_a_hub_are_the_best_and_the_row_is_of_the_rest():
-    randomness = SeededRandomness(0, 5, torch.device("cpu"))
-    counts = torch.tensor([[3, 2, 1, 0]])
-    tokens, probs = randomness.children(ROWS.clone()[None], counts, Proposal.TOP_K_PLUS_SAMPLE, 7, 1)
-    assert tokens[0, 0, :2].tolist() == [0, 1]
-    assert tokens[0, 1, 0] == 2
+    randomness = SeededRandomness(0, 5, torch.device("cpu")).at(7)
+    counts = torch.tensor([3, 2, 1, 0])
+    tokens, probs = randomness.children(ROWS.clone(), counts, 3, Proposal.TOP_K_PLUS_SAMPLE, 1)
+    assert tokens[0, :2].tolist() == [0, 1]
+    assert tokens[1, 0] == 2
     expected = [[0, 0, 2 / 3, 1 / 3, 0], [0.25, 0, 0, 0, 0.75], ROWS[2].tolist(), ROWS[3].tolist()]
-    assert probs[0].tolist() == [pytest.approx(row) for row in expected]
+    assert probs.tolist() == [pytest.approx(row) for row in expected]
 
 
 @pytest.mark.parametrize("proposal", DRAWN)
 def test_replay_and_real_noise_tell_the_same_distributions(proposal):
-    counts = torch.tensor([COUNTS])
-    _, told = SeededRandomness(0, 5, torch.device("cpu")).children(ROWS.clone()[None], counts, proposal, 0, 1)
-    _, replayed = ScriptedRandom([]).children(ROWS.clone()[None], counts, proposal, 0, 1)
+    counts = torch.tensor(COUNTS)
+    _, told = SeededRandomness(0, 5, torch.device("cpu")).at(0).children(ROWS.clone(), counts, 3, proposal, 1)
+    _, replayed = ScriptedRandom([]).children(ROWS.clone(), counts, 3, proposal, 1)
     assert torch.allclose(told, replayed, atol=1e-6)
 
 
@@ -116,10 +117,10 @@ def test_the_same_seed_draws_the_same(proposal):
 def sampled_tree(logits: list[float], policy, seed: int = 0) -> DraftTree:
     """A tree drawn for RRSw with the same draft row everywhere."""
     drafter = ToyDrafter(lambda prefix: logits, len(logits))
-    sampler = ChildSampler(Proposal.WITHOUT_REPLACEMENT, SeededRandomness(seed, len(logits), torch.device("cpu")), 4)
-    judge = RRSw(Sampling(1.0))
-    shape = lambda rows, depth: judge.guide(rows, depth, sampler._randomness)  # noqa: E731
-    return grow(policy, drafter.start([1], 9), torch.tensor([[1]]), 5, shape, sampler)
+    randomness = [SeededRandomness(seed, len(logits), torch.device("cpu")).at(4)]
+    draft = AdjustedDraft(drafter.start([1], 9), RRSw(Sampling(1.0)), randomness)
+    sampler = ChildSampler(Proposal.WITHOUT_REPLACEMENT, randomness)
+    return grow(policy, draft, torch.tensor([[1]]), 5, sampler=sampler)
 
 
 def test_tokens_whose_probability_float32_would_lose_are_not_drawn():
@@ -140,7 +141,41 @@ def test_a_tree_tells_the_row_of_every_node_that_has_children():
     for parent in set(tree.parents[0, 1:].tolist()):
         row = rows[0, tree.draft_rows[0, parent]]
         assert row.tolist() == pytest.approx(softmax([1.0, 0.5, 0.0, -1.0]))
-    assert tree.logprobs[0, 1:].tolist() == pytest.approx([math.log(row[t]) for t in tree.tokens[0, 1:].tolist()])
+    assert tree.node_logprobs[0, 1:].tolist() == pytest.approx([math.log(row[t]) for t in tree.tokens[0, 1:].tolist()])
+
+
+def batch_of(seeds: list[int], positions: list[int]) -> DraftTree:
+    """Sampled trees of equal texts, each with its own seed and position."""
+    drafter = ToyDraft([lambda prefix: [0.0] * 6] * len(seeds), [[1]] * len(seeds), torch.float32)
+    places = zip(seeds, positions, strict=True)
+    randomness = [SeededRandomness(seed, 6, torch.device("cpu")).at(position) for seed, position in places]
+    sampler = ChildSampler(Proposal.WITHOUT_REPLACEMENT, randomness)
+    return grow(Template(tree="binary-3"), drafter, torch.ones(len(seeds), 1, dtype=torch.long), 3, sampler=sampler)
+
+
+def test_equal_texts_of_a_batch_draw_the_children_of_their_own_seed_and_position():
+    tree = batch_of([3, 3, 4, 3], [5, 6, 5, 5])
+    first, moved, other, same = tree.tokens.tolist()
+    assert first == same
+    assert first != moved
+    assert first != other
+    assert moved == batch_of([3], [6]).tokens[0].tolist()
+    assert other == batch_of([4], [5]).tokens[0].tolist()
+
+
+def test_every_tree_of_a_batch_is_judged_by_its_own_randomness():
+    logits = torch.zeros(40, 1, 6)
+    texts = [SeededRandomness(seed, 6, torch.device("cpu")) for seed in range(20)]
+    randomness = [text.at(position) for text in texts for position in (4, 5)]
+    tree = DraftTree.rooted(torch.zeros(40, 1, dtype=torch.long))
+    for verifier in (Coupled, PointMass):
+        together = verifier(Sampling(1.0)).verify(tree, logits, randomness).bonus.tolist()
+        alone = [
+            int(verifier(Sampling(1.0)).verify(DraftTree.rooted(torch.zeros(1, 1).long()), logits[:1], [own]).bonus)
+            for own in (text.at(position) for text in texts for position in (4, 5))
+        ]
+        assert together == alone
+        assert len(set(together)) > 3
 
 
 def test_a_tree_of_the_root_alone_is_signed_too():

@@ -494,3 +494,30 @@ def test_a_draft_temperature_changes_the_trees_and_never_the_text(options):
     ]
     assert all(run.tokens == plain.tokens for run in runs)
     assert shapes(runs[0].metrics) != shapes(runs[1].metrics)
+
+
+class Watched(Chain):
+    """A policy whose state is what it was told of every round."""
+
+    def init_state(self):
+        return ()
+
+    def observe(self, state, accepted, levels):
+        return (*state, (accepted, levels))
+
+
+@pytest.mark.parametrize("wrong", [frozenset(), frozenset({3, 9, 10}), frozenset(range(30))])
+def test_a_policy_is_told_how_many_drafted_tokens_were_accepted(wrong):
+    """The drafter's mistakes are known, so the accepted tokens of every round are."""
+    text = "abcdefghabcdefgh"
+    decoder = spelled(text, wrong).with_policy(Watched(depth=4))
+    request = decoder.new_request([0], max_new_tokens=12)
+    expected, place = [], 0
+    while not request.finish_reason:
+        levels = min(4, 12 - place - 1)
+        right = next((step for step in range(levels) if place + step in wrong), levels)
+        decoder.step(request)
+        expected.append((right, levels))
+        place += right + 1
+    assert list(request.state) == expected
+    assert decoder.policy == Watched(depth=4)

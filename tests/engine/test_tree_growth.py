@@ -1,21 +1,29 @@
 """Every policy against the papers' pseudocode in plain Python, over draft distributions drawn at random."""
 
+import hashlib
+import json
 import math
 import random
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from drafttree.core import devices
-from drafttree.core.tree import DraftTree
+from drafttree.core.randomness import SeededRandomness
+from drafttree.core.sampling import Sampling
+from drafttree.core.tree import DraftTree, Proposal
+from drafttree.engine.child_sampler import ChildSampler
 from drafttree.engine.tree_growth import grow
+from drafttree.evaluation.exactness import TabularModel, toy_tree
+from drafttree.loading.load import make_policy
 from drafttree.policies import POLICIES, Chain, DynaTree, DySpec, Eagle, Fixed, OptTree, Talon, Template
 from drafttree.policies.template import SHIPPED
+from drafttree.verifiers import RRS, GreedyMultiDraft, PointMass, RRSw
 from helpers import papers
+from helpers.reads import Reads
 from helpers.toy import ToyDraft
 
 ROOT = 0
@@ -74,7 +82,7 @@ def draft(policy, *worlds: ToyPair, max_levels: int = FAR) -> tuple[DraftTree, T
     """Grow a tree per world in one batch; the tree and the drafter that was asked."""
     drafted = ToyDraft(worlds, [[ROOT]] * len(worlds), torch.float64)
     root = torch.full((len(worlds), 1), ROOT)
-    tree = grow(policy, drafted, root, max_levels, lambda logits, depth: logits, vocab=worlds[0].vocab)
+    tree = grow(policy, drafted, root, max_levels, vocab=worlds[0].vocab)
     return tree, drafted
 
 
@@ -212,7 +220,7 @@ def ranks_of(policy: Template) -> set[tuple[int, ...]]:
         return [-0.01 * token for token in range(11)]
 
     drafted = ToyDraft([falling], [[ROOT]], torch.float64)
-    tree = grow(policy, drafted, torch.tensor([[ROOT]]), FAR, lambda logits, depth: logits)
+    tree = grow(policy, drafted, torch.tensor([[ROOT]]), FAR)
     return set(paths_of(tree)) - {()}
 
 
@@ -305,7 +313,7 @@ def test_opt_tree_stops_every_text_of_a_batch_by_its_own_growth():
     unsure, sure = [math.log(0.55)] + [math.log(0.45 / 7)] * 7, [0.0] + [-30.0] * 7
     drafted = ToyDraft([lambda _: unsure, lambda _: sure], [[ROOT]] * 2, torch.float64)
     policy = OptTree(budget=4, threshold=0.4, depth=3)
-    tree = grow(policy, drafted, torch.full((2, 1), ROOT), FAR, lambda logits, depth: logits)
+    tree = grow(policy, drafted, torch.full((2, 1), ROOT), FAR)
     assert int(tree.depths[0][tree.valid[0]].max()) == 2
     assert int(tree.depths[1][tree.valid[1]].max()) == 3
 
@@ -348,7 +356,7 @@ def certain(prefix) -> list[float]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_certain_drafter_gives_a_connected_tree(name, dtype):
     drafted = ToyDraft([certain], [[ROOT]], dtype)
-    tree = grow(small(name), drafted, torch.tensor([[ROOT]]), FAR, lambda logits, depth: logits)
+    tree = grow(small(name), drafted, torch.tensor([[ROOT]]), FAR)
     assert tree.parents[0].tolist().count(-1) == 1
     assert all(up < node for node, up in enumerate(tree.parents[0].tolist()))
     assert (1,) in paths_of(tree)
@@ -371,7 +379,7 @@ def equal(prefix) -> list[float]:
 )
 def test_ties_fill_shallow_levels_first_and_waste_no_node(policy, sizes):
     drafted = ToyDraft([equal], [[ROOT]], torch.float64)
-    tree = grow(policy, drafted, torch.tensor([[ROOT]]), FAR, lambda logits, depth: logits)
+    tree = grow(policy, drafted, torch.tensor([[ROOT]]), FAR)
     assert tree.depths[0].bincount().tolist() == sizes
 
 
@@ -380,7 +388,7 @@ def test_talon_keeps_every_tie_of_the_best_at_margin_one():
         return [0.0, 0.0, -1.0, -1.0]
 
     drafted = ToyDraft([two_best], [[ROOT]], torch.float32)
-    tree = grow(Talon(width=1, margin=1.0, budget=8), drafted, torch.tensor([[ROOT]]), FAR, lambda logits, _: logits)
+    tree = grow(Talon(width=1, margin=1.0, budget=8), drafted, torch.tensor([[ROOT]]), FAR)
     assert tree.depths[0].bincount().tolist() == [1, 1, 2, 4]
 
 
@@ -391,83 +399,116 @@ def test_dynatree_goes_deep_only_strictly_above_the_threshold():
     def levels(**options):
         drafted = ToyDraft([coin], [[ROOT]], torch.float32)
         policy = DynaTree(base_depth=1, max_depth=5, mid_breadth=2, **options)
-        return grow(policy, drafted, torch.tensor([[ROOT]]), FAR, lambda logits, _: logits).levels
+        return grow(policy, drafted, torch.tensor([[ROOT]]), FAR).levels
 
     assert levels(deep_above=0.5) == 1
     assert levels(deep_above=0.49) == 2
 
 
-def test_the_shape_hook_sees_every_level_once():
-    seen = []
-    drafted = ToyDraft([ToyPair(1)], [[ROOT]], torch.float64)
-    grow(Chain(depth=4), drafted, torch.tensor([[ROOT]]), FAR, lambda logits, depth: seen.append(depth) or logits)
-    assert seen == [1, 2, 3, 4]
-
-
-def test_trees_are_made_of_the_logits_the_shape_hook_returns():
-    drafted = ToyDraft([ToyPair(1, vocab=5)], [[ROOT]], torch.float64)
-    only = torch.full((5,), -math.inf)
-    only[3] = 0.0
-    tree = grow(Chain(depth=3), drafted, torch.tensor([[ROOT]]), FAR, lambda logits, depth: logits + only)
-    assert tree.tokens[0].tolist() == [ROOT, 3, 3, 3]
-
-
-class Waits(TorchDispatchMode):
-    """Counts reads of numbers and results whose shape depends on values, not copies from the host to the device."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
-        return func(*args, **(kwargs or {}))
-
-    def read(self, tolist):
-        """A `tolist` that is counted."""
-
-        def counted(tensor: torch.Tensor):
-            self.count += 1
-            return tolist(tensor)
-
-        return counted
-
-
 class Uncounted(ToyDraft):
     """A drafter whose own reads do not count."""
 
-    waits = Waits()
+    reads: Reads
+
+    def root(self):
+        return self._paused(super().root)
 
     def expand(self, tokens, origins):
-        before = self.waits.count
-        logits = super().expand(tokens, origins)
-        self.waits.count = before
+        return self._paused(super().expand, tokens, origins)
+
+    def _paused(self, function, *args):
+        self.reads.paused = True
+        logits = function(*args)
+        self.reads.paused = False
         return logits
 
 
-READS = {"opt-tree": 2, "dyspec": 2}
-"""Of a level, where it is not one: these ask whether to go on as well."""
-PATIENT = [make() for make in POLICIES.values()] + [Fixed(budget=9, threshold=0), DynaTree(budget=6), Eagle(budget=8)]
+FIXED_SHAPE = [Chain(), Template(), Template(tree="binary-4"), Eagle(depth=4, top_k=3), Fixed(threshold=0)]
+FIXED_SHAPE += [Fixed(depth=5, breadth=2, threshold=0, budget=9), Eagle(budget=8), Chain(depth=6, budget=4)]
+ADAPTIVE = [Fixed(), DynaTree(), DynaTree(budget=6), Talon(width=3, budget=14), OptTree(budget=12), DySpec(budget=12)]
 
 
-@pytest.mark.parametrize("policy", PATIENT, ids=repr)
-def test_a_far_device_is_asked_once_a_level(policy, monkeypatch):
-    name = next(name for name, kind in POLICIES.items() if type(policy) is kind)
-    for seed in range(20):
-        near, _ = draft(policy.fresh(), ToyPair(seed), max_levels=5)
-        drafted = Uncounted([ToyPair(seed)], [[ROOT]], torch.float64)
-        with monkeypatch.context() as patch, Waits() as waits:
-            drafted.waits = waits
-            patch.setattr(devices, "NEAR", set())
-            patch.setattr(torch.Tensor, "tolist", waits.read(torch.Tensor.tolist))
-            far = grow(policy.fresh(), drafted, torch.full((1, 1), ROOT), 5, lambda logits, depth: logits)
+def untrimmed(policy, worlds: list[ToyPair], patch, sampler=None) -> tuple[DraftTree, Uncounted, int]:
+    """The trees as on a far device, the drafter, and how often the device was asked."""
+    drafted = Uncounted(worlds, [[ROOT]] * len(worlds), torch.float64)
+    root = torch.full((len(worlds), 1), ROOT)
+    with patch.context() as inner, Reads(inner) as reads:
+        drafted.reads = reads
+        tree = grow(policy, drafted, root, 5, sampler=sampler, vocab=worlds[0].vocab, trim=False)
+        return tree, drafted, reads.count
+
+
+def test_reads_of_every_kind_are_counted(monkeypatch):
+    one = torch.ones(1)
+    with monkeypatch.context() as inner, Reads(inner) as reads:
+        for asked in (one.tolist, one.item, one.nonzero, one.numpy):
+            asked()
+        assert int(one)
+        assert float(one)
+        assert bool(one)
+        assert reads.count == 7
+
+
+@pytest.mark.parametrize("policy", FIXED_SHAPE, ids=repr)
+def test_a_tree_of_fixed_shape_asks_the_device_for_nothing(policy, monkeypatch):
+    for seed in range(10):
+        far, _, reads = untrimmed(policy, [ToyPair(seed)], monkeypatch)
+        near, _ = draft(policy, ToyPair(seed), max_levels=5)
+        assert reads == 0
         assert paths_of(far) == paths_of(near)
-        assert 0 < waits.count <= READS.get(name, 1) * (far.levels + (far.levels < 5))
+        assert far.size <= policy.budget
 
 
-def test_a_batch_on_a_far_device_grows_the_same_trees(monkeypatch):
-    for policy in (DynaTree(), DynaTree(budget=4), Eagle(budget=8)):
-        worlds = [ToyPair(seed) for seed in range(3)]
-        near, _ = draft(policy.fresh(), *worlds, max_levels=5)
-        with monkeypatch.context() as patch:
-            patch.setattr(devices, "NEAR", set())
-            far, _ = draft(policy.fresh(), *worlds, max_levels=5)
-        assert [paths_of(far, text) for text in range(3)] == [paths_of(near, text) for text in range(3)]
+@pytest.mark.parametrize("policy", ADAPTIVE, ids=repr)
+def test_any_other_tree_asks_the_device_once_a_level(policy, monkeypatch):
+    for seed in range(10):
+        far, drafted, reads = untrimmed(policy, [ToyPair(seed)], monkeypatch)
+        near, nearer = draft(policy, ToyPair(seed), max_levels=5)
+        assert 0 < reads <= drafted.passes
+        assert paths_of(far) == paths_of(near)
+        assert drafted.passes == nearer.passes
+
+
+@pytest.mark.parametrize("policy", [*FIXED_SHAPE, *ADAPTIVE], ids=repr)
+def test_a_batch_on_a_far_device_grows_the_same_trees(policy, monkeypatch):
+    worlds = [ToyPair(seed) for seed in range(3)]
+    far, _, _ = untrimmed(policy, worlds, monkeypatch)
+    near, _ = draft(policy, *worlds, max_levels=5)
+    assert [paths_of(far, text) for text in range(3)] == [paths_of(near, text) for text in range(3)]
+
+
+@pytest.mark.parametrize("policy", [Chain(), Template(), Fixed(threshold=0), DynaTree(), Fixed()], ids=repr)
+def test_sampled_trees_of_a_far_device_are_those_of_a_near_one(policy, monkeypatch):
+    for seed in range(10):
+        rounds = [SeededRandomness(seed, 6, torch.device("cpu")).at(7) for _ in range(2)]
+        samplers = [ChildSampler(Proposal.WITHOUT_REPLACEMENT, [each]) for each in rounds]
+        far, drafted, reads = untrimmed(policy, [ToyPair(seed)], monkeypatch, samplers[0])
+        near = draft_sampled(policy, ToyPair(seed), samplers[1])
+        assert reads <= (0 if policy.fixed_shape else drafted.passes)
+        assert paths_of(far) == paths_of(near)
+
+
+def draft_sampled(policy, world: ToyPair, sampler: ChildSampler) -> DraftTree:
+    drafted = ToyDraft([world], [[ROOT]], torch.float64)
+    return grow(policy, drafted, torch.tensor([[ROOT]]), 5, sampler=sampler, vocab=world.vocab)
+
+
+RECORDED = json.loads(Path(__file__).with_name("recorded_trees.json").read_text())
+"""Digests of 200 trees each, by policy and by form, grown before growth had fixed shapes (commit d70dd27)."""
+FORMS = {verifier.proposal.value: verifier for verifier in (PointMass, RRSw, RRS, GreedyMultiDraft)}
+
+
+def digest(spec: str, form: str) -> str:
+    state = hashlib.sha256()
+    for seed in range(200):
+        table = TabularModel(6, 3, seed, (0.5, 1.5, 3.0, 5.0)[seed % 4])
+        randomness = SeededRandomness(seed, 6, torch.device("cpu")).at(0)
+        tree = toy_tree(table, make_policy(spec), FORMS[form](Sampling(1.0)), randomness, 3 + seed % 4)
+        paths = [path for path, valid in zip(tree.paths(), tree.valid[0].tolist(), strict=True) if valid]
+        state.update(repr((tree.levels, paths)).encode())
+    return state.hexdigest()[:16]
+
+
+@pytest.mark.parametrize("spec", RECORDED)
+def test_trees_are_those_that_were_recorded(spec):
+    assert {form: digest(spec, form) for form in RECORDED[spec]} == RECORDED[spec]

@@ -10,7 +10,7 @@ from drafttree.core.tree import Proposal, Verdict
 from drafttree.evaluation.exactness import ScriptedRandom, coupled_round, law
 from drafttree.policies import Chain, Eagle, TreePolicy
 from drafttree.verifiers import RRS, Coupled, LossyTypical, PointMass, RRSw, Traversal, Verifier, traversal
-from drafttree.verifiers.base import without
+from drafttree.verifiers.base import residual, without
 from helpers.toy_pairs import EXACT, SMALL_TREES, constant, toy_pair
 
 SIBLINGS, RAGGED = SMALL_TREES["siblings"], SMALL_TREES["ragged"]
@@ -38,10 +38,10 @@ class DropsImprobable(RRSw):
 class ReRanks(RRSw):
     """Keeps the drawn nodes of the best paths only, as EAGLE-2 does with selected ones."""
 
-    def verify(self, tree, logits, position, randomness):
+    def verify(self, tree, logits, randomness):
         kept = torch.zeros_like(tree.valid).scatter(1, tree.path_logprobs.topk(3).indices, True)
         tree.path_logprobs.masked_fill_(~kept, -torch.inf)
-        return super().verify(tree, logits, position, randomness)
+        return super().verify(tree, logits, randomness)
 
 
 class LikeliestFirst(RRSw):
@@ -58,8 +58,8 @@ class LikeliestFirst(RRSw):
 class NeverRenormalises(RRSw):
     """Takes a rejected token out of q and leaves the rest as it is."""
 
-    def after(self, q, token):
-        return q.index_fill(0, torch.tensor(token), 0.0)
+    def reject(self, p, q, token):
+        return residual(p, q), q.index_fill(0, torch.tensor(token), 0.0)
 
 
 class DropsDuplicates(RRS):
@@ -75,8 +75,8 @@ class DropsDuplicates(RRS):
 class DropsDuplicatesRightly(DropsDuplicates):
     """Distinct tokens in order of appearance are draws without replacement, and are judged as such."""
 
-    def after(self, q, token):
-        return without(q, token)
+    def reject(self, p, q, token):
+        return residual(p, q), without(q, token)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def rejecting(rule: Callable[[float, float, float], float]) -> Callable:
         left = (node.rate * node.target - node.draft).clamp_min(0)
         mass = float(left.sum())
         node.target = left / mass if mass > 0 else node.target
-        node.rate = rule(node.rate, mass, float(node.draft[token]))
+        node.rate = torch.tensor(rule(float(node.rate), mass, float(node.draft[token])), dtype=torch.float64)
         node.draft = without(node.draft, token)
 
     return reject
@@ -131,28 +131,28 @@ def rejecting(rule: Callable[[float, float, float], float]) -> Callable:
 
 @pytest.mark.parametrize("rule", [keeps_its_rate, takes_the_mass_as_rate, divides_by_what_is_left_of_the_draft])
 def test_a_wrong_update_of_traversal_is_found_out(rule, monkeypatch):
-    monkeypatch.setattr(traversal.Node, "reject", rejecting(rule))
+    monkeypatch.setattr(traversal.ChainNode, "reject", rejecting(rule))
     assert worst(LATE, Traversal) > FOUND
 
 
 def test_the_update_written_out_is_the_right_one(monkeypatch):
-    monkeypatch.setattr(traversal.Node, "reject", rejecting(is_right))
+    monkeypatch.setattr(traversal.ChainNode, "reject", rejecting(is_right))
     assert worst(LATE, Traversal) < EXACT
 
 
-def takes_the_best(randomness: ScriptedRandom, probs, counts, proposal, position, depth):
+def takes_the_best(randomness: ScriptedRandom, probs, counts, most, proposal, depth):
     """Selects the best tokens and calls them drawn."""
-    return probs.topk(int(counts.amax())).indices, probs
+    return probs.topk(most).indices, probs
 
 
-def draws_again(randomness: ScriptedRandom, probs, counts, proposal, position, depth):
+def draws_again(randomness: ScriptedRandom, probs, counts, most, proposal, depth):
     """Draws once more where the draft finds what was drawn improbable, and says nothing."""
-    tokens = torch.zeros(*counts.shape, max(int(counts.amax()), 1), dtype=torch.long)
-    for node, count in enumerate(counts[0].tolist()):
-        row = probs[0, node].clone()
+    tokens = torch.zeros(len(counts), most, dtype=torch.long)
+    for node, count in enumerate(counts.tolist()):
+        row = probs[node].clone()
         for place in range(count):
             token = randomness.draw(row)
-            tokens[0, node, place] = token = randomness.draw(row) if row[token] < 0.25 else token
+            tokens[node, place] = token = randomness.draw(row) if row[token] < 0.25 else token
             row[token] = 0
     return tokens, probs
 
@@ -217,9 +217,9 @@ def test_a_bonus_that_is_no_token_is_found_out(bonus):
 class SkipsAhead(Coupled):
     """Leaves out the first node of a longer path."""
 
-    def verify(self, tree, logits, position, randomness):
-        verdict = super().verify(tree, logits, position, randomness)
-        return Verdict([[path[0], path[-1]] for path in verdict.paths], verdict.bonus)
+    def verify(self, tree, logits, randomness):
+        ((path, bonus),) = super().verify(tree, logits, randomness).host
+        return Verdict.of([[path[0], path[-1]]], [bonus])
 
 
 def test_a_coupled_path_that_is_none_is_found_out():

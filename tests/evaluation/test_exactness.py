@@ -25,6 +25,7 @@ from drafttree.verifiers import (
     RRSw,
     Traversal,
 )
+from drafttree.verifiers.base import residual
 from helpers.splitmix import plain_uniform
 from helpers.toy_pairs import EXACT, LARGE_PAIRS, LARGE_TREES, PAIRS, SMALL_TREES, constant, toy_pair
 
@@ -92,17 +93,17 @@ def test_every_policy_has_small_forms_and_none_that_are_refused_apart():
 class Careless(RRSw):
     """Takes a rejected token out of q and leaves the rest as it is."""
 
-    def after(self, q, token):
-        return q.index_fill(0, torch.tensor(token), 0.0)
+    def reject(self, p, q, token):
+        return residual(p, q), q.index_fill(0, torch.tensor(token), 0.0)
 
 
 class Hasty(Coupled):
     """Accepts whatever child comes first."""
 
-    def verify(self, tree, logits, position, randomness):
-        verdict = super().verify(tree, logits, position, randomness)
-        first = [0] if tree.size == 1 else [0, 1]
-        return verdict if len(verdict.paths[0]) > 1 else Verdict([first], verdict.bonus)
+    def verify(self, tree, logits, randomness):
+        verdict = super().verify(tree, logits, randomness)
+        ((path, bonus),) = verdict.host
+        return verdict if len(path) > 1 or tree.size == 1 else Verdict.of([[0, 1]], [bonus])
 
 
 @pytest.mark.parametrize("verifier", [Careless, Hasty])

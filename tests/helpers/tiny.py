@@ -132,7 +132,7 @@ def random_tree(widths: Sequence[int], seed: int) -> DraftTree:
         parents += hung.tolist()
         first, above = first + above, width
     zero = torch.zeros(1, len(tokens))
-    return DraftTree(torch.tensor([tokens]), torch.tensor([parents]), zero, zero, zero, len(widths))
+    return DraftTree(torch.tensor([tokens]), torch.tensor([parents]), zero, zero, len(widths))
 
 
 def stacked(trees: Sequence[DraftTree]) -> DraftTree:

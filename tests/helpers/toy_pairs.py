@@ -128,8 +128,6 @@ class Told:
     def __init__(self, *answers: bool) -> None:
         self.answers, self.asked, self.drawn = list(answers), [], []
 
-    def begin(self, position: int) -> None: ...
-
     def accept(self, probability) -> bool:
         self.asked.append(float(probability))
         return self.answers.pop(0)
@@ -153,7 +151,6 @@ def drawn_tree(
     return DraftTree(
         tokens=torch.tensor([[0, *tokens]]),
         parents=torch.tensor([up]),
-        logprobs=zero,
         path_logprobs=zero,
         scores=zero,
         levels=max(depths),
@@ -167,4 +164,4 @@ def judged(verifier: type[Verifier], tree: DraftTree, target: list[float], *answ
     """The verdict on a tree where every target row is the same, and what was asked for it."""
     randomness = Told(*answers)
     logits = torch.tensor(target, dtype=torch.float64).log().expand(1, tree.size, -1)
-    return verifier(Sampling(1.0)).verify(tree, logits, 0, randomness), randomness
+    return verifier(Sampling(1.0)).verify(tree, logits, [randomness]), randomness

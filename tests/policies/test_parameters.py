@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from drafttree.core.errors import ConfigError
 from drafttree.engine.tree_growth import grow
@@ -81,54 +82,73 @@ def test_paths_can_be_written_as_text():
     assert Template(paths="0+1+0.0").paths == ((0,), (1,), (0, 0))
 
 
-def share(policy: DynaTree, accepted: int, levels: int) -> tuple[float, float]:
-    policy.observe(accepted, levels)
-    return policy._depth, policy._high
+def observed(policy: DynaTree, *rounds: tuple[int, int]) -> list[tuple[float, float]]:
+    """The adapted base_depth and high after each round of (accepted, levels)."""
+    state, found = policy.init_state(), []
+    for accepted, levels in rounds:
+        state = policy.observe(state, accepted, levels)
+        found.append((state.base_depth, state.high))
+    return found
 
 
 def test_dynatree_history_is_the_papers_proportional_rule():
     policy = DynaTree(base_depth=4, max_depth=9, high=0.8, window=2, target=0.5, depth_rate=2, high_rate=0.1)
     # The mean share is 1, then (1 + 0) / 2, then (0 + 1/4) / 2 over the window of two: errors .5, 0, -.375.
-    assert share(policy, 4, 4) == pytest.approx((5.0, 0.75))
-    assert share(policy, 0, 5) == pytest.approx((5.0, 0.75))
-    assert share(policy, 1, 4) == pytest.approx((4.25, 0.7875))
+    first, second, third = observed(policy, (4, 4), (0, 5), (1, 4))
+    assert first == pytest.approx((5.0, 0.75))
+    assert second == pytest.approx((5.0, 0.75))
+    assert third == pytest.approx((4.25, 0.7875))
 
 
 def test_dynatree_history_is_clipped():
     policy = DynaTree(base_depth=4, max_depth=6, high=0.9, low=0.1, depth_rate=64, high_rate=1, window=1)
-    assert share(policy, 6, 6) == pytest.approx((5, 0.6))
-    assert share(policy, 0, 6) == pytest.approx((1, 1.0))
+    first, second = observed(policy, (6, 6), (0, 6))
+    assert first == pytest.approx((5, 0.6))
+    assert second == pytest.approx((1, 1.0))
 
 
 def test_a_round_without_drafts_and_history_switched_off_change_nothing():
-    assert share(DynaTree(), 0, 0) == (5, 0.9)
-    assert share(DynaTree(history=False), 5, 5) == (5, 0.9)
+    assert observed(DynaTree(), (0, 0)) == [(5, 0.9)]
+    assert observed(DynaTree(history=False), (5, 5)) == [(5, 0.9)]
 
 
-def tokens_of(policy, seed: int = 0) -> list[int]:
+def tokens_of(policy, seed: int = 0, state=None) -> list[int]:
     drafted = ToyDraft([Table(seed=seed, scale=0.5)], [[1]], torch.float64)
-    return grow(policy, drafted, torch.tensor([[1]]), 99, lambda logits, depth: logits).tokens[0].tolist()
+    states = (policy.init_state() if state is None else state,)
+    return grow(policy, drafted, torch.tensor([[1]]), 99, states=states).tokens[0].tolist()
 
 
-def test_history_changes_the_tree_and_fresh_forgets_it():
+def test_history_changes_the_tree_of_its_text_and_of_no_other():
     policy = DynaTree(base_depth=2, max_depth=5, stop_below=0, prune_below=0, deep_above=1)
     before = tokens_of(policy)
-    policy.observe(0, 5)
-    assert len(tokens_of(policy)) < len(before)
-    assert tokens_of(policy.fresh()) == before
+    state = policy.observe(policy.init_state(), 0, 5)
+    assert len(tokens_of(policy, state=state)) < len(before)
+    assert tokens_of(policy) == before
+
+
+def test_one_object_serves_a_batch_of_texts_with_different_histories():
+    policy = DynaTree(base_depth=2, max_depth=5, stop_below=0, prune_below=0, deep_above=1, high=0.5, low=0.1)
+    fresh = policy.init_state()
+    states = (fresh, policy.observe(fresh, 0, 5), policy.observe(fresh, 5, 5))
+    drafted = ToyDraft([Table(seed=1, scale=0.5)] * 3, [[1]] * 3, torch.float64)
+    tree = grow(policy, drafted, torch.ones(3, 1, dtype=torch.long), 99, states=states)
+    together = [row[valid].tolist() for row, valid in zip(tree.tokens, tree.valid, strict=True)]
+    assert together == [tokens_of(policy, seed=1, state=state) for state in states]
+    assert len({tuple(tokens) for tokens in together}) > 1
 
 
 @every_policy
-def test_fresh_has_the_same_parameters_and_is_another_object(policy):
-    original = policy(budget=17)
-    copy = original.fresh()
-    assert copy.model_dump() == original.model_dump()
-    assert copy is not original
+def test_a_policy_is_frozen_and_hashable(policy):
+    made = policy(budget=17)
+    with pytest.raises(ValidationError, match="frozen"):
+        made.budget = 18
+    assert hash(made) == hash(policy(budget=17))
+    assert made == policy(budget=17) != policy(budget=18)
 
 
 def test_a_tree_does_not_depend_on_the_tree_before_it():
     policy = OptTree(budget=8, threshold=0.3)
-    alone = tokens_of(policy.fresh(), seed=2)
+    alone = tokens_of(OptTree(budget=8, threshold=0.3), seed=2)
     tokens_of(policy, seed=1)
     assert tokens_of(policy, seed=2) == alone
 

@@ -15,6 +15,7 @@ from drafttree.core.randomness import gumbel
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Verdict
 from drafttree.engine.decoder import Decoder
+from drafttree.engine.draft_logits import AdjustedDraft
 from drafttree.engine.tree_growth import grow
 from drafttree.policies import POLICIES
 from drafttree.verifiers import Coupled
@@ -39,19 +40,23 @@ SMALL = {
 
 
 class ManyNoises:
-    """The noise of a text per seed: rows `[texts, 1, vocab]` where one text has `[vocab]`."""
+    """The noise of a text per seed, `[texts, positions, vocab]`."""
 
     def __init__(self, rows: Tensor) -> None:
         self.rows = rows
 
-    def of(self, texts: Tensor) -> "ManyNoises":
-        return ManyNoises(self.rows[texts])
+    def at(self, texts: list[int], position: int) -> list["TextNoise"]:
+        return [TextNoise(self.rows[text, position:]) for text in texts]
 
-    def begin(self, position: int) -> None:
-        """Every row is kept."""
 
-    def gumbel(self, position: int) -> Tensor:
-        return self.rows[:, position : position + 1]
+class TextNoise:
+    """The noise of one text from a root on."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = rows
+
+    def gumbel(self, depth: int) -> Tensor:
+        return self.rows[depth]
 
 
 class ManyDrafts:
@@ -71,9 +76,9 @@ class ManyDrafts:
 class Hopeful(Coupled):
     """A verifier that is wrong: it accepts any child that the target finds likelier than 30 %."""
 
-    def verify(self, tree: DraftTree, logits: Tensor, position: int, randomness) -> Verdict:
-        depths = range(tree.levels + 1)
-        rows = torch.cat([randomness.gumbel(position + 1 + depth) for depth in depths], 1)
+    def verify(self, tree: DraftTree, logits: Tensor, randomness) -> Verdict:
+        depths = range(1, tree.levels + 2)
+        rows = torch.stack([torch.stack([own.gumbel(depth) for depth in depths]) for own in randomness])
         noisy = self.sampling.process(logits) + rows.gather(1, tree.depths[..., None].expand(-1, -1, VOCAB))
         chosen = noisy.argmax(-1)
         for node in range(1, tree.size):
@@ -81,7 +86,7 @@ class Hopeful(Coupled):
             texts = torch.arange(len(token))
             likely = (logits[texts, parent].softmax(-1)[texts, token] > 0.3) & tree.valid[:, node]
             chosen[texts[likely], parent[likely]] = token[likely]
-        return walk(tree, one_hot(chosen, VOCAB), lambda rows, depth: rows.argmax(-1))
+        return walk(tree, one_hot(chosen, VOCAB).float(), chosen)
 
 
 @pytest.fixture(scope="module")
@@ -98,22 +103,15 @@ def generate(policy, verifier: Coupled, noises: ManyNoises, draws: int = DRAWS) 
         group = [index for index, text in enumerate(texts) if len(text) == length]
         if not group:
             continue
-        last, randomness = torch.tensor([texts[index][-2:] for index in group]), noises.of(torch.tensor(group))
-        position = length - 1
-        tree = grow(
-            policy,
-            ManyDrafts(draft, last),
-            last[:, 1:],
-            LEVELS,
-            lambda logits, depth, randomness=randomness, position=position: verifier.guide(
-                logits, position + depth, randomness
-            ),
-        )
+        last, randomness = torch.tensor([texts[index][-2:] for index in group]), noises.at(group, length - 1)
+        drafted = AdjustedDraft(ManyDrafts(draft, last), verifier, randomness)
+        tree = grow(policy, drafted, last[:, 1:], LEVELS)
         before = tree.tokens.gather(1, tree.parents.clamp_min(0))
         before[:, 0] = last[:, 0]
-        verdict = verifier.verify(tree, target[before, tree.tokens], position, randomness)
+        verdict = verifier.verify(tree, target[before, tree.tokens], randomness)
         for row, index in enumerate(group):
-            texts[index] += [*tree.tokens[row, verdict.paths[row][1:]].tolist(), verdict.bonus[row]]
+            path, bonus = verdict.host[row]
+            texts[index] += [*tree.tokens[row, path[1:]].tolist(), bonus]
     return [tuple(text[len(PROMPT) :][:LENGTH]) for text in texts]
 
 

@@ -1,9 +1,8 @@
-"""The naive walk: the law of EAGLE-2's rejection of point masses, and an expected length that is a plain sum."""
+"""Rejection of point masses: the law of the naive walk, and an expected length that is a plain sum."""
 
 import math
 
 import pytest
-import torch
 
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import Proposal
@@ -12,30 +11,25 @@ from drafttree.verifiers import PointMass
 from helpers.toy_pairs import CHAINS, RERANKING, SMALL_TREES, drawn_tree, judged, toy_pair
 
 
-class Rejection(PointMass):
-    """EAGLE-2's loop: test the children one after the other, and take a rejected one out of the target's row."""
+class NaiveWalk(PointMass):
+    """SpecInfer's loop: draw from the target at every node and descend while the token is in the tree."""
 
     def judge(self, view):
         path = [0]
         while True:
-            row = view.target(path[-1])
-            for child in view.children[path[-1]]:
-                token = view.tokens[child]
-                if view.randomness.accept(row[token]):
-                    path.append(child)
-                    break
-                row = row.index_fill(0, torch.tensor(token), 0.0)
-                row = row / row.sum()
-            else:
-                return path, view.randomness.draw(row)
+            token = view.randomness.draw(view.target(path[-1]))
+            child = view.child(path[-1], token)
+            if child is None:
+                return path, token
+            path.append(child)
 
 
 @pytest.mark.parametrize("name", ["chain-3", "ragged", "dynatree", "talon", "eagle", "opt-tree", "dyspec"])
-def test_the_walk_has_the_law_of_rejecting_point_masses(name):
+def test_rejecting_point_masses_has_the_law_of_the_naive_walk(name):
     policy = (CHAINS | SMALL_TREES | RERANKING)[name]
     for seed in (0, 1, 3, 6):
         tables = toy_pair(seed)
-        ours, theirs = (law(tables.target, tables.draft, policy, verifier) for verifier in (PointMass, Rejection))
+        ours, theirs = (law(tables.target, tables.draft, policy, verifier) for verifier in (PointMass, NaiveWalk))
         assert ours.committed == pytest.approx({k: w for k, w in theirs.committed.items() if w > 1e-15}, abs=1e-12)
 
 
@@ -59,11 +53,15 @@ def test_the_expected_length_is_the_sum_of_the_targets_path_probabilities(name):
 
 @pytest.mark.parametrize("proposal", Proposal)
 def test_it_judges_trees_of_every_kind(proposal):
-    verdict, randomness = judged(PointMass, drawn_tree([1, 0], [0, 1], [0.5, 0.5], proposal), [0.3, 0.7])
-    assert verdict.paths == [[0, 1]]
-    assert randomness.drawn == [pytest.approx([0.3, 0.7])] * 2
+    verdict, randomness = judged(PointMass, drawn_tree([1, 0], [0, 1], [0.5, 0.5], proposal), [0.3, 0.7], True, False)
+    assert verdict.host[0][0] == [0, 1]
+    assert randomness.asked == pytest.approx([0.7, 0.3])
+    assert randomness.drawn == [pytest.approx([0.0, 1.0])]
 
 
 def test_of_equal_siblings_the_first_is_taken():
-    verdict, _ = judged(PointMass, drawn_tree([1, 1], [0, 0], [0.5, 0.5], Proposal.WITH_REPLACEMENT), [0.3, 0.7])
-    assert verdict.paths == [[0, 1]]
+    tree = drawn_tree([1, 1], [0, 0], [0.5, 0.5], Proposal.WITH_REPLACEMENT)
+    assert judged(PointMass, tree, [0.3, 0.7], True)[0].host[0][0] == [0, 1]
+    verdict, randomness = judged(PointMass, tree, [0.3, 0.7], False, False)
+    assert randomness.asked == pytest.approx([0.7, 0.0])
+    assert verdict.host[0][0] == [0]

@@ -1,10 +1,12 @@
 """RRS and RRSw on one level, against sums written out, and where numbers run out."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from drafttree.core.errors import ConfigError
-from drafttree.core.tree import Proposal, Verdict
+from drafttree.core.tree import Proposal
 from drafttree.evaluation.exactness import law
 from drafttree.verifiers import RRS, Block, GreedyMultiDraft, KSeq, RRSw, Traversal
 from drafttree.verifiers.base import normalise, ratio, residual, without
@@ -51,14 +53,14 @@ def test_the_questions_of_rrsw_in_order():
     tree = drawn_tree([0, 1, 2], [0, 0, 0], Q)
     verdict, randomness = judged(RRSw, tree, P, False, False, False)
     assert randomness.asked == pytest.approx([0.2 / 0.6, 0.5 / 0.75, 1.0])
-    assert verdict.paths == [[0]]
+    assert verdict.host[0][0] == [0]
 
 
 def test_the_questions_of_rrs_in_order():
     tree = drawn_tree([0, 0, 1], [0, 0, 0], Q, Proposal.WITH_REPLACEMENT)
     verdict, randomness = judged(RRS, tree, P, False, False, True)
     assert randomness.asked == pytest.approx([0.2 / 0.6, 0.0, (1 / 3) / 0.3])
-    assert verdict == Verdict([[0, 3]], [1])
+    assert verdict.host == [([0, 3], 1)]
 
 
 def test_the_bonus_after_a_rejection_comes_from_what_is_left_of_the_target():
@@ -68,17 +70,19 @@ def test_the_bonus_after_a_rejection_comes_from_what_is_left_of_the_target():
 
 def test_the_bonus_after_an_accepted_leaf_comes_from_the_target():
     verdict, randomness = judged(RRSw, drawn_tree([1], [0], Q), P, True)
-    assert verdict.paths == [[0, 1]]
+    assert verdict.host[0][0] == [0, 1]
     assert randomness.drawn == [pytest.approx(P)]
 
 
-@pytest.mark.parametrize(("verifier", "proposal"), [(RRSw, "sampled"), (RRS, "independent"), (KSeq, "independent")])
+@pytest.mark.parametrize(
+    ("verifier", "proposal"), [(RRSw, "without-replacement"), (RRS, "with-replacement"), (KSeq, "with-replacement")]
+)
 def test_equal_rows_that_are_rejected_all_the_same_still_have_a_bonus(verifier, proposal):
     tree = drawn_tree([1, 0], [0, 0], P, Proposal(proposal))
     verdict, randomness = judged(verifier, tree, P, False, False)
     assert randomness.asked[0] == pytest.approx(1)
     assert sum(randomness.drawn[0]) == pytest.approx(1)
-    assert verdict.paths == [[0]]
+    assert verdict.host[0][0] == [0]
 
 
 @pytest.mark.parametrize("verifier", [RRSw, RRS, Traversal, Block, KSeq, GreedyMultiDraft])
@@ -86,7 +90,7 @@ def test_a_token_the_draft_does_not_have_is_never_accepted(verifier):
     tree = drawn_tree([1], [0], [1.0, 0.0, 0.0], verifier.proposal)
     verdict, randomness = judged(verifier, tree, P, False)
     assert randomness.asked == [0.0]
-    assert verdict.paths == [[0]]
+    assert verdict.host[0][0] == [0]
 
 
 @pytest.mark.parametrize("verifier", [RRSw, RRS, Traversal, Block, KSeq, GreedyMultiDraft])
@@ -95,21 +99,19 @@ def test_a_drafter_with_a_smaller_vocabulary_offers_the_rest_with_probability_ze
     verdict, randomness = judged(verifier, tree, P, False)
     assert randomness.asked == pytest.approx([0.2 / 0.7])
     assert randomness.drawn == [pytest.approx([0.0, 0.4, 0.6])]
-    assert verdict == Verdict([[0]], [2])
+    assert verdict.host == [([0], 2)]
 
 
 @pytest.mark.parametrize("verifier", [RRSw, RRS, Traversal, Block, KSeq, GreedyMultiDraft])
 def test_a_tree_of_another_kind_is_refused(verifier):
     tree = drawn_tree([0], [0], Q, Proposal.TOP_K)
-    with pytest.raises(ConfigError, match=f"{verifier.__name__} judges {verifier.proposal} trees, not selected ones"):
+    with pytest.raises(ConfigError, match=f"{verifier.__name__} judges {verifier.proposal} trees, not top-k ones"):
         judged(verifier, tree, P)
 
 
 def test_a_tree_that_does_not_say_where_its_children_came_from_is_refused():
     tree = drawn_tree([0], [0], Q)
-    blind = type(tree)(
-        tree.tokens, tree.parents, tree.logprobs, tree.logprobs, tree.scores, 1, Proposal.WITHOUT_REPLACEMENT
-    )
+    blind = replace(tree, draft_probs=None)
     with pytest.raises(ConfigError, match="which distribution"):
         judged(RRSw, blind, P)
 

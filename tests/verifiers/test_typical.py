@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from drafttree.core.sampling import Sampling
-from drafttree.core.tree import DraftTree, Proposal, Verdict
+from drafttree.core.tree import DraftTree, Proposal
 from drafttree.engine.decoder import Decoder
 from drafttree.policies import Template
 from drafttree.verifiers import VERIFIERS, LossyTypical
@@ -17,14 +17,13 @@ from helpers.toy_pairs import Told, drawn_tree, judged
 TREE = DraftTree(
     tokens=torch.tensor([[0, 0, 1, 0, 1, 2, 0]]),
     parents=torch.tensor([[-1, 0, 0, 1, 1, 2, 3]]),
-    logprobs=torch.zeros(1, 7),
     path_logprobs=torch.zeros(1, 7),
     scores=torch.zeros(1, 7),
     levels=3,
 )
 
 
-def typical(rows: list[list[float]]) -> Verdict:
+def typical(rows: list[list[float]]) -> tuple[list[int], int]:
     """Every path from the root whose nodes are all accepted; the longest, then the likeliest."""
     tokens, parents = TREE.tokens[0].tolist(), TREE.parents[0].tolist()
     found = [([0], 0.0)]
@@ -38,7 +37,7 @@ def typical(rows: list[list[float]]) -> Verdict:
             found.append((path, sum(map(math.log, chances))))
     best = max(found, key=lambda entry: (len(entry[0]), entry[1]))[0]
     last = rows[best[-1]]
-    return Verdict([best], [last.index(max(last))])
+    return best, last.index(max(last))
 
 
 def bar(row: list[float]) -> float:
@@ -52,13 +51,13 @@ def test_it_is_the_longest_typical_path_then_the_likeliest(seed, temperature):
     generator = torch.Generator().manual_seed(seed)
     logits = 2 * torch.randn(1, 7, 4, generator=generator, dtype=torch.float64)
     rows = (logits[0] / temperature).softmax(-1).tolist()
-    assert LossyTypical(Sampling(temperature)).verify(TREE, logits, 0, Told()) == typical(rows)
+    assert LossyTypical(Sampling(temperature)).verify(TREE, logits, [Told()]).host == [typical(rows)]
 
 
 def test_nothing_typical_leaves_the_root_and_its_best_token():
     tree = drawn_tree([0], [0], [1.0, 0.0], Proposal.TOP_K)
     verdict, randomness = judged(LossyTypical, tree, [0.01, 0.99])
-    assert verdict == Verdict([[0]], [1])
+    assert verdict.host == [([0], 1)]
     assert not randomness.drawn
 
 
@@ -74,4 +73,4 @@ def test_a_chain_deeper_than_pythons_stack_is_judged():
     deep = 1200
     tree = drawn_tree([0] * deep, list(range(deep)), [1.0, 0.0], Proposal.TOP_K)
     verdict, _ = judged(LossyTypical, tree, [0.9, 0.1])
-    assert verdict == Verdict([list(range(deep + 1))], [0])
+    assert verdict.host == [(list(range(deep + 1)), 0)]

@@ -5,18 +5,18 @@ import random
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafttree.core import devices
 from drafttree.core.errors import ConfigError
 from drafttree.core.randomness import SeededRandomness, gumbel
 from drafttree.core.sampling import Sampling
-from drafttree.core.tree import DraftTree, Verdict
+from drafttree.core.tree import DraftTree
 from drafttree.verifiers import VERIFIERS, Coupled, Greedy, Verifier
 
 VOCAB = 5
-SILENCE = SeededRandomness(0, VOCAB, torch.device("cpu"))
+SILENT = SeededRandomness(0, VOCAB, torch.device("cpu"))
+SILENCE = [SILENT.at(0)] * 2
 
 sizes = st.tuples(st.integers(1, 25), st.integers(1, 25))
 seeds = st.integers(0, 10**6)
@@ -36,7 +36,7 @@ def random_trees(seed: int, sizes: tuple[int, ...]) -> DraftTree:
         paths.append([-float(len(path)) for path in drawn] + [-math.inf] * missing)
     path_logprobs = torch.tensor(paths)
     levels = max(deepest, 1) if width > 1 else 0
-    return DraftTree(torch.tensor(tokens), torch.tensor(parents), path_logprobs, path_logprobs, path_logprobs, levels)
+    return DraftTree(torch.tensor(tokens), torch.tensor(parents), path_logprobs, path_logprobs, levels)
 
 
 def _random_paths(rng: random.Random, size: int) -> list[tuple[int, ...]]:
@@ -52,7 +52,7 @@ def random_logits(seed: int, tree: DraftTree) -> torch.Tensor:
     return torch.randint(0, 4, (*tree.tokens.shape, VOCAB), generator=generator).float()
 
 
-def walk_down(tree: DraftTree, chosen: list[list[int]]) -> Verdict:
+def walk_down(tree: DraftTree, chosen: list[list[int]]) -> list[tuple[list[int], int]]:
     """Take the child that is the chosen token for as long as there is one."""
     paths, bonus = [], []
     for text, wanted in enumerate(chosen):
@@ -70,21 +70,14 @@ def walk_down(tree: DraftTree, chosen: list[list[int]]) -> Verdict:
             path += children
         paths.append(path)
         bonus.append(wanted[path[-1]])
-    return Verdict(paths, bonus)
+    return list(zip(paths, bonus, strict=True))
 
 
 def first_argmax(rows: list[list[float]]) -> list[int]:
     return [row.index(max(row)) for row in rows]
 
 
-@pytest.fixture(params=["near", "far"], autouse=True)
-def device(request, monkeypatch):
-    """Walks as on a CPU, and as on a device that is asked once for the choices of all nodes."""
-    if request.param == "far":
-        monkeypatch.setattr(devices, "NEAR", set())
-
-
-free = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+free = settings(max_examples=60, deadline=None)
 
 
 @free
@@ -93,7 +86,7 @@ def test_greedy_is_the_walk_along_the_most_probable_tokens(seed, sizes):
     tree = random_trees(seed, sizes)
     logits = random_logits(seed, tree)
     chosen = [first_argmax(rows) for rows in logits.tolist()]
-    assert Greedy(Sampling()).verify(tree, logits, 3, SILENCE) == walk_down(tree, chosen)
+    assert Greedy(Sampling()).verify(tree, logits, SILENCE).host == walk_down(tree, chosen)
 
 
 @free
@@ -113,7 +106,7 @@ def test_coupled_is_the_walk_along_the_tokens_drawn_with_the_noise_of_their_posi
             noisy = [logit + extra for logit, extra in zip(rows[text][node], randomness[follows], strict=True)]
             chosen[-1] += first_argmax([noisy])
     verifier, stream = Coupled(sampling), SeededRandomness(seed, VOCAB, torch.device("cpu"))
-    assert verifier.verify(tree, logits, position, stream) == walk_down(tree, chosen)
+    assert verifier.verify(tree, logits, [stream.at(position)] * 2).host == walk_down(tree, chosen)
 
 
 def depth_of(tree: DraftTree, text: int, node: int) -> int:
@@ -123,37 +116,37 @@ def depth_of(tree: DraftTree, text: int, node: int) -> int:
 
 def test_a_tie_goes_to_the_lowest_token():
     tree = DraftTree.rooted(torch.tensor([[0]]))
-    assert Greedy(Sampling()).verify(tree, torch.zeros(1, 1, VOCAB), 0, SILENCE) == Verdict([[0]], [0])
+    assert Greedy(Sampling()).verify(tree, torch.zeros(1, 1, VOCAB), SILENCE[:1]).host == [([0], 0)]
 
 
 def test_padding_is_never_accepted():
     tree = random_trees(1, (1, 9))
     logits = torch.zeros(2, 9, VOCAB)
     logits[0, 0, tree.tokens[0, 4]] = 1.0
-    assert Greedy(Sampling()).verify(tree, logits, 0, SILENCE).paths[0] == [0]
+    assert Greedy(Sampling()).verify(tree, logits, SILENCE).host[0][0] == [0]
 
 
 def test_coupled_shows_the_drafter_the_noise_the_target_will_use():
     sampling = Sampling(temperature=0.7, top_p=0.9, seed=8)
     logits = torch.randn(1, 3, VOCAB, generator=torch.Generator().manual_seed(1))
-    randomness = SeededRandomness(8, VOCAB, torch.device("cpu"))
-    shown = Coupled(sampling).guide(logits, 12, randomness).argmax(-1)
+    randomness = [SeededRandomness(8, VOCAB, torch.device("cpu")).at(11)]
+    shown = Coupled(sampling).guide(logits, 1, randomness).argmax(-1)
     for node in range(3):
         tree = DraftTree.rooted(torch.tensor([[0]]))
-        verdict = Coupled(sampling).verify(tree, logits[:, node : node + 1], 11, randomness)
-        assert verdict.bonus == [int(shown[0, node])]
+        verdict = Coupled(sampling).verify(tree, logits[:, node : node + 1], randomness)
+        assert verdict.bonus.tolist() == [int(shown[0, node])]
 
 
 def test_coupled_never_draws_a_token_that_sampling_excludes():
     sampling, logits = Sampling(temperature=3.0, top_k=2), torch.tensor([[[0.0, 5.0, 4.0, 1.0, 2.0]]])
     tree = DraftTree.rooted(torch.tensor([[0]]))
-    drawn = {Coupled(sampling).verify(tree, logits, position, SILENCE).bonus[0] for position in range(200)}
+    drawn = {int(Coupled(sampling).verify(tree, logits, [SILENT.at(position)]).bonus) for position in range(200)}
     assert drawn == {1, 2}
 
 
 def test_coupled_guides_a_drafter_with_a_smaller_vocabulary():
-    guided = Coupled(Sampling(temperature=1.0)).guide(torch.zeros(1, 1, 3), 2, SILENCE)
-    assert torch.equal(guided[0, 0], SILENCE.gumbel(2)[:3])
+    guided = Coupled(Sampling(temperature=1.0)).guide(torch.zeros(1, 1, 3), 2, SILENCE[:1])
+    assert torch.equal(guided[0, 0], SILENT.gumbel(2)[:3])
 
 
 def test_greedy_leaves_the_drafters_logits_alone():
@@ -178,4 +171,4 @@ def test_every_verifier_names_its_source(verifier):
 def test_the_base_verifier_serves_anything_and_judges_nothing():
     base = Verifier(Sampling(0.3))
     with pytest.raises(NotImplementedError):
-        base.verify(DraftTree.rooted(torch.tensor([[0]])), torch.zeros(1, 1, VOCAB), 0, SILENCE)
+        base.verify(DraftTree.rooted(torch.tensor([[0]])), torch.zeros(1, 1, VOCAB), SILENCE)

@@ -1,4 +1,8 @@
-"""Everything random about a text, as answers to a few questions that depend on its seed and on places in it."""
+"""Everything random about a text: a pure function of its seed, of a position in it and of what is decided there.
+
+The generator is counter-based, so a draw depends neither on how many tokens were speculated, nor on the batch, nor on
+the device.
+"""
 
 import hashlib
 import itertools
@@ -18,6 +22,7 @@ RUN = 16
 CPU = torch.device("cpu")
 
 
+# SplitMix64's constants as signed numbers, since int64 wraps as uint64 does and torch has no uint64 arithmetic.
 _GOLDEN = -0x61C8864680B583EB
 _MIX = (-0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)
 _ONE = 0x3FF0000000000000
@@ -76,15 +81,11 @@ def random_seed() -> int:
     return int(torch.randint(2**63 - 1, ()))
 
 
-class Randomness(Protocol):
-    """The questions verifiers and sampled trees may ask."""
+class RoundRandomness(Protocol):
+    """The randomness of one round of one text: what verifiers and sampled trees may ask for."""
 
-    def begin(self, position: int) -> None:
-        """A round's verification starts, whose root is at `position`."""
-        ...
-
-    def gumbel(self, position: int) -> Tensor:
-        """Float32 `[vocab]`: the Gumbel noise of a position."""
+    def gumbel(self, depth: int) -> Tensor:
+        """Float32 `[vocab]`: the Gumbel noise of the token `depth` positions behind the root."""
         ...
 
     def accept(self, probability: Tensor | float) -> bool:
@@ -96,33 +97,40 @@ class Randomness(Protocol):
         ...
 
     def children(
-        self, probs: Tensor, counts: Tensor, proposal: Proposal, position: int, depth: int
+        self, probs: Tensor, counts: Tensor, most: int, proposal: Proposal, depth: int
     ) -> tuple[Tensor, Tensor]:
         """Draw children of every frontier node.
 
         Args:
-            probs: `[batch, frontier, vocab]` distributions of the draft.
-            counts: `[batch, frontier]` how many each node gets; of the tokens returned for it the first so many count.
+            probs: `[frontier, vocab]` distributions of the draft; changed in between, and as before in the end.
+            counts: `[frontier]` how many children each node gets.
+            most: how many are drawn of each node, at least the largest count; those beyond its count are not used.
             proposal: how they are drawn.
-            position: of the root.
-            depth: level of the children; draws of different rounds and levels are independent.
+            depth: level of the children; draws of different levels are independent.
 
         Returns:
-            `[batch, frontier, children]` token ids in draw order, and the distributions `[batch, frontier, vocab]`
-            the first drawn child of each node came from: `probs` itself, unless the best tokens are not drawn.
+            Token ids `[frontier, most]` in draw order, and the distributions `[frontier, vocab]` the first drawn child
+            of each node came from: `probs` itself, unless the best tokens are not drawn.
         """
         ...
 
 
-class SeededRandomness:
-    """Noise that is a pure function of a seed and of places in the text.
+class Randomness(Protocol):
+    """Everything random about one text."""
 
-    Numbers are made for many positions at a time, where there are not too many of them, and forgotten when the text
-    has passed them. The streams `accept`, `bonus` and `draft` begin anew in every round, at a place that depends on
-    seed and root position alone. They are counter-based as Gumbel noise is, so a device changes nothing.
+    def at(self, position: int) -> RoundRandomness:
+        """The randomness of the round whose root is at `position`; asked again, it begins anew."""
+        ...
+
+
+class SeededRandomness:
+    """Random numbers that are a pure function of a seed and of places in the text, on any device.
+
+    Numbers are made for many positions at a time, as long as they are not too many, and forgotten when the text has
+    passed them.
 
     Args:
-        seed: of the sequence.
+        seed: of the text.
         vocab: numbers per position.
         device: where the numbers are used.
     """
@@ -130,21 +138,51 @@ class SeededRandomness:
     def __init__(self, seed: int, vocab: int, device: torch.device) -> None:
         self._seed, self._vocab, self._device = seed, vocab, device
         self._span = max(1, min(SPAN, BLOCK // vocab))
-        self._rows: dict[int, Tensor] = {}
+        self._gumbel: dict[int, Tensor] = {}
         self._streams: dict[tuple[str, int], tuple[int, Tensor]] = {}
 
+    def at(self, position: int) -> "SeededRound":
+        """The randomness of the round whose root is at `position`."""
+        if self._gumbel and min(self._gumbel) <= position - self._span:
+            self._gumbel = {ahead: row for ahead, row in self._gumbel.items() if ahead > position}
+        return SeededRound(self, position)
+
     def gumbel(self, position: int) -> Tensor:
-        if position not in self._rows:
+        """Float32 `[vocab]`: the Gumbel noise of a position."""
+        if position not in self._gumbel:
             first = position - position % self._span
             made = gumbel(self._seed, torch.arange(first, first + self._span, device=self._device), self._vocab)
-            self._rows |= dict(enumerate(made, first))
-        return self._rows[position]
+            self._gumbel |= dict(enumerate(made, first))
+        return self._gumbel[position]
 
-    def begin(self, position: int) -> None:
-        if self._rows and min(self._rows) <= position - self._span:
-            self._rows = {ahead: row for ahead, row in self._rows.items() if ahead > position}
-        self._accepts = self._numbers("accept", position)
-        self._bonus = self._numbers("bonus", position)
+    def stream(self, name: str, position: int, size: int, device: torch.device | None = None) -> Tensor:
+        """Float64 `[size]`: the first uniform numbers of a named stream at a position."""
+        width = max(RUN, 1 << (size - 1).bit_length())
+        span = max(1, min(SPAN, BLOCK // width))
+        place = position % span
+        first, rows = self._streams.get((name, width), (-1, None))
+        if rows is None or first != position - place:
+            first = position - place
+            positions = torch.arange(first, first + span, device=device or self._device)
+            rows = stream(self._seed, name, positions, width)
+            self._streams[name, width] = first, rows
+        return rows[place, :size]
+
+
+class SeededRound:
+    """One round's randomness: the streams `accept`, `bonus` and `draft` at the root's position, from their beginning.
+
+    Args:
+        source: of the text.
+        position: of the root.
+    """
+
+    def __init__(self, source: SeededRandomness, position: int) -> None:
+        self._source, self._position = source, position
+        self._accepts, self._bonus = self._numbers("accept"), self._numbers("bonus")
+
+    def gumbel(self, depth: int) -> Tensor:
+        return self._source.gumbel(self._position + depth)
 
     def accept(self, probability: Tensor | float) -> bool:
         return next(self._accepts) < float(probability)
@@ -153,33 +191,22 @@ class SeededRandomness:
         return int(draw(distribution, distribution.new_full((), next(self._bonus), dtype=torch.float64)))
 
     def children(
-        self, probs: Tensor, counts: Tensor, proposal: Proposal, position: int, depth: int
+        self, probs: Tensor, counts: Tensor, most: int, proposal: Proposal, depth: int
     ) -> tuple[Tensor, Tensor]:
-        most = max(int(counts.amax()), 1)
-        size = counts.numel() * most
-        shares = self._row(f"draft/{depth}", position, size, self._device).view(*counts.shape, most)
+        row = self._source.stream(f"draft/{depth}", self._position, len(counts) * most)
+        # A child's number depends on the counts alone, not on `most`: trees are the same wherever padding is trimmed.
+        first = torch.arange(len(counts), device=row.device)[:, None] * counts.amax().clamp_min(1)
+        shares = row[first + torch.arange(most, device=row.device)]
         if proposal is Proposal.TOP_K_PLUS_SAMPLE:
-            return _hub(probs, counts, shares[..., 0], most)
+            return _top_k_plus_sample(probs, counts, shares[..., 0], most)
         if proposal is Proposal.WITHOUT_REPLACEMENT:
             return _without_replacement(probs, shares), probs
         return torch.stack([draw(probs, share) for share in shares.unbind(-1)], -1), probs
 
-    def _numbers(self, name: str, position: int) -> Iterator[float]:
-        """The numbers of a stream at a position one after the other, on the host."""
+    def _numbers(self, name: str) -> Iterator[float]:
+        """The numbers of a stream one after the other, on the host."""
         for run in itertools.count():
-            yield from self._row(f"{name}/{run}", position, RUN, CPU).tolist()
-
-    def _row(self, name: str, position: int, size: int, device: torch.device) -> Tensor:
-        """Float64 `[size]`: the first numbers of a stream at a position."""
-        width = max(RUN, 1 << (size - 1).bit_length())
-        span = max(1, min(SPAN, BLOCK // width))
-        place = position % span
-        first, rows = self._streams.get((name, width), (-1, None))
-        if rows is None or first != position - place:
-            first = position - place
-            rows = stream(self._seed, name, torch.arange(first, first + span, device=device), width)
-            self._streams[name, width] = first, rows
-        return rows[place, :size]
+            yield from self._source.stream(f"{name}/{run}", self._position, RUN, CPU).tolist()
 
 
 def _without_replacement(probs: Tensor, shares: Tensor) -> Tensor:
@@ -194,7 +221,7 @@ def _without_replacement(probs: Tensor, shares: Tensor) -> Tensor:
     return tokens
 
 
-def _hub(probs: Tensor, counts: Tensor, shares: Tensor, most: int) -> tuple[Tensor, Tensor]:
+def _top_k_plus_sample(probs: Tensor, counts: Tensor, shares: Tensor, most: int) -> tuple[Tensor, Tensor]:
     """The best tokens of each row, and after them one drawn from the others, whose distribution comes second."""
     best = probs.topk(most).indices
     taken = torch.arange(most, device=best.device) < counts[..., None] - 1

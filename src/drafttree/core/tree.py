@@ -9,9 +9,11 @@ N - 1 tokens.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,13 +22,13 @@ from torch import Tensor
 class Proposal(StrEnum):
     """How the children of a node were chosen, which decides who may judge the tree."""
 
-    TOP_K = "selected"
+    TOP_K = "top-k"
     """A deterministic function of the prefix and the draft's probabilities."""
-    WITHOUT_REPLACEMENT = "sampled"
+    WITHOUT_REPLACEMENT = "without-replacement"
     """Drawn from the draft without replacement, in draw order."""
-    WITH_REPLACEMENT = "independent"
+    WITH_REPLACEMENT = "with-replacement"
     """Drawn from the draft independently of each other; siblings may be equal."""
-    TOP_K_PLUS_SAMPLE = "hub"
+    TOP_K_PLUS_SAMPLE = "top-k-plus-sample"
     """All but the last are the draft's best tokens; the last is drawn from the rest."""
 
 
@@ -37,20 +39,19 @@ class DraftTree:
     Attributes:
         tokens: `[batch, nodes]` token ids.
         parents: `[batch, nodes]` index of each node's parent, -1 for the root.
-        logprobs: `[batch, nodes]` draft log-probability of the node given its parent, 0 for the root.
-        path_logprobs: `[batch, nodes]` sum of `logprobs` from the root; -inf marks padding.
+        path_logprobs: `[batch, nodes]` draft log-probability of the path from the root to the node, 0 for the root;
+            -inf marks padding.
         scores: `[batch, nodes]` what the policy ranked the node by, infinite for the root.
         levels: the number of drafted levels; no node is deeper.
         proposal: how children were chosen.
         draft_probs: `[batch, frontier, vocab]` for every level drafted, the distributions the children were drawn from;
-            None where they were selected.
-        draft_rows: `[batch, nodes]` row of each node's own distribution, counted through the levels; -1 where it was
-            not expanded.
+            None for top-k trees.
+        draft_rows: `[batch, nodes]` index of each node's own distribution among the rows of all levels; -1 for a node
+            that was not expanded.
     """
 
     tokens: Tensor
     parents: Tensor
-    logprobs: Tensor
     path_logprobs: Tensor
     scores: Tensor
     levels: int
@@ -62,7 +63,7 @@ class DraftTree:
     def rooted(cls, tokens: Tensor, proposal: Proposal = Proposal.TOP_K) -> "DraftTree":
         """The tree of a lone root per sequence, from its token ids `[batch, 1]`."""
         zero = torch.zeros(tokens.shape, device=tokens.device)
-        return cls(tokens, torch.full_like(tokens, -1), zero, zero, zero + math.inf, 0, proposal)
+        return cls(tokens, torch.full_like(tokens, -1), zero, zero + math.inf, 0, proposal)
 
     @property
     def size(self) -> int:
@@ -73,6 +74,11 @@ class DraftTree:
     def valid(self) -> Tensor:
         """`[batch, nodes]` bool, False where a node is padding."""
         return self.path_logprobs.isfinite()
+
+    @property
+    def node_logprobs(self) -> Tensor:
+        """`[batch, nodes]` draft log-probability of each node given its parent: its path's minus its parent's."""
+        return self.path_logprobs - self.path_logprobs.gather(1, self.parents.clamp_min(0))
 
     @cached_property
     def ancestors(self) -> Tensor:
@@ -99,12 +105,13 @@ class DraftTree:
 
     @cached_property
     def branches(self) -> list["Branches"]:
-        """The trees on the host, one per sequence."""
-        nodes = torch.stack((self.tokens, self.parents, self.valid.long()), 1).tolist()
+        """The trees on the host, one per sequence, in one copy from the device."""
+        rows = torch.full_like(self.parents, -1) if self.draft_rows is None else self.draft_rows
+        nodes = torch.stack((self.tokens, self.parents, self.valid.long(), rows), 1).tolist()
         return [Branches.of(*columns) for columns in nodes]
 
     def best(self, size: int) -> "DraftTree":
-        """The subtree of the `size` nodes with the highest scores, ties to the earlier node.
+        """The subtree of the `size` nodes with the highest scores, ties to the earlier node; padding goes first.
 
         A node never scores above its parent, so the result is connected.
         """
@@ -115,13 +122,13 @@ class DraftTree:
             1, order, torch.arange(size, device=order.device).expand_as(order)
         )
         parents = self.parents.gather(1, order)
-        return DraftTree(
+        return replace(
+            self,
             tokens=self.tokens.gather(1, order),
             parents=renamed.gather(1, parents.clamp_min(0)).masked_fill(parents < 0, -1),
-            logprobs=self.logprobs.gather(1, order),
             path_logprobs=self.path_logprobs.gather(1, order),
             scores=self.scores.gather(1, order),
-            levels=self.levels,
+            draft_rows=None if self.draft_rows is None else self.draft_rows.gather(1, order),
         )
 
 
@@ -132,19 +139,23 @@ class Branches:
     Attributes:
         tokens: per node, its token id.
         children: per node, its children in order of rank or of drawing.
+        rows: per node, the index of the distribution its children were drawn from, -1 for none.
+        size: nodes, padding not counted.
     """
 
     tokens: list[int]
     children: list[list[int]]
+    rows: list[int]
+    size: int
 
     @classmethod
-    def of(cls, tokens: list[int], parents: list[int], valid: list[int]) -> "Branches":
+    def of(cls, tokens: list[int], parents: list[int], valid: list[int], rows: list[int]) -> "Branches":
         """The tree of these nodes, as `DraftTree` has them."""
         children: list[list[int]] = [[] for _ in tokens]
         for node, parent in enumerate(parents):
             if valid[node] and parent >= 0:
                 children[parent].append(node)
-        return cls(tokens, children)
+        return cls(tokens, children, rows, sum(valid))
 
     def child(self, node: int, token: int) -> int | None:
         """The first child of a node with this token, None where there is none."""
@@ -158,42 +169,45 @@ class TreeBuilder:
         root: `[batch, 1]` token ids of the roots.
 
     Attributes:
-        size: nodes so far, root and padding included.
-        levels: drafted levels so far.
+        size: columns so far, root and padding included.
+        nodes: `[batch, 1]` nodes so far, the root included and padding not.
     """
 
     def __init__(self, root: Tensor) -> None:
-        self.size = 1
-        self.levels = 0
-        self._tree = DraftTree.rooted(root)
-        self._pending: list[tuple[Tensor, ...]] = []
+        tree = DraftTree.rooted(root)
+        self.nodes = torch.ones_like(root)
+        self._levels = [(tree.tokens, tree.parents, tree.path_logprobs, tree.scores)]
 
-    def add(self, tokens: Tensor, parents: Tensor, logprobs: Tensor, path_logprobs: Tensor, scores: Tensor) -> None:
-        """Add a level; each argument is `[batch, width]` and as in `DraftTree`. One without nodes is no level."""
-        if not tokens.shape[1]:
-            return
-        self._pending.append((tokens, parents, logprobs, path_logprobs, scores))
-        self.size += tokens.shape[1]
-        self.levels += 1
+    @property
+    def size(self) -> int:
+        """Columns so far."""
+        return sum(level[0].shape[1] for level in self._levels)
+
+    @property
+    def scores(self) -> list[Tensor]:
+        """`[batch, width]` per level, the root's first: what the policy ranks nodes by; -inf marks padding."""
+        return [scores for *_, scores in self._levels]
+
+    @property
+    def path_logprobs(self) -> list[Tensor]:
+        """`[batch, width]` per level, the root's first; -inf marks padding."""
+        return [path_logprobs for _, _, path_logprobs, _ in self._levels]
+
+    def add(self, tokens: Tensor, parents: Tensor, path_logprobs: Tensor, scores: Tensor) -> None:
+        """Add a level; each argument is `[batch, width]` and as in `DraftTree`."""
+        self._levels.append((tokens, parents, path_logprobs, scores))
+        self.nodes = self.nodes + path_logprobs.isfinite().sum(1, keepdim=True)
+
+    def trim(self, width: int) -> None:
+        """Drop the last level's columns from `width` on, which are padding."""
+        tokens, parents, path_logprobs, scores = (column[:, :width] for column in self._levels.pop())
+        if width:
+            self._levels.append((tokens, parents, path_logprobs, scores))
 
     def tree(self) -> DraftTree:
         """The tree so far."""
-        if self._pending:
-            old = self._tree
-            first = (old.tokens, old.parents, old.logprobs, old.path_logprobs, old.scores)
-            columns = zip(first, *self._pending, strict=True)
-            self._tree = DraftTree(*(torch.cat(column, 1) for column in columns), levels=self.levels)
-            self._pending = []
-        return self._tree
-
-    def sizes(self) -> Tensor:
-        """`[batch, 1]` nodes of each tree so far, padding not counted."""
-        return self.tree().valid.sum(1, keepdim=True)
-
-    @property
-    def smallest(self) -> int:
-        """Nodes of the smallest tree so far, padding not counted."""
-        return self.size if len(self._tree.tokens) == 1 else int(self.sizes().amin())
+        columns = zip(*self._levels, strict=True)
+        return DraftTree(*(torch.cat(column, 1) for column in columns), levels=len(self._levels) - 1)
 
 
 @dataclass(frozen=True)
@@ -204,15 +218,17 @@ class Layer:
         logprobs: `[batch, frontier, candidates]` draft log-probability given the frontier node.
         parent_logprobs: `[batch, frontier]` path log-probability of the frontier nodes; -inf marks padding.
         depth: level the candidates would join, 1 for children of the root.
-        budget_left: nodes that may still join the tree, in a batch the smallest one.
+        nodes: `[batch, 1]` nodes of each tree so far, the root included.
         labels: `[batch, frontier]` what the policy's `label` gave the frontier nodes, or None.
+        states: per sequence, what the policy has learned of its text; empty for a policy that learns nothing.
     """
 
     logprobs: Tensor
     parent_logprobs: Tensor
     depth: int
-    budget_left: int
+    nodes: Tensor
     labels: Tensor | None = None
+    states: tuple[Any, ...] = ()
 
     @cached_property
     def rank(self) -> Tensor:
@@ -231,7 +247,7 @@ class Layer:
 
     def everything(self) -> Tensor:
         """`[batch, frontier, candidates]` mask of all candidates that are possible at all."""
-        return self.logprobs > -torch.inf
+        return self.path_logprobs > -torch.inf
 
 
 @dataclass(frozen=True)
@@ -239,9 +255,26 @@ class Verdict:
     """What a verifier says of a batch of trees.
 
     Attributes:
-        paths: per sequence, the accepted node indices from the root (0) down.
-        bonus: per sequence, the token that follows the accepted path.
+        nodes: int64 `[batch, depth]` accepted node indices from the root (0) down; what lies behind the accepted path
+            has no meaning.
+        lengths: int64 `[batch]` nodes of the accepted path, the root included.
+        bonus: int64 `[batch]` the token that follows the accepted path.
     """
 
-    paths: list[list[int]]
-    bonus: list[int]
+    nodes: Tensor
+    lengths: Tensor
+    bonus: Tensor
+
+    @classmethod
+    def of(cls, paths: Sequence[Sequence[int]], bonus: Sequence[int]) -> "Verdict":
+        """The verdict of accepted paths and bonus tokens on the host, one of each per sequence."""
+        depth = max(map(len, paths))
+        padded = [[*path, *[0] * (depth - len(path))] for path in paths]
+        lengths = [len(path) for path in paths]
+        return cls(torch.tensor(padded, dtype=torch.long), torch.tensor(lengths), torch.tensor(bonus))
+
+    @cached_property
+    def host(self) -> list[tuple[list[int], int]]:
+        """Per sequence the accepted path and the bonus token, in one copy from the device."""
+        rows = torch.cat((self.lengths[:, None], self.bonus[:, None], self.nodes), 1).tolist()
+        return [(nodes[:length], bonus) for length, bonus, *nodes in rows]

@@ -1,40 +1,55 @@
 """Children drawn at random: any policy's tree in sampled form, by predictable growth.
 
-A policy's masks say how many children a node gets, from its row and from what was drawn before; only then are they
-drawn, and every drawn node stays in the tree. A budget is kept by not drawing. So a verifier may rely on the
+A policy's masks say how many children a node gets, from its distribution and from what was drawn before; only then are
+they drawn, and every drawn node stays in the tree. A budget is kept by not drawing. So a verifier may rely on the
 distribution it is told the children came from.
 """
 
 import math
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from drafttree.core.randomness import Randomness
+from drafttree.core.randomness import RoundRandomness
 from drafttree.core.tree import DraftTree, Layer, Proposal
 
 MIN_LOGPROB = -80.0
 """Log-probability below which a token is not drawn: its probability would be lost in float32."""
+FEW = 8
+"""Children that are drawn without asking the device how many a node gets at most."""
+
+
+@dataclass(frozen=True)
+class Children:
+    """The candidates of a level.
+
+    Attributes:
+        layer: their probabilities, by rank or in draw order.
+        tokens: `[batch, frontier, candidates]` token ids.
+        keep: bool of the same shape, which of them join the tree.
+    """
+
+    layer: Layer
+    tokens: Tensor
+    keep: Tensor
 
 
 class ChildSampler:
-    """Draws the children of one tree and remembers from which distributions.
+    """Draws the children of a batch of trees and remembers from which distributions.
 
     Args:
         proposal: how siblings are drawn.
-        noise: of the sequence.
-        position: absolute position of the root.
+        randomness: of this round, one per sequence.
     """
 
-    def __init__(self, proposal: Proposal, randomness: Randomness, position: int) -> None:
-        self._proposal, self._randomness, self._position = proposal, randomness, position
+    def __init__(self, proposal: Proposal, randomness: Sequence[RoundRandomness]) -> None:
+        self._proposal, self._randomness = proposal, randomness
         self._probs: list[Tensor] = []
         self._nodes: list[Tensor] = []
 
-    def children(
-        self, layer: Layer, keep: Tensor, rows: Tensor, nodes: Tensor, room: Tensor
-    ) -> tuple[Layer, Tensor, Tensor]:
+    def children(self, layer: Layer, keep: Tensor, rows: Tensor, nodes: Tensor, room: Tensor, trim: bool) -> Children:
         """Draw as many children as the policy keeps candidates.
 
         Args:
@@ -43,22 +58,25 @@ class ChildSampler:
             rows: `[batch, frontier, vocab]` log-probabilities of the draft; what they leave over is never drafted.
             nodes: `[batch, frontier]` index of the frontier nodes in the tree.
             room: `[batch, 1]` nodes that may still join each tree.
-
-        Returns:
-            The layer of what was drawn, its token ids, and which of them are to join the tree.
+            trim: draw no more children than the largest count, which is read from the device.
         """
         counts = (keep & (layer.logprobs >= MIN_LOGPROB)).sum(2)
         before = counts.cumsum(1) - counts
         counts = counts.minimum((room - before).clamp_min(0))
+        most = max(int(counts.amax()), 1) if trim or keep.shape[2] > FEW else keep.shape[2]
         probs = rows.masked_fill(counts[..., None] == 0, 0.0).softmax(-1)
         probs = torch.threshold_(probs, math.exp(MIN_LOGPROB), 0.0)
-        tokens, drawn_from = self._randomness.children(probs, counts, self._proposal, self._position, layer.depth)
-        self._probs.append(drawn_from)
+        drawn = [
+            own.children(row, count, most, self._proposal, layer.depth)
+            for own, row, count in zip(self._randomness, probs, counts, strict=True)
+        ]
+        tokens = torch.stack([drawn_tokens for drawn_tokens, _ in drawn])
+        self._probs.append(drawn[0][1][None] if len(drawn) == 1 else torch.stack([row for _, row in drawn]))
         self._nodes.append(nodes)
-        rank = torch.arange(tokens.shape[2], device=tokens.device)
-        return replace(layer, logprobs=rows.gather(2, tokens)), tokens, rank < counts[..., None]
+        rank = torch.arange(most, device=tokens.device)
+        return Children(replace(layer, logprobs=rows.gather(2, tokens)), tokens, rank < counts[..., None])
 
-    def sign(self, tree: DraftTree) -> DraftTree:
+    def attach(self, tree: DraftTree) -> DraftTree:
         """The tree with the distributions its children were drawn from."""
         if not self._nodes:
             return replace(tree, proposal=self._proposal)

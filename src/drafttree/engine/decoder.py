@@ -15,7 +15,6 @@ from numbers import Integral, Real
 from typing import Unpack, overload
 
 import torch
-from torch import Tensor
 from transformers import LogitsProcessorList
 
 from drafttree.constraints.options import ProcessorContext, ProcessorOptions, check_names, make_processors
@@ -23,14 +22,15 @@ from drafttree.constraints.processors import ConstrainedDraft, Constraint, PathC
 from drafttree.core.errors import ConfigError, ContextError, InputError
 from drafttree.core.randomness import SeededRandomness, random_seed
 from drafttree.core.sampling import MIN_TEMPERATURE, Sampling
-from drafttree.core.timing import PassTimer
 from drafttree.core.tree import DraftTree, Proposal, Verdict
 from drafttree.drafters.base import Drafter, HiddenStates
 from drafttree.engine import compatibility
 from drafttree.engine.child_sampler import ChildSampler
 from drafttree.engine.detokenizer import Detokenizer
-from drafttree.engine.metrics import Metrics, Round
+from drafttree.engine.draft_logits import AdjustedDraft
+from drafttree.engine.metrics import Metrics
 from drafttree.engine.request import Chunk, Generation, Request
+from drafttree.engine.round_clock import RoundClock
 from drafttree.engine.tree_growth import grow
 from drafttree.models.base import Model, Output, read
 from drafttree.policies.base import TreePolicy
@@ -222,40 +222,39 @@ class Decoder:
             eos=frozenset(eos),
             cache=self.target.new_cache(1, capacity),
             draft=self.drafter.start(tokens, capacity) if self.drafter else None,
-            policy=self.policy.fresh(),
+            policy=self.policy,
+            state=self.policy.init_state(),
             verifier=verifier(sampling),
             randomness=SeededRandomness(sampling.seed, self.target.vocab_size, self.target.device),
             text=Detokenizer(self.tokenizer, tokens, stop),
             constraints=PathConstraints(processors, state, frozenset(eos)),
-            timer=PassTimer(self.target.device),
+            clock=RoundClock(self.target.device),
             draft_temperature=draft_temperature,
             metrics=Metrics(draft_weight_bytes=self.drafter.nbytes if self.drafter else 0),
         )
 
     @torch.inference_mode()
     def step(self, request: Request) -> int:
-        """Advance a sequence by one round and return how many tokens were committed."""
+        """Advance a request by one round and return how many tokens were committed."""
         begun = time.perf_counter()
         if not request.metrics.rounds:
             self.prefill(request)
-        before = request.cost
         started = time.perf_counter()
         tree = self.propose(request)
-        with request.timer:
-            output = self.score(request, tree)
-        logits = output.logits
-        if request.constraints:
-            logits = request.constraints.score(request.tokens, tree, logits)
-        verdict = request.verifier.verify(tree, logits, len(request.tokens) - 1, request.randomness)
+        output = self.score(request, tree)
+        with request.clock.part("verify"):
+            logits = output.logits
+            if request.constraints:
+                logits = request.constraints.score(request.tokens, tree, logits)
+            verdict = request.verifier.verify(tree, logits, [request.randomness.at(len(request.tokens) - 1)])
         committed, accepted = self._commit(request, tree, verdict, output.hidden)
-        ended = time.perf_counter()
-        passes, drafting, scoring = (after - was for after, was in zip(request.cost, before, strict=True))
-        turn = Round(committed, accepted, tree.size, tree.levels, int(passes), drafting, scoring, ended - started)
-        request.metrics.record(turn, ended - begun)
+        now = time.perf_counter()
+        turn = request.clock.round(committed, accepted, tree, request.draft, now - started)
+        request.metrics.record(turn, now - begun)
         return committed
 
     def prefill(self, request: Request) -> None:
-        """Read a new sequence's prompt, all but its last token, as target and as drafter."""
+        """Read a new request's prompt, all but its last token, as target and as drafter."""
         passes, hidden_states = read(self.target, request.cache, request.tokens[:-1], self._hidden_layers)
         request.metrics.prefill_passes = passes
         if request.draft and self._levels(request) > 0:
@@ -274,38 +273,43 @@ class Decoder:
         return min(request.remaining - 1, beyond, sys.maxsize if levels is None else levels)
 
     def propose(self, request: Request) -> DraftTree:
-        """Draft the tree of a sequence's next round."""
+        """Draft the tree of a request's next round."""
         root = torch.tensor([request.tokens[-1:]], device=self.target.device)
-        position = len(request.tokens) - 1
+        proposal, randomness = request.verifier.proposal, [request.randomness.at(len(request.tokens) - 1)]
         if request.draft is None:
-            return DraftTree.rooted(root, request.verifier.proposal)
-
-        def shape(logits: Tensor, depth: int) -> Tensor:
-            if request.draft_temperature != 1:
-                logits = logits / request.draft_temperature
-            return request.verifier.guide(logits, position + depth, request.randomness)
-
-        draft, constraints, proposal = request.draft, request.constraints, request.verifier.proposal
-        guesses = ConstrainedDraft(draft, constraints, request.tokens, self.target.vocab_size) if constraints else draft
-        sampler = None if proposal is Proposal.TOP_K else ChildSampler(proposal, request.randomness, position)
-        levels, vocab = self._levels(request), self.target.vocab_size
-        return grow(request.policy, guesses, root, levels, shape, sampler, vocab)
+            return DraftTree.rooted(root, proposal)
+        draft, constraints, vocab = request.draft, request.constraints, self.target.vocab_size
+        with request.clock.part("propose"):
+            possible = ConstrainedDraft(draft, constraints, request.tokens, vocab) if constraints else draft
+            return grow(
+                request.policy,
+                AdjustedDraft(possible, request.verifier, randomness, request.draft_temperature),
+                root,
+                self._levels(request),
+                states=(request.state,),
+                sampler=None if proposal is Proposal.TOP_K else ChildSampler(proposal, randomness),
+                vocab=vocab,
+            )
 
     def score(self, request: Request, tree: DraftTree) -> Output:
-        """The target's logits of every node, whose keys and values become drafted rows of the sequence's cache."""
-        positions = tree.depths + request.cache.length
-        wanted = self._hidden_layers
-        return self.target.forward(request.cache, tree.tokens, positions, tree.ancestors, hidden_layers=wanted)
+        """The target's logits of every node, whose keys and values become drafted rows of the request's KV cache."""
+        with request.clock.part("masks"):
+            positions, visible = tree.depths + request.cache.length, tree.ancestors
+        with request.clock.part("target"):
+            wanted = self._hidden_layers
+            return self.target.forward(request.cache, tree.tokens, positions, visible, hidden_layers=wanted)
 
     def _commit(self, request: Request, tree: DraftTree, verdict: Verdict, hidden: HiddenStates) -> tuple[int, int]:
-        (path,), (bonus,) = verdict.paths, verdict.bonus
-        request.cache.commit(path)
-        drafted = tree.branches[0].tokens
-        tokens = [*(drafted[node] for node in path[1:]), bonus]
-        if request.draft:
-            request.draft.commit(tokens, tuple(layer[:, path] for layer in hidden))
-        request.policy.observe(len(path) - 1, tree.levels)
-        committed = request.commit(tokens, len(path) - 1)
+        with request.clock.part("commit"):
+            ((path, bonus),) = verdict.host
+            request.cache.commit(path)
+            drafted = tree.branches[0].tokens
+            tokens = [*(drafted[node] for node in path[1:]), bonus]
+            if request.draft:
+                request.draft.commit(tokens, tuple(layer[:, path] for layer in hidden))
+            request.state = request.policy.observe(request.state, len(path) - 1, tree.levels)
+        with request.clock.part("text"):
+            committed = request.commit(tokens, len(path) - 1)
         return committed, min(committed, len(path) - 1)
 
     def _finish(self, request: Request) -> Generation:

@@ -16,7 +16,7 @@ import torch
 
 @dataclass(frozen=True)
 class Round:
-    """One turn of the loop.
+    """One round of the loop.
 
     Attributes:
         committed: tokens that became part of the text.
@@ -24,9 +24,14 @@ class Round:
         nodes: nodes the target scored, the root included.
         levels: drafted levels.
         draft_passes: drafter forward passes.
-        draft_seconds: time in them, where they run.
-        target_seconds: time in the target pass, likewise.
-        seconds: time of the whole turn.
+        draft_seconds: time in them, on their device.
+        target_seconds: time in the target pass, on its device.
+        seconds: wall time of the whole round.
+        growth_seconds: the policy, building the tree and the drafter's own bookkeeping.
+        mask_seconds: ancestor masks and positions for the target.
+        verify_seconds: the verifier, and constraints on the text.
+        commit_seconds: keeping cache rows and telling drafter and policy.
+        text_seconds: turning committed tokens into text.
     """
 
     committed: int
@@ -37,6 +42,11 @@ class Round:
     draft_seconds: float
     target_seconds: float
     seconds: float
+    growth_seconds: float = 0.0
+    mask_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    commit_seconds: float = 0.0
+    text_seconds: float = 0.0
 
 
 @dataclass

@@ -1,13 +1,14 @@
 """One text while it is generated, and what is left of it afterwards."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from drafttree.constraints.processors import PathConstraints
 from drafttree.core.randomness import Randomness
-from drafttree.core.timing import PassTimer
 from drafttree.drafters.base import DraftSession
 from drafttree.engine.detokenizer import Detokenizer
 from drafttree.engine.metrics import Metrics
+from drafttree.engine.round_clock import RoundClock
 from drafttree.models.kv_cache import TreeCache
 from drafttree.policies.base import TreePolicy
 from drafttree.verifiers.base import Verifier
@@ -24,7 +25,8 @@ class Request:
         eos: token ids that end the text.
         cache: the target's keys and values of all tokens but the last.
         draft: the drafter's view, None for plain decoding.
-        policy: this text's own copy, which adapts to it.
+        policy: how its trees grow.
+        state: what the policy has learned of this text.
         verifier: with the sampling the text is drawn by.
         noise: the randomness of this text.
         text: turns tokens into text and watches for stop strings.
@@ -43,11 +45,12 @@ class Request:
     cache: TreeCache
     draft: DraftSession | None
     policy: TreePolicy
+    state: Any
     verifier: Verifier
     randomness: Randomness
     text: Detokenizer
     constraints: PathConstraints
-    timer: PassTimer
+    clock: RoundClock
     draft_temperature: float = 1.0
     metrics: Metrics = field(default_factory=Metrics)
     drafted: list[bool] = field(default_factory=list)
@@ -57,12 +60,6 @@ class Request:
     def remaining(self) -> int:
         """Tokens that may still be committed."""
         return self.limit - len(self.tokens)
-
-    @property
-    def cost(self) -> tuple[int, float, float]:
-        """Draft passes so far, the seconds they took, and those of the target's passes."""
-        passes, seconds = (self.draft.passes, self.draft.seconds) if self.draft else (0, 0.0)
-        return passes, seconds, self.timer.seconds
 
     def commit(self, tokens: list[int], accepted: int) -> int:
         """Append a round's tokens up to where the text ends, and note why it ends there.

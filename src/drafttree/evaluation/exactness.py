@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from drafttree.core.errors import ConfigError, unknown
-from drafttree.core.randomness import Randomness, SeededRandomness, gumbel
+from drafttree.core.randomness import RoundRandomness, SeededRandomness, gumbel
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Proposal, Verdict
-from drafttree.drafters.base import HiddenStates
 from drafttree.engine import compatibility
 from drafttree.engine.child_sampler import ChildSampler
+from drafttree.engine.draft_logits import AdjustedDraft
 from drafttree.engine.tree_growth import grow
 from drafttree.policies.base import TreePolicy
 from drafttree.verifiers.base import Verifier
@@ -92,10 +92,11 @@ class ScriptedRandom:
         self.choices: list[tuple[int, int]] = []
         self._script = script
 
-    def begin(self, position: int) -> None:
-        """A round's verification starts; the script goes on."""
+    def at(self, position: int) -> "ScriptedRandom":
+        """A round; the script goes on from round to round."""
+        return self
 
-    def gumbel(self, position: int) -> Tensor:
+    def gumbel(self, depth: int) -> Tensor:
         """Refused: a continuum of answers cannot be enumerated."""
         raise ConfigError("Gumbel noise cannot be enumerated; 'coupled' is checked by comparing texts instead")
 
@@ -111,21 +112,21 @@ class ScriptedRandom:
         return self._choose(list(enumerate((distribution / distribution.sum()).tolist())))
 
     def children(
-        self, probs: Tensor, counts: Tensor, proposal: Proposal, position: int, depth: int
+        self, probs: Tensor, counts: Tensor, most: int, proposal: Proposal, depth: int
     ) -> tuple[Tensor, Tensor]:
         """Every way to draw the children, one after the other."""
         rows = probs.clone()
-        tokens = torch.zeros(*counts.shape, max(int(counts.amax()), 1), dtype=torch.long)
-        for node, count in enumerate(counts[0].tolist()):
-            row = probs[0, node].clone()
-            if proposal is Proposal.TOP_K_PLUS_SAMPLE and count:
+        tokens = torch.zeros(len(counts), most, dtype=torch.long)
+        for node, count in enumerate(counts.tolist()):
+            row = probs[node].clone()
+            mixed = proposal is Proposal.TOP_K_PLUS_SAMPLE and count > 0
+            if mixed:
                 best = row.topk(count - 1).indices
-                tokens[0, node, : count - 1] = best
+                tokens[node, : count - 1] = best
                 row[best] = 0
-                rows[0, node] = row / row.sum()
-            drawn = [count - 1] if proposal is Proposal.TOP_K_PLUS_SAMPLE and count else range(count)
-            for place in drawn:
-                tokens[0, node, place] = token = self.draw(row)
+                rows[node] = row / row.sum()
+            for place in [count - 1] if mixed else range(count):
+                tokens[node, place] = token = self.draw(row)
                 if proposal is Proposal.WITHOUT_REPLACEMENT:
                     row[token] = 0
         return tokens, rows
@@ -212,7 +213,7 @@ def law(
     count = 0
     for chance, tree in trees(draft, policy, judge, levels):
         logits = node_logits(target, tree)[None]
-        for weight, verdict in outcomes(lambda randomness, t=tree, x=logits: judge.verify(t, x, 0, randomness)):
+        for weight, verdict in outcomes(lambda randomness, t=tree, x=logits: judge.verify(t, x, [randomness])):
             if count == MOST:
                 raise _too_many(f"{type(policy).__name__} with {verifier.__name__}")
             count += 1
@@ -250,7 +251,7 @@ def _judge(
 
 def _committed(judge: Verifier, tree: DraftTree, verdict: Verdict, vocab: int) -> Context:
     """What the decoder commits after a verdict on a lone tree: the tokens of the path below the root, and the bonus."""
-    (path,), (bonus,), name = verdict.paths, verdict.bonus, type(judge).__name__
+    ((path, bonus),), name = verdict.host, type(judge).__name__
     parents = dict(enumerate(tree.parents[0].tolist()))
     if path[:1] != [0] or any(parents.get(node) != above for above, node in itertools.pairwise(path)):
         raise ConfigError(f"{name} accepts the nodes {path}, which are no path from the root down")
@@ -263,7 +264,7 @@ def trees(
     draft: TabularModel, policy: TreePolicy, judge: Verifier, levels: int = 3
 ) -> Iterator[tuple[float, DraftTree]]:
     """Every tree a policy grows for a verifier, with its probability; one tree where children are selected."""
-    return outcomes(lambda randomness: toy_tree(draft, policy.fresh(), judge, randomness, levels))
+    return outcomes(lambda randomness: toy_tree(draft, policy, judge, randomness, levels))
 
 
 @torch.inference_mode()
@@ -284,9 +285,9 @@ def coupled_round(
     the argmax of logits and Gumbel noise and so follows the target. Arguments as for `law`.
     """
     judge = _judge(target, draft, policy, verifier, sampling)
-    randomness = SeededRandomness(seed, target.vocab, torch.device("cpu"))
-    tree = toy_tree(draft, policy.fresh(), judge, randomness, levels)
-    verdict = judge.verify(tree, node_logits(target, tree)[None], 0, randomness)
+    randomness = SeededRandomness(seed, target.vocab, torch.device("cpu")).at(0)
+    tree = toy_tree(draft, policy, judge, randomness, levels)
+    verdict = judge.verify(tree, node_logits(target, tree)[None], [randomness])
     committed = _committed(judge, tree, verdict, target.vocab)
     plain: Context = ()
     for position in range(1, len(committed) + 1):
@@ -322,29 +323,20 @@ def _probability(table: TabularModel, context: Context, rest: Context, sampling:
 
 
 def toy_tree(
-    draft: TabularModel, policy: TreePolicy, judge: Verifier, randomness: Randomness, levels: int
+    draft: TabularModel, policy: TreePolicy, judge: Verifier, randomness: RoundRandomness, levels: int
 ) -> DraftTree:
-    """The tree a policy grows for a verifier with this noise, below a root at position 0."""
-    sampler = None if judge.proposal is Proposal.TOP_K else ChildSampler(judge.proposal, randomness, 0)
-    root = torch.zeros(1, 1, dtype=torch.long)
-
-    def shape(logits: Tensor, depth: int) -> Tensor:
-        return judge.guide(logits, depth, randomness)
-
-    return grow(policy, _TabularSession(draft), root, levels, shape, sampler, draft.vocab)
+    """The tree a policy grows for a verifier with this randomness, below a root at position 0."""
+    sampler = None if judge.proposal is Proposal.TOP_K else ChildSampler(judge.proposal, [randomness])
+    session = AdjustedDraft(_TabularSession(draft), judge, [randomness])
+    return grow(policy, session, torch.zeros(1, 1, dtype=torch.long), levels, sampler=sampler, vocab=draft.vocab)
 
 
 class _TabularSession:
     """A `TabularModel` as the drafter of one tree."""
 
-    passes = nbytes = 0
-    seconds = 0.0
-
     def __init__(self, table: TabularModel) -> None:
         self._table = table
         self._frontier: list[Context] = [()]
-
-    def prefill(self, hidden_states: HiddenStates) -> None: ...
 
     def root(self) -> Tensor:
         return self._table.logits(())[None, None]
@@ -353,5 +345,3 @@ class _TabularSession:
         pairs = zip(tokens[0].tolist(), origins[0].tolist(), strict=True)
         self._frontier = [(*self._frontier[origin], token) for token, origin in pairs]
         return torch.stack([self._table.logits(context) for context in self._frontier])[None]
-
-    def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None: ...

@@ -1,20 +1,20 @@
-"""What a tree policy is: two masks over a `Layer`.
+"""A tree policy is two masks over a `Layer`: which candidates join the tree, and which of those are expanded next.
 
-A policy says which candidates join the tree and which of those are expanded next. Budget cuts, compaction to the next
-frontier and padding are the business of `drafttree.engine.tree_growth`. So a paper's method is a dozen lines that can
-be read beside the paper. Policies are pydantic models: their fields are the parameters, checked when one is made.
+Budget cuts, compaction to the next frontier and padding are shared by all policies and lie in
+`drafttree.engine.tree_growth`, so a paper's method is a dozen lines that can be read beside the paper.
 
-A policy object describes a tree and may also adapt while one text is generated; `fresh` gives each text its own copy.
+A policy is a frozen pydantic model: its fields are the parameters, checked when it is made, and one object serves any
+number of requests. What it learns of one text is a state made by `init_state`, which the request carries.
 """
 
-from typing import ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from drafttree.core.errors import ConfigError, unknown
-from drafttree.core.tree import DraftTree, Layer, TreeBuilder
+from drafttree.core.tree import Layer, TreeBuilder
 
 
 class TreePolicy(BaseModel):
@@ -23,14 +23,16 @@ class TreePolicy(BaseModel):
     Attributes:
         source: the paper and the equation or algorithm number.
         branches: whether a node can have more than one child.
-        reranks: grow past the budget and cut the finished tree down to it in `finish`.
+        reranks: grow past the budget; the finished tree is cut to its best `budget` nodes.
+        fixed_shape: the number of nodes of a level does not depend on the draft's probabilities, so growth needs no
+            number from the device to know it. A class attribute or a property.
         budget: nodes of the tree at most, the root included.
 
     Raises:
         ConfigError: a parameter does not exist or its value is out of range.
     """
 
-    model_config = ConfigDict(extra="forbid", validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
     source: ClassVar[str]
     branches: ClassVar[bool] = True
     reranks: ClassVar[bool] = False
@@ -43,13 +45,29 @@ class TreePolicy(BaseModel):
         except ValidationError as error:
             raise _explain(type(self), error) from None
 
-    def candidates(self, budget_left: int) -> int:
-        """How many of a frontier node's best candidates `keep` needs to see."""
-        return budget_left
+    @property
+    def fixed_shape(self) -> bool:
+        """Whether the width of every level is known without looking at the draft's probabilities."""
+        return False
+
+    def candidates(self, depth: int) -> int:
+        """How many of a frontier node's best candidates `keep` needs to see on a level."""
+        return max(self.budget - 1, 1)
+
+    def most_kept(self, depth: int) -> int:
+        """How many candidates `keep` lets into the tree on a level, at most."""
+        return self.budget - 1
+
+    def most_expanded(self, depth: int) -> int:
+        """How many of them `expand` lets into the next frontier, at most."""
+        return self.most_kept(depth)
 
     def levels(self) -> int | None:
-        """The deepest level the policy drafts, None for no cap of its own."""
+        """The deepest level the policy drafts, None for no limit of its own."""
         return None
+
+    def init_state(self) -> Any:
+        """What the policy knows of a text before its first round; None for a policy that learns nothing."""
 
     def keep(self, layer: Layer) -> Tensor:
         """Bool `[batch, frontier, candidates]`: which candidates join the tree."""
@@ -65,24 +83,23 @@ class TreePolicy(BaseModel):
     def label(self, layer: Layer) -> Tensor | None:
         """Int64 `[batch, frontier, candidates]` to hand down to the kept candidates, or None."""
 
-    def stop(self, grown: TreeBuilder, frontier: Tensor) -> Tensor | None:
+    def stop(self, tree: TreeBuilder, frontier: Tensor) -> Tensor | None:
         """Bool `[batch]`: which sequences stop here; None for none of them.
 
         Args:
-            grown: the tree so far.
-            frontier: `[batch, width]` path log-probabilities of the nodes to expand next.
+            tree: the tree so far; not to be changed.
+            frontier: `[batch, width]` path log-probabilities of the nodes to expand next; -inf marks padding.
         """
 
-    def finish(self, tree: DraftTree) -> DraftTree:
-        """The tree to verify, given the tree as grown."""
-        return tree.best(self.budget) if self.reranks else tree
+    def observe(self, state: Any, accepted: int, levels: int) -> Any:
+        """The state of a text after a round.
 
-    def observe(self, accepted: int, levels: int) -> None:
-        """Take note of a round: accepted drafted tokens out of so many drafted levels."""
-
-    def fresh(self) -> Self:
-        """A copy with the same parameters that has observed nothing."""
-        return type(self)(**self.model_dump())
+        Args:
+            state: before the round.
+            accepted: drafted tokens that were accepted.
+            levels: levels that were drafted.
+        """
+        return state
 
 
 def best_mask(scores: Tensor, among: Tensor, count: int | Tensor) -> Tensor:

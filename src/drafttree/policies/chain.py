@@ -19,7 +19,11 @@ class Chain(TreePolicy):
     depth: int = Field(default=5, ge=1, le=256, description="tokens drafted per round (K)")
     budget: int = Field(default=257, ge=1, le=4096, description="nodes of the tree at most, root included")
 
-    def candidates(self, budget_left: int) -> int:
+    @property
+    def fixed_shape(self) -> bool:
+        return True
+
+    def candidates(self, depth: int) -> int:
         return 1
 
     def levels(self) -> int:

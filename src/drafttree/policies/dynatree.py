@@ -1,9 +1,9 @@
 import math
-from collections import deque
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from drafttree.core.tree import Layer
@@ -43,50 +43,78 @@ class DynaTree(TreePolicy):
     level1_top1: bool = Field(default=False, description="draft only the best token on level 1, as the paper does")
     budget: int = Field(default=256, ge=1, le=4096, description="nodes of the tree at most, root included (N_max)")
 
-    _depth: float = PrivateAttr()
-    _high: float = PrivateAttr()
-    _shares: deque[float] = PrivateAttr()
-
     @model_validator(mode="after")
-    def _start(self) -> "DynaTree":
+    def _check(self) -> "DynaTree":
         if self.base_depth > self.max_depth:
             raise ValueError(f"a base_depth of {self.base_depth:g} exceeds max_depth {self.max_depth}")
         if self.low > self.high:
             raise ValueError(f"low {self.low:g} exceeds high {self.high:g}")
-        self._depth, self._high = self.base_depth, self.high
-        self._shares = deque(maxlen=self.window)
         return self
 
-    def candidates(self, budget_left: int) -> int:
+    def init_state(self) -> "DynaTreeState":
+        return DynaTreeState(self.base_depth, self.high)
+
+    def candidates(self, depth: int) -> int:
         return max(self.min_breadth, self.mid_breadth, self.max_breadth) if self.breadth else self.mid_breadth
 
     def levels(self) -> int:
-        return self.max_depth if self.depth else round(self._depth)
+        return self.max_depth
 
     def keep(self, layer: Layer) -> Tensor:
         if self.level1_top1 and layer.depth == 1:
             return (layer.rank < 1).expand_as(layer.logprobs)
         if not self.breadth:
             return (layer.rank < self.mid_breadth).expand_as(layer.logprobs)
+        high = _column(layer, [state.high for state in layer.states])
         breadth = torch.full_like(layer.confidence, self.mid_breadth)
         breadth = breadth.masked_fill(layer.confidence < self.low, self.max_breadth)
-        breadth = breadth.masked_fill(layer.confidence >= self._high, self.min_breadth)
+        breadth = breadth.masked_fill(layer.confidence >= high, self.min_breadth)
         return layer.rank < breadth
 
     def expand(self, layer: Layer) -> Tensor:
         floor = max(self.prune_below, self.stop_below) if self.depth else self.prune_below
         probable = layer.path_logprobs >= _log(floor)
-        if self.depth and layer.depth >= round(self._depth):
-            probable &= layer.path_logprobs > _log(self.deep_above)
-        return probable
+        deep = [layer.depth >= round(state.base_depth) for state in layer.states]
+        if not any(deep):
+            return probable
+        deep_above = _log(self.deep_above) if self.depth else math.inf
+        return probable & (layer.path_logprobs > _column(layer, [deep_above if each else -math.inf for each in deep]))
 
-    def observe(self, accepted: int, levels: int) -> None:
+    def observe(self, state: "DynaTreeState", accepted: int, levels: int) -> "DynaTreeState":
         if not self.history or not levels:
-            return
-        self._shares.append(accepted / levels)
-        error = sum(self._shares) / len(self._shares) - self.target
-        self._depth = min(max(self._depth + self.depth_rate * error, 1), max(self.max_depth - 1, 1))
-        self._high = min(max(self._high - self.high_rate * error, 0), 1)
+            return state
+        shares = (*state.shares, accepted / levels)[-self.window :]
+        error = sum(shares) / len(shares) - self.target
+        return DynaTreeState(
+            base_depth=min(max(state.base_depth + self.depth_rate * error, 1), max(self.max_depth - 1, 1)),
+            high=min(max(state.high - self.high_rate * error, 0), 1),
+            shares=shares,
+        )
+
+
+@dataclass(frozen=True)
+class DynaTreeState:
+    """What DynaTree's history rule has made of one text.
+
+    Attributes:
+        base_depth: the adapted D0.
+        high: the adapted tau_h.
+        shares: of drafted levels that were accepted, in the last `window` rounds.
+    """
+
+    base_depth: float
+    high: float
+    shares: tuple[float, ...] = ()
+
+
+def _column(layer: Layer, values: list[float]) -> float | Tensor:
+    """A number per sequence to compare a layer with: `[batch, 1, 1]`, or the number itself for one sequence.
+
+    Filling a tensor does not wait for the device, copying one to it does.
+    """
+    if len(values) == 1:
+        return values[0]
+    return torch.cat([layer.logprobs.new_full((1, 1, 1), value) for value in values])
 
 
 def _log(probability: float) -> float:

@@ -1,5 +1,6 @@
 from typing import ClassVar
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -22,9 +23,6 @@ class DySpec(TreePolicy):
     depth: int = Field(default=16, ge=1, le=64, description="drafted levels at most; none in the paper")
     budget: int = Field(default=64, ge=1, le=4096, description="nodes of the final tree, root included")
 
-    def candidates(self, budget_left: int) -> int:
-        return max(self.budget - 1, 1)
-
     def levels(self) -> int:
         return self.depth
 
@@ -36,9 +34,9 @@ class DySpec(TreePolicy):
     def keep(self, layer: Layer) -> Tensor:
         return best_mask(self.score(layer), layer.everything(), self.budget - 1)
 
-    def stop(self, grown: TreeBuilder, frontier: Tensor) -> Tensor | None:
-        """Where no deeper slot can still be among the best: a node's first slot is worth its path probability."""
-        if grown.size < self.budget:
+    def stop(self, tree: TreeBuilder, frontier: Tensor) -> Tensor | None:
+        """Stop once no deeper slot can be among the best: a node's first slot is worth its path probability."""
+        if tree.size < self.budget:
             return None
-        worst = grown.tree().scores.topk(self.budget).values[:, -1:]
+        worst = torch.cat(tree.scores, 1).topk(self.budget).values[:, -1:]
         return (frontier <= worst).all(1)

@@ -20,7 +20,17 @@ class Eagle(TreePolicy):
     top_k: int = Field(default=10, ge=1, le=256, description="nodes expanded per level, and candidates of each")
     budget: int = Field(default=60, ge=1, le=4096, description="nodes of the final tree, root included")
 
-    def candidates(self, budget_left: int) -> int:
+    @property
+    def fixed_shape(self) -> bool:
+        return True
+
+    def candidates(self, depth: int) -> int:
+        return self.top_k
+
+    def most_kept(self, depth: int) -> int:
+        return self.top_k if depth == 1 else self.top_k**2
+
+    def most_expanded(self, depth: int) -> int:
         return self.top_k
 
     def levels(self) -> int:

@@ -23,15 +23,18 @@ class Fixed(TreePolicy):
     level1_top1: bool = Field(default=False, description="draft only the best token on level 1")
     budget: int = Field(default=128, ge=1, le=4096, description="nodes of the tree at most, root included (N_max)")
 
-    def candidates(self, budget_left: int) -> int:
-        return self.breadth
+    @property
+    def fixed_shape(self) -> bool:
+        return not self.threshold
+
+    def candidates(self, depth: int) -> int:
+        return 1 if self.level1_top1 and depth == 1 else self.breadth
 
     def levels(self) -> int:
         return self.depth
 
     def keep(self, layer: Layer) -> Tensor:
-        breadth = 1 if self.level1_top1 and layer.depth == 1 else self.breadth
-        return (layer.rank < breadth).expand_as(layer.logprobs)
+        return (layer.rank < self.candidates(layer.depth)).expand_as(layer.logprobs)
 
     def expand(self, layer: Layer) -> Tensor | None:
         return layer.path_logprobs >= math.log(self.threshold) if self.threshold else None

@@ -1,6 +1,7 @@
 from typing import ClassVar
 
-from pydantic import Field, PrivateAttr
+import torch
+from pydantic import Field
 from torch import Tensor
 
 from drafttree.core.tree import Layer, TreeBuilder
@@ -21,18 +22,16 @@ class OptTree(TreePolicy):
     depth: int = Field(default=10, ge=1, le=64, description="drafted levels at most")
     budget: int = Field(default=51, ge=1, le=4096, description="nodes of the final tree, root included")
 
-    _expected: Tensor = PrivateAttr()
-
-    def candidates(self, budget_left: int) -> int:
-        return max(self.budget - 1, 1)
-
     def levels(self) -> int:
         return self.depth
 
     def keep(self, layer: Layer) -> Tensor:
         return best_mask(layer.path_logprobs, layer.everything(), self.budget - 1)
 
-    def stop(self, grown: TreeBuilder, frontier: Tensor) -> Tensor:
-        before = self._expected if grown.levels > 1 else 0.0
-        self._expected = grown.tree().best(self.budget).path_logprobs[:, 1:].exp().sum(1)
-        return self._expected - before <= self.threshold
+    def stop(self, tree: TreeBuilder, frontier: Tensor) -> Tensor:
+        return self._expected(tree.path_logprobs) - self._expected(tree.path_logprobs[:-1]) <= self.threshold
+
+    def _expected(self, levels: list[Tensor]) -> Tensor:
+        """`[batch]` expected tokens of a round: path probabilities of the best `budget` nodes, the root's included."""
+        paths = torch.cat(levels, 1)
+        return paths.topk(min(self.budget, paths.shape[1])).values.exp().sum(1)

@@ -25,6 +25,9 @@ class Talon(TreePolicy):
     def levels(self) -> int | None:
         return self.depth
 
+    def candidates(self, depth: int) -> int:
+        return self.width if depth == 1 else max(self.budget - 1, 1)
+
     def keep(self, layer: Layer) -> Tensor:
         if layer.depth == 1:
             return (layer.rank < self.width).expand_as(layer.logprobs)

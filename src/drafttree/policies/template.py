@@ -1,7 +1,8 @@
+from functools import cached_property, lru_cache
 from typing import ClassVar, Self
 
 import torch
-from pydantic import Field, PrivateAttr, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
 from drafttree.core.tree import Layer
@@ -61,49 +62,65 @@ class Template(TreePolicy):
     paths: tuple[Path, ...] | None = Field(default=None, description="own tree, such as 0+1+0.0+0.1+0.0.0")
     budget: int = Field(default=4096, ge=1, le=4096, description="nodes of the tree at most, root included")
 
-    _children: Tensor = PrivateAttr()
-    _depth: int = PrivateAttr()
-
     @field_validator("paths", mode="before")
     @classmethod
     def _read(cls, value: object) -> object:
         return [_path(part) for part in value.split("+")] if isinstance(value, str) else value
 
     @model_validator(mode="after")
-    def _build(self) -> Self:
-        paths = sorted(set(_shipped(self.tree) if self.paths is None else self.paths), key=lambda p: (len(p), p))
-        ids = {(): 0} | {path: index for index, path in enumerate(paths, start=1)}
-        for path in paths:
+    def _check(self) -> Self:
+        known = {(), *self._sorted}
+        for path in self._sorted:
             if path and max(path) >= MOST_CHILDREN:
                 raise ValueError(f"child ranks below {MOST_CHILDREN}, not {max(path)}")
-            if not path or min(path) < 0 or path[:-1] not in ids:
+            if not path or min(path) < 0 or path[:-1] not in known:
                 raise ValueError(f"path {'.'.join(map(str, path))!r} has no parent in the list")
-        if not paths:
+        if not self._sorted:
             raise ValueError("a template needs at least one path")
-        self._depth = len(paths[-1])
-        self._children = torch.full((len(ids), 1 + max(path[-1] for path in paths)), -1)
-        for path in paths:
-            self._children[ids[path[:-1]], path[-1]] = ids[path]
         return self
 
-    def candidates(self, budget_left: int) -> int:
-        return self._children.shape[1]
+    @cached_property
+    def _sorted(self) -> tuple[Path, ...]:
+        paths = set(_shipped(self.tree) if self.paths is None else self.paths)
+        return tuple(sorted(paths, key=lambda path: (len(path), path)))
+
+    @property
+    def fixed_shape(self) -> bool:
+        return True
+
+    def candidates(self, depth: int) -> int:
+        return 1 + max(path[-1] for path in self._sorted)
+
+    def most_kept(self, depth: int) -> int:
+        return sum(len(path) == depth for path in self._sorted)
+
+    def most_expanded(self, depth: int) -> int:
+        return len({path[:-1] for path in self._sorted if len(path) == depth + 1})
 
     def levels(self) -> int:
-        return self._depth
+        return len(self._sorted[-1])
 
     def label(self, layer: Layer) -> Tensor:
-        """The index of each candidate in the list of paths, -1 where the template has none."""
-        self._children = self._children.to(layer.logprobs.device)
-        children = self._children[:, : layer.logprobs.shape[-1]]
+        """The index of each candidate in the list of paths, the root's being 0; -1 for one that is not in the list."""
+        children = _children(self._sorted, layer.logprobs.device)[:, : layer.logprobs.shape[-1]]
         return children[layer.labels] if layer.labels is not None else children[:1].expand_as(layer.logprobs)
 
     def keep(self, layer: Layer) -> Tensor:
         return self.label(layer) >= 0
 
     def expand(self, layer: Layer) -> Tensor:
-        labels = self.label(layer)
-        return (self._children >= 0).any(1)[labels.clamp_min(0)]
+        branches = (_children(self._sorted, layer.logprobs.device) >= 0).any(1)
+        return branches[self.label(layer).clamp_min(0)]
+
+
+@lru_cache(maxsize=64)
+def _children(paths: tuple[Path, ...], device: torch.device) -> Tensor:
+    """Int64 `[1 + paths, children]`: the index of the child with a rank of each path, the root first; -1 for none."""
+    index = {(): 0} | {path: place for place, path in enumerate(paths, start=1)}
+    children = torch.full((len(index), 1 + max(path[-1] for path in paths)), -1)
+    for path in paths:
+        children[index[path[:-1]], path[-1]] = index[path]
+    return children.to(device)
 
 
 def _path(text: str) -> Path:

@@ -1,4 +1,8 @@
+from itertools import pairwise
 from typing import ClassVar
+
+import torch
+from torch import Tensor
 
 from drafttree.core.tree import Proposal
 from drafttree.verifiers.base import SamplingVerifier, TreeView, ratio
@@ -15,20 +19,21 @@ class Block(SamplingVerifier):
         chain = [0]
         while view.children[chain[-1]]:
             chain.append(view.children[chain[-1]][0])
-        best, rate, kept = 0, 1.0, []
-        for position, node in enumerate(chain):
-            target, last = view.target(node), node == chain[-1]
-            draft = target if last else view.draft(node)
-            left = target if last else (rate * target).sub_(draft).clamp_min_(0)
-            mass = float(left.sum())
-            threshold = rate if last else _share(mass, mass + (1 - rate))
-            kept.append(left if mass > 0 else target)
-            if position and view.randomness.accept(threshold):
+        thresholds, kept = self._thresholds(view, chain)
+        best = 0
+        for position, threshold in enumerate(view.read(thresholds[1:]), start=1):
+            if view.randomness.accept(threshold):
                 best = position
-            if not last:
-                rate = min(rate * ratio(target, draft, view.tokens[chain[position + 1]]), 1.0)
-        return chain[: best + 1], view.randomness.draw(kept[best])
+        return chain[: best + 1], view.draw(kept[best])
 
-
-def _share(part: float, whole: float) -> float:
-    return part / whole if whole > 0 else 0.0
+    def _thresholds(self, view: TreeView, chain: list[int]) -> tuple[list[Tensor], list[Tensor]]:
+        """Per node of a chain the probability to accept the block up to it, and what the bonus token is drawn from."""
+        rate, thresholds, kept = torch.ones(()), [], []
+        for node, child in pairwise(chain):
+            target, draft = view.target(node), view.draft(node)
+            left = (rate * target).sub_(draft).clamp_min_(0)
+            mass = left.sum()
+            thresholds.append(torch.where(mass > 0, mass / (mass + (1 - rate)), 0.0))
+            kept.append(torch.where(mass > 0, left, target))
+            rate = (rate * ratio(target, draft, view.tokens[child])).clamp_max(1.0)
+        return [*thresholds, rate], [*kept, view.target(chain[-1])]

@@ -1,10 +1,11 @@
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from drafttree.core.randomness import Randomness
+from drafttree.core.randomness import RoundRandomness
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Verdict
 from drafttree.core.vocab_ops import argmax
@@ -27,22 +28,19 @@ class Coupled(Verifier):
             return "draws at random; at temperature 0 use 'greedy'"
         return None
 
-    def guide(self, logits: Tensor, position: int, randomness: Randomness) -> Tensor:
-        return self._disturbed(logits, randomness.gumbel(position))
-
-    def verify(self, tree: DraftTree, logits: Tensor, position: int, randomness: Randomness) -> Verdict:
-        randomness.begin(position)
-
-        def choose(rows: Tensor, depth: int | Tensor) -> Tensor:
-            if isinstance(depth, int):
-                return argmax(self._disturbed(rows, randomness.gumbel(position + 1 + depth)))
-            ahead = [randomness.gumbel(position + 1 + level) for level in range(tree.levels + 1)]
-            return argmax(self._disturbed(rows, torch.stack(ahead)[depth]))
-
-        return walk(tree, logits, choose)
-
-    def _disturbed(self, logits: Tensor, row: Tensor) -> Tensor:
-        """Logits `[..., width]` and noise `[..., vocab]`, which is cut or filled to their width, added."""
+    def guide(self, logits: Tensor, depth: int, randomness: Sequence[RoundRandomness]) -> Tensor:
+        noise = _stack([own.gumbel(depth) for own in randomness])[:, None]
         width = logits.shape[-1]
-        row = row[..., :width]
-        return self.sampling.process(logits) + pad(row, (0, width - row.shape[-1]))
+        noise = noise[..., :width]
+        return self.sampling.process(logits) + pad(noise, (0, width - noise.shape[-1]))
+
+    def verify(self, tree: DraftTree, logits: Tensor, randomness: Sequence[RoundRandomness]) -> Verdict:
+        depths = range(1, tree.levels + 2)
+        noise = _stack([_stack([own.gumbel(depth) for depth in depths]) for own in randomness])
+        drawn = self.sampling.process(logits) + noise.gather(1, tree.depths[..., None].expand(logits.shape))
+        return walk(tree, drawn, argmax(drawn))
+
+
+def _stack(rows: list[Tensor]) -> Tensor:
+    """Rows behind each other; a single one is not copied."""
+    return rows[0][None] if len(rows) == 1 else torch.stack(rows)

@@ -1,8 +1,9 @@
+from collections.abc import Sequence
 from typing import ClassVar
 
 from torch import Tensor
 
-from drafttree.core.randomness import Randomness
+from drafttree.core.randomness import RoundRandomness
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Verdict
 from drafttree.core.vocab_ops import argmax
@@ -20,5 +21,5 @@ class Greedy(Verifier):
             return f"serves temperature 0, not {sampling.temperature:g}; use 'coupled'"
         return None
 
-    def verify(self, tree: DraftTree, logits: Tensor, position: int, randomness: Randomness) -> Verdict:
-        return walk(tree, logits, lambda rows, depth: argmax(rows))
+    def verify(self, tree: DraftTree, logits: Tensor, randomness: Sequence[RoundRandomness]) -> Verdict:
+        return walk(tree, logits, argmax(logits))

@@ -10,7 +10,10 @@ STEPS, NEAR = 24, 1e-8
 
 
 class KSeq(SamplingVerifier):
-    """Judge the independent children of a node one after the other against a scaled target: SpecTr."""
+    """Judge the independent children of a node one after the other against a scaled target: SpecTr.
+
+    The scale of every node on the path is found by iteration, whose every step reads a number from the device.
+    """
 
     source: ClassVar[str] = "SpecTr (Sun et al. 2023), Algorithm 3 (K-SEQ)"
     proposal: ClassVar[Proposal] = Proposal.WITH_REPLACEMENT
@@ -20,14 +23,13 @@ class KSeq(SamplingVerifier):
         while children := view.children[path[-1]]:
             p, q = view.target(path[-1]), view.draft(path[-1])
             scale = scale_of(p, q, len(children))
-            for child in children:
-                token = view.tokens[child]
-                if view.randomness.accept(ratio(p, q, token) / scale):
-                    path.append(child)
-                    break
-            else:
-                return path, view.randomness.draw(_left(p, q, scale, len(children)))
-        return path, view.randomness.draw(view.target(path[-1]))
+            chances = view.read([ratio(p, q, view.tokens[child]) / scale for child in children])
+            pairs = zip(children, chances, strict=True)
+            accepted = next((child for child, chance in pairs if view.randomness.accept(chance)), None)
+            if accepted is None:
+                return path, view.draw(_left(p, q, scale, len(children)))
+            path.append(accepted)
+        return path, view.draw(view.target(path[-1]))
 
 
 def scale_of(p: Tensor, q: Tensor, count: int) -> float:

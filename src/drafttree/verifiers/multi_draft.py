@@ -14,16 +14,17 @@ class GreedyMultiDraft(SamplingVerifier):
     proposal: ClassVar[Proposal] = Proposal.TOP_K_PLUS_SAMPLE
 
     def judge(self, view: TreeView) -> tuple[list[int], int]:
+        drawn = {node: children[-1] for node, children in enumerate(view.children) if children}
+        chances = [ratio(view.target(node), view.draft(node), view.tokens[child]) for node, child in drawn.items()]
+        chance = dict(zip(drawn, view.read(chances), strict=True))
         path = [0]
         while children := view.children[path[-1]]:
-            p, q = view.target(path[-1]), view.draft(path[-1])
-            token = view.tokens[children[-1]]
-            if view.randomness.accept(ratio(p, q, token)):
+            if view.randomness.accept(chance[path[-1]]):
                 path.append(children[-1])
                 continue
-            bonus = view.randomness.draw(residual(p, q))
+            bonus = view.draw(residual(view.target(path[-1]), view.draft(path[-1])))
             best = [child for child in children[:-1] if view.tokens[child] == bonus]
             if not best:
                 return path, bonus
             path += best
-        return path, view.randomness.draw(view.target(path[-1]))
+        return path, view.draw(view.target(path[-1]))

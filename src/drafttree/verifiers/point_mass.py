@@ -1,13 +1,17 @@
 from typing import ClassVar
 
+from torch import Tensor
+
 from drafttree.core.tree import Proposal
-from drafttree.verifiers.base import SamplingVerifier, TreeView
+from drafttree.verifiers.base import TreeView, without
+from drafttree.verifiers.rejection import SiblingRejection
 
 
-class PointMass(SamplingVerifier):
-    """Draw from the target at every node and descend while the token is in the tree.
+class PointMass(SiblingRejection):
+    """Accept a child with the target's probability of its token; a rejected token is removed from the target.
 
-    Lossless for every tree whose growth did not look at this verifier's randomness; the one to use on selected trees
+    This is drawing from the target at every node and descending while the token is in the tree. It is lossless for
+    every tree whose growth did not look at this verifier's randomness, and the verifier to use on top-k trees
     (EAGLE-2/3, TALON, OPT-Tree, DynaTree) without a shared seed.
     """
 
@@ -15,11 +19,11 @@ class PointMass(SamplingVerifier):
     proposal: ClassVar[Proposal] = Proposal.TOP_K
     accepts: ClassVar[frozenset[Proposal]] = frozenset(Proposal)
 
-    def judge(self, view: TreeView) -> tuple[list[int], int]:
-        path = [0]
-        while True:
-            token = view.randomness.draw(view.target(path[-1]))
-            child = view.child(path[-1], token)
-            if child is None:
-                return path, token
-            path.append(child)
+    def proposed(self, view: TreeView, node: int) -> Tensor:
+        return view.target(node)
+
+    def chance(self, p: Tensor, q: Tensor, token: int) -> Tensor:
+        return p[token]
+
+    def reject(self, p: Tensor, q: Tensor, token: int) -> tuple[Tensor, Tensor]:
+        return without(p, token), q

@@ -6,7 +6,49 @@ from drafttree.core.tree import Proposal
 from drafttree.verifiers.base import SamplingVerifier, TreeView, ratio, residual, without
 
 
-class RRSw(SamplingVerifier):
+class SiblingRejection(SamplingVerifier):
+    """Base of verifiers that judge the children of a node one after the other, from the root down.
+
+    Which of a node's children are tried, and with what probability each is accepted, depends on rejections alone. So
+    the probabilities of all drafted tokens are computed on the device and read in one copy.
+    """
+
+    def judge(self, view: TreeView) -> tuple[list[int], int]:
+        nodes = [node for node, children in enumerate(view.children) if children]
+        sequences = {node: self._reject_all(view, node) for node in nodes}
+        read = iter(view.read([chance for chances, _ in sequences.values() for chance in chances]))
+        chance = {child: next(read) for node in nodes for child in view.children[node]}
+        path = [0]
+        while children := view.children[path[-1]]:
+            accepted = next((child for child in children if view.randomness.accept(chance[child])), None)
+            if accepted is None:
+                return path, view.draw(sequences[path[-1]][1])
+            path.append(accepted)
+        return path, view.draw(view.target(path[-1]))
+
+    def _reject_all(self, view: TreeView, node: int) -> tuple[list[Tensor], Tensor]:
+        """The acceptance probability of each child after the rejection of those before it, and what p is in the end."""
+        p, q, chances = view.target(node), self.proposed(view, node), []
+        for child in view.children[node]:
+            token = view.tokens[child]
+            chances.append(self.chance(p, q, token))
+            p, q = self.reject(p, q, token)
+        return chances, p
+
+    def proposed(self, view: TreeView, node: int) -> Tensor:
+        """`[vocab]` the distribution of a node's first child."""
+        return view.draft(node)
+
+    def chance(self, p: Tensor, q: Tensor, token: int) -> Tensor:
+        """The probability to accept a child with this token, a number on the device; 1 and more is certain."""
+        return ratio(p, q, token)
+
+    def reject(self, p: Tensor, q: Tensor, token: int) -> tuple[Tensor, Tensor]:
+        """What is left of the target's distribution, and the distribution of the next child, after a rejection."""
+        raise NotImplementedError
+
+
+class RRSw(SiblingRejection):
     """Recursive rejection sampling over children drawn without replacement.
 
     A child is accepted with probability min(1, p/q); a rejected one leaves the residual of p, and q without it.
@@ -15,32 +57,15 @@ class RRSw(SamplingVerifier):
     source: ClassVar[str] = "EAGLE (Li et al. 2024) and Sequoia (Chen et al. 2024), recursive rejection sampling"
     proposal: ClassVar[Proposal] = Proposal.WITHOUT_REPLACEMENT
 
-    def judge(self, view: TreeView) -> tuple[list[int], int]:
-        path = [0]
-        while children := view.children[path[-1]]:
-            p, q = view.target(path[-1]), view.draft(path[-1])
-            for child in children:
-                token = view.tokens[child]
-                if view.randomness.accept(ratio(p, q, token)):
-                    path.append(child)
-                    break
-                p = residual(p, q)
-                if child != children[-1]:
-                    q = self.after(q, token)
-            else:
-                return path, view.randomness.draw(p)
-        return path, view.randomness.draw(view.target(path[-1]))
-
-    def after(self, q: Tensor, token: int) -> Tensor:
-        """The law of the next child once one has been rejected."""
-        return without(q, token)
+    def reject(self, p: Tensor, q: Tensor, token: int) -> tuple[Tensor, Tensor]:
+        return residual(p, q), without(q, token)
 
 
-class RRS(RRSw):
+class RRS(SiblingRejection):
     """Recursive rejection sampling over children drawn independently: SpecInfer's multi-step verification."""
 
     source: ClassVar[str] = "SpecInfer (Miao et al. 2024), multi-step speculative sampling"
     proposal: ClassVar[Proposal] = Proposal.WITH_REPLACEMENT
 
-    def after(self, q: Tensor, token: int) -> Tensor:
-        return q
+    def reject(self, p: Tensor, q: Tensor, token: int) -> tuple[Tensor, Tensor]:
+        return residual(p, q), q

@@ -1,10 +1,11 @@
 from functools import cached_property
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from drafttree.core.tree import Proposal
-from drafttree.verifiers.base import SamplingVerifier, TreeView, ratio, without
+from drafttree.verifiers.base import SamplingVerifier, TreeView, normalise, ratio, without
 
 
 class Traversal(SamplingVerifier):
@@ -19,28 +20,43 @@ class Traversal(SamplingVerifier):
     proposal: ClassVar[Proposal] = Proposal.WITHOUT_REPLACEMENT
 
     def judge(self, view: TreeView) -> tuple[list[int], int]:
-        chain = [Node(view, 0, 1.0)]
-        while True:
-            leaf = chain[-1]
-            if leaf.children:
-                chain.append(leaf.child(view, leaf.children.pop(0)))
-            elif leaf.index == 0 or view.randomness.accept(leaf.rate):
-                return [node.index for node in chain], view.randomness.draw(leaf.target)
-            else:
-                chain.pop()
-                chain[-1].reject(view.tokens[leaf.index])
+        judgements = traverse(view)
+        rates = view.read([leaf.rate for _, leaf in judgements])
+        for (path, leaf), rate in zip(judgements, rates, strict=True):
+            if leaf.index == 0 or view.randomness.accept(rate):
+                return path, view.draw(leaf.target)
+        raise AssertionError("the root ends every traversal")
 
 
-class Node:
-    """A node of the chain under judgement, with its rows and rate as they are by now.
+def traverse(view: TreeView) -> list[tuple[list[int], "ChainNode"]]:
+    """Every leaf in the order of judgement, with its path, as it stands once all leaves before it are rejected.
+
+    The traversal ends with the first leaf that is accepted, so nothing in it depends on a random number, and the rates
+    of all leaves can be read at once.
+    """
+    chain, judgements = [ChainNode(view, 0, torch.ones(()))], []
+    while chain:
+        leaf = chain[-1]
+        if leaf.children:
+            chain.append(leaf.child(leaf.children.pop(0)))
+            continue
+        judgements.append(([node.index for node in chain], leaf))
+        chain.pop()
+        if chain:
+            chain[-1].reject(view.tokens[leaf.index])
+    return judgements
+
+
+class ChainNode:
+    """A node of the chain under judgement, with its distributions and rate as they are by now.
 
     Attributes:
         index: in the tree.
-        rate: probability to accept the path to the node.
+        rate: probability to accept the path to the node, a number on the device.
         children: those not rejected yet; the one under judgement is not among them.
     """
 
-    def __init__(self, view: TreeView, index: int, rate: float) -> None:
+    def __init__(self, view: TreeView, index: int, rate: Tensor) -> None:
         self.index, self.rate = index, rate
         self.children = list(view.children[index])
         self._view = view
@@ -55,17 +71,16 @@ class Node:
         """`[vocab]` the distribution of the next child."""
         return self._view.draft(self.index)
 
-    def child(self, view: TreeView, index: int) -> "Node":
-        """Equation 1: the child's rate from this node's current rate and rows."""
-        token = view.tokens[index]
-        return Node(view, index, min(self.rate * ratio(self.target, self.draft, token), 1.0))
+    def child(self, index: int) -> "ChainNode":
+        """Equation 1: the child's rate from this node's current rate and distributions."""
+        rate = (self.rate * ratio(self.target, self.draft, self._view.tokens[index])).clamp_max(1.0)
+        return ChainNode(self._view, index, rate)
 
     def reject(self, token: int) -> None:
-        """Equations 2 and 3: the rows and the rate after the child with this token has been cut off."""
+        """Equations 2 and 3: the distributions and the rate after the child with this token has been cut off."""
         left = (self.rate * self.target).sub_(self.draft).clamp_min_(0)
-        mass = float(left.sum())
-        if mass > 0:
-            self.target = left.div_(mass)
-        self.rate = mass / (mass + (1 - self.rate)) if mass > 0 else 0.0
+        mass = left.sum()
+        self.target = normalise(left, self.target)
+        self.rate = torch.where(mass > 0, mass / (mass + (1 - self.rate)), 0.0)
         if self.children:
             self.draft = without(self.draft, token)

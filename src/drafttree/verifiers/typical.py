@@ -1,8 +1,6 @@
 import math
 from typing import ClassVar
 
-from torch import Tensor
-
 from drafttree.core.tree import Proposal
 from drafttree.verifiers.base import SamplingVerifier, TreeView
 
@@ -22,20 +20,26 @@ class LossyTypical(SamplingVerifier):
     alpha: ClassVar[float] = 0.3
 
     def judge(self, view: TreeView) -> tuple[list[int], int]:
+        logprob, threshold = self._look(view)
         best: tuple[list[int], float] = ([0], 0.0)
         below = [best]
         while below:
             path, likelihood = below.pop()
             best = max(best, (path, likelihood), key=lambda found: (len(found[0]), found[1]))
-            row = view.target(path[-1])
-            threshold = self._threshold(row)
-            for child in reversed(view.children[path[-1]]):
-                probability = float(row[view.tokens[child]])
-                if probability > threshold:
-                    below.append(([*path, child], likelihood + math.log(probability)))
-        path, _ = best
-        return path, int(view.target(path[-1]).argmax())
+            accepted = (child for child in reversed(view.children[path[-1]]) if logprob[child] > threshold[path[-1]])
+            below += [([*path, child], likelihood + logprob[child]) for child in accepted]
+        return best[0], int(view.target(best[0][-1]).argmax())
 
-    def _threshold(self, row: Tensor) -> float:
-        entropy = -float((row * (row + 1e-5).log()).sum())
-        return min(self.epsilon, self.alpha * math.exp(-entropy))
+    def _look(self, view: TreeView) -> tuple[dict[int, float], dict[int, float]]:
+        """The log-probability of every drafted node, and per inner node the one its children must exceed."""
+        inner = [node for node, children in enumerate(view.children) if children]
+        rows = {node: view.target(node) for node in inner}
+        entropies = view.read([-(row * (row + 1e-5).log()).sum() for row in rows.values()])
+        drafted = [(node, child) for node in inner for child in view.children[node]]
+        chances = view.read([rows[node][view.tokens[child]] for node, child in drafted])
+        logprobs = {
+            child: math.log(chance) if chance else -math.inf
+            for (_, child), chance in zip(drafted, chances, strict=True)
+        }
+        lowest = [math.log(min(self.epsilon, self.alpha * math.exp(-entropy))) for entropy in entropies]
+        return logprobs, dict(zip(inner, lowest, strict=True))

@@ -37,7 +37,8 @@ def expectation(target: TabularModel, draft: TabularModel, policy, verifier) -> 
     """Over all trees, of the expectation given the tree."""
     judge, total = verifier(Sampling(1.0)), 0.0
     for chance, tree in trees(draft, policy, judge):
-        view = TreeView(tree, 0, node_logits(target, tree), judge.sampling, SeededRandomness(0, 1, torch.device("cpu")))
+        randomness = SeededRandomness(0, 1, torch.device("cpu")).at(0)
+        view = TreeView(tree, 0, node_logits(target, tree), judge.sampling, randomness)
         total += chance * EXPECTED[verifier](view)
     return total
 

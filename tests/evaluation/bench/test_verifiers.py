@@ -34,7 +34,7 @@ def test_every_verifier_is_timed_for_every_size():
 def test_the_trees_have_the_size_asked_for(name, nodes):
     world = _World(nodes, 60, CPU)
     judge = VERIFIERS[name](Sampling(0.0 if name == "greedy" else 1.0))
-    tree = world.tree(judge, SeededRandomness(1, 60, CPU), 3)
+    tree = world.tree(judge, SeededRandomness(1, 60, CPU).at(3))
     assert tree.size == nodes
     assert tree.levels == (nodes - 1 if judge.chains_only else nodes.bit_length() - 1)
     assert tree.proposal is judge.proposal

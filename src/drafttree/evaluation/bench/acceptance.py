@@ -28,7 +28,7 @@ from drafttree.loading.load import make_policy
 from drafttree.models.base import read
 from drafttree.verifiers import Coupled, PointMass, RRSw, Verifier
 from drafttree.verifiers.base import TreeView, ratio, residual, without
-from drafttree.verifiers.traversal import Node
+from drafttree.verifiers.traversal import traverse
 
 TEMPERATURES = (0.2, 0.4, 0.6, 0.8, 1.0)
 MAX_LEVELS = 64
@@ -160,7 +160,7 @@ def reach_by_rejection(view: TreeView) -> list[float]:
         p, q, left = view.target(node), view.draft(node), reach[node]
         for child in children:
             token = view.tokens[child]
-            reach[child] = left * min(ratio(p, q, token), 1.0)
+            reach[child] = left * min(float(ratio(p, q, token)), 1.0)
             left -= reach[child]
             p, q = residual(p, q), without(q, token)
     return reach
@@ -180,20 +180,13 @@ def reach_by_walking(view: TreeView) -> list[float]:
 def expected_by_traversal(view: TreeView) -> float:
     """The expected number of tokens that `Traversal` accepts, given the tree.
 
-    It stops at the first leaf it accepts, so the walk along which it rejects all of them passes every outcome.
+    It stops at the first leaf it accepts, so the traversal in which it rejects all of them passes every outcome.
     """
-    chain, left, expected = [Node(view, 0, 1.0)], 1.0, 0.0
-    while left > 0:
-        leaf = chain[-1]
-        if leaf.children:
-            chain.append(leaf.child(view, leaf.children.pop(0)))
-        elif leaf.index == 0:
-            break
-        else:
-            chain.pop()
-            expected += left * leaf.rate * len(chain)
-            left *= 1 - leaf.rate
-            chain[-1].reject(view.tokens[leaf.index])
+    judgements = traverse(view)
+    left, expected = 1.0, 0.0
+    for (path, _), rate in zip(judgements[:-1], view.read([leaf.rate for _, leaf in judgements[:-1]]), strict=True):
+        expected += left * rate * (len(path) - 1)
+        left *= 1 - rate
     return expected
 
 
@@ -246,13 +239,16 @@ class _Tree:
     logits: Tensor
 
     def __init__(self, decoder: Decoder, request: Request, spec: str, judge: type[Verifier]) -> None:
-        self._text = replace(request, policy=make_policy(spec), verifier=judge(request.verifier.sampling))
+        policy = make_policy(spec)
+        verifier = judge(request.verifier.sampling)
+        self._text = replace(request, policy=policy, state=policy.init_state(), verifier=verifier)
+        self._randomness = request.randomness.at(len(request.tokens) - 1)
         self.tree = decoder.propose(self._text)
         self._depths: list[int] = self.tree.depths[0].tolist()
 
     def upper(self, levels: int = MAX_LEVELS) -> TreeView:
         """The tree down to a level."""
-        view = TreeView(self.tree, 0, self.logits[0], self._text.verifier.sampling, self._text.randomness)
+        view = TreeView(self.tree, 0, self.logits[0], self._text.verifier.sampling, self._randomness)
         view.children = [
             children if depth < levels else [] for depth, children in zip(self._depths, view.children, strict=True)
         ]
@@ -264,8 +260,8 @@ class _Tree:
 
     def verdict(self) -> int:
         """How many drafted tokens the verifier accepts."""
-        position = len(self._text.tokens) - 1
-        return len(self._text.verifier.verify(self.tree, self.logits, position, self._text.randomness).paths[0]) - 1
+        ((path, _),) = self._text.verifier.verify(self.tree, self.logits, [self._randomness]).host
+        return len(path) - 1
 
 
 def _score(decoder: Decoder, request: Request, grown: list[_Tree]) -> None:
@@ -288,9 +284,8 @@ def _together(trees: list[DraftTree]) -> DraftTree:
         parents.append(torch.where(above > 0, above + first - 1, 0))
         first += tree.size - 1
     nothing = torch.zeros(1, first)
-    return DraftTree(
-        torch.cat(tokens, 1), torch.cat(parents, 1), nothing, nothing, nothing, max(tree.levels for tree in trees)
-    )
+    levels = max(tree.levels for tree in trees)
+    return DraftTree(torch.cat(tokens, 1), torch.cat(parents, 1), nothing, nothing, levels)
 
 
 def _mean(lengths: list[Lengths]) -> Lengths:

@@ -1,27 +1,28 @@
-"""Where the time of a round goes: the two models' forward passes, and everything around them.
+"""The time of a round: the two models' forward passes, and everything around them, as the loop's own clock has it.
 
-The decoder is measured from outside, by clocks wrapped around the parts a sequence is made of. A round's first turn,
-in which the drafter reads the prompt, is left out.
+The first round of a text, in which the drafter reads the prompt, is left out.
 """
 
 import statistics
-import time
-from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-
-import torch
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
 
 from drafttree.core.errors import ConfigError
-from drafttree.core.tree import DraftTree, Verdict
-from drafttree.drafters.base import HiddenStates
-from drafttree.drafters.language_model import LanguageModelDrafter
 from drafttree.engine.decoder import Decoder, Prompt
-from drafttree.engine.request import Request
+from drafttree.engine.metrics import Round
+from drafttree.evaluation.bench.compare import whole
 from drafttree.loading.load import make_policy
-from drafttree.models.base import Model, Output
 
-PARTS = ("growth", "masks", "verify", "commit", "text", "other")
+TIMED = {
+    "growth": "growth_seconds",
+    "masks": "mask_seconds",
+    "verify": "verify_seconds",
+    "commit": "commit_seconds",
+    "text": "text_seconds",
+}
+"""The parts of a round outside the two models' passes, by the names of `Round`."""
+PARTS = (*TIMED, "other")
 
 
 @dataclass(frozen=True)
@@ -63,123 +64,51 @@ class Overhead:
         return self.seconds / self.round if self.round else 0.0
 
 
-class _Clocks:
-    def __init__(self, device: torch.device) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
-        self._cuda = device.type == "cuda"
-
-    def now(self) -> float:
-        if self._cuda:
-            torch.cuda.synchronize()
-        return time.perf_counter()
-
-    def wrap(self, name: str, function: Callable) -> Callable:
-        """The function with its time added to a clock."""
-
-        def timed(*args, **kwargs):
-            started = self.now()
-            result = function(*args, **kwargs)
-            self.seconds[name] += self.now() - started
-            return result
-
-        return timed
-
-
-class _TimedModel:
-    """A model whose forward passes are timed."""
-
-    def __init__(self, model: Model, clocks: _Clocks, name: str) -> None:
-        self.vocab_size, self.context = model.vocab_size, model.context
-        self.device, self.nbytes = model.device, model.nbytes
-        self.new_cache = model.new_cache
-        self._forward = clocks.wrap(name, model.forward)
-
-    def forward(self, *args, **kwargs) -> Output:
-        return self._forward(*args, **kwargs)
-
-
-class _TimedDecoder(Decoder):
-    """A decoder with a clock around each of its parts."""
-
-    def __init__(self, decoder: Decoder, clocks: _Clocks) -> None:
-        if not isinstance(decoder.drafter, LanguageModelDrafter):
-            raise ConfigError("overhead is measured with a language model as drafter; name one")
-        target = _TimedModel(decoder.target, clocks, "target")
-        drafter = LanguageModelDrafter(_TimedModel(decoder.drafter.model, clocks, "draft"))
-        super().__init__(target, drafter, decoder.policy, decoder.verifier, decoder.tokenizer, decoder.eos)
-        self.clocks = clocks
-
-    def new_request(self, prompt: Prompt, **options) -> Request:
-        text = super().new_request(prompt, **options)
-        text.verifier.verify = self.clocks.wrap("verify", text.verifier.verify)
-        text.text.push = self.clocks.wrap("text", text.text.push)
-        return text
-
-    def step(self, request: Request) -> int:
-        return self.clocks.wrap("round", super().step)(request)
-
-    def propose(self, request: Request) -> DraftTree:
-        return self.clocks.wrap("drafting", super().propose)(request)
-
-    def score(self, request: Request, tree: DraftTree) -> Output:
-        return self.clocks.wrap("scoring", super().score)(request, tree)
-
-    def _commit(self, request: Request, tree: DraftTree, verdict: Verdict, hidden: HiddenStates) -> tuple[int, int]:
-        return self.clocks.wrap("committing", super()._commit)(request, tree, verdict, hidden)
-
-
 def measure_overhead(
     decoder: Decoder, prompts: Sequence[Prompt], policies: Sequence[str], *, repeats: int = 3, **options
 ) -> list[Overhead]:
     """Time the parts of a round for every policy, interleaved; each part is the median over the repeats.
 
     Args:
-        decoder: with a language model as drafter.
+        decoder: with a drafter.
         prompts: texts or token ids.
         policies: specifications.
         repeats: times every policy runs every prompt, after one more that is not counted.
         **options: as for `Decoder.new_request`.
 
     Raises:
-        ConfigError: the drafter is none, or not a language model.
+        ConfigError: there is no drafter.
     """
+    if decoder.drafter is None:
+        raise ConfigError("overhead is measured with a drafter; name one")
     decoders = {spec: decoder.with_policy(make_policy(spec)) for spec in policies}
     for each in decoders.values():
-        _once("warm-up", each, prompts[:1], options)
-    runs = [{spec: _once(spec, each, prompts, options) for spec, each in decoders.items()} for _ in range(repeats)]
+        _rounds(each, prompts[0], options)
+    runs = [{spec: _overhead(spec, each, prompts, options) for spec, each in decoders.items()} for _ in range(repeats)]
     return [_median([run[spec] for run in runs]) for spec in decoders]
 
 
-def _once(spec: str, decoder: Decoder, prompts: Sequence[Prompt], options: dict) -> Overhead:
+def _rounds(decoder: Decoder, prompt: Prompt, options: dict[str, Any]) -> list[Round]:
+    """The rounds of a text but the first, in which the drafter reads the prompt."""
+    return whole(decoder.generate(prompt, **options)).metrics.rounds[1:]
+
+
+def _overhead(spec: str, decoder: Decoder, prompts: Sequence[Prompt], options: dict[str, Any]) -> Overhead:
     """Mean times per round over some prompts."""
-    clocks = _Clocks(decoder.target.device)
-    timed, totals, rounds = _TimedDecoder(decoder, clocks), defaultdict(float), 0
-    for prompt in prompts:
-        text = timed.new_request(prompt, **options)
-        timed.step(text)
-        clocks.seconds.clear()
-        while not text.finish_reason:
-            timed.step(text)
-            rounds += 1
-        for name, seconds in clocks.seconds.items():
-            totals[name] += seconds
-    return _split(spec, {name: seconds / max(rounds, 1) for name, seconds in totals.items()})
-
-
-def _split(spec: str, mean: dict[str, float]) -> Overhead:
-    spent = defaultdict(float, mean)
-    seen = sum(spent[name] for name in ("drafting", "scoring", "verify", "committing"))
+    rounds = [each for prompt in prompts for each in _rounds(decoder, prompt, options)]
+    mean = {
+        field.name: statistics.fmean(getattr(each, field.name) for each in rounds) if rounds else 0.0
+        for field in fields(Round)
+    }
+    parts = {part: mean[name] for part, name in TIMED.items()}
+    other = mean["seconds"] - mean["target_seconds"] - mean["draft_seconds"] - sum(parts.values())
     return Overhead(
         policy=spec,
-        round=spent["round"],
-        target=spent["target"],
-        draft=spent["draft"],
-        growth=spent["drafting"] - spent["draft"],
-        masks=spent["scoring"] - spent["target"],
-        verify=spent["verify"],
-        commit=spent["committing"] - spent["text"],
-        text=spent["text"],
-        other=spent["round"] - seen,
+        round=mean["seconds"],
+        target=mean["target_seconds"],
+        draft=mean["draft_seconds"],
+        **parts,
+        other=other,
     )
 
 

@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
-from drafttree.core.randomness import SeededRandomness
+from drafttree.core.randomness import RoundRandomness, SeededRandomness
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Proposal
-from drafttree.drafters.base import HiddenStates
 from drafttree.engine.child_sampler import ChildSampler
+from drafttree.engine.draft_logits import AdjustedDraft
 from drafttree.engine.tree_growth import grow
 from drafttree.policies import Chain, Fixed
 from drafttree.verifiers import VERIFIERS, Verifier
@@ -125,29 +125,22 @@ class _World:
         self.draft = spread * torch.randn(1, nodes, vocab, device=device, generator=generator)
         self.target = torch.randn(1, nodes, vocab, device=device, generator=generator).mul_(APART).add_(self.draft)
 
-    def tree(self, judge: Verifier, randomness: SeededRandomness, position: int) -> DraftTree:
+    def tree(self, judge: Verifier, randomness: RoundRandomness) -> DraftTree:
         """A tree in which every node has two children, or a chain."""
-        policy = Chain(depth=self.nodes - 1) if judge.chains_only else Fixed(depth=16, threshold=0.0, breadth=2)
-        sampler = None if judge.proposal is Proposal.TOP_K else ChildSampler(judge.proposal, randomness, position)
-
-        def shape(logits: Tensor, depth: int) -> Tensor:
-            return judge.guide(logits, position + depth, randomness)
-
-        policy.budget = self.nodes
+        binary = Fixed(depth=16, breadth=2, threshold=0.0, budget=self.nodes)
+        policy = Chain(depth=self.nodes - 1, budget=self.nodes) if judge.chains_only else binary
+        sampler = None if judge.proposal is Proposal.TOP_K else ChildSampler(judge.proposal, [randomness])
         root = torch.zeros(1, 1, dtype=torch.long, device=self.device)
-        return grow(policy, _Rows(self.draft), root, 2 * self.nodes, shape, sampler)
+        return grow(
+            policy, AdjustedDraft(_Rows(self.draft), judge, [randomness]), root, 2 * self.nodes, sampler=sampler
+        )
 
 
 class _Rows:
-    """A drafter whose passes cost nothing."""
-
-    passes = 0
-    seconds = 0.0
+    """The logits of a drafter whose passes cost nothing."""
 
     def __init__(self, rows: Tensor) -> None:
         self._rows, self._next = rows, 1
-
-    def prefill(self, hidden_states: HiddenStates) -> None: ...
 
     def root(self) -> Tensor:
         return self._rows[:, :1]
@@ -156,22 +149,20 @@ class _Rows:
         first, self._next = self._next, self._next + tokens.shape[1]
         return self._rows[:, first : self._next]
 
-    def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None: ...
-
 
 def _time(name: str, world: _World, temperature: float, repeats: int, logits: float) -> VerifierTime:
     """Grow and judge trees of different seeds, the first one as a warm-up."""
     judge = VERIFIERS[name](Sampling(0.0 if name == "greedy" else temperature))
     growing, verifying, accepted = [], [], []
     for seed in range(repeats + 1):
-        randomness = SeededRandomness(seed, world.vocab, world.device)
+        randomness = SeededRandomness(seed, world.vocab, world.device).at(7)
         begun = _now(world.device)
-        tree = world.tree(judge, randomness, 7)
+        tree = world.tree(judge, randomness)
         grown = _now(world.device)
-        verdict = judge.verify(tree, world.target[:, : tree.size], 7, randomness)
+        verdict = judge.verify(tree, world.target[:, : tree.size], [randomness])
         verifying.append(_now(world.device) - grown)
         growing.append(grown - begun)
-        accepted.append(len(verdict.paths[0]) - 1)
+        accepted.append(len(verdict.host[0][0]) - 1)
     times = (statistics.median(verifying[1:]), statistics.median(growing[1:]))
     return VerifierTime(name, world.vocab, world.nodes, statistics.fmean(accepted[1:]), *times, logits)
 

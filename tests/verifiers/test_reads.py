@@ -1,0 +1,54 @@
+"""How often a verifier asks the device: for the tree, for every probability it needs, and for the bonus token."""
+
+import pytest
+import torch
+
+from drafttree.core.randomness import SeededRandomness
+from drafttree.core.sampling import Sampling
+from drafttree.engine.child_sampler import ChildSampler
+from drafttree.engine.draft_logits import AdjustedDraft
+from drafttree.engine.tree_growth import grow
+from drafttree.policies import Chain, Template
+from drafttree.verifiers import (
+    RRS,
+    Block,
+    Coupled,
+    Greedy,
+    GreedyMultiDraft,
+    PointMass,
+    RRSw,
+    Traversal,
+    Verifier,
+)
+from helpers.reads import Reads
+from helpers.toy import Table, ToyDraft
+
+VOCAB = 8
+MOST = {Greedy: 2, Coupled: 2, RRSw: 6, RRS: 6, PointMass: 6, Traversal: 6, Block: 6}
+"""The tree and the verdict; or the tree, the probabilities, a check of the row that is drawn from, the draw, and two
+streams of uniform numbers, which are made on the host."""
+
+
+def judged(verifier: type[Verifier], seed: int, monkeypatch) -> tuple[int, int]:
+    """How often the device was asked, and how many drafted nodes the tree had."""
+    sampling = Sampling(0.0 if verifier is Greedy else 1.0, seed=seed)
+    judge, randomness = verifier(sampling), [SeededRandomness(seed, VOCAB, torch.device("cpu")).at(3)]
+    sampler = None if judge.proposal.value == "top-k" else ChildSampler(judge.proposal, randomness)
+    policy = Chain(depth=5) if judge.chains_only else Template(tree="binary-3")
+    drafted = AdjustedDraft(ToyDraft([Table(VOCAB, seed=seed)], [[1]], torch.float32), judge, randomness)
+    tree = grow(policy, drafted, torch.tensor([[1]]), 9, sampler=sampler)
+    logits = torch.randn(1, tree.size, VOCAB, generator=torch.Generator().manual_seed(seed))
+    with monkeypatch.context() as patch, Reads(patch) as reads:
+        judge.verify(tree, logits, randomness)
+        return reads.count, tree.size - 1
+
+
+@pytest.mark.parametrize("verifier", MOST)
+def test_a_verifier_reads_all_probabilities_at_once(verifier, monkeypatch):
+    counts, nodes = zip(*(judged(verifier, seed, monkeypatch) for seed in range(30)), strict=True)
+    assert max(counts) <= MOST[verifier]
+    assert max(nodes) > 4
+
+
+def test_greedy_multi_draft_draws_once_more_for_every_node_it_rejects(monkeypatch):
+    assert max(judged(GreedyMultiDraft, seed, monkeypatch)[0] for seed in range(30)) <= MOST[RRSw] + 2 * 3
