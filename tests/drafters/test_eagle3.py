@@ -138,7 +138,7 @@ def test_every_committed_row_is_read_once_and_drafted_rows_are_dropped(tmp_path)
 
 
 def test_long_prompts_are_read_in_chunks(tmp_path, monkeypatch):
-    monkeypatch.setattr("drafttree.drafters.eagle3.CHUNK", 4)
+    monkeypatch.setattr("drafttree.drafters.eagle3.PREFILL_CHUNK", 4)
     session = Session(tmp_path, prompt=11)
     assert session.forwarded == [4, 4, 1]
     session.round([9, 1])
@@ -285,7 +285,7 @@ def test_the_lean_head_is_the_module_it_stands_in_for(name, tmp_path):
                 positions = torch.full((batch, 2), level)
                 with torch.inference_mode():
                     output = each(cache, tokens, each.fuse(states), positions, visible)
-                    results.append((output, each.recycle(output), each.logits(output)))
+                    results.append((output, each.next_hidden(output), each.logits(output)))
         for ours, theirs in zip(results[:levels], results[levels:], strict=True):
             for one, other in zip(ours, theirs, strict=True):
                 torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)

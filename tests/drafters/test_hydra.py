@@ -183,7 +183,7 @@ def test_rounds_without_a_draft_are_read_by_the_next_one():
 
 
 def test_a_prompt_longer_than_a_chunk_is_read_in_parts(monkeypatch):
-    monkeypatch.setattr("drafttree.drafters.hydra.CHUNK", 3)
+    monkeypatch.setattr("drafttree.drafters.hydra.PREFILL_CHUNK", 3)
     drafter, tensors = hydra.load(checkpoint(prefix=True), {}, TARGET), checkpoint(prefix=True)
     draft = drafter.start([1] * 10 + [6], capacity=4)
     draft.prefill((states(10, 1),))

@@ -1,4 +1,4 @@
-"""Texts drafted by lookup, with every policy and verifier: those of plain decoding, and of the target's law."""
+"""Texts drafted by lookup equal plain decoding with every policy, and keep the target's law with every verifier."""
 
 import pytest
 import torch
@@ -56,7 +56,7 @@ def test_texts_are_those_transformers_generates(kind, name):
 
 @every_kind
 @every_policy
-def test_what_is_recited_is_drafted(kind, name):
+def test_a_repeated_text_is_drafted(kind, name):
     verse = [1, 2, 3, 4, 2, 5, 6, 7, 0, 3] * 4
     decoder = Decoder(ToyModel(Script(verse, VOCAB)), KINDS[kind](VOCAB, ToyDrafter(DRAFT)), small(name))
     out = decoder.generate([0], max_new_tokens=len(verse))
@@ -66,7 +66,7 @@ def test_what_is_recited_is_drafted(kind, name):
 
 
 @pytest.mark.parametrize("name", LOOKUPS)
-def test_where_nothing_repeats_a_round_is_a_plain_one(name):
+def test_without_repetitions_a_round_commits_the_bonus_token_alone(name):
     law = Script(list(range(60)), 64)
     out = Decoder(ToyModel(law, 64), LOOKUPS[name](64), Talon()).generate([63], max_new_tokens=50)
     assert out.tokens == list(range(50))

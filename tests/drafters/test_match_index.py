@@ -1,14 +1,13 @@
-"""Rows of lookup drafters: the probabilities a search through the whole text gives, round by round, path by path."""
+"""Logits of lookup drafters equal those of a brute-force search of the text, in every round and along every path."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafttree.drafters import match_index as recall
 from drafttree.drafters import suffix
 from drafttree.drafters.lookup import PromptLookupDrafter
-from drafttree.drafters.match_index import Confidence, Match
+from drafttree.drafters.match_index import FADE_AFTER, MAX_FOLLOWERS, Confidence, Match, count_follower
 from drafttree.drafters.suffix import SuffixDrafter
 from helpers import repeats
 
@@ -19,7 +18,7 @@ some = settings(max_examples=60, deadline=None)
 
 
 def rows(draft, path) -> list[dict[int, float]]:
-    """The rows along a path, root first: probabilities of what is proposed."""
+    """Probabilities of the proposed tokens at every node of a path, root first."""
     logits = [draft.root(), *(draft.expand(torch.tensor([[token]]), torch.tensor([[0]])) for token in path)]
     probs = torch.cat(logits, 1)[0].exp()
     assert probs.shape[1] == VOCAB + 1
@@ -29,8 +28,8 @@ def rows(draft, path) -> list[dict[int, float]]:
 
 @pytest.fixture(autouse=True)
 def every_link(monkeypatch):
-    """Counts are those of the whole text if all suffix links are followed."""
-    monkeypatch.setattr(suffix, "LINKS", 1000)
+    """Follow all suffix links, so that the automaton's counts are exact."""
+    monkeypatch.setattr(suffix, "MAX_LINKS", 1000)
 
 
 @every_kind
@@ -47,7 +46,7 @@ def test_rows_along_a_path_are_those_of_a_search_through_the_text(kind, text, pa
 @every_kind
 @some
 @given(text=repeats.texts, commits=st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4), max_size=4))
-def test_a_text_read_by_and_by_gives_the_rows_of_a_text_read_at_once(kind, text, commits):
+def test_a_text_indexed_in_parts_gives_the_rows_of_a_text_indexed_at_once(kind, text, commits):
     drafter, _ = KINDS[kind]
     draft, so_far = drafter.start(text, 64), list(text)
     for tokens in commits:
@@ -80,40 +79,40 @@ def test_a_text_without_repeats_proposes_nothing(kind):
     assert logits[0, 0].tolist() == [-torch.inf] * VOCAB + [0.0]
 
 
-def test_confidence_is_learned_for_matches_of_a_kind():
+def test_confidence_is_learned_per_bucket_of_matches():
     confidence = Confidence()
     long, short, wide = Match(20, {1: 1}), Match(1, {1: 1}), Match(1, {1: 1, 2: 1})
-    assert [confidence.of(match) for match in (long, short, wide)] == [0.9, 0.25, 0.25]
+    assert [confidence.hit_probability(match) for match in (long, short, wide)] == [0.9, 0.25, 0.25]
     for token in (3, 3, 3, 3, 1):
         confidence.learn(long, token)
         confidence.learn(wide, token + 1)
-    assert confidence.of(long) == pytest.approx((1 + 2 * 0.9) / 7)
-    assert confidence.of(wide) == pytest.approx((1 + 2 * 0.25) / 7)
-    assert confidence.of(short) == 0.25
-    assert confidence.of(Match(31, {5: 2})) == confidence.of(long)
-    assert confidence.of(Match(32, {5: 2})) == 0.95
+    assert confidence.hit_probability(long) == pytest.approx((1 + 2 * 0.9) / 7)
+    assert confidence.hit_probability(wide) == pytest.approx((1 + 2 * 0.25) / 7)
+    assert confidence.hit_probability(short) == 0.25
+    assert confidence.hit_probability(Match(31, {5: 2})) == confidence.hit_probability(long)
+    assert confidence.hit_probability(Match(32, {5: 2})) == 0.95
 
 
 def test_old_observations_fade():
     confidence, match = Confidence(), Match(1, {1: 1})
     for _ in range(2000):
         confidence.learn(match, 0)
-    assert confidence.of(match) < 0.03
-    for _ in range(2 * recall.MEMORY):
+    assert confidence.hit_probability(match) < 0.03
+    for _ in range(2 * FADE_AFTER):
         confidence.learn(match, 1)
-    assert confidence.of(match) > 0.6
+    assert confidence.hit_probability(match) > 0.6
 
 
-def test_only_the_most_recent_followers_are_proposed_and_the_rest_is_left_over():
+def test_only_the_most_recent_followers_are_proposed_and_their_probabilities_sum_with_the_rest_to_one():
     after: dict[int, int] = {}
-    for token in (7, 7, 7, *range(100, 100 + recall.WIDTH)):
-        recall.note(after, token)
-    named, left = Confidence().spread(Match(4, after))
-    assert set(named) == set(range(100, 100 + recall.WIDTH))
-    assert sum(named.values()) + left == pytest.approx(1)
-    recall.note(after, 7)
-    named, _ = Confidence().spread(Match(4, after))
-    assert max(named, key=named.__getitem__) == 7
+    for token in (7, 7, 7, *range(100, 100 + MAX_FOLLOWERS)):
+        count_follower(after, token)
+    probs, rest = Confidence().next_token_probs(Match(4, after))
+    assert set(probs) == set(range(100, 100 + MAX_FOLLOWERS))
+    assert sum(probs.values()) + rest == pytest.approx(1)
+    count_follower(after, 7)
+    probs, _ = Confidence().next_token_probs(Match(4, after))
+    assert max(probs, key=probs.__getitem__) == 7
 
 
 @every_kind
@@ -128,6 +127,6 @@ def test_expected_tokens_are_the_path_probabilities_of_the_likeliest_path(kind):
         total += share
         path.append(token)
     draft = drafter.start(text, 64)
-    assert draft.expected(3) == pytest.approx(total)
+    assert draft.expected_accepted(3) == pytest.approx(total)
     assert draft.passes == 0
-    assert drafter.start([0, 1, 2], 64).expected(3) == 0
+    assert drafter.start([0, 1, 2], 64).expected_accepted(3) == 0

@@ -1,4 +1,4 @@
-"""Lookup mixed with a model: who drafts when, and a model's cache that is right whenever it is asked again."""
+"""Mixed drafting: which drafter drafts which round, and the model's KV cache after rounds it did not draft."""
 
 import itertools
 
@@ -15,7 +15,7 @@ from helpers.toy import Script, ToyDrafter, ToyModel, greedy_text
 
 
 class Watched:
-    """A drafter that hands out another's drafts and keeps them."""
+    """Wraps a drafter and keeps its newest session."""
 
     def __init__(self, drafter) -> None:
         self.drafter = drafter
@@ -28,7 +28,7 @@ class Watched:
 
 
 class Checked(LanguageModelDrafter):
-    """A language model that recomputes every first row of a round from all tokens."""
+    """A language model drafter that recomputes the root logits of every round from all tokens."""
 
     def start(self, prompt, capacity):
         return CheckedDraft(self.model, prompt, capacity)
@@ -42,8 +42,8 @@ class CheckedDraft(LanguageModelSession):
 
     def root(self):
         logits = super().root()
-        fresh = LanguageModelSession(self.model, self.text, 8).root()
-        self.checks.append(float((logits - fresh).abs().max()))
+        recomputed = LanguageModelSession(self.model, self.text, 8).root()
+        self.checks.append(float((logits - recomputed).abs().max()))
         return logits
 
     def commit(self, tokens, hidden_states):
@@ -53,9 +53,9 @@ class CheckedDraft(LanguageModelSession):
 
 @pytest.mark.parametrize("turns", [[0, 9], [0, 9, 9], [9, 0], [0, 0, 9, 9, 9]])
 def test_the_models_cache_is_right_after_rounds_it_did_not_draft(turns, monkeypatch):
-    """Lookup and the model take turns; the model reads what it missed, once."""
+    """Lookup and the model take turns; the model reads the tokens it missed, once."""
     turn = itertools.cycle(turns)
-    monkeypatch.setattr(LookupSession, "expected", lambda self, levels: next(turn))
+    monkeypatch.setattr(LookupSession, "expected_accepted", lambda self, levels: next(turn))
     target, module = tiny.wrap(tiny.build("llama"))[0], tiny.wrap(tiny.build("qwen3", seed=4))[0]
     mixed = Watched(MixedDrafter(SuffixDrafter(tiny.VOCAB), Checked(module)))
     decoder = Decoder(target, mixed, Talon(width=3, budget=9))
@@ -63,10 +63,14 @@ def test_the_models_cache_is_right_after_rounds_it_did_not_draft(turns, monkeypa
     out = decoder.generate(prompt, max_new_tokens=30)
     assert out.tokens == decoder.plain().generate(prompt, max_new_tokens=30).tokens
     checked = CheckedDraft.last
-    assert len(checked.checks) == mixed.draft.by_model > 3
-    assert mixed.draft.by_lookup > 3
+    assert len(checked.checks) == model_rounds(out, mixed) > 3
+    assert mixed.draft.lookup_rounds > 3
     assert max(checked.checks) < 1e-4
     assert checked.text == prompt + out.tokens
+
+
+def model_rounds(out, watched) -> int:
+    return len(out.metrics.rounds) - watched.draft.lookup_rounds
 
 
 def mixed(law, draft, vocab=VOCAB) -> tuple[Decoder, Watched]:
@@ -74,40 +78,40 @@ def mixed(law, draft, vocab=VOCAB) -> tuple[Decoder, Watched]:
     return Decoder(ToyModel(law, vocab), watched, Chain(depth=4)), watched
 
 
-def test_lookup_drafts_what_repeats_itself():
+def test_lookup_drafts_a_repetitive_text():
     verse = [1, 2, 3, 4, 2, 5, 6, 7, 0, 3] * 6
     decoder, watched = mixed(Script(verse, VOCAB), DRAFT)
     out = decoder.generate([0], max_new_tokens=len(verse))
     assert out.tokens == verse
-    assert watched.draft.by_lookup > watched.draft.by_model
+    assert watched.draft.lookup_rounds > model_rounds(out, watched)
     assert all(out.drafted[-4:-1])
 
 
-def test_the_model_drafts_what_does_not():
+def test_the_model_drafts_a_text_without_repetitions():
     law = Script(list(range(60)), 64)
     decoder, watched = mixed(law, law, 64)
     out = decoder.generate([63], max_new_tokens=50)
     assert out.tokens == list(range(50))
-    assert watched.draft.by_lookup == 0
+    assert watched.draft.lookup_rounds == 0
     assert len(out.metrics.rounds) == 10
 
 
 @pytest.mark.parametrize(("draft", "by_model"), [(TARGET, True), (Script([9], VOCAB), False)], ids=["right", "wrong"])
-def test_who_is_accepted_more_gets_the_rounds(draft, by_model):
-    """On a text where lookup always has a match, which does not often hold."""
+def test_the_drafter_with_more_accepted_tokens_drafts_most_rounds(draft, by_model):
+    """On a text where lookup always has a match that is often wrong."""
     decoder, watched = mixed(TARGET, draft)
-    decoder.generate([*PROMPT, *greedy_text(TARGET, PROMPT, 40)], max_new_tokens=60, temperature=1.0, seed=0)
-    assert (watched.draft.by_model > watched.draft.by_lookup) == by_model
+    out = decoder.generate([*PROMPT, *greedy_text(TARGET, PROMPT, 40)], max_new_tokens=60, temperature=1.0, seed=0)
+    assert (model_rounds(out, watched) > watched.draft.lookup_rounds) == by_model
 
 
-def test_a_model_that_rests_is_tried_again():
-    """After a text it could not follow comes one that only it knows."""
+def test_a_model_that_once_failed_is_tried_again():
+    """A text that the model cannot predict is followed by one that only the model can."""
     verse, rest = [1, 2, 3, 1, 2, 4] * 30, [5, 6, 7, 0, 5, 7, 6, 0, 7, 5, 0, 6]
     law = Script(verse + rest, VOCAB)
     draft = Script([9] * len(verse) + rest, VOCAB)
     decoder, watched = mixed(law, draft)
     out = decoder.generate([0], max_new_tokens=len(verse + rest))
-    assert watched.draft.by_lookup > 20
+    assert watched.draft.lookup_rounds > 20
     assert sum(out.drafted[-len(rest) :]) >= 4
 
 
@@ -122,16 +126,16 @@ def test_the_same_seed_gives_the_same_rounds():
 
 def test_passes_and_seconds_are_those_of_both():
     decoder, watched = mixed(Script([1, 2, 3] * 20, VOCAB), DRAFT)
-    metrics = decoder.generate([0], max_new_tokens=40).metrics
+    out = decoder.generate([0], max_new_tokens=40)
     draft = watched.draft
-    assert draft.by_lookup
-    assert draft.by_model
-    assert sum(round_.draft_passes for round_ in metrics.rounds) == draft.passes
+    assert draft.lookup_rounds
+    assert model_rounds(out, watched)
+    assert sum(round_.draft_passes for round_ in out.metrics.rounds) == draft.passes
     assert draft.passes == draft._lookup.passes + draft._model.passes
     assert draft.seconds >= draft._lookup.seconds - 1e-3
 
 
-def test_a_mixed_drafter_shows_what_its_model_needs():
+def test_a_mixed_drafter_has_the_context_and_hidden_layers_of_its_model():
     class Headed(ToyDrafter):
         def __init__(self) -> None:
             super().__init__(DRAFT, context=32)

@@ -1,4 +1,4 @@
-"""The suffix automaton against substrings counted by hand, and the work it takes."""
+"""The suffix automaton against a brute-force search of the text, and bounds on its work and size."""
 
 import random
 from functools import partial
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 from drafttree.drafters import suffix
-from drafttree.drafters.match_index import WIDTH, Confidence
+from drafttree.drafters.match_index import MAX_FOLLOWERS, Confidence
 from drafttree.drafters.suffix import State, SuffixAutomaton
 from helpers import repeats
 from helpers.work import lines
@@ -16,21 +16,21 @@ some = settings(max_examples=80, deadline=None)
 
 
 def automaton(text) -> SuffixAutomaton:
-    memory = SuffixAutomaton()
+    index = SuffixAutomaton()
     for token in text:
-        memory.append(token)
-    return memory
+        index.append(token)
+    return index
 
 
-def at(memory: SuffixAutomaton, path):
-    place = memory.end()
+def at(index: SuffixAutomaton, path):
+    cursor = index.end()
     for token in path:
-        place = memory.step(place, token)
-    return place
+        cursor = index.step(cursor, token)
+    return cursor
 
 
-def states(memory: SuffixAutomaton) -> list[State]:
-    found, waiting = {}, [memory._root]
+def states(index: SuffixAutomaton) -> list[State]:
+    found, waiting = {}, [index._root]
     while waiting:
         state = waiting.pop()
         if id(state) not in found:
@@ -41,11 +41,11 @@ def states(memory: SuffixAutomaton) -> list[State]:
 
 @some
 @given(repeats.texts)
-def test_its_paths_are_the_substrings_of_the_text(text):
-    memory = automaton(text)
+def test_paths_of_the_automaton_are_the_substrings_of_the_text(text):
+    index = automaton(text)
     strings = {tuple(text[start:end]) for start in range(len(text)) for end in range(start, len(text) + 1)}
     spelled = {()}
-    waiting = [((), memory._root)]
+    waiting = [((), index._root)]
     while waiting:
         string, state = waiting.pop()
         longer = [((*string, token), after) for token, after in state.next.items()]
@@ -56,40 +56,40 @@ def test_its_paths_are_the_substrings_of_the_text(text):
 
 @some
 @given(repeats.texts, repeats.paths)
-def test_a_place_is_the_longest_end_that_occurs_in_the_text(text, path):
+def test_a_cursor_is_the_longest_suffix_that_occurs_in_the_text(text, path):
     whole = [*text, *path]
     longest = max(size for size in range(len(whole) + 1) if repeats.ends(text, whole[len(whole) - size :]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(suffix, "LINKS", 1000)
+        patch.setattr(suffix, "MAX_LINKS", 1000)
         assert at(automaton(text), path)[1] == longest
 
 
 @some
 @given(repeats.texts, repeats.paths)
-def test_counts_are_the_occurrences_where_every_link_is_followed(text, path):
+def test_counts_are_exact_if_every_suffix_link_is_followed(text, path):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(suffix, "LINKS", 1000)
-        memory = automaton(text)
-        assert memory.match(at(memory, path)) == repeats.longest(text, path)
+        patch.setattr(suffix, "MAX_LINKS", 1000)
+        index = automaton(text)
+        assert index.match(at(index, path)) == repeats.longest(text, path)
 
 
 @some
 @given(repeats.texts, repeats.paths)
-def test_counts_never_exceed_the_occurrences_where_few_links_are_followed(text, path):
+def test_counts_never_exceed_the_occurrences_if_few_links_are_followed(text, path):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(suffix, "LINKS", 2)
-        memory = automaton(text)
+        patch.setattr(suffix, "MAX_LINKS", 2)
+        index = automaton(text)
         whole = [*text, *path]
-        if match := memory.match(at(memory, path)):
+        if match := index.match(at(index, path)):
             exact = repeats.followers(text, whole[len(whole) - match.length :])
             assert match.followers.keys() <= exact.keys()
             assert all(count <= exact[token] for token, count in match.followers.items())
 
 
 def test_a_longer_match_is_preferred_to_a_more_frequent_one():
-    memory = automaton([1, 2, 3, 9, 2, 3, 8, 2, 3, 8, 1, 2, 3])
-    assert memory.match(memory.end()) == (3, {9: 1})
-    assert memory.match(at(memory, [8, 2, 3])) == (5, {8: 1})
+    index = automaton([1, 2, 3, 9, 2, 3, 8, 2, 3, 8, 1, 2, 3])
+    assert index.match(index.end()) == (3, {9: 1})
+    assert index.match(at(index, [8, 2, 3])) == (5, {8: 1})
 
 
 def fibonacci(length: int) -> list[int]:
@@ -110,7 +110,7 @@ def english(length: int) -> list[int]:
 
 STREAMS = {
     "one token": lambda length: [0] * length,
-    "a loop": lambda length: [place % 7 for place in range(length)],
+    "a loop": lambda length: [at % 7 for at in range(length)],
     "fibonacci": fibonacci,
     "three letters": lambda length: random.Random(1).choices(range(3), k=length),
     "many letters": lambda length: random.Random(2).choices(range(4000), k=length),
@@ -137,17 +137,17 @@ def test_size_is_linear(stream):
 
 
 @every_stream
-def test_looking_for_matches_takes_bounded_work(stream):
+def test_match_and_step_take_bounded_work(stream):
     for length in (200, 3200):
-        memory = automaton(stream(length))
+        index = automaton(stream(length))
         for path in ([], [0], [1, 0], [1, 0, 5]):
-            place = at(memory, path)
-            assert lines(partial(memory.match, place)) < 60
-            assert lines(partial(memory.step, place, 1)) < 60
-            named, _ = Confidence().spread(memory.match(place))
-            assert len(named) <= WIDTH
+            cursor = at(index, path)
+            assert lines(partial(index.match, cursor)) < 60
+            assert lines(partial(index.step, cursor, 1)) < 60
+            probs, _ = Confidence().next_token_probs(index.match(cursor))
+            assert len(probs) <= MAX_FOLLOWERS
 
 
-def test_a_long_text_is_let_go_of_quietly():
-    memory = automaton([0] * 60_000)
-    del memory
+def test_a_long_automaton_is_freed_without_deep_recursion():
+    index = automaton([0] * 60_000)
+    del index

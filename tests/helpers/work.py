@@ -1,4 +1,4 @@
-"""Work counted in lines of drafttree's own code that run, which no clock or neighbour disturbs."""
+"""Measures work by counting executed lines of drafttree's code, which does not depend on the machine's load."""
 
 import sys
 from collections.abc import Callable
@@ -6,16 +6,16 @@ from pathlib import Path
 
 import drafttree
 
-OURS = str(Path(drafttree.__file__).parent)
+PACKAGE = str(Path(drafttree.__file__).parent)
 
 
 def lines(function: Callable[[], object]) -> int:
-    """How many lines of ours a call runs."""
+    """Count the lines of drafttree's code that a call executes."""
     count = 0
 
     def trace(frame, event, _):
         nonlocal count
-        if not frame.f_code.co_filename.startswith(OURS):
+        if not frame.f_code.co_filename.startswith(PACKAGE):
             return None
         count += event == "line"
         return trace

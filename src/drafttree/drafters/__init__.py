@@ -1,4 +1,4 @@
-"""Drafters: who proposes the tokens of a tree."""
+"""Drafters propose the tokens of a draft tree."""
 
 from drafttree.drafters.base import Drafter, DraftSession, HiddenStates
 from drafttree.drafters.eagle3 import Eagle3Drafter

@@ -1,4 +1,4 @@
-"""What a drafter is: something that, given a sequence, says how likely each token is to follow each drafted path."""
+"""The drafter protocol: given a request, a drafter gives logits of the next token after every node of a draft tree."""
 
 from typing import Protocol
 
@@ -6,76 +6,76 @@ import torch
 from torch import Tensor
 
 HiddenStates = tuple[Tensor, ...]
-"""The target's hidden states at consecutive tokens, each `[1, tokens, hidden]`: one for each layer a drafter reads."""
+"""The target's hidden states at consecutive tokens, `[1, tokens, hidden]` for each layer a drafter reads."""
 
 
 class DraftLogits(Protocol):
-    """What growing a tree needs of a draft."""
+    """The part of a draft session that tree growth uses."""
 
     def root(self) -> Tensor:
-        """Logits `[batch, 1, vocab]` of what follows the committed tokens; the first pass of a round."""
+        """Return logits `[batch, 1, vocab]` of the token after the root; the first draft pass of a round."""
         ...
 
     def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
-        """Logits `[batch, frontier, vocab]` of what follows each node of a new frontier, in one pass.
+        """Return logits `[batch, frontier, vocab]` of the token after each node of a new frontier, in one draft pass.
 
         Args:
             tokens: `[batch, frontier]` token ids of the nodes.
-            origins: `[batch, frontier]` index of each node's parent in the frontier before (the root's is 0).
+            origins: `[batch, frontier]` index of each node's parent in the previous frontier; the root is 0.
         """
         ...
 
 
 class DraftSession(DraftLogits, Protocol):
-    """A drafter's view of one sequence while it is generated. It owns whatever cache it needs.
+    """A drafter's state for one request, including its KV cache if it needs one.
 
-    A row of logits may be wider than the target's vocabulary. What lies beyond it counts among the probabilities and
-    is never drafted: a drafter that knows only some tokens puts them there, at -inf all others, and beyond the
-    vocabulary how likely it is to be none of them.
+    Logits may have more columns than the target's vocabulary. The extra columns take part in the softmax and are never
+    drafted: a drafter that proposes only some tokens gives those their logits, -inf to the others, and puts the
+    probability of "none of these" into an extra column.
     """
 
     @property
     def passes(self) -> int:
-        """Drafter forward passes so far, reading the prompt not included."""
+        """Draft passes so far, prefill not included."""
         ...
 
     @property
     def seconds(self) -> float:
-        """Time spent in them; on CUDA, reading it waits for the last of them."""
+        """Seconds spent in draft passes; on CUDA, reading it waits for the last of them."""
         ...
 
     @property
     def nbytes(self) -> int:
-        """Memory of what it keeps of the text."""
+        """Bytes of the request's state, such as the KV cache."""
         ...
 
     def prefill(self, hidden_states: HiddenStates) -> None:
-        """Read the prompt, as far as the first round does not; counted neither in `passes` nor in `seconds`.
+        """Process the prompt as far as possible before the first round; not counted in `passes` or `seconds`.
 
         Args:
-            features: of every prompt token but the last.
+            hidden_states: of every prompt token but the last.
         """
         ...
 
     def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
-        """Take note of the tokens a round has committed; it may be a round that asked this draft for nothing.
+        """Record the tokens a round has committed. This session may have drafted nothing in that round.
 
         Args:
-            tokens: the accepted path below the root, then the bonus token.
-            features: of the accepted path, root included: one row for each token, made by the token before it.
+            tokens: the accepted path without the root, then the bonus token.
+            hidden_states: of the root and the accepted path; row i belongs to the token before `tokens[i]`.
         """
         ...
 
 
 class Drafter(Protocol):
-    """Makes a `DraftSession` for every sequence.
+    """Makes a `DraftSession` for every request.
 
     Attributes:
-        vocab_size: size of its vocabulary, without which no tree can be verified.
-        context: positions it can attend to, None for any number.
-        levels: levels below the root it can draft, None for any number.
-        hidden_layers: the target's hidden states it reads, as `Model.forward` counts them; empty for none.
-        nbytes: memory of its weights, those it shares with the target left out.
+        vocab_size: size of its vocabulary.
+        context: positions it can attend to, None for no limit.
+        levels: levels below the root it can draft, None for no limit.
+        hidden_layers: layers of the target whose hidden states it reads, counted as in `Model.forward`.
+        nbytes: bytes of its weights, without those shared with the target.
     """
 
     vocab_size: int
@@ -85,16 +85,16 @@ class Drafter(Protocol):
     nbytes: int
 
     def start(self, prompt: list[int], capacity: int) -> DraftSession:
-        """Begin a sequence from its prompt's token ids; caches should have room for `capacity` tokens."""
+        """Begin a request with these prompt token ids; its caches should have room for `capacity` tokens."""
         ...
 
 
 def extend_visible(visible: Tensor, origins: Tensor) -> Tensor:
-    """Which drafted rows each node of a new frontier attends to: those its parent does, and itself.
+    """Return the attention mask of a new frontier: each node attends to the rows its parent attends to, and to itself.
 
     Args:
-        visible: bool `[batch, parents, drafted]` of the frontier before.
-        origins: `[batch, frontier]` index of each node's parent in it.
+        visible: bool `[batch, parents, drafted]`, the mask of the previous frontier.
+        origins: `[batch, frontier]` index of each node's parent in the previous frontier.
 
     Returns:
         Bool `[batch, frontier, drafted + frontier]`.

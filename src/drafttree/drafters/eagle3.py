@@ -1,8 +1,8 @@
-"""EAGLE-3: one decoder layer that reads the target's hidden states (Li et al. 2025).
+"""Drafts with an EAGLE-3 head: one decoder layer that reads the target's hidden states (Li et al. 2025).
 
-A row of the head pairs a token with the hidden state before it, and its logits say what follows the token. The hidden
-state of a committed token is fused from three layers of the target, which verification has computed anyway; that of a
-drafted token is the head's own output at its parent.
+Each row of the head pairs a token with the hidden state of the token before it, and gives logits of the next token. The
+hidden state of a committed token is fused from three layers of the target, which verification has computed anyway; that
+of a drafted token is the head's own output at its parent.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from drafttree.drafters.pass_counter import PassCounter
 from drafttree.models.kv_cache import TreeCache
 from drafttree.models.tree_attention import NAME, TreePlan
 
-CHUNK = 512
+PREFILL_CHUNK = 512
 
 
 @dataclass(frozen=True)
@@ -27,15 +27,15 @@ class Eagle3Config:
     """Sizes and variants of a head.
 
     Attributes:
-        layer: of its decoder layers: width, attention heads, MLP, norms, rotary embedding.
-        vocab: token ids of the target.
-        draft_vocab: token ids it can propose.
+        layer: config of its decoder layers: width, attention heads, MLP, norms, rotary embedding.
+        vocab: size of the target's vocabulary.
+        draft_vocab: number of tokens it can propose.
         target_hidden: width of the target's hidden states.
-        states: how many of them it fuses.
-        normed_residual: the residual of the first layer is the normed hidden state ("norm_before_residual").
-        normed_input: the concatenated states are normed before they are fused ("norm_before_fc").
-        normed_states: each of the states is normed on its own before that ("fc_norm").
-        normed_output: what a drafted token's children read has passed the final norm ("norm_output").
+        states: number of the target's layers whose hidden states it fuses.
+        normed_residual: the first layer's residual is the normed hidden state ("norm_before_residual").
+        normed_input: the concatenated hidden states are normed before they are fused ("norm_before_fc").
+        normed_states: each hidden state is normed on its own before concatenation ("fc_norm").
+        normed_output: children of a drafted token read its output after the final norm ("norm_output").
     """
 
     layer: LlamaConfig | Qwen3Config
@@ -55,10 +55,10 @@ class Eagle3Config:
 
 
 class Eagle3Head(nn.Module):
-    """The head's weights and its pass over rows of a tree (Li et al. 2025, section 3.1).
+    """The head's weights and forward pass over rows of a tree (Li et al. 2025, section 3.1).
 
     Attributes:
-        target_ids: `[draft_vocab]` the target's id of every id the head can propose, None where they are the same.
+        target_ids: `[draft_vocab]` the target's id of every draft id, None if the two vocabularies are the same.
     """
 
     target_ids: Tensor | None
@@ -81,24 +81,24 @@ class Eagle3Head(nn.Module):
         self.register_buffer("target_ids", None, persistent=False)
 
     def new_cache(self, capacity: int) -> TreeCache:
-        """An empty cache for one sequence of about so many tokens."""
+        """Return an empty KV cache for one request of about `capacity` tokens."""
         return TreeCache(len(self.layers), 1, capacity)
 
     def fuse(self, hidden_states: HiddenStates) -> Tensor:
-        """The hidden states `[batch, rows, hidden]` of committed tokens from those of the target."""
+        """Fuse the target's hidden states of committed tokens into the head's, `[batch, rows, hidden]`."""
         if self.fc_norm:
             hidden_states = tuple(norm(state) for norm, state in zip(self.fc_norm, hidden_states, strict=True))
         return self.fc(self.input_norm(torch.cat(hidden_states, -1)))
 
     def forward(self, cache: TreeCache, tokens: Tensor, hidden: Tensor, positions: Tensor, visible: Tensor) -> Tensor:
-        """The output `[batch, rows, hidden]` of new rows, whose keys and values join the cache's drafted ones.
+        """Compute the outputs `[batch, rows, hidden]` of new rows; their keys and values join the cache's drafted rows.
 
         Args:
-            cache: what the rows attend to.
+            cache: the KV cache the rows attend to.
             tokens: `[batch, rows]` token ids of the target.
-            hidden: `[batch, rows, hidden]` the state before each token.
-            positions: `[batch, rows]`, that of a state, one less than its token's.
-            visible: bool `[batch, rows, drafted]`, as for `Model.forward`.
+            hidden: `[batch, rows, hidden]` hidden state of the token before each token.
+            positions: `[batch, rows]` positions of the hidden states, one less than their tokens'.
+            visible: bool `[batch, rows, drafted]`, as in `Model.forward`.
         """
         plan = TreePlan(cache, positions, visible, hidden.dtype)
         rotary = self.rotary(hidden, positions)
@@ -113,34 +113,34 @@ class Eagle3Head(nn.Module):
         cache.grow(positions)
         return hidden
 
-    def recycle(self, output: Tensor) -> Tensor:
-        """What the children of drafted tokens read as their hidden state."""
+    def next_hidden(self, output: Tensor) -> Tensor:
+        """Return the hidden states that the children of drafted tokens read, from the tokens' outputs."""
         return self.norm(output) if self.config.normed_output else output
 
     def draft_logits(self, output: Tensor) -> Tensor:
-        """`[batch, rows, draft_vocab]` of outputs."""
+        """Logits `[batch, rows, draft_vocab]` of outputs."""
         return self.lm_head(self.norm(output))
 
     def logits(self, output: Tensor) -> Tensor:
-        """`[batch, rows, vocab]` of outputs, -inf for tokens the head cannot propose."""
+        """Logits `[batch, rows, vocab]` of outputs, -inf for tokens the head cannot propose."""
         logits = self.draft_logits(output)
         if self.target_ids is None:
             return logits
-        everything = logits.new_full((*logits.shape[:-1], self.config.vocab), -torch.inf)
-        return everything.index_copy_(-1, self.target_ids, logits)
+        full = logits.new_full((*logits.shape[:-1], self.config.vocab), -torch.inf)
+        return full.index_copy_(-1, self.target_ids, logits)
 
 
 class Eagle3Drafter:
-    """Drafts with an EAGLE-3 head, a whole tree level per pass.
+    """Drafts with an EAGLE-3 head, one draft pass per level of the tree.
 
     Args:
         head: in the target's dtype and on its device.
-        hidden_layers: the target's hidden states it fuses, low to high.
-        nbytes: of the weights that are not the target's.
+        hidden_layers: layers of the target whose hidden states it fuses, in the order of the head's weights.
+        nbytes: bytes of the weights that are not shared with the target.
     """
 
     context = None
-    """Rotary positions go on past the length a head was trained at, if less and less accurately."""
+    """No limit: past the length a head was trained at, its rotary positions only get less accurate."""
 
     def __init__(self, head: Eagle3Head, hidden_layers: tuple[int, ...], nbytes: int) -> None:
         self.head = head
@@ -150,15 +150,15 @@ class Eagle3Drafter:
         self.hidden_layers = hidden_layers
 
     def start(self, prompt: list[int], capacity: int) -> DraftSession:
-        """Begin a sequence; its rows begin with the second token, paired with the state of the first."""
+        """Begin a request; its first row pairs the second token with the hidden state of the first."""
         return Eagle3Session(self.head, prompt, capacity)
 
 
 class Eagle3Session(PassCounter):
-    """The head's cache for one sequence.
+    """The head's KV cache for one request.
 
-    Committed rows are made from the target's hidden states alone. Rows of drafted tokens, made from the head's own
-    outputs, are dropped after the round; accepted tokens get theirs anew in the next round's first pass.
+    Committed rows are computed from the target's hidden states alone. Rows of drafted tokens, computed from the head's
+    own outputs, are dropped after the round; the first pass of the next round computes the accepted tokens' rows anew.
     """
 
     def __init__(self, head: Eagle3Head, prompt: list[int], capacity: int) -> None:
@@ -179,40 +179,42 @@ class Eagle3Session(PassCounter):
     @torch.inference_mode()
     def prefill(self, hidden_states: HiddenStates) -> None:
         rows = len(self._unread) - 1
-        for start in range(0, rows, CHUNK):
-            part = slice(start, min(start + CHUNK, rows))
-            self._append(self._unread[part], self._head.fuse(tuple(state[:, part] for state in hidden_states)))
+        for start in range(0, rows, PREFILL_CHUNK):
+            part = slice(start, min(start + PREFILL_CHUNK, rows))
+            self._forward_committed(
+                self._unread[part], self._head.fuse(tuple(state[:, part] for state in hidden_states))
+            )
         self._unread = self._unread[-1:]
         self._hidden_states = [tuple(state[:, -1:] for state in hidden_states)] if self._unread else []
 
     @torch.inference_mode()
     def root(self) -> Tensor:
-        with self.counted():
+        with self.count_pass():
             if self._unread:
                 states = zip(*self._hidden_states, strict=True)
                 hidden = self._head.fuse(tuple(torch.cat(parts, 1) for parts in states))
-                output = self._append(self._unread, hidden)[:, -1:]
+                output = self._forward_committed(self._unread, hidden)[:, -1:]
             else:
-                output = self._guess()
+                output = self._forward_without_state()
             self._unread, self._hidden_states = [], []
             self._visible, self._levels = self._visible[:, :1, :0], 0
-            return self._show(output)
+            return self._logits(output)
 
     @torch.inference_mode()
     def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
-        with self.counted():
+        with self.count_pass():
             hidden = self._hidden.gather(1, origins[..., None].expand(-1, -1, self._hidden.shape[2]))
             positions = torch.full_like(tokens, self._cache.length + self._levels)
             self._visible, self._levels = extend_visible(self._visible, origins), self._levels + 1
-            return self._show(self._head(self._cache, tokens, hidden, positions, self._visible))
+            return self._logits(self._head(self._cache, tokens, hidden, positions, self._visible))
 
     def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
         self._cache.commit([])
         self._unread += tokens
         self._hidden_states.append(hidden_states)
 
-    def _append(self, tokens: list[int], hidden: Tensor) -> Tensor:
-        """Outputs `[1, rows, hidden]` of rows that are committed at once."""
+    def _forward_committed(self, tokens: list[int], hidden: Tensor) -> Tensor:
+        """Compute the outputs `[1, rows, hidden]` of committed tokens and keep their rows in the cache."""
         rows, start = len(tokens), self._cache.length
         ids = torch.tensor([tokens], device=hidden.device)
         positions = torch.arange(start, start + rows, device=hidden.device)[None]
@@ -221,23 +223,23 @@ class Eagle3Session(PassCounter):
         self._cache.commit(range(rows))
         return output
 
-    def _guess(self) -> Tensor:
-        """The output after a prompt of one token, which no state precedes: made without one, and not kept."""
+    def _forward_without_state(self) -> Tensor:
+        """Compute the output after a prompt of one token, with zeros as hidden state; its row is not kept."""
         weight = self._head.fc.weight
         ids, position = torch.tensor([self._first], device=weight.device), self._visible.new_zeros(1, 1).long()
-        itself = torch.ones(1, 1, 1, dtype=torch.bool, device=weight.device)
-        output = self._head(self._cache, ids, weight.new_zeros(1, 1, len(weight)), position, itself)
+        own_row = torch.ones(1, 1, 1, dtype=torch.bool, device=weight.device)
+        output = self._head(self._cache, ids, weight.new_zeros(1, 1, len(weight)), position, own_row)
         self._cache.commit([])
         return output
 
-    def _show(self, output: Tensor) -> Tensor:
-        """Logits of a pass, whose outputs the next level will read."""
-        self._hidden = self._head.recycle(output)
+    def _logits(self, output: Tensor) -> Tensor:
+        """Return the logits of a pass, and keep the hidden states that the next level reads."""
+        self._hidden = self._head.next_hidden(output)
         return self._head.logits(output)
 
 
 def _layers(config: LlamaConfig | Qwen3Config) -> nn.ModuleList:
-    """Decoder layers of transformers, of which the first attends over (embedding, hidden state) pairs."""
+    """Build transformers' decoder layers; the first projects (embedding, hidden state) pairs, twice as wide."""
     config._attn_implementation = NAME
     make = Qwen3DecoderLayer if isinstance(config, Qwen3Config) else LlamaDecoderLayer
     layers = nn.ModuleList(make(config, index) for index in range(config.num_hidden_layers))  # pyright: ignore[reportArgumentType]

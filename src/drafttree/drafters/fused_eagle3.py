@@ -71,7 +71,7 @@ class LeanEagle3Head(Eagle3Head):
             x = block.forward(x, turn, *own)
         return x.view(hidden.shape)
 
-    def recycle(self, output: Tensor) -> Tensor:
+    def next_hidden(self, output: Tensor) -> Tensor:
         return self._norms["last"](output) if self.config.normed_output else output
 
     def draft_logits(self, output: Tensor) -> Tensor:
@@ -139,6 +139,6 @@ def _probe(head: Eagle3Head, shift: int = 0) -> Tensor:
     rows = torch.arange(ROWS, device=weight.device)[None]
     causal = torch.ones(1, ROWS, ROWS, dtype=torch.bool, device=weight.device).tril()
     cache, tokens = head.new_cache(2 * ROWS), (rows + shift) % head.config.vocab
-    hidden = head.recycle(head(cache, tokens, hidden, rows, causal))
+    hidden = head.next_hidden(head(cache, tokens, hidden, rows, causal))
     cache.commit(range(ROWS))
     return head.draft_logits(head(cache, tokens, hidden, rows + ROWS, causal))

@@ -1,4 +1,4 @@
-"""What trained heads have in common: their building block and the parts of the target they use."""
+"""Parts shared by trained heads: their residual block, and access to the target's layers."""
 
 from torch import Tensor, nn
 from torch.nn.functional import silu
@@ -6,11 +6,11 @@ from transformers import PreTrainedModel
 
 
 class ResBlock(nn.Module):
-    """x + SiLU(W x + b), where x stands for a learnt map of it if several vectors side by side become one.
+    """Residual block x + SiLU(W x + b); if `parts` > 1, a linear map to `hidden` replaces x in the skip connection.
 
     Args:
-        hidden: width of the result.
-        parts: vectors side by side in the input.
+        hidden: width of the output.
+        parts: vectors of width `hidden` concatenated in the input.
     """
 
     def __init__(self, hidden: int, parts: int = 1) -> None:
@@ -19,32 +19,32 @@ class ResBlock(nn.Module):
         self.res_connection = nn.Linear(parts * hidden, hidden) if parts > 1 else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[..., hidden]` from `[..., parts * hidden]`."""
+        """Map `[..., parts * hidden]` to `[..., hidden]`."""
         return self.res_connection(x) + silu(self.linear(x))
 
 
 def projection(target: PreTrainedModel) -> nn.Linear:
-    """The target's vocabulary projection, whose weight is `[vocab, hidden]`."""
+    """Return the target's output projection (`lm_head`), whose weight is `[vocab, hidden]`."""
     return target.get_output_embeddings()  # pyright: ignore[reportReturnType]
 
 
 def embedding(target: PreTrainedModel) -> nn.Embedding:
-    """The target's token embedding, whose weight is `[vocab, hidden]`."""
+    """Return the target's token embedding, whose weight is `[vocab, hidden]`."""
     return target.get_input_embeddings()  # pyright: ignore[reportReturnType]
 
 
 def last_layer(target: PreTrainedModel) -> int:
-    """The index of the target's hidden state after its final norm, as `Model.forward` counts them."""
+    """Return the index of the target's hidden state after its final norm, counted as in `Model.forward`."""
     return target.config.get_text_config().num_hidden_layers
 
 
 def own_bytes(heads: nn.Module, target: PreTrainedModel) -> int:
-    """Bytes of the heads' parameters that are not the target's own."""
+    """Return the bytes of the heads' parameters that are not shared with the target."""
     shared = {parameter.data_ptr() for parameter in target.parameters()}
     return sum(parameter.nbytes for parameter in heads.parameters() if parameter.data_ptr() not in shared)
 
 
-def unknown_state(target: PreTrainedModel) -> Tensor:
-    """`[1, 1, hidden]` zeros: what a head reads before the target has read any token."""
+def zero_hidden(target: PreTrainedModel) -> Tensor:
+    """Return zeros `[1, 1, hidden]`, which a head reads while the target has no hidden state before the root."""
     weight = projection(target).weight
     return weight.new_zeros(1, 1, weight.shape[1])

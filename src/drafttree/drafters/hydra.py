@@ -1,8 +1,8 @@
-"""Hydra heads as drafter: like Medusa's, but each head also reads the tokens drafted before its own.
+"""Drafts with Hydra heads, which read the drafted tokens above them and so depend on the path, unlike Medusa's.
 
-Head k reads a context vector and the embeddings of the root and of the k tokens below it, so the levels depend on the
-path. The context is the target's last hidden state (after the final norm) at the token before the root; Hydra++
-passes all hidden states through one attention layer first. Hydra (Ankner et al. 2024), sections 3 and 4.
+Head k reads a context vector and the embeddings of the root and of the k tokens below it. The context vector is the
+target's last hidden state (after the final norm) at the token before the root; Hydra++ first passes the hidden states
+of the whole text through one attention layer. Hydra (Ankner et al. 2024), sections 3 and 4.
 """
 
 from collections.abc import Iterable
@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaModel, PreTrainedConfig, PreTrainedModel
 
 from drafttree.drafters.base import DraftSession, HiddenStates
-from drafttree.drafters.heads import ResBlock, embedding, last_layer, own_bytes, projection, unknown_state
+from drafttree.drafters.heads import ResBlock, embedding, last_layer, own_bytes, projection, zero_hidden
 from drafttree.drafters.pass_counter import PassCounter
 from drafttree.models.kv_cache import TreeCache
 from drafttree.models.tree_attention import NAME, TreePlan
 
-CHUNK = 512
+PREFILL_CHUNK = 512
 PREFIX_FIELDS = (
     *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act"),
     *("rms_norm_eps", "max_position_embeddings", "attention_bias", "mlp_bias"),
@@ -26,16 +26,16 @@ PREFIX_FIELDS = (
 
 
 class HydraHeads(nn.Module):
-    """The heads; `state_dict` has the names of the public checkpoints (`hydra_lm_head.pt`).
+    """The heads; `state_dict` has the tensor names of the public checkpoints (`hydra_lm_head.pt`).
 
     Args:
-        heads: how many.
-        layers: residual blocks of each.
+        heads: number of heads.
+        layers: residual blocks per head.
         hidden: width of the target's hidden state.
         vocab: size of the target's vocabulary.
-        prefix: config of the attention layer of Hydra++, None for plain Hydra.
-        shared: whether heads end before a projection that is the target's.
-        grounded: whether heads read tokens at all.
+        prefix: config of Hydra++'s prefix attention layer, None for plain Hydra.
+        shared: use the target's output projection; the heads have none of their own.
+        grounded: whether the heads read token embeddings.
         embeds: whether the heads have an embedding of their own.
     """
 
@@ -55,39 +55,41 @@ class HydraHeads(nn.Module):
         self.count, self.hidden, self.shared, self.grounded = heads, hidden, shared, grounded
         parts = [level + 2 if grounded else 1 for level in range(heads)]
         blocks = [[ResBlock(hidden, width), *(ResBlock(hidden) for _ in range(layers - 1))] for width in parts]
-        ends = [] if shared else [nn.Linear(hidden, vocab) for _ in range(heads)]
-        self.hydra_mlp = nn.ModuleList(nn.Sequential(*(_spaced(row) if prefix else row)) for row in blocks)
-        self.hydra_lm_head = nn.ModuleList(nn.Sequential(*_spaced([end])) if prefix else end for end in ends)
+        outputs = [] if shared else [nn.Linear(hidden, vocab) for _ in range(heads)]
+        self.hydra_mlp = nn.ModuleList(nn.Sequential(*(_with_dropout_slots(row) if prefix else row)) for row in blocks)
+        self.hydra_lm_head = nn.ModuleList(
+            nn.Sequential(*_with_dropout_slots([output])) if prefix else output for output in outputs
+        )
         self.input_embed_fn = nn.Embedding(vocab, hidden) if embeds else None
         self.prefix_embeding_layer = _prefix_layer(prefix) if prefix else None
 
     def context(self, hidden: Tensor) -> Tensor:
-        """Context vectors of whole texts from their hidden states, both `[batch, tokens, hidden]`."""
+        """Compute the context vectors of whole texts from their hidden states, both `[batch, tokens, hidden]`."""
         prefix = self.prefix_embeding_layer
         return hidden if prefix is None else prefix(inputs_embeds=hidden, use_cache=False).last_hidden_state
 
     def forward(self, level: int, inputs: Tensor) -> Tensor:
-        """What one head says.
+        """Run one head.
 
         Args:
-            level: of the head, 0 for the first.
-            inputs: `[..., (level + 2) * hidden]`, the context and the embeddings of the root and the path below it;
-                ungrounded heads read its first `hidden` columns.
+            level: index of the head, 0 for the first.
+            inputs: `[..., (level + 2) * hidden]`: the context vector, then the embeddings of the root and of the path
+                below it; ungrounded heads read the first `hidden` columns.
 
         Returns:
-            `[..., vocab]`, or `[..., hidden]` before a shared projection.
+            Logits `[..., vocab]`, or `[..., hidden]` if the projection is shared.
         """
         state = self.hydra_mlp[level](inputs if self.grounded else inputs[..., : self.hidden])
         return state if self.shared else self.hydra_lm_head[level](state)
 
 
-def _spaced(modules: Iterable[nn.Module]) -> list[nn.Module]:
-    """The modules, each behind the place where the checkpoints of Hydra++ count a dropout."""
+def _with_dropout_slots(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    """Put an identity before each module: Hydra++ checkpoints number the dropout layers that stood there."""
     return [part for module in modules for part in (nn.Identity(), module)]
 
 
 def prefix_config(config: PreTrainedConfig) -> LlamaConfig:
-    """The one layer of Hydra++ for a target: a Llama layer of the target's own sizes."""
+    """Return the config of Hydra++'s prefix attention layer: a Llama layer of the target's sizes."""
     config = config.get_text_config()
     fields = {name: getattr(config, name, None) for name in PREFIX_FIELDS}
     rope = getattr(config, "rope_parameters", None) or {}
@@ -98,23 +100,23 @@ def prefix_config(config: PreTrainedConfig) -> LlamaConfig:
 
 
 def layer_config(fields: dict[str, Any]) -> LlamaConfig:
-    """A single layer without a vocabulary, in which the ids of Llama's special tokens would not be found."""
+    """Return the config of a single Llama layer; its vocabulary of one token has no room for special token ids."""
     return LlamaConfig(**fields, num_hidden_layers=1, vocab_size=1, bos_token_id=None, eos_token_id=None)
 
 
 def _prefix_layer(config: LlamaConfig) -> LlamaModel:
-    """The layer without its embedding, which is never used."""
+    """Build the prefix attention layer, without the token embedding it never uses."""
     layer = LlamaModel(config)
     layer.embed_tokens = None  # pyright: ignore[reportAttributeAccessIssue]
     return layer
 
 
 class HydraDrafter:
-    """Drafts as many levels as there are heads, a whole level per pass.
+    """Drafts one level per head, one draft pass per level.
 
     Args:
         heads: on the target's device, in its dtype.
-        target: the model they were trained on.
+        target: the model the heads were trained on.
     """
 
     def __init__(self, heads: HydraHeads, target: PreTrainedModel) -> None:
@@ -125,23 +127,26 @@ class HydraDrafter:
         self.hidden_layers: tuple[int, ...] = (last_layer(target),)
         self.nbytes = own_bytes(heads, target)
         self.embed = heads.input_embed_fn or embedding(target)
-        self.unknown = unknown_state(target)
+        self.zero_hidden = zero_hidden(target)
         self._project = projection(target) if heads.shared else nn.Identity()
         if heads.prefix_embeding_layer is not None:
             heads.prefix_embeding_layer.set_attn_implementation(NAME)
 
     def start(self, prompt: list[int], capacity: int) -> DraftSession:
-        """Begin a sequence; only Hydra++ keeps a cache."""
+        """Begin a request; only Hydra++ uses its KV cache."""
         return HydraSession(self, prompt, capacity)
 
     @torch.inference_mode()
     def logits(self, level: int, inputs: Tensor) -> Tensor:
-        """`[1, frontier, vocab]` of a level from `[1, frontier, (level + 2) * hidden]`."""
+        """Logits `[1, frontier, vocab]` of a level from its inputs `[1, frontier, (level + 2) * hidden]`."""
         return self._project(self.heads(level, inputs))
 
     @torch.inference_mode()
-    def read(self, cache: TreeCache, hidden: Tensor) -> Tensor:
-        """Context vectors of the next tokens from their hidden states, both `[1, tokens, hidden]`."""
+    def extend_context(self, cache: TreeCache, hidden: Tensor) -> Tensor:
+        """Compute the context vectors of the next tokens from their hidden states, both `[1, tokens, hidden]`.
+
+        The prefix layer's keys and values of these tokens join the cache.
+        """
         prefix = self.heads.prefix_embeding_layer
         if prefix is None:
             return hidden
@@ -158,15 +163,15 @@ class HydraDrafter:
 
 
 class HydraSession(PassCounter):
-    """The root, the newest context vector, and the paths of the frontier as the heads read them."""
+    """One request: the root, the newest context vector, and the heads' inputs at every node of the frontier."""
 
     def __init__(self, drafter: HydraDrafter, prompt: list[int], capacity: int) -> None:
-        super().__init__(drafter.unknown.device)
+        super().__init__(drafter.zero_hidden.device)
         self._drafter = drafter
         self._root = prompt[-1]
         self._cache = TreeCache(1, 1, capacity)
-        self._context = drafter.unknown
-        self._unread = drafter.unknown[:, :0]
+        self._context = drafter.zero_hidden
+        self._unread = drafter.zero_hidden[:, :0]
         self._level = 0
 
     @property
@@ -175,32 +180,32 @@ class HydraSession(PassCounter):
 
     def prefill(self, hidden_states: HiddenStates) -> None:
         for layer in hidden_states:
-            self._read(layer[:, :-1])
+            self._extend_context(layer[:, :-1])
             self._unread = layer[:, -1:]
 
     def root(self) -> Tensor:
-        with self.counted():
-            self._read(self._unread)
+        with self.count_pass():
+            self._extend_context(self._unread)
             self._unread = self._unread[:, :0]
             root = torch.tensor([[self._root]], device=self._context.device)
             return self._draft(0, self._context, root)
 
     def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
-        with self.counted():
-            above = self._inputs.gather(1, origins[..., None].expand(-1, -1, self._inputs.shape[2]))
-            return self._draft(self._level + 1, above, tokens)
+        with self.count_pass():
+            inputs = self._inputs.gather(1, origins[..., None].expand(-1, -1, self._inputs.shape[2]))
+            return self._draft(self._level + 1, inputs, tokens)
 
     def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
         self._root = tokens[-1]
         self._unread = torch.cat((self._unread, *hidden_states), 1)
 
-    def _draft(self, level: int, above: Tensor, tokens: Tensor) -> Tensor:
-        """Logits of a level from what was read above it `[1, frontier, ...]` and its tokens `[1, frontier]`."""
+    def _draft(self, level: int, inputs: Tensor, tokens: Tensor) -> Tensor:
+        """Logits of a level from the parents' inputs `[1, frontier, width]` and the nodes' tokens `[1, frontier]`."""
         self._level = level
-        self._inputs = torch.cat((above, self._drafter.embed(tokens)), 2)
+        self._inputs = torch.cat((inputs, self._drafter.embed(tokens)), 2)
         return self._drafter.logits(level, self._inputs)
 
-    def _read(self, hidden: Tensor) -> None:
-        for part in hidden.split(CHUNK, 1):
+    def _extend_context(self, hidden: Tensor) -> None:
+        for part in hidden.split(PREFILL_CHUNK, 1):
             if part.shape[1]:
-                self._context = self._drafter.read(self._cache, part)[:, -1:]
+                self._context = self._drafter.extend_context(self._cache, part)[:, -1:]

@@ -1,4 +1,4 @@
-"""A smaller language model as drafter."""
+"""Drafts with a smaller language model."""
 
 from itertools import accumulate, pairwise
 
@@ -11,11 +11,11 @@ from drafttree.models.base import Model, append, read
 
 
 class LanguageModelDrafter:
-    """Drafts with any model of the protocol, a whole tree level per pass.
+    """Drafts with any `Model`, one forward pass per level of the tree.
 
     Args:
-        model: the draft model; it must share the target's vocabulary. Padding ids that only the target has are read
-            as its last one.
+        model: the draft model; it must share the target's vocabulary. Padding ids that only the target has are given
+            to it as its own last id.
     """
 
     def __init__(self, model: Model) -> None:
@@ -27,15 +27,15 @@ class LanguageModelDrafter:
         self.nbytes = model.nbytes
 
     def start(self, prompt: list[int], capacity: int) -> DraftSession:
-        """Begin a sequence; the prompt is read on the first draft."""
+        """Begin a request; without `prefill`, the first draft pass reads the prompt."""
         return LanguageModelSession(self.model, prompt, capacity)
 
 
 class LanguageModelSession(PassCounter):
-    """The draft model's cache for one sequence: a committed prefix and the nodes expanded this round.
+    """The draft model's KV cache for one request: the committed prefix and the nodes expanded this round.
 
-    After a round the rows of accepted nodes stay, so the next round's first pass reads only what the model has not
-    seen: the bonus token and, where the deepest accepted node was never expanded, that node.
+    The rows of accepted nodes stay in the cache, so the first pass of the next round reads only the bonus token and, if
+    the deepest accepted node was never expanded, that node.
     """
 
     def __init__(self, model: Model, prompt: list[int], capacity: int) -> None:
@@ -52,14 +52,14 @@ class LanguageModelSession(PassCounter):
         return self._cache.nbytes
 
     def prefill(self, hidden_states: HiddenStates) -> None:
-        read(self._model, self._cache, self._known(self._unread[:-1]))
+        read(self._model, self._cache, self._clamp_to_vocab(self._unread[:-1]))
         self._unread = self._unread[-1:]
 
     def root(self) -> Tensor:
-        """As for every draft; asked again before the next commit, it begins another tree in the same place."""
+        """As in `DraftLogits`; a second call before the next commit begins another tree at the same root."""
         if self._unread:
-            with self.counted():
-                self._root = append(self._model, self._cache, self._known(self._unread)).logits
+            with self.count_pass():
+                self._root = append(self._model, self._cache, self._clamp_to_vocab(self._unread)).logits
             self._unread = []
         else:
             self._cache.commit([])
@@ -68,7 +68,7 @@ class LanguageModelSession(PassCounter):
         return self._root
 
     def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
-        with self.counted():
+        with self.count_pass():
             self._visible = extend_visible(self._visible, origins)
             positions = torch.full_like(tokens, self._cache.length + len(self._levels))
             self._levels.append((tokens, origins))
@@ -78,15 +78,15 @@ class LanguageModelSession(PassCounter):
         if self._unread:
             self._unread += tokens
             return
-        path = self._path(tokens[:-1])
+        path = self._accepted_rows(tokens[:-1])
         self._cache.commit(path)
         self._unread = tokens[len(path) :]
 
-    def _path(self, tokens: list[int]) -> list[int]:
-        """Rows of the expanded nodes along these tokens, as far as they were expanded."""
+    def _accepted_rows(self, tokens: list[int]) -> list[int]:
+        """Indices of the drafted cache rows along an accepted path, up to the first node that was not expanded."""
         path: list[int] = []
         first, parent = 0, 0
-        for token, children in zip(tokens, self._read_levels(), strict=False):
+        for token, children in zip(tokens, self._levels_on_host(), strict=False):
             if (token, parent) not in children:
                 break
             parent = children.index((token, parent))
@@ -94,14 +94,14 @@ class LanguageModelSession(PassCounter):
             first += len(children)
         return path
 
-    def _read_levels(self) -> list[list[tuple[int, int]]]:
-        """Per level, its nodes' tokens and origins; the device is asked once."""
+    def _levels_on_host(self) -> list[list[tuple[int, int]]]:
+        """(token, origin) of every expanded node, by level, copied to the host in one transfer."""
         if not self._levels:
             return []
         nodes = torch.cat([torch.cat(level) for level in self._levels], 1).t().tolist()
         ends = list(accumulate(len(tokens[0]) for tokens, _ in self._levels))
         return [[(token, origin) for token, origin in nodes[start:end]] for start, end in pairwise((0, *ends))]
 
-    def _known(self, tokens: list[int]) -> list[int]:
-        """The tokens with those only the target has replaced: lossless, since the draft only guesses."""
+    def _clamp_to_vocab(self, tokens: list[int]) -> list[int]:
+        """Replace ids beyond the draft model's vocabulary; this stays lossless, since it only changes the drafts."""
         return [min(token, self._model.vocab_size - 1) for token in tokens]

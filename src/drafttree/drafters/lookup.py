@@ -1,26 +1,26 @@
-"""Prompt lookup: what followed the last few tokens before."""
+"""Prompt lookup: drafts from an n-gram table of the text so far."""
 
 import sys
 
 import torch
 
 from drafttree.core.errors import ConfigError
-from drafttree.drafters.match_index import LookupDrafter, Match, MatchIndex, note
+from drafttree.drafters.match_index import LookupDrafter, Match, MatchIndex, count_follower
 
 Gram = tuple[int, ...]
 
 
 class PromptLookupDrafter(LookupDrafter):
-    """Proposes what followed the longest n-gram at the end of the text that occurred before.
+    """Proposes the tokens that followed earlier occurrences of the longest n-gram at the end of the text.
 
-    Every earlier occurrence is counted, so where the text went on in several ways there is a tree of them.
+    Every earlier occurrence is counted, so several different continuations make a tree.
 
     Source: prompt lookup decoding (Saxena 2023) and LLMA (Yang et al. 2023), which copy one occurrence as a chain.
 
     Args:
         vocab_size: of the target.
-        device: where the target's tensors live.
-        max_ngram: tokens that are matched at most.
+        device: of the target's tensors.
+        max_ngram: length of the longest n-gram that is matched.
 
     Raises:
         ConfigError: `max_ngram` is below 1.
@@ -33,18 +33,19 @@ class PromptLookupDrafter(LookupDrafter):
         self.max_ngram = max_ngram
 
     def new_index(self) -> MatchIndex:
-        """An empty table of n-grams."""
+        """Return an empty n-gram table."""
         return NgramIndex(self.max_ngram)
 
 
 class NgramIndex:
-    """What followed every n-gram of a text, n from 1 to `longest`; a place is the last `longest` tokens.
+    """Counts of the tokens that followed every n-gram of a text, n from 1 to `max_ngram`.
 
-    Appending a token counts it after `longest` n-grams at most, however long the text is.
+    A cursor is the last `max_ngram` tokens of a text. Appending a token updates at most `max_ngram` counts, however
+    long the text is.
     """
 
-    def __init__(self, longest: int) -> None:
-        self._longest = longest
+    def __init__(self, max_ngram: int) -> None:
+        self._max_ngram = max_ngram
         self._followers: dict[Gram, dict[int, int]] = {}
         self._end: Gram = ()
 
@@ -55,19 +56,19 @@ class NgramIndex:
 
     def append(self, token: int) -> None:
         for length in range(1, len(self._end) + 1):
-            note(self._followers.setdefault(self._end[-length:], {}), token)
+            count_follower(self._followers.setdefault(self._end[-length:], {}), token)
         self._end = self.step(self._end, token)
 
     def end(self) -> Gram:
-        """The last tokens of the text."""
+        """Return the last tokens of the text."""
         return self._end
 
-    def step(self, place: Gram, token: int) -> Gram:
-        return (*place, token)[-self._longest :]
+    def step(self, cursor: Gram, token: int) -> Gram:
+        return (*cursor, token)[-self._max_ngram :]
 
-    def match(self, place: Gram) -> Match | None:
-        """The longest n-gram that something followed before."""
-        for length in range(len(place), 0, -1):
-            if followers := self._followers.get(place[-length:]):
+    def match(self, cursor: Gram) -> Match | None:
+        """Return the longest n-gram at the cursor that was followed by something."""
+        for length in range(len(cursor), 0, -1):
+            if followers := self._followers.get(cursor[-length:]):
                 return Match(length, followers)
         return None

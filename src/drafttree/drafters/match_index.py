@@ -1,11 +1,11 @@
-"""What lookup drafters share: what followed a match before becomes a row of probabilities that mean confidence.
+"""Shared code of the lookup drafters: an index of the text so far, and calibrated probabilities for its matches.
 
-A lookup drafter knows nothing but the text so far. It finds the longest end of the text that occurred before, and
-proposes what followed there. Counts alone say little about how likely that is: a lone continuation of one matching
-word is wrong most of the time, one of thirty matching tokens hardly ever. So how often a match of some length holds is
-learned from the text itself as it goes by, prompt included, as adaptive escape estimation does in text compression
-(PPM; Bloom's PPMZ and its secondary escape estimation). What a row leaves over goes to its last column, which stands
-for every token that is not proposed.
+A lookup drafter uses nothing but the text so far. It finds the longest suffix of the text that occurred before and
+proposes the tokens that followed it there. Their counts alone say little about how likely they are: a single
+continuation of a one-word match is usually wrong, one of a 30-token match almost never. So the session learns from the
+text itself, prompt included, how often matches of each length predict the next token. This is adaptive escape
+estimation, as in PPM text compression (Bloom's PPMZ, secondary escape estimation). The probability of all other tokens
+goes to one extra last column of the logits.
 """
 
 from dataclasses import dataclass, field
@@ -19,18 +19,18 @@ from torch import Tensor
 from drafttree.drafters.base import HiddenStates
 from drafttree.drafters.pass_counter import PassCounter
 
-WIDTH = 32
+MAX_FOLLOWERS = 32
 """Followers of a match that are proposed at most, the most recently seen first."""
-HOLDS = (0.25, 0.25, 0.45, 0.6, 0.75, 0.9, 0.95)
-"""How often a match holds before anything is known of the text, by the bit length of the match's length."""
-FAITH = 2.0
-"""Observations this prior is worth."""
-MEMORY = 32
-"""Observations after which older ones begin to fade."""
+PRIOR_HIT_RATES = (0.25, 0.25, 0.45, 0.6, 0.75, 0.9, 0.95)
+"""Prior probability that a match predicts the next token, indexed by the bit length of the match's length."""
+PRIOR_WEIGHT = 2.0
+"""Observations the prior counts as."""
+FADE_AFTER = 32
+"""Observations of a bucket after which older ones are halved whenever a new one comes."""
 
 
 class Match(NamedTuple):
-    """An end of the text that occurred before.
+    """A suffix of the text that occurred before.
 
     Attributes:
         length: in tokens.
@@ -42,11 +42,11 @@ class Match(NamedTuple):
 
 
 class MatchIndex(Protocol):
-    """What has been said and what followed it. A place stands for a text: the one so far, or that with a path added."""
+    """An index of a growing text. A cursor stands for that text, or for that text continued by a drafted path."""
 
     @property
     def nbytes(self) -> int:
-        """Memory of its tables, the numbers in them left out."""
+        """Bytes of its tables, without the Python integers in them."""
         ...
 
     def append(self, token: int) -> None:
@@ -54,60 +54,61 @@ class MatchIndex(Protocol):
         ...
 
     def end(self) -> Any:
-        """The place of the text so far."""
+        """Return the cursor of the text so far."""
         ...
 
-    def step(self, place: Any, token: int) -> Any:
-        """The place of a text with one more token, which the memory does not keep."""
+    def step(self, cursor: Any, token: int) -> Any:
+        """Return the cursor of a text with one more token; the index itself does not change."""
         ...
 
-    def match(self, place: Any) -> Match | None:
-        """The longest end of that text that something followed before."""
+    def match(self, cursor: Any) -> Match | None:
+        """Return the longest suffix of the cursor's text that was followed by something, None if there is none."""
         ...
 
 
-def note(followers: dict[int, int], token: int) -> None:
-    """Count a token that followed once more, and make it the most recent."""
+def count_follower(followers: dict[int, int], token: int) -> None:
+    """Add one to a token's count and move it to the end, so that the dictionary is ordered by recency."""
     followers[token] = followers.pop(token, 0) + 1
 
 
 @dataclass
 class Confidence:
-    """How often one of a match's followers is the next token, learned for each kind of match."""
+    """Learns, for each bucket of similar matches, how often the next token is among a match's followers."""
 
     _tallies: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
 
-    def of(self, match: Match) -> float:
+    def hit_probability(self, match: Match) -> float:
         """Probability that the next token is among the followers of a match."""
-        held, seen = self._tallies.get(_kind(match), (0.0, 0.0))
-        return (held + FAITH * HOLDS[_kind(match)[0]]) / (seen + FAITH)
+        hits, seen = self._tallies.get(_bucket(match), (0.0, 0.0))
+        return (hits + PRIOR_WEIGHT * PRIOR_HIT_RATES[_bucket(match)[0]]) / (seen + PRIOR_WEIGHT)
 
     def learn(self, match: Match, token: int) -> None:
-        """Take note of the token that came after a match."""
-        held, seen = self._tallies.get(_kind(match), (0.0, 0.0))
-        fade = 0.5 if seen >= MEMORY else 1.0
-        self._tallies[_kind(match)] = fade * held + (token in match.followers), fade * seen + 1
+        """Record the token that came after a match."""
+        hits, seen = self._tallies.get(_bucket(match), (0.0, 0.0))
+        # A text changes from prose to code to a quotation, so recent observations must be able to outweigh old ones.
+        fade = 0.5 if seen >= FADE_AFTER else 1.0
+        self._tallies[_bucket(match)] = fade * hits + (token in match.followers), fade * seen + 1
 
-    def spread(self, match: Match | None) -> tuple[dict[int, float], float]:
-        """Probabilities of a match's followers, shared by their counts, and of everything else."""
+    def next_token_probs(self, match: Match | None) -> tuple[dict[int, float], float]:
+        """Probability of each proposed follower, in proportion to its count, and of all other tokens together."""
         if match is None:
             return {}, 1.0
-        recent = dict(islice(reversed(match.followers.items()), WIDTH))
-        sure, total = self.of(match), sum(recent.values())
-        return {token: sure * count / total for token, count in recent.items()}, 1 - sure
+        recent = dict(islice(reversed(match.followers.items()), MAX_FOLLOWERS))
+        hit, total = self.hit_probability(match), sum(recent.values())
+        return {token: hit * count / total for token, count in recent.items()}, 1 - hit
 
 
-def _kind(match: Match) -> tuple[int, int]:
-    """Matches are alike in the magnitude of their length, and in having one, two or more followers."""
-    return min(match.length.bit_length(), len(HOLDS) - 1), min(len(match.followers), 3)
+def _bucket(match: Match) -> tuple[int, int]:
+    """Bucket of a match: the bit length of its length, and whether it has one, two or more followers."""
+    return min(match.length.bit_length(), len(PRIOR_HIT_RATES) - 1), min(len(match.followers), 3)
 
 
 class LookupDrafter:
-    """Base of drafters that propose what followed before; nothing is trained and no model runs.
+    """Base of drafters that propose tokens from the text so far; nothing is trained and no model runs.
 
     Args:
         vocab_size: of the target.
-        device: where the target's tensors live.
+        device: of the target's tensors.
     """
 
     def __init__(self, vocab_size: int, device: torch.device | str = "cpu") -> None:
@@ -119,81 +120,82 @@ class LookupDrafter:
         self.nbytes = 0
 
     def new_index(self) -> MatchIndex:
-        """An empty memory for one text."""
+        """Return an empty index for one text."""
         raise NotImplementedError
 
     def start(self, prompt: list[int], capacity: int) -> "LookupSession":
-        """Begin a sequence; the prompt is read on the first draft."""
+        """Begin a request; the prompt is indexed when the first tree is drafted."""
         return LookupSession(self.new_index(), prompt, self.vocab_size, self.device)
 
 
 class LookupSession(PassCounter):
-    """The memory of one text, and the places of the frontier.
+    """The index of one request's text, and the cursors of the frontier.
 
-    Rows are `vocab_size + 1` wide: tokens that are not proposed are at -inf, and the last column is their probability.
-    A place without a match has a row that proposes nothing. Tokens are read once, when the next draft begins.
+    Rows of logits have `vocab_size + 1` columns: tokens that are not proposed are at -inf, and the last column is their
+    joint log-probability. A cursor without a match has a row that proposes nothing. Committed tokens are indexed when
+    the next tree is drafted.
     """
 
-    def __init__(self, memory: MatchIndex, prompt: list[int], vocab_size: int, device: torch.device) -> None:
+    def __init__(self, index: MatchIndex, prompt: list[int], vocab_size: int, device: torch.device) -> None:
         super().__init__(torch.device("cpu"))
-        self._index, self._vocab, self._device = memory, vocab_size, device
+        self._index, self._vocab, self._device = index, vocab_size, device
         self._confidence = Confidence()
         self._unread = list(prompt)
-        self._places: list[Any] = []
+        self._cursors: list[Any] = []
 
     @property
     def nbytes(self) -> int:
         return self._index.nbytes
 
     def prefill(self, hidden_states: HiddenStates) -> None:
-        self._read()
+        self._index_unread()
 
     def root(self) -> Tensor:
-        with self.counted():
-            self._read()
-            return self._look([self._index.end()])
+        with self.count_pass():
+            self._index_unread()
+            return self._logits([self._index.end()])
 
     def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
-        with self.counted():
+        with self.count_pass():
             pairs = zip(tokens[0].tolist(), origins[0].tolist(), strict=True)
-            return self._look([self._index.step(self._places[origin], token) for token, origin in pairs])
+            return self._logits([self._index.step(self._cursors[origin], token) for token, origin in pairs])
 
     def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
         self._unread += tokens
 
-    def expected(self, levels: int) -> float:
-        """Tokens of the likeliest continuation that are right, in expectation, `levels` of them at most."""
+    def expected_accepted(self, levels: int) -> float:
+        """Expected number of accepted tokens of the likeliest path of at most `levels` tokens."""
         with self.timer:
-            self._read()
-            place, path, total = self._index.end(), 1.0, 0.0
+            self._index_unread()
+            cursor, path_prob, total = self._index.end(), 1.0, 0.0
             for _ in range(levels):
-                named, _ = self._confidence.spread(self._index.match(place))
-                if not named:
+                probs, _ = self._confidence.next_token_probs(self._index.match(cursor))
+                if not probs:
                     break
-                token = max(named, key=named.__getitem__)
-                path *= named[token]
-                total += path
-                place = self._index.step(place, token)
+                token = max(probs, key=probs.__getitem__)
+                path_prob *= probs[token]
+                total += path_prob
+                cursor = self._index.step(cursor, token)
         return total
 
-    def _read(self) -> None:
+    def _index_unread(self) -> None:
         for token in self._unread:
             if match := self._index.match(self._index.end()):
                 self._confidence.learn(match, token)
             self._index.append(token)
         self._unread = []
 
-    def _look(self, places: list[Any]) -> Tensor:
-        """The rows of some places, `[1, places, vocab + 1]`."""
+    def _logits(self, cursors: list[Any]) -> Tensor:
+        """Log-probabilities `[1, cursors, vocab + 1]` after each cursor, which become the frontier's."""
         nodes, tokens, logprobs = [], [], []
-        for node, place in enumerate(places):
-            named, left = self._confidence.spread(self._index.match(place))
-            for token, probability in (*named.items(), (self._vocab, left)):
+        for node, cursor in enumerate(cursors):
+            probs, rest = self._confidence.next_token_probs(self._index.match(cursor))
+            for token, probability in (*probs.items(), (self._vocab, rest)):
                 nodes.append(node)
                 tokens.append(token)
                 logprobs.append(log(probability))
-        rows = torch.full((1, len(places), self._vocab + 1), -torch.inf, device=self._device)
-        where = torch.tensor([nodes, tokens], device=self._device)
-        rows[0, where[0], where[1]] = torch.tensor(logprobs, device=self._device)
-        self._places = places
-        return rows
+        logits = torch.full((1, len(cursors), self._vocab + 1), -torch.inf, device=self._device)
+        entries = torch.tensor([nodes, tokens], device=self._device)
+        logits[0, entries[0], entries[1]] = torch.tensor(logprobs, device=self._device)
+        self._cursors = cursors
+        return logits

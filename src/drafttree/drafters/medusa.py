@@ -1,7 +1,7 @@
-"""Medusa heads as drafter: one guess for every depth, all from the last hidden state of the target.
+"""Drafts with Medusa heads: one head per level, all reading the target's last hidden state.
 
-Head k reads the hidden state (after the final norm) of the token before the root and says which token stands k + 1
-levels below the root, whatever the path to it. Medusa (Cai et al. 2024), section 2.1.
+Head k reads the hidden state (after the final norm) of the token before the root and gives logits of the token k + 1
+levels below the root, independent of the path to it. Medusa (Cai et al. 2024), section 2.1.
 """
 
 import torch
@@ -9,19 +9,19 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from drafttree.drafters.base import DraftSession, HiddenStates
-from drafttree.drafters.heads import ResBlock, last_layer, own_bytes, projection, unknown_state
+from drafttree.drafters.heads import ResBlock, last_layer, own_bytes, projection, zero_hidden
 from drafttree.drafters.pass_counter import PassCounter
 
 
 class MedusaHeads(nn.ModuleList):
-    """The heads; `state_dict` has the names of the public checkpoints (`medusa_lm_head.pt`).
+    """The heads; `state_dict` has the tensor names of the public checkpoints (`medusa_lm_head.pt`).
 
     Args:
-        heads: how many.
-        layers: residual blocks of each.
+        heads: number of heads.
+        layers: residual blocks per head.
         hidden: width of the target's hidden state.
         vocab: size of the target's vocabulary.
-        shared: whether heads end before a projection that is the target's.
+        shared: use the target's output projection; the heads have none of their own.
     """
 
     def __init__(self, heads: int, layers: int, hidden: int, vocab: int, *, shared: bool = False) -> None:
@@ -29,22 +29,22 @@ class MedusaHeads(nn.ModuleList):
         self.count, self.layers, self.shared = heads, layers, shared
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """`[..., heads, vocab]`, or `[..., heads, hidden]` before a shared projection, from `[..., hidden]`."""
+        """Map `[..., hidden]` to logits `[..., heads, vocab]`; with a shared projection to `[..., heads, hidden]`."""
         return torch.stack([head(hidden) for head in self], -2)
 
 
 def _head(layers: int, hidden: int, vocab: int | None) -> nn.Sequential:
-    """One head, ending in a projection unless `vocab` is None."""
-    end = [] if vocab is None else [nn.Linear(hidden, vocab, bias=False)]
-    return nn.Sequential(*(ResBlock(hidden) for _ in range(layers)), *end)
+    """Build one head, with an output projection unless `vocab` is None."""
+    output = [] if vocab is None else [nn.Linear(hidden, vocab, bias=False)]
+    return nn.Sequential(*(ResBlock(hidden) for _ in range(layers)), *output)
 
 
 class MedusaDrafter:
-    """Drafts as many levels as there are heads, in one pass per round.
+    """Drafts one level per head, all in one draft pass per round.
 
     Args:
         heads: on the target's device, in its dtype.
-        target: the model they were trained on.
+        target: the model the heads were trained on.
     """
 
     def __init__(self, heads: MedusaHeads, target: PreTrainedModel) -> None:
@@ -55,25 +55,25 @@ class MedusaDrafter:
         self.hidden_layers: tuple[int, ...] = (last_layer(target),)
         self.nbytes = own_bytes(heads, target)
         self._project = projection(target) if heads.shared else nn.Identity()
-        self._unknown = unknown_state(target)
+        self._zero_hidden = zero_hidden(target)
 
     def start(self, prompt: list[int], capacity: int) -> DraftSession:
-        """Begin a sequence; the heads remember nothing but one hidden state."""
-        return MedusaSession(self, self._unknown)
+        """Begin a request; its only state is the newest hidden state."""
+        return MedusaSession(self, self._zero_hidden)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """`[1, heads, vocab]` from the hidden state `[1, 1, hidden]` of the token before the root."""
+        """Logits `[1, heads, vocab]` from the hidden state `[1, 1, hidden]` of the token before the root."""
         return self._project(self.heads(hidden))[:, 0]
 
 
 class MedusaSession(PassCounter):
-    """The newest hidden state, and what the heads made of it this round."""
+    """The newest hidden state of one request, and this round's logits of all heads."""
 
-    def __init__(self, drafter: MedusaDrafter, unknown: Tensor) -> None:
-        super().__init__(unknown.device)
+    def __init__(self, drafter: MedusaDrafter, hidden: Tensor) -> None:
+        super().__init__(hidden.device)
         self._drafter = drafter
-        self._hidden = unknown
+        self._hidden = hidden
         self._level = 0
 
     @property
@@ -85,7 +85,7 @@ class MedusaSession(PassCounter):
             self._hidden = layer[:, -1:]
 
     def root(self) -> Tensor:
-        with self.counted():
+        with self.count_pass():
             self._logits = self._drafter.logits(self._hidden)
         self._level = 0
         return self._logits[:, :1]

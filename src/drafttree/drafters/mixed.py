@@ -1,30 +1,31 @@
-"""Lookup where the text repeats itself, a model where it does not."""
+"""Mixed drafting: lookup drafts where the text repeats itself, a model drafts elsewhere."""
 
 from torch import Tensor
 
 from drafttree.drafters.base import Drafter, DraftSession, HiddenStates
 from drafttree.drafters.match_index import LookupDrafter, LookupSession
 
-COST = 2 / 3
-"""What a round costs that lookup drafts, where one that a model drafts costs 1: v + h against v + c * delta + h."""
-LEVELS = 8
-"""How far ahead lookup is asked what it is worth, until a round of the model shows how far the policy drafts."""
-ACCEPTED = 1.0
-"""Tokens of a round that a model is taken to have accepted before it was tried."""
-PACE, DRIFT = 0.2, 0.02
-"""How fast the mean over the model's rounds follows the latest, and falls back to where it began while it rests."""
+LOOKUP_ROUND_COST = 2 / 3
+"""Cost of a round drafted by lookup over one drafted by the model: v + h against v + c * delta + h."""
+INITIAL_LEVELS = 8
+"""Levels over which lookup's expectation is taken until the model's first round shows how deep the policy drafts."""
+INITIAL_ACCEPTED = 1.0
+"""Accepted tokens per round assumed of the model before its first round."""
+UPDATE_RATE, RESET_RATE = 0.2, 0.02
+"""Step sizes of the model's mean accepted tokens: towards its latest round, and back to the initial value per round
+that lookup drafts, so that a model that once did badly is tried again."""
 
 
 class MixedDrafter:
-    """Tries lookup first and falls back to a model, round by round.
+    """Chooses lookup or a model for every round.
 
-    Lookup drafts a round if it has a match and the tokens it expects to commit, as its matches have held so far, are
-    at least `COST` times what the model's last rounds have committed. Both figures come from committed tokens alone
-    and no clock, so the same seed gives the same rounds.
+    Lookup drafts a round if it has a match and the tokens it expects to commit are at least `LOOKUP_ROUND_COST` times
+    what the model's recent rounds have committed. Both numbers depend on committed tokens alone and on no clock, so the
+    same seed gives the same rounds.
 
     Args:
-        lookup: costs next to nothing.
-        model: any other drafter; what it has not read while lookup drafted, it reads in its next first pass.
+        lookup: the lookup drafter, whose passes cost next to nothing.
+        model: any other drafter; its next first pass reads the tokens committed while lookup drafted.
     """
 
     def __init__(self, lookup: LookupDrafter, model: Drafter) -> None:
@@ -36,24 +37,23 @@ class MixedDrafter:
         self.nbytes = model.nbytes
 
     def start(self, prompt: list[int], capacity: int) -> DraftSession:
-        """Begin a sequence; both drafters keep up with it."""
+        """Begin a request with a session of each drafter; both are told every committed token."""
         return MixedSession(self.lookup.start(prompt, capacity), self.model.start(prompt, capacity))
 
 
 class MixedSession:
-    """The two drafts of one text, and which of them has the round.
+    """The sessions of both drafters for one request.
 
     Attributes:
-        by_lookup: rounds that lookup drafted.
-        by_model: rounds that the model drafted.
+        lookup_rounds: rounds drafted by lookup so far.
     """
 
     def __init__(self, lookup: LookupSession, model: DraftSession) -> None:
-        self.by_lookup = self.by_model = 0
+        self.lookup_rounds = 0
         self._lookup, self._model = lookup, model
         self._drafting: DraftSession | None = None
-        self._accepted, self._levels = ACCEPTED, LEVELS
-        self._begun = 0
+        self._accepted, self._levels = INITIAL_ACCEPTED, INITIAL_LEVELS
+        self._passes_before = 0
 
     @property
     def passes(self) -> int:
@@ -72,12 +72,11 @@ class MixedSession:
         self._model.prefill(hidden_states)
 
     def root(self) -> Tensor:
-        expected = self._lookup.expected(self._levels)
-        trusted = expected > 0 and 1 + expected >= COST * (1 + self._accepted)
-        self._drafting = self._lookup if trusted else self._model
-        self._begun = self._drafting.passes
-        self.by_lookup += trusted
-        self.by_model += not trusted
+        expected = self._lookup.expected_accepted(self._levels)
+        use_lookup = expected > 0 and 1 + expected >= LOOKUP_ROUND_COST * (1 + self._accepted)
+        self._drafting = self._lookup if use_lookup else self._model
+        self._passes_before = self._drafting.passes
+        self.lookup_rounds += use_lookup
         return self._drafting.root()
 
     def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
@@ -86,10 +85,10 @@ class MixedSession:
 
     def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
         if self._drafting is self._model:
-            self._accepted += PACE * (len(tokens) - 1 - self._accepted)
-            self._levels = self._model.passes - self._begun
+            self._accepted += UPDATE_RATE * (len(tokens) - 1 - self._accepted)
+            self._levels = self._model.passes - self._passes_before
         else:
-            self._accepted += DRIFT * (ACCEPTED - self._accepted)
+            self._accepted += RESET_RATE * (INITIAL_ACCEPTED - self._accepted)
         self._drafting = None
         self._lookup.commit(tokens, hidden_states)
         self._model.commit(tokens, hidden_states)

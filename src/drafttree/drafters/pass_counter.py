@@ -1,4 +1,4 @@
-"""What every draft counts of its work."""
+"""Counts and times a drafter's forward passes."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,13 +9,13 @@ from drafttree.core.timing import PassTimer
 
 
 class PassCounter:
-    """Base of drafts: `with self.counted():` around a pass counts it and its time.
+    """Base of draft sessions: `with self.count_pass():` around a forward pass counts and times it.
 
     Args:
-        device: where the passes run.
+        device: of the passes.
 
     Attributes:
-        passes: how many so far.
+        passes: forward passes so far.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -24,12 +24,12 @@ class PassCounter:
 
     @property
     def seconds(self) -> float:
-        """Time in them."""
+        """Seconds spent in the passes; on CUDA, reading it waits for the last of them."""
         return self.timer.seconds
 
     @contextmanager
-    def counted(self) -> Iterator[None]:
-        """The block of one pass."""
+    def count_pass(self) -> Iterator[None]:
+        """Count and time the block as one forward pass."""
         with self.timer:
             yield
         self.passes += 1

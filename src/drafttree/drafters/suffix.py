@@ -4,31 +4,31 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from drafttree.drafters.match_index import LookupDrafter, Match, MatchIndex, note
+from drafttree.drafters.match_index import LookupDrafter, Match, MatchIndex, count_follower
 
-LINKS = 8
-"""Suffix links followed at most, when a token is counted, a path extended or a match looked for."""
+MAX_LINKS = 8
+"""Suffix links followed at most when a token is counted, a path is extended or a match is searched."""
 
 
 class SuffixDrafter(LookupDrafter):
-    """Proposes what followed the longest end of the text that occurred before, of whatever length.
+    """Proposes the tokens that followed earlier occurrences of the longest suffix of the text that has any.
 
     Source: SAM decoding (Hu et al. 2024) for the automaton, with counts and trees in place of one copied occurrence.
     """
 
     def new_index(self) -> MatchIndex:
-        """An empty automaton."""
+        """Return an empty automaton."""
         return SuffixAutomaton()
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class State:
-    """All substrings that end at the same places of the text.
+    """A state of the automaton: all substrings that end at the same positions of the text.
 
     Attributes:
-        length: of the longest of them.
-        link: the state of the longest end of theirs that occurs elsewhere too, None for the empty string.
-        next: the state of each of them with one more token.
+        length: length of the longest of these substrings.
+        link: suffix link, the state of their longest suffix that also ends elsewhere; None for the empty string.
+        next: transitions, the state reached by each next token.
         followers: how often each token came next, see `SuffixAutomaton`.
     """
 
@@ -38,20 +38,19 @@ class State:
     followers: dict[int, int] = field(default_factory=dict)
 
 
-Place = tuple[State, int]
+Cursor = tuple[State, int]
 
 
 class SuffixAutomaton:
-    """The suffix automaton of a growing text (Blumer et al. 1985), with counts of what followed each state.
+    """The suffix automaton of a growing text (Blumer et al. 1985), with counts of the tokens that followed each state.
 
-    Occurrence counts of an automaton that grows would have to be raised along the whole chain of suffix links with
-    every token, which is as long as the text where it repeats itself. Here a token is counted in the `LINKS` longest
-    ends of the text that occurred before: a count is what was seen while the state was one of the longest matches. It
-    never exceeds the number of occurrences, and equals it while no chain is longer than `LINKS`; the 95th percentile
-    of the chain is 3 in prose and 6 in code.
+    Exact counts would have to be raised along the whole chain of suffix links with every token, and in a repetitive
+    text that chain is as long as the text. Here a token is counted only in the `MAX_LINKS` longest suffixes of the text
+    that occurred before. A count never exceeds the number of occurrences, and equals it while no chain is longer than
+    `MAX_LINKS`; the 95th percentile of the chain length is 3 in prose and 6 in code.
 
-    A place is a state and how many tokens of its strings match. Extending the text takes amortised constant time:
-    states number less than twice the tokens and transitions less than three times.
+    A cursor is a state and the number of matching tokens. Appending a token takes amortised constant time: there are
+    fewer states than twice the tokens and fewer transitions than three times the tokens.
     """
 
     def __init__(self) -> None:
@@ -64,54 +63,54 @@ class SuffixAutomaton:
         return sum(map(sys.getsizeof, [self._states, *parts]))
 
     def append(self, token: int) -> None:
-        for state in self._chain(self._last):
-            note(state.followers, token)
+        for state in self._suffix_chain(self._last):
+            count_follower(state.followers, token)
         new = State(self._last.length + 1)
         self._states.append(new)
         state = self._last
         while state and token not in state.next:
             state.next[token] = new
             state = state.link
-        new.link = self._part(state, token) if state else self._root
+        new.link = self._split(state, token) if state else self._root
         self._last = new
 
-    def _part(self, state: State, token: int) -> State:
-        """The state of exactly a state's longest string with a token, split off from longer strings if need be."""
-        whole = state.next[token]
-        if whole.length == state.length + 1:
-            return whole
-        part = State(state.length + 1, whole.link, dict(whole.next), dict(whole.followers))
-        self._states.append(part)
-        above: State | None = state
-        while above and above.next.get(token) is whole:
-            above.next[token] = part
-            above = above.link
-        whole.link = part
-        return part
+    def _split(self, state: State, token: int) -> State:
+        """Return the state whose longest substring is that of `state` plus a token, cloning one if there is none."""
+        reached = state.next[token]
+        if reached.length == state.length + 1:
+            return reached
+        clone = State(state.length + 1, reached.link, dict(reached.next), dict(reached.followers))
+        self._states.append(clone)
+        source: State | None = state
+        while source and source.next.get(token) is reached:
+            source.next[token] = clone
+            source = source.link
+        reached.link = clone
+        return clone
 
-    def end(self) -> Place:
-        """The whole text."""
+    def end(self) -> Cursor:
+        """Return the cursor of the whole text."""
         return self._last, self._last.length
 
-    def step(self, place: Place, token: int) -> Place:
-        start, length = place
-        for state in self._chain(start):
+    def step(self, cursor: Cursor, token: int) -> Cursor:
+        start, length = cursor
+        for state in self._suffix_chain(start):
             if token in state.next:
                 return state.next[token], min(length, state.length) + 1
         return self._root, 0
 
-    def match(self, place: Place) -> Match | None:
-        """The longest end that something followed before."""
-        start, length = place
-        for state in self._chain(start):
+    def match(self, cursor: Cursor) -> Match | None:
+        """Return the longest suffix at the cursor that was followed by something."""
+        start, length = cursor
+        for state in self._suffix_chain(start):
             if state.followers and state.length:
                 return Match(min(length, state.length), state.followers)
         return None
 
-    def _chain(self, state: State) -> Iterator[State]:
-        """A state and those its suffix links lead to, `LINKS` of them at most."""
+    def _suffix_chain(self, state: State) -> Iterator[State]:
+        """Yield a state and the states along its suffix links, at most `MAX_LINKS` in all."""
         link: State | None = state
-        for _ in range(LINKS):
+        for _ in range(MAX_LINKS):
             if link is None:
                 return
             yield link
