@@ -1,4 +1,4 @@
-"""Grammars at every node: against brute force with `re`, against xgrammar one token at a time, and their errors."""
+"""Grammars at every node, compared with brute force by `re` and with xgrammar one token at a time; and their errors."""
 
 import functools
 import itertools
@@ -68,16 +68,16 @@ def spell(tokens) -> str:
 
 
 @functools.cache
-def leads_somewhere(pattern: str, text: str) -> bool:
-    """Whether some text of the pattern begins so; these patterns need three more letters at most."""
+def is_prefix_of_a_match(pattern: str, text: str) -> bool:
+    """Whether some match of the pattern begins with the text; these patterns need at most three more letters."""
     ends = ("".join(word) for size in range(4) for word in itertools.product("abc", repeat=size))
     return any(re.fullmatch(pattern, text + end) for end in ends)
 
 
 def allowed(pattern: str, path: tuple[int, ...]) -> list[bool]:
-    """Which tokens may follow a path, by looking for a text that goes on so."""
+    """Which tokens may follow a path, found by searching for a match that begins with it."""
     text = spell(path)
-    return [bool(re.fullmatch(pattern, text)), *(leads_somewhere(pattern, text + piece) for piece in PIECES[1:])]
+    return [bool(re.fullmatch(pattern, text)), *(is_prefix_of_a_match(pattern, text + piece) for piece in PIECES[1:])]
 
 
 def decoder(tokenizer, policy, verifier=None) -> Decoder:
@@ -89,7 +89,7 @@ short_paths = st.lists(st.lists(st.integers(1, VOCAB - 1), max_size=2).map(tuple
 
 @settings(max_examples=60, deadline=None)
 @given(pattern=st.sampled_from(PATTERNS), committed=st.lists(st.integers(1, VOCAB - 1), max_size=1), paths=short_paths)
-def test_what_may_follow_a_path_is_what_brute_force_finds(tokenizer, pattern, committed, paths):
+def test_masks_after_a_path_equal_brute_force(tokenizer, pattern, committed, paths):
     state = grammar.regex(pattern).new_state(tokenizer, VOCAB, (EOS,))
     for place, token in enumerate(committed):
         if not allowed(pattern, tuple(committed[:place]))[token]:
@@ -116,7 +116,7 @@ def test_greedy_writes_what_one_token_at_a_time_writes(tokenizer, policy, patter
 
 
 @pytest.mark.parametrize("verifier", [None, PointMass, RRS, RRSw, Traversal])
-def test_every_text_drawn_is_one_of_the_grammar(tokenizer, verifier):
+def test_sampled_texts_follow_the_grammar(tokenizer, verifier):
     pattern = PATTERNS[3]
     made, wanted = decoder(tokenizer, POLICIES["binary"], verifier), grammar.regex(pattern)
     for seed in range(12):
@@ -153,8 +153,8 @@ def test_a_tree_costs_one_mask_per_node(tokenizer, monkeypatch):
     assert len(asked) <= 1 + sum(round_.nodes for round_ in out.metrics.rounds)
 
 
-def test_drafts_keep_to_the_grammar_too(tokenizer):
-    """The drafter's favourite is never allowed, and yet what it drafts is accepted."""
+def test_drafted_tokens_follow_the_grammar(tokenizer):
+    """The drafter's most probable token is never allowed, yet its drafted tokens are accepted."""
 
     def law(prefix):
         return [9.0 if token == 3 else float(token == 1 + len(prefix) % 2) for token in range(VOCAB)]
@@ -166,7 +166,7 @@ def test_drafts_keep_to_the_grammar_too(tokenizer):
 
 
 def test_processors_come_before_the_grammar(tokenizer):
-    """As in transformers, where one's own processors, xgrammar's among them, are the last before the warpers."""
+    """As in transformers, where custom processors, among them xgrammar's, run last before the warpers."""
     seen = []
 
     def look(input_ids, scores):
@@ -205,7 +205,7 @@ def test_greedy_is_transformers_generate_with_xgrammars_own_processor(embedded):
 
 
 def test_a_certificate_finds_a_text_that_leaves_the_grammar(embedded, monkeypatch):
-    """Without the grammar at the nodes, only the reference keeps to it."""
+    """If the grammar is not applied at the nodes, only the reference follows it."""
     monkeypatch.setattr(drafttree.engine.decoder.PathConstraints, "score", lambda self, tokens, tree, logits: logits)
     monkeypatch.setattr(grammar.GrammarState, "commit", lambda *_: None)
     certificate = certify(embedded, ["Once"], ["chain"], max_new_tokens=8, grammar=grammar.regex("[0-9]{4}"))
@@ -255,7 +255,7 @@ def test_ebnf(embedded):
         (lambda: grammar.ebnf('main ::= "a"'), '"root" is not found'),
     ],
 )
-def test_what_is_not_well_formed_is_told_before_any_model_is_there(make, words):
+def test_malformed_grammars_are_refused_before_a_model_is_loaded(make, words):
     with pytest.raises(ConfigError, match=words) as error:
         make()
     assert "\n" not in str(error.value)
@@ -263,7 +263,7 @@ def test_what_is_not_well_formed_is_told_before_any_model_is_there(make, words):
 
 
 @pytest.mark.parametrize("pattern", ["", "()", "xyz"])
-def test_a_grammar_that_allows_nothing_after_the_prompt(tokenizer, pattern):
+def test_a_grammar_without_any_text_is_refused(tokenizer, pattern):
     made = decoder(tokenizer, POLICIES["chain"])
     with pytest.raises(ConfigError, match=r"regex .* allows no text after the prompt"):
         made.new_request(PROMPT, grammar=grammar.regex(pattern))
@@ -271,7 +271,7 @@ def test_a_grammar_that_allows_nothing_after_the_prompt(tokenizer, pattern):
         made.new_request(PROMPT, grammar=grammar.ebnf("root ::= root"))
 
 
-def test_a_place_where_no_token_spells_the_grammar_is_named(tokenizer):
+def test_a_position_where_no_token_fits_the_grammar_is_named(tokenizer):
     made = decoder(tokenizer, POLICIES["chain"])
     with pytest.raises(ConfigError, match="the grammar leaves no token possible at position 4"):
         made.generate(PROMPT, grammar=grammar.regex("ax"))

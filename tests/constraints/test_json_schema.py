@@ -1,4 +1,4 @@
-"""JSON schemas: what xgrammar does not enforce is refused by name, and what is let through it enforces."""
+"""JSON schemas: parts that xgrammar does not enforce are refused by name, and accepted schemas are enforced."""
 
 import json
 from typing import Literal
@@ -15,21 +15,21 @@ from xgrammar.testing import _is_grammar_accept_string
 TEXT, WHOLE = {"type": "string"}, {"type": "integer"}
 
 
-def thing(**keywords) -> dict:
+def schema_of_object(**keywords) -> dict:
     return {"type": "object", **keywords}
 
 
 def kind(name: str, **more) -> dict:
-    return thing(properties={"kind": {"const": name}, **more}, required=["kind"], additionalProperties=False)
+    return schema_of_object(properties={"kind": {"const": name}, **more}, required=["kind"], additionalProperties=False)
 
 
 REFUSED = {
     "not": {"type": "integer", "not": {"const": 3}},
-    "if": thing(properties={"a": WHOLE}, **{"if": {"required": ["a"]}, "then": False}),
+    "if": schema_of_object(properties={"a": WHOLE}, **{"if": {"required": ["a"]}, "then": False}),
     "uniqueItems": {"type": "array", "items": WHOLE, "uniqueItems": True},
     "contains": {"type": "array", "items": WHOLE, "contains": {"const": 5}, "minContains": 2},
-    "dependentRequired": thing(properties={"a": WHOLE, "b": WHOLE}, dependentRequired={"a": ["b"]}),
-    "dependentSchemas": thing(properties={"a": WHOLE}, dependentSchemas={"a": False}),
+    "dependentRequired": schema_of_object(properties={"a": WHOLE, "b": WHOLE}, dependentRequired={"a": ["b"]}),
+    "dependentSchemas": schema_of_object(properties={"a": WHOLE}, dependentSchemas={"a": False}),
     "$dynamicRef": {"$dynamicRef": "#x"},
     "'$ref' to 'https://example.org/x.json'": {"$ref": "https://example.org/x.json"},
     "'$ref' to '#name'": {"$ref": "#name", "$defs": {"x": {"$anchor": "name", "type": "integer"}}},
@@ -45,7 +45,9 @@ REFUSED = {
     "'type' beside 'anyOf'": {"anyOf": [WHOLE, TEXT], "type": "string"},
     "'oneOf' of members": {"oneOf": [WHOLE, {"type": "number"}]},
     "'oneOf' of members that": {"oneOf": [WHOLE, {"const": 5}]},
-    "'oneOf' of members that may": {"oneOf": [thing(properties={"a": WHOLE}), thing(properties={"b": WHOLE})]},
+    "'oneOf' of members that may": {
+        "oneOf": [schema_of_object(properties={"a": WHOLE}), schema_of_object(properties={"b": WHOLE})]
+    },
     "'minimum' without a type": {"minimum": 5},
     "'pattern' without a type": {"pattern": "^a$"},
     "'required' without a type": {"required": ["a"]},
@@ -58,17 +60,23 @@ REFUSED = {
     "'multipleOf' of other": {"type": "number", "multipleOf": 5},
     "'multipleOf' of other than": {"type": "integer", "multipleOf": 2.5},
     "'multipleOf' beside 'minimum'": {"type": "integer", "multipleOf": 5, "minimum": 7},
-    "'required' of 'a', which is not": thing(properties={"b": WHOLE}, required=["a"], additionalProperties=False),
-    "'required' of 'a'": thing(properties={"b": WHOLE}, required=["b", "a"]),
-    "'patternProperties' of several": thing(patternProperties={"^a": WHOLE, "b$": TEXT}),
-    "which 'aa' of 'properties' matches": thing(properties={"aa": TEXT}, patternProperties={"^a+$": {"const": "q"}}),
-    "'propertyNames' beside 'properties'": thing(properties={"aa": TEXT}, propertyNames={"maxLength": 1}),
-    "'propertyNames' beside 'patternProperties'": thing(patternProperties={"a": TEXT}, propertyNames={"maxLength": 1}),
+    "'required' of 'a', which is not": schema_of_object(
+        properties={"b": WHOLE}, required=["a"], additionalProperties=False
+    ),
+    "'required' of 'a'": schema_of_object(properties={"b": WHOLE}, required=["b", "a"]),
+    "'patternProperties' of several": schema_of_object(patternProperties={"^a": WHOLE, "b$": TEXT}),
+    "which 'aa' of 'properties' matches": schema_of_object(
+        properties={"aa": TEXT}, patternProperties={"^a+$": {"const": "q"}}
+    ),
+    "'propertyNames' beside 'properties'": schema_of_object(properties={"aa": TEXT}, propertyNames={"maxLength": 1}),
+    "'propertyNames' beside 'patternProperties'": schema_of_object(
+        patternProperties={"a": TEXT}, propertyNames={"maxLength": 1}
+    ),
 }
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_what_xgrammar_does_not_enforce_is_refused_by_name(words, capfd):
+def test_unenforced_parts_are_refused_by_name(words, capfd):
     with pytest.raises(ConfigError) as error:
         grammar.json_schema(REFUSED[words])
     assert words in str(error.value)
@@ -79,18 +87,18 @@ def test_what_xgrammar_does_not_enforce_is_refused_by_name(words, capfd):
 @pytest.mark.parametrize(
     ("where", "schema"),
     [
-        ("#/properties/a", thing(properties={"a": {"not": TEXT}})),
+        ("#/properties/a", schema_of_object(properties={"a": {"not": TEXT}})),
         ("#/items", {"type": "array", "items": {"not": TEXT}}),
         ("#/prefixItems/1", {"type": "array", "prefixItems": [WHOLE, {"not": TEXT}]}),
         ("#/anyOf/1", {"anyOf": [WHOLE, {"not": TEXT}]}),
         ("#/oneOf/0/properties/a", {"oneOf": [kind("a", a={"not": TEXT}), kind("b")]}),
         ("#/$defs/x", {"$ref": "#/$defs/x", "$defs": {"x": {"not": TEXT}}}),
-        ("#/additionalProperties", thing(additionalProperties={"not": TEXT})),
-        ("#/patternProperties/^a", thing(patternProperties={"^a": {"not": TEXT}})),
-        ("#/propertyNames", thing(propertyNames={"not": TEXT})),
+        ("#/additionalProperties", schema_of_object(additionalProperties={"not": TEXT})),
+        ("#/patternProperties/^a", schema_of_object(patternProperties={"^a": {"not": TEXT}})),
+        ("#/propertyNames", schema_of_object(propertyNames={"not": TEXT})),
     ],
 )
-def test_it_is_found_wherever_a_schema_may_be(where, schema):
+def test_unenforced_parts_are_found_in_nested_schemas(where, schema):
     with pytest.raises(ConfigError) as error:
         grammar.json_schema(schema)
     assert f"'not' at {where} is" in str(error.value)
@@ -98,8 +106,8 @@ def test_it_is_found_wherever_a_schema_may_be(where, schema):
 
 LISTED = {"enum": ["a", 3], "type": ["string", "integer"]}
 REFERRED = {"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}], "$defs": {"a": kind("a"), "b": kind("b", z=WHOLE)}}
-NAMED_AS_KEYWORDS = thing(properties={"not": WHOLE, "if": WHOLE}, required=["not", "if"])
-OWN = thing(properties={"a": WHOLE}, required=["a"], additionalProperties=False)
+NAMED_AS_KEYWORDS = schema_of_object(properties={"not": WHOLE, "if": WHOLE}, required=["not", "if"])
+OWN = schema_of_object(properties={"a": WHOLE}, required=["a"], additionalProperties=False)
 
 
 @pytest.mark.parametrize(
@@ -109,27 +117,31 @@ OWN = thing(properties={"a": WHOLE}, required=["a"], additionalProperties=False)
         ({"enum": [{"not": 1}, "if"]}, "if", "not"),
         (LISTED, 3, 4),
         (REFERRED, {"kind": "b", "z": 1}, {"kind": "a", "z": 1}),
-        ({"oneOf": [OWN, thing(properties={"b": TEXT}, required=["b"])]}, {"a": 1}, {"a": 1, "b": "x"}),
+        ({"oneOf": [OWN, schema_of_object(properties={"b": TEXT}, required=["b"])]}, {"a": 1}, {"a": 1, "b": "x"}),
         ({"oneOf": [WHOLE, TEXT, {"type": "null"}]}, "x", 1.5),
         ({"allOf": [{"$ref": "#/$defs/x"}], "title": "X", "$defs": {"x": WHOLE}}, 4, "x"),
         ({"type": "object", "anyOf": [OWN, {"$ref": "#/$defs/x"}], "$defs": {"x": kind("x")}}, {"kind": "x"}, 3),
         ({"type": "array", "items": WHOLE, "uniqueItems": False, "minItems": 1}, [1, 1], []),
-        (thing(propertyNames={"maxLength": 2}, additionalProperties=WHOLE), {"ab": 1}, {"abc": 1}),
-        (thing(properties={"z": TEXT}, patternProperties={"^a+$": WHOLE}, minProperties=1), {"aa": 1}, {}),
-        (thing(properties={"child": {"$ref": "#"}}, additionalProperties=False), {"child": {}}, {"child": 1}),
+        (schema_of_object(propertyNames={"maxLength": 2}, additionalProperties=WHOLE), {"ab": 1}, {"abc": 1}),
+        (schema_of_object(properties={"z": TEXT}, patternProperties={"^a+$": WHOLE}, minProperties=1), {"aa": 1}, {}),
+        (
+            schema_of_object(properties={"child": {"$ref": "#"}}, additionalProperties=False),
+            {"child": {}},
+            {"child": 1},
+        ),
         ({"type": "string", "format": "something", "maxLength": 2}, "ab", "abc"),
         ({"type": "string", "format": "something", "pattern": "^a+$"}, "aa", "b"),
         ({"type": ["integer", "null"], "multipleOf": 5}, 10, 11),
     ],
 )
-def test_what_is_let_through_is_enforced(schema, good, bad, capfd):
+def test_accepted_schemas_are_enforced(schema, good, bad, capfd):
     parsed = grammar.json_schema(schema)._parsed
     assert _is_grammar_accept_string(parsed, json.dumps(good))
     assert not _is_grammar_accept_string(parsed, json.dumps(bad))
     assert not capfd.readouterr().err
 
 
-def test_pydantic_models_of_every_day_are_let_through():
+def test_ordinary_pydantic_models_are_accepted():
     class Cat(BaseModel):
         kind: Literal["cat"]
         lives: int = Field(9, ge=0, le=9)
@@ -162,6 +174,6 @@ def test_pydantic_models_of_every_day_are_let_through():
         {"type": "object", "required": [{}]},
     ],
 )
-def test_a_schema_of_wrong_types_is_a_mistake_of_the_user(schema):
+def test_a_schema_with_values_of_wrong_types_is_refused(schema):
     with pytest.raises(ConfigError, match="invalid JSON schema"):
         grammar.json_schema(schema)

@@ -1,4 +1,4 @@
-"""Options of transformers by its names: the texts transformers itself writes with them, and clear refusals."""
+"""Generation options: texts equal those of transformers' `generate`, and unsupported options are refused."""
 
 from copy import deepcopy
 
@@ -38,7 +38,7 @@ def free(module):
 
 @pytest.fixture(scope="module")
 def decoder(module, free):
-    """It may end after a few tokens, and its drafter is right now and then."""
+    """A decoder whose text may end early and whose drafter is sometimes right."""
     draft = deepcopy(module)
     with torch.no_grad():
         for parameter in draft.parameters():
@@ -66,12 +66,12 @@ def test_every_option_is_tried():
     assert tiny.OPTIONS.keys() == PROCESSOR_FACTORIES.keys() == ProcessorOptions.__annotations__.keys()
 
 
-def test_neutral_values_are_no_processors():
+def test_neutral_values_make_no_processors():
     neutral = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "min_length": 0, "min_new_tokens": 0}
     assert make_processors(neutral | {"sequence_bias": None, "remove_invalid_values": False}, (), SETTING) == []
 
 
-def test_processors_of_ones_own_come_last_and_replace_those_of_their_type():
+def test_custom_processors_come_last_and_replace_those_of_their_type():
     ours = [SuppressTokensLogitsProcessor([1]), NoRepeatNGramLogitsProcessor(4)]
     made = make_processors({"no_repeat_ngram_size": 2, "repetition_penalty": 1.5}, ours, SETTING)
     assert [type(each) for each in made[:1]] == [RepetitionPenaltyLogitsProcessor]
@@ -80,7 +80,7 @@ def test_processors_of_ones_own_come_last_and_replace_those_of_their_type():
 
 @pytest.mark.parametrize("least", [1, 5, 9, 10, 14])
 def test_min_new_tokens_is_exact_within_paths(least):
-    """The target would say EOS all the time; it may from one place on."""
+    """The target always prefers EOS, which is allowed from one position on."""
     text = Script([7], 8)
     made = Decoder(ToyModel(text), ToyDrafter(text), Eagle(depth=3, top_k=3, budget=9), eos=(7,))
     out = made.generate([1], max_new_tokens=14, min_new_tokens=least)
@@ -127,7 +127,7 @@ def test_a_length_penalty_must_be_a_pair(penalty):
         ({"logits_processor": [EncoderRepetitionPenaltyLogitsProcessor(1.2, torch.ones(1, 1))]}, "encoder_repetition"),
     ],
 )
-def test_what_cannot_be_served_is_said_before_any_model_runs(options, words):
+def test_unsupported_options_are_refused_before_a_model_runs(options, words):
     made = Decoder(ToyModel(Table()), ToyDrafter(Table()))
     for entry in (made.generate, made.new_request, made.stream):
         with pytest.raises(ConfigError, match=words) as error:

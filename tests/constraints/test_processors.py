@@ -1,4 +1,4 @@
-"""Logits processors of transformers at every node: the text is the one that plain decoding with them writes."""
+"""Logits processors at every node: the text equals that of plain decoding with the same processors."""
 
 import math
 
@@ -96,7 +96,7 @@ def test_the_processors_change_the_text():
 
 
 @pytest.mark.parametrize("verifier", [RRSw, Traversal])
-def test_drawn_texts_obey_in_every_token(verifier):
+def test_every_sampled_token_obeys_the_processors(verifier):
     for seed in range(10):
         tokens = [
             *PROMPT,
@@ -114,8 +114,8 @@ def test_speculation_still_accepts_under_processors():
     assert len(out.metrics.rounds) < LENGTH
 
 
-class Listens(LogitsProcessor):
-    """Changes nothing, and notes what it was asked about."""
+class Recorder(LogitsProcessor):
+    """Changes nothing and records the texts it is called on."""
 
     def __init__(self) -> None:
         self.asked: list[list[int]] = []
@@ -126,15 +126,15 @@ class Listens(LogitsProcessor):
 
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
-def test_nobody_is_asked_about_a_text_that_has_ended(policy):
-    listener = Listens()
+def test_processors_are_not_called_on_texts_that_have_ended(policy):
+    listener = Recorder()
     for seed in range(6):
         generate(decoder(policy), LogitsProcessorList([listener]), temperature=1.0, seed=seed)
     assert any(len(text) > len(PROMPT) + 1 for text in listener.asked)
     assert not [text for text in listener.asked if EOS in text[len(PROMPT) :]]
 
 
-class Stutter(LogitsProcessor):
+class Successor(LogitsProcessor):
     """Every token must be the one before, plus one."""
 
     def __call__(self, input_ids, scores):
@@ -143,9 +143,9 @@ class Stutter(LogitsProcessor):
 
 
 @pytest.mark.parametrize("verifier", [None, RRSw, Traversal])
-def test_what_is_drafted_obeys_too_and_so_is_accepted(verifier):
+def test_drafted_tokens_obey_the_processors_and_are_accepted(verifier):
     made = decoder(Template(tree="binary-3"), verifier)
-    out = made.generate([1], max_new_tokens=12, temperature=1.0, logits_processor=[Stutter()], ignore_eos=True)
+    out = made.generate([1], max_new_tokens=12, temperature=1.0, logits_processor=[Successor()], ignore_eos=True)
     assert out.tokens == [(2 + place) % VOCAB for place in range(12)]
     assert [round_.committed for round_ in out.metrics.rounds] == [4, 4, 4]
 
@@ -164,8 +164,8 @@ class WrongShape(LogitsProcessor):
         return scores[:, :-1]
 
 
-class SaysNothing(LogitsProcessor):
-    """Leaves no token possible once the text has a length."""
+class ForbidsAll(LogitsProcessor):
+    """Forbids every token from some text length on."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -183,20 +183,20 @@ def test_a_processor_that_returns_another_shape_is_named_with_the_position(polic
 
 
 @pytest.mark.parametrize("policy", [None, Chain(depth=4), Template(tree="binary-2")])
-def test_a_processor_that_leaves_nothing_is_named_with_the_position(policy):
-    with pytest.raises(ConfigError, match="SaysNothing leaves no token possible at position 3"):
-        generate(decoder(policy), LogitsProcessorList([Alternates(), SaysNothing(3)]))
+def test_a_processor_that_forbids_all_tokens_is_named_with_the_position(policy):
+    with pytest.raises(ConfigError, match="ForbidsAll leaves no token possible at position 3"):
+        generate(decoder(policy), LogitsProcessorList([Alternates(), ForbidsAll(3)]))
 
 
-def test_a_later_place_that_leaves_nothing_is_named_when_the_text_can_get_there():
-    with pytest.raises(ConfigError, match="SaysNothing leaves no token possible at position 9"):
+def test_a_deeper_dead_end_is_named_if_the_text_can_reach_it():
+    with pytest.raises(ConfigError, match="ForbidsAll leaves no token possible at position 9"):
         decoder(Chain(depth=4)).generate(
-            PROMPT, max_new_tokens=LENGTH, logits_processor=LogitsProcessorList([SaysNothing(9)]), ignore_eos=True
+            PROMPT, max_new_tokens=LENGTH, logits_processor=LogitsProcessorList([ForbidsAll(9)]), ignore_eos=True
         )
 
 
-class NothingAfter(LogitsProcessor):
-    """Forbids a token, and has nothing to say after it either."""
+class DeadEndAfter(LogitsProcessor):
+    """Forbids a token, and every token after it."""
 
     def __init__(self, token: int) -> None:
         self.token = token
@@ -210,17 +210,17 @@ class NothingAfter(LogitsProcessor):
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 4}])
 @pytest.mark.parametrize("verifier", [None, Traversal, RRSw])
-def test_a_node_no_text_can_reach_may_have_nothing_to_say(verifier, options):
-    """The drafter insists on the token that is forbidden."""
+def test_a_dead_end_that_no_text_can_reach_is_allowed(verifier, options):
+    """The drafter always proposes the forbidden token."""
     if verifier and not options:
         pytest.skip("draws at random")
     law = Script([6], VOCAB)
     made = Decoder(ToyModel(TARGET, VOCAB), ToyDrafter(law, VOCAB), Template(tree="binary-2"), verifier)
-    assert 6 not in generate(made, LogitsProcessorList([NothingAfter(6)]), **options)
+    assert 6 not in generate(made, LogitsProcessorList([DeadEndAfter(6)]), **options)
 
 
-class Returns(LogitsProcessor):
-    """Gives what it is told to make of its scores once the text has a length."""
+class ReturnsValue(LogitsProcessor):
+    """Returns the result of a given function of its scores from some text length on."""
 
     def __init__(self, make, length: int = 0) -> None:
         self.make, self.length = make, length
@@ -231,39 +231,39 @@ class Returns(LogitsProcessor):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
 def test_a_processor_may_return_another_dtype(dtype):
-    tokens = generate(decoder(POLICIES["binary"]), LogitsProcessorList([Returns(lambda scores: scores.to(dtype))]))
+    tokens = generate(decoder(POLICIES["binary"]), LogitsProcessorList([ReturnsValue(lambda scores: scores.to(dtype))]))
     assert tokens == sequential(LogitsProcessorList())
 
 
 @pytest.mark.parametrize("value", [None, [1.0]])
 def test_a_processor_that_returns_no_scores_is_named_with_the_position(value):
     with pytest.raises(
-        ConfigError, match=f"Returns returned {type(value).__name__} at position 5; .*return the scores"
+        ConfigError, match=f"ReturnsValue returned {type(value).__name__} at position 5; .*return the scores"
     ):
-        generate(decoder(Chain(depth=4)), LogitsProcessorList([Returns(lambda _: value, 5)]))
+        generate(decoder(Chain(depth=4)), LogitsProcessorList([ReturnsValue(lambda _: value, 5)]))
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("policy", [None, Chain(depth=4), Template(tree="binary-2")])
-def test_a_processor_that_returns_no_numbers_is_named_with_the_position(policy, value):
-    broken = Returns(lambda scores: torch.full_like(scores, value), 5)
-    with pytest.raises(ConfigError, match=r"Returns returned NaN or \+inf at position 5"):
+def test_a_processor_that_returns_nan_or_inf_is_named_with_the_position(policy, value):
+    broken = ReturnsValue(lambda scores: torch.full_like(scores, value), 5)
+    with pytest.raises(ConfigError, match=r"ReturnsValue returned NaN or \+inf at position 5"):
         generate(decoder(policy), LogitsProcessorList([Alternates(), broken]))
 
 
-def test_a_bias_that_is_no_number_is_named():
+def test_a_bias_of_nan_is_named():
     with pytest.raises(ConfigError, match="SequenceBiasLogitsProcessor returned NaN"):
         decoder(Chain(depth=4)).generate(PROMPT, sequence_bias=[[[5], math.nan]])
 
 
 def breaks_after(length: int):
-    """The target's law until a text has a length; then its logits are no numbers."""
+    """The target's law up to some text length; longer texts get NaN logits."""
     return lambda text: [math.nan] * VOCAB if len(text) >= length else TARGET(text)
 
 
 @pytest.mark.parametrize("options", [{}, {"logits_processor": [Alternates()]}])
 @pytest.mark.parametrize(("verifier", "temperature"), [(None, 0.0), (None, 1.0), (RRSw, 1.0), (Traversal, 1.0)])
-def test_logits_of_the_target_that_are_no_numbers_are_its_fault(verifier, temperature, options):
+def test_nan_logits_of_the_target_are_blamed_on_the_target(verifier, temperature, options):
     made = Decoder(ToyModel(breaks_after(6), VOCAB), ToyDrafter(DRAFT, VOCAB), POLICIES["binary"], verifier)
     with pytest.raises(ModelError, match="the target's logits are not finite"):
         made.generate(PROMPT, temperature=temperature, seed=1, max_new_tokens=LENGTH, **options)
@@ -274,7 +274,7 @@ def test_invalid_values_may_still_be_removed():
     assert len(made.generate(PROMPT, max_new_tokens=LENGTH, remove_invalid_values=True).tokens) == LENGTH
 
 
-def test_the_batch_id_of_a_lone_text_is_0():
+def test_the_batch_id_of_a_single_text_is_0():
     asked = set()
 
     def allowed(batch, ids):
@@ -287,14 +287,14 @@ def test_the_batch_id_of_a_lone_text_is_0():
     assert tokens == [(4 + place) % VOCAB for place in range(LENGTH)]
 
 
-def test_a_prefix_that_allows_nothing_is_named_with_the_position():
+def test_a_prefix_function_that_allows_no_token_is_named_with_the_position():
     processor = PrefixConstrainedLogitsProcessor(lambda _, ids: [] if len(ids) == 6 else [1, 2], 1)
     with pytest.raises(ConfigError, match="prefix_allowed_tokens_fn returned an empty list at position 6"):
         generate(decoder(Chain(depth=4)), LogitsProcessorList([processor]))
 
 
 @pytest.mark.parametrize("options", [{"logits_processor": [Alternates()]}, {"temperature": 1.0, "seed": 1}])
-def test_a_target_that_leaves_nothing_possible_is_blamed_itself(options):
+def test_a_target_whose_logits_are_all_minus_inf_is_blamed_itself(options):
     verifier = RRSw if "seed" in options else None
     made = Decoder(ToyModel(lambda _: [-math.inf] * VOCAB, VOCAB), ToyDrafter(DRAFT, VOCAB), Chain(depth=4), verifier)
     with pytest.raises(ModelError, match="the target's logits are not finite"):

@@ -1,1 +1,1 @@
-"""What a text must obey along every path of its trees: generation options, processors, grammars."""
+"""Constraints on the text, applied along every path of a draft tree: generation options, processors, grammars."""

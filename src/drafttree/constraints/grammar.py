@@ -1,10 +1,10 @@
-"""Grammars: texts that follow a JSON schema, a regular expression or an EBNF grammar.
+"""Grammars constrain a text to a JSON schema, a regular expression or an EBNF grammar.
 
     decoder.generate(prompt, grammar=drafttree.grammar.json_schema({"type": "object", ...}))
 
-xgrammar (Dong et al. 2024) says which tokens may come next; it is an optional extra. One matcher per text walks the
-paths of a tree depth-first, accepting tokens on the way down and taking them back on the way up, so a tree costs one
-mask for every node. Masks made for drafting are used again for verifying.
+xgrammar (Dong et al. 2024), an optional extra, computes the mask of allowed next tokens. One matcher per request visits
+the nodes of a draft tree depth-first: it accepts tokens on the way down and rolls them back on the way up, so a tree
+costs one mask per node. Masks computed while drafting are used again for the target's logits.
 """
 
 import functools
@@ -19,7 +19,7 @@ from pydantic.errors import PydanticUserError
 from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedTokenizerBase
 
-from drafttree.constraints import json_schema as schemas
+from drafttree.constraints.json_schema import prepare_schema
 from drafttree.constraints.processors import Path
 from drafttree.core.errors import ConfigError
 
@@ -27,44 +27,43 @@ __all__ = ["Grammar", "ebnf", "json_schema", "regex"]
 
 
 def json_schema(schema: str | dict[str, Any] | type[BaseModel], *, any_whitespace: bool = False) -> "Grammar":
-    """Texts that are JSON of a schema.
+    """Make a grammar of the JSON texts that conform to a schema.
 
     Args:
-        schema: as JSON, as a dictionary or as a pydantic model.
-        any_whitespace: allow any white space between elements; otherwise it is as `json.dumps` writes it, so that a
-            text can go on only by saying something.
+        schema: JSON text, a dictionary or a pydantic model.
+        any_whitespace: allow any white space between elements; otherwise only that of `json.dumps`, so that a model
+            cannot go on writing white space for ever.
 
     Raises:
-        ConfigError: xgrammar is not installed, the schema is none that any text can follow, or xgrammar would not keep
-            to a part of it; the message names the part.
+        ConfigError: xgrammar is not installed, the schema is invalid, or xgrammar would not enforce a part of it; the
+            message names the part.
     """
-    wanted = schemas.enforced(_read(schema))
-    text = json.dumps(wanted)
+    text = json.dumps(prepare_schema(_load_schema(schema)))
     return Grammar("JSON schema", lambda xgr: xgr.Grammar.from_json_schema(text, any_whitespace=any_whitespace))
 
 
 def regex(pattern: str) -> "Grammar":
-    """Texts that match a regular expression from their first character to their last.
+    """Make a grammar of the texts that match a regular expression as a whole.
 
     Raises:
-        ConfigError: xgrammar is not installed or does not know the expression.
+        ConfigError: xgrammar is not installed or cannot parse the expression.
     """
     _check_text("regex", pattern)
     return Grammar(f"regex {pattern!r}", lambda xgr: xgr.Grammar.from_regex(pattern))
 
 
 def ebnf(text: str) -> "Grammar":
-    """Texts of a grammar in the EBNF of GBNF (llama.cpp), whose first rule is named root.
+    """Make a grammar from EBNF in GBNF syntax (llama.cpp); its start rule is named `root`.
 
     Raises:
-        ConfigError: xgrammar is not installed or the grammar is not well formed.
+        ConfigError: xgrammar is not installed or the grammar is malformed.
     """
     _check_text("EBNF grammar", text)
     return Grammar("EBNF grammar", lambda xgr: xgr.Grammar.from_ebnf(text))
 
 
-def _read(schema: object) -> Any:
-    """A schema as `json.loads` gives it, whatever it is given as."""
+def _load_schema(schema: object) -> Any:
+    """Convert JSON text, a dictionary or a pydantic model to what `json.loads` returns."""
     try:
         if isinstance(schema, type) and issubclass(schema, BaseModel):
             schema = schema.model_json_schema()
@@ -89,14 +88,14 @@ def _check_text(name: str, text: object) -> None:
 
 
 class Grammar:
-    """What a text must look like; made by `json_schema`, `regex` or `ebnf` and used for any number of texts.
+    """A constraint on whole texts; made by `json_schema`, `regex` or `ebnf` and usable for any number of requests.
 
     Args:
-        name: for messages.
-        parse: makes xgrammar's grammar, given the module.
+        name: name in error messages.
+        parse: makes xgrammar's grammar from the xgrammar module.
 
     Raises:
-        ConfigError: xgrammar is not installed, or cannot parse it.
+        ConfigError: xgrammar is not installed, or cannot parse the grammar.
     """
 
     def __init__(self, name: str, parse: Callable[[Any], Any]) -> None:
@@ -109,26 +108,26 @@ class Grammar:
     def new_state(
         self, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int, eos: tuple[int, ...]
     ) -> "GrammarState":
-        """Begin a text, which may end with an EOS token where the grammar is complete.
+        """Begin a text; an EOS token is allowed where the grammar is complete.
 
         Args:
-            tokenizer: the target's.
-            vocab_size: columns of the logits.
+            tokenizer: the target's tokenizer.
+            vocab_size: columns of the target's logits.
             eos: token ids that end a text.
 
         Raises:
-            ConfigError: no tokenizer or EOS token, or no text at all can be written with the vocabulary.
+            ConfigError: there is no tokenizer or EOS token, or the vocabulary cannot spell any text of the grammar.
         """
         state = GrammarState(self._compile(tokenizer, vocab_size, eos), vocab_size)
-        possible = torch.zeros(1, vocab_size).index_fill_(1, torch.tensor(eos), -torch.inf)
-        if not (state.restrict([()], possible) > -torch.inf).any():
+        logits = torch.zeros(1, vocab_size).index_fill_(1, torch.tensor(eos), -torch.inf)
+        if not (state.restrict([()], logits) > -torch.inf).any():
             raise ConfigError(f"the {self.name} allows no text after the prompt in the target's vocabulary")
         return state
 
     def processor(
         self, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int, eos: tuple[int, ...]
     ) -> LogitsProcessor:
-        """xgrammar's own processor for one call of transformers' `generate`; arguments as for `new_state`."""
+        """Return xgrammar's own processor for one call of transformers' `generate`; arguments as in `new_state`."""
         return _xgrammar().contrib.hf.LogitsProcessor(self._compile(tokenizer, vocab_size, eos))
 
     def _compile(self, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int, eos: tuple[int, ...]) -> Any:
@@ -140,25 +139,26 @@ class Grammar:
 
 
 class GrammarState:
-    """A grammar's state after one text, looking ahead along paths.
+    """The matcher of one request's committed text, which can look ahead along drafted paths.
 
     Args:
-        compiled: xgrammar's grammar for a vocabulary.
-        vocab_size: columns of the logits.
+        compiled: xgrammar's grammar compiled for the vocabulary.
+        vocab_size: columns of the target's logits.
     """
 
     def __init__(self, compiled: Any, vocab_size: int) -> None:
         self._xgrammar = _xgrammar()
         self._matcher = self._xgrammar.GrammarMatcher(compiled)
         self._vocab_size = vocab_size
-        self._ahead: list[int] = []
+        self._matched: list[int] = []
         self._masks: dict[Path, Tensor] = {}
 
     def restrict(self, paths: Sequence[Path], logits: Tensor) -> Tensor:
-        """Logits `[paths, vocab]` with -inf for tokens the grammar forbids after each path, in place.
+        """Set logits `[paths, vocab]` to -inf, in place, for tokens the grammar forbids after each path.
 
-        Nothing is forbidden after a path that is itself forbidden.
+        A path that itself breaks the grammar keeps its logits: it is never accepted.
         """
+        # Sorted paths are in depth-first order, in which the matcher rolls back the fewest tokens.
         for path in sorted(set(paths) - self._masks.keys()):
             self._masks[path] = self._mask(path)
         masks = torch.cat([self._masks[path] for path in paths]).to(logits.device)
@@ -166,34 +166,35 @@ class GrammarState:
         return logits
 
     def commit(self, token: int) -> None:
-        """Take note of the next token of the text.
+        """Advance the text by one committed token.
 
         Raises:
-            ConfigError: the grammar forbids it, so the verifier has not kept to the target's distribution.
+            ConfigError: the grammar forbids the token, so the verifier is not lossless.
         """
-        self._walk(())
+        self._move_to(())
         self._masks.clear()
         if not self._matcher.accept_token(token):
             raise ConfigError(f"token {token} was accepted against the grammar; use a lossless verifier")
 
     def _mask(self, path: Path) -> Tensor:
-        """Bits `[1, vocab / 32]` of the tokens that may follow a path."""
+        """Bit mask `[1, ceil(vocab / 32)]`, int32, of the tokens allowed after a path."""
         mask = self._xgrammar.allocate_token_bitmask(1, self._vocab_size)
-        if self._walk(path):
+        if self._move_to(path):
             self._matcher.fill_next_token_bitmask(mask)
         return mask
 
-    def _walk(self, path: Path) -> bool:
-        """Move the matcher to a path, over the nearest place they share; whether the grammar allows it."""
-        shared = next((at for at, (a, b) in enumerate(zip(self._ahead, path, strict=False)) if a != b), None)
-        shared = min(len(self._ahead), len(path)) if shared is None else shared
-        if len(self._ahead) > shared:
-            self._matcher.rollback(len(self._ahead) - shared)
-            del self._ahead[shared:]
+    def _move_to(self, path: Path) -> bool:
+        """Roll the matcher back to the prefix it shares with a path, then along the path; False if it is forbidden."""
+        shared = next((at for at, (a, b) in enumerate(zip(self._matched, path, strict=False)) if a != b), None)
+        shared = min(len(self._matched), len(path)) if shared is None else shared
+        if len(self._matched) > shared:
+            self._matcher.rollback(len(self._matched) - shared)
+            del self._matched[shared:]
+        # A token that xgrammar refuses leaves the matcher unchanged, so `_matched` stays right on an early return.
         for token in path[shared:]:
             if not self._matcher.accept_token(token):
                 return False
-            self._ahead.append(token)
+            self._matched.append(token)
         return True
 
 
@@ -206,10 +207,12 @@ def _compiled(grammar: Grammar, tokenizer: PreTrainedTokenizerBase, vocab_size: 
 def _compiler(tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: tuple[int, ...]) -> Any:
     xgrammar = _xgrammar()
     try:
-        spelling = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size, stop_token_ids=list(eos))
+        tokenizer_info = xgrammar.TokenizerInfo.from_huggingface(
+            tokenizer, vocab_size=vocab_size, stop_token_ids=list(eos)
+        )
     except (ValueError, RuntimeError) as error:
         raise ConfigError(f"xgrammar cannot read the tokenizer: {_reason(error)}") from None
-    return xgrammar.GrammarCompiler(spelling)
+    return xgrammar.GrammarCompiler(tokenizer_info)
 
 
 def _xgrammar() -> Any:
@@ -221,5 +224,5 @@ def _xgrammar() -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """The message without the time and place in xgrammar's sources."""
+    """The error's message without the time stamp and source location that xgrammar puts before it."""
     return " ".join(re.sub(r"^\[[\d:]+\] \S+: ", "", str(error)).split())

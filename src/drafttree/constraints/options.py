@@ -1,7 +1,7 @@
-"""Generation options by the names transformers gives them, as the processors its `generate` makes of them.
+"""Makes logits processors from generation options, with the names, classes and order of transformers' `generate`.
 
-They are the same classes in the same order, so a text generated here with an option is the text transformers writes
-with it. What speculation on one text cannot serve is refused by name, never ignored.
+So an option gives the same text here as there. Options that tree drafting cannot support are refused by name, never
+ignored.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -32,7 +32,7 @@ from drafttree.core.errors import ConfigError, unknown
 
 
 class ProcessorOptions(TypedDict, total=False):
-    """Options of transformers' `GenerationConfig` that become logits processors; None leaves one out."""
+    """Options of transformers' `GenerationConfig` that become logits processors; None turns one off."""
 
     sequence_bias: list | dict | None
     repetition_penalty: float | None
@@ -50,14 +50,14 @@ class ProcessorOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class ProcessorContext:
-    """What processors need to know of the text they are made for.
+    """The properties of a request that processors are made from.
 
     Attributes:
         prompt_length: tokens of the prompt.
-        limit: tokens of prompt and text at most.
+        limit: largest number of tokens of prompt and generated text together.
         eos: token ids that end the text.
         vocab_size: of the target.
-        device: of its logits.
+        device: of the target's logits.
     """
 
     prompt_length: int
@@ -67,38 +67,38 @@ class ProcessorContext:
     device: torch.device
 
 
-def _bad_words(words: list[list[int]], text: ProcessorContext) -> LogitsProcessor:
-    return NoBadWordsLogitsProcessor(words, list(text.eos) or None)
+def _bad_words(words: list[list[int]], context: ProcessorContext) -> LogitsProcessor:
+    return NoBadWordsLogitsProcessor(words, list(context.eos) or None)
 
 
-def _min_length(length: int, text: ProcessorContext) -> LogitsProcessor | None:
-    return MinLengthLogitsProcessor(length, list(text.eos), device=str(text.device)) if text.eos else None
+def _min_length(length: int, context: ProcessorContext) -> LogitsProcessor | None:
+    return MinLengthLogitsProcessor(length, list(context.eos), device=str(context.device)) if context.eos else None
 
 
-def _min_new_tokens(count: int, text: ProcessorContext) -> LogitsProcessor | None:
-    if not 0 <= count <= text.limit - text.prompt_length:
-        raise ValueError(f"it must be between 0 and max_new_tokens, {text.limit - text.prompt_length}")
-    eos, device = list(text.eos), str(text.device)
-    return MinNewTokensLengthLogitsProcessor(text.prompt_length, count, eos, device=device) if eos else None
+def _min_new_tokens(count: int, context: ProcessorContext) -> LogitsProcessor | None:
+    if not 0 <= count <= context.limit - context.prompt_length:
+        raise ValueError(f"it must be between 0 and max_new_tokens, {context.limit - context.prompt_length}")
+    eos, device = list(context.eos), str(context.device)
+    return MinNewTokensLengthLogitsProcessor(context.prompt_length, count, eos, device=device) if eos else None
 
 
-def _forced_eos(token: int | list[int], text: ProcessorContext) -> LogitsProcessor:
-    return ForcedEOSTokenLogitsProcessor(text.limit, token, device=str(text.device))
+def _forced_eos(token: int | list[int], context: ProcessorContext) -> LogitsProcessor:
+    return ForcedEOSTokenLogitsProcessor(context.limit, token, device=str(context.device))
 
 
-def _decay(penalty: tuple[int, float], text: ProcessorContext) -> LogitsProcessor:
-    if not text.eos:
+def _exponential_decay(penalty: tuple[int, float], context: ProcessorContext) -> LogitsProcessor:
+    if not context.eos:
         raise ValueError("there is no EOS token to favour")
     match penalty:
         case [Integral(), Real()]:
             pass
         case _:
             raise ValueError("it must be a pair: after how many tokens it begins, and the factor it grows by")
-    return ExponentialDecayLengthPenalty(penalty, list(text.eos), text.prompt_length)
+    return ExponentialDecayLengthPenalty(penalty, list(context.eos), context.prompt_length)
 
 
-def _suppress_at_begin(tokens: list[int], text: ProcessorContext) -> LogitsProcessor:
-    return SuppressTokensAtBeginLogitsProcessor(tokens, text.prompt_length, device=str(text.device))
+def _suppress_at_begin(tokens: list[int], context: ProcessorContext) -> LogitsProcessor:
+    return SuppressTokensAtBeginLogitsProcessor(tokens, context.prompt_length, device=str(context.device))
 
 
 PROCESSOR_FACTORIES: dict[str, Callable[[Any, ProcessorContext], LogitsProcessor | None]] = {
@@ -111,17 +111,18 @@ PROCESSOR_FACTORIES: dict[str, Callable[[Any, ProcessorContext], LogitsProcessor
     "forced_bos_token_id": lambda token, _: ForcedBOSTokenLogitsProcessor(token),
     "forced_eos_token_id": _forced_eos,
     "remove_invalid_values": lambda *_: InfNanRemoveLogitsProcessor(),
-    "exponential_decay_length_penalty": _decay,
-    "suppress_tokens": lambda tokens, text: SuppressTokensLogitsProcessor(tokens, device=str(text.device)),
+    "exponential_decay_length_penalty": _exponential_decay,
+    "suppress_tokens": lambda tokens, context: SuppressTokensLogitsProcessor(tokens, device=str(context.device)),
     "begin_suppress_tokens": _suppress_at_begin,
 }
-NEUTRAL: dict[str, Any] = {
+NEUTRAL_VALUES: dict[str, Any] = {
     "repetition_penalty": 1,
     "no_repeat_ngram_size": 0,
     "min_length": 0,
     "min_new_tokens": 0,
     "remove_invalid_values": False,
 }
+"""Values with which transformers makes no processor."""
 TOKEN_OPTIONS = (
     "sequence_bias",
     "bad_words_ids",
@@ -130,7 +131,8 @@ TOKEN_OPTIONS = (
     "suppress_tokens",
     "begin_suppress_tokens",
 )
-ADVICE = {
+"""Options whose values are token ids, which are checked against the vocabulary."""
+ALTERNATIVES = {
     "num_beams": "beam search keeps several texts, a draft tree belongs to one; leave it out",
     "num_beam_groups": "beam search keeps several texts, a draft tree belongs to one; leave it out",
     "num_return_sequences": "call generate once for every seed",
@@ -143,42 +145,43 @@ ADVICE = {
     "assistant_model": "the drafter is an argument of drafttree.load",
     "prefix_allowed_tokens_fn": "give a PrefixConstrainedLogitsProcessor in logits_processor",
 }
+"""Advice for options of transformers that are not supported."""
 
 
 def refusal(option: str, advice: str = "leave it out, or call generate without custom_generate") -> ConfigError:
-    """The error for something transformers' `generate` does and speculation cannot."""
+    """Return the error for an option of transformers' `generate` that tree drafting cannot support."""
     return ConfigError(f"tree drafting does not support {option}; {advice}")
 
 
 def check_names(names: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse what is no option of ours.
+    """Refuse unknown and unsupported options.
 
     Args:
-        names: that were given.
-        known: of the other options; those of `ProcessorOptions` are known too.
+        names: names of the given options.
+        known: names of the supported options besides those of `ProcessorOptions`.
 
     Raises:
-        ConfigError: says why transformers has the option and we do not, or which one may have been meant.
+        ConfigError: an option is not supported, with an alternative, or does not exist, with the nearest name.
     """
     for name in names:
         if name in PROCESSOR_FACTORIES:
             continue
-        if name in ADVICE or hasattr(GenerationConfig(), name):
-            raise refusal(name, ADVICE.get(name, "leave it out"))
+        if name in ALTERNATIVES or hasattr(GenerationConfig(), name):
+            raise refusal(name, ALTERNATIVES.get(name, "leave it out"))
         raise unknown("option", name, [*known, *PROCESSOR_FACTORIES])
 
 
 def make_processors(
-    options: Mapping[str, Any], custom: Iterable[LogitsProcessor], text: ProcessorContext
+    options: Mapping[str, Any], custom: Iterable[LogitsProcessor], context: ProcessorContext
 ) -> LogitsProcessorList:
-    """The processors of transformers' `generate` for these options, in its order, then the custom ones.
+    """Make the processors of transformers' `generate` for these options, in its order, followed by the custom ones.
 
-    As there, a custom processor takes the place of one of its own type.
+    As in transformers, a custom processor replaces the made one of the same type.
 
     Args:
-        options: of `ProcessorOptions`.
-        custom: what a user has made.
-        text: the text they are for.
+        options: values of `ProcessorOptions`.
+        custom: processors given by the user.
+        context: the request they are made for.
 
     Raises:
         ConfigError: a value is out of range.
@@ -187,38 +190,38 @@ def make_processors(
     made: list[LogitsProcessor] = []
     for name in PROCESSOR_FACTORIES:
         value = options.get(name)
-        if value is not None and value != NEUTRAL.get(name):
-            made += filter(None, [_make(name, value, text)])
+        if value is not None and value != NEUTRAL_VALUES.get(name):
+            made += filter(None, [_make(name, value, context)])
     made = [next((mine for mine in custom if type(mine) is type(each)), each) for each in made]
     return LogitsProcessorList([*made, *(mine for mine in custom if mine not in made)])
 
 
-def _make(name: str, value: Any, text: ProcessorContext) -> LogitsProcessor | None:
+def _make(name: str, value: Any, context: ProcessorContext) -> LogitsProcessor | None:
     try:
         if name in TOKEN_OPTIONS:
-            _check_tokens(_biased(value) if name == "sequence_bias" else value, text.vocab_size)
-        return PROCESSOR_FACTORIES[name](value, text)
+            _check_tokens(_biased_sequences(value) if name == "sequence_bias" else value, context.vocab_size)
+        return PROCESSOR_FACTORIES[name](value, context)
     except (ValueError, TypeError, AttributeError, LookupError) as error:
         raise ConfigError(f"{name} is {value!r}: {error}") from None
 
 
 def _check_tokens(value: object, vocab_size: int) -> None:
-    strange = [token for token in _tokens(value) if not 0 <= token < vocab_size]
-    if strange:
-        raise ValueError(f"token id {strange[0]} is outside the vocabulary of {vocab_size}")
+    invalid = [token for token in _token_ids(value) if not 0 <= token < vocab_size]
+    if invalid:
+        raise ValueError(f"token id {invalid[0]} is outside the vocabulary of {vocab_size}")
 
 
-def _biased(bias: Mapping | Iterable) -> list:
-    """The sequences of `sequence_bias`, without what is added to their logits."""
+def _biased_sequences(bias: Mapping | Iterable) -> list:
+    """Return the token sequences of `sequence_bias` without their biases."""
     return list(bias) if isinstance(bias, Mapping) else [tokens for tokens, _ in bias]
 
 
-def _tokens(value: object) -> Iterator[int]:
-    """Every token id in nested lists."""
+def _token_ids(value: object) -> Iterator[int]:
+    """Yield every token id in nested lists."""
     if isinstance(value, Integral):
         yield int(value)
     elif isinstance(value, Iterable) and not isinstance(value, str):
         for each in value:
-            yield from _tokens(each)
+            yield from _token_ids(each)
     else:
         raise ValueError(f"{value!r} is no token id")

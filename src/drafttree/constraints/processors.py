@@ -1,9 +1,9 @@
-"""The path-aware walker: all that looks at the text before a position, at every node of a tree.
+"""Applies logits processors and grammars at every node of a draft tree.
 
-transformers' processors look at the tokens before a position: a repetition penalty, banned n-grams, forced tokens. A
-grammar looks at the text from its first token. In a tree every node has a text of its own, so each level is processed
-as one batch of texts, the node's own path included, and a grammar walks the tree's paths. Accepted tokens obey them
-as the bonus token does, and drafted ones too, which only makes them likelier to be accepted.
+transformers' processors (repetition penalty, banned n-grams, forced tokens) depend on the tokens before a position, and
+a grammar on the whole text. Every node of a tree ends a text of its own, so the processors see each level of the tree
+as one batch of texts, and the grammar follows the paths. Constraints apply to the target's logits, so accepted tokens
+and the bonus token obey them, and to the drafter's, so drafted tokens are likelier to be accepted.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,7 +28,7 @@ from drafttree.verifiers.base import not_numbers
 
 Path = tuple[int, ...]
 
-STATEFUL = {
+STATEFUL_PROCESSORS = {
     "UnbatchedClassifierFreeGuidanceLogitsProcessor": "guidance_scale",
     "ClassifierFreeGuidanceLogitsProcessor": "guidance_scale",
     "EncoderRepetitionPenaltyLogitsProcessor": "encoder_repetition_penalty",
@@ -38,22 +38,22 @@ STATEFUL = {
 
 
 class ConstraintState(Protocol):
-    """A constraint with a state: it follows one text as that is committed, and looks ahead along paths."""
+    """A constraint's state for one text: it advances with committed tokens and looks ahead along drafted paths."""
 
     def restrict(self, paths: Sequence[Path], logits: Tensor) -> Tensor:
-        """Logits `[paths, vocab]` with -inf where the text cannot go on after a path; they may be changed in place.
+        """Return logits `[paths, vocab]` with -inf for tokens that may not follow each path; may work in place.
 
-        No path has an EOS token. The row of one that breaks the constraint may stay as it is.
+        No path contains an EOS token. Logits after a path that itself breaks the constraint are never used.
         """
         ...
 
     def commit(self, token: int) -> None:
-        """Take note of the next token of the text."""
+        """Advance the text by one committed token."""
         ...
 
 
 class Constraint(Protocol):
-    """Something that makes a fresh `ConstraintState` for every text, such as a grammar."""
+    """Makes a `ConstraintState` for every text; a grammar is one."""
 
     def new_state(
         self, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int, eos: tuple[int, ...]
@@ -61,95 +61,95 @@ class Constraint(Protocol):
         """Begin a text.
 
         Args:
-            tokenizer: the target's.
-            vocab_size: columns of the logits.
+            tokenizer: the target's tokenizer.
+            vocab_size: columns of the target's logits.
             eos: token ids that end a text.
 
         Raises:
-            ConfigError: this constraint cannot be kept with them.
+            ConfigError: the constraint cannot be met with these.
         """
         ...
 
 
 class PathConstraints:
-    """What one text must obey, applied along the paths of its trees.
+    """The constraints on one request's text, applied along the paths of its draft trees.
 
     Args:
-        processors: of transformers; functions of the tokens so far and their scores.
-        state: a constraint with a state, applied after them; None for none.
-        eos: token ids that end the text; nobody is asked about paths that go on after one.
+        processors: transformers' processors, functions of token ids and scores.
+        state: a constraint's state, applied after the processors; None for none.
+        eos: token ids that end the text; paths that go on after one are not processed.
 
     Attributes:
-        before: tokens the processors see before the text, such as the padding of a batch.
+        padding: tokens the processors see before the text, such as the left padding of a batch.
 
     Raises:
-        ConfigError: a processor keeps a state, so it cannot be asked about several paths.
+        ConfigError: a processor is stateful, so it cannot score several paths of one text.
     """
 
     def __init__(
         self, processors: Iterable[LogitsProcessor], state: ConstraintState | None, eos: frozenset[int]
     ) -> None:
-        self.before: list[int] = []
+        self.padding: list[int] = []
         processors = list(processors)
         for processor in processors:
             _check_stateless(processor)
-        self._processors = LogitsProcessorList(of_row(processor, 0) for processor in processors)
+        self._processors = LogitsProcessorList(processor_for_row(processor, 0) for processor in processors)
         self._state = state
         self._eos = eos
 
     def __bool__(self) -> bool:
-        """Whether there is anything to obey."""
+        """Whether there are any constraints."""
         return bool(self._processors or self._state)
 
     def commit(self, token: int) -> None:
-        """Take note of the next token of the text."""
+        """Advance the text by one committed token."""
         if self._state:
             self._state.commit(token)
 
     def apply(self, tokens: list[int], paths: Sequence[Path], logits: Tensor) -> Tensor:
-        """Logits `[paths, vocab]` after the text and each path; a row that leaves nothing possible is unchanged."""
-        return _unless_impossible(self._process(tokens, paths, logits), logits)
+        """Process logits `[paths, vocab]` after the text and each path; a row with no allowed token stays unchanged."""
+        return _keep_dead_rows(self._process(tokens, paths, logits), logits)
 
     def score(self, tokens: list[int], tree: DraftTree, logits: Tensor) -> Tensor:
-        """The target's logits `[1, nodes, vocab]`, each node seeing the text up to itself.
+        """Process the target's logits `[1, nodes, vocab]` along every path of a tree.
 
         Args:
-            tokens: the committed text; its last token is the root.
-            tree: a lone draft tree.
-            logits: of the target.
+            tokens: token ids of the committed text; the last is the root.
+            tree: a draft tree of batch size 1.
+            logits: the target's logits.
 
         Raises:
-            ConfigError: a processor returns something else than scores, or no token is possible where the text can go.
-            ModelError: the target's logits are no numbers.
+            ConfigError: a processor returns invalid scores, or no token is allowed after a path the text can take.
+            ModelError: the target's logits contain NaN.
         """
         paths = tree.paths()
         processed = self._process(tokens, paths, logits[0])
         self._check_possible(tokens, paths, tree, logits[0], processed)
-        return _unless_impossible(processed, logits[0])[None]
+        return _keep_dead_rows(processed, logits[0])[None]
 
     def _process(self, tokens: list[int], paths: Sequence[Path], logits: Tensor) -> Tensor:
         processed = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
-        asked = [row for row, path in enumerate(paths) if self._eos.isdisjoint(path)]
-        for length in sorted({len(paths[row]) for row in asked}):
-            rows = [row for row in asked if len(paths[row]) == length]
-            texts = self._texts(tokens, [paths[row] for row in rows], logits.device)
+        active = [row for row, path in enumerate(paths) if self._eos.isdisjoint(path)]
+        for length in sorted({len(paths[row]) for row in active}):
+            rows = [row for row in active if len(paths[row]) == length]
+            texts = self._token_ids(tokens, [paths[row] for row in rows], logits.device)
             scores = processed[rows]
             for processor in self._processors:
                 scores = _apply(processor, texts, scores)
             processed[rows] = scores
-        if self._state and asked:
-            processed[asked] = self._state.restrict([paths[row] for row in asked], processed[asked])
+        if self._state and active:
+            processed[active] = self._state.restrict([paths[row] for row in active], processed[active])
         return processed
 
-    def _texts(self, tokens: list[int], paths: Sequence[Path], device: torch.device) -> Tensor:
-        """Token ids `[paths, length]`: the text, continued by paths of one length."""
-        text = torch.tensor([*self.before, *tokens], device=device).expand(len(paths), -1)
+    def _token_ids(self, tokens: list[int], paths: Sequence[Path], device: torch.device) -> Tensor:
+        """Token ids `[paths, length]` of the text followed by each path; the paths have one length."""
+        text = torch.tensor([*self.padding, *tokens], device=device).expand(len(paths), -1)
         return torch.cat((text, torch.tensor(paths, dtype=torch.long, device=device)), 1)
 
     def _check_possible(
         self, tokens: list[int], paths: Sequence[Path], tree: DraftTree, logits: Tensor, processed: Tensor
     ) -> None:
-        """Every node that the text can reach must leave some token possible."""
+        """Raise an error if a node on an allowed path allows no next token."""
         possible = processed.amax(1) > -torch.inf
         if possible.all():
             return
@@ -158,13 +158,13 @@ class PathConstraints:
         reached = (allowed | ~tree.ancestors[0]).all(1)
         stuck = (reached & ~possible).nonzero()[:, 0].tolist()
         if stuck:
-            raise self._impossible(tokens, paths[stuck[0]], logits[stuck[0]])
+            raise self._dead_end(tokens, paths[stuck[0]], logits[stuck[0]])
 
-    def _impossible(self, tokens: list[int], path: Path, scores: Tensor) -> DraftTreeError:
-        """The error that names what leaves nothing possible after a path."""
+    def _dead_end(self, tokens: list[int], path: Path, scores: Tensor) -> DraftTreeError:
+        """Return the error that names the constraint which allows no token after a path."""
         if not scores.amax() > -torch.inf:
             return not_numbers()
-        text = self._texts(tokens, [path], scores.device)
+        text = self._token_ids(tokens, [path], scores.device)
         where = f"leaves no token possible at position {text.shape[1]}"
         scores = scores[None].to(torch.promote_types(scores.dtype, torch.float32), copy=True)
         for processor in self._processors:
@@ -176,12 +176,12 @@ class PathConstraints:
 
 
 class ConstrainedDraft:
-    """A draft that guesses only what a text may be, along each node's own path, for one round.
+    """Draft logits of one round, constrained along each node's path.
 
     Args:
-        draft: the drafter's view of the text.
-        constraints: what the text must obey.
-        tokens: the committed text.
+        draft: the drafter's logits.
+        constraints: the request's constraints.
+        tokens: token ids of the committed text.
         vocab_size: of the target; the drafter's may be smaller.
     """
 
@@ -191,22 +191,23 @@ class ConstrainedDraft:
 
     def root(self) -> Tensor:
         self._paths = [()]
-        return self._guided(self._draft.root())
+        return self._constrain(self._draft.root())
 
     def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
         nodes = zip(tokens[0].tolist(), origins[0].tolist(), strict=True)
         self._paths = [(*self._paths[origin], token) for token, origin in nodes]
-        return self._guided(self._draft.expand(tokens, origins))
+        return self._constrain(self._draft.expand(tokens, origins))
 
-    def _guided(self, logits: Tensor) -> Tensor:
+    def _constrain(self, logits: Tensor) -> Tensor:
         missing = max(self._vocab_size - logits.shape[-1], 0)
         known = pad(logits[0, :, : self._vocab_size], (0, missing), value=-torch.inf)
-        guided = self._constraints.apply(self._tokens, self._paths, known)
-        return torch.cat((guided, logits[0, :, self._vocab_size :]), -1)[None]
+        constrained = self._constraints.apply(self._tokens, self._paths, known)
+        # Columns beyond the vocabulary stand for "none of the proposed tokens" and stay (see `DraftSession`).
+        return torch.cat((constrained, logits[0, :, self._vocab_size :]), -1)[None]
 
 
-def of_row(processor: LogitsProcessor, row: int) -> LogitsProcessor:
-    """A processor for one prompt of the batch it was prepared for, whatever batch it is given."""
+def processor_for_row(processor: LogitsProcessor, row: int) -> LogitsProcessor:
+    """Return a processor that treats every text as one of prompt `row` of the batch the given one was made for."""
     if type(processor) is RepetitionPenaltyLogitsProcessor and isinstance(processor.prompt_ignore_length, Tensor):
         return RepetitionPenaltyLogitsProcessor(processor.penalty, int(processor.prompt_ignore_length[row]))
     if type(processor) is PrefixConstrainedLogitsProcessor:
@@ -216,7 +217,7 @@ def of_row(processor: LogitsProcessor, row: int) -> LogitsProcessor:
 
 
 def _apply(processor: LogitsProcessor, texts: Tensor, scores: Tensor) -> Tensor:
-    """What a processor makes of scores `[texts, vocab]`, in their dtype; it is blamed for what is wrong with that."""
+    """Call a processor on scores `[texts, vocab]` and check its result; errors name the processor and position."""
     name, where = type(processor).__name__, f"at position {texts.shape[1]}"
     result = _call(processor, texts, scores)
     if not isinstance(result, Tensor):
@@ -241,15 +242,18 @@ def _call(processor: LogitsProcessor, texts: Tensor, scores: Tensor) -> Any:
         raise ConfigError(f"prefix_allowed_tokens_fn returned an empty list {where}; it must allow a token") from None
 
 
-def _unless_impossible(processed: Tensor, logits: Tensor) -> Tensor:
-    """Processed logits, but the raw ones of a row that leaves no token possible."""
+def _keep_dead_rows(processed: Tensor, logits: Tensor) -> Tensor:
+    """Replace processed rows `[rows, vocab]` that are -inf throughout by the raw logits.
+
+    Their softmax would be NaN. Such a row belongs to a path that is never accepted, or has been refused before.
+    """
     possible = processed.amax(1, keepdim=True) > -torch.inf
     return processed if possible.all() else torch.where(possible, processed, logits)
 
 
 def _check_stateless(processor: LogitsProcessor) -> None:
     kind = type(processor)
-    if kind.__name__ in STATEFUL:
-        raise refusal(STATEFUL[kind.__name__], "it cannot be asked about several continuations of one text")
+    if kind.__name__ in STATEFUL_PROCESSORS:
+        raise refusal(STATEFUL_PROCESSORS[kind.__name__], "it cannot be asked about several continuations of one text")
     if kind.__module__.startswith("xgrammar"):
         raise refusal("xgrammar's LogitsProcessor, which follows one text", "give a grammar of drafttree.grammar")

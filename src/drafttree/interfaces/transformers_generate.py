@@ -43,7 +43,7 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from drafttree.constraints.options import refusal
-from drafttree.constraints.processors import Constraint, of_row
+from drafttree.constraints.processors import Constraint, processor_for_row
 from drafttree.core.errors import ConfigError
 from drafttree.drafters import Drafter, LanguageModelDrafter
 from drafttree.engine.decoder import Decoder
@@ -181,9 +181,9 @@ class TreeGenerate:
         with self._decoder(model, tokenizer, _eos(generation_config)) as decoder:
             for row, (ids, pad, seed) in enumerate(zip(input_ids, padding, seeds, strict=True)):
                 options = {"max_new_tokens": limit - len(ids), "seed": seed, "grammar": self._grammar, **sampling}
-                own = LogitsProcessorList(of_row(processor, row) for processor in processors)
+                own = LogitsProcessorList(processor_for_row(processor, row) for processor in processors)
                 request = decoder.new_request(ids[pad:].tolist(), logits_processor=own, **options)
-                request.constraints.before = ids[:pad].tolist()
+                request.constraints.padding = ids[:pad].tolist()
                 rows.append(_run(decoder, request, ids, stopping_criteria, streamer))
                 self.metrics.append(request.metrics)
         if streamer is not None:
