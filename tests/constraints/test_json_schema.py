@@ -15,21 +15,21 @@ from xgrammar.testing import _is_grammar_accept_string
 TEXT, WHOLE = {"type": "string"}, {"type": "integer"}
 
 
-def schema_of_object(**keywords) -> dict:
+def obj(**keywords) -> dict:
     return {"type": "object", **keywords}
 
 
 def kind(name: str, **more) -> dict:
-    return schema_of_object(properties={"kind": {"const": name}, **more}, required=["kind"], additionalProperties=False)
+    return obj(properties={"kind": {"const": name}, **more}, required=["kind"], additionalProperties=False)
 
 
 REFUSED = {
     "not": {"type": "integer", "not": {"const": 3}},
-    "if": schema_of_object(properties={"a": WHOLE}, **{"if": {"required": ["a"]}, "then": False}),
+    "if": obj(properties={"a": WHOLE}, **{"if": {"required": ["a"]}, "then": False}),
     "uniqueItems": {"type": "array", "items": WHOLE, "uniqueItems": True},
     "contains": {"type": "array", "items": WHOLE, "contains": {"const": 5}, "minContains": 2},
-    "dependentRequired": schema_of_object(properties={"a": WHOLE, "b": WHOLE}, dependentRequired={"a": ["b"]}),
-    "dependentSchemas": schema_of_object(properties={"a": WHOLE}, dependentSchemas={"a": False}),
+    "dependentRequired": obj(properties={"a": WHOLE, "b": WHOLE}, dependentRequired={"a": ["b"]}),
+    "dependentSchemas": obj(properties={"a": WHOLE}, dependentSchemas={"a": False}),
     "$dynamicRef": {"$dynamicRef": "#x"},
     "'$ref' to 'https://example.org/x.json'": {"$ref": "https://example.org/x.json"},
     "'$ref' to '#name'": {"$ref": "#name", "$defs": {"x": {"$anchor": "name", "type": "integer"}}},
@@ -45,9 +45,7 @@ REFUSED = {
     "'type' beside 'anyOf'": {"anyOf": [WHOLE, TEXT], "type": "string"},
     "'oneOf' of members": {"oneOf": [WHOLE, {"type": "number"}]},
     "'oneOf' of members that": {"oneOf": [WHOLE, {"const": 5}]},
-    "'oneOf' of members that may": {
-        "oneOf": [schema_of_object(properties={"a": WHOLE}), schema_of_object(properties={"b": WHOLE})]
-    },
+    "'oneOf' of members that may": {"oneOf": [obj(properties={"a": WHOLE}), obj(properties={"b": WHOLE})]},
     "'minimum' without a type": {"minimum": 5},
     "'pattern' without a type": {"pattern": "^a$"},
     "'required' without a type": {"required": ["a"]},
@@ -60,18 +58,12 @@ REFUSED = {
     "'multipleOf' of other": {"type": "number", "multipleOf": 5},
     "'multipleOf' of other than": {"type": "integer", "multipleOf": 2.5},
     "'multipleOf' beside 'minimum'": {"type": "integer", "multipleOf": 5, "minimum": 7},
-    "'required' of 'a', which is not": schema_of_object(
-        properties={"b": WHOLE}, required=["a"], additionalProperties=False
-    ),
-    "'required' of 'a'": schema_of_object(properties={"b": WHOLE}, required=["b", "a"]),
-    "'patternProperties' of several": schema_of_object(patternProperties={"^a": WHOLE, "b$": TEXT}),
-    "which 'aa' of 'properties' matches": schema_of_object(
-        properties={"aa": TEXT}, patternProperties={"^a+$": {"const": "q"}}
-    ),
-    "'propertyNames' beside 'properties'": schema_of_object(properties={"aa": TEXT}, propertyNames={"maxLength": 1}),
-    "'propertyNames' beside 'patternProperties'": schema_of_object(
-        patternProperties={"a": TEXT}, propertyNames={"maxLength": 1}
-    ),
+    "'required' of 'a', which is not": obj(properties={"b": WHOLE}, required=["a"], additionalProperties=False),
+    "'required' of 'a'": obj(properties={"b": WHOLE}, required=["b", "a"]),
+    "'patternProperties' of several": obj(patternProperties={"^a": WHOLE, "b$": TEXT}),
+    "which 'aa' of 'properties' matches": obj(properties={"aa": TEXT}, patternProperties={"^a+$": {"const": "q"}}),
+    "'propertyNames' beside 'properties'": obj(properties={"aa": TEXT}, propertyNames={"maxLength": 1}),
+    "'propertyNames' beside 'patternProperties'": obj(patternProperties={"a": TEXT}, propertyNames={"maxLength": 1}),
 }
 
 
@@ -87,15 +79,15 @@ def test_unenforced_parts_are_refused_by_name(words, capfd):
 @pytest.mark.parametrize(
     ("where", "schema"),
     [
-        ("#/properties/a", schema_of_object(properties={"a": {"not": TEXT}})),
+        ("#/properties/a", obj(properties={"a": {"not": TEXT}})),
         ("#/items", {"type": "array", "items": {"not": TEXT}}),
         ("#/prefixItems/1", {"type": "array", "prefixItems": [WHOLE, {"not": TEXT}]}),
         ("#/anyOf/1", {"anyOf": [WHOLE, {"not": TEXT}]}),
         ("#/oneOf/0/properties/a", {"oneOf": [kind("a", a={"not": TEXT}), kind("b")]}),
         ("#/$defs/x", {"$ref": "#/$defs/x", "$defs": {"x": {"not": TEXT}}}),
-        ("#/additionalProperties", schema_of_object(additionalProperties={"not": TEXT})),
-        ("#/patternProperties/^a", schema_of_object(patternProperties={"^a": {"not": TEXT}})),
-        ("#/propertyNames", schema_of_object(propertyNames={"not": TEXT})),
+        ("#/additionalProperties", obj(additionalProperties={"not": TEXT})),
+        ("#/patternProperties/^a", obj(patternProperties={"^a": {"not": TEXT}})),
+        ("#/propertyNames", obj(propertyNames={"not": TEXT})),
     ],
 )
 def test_unenforced_parts_are_found_in_nested_schemas(where, schema):
@@ -106,8 +98,8 @@ def test_unenforced_parts_are_found_in_nested_schemas(where, schema):
 
 LISTED = {"enum": ["a", 3], "type": ["string", "integer"]}
 REFERRED = {"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}], "$defs": {"a": kind("a"), "b": kind("b", z=WHOLE)}}
-NAMED_AS_KEYWORDS = schema_of_object(properties={"not": WHOLE, "if": WHOLE}, required=["not", "if"])
-OWN = schema_of_object(properties={"a": WHOLE}, required=["a"], additionalProperties=False)
+NAMED_AS_KEYWORDS = obj(properties={"not": WHOLE, "if": WHOLE}, required=["not", "if"])
+OWN = obj(properties={"a": WHOLE}, required=["a"], additionalProperties=False)
 
 
 @pytest.mark.parametrize(
@@ -117,18 +109,14 @@ OWN = schema_of_object(properties={"a": WHOLE}, required=["a"], additionalProper
         ({"enum": [{"not": 1}, "if"]}, "if", "not"),
         (LISTED, 3, 4),
         (REFERRED, {"kind": "b", "z": 1}, {"kind": "a", "z": 1}),
-        ({"oneOf": [OWN, schema_of_object(properties={"b": TEXT}, required=["b"])]}, {"a": 1}, {"a": 1, "b": "x"}),
+        ({"oneOf": [OWN, obj(properties={"b": TEXT}, required=["b"])]}, {"a": 1}, {"a": 1, "b": "x"}),
         ({"oneOf": [WHOLE, TEXT, {"type": "null"}]}, "x", 1.5),
         ({"allOf": [{"$ref": "#/$defs/x"}], "title": "X", "$defs": {"x": WHOLE}}, 4, "x"),
         ({"type": "object", "anyOf": [OWN, {"$ref": "#/$defs/x"}], "$defs": {"x": kind("x")}}, {"kind": "x"}, 3),
         ({"type": "array", "items": WHOLE, "uniqueItems": False, "minItems": 1}, [1, 1], []),
-        (schema_of_object(propertyNames={"maxLength": 2}, additionalProperties=WHOLE), {"ab": 1}, {"abc": 1}),
-        (schema_of_object(properties={"z": TEXT}, patternProperties={"^a+$": WHOLE}, minProperties=1), {"aa": 1}, {}),
-        (
-            schema_of_object(properties={"child": {"$ref": "#"}}, additionalProperties=False),
-            {"child": {}},
-            {"child": 1},
-        ),
+        (obj(propertyNames={"maxLength": 2}, additionalProperties=WHOLE), {"ab": 1}, {"abc": 1}),
+        (obj(properties={"z": TEXT}, patternProperties={"^a+$": WHOLE}, minProperties=1), {"aa": 1}, {}),
+        (obj(properties={"child": {"$ref": "#"}}, additionalProperties=False), {"child": {}}, {"child": 1}),
         ({"type": "string", "format": "something", "maxLength": 2}, "ab", "abc"),
         ({"type": "string", "format": "something", "pattern": "^a+$"}, "aa", "b"),
         ({"type": ["integer", "null"], "multipleOf": 5}, 10, 11),

@@ -31,7 +31,7 @@ def random_logits(seed: int, rows: int, vocab: int) -> torch.Tensor:
 
 
 def warp(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """What transformers' generate makes of logits, by its own classes in its own order."""
+    """Apply transformers' own warpers in the order of its `generate`."""
     warpers = [TemperatureLogitsWarper(sampling.temperature)]
     warpers += [TopHLogitsWarper(sampling.top_h)] if sampling.top_h else []
     warpers += [TopKLogitsWarper(sampling.top_k)] if sampling.top_k else []
@@ -61,8 +61,8 @@ def test_process_is_transformers_warpers_in_order(seed, vocab, temperature, top_
 
 
 @pytest.mark.parametrize("top_p", [0.05, 0.5, 0.9, 0.99])
-def test_the_nucleus_of_a_large_vocabulary_is_transformers(top_p):
-    """Peaked rows, of which only the best tokens are sorted, and flat ones, of which all are."""
+def test_top_p_over_a_large_vocabulary_is_transformers(top_p):
+    """Peaked rows, whose most probable tokens alone are sorted, and flat rows, which are sorted in full."""
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(2, 3, 9000, generator=generator) * torch.tensor([0.1, 2.0, 5.0])[:, None]
     ours = Sampling(1.0, top_p=top_p).process(logits)

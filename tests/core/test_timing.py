@@ -1,4 +1,4 @@
-"""Time is counted inside the blocks and nowhere else."""
+"""PassTimer counts the time inside its blocks and no other."""
 
 import time
 
@@ -32,7 +32,7 @@ def _divide(timer: PassTimer) -> float:
 
 
 class _Event:
-    """An event of a stream on which every event is one millisecond after the one before."""
+    """A fake stream event; each is one millisecond after the previous one."""
 
     waited = made = 0
 

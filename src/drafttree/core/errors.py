@@ -1,4 +1,4 @@
-"""Every error drafttree raises on purpose, in one small hierarchy.
+"""The hierarchy of errors that drafttree raises on purpose.
 
 DraftTreeError
 ├── ConfigError      a policy, verifier, parameter or option that does not exist or is out of range
@@ -37,7 +37,7 @@ class TokenizerMismatch(ModelError):
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> ConfigError:
-    """The error for a name that is not among `known`, with the nearest one that is."""
+    """Return the error for a name that is not among `known`; it suggests the nearest known name."""
     known = sorted(known)
     nearest = difflib.get_close_matches(str(name).lower(), known, n=1, cutoff=0.5)
     hint = f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(known) or 'none'}"

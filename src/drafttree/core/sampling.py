@@ -1,9 +1,6 @@
-"""From logits to the distribution a user asked for, and the noise that draws from it.
+"""Applies temperature and truncation (top-k, top-p, min-p, ...) to logits.
 
-`Sampling` is the one place where temperature and the rules that exclude tokens, such as top-p, are applied, to target
-and drafter alike.
-`gumbel` is counter-based: a pure function of seed, position and token, so a draw does not depend on how many tokens
-were speculated, on the batch, or on the device.
+`Sampling` is the only place that does this, for the target and the drafter alike.
 """
 
 import math
@@ -25,22 +22,23 @@ from transformers import (
 from drafttree.core.errors import ConfigError
 
 MIN_TEMPERATURE = 1e-6
-HEAD = 1024
-KINDS = {float: (Real, "a number"), int: (Integral, "a whole number")}
+TOP_P_SORTED = 1024
+"""Tokens of a row sorted for top-p over a large vocabulary."""
+FIELD_TYPES = {float: (Real, "a number"), int: (Integral, "a whole number")}
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the target's logits become a distribution, by the names of transformers and in its order.
+    """Turns logits into the sampling distribution, with the names and order of transformers.
 
     The order is temperature, top-h, top-k, top-p, min-p, typical, epsilon, eta.
 
     Attributes:
-        temperature: 0 is greedy decoding, 1 the model's own distribution.
+        temperature: divides the logits; 0 is greedy decoding, 1 the model's own distribution.
         top_k: keep the k most probable tokens; 0 keeps all.
         top_p: keep the smallest set of most probable tokens whose probability reaches top_p.
         min_p: drop tokens less probable than min_p times the most probable one.
-        seed: of the noise; the same seed and prompt give the same text.
+        seed: random seed; the same seed and prompt give the same text.
         typical_p: keep tokens whose surprise is nearest the entropy, up to this probability (Meister et al. 2023).
         epsilon_cutoff: drop tokens less probable than this (Hewitt et al. 2022); 0 drops none.
         eta_cutoff: as epsilon, with a bound that falls with the entropy (Hewitt et al. 2022); 0 drops none.
@@ -62,7 +60,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            kind, name = KINDS[field.type]
+            kind, name = FIELD_TYPES[field.type]
             if not isinstance(getattr(self, field.name), kind):
                 raise ConfigError(f"{field.name} is {getattr(self, field.name)!r}; it must be {name}")
         drawn = self.temperature >= MIN_TEMPERATURE and self.temperature < math.inf
@@ -83,8 +81,8 @@ class Sampling:
                 raise ConfigError(f"{field.name} is {getattr(self, field.name)}; it must be {range_}")
 
     @classmethod
-    def of(cls, options: Mapping[str, Any]) -> "Sampling":
-        """The sampling among the options of a generation."""
+    def from_options(cls, options: Mapping[str, Any]) -> "Sampling":
+        """Pick the sampling options from the options of a request; None means the default."""
         return cls(**{field.name: options[field.name] for field in fields(cls) if options.get(field.name) is not None})
 
     @property
@@ -93,9 +91,10 @@ class Sampling:
         return self.temperature == 0
 
     def process(self, logits: Tensor) -> Tensor:
-        """Logits `[..., vocab]` with temperature applied and excluded tokens at -inf, in float32 at least.
+        """Apply temperature and truncation to logits `[..., vocab]`; excluded tokens are at -inf.
 
-        At temperature 0 the logits pass unchanged: their argmax is the token.
+        The result is float32, or float64 if the logits are. At temperature 0 the values stay unchanged: their argmax
+        is the next token.
         """
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if self.greedy:
@@ -107,7 +106,7 @@ class Sampling:
             kth = logits.topk(self.top_k).values[..., -1:]
             logits = logits.masked_fill(logits < kth, -math.inf)
         if self.top_p < 1:
-            logits = _nucleus(logits, self.top_p)
+            logits = _top_p(logits, self.top_p)
         if self.min_p > 0:
             floor = logits.amax(-1, keepdim=True) + math.log(self.min_p)
             logits = logits.masked_fill(logits < floor, -math.inf)
@@ -121,33 +120,34 @@ class Sampling:
 
 
 def _warp(warper: LogitsProcessor, logits: Tensor) -> Tensor:
-    """A warper of transformers, which looks at no text, on `[..., vocab]` logits at once."""
+    """Apply a warper of transformers to logits `[..., vocab]`; warpers ignore the token ids, so none are given."""
     rows = logits.reshape(-1, logits.shape[-1])
     return warper(torch.empty(len(rows), 0, dtype=torch.long), rows).view_as(logits)  # pyright: ignore[reportArgumentType]
 
 
-def _nucleus(logits: Tensor, top_p: float) -> Tensor:
-    """Drop the least probable tokens whose probabilities add up to at most 1 - top_p, never the best one.
+def _top_p(logits: Tensor, top_p: float) -> Tensor:
+    """Apply top-p (nucleus) truncation to logits `[..., vocab]`; the most probable token always stays.
 
-    Over a large vocabulary only the most probable tokens of a row are sorted, unless they are not probable enough; the
-    border may then fall between other tokens than after sorting all, where float32 cannot tell them apart.
+    Over a large vocabulary only the `TOP_P_SORTED` most probable tokens are sorted, unless their probability does not
+    reach top_p. Their cumulative sums are float64: in float32 the sums over 128,000 tokens would lose the last digits,
+    so the cut may differ from that of a full float32 sort by tokens that float32 cannot tell apart.
     """
-    if logits.shape[-1] <= 4 * HEAD:
-        return _nucleus_of_all(logits, top_p)
+    if logits.shape[-1] <= 4 * TOP_P_SORTED:
+        return _full_sort_top_p(logits, top_p)
     rows = logits.reshape(-1, logits.shape[-1])
-    best, order = rows.topk(HEAD)
-    total = (rows - best[:, :1]).exp_().sum(-1, keepdim=True, dtype=torch.float64)
-    mass = (best - best[:, :1]).exp_().cumsum(-1, dtype=torch.float64) / total
+    top, order = rows.topk(TOP_P_SORTED)
+    total = (rows - top[:, :1]).exp_().sum(-1, keepdim=True, dtype=torch.float64)
+    mass = (top - top[:, :1]).exp_().cumsum(-1, dtype=torch.float64) / total
     dropped = mass.roll(1, -1) >= top_p
     dropped[:, 0] = False
-    kept = torch.full_like(rows, -math.inf).scatter_(-1, order, best.masked_fill_(dropped, -math.inf))
-    flat = mass[:, -1] < top_p
-    if flat.any():
-        kept[flat] = _nucleus_of_all(rows[flat], top_p)
+    kept = torch.full_like(rows, -math.inf).scatter_(-1, order, top.masked_fill_(dropped, -math.inf))
+    too_flat = mass[:, -1] < top_p
+    if too_flat.any():
+        kept[too_flat] = _full_sort_top_p(rows[too_flat], top_p)
     return kept.view_as(logits)
 
 
-def _nucleus_of_all(logits: Tensor, top_p: float) -> Tensor:
+def _full_sort_top_p(logits: Tensor, top_p: float) -> Tensor:
     ascending, order = logits.sort(dim=-1)
     tail = ascending.softmax(-1).cumsum(-1) <= 1 - top_p
     tail[..., -1] = False

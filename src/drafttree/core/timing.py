@@ -1,4 +1,4 @@
-"""How long work takes where it is done: on the host's clock, or between events of a CUDA stream."""
+"""Times forward passes: with the host's clock on a CPU, with events of the stream on CUDA."""
 
 import time
 
@@ -8,11 +8,11 @@ import torch
 class PassTimer:
     """Sums the time spent inside `with` blocks, which do not nest.
 
-    CUDA work goes on after the host has queued it, so there a block is the time between two events of the stream. They
-    are compared when `seconds` is read, which waits for the last of them; between blocks nothing waits.
+    CUDA kernels run after the host has queued them, so on CUDA a block is timed by two events of the stream. Reading
+    `seconds` waits for the last event; entering and leaving blocks never waits.
 
     Args:
-        device: where the work is done.
+        device: the device of the passes.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -22,7 +22,7 @@ class PassTimer:
 
     @property
     def seconds(self) -> float:
-        """Time in all blocks so far."""
+        """Seconds spent in all blocks so far."""
         for began, ended in zip(self._events[::2], self._events[1::2], strict=True):
             ended.synchronize()
             self._seconds += began.elapsed_time(ended) / 1e3

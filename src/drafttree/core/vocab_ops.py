@@ -1,62 +1,65 @@
-"""Questions about single rows over a vocabulary, answered a block of columns at a time.
+"""Argmax and sampling over the vocabulary, in two steps: first over blocks of columns, then inside one block.
 
-A row of 128,000 columns is judged by its 1,000 blocks first and then by the 128 columns of one of them. That is far
-cheaper than torch's own `argmax`, which is not vectorised for floats on a CPU, and `multinomial`, which makes a random
-number for every column.
+A row of 128,000 columns has 1,000 blocks of 128. Two steps are far cheaper than torch's own `argmax`, which is not
+vectorised for floats on a CPU, and `multinomial`, which draws a random number for every column.
 """
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-BLOCK, SHORT = 128, 4096
+BLOCK = 128
+"""Columns of a block."""
+UNBLOCKED = 4096
+"""Rows of at most so many columns are not split into blocks."""
 
 
 def argmax(rows: Tensor) -> Tensor:
-    """Index `[...]` of the largest entry of each row `[..., columns]`, ties to the lowest."""
-    if rows.is_cuda or rows.shape[-1] <= SHORT:
+    """Return the index `[...]` of the largest entry of each row `[..., columns]`; ties go to the lowest index."""
+    if rows.is_cuda or rows.shape[-1] <= UNBLOCKED:
         return rows.argmax(-1)
     blocks = _blocks(rows, -torch.inf)
     best = blocks.amax(-1).argmax(-1, keepdim=True)
     return (best * BLOCK)[..., 0] + _block(blocks, best).argmax(-1)
 
 
-def draw(weights: Tensor, shares: Tensor) -> Tensor:
+def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
     """Draw a column of each row with probability proportional to its weight.
 
     Args:
         weights: `[..., columns]`, not negative; a column of weight 0 is never drawn.
-        shares: float64 `[...]` uniform numbers in [0, 1), one for each row.
+        uniforms: float64 `[...]` uniform random numbers in [0, 1), one per row.
 
     Returns:
-        int64 `[...]`: the first column up to which the weights add up to 1 - share of their sum. For a row without
-        any weight it is some column.
+        int64 `[...]`: the first column at which the cumulative weight reaches (1 - uniform) of the total. For a row
+        whose weights are all 0 the column is arbitrary.
     """
-    parts = (1 - shares)[..., None]
-    if weights.shape[-1] <= SHORT:
-        return _reach(weights.cumsum(-1, dtype=torch.float64), parts)[0][..., 0]
+    # 1 - uniform lies in (0, 1]: a target of 0 would be reached by a first column of weight 0.
+    fractions = (1 - uniforms)[..., None]
+    if weights.shape[-1] <= UNBLOCKED:
+        return _reach(weights.cumsum(-1, dtype=torch.float64), fractions)[0][..., 0]
     blocks = _blocks(weights, 0.0)
     masses = blocks.sum(-1)
     ends = masses.cumsum(-1, dtype=torch.float64)
-    block, wanted = _reach(ends, parts)
+    block, wanted = _reach(ends, fractions)
     within = (wanted - pad(ends, (1, 0)).gather(-1, block)) / masses.gather(-1, block)
     column, _ = _reach(_block(blocks, block).cumsum(-1, dtype=torch.float64), within.clamp_max(1))
     return (block * BLOCK + column)[..., 0].clamp_max(weights.shape[-1] - 1)
 
 
-def _reach(ends: Tensor, parts: Tensor) -> tuple[Tensor, Tensor]:
-    """Where sums `[..., columns]` reach these parts `[..., 1]` of the whole, and what they are to reach."""
-    wanted = parts * ends[..., -1:]
+def _reach(ends: Tensor, fractions: Tensor) -> tuple[Tensor, Tensor]:
+    """First column where cumulative sums `[..., columns]` reach a fraction `[..., 1]` of the total, and that value."""
+    wanted = fractions * ends[..., -1:]
     return torch.searchsorted(ends, wanted).clamp_max_(ends.shape[-1] - 1), wanted
 
 
-def _blocks(rows: Tensor, filling: float) -> Tensor:
-    """`[..., blocks, BLOCK]` view of rows, which are lengthened to whole blocks where they must be."""
+def _blocks(rows: Tensor, fill: float) -> Tensor:
+    """View rows as `[..., blocks, BLOCK]`, padded with `fill` to a whole number of blocks."""
     missing = -rows.shape[-1] % BLOCK
-    rows = pad(rows, (0, missing), value=filling) if missing else rows
+    rows = pad(rows, (0, missing), value=fill) if missing else rows
     return rows.unflatten(-1, (-1, BLOCK))
 
 
 def _block(blocks: Tensor, index: Tensor) -> Tensor:
-    """`[..., BLOCK]` the block of each row at `index` `[..., 1]`."""
+    """Select the block `[..., BLOCK]` of each row at `index` `[..., 1]`."""
     return blocks.gather(-2, index[..., None].expand(*index.shape, BLOCK))[..., 0, :]

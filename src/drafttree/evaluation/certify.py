@@ -141,7 +141,7 @@ def certify(
             the tree.
         ContextError: `max_new_tokens` leaves no room for a prompt.
     """
-    sampling = Sampling.of(options)
+    sampling = Sampling.from_options(options)
     if not sampling.greedy and decoder.verifier is not None and not issubclass(decoder.verifier, COUPLED):
         name = decoder.verifier.__name__
         raise ConfigError(f"texts of {name} depend on the tree; prove it with certify --exact, or use 'coupled'")

@@ -246,7 +246,7 @@ def _judge(
     for name in sampling:
         if name not in OPTIONS:
             raise unknown("option", name, OPTIONS)
-    return verifier(Sampling.of({"temperature": 1.0, **sampling}))
+    return verifier(Sampling.from_options({"temperature": 1.0, **sampling}))
 
 
 def _committed(judge: Verifier, tree: DraftTree, verdict: Verdict, vocab: int) -> Context:

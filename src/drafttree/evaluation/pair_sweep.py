@@ -169,7 +169,7 @@ def sweep_pairs(
         for verifier in verifiers:
             findings.append(sweep_pair(policy, verifier, models, **sampling))
             progress(policy)
-    return PairSweep(findings, Sampling.of({"temperature": 1.0, **sampling}))
+    return PairSweep(findings, Sampling.from_options({"temperature": 1.0, **sampling}))
 
 
 def sweep_pair(spec: str, name: str, models: int = 50, **sampling) -> PairFinding:

@@ -101,7 +101,7 @@ def transformers_generate(
         **options: as for `Decoder.new_request`. transformers draws its own random numbers, so above temperature 0
             the text is another one.
     """
-    sampling, model = Sampling.of(options), transformers_model(decoder)
+    sampling, model = Sampling.from_options(options), transformers_model(decoder)
     config = _generation_config(decoder, sampling, options)
     tokenizer = {"tokenizer": decoder.tokenizer} if config.stop_strings else {}
     processors = list(options.get("logits_processor") or ())
@@ -169,7 +169,7 @@ def _scores(
     decoder: Decoder, prompt: Sequence[int], text: Sequence[int], options: Mapping[str, Any]
 ) -> tuple[Tensor, float]:
     """What the next token is the argmax of, and the size of one ulp of the best logit, 0 in float32."""
-    sampling, sequence = Sampling.of(options), decoder.plain().new_request(prompt, **options)
+    sampling, sequence = Sampling.from_options(options), decoder.plain().new_request(prompt, **options)
     for token in text:
         sequence.commit([token], 0)
     tokens = sequence.tokens

@@ -278,7 +278,7 @@ def certify_(
     if not prompts:
         raise ConfigError("certify needs a prompt file: --prompts FILE")
     specs, texts = parse_policies(policies), prompt_files.read_prompts(prompts, limit)
-    sampling = Sampling.of(shaping)
+    sampling = Sampling.from_options(shaping)
     decoder = _speculative(target, drafter, dtype, device)
     runs = len(texts) * (len(specs) + 1 + sampling.greedy)
     with display.progress(runs) as advance:

@@ -122,7 +122,7 @@ def whole(generation: Generation) -> Generation:
 
 
 def _judge(decoder: Decoder, runs: dict, prompt: Prompt, options: dict) -> Comparison:
-    sampling, ids = Sampling.of(options), decoder.new_request(prompt, **options).tokens
+    sampling, ids = Sampling.from_options(options), decoder.new_request(prompt, **options).tokens
     seeded = sampling.greedy or decoder.verifier in (None, Coupled)
     got, plain, other = runs["speculative"].tokens, runs["plain"].tokens, runs.get("transformers")
 
