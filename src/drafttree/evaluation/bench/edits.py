@@ -1,4 +1,4 @@
-"""A code-editing set from this package's own source: rename a name in a file and repeat the file."""
+"""A code-editing set from this package's own source: each prompt asks to rename a symbol in a file."""
 
 import ast
 import re
@@ -8,15 +8,15 @@ from importlib.resources.abc import Traversable
 
 from drafttree.evaluation.prompts import Example
 
-SHORTEST, LONGEST = 2_500, 9_000
-"""Characters of the files that are taken."""
+MIN_CHARACTERS, MAX_CHARACTERS = 2_500, 9_000
+"""Lengths of the files that are taken."""
 PREFIXES = ("new", "other", "renamed")
 
 
 def code_edits() -> list[Example]:
-    """One example for each of the package's files of middling length, with the edited file as reference."""
+    """Make one example from each file of medium length, with the edited file as reference."""
     sources = [path.read_text(encoding="utf-8") for path in _sources(files("drafttree"))]
-    return [_rename(source) for source in sources if SHORTEST <= len(source) <= LONGEST]
+    return [_rename(source) for source in sources if MIN_CHARACTERS <= len(source) <= MAX_CHARACTERS]
 
 
 def _sources(folder: Traversable) -> list[Traversable]:
@@ -26,7 +26,7 @@ def _sources(folder: Traversable) -> list[Traversable]:
 
 
 def _rename(source: str) -> Example:
-    """The edit that gives the function or argument a file mentions most another name."""
+    """Make an example that renames the function or argument mentioned most often in a file."""
     tree = ast.parse(source)
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     names = {node.name for node in functions} | {arg.arg for node in functions for arg in node.args.args}

@@ -1,10 +1,10 @@
-"""Cost inflation: a model of another size that computes exactly the same function.
+"""Cost inflation: builds a larger model that computes exactly the same function as a small one.
 
 The embedded pair is small, so its passes cost little and its speed-ups say little about large targets. An inflated
-target has the embedded target's logits, hence its real acceptance, at the cost of a large one. Widths are padded with
-zeros where they are read into the residual stream and with noise where they are not, so no product is trivially zero;
-norms are rescaled by the root of the width's ratio, a power of two where the ratio is a power of four; added layers
-have output projections of zero.
+target gives the embedded target's logits, hence its real acceptance, at the cost of a large target. Weights that write
+to the residual stream are padded with zeros and all others with random values, so no product is trivially zero. Norm
+weights are scaled by the square root of the ratio of widths, which is exact in binary if the ratio is a power of four.
+Added layers have output projections of zero.
 """
 
 import copy
@@ -33,7 +33,7 @@ from drafttree.models.validation import wrap
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a Llama model; the vocabulary stays the small model's."""
+    """Sizes of a Llama model; the vocabulary is the small model's."""
 
     hidden: int
     layers: int
@@ -52,10 +52,10 @@ SHAPES = {
 
 
 def find_shape(name: str) -> Shape:
-    """The shape of a name.
+    """Return the shape of this name.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the name is unknown.
     """
     if name not in SHAPES:
         raise unknown("shape", name, SHAPES)
@@ -64,14 +64,14 @@ def find_shape(name: str) -> Shape:
 
 @torch.no_grad()
 def inflate(model: PreTrainedModel, shape: Shape) -> PreTrainedModel:
-    """A model of another size with the same logits (to 1e-5 of their scale in float32).
+    """Build a model of a larger shape with the same logits (to 1e-5 of their scale in float32).
 
     Args:
         model: a Llama model without biases.
-        shape: no smaller in any direction, `head_dim` a multiple.
+        shape: sizes, none smaller than the model's; `head_dim` must be a multiple of the model's.
 
     Raises:
-        ConfigError: the model is of another family, or the shape too small; the message names what.
+        ConfigError: the model is not such a Llama model, or a size is too small; the message names it.
     """
     _check(model, shape)
     config = copy.deepcopy(model.config)
@@ -85,24 +85,24 @@ def inflate(model: PreTrainedModel, shape: Shape) -> PreTrainedModel:
     if not config.tie_word_embeddings:
         _copy(large.get_output_embeddings(), model.get_output_embeddings())
     _copy_norm(large.model.norm, model.model.norm)
-    wiring = _Wiring(model, shape)
+    heads = _HeadPlacement(model, shape)
     for index, block in enumerate(large.model.layers):
         block.self_attn.o_proj.weight.zero_()
         block.mlp.down_proj.weight.zero_()
         if index < len(model.model.layers):
-            _copy_block(block, model.model.layers[index], wiring)
+            _copy_block(block, model.model.layers[index], heads)
     return large
 
 
 def load_inflated(target: str, drafter: str, shape: str, dtype: str, device: str) -> Decoder:
-    """A decoder whose target is inflated; arguments and errors as for `drafttree.load` and `find_shape`.
+    """Load a decoder with an inflated target; arguments and errors as for `drafttree.load` and `find_shape`.
 
-    Its weights stay row-major, also on a CPU: so large, they are packed for our own passes over several rows, and
-    transformers' passes over a few rows are faster on them than on column-major ones.
+    The weights stay row-major, also on a CPU: our own passes over several rows use packed copies of weights this large,
+    and transformers' passes over a few rows are faster on row-major weights.
     """
-    wanted, on = find_shape(shape), find_device(device)
-    small = load_model(target, find_dtype(dtype, on), on)
-    large, tokenizer = inflate(small, wanted), load_tokenizer(target)
+    sizes, place = find_shape(shape), find_device(device)
+    small = load_model(target, find_dtype(dtype, place), place)
+    large, tokenizer = inflate(small, sizes), load_tokenizer(target)
     decoder = load(large, "none", tokenizer=tokenizer, dtype=dtype, device=device)
     name = choose_drafter(target).name if drafter == "auto" else drafter
     found = find_drafter(name, wrap(small), tokenizer)
@@ -110,14 +110,14 @@ def load_inflated(target: str, drafter: str, shape: str, dtype: str, device: str
 
 
 class NarrowDrafter:
-    """A head of a small target that drafts for its inflated one, at its own size and cost.
+    """Lets a head that was trained for a small target draft for the inflated target, at the head's own cost.
 
-    The inflated target's hidden states are the small one's, followed by zeros.
+    The hidden states of the inflated target are those of the small one followed by zeros, which are cut off.
 
     Args:
-        drafter: made for the small target.
-        small: that target.
-        large: inflated from it.
+        drafter: the drafter made for the small target.
+        small: the small target.
+        large: the target inflated from it.
     """
 
     def __init__(self, drafter: Drafter, small: PreTrainedModel, large: PreTrainedModel) -> None:
@@ -128,73 +128,81 @@ class NarrowDrafter:
         self.hidden_layers = tuple(last.get(layer, layer) for layer in drafter.hidden_layers)
 
     def start(self, prompt: list[int], capacity: int) -> DraftSession:
-        """Begin a sequence, as the head itself does."""
+        """Begin a request, as the head itself does."""
         return NarrowSession(self._drafter.start(prompt, capacity), self._hidden)
 
 
 class NarrowSession:
-    """A head's draft, which is told the first part of every hidden state."""
+    """A head's session, which gets the first columns of every hidden state."""
 
-    def __init__(self, draft: DraftSession, hidden: int) -> None:
-        self._draft, self._hidden = draft, hidden
-        self.root, self.expand = draft.root, draft.expand
+    def __init__(self, session: DraftSession, hidden: int) -> None:
+        self._session, self._hidden = session, hidden
+        self.root, self.expand = session.root, session.expand
 
     @property
     def passes(self) -> int:
-        return self._draft.passes
+        return self._session.passes
 
     @property
     def seconds(self) -> float:
-        return self._draft.seconds
+        return self._session.seconds
 
     @property
     def nbytes(self) -> int:
-        return self._draft.nbytes
+        return self._session.nbytes
 
     def prefill(self, hidden_states: HiddenStates) -> None:
-        self._draft.prefill(self._narrow(hidden_states))
+        self._session.prefill(self._narrow(hidden_states))
 
     def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
-        self._draft.commit(tokens, self._narrow(hidden_states))
+        self._session.commit(tokens, self._narrow(hidden_states))
 
     def _narrow(self, hidden_states: HiddenStates) -> HiddenStates:
         return tuple(state[..., : self._hidden] for state in hidden_states)
 
 
-class _Wiring:
-    """Which rows of the large projections hold the heads of the small ones."""
+class _HeadPlacement:
+    """Rows of the large attention projections that hold the heads of the small ones.
+
+    Rotary pairs the dimensions i and i + head_dim / 2 and turns each pair by a frequency of its own, so query and key
+    dimensions move to where the large model's frequencies equal the small one's. The large model divides scores by a
+    larger root of `head_dim`, which `query_scale` undoes.
+    """
 
     def __init__(self, model: PreTrainedModel, shape: Shape) -> None:
         config = model.config
         width, device = config.head_dim, model.device
-        groups, room = config.num_attention_heads // config.num_key_value_heads, shape.heads // shape.key_value_heads
-        split = math.ceil(groups / room)
+        groups = config.num_attention_heads // config.num_key_value_heads
+        large_groups = shape.heads // shape.key_value_heads
+        split = math.ceil(groups / large_groups)
         heads = [divmod(head, groups) for head in range(config.num_attention_heads)]
-        query_heads = [(group * split + place // room) * room + place % room for group, place in heads]
+        query_heads = [
+            (group * split + place // large_groups) * large_groups + place % large_groups for group, place in heads
+        ]
         inner = torch.arange(width, device=device)
         spread = shape.head_dim // width
-        turned = inner % (width // 2) * spread + inner // (width // 2) * (shape.head_dim // 2)
-        self.sharpen = math.sqrt(spread)
-        self.query, self.out = (_rows(query_heads, shape.head_dim, dims) for dims in (turned, inner))
+        rotary_dims = inner % (width // 2) * spread + inner // (width // 2) * (shape.head_dim // 2)
+        self.query_scale = math.sqrt(spread)
+        self.query, self.out = (_rows(query_heads, shape.head_dim, dims) for dims in (rotary_dims, inner))
         places = [group * split + part for group in range(config.num_key_value_heads) for part in range(split)]
-        self.key, self.value = (_rows(places, shape.head_dim, dims) for dims in (turned, inner))
+        self.key, self.value = (_rows(places, shape.head_dim, dims) for dims in (rotary_dims, inner))
         self.sources = _rows([place // split for place in places], width, inner)
-        self.silent = _rows(query_heads, shape.head_dim, torch.arange(shape.head_dim, device=device))
+        self.whole_query = _rows(query_heads, shape.head_dim, torch.arange(shape.head_dim, device=device))
 
 
 def _rows(heads: list[int], width: int, dims: Tensor) -> Tensor:
-    """Indices of these dimensions of these heads in a projection whose heads are so wide."""
+    """Row indices of the dimensions `dims` of each head, in a projection with heads of this width."""
     return (torch.tensor(heads, device=dims.device)[:, None] * width + dims).flatten()
 
 
-def _copy_block(large: Any, small: Any, wiring: _Wiring) -> None:
-    theirs, ours = small.self_attn, large.self_attn
-    hidden = theirs.q_proj.in_features
-    ours.q_proj.weight[wiring.silent] = 0.0
-    ours.q_proj.weight[wiring.query, :hidden] = theirs.q_proj.weight * wiring.sharpen
-    ours.k_proj.weight[wiring.key, :hidden] = theirs.k_proj.weight[wiring.sources]
-    ours.v_proj.weight[wiring.value, :hidden] = theirs.v_proj.weight[wiring.sources]
-    ours.o_proj.weight[:hidden, wiring.out] = theirs.o_proj.weight
+def _copy_block(large: Any, small: Any, heads: _HeadPlacement) -> None:
+    old, new = small.self_attn, large.self_attn
+    hidden = old.q_proj.in_features
+    new.q_proj.weight[heads.whole_query] = 0.0
+    new.q_proj.weight[heads.query, :hidden] = old.q_proj.weight * heads.query_scale
+    new.k_proj.weight[heads.key, :hidden] = old.k_proj.weight[heads.sources]
+    new.v_proj.weight[heads.value, :hidden] = old.v_proj.weight[heads.sources]
+    new.o_proj.weight[:hidden, heads.out] = old.o_proj.weight
     for name in ("gate_proj", "up_proj", "down_proj"):
         _copy(getattr(large.mlp, name), getattr(small.mlp, name))
     for name in ("input_layernorm", "post_attention_layernorm"):
@@ -202,7 +210,7 @@ def _copy_block(large: Any, small: Any, wiring: _Wiring) -> None:
 
 
 def _copy(large: Any, small: Any, others: float | None = None) -> None:
-    """The small weight in the corner of the large one, whose other entries become `others` if given."""
+    """Copy a small weight into the corner of a large one, whose other entries become `others` if given."""
     if others is not None:
         large.weight.fill_(others)
     rows, columns = small.weight.shape

@@ -1,4 +1,4 @@
-"""What users have without us: transformers' plain, assisted and prompt-lookup generation on the same weights."""
+"""Baselines from transformers: plain, assisted and prompt-lookup generation with the same weights."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,17 +12,18 @@ from drafttree.models.huggingface import HuggingFaceModel
 
 Peer = Callable[[Sequence[int]], ReferenceRun]
 SCHEDULES = ("constant", "heuristic")
-LOOKUP = {"prompt_lookup_num_tokens": 10}
+PROMPT_LOOKUP = {"prompt_lookup_num_tokens": 10}
 
 
 def make_peers(decoder: Decoder, max_new_tokens: int) -> dict[str, Peer]:
-    """Greedy generation by transformers, by name; assisted generation where the drafter is a language model.
+    """Make greedy generation functions of transformers, by name.
 
-    Assisted generation runs at transformers' defaults under each of its schedules.
+    Assisted generation is among them if the drafter is a language model, with transformers' defaults and each of its
+    schedules for the number of assistant tokens.
 
     Args:
-        decoder: whose target and drafter to use.
-        max_new_tokens: per prompt.
+        decoder: gives the target and the drafter.
+        max_new_tokens: tokens to generate per prompt.
     """
 
     def run(prompt: Sequence[int], **assistance: Any) -> ReferenceRun:
@@ -31,7 +32,10 @@ def make_peers(decoder: Decoder, max_new_tokens: int) -> dict[str, Peer]:
     def assisted(schedule: str) -> Peer:
         return lambda prompt: _assisted(decoder, schedule, lambda assistant: run(prompt, assistant_model=assistant))
 
-    peers: dict[str, Peer] = {"transformers": run, "transformers prompt lookup": lambda prompt: run(prompt, **LOOKUP)}
+    peers: dict[str, Peer] = {
+        "transformers": run,
+        "transformers prompt lookup": lambda prompt: run(prompt, **PROMPT_LOOKUP),
+    }
     if isinstance(decoder.drafter, LanguageModelDrafter) and isinstance(decoder.drafter.model, HuggingFaceModel):
         peers |= {f"transformers assisted, {schedule}": assisted(schedule) for schedule in SCHEDULES}
     return peers
