@@ -1,4 +1,4 @@
-"""The model card, written from what was measured: no figure in it is typed by hand."""
+"""Writes the model card from the measured figures."""
 
 from pathlib import Path
 
@@ -83,7 +83,7 @@ their time.
 
 
 def write(path: Path, figures: dict, history: list[dict], corpus_tokens: int) -> None:
-    """Fill the card in and write it."""
+    """Fill in the model card and write it."""
     tokens = history[-1]["tokens"]
     facts = {
         "target_parameters": figures["parameters"]["target"],
@@ -99,7 +99,7 @@ def write(path: Path, figures: dict, history: list[dict], corpus_tokens: int) ->
 
 
 def table(texts: dict[str, dict]) -> str:
-    """The scores, one text a row."""
+    """Format the scores as a Markdown table, one text per row."""
     columns = list(next(iter(texts.values())))
     rows = [["text", *columns], ["---"] * (len(columns) + 1)]
     rows += [[name, *map(str, scores.values())] for name, scores in texts.items()]
@@ -107,7 +107,7 @@ def table(texts: dict[str, dict]) -> str:
 
 
 def _stages(history: list[dict]) -> str:
-    """Tokens spent at each depth, and where the loss stood when it ended."""
+    """Format the tokens trained at each depth and the training loss at its end."""
     ends = {row["layers"]: row for row in history}
     starts = [0, *(row["tokens"] for row in ends.values())]
     return "\n".join(

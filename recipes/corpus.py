@@ -1,7 +1,7 @@
-"""The training text: public-domain books, WikiText-2, dialogues, questions, and a little Python.
+"""Reads the training text: public-domain books, WikiText-2, dialogues, questions, and a little Python.
 
-Everything is brought to the shape a user will type: WikiText's tokenisation is undone, and every exchange
-is written as `User:` / `Assistant:` lines so that the chat template of the exported tokenizer means something.
+The text is given the form that users type: WikiText's tokenisation is undone, and exchanges become `User:` /
+`Assistant:` lines, the format of the exported tokenizer's chat template.
 """
 
 import gzip
@@ -17,7 +17,7 @@ READABLE = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz")
 
 
 def documents(data: Path, seed: int = 0) -> list[str]:
-    """Every training document, shuffled, so that the token stream mixes the sources."""
+    """Return all training documents, shuffled to mix the sources."""
     texts = [*_wikitext(data), *_books(data), *_plain(data), *_exchanges(data), *_dialogues(data)]
     texts = [text.strip() + "\n" for text in texts if text.strip()]
     random.Random(seed).shuffle(texts)
@@ -25,7 +25,7 @@ def documents(data: Path, seed: int = 0) -> list[str]:
 
 
 def texts(source: Path) -> list[str]:
-    """The training documents of a file or folder: the layout of `documents`, or any text and JSON-lines files.
+    """Return the documents of a file or folder, which has the layout of `documents` or any text and JSON-lines files.
 
     Raises:
         ValueError: there is no text in it, or a file cannot be read; the message names it.
@@ -42,7 +42,7 @@ def texts(source: Path) -> list[str]:
 
 
 def _read(path: Path) -> list[str]:
-    """The texts of one file, which is one text or has a JSON object with a `text` per line."""
+    """Read a text file as one document, or a JSON-lines file as one document per line."""
     opened = gzip.open if path.suffix == ".gz" else open
     try:
         with opened(path, "rt", encoding="utf-8") as file:
@@ -54,7 +54,7 @@ def _read(path: Path) -> list[str]:
 
 
 def _text(line: str, number: int) -> str:
-    """The text of a line of JSON."""
+    """Return the `text` of a line of JSON."""
     try:
         row = json.loads(line)
     except ValueError:
@@ -65,13 +65,13 @@ def _text(line: str, number: int) -> str:
 
 
 def read_jsonl(path: Path) -> Iterator[dict]:
-    """The objects of a gzipped JSON-lines file."""
+    """Yield the objects of a gzipped JSON-lines file."""
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         yield from map(json.loads, lines)
 
 
 def chat(turns: list[tuple[str, str]]) -> str:
-    """(speaker, words) pairs in the one chat form used everywhere; see the chat template in tokens.py."""
+    """Format (speaker, words) pairs as the chat template in tokens.py does."""
     return "".join(f"{speaker}: {words.strip()}\n" for speaker, words in turns)
 
 
@@ -86,7 +86,7 @@ def detokenise(line: str) -> str:
 
 
 def articles(text: str) -> Iterator[str]:
-    """Whole WikiText articles as plain text; a first-level heading (`= Title =`) begins one."""
+    """Yield WikiText articles as plain text; a first-level heading (`= Title =`) begins one."""
     lines: list[str] = []
     for line in text.split("\n"):
         level, line = _heading(line)
@@ -108,7 +108,7 @@ def _heading(line: str) -> tuple[int, str]:
 
 
 def _without_unknown(line: str) -> str:
-    """The line without the sentences that hold `<unk>`: a model should never learn to write it."""
+    """Drop the sentences that contain `<unk>`, so that a model never learns to write it."""
     if "<unk>" not in line:
         return line
     sentences = re.split(r"(?<= [.!?]) ", line.strip())

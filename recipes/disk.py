@@ -1,4 +1,4 @@
-"""Files and folders that take their place as a whole or leave no trace, and one line where the disk is full."""
+"""Writes files and folders atomically, and reports a full disk in one line."""
 
 import re
 import shutil
@@ -7,19 +7,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-FULL = re.compile(r"no space left|quota exceeded", re.IGNORECASE)
+FULL_DISK = re.compile(r"no space left|quota exceeded", re.IGNORECASE)
 
 
 class DiskFull(OSError):
-    """There is no room for what was to be written."""
+    """The disk is full."""
 
 
 @contextmanager
-def written(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that takes the place of `path` once it is complete.
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file that replaces `path` once it is complete.
 
     Raises:
-        DiskFull: there is no room for it.
+        DiskFull: the disk is full.
     """
     with _partial(path) as partial:
         with partial.open("wb") as file:
@@ -28,11 +28,11 @@ def written(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def replaced(folder: Path) -> Iterator[Path]:
-    """A folder to fill that takes the place of `folder` once it is complete.
+def atomic_folder(folder: Path) -> Iterator[Path]:
+    """Make a folder that replaces `folder` once it is complete.
 
     Raises:
-        DiskFull: there is no room for it.
+        DiskFull: the disk is full.
     """
     with _partial(folder) as partial:
         partial.mkdir(parents=True)
@@ -43,7 +43,7 @@ def replaced(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def _partial(path: Path) -> Iterator[Path]:
-    """Where to write what is to become `path`; nothing is left there afterwards."""
+    """Yield a temporary path beside `path`, and remove what is left of it afterwards."""
     partial = path.with_name(path.name + ".partial")
     _remove(partial)
     try:
@@ -68,5 +68,5 @@ def _remove(path: Path) -> None:
 
 
 def _full(error: BaseException | None) -> bool:
-    """Torch raises an error of its own after the disk's, and safetensors quotes it."""
-    return error is not None and (bool(FULL.search(str(error))) or _full(error.__context__))
+    """Whether an error or its context means a full disk: torch raises its own error after it, safetensors quotes it."""
+    return error is not None and (bool(FULL_DISK.search(str(error))) or _full(error.__context__))

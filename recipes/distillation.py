@@ -1,8 +1,8 @@
-"""The joint loss: the target learns the text, the draft learns the target, in one pass over the vocabulary.
+"""The joint loss of the embedded pair: the target learns the text, the draft model learns the target.
 
-Both heads are worked through a few hundred positions at a time, probabilities and gradients alike, so that nothing
-of size tokens x vocabulary is ever written to memory. The draft's labels are the target's own probabilities at that
-moment, which the target has computed anyway: distillation costs no target pass.
+Probabilities and gradients of both output projections are computed for a few hundred positions at a time, so no tensor
+of size tokens x vocabulary is kept. The draft model's labels are the target's present probabilities, which its training
+step computes anyway, so distillation costs no extra target pass.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ CHUNK = 256
 
 @dataclass
 class Losses:
-    """Sums over positions, so that micro-batches add up; `agreeing` are greedy choices in common, of `compared`."""
+    """Sums over positions; `agreeing` of `compared` positions have the same top token in both models."""
 
     text: float = 0.0
     distillation: float = 0.0
@@ -30,7 +30,7 @@ class Losses:
         return self
 
     def means(self) -> dict[str, float]:
-        """Nats per token of both losses, and the share of positions where both models' first choice is the same."""
+        """Return both losses in nats per token, and the share of positions with the same top token."""
         return {
             "text": round(self.text / self.positions, 4),
             "distillation": round(self.distillation / self.positions, 4),
@@ -41,7 +41,7 @@ class Losses:
 def joint_backward(
     target: LlamaForCausalLM, draft: LlamaForCausalLM, inputs: Tensor, labels: Tensor, scale: float
 ) -> Losses:
-    """Forward and backward for both models on one micro-batch; gradients accumulate, weighted by `scale`."""
+    """Run forward and backward of both models on one micro-batch; gradients accumulate, weighted by `scale`."""
     models = (target, draft)
     hidden = [model.model(input_ids=inputs, use_cache=False).last_hidden_state for model in models]
     heads = [model.lm_head.weight for model in models]
@@ -54,7 +54,7 @@ def joint_backward(
 def _through_heads(
     hidden: list[Tensor], heads: list[Tensor], labels: Tensor, scale: float
 ) -> tuple[Losses, list[Tensor]]:
-    """The losses and their gradients at both hidden states; the heads' own gradients accumulate in place."""
+    """Return the losses and their gradients at both hidden states; gradients of the heads accumulate in place."""
     flat = [h.detach().flatten(0, 1) for h in hidden]
     gradients = [torch.empty_like(h) for h in flat]
     for head in heads:
@@ -65,7 +65,7 @@ def _through_heads(
         logits = [h[part] @ head.T for h, head in zip(flat, heads, strict=True)]
         if start == 0:
             losses += _agreement(*logits)
-        piece, errors = _errors(*logits, labels[part])
+        piece, errors = _losses_and_gradients(*logits, labels[part])
         losses += piece
         for h, head, error, gradient in zip(flat, heads, errors, gradients, strict=True):
             head.grad.addmm_(error.T, h[part], alpha=scale)
@@ -73,17 +73,17 @@ def _through_heads(
     return losses, [g.view_as(h) for g, h in zip(gradients, hidden, strict=True)]
 
 
-def _errors(logits: Tensor, guesses: Tensor, labels: Tensor) -> tuple[Losses, list[Tensor]]:
-    """Both losses, and probabilities minus labels: the gradient of a cross-entropy at its logits."""
+def _losses_and_gradients(logits: Tensor, draft_logits: Tensor, labels: Tensor) -> tuple[Losses, list[Tensor]]:
+    """Return both losses and their gradients at the logits, which are probabilities minus labels."""
     rows = torch.arange(len(labels))
     probabilities = logits.softmax(-1)
     text = -probabilities[rows, labels].clamp(min=1e-30).log().sum()
-    expected = torch.dot(probabilities.flatten(), guesses.flatten())
-    distillation = guesses.logsumexp(-1).sum() - expected
-    draft_error = guesses.softmax(-1).sub_(probabilities)
+    expected = torch.dot(probabilities.flatten(), draft_logits.flatten())
+    distillation = draft_logits.logsumexp(-1).sum() - expected
+    draft_error = draft_logits.softmax(-1).sub_(probabilities)
     probabilities[rows, labels] -= 1.0
     return Losses(text.item(), distillation.item(), len(labels)), [probabilities, draft_error]
 
 
-def _agreement(logits: Tensor, guesses: Tensor) -> Losses:
-    return Losses(agreeing=int((logits.argmax(-1) == guesses.argmax(-1)).sum()), compared=len(logits))
+def _agreement(logits: Tensor, draft_logits: Tensor) -> Losses:
+    return Losses(agreeing=int((logits.argmax(-1) == draft_logits.argmax(-1)).sum()), compared=len(logits))

@@ -1,4 +1,4 @@
-"""How good the pair is on text it has not seen: bits per byte of the target, and how often the draft guesses right."""
+"""Evaluates the embedded pair on held-out text: the target's bits per byte and the draft model's agreement with it."""
 
 import gzip
 import math
@@ -15,7 +15,7 @@ SAMPLE = 100_000
 
 
 def evaluate(pair: Path, data: Path) -> dict:
-    """The figures of the model card, on a sample of each held-out text."""
+    """Compute the figures of the model card on a sample of each held-out text."""
     target, draft = (AutoModelForCausalLM.from_pretrained(pair / name).float() for name in ("target", "draft"))
     tokenizer = AutoTokenizer.from_pretrained(pair / "target")
     texts = {"wikitext2_valid_raw": _wikitext(data), "books_test": _books(data)}
@@ -32,24 +32,24 @@ def evaluate(pair: Path, data: Path) -> dict:
 
 
 def sample(tokenizer: PreTrainedTokenizerFast, texts: list[str], total: int = SAMPLE) -> tuple[Tensor, int]:
-    """The beginning of every document, in equal parts, as one row of tokens; and the bytes these tokens spell."""
+    """Return equal parts of the beginnings of all documents as one row of token ids, and the bytes they spell."""
     rows = [tokenizer.encode(text, verbose=False)[: total // len(texts)] for text in texts]
     ids = [token for row in rows for token in (tokenizer.eos_token_id, *row)]
-    letters = (tokenizer.convert_ids_to_tokens(row) for row in rows)
-    return torch.tensor(ids), sum(len(token) for row in letters for token in row)
+    spellings = (tokenizer.convert_ids_to_tokens(row) for row in rows)
+    return torch.tensor(ids), sum(len(token) for row in spellings for token in row)
 
 
 @torch.inference_mode()
 def score(target: LlamaForCausalLM, draft: LlamaForCausalLM, ids: Tensor, text_bytes: int, window: int) -> dict:
-    """Scores over consecutive windows; every token but the very first is predicted once.
+    """Score consecutive windows; every token but the very first is predicted once.
 
-    The marks between documents cost bits and count no bytes, so bits per byte errs on the high side.
+    EOS tokens between documents cost bits but count no bytes, so the bits per byte are slightly too high.
     """
     nats, agreeing, contained = 0.0, 0, 0
     for start in range(0, len(ids) - 1, window):
         row = ids[start : start + window + 1]
-        logits, guesses = (model(row[None, :-1]).logits[0] for model in (target, draft))
-        choice, top = logits.argmax(-1, keepdim=True), guesses.topk(3).indices
+        logits, draft_logits = (model(row[None, :-1]).logits[0] for model in (target, draft))
+        choice, top = logits.argmax(-1, keepdim=True), draft_logits.topk(3).indices
         nats += torch.nn.functional.cross_entropy(logits, row[1:], reduction="sum").item()
         agreeing += int((top[:, :1] == choice).sum())
         contained += int((top == choice).sum())
@@ -64,7 +64,7 @@ def score(target: LlamaForCausalLM, draft: LlamaForCausalLM, ids: Tensor, text_b
 
 
 def _wikitext(data: Path) -> list[str]:
-    """The raw validation file, its tokenisation undone as in training."""
+    """Read the raw validation file and undo its tokenisation as in training."""
     with gzip.open(data / "wikitext2/wiki.valid.raw.gz", "rt", encoding="utf-8") as file:
         return [text for text in corpus.articles(file.read()) if text.strip()]
 

@@ -1,4 +1,4 @@
-"""The target's hidden states on batches of windows: computed when they are needed, or kept on disk for later epochs."""
+"""Computes the target's hidden states on batches of windows, and caches them on disk for later epochs."""
 
 from pathlib import Path
 
@@ -9,19 +9,19 @@ from safetensors.torch import load, save
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from disk import DiskFull, written
+from disk import DiskFull, atomic_file
 from windows import Windows
 
 
 class RepeatedWindows(Windows):
-    """Windows whose batches are the same in every epoch, in another order each time.
+    """Windows whose batches are the same in every epoch, in a different order each time.
 
-    The first epoch is that of `Windows`, so a run that has not cached the whole text yet goes on without a cache as if
-    it never had one. In later epochs the position means the same, the order is another.
+    The first epoch is that of `Windows`, so a run that drops its cache before the first epoch ends continues as if it
+    never had one. In later epochs a position counts the same batches in another order.
 
     Attributes:
-        number: of the batch last taken.
-        batches: there are in an epoch, once one has been taken.
+        number: number of the batch last taken.
+        batches: batches per epoch, once one has been taken.
     """
 
     number, batches = 0, 0
@@ -37,12 +37,12 @@ class RepeatedWindows(Windows):
 
 
 class HiddenStates:
-    """What a frozen target computes of a batch.
+    """Computes a frozen target's hidden states, or reads them from a cache folder.
 
     Args:
         target: the model.
-        layers: hidden states wanted besides the last, counted as transformers' `hidden_states`.
-        folder: where they are kept, None to compute them every time.
+        layers: layers whose hidden states are wanted besides the last, counted as in transformers' `hidden_states`.
+        folder: the cache folder, None to compute them every time.
     """
 
     def __init__(self, target: PreTrainedModel, layers: tuple[int, ...], folder: Path | None):
@@ -51,43 +51,43 @@ class HiddenStates:
             folder.mkdir(parents=True, exist_ok=True)
 
     @torch.no_grad()
-    def of(self, inputs: Tensor, windows: Windows) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The last hidden state, after the final norm, and those of `layers`, `[batch, length, hidden]` each.
+    def compute(self, inputs: Tensor, windows: Windows) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return the last hidden state, after the final norm, and those of `layers`, `[batch, length, hidden]` each.
 
         Args:
-            inputs: `[batch, length]` the batch `windows` gave last.
-            windows: say which batch of the epoch it was.
+            inputs: `[batch, length]` token ids of the batch taken last from `windows`.
+            windows: knows the number of that batch.
 
         Raises:
-            DiskFull: there is no room left to keep them.
+            DiskFull: there is no room left to cache them.
         """
         if not self.folder or not isinstance(windows, RepeatedWindows):
-            return self._compute(inputs)
+            return self._forward(inputs)
         path = self.folder / f"batch-{windows.number:06d}.safetensors"
-        if (kept := self._kept(path)) is not None:
-            last, *states = kept.to(self.target.device, self.target.dtype).unbind()
+        if (cached := self._read_cache(path)) is not None:
+            last, *states = cached.to(self.target.device, self.target.dtype).unbind()
             return last, tuple(states)
-        last, states = self._compute(inputs)
-        self._keep(torch.stack((last, *states)), path, windows.batches)
+        last, states = self._forward(inputs)
+        self._write_cache(torch.stack((last, *states)), path, windows.batches)
         return last, states
 
-    def _compute(self, inputs: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def _forward(self, inputs: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         decoder, wanted = self.target.get_decoder(), bool(self.layers)
         out = decoder(input_ids=inputs, use_cache=False, output_hidden_states=wanted)
         return out.last_hidden_state, tuple(out.hidden_states[layer] for layer in self.layers)
 
-    def _kept(self, path: Path) -> Tensor | None:
-        """What was written there, None where nothing is or it is damaged."""
+    def _read_cache(self, path: Path) -> Tensor | None:
+        """Read cached hidden states; None if the file is missing or damaged."""
         try:
             return load(path.read_bytes())["states"]
         except (FileNotFoundError, SafetensorError, KeyError):
             return None
 
-    def _keep(self, states: Tensor, path: Path, batches: int) -> None:
-        """Write in half precision."""
+    def _write_cache(self, states: Tensor, path: Path, batches: int) -> None:
+        """Write hidden states in bfloat16."""
         half = states.to("cpu", torch.bfloat16).contiguous()
         try:
-            with written(path) as file:
+            with atomic_file(path) as file:
                 file.write(save({"states": half}))
         except DiskFull as error:
             kept = len(list(self.folder.glob("batch-*.safetensors")))

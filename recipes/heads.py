@@ -1,8 +1,8 @@
-"""What the recipes for heads share: the frozen target, its text, the lesson of one step, and the command around it.
+"""Shared code of the recipes for heads: the frozen target, its training text, one training step, and the command line.
 
-Heads learn the target's own probabilities, not the text: head k reads the hidden state at position t and is asked for
-the target's distribution at t + 1 + k, which the same target pass has computed. Nothing of size tokens x vocabulary
-is kept: the vocabulary is worked through some hundred positions and one head at a time.
+Heads learn the target's probabilities, not the text: head k reads the hidden state at position t and learns the
+target's distribution at position t + 1 + k, which the same target pass computes. Logits are computed for a few hundred
+positions and one head at a time, so no tensor of size tokens x vocabulary is kept.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from transformers.utils import logging
 
 import corpus
 import tokens
-from disk import replaced
+from disk import atomic_folder
 from drafttree.core.errors import DraftTreeError
 from drafttree.drafters.heads import embedding, last_layer, projection
 from drafttree.loading.load import find_device, find_dtype, load_model, load_tokenizer
@@ -40,7 +40,7 @@ PARTS = ("heads", "muon", "adam")
 
 @dataclass
 class Losses:
-    """Sums over positions, `[levels]` each: cross-entropies, and first choices that are the target's."""
+    """Sums over positions, `[levels]` each: cross-entropies in nats, and agreements with the target's top token."""
 
     nats: Tensor
     agreeing: Tensor
@@ -52,22 +52,22 @@ class Losses:
         return self
 
     def means(self) -> dict[str, list[float]]:
-        """Nats per token, and the share of positions where head and target agree, for every head."""
+        """Cross-entropy in nats per token and share of agreeing positions, for every head."""
         sums = {"loss": self.nats, "agreement": self.agreeing}
         return {name: [round(part / self.positions, 3) for part in total.tolist()] for name, total in sums.items()}
 
 
-class Lesson(nn.Module):
-    """A kind of head in training; a recipe says what its heads read.
+class HeadObjective(nn.Module):
+    """The training objective of one kind of head; each recipe defines what its heads read.
 
     Args:
-        heads: the heads, one a level, with float32 parameters; frozen ones are the target's.
-        levels: how many.
-        shared: whether they end before the target's own projection.
+        heads: the heads, one per level, with float32 parameters; frozen parameters are the target's.
+        levels: number of heads.
+        shared: use the target's output projection; the heads have none of their own.
 
     Attributes:
-        layers: the target's hidden states read besides the last, counted as transformers' `hidden_states`.
-        vocab: rows of projections of their own, None for the target's vocabulary.
+        layers: layers whose hidden states are read besides the last, counted as in transformers' `hidden_states`.
+        vocab: rows of the heads' own projections, None for the target's vocabulary.
     """
 
     layers: tuple[int, ...] = ()
@@ -78,158 +78,164 @@ class Lesson(nn.Module):
         self.heads, self.levels, self.shared = heads, levels, shared
 
     def context(self, hidden: Tensor, states: tuple[Tensor, ...], inputs: Tensor) -> Tensor:
-        """What all heads read at every position, `[batch, rows, ...]`.
+        """Compute what all heads read at every position, `[batch, rows, ...]`.
 
         Args:
             hidden: `[batch, length, hidden]` the target's last hidden state.
-            states: those of `layers`, of the same shape.
+            states: the hidden states of `layers`, of the same shape.
             inputs: `[batch, length]` token ids.
         """
         return hidden
 
-    def answers(self, logits: Tensor) -> Tensor:
-        """The probabilities to learn from the target's logits `[rows, vocab]`; rows of zeros teach nothing."""
+    def target_probs(self, logits: Tensor) -> Tensor:
+        """Return the probabilities to learn, from the target's logits `[rows, vocab]`; rows of zeros have no loss."""
         return logits.softmax(-1)
 
-    def guess(self, level: int, context: Tensor, following: list[Tensor]) -> Tensor:
-        """What a head says, `[rows, vocab]`, or `[rows, hidden]` before a shared projection.
+    def draft_output(self, level: int, context: Tensor, embeddings: list[Tensor]) -> Tensor:
+        """Compute a head's logits `[rows, vocab]`, or `[rows, hidden]` if the projection is shared.
 
         Args:
-            level: of the head, 0 for the first.
-            context: `[rows, ...]`.
-            following: the embeddings `[rows, hidden]` of the next tokens, `level + 1` of them.
+            level: index of the head, 0 for the first.
+            context: `[rows, ...]` result of `context`.
+            embeddings: embeddings `[rows, hidden]` of each of the next `level + 1` tokens.
         """
         raise NotImplementedError
 
     def write(self, folder: Path) -> None:
-        """The heads in their public format."""
+        """Write the heads in their public format."""
         raise NotImplementedError
 
 
 class HeadRun(Run):
-    """Heads of any kind, their optimizers, and where in the text they are.
+    """Training of one kind of head, with its optimizers and its position in the text.
 
     Attributes:
-        learnt: the positions up to which the text has been learnt; a step that fails has taken its windows already.
+        trained_positions: window positions after the last complete step; a failed step has advanced `windows` already.
     """
 
-    def __init__(self, target: PreTrainedModel, lesson: Lesson, windows: Windows, options: argparse.Namespace):
+    def __init__(
+        self, target: PreTrainedModel, objective: HeadObjective, windows: Windows, options: argparse.Namespace
+    ):
         super().__init__(options.out)
-        self.target, self.lesson, self.windows = target, lesson, windows
-        self.heads, self.options = lesson.heads, options
-        self.learnt: dict[int, tuple[int, int]] = {}
+        self.target, self.objective, self.windows = target, objective, windows
+        self.heads, self.options = objective.heads, options
+        self.trained_positions: dict[int, tuple[int, int]] = {}
         folder = options.out / "features" if options.cache else None
-        self.features = HiddenStates(target, lesson.layers, folder)
+        self.hidden_states = HiddenStates(target, objective.layers, folder)
         learning = [p for p in self.heads.parameters() if p.requires_grad]
-        inner = [p for p in learning if p.ndim == 2 and len(p) not in (len(projection(target).weight), lesson.vocab)]
+        inner = [p for p in learning if p.ndim == 2 and len(p) not in (len(projection(target).weight), objective.vocab)]
         known = set(inner)
         self.muon = Muon(inner, lr=options.rate, weight_decay=0.0)
         rest = [p for p in learning if p not in known]
         self.adam = torch.optim.AdamW(rest, lr=ADAM_RATE, betas=(0.9, 0.95), weight_decay=0.0)
 
     def losses(self) -> Losses:
-        none = torch.zeros(self.lesson.levels, device=self.target.device)
-        return Losses(none, none)
+        zeros = torch.zeros(self.objective.levels, device=self.target.device)
+        return Losses(zeros, zeros)
 
     def update(self, now: Plan) -> Losses:
-        """One optimizer step; of the plan only the learning rate is taken."""
+        """Do one optimizer step; of the plan it uses the learning rate alone."""
         inputs, _ = self.windows.take(self.options.batch // self.options.length, self.options.length)
-        losses = self._teach(inputs.to(self.target.device))
+        losses = self._forward_backward(inputs.to(self.target.device))
         for optimizer, rate in ((self.muon, self.options.rate), (self.adam, ADAM_RATE)):
             optimizer.param_groups[0]["lr"] = rate * now.rate
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         self.step += 1
         self.tokens += inputs.numel()
-        self.learnt = dict(self.windows.positions)
+        self.trained_positions = dict(self.windows.positions)
         return losses
 
     def export(self, name: str) -> None:
-        with replaced(self.out / name) as folder:
-            self.lesson.write(folder)
+        with atomic_folder(self.out / name) as folder:
+            self.objective.write(folder)
         print(f"exported {name} at step {self.step}, {self.tokens:,} tokens", flush=True)
 
     def state(self) -> dict:
         modules = {part: getattr(self, part).state_dict() for part in PARTS}
-        return {**modules, "windows": self.learnt}
+        return {**modules, "windows": self.trained_positions}
 
     def restore(self, state: dict) -> None:
         for part in PARTS:
             getattr(self, part).load_state_dict(state[part])
-        self.learnt = state["windows"]
-        self.windows = type(self.windows)(self.windows.stream, self.learnt)
+        self.trained_positions = state["windows"]
+        self.windows = type(self.windows)(self.windows.stream, self.trained_positions)
 
-    def _teach(self, inputs: Tensor) -> Losses:
-        """Forward and backward on windows `[batch, length]`; gradients accumulate in the heads."""
-        hidden, states = self.features.of(inputs, self.windows)
+    def _forward_backward(self, inputs: Tensor) -> Losses:
+        """Run forward and backward on windows `[batch, length]`; gradients accumulate in the heads."""
+        hidden, states = self.hidden_states.compute(inputs, self.windows)
         embedded = embedding(self.target)(inputs)
         with self._autocast():
-            context = self.lesson.context(hidden, states, inputs)
+            context = self.objective.context(hidden, states, inputs)
         gradient = torch.zeros_like(context) if context.requires_grad else None
-        rows, losses = inputs.shape[1] - self.lesson.levels, self.losses()
+        rows, losses = inputs.shape[1] - self.objective.levels, self.losses()
         for text in range(len(inputs)):
             for start in range(0, rows, CHUNK):
                 part = slice(start, min(start + CHUNK, rows))
                 leaf = context[text, part].detach().requires_grad_(gradient is not None)
-                losses += self._teach_rows(leaf, hidden[text], embedded[text], part, 1.0 / (len(inputs) * rows))
+                losses += self._forward_backward_rows(
+                    leaf, hidden[text], embedded[text], part, 1.0 / (len(inputs) * rows)
+                )
                 if gradient is not None:
                     gradient[text, part] = leaf.grad
         if gradient is not None:
             context.backward(gradient)
         return losses
 
-    def _teach_rows(self, context: Tensor, hidden: Tensor, embedded: Tensor, part: slice, scale: float) -> Losses:
-        """Every head at some positions of one text.
+    def _forward_backward_rows(
+        self, context: Tensor, hidden: Tensor, embedded: Tensor, part: slice, scale: float
+    ) -> Losses:
+        """Run forward and backward of every head at some positions of one text.
 
         Args:
             context: `[rows, ...]` at these positions.
-            hidden: `[length, hidden]` of the text.
-            embedded: `[length, hidden]` of its tokens.
+            hidden: `[length, hidden]` the target's last hidden states of the text.
+            embedded: `[length, hidden]` embeddings of its tokens.
             part: the positions.
             scale: weight of a position in the gradient.
         """
         rows, sums = len(context), []
         with torch.no_grad():
-            logits = projection(self.target)(hidden[part.start + 1 : part.stop + self.lesson.levels])
-            answers = self.lesson.answers(logits.float())
-        for level in range(self.lesson.levels):
-            following = [embedded[part.start + ahead : part.stop + ahead] for ahead in range(1, level + 2)]
+            logits = projection(self.target)(hidden[part.start + 1 : part.stop + self.objective.levels])
+            target_probs = self.objective.target_probs(logits.float())
+        for level in range(self.objective.levels):
+            embeddings = [embedded[part.start + ahead : part.stop + ahead] for ahead in range(1, level + 2)]
             with self._autocast():
-                said = self.lesson.guess(level, context, following)
-                logits = projection(self.target)(said) if self.lesson.shared else said
-            answer = answers[level : level + rows]
-            loss = cross_entropy(logits.float(), answer, reduction="sum")
+                output = self.objective.draft_output(level, context, embeddings)
+                logits = projection(self.target)(output) if self.objective.shared else output
+            probs = target_probs[level : level + rows]
+            loss = cross_entropy(logits.float(), probs, reduction="sum")
             (loss * scale * self.options.decay**level).backward()
-            sums.append(torch.stack((loss.detach(), (logits.argmax(-1) == answer.argmax(-1)).sum())))
+            sums.append(torch.stack((loss.detach(), (logits.argmax(-1) == probs.argmax(-1)).sum())))
         return Losses(*torch.stack(sums, 1), rows)
 
     def _autocast(self) -> torch.autocast:
-        """Heads are float32 and computed in the target's dtype."""
+        """Compute the float32 heads in the target's dtype."""
         kind = self.target.dtype
         return torch.autocast(self.target.device.type, kind, enabled=kind != torch.float32)
 
 
-Make = Callable[[PreTrainedModel, argparse.Namespace], Lesson]
+Make = Callable[[PreTrainedModel, argparse.Namespace], HeadObjective]
 
 
-def trained(lesson: nn.Module) -> dict[str, Tensor]:
-    """Tensors to store, by name, in bfloat16."""
-    return {name: tensor.detach().to("cpu", torch.bfloat16) for name, tensor in lesson.state_dict().items()}
+def bfloat16_state(module: nn.Module) -> dict[str, Tensor]:
+    """Return a module's tensors by name, in bfloat16 and on the CPU."""
+    return {name: tensor.detach().to("cpu", torch.bfloat16) for name, tensor in module.state_dict().items()}
 
 
-def made_for(target: PreTrainedModel) -> dict[str, int]:
-    """What the `config.json` of heads says of their target, so that they are not loaded for another."""
+def target_fields(target: PreTrainedModel) -> dict[str, int]:
+    """Return the fields of a head's `config.json` that identify its target, so that it is not loaded for another."""
     vocab, hidden = projection(target).weight.shape
     return {"vocab_size": vocab, "hidden_size": hidden, "base_num_hidden_layers": last_layer(target)}
 
 
-def describe(folder: Path, config: dict) -> None:
+def write_config(folder: Path, config: dict) -> None:
     """Write a checkpoint's `config.json`."""
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def parser(description: str, layers: str = "residual blocks of each head") -> argparse.ArgumentParser:
-    """The options every recipe for heads has; `layers` says what is counted by that option."""
+    """Return a parser with the options that all recipes for heads share; `layers` is the help of that option."""
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--target", required=True, help='"embedded", a folder or a hub name')
     made.add_argument("--data", type=Path, required=True, help="a folder or file of text (.txt, .jsonl, also .gz)")
@@ -252,13 +258,13 @@ def parser(description: str, layers: str = "residual blocks of each head") -> ar
 
 
 def command(name: str, options: argparse.Namespace, make: Make, run: type[HeadRun] = HeadRun) -> None:
-    """Train, or go on training, and export to `out/final`; errors end the command with one line.
+    """Train or resume, and export to `out/final`; errors end the command with one line.
 
     Args:
-        name: of the recipe.
-        options: as `parser` reads them.
-        make: the lesson for a target.
-        run: the kind of run.
+        name: name of the recipe.
+        options: parsed options of `parser`.
+        make: makes the objective for a target.
+        run: class of the run.
     """
     try:
         _train(name, options, make, run)
@@ -279,7 +285,7 @@ def _train(name: str, options: argparse.Namespace, make: Make, kind: type[HeadRu
     stream = _stream(options, settings, len(projection(target).weight))
     windows = (RepeatedWindows if options.cache else Windows)(stream)
     run = kind(target, make(target, options).to(device), windows, options)
-    settings.keep()
+    settings.save()
     if run.checkpoint.exists():
         run.load()
         print(f"resumed at step {run.step}, progress {run.progress:.3f}", flush=True)
@@ -288,10 +294,10 @@ def _train(name: str, options: argparse.Namespace, make: Make, kind: type[HeadRu
 
 
 def _stream(options: argparse.Namespace, settings: Settings, vocab: int) -> np.ndarray:
-    """The tokens of the text, read from disk once a run is begun with them.
+    """Return the token ids of the training text; a resumed run reads those it has stored.
 
     Raises:
-        ValueError: there is no text, too little for one step, or it holds tokens the target does not have.
+        ValueError: there is no text, too little for one step, or it has token ids beyond the target's vocabulary.
     """
     if not options.heads < options.length <= options.batch:
         raise ValueError(

@@ -2,7 +2,7 @@
 
     python recipes/hydra.py --target embedded --data shared/data --out build/hydra --prefix --layers 4
 
-As `medusa.py`, but every head also reads the tokens drafted before its own, and with `--prefix` (Hydra++) all hidden
+As `medusa.py`, but every head also reads the drafted tokens above its own, and with `--prefix` (Hydra++) all hidden
 states pass through one attention layer first. `--out/final` then holds `hydra_lm_head.pt` and `config.json`. The
 target's embedding and vocabulary projection are not stored again, unless `--own-projection` trains one per head,
 which makes the full public format.
@@ -16,22 +16,22 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from disk import written
+from disk import atomic_file
 from drafttree.drafters.formats.head_checkpoint import SHARED_LM_HEAD
 from drafttree.drafters.formats.hydra import EMBEDDING, MLP, PREFIX_MLP
 from drafttree.drafters.heads import ResBlock, embedding, projection
 from drafttree.drafters.hydra import HydraHeads, prefix_config
-from heads import Lesson, command, describe, made_for, parser, trained
+from heads import HeadObjective, bfloat16_state, command, parser, target_fields, write_config
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parser(__doc__)
     options.add_argument("--prefix", action="store_true", help="Hydra++: read the hidden states through attention")
-    command("hydra", options.parse_args(arguments), HydraLesson)
+    command("hydra", options.parse_args(arguments), HydraObjective)
 
 
-class HydraLesson(Lesson):
-    """Blocks begin by passing the context on, so that every head at first says what the target says next."""
+class HydraObjective(HeadObjective):
+    """The objective of Hydra heads. Blocks first pass the context on, so all heads start with the target's logits."""
 
     def __init__(self, target: PreTrainedModel, options: argparse.Namespace) -> None:
         vocab, hidden = projection(target).weight.shape
@@ -46,35 +46,35 @@ class HydraLesson(Lesson):
             "grounded_heads": True,
             "hidden_state_offset": 0,
             "base_model_name_or_path": options.target,
-            **made_for(target),
+            **target_fields(target),
             SHARED_LM_HEAD: shared,
         }
         self._stored = {} if shared else {EMBEDDING: embedding(target).weight}
-        self._begin(projection(target).weight)
+        self._initialise(projection(target).weight)
 
     @torch.no_grad()
-    def _begin(self, weight: Tensor) -> None:
+    def _initialise(self, weight: Tensor) -> None:
         for block in (module for module in self.heads.modules() if isinstance(module, ResBlock)):
             block.linear.weight.zero_()
             block.linear.bias.zero_()
             if isinstance(block.res_connection, torch.nn.Linear):
                 torch.nn.init.eye_(block.res_connection.weight)
                 block.res_connection.bias.zero_()
-        for end in (module for module in self.heads.hydra_lm_head.modules() if isinstance(module, torch.nn.Linear)):
-            end.weight.copy_(weight)
-            end.bias.zero_()
+        for output in (module for module in self.heads.hydra_lm_head.modules() if isinstance(module, torch.nn.Linear)):
+            output.weight.copy_(weight)
+            output.bias.zero_()
 
     def context(self, hidden: Tensor, states: tuple[Tensor, ...], inputs: Tensor) -> Tensor:
         return self.heads.context(hidden)
 
-    def guess(self, level: int, context: Tensor, following: list[Tensor]) -> Tensor:
-        return self.heads(level, torch.cat((context, *following), -1))
+    def draft_output(self, level: int, context: Tensor, embeddings: list[Tensor]) -> Tensor:
+        return self.heads(level, torch.cat((context, *embeddings), -1))
 
     def write(self, folder: Path) -> None:
         stored = {name: tensor.to("cpu", torch.bfloat16) for name, tensor in self._stored.items()}
-        with written(folder / "hydra_lm_head.pt") as file:
-            torch.save(trained(self.heads) | stored, file)
-        describe(folder, self.config)
+        with atomic_file(folder / "hydra_lm_head.pt") as file:
+            torch.save(bfloat16_state(self.heads) | stored, file)
+        write_config(folder, self.config)
 
 
 if __name__ == "__main__":

@@ -20,17 +20,17 @@ from transformers import PreTrainedModel
 from drafttree.drafters.formats.head_checkpoint import SHARED_LM_HEAD
 from drafttree.drafters.heads import projection
 from drafttree.drafters.medusa import MedusaHeads
-from heads import Lesson, command, describe, made_for, parser, trained
+from heads import HeadObjective, bfloat16_state, command, parser, target_fields, write_config
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parser(__doc__)
     options.set_defaults(decay=0.8)
-    command("medusa", options.parse_args(arguments), MedusaLesson)
+    command("medusa", options.parse_args(arguments), MedusaObjective)
 
 
-class MedusaLesson(Lesson):
-    """Blocks begin as the identity, so that every head at first says what the target says next."""
+class MedusaObjective(HeadObjective):
+    """The objective of Medusa heads. Blocks start as the identity, so all heads start with the target's logits."""
 
     def __init__(self, target: PreTrainedModel, options: argparse.Namespace) -> None:
         vocab, hidden = projection(target).weight.shape
@@ -42,13 +42,13 @@ class MedusaLesson(Lesson):
             "medusa_num_heads": options.heads,
             "medusa_num_layers": options.layers,
             "base_model_name_or_path": options.target,
-            **made_for(target),
+            **target_fields(target),
             SHARED_LM_HEAD: shared,
         }
-        self._begin(projection(target).weight)
+        self._initialise(projection(target).weight)
 
     @torch.no_grad()
-    def _begin(self, weight: Tensor) -> None:
+    def _initialise(self, weight: Tensor) -> None:
         for head in self.heads:
             for block in head if self.shared else head[:-1]:
                 block.linear.weight.zero_()
@@ -56,12 +56,12 @@ class MedusaLesson(Lesson):
             if not self.shared:
                 head[-1].weight.copy_(weight)
 
-    def guess(self, level: int, context: Tensor, following: list[Tensor]) -> Tensor:
+    def draft_output(self, level: int, context: Tensor, embeddings: list[Tensor]) -> Tensor:
         return self.heads[level](context)
 
     def write(self, folder: Path) -> None:
-        save_file(trained(self.heads), folder / "medusa_lm_head.safetensors")
-        describe(folder, self.config)
+        save_file(bfloat16_state(self.heads), folder / "medusa_lm_head.safetensors")
+        write_config(folder, self.config)
 
 
 if __name__ == "__main__":

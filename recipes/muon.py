@@ -1,7 +1,7 @@
-"""Muon in float32, one batched orthogonalisation per matrix shape.
+"""The Muon optimizer (Jordan et al. 2024) in float32, with one batched orthogonalisation per matrix shape.
 
-`torch.optim.Muon` iterates in bfloat16, one matrix at a time: right on a GPU, several times slower than
-float32 on a CPU without bfloat16 units. Same update otherwise (Jordan et al. 2024).
+`torch.optim.Muon` does the same update in bfloat16, one matrix at a time: several times slower on a CPU without
+bfloat16 units.
 """
 
 import torch
@@ -11,7 +11,7 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
-    """Newton-Schulz: push every singular value of `[count, rows, columns]` towards one."""
+    """Move all singular values of matrices `[count, rows, columns]` towards 1 by Newton-Schulz iteration."""
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
@@ -23,7 +23,7 @@ def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum, then orthogonalisation: every weight matrix moves equally far in every direction."""
+    """Orthogonalises the momentum of each weight matrix, so that the update is equally large in every direction."""
 
     def __init__(self, parameters, lr: float, momentum: float = 0.95, weight_decay: float = 0.05):
         super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})

@@ -1,4 +1,4 @@
-"""The two networks, their growth in depth, and their export in the ordinary Hugging Face format."""
+"""Builds the embedded target and draft model, deepens the target, and exports both in Hugging Face format."""
 
 import copy
 import shutil
@@ -8,14 +8,14 @@ import torch
 from torch import nn
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from disk import replaced
+from disk import atomic_folder
 
 CONTEXT = 2048
 DEPTH = 12
 
 
 def target_model(layers: int = DEPTH) -> LlamaForCausalLM:
-    """About ten million parameters at twelve layers: deep and narrow, so that a pass costs like a real target's."""
+    """Build the target: ten million parameters at twelve layers, deep and narrow so that its passes take long."""
     return LlamaForCausalLM(
         _config(
             hidden_size=256,
@@ -30,7 +30,7 @@ def target_model(layers: int = DEPTH) -> LlamaForCausalLM:
 
 
 def draft_model() -> LlamaForCausalLM:
-    """About one million parameters in a single layer, most of them the embedding it shares with its head."""
+    """Build the draft model: one million parameters, one layer, most of them the embedding tied to its head."""
     return LlamaForCausalLM(
         _config(
             hidden_size=160,
@@ -53,7 +53,7 @@ def grow(target: LlamaForCausalLM, layers: int) -> None:
     times, remainder = divmod(layers, len(target.model.layers))
     if remainder:
         raise ValueError(f"cannot grow {len(target.model.layers)} layers to {layers}: not a multiple")
-    blocks = [block for layer in target.model.layers for block in (layer, *map(_silent, [layer] * (times - 1)))]
+    blocks = [block for layer in target.model.layers for block in (layer, *map(_identity_copy, [layer] * (times - 1)))]
     for index, block in enumerate(blocks):
         block.self_attn.layer_idx = index
     target.model.layers = nn.ModuleList(blocks)
@@ -64,7 +64,7 @@ def export(target: LlamaForCausalLM, draft: LlamaForCausalLM, tokenizer_files: P
     """Write `folder/target` and `folder/draft` in bfloat16, the target at full depth; replaced as a whole."""
     full = copy.deepcopy(target)
     grow(full, DEPTH)
-    with replaced(folder) as partial:
+    with atomic_folder(folder) as partial:
         for name, model in (("target", full), ("draft", copy.deepcopy(draft))):
             model.generation_config = GenerationConfig(bos_token_id=0, eos_token_id=0, pad_token_id=0)
             model.to(torch.bfloat16).save_pretrained(partial / name)
@@ -84,7 +84,8 @@ def _config(**sizes) -> LlamaConfig:
     )
 
 
-def _silent(layer: nn.Module) -> nn.Module:
+def _identity_copy(layer: nn.Module) -> nn.Module:
+    """Copy a layer with output projections of zero, so that it leaves the residual stream unchanged."""
     twin = copy.deepcopy(layer)
     nn.init.zeros_(twin.self_attn.o_proj.weight)
     nn.init.zeros_(twin.mlp.down_proj.weight)

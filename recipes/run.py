@@ -1,4 +1,4 @@
-"""A training run that saves itself, says how far it is, and goes on where it was stopped."""
+"""A training run that reports its progress, saves checkpoints and can be resumed."""
 
 import argparse
 import pickle
@@ -11,14 +11,14 @@ from pathlib import Path
 import torch
 
 import schedule
-from disk import written
+from disk import atomic_file
 from schedule import Deadline, Plan, TokenBudget
 
 COUNTERS = ("step", "tokens", "progress", "history")
 
 
-class Every:
-    """True once per interval, from the first interval's end on."""
+class Interval:
+    """A timer that is due once per interval, first at the end of the first interval."""
 
     def __init__(self, seconds: float, first: float | None = None):
         self.seconds, self.next = seconds, time.time() + (seconds if first is None else first)
@@ -31,14 +31,14 @@ class Every:
 
 
 class Run:
-    """The loop around `update`, which a subclass defines together with `losses`, `export`, `state` and `restore`.
+    """The training loop; a subclass defines `losses`, `update`, `export`, `state` and `restore`.
 
     Attributes:
         step: optimizer steps done.
         tokens: tokens seen.
-        progress: share of the budget that is spent.
-        history: every line of progress.
-        stopping: set by SIGTERM and Ctrl-C; the step under way is finished first.
+        progress: spent share of the budget, in [0, 1].
+        history: all progress lines so far.
+        stopping: set by SIGTERM and Ctrl-C; the current step is finished first.
     """
 
     def __init__(self, out: Path):
@@ -50,9 +50,9 @@ class Run:
         self.stopping = False
 
     def spend(self, options: argparse.Namespace) -> None:
-        """Train until `tokens` are seen or `deadline` has come, or leave if stopped before.
+        """Train until the options' budget of tokens or deadline is spent; exit the program if stopped before.
 
-        A run that ended here before, and was only hindered from being exported, is left as it is.
+        Training that was complete already, with only the export missing, is not repeated.
         """
         if self.progress < 1.0 and not self.run(self._budget(options)):
             sys.exit(f"stopped at progress {self.progress:.3f}; the same command goes on from there")
@@ -66,14 +66,14 @@ class Run:
         """Train until the budget is spent (True), or until told to stop (False)."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: setattr(self, "stopping", True))
-        shown, saved, exported = Every(20), Every(240), Every(600, first=150)
+        shown, saved, exported = Interval(20), Interval(240), Interval(600, first=150)
         losses, since, began = self.losses(), time.time(), (time.time(), self.progress)
         while not self.stopping and self.progress < 1.0:
             now = schedule.plan(self.progress)
             losses += self._update(now)
             self.progress = min(1.0, budget.progress(self.tokens))
             if shown.due() or self.progress >= 1.0:
-                self._show(now, losses, time.time() - since, began)
+                self._report(now, losses, time.time() - since, began)
                 losses, since = self.losses(), time.time()
             if saved.due():
                 self.save()
@@ -83,7 +83,7 @@ class Run:
         return self.progress >= 1.0
 
     def _update(self, now: Plan):
-        """One step; where it fails for want of room on the disk, what was learnt before is saved if it still can be."""
+        """Do one step; if it fails for lack of disk space, save the state before it if that still fits."""
         try:
             return self.update(now)
         except OSError:
@@ -92,39 +92,39 @@ class Run:
             raise
 
     def losses(self):
-        """An empty sum of what `update` returns: with `+=`, `positions` and `means()`."""
+        """Return zero losses, of the type `update` returns: with `+=`, `positions` and `means()`."""
         raise NotImplementedError
 
     def update(self, now: Plan):
-        """One optimizer step as planned; counts it in `step` and `tokens`."""
+        """Do one optimizer step as planned and count it in `step` and `tokens`."""
         raise NotImplementedError
 
     def export(self, name: str) -> None:
-        """Write what is trained, as it is now, to `out/name`."""
+        """Write the trained modules as they are now to `out/name`."""
         raise NotImplementedError
 
     def state(self) -> dict:
-        """What a restart needs beside the counters."""
+        """Return the state that `restore` needs, besides the counters."""
         raise NotImplementedError
 
     def restore(self, state: dict) -> None:
-        """Become the run whose `state` this is."""
+        """Take over the state of a saved run."""
         raise NotImplementedError
 
     def facts(self) -> dict:
-        """What a line of progress says besides the counters and losses."""
+        """Return further entries of a progress line."""
         return {}
 
     def save(self) -> None:
-        """Everything a restart needs, replaced atomically."""
-        with written(self.checkpoint) as file:
+        """Write the checkpoint atomically."""
+        with atomic_file(self.checkpoint) as file:
             torch.save(self.state() | {part: getattr(self, part) for part in COUNTERS}, file)
 
     def load(self) -> None:
-        """Become the run that was saved.
+        """Read the checkpoint.
 
         Raises:
-            ValueError: what was saved cannot be read.
+            ValueError: the checkpoint cannot be read.
         """
         with self.checkpoint.open("rb") as file:
             try:
@@ -135,8 +135,8 @@ class Run:
         for part in COUNTERS:
             setattr(self, part, state[part])
 
-    def _show(self, now: Plan, losses, seconds: float, began: tuple[float, float]) -> None:
-        """One line of progress, kept as history."""
+    def _report(self, now: Plan, losses, seconds: float, began: tuple[float, float]) -> None:
+        """Print a progress line and add it to the history."""
         row = {
             "step": self.step,
             "tokens": self.tokens,

@@ -1,22 +1,23 @@
-"""What to do at which share of the budget: how deep, how wide a batch, how long a context, how fast to learn.
+"""The training schedule: depth, batch size, window length and learning rate as functions of the spent budget.
 
-Everything is a function of one number, `progress` in [0, 1]. Where it comes from (a deadline on the wall clock,
-or a count of tokens) is the budget's business, so a paused or resumed run still ends with a learning rate of zero.
+Everything depends on one number, `progress` in [0, 1], which the budget (a deadline or a number of tokens) computes, so
+a paused and resumed run still ends with a learning rate of zero.
 """
 
 import time
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+# (progress from which it holds, layers of the target, tokens in a batch)
 STAGES = ((0.00, 3, 4096), (0.92, 6, 4096), (0.97, 12, 4096))
 WARM_UNTIL = 0.01
 DECAY_FROM = 0.22
-LONG = ((0.45, 0.54), (0.985, 1.00))
+LONG_WINDOWS = ((0.45, 0.54), (0.985, 1.00))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The settings of one optimizer step: depth, tokens in the batch, tokens in a window, share of the full rate."""
+    """Settings of one optimizer step: layers, tokens per batch, tokens per window, share of the full learning rate."""
 
     layers: int
     tokens: int
@@ -33,12 +34,12 @@ def plan(progress: float) -> Plan:
     layers, tokens = [stage[1:] for stage in STAGES if stage[0] <= progress][-1]
     decay = min(1.0, (1.0 - progress) / (1.0 - DECAY_FROM))
     warmup = min(1.0, 0.05 + progress / WARM_UNTIL)
-    long = any(start <= progress < end for start, end in LONG)
+    long = any(start <= progress < end for start, end in LONG_WINDOWS)
     return Plan(layers, tokens, 2048 if long else 256, warmup * decay)
 
 
 class Deadline:
-    """Progress by the wall clock: from where the run (re)started to a moment at which it must be over."""
+    """Progress by the wall clock, from the progress at the (re)start to 1 at the deadline."""
 
     def __init__(self, end: datetime, progress: float):
         self.start, self.end, self.base = time.time(), end.timestamp(), progress
@@ -50,7 +51,7 @@ class Deadline:
 
 
 class TokenBudget:
-    """Progress by tokens: what is left of the run is spread over what is left of the budget."""
+    """Progress by tokens: the remaining progress is spread over the remaining tokens of the budget."""
 
     def __init__(self, total: int, tokens: int, progress: float):
         self.total, self.start, self.base = total, tokens, progress

@@ -1,49 +1,49 @@
-"""What a run was begun with: it goes on in the same way or not at all."""
+"""Checks that a resumed run has the settings it was begun with."""
 
 import argparse
 import json
 
-from disk import written
+from disk import atomic_file
 
-FREE = {"out", "tokens", "deadline", "device", "threads", "dtype", "cache"}
-"""Options that may be others when a run goes on."""
+MAY_CHANGE = {"out", "tokens", "deadline", "device", "threads", "dtype", "cache"}
+"""Options that may change when a run is resumed."""
 
 
 class Settings:
-    """What a resumed run must have in common with the one begun in the same folder.
+    """The settings of a run, compared with those of the run begun earlier in the same folder.
 
     Args:
-        recipe: its name.
-        options: of its command.
+        recipe: name of the recipe.
+        options: parsed options of the command.
 
     Attributes:
-        begun: whether there is such a run.
+        begun: whether the folder holds a run.
 
     Raises:
-        ValueError: there is one with other settings, or its settings cannot be read.
+        ValueError: it holds a run with other settings, or its settings cannot be read.
     """
 
     def __init__(self, recipe: str, options: argparse.Namespace):
-        chosen = {name: str(value) for name, value in vars(options).items() if name not in FREE}
+        chosen = {name: str(value) for name, value in vars(options).items() if name not in MAY_CHANGE}
         self.path, self.values = options.out / "settings.json", {"recipe": recipe, **chosen}
         self.begun = self.path.exists()
         if self.begun:
             self._compare()
 
-    def keep(self) -> None:
-        """Write them down for a run that can begin."""
+    def save(self) -> None:
+        """Write the settings of a new run."""
         if not self.begun:
-            with written(self.path) as file:
+            with atomic_file(self.path) as file:
                 file.write(json.dumps(self.values, indent=2).encode())
 
     def _compare(self) -> None:
-        for name, was in self._kept().items():
+        for name, was in self._saved().items():
             now = self.values.get(name)
             if was != now:
                 option = "the recipe" if name == "recipe" else "--" + name.replace("_", "-")
                 raise ValueError(f"{self.path.parent} was begun with {option} {was}, not {now}; use another --out")
 
-    def _kept(self) -> dict[str, str]:
+    def _saved(self) -> dict[str, str]:
         try:
             return dict(json.loads(self.path.read_text()).items())
         except (ValueError, AttributeError):

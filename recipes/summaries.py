@@ -1,10 +1,10 @@
-"""A summarisation set with references: encyclopedia articles to summarise, and the leads their authors wrote.
+"""Makes a summarisation set from encyclopedia articles, with their lead sections as reference summaries.
 
     python recipes/summaries.py wiki.test.raw.gz summaries.jsonl
     drafttree bench lookup --prompts summaries.jsonl
 
-The first argument is a WikiText file, raw or compressed. The text is Wikipedia's (CC-BY-SA), so the set is made where
-it is used and not shipped.
+The first argument is a WikiText file, raw or compressed. The text is Wikipedia's (CC-BY-SA), so the set is not
+shipped but made by the user.
 """
 
 import gzip
@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 BODY, LEAD = (3_000, 6_000), (400, 2_500)
-"""Characters an article and its lead have at least, and are cut to."""
+"""Least and most characters of an article's body and of its lead; longer ones are cut."""
 
 
 def articles(text: str) -> Iterator[tuple[str, str]]:
-    """Lead and body of every article that is long enough."""
+    """Yield lead and body of every article that is long enough."""
     for article in re.split(r"\n (?== [^=])", text):
         head, _, body = article.partition("\n = = ")
         lead = head.partition("\n")[2].strip()

@@ -1,7 +1,7 @@
-"""The shared tokenizer and the token cache: byte-level BPE, 4096 entries, lossless by construction.
+"""Trains the tokenizer of the embedded pair (lossless byte-level BPE, 4096 entries) and caches token ids on disk.
 
-Small on purpose: with a model of ten million parameters every vocabulary entry is paid for twice,
-in the embedding and in the head.
+The vocabulary is small on purpose: in a model of ten million parameters every entry costs parameters twice, in the
+embedding and in the output projection.
 """
 
 from pathlib import Path
@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from corpus import END_OF_TEXT
-from disk import written
+from disk import atomic_file
 
 VOCABULARY = 4096
 
@@ -47,21 +47,21 @@ def train_tokenizer(texts: list[str], folder: Path) -> PreTrainedTokenizerFast:
 
 
 def token_cache(texts: list[str], tokenizer: PreTrainedTokenizerFast, path: Path) -> np.ndarray:
-    """One stream of all documents, each behind the mark that separates them, in two bytes a token where they do."""
+    """Write all documents as one stream of token ids, each after an EOS token, in two bytes per id if they suffice."""
     rows = tokenizer.backend_tokenizer.encode_batch(texts)
     kind = np.uint16 if len(tokenizer) <= 2**16 else np.uint32
-    mark = np.array([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id], kind)
-    stream = np.concatenate([part for row in rows for part in (mark, np.array(row.ids, kind))])
-    with written(path) as file:
+    separator = np.array([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id], kind)
+    stream = np.concatenate([part for row in rows for part in (separator, np.array(row.ids, kind))])
+    with atomic_file(path) as file:
         np.save(file, stream)
     return stream
 
 
 def read_stream(path: Path) -> np.ndarray:
-    """The stream of a token cache, left on disk.
+    """Map the token ids of a cache file, without reading them into memory.
 
     Raises:
-        ValueError: it cannot be read.
+        ValueError: the file cannot be read.
     """
     try:
         return np.load(path, mmap_mode="r")

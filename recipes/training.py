@@ -1,4 +1,4 @@
-"""The training of the pair: one step of both models at a time, growth in depth, and what a restart needs."""
+"""Trains the embedded target and draft model together, deepening the target on the way."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ PARTS = ("target", "draft", "muon", "adam")
 
 
 class Trainer(Run):
-    """Both models, their optimizers, and where in the text they are."""
+    """Both models, their optimizers, and their position in the text."""
 
     losses = Losses
 
@@ -31,7 +31,7 @@ class Trainer(Run):
         self._prepare()
 
     def update(self, now: Plan) -> Losses:
-        """One optimizer step as planned. Depth only ever grows: an extended run stays as deep as it was."""
+        """Do one optimizer step as planned. The depth never shrinks: an extended run stays as deep as it was."""
         if now.layers > len(self.target.model.layers):
             self._grow(now.layers)
         losses = Losses()
@@ -47,7 +47,7 @@ class Trainer(Run):
         return losses
 
     def export(self, name: str) -> None:
-        """Both models as they are now, in the Hugging Face format."""
+        """Write both models as they are now, in Hugging Face format."""
         pair.export(self.target, self.draft, self.tokenizer_files, self.out / name)
         print(f"exported {name} at step {self.step}, {self.tokens:,} tokens", flush=True)
 
@@ -66,7 +66,7 @@ class Trainer(Run):
         self.windows = Windows(self.windows.stream, state["windows"])
 
     def _grow(self, layers: int) -> None:
-        """Deepen the target; the optimizers keep what they know about the parameters that stay."""
+        """Deepen the target; the optimizers keep their state of the parameters that stay."""
         known = {**self.muon.state, **self.adam.state}
         pair.grow(self.target, layers)
         self._prepare()
@@ -77,7 +77,7 @@ class Trainer(Run):
         print(f"grown to {layers} layers at step {self.step}, {self.tokens:,} tokens", flush=True)
 
     def _prepare(self) -> None:
-        """Optimizers over the present parameters (Muon for the blocks' matrices), and each block compiled."""
+        """Make optimizers of the present parameters (Muon for the blocks' matrices) and compile each block."""
         blocks = [block for model in (self.target, self.draft) for block in model.model.layers]
         matrices = [p for block in blocks for p in block.parameters() if p.ndim == 2]
         inside = set(matrices)

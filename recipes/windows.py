@@ -1,4 +1,4 @@
-"""Shuffled windows of the token stream."""
+"""Takes shuffled windows of tokens from the training text."""
 
 import numpy as np
 import torch
@@ -6,16 +6,16 @@ from torch import Tensor
 
 
 class Windows:
-    """An endless supply of (inputs, labels), read on exactly where a saved run stopped.
+    """An endless supply of (inputs, labels), which a resumed run continues exactly where the saved one stopped.
 
-    Every window length has its own position, (epoch, windows taken in it), so that changing the length skips no text.
+    Every window length has its own position (epoch, windows taken in it), so changing the length skips no text.
     """
 
     def __init__(self, stream: np.ndarray, positions: dict[int, tuple[int, int]] | None = None):
         self.stream, self.positions = stream, dict(positions or {})
 
     def take(self, count: int, length: int) -> tuple[Tensor, Tensor]:
-        """The next `count` windows of `length` tokens; a new epoch begins when they run out."""
+        """Return (inputs, labels) of the next `count` windows, int64 `[count, length]` each; begins an epoch if due."""
         epoch, cursor = self.positions.get(length, (0, 0))
         if cursor + count > len(self._starts(epoch, length)):
             epoch, cursor = epoch + 1, 0
@@ -25,11 +25,11 @@ class Windows:
         return rows[:, :-1], rows[:, 1:]
 
     def _chosen(self, epoch: int, cursor: int, count: int, length: int) -> np.ndarray:
-        """Where the next windows start."""
+        """Start indices of the next windows."""
         return self._starts(epoch, length)[cursor : cursor + count]
 
     def _starts(self, epoch: int, length: int) -> np.ndarray:
-        """The windows of an epoch in their order, laid from a random offset: no token is always at a window's start."""
+        """Start indices of an epoch's windows in order; the random offset varies which tokens begin a window."""
         random = np.random.default_rng((epoch, length))
         offset = int(random.integers(length))
         return random.permutation(np.arange(offset, len(self.stream) - length - 1, length))

@@ -9,8 +9,8 @@ SIZES = ("--heads", "3", "--length", "16", "--batch", "64", "--tokens", "640", "
 
 def stop(monkeypatch, *steps: int) -> None:
     """Let every run be told to stop at these steps."""
-    lessons = importlib.import_module("heads")
-    update = lessons.HeadRun.update
+    recipe_heads = importlib.import_module("heads")
+    update = recipe_heads.HeadRun.update
 
     def stopped(run, now):
         losses = update(run, now)
@@ -18,7 +18,7 @@ def stop(monkeypatch, *steps: int) -> None:
             signal.raise_signal(signal.SIGTERM)
         return losses
 
-    monkeypatch.setattr(lessons.HeadRun, "update", stopped)
+    monkeypatch.setattr(recipe_heads.HeadRun, "update", stopped)
 
 
 def train(kind, target: Path, data: Path, out: Path, *options: str) -> None:

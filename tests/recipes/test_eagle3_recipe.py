@@ -33,19 +33,19 @@ KIND = ("eagle3", "--mlp", "24")
 def made(options, target: Path, data: Path, out: Path):
     """A run that has not begun, with random weights so that every gradient shows."""
     train((*KIND, *options), target, data, out, "--tokens", "64")
-    lessons, recipe = importlib.import_module("heads"), importlib.import_module("eagle3")
+    recipe_heads, recipe = importlib.import_module("heads"), importlib.import_module("eagle3")
     module = AutoModelForCausalLM.from_pretrained(target).requires_grad_(False)
-    parser = lessons.parser("")
+    parser = recipe_heads.parser("")
     parser.add_argument("--draft-vocab", type=int)
     parser.add_argument("--mlp", type=int)
     places = ("--target", str(target), "--data", str(data), "--out", str(out))
     chosen = parser.parse_args([*places, *SIZES, *KIND[1:], *options, "--decay", "0.5"])
-    lesson = recipe.Eagle3Lesson(module, chosen)
+    objective = recipe.Eagle3Objective(module, chosen)
     generator = torch.Generator().manual_seed(2)
-    for parameter in lesson.heads.parameters():
+    for parameter in objective.heads.parameters():
         if parameter.requires_grad:
             parameter.data.normal_(0, 0.2, generator=generator)
-    return recipe.Eagle3Run(module, lesson, None, chosen)
+    return recipe.Eagle3Run(module, objective, None, chosen)
 
 
 def loaded(folder: Path, target: Path):
@@ -104,9 +104,9 @@ def test_a_target_that_does_not_say_how_wide_its_mlp_is_gets_a_head(target, data
 
 @every_kind
 def test_every_level_learns_what_it_says_when_it_drafts(options, target, data, tmp_path):
-    """The lesson's outputs and losses are those of the drafter along the text, level by level, from every start."""
+    """The objective's outputs and losses are those of the drafter along the text, level by level, from every start."""
     run = made(options, target, data, tmp_path)
-    run.lesson.write(tmp_path / "untrained")
+    run.objective.write(tmp_path / "untrained")
     module = run.target
     tensors = {name: tensor.float() for name, tensor in read_tensors(tmp_path / "untrained").items()}
     maps = {name: tensor for name, tensor in read_tensors(tmp_path / "untrained").items() if name in ("d2t", "t2d")}
@@ -114,7 +114,7 @@ def test_every_level_learns_what_it_says_when_it_drafts(options, target, data, t
         parameter.data = parameter.data.to(torch.bfloat16).float() if parameter.requires_grad else parameter.data
     drafter = eagle3_format.load(tensors | maps, read_config(tmp_path / "untrained"), module)
     text = tiny.random_tokens(16, 1)
-    losses = run._teach(torch.tensor([text]))
+    losses = run._forward_backward(torch.tensor([text]))
     with torch.no_grad():
         out = module(torch.tensor([text]), output_hidden_states=True)
     states = tuple(out.hidden_states[layer] for layer in drafter.hidden_layers)
@@ -141,7 +141,7 @@ def test_gradients_are_those_of_the_loss(options, target, data, tmp_path):
 
     def loss() -> float:
         run.heads.zero_grad(set_to_none=True)
-        found = run._teach(inputs)
+        found = run._forward_backward(inputs)
         return float((found.nats * torch.tensor([1.0, 0.5, 0.25])).sum()) / found.positions
 
     before = loss()
@@ -188,7 +188,7 @@ def test_cached_features_are_those_computed(target, data, tmp_path):
     for _ in range(2 * len(files)):
         inputs, _ = supply.take(4, 16)
         assert torch.equal(seen.setdefault(supply.number, inputs), inputs)
-        last, states = hidden_states.HiddenStates(module, (2, 1, 0), None).of(inputs, supply)
+        last, states = hidden_states.HiddenStates(module, (2, 1, 0), None).compute(inputs, supply)
         kept = load_file(tmp_path / f"features/batch-{supply.number:06d}.safetensors")["states"].float()
         torch.testing.assert_close(kept, torch.stack((last, *states)), atol=0.05, rtol=0.01)
     assert len(files) == supply.batches == len(seen)

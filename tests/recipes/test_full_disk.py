@@ -1,4 +1,4 @@
-"""A disk that is full: one line that says so, nothing half-written, and the same command goes on."""
+"""A full disk: one line reports it, no partial file is left, and the same command resumes."""
 
 import errno
 import importlib
@@ -37,7 +37,7 @@ class SmallFile:
 
 
 class SmallDisk:
-    """Room for so many bytes in files whose names begin so, so that every library fails as it does on a full disk."""
+    """A disk with room for some bytes in files with a name prefix; every library then fails as on a full disk."""
 
     def __init__(self, monkeypatch, room: int, names: str = "") -> None:
         self.room, opened = room, Path.open
@@ -64,7 +64,7 @@ def assert_same(out: Path, whole: Path) -> None:
 
 @pytest.mark.parametrize("without", [False, True], ids=["with room", "without --cache"])
 def test_hidden_states_that_do_not_fit(without, target, data, tmp_path, monkeypatch):
-    """What was learnt before is saved; then the run goes on, with or without a cache, as if nothing had happened."""
+    """The state before the failure is saved; then the run resumes, with or without a cache, as if never interrupted."""
     train(CACHED[:-1], target, data, tmp_path / "whole")
     out = tmp_path / "parts"
     with monkeypatch.context() as patch:
@@ -77,7 +77,7 @@ def test_hidden_states_that_do_not_fit(without, target, data, tmp_path, monkeypa
     assert_same(out, tmp_path / "whole")
 
 
-def test_no_room_for_hidden_states_nor_for_what_was_learnt(target, data, tmp_path, monkeypatch):
+def test_no_room_for_hidden_states_nor_for_the_checkpoint(target, data, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         SmallDisk(patch, 60_000)
         stopped_by_the_disk(CACHED, target, data, tmp_path, ".*features/batch-.*3 of 10 batches")
@@ -90,7 +90,7 @@ def test_no_room_for_a_checkpoint_leaves_the_one_before(target, data, tmp_path, 
     train(MEDUSA, target, data, tmp_path / "whole")
     out, size = tmp_path / "parts", (tmp_path / "whole/checkpoint.pt").stat().st_size
     with monkeypatch.context() as patch:
-        patch.setattr(importlib.import_module("run").Every, "due", lambda every: every.seconds == 240)
+        patch.setattr(importlib.import_module("run").Interval, "due", lambda interval: interval.seconds == 240)
         SmallDisk(patch, int(2.5 * size), "checkpoint")
         stopped_by_the_disk(
             MEDUSA, target, data, out, r".*/checkpoint.pt could not be written, [\d,.]+ MB are free; make"

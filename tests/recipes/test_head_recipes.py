@@ -1,4 +1,4 @@
-"""The recipes for heads: the lesson against plain autograd, runs that stop and go on, files that load, bad corpora."""
+"""Recipes for heads: gradients equal plain autograd, runs resume, their files load, bad corpora are refused."""
 
 import gzip
 import importlib
@@ -32,18 +32,18 @@ def made(kind, target: Path, data: Path, out: Path):
     """A run that has not begun, with random heads so that every gradient shows."""
     train(kind, target, data, out, "--tokens", "64")
     name, *own = kind
-    lessons, recipe = importlib.import_module("heads"), importlib.import_module(name)
+    recipe_heads, recipe = importlib.import_module("heads"), importlib.import_module(name)
     module = AutoModelForCausalLM.from_pretrained(target).requires_grad_(False)
-    parser = lessons.parser("")
+    parser = recipe_heads.parser("")
     parser.add_argument("--prefix", action="store_true")
     places = ("--target", str(target), "--data", str(data), "--out", str(out))
     options = parser.parse_args([*places, *SIZES, *own, "--decay", "0.5"])
-    lesson = {"medusa": "MedusaLesson", "hydra": "HydraLesson"}[name]
-    lesson = getattr(recipe, lesson)(module, options)
+    objective = {"medusa": "MedusaObjective", "hydra": "HydraObjective"}[name]
+    objective = getattr(recipe, objective)(module, options)
     generator = torch.Generator().manual_seed(2)
-    for parameter in lesson.heads.parameters():
+    for parameter in objective.heads.parameters():
         parameter.data.normal_(0, 0.2, generator=generator)
-    return lessons.HeadRun(module, lesson, None, options)
+    return recipe_heads.HeadRun(module, objective, None, options)
 
 
 @every_kind
@@ -82,7 +82,7 @@ def test_losses_and_gradients_are_those_of_plain_autograd(kind, target, data, tm
     run = made(kind, target, data, tmp_path)
     heads, length, levels = run.heads, 16, 3
     inputs = torch.tensor([tiny.random_tokens(length, seed) for seed in (1, 2)])
-    losses = run._teach(inputs)
+    losses = run._forward_backward(inputs)
     found = {name: parameter.grad.clone() for name, parameter in heads.named_parameters()}
     heads.zero_grad(set_to_none=True)
 
