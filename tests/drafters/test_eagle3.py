@@ -1,4 +1,4 @@
-"""The EAGLE-3 drafter: the formulas' logits for every format and every round, one pass a level, and the same text."""
+"""The EAGLE-3 drafter: logits equal the formulas in every format and round, one pass per level, the text unchanged."""
 
 from dataclasses import replace
 
@@ -31,7 +31,7 @@ SAMPLINGS = (
 
 
 def both(folder) -> tuple:
-    """What is in a checkpoint's folder."""
+    """The tensors and config of a checkpoint's folder."""
     return read_tensors(folder), read_config(folder)
 
 
@@ -39,9 +39,9 @@ every_format = pytest.mark.parametrize("name", files.KINDS)
 
 
 class Session:
-    """A draft beside the rows it should know, comparing all it says with the formulas.
+    """A draft session and the rows its cache should hold; compares all its logits with the formulas.
 
-    The features are random: what the target would have said is not the head's business.
+    The target's hidden states are random, which makes no difference to the head.
     """
 
     def __init__(self, folder, name: str = "SafeAILab", prompt: int = 5, recorder: Recorder | None = None) -> None:
@@ -153,7 +153,7 @@ def test_tokens_committed_without_a_draft_are_read_by_the_next_root(tmp_path):
     session.root()
 
 
-def test_a_prompt_of_one_token_gets_a_guess_that_leaves_no_trace(tmp_path):
+def test_the_first_draft_after_a_prompt_of_one_token_keeps_no_row(tmp_path):
     session = Session(tmp_path, prompt=1)
     assert session.draft.root().isfinite().any()
     session.draft.expand(torch.tensor([[1, 2]]), torch.tensor([[0, 0]]))
@@ -169,12 +169,12 @@ def small(kind: str, tmp_path, vocab: int = files.VOCAB) -> Decoder:
 
 
 @every_format
-def test_the_states_it_reads_are_the_formats(name, tmp_path):
+def test_the_hidden_layers_are_those_of_the_format(name, tmp_path):
     assert small(name, tmp_path).drafter.hidden_layers == files.KINDS[name].states
 
 
 @every_format
-def test_inside_the_loop_it_sees_transformers_hidden_states(name, tmp_path):
+def test_in_the_loop_it_gets_transformers_hidden_states(name, tmp_path):
     kind, clone = files.KINDS[name], files.target()
     decoder = small(name, tmp_path).with_policy(Talon(width=8, budget=24, margin=0.01))
     formulas = files.Formulas(kind, files.weights(kind), clone.get_input_embeddings().weight)
@@ -205,7 +205,7 @@ def test_the_text_is_that_of_plain_decoding(policy, options, tmp_path):
 
 
 @pytest.mark.parametrize("name", [name for name in VERIFIERS if name not in ("greedy", "coupled")])
-def test_sampling_verifiers_get_trees_of_tokens_the_head_knows(name, tmp_path):
+def test_trees_for_sampling_verifiers_have_tokens_of_the_draft_vocabulary(name, tmp_path):
     verifier = VERIFIERS[name]
     plain = small("SafeAILab", tmp_path)
     policy = Chain(depth=4) if verifier.chains_only else POLICIES["fixed"](depth=3, breadth=3)
@@ -322,7 +322,7 @@ def _levels(head: LeanEagle3Head, seed: int):
 
 
 @torch.inference_mode()
-def test_what_a_damaged_state_left_behind_is_gone(tmp_path):
+def test_nan_hidden_states_of_one_pass_do_not_affect_the_next(tmp_path):
     kind = files.KINDS["SafeAILab"]
     head = load(*both(files.write(tmp_path, kind, files.weights(kind))), files.target()).head
     assert isinstance(head, LeanEagle3Head)

@@ -1,4 +1,4 @@
-"""What a drafter that reads the target's hidden states is shown: those of every token, each once, and in order."""
+"""A drafter gets the target's hidden states of every token once, in order."""
 
 import torch
 
@@ -11,7 +11,7 @@ LAYERS = (1, tiny.LAYERS)
 
 
 class Recorder:
-    """A drafter that notes the features it is shown and leaves the drafting to another."""
+    """Wraps a drafter and records the hidden states it is given."""
 
     def __init__(self, inner) -> None:
         self.inner, self.vocab_size, self.context, self.hidden_layers = inner, inner.vocab_size, inner.context, LAYERS

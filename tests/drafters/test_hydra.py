@@ -1,4 +1,4 @@
-"""Hydra heads: the formulas of Hydra and Hydra++, one pass a level, the target's own text, and clear refusals."""
+"""Hydra and Hydra++ heads: logits equal the formulas, one pass per level, the text unchanged, clear refusals."""
 
 import logging
 import re
@@ -107,7 +107,7 @@ def attention(x: np.ndarray, tensors: trained.Tensors) -> np.ndarray:
 
 
 def context(hidden: np.ndarray, tensors: trained.Tensors) -> np.ndarray:
-    """What the heads read of the target's hidden states `[tokens, hidden]`: the last, after the prefix layer if any."""
+    """The context vector: the last of the target's hidden states `[tokens, hidden]`, after the prefix layer if any."""
     if f"{PREFIX}norm.weight" not in tensors:
         return hidden[-1]
     norm = {name: exact(tensors[f"{LAYER}{name}.weight"]) for name in ("input_layernorm", "post_attention_layernorm")}
@@ -138,7 +138,7 @@ def formula(tensors: trained.Tensors, hidden: np.ndarray, path: list[int]) -> np
 
 
 def counting(prefix: bool) -> trained.Tensors:
-    """Heads that say the token after the last one they read: right for as long as the target counts."""
+    """Heads that predict the last token they read plus one, and are right for as long as the target counts."""
     tensors = checkpoint(prefix=prefix, scale=0.02)
     for name in tensors:
         if name.endswith("res_connection.weight"):

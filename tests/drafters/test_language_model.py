@@ -1,4 +1,4 @@
-"""The language-model drafter: right logits in every round, one pass per call, and nothing read twice."""
+"""The language-model drafter: exact logits in every round, one pass per call, and no token read twice."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ TOLERANCE = 1e-4
 
 
 class Counted(HuggingFaceModel):
-    """A model that notes how many tokens each pass forwards."""
+    """A model that records the number of tokens of each forward pass."""
 
     def __init__(self, module) -> None:
         super().__init__(module)
@@ -25,7 +25,7 @@ class Counted(HuggingFaceModel):
 
 
 class Session:
-    """A draft beside the committed tokens it should know, comparing all it says with a full recompute."""
+    """A draft session and the committed tokens; compares all its logits with a full recomputation."""
 
     def __init__(self, name: str = "llama", prompt: list[int] = PROMPT) -> None:
         self.reference = tiny.build(name)
@@ -98,7 +98,7 @@ def test_logits_equal_full_recompute_after_every_kind_of_commit(name, case):
     assert session.model.forwarded == [unread, 3, 4, 3]
 
 
-def test_another_tree_may_begin_in_the_same_place():
+def test_a_second_tree_may_begin_at_the_same_root():
     session = Session()
     draft_three_levels(session)
     session.root()
@@ -129,7 +129,7 @@ def test_logits_equal_full_recompute_over_random_rounds(name, seed):
         session.commit(accepted + draw(tiny.VOCAB, 1 + draw(2, 1)[0]), ())
 
 
-def test_passes_count_the_calls_and_not_the_reading_of_the_prompt():
+def test_passes_count_the_calls_without_prefill():
     session = Session()
     for round_ in range(3):
         draft_three_levels(session)
@@ -147,7 +147,7 @@ def test_the_prompt_is_read_once_and_every_committed_token_at_most_once_more():
     assert sum(session.model.forwarded) == len(PROMPT) + 4 * 10 + 3 * 2
 
 
-def test_a_round_that_only_roots_reads_only_the_bonus():
+def test_a_round_without_expansion_reads_the_bonus_token_alone():
     session = Session()
     for bonus in (5, 6, 7):
         session.root()
@@ -186,6 +186,6 @@ def test_two_drafts_of_one_drafter_do_not_disturb_each_other():
     draft_three_levels(second)
 
 
-def test_drafter_shows_its_models_vocabulary_and_context():
+def test_the_drafter_has_its_models_vocabulary_and_context():
     drafter = LanguageModelDrafter(HuggingFaceModel(tiny.build("gpt2")))
     assert (drafter.vocab_size, drafter.context) == (tiny.VOCAB, 64)

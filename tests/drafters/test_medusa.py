@@ -1,4 +1,4 @@
-"""Medusa heads: the formula in every public format, one pass a round, the target's own text, and clear refusals."""
+"""Medusa heads: logits equal the formula in every format, one pass per round, the text unchanged, clear refusals."""
 
 import re
 
@@ -62,7 +62,7 @@ def formula(tensors: trained.Tensors, hidden: np.ndarray, head: int) -> np.ndarr
 
 
 def counting(count=3) -> trained.Tensors:
-    """Heads that count on from the target's counting: right for as long as it counts."""
+    """Heads that continue the counting of the target, and are right for as long as it counts."""
     tensors, tokens = checkpoint(count, scale=0.02), CLONE.model.embed_tokens.weight.detach()
     return tensors | {f"{head}.1.weight": tokens.roll(head + 2, 0) for head in range(count)}
 

@@ -1,1 +1,1 @@
-"""What tests share: toy models, small checkpoints, and independent computations to compare with."""
+"""Shared code of the tests: toy models, small checkpoints, and independent computations to compare with."""

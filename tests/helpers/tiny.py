@@ -78,13 +78,13 @@ OPTIONS: dict[str, object] = {
     "suppress_tokens": "tokens",
     "begin_suppress_tokens": "first",
 }
-"""Generation options of transformers, each with a value; words are those of the text it would write without any."""
+"""Generation options of transformers, each with a value; strings stand for tokens of the text without options."""
 IDLE = {"forced_bos_token_id", "remove_invalid_values"}
-"""Those that change nothing here: a text of one token, and finite logits, are what they act on."""
+"""Options without effect in these tests: they act on texts of one token and on infinite logits."""
 
 
 def options(name: str, text: Sequence[int]) -> dict[str, object]:
-    """An option of `OPTIONS`, or several at once, given the text that is written without."""
+    """An option of `OPTIONS`, or several at once, given the text that is written without options."""
     if name == "everything":
         several = ("repetition_penalty", "no_repeat_ngram_size", "bad_words_ids", "min_new_tokens", "suppress_tokens")
         return {key: value for each in several for key, value in options(each, text).items()}
@@ -123,7 +123,7 @@ def random_tokens(count: int, seed: int) -> list[int]:
 
 
 def random_tree(widths: Sequence[int], seed: int) -> DraftTree:
-    """A tree with so many nodes on each level below the root, hung at random; no two nodes of a level are alike."""
+    """A tree with the given numbers of nodes per level, random parents, and different tokens within a level."""
     generator = torch.Generator().manual_seed(seed)
     tokens, parents, first, above = random_tokens(1, seed), [-1], 0, 1
     for width in widths:
@@ -159,7 +159,7 @@ def score(model: HuggingFaceModel, cache: TreeCache, tree: DraftTree) -> Tensor:
 
 @torch.inference_mode()
 def decode(module: PreTrainedModel, prefix: Sequence[int], paths: Sequence[Sequence[int]]) -> list[Tensor]:
-    """What transformers computes along each path of token ids, one token at a time: `[tokens, vocab]` per path."""
+    """Logits `[tokens, vocab]` that transformers computes along each path of token ids, one token at a time."""
     cache = DynamicCache(config=module.config)
     if prefix:
         module(input_ids=torch.tensor([list(prefix)]), past_key_values=cache)

@@ -1,7 +1,7 @@
-"""A toy world: laws of the next token that fit on a page, and a model and a drafter that follow them.
+"""Toy laws of the next token, and a model and a drafter that follow them.
 
 The model reads each node's context from the rows it may see, in order of their positions, and refuses a context with a
-gap. So a wrong mask, a wrong position or a row kept in the wrong place is an error or gives other logits.
+gap. So a wrong mask, a wrong position or a cache row in the wrong place raises an error or gives other logits.
 """
 
 import math
@@ -33,7 +33,7 @@ class Table:
         return self.rows[index]
 
     def blurred(self, noise: float, seed: int = 1) -> "Table":
-        """The same table with noise on every logit: a drafter's idea of it."""
+        """The same table with noise on every logit, for a drafter."""
         rng = random.Random(seed)
         copy = Table(self.vocab, self.order)
         copy.rows = [[logit + rng.gauss(0, noise) for logit in row] for row in self.rows]
@@ -41,7 +41,7 @@ class Table:
 
 
 class Script:
-    """A law that all but insists on one text, whatever has been said so far, and repeats its last token after it."""
+    """A law that strongly prefers one text, whatever the prefix, and repeats its last token after it."""
 
     def __init__(self, tokens: Sequence[int], vocab: int, begins_at: int = 1) -> None:
         self.tokens, self.vocab, self.begins_at = list(tokens), vocab, begins_at
@@ -61,7 +61,7 @@ def argmax(logits: Sequence[float]) -> int:
 
 
 def greedy_text(law: Law, prompt: Sequence[int], count: int) -> list[int]:
-    """What greedy decoding says, one token at a time."""
+    """The text of greedy decoding, one token at a time."""
     tokens = list(prompt)
     for _ in range(count):
         tokens.append(argmax(law(tokens)))
@@ -114,14 +114,14 @@ class ToyModel:
 
 
 def _context(seen: Tensor, tokens: list[int], positions: list[int], own: int) -> list[int]:
-    """The tokens in sight in the order of their positions, which must be all of 0 to the node's own."""
+    """The visible tokens in order of position; the positions must be 0 to the node's own without gaps."""
     rows = sorted(seen.nonzero()[:, 0].tolist(), key=positions.__getitem__)
-    assert [positions[row] for row in rows] == list(range(own + 1)), "a context with a gap or a stranger in it"
+    assert [positions[row] for row in rows] == list(range(own + 1)), "a context with a gap or with rows of another path"
     return [tokens[row] for row in rows]
 
 
 class ToyDrafter:
-    """A drafter that follows a law and remembers nothing but tokens."""
+    """A drafter that follows a law and keeps only token ids."""
 
     def __init__(self, law: Law, vocab: int = 8, context: int | None = None, levels: int | None = None) -> None:
         self.law, self.vocab_size, self.context, self.levels, self.hidden_layers = law, vocab, context, levels, ()
@@ -134,7 +134,7 @@ class ToyDrafter:
 
 
 class ToyDraft:
-    """A draft of one text per law, which may be of any number."""
+    """A draft session with one text per law, for batches of any size."""
 
     def __init__(self, laws: Sequence[Law], prefixes: Sequence[Sequence[int]], dtype: torch.dtype) -> None:
         self.passes, self.seconds, self.nbytes = 0, 0.0, 0
@@ -142,7 +142,7 @@ class ToyDraft:
         self.frontier: list[list[list[int]]] = []
 
     def prefill(self, hidden_states: HiddenStates) -> None:
-        """A table has nothing to read."""
+        """Do nothing: a law has no cache."""
 
     def root(self) -> Tensor:
         return self._score([[prefix] for prefix in self.prefixes])

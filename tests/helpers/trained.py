@@ -1,4 +1,4 @@
-"""What the tests of trained heads share: random checkpoints, the formulas in float64 numpy, and texts drafted."""
+"""Shared code of the tests of trained heads: random checkpoints, formulas in float64 numpy, a recording drafter."""
 
 from collections.abc import Mapping
 
@@ -23,7 +23,7 @@ Tensors = dict[str, Tensor]
 
 @torch.no_grad()
 def counting() -> PreTrainedModel:
-    """A target that mostly says the token after the last one, so that a head can be right for several levels."""
+    """A target that mostly predicts the last token plus one, so that a head can be right for several levels."""
     module = tiny.build("llama")
     for layer in module.model.layers:
         layer.self_attn.o_proj.weight.mul_(0.1)
@@ -70,7 +70,7 @@ def small(name: str) -> TreePolicy:
 
 
 class Watched:
-    """A drafter that notes what its draft was asked and what it answered.
+    """Wraps a drafter and records the calls of its session with their results.
 
     Attributes:
         calls: per call, the committed text, the paths of the frontier, and the logits.
@@ -95,25 +95,25 @@ class WatchedDraft:
 
     def root(self):
         self.frontier = [[]]
-        return self._note(self.inner.root())
+        return self._record(self.inner.root())
 
     def expand(self, tokens, origins):
         pairs = zip(tokens[0].tolist(), origins[0].tolist(), strict=True)
         self.frontier = [[*self.frontier[origin], token] for token, origin in pairs]
-        return self._note(self.inner.expand(tokens, origins))
+        return self._record(self.inner.expand(tokens, origins))
 
     def commit(self, tokens, hidden_states):
         self.inner.commit(tokens, hidden_states)
         self.text = self.text + tokens
 
-    def _note(self, logits):
+    def _record(self, logits):
         self.calls.append((self.text, self.frontier, logits.clone()))
         return logits
 
 
 def watched(target: HuggingFaceModel, drafter: Drafter, policy: TreePolicy, prompt=PROMPT) -> tuple[list, Decoder]:
     """The calls of a drafter while a text is decoded with it, and the decoder."""
-    timer = Watched(drafter)
-    decoder = Decoder(target, timer, policy)
+    recorder = Watched(drafter)
+    decoder = Decoder(target, recorder, policy)
     decoder.generate(prompt, max_new_tokens=LENGTH)
-    return timer.calls, decoder
+    return recorder.calls, decoder

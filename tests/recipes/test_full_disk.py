@@ -114,7 +114,7 @@ def test_no_room_for_anything_else(name, told, target, data, tmp_path, monkeypat
 
 
 def test_no_room_for_the_heads_of_a_run_that_is_over(target, data, tmp_path, monkeypatch):
-    """What safetensors says of a full disk; nothing is trained again."""
+    """safetensors reports a full disk by an error of its own; nothing is trained again."""
 
     def full(tensors, path):
         path.write_bytes(b"half")

@@ -1,4 +1,4 @@
-"""What a run finds in its folder: settings of another one, mistakes made before it began, and damaged files."""
+"""Runs in a folder that holds other settings, the remains of a failed start, or damaged files."""
 
 import importlib
 import shutil
