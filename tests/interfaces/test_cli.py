@@ -8,6 +8,8 @@ from typer.testing import CliRunner
 import drafttree
 from drafttree.engine.request import Chunk
 from drafttree.interfaces import cli, display
+from drafttree.interfaces.cli import bench, command_line, decoders
+from drafttree.loading import make_policy
 from drafttree.policies import POLICIES
 from drafttree.verifiers import VERIFIERS
 from helpers import eagle3_files as files
@@ -26,9 +28,10 @@ def quick(embedded, monkeypatch):
 
     def load(target, drafter="auto", policy="dynatree", *_, **__):
         decoder = embedded.plain() if drafter == "none" else embedded
-        return decoder.with_policy(drafttree.loading.load.make_policy(policy))
+        return decoder.with_policy(make_policy(policy))
 
-    monkeypatch.setattr(cli, "load", load)
+    monkeypatch.setattr(decoders, "load", load)
+    monkeypatch.setattr(bench, "load", load)
 
 
 def run(*arguments, **options):
@@ -194,7 +197,7 @@ def test_an_interrupt_anywhere_else_is_quiet(capsys, monkeypatch):
     def load(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "load", load)
+    monkeypatch.setattr(decoders, "load", load)
     with pytest.raises(SystemExit) as stopped:
         cli.main(["generate", PROMPT])
     assert stopped.value.code == 130
@@ -420,9 +423,9 @@ def test_a_closed_pipe_is_quiet(capfd, monkeypatch):
     def policies():
         raise BrokenPipeError
 
-    monkeypatch.setattr(cli, "app", lambda *_, **__: policies())
+    monkeypatch.setattr(command_line, "app", lambda *_, **__: policies())
     descriptor = sys.stdout.fileno
-    monkeypatch.setattr(cli.os, "dup2", lambda *_: descriptor)
+    monkeypatch.setattr(command_line.os, "dup2", lambda *_: descriptor)
     with pytest.raises(SystemExit) as stopped:
         cli.main(["policies"])
     assert stopped.value.code == 1

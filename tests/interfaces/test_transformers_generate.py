@@ -31,6 +31,7 @@ from drafttree.constraints import grammar
 from drafttree.core.errors import ConfigError, ContextError, InputError, ModelError, TokenizerMismatch
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.interfaces import transformers_generate as hf
+from drafttree.interfaces.prepared_inputs import split_processors
 from drafttree.loading import zoo
 from drafttree.models import HuggingFaceModel
 from drafttree.policies import POLICIES
@@ -251,11 +252,11 @@ def test_sampling_options_apply(target, draft, options):
 
 def test_sampling_options_are_read_off_the_prepared_warpers():
     warpers = LogitsProcessorList([TemperatureLogitsWarper(0.5), TopKLogitsWarper(7)])
-    assert hf._split(warpers, True) == ([], {"temperature": 0.5, "top_k": 7})
-    assert hf._split(warpers, False) == (list(warpers), {})
-    assert hf._split(LogitsProcessorList(), True) == ([], {"temperature": 1.0})
+    assert split_processors(warpers, True) == ([], {"temperature": 0.5, "top_k": 7})
+    assert split_processors(warpers, False) == (list(warpers), {})
+    assert split_processors(LogitsProcessorList(), True) == ([], {"temperature": 1.0})
     last = [MinPLogitsWarper(0.1), TypicalLogitsWarper(0.5), EtaLogitsWarper(0.25)]
-    assert hf._split(LogitsProcessorList([*warpers, *last]), True) == (
+    assert split_processors(LogitsProcessorList([*warpers, *last]), True) == (
         [],
         {"temperature": 0.5, "top_k": 7, "min_p": 0.1, "typical_p": 0.5, "eta_cutoff": 0.25},
     )
@@ -264,7 +265,7 @@ def test_sampling_options_are_read_off_the_prepared_warpers():
 def test_what_is_no_warper_in_its_place_stays_a_processor():
     warm, best = TemperatureLogitsWarper(0.5), TopKLogitsWarper(7)
     for odd in ([warm, best, warm], [TopKLogitsWarper(7, filter_value=-9.0)], [best, warm]):
-        rest, sampling = hf._split(LogitsProcessorList(odd), True)
+        rest, sampling = split_processors(LogitsProcessorList(odd), True)
         kept = {"temperature": 0.5} if odd[-1] is warm else {"temperature": 1.0}
         assert rest == odd[: len(odd) - (odd[-1] is warm)]
         assert sampling == kept

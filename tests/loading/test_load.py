@@ -31,8 +31,7 @@ from drafttree.drafters import (
     PromptLookupDrafter,
 )
 from drafttree.engine.decoder import Decoder
-from drafttree.loading import zoo
-from drafttree.loading.load import (
+from drafttree.loading import (
     check_tokenizers,
     choose_drafter,
     find_device,
@@ -40,6 +39,8 @@ from drafttree.loading.load import (
     find_verifier,
     load_model,
     make_policy,
+    parse_policies,
+    zoo,
 )
 from drafttree.models import HuggingFaceModel
 from drafttree.policies import POLICIES, Talon
@@ -112,6 +113,14 @@ def test_bad_policies_are_told(spec, parts):
     assert all(part in message for part in parts), message
 
 
+def test_lists_of_policies():
+    assert list(parse_policies(["all"])) == list(POLICIES)
+    wanted = ["chain", "talon:margin=0.05", "eagle"]
+    assert list(parse_policies(["chain,talon:budget=60,margin=0.05;eagle"])) == wanted
+    assert list(parse_policies([*wanted, "chain", Talon(margin=0.05), Talon])) == [*wanted, "talon"]
+    assert "did you mean 'talon'" in told(ConfigError, parse_policies, ["chain,talom"])
+
+
 def test_verifiers_have_names():
     assert find_verifier("auto") is None
     assert all(find_verifier(name) is verifier for name, verifier in VERIFIERS.items())
@@ -153,7 +162,7 @@ def test_a_loaded_target_keeps_its_dtype_and_device(monkeypatch):
     module = tiny.build("llama")
     message = told(ConfigError, drafttree.load, module, "none", dtype="bfloat16")
     assert "the target is in torch.float32, not in 'bfloat16'" in message
-    monkeypatch.setattr("drafttree.loading.load.find_dtype", lambda *_: torch.float16)
+    monkeypatch.setattr("drafttree.loading.placement.find_dtype", lambda *_: torch.float16)
     assert drafttree.load(module, "none").target.dtype == torch.float32
 
 
@@ -418,7 +427,7 @@ def test_heads_that_do_not_fit_are_refused_by_name_and_leave_the_target_alone(tm
 
 def test_auto_takes_what_was_published_for_the_target(monkeypatch):
     had = []
-    monkeypatch.setattr("drafttree.loading.load.download", had.append)
+    monkeypatch.setattr("drafttree.loading.drafters.download", had.append)
     name, reason = choose_drafter("meta-llama/Llama-3.1-8B-Instruct")
     assert name == "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"
     assert reason == "it was published for meta-llama/Llama-3.1-8B-Instruct"

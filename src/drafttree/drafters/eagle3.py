@@ -139,7 +139,7 @@ class Eagle3Drafter:
         nbytes: of the weights that are not the target's.
     """
 
-    context = None
+    context: int | None = None
     """Rotary positions go on past the length a head was trained at, if less and less accurately."""
 
     def __init__(self, head: Eagle3Head, hidden_layers: tuple[int, ...], nbytes: int) -> None:

@@ -6,6 +6,7 @@ wrong are taken from the tensors, and every tensor that is missing, unexpected o
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ from drafttree.drafters.formats.head_checkpoint import (
     nearest,
     usual_rows,
 )
+from drafttree.drafters.formats.head_format import HeadFormat
 from drafttree.drafters.fused_eagle3 import lean
 from drafttree.drafters.heads import embedding, own_bytes, projection
 
@@ -363,3 +365,23 @@ def _complete(checkpoint: Eagle3Checkpoint, target: PreTrainedModel, ids: Tensor
 def _public(name: str, format_: str) -> str:
     """A tensor's name as a format has it."""
     return name if format_ == SPECULATORS else name.replace(FIRST, FIRST_ELSEWHERE)
+
+
+def _described(found: Eagle3Checkpoint) -> dict[str, object]:
+    """What `drafttree inspect` shows of a head."""
+    head, own = found.config, found.tensors
+    parts = ["own" if name in own else "the target's" for name in (EMBEDDING, HEAD)]
+    return {
+        "format": found.format,
+        "hidden states read": ", ".join(map(str, found.layers)) if found.layers else "2, L/2 and L - 3 of L layers",
+        "draft vocabulary": head.draft_vocab if "d2t" in found.maps else f"{head.draft_vocab} (all)",
+        "width": head.hidden,
+        "decoder layers": head.layer.num_hidden_layers,
+        "attention": f"{head.layer.num_attention_heads} heads of {head.layer.head_dim}",
+        "embedding": parts[0],
+        "output layer": "the embedding" if found.tied else parts[1],
+    }
+
+
+NAMES = re.compile(r"midlayer\.|(layers\.0\.)?hidden_norm\.|[dt]2[td]$")
+FORMAT = HeadFormat("eagle3", KIND, NAMES, parse, load, _described)

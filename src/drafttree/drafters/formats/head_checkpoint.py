@@ -60,6 +60,11 @@ class Checkpoint(Generic[Heads]):
             raise ModelError(f"the tensors make no {self.kind} head: {'; '.join(self.problems)}")
 
 
+def describe_heads(found: Checkpoint[Any]) -> dict[str, object]:
+    """The number of heads, and whose vocabulary projections they have; for heads with `count` and `shared`."""
+    return {"heads": found.heads.count, "output layers": "the target's" if found.heads.shared else "own"}
+
+
 def target_sizes(config: Mapping[str, Any], told: Mapping[str, int | None]) -> dict[str, int]:
     """The sizes of the target that heads were made for: those its config says, else those its tensors tell.
 

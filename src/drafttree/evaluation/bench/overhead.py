@@ -18,7 +18,7 @@ from drafttree.drafters.base import HiddenStates
 from drafttree.drafters.language_model import LanguageModelDrafter
 from drafttree.engine.decoder import Decoder, Prompt
 from drafttree.engine.request import Request
-from drafttree.loading.load import make_policy
+from drafttree.loading import PolicyLike, parse_policies
 from drafttree.models.base import Model, Output
 
 PARTS = ("growth", "masks", "verify", "commit", "text", "other")
@@ -129,21 +129,21 @@ class _TimedDecoder(Decoder):
 
 
 def measure_overhead(
-    decoder: Decoder, prompts: Sequence[Prompt], policies: Sequence[str], *, repeats: int = 3, **options
+    decoder: Decoder, prompts: Sequence[Prompt], policies: Sequence[PolicyLike], *, repeats: int = 3, **options
 ) -> list[Overhead]:
     """Time the parts of a round for every policy, interleaved; each part is the median over the repeats.
 
     Args:
         decoder: with a language model as drafter.
         prompts: texts or token ids.
-        policies: specifications.
+        policies: as for `parse_policies`.
         repeats: times every policy runs every prompt, after one more that is not counted.
         **options: as for `Decoder.new_request`.
 
     Raises:
         ConfigError: the drafter is none, or not a language model.
     """
-    decoders = {spec: decoder.with_policy(make_policy(spec)) for spec in policies}
+    decoders = {spec: decoder.with_policy(policy) for spec, policy in parse_policies(policies).items()}
     for each in decoders.values():
         _once("warm-up", each, prompts[:1], options)
     runs = [{spec: _once(spec, each, prompts, options) for spec, each in decoders.items()} for _ in range(repeats)]

@@ -20,8 +20,9 @@ from drafttree.core.tree import DraftTree, Proposal
 from drafttree.drafters.base import HiddenStates
 from drafttree.engine.child_sampler import ChildSampler
 from drafttree.engine.tree_growth import grow
+from drafttree.loading import VerifierLike, parse_verifiers
 from drafttree.policies import Chain, Fixed
-from drafttree.verifiers import VERIFIERS, Verifier
+from drafttree.verifiers import VERIFIERS, Greedy, Verifier
 
 NODES, VOCABS = (16, 64, 256), (4_000, 32_000, 128_000)
 PEAK, APART = 0.85, 0.7
@@ -81,7 +82,7 @@ class VerifierBench:
 
 @torch.inference_mode()
 def bench_verifiers(
-    names: Sequence[str] = tuple(VERIFIERS),
+    verifiers: Sequence[VerifierLike] = tuple(VERIFIERS),
     *,
     nodes: Sequence[int] = NODES,
     vocabs: Sequence[int] = VOCABS,
@@ -94,7 +95,7 @@ def bench_verifiers(
     """Time verifiers on synthetic trees.
 
     Args:
-        names: of verifiers.
+        verifiers: as for `parse_verifiers`.
         nodes: tree sizes, root included.
         vocabs: vocabulary sizes.
         hidden: width of the hidden states.
@@ -109,8 +110,9 @@ def bench_verifiers(
         for size in nodes:
             world = _World(size, vocab, device)
             logits = _median(lambda size=size, head=head: _product(head, size), repeats, device)
-            for name in names:
-                rows.append(_time(name, world, temperature, repeats, logits))
+            for name, verifier in parse_verifiers(verifiers).items():
+                judge = verifier(Sampling(0.0 if issubclass(verifier, Greedy) else temperature))
+                rows.append(_time(name, judge, world, repeats, logits))
                 progress(name)
     return VerifierBench(rows, hidden, temperature, str(device), torch.get_num_threads())
 
@@ -127,14 +129,15 @@ class _World:
 
     def tree(self, judge: Verifier, randomness: SeededRandomness, position: int) -> DraftTree:
         """A tree in which every node has two children, or a chain."""
-        policy = Chain(depth=self.nodes - 1) if judge.chains_only else Fixed(depth=16, threshold=0.0, breadth=2)
+        chain = Chain(depth=self.nodes - 1, budget=self.nodes)
+        binary = Fixed(depth=16, threshold=0.0, breadth=2, budget=self.nodes)
         sampler = None if judge.proposal is Proposal.TOP_K else ChildSampler(judge.proposal, randomness, position)
 
         def shape(logits: Tensor, depth: int) -> Tensor:
             return judge.guide(logits, position + depth, randomness)
 
-        policy.budget = self.nodes
         root = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        policy = chain if judge.chains_only else binary
         return grow(policy, _Rows(self.draft), root, 2 * self.nodes, shape, sampler)
 
 
@@ -159,9 +162,8 @@ class _Rows:
     def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None: ...
 
 
-def _time(name: str, world: _World, temperature: float, repeats: int, logits: float) -> VerifierTime:
+def _time(name: str, judge: Verifier, world: _World, repeats: int, logits: float) -> VerifierTime:
     """Grow and judge trees of different seeds, the first one as a warm-up."""
-    judge = VERIFIERS[name](Sampling(0.0 if name == "greedy" else temperature))
     growing, verifying, accepted = [], [], []
     for seed in range(repeats + 1):
         randomness = SeededRandomness(seed, world.vocab, world.device)
