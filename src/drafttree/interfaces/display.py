@@ -40,7 +40,7 @@ def show_policies(policies: Mapping[str, type[TreePolicy]]) -> None:
     """Every policy with its source and a table of its parameters."""
     for name, policy in policies.items():
         make_console().print(
-            Text.assemble((name, "bold"), "  ", policy.source), Text(_first_paragraph(policy)), sep="\n"
+            Text.assemble((name, "bold"), "  ", _source(policy)), Text(_first_paragraph(policy)), sep="\n"
         )
         table = _table("parameter", "default", "range", "meaning")
         for key, field in policy.model_fields.items():
@@ -51,7 +51,7 @@ def show_policies(policies: Mapping[str, type[TreePolicy]]) -> None:
 def show_verifiers(verifiers: Mapping[str, type[Verifier]]) -> None:
     """Every verifier with its source."""
     for name, verifier in verifiers.items():
-        title = Text.assemble((name, "bold"), "  ", verifier.source)
+        title = Text.assemble((name, "bold"), "  ", _source(verifier))
         make_console().print(title, Text(_first_paragraph(verifier)), "", sep="\n")
 
 
@@ -379,6 +379,11 @@ def _table(*columns: str, right: int = 0) -> Table:
     for index, column in enumerate(columns):
         table.add_column(column, justify="right" if index in numbers else "left", overflow="fold")
     return table
+
+
+def _source(method: type) -> str:
+    """The paper a method is from; the module of one that names none."""
+    return getattr(method, "source", method.__module__)
 
 
 def _first_paragraph(thing: type) -> str:
