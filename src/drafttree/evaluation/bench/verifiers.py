@@ -104,13 +104,13 @@ def bench_verifiers(
         device: the CPU by default.
         progress: called after every verifier with its name.
     """
-    device, rows = device or torch.device("cpu"), []
+    device, rows, chosen = device or torch.device("cpu"), [], parse_verifiers(verifiers)
     for vocab in vocabs:
         head = torch.randn(hidden, vocab, device=device)
         for size in nodes:
             world = _World(size, vocab, device)
             logits = _median(lambda size=size, head=head: _product(head, size), repeats, device)
-            for name, verifier in parse_verifiers(verifiers).items():
+            for name, verifier in chosen.items():
                 judge = verifier(Sampling(0.0 if issubclass(verifier, Greedy) else temperature))
                 rows.append(_time(name, judge, world, repeats, logits))
                 progress(name)
@@ -129,15 +129,14 @@ class _World:
 
     def tree(self, judge: Verifier, randomness: SeededRandomness, position: int) -> DraftTree:
         """A tree in which every node has two children, or a chain."""
-        chain = Chain(depth=self.nodes - 1, budget=self.nodes)
-        binary = Fixed(depth=16, threshold=0.0, breadth=2, budget=self.nodes)
+        chain, binary = {"depth": self.nodes - 1}, {"depth": 16, "threshold": 0.0, "breadth": 2}
+        policy = Chain(**chain, budget=self.nodes) if judge.chains_only else Fixed(**binary, budget=self.nodes)
         sampler = None if judge.proposal is Proposal.TOP_K else ChildSampler(judge.proposal, randomness, position)
 
         def shape(logits: Tensor, depth: int) -> Tensor:
             return judge.guide(logits, position + depth, randomness)
 
         root = torch.zeros(1, 1, dtype=torch.long, device=self.device)
-        policy = chain if judge.chains_only else binary
         return grow(policy, _Rows(self.draft), root, 2 * self.nodes, shape, sampler)
 
 
