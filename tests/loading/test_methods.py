@@ -99,6 +99,7 @@ def load(tensors, config, target):
 
 
 ECHO = HeadFormat("echo", "Echo", re.compile(r"echo\."), parse, load, lambda found: {"echoes": len(found.tensors)})
+AGAIN = HeadFormat("medusa", "Medusa", ECHO.names, parse, load, ECHO.describe)
 '''
 ENTRY_POINTS = """
 [drafttree.policies]
@@ -113,6 +114,7 @@ walk = mymethods:Walk
 [drafttree.drafters]
 mine = mymethods:Lookup
 echo = mymethods:ECHO
+again = mymethods:AGAIN
 gone = mymethods:Gone
 """
 
@@ -255,12 +257,13 @@ def test_transformers_generate_takes_methods_by_name_too():
     assert "which lacks vocab_size" in told(hf.generate, object())
 
 
-def test_a_format_of_heads_may_be_an_entry_point(installed):
+def test_a_format_of_heads_may_be_an_entry_point(installed, caplog):
     save_file({"echo.weight": torch.zeros(tiny.VOCAB, 2)}, installed / "model.safetensors")
     found = inspect(str(installed))
     assert (found.kind, found.fits["hidden size"], found.details) == ("echo", 32, {"echoes": 1})
     drafter = load(installed).drafter
     assert (type(drafter).__name__, drafter.vocab_size) == ("Lookup", tiny.VOCAB)
+    assert "head format 'medusa' is drafttree's own; give the format 'again' another kind" in caplog.text
 
 
 @pytest.mark.parametrize("spec", [*POLICIES, *chain(*FORMS.values())])

@@ -165,27 +165,22 @@ def sweep_pairs(
     Raises:
         ConfigError: a pair has too many outcomes to enumerate.
     """
-    findings = []
+    findings, judges = [], parse_verifiers(verifiers)
     for spec, policy in parse_policies(policies).items():
-        for verifier in parse_verifiers(verifiers).values():
-            findings.append(sweep_pair(policy, verifier, models, **sampling))
+        small = [make_policy(form) for form in FORMS.get(spec, [policy])]
+        for name, verifier in judges.items():
+            findings.append(_sweep_pair(spec, small, name, verifier, models, sampling))
             progress(spec)
     return PairSweep(findings, Sampling.of({"temperature": 1.0, **sampling}))
 
 
 def sweep_pair(policy: PolicyLike, verifier: VerifierLike, models: int = 50, **sampling) -> PairFinding:
     """Enumerate one pair; arguments as for `sweep_pairs`."""
-    ((spec, given),), ((name, judge),) = parse_policies([policy]).items(), parse_verifiers([verifier]).items()
-    return _sweep(spec, [make_policy(form) for form in FORMS.get(spec, [given])], name, judge, models, sampling)
+    return sweep_pairs([policy], [verifier], models=models, **sampling).findings[0]
 
 
-def _sweep(
-    spec: str,
-    policies: list[TreePolicy],
-    name: str,
-    verifier: type[Verifier],
-    models: int,
-    sampling: Mapping[str, Any],
+def _sweep_pair(
+    spec: str, policies: list[TreePolicy], name: str, verifier: type[Verifier], models: int, sampling: dict[str, Any]
 ) -> PairFinding:
     """Enumerate a verifier with policies that all stand for one specification, by turns."""
     if reason := compatibility.incompatibility(policies[0], verifier):

@@ -108,13 +108,19 @@ class Methods(Generic[Method]):
 
 def head_formats() -> dict[str, HeadFormat]:
     """The formats of trained heads by kind: those of drafttree and those of entry points."""
-    installed = DRAFTER_CLASSES.installed(lambda found, _: found).values()
+    installed = DRAFTER_CLASSES.installed(_check_kind).values()
     return FORMATS | {found.kind: found for found in installed if isinstance(found, HeadFormat)}
 
 
 def missing_parts(drafter: object) -> list[str]:
     """The parts of the `Drafter` protocol that an object lacks."""
     return [part for part in DRAFTER_PARTS if not hasattr(drafter, part)]
+
+
+def _check_kind(found: Any, name: str) -> Any:
+    if isinstance(found, HeadFormat) and found.kind in FORMATS:
+        raise ConfigError(f"head format {found.kind!r} is drafttree's own; give the format {name!r} another kind")
+    return found
 
 
 def _policy_lack(found: object) -> str:
