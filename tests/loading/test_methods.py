@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from functools import partial
 from itertools import chain
 
 import pytest
@@ -27,7 +28,7 @@ from drafttree.loading import (
 from drafttree.loading.inspect import inspect
 from drafttree.policies import POLICIES, Chain, DynaTree, Talon, Template
 from drafttree.verifiers import VERIFIERS, RRSw
-from helpers import tiny
+from helpers import refusals, tiny
 
 MODULE = r'''
 import re
@@ -139,12 +140,7 @@ def installed(module):
     return module
 
 
-def told(call, *arguments, **options) -> str:
-    """The message of the `ConfigError` that a call raises, which is one line."""
-    with pytest.raises(ConfigError) as caught:
-        call(*arguments, **options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+told = partial(refusals.told, ConfigError)
 
 
 def load(drafter, **options):
