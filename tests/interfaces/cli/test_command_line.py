@@ -126,3 +126,11 @@ def test_inspect(tmp_path, capsys):
     assert result.exit_code == 1
     assert "missing norm.weight" in result.stdout
     assert "does not exist" in complaint(capsys, "inspect", "./nowhere")
+
+
+def test_modules_of_the_working_folder_are_found(capsys, tmp_path, monkeypatch):
+    (tmp_path / "local_trees.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder])
+    reason = "cannot import policy 'local_trees.Wide' (AttributeError: module 'local_trees' has no attribute 'Wide')"
+    assert reason in complaint(capsys, "generate", PROMPT, "--policy", "local_trees.Wide")
