@@ -1,4 +1,4 @@
-"""Certificates: is the text of every policy the reference's, token for token?
+"""Certificates that the text of every policy is the reference's, token for token.
 
 At temperature 0 the reference is transformers' own `generate`. Above it the text is a function of prompt and seed, and
 the reference is plain decoding, without speculation, by the same engine.
@@ -28,7 +28,7 @@ class Finding:
 
 @dataclass
 class PolicyCertificate:
-    """What was found of one policy.
+    """The result for one policy.
 
     Attributes:
         policy: its canonical specification, or "plain" for decoding without speculation.
@@ -47,7 +47,7 @@ class PolicyCertificate:
 
     @property
     def passed(self) -> bool:
-        """Whether every text is identical, or differs by a tie of the dtype's precision."""
+        """True if every text is identical, or differs by a tie of the dtype's precision."""
         return all(finding.difference.explained for finding in self.findings)
 
 
@@ -71,7 +71,7 @@ class Certificate:
 
     @property
     def passed(self) -> bool:
-        """Whether every policy passed."""
+        """True if every policy passed."""
         return all(policy.passed for policy in self.policies)
 
     def summary(self) -> dict[str, object]:

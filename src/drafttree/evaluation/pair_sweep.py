@@ -44,7 +44,7 @@ FORMS: dict[str, list[str]] = {
     "opt-tree": ["opt-tree:threshold=0.2,depth=3,budget=6", "opt-tree:threshold=0,depth=2,budget=4"],
     "dyspec": ["dyspec:depth=3,budget=6", "dyspec:depth=2,budget=4"],
 }
-"""Of every policy trees small enough to enumerate: chains, binary, ragged and adaptive ones."""
+"""Parameters of every policy whose trees are small enough to enumerate: chains, binary, ragged, adaptive."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ Try = tuple[ToyPair, TreePolicy, int]
 
 @dataclass(frozen=True)
 class PairFinding:
-    """What was found of one policy with one verifier.
+    """The result for one policy with one verifier.
 
     Attributes:
         policy: its canonical specification.
@@ -117,7 +117,7 @@ class PairFinding:
 
     @property
     def passed(self) -> bool:
-        """Whether the pair is what it claims to be."""
+        """True unless the pair claims to be lossless and is biased."""
         return self.verdict != "BIASED"
 
 
@@ -135,7 +135,7 @@ class PairSweep:
 
     @property
     def passed(self) -> bool:
-        """Whether no pair that claims to be lossless is biased."""
+        """True if no pair that claims to be lossless is biased."""
         return all(finding.passed for finding in self.findings)
 
     def summary(self) -> dict[str, object]:

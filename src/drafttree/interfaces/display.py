@@ -1,4 +1,4 @@
-"""How results look on a terminal, and in a pipe."""
+"""Printing of results on a terminal or into a pipe."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -56,7 +56,7 @@ def show_verifiers(verifiers: Mapping[str, type[Verifier]]) -> None:
 
 
 def show_inspection(found: Inspection) -> None:
-    """What a folder is, one fact a line, and what keeps it from being loaded."""
+    """An inspection, one fact a line, with the problems that keep the folder from being loaded."""
     facts: dict[str, object] = {"kind": found.kind}
     facts |= {f"target's {name}" if name != "trained on" else name: value for name, value in found.fits.items()}
     facts |= found.details
@@ -69,7 +69,7 @@ def show_inspection(found: Inspection) -> None:
 
 
 def show_chunk(console: Console, chunk: Chunk) -> None:
-    """What a round adds to the text; on a terminal, what the drafter proposed is green."""
+    """The text that a round adds; on a terminal, characters of accepted drafted tokens are green."""
     if not console.is_terminal:
         print(chunk.text, end="", flush=True)
         return
@@ -192,7 +192,7 @@ def show_law(law: LawBench) -> None:
 
 
 def show_overhead(results: list[Overhead]) -> None:
-    """Where the time of a round goes outside the two models."""
+    """The time of a round outside the two models, by part."""
     columns = ["policy", "round", "target", "draft", "outside", "share", *PARTS]
     table = _table(*columns, right=len(columns) - 1)
     table.title = "mean µs per round; outside the two models' passes:"

@@ -1,4 +1,4 @@
-"""The arguments that transformers' `generate` has prepared: what tree drafting takes from them, and what it refuses."""
+"""Checks of the arguments that transformers' `generate` has prepared, and the options taken from them."""
 
 import math
 import sys
@@ -123,18 +123,18 @@ def split_processors(processors: LogitsProcessorList, do_sample: bool) -> tuple[
 
 
 def _place(processor: LogitsProcessor) -> int:
-    """Where a processor stands among the warpers; after all of them for any other."""
+    """The index of a processor in the table of warpers; the largest integer for one that is not in it."""
     own = type(processor) in WARPERS and _plain(processor)
     return list(WARPERS).index(type(processor)) if own else sys.maxsize
 
 
 def _plain(warper: LogitsProcessor) -> bool:
-    """Whether a warper excludes tokens altogether and down to a single one."""
+    """True for a warper that gives excluded tokens -inf and may leave a single token."""
     return getattr(warper, "filter_value", -math.inf) == -math.inf and getattr(warper, "min_tokens_to_keep", 1) == 1
 
 
 def left_padding(input_ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> list[int]:
-    """How many tokens on the left of each prompt are padding."""
+    """The number of padding tokens on the left of each prompt."""
     mask = torch.ones_like(input_ids) if mask is None else (mask != 0).long()
     if (mask[:, -1] == 0).any() or (mask.diff(dim=1) < 0).any():
         raise refusal("an attention_mask with padding inside or right of a prompt", "pad on the left")
@@ -145,7 +145,7 @@ def left_padding(input_ids: Tensor, mask: Tensor | None, positions: Tensor | Non
 
 
 def _agree(positions: Tensor, expected: Tensor, real: Tensor) -> bool:
-    """Whether position ids, one row for all prompts or one for each, are the expected ones of the real tokens."""
+    """True if position ids, one row for all prompts or one for each, are as expected at all tokens but padding."""
     if positions.ndim != 2 or positions.shape[1] != expected.shape[1]:
         return False
     return bool(((positions == expected) | ~real).all())

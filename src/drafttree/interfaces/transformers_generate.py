@@ -93,7 +93,7 @@ def generate(
 
 
 class TreeGenerate:
-    """What `generate` returns: a decoding method in the form transformers calls.
+    """A decoding method in the form that transformers calls.
 
     Greedy output is that of stock `generate`, with every logits processor that is a function of the tokens so far and
     their scores. With `do_sample` the seed is drawn from torch's global generator; the

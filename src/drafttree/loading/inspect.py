@@ -1,4 +1,4 @@
-"""What a folder of weights is, which targets it fits, how large it is, and what it lacks; no target is needed."""
+"""Inspection of a drafter's folder without its target: kind, fitting targets, size, and what is missing."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ UNKNOWN = "not said"
 
 @dataclass(frozen=True)
 class Inspection:
-    """What was found in a folder.
+    """The result of an inspection.
 
     Attributes:
         kind: as `recognise` has it.
@@ -88,7 +88,7 @@ def _language_model(folder: Path, config: Mapping[str, Any], tensors: Mapping[st
 
 
 def _weight_problems(folder: Path, tensors: Mapping[str, Tensor]) -> list[str]:
-    """What transformers would draw at random if it loaded the tensors, as only it knows how it renames them."""
+    """The tensors that transformers would initialise at random if it loaded the folder."""
     try:
         config = AutoConfig.from_pretrained(folder)
         if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:

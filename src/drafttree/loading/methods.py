@@ -132,7 +132,7 @@ def _verifier_lack(found: object) -> str:
 
 
 def _class_lack(found: object, methods: Mapping[type, str]) -> str:
-    """What a class lacks to be one of the first base: to be derived from it, or a method that the bases leave open."""
+    """The base class, or a method that the bases leave open, that a class lacks; empty if it lacks nothing."""
     base = next(iter(methods))
     if not isinstance(found, type) or not issubclass(found, base):
         return f"it is no subclass of {base.__module__.removesuffix('.base')}.{base.__name__}"

@@ -188,6 +188,6 @@ def _quiet() -> Iterator[None]:
 
 
 def _first_lines(error: Exception) -> str:
-    """What an error says, without the pages of advice that may follow."""
+    """The first lines of an error's message, without the pages of advice that may follow."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines[:3]) or type(error).__name__

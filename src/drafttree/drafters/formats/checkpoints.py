@@ -32,7 +32,7 @@ NOT_DOWNLOADED = ("*/*", "consolidated*")
 
 
 class Wanted(NamedTuple):
-    """What a field of config.json must be, in words and as a test."""
+    """A condition on a field of config.json, in words and as a test."""
 
     words: str
     holds: Callable[[Any], bool]
@@ -222,7 +222,7 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
 
 
 def _storage(tensor: Tensor) -> str:
-    """In which unusual way a tensor is stored, empty for one whose numbers lie side by side."""
+    """The unusual storage of a tensor, in words; empty for an ordinary dense tensor."""
     kinds = {
         "a nested tensor": tensor.is_nested,
         "a sparse tensor": tensor.layout is not torch.strided,

@@ -69,12 +69,12 @@ class Eagle3Checkpoint(Checkpoint[Eagle3Head]):
 
     @property
     def config(self) -> Eagle3Config:
-        """Of the head."""
+        """The configuration of the head."""
         return self.heads.config
 
     @property
     def tied(self) -> bool:
-        """Whether embedding and output layer are one tensor."""
+        """True if embedding and output layer are one tensor."""
         pair = [self.tensors[name].data_ptr() for name in (EMBEDDING, HEAD) if name in self.tensors]
         return len(pair) == 2 and pair[0] == pair[1]
 
@@ -329,7 +329,7 @@ def _size(raw: Mapping[str, Any], name: str) -> int:
 
 
 def _check_maps(config: Eagle3Config, maps: dict[str, Tensor]) -> list[str]:
-    """What is wrong with the maps between the two vocabularies."""
+    """The problems of the maps between the two vocabularies, one phrase each."""
     if "d2t" not in maps:
         same = config.draft_vocab == config.vocab
         return [] if same else [f"missing d2t, for {config.draft_vocab} of {config.vocab} token ids"]
@@ -368,7 +368,7 @@ def _public(name: str, format_: str) -> str:
 
 
 def _described(found: Eagle3Checkpoint) -> dict[str, object]:
-    """What `drafttree inspect` shows of a head."""
+    """The facts of a head that `drafttree inspect` prints."""
     head, own = found.config, found.tensors
     parts = ["own" if name in own else "the target's" for name in (EMBEDDING, HEAD)]
     return {

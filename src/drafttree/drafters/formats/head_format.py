@@ -1,4 +1,4 @@
-"""What drafttree knows of one kind of trained heads on disk."""
+"""The description of one kind of trained heads on disk."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ class HeadFormat:
         names: matches the beginning of the name of at least one of its tensors, and of none of other kinds.
         parse: from a checkpoint's tensors and config.json, what was found and what is wrong with it; no target needed.
         load: the drafter of a checkpoint's tensors and config.json for a target; raises `ModelError`.
-        describe: what `drafttree inspect` shows of a checkpoint besides the target's sizes.
+        describe: the facts of a checkpoint that `drafttree inspect` prints besides the target's sizes.
     """
 
     kind: str

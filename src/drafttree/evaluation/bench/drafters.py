@@ -27,7 +27,7 @@ class DrafterRow:
 
 @dataclass(frozen=True)
 class DrafterCost:
-    """What a drafter costs, whatever it gains; medians over its policies on all prompts.
+    """The cost of a drafter; medians over its policies on all prompts.
 
     Attributes:
         drafter: its name.

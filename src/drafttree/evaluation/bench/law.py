@@ -1,4 +1,4 @@
-"""How near decoding comes to its limits: memory bandwidth, and the speed-up law of `engine.metrics`."""
+"""Decoding against its limits: memory bandwidth, and the speed-up law of `engine.metrics`."""
 
 import statistics
 import time
@@ -26,7 +26,7 @@ COPIED = 256 << 20
 
 @dataclass(frozen=True)
 class LawBench:
-    """What was measured of one pair of models, on one machine, in one run.
+    """The measurements of one pair of models, on one machine, in one run.
 
     Attributes:
         device: and `dtype`, of the target.

@@ -1,4 +1,4 @@
-"""What users have without us: transformers' plain, assisted and prompt-lookup generation on the same weights."""
+"""The alternatives in transformers: its plain, assisted and prompt-lookup generation on the same weights."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

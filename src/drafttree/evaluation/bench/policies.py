@@ -22,7 +22,7 @@ from drafttree.loading import PolicyLike, parse_policies
 PLAIN = "plain"
 TAIL, PERIOD = 48, 16
 Turn = dict[str, Any]
-"""What every way has made of one prompt: a `Generation`, or a peer's `ReferenceRun`."""
+"""The output of every way of generating for one prompt: a `Generation`, or a peer's `ReferenceRun`."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def shipped_prompts() -> list[str]:
 
 
 def loops(tokens: Sequence[int]) -> bool:
-    """Whether the last 48 tokens repeat with a period of at most 16."""
+    """True if the last 48 tokens repeat with a period of at most 16."""
     tail = tokens[-TAIL:]
     return len(tail) == TAIL and any(tail[period:] == tail[:-period] for period in range(1, PERIOD + 1))
 
@@ -148,7 +148,7 @@ def way(decoder: Decoder, options: Mapping[str, Any]) -> Callable[[Sequence[int]
 def race(
     ways: Mapping[str, Callable], prompts: Sequence[Sequence[int]], repeats: int, progress: Callable[[str], None]
 ) -> list[list[Turn]]:
-    """What all ways have made of every prompt, by turns, in every repeat after a warm-up."""
+    """The outputs of all ways for every prompt, run by turns, in every repeat after a warm-up."""
     for each in ways.values():
         each(prompts[0])
     return [[_turn(ways, prompt, progress) for prompt in prompts] for _ in range(repeats)]

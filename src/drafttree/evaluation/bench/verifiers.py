@@ -1,4 +1,4 @@
-"""What judging a tree costs, beside the logits it needs: every verifier over tree sizes and vocabularies.
+"""The time every verifier takes for a tree, beside that of the logits it needs, over tree sizes and vocabularies.
 
 The trees are grown from synthetic drafter rows by the same code as real ones, and the target's rows are the drafter's
 with noise on every logit, so that about as many tokens are accepted as from a fair drafter. The yardstick is the
@@ -53,7 +53,7 @@ class VerifierTime:
 
     @property
     def share(self) -> float:
-        """Of judging in judging and logits."""
+        """The share of verifying in the time of verifying and logits together."""
         return self.verify / (self.verify + self.logits)
 
 

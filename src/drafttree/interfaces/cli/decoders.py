@@ -1,4 +1,4 @@
-"""What commands have in common: decoders and prompts from their options, and JSON on standard output."""
+"""Helpers that commands share: decoders and prompts from their options, and JSON on standard output."""
 
 import json
 import re

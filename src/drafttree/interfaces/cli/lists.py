@@ -1,4 +1,4 @@
-"""`drafttree policies`, `drafttree verifiers` and `drafttree inspect`: what there is, and what a folder holds."""
+"""`drafttree policies`, `drafttree verifiers` and `drafttree inspect`: lists of methods, and inspection of folders."""
 
 from typing import Annotated
 
