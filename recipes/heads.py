@@ -25,7 +25,7 @@ import tokens
 from disk import atomic_folder
 from drafttree.core.errors import DraftTreeError
 from drafttree.drafters.heads import embedding, last_layer, projection
-from drafttree.loading.load import find_device, find_dtype, load_model, load_tokenizer
+from drafttree.loading import find_device, find_dtype, load_model, load_tokenizer
 from features import HiddenStates, RepeatedWindows
 from muon import Muon
 from run import Run

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from drafttree.core.errors import ModelError
-from drafttree.drafters.formats import hydra
-from drafttree.drafters.formats.checkpoints import read_config, read_tensors, recognise
+from drafttree.drafters.formats import hydra, read_config, read_tensors, recognise
 from drafttree.engine.decoder import Decoder
 from drafttree.models import HuggingFaceModel
 from drafttree.policies import POLICIES, Chain, Talon

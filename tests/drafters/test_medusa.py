@@ -8,8 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from drafttree.core.errors import ModelError
-from drafttree.drafters.formats import medusa
-from drafttree.drafters.formats.checkpoints import read_config, read_tensors, recognise
+from drafttree.drafters.formats import medusa, read_config, read_tensors, recognise
 from drafttree.engine.decoder import Decoder
 from drafttree.models import HuggingFaceModel
 from drafttree.policies import POLICIES, Chain, Talon

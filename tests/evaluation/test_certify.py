@@ -4,10 +4,9 @@ import torch
 import drafttree
 from drafttree.core.errors import ConfigError, ContextError
 from drafttree.engine.request import Request
-from drafttree.evaluation.certify import certify, fit, parse_policies
+from drafttree.evaluation.certify import certify, fit
 from drafttree.evaluation.reference import find_difference, released, transformers_generate
 from drafttree.models.tree_attention import NAME
-from drafttree.policies import POLICIES
 
 PROMPTS = ["The old man looked at the sea", "In the year of our Lord"]
 
@@ -30,15 +29,6 @@ def broken(decoder, monkeypatch):
 
     monkeypatch.setattr(Request, "commit", spoil)
     return decoder
-
-
-def test_lists_of_policies():
-    assert parse_policies(["all"]) == list(POLICIES)
-    wanted = ["chain", "talon:budget=60,margin=0.03", "eagle"]
-    assert parse_policies(["chain,talon:budget=60,margin=0.03;eagle"]) == wanted
-    assert parse_policies([*wanted, "chain"]) == wanted
-    with pytest.raises(ConfigError, match="talon"):
-        parse_policies(["chain,talom"])
 
 
 def test_greedy_texts_are_those_of_transformers(decoder):

@@ -12,7 +12,7 @@ from drafttree.engine.compatibility import incompatibility
 from drafttree.evaluation import exactness
 from drafttree.evaluation.exactness import RoundLaw, ScriptedRandom, TabularModel, coupled_round, law, outcomes, trees
 from drafttree.evaluation.pair_sweep import FORMS, sweep_pair, sweep_pairs
-from drafttree.loading.load import make_policy
+from drafttree.loading import make_policy
 from drafttree.policies import POLICIES, Chain, TreePolicy
 from drafttree.verifiers import (
     RRS,

@@ -5,27 +5,16 @@ from copy import deepcopy
 
 import pytest
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
 from transformers import (
     AutoModelForCausalLM,
-    AutoTokenizer,
-    DynamicCache,
-    EtaLogitsWarper,
     LogitsProcessor,
     LogitsProcessorList,
-    MinPLogitsWarper,
-    PreTrainedTokenizerFast,
-    StoppingCriteria,
     StoppingCriteriaList,
-    SynthIDTextWatermarkingConfig,
-    TemperatureLogitsWarper,
     TextStreamer,
     TopKLogitsWarper,
-    TypicalLogitsWarper,
     WatermarkingConfig,
 )
-from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
+from transformers.generation import GenerateDecoderOnlyOutput
 
 from drafttree.constraints import grammar
 from drafttree.core.errors import ConfigError, ContextError, InputError, ModelError, TokenizerMismatch
@@ -35,53 +24,13 @@ from drafttree.loading import zoo
 from drafttree.models import HuggingFaceModel
 from drafttree.policies import POLICIES
 from helpers import tiny
+from helpers.stock_generate import Recorder, StopAt, padded
+from helpers.tokenizers import words
 
 PROMPT = torch.tensor([tiny.random_tokens(6, 3)])
+
+
 NEW = 24
-
-
-@pytest.fixture(scope="module")
-def target():
-    return tiny.build("llama")
-
-
-@pytest.fixture(scope="module")
-def draft(target):
-    """Near enough to the target for trees to be accepted in part."""
-    module = deepcopy(target)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter += 0.03 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
-    return module
-
-
-@pytest.fixture(scope="module")
-def embedded():
-    folder = zoo.folder("embedded")
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), AutoTokenizer.from_pretrained(folder)
-
-
-class Recorder(BaseStreamer):
-    def __init__(self) -> None:
-        self.values: list[torch.Tensor] = []
-        self.ends = 0
-
-    def put(self, value) -> None:
-        self.values.append(value)
-
-    def end(self) -> None:
-        self.ends += 1
-
-
-class StopAt(StoppingCriteria):
-    """Stops after a token divisible by three, and notes all it was asked."""
-
-    def __init__(self) -> None:
-        self.asked: list[list[int]] = []
-
-    def __call__(self, input_ids, scores, **kwargs):
-        self.asked.append(input_ids[0].tolist())
-        return input_ids[:, -1] % 3 == 0
 
 
 def both(model, drafter, policy="talon", **options):
@@ -249,27 +198,6 @@ def test_sampling_options_apply(target, draft, options):
     assert torch.equal(greedy, sampled)
 
 
-def test_sampling_options_are_read_off_the_prepared_warpers():
-    warpers = LogitsProcessorList([TemperatureLogitsWarper(0.5), TopKLogitsWarper(7)])
-    assert hf._split(warpers, True) == ([], {"temperature": 0.5, "top_k": 7})
-    assert hf._split(warpers, False) == (list(warpers), {})
-    assert hf._split(LogitsProcessorList(), True) == ([], {"temperature": 1.0})
-    last = [MinPLogitsWarper(0.1), TypicalLogitsWarper(0.5), EtaLogitsWarper(0.25)]
-    assert hf._split(LogitsProcessorList([*warpers, *last]), True) == (
-        [],
-        {"temperature": 0.5, "top_k": 7, "min_p": 0.1, "typical_p": 0.5, "eta_cutoff": 0.25},
-    )
-
-
-def test_what_is_no_warper_in_its_place_stays_a_processor():
-    warm, best = TemperatureLogitsWarper(0.5), TopKLogitsWarper(7)
-    for odd in ([warm, best, warm], [TopKLogitsWarper(7, filter_value=-9.0)], [best, warm]):
-        rest, sampling = hf._split(LogitsProcessorList(odd), True)
-        kept = {"temperature": 0.5} if odd[-1] is warm else {"temperature": 1.0}
-        assert rest == odd[: len(odd) - (odd[-1] is warm)]
-        assert sampling == kept
-
-
 class Restless(LogitsProcessor):
     """Forbids the token of two places before, and prefers odd ones at odd lengths."""
 
@@ -363,91 +291,10 @@ def test_named_verifier_must_serve_the_sampling(target, draft):
         target.generate(PROMPT, custom_generate=hf.generate(draft, verifier="coupled"))
 
 
-def padded(*lengths: int) -> dict[str, torch.Tensor]:
-    """Prompts of these lengths, padded on the left with token 0."""
-    ids, mask = torch.zeros(len(lengths), max(lengths), dtype=torch.long), torch.zeros(len(lengths), max(lengths))
-    for row, length in enumerate(lengths):
-        ids[row, -length:] = torch.tensor(tiny.random_tokens(length, 7 + row)) + 1
-        mask[row, -length:] = 1
-    return {"input_ids": ids % tiny.VOCAB, "attention_mask": mask.long()}
-
-
-@pytest.mark.parametrize("lengths", [(5,), (6, 6), (4, 7, 1), (3,)])
-def test_batches_and_left_padding(target, draft, lengths):
-    inputs = padded(*lengths)
-    free = target.generate(**inputs, max_new_tokens=NEW, pad_token_id=0)
-    for options in ({}, {"eos_token_id": [int(free[0, -9]), int(free[-1, -3])]}):
-        stock = target.generate(**inputs, max_new_tokens=NEW, pad_token_id=0, **options)
-        speculate = hf.generate(draft, "dynatree")
-        ours = target.generate(**inputs, max_new_tokens=NEW, pad_token_id=0, custom_generate=speculate, **options)
-        assert torch.equal(stock, ours)
-        assert len(speculate.metrics) == len(lengths)
-
-
-def test_left_padding_of_a_single_prompt(target, draft):
-    inputs = {name: value[:1] for name, value in padded(3, 8).items()}
-    stock = target.generate(**inputs, max_new_tokens=NEW)
-    assert torch.equal(stock, target.generate(**inputs, max_new_tokens=NEW, custom_generate=hf.generate(draft)))
-
-
 def test_output_object_on_request(target, draft):
     stock, ours = both(target, draft, return_dict_in_generate=True)
     assert isinstance(ours, GenerateDecoderOnlyOutput)
     assert torch.equal(stock.sequences, ours.sequences)
-
-
-REFUSED = {
-    "num_beams": {"num_beams": 2},
-    "prompt_lookup_num_tokens": {"prompt_lookup_num_tokens": 3},
-    "penalty_alpha": {"penalty_alpha": 0.6, "top_k": 4},
-    "dola_layers": {"dola_layers": "low"},
-    "force_words_ids": {"force_words_ids": [[3]]},
-    "output_scores": {"output_scores": True, "return_dict_in_generate": True},
-    "output_logits": {"output_logits": True, "return_dict_in_generate": True},
-    "output_hidden_states": {"output_hidden_states": True, "return_dict_in_generate": True},
-    "cache_implementation": {"cache_implementation": "offloaded"},
-    "guidance_scale": {"guidance_scale": 1.5},
-    "encoder_repetition_penalty": {"encoder_repetition_penalty": 1.5},
-    "encoder_no_repeat_ngram_size": {"encoder_no_repeat_ngram_size": 2},
-    "watermarking_config": {
-        "watermarking_config": SynthIDTextWatermarkingConfig(keys=[1, 2], ngram_len=3),
-        "do_sample": True,
-    },
-    "past_key_values": {"past_key_values": DynamicCache()},
-    "inputs_embeds": {"inputs_embeds": torch.zeros(1, 6, 32)},
-    "position_ids": {"position_ids": torch.arange(1, 7)[None]},
-    "attention_mask": {"attention_mask": torch.tensor([[1, 1, 0, 1, 1, 1]])},
-}
-
-
-@pytest.mark.parametrize("option", REFUSED)
-def test_what_cannot_be_honoured_is_refused_by_name(target, draft, option):
-    with pytest.raises(ConfigError, match=option) as caught:
-        target.generate(PROMPT, max_new_tokens=4, custom_generate=hf.generate(draft), **REFUSED[option])
-    assert "\n" not in str(caught.value)
-    assert target.config._attn_implementation == "sdpa"
-
-
-def test_arguments_transformers_keeps_to_itself_are_refused_by_name(target, draft):
-    for option in ({"assistant_model": draft}, {"synced_gpus": True}):
-        with pytest.raises(ConfigError, match=next(iter(option))):
-            target.generate(PROMPT, max_new_tokens=4, custom_generate=hf.generate(draft), **option)
-
-
-def test_attentions_are_refused(target, draft):
-    model = deepcopy(target)
-    model.set_attn_implementation("eager")
-    with pytest.raises(ConfigError, match="output_attentions"):
-        model.generate(PROMPT, custom_generate=hf.generate(draft), output_attentions=True, return_dict_in_generate=True)
-    assert model.config._attn_implementation == "eager"
-
-
-def test_batches_refuse_what_needs_rows_side_by_side(target, draft):
-    inputs = padded(4, 6)
-    speculate = hf.generate(draft)
-    for option, value in (("streamer", Recorder()), ("max_time", 5.0), ("stopping_criteria", [StopAt()])):
-        with pytest.raises(ConfigError, match=option.replace("_", "[ _]")):
-            target.generate(**inputs, max_new_tokens=4, custom_generate=speculate, **{option: value})
 
 
 def test_the_models_are_left_as_they_were(target):
@@ -510,11 +357,6 @@ def test_loaded_drafter_takes_the_models_dtype(embedded):
     model.generate(PROMPT, max_new_tokens=3, custom_generate=speculate)
     embedded[0].generate(PROMPT, max_new_tokens=3, custom_generate=speculate)
     assert [drafter.model.dtype for drafter in speculate._loaded.values()] == [torch.bfloat16, torch.float32]
-
-
-def words(*vocabulary: str) -> PreTrainedTokenizerFast:
-    model = WordLevel({word: index for index, word in enumerate(vocabulary)}, unk_token=vocabulary[0])
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model))
 
 
 def test_different_vocabularies_are_refused(target, draft, tmp_path):

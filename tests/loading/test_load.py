@@ -1,27 +1,16 @@
-"""Names, paths and specifications become decoders, or one line that says what is wrong and what to do."""
+"""Names, paths and objects become decoders, or one line that says what is wrong and what to do."""
 
 import json
-import re
-import time
-from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
 from transformers import (
     LlamaConfig,
     PreTrainedModel,
-    PreTrainedTokenizerFast,
-    T5Config,
-    T5ForConditionalGeneration,
-    ViTConfig,
-    ViTModel,
 )
 
 import drafttree
-from drafttree.core.errors import ConfigError, DraftTreeError, ModelError, TokenizerMismatch
+from drafttree.core.errors import ConfigError, ModelError, TokenizerMismatch
 from drafttree.drafters import (
     LOOKUPS,
     Eagle3Drafter,
@@ -31,91 +20,26 @@ from drafttree.drafters import (
     PromptLookupDrafter,
 )
 from drafttree.engine.decoder import Decoder
-from drafttree.loading import zoo
-from drafttree.loading.load import (
-    check_tokenizers,
+from drafttree.loading import (
     choose_drafter,
     find_device,
     find_dtype,
     find_verifier,
-    load_model,
     make_policy,
+    zoo,
 )
 from drafttree.models import HuggingFaceModel
-from drafttree.policies import POLICIES, Talon
 from drafttree.verifiers import VERIFIERS
 from helpers import eagle3_files as files
 from helpers import tiny
+from helpers.refusals import told
+from helpers.tokenizers import words
 
 CPU = torch.device("cpu")
-TENSOR = "model.layers.1.mlp.up_proj.weight"
-
-
-def words(*vocabulary: str) -> PreTrainedTokenizerFast:
-    model = WordLevel({word: index for index, word in enumerate(vocabulary)}, unk_token=vocabulary[0])
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model))
 
 
 def resized(vocab: int, seed: int = 0) -> PreTrainedModel:
     return tiny.from_config(LlamaConfig(**{**tiny.GROUPED, "vocab_size": vocab}), seed)
-
-
-def told(error: type[DraftTreeError], call, *arguments, **options) -> str:
-    """The message of the error a call raises, which is one line."""
-    with pytest.raises(error) as caught:
-        call(*arguments, **options)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
-
-
-@pytest.fixture
-def folder(tmp_path) -> Path:
-    """A complete model folder."""
-    tiny.build("llama").save_pretrained(tmp_path)
-    words("a", "b", "c").save_pretrained(tmp_path)
-    return tmp_path
-
-
-def open_folder(path: Path) -> PreTrainedModel:
-    return load_model(path, torch.float32, CPU)
-
-
-@pytest.mark.parametrize("name", POLICIES)
-def test_every_policy_is_made_from_its_name(name):
-    assert type(make_policy(name)) is POLICIES[name]
-
-
-def test_parameters_are_parsed():
-    assert make_policy("talon:budget=20,margin=0.5") == Talon(budget=20, margin=0.5)
-    assert make_policy("talon: budget = 20 , depth=none,") == Talon(budget=20, depth=None)
-    assert make_policy("talon:") == Talon()
-    assert make_policy(chosen := Talon(width=3)) is chosen
-
-
-@pytest.mark.parametrize(
-    ("spec", "parts"),
-    [
-        ("tallon", ["unknown policy 'tallon'", "did you mean 'talon'"]),
-        ("opttree", ["did you mean 'opt-tree'"]),
-        ("zzz", ["unknown policy 'zzz'", "known:", "dynatree"]),
-        ("", ["unknown policy ''"]),
-        ("talon:budgets=4", ["'budgets'", "did you mean 'budget'"]),
-        ("talon:budget", ["'budget'", "parameter=value"]),
-        ("talon:budget=many", ["budget is 'many'", "integer"]),
-        ("talon:budget=0", ["budget is '0'", "between 1 and 4096"]),
-        ("talon:margin=1.5", ["margin is '1.5'", "between 0 and 1"]),
-    ],
-)
-def test_bad_policies_are_told(spec, parts):
-    message = told(ConfigError, make_policy, spec)
-    assert all(part in message for part in parts), message
-
-
-def test_verifiers_have_names():
-    assert find_verifier("auto") is None
-    assert all(find_verifier(name) is verifier for name, verifier in VERIFIERS.items())
-    assert "did you mean 'coupled'" in told(ConfigError, find_verifier, "copled")
 
 
 def test_devices_and_dtypes_have_names():
@@ -153,7 +77,7 @@ def test_a_loaded_target_keeps_its_dtype_and_device(monkeypatch):
     module = tiny.build("llama")
     message = told(ConfigError, drafttree.load, module, "none", dtype="bfloat16")
     assert "the target is in torch.float32, not in 'bfloat16'" in message
-    monkeypatch.setattr("drafttree.loading.load.find_dtype", lambda *_: torch.float16)
+    monkeypatch.setattr("drafttree.loading.placement.find_dtype", lambda *_: torch.float16)
     assert drafttree.load(module, "none").target.dtype == torch.float32
 
 
@@ -168,19 +92,6 @@ def test_misspelt_drafters_are_told_before_the_target_is_loaded(name, meant, mon
 @pytest.mark.parametrize("names", [("", "lookup"), ("embedded", ""), ("embedded", "mixed:")])
 def test_empty_names_are_told(names):
     assert "the name of a model is empty" in told(ModelError, drafttree.load, *names)
-
-
-def test_a_parameter_given_twice_is_told():
-    assert "gives budget twice" in told(ConfigError, make_policy, "talon:budget=5,budget=9")
-
-
-def test_a_template_of_endless_ranks_is_told():
-    assert "below 4096" in told(ConfigError, make_policy, "template:paths=99999999999")
-
-
-def test_a_damaged_generation_config_is_told(folder):
-    (folder / "generation_config.json").write_text('{"eos_token_id": [')
-    assert "generation_config.json cannot be read as JSON" in told(ModelError, open_folder, folder)
 
 
 def test_a_mismatch_leaves_a_loaded_drafter_as_it_was(folder, tmp_path_factory):
@@ -204,84 +115,9 @@ def test_options_are_checked_before_anything_is_loaded(monkeypatch):
         told(ConfigError, drafttree.load, **option)
 
 
-@pytest.mark.parametrize("name", ["./nowhere", "/no/such/folder", "~/models/x", "a/b/c", "two words"])
-def test_missing_folder(name):
-    assert told(ModelError, open_folder, name) == f"model folder {name!r} does not exist"
-
-
-def test_misspelt_embedded_name():
-    assert "did you mean 'embedded-draft'" in told(ModelError, open_folder, "embeded-draft")
-
-
 def test_missing_files_of_the_embedded_pair(monkeypatch):
     monkeypatch.setattr(zoo, "NAMES", dict.fromkeys(zoo.NAMES, "gone"))
     assert "missing from this installation; reinstall" in told(ModelError, drafttree.load)
-
-
-def test_hub_name_without_a_network_fails_at_once(monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    begun = time.perf_counter()
-    assert "cannot load model 'nobody/no-such-model'" in told(ModelError, open_folder, "nobody/no-such-model")
-    assert time.perf_counter() - begun < 5
-
-
-def test_folder_without_weights(folder):
-    (folder / "model.safetensors").unlink()
-    message = told(ModelError, open_folder, folder)
-    assert str(folder) in message
-    assert "model.safetensors" in message
-
-
-@pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 0.999])
-def test_truncated_weights(folder, share):
-    file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[: int(share * file.stat().st_size)])
-    assert re.search("weights of .* are truncated or damaged .* download", told(ModelError, open_folder, folder))
-
-
-def rewrite(folder: Path, change) -> None:
-    file = folder / "model.safetensors"
-    tensors = load_file(file)
-    change(tensors)
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file, {"format": "pt"})
-
-
-def test_missing_tensors_are_not_drawn_at_random(folder):
-    rewrite(folder, lambda tensors: tensors.pop(TENSOR))
-    assert told(ModelError, open_folder, folder).endswith(f"are incomplete: {TENSOR} missing")
-    rewrite(folder, lambda tensors: tensors.pop("lm_head.weight"))
-    assert told(ModelError, open_folder, folder).endswith("lm_head.weight and 1 more missing")
-
-
-def test_tensors_of_another_shape(folder):
-    rewrite(folder, lambda tensors: tensors.update({TENSOR: tensors[TENSOR][:-1]}))
-    message = told(ModelError, open_folder, folder)
-    assert message.endswith(f"do not fit its config.json: {TENSOR} is [47, 32] and should be [48, 32]")
-
-
-def test_bad_weights_leave_nothing_but_the_error(folder, capfd):
-    rewrite(folder, lambda tensors: tensors.pop(TENSOR))
-    capfd.readouterr()
-    told(ModelError, open_folder, folder)
-    assert "REPORT" not in "".join(capfd.readouterr())
-
-
-@pytest.mark.parametrize("text", ["{not json", "{}", '{"model_type": "nonsense"}', None])
-def test_bad_config(folder, text):
-    (folder / "config.json").unlink()
-    if text is not None:
-        (folder / "config.json").write_text(text)
-    assert f"cannot load model {str(folder)!r}" in told(ModelError, open_folder, folder)
-
-
-def test_other_kinds_of_model_are_refused(tmp_path):
-    small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
-    ViTModel(ViTConfig(**small, image_size=8, patch_size=4)).save_pretrained(tmp_path / "vit")
-    assert "is not a language model (vit)" in told(ModelError, open_folder, tmp_path / "vit")
-    config = T5Config(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, vocab_size=9)
-    T5ForConditionalGeneration(config).save_pretrained(tmp_path / "t5")
-    assert "encoder-decoder" in told(ModelError, open_folder, tmp_path / "t5")
-    assert "encoder-decoder" in told(ModelError, drafttree.load, T5ForConditionalGeneration(config))
 
 
 def test_a_folder_loads_and_decodes_as_the_model_it_was_saved_from(folder):
@@ -370,13 +206,6 @@ def test_mismatch_shows_the_first_differing_token(folder, tmp_path_factory):
     assert "token 1 is 'b' for the target and 'x' for the drafter" in message
 
 
-def test_vocabularies_may_differ_in_padding():
-    check_tokenizers(words("a", "b"), words("a", "b", "padding"))
-    check_tokenizers(words("a", "b", "padding"), words("a", "b"))
-    check_tokenizers(words("a"), None)
-    check_tokenizers(None, words("a"))
-
-
 @pytest.mark.parametrize("vocab", [80, 120])
 @pytest.mark.parametrize("policy", ["talon", "chain", "dynatree"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -418,7 +247,7 @@ def test_heads_that_do_not_fit_are_refused_by_name_and_leave_the_target_alone(tm
 
 def test_auto_takes_what_was_published_for_the_target(monkeypatch):
     had = []
-    monkeypatch.setattr("drafttree.loading.load.download", had.append)
+    monkeypatch.setattr("drafttree.loading.drafters.download", had.append)
     name, reason = choose_drafter("meta-llama/Llama-3.1-8B-Instruct")
     assert name == "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"
     assert reason == "it was published for meta-llama/Llama-3.1-8B-Instruct"

@@ -10,7 +10,7 @@ import torch
 
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.engine.decoder import Decoder
-from drafttree.loading.load import make_policy
+from drafttree.loading import make_policy
 from drafttree.models import validation as probe
 from drafttree.models.base import Output, append, read
 from drafttree.models.cuda_graphs import CudaGraphs

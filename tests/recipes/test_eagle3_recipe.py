@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GPT2Config
 
 from drafttree.drafters.formats import eagle3 as eagle3_format
-from drafttree.drafters.formats.checkpoints import read_config, read_tensors, recognise
+from drafttree.drafters.formats import read_config, read_tensors, recognise
 from drafttree.engine.decoder import Decoder
 from drafttree.loading.inspect import inspect
 from drafttree.models import HuggingFaceModel

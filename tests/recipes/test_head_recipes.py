@@ -9,8 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from drafttree.drafters.formats import hydra, medusa
-from drafttree.drafters.formats.checkpoints import read_config, read_tensors, recognise
+from drafttree.drafters.formats import hydra, medusa, read_config, read_tensors, recognise
 from drafttree.engine.decoder import Decoder
 from drafttree.models import HuggingFaceModel
 from drafttree.policies import Talon

@@ -139,7 +139,7 @@ class Eagle3Drafter:
         nbytes: bytes of the weights that are not shared with the target.
     """
 
-    context = None
+    context: int | None = None
     """No limit: past the length a head was trained at, its rotary positions only get less accurate."""
 
     def __init__(self, head: Eagle3Head, hidden_layers: tuple[int, ...], nbytes: int) -> None:

@@ -1,1 +1,10 @@
-"""Certificates, exact enumeration, reference runs and benchmarks of a decoder."""
+"""Certificates, exact enumeration, reference runs and benchmarks of a decoder.
+
+This door is empty on purpose: `import drafttree` needs `exactness` alone, and the rest is imported by those who use it.
+
+- `certify`: is a policy's text the reference's, token for token?
+- `exactness` and `pair_sweep`: the exact law of a verifier, by enumeration.
+- `reference`: transformers' own `generate` on the same weights.
+- `prompts`: prompt files.
+- `bench`: what speculation gains and what it costs.
+"""

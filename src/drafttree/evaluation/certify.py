@@ -1,22 +1,19 @@
-"""Certificates: is the text of every policy the reference's, token for token?
+"""Certificates that the text of every policy is the reference's, token for token.
 
 At temperature 0 the reference is transformers' own `generate`. Above it the text is a function of prompt and seed, and
 the reference is plain decoding, without speculation, by the same engine.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from drafttree.core.errors import ConfigError, ContextError, InputError, unknown
+from drafttree.core.errors import ConfigError, ContextError, InputError
 from drafttree.core.sampling import Sampling
 from drafttree.engine.decoder import Decoder
 from drafttree.evaluation.pair_sweep import COUPLED
 from drafttree.evaluation.reference import Difference, find_difference, transformers_generate
-from drafttree.loading.load import make_policy
-from drafttree.policies import POLICIES
-from drafttree.verifiers import VERIFIERS
+from drafttree.loading import PolicyLike, parse_policies
 
 PLAIN = "plain"
 
@@ -31,10 +28,10 @@ class Finding:
 
 @dataclass
 class PolicyCertificate:
-    """What was found of one policy.
+    """The result for one policy.
 
     Attributes:
-        policy: its specification, or "plain" for decoding without speculation.
+        policy: its canonical specification, or "plain" for decoding without speculation.
         prompts: texts compared.
         findings: those that differ.
     """
@@ -50,7 +47,7 @@ class PolicyCertificate:
 
     @property
     def passed(self) -> bool:
-        """Whether every text is identical, or differs by a tie of the dtype's precision."""
+        """True if every text is identical, or differs by a tie of the dtype's precision."""
         return all(finding.difference.explained for finding in self.findings)
 
 
@@ -74,7 +71,7 @@ class Certificate:
 
     @property
     def passed(self) -> bool:
-        """Whether every policy passed."""
+        """True if every policy passed."""
         return all(policy.passed for policy in self.policies)
 
     def summary(self) -> dict[str, object]:
@@ -83,43 +80,10 @@ class Certificate:
         return {**asdict(self), "policies": entries, "passed": self.passed}
 
 
-def parse_policies(specs: Sequence[str]) -> list[str]:
-    """Single specifications from a list whose entries may each hold several; "all" is every policy's default.
-
-    Specifications are separated by semicolons, or by commas before a policy's name: "chain,talon:budget=60;eagle".
-
-    Raises:
-        ConfigError: a policy or parameter does not exist, or a value is out of range.
-    """
-    parts = [part.strip() for spec in specs for part in re.split(r";|,(?=\s*[\w-]+\s*(?:[:,;]|$))", spec)]
-    names = [name for part in parts if part for name in (POLICIES if part == "all" else [part])]
-    if not names:
-        raise ConfigError(f"no policy in {', '.join(map(repr, specs)) or 'an empty list'}; name one, or all")
-    for name in names:
-        make_policy(name)
-    return list(dict.fromkeys(names))
-
-
-def parse_verifiers(names: Sequence[str]) -> list[str]:
-    """Single names from a list whose entries may each hold several, separated by commas; "all" is every verifier.
-
-    Raises:
-        ConfigError: there is no such verifier.
-    """
-    parts = [part.strip() for entry in names for part in re.split("[,;]", entry) if part.strip()]
-    found = list(dict.fromkeys(name for part in parts for name in (VERIFIERS if part == "all" else [part])))
-    for name in found:
-        if name not in VERIFIERS:
-            raise unknown("verifier", name, [*VERIFIERS, "all"])
-    if not found:
-        raise ConfigError("no verifier is named; name one, or all")
-    return found
-
-
 def certify(
     decoder: Decoder,
     prompts: Sequence[str | Sequence[int]],
-    policies: Sequence[str] = ("all",),
+    policies: Sequence[PolicyLike] = ("all",),
     *,
     max_new_tokens: int = 128,
     progress: Callable[[str], None] = lambda _: None,
@@ -130,7 +94,7 @@ def certify(
     Args:
         decoder: whose target, drafter and verifier to use.
         prompts: texts or token ids; longer ones than fit are cut to their last tokens.
-        policies: specifications, as for `parse_policies`.
+        policies: as for `parse_policies`; results are keyed by their canonical specifications.
         max_new_tokens: tokens per prompt at most.
         progress: called after every text with what was run.
         **options: as for `Decoder.new_request`, on both sides: temperature, seed, repetition_penalty, grammar ...;
@@ -148,7 +112,7 @@ def certify(
     seed = options.pop("seed", None) or 0
     run = _Run(decoder, sampling.greedy, {"max_new_tokens": max_new_tokens, "seed": seed, **options})
     runners = {PLAIN: decoder.plain()} if sampling.greedy else {}
-    runners |= {spec: decoder.with_policy(make_policy(spec)) for spec in parse_policies(policies)}
+    runners |= {spec: decoder.with_policy(policy) for spec, policy in parse_policies(policies).items()}
     entries = {name: PolicyCertificate(name) for name in runners}
     reference = "transformers generate" if sampling.greedy else "plain decoding"
     dtype = str(getattr(decoder.target, "dtype", "unknown")).removeprefix("torch.")

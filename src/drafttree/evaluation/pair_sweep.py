@@ -8,7 +8,7 @@ from typing import Any
 from drafttree.core.sampling import Sampling
 from drafttree.engine import compatibility
 from drafttree.evaluation.exactness import OPTIONS, TabularModel, coupled_round, law
-from drafttree.loading.load import make_policy
+from drafttree.loading import PolicyLike, VerifierLike, make_policy, parse_policies, parse_verifiers
 from drafttree.policies import TreePolicy
 from drafttree.verifiers import VERIFIERS, Coupled, Greedy, Verifier
 
@@ -44,7 +44,7 @@ FORMS: dict[str, list[str]] = {
     "opt-tree": ["opt-tree:threshold=0.2,depth=3,budget=6", "opt-tree:threshold=0,depth=2,budget=4"],
     "dyspec": ["dyspec:depth=3,budget=6", "dyspec:depth=2,budget=4"],
 }
-"""Of every policy trees small enough to enumerate: chains, binary, ragged and adaptive ones."""
+"""Parameters of every policy whose trees are small enough to enumerate: chains, binary, ragged, adaptive."""
 
 
 @dataclass(frozen=True)
@@ -88,10 +88,10 @@ Try = tuple[ToyPair, TreePolicy, int]
 
 @dataclass(frozen=True)
 class PairFinding:
-    """What was found of one policy with one verifier.
+    """The result for one policy with one verifier.
 
     Attributes:
-        policy: its specification.
+        policy: its canonical specification.
         verifier: its name.
         verdict: "exact" by enumeration, "coupled" (exact since every text is that of plain decoding with the same
             noise), "refused", "lossy" by name, or "BIASED".
@@ -117,7 +117,7 @@ class PairFinding:
 
     @property
     def passed(self) -> bool:
-        """Whether the pair is what it claims to be."""
+        """True unless the pair claims to be lossless and is biased."""
         return self.verdict != "BIASED"
 
 
@@ -135,7 +135,7 @@ class PairSweep:
 
     @property
     def passed(self) -> bool:
-        """Whether no pair that claims to be lossless is biased."""
+        """True if no pair that claims to be lossless is biased."""
         return all(finding.passed for finding in self.findings)
 
     def summary(self) -> dict[str, object]:
@@ -145,8 +145,8 @@ class PairSweep:
 
 
 def sweep_pairs(
-    policies: Sequence[str] = tuple(FORMS),
-    verifiers: Sequence[str] = tuple(VERIFIERS),
+    policies: Sequence[PolicyLike] = tuple(FORMS),
+    verifiers: Sequence[VerifierLike] = tuple(VERIFIERS),
     *,
     models: int = 50,
     progress: Callable[[str], None] = lambda _: None,
@@ -155,8 +155,9 @@ def sweep_pairs(
     """Enumerate pairs of policies and verifiers.
 
     Args:
-        policies: specifications; a name without parameters stands for small trees of that policy, by turns.
-        verifiers: names.
+        policies: as for `parse_policies`; one of drafttree's with its default parameters stands for small trees of that
+            policy, by turns.
+        verifiers: as for `parse_verifiers`.
         models: random models for each pair.
         progress: called after every pair with its policy.
         **sampling: as for `exactness.law`; `greedy` decodes at temperature 0.
@@ -164,22 +165,29 @@ def sweep_pairs(
     Raises:
         ConfigError: a pair has too many outcomes to enumerate.
     """
-    findings = []
-    for policy in policies:
-        for verifier in verifiers:
-            findings.append(sweep_pair(policy, verifier, models, **sampling))
-            progress(policy)
+    findings, judges = [], parse_verifiers(verifiers)
+    for spec, policy in parse_policies(policies).items():
+        small = [make_policy(form) for form in FORMS.get(spec, [policy])]
+        for name, verifier in judges.items():
+            findings.append(_sweep_pair(spec, small, name, verifier, models, sampling))
+            progress(spec)
     return PairSweep(findings, Sampling.from_options({"temperature": 1.0, **sampling}))
 
 
-def sweep_pair(spec: str, name: str, models: int = 50, **sampling) -> PairFinding:
+def sweep_pair(policy: PolicyLike, verifier: VerifierLike, models: int = 50, **sampling) -> PairFinding:
     """Enumerate one pair; arguments as for `sweep_pairs`."""
-    verifier, policies = VERIFIERS[name], [make_policy(form) for form in FORMS.get(spec, [spec])]
+    return sweep_pairs([policy], [verifier], models=models, **sampling).findings[0]
+
+
+def _sweep_pair(
+    spec: str, policies: list[TreePolicy], name: str, verifier: type[Verifier], models: int, sampling: dict[str, Any]
+) -> PairFinding:
+    """Enumerate a verifier with policies that all stand for one specification, by turns."""
     if reason := compatibility.incompatibility(policies[0], verifier):
         return PairFinding(spec, name, "refused", reason=reason)
-    if verifier in COUPLED:
-        return _compared(spec, name, _tries(policies, models), {"temperature": 0.0} if verifier is Greedy else sampling)
     tries = _tries(policies, models)
+    if issubclass(verifier, COUPLED):
+        return _compared(spec, name, verifier, tries, sampling)
     found = [
         law(pair.target, pair.draft, policy, verifier, levels=levels, **sampling) for pair, policy, levels in tries
     ]
@@ -199,11 +207,14 @@ def _sizes(tries: list[Try]) -> tuple[tuple[int, int], ...]:
     return tuple(sorted({(pair.target.vocab, levels) for pair, _, levels in tries}))
 
 
-def _compared(spec: str, name: str, tries: list[Try], sampling: Mapping[str, Any]) -> PairFinding:
-    verifier: type[Verifier] = VERIFIERS[name]
-    pairs = []
+def _compared(
+    spec: str, name: str, verifier: type[Verifier], tries: list[Try], sampling: Mapping[str, Any]
+) -> PairFinding:
+    """Compare committed tokens with plain decoding's, in the same models and with the same noise."""
+    greedy, pairs = issubclass(verifier, Greedy), []
+    sampling = {"temperature": 0.0} if greedy else sampling
     for model, (pair, policy, levels) in enumerate(tries, start=1):
-        for seed in range(1 if verifier is Greedy else SEEDS):
+        for seed in range(1 if greedy else SEEDS):
             options = {"seed": seed + SEEDS * model, "levels": levels, **sampling}
             pairs.append(coupled_round(pair.target, pair.draft, policy, verifier, **options))
     equal = sum(committed == plain for committed, plain in pairs)

@@ -1,4 +1,4 @@
-"""Where prompts come from: an argument, standard input, or a file of many."""
+"""Prompts from an argument, from standard input, or from a file of many."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""How results look on a terminal, and in a pipe."""
+"""Printing of results on a terminal or into a pipe."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -40,7 +40,7 @@ def show_policies(policies: Mapping[str, type[TreePolicy]]) -> None:
     """Every policy with its source and a table of its parameters."""
     for name, policy in policies.items():
         make_console().print(
-            Text.assemble((name, "bold"), "  ", policy.source), Text(_first_paragraph(policy)), sep="\n"
+            Text.assemble((name, "bold"), "  ", _source(policy)), Text(_first_paragraph(policy)), sep="\n"
         )
         table = _table("parameter", "default", "range", "meaning")
         for key, field in policy.model_fields.items():
@@ -51,12 +51,12 @@ def show_policies(policies: Mapping[str, type[TreePolicy]]) -> None:
 def show_verifiers(verifiers: Mapping[str, type[Verifier]]) -> None:
     """Every verifier with its source."""
     for name, verifier in verifiers.items():
-        title = Text.assemble((name, "bold"), "  ", verifier.source)
+        title = Text.assemble((name, "bold"), "  ", _source(verifier))
         make_console().print(title, Text(_first_paragraph(verifier)), "", sep="\n")
 
 
 def show_inspection(found: Inspection) -> None:
-    """What a folder is, one fact a line, and what keeps it from being loaded."""
+    """An inspection, one fact a line, with the problems that keep the folder from being loaded."""
     facts: dict[str, object] = {"kind": found.kind}
     facts |= {f"target's {name}" if name != "trained on" else name: value for name, value in found.fits.items()}
     facts |= found.details
@@ -69,7 +69,7 @@ def show_inspection(found: Inspection) -> None:
 
 
 def show_chunk(console: Console, chunk: Chunk) -> None:
-    """What a round adds to the text; on a terminal, what the drafter proposed is green."""
+    """The text that a round adds; on a terminal, characters of accepted drafted tokens are green."""
     if not console.is_terminal:
         print(chunk.text, end="", flush=True)
         return
@@ -192,7 +192,7 @@ def show_law(law: LawBench) -> None:
 
 
 def show_overhead(results: list[Overhead]) -> None:
-    """Where the time of a round goes outside the two models."""
+    """The time of a round outside the two models, by part."""
     columns = ["policy", "round", "target", "draft", "outside", "share", *PARTS]
     table = _table(*columns, right=len(columns) - 1)
     table.title = "mean µs per round; outside the two models' passes:"
@@ -379,6 +379,11 @@ def _table(*columns: str, right: int = 0) -> Table:
     for index, column in enumerate(columns):
         table.add_column(column, justify="right" if index in numbers else "left", overflow="fold")
     return table
+
+
+def _source(method: type) -> str:
+    """The paper a method is from; the module of one that names none."""
+    return getattr(method, "source", method.__module__)
 
 
 def _first_paragraph(thing: type) -> str:

@@ -10,9 +10,7 @@ therefore wraps the one method of `GenerationMixin` that drops them; for any oth
 """
 
 import functools
-import math
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,24 +19,13 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch import Tensor
 from transformers import (
-    EpsilonLogitsWarper,
-    EtaLogitsWarper,
     GenerationConfig,
     GenerationMixin,
     LogitsProcessorList,
-    MaxLengthCriteria,
-    MaxTimeCriteria,
-    MinPLogitsWarper,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     StoppingCriteriaList,
-    TemperatureLogitsWarper,
-    TopHLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-    TypicalLogitsWarper,
 )
-from transformers.generation.logits_process import LogitNormalization, LogitsProcessor
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
@@ -49,9 +36,20 @@ from drafttree.drafters import Drafter, LanguageModelDrafter
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.metrics import Metrics
 from drafttree.engine.request import Request
-from drafttree.loading.load import (
-    DEFAULT_POLICY,
-    Source,
+from drafttree.interfaces.prepared_inputs import (
+    check_batch,
+    check_config,
+    check_inputs,
+    eos_ids,
+    left_padding,
+    split_processors,
+)
+from drafttree.loading import (
+    DrafterSource,
+    ModelSource,
+    PolicyLike,
+    VerifierLike,
+    check_drafter,
     check_tokenizers,
     find_folder,
     find_verifier,
@@ -61,46 +59,19 @@ from drafttree.loading.load import (
     make_policy,
     tokenizer_beside,
 )
+from drafttree.loading.load import DEFAULT_POLICY
 from drafttree.models import HuggingFaceModel
 from drafttree.models.validation import verify_once, wrap
-from drafttree.policies import TreePolicy
 
 __all__ = ["TreeGenerate", "generate"]
 
 Where = tuple[torch.dtype, torch.device]
-COUNTS = ("num_beams", "num_beam_groups")
-SWITCHES = (
-    "output_scores",
-    "output_logits",
-    "output_attentions",
-    "output_hidden_states",
-    "prompt_lookup_num_tokens",
-    "assistant_early_exit",
-    "use_mtp",
-    "dola_layers",
-    "penalty_alpha",
-    "constraints",
-    "force_words_ids",
-)
-INPUTS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "cache_position"}
-WARPERS: dict[type, tuple[str, str] | None] = {
-    TemperatureLogitsWarper: ("temperature", "temperature"),
-    TopHLogitsWarper: ("top_h", "top_h"),
-    TopKLogitsWarper: ("top_k", "top_k"),
-    TopPLogitsWarper: ("top_p", "top_p"),
-    MinPLogitsWarper: ("min_p", "min_p"),
-    TypicalLogitsWarper: ("typical_p", "mass"),
-    EpsilonLogitsWarper: ("epsilon_cutoff", "epsilon"),
-    EtaLogitsWarper: ("eta_cutoff", "epsilon"),
-    LogitNormalization: None,
-}
-"""In transformers' order: the option of `Decoder.new_request` that does the same, and its value's attribute."""
 
 
 def generate(
-    drafter: str | Path | PreTrainedModel | Drafter | None,
-    policy: str | TreePolicy = DEFAULT_POLICY,
-    verifier: str = "auto",
+    drafter: DrafterSource | None,
+    policy: PolicyLike = DEFAULT_POLICY,
+    verifier: VerifierLike = "auto",
     grammar: Constraint | None = None,
 ) -> "TreeGenerate":
     """A function for transformers: `model.generate(..., custom_generate=drafttree.hf.generate(drafter=...))`.
@@ -108,10 +79,9 @@ def generate(
     Keep it and use it again: it loads the drafter once.
 
     Args:
-        drafter: as for `drafttree.load`, without "auto": a folder, a hub name, "embedded-draft", a loaded model,
-            "lookup", "suffix", "mixed:" and a model, a drafttree drafter, or "none".
-        policy: a policy or its specification, such as "talon:budget=60,margin=0.03".
-        verifier: the name of one; "auto" is greedy without `do_sample` and coupled with it.
+        drafter: as for `drafttree.load`, without "auto"; one named by its class is made anew for every call.
+        policy: as for `drafttree.load`.
+        verifier: the name or class of one; "auto" is greedy without `do_sample` and coupled with it.
         grammar: what the texts must look like, of `drafttree.grammar`; pass `tokenizer=` to `model.generate`, or the
             one beside the model is taken.
 
@@ -123,7 +93,7 @@ def generate(
 
 
 class TreeGenerate:
-    """What `generate` returns: a decoding method in the form transformers calls.
+    """A decoding method in the form that transformers calls.
 
     Greedy output is that of stock `generate`, with every logits processor that is a function of the tokens so far and
     their scores. With `do_sample` the seed is drawn from torch's global generator; the
@@ -136,13 +106,16 @@ class TreeGenerate:
 
     def __init__(
         self,
-        drafter: str | Path | PreTrainedModel | Drafter | None,
-        policy: str | TreePolicy,
-        verifier: str,
+        drafter: DrafterSource | None,
+        policy: PolicyLike,
+        verifier: VerifierLike,
         grammar: Constraint | None = None,
     ) -> None:
         self.metrics: list[Metrics] = []
-        self._source = _check_drafter(drafter)
+        if isinstance(drafter, str) and drafter == "auto":
+            raise ConfigError("name the drafter: 'auto' is for drafttree.load, which knows the target's name")
+        check_drafter(drafter)
+        self._source = drafter
         self._policy = make_policy(policy)
         self._verifier = find_verifier(verifier)
         self._grammar = grammar
@@ -169,16 +142,16 @@ class TreeGenerate:
             ModelError: target or drafter cannot be loaded or cannot be verified in a tree.
             TokenizerMismatch: target and drafter do not share a vocabulary.
         """
-        _check_config(generation_config)
-        _check_inputs(input_ids, model_kwargs)
-        _check_batch(len(input_ids), stopping_criteria, streamer)
-        processors, sampling = _split(logits_processor, bool(generation_config.do_sample))
-        padding = _padding(input_ids, model_kwargs.get("attention_mask"), model_kwargs.get("position_ids"))
+        check_config(generation_config)
+        check_inputs(input_ids, model_kwargs)
+        check_batch(len(input_ids), stopping_criteria, streamer)
+        processors, sampling = split_processors(logits_processor, bool(generation_config.do_sample))
+        padding = left_padding(input_ids, model_kwargs.get("attention_mask"), model_kwargs.get("position_ids"))
         seeds = torch.randint(2**63 - 1, (len(input_ids),)).tolist() if sampling else [0] * len(input_ids)
         limit = stopping_criteria.max_length or generation_config.max_length
         self.metrics = []
         rows = []
-        with self._decoder(model, tokenizer, _eos(generation_config)) as decoder:
+        with self._decoder(model, tokenizer, eos_ids(generation_config)) as decoder:
             for row, (ids, pad, seed) in enumerate(zip(input_ids, padding, seeds, strict=True)):
                 options = {"max_new_tokens": limit - len(ids), "seed": seed, "grammar": self._grammar, **sampling}
                 own = LogitsProcessorList(processor_for_row(processor, row) for processor in processors)
@@ -203,20 +176,18 @@ class TreeGenerate:
         with ExitStack() as undo:
             target = undo.enter_context(_lent(model))
 
-            def load_drafter(source: Source) -> Drafter:
+            def load_drafter(source: ModelSource) -> Drafter:
                 drafter = self._wrap(source, model, undo)
                 if model not in self._checked and isinstance(drafter, LanguageModelDrafter):
                     check_tokenizers(tokenizer or tokenizer_beside(model), tokenizer_beside(source))
                     self._checked.add(model)
                 return drafter
 
-            drafter = self._source
-            if drafter is None or isinstance(drafter, str | Path | PreTrainedModel):
-                drafter = make_drafter(drafter, target, load_drafter)
+            drafter = make_drafter(self._source, target, tokenizer, load_drafter)
             speller = tokenizer if self._grammar else None
             yield Decoder(target, drafter, self._policy, self._verifier, speller, eos)
 
-    def _wrap(self, source: Source, model: PreTrainedModel, undo: ExitStack) -> Drafter:
+    def _wrap(self, source: ModelSource, model: PreTrainedModel, undo: ExitStack) -> Drafter:
         """A model as drafter: a loaded one is lent, another loaded."""
         if not isinstance(source, PreTrainedModel):
             return self._load(source, model)
@@ -296,107 +267,3 @@ def _stack(rows: list[Tensor], config: GenerationConfig) -> Tensor:
     """Rows of different lengths as one tensor, the shorter ones padded on the right."""
     pad = getattr(config, "_pad_token_tensor", None)
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=0 if pad is None else int(pad))
-
-
-def _check_drafter(drafter: object) -> str | Path | PreTrainedModel | Drafter | None:
-    if drafter == "auto":
-        raise ConfigError("name the drafter: 'auto' is for drafttree.load, which knows the target's name")
-    if drafter is None or isinstance(drafter, str | Path | PreTrainedModel):
-        return drafter
-    if hasattr(drafter, "start") and hasattr(drafter, "vocab_size"):
-        return drafter  # pyright: ignore[reportReturnType]
-    raise ConfigError(f"the drafter is a {type(drafter).__name__}; give a folder, a hub name, a model or a Drafter")
-
-
-def _check_config(config: GenerationConfig) -> None:
-    """Refuse the options of the generation config that would be ignored."""
-    for name in COUNTS:
-        if (getattr(config, name, None) or 1) > 1:
-            raise refusal(f"{name}={getattr(config, name)}", "set it to 1")
-    for name in SWITCHES:
-        if getattr(config, name, None):
-            raise refusal(name)
-    cache = config.cache_implementation or ""
-    if "quantized" in cache or "offloaded" in cache:
-        raise refusal(f"cache_implementation={cache!r}")
-
-
-def _check_inputs(input_ids: Tensor, model_kwargs: Mapping[str, object]) -> None:
-    """Refuse inputs of the model other than tokens."""
-    cache = model_kwargs.get("past_key_values")
-    if getattr(cache, "_is_user_defined", False):
-        raise refusal("past_key_values", "pass the whole prompt as input_ids")
-    for name, value in model_kwargs.items():
-        empty = value is None or (isinstance(value, dict) and not value)
-        if name not in INPUTS and not empty:
-            raise refusal(name, "pass the prompt as input_ids alone")
-    if not input_ids.shape[1]:
-        raise refusal("an empty prompt", "give at least one token")
-
-
-def _check_batch(size: int, criteria: StoppingCriteriaList, streamer: BaseStreamer | None) -> None:
-    """Refuse what several prompts that run one after another cannot honour."""
-    if size == 1:
-        return
-    if streamer is not None:
-        raise refusal("a streamer with several prompts", "call generate once per prompt")
-    if any(isinstance(criterion, MaxTimeCriteria) for criterion in criteria):
-        raise refusal("max_time with several prompts", "call generate once per prompt")
-    ends = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
-    if not ends and not all(isinstance(criterion, MaxLengthCriteria) for criterion in criteria):
-        raise refusal("stopping criteria for several prompts without eos_token_id", "call generate once per prompt")
-
-
-def _eos(config: GenerationConfig) -> list[int]:
-    tensor = getattr(config, "_eos_token_tensor", None)
-    return [] if tensor is None else tensor.flatten().tolist()
-
-
-def _split(processors: LogitsProcessorList, do_sample: bool) -> tuple[list[LogitsProcessor], dict[str, Any]]:
-    """The prepared processors up to the last warpers, and those as sampling options of `Decoder.new_request`.
-
-    Without `do_sample` there are no warpers, and no options. What is out of transformers' own order, or does not
-    exclude tokens altogether, stays a processor, which gives the same scores one level of a tree at a time.
-    """
-    rest = list(processors)
-    if not do_sample:
-        return rest, {}
-    options: dict[str, Any] = {"temperature": 1.0}
-    last = len(WARPERS)
-    while rest and _place(rest[-1]) < last:
-        warper = rest.pop()
-        last = _place(warper)
-        if names := WARPERS[type(warper)]:
-            option, attribute = names
-            value = getattr(warper, attribute)
-            options[option] = value.item() if isinstance(value, Tensor) else value
-    return rest, options
-
-
-def _place(processor: LogitsProcessor) -> int:
-    """Where a processor stands among the warpers; after all of them for any other."""
-    own = type(processor) in WARPERS and _plain(processor)
-    return list(WARPERS).index(type(processor)) if own else sys.maxsize
-
-
-def _plain(warper: LogitsProcessor) -> bool:
-    """Whether a warper excludes tokens altogether and down to a single one."""
-    return getattr(warper, "filter_value", -math.inf) == -math.inf and getattr(warper, "min_tokens_to_keep", 1) == 1
-
-
-def _padding(input_ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> list[int]:
-    """How many tokens on the left of each prompt are padding."""
-    mask = torch.ones_like(input_ids) if mask is None else (mask != 0).long()
-    if (mask[:, -1] == 0).any() or (mask.diff(dim=1) < 0).any():
-        raise refusal("an attention_mask with padding inside or right of a prompt", "pad on the left")
-    expected = mask.cumsum(-1) - 1
-    if positions is not None and not _agree(positions, expected, mask == 1):
-        raise refusal("position_ids of your own")
-    return (mask == 0).sum(1).tolist()
-
-
-def _agree(positions: Tensor, expected: Tensor, real: Tensor) -> bool:
-    """Whether position ids, one row for all prompts or one for each, are the expected ones of the real tokens."""
-    if positions.ndim != 2 or positions.shape[1] != expected.shape[1]:
-        return False
-    return bool(((positions == expected) | ~real).all())

@@ -1,1 +1,58 @@
-"""From names and files to a decoder."""
+"""From names and files to a decoder.
+
+The functions `load` and `inspect` are in the modules of their names; this door has what other folders use of the rest.
+"""
+
+from drafttree.loading.drafters import (
+    DrafterSource,
+    check_drafter,
+    choose_drafter,
+    find_drafter,
+    load_head,
+    make_drafter,
+)
+from drafttree.loading.methods import POLICY_CLASSES, VERIFIER_CLASSES
+from drafttree.loading.placement import find_device, find_dtype
+from drafttree.loading.pretrained import (
+    ModelSource,
+    check_tokenizers,
+    find_folder,
+    load_model,
+    load_tokenizer,
+    tokenizer_beside,
+)
+from drafttree.loading.specs import (
+    PolicyLike,
+    VerifierLike,
+    find_verifier,
+    make_policy,
+    parse_policies,
+    parse_verifiers,
+    policy_spec,
+)
+
+__all__ = [
+    "POLICY_CLASSES",
+    "VERIFIER_CLASSES",
+    "DrafterSource",
+    "ModelSource",
+    "PolicyLike",
+    "VerifierLike",
+    "check_drafter",
+    "check_tokenizers",
+    "choose_drafter",
+    "find_device",
+    "find_drafter",
+    "find_dtype",
+    "find_folder",
+    "find_verifier",
+    "load_head",
+    "load_model",
+    "load_tokenizer",
+    "make_drafter",
+    "make_policy",
+    "parse_policies",
+    "parse_verifiers",
+    "policy_spec",
+    "tokenizer_beside",
+]

@@ -1,28 +1,33 @@
-"""What a folder of weights is, which targets it fits, how large it is, and what it lacks; no target is needed."""
+"""Inspection of a drafter's folder without its target: kind, fitting targets, size, and what is missing."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
-from drafttree.drafters.formats import eagle3 as eagle3_format
-from drafttree.drafters.formats import hydra, medusa
-from drafttree.drafters.formats.checkpoints import LANGUAGE_MODEL, OBJECT, entry, read_config, read_tensors, recognise
-from drafttree.drafters.formats.head_checkpoint import SIZES, Checkpoint, listed, misshapen
-from drafttree.drafters.hydra import HydraHeads
-from drafttree.drafters.medusa import MedusaHeads
-from drafttree.loading.load import find_folder
+from drafttree.drafters.formats import (
+    LANGUAGE_MODEL,
+    SIZES,
+    HeadFormat,
+    listed,
+    misshapen,
+    read_config,
+    read_tensors,
+    recognise,
+)
+from drafttree.drafters.formats.checkpoints import OBJECT, entry
+from drafttree.loading.methods import head_formats
+from drafttree.loading.pretrained import find_folder
 
 UNKNOWN = "not said"
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """What was found in a folder.
+    """The result of an inspection.
 
     Attributes:
         kind: as `recognise` has it.
@@ -50,12 +55,12 @@ def inspect(source: str) -> Inspection:
         ModelError: there is none, its files are damaged, its config.json makes no sense, or it is no drafter known
             here.
     """
-    folder = find_folder(source)
-    kind, config, tensors = recognise(folder), read_config(folder), read_tensors(folder)
+    folder, formats = find_folder(source), head_formats()
+    kind, config, tensors = recognise(folder, formats), read_config(folder), read_tensors(folder)
     if kind == LANGUAGE_MODEL:
         fits, details, problems = _language_model(folder, config, tensors)
     else:
-        fits, details, problems = LOOKS[kind](config, tensors)
+        fits, details, problems = _head(formats[kind], config, tensors)
     stored = list({tensor.data_ptr(): tensor for tensor in tensors.values()}.values())
     return Inspection(
         kind=kind,
@@ -83,7 +88,7 @@ def _language_model(folder: Path, config: Mapping[str, Any], tensors: Mapping[st
 
 
 def _weight_problems(folder: Path, tensors: Mapping[str, Tensor]) -> list[str]:
-    """What transformers would draw at random if it loaded the tensors, as only it knows how it renames them."""
+    """The tensors that transformers would initialise at random if it loaded the folder."""
     try:
         config = AutoConfig.from_pretrained(folder)
         if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
@@ -98,41 +103,9 @@ def _weight_problems(folder: Path, tensors: Mapping[str, Tensor]) -> list[str]:
     return [*listed("missing", found["missing_keys"]), *wrong]
 
 
-def _eagle3(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Looked:
-    found = eagle3_format.parse(tensors, config)
-    head, ids = found.config, found.maps.get("d2t")
-    states = "2, L/2 and L - 3 of L layers" if found.layers is None else ", ".join(map(str, found.layers))
-    embedding, output = (
-        "own" if name in found.tensors else "the target's" for name in (eagle3_format.EMBEDDING, eagle3_format.HEAD)
-    )
-    details = {
-        "format": found.format,
-        "hidden states read": states,
-        "draft vocabulary": head.draft_vocab if ids is not None else f"{head.draft_vocab} (all)",
-        "width": head.hidden,
-        "decoder layers": head.layer.num_hidden_layers,
-        "attention": f"{head.layer.num_attention_heads} heads of {head.layer.head_dim}",
-        "embedding": embedding,
-        "output layer": "the embedding" if found.tied else output,
-    }
-    return {**dict.fromkeys(SIZES, UNKNOWN), **found.made_for}, details, found.problems
-
-
-def _medusa_or_hydra(
-    parse: Callable[..., Checkpoint[MedusaHeads] | Checkpoint[HydraHeads]],
-    config: Mapping[str, Any],
-    tensors: Mapping[str, Tensor],
-) -> Looked:
-    found = parse(tensors, config)
+def _head(head: HeadFormat, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Looked:
+    found = head.parse(tensors, config)
     fits: dict[str, object] = {**dict.fromkeys(SIZES, UNKNOWN), **found.made_for}
     base = config.get("base_model_name_or_path")
     fits |= {"trained on": base} if base else {}
-    details = {"heads": found.heads.count, "output layers": "the target's" if found.heads.shared else "own"}
-    return fits, details, found.problems
-
-
-LOOKS = {
-    "eagle3": _eagle3,
-    "medusa": partial(_medusa_or_hydra, medusa.parse),
-    "hydra": partial(_medusa_or_hydra, hydra.parse),
-}
+    return fits, head.describe(found), found.problems

@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 from drafttree.core.errors import ModelError
-from drafttree.drafters.formats.checkpoints import download, read_config, read_tensors, recognise, tensor_names
+from drafttree.drafters.formats import download, read_config, read_tensors, recognise
+from drafttree.drafters.formats.checkpoints import tensor_names
 from drafttree.loading import zoo
 from helpers import eagle3_files as files
 
@@ -137,7 +138,7 @@ def test_tensors_that_are_not_dense_are_named(kind, make, tmp_path):
         ("model.safetensors", "medusa_lm_head.pt"),
         ("pytorch_model.bin", "hydra_lm_head.safetensors"),
         ("model.safetensors.index.json", "medusa_lm_head.safetensors"),
-        ("medusa_lm_head.pt", "hydra_lm_head.pt"),
+        ("hydra_lm_head.pt", "medusa_lm_head.pt"),
     ],
 )
 def test_a_head_beside_other_weights_is_refused(model, head, tmp_path):

@@ -16,6 +16,7 @@ from drafttree.evaluation.bench import acceptance, bench_acceptance
 from drafttree.evaluation.bench.acceptance import Estimate, expected_by_traversal, reach_by_rejection, reach_by_walking
 from drafttree.evaluation.exactness import TabularModel, law, node_logits, trees
 from drafttree.interfaces import cli
+from drafttree.interfaces.cli import bench, decoders
 from drafttree.verifiers import PointMass, RRSw, Traversal
 from drafttree.verifiers.base import TreeView
 from helpers.toy import Table, ToyDrafter, ToyModel
@@ -133,8 +134,8 @@ def test_acceptance_needs_a_language_model_as_drafter():
 
 
 def test_the_command_prints_tables_and_one_line_of_json(small, monkeypatch):
-    monkeypatch.setattr(cli, "load", lambda *_, **__: decoder())
-    monkeypatch.setattr(cli, "fit", lambda decoder, text, room: (PROMPTS[len(text) % 2], False))
+    monkeypatch.setattr(decoders, "load", lambda *_, **__: decoder())
+    monkeypatch.setattr(bench, "fit", lambda decoder, text, room: (PROMPTS[len(text) % 2], False))
     options = ["--temperatures", "0.5,1", "--rounds", "1", "--limit", "2"]
     result = CliRunner().invoke(cli.app, ["bench", "acceptance", *options])
     assert result.exit_code == 0

@@ -1,1 +1,26 @@
-"""Checkpoint files of trained heads: reading them, telling their kind, and what does not fit."""
+"""Checkpoint files of trained heads: reading them, telling their kind, and what does not fit.
+
+A new kind of heads is one file with a `HeadFormat`, named in `registry.py`.
+"""
+
+from drafttree.drafters.formats.checkpoints import download, read_config, read_json, read_tensors
+from drafttree.drafters.formats.head_checkpoint import SIZES, Checkpoint, listed, misshapen
+from drafttree.drafters.formats.head_format import HeadFormat
+from drafttree.drafters.formats.published import PUBLISHED
+from drafttree.drafters.formats.registry import FORMATS, LANGUAGE_MODEL, recognise
+
+__all__ = [
+    "FORMATS",
+    "LANGUAGE_MODEL",
+    "PUBLISHED",
+    "SIZES",
+    "Checkpoint",
+    "HeadFormat",
+    "download",
+    "listed",
+    "misshapen",
+    "read_config",
+    "read_json",
+    "read_tensors",
+    "recognise",
+]

@@ -1,7 +1,6 @@
-"""Drafter files: their tensors, read without running anything in them, and what kind of drafter they hold.
+"""Drafter files: their configuration and their tensors, read without running anything in them.
 
-Heads are published as safetensors and as pickles, alone or in shards, and their configurations often claim to be a
-plain Llama. So the tensors' names decide what a folder is.
+Heads are published as safetensors and as pickles, alone or in shards.
 """
 
 import json
@@ -18,33 +17,22 @@ import torch
 from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from transformers import CONFIG_MAPPING
 
 from drafttree.core.errors import ModelError
 
 INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-HEADS = ("medusa_lm_head", "hydra_lm_head")
-NAMES = (
-    "model.safetensors",
-    "pytorch_model.bin",
-    *(f"{head}.{end}" for head in HEADS for end in ("safetensors", "pt")),
-)
+NAMES = ("model.safetensors", "pytorch_model.bin")
+HEAD_NAMES = ("*_lm_head.safetensors", "*_lm_head.pt")
+"""Files of heads alone, such as medusa_lm_head.pt, as patterns."""
 SUFFIXES = (".safetensors", ".bin", ".pt")
 STATE_OF_A_RUN = re.compile(r"training_args|optimizer|scheduler|rng_state|scaler")
 
-KINDS = {
-    "hydra": re.compile(r"(hydra_(mlp|lm_head|head)|prefix_embeding_layer)\."),
-    "medusa": re.compile(r"medusa_heads?\.|\d+\.\d+\.(linear\.)?(weight|bias)$"),
-    "eagle3": re.compile(r"midlayer\.|(layers\.0\.)?hidden_norm\.|[dt]2[td]$"),
-}
-LANGUAGE_MODEL = "language-model"
 DOWNLOADS = (("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"), ("*.bin", "*.pt"))
 NOT_DOWNLOADED = ("*/*", "consolidated*")
-EAGLE_BEFORE_3 = {"fc.weight", "layers.0.mlp.down_proj.weight"}
 
 
 class Wanted(NamedTuple):
-    """What a field of config.json must be, in words and as a test."""
+    """A condition on a field of config.json, in words and as a test."""
 
     words: str
     holds: Callable[[Any], bool]
@@ -68,28 +56,6 @@ def entry(config: Mapping[str, Any], name: str, wanted: Wanted) -> Any:
     if value is not None and not wanted.holds(value):
         raise ModelError(f"config.json gives {name} as {value!r}; it must be {wanted.words}")
     return value
-
-
-def recognise(folder: Path) -> str:
-    """What a folder holds: "language-model", "eagle3", "medusa" or "hydra".
-
-    Raises:
-        ModelError: none of them, several of them, or its files cannot be read.
-    """
-    _check_alone(Path(folder))
-    names = tensor_names(folder)
-    for kind, pattern in KINDS.items():
-        if any(map(pattern.match, names)):
-            return kind
-    if names >= EAGLE_BEFORE_3:
-        raise ModelError(f"{folder} holds an EAGLE-1 or EAGLE-2 head, which is not supported; use an EAGLE-3 head")
-    if read_config(folder).get("model_type") in CONFIG_MAPPING:
-        return LANGUAGE_MODEL
-    shown = ", ".join(sorted(names)[:3])
-    raise ModelError(
-        f"{folder} is no drafter known here: config.json names no transformers model, and tensors such as {shown} "
-        "belong to no EAGLE-3, Medusa or Hydra head"
-    )
 
 
 def download(name: str) -> Path:
@@ -162,7 +128,7 @@ def weight_files(folder: Path) -> list[Path]:
         if missing := [shard.name for shard in shards if not shard.is_file()]:
             raise ModelError(f"{folder} lacks {_few(missing)}, which {index.name} names; download or copy it again")
         return shards
-    if known := [folder / name for name in NAMES if (folder / name).is_file()]:
+    if known := [*(folder / name for name in NAMES if (folder / name).is_file()), *head_files(folder)]:
         return known[:1]
     for suffix in SUFFIXES:
         found = [path for path in sorted(folder.glob(f"*{suffix}")) if not STATE_OF_A_RUN.search(path.name)]
@@ -170,18 +136,12 @@ def weight_files(folder: Path) -> list[Path]:
             raise ModelError(f"{folder} holds {_few([path.name for path in found])} and no index; leave one of them")
         if found:
             return found
-    raise ModelError(f"{folder} holds no weights; expected one of {', '.join(NAMES)}")
+    raise ModelError(f"{folder} holds no weights; expected one of {', '.join(NAMES + HEAD_NAMES)}")
 
 
-def _check_alone(folder: Path) -> None:
-    """Refuse heads beside a model or beside other heads: nothing says which of them is meant."""
-    files: dict[str, str] = {}
-    for name in (*INDICES, *NAMES):
-        if (folder / name).is_file():
-            stem = name.partition(".")[0]
-            files.setdefault(stem if stem in HEADS else LANGUAGE_MODEL, name)
-    if len(files) > 1:
-        raise ModelError(f"{folder} holds {' and '.join(files.values())}; give a folder with the head alone")
+def head_files(folder: Path) -> list[Path]:
+    """The files of a folder that are named as those of heads alone."""
+    return [path for pattern in HEAD_NAMES for path in sorted(folder.glob(pattern))]
 
 
 def _index(folder: Path) -> Path | None:
@@ -262,7 +222,7 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
 
 
 def _storage(tensor: Tensor) -> str:
-    """In which unusual way a tensor is stored, empty for one whose numbers lie side by side."""
+    """The unusual storage of a tensor, in words; empty for an ordinary dense tensor."""
     kinds = {
         "a nested tensor": tensor.is_nested,
         "a sparse tensor": tensor.layout is not torch.strided,

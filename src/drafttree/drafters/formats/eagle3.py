@@ -6,6 +6,7 @@ wrong are taken from the tensors, and every tensor that is missing, unexpected o
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ from drafttree.drafters.formats.head_checkpoint import (
     nearest,
     usual_rows,
 )
+from drafttree.drafters.formats.head_format import HeadFormat
 from drafttree.drafters.fused_eagle3 import lean
 from drafttree.drafters.heads import embedding, own_bytes, projection
 
@@ -67,12 +69,12 @@ class Eagle3Checkpoint(Checkpoint[Eagle3Head]):
 
     @property
     def config(self) -> Eagle3Config:
-        """Of the head."""
+        """The configuration of the head."""
         return self.heads.config
 
     @property
     def tied(self) -> bool:
-        """Whether embedding and output layer are one tensor."""
+        """True if embedding and output layer are one tensor."""
         pair = [self.tensors[name].data_ptr() for name in (EMBEDDING, HEAD) if name in self.tensors]
         return len(pair) == 2 and pair[0] == pair[1]
 
@@ -327,7 +329,7 @@ def _size(raw: Mapping[str, Any], name: str) -> int:
 
 
 def _check_maps(config: Eagle3Config, maps: dict[str, Tensor]) -> list[str]:
-    """What is wrong with the maps between the two vocabularies."""
+    """The problems of the maps between the two vocabularies, one phrase each."""
     if "d2t" not in maps:
         same = config.draft_vocab == config.vocab
         return [] if same else [f"missing d2t, for {config.draft_vocab} of {config.vocab} token ids"]
@@ -363,3 +365,23 @@ def _complete(checkpoint: Eagle3Checkpoint, target: PreTrainedModel, ids: Tensor
 def _public(name: str, format_: str) -> str:
     """A tensor's name as a format has it."""
     return name if format_ == SPECULATORS else name.replace(FIRST, FIRST_ELSEWHERE)
+
+
+def _described(found: Eagle3Checkpoint) -> dict[str, object]:
+    """The facts of a head that `drafttree inspect` prints."""
+    head, own = found.config, found.tensors
+    parts = ["own" if name in own else "the target's" for name in (EMBEDDING, HEAD)]
+    return {
+        "format": found.format,
+        "hidden states read": ", ".join(map(str, found.layers)) if found.layers else "2, L/2 and L - 3 of L layers",
+        "draft vocabulary": head.draft_vocab if "d2t" in found.maps else f"{head.draft_vocab} (all)",
+        "width": head.hidden,
+        "decoder layers": head.layer.num_hidden_layers,
+        "attention": f"{head.layer.num_attention_heads} heads of {head.layer.head_dim}",
+        "embedding": parts[0],
+        "output layer": "the embedding" if found.tied else parts[1],
+    }
+
+
+NAMES = re.compile(r"midlayer\.|(layers\.0\.)?hidden_norm\.|[dt]2[td]$")
+FORMAT = HeadFormat("eagle3", KIND, NAMES, parse, load, _described)

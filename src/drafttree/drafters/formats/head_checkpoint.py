@@ -1,4 +1,4 @@
-"""How a head's checkpoint differs from what its heads need: missing, unexpected, misshapen and unusable tensors."""
+"""Comparison of a checkpoint's tensors with those its heads need: missing, unexpected, misshapen and unusable ones."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ from drafttree.models.huggingface import lay_out_for_cpu
 SHARED_LM_HEAD = "shared_lm_head"
 """Key of a head's config: true where its vocabulary projections are the target's own and therefore not stored."""
 SIZES = {"hidden size": "hidden_size", "vocabulary": "vocab_size", "number of layers": "base_num_hidden_layers"}
-"""What a config may say of the target its heads were made for, by key; their tensors do not always tell."""
+"""Sizes of the target that a config may give, and their keys; the tensors do not always show them."""
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 Heads = TypeVar("Heads", bound=nn.Module)
 
@@ -60,6 +60,11 @@ class Checkpoint(Generic[Heads]):
             raise ModelError(f"the tensors make no {self.kind} head: {'; '.join(self.problems)}")
 
 
+def describe_heads(found: Checkpoint[Any]) -> dict[str, object]:
+    """The number of heads, and whose vocabulary projections they have; for heads with `count` and `shared`."""
+    return {"heads": found.heads.count, "output layers": "the target's" if found.heads.shared else "own"}
+
+
 def target_sizes(config: Mapping[str, Any], told: Mapping[str, int | None]) -> dict[str, int]:
     """The sizes of the target that heads were made for: those its config says, else those its tensors tell.
 
@@ -77,7 +82,7 @@ def usual_rows(pattern: str, tensors: Mapping[str, Tensor]) -> int | None:
 
 
 def counts(pattern: str, names: Collection[str]) -> list[int]:
-    """How many there may be of what the pattern's group numbers, most first: one more than every number in a name.
+    """Possible counts of the parts that the pattern's group numbers, largest first: each number found, plus one.
 
     Numbers larger than the names are many are slips, and not counted.
     """
@@ -86,7 +91,7 @@ def counts(pattern: str, names: Collection[str]) -> list[int]:
 
 
 def nearest(names: Collection[str], made: Iterable[Heads]) -> Heads:
-    """Of several heads, the first whose tensors have these names, or else the one with the fewest differences."""
+    """The first of several heads whose tensors have these names, or else the one with the fewest differences."""
     tried: dict[int, Heads] = {}
     for heads in made:
         differences = len(heads.state_dict().keys() ^ set(names))

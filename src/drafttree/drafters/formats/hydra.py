@@ -18,12 +18,14 @@ from drafttree.drafters.formats.head_checkpoint import (
     SHARED_LM_HEAD,
     Checkpoint,
     counts,
+    describe_heads,
     fill,
     flaws,
     nearest,
     target_sizes,
     usual_rows,
 )
+from drafttree.drafters.formats.head_format import HeadFormat
 from drafttree.drafters.heads import embedding
 from drafttree.drafters.hydra import HydraDrafter, HydraHeads, layer_config, prefix_config
 
@@ -139,3 +141,7 @@ def _architecture(tensors: Mapping[str, Tensor], config: Mapping[str, object]) -
     if offset:
         raise ModelError(f"hidden_state_offset is {offset!r}; drafttree reads Hydra heads made for 0")
     return str(architecture)
+
+
+NAMES = re.compile(r"(hydra_(mlp|lm_head|head)|prefix_embeding_layer)\.")
+FORMAT = HeadFormat("hydra", KIND, NAMES, parse, load, describe_heads)

@@ -15,12 +15,14 @@ from drafttree.drafters.formats.head_checkpoint import (
     SHARED_LM_HEAD,
     Checkpoint,
     counts,
+    describe_heads,
     fill,
     flaws,
     nearest,
     target_sizes,
     usual_rows,
 )
+from drafttree.drafters.formats.head_format import HeadFormat
 from drafttree.drafters.medusa import MedusaDrafter, MedusaHeads
 
 KIND = "Medusa"
@@ -73,3 +75,7 @@ def parse(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Checkpoin
         hidden, vocab = (made_for.get(name, 1) for name in ("hidden size", "vocabulary"))
         heads = MedusaHeads(like.count, like.layers, hidden, vocab, shared=like.shared)
     return Checkpoint(KIND, heads, tensors, made_for, tuple(flaws(heads, tensors)))
+
+
+NAMES = re.compile(r"medusa_heads?\.|\d+\.\d+\.(linear\.)?(weight|bias)$")
+FORMAT = HeadFormat("medusa", KIND, NAMES, parse, load, describe_heads)

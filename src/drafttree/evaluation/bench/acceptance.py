@@ -24,7 +24,7 @@ from drafttree.core.tree import DraftTree
 from drafttree.drafters.language_model import LanguageModelDrafter
 from drafttree.engine.decoder import Decoder, Prompt
 from drafttree.engine.request import Request
-from drafttree.loading.load import make_policy
+from drafttree.loading import make_policy
 from drafttree.models.base import read
 from drafttree.verifiers import Coupled, PointMass, RRSw, Verifier
 from drafttree.verifiers.base import TreeView, ratio, residual, without

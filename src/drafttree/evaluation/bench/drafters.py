@@ -9,7 +9,7 @@ from drafttree.core.errors import ConfigError
 from drafttree.drafters import Drafter
 from drafttree.engine.decoder import Decoder, Prompt
 from drafttree.evaluation.bench.policies import PLAIN, PolicyRow, policy_row, race, totals, way
-from drafttree.loading.load import make_policy
+from drafttree.loading import PolicyLike, parse_policies
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class DrafterRow:
 
 @dataclass(frozen=True)
 class DrafterCost:
-    """What a drafter costs, whatever it gains; medians over its policies on all prompts.
+    """The cost of a drafter; medians over its policies on all prompts.
 
     Attributes:
         drafter: its name.
@@ -60,7 +60,7 @@ def bench_drafters(
     decoder: Decoder,
     drafters: Mapping[str, Drafter],
     sets: Mapping[str, Sequence[Prompt]],
-    policies: Sequence[str],
+    policies: Sequence[PolicyLike],
     *,
     repeats: int = 1,
     progress: Callable[[str], None] = lambda _: None,
@@ -72,7 +72,7 @@ def bench_drafters(
         decoder: for its target, verifier and tokenizer.
         drafters: by name.
         sets: prompts by the name of their set.
-        policies: specifications.
+        policies: as for `parse_policies`.
         repeats: times everything runs, after a warm-up.
         progress: called after every text with what was run.
         **options: as for `Decoder.new_request`; without a seed it is 0, since all write the same texts then.
@@ -84,10 +84,11 @@ def bench_drafters(
         if not given or not all(given):
             raise ConfigError(f"there is no {name} to measure; give at least one")
     settings: dict[str, Any] = {"seed": 0} | options
-    pairs = {f"{name}, {spec}": (name, spec) for name in drafters for spec in policies}
+    grown = parse_policies(policies)
+    pairs = {f"{name}, {spec}": (name, spec) for name in drafters for spec in grown}
     ways = {PLAIN: way(decoder.plain(), settings)}
     for key, (name, spec) in pairs.items():
-        ways[key] = way(decoder.with_drafter(drafters[name]).with_policy(make_policy(spec)), settings)
+        ways[key] = way(decoder.with_drafter(drafters[name]).with_policy(grown[spec]), settings)
     prompts = [(group, decoder.new_request(prompt, **settings).tokens) for group in sets for prompt in sets[group]]
     runs = race(ways, [ids for _, ids in prompts], repeats, progress)
     rows = []

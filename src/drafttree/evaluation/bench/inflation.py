@@ -19,15 +19,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from drafttree.core.errors import ConfigError, unknown
 from drafttree.drafters.base import Drafter, DraftSession, HiddenStates
 from drafttree.engine.decoder import Decoder
-from drafttree.loading.load import (
-    choose_drafter,
-    find_device,
-    find_drafter,
-    find_dtype,
-    load,
-    load_model,
-    load_tokenizer,
-)
+from drafttree.loading import choose_drafter, find_device, find_drafter, find_dtype, load_model, load_tokenizer
+from drafttree.loading.load import load
 from drafttree.models.validation import wrap
 
 

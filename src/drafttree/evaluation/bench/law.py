@@ -1,4 +1,4 @@
-"""How near decoding comes to its limits: memory bandwidth, and the speed-up law of `engine.metrics`."""
+"""Decoding against its limits: memory bandwidth, and the speed-up law of `engine.metrics`."""
 
 import statistics
 import time
@@ -13,6 +13,7 @@ from drafttree.engine.decoder import Decoder
 from drafttree.evaluation.bench.peers import Peer, make_peers
 from drafttree.evaluation.bench.policies import PolicyBench, PolicyRow, bench_policies
 from drafttree.evaluation.reference import transformers_model
+from drafttree.loading import PolicyLike
 from drafttree.models.base import read
 from drafttree.models.huggingface import HuggingFaceModel
 from drafttree.models.kv_cache import TreeCache
@@ -25,7 +26,7 @@ COPIED = 256 << 20
 
 @dataclass(frozen=True)
 class LawBench:
-    """What was measured of one pair of models, on one machine, in one run.
+    """The measurements of one pair of models, on one machine, in one run.
 
     Attributes:
         device: and `dtype`, of the target.
@@ -71,7 +72,7 @@ class LawBench:
 def measure_law(
     decoder: Decoder,
     prompts: Sequence[Sequence[int]],
-    policies: Sequence[str],
+    policies: Sequence[PolicyLike],
     *,
     repeats: int = 3,
     max_new_tokens: int = 128,
@@ -86,7 +87,7 @@ def measure_law(
     Args:
         decoder: with a transformers target and a drafter.
         prompts: token ids.
-        policies: specifications.
+        policies: as for `parse_policies`.
         repeats: of the runs over the prompts, and ten times as many of the single passes; medians are taken.
         max_new_tokens: per prompt.
         context: tokens before the single passes.

@@ -20,9 +20,10 @@ from drafttree.engine.decoder import Decoder
 from drafttree.engine.metrics import Metrics
 from drafttree.evaluation.certify import fit
 from drafttree.evaluation.prompts import Example
-from drafttree.loading.load import make_policy
+from drafttree.loading import PolicyLike, parse_policies
 from drafttree.models.base import Output
 from drafttree.models.kv_cache import TreeCache
+from drafttree.policies import TreePolicy
 
 CONTEXTS = (1024, 2048, 4096, 8192)
 ROUNDS, LEVELS, COMMITTED = 128, 4, 4
@@ -37,7 +38,7 @@ class LookupRow:
         prompts: name of the set.
         way: "target" or "replay".
         drafter: its name.
-        policy: its specification.
+        policy: its canonical specification.
         tau: mean accepted tokens.
         nodes: nodes per round, the root included.
         delta: draft passes per round.
@@ -119,7 +120,7 @@ class Recording:
 def bench_lookup(
     decoder: Decoder,
     sets: Mapping[str, Sequence[Example]],
-    policies: Sequence[str],
+    policies: Sequence[PolicyLike],
     *,
     max_new_tokens: int = 128,
     repeats: int = 3,
@@ -130,7 +131,7 @@ def bench_lookup(
     Args:
         decoder: whose target and tokenizer to use.
         sets: prompts by the name of their set; those with a reference are replayed too.
-        policies: specifications.
+        policies: as for `parse_policies`.
         max_new_tokens: tokens per prompt at most, in both ways.
         repeats: of the timings, whose medians are taken.
         progress: called after every text with what was run.
@@ -141,32 +142,32 @@ def bench_lookup(
     if decoder.tokenizer is None:
         raise InputError("prompts are texts; give the decoder a tokenizer")
     drafters = {name: kind(decoder.target.vocab_size, decoder.target.device) for name, kind in LOOKUPS.items()}
-    rows = []
+    rows, grown = [], parse_policies(policies)
     for name, examples in sets.items():
         ways = {
             "target": [_decoding(decoder, example, max_new_tokens) for example in examples],
             "replay": [_replaying(decoder, example, max_new_tokens) for example in examples if example.reference],
         }
         for way, runs in ways.items():
-            for policy in policies if runs else ():
+            for spec, policy in grown.items() if runs else ():
                 for drafter in drafters:
                     done = [run(drafters[drafter], policy) for run in runs]
-                    rows.append(_row(name, way, drafter, policy, done))
+                    rows.append(_row(name, way, drafter, spec, done))
                     progress(f"{name} {drafter}")
     stream = _stream(decoder, sets)
     costs = [drafting_cost(name, kind, stream, repeats) for name, kind in drafters.items()]
     return LookupBench(rows, [cost for each in costs for cost in each])
 
 
-Run = Callable[[LookupDrafter, str], Metrics]
+Run = Callable[[LookupDrafter, TreePolicy], Metrics]
 
 
 def _decoding(decoder: Decoder, example: Example, length: int) -> Run:
     """The target decodes a prompt."""
     prompt, _ = fit(decoder, example.prompt, length)
 
-    def run(drafter: LookupDrafter, policy: str) -> Metrics:
-        engine = Decoder(decoder.target, drafter, make_policy(policy))
+    def run(drafter: LookupDrafter, policy: TreePolicy) -> Metrics:
+        engine = Decoder(decoder.target, drafter, policy)
         return _metrics(engine, prompt, length)
 
     return run
@@ -176,9 +177,9 @@ def _replaying(decoder: Decoder, example: Example, length: int) -> Run:
     """A prompt's reference is said once more."""
     prompt, reference = _ids(decoder, example.prompt), _ids(decoder, example.reference or "")[:length]
 
-    def run(drafter: LookupDrafter, policy: str) -> Metrics:
+    def run(drafter: LookupDrafter, policy: TreePolicy) -> Metrics:
         target = Recording(prompt + reference, decoder.target.vocab_size)
-        engine = Decoder(target, type(drafter)(drafter.vocab_size), make_policy(policy))
+        engine = Decoder(target, type(drafter)(drafter.vocab_size), policy)
         return _metrics(engine, prompt, len(reference))
 
     return run

@@ -12,7 +12,7 @@ from drafttree.core.errors import ConfigError
 from drafttree.engine.decoder import Decoder, Prompt
 from drafttree.engine.metrics import Round
 from drafttree.evaluation.bench.compare import whole
-from drafttree.loading.load import make_policy
+from drafttree.loading import PolicyLike, parse_policies
 
 TIMED = {
     "growth": "growth_seconds",
@@ -65,14 +65,14 @@ class Overhead:
 
 
 def measure_overhead(
-    decoder: Decoder, prompts: Sequence[Prompt], policies: Sequence[str], *, repeats: int = 3, **options
+    decoder: Decoder, prompts: Sequence[Prompt], policies: Sequence[PolicyLike], *, repeats: int = 3, **options
 ) -> list[Overhead]:
     """Time the parts of a round for every policy, interleaved; each part is the median over the repeats.
 
     Args:
         decoder: with a drafter.
         prompts: texts or token ids.
-        policies: specifications.
+        policies: as for `parse_policies`.
         repeats: times every policy runs every prompt, after one more that is not counted.
         **options: as for `Decoder.new_request`.
 
@@ -81,7 +81,7 @@ def measure_overhead(
     """
     if decoder.drafter is None:
         raise ConfigError("overhead is measured with a drafter; name one")
-    decoders = {spec: decoder.with_policy(make_policy(spec)) for spec in policies}
+    decoders = {spec: decoder.with_policy(policy) for spec, policy in parse_policies(policies).items()}
     for each in decoders.values():
         _rounds(each, prompts[0], options)
     runs = [{spec: _overhead(spec, each, prompts, options) for spec, each in decoders.items()} for _ in range(repeats)]

@@ -17,12 +17,12 @@ from drafttree.engine.metrics import Metrics, SpeedupLaw
 from drafttree.engine.request import Generation
 from drafttree.evaluation.bench.compare import whole
 from drafttree.evaluation.bench.peers import Peer
-from drafttree.loading.load import make_policy
+from drafttree.loading import PolicyLike, parse_policies
 
 PLAIN = "plain"
 TAIL, PERIOD = 48, 16
 Turn = dict[str, Any]
-"""What every way has made of one prompt: a `Generation`, or a peer's `ReferenceRun`."""
+"""The output of every way of generating for one prompt: a `Generation`, or a peer's `ReferenceRun`."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class PolicyRow:
     """Medians over the repeats, of one policy on one group of prompts.
 
     Attributes:
-        policy: its specification, or "plain".
+        policy: its canonical specification, or "plain".
         group: "all", and where there are both, "looping" and "not looping".
         prompts: how many are in the group.
         law: its terms; those of plain decoding are its own.
@@ -91,7 +91,7 @@ def shipped_prompts() -> list[str]:
 
 
 def loops(tokens: Sequence[int]) -> bool:
-    """Whether the last 48 tokens repeat with a period of at most 16."""
+    """True if the last 48 tokens repeat with a period of at most 16."""
     tail = tokens[-TAIL:]
     return len(tail) == TAIL and any(tail[period:] == tail[:-period] for period in range(1, PERIOD + 1))
 
@@ -99,7 +99,7 @@ def loops(tokens: Sequence[int]) -> bool:
 def bench_policies(
     decoder: Decoder,
     prompts: Sequence[Prompt],
-    policies: Sequence[str],
+    policies: Sequence[PolicyLike],
     *,
     repeats: int = 3,
     peers: Mapping[str, Peer] = MappingProxyType({}),
@@ -111,7 +111,7 @@ def bench_policies(
     Args:
         decoder: with a drafter.
         prompts: texts or token ids.
-        policies: specifications.
+        policies: as for `parse_policies`; rows are keyed by their canonical specifications.
         repeats: times everything runs, after a warm-up.
         peers: other ways of generating from token ids, to run by turns with ours.
         progress: called after every text with what was run.
@@ -124,7 +124,8 @@ def bench_policies(
         raise ConfigError("policies need a drafter; name one")
     settings: dict[str, Any] = {"seed": 0} | options
     ids = [decoder.new_request(prompt, **settings).tokens for prompt in prompts]
-    decoders = {PLAIN: decoder.plain()} | {spec: decoder.with_policy(make_policy(spec)) for spec in policies}
+    decoders = {spec: decoder.with_policy(policy) for spec, policy in parse_policies(policies).items()}
+    decoders = {PLAIN: decoder.plain()} | decoders
     ways = {spec: way(each, settings) for spec, each in decoders.items()} | dict(peers)
     runs = race(ways, ids, repeats, progress)
     looping = [loops(turn[PLAIN].tokens) for turn in runs[0]]
@@ -147,7 +148,7 @@ def way(decoder: Decoder, options: Mapping[str, Any]) -> Callable[[Sequence[int]
 def race(
     ways: Mapping[str, Callable], prompts: Sequence[Sequence[int]], repeats: int, progress: Callable[[str], None]
 ) -> list[list[Turn]]:
-    """What all ways have made of every prompt, by turns, in every repeat after a warm-up."""
+    """The outputs of all ways for every prompt, run by turns, in every repeat after a warm-up."""
     for each in ways.values():
         each(prompts[0])
     return [[_turn(ways, prompt, progress) for prompt in prompts] for _ in range(repeats)]

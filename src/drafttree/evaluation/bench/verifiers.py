@@ -1,4 +1,4 @@
-"""What judging a tree costs, beside the logits it needs: every verifier over tree sizes and vocabularies.
+"""The time every verifier takes for a tree, beside that of the logits it needs, over tree sizes and vocabularies.
 
 The trees are grown from synthetic drafter rows by the same code as real ones, and the target's rows are the drafter's
 with noise on every logit, so that about as many tokens are accepted as from a fair drafter. The yardstick is the
@@ -20,8 +20,9 @@ from drafttree.core.tree import DraftTree, Proposal
 from drafttree.engine.child_sampler import ChildSampler
 from drafttree.engine.draft_logits import AdjustedDraft
 from drafttree.engine.tree_growth import grow
+from drafttree.loading import VerifierLike, parse_verifiers
 from drafttree.policies import Chain, Fixed
-from drafttree.verifiers import VERIFIERS, Verifier
+from drafttree.verifiers import VERIFIERS, Greedy, Verifier
 
 NODES, VOCABS = (16, 64, 256), (4_000, 32_000, 128_000)
 PEAK, APART = 0.85, 0.7
@@ -52,7 +53,7 @@ class VerifierTime:
 
     @property
     def share(self) -> float:
-        """Of judging in judging and logits."""
+        """The share of verifying in the time of verifying and logits together."""
         return self.verify / (self.verify + self.logits)
 
 
@@ -81,7 +82,7 @@ class VerifierBench:
 
 @torch.inference_mode()
 def bench_verifiers(
-    names: Sequence[str] = tuple(VERIFIERS),
+    verifiers: Sequence[VerifierLike] = tuple(VERIFIERS),
     *,
     nodes: Sequence[int] = NODES,
     vocabs: Sequence[int] = VOCABS,
@@ -94,7 +95,7 @@ def bench_verifiers(
     """Time verifiers on synthetic trees.
 
     Args:
-        names: of verifiers.
+        verifiers: as for `parse_verifiers`.
         nodes: tree sizes, root included.
         vocabs: vocabulary sizes.
         hidden: width of the hidden states.
@@ -103,14 +104,15 @@ def bench_verifiers(
         device: the CPU by default.
         progress: called after every verifier with its name.
     """
-    device, rows = device or torch.device("cpu"), []
+    device, rows, chosen = device or torch.device("cpu"), [], parse_verifiers(verifiers)
     for vocab in vocabs:
         head = torch.randn(hidden, vocab, device=device)
         for size in nodes:
             world = _World(size, vocab, device)
             logits = _median(lambda size=size, head=head: _product(head, size), repeats, device)
-            for name in names:
-                rows.append(_time(name, world, temperature, repeats, logits))
+            for name, verifier in chosen.items():
+                judge = verifier(Sampling(0.0 if issubclass(verifier, Greedy) else temperature))
+                rows.append(_time(name, judge, world, repeats, logits))
                 progress(name)
     return VerifierBench(rows, hidden, temperature, str(device), torch.get_num_threads())
 
@@ -150,9 +152,8 @@ class _Rows:
         return self._rows[:, first : self._next]
 
 
-def _time(name: str, world: _World, temperature: float, repeats: int, logits: float) -> VerifierTime:
+def _time(name: str, judge: Verifier, world: _World, repeats: int, logits: float) -> VerifierTime:
     """Grow and judge trees of different seeds, the first one as a warm-up."""
-    judge = VERIFIERS[name](Sampling(0.0 if name == "greedy" else temperature))
     growing, verifying, accepted = [], [], []
     for seed in range(repeats + 1):
         randomness = SeededRandomness(seed, world.vocab, world.device).at(7)

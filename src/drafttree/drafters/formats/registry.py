@@ -1,0 +1,51 @@
+"""The kinds of trained heads, and which kind a folder holds.
+
+The configurations of published heads often claim to be a plain Llama. So the tensors' names decide what a folder is.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from transformers import CONFIG_MAPPING
+
+from drafttree.core.errors import ModelError
+from drafttree.drafters.formats import eagle3, hydra, medusa
+from drafttree.drafters.formats.checkpoints import INDICES, NAMES, head_files, read_config, tensor_names
+from drafttree.drafters.formats.head_format import HeadFormat
+
+FORMATS: dict[str, HeadFormat] = {each.kind: each for each in (eagle3.FORMAT, medusa.FORMAT, hydra.FORMAT)}
+"""The formats of heads, by kind; another one is a file with a `FORMAT` and its name here."""
+LANGUAGE_MODEL = "language-model"
+EAGLE_BEFORE_3 = {"fc.weight", "layers.0.mlp.down_proj.weight"}
+
+
+def recognise(folder: Path, formats: Mapping[str, HeadFormat] = FORMATS) -> str:
+    """The kind of drafter that a folder holds: "language-model" or one of the formats' kinds, such as "eagle3".
+
+    Raises:
+        ModelError: none of them, several of them, or its files cannot be read.
+    """
+    folder = Path(folder)
+    _check_alone(folder)
+    names = tensor_names(folder)
+    for kind, head in formats.items():
+        if any(map(head.names.match, names)):
+            return kind
+    if names >= EAGLE_BEFORE_3:
+        raise ModelError(f"{folder} holds an EAGLE-1 or EAGLE-2 head, which is not supported; use an EAGLE-3 head")
+    if read_config(folder).get("model_type") in CONFIG_MAPPING:
+        return LANGUAGE_MODEL
+    shown, (*others, last) = ", ".join(sorted(names)[:3]), (head.title for head in formats.values())
+    raise ModelError(
+        f"{folder} is no drafter known here: config.json names no transformers model, and tensors such as {shown} "
+        f"belong to no {', '.join(others)} or {last} head"
+    )
+
+
+def _check_alone(folder: Path) -> None:
+    """Refuse heads beside a model or beside other heads: nothing says which of them is meant."""
+    models = [name for name in (*INDICES, *NAMES) if (folder / name).is_file()]
+    heads = {path.stem: path.name for path in reversed(head_files(folder))}
+    files = models[:1] + sorted(heads.values())
+    if len(files) > 1:
+        raise ModelError(f"{folder} holds {' and '.join(files)}; give a folder with the head alone")

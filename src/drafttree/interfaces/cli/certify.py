@@ -1,0 +1,117 @@
+"""`drafttree certify`: check texts against the reference's, or prove pairs by enumeration."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from drafttree.core.errors import ConfigError
+from drafttree.core.sampling import Sampling
+from drafttree.evaluation.certify import certify as certify_policies
+from drafttree.evaluation.exactness import OPTIONS
+from drafttree.evaluation.pair_sweep import sweep_pairs
+from drafttree.evaluation.prompts import read_prompts
+from drafttree.interfaces import display
+from drafttree.interfaces.cli.decoders import load_speculative, print_json
+from drafttree.interfaces.cli.options import (
+    AsJson,
+    Device,
+    Drafter,
+    Dtype,
+    Files,
+    IgnoreEos,
+    Length,
+    Limit,
+    PolicySpecs,
+    Seed,
+    Target,
+    VerifierNames,
+    shaped,
+)
+from drafttree.loading import parse_policies, parse_verifiers
+from drafttree.policies import TreePolicy
+from drafttree.verifiers import Verifier
+
+EXACT = {"exact", "policies", "verifiers", "models", "json_"}
+
+
+@shaped
+def certify(
+    context: typer.Context,
+    prompts: Files = None,
+    policies: PolicySpecs = ["all"],  # noqa: B006
+    target: Target = "embedded",
+    drafter: Drafter = "auto",
+    max_new_tokens: Length = 128,
+    seed: Seed = 0,
+    limit: Limit = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    ignore_eos: IgnoreEos = False,
+    json_: AsJson = False,
+    exact: Annotated[bool, typer.Option("--exact", help="Enumerate toy models instead; needs no prompts.")] = False,
+    verifiers: VerifierNames = ["all"],  # noqa: B006
+    models: Annotated[int, typer.Option(min=1, help="Toy models per pair, for --exact.")] = 50,
+    *,
+    shaping: dict[str, Any],
+) -> None:
+    """Check that every policy's text is the reference's, token for token.
+
+    The reference is transformers' own generate; above temperature 0 it is decoding without speculation. With --exact,
+    prove instead that policies and verifiers have the target's law, by enumerating every draw and every decision.
+    """
+    given = _given(context)
+    if exact:
+        sampling = _exact_sampling(given, shaping)
+        pairs = [*parse_policies(policies).values()], [*parse_verifiers(verifiers).values()]
+        _certify_exactly(*pairs, models, sampling, json_)
+    for name in ("verifiers", "models"):
+        if name in given:
+            raise ConfigError(f"{given[name]} is for --exact alone; give --exact, or leave it out")
+    if not prompts:
+        raise ConfigError("certify needs a prompt file: --prompts FILE")
+    chosen, texts = [*parse_policies(policies).values()], read_prompts(prompts, limit)
+    sampling = Sampling.from_options(shaping)
+    decoder = load_speculative(target, drafter, dtype, device)
+    runs = len(texts) * (len(chosen) + 1 + sampling.greedy)
+    with display.progress(runs) as advance:
+        options = shaping | {"seed": seed, "max_new_tokens": max_new_tokens, "ignore_eos": ignore_eos}
+        certificate = certify_policies(decoder, texts, chosen, progress=advance, **options)
+    if json_:
+        print_json(certificate.summary())
+    else:
+        display.show_certificate(certificate, decoder)
+    raise typer.Exit(0 if certificate.passed else 1)
+
+
+def _given(context: typer.Context) -> dict[str, str]:
+    """The flags on the command line, by the names of their parameters."""
+    sources = {option.name: context.get_parameter_source(option.name) for option in context.command.params}
+    flags = {option.name: option.opts[0] for option in context.command.params}
+    return {name: flags[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+
+
+def _exact_sampling(given: Mapping[str, str], shaping: Mapping[str, Any]) -> dict[str, float]:
+    """The sampling of toy models.
+
+    Raises:
+        ConfigError: a flag that says nothing of them, or nothing is drawn.
+    """
+    for name, flag in given.items():
+        if name not in EXACT | OPTIONS:
+            raise ConfigError(f"{flag} does not apply to --exact, which enumerates toy models; leave it out")
+    if "temperature" in given and not shaping["temperature"]:
+        raise ConfigError("--temperature 0 draws nothing, so there is nothing to enumerate; leave it out for 1")
+    return {name: shaping[name] for name in OPTIONS & given.keys()}
+
+
+def _certify_exactly(
+    policies: list[TreePolicy], verifiers: list[type[Verifier]], models: int, sampling: Mapping[str, float], json_: bool
+) -> NoReturn:
+    with display.progress(len(policies) * len(verifiers)) as advance:
+        table = sweep_pairs(policies, verifiers, models=models, progress=advance, **sampling)
+    if json_:
+        print_json(table.summary())
+    else:
+        display.show_enumeration(table)
+    raise typer.Exit(0 if table.passed else 1)

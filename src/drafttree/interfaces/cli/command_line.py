@@ -1,0 +1,83 @@
+"""The command `drafttree`: its subcommands, its exit codes, and errors as one line."""
+
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from io import TextIOWrapper
+from typing import Annotated, NoReturn, cast
+
+import transformers
+import typer
+
+import drafttree
+from drafttree.core.errors import DraftTreeError
+from drafttree.interfaces.cli import bench, lists
+from drafttree.interfaces.cli.certify import certify
+from drafttree.interfaces.cli.generate import INTERRUPTED, generate
+
+USAGE_ERROR = cast(type[Exception], typer.BadParameter.__base__)
+
+app = typer.Typer(
+    help="Tree speculative decoding: any drafter, any tree policy, any verifier, losslessly.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(bench.app, name="bench")
+for command in (generate, lists.policies, lists.inspect, lists.verifiers, certify):
+    app.command()(command)
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit: 0 if all went well, 1 if a certificate failed, 2 for a mistake of the user's."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    _quiet()
+    if "" not in sys.path:
+        sys.path.append("")  # --policy module.Class finds modules of the working folder, after all others
+    try:
+        code = app(arguments or ["--help"], prog_name="drafttree", standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except DraftTreeError as error:
+        code = _complain(str(error))
+    except USAGE_ERROR as error:
+        code = _complain(getattr(error, "format_message", error.__str__)())
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+@app.callback(invoke_without_command=True)
+def _version(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        print(drafttree.__version__)
+        raise typer.Exit
+
+
+def _quiet() -> None:
+    """No warnings, retry notices or progress bars of the libraries below but, on a terminal, those of downloads.
+
+    Nor a crash on an odd terminal encoding.
+    """
+    from huggingface_hub.utils import disable_progress_bars
+
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity(logging.CRITICAL)
+    for name in ("huggingface_hub", "httpx"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    warnings.filterwarnings("ignore")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _complain(message: str) -> int:
+    print(f"drafttree: error: {' '.join(message.split())}", file=sys.stderr)
+    return 2

@@ -1,0 +1,112 @@
+"""`drafttree generate`: write from a prompt."""
+
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from drafttree.core.errors import ConfigError
+from drafttree.engine.decoder import Decoder, Prompt
+from drafttree.engine.request import Generation
+from drafttree.evaluation.bench import Comparison
+from drafttree.evaluation.bench import compare as compare_ways
+from drafttree.evaluation.prompts import read_prompt
+from drafttree.interfaces import display
+from drafttree.interfaces.cli.decoders import load_named, print_json
+from drafttree.interfaces.cli.options import (
+    AsJson,
+    Device,
+    Drafter,
+    DraftTemperature,
+    Dtype,
+    IgnoreEos,
+    Length,
+    PolicySpec,
+    PromptText,
+    Target,
+    VerifierName,
+    shaped,
+)
+from drafttree.loading.load import DEFAULT_POLICY
+
+INTERRUPTED = 130
+
+
+@shaped
+def generate(
+    prompt: PromptText = None,
+    target: Target = "embedded",
+    drafter: Drafter = "auto",
+    policy: PolicySpec = DEFAULT_POLICY,
+    verifier: VerifierName = "auto",
+    seed: Annotated[int | None, typer.Option(help="Of the draws; without one every text is another.")] = None,
+    draft_temperature: DraftTemperature = 1.0,
+    stop: Annotated[list[str] | None, typer.Option(help="A string that ends the text; may be repeated.")] = None,
+    max_new_tokens: Length = 128,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    compare: Annotated[bool, typer.Option("--compare", help="Also time plain decoding and transformers.")] = False,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each way for --compare.")] = 3,
+    json_: AsJson = False,
+    chat: Annotated[bool, typer.Option("--chat", help="Apply the chat template to the prompt.")] = False,
+    ignore_eos: IgnoreEos = False,
+    *,
+    shaping: dict[str, Any],
+) -> None:
+    """Write from a prompt; on a terminal, what was accepted from the draft tree is green."""
+    options = shaping | {"seed": seed, "max_new_tokens": max_new_tokens, "stop": stop or ()}
+    options |= {"ignore_eos": ignore_eos, "draft_temperature": draft_temperature}
+    text = read_prompt(prompt)
+    decoder = load_named(target, drafter, policy, verifier, dtype=dtype, device=device)
+    if decoder.drafter is None and compare:
+        raise ConfigError("--compare needs a drafter; name one with --drafter")
+    start = _chat(decoder, text) if chat else text
+    generation = _write(decoder, start, options, quiet=json_, echo="" if chat else text)
+    interrupted = generation.finish_reason == "interrupted"
+    compared = _compare(decoder, start, repeats, options) if compare and not interrupted else None
+    if json_:
+        print_json(_report(generation, compared))
+    elif compared:
+        display.show_comparison(compared, policy)
+    else:
+        display.show_speed(generation)
+    raise typer.Exit(INTERRUPTED if interrupted else 0)
+
+
+def _chat(decoder: Decoder, prompt: str) -> list[int]:
+    if decoder.tokenizer is None or not decoder.tokenizer.chat_template:
+        raise ConfigError("the target's tokenizer has no chat template; leave out --chat")
+    messages = [{"role": "user", "content": prompt}]
+    return decoder.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+
+
+def _write(decoder: Decoder, prompt: Prompt, options: dict, *, quiet: bool, echo: str) -> Generation:
+    """Generate, and show the text as it is made unless `quiet`."""
+    sequence = decoder.new_request(prompt, **options)
+    console, show = display.make_console(), not quiet
+    if show and console.is_terminal:
+        console.print(Text(echo, style="dim"), end="", soft_wrap=True)
+    for chunk in decoder.stream_request(sequence):
+        if show:
+            display.show_chunk(console, chunk)
+    if show:
+        print(flush=True)
+    return Generation.of(sequence)
+
+
+def _compare(decoder: Decoder, prompt: Prompt, repeats: int, options: dict) -> Comparison:
+    if sys.stderr.isatty():
+        print("timing ...", end="\r", file=sys.stderr, flush=True)
+    return compare_ways(decoder, prompt, repeats=repeats, **options)
+
+
+def _report(generation: Generation, compared: Comparison | None) -> dict[str, object]:
+    report: dict[str, object] = {
+        "text": generation.text,
+        "tokens": generation.tokens,
+        "finish_reason": generation.finish_reason,
+        "seed": generation.seed,
+        "metrics": generation.metrics.summary(),
+    }
+    return report | ({"comparison": compared.summary()} if compared else {})

@@ -1,0 +1,158 @@
+"""The options that several commands share, and how their values are read."""
+
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from drafttree.constraints.grammar import Grammar, ebnf, json_schema, regex
+from drafttree.core.errors import ConfigError
+from drafttree.core.sampling import Sampling
+from drafttree.evaluation.prompts import read_text
+from drafttree.verifiers import VERIFIERS
+
+Target = Annotated[str, typer.Option(help='The model whose text is wanted: "embedded", a folder or a hub name.')]
+Drafter = Annotated[
+    str,
+    typer.Option(help='Who drafts: a model or head as --target, "lookup", "suffix", "mixed:MODEL", "none" or "auto".'),
+]
+PolicySpec = Annotated[str, typer.Option(help='How the tree grows, such as "talon:budget=60" or "module.Class".')]
+PolicySpecs = Annotated[
+    list[str],
+    typer.Option("--policies", "--policy", help='Specifications or "all"; repeat it or separate by semicolons.'),
+]
+VerifierNames = Annotated[
+    list[str], typer.Option("--verifiers", "--verifier", help='Names or "all", for --exact; separate by commas.')
+]
+VerifierName = Annotated[str, typer.Option(help=f'What is accepted: {", ".join(VERIFIERS)} or "auto".')]
+Dtype = Annotated[str, typer.Option(help='"float32", "bfloat16", "float16" or "auto".')]
+Device = Annotated[str, typer.Option(help='"cpu", "cuda", ... or "auto".')]
+Temperature = Annotated[float, typer.Option(help="0 decodes greedily.")]
+TopK = Annotated[int, typer.Option(help="Keep the k most probable tokens; 0 keeps all.")]
+TopP = Annotated[float, typer.Option(help="Keep the most probable tokens up to this probability.")]
+MinP = Annotated[float, typer.Option(help="Drop tokens less probable than this share of the best.")]
+TypicalP = Annotated[float, typer.Option(help="Keep the tokens of the most typical surprise up to this probability.")]
+EpsilonCutoff = Annotated[float, typer.Option(help="Drop tokens less probable than this.")]
+EtaCutoff = Annotated[float, typer.Option(help="Drop improbable tokens, fewer where much is possible.")]
+TopH = Annotated[float, typer.Option(help="Keep the best tokens up to this share of the entropy; 0 keeps all.")]
+RepetitionPenalty = Annotated[float, typer.Option(help="Above 1, tokens of prompt and text become less likely.")]
+NoRepeat = Annotated[int, typer.Option(help="No so many tokens come twice in a row; 0 lets them.")]
+MinNewTokens = Annotated[int, typer.Option(min=0, help="Tokens to generate at least, stop strings aside.")]
+LogitBias = Annotated[
+    list[str] | None, typer.Option(help="ID=VALUE adds to a token's logit; ID,ID=VALUE to the last one's. Repeatable.")
+]
+SchemaFile = Annotated[Path | None, typer.Option("--json-schema", help="Write JSON that follows the schema in FILE.")]
+Pattern = Annotated[str | None, typer.Option("--regex", help="Write a text that matches this regular expression.")]
+EbnfFile = Annotated[Path | None, typer.Option("--ebnf", help="Write a text of the EBNF grammar in FILE.")]
+DraftTemperature = Annotated[float, typer.Option(help="Divides the drafter's logits; below 1 it is trusted more.")]
+Seed = Annotated[int, typer.Option(help="Of the draws.")]
+Length = Annotated[int, typer.Option(min=1, help="Tokens to generate at most, per prompt.")]
+IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end of the text.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Files = Annotated[list[Path] | None, typer.Option(help="Prompt file (.jsonl or .txt, also .gz); may be repeated.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Take only so many prompts.")]
+Repeats = Annotated[int, typer.Option(min=1, help="Runs of everything; medians are reported.")]
+PromptText = Annotated[str | None, typer.Argument(help="The prompt; - or nothing reads standard input.")]
+
+
+def shaping_options(
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    typical_p: TypicalP = 1.0,
+    epsilon_cutoff: EpsilonCutoff = 0.0,
+    eta_cutoff: EtaCutoff = 0.0,
+    top_h: TopH = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    no_repeat_ngram_size: NoRepeat = 0,
+    min_new_tokens: MinNewTokens = 0,
+    logit_bias: LogitBias = None,
+    schema: SchemaFile = None,
+    pattern: Pattern = None,
+    grammar: EbnfFile = None,
+) -> dict[str, Any]:
+    """The options of `Decoder.new_request` that shape the text, checked as far as that needs no model."""
+    sampling = vars(Sampling(temperature, top_k, top_p, min_p, 0, typical_p, epsilon_cutoff, eta_cutoff, top_h)).copy()
+    del sampling["seed"]
+    return sampling | {
+        "repetition_penalty": repetition_penalty,
+        "no_repeat_ngram_size": no_repeat_ngram_size,
+        "min_new_tokens": min_new_tokens,
+        "sequence_bias": [parse_bias(spec) for spec in logit_bias or ()] or None,
+        "grammar": parse_grammar(schema, pattern, grammar),
+    }
+
+
+def shaped(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with the options of `shaping_options`, whose result becomes its `shaping`."""
+    shared = inspect.signature(shaping_options).parameters
+    own = {name: option for name, option in inspect.signature(command).parameters.items() if name != "shaping"}
+
+    @functools.wraps(command)
+    def shaped(**arguments: Any) -> None:
+        shaping = shaping_options(**{name: arguments.pop(name) for name in shared})
+        command(shaping=shaping, **arguments)
+
+    parameters = [*own.values(), *shared.values()]
+    vars(shaped)["__signature__"] = inspect.Signature(parameters)
+    shaped.__annotations__ = {option.name: option.annotation for option in parameters}
+    return shaped
+
+
+def parse_bias(spec: str) -> list:
+    """A member of `sequence_bias` from ID=VALUE or ID,ID=VALUE."""
+    tokens, _, value = spec.partition("=")
+    try:
+        ids, added = [int(token) for token in tokens.split(",")], float(value)
+    except ValueError:
+        raise ConfigError(f"--logit-bias {spec!r} is not of the form ID=VALUE or ID,ID=VALUE") from None
+    if not math.isfinite(added):
+        raise ConfigError(f"--logit-bias {spec!r} adds {added}; give a finite number")
+    return [ids, added]
+
+
+def parse_grammar(schema: Path | None, pattern: str | None, text: Path | None) -> Grammar | None:
+    """The grammar asked for, None for none.
+
+    Raises:
+        ConfigError: more than one, or one that is not well formed.
+    """
+    if sum(each is not None for each in (schema, pattern, text)) > 1:
+        raise ConfigError("a text follows one grammar: give one of --json-schema, --regex and --ebnf")
+    if pattern is not None:
+        return regex(pattern)
+    if schema:
+        return json_schema(read_text(schema))
+    return ebnf(read_text(text)) if text else None
+
+
+def parse_numbers(text: str, option: str) -> list[int]:
+    """Whole numbers above 1 from a list separated by commas.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdigit() and int(part) > 1 for part in parts):
+        raise ConfigError(f"{option} is {text!r}; give whole numbers above 1, separated by commas")
+    return [int(part) for part in parts]
+
+
+def parse_temperatures(text: str) -> list[float]:
+    """Temperatures above 0 from a list separated by commas.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        found = [0.0]
+    if not all(Sampling(temperature).temperature for temperature in found):
+        raise ConfigError(f"--temperatures is {text!r}; give numbers above 0, separated by commas")
+    return found

@@ -1,0 +1,151 @@
+"""Checks of the arguments that transformers' `generate` has prepared, and the options taken from them."""
+
+import math
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
+    GenerationConfig,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+    MinPLogitsWarper,
+    StoppingCriteriaList,
+    TemperatureLogitsWarper,
+    TopHLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
+from transformers.generation.logits_process import LogitNormalization, LogitsProcessor
+from transformers.generation.streamers import BaseStreamer
+
+from drafttree.constraints.options import refusal
+
+COUNTS = ("num_beams", "num_beam_groups")
+SWITCHES = (
+    "output_scores",
+    "output_logits",
+    "output_attentions",
+    "output_hidden_states",
+    "prompt_lookup_num_tokens",
+    "assistant_early_exit",
+    "use_mtp",
+    "dola_layers",
+    "penalty_alpha",
+    "constraints",
+    "force_words_ids",
+)
+INPUTS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "cache_position"}
+WARPERS: dict[type, tuple[str, str] | None] = {
+    TemperatureLogitsWarper: ("temperature", "temperature"),
+    TopHLogitsWarper: ("top_h", "top_h"),
+    TopKLogitsWarper: ("top_k", "top_k"),
+    TopPLogitsWarper: ("top_p", "top_p"),
+    MinPLogitsWarper: ("min_p", "min_p"),
+    TypicalLogitsWarper: ("typical_p", "mass"),
+    EpsilonLogitsWarper: ("epsilon_cutoff", "epsilon"),
+    EtaLogitsWarper: ("eta_cutoff", "epsilon"),
+    LogitNormalization: None,
+}
+"""In transformers' order: the option of `Decoder.new_request` that does the same, and its value's attribute."""
+
+
+def check_config(config: GenerationConfig) -> None:
+    """Refuse the options of the generation config that would be ignored."""
+    for name in COUNTS:
+        if (getattr(config, name, None) or 1) > 1:
+            raise refusal(f"{name}={getattr(config, name)}", "set it to 1")
+    for name in SWITCHES:
+        if getattr(config, name, None):
+            raise refusal(name)
+    cache = config.cache_implementation or ""
+    if "quantized" in cache or "offloaded" in cache:
+        raise refusal(f"cache_implementation={cache!r}")
+
+
+def check_inputs(input_ids: Tensor, model_kwargs: Mapping[str, object]) -> None:
+    """Refuse inputs of the model other than tokens."""
+    cache = model_kwargs.get("past_key_values")
+    if getattr(cache, "_is_user_defined", False):
+        raise refusal("past_key_values", "pass the whole prompt as input_ids")
+    for name, value in model_kwargs.items():
+        empty = value is None or (isinstance(value, dict) and not value)
+        if name not in INPUTS and not empty:
+            raise refusal(name, "pass the prompt as input_ids alone")
+    if not input_ids.shape[1]:
+        raise refusal("an empty prompt", "give at least one token")
+
+
+def check_batch(size: int, criteria: StoppingCriteriaList, streamer: BaseStreamer | None) -> None:
+    """Refuse what several prompts that run one after another cannot honour."""
+    if size == 1:
+        return
+    if streamer is not None:
+        raise refusal("a streamer with several prompts", "call generate once per prompt")
+    if any(isinstance(criterion, MaxTimeCriteria) for criterion in criteria):
+        raise refusal("max_time with several prompts", "call generate once per prompt")
+    ends = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
+    if not ends and not all(isinstance(criterion, MaxLengthCriteria) for criterion in criteria):
+        raise refusal("stopping criteria for several prompts without eos_token_id", "call generate once per prompt")
+
+
+def eos_ids(config: GenerationConfig) -> list[int]:
+    """The token ids that end a text."""
+    tensor = getattr(config, "_eos_token_tensor", None)
+    return [] if tensor is None else tensor.flatten().tolist()
+
+
+def split_processors(processors: LogitsProcessorList, do_sample: bool) -> tuple[list[LogitsProcessor], dict[str, Any]]:
+    """The prepared processors up to the last warpers, and those as sampling options of `Decoder.new_request`.
+
+    Without `do_sample` there are no warpers, and no options. What is out of transformers' own order, or does not
+    exclude tokens altogether, stays a processor, which gives the same scores one level of a tree at a time.
+    """
+    rest = list(processors)
+    if not do_sample:
+        return rest, {}
+    options: dict[str, Any] = {"temperature": 1.0}
+    last = len(WARPERS)
+    while rest and _place(rest[-1]) < last:
+        warper = rest.pop()
+        last = _place(warper)
+        if names := WARPERS[type(warper)]:
+            option, attribute = names
+            value = getattr(warper, attribute)
+            options[option] = value.item() if isinstance(value, Tensor) else value
+    return rest, options
+
+
+def _place(processor: LogitsProcessor) -> int:
+    """The index of a processor in the table of warpers; the largest integer for one that is not in it."""
+    own = type(processor) in WARPERS and _plain(processor)
+    return list(WARPERS).index(type(processor)) if own else sys.maxsize
+
+
+def _plain(warper: LogitsProcessor) -> bool:
+    """True for a warper that gives excluded tokens -inf and may leave a single token."""
+    return getattr(warper, "filter_value", -math.inf) == -math.inf and getattr(warper, "min_tokens_to_keep", 1) == 1
+
+
+def left_padding(input_ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> list[int]:
+    """The number of padding tokens on the left of each prompt."""
+    mask = torch.ones_like(input_ids) if mask is None else (mask != 0).long()
+    if (mask[:, -1] == 0).any() or (mask.diff(dim=1) < 0).any():
+        raise refusal("an attention_mask with padding inside or right of a prompt", "pad on the left")
+    expected = mask.cumsum(-1) - 1
+    if positions is not None and not _agree(positions, expected, mask == 1):
+        raise refusal("position_ids of your own")
+    return (mask == 0).sum(1).tolist()
+
+
+def _agree(positions: Tensor, expected: Tensor, real: Tensor) -> bool:
+    """True if position ids, one row for all prompts or one for each, are as expected at all tokens but padding."""
+    if positions.ndim != 2 or positions.shape[1] != expected.shape[1]:
+        return False
+    return bool(((positions == expected) | ~real).all())

@@ -1,0 +1,217 @@
+"""The drafter that a name, a folder, a model or a class stands for.
+
+A drafter's own class can be named wherever a drafter is, as the dotted name of the class or an entry point of the group
+`drafttree.drafters`, and parameters may follow: "mypackage.Guesser:width=3". It is constructed by
+
+- `Class.for_target(target, tokenizer, **parameters)` if it has that class method, where `target` is a
+  `drafttree.models.Model` and `tokenizer` the target's, or None;
+- `Class(vocab_size, device, **parameters)` otherwise, as the lookup drafters are.
+
+Parameters arrive as None, booleans, numbers, or else strings. What is made must have every part of the protocol
+`drafttree.drafters.Drafter`.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from drafttree.core.errors import ConfigError, ModelError
+from drafttree.drafters import LOOKUPS, Drafter, LanguageModelDrafter, MixedDrafter, SuffixDrafter
+from drafttree.drafters.formats import LANGUAGE_MODEL, PUBLISHED, download, read_config, read_tensors, recognise
+from drafttree.loading import zoo
+from drafttree.loading.methods import DRAFTER_CLASSES, head_formats, missing_parts
+from drafttree.loading.pretrained import (
+    ModelSource,
+    check_tokenizers,
+    find_folder,
+    load_model,
+    tokenizer_beside,
+)
+from drafttree.loading.specs import split_spec
+from drafttree.models.base import Model
+from drafttree.models.huggingface import HuggingFaceModel
+from drafttree.models.validation import wrap
+
+DrafterSource = ModelSource | Drafter | type[Drafter]
+MIXED = "mixed:"
+WORDS = {"true": True, "false": False}
+
+
+class Choice(NamedTuple):
+    """A drafter's name and why it was taken."""
+
+    name: str
+    reason: str
+
+
+def choose_drafter(target: ModelSource) -> Choice:
+    """The drafter that "auto" stands for: the one known for the target if it can be had, else lookup."""
+    name = str(target.name_or_path if isinstance(target, PreTrainedModel) else target)
+    if name == "embedded":
+        return Choice("embedded-draft", "it was trained for the embedded target")
+    head = PUBLISHED.get(name.lower())
+    if head is None:
+        reason = f"no model is known to draft for {name or 'this target'}; it drafts what the text repeats"
+        return Choice("lookup", reason)
+    try:
+        download(head)
+    except ModelError as error:
+        return Choice("lookup", f"{head} was published for it, but: {error}")
+    return Choice(head, f"it was published for {name}")
+
+
+def find_drafter(
+    source: DrafterSource | None, target: HuggingFaceModel, tokenizer: PreTrainedTokenizerBase | None
+) -> Drafter | None:
+    """The drafter of a source for a target, in its dtype and on its device; None for plain decoding.
+
+    Args:
+        source: as for `drafttree.load`, "auto" excepted.
+        target: to draft for.
+        tokenizer: the target's.
+
+    Raises:
+        ConfigError: a class that is no drafter, or that does not take these parameters.
+        ModelError: a model or head that cannot be loaded or does not fit the target.
+        TokenizerMismatch: target and drafter do not share a vocabulary.
+    """
+
+    def load_drafter(source: ModelSource) -> Drafter:
+        where = source if isinstance(source, PreTrainedModel) else find_folder(source)
+        if isinstance(where, Path) and (head := load_head(where, target.module)):
+            return head
+        model = load_model(where, target.dtype, target.device)
+        check_tokenizers(tokenizer, tokenizer_beside(where))
+        return LanguageModelDrafter(wrap(model))
+
+    return make_drafter(source, target, tokenizer, load_drafter)
+
+
+def make_drafter(
+    source: DrafterSource | None,
+    target: Model,
+    tokenizer: PreTrainedTokenizerBase | None,
+    load_drafter: Callable[[ModelSource], Drafter],
+) -> Drafter | None:
+    """The drafter a source stands for; None for plain decoding.
+
+    Args:
+        source: as for `drafttree.load`, "auto" excepted.
+        target: for its vocabulary and device.
+        tokenizer: the target's.
+        load_drafter: makes a drafter of a model's name, folder or object.
+
+    Raises:
+        ConfigError: a class that is no drafter, or that does not take these parameters.
+    """
+    if isinstance(source, Path | PreTrainedModel):
+        return load_drafter(source)
+    if isinstance(source, type):
+        return _construct(source, {}, target, tokenizer)
+    if not isinstance(source, str):
+        return source
+    if source == "none":
+        return None
+    if source.startswith(MIXED):
+        model = source.removeprefix(MIXED)
+        named = None if _is_lookup(model) else make_drafter(model, target, tokenizer, load_drafter)
+        return MixedDrafter(SuffixDrafter(target.vocab_size, target.device), named or load_drafter(model))
+    if method := _method(source):
+        return _construct(*method, target, tokenizer)
+    return load_drafter(source)
+
+
+def check_drafter(source: object) -> None:
+    """Refuse an object that is neither the source of a drafter nor a drafter.
+
+    Raises:
+        ConfigError: the message says what it lacks.
+    """
+    if isinstance(source, type):
+        DRAFTER_CLASSES.check(source, source.__name__)
+    elif source is not None and not isinstance(source, str | Path | PreTrainedModel):
+        _check_parts(source)
+
+
+def check_drafter_exists(source: object) -> None:
+    """Find a drafter's files or its class, as may be done before the target's weights are read.
+
+    Raises:
+        ConfigError: the source is none, or its class cannot be imported.
+        ModelError: there are no files.
+    """
+    check_drafter(source)
+    if isinstance(source, str | Path) and source != "none":
+        model = str(source).removeprefix(MIXED)
+        mixed_lookup = model != str(source) and _is_lookup(model)
+        if isinstance(source, Path) or mixed_lookup or not _method(model):
+            find_folder(model)
+
+
+def load_head(source: Path, target: PreTrainedModel) -> Drafter | None:
+    """The drafter of a folder with a trained head; None for a language model.
+
+    Raises:
+        ModelError: the files are damaged or of no known kind, or the head does not fit the target.
+    """
+    formats = head_formats()
+    if (kind := recognise(source, formats)) == LANGUAGE_MODEL:
+        return None
+    try:
+        return formats[kind].load(read_tensors(source), read_config(source), target)
+    except ModelError as error:
+        raise ModelError(f"cannot load drafter {str(source)!r}: {error}") from error
+
+
+def _method(source: str) -> tuple[type[Drafter], dict[str, str | None]] | None:
+    """The class and the parameters that a name stands for; None for a model or a folder."""
+    name = source.partition(":")[0]
+    if not _is_lookup(source) and (name in zoo.NAMES or Path(source).is_dir() or "/" in name):
+        return None
+    found = DRAFTER_CLASSES.get(name)
+    return (found, split_spec("drafter", source)[1]) if found else None
+
+
+def _is_lookup(source: str) -> bool:
+    return source.partition(":")[0] in LOOKUPS
+
+
+def _construct(
+    drafter: type[Drafter],
+    parameters: Mapping[str, str | None],
+    target: Model,
+    tokenizer: PreTrainedTokenizerBase | None,
+) -> Drafter:
+    for_target: Any = getattr(drafter, "for_target", None)
+    make: Any = for_target or drafter
+    arguments = (target, tokenizer) if for_target else (target.vocab_size, target.device)
+    options = {name: _value(text) for name, text in parameters.items()}
+    try:
+        inspect.signature(make).bind(*arguments, **options)
+    except TypeError as error:
+        takes = ", ".join([*inspect.signature(make).parameters][len(arguments) :]) or "none"
+        raise ConfigError(f"drafter {drafter.__name__} cannot be made: {error}; its parameters: {takes}") from None
+    return _check_parts(make(*arguments, **options))
+
+
+def _check_parts(drafter: Any) -> Drafter:
+    if missing := missing_parts(drafter):
+        raise ConfigError(
+            f"the drafter is a {type(drafter).__name__}, which lacks {', '.join(missing)}; give a name, a folder, a "
+            "loaded model or an object of the protocol drafttree.drafters.Drafter"
+        )
+    return drafter
+
+
+def _value(text: str | None) -> Any:
+    """A parameter's value: None, a boolean, a number, or else the string itself."""
+    if text is None or text.lower() in WORDS:
+        return text and WORDS[text.lower()]
+    for number in (int, float):
+        with suppress(ValueError):
+            return number(text)
+    return text

@@ -1,0 +1,59 @@
+"""Devices and dtypes by name."""
+
+import torch
+from transformers import PreTrainedModel
+
+from drafttree.core.errors import ConfigError, unknown
+from drafttree.loading.pretrained import ModelSource
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def find_placement(target: ModelSource, dtype: str | torch.dtype, device: str) -> tuple[torch.device, torch.dtype]:
+    """The device and dtype to load with, which are a loaded target's own.
+
+    Raises:
+        ConfigError: there are none of that name, or a loaded target has others.
+    """
+    if not isinstance(target, PreTrainedModel):
+        on = find_device(device)
+        return on, find_dtype(dtype, on)
+    if device != "auto" and find_device(device).type != target.device.type:
+        raise ConfigError(f"the target is on {target.device}, not on {device!r}; move it there, or leave out device")
+    if dtype != "auto" and find_dtype(dtype, target.device) != target.dtype:
+        raise ConfigError(f"the target is in {target.dtype}, not in {dtype!r}; convert it, or leave out dtype")
+    return target.device, target.dtype
+
+
+def find_device(name: str) -> torch.device:
+    """The device of a name.
+
+    Raises:
+        ConfigError: there is no such device here.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device).tolist()
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError):
+        here = ", ".join(["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))])
+        raise ConfigError(f"device {name!r} is not available; here there is: {here}") from None
+    return device
+
+
+def find_dtype(name: str | torch.dtype, device: torch.device) -> torch.dtype:
+    """The dtype of a name; "auto" is bfloat16 where the device multiplies it fast, else float32.
+
+    Raises:
+        ConfigError: there is no such dtype, or the device cannot compute in it.
+    """
+    if name == "auto":
+        fast = device.type != "cpu" or torch.cpu._is_amx_tile_supported()
+        return torch.bfloat16 if fast else torch.float32
+    name = next((known for known, dtype in DTYPES.items() if dtype is name), name)
+    if not isinstance(name, str) or name not in DTYPES:
+        raise unknown("dtype", name, [*DTYPES, "auto"])
+    if device.type == "cuda" and name == "bfloat16" and not torch.cuda.is_bf16_supported():
+        raise ConfigError(f"{torch.cuda.get_device_name(device)} has no bfloat16; use float16")
+    return DTYPES[name]

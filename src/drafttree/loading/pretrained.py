@@ -1,0 +1,193 @@
+"""Models and tokenizers of transformers, from embedded names, folders and hub names."""
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging as transformers_logging
+
+from drafttree.core.errors import ModelError, TokenizerMismatch, unknown
+from drafttree.drafters import LOOKUPS
+from drafttree.drafters.formats import LANGUAGE_MODEL, download, read_json, recognise
+from drafttree.loading import zoo
+from drafttree.loading.methods import head_formats
+from drafttree.models.huggingface import lay_out_for_cpu
+
+DRAFTERS = [*zoo.NAMES, *LOOKUPS, "none", "auto"]
+ModelSource = str | Path | PreTrainedModel
+"""An embedded name, a folder, a hub name or a loaded model."""
+
+
+def load_model(source: ModelSource, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    """A transformers model from an embedded name, a folder or a hub name; a loaded model passes as it is.
+
+    Raises:
+        ModelError: there is none, or its weights are missing, truncated or of another shape.
+    """
+    if isinstance(source, PreTrainedModel):
+        return source.eval()
+    path = _resolve(source)
+    _refuse_head(source, Path(path))
+    try:
+        _check_kind(source, AutoConfig.from_pretrained(path))
+        if (settings := Path(path) / "generation_config.json").is_file():
+            read_json(settings)
+        with _quiet():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                path, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
+            )
+    except ModelError:
+        raise
+    except SafetensorError as error:
+        reason = f"truncated or damaged ({_first_lines(error)}); download or copy them again"
+        raise ModelError(f"the weights of {str(source)!r} are {reason}") from error
+    except Exception as error:
+        raise ModelError(f"cannot load model {str(source)!r}: {_first_lines(error)}") from error
+    model, info = loaded
+    _check_weights(source, info)
+    model = model.to(device).eval()
+    if device.type == "cpu" and dtype == torch.float32:
+        lay_out_for_cpu(model)
+    return model
+
+
+def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase | None:
+    """The tokenizer beside a model; None for a loaded model that names no source.
+
+    Raises:
+        ModelError: the folder has none.
+    """
+    name = source.name_or_path if isinstance(source, PreTrainedModel) else source
+    if not name:
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(_resolve(name))
+    except Exception as error:
+        reason = f"{_first_lines(error).rstrip(':.')}; save one beside the model or pass tokenizer="
+        raise ModelError(f"cannot load the tokenizer of {str(name)!r}: {reason}") from error
+
+
+def tokenizer_beside(source: ModelSource) -> PreTrainedTokenizerBase | None:
+    """The tokenizer beside a drafter, None where there is none to compare."""
+    try:
+        return load_tokenizer(source)
+    except ModelError:
+        return None
+
+
+def check_tokenizers(target: PreTrainedTokenizerBase | None, draft: PreTrainedTokenizerBase | None) -> None:
+    """Compare two vocabularies where both have tokens; ids only one of them has are padding.
+
+    Raises:
+        TokenizerMismatch: some id means different tokens; the message shows the first.
+    """
+    if target is None or draft is None:
+        return
+    ours = {index: token for token, index in target.get_vocab().items()}
+    theirs = {index: token for token, index in draft.get_vocab().items()}
+    for index in sorted(ours.keys() & theirs.keys()):
+        if ours[index] != theirs[index]:
+            raise TokenizerMismatch(
+                f"target and drafter have different tokenizers: token {index} is {ours[index]!r} for the target and "
+                f"{theirs[index]!r} for the drafter; use a drafter of the target's model family"
+            )
+
+
+def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
+    """The token ids that end a text, from the generation config or else the tokenizer."""
+    eos = model.generation_config.eos_token_id if model.generation_config else None
+    if eos is None and tokenizer is not None:
+        eos = tokenizer.eos_token_id
+    if eos is None:
+        return ()
+    return (eos,) if isinstance(eos, int) else tuple(int(token) for token in eos)
+
+
+def find_folder(source: str | Path) -> Path:
+    """The folder of an embedded name, a path or a hub name.
+
+    Raises:
+        ModelError: there is none.
+    """
+    path = Path(_resolve(source, DRAFTERS))
+    return path if path.is_dir() else download(str(source))
+
+
+def _resolve(source: str | Path, known: Iterable[str] = zoo.NAMES) -> str:
+    """The folder of an embedded model or a local path; anything else is a hub name, unless it looks like a path."""
+    name = str(source)
+    if not name or source == Path():
+        raise ModelError("the name of a model is empty; give an embedded name, a folder or a hub name")
+    if name in zoo.NAMES:
+        return str(zoo.folder(name))
+    if Path(name).is_dir():
+        return name
+    if name in known:
+        raise ModelError(f"{name!r} is no model; give an embedded name, a folder or a hub name")
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith("."):
+        raise ModelError(f"model folder {name!r} does not exist")
+    if difflib.get_close_matches(name, known, n=1, cutoff=0.7):
+        raise ModelError(f"{unknown('model', name, known)} (or give a folder or a hub name)")
+    return name
+
+
+def _refuse_head(source: str | Path, path: Path) -> None:
+    """Refuse a head where a language model is wanted; other folders are left to transformers.
+
+    Raises:
+        ModelError: it is one.
+    """
+    kind = LANGUAGE_MODEL
+    with suppress(ModelError):
+        kind = recognise(path, head_formats()) if path.is_dir() else kind
+    if kind != LANGUAGE_MODEL:
+        raise ModelError(f"{str(source)!r} is a head ({kind}), which drafts; as target give the model it is for")
+
+
+def _check_kind(source: str | Path, config: PreTrainedConfig) -> None:
+    """Refuse what is not a decoder-only language model before its weights are read."""
+    if config.is_encoder_decoder:
+        raise ModelError(f"{source} cannot be verified in a tree: it has encoder-decoder (cross-attention) layers")
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelError(f"{str(source)!r} is not a language model ({config.model_type}); give a decoder-only one")
+
+
+def _check_weights(source: str | Path, info: Mapping[str, Any]) -> None:
+    """Refuse tensors that transformers would silently draw at random."""
+    for key, found, expected in sorted(info["mismatched_keys"]):
+        shapes = f"{key} is {list(found)} and should be {list(expected)}"
+        raise ModelError(f"the weights of {str(source)!r} do not fit its config.json: {shapes}")
+    if missing := sorted(info["missing_keys"]):
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ModelError(f"the weights of {str(source)!r} are incomplete: {missing[0]}{more} missing")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' report on weights, which `_check_weights` puts in one line."""
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(before)
+
+
+def _first_lines(error: Exception) -> str:
+    """The first lines of an error's message, without the pages of advice that may follow."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:3]) or type(error).__name__

@@ -1,0 +1,139 @@
+"""Specifications: a policy such as "talon:budget=60,margin=0.03", a verifier's name, and lists of them.
+
+A specification is the name of a method, as `drafttree.loading.methods` finds it, and after a colon its parameters.
+`policy_spec` is the other direction: the one specification by which results are keyed.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from drafttree.core.errors import ConfigError, unknown
+from drafttree.loading.methods import POLICY_CLASSES, VERIFIER_CLASSES
+from drafttree.policies import TreePolicy
+from drafttree.verifiers import VERIFIERS, Verifier
+
+PolicyLike = str | TreePolicy | type[TreePolicy]
+"""A specification, a policy, or the class of one, which stands for its default parameters."""
+VerifierLike = str | type[Verifier]
+"""The name of a verifier, or its class."""
+POLICY_ENDS = re.compile(r";|,(?=\s*[\w.-]+\s*(?:[:,;]|$))")
+"""Between two specifications: a semicolon, or a comma before a name that is no parameter."""
+
+
+def make_policy(policy: PolicyLike) -> TreePolicy:
+    """A policy from a specification such as "talon", "talon:budget=60,margin=0.03" or "mypackage.trees.Widest:depth=3".
+
+    Raises:
+        ConfigError: no such policy or parameter, or a value out of range.
+    """
+    if isinstance(policy, TreePolicy):
+        return policy
+    if isinstance(policy, type):
+        return POLICY_CLASSES.check(policy, policy.__name__)()
+    if not isinstance(policy, str):
+        raise ConfigError(f"a policy is a specification or a TreePolicy object, not {policy!r}")
+    name, parameters = split_spec("policy", policy)
+    return POLICY_CLASSES.find(name)(**parameters)
+
+
+def policy_spec(policy: TreePolicy) -> str:
+    """The canonical specification of a policy: its name and those parameters that differ from their defaults.
+
+    It is read back by `make_policy`, unless a parameter's value has a comma in it.
+    """
+    name = POLICY_CLASSES.name_of(type(policy))
+    fields = type(policy).model_fields.items()
+    given = [(key, getattr(policy, key), field.get_default(call_default_factory=True)) for key, field in fields]
+    changed = ",".join(f"{key}={_text(value)}" for key, value, default in given if value != default)
+    return f"{name}:{changed}" if changed else name
+
+
+def find_verifier(verifier: VerifierLike | None) -> type[Verifier] | None:
+    """The verifier of a name, or the class itself; None for "auto".
+
+    Raises:
+        ConfigError: there is no such verifier.
+    """
+    if verifier in (None, "auto"):
+        return None
+    if isinstance(verifier, type):
+        return VERIFIER_CLASSES.check(verifier, verifier.__name__)
+    if not isinstance(verifier, str):
+        raise unknown("verifier", verifier, [*VERIFIERS, "auto"])
+    return VERIFIER_CLASSES.find(verifier)
+
+
+def parse_policies(policies: Sequence[PolicyLike]) -> dict[str, TreePolicy]:
+    """Policies by their canonical specifications, from a list whose strings may each hold several.
+
+    Specifications are separated by semicolons, or by commas before a policy's name: "chain,talon:budget=60;eagle".
+    "all" is every policy with its default parameters.
+
+    Raises:
+        ConfigError: a policy or parameter does not exist, or a value is out of range.
+    """
+    found = [make_policy(each) for policy in policies for each in _policies(policy)]
+    if not found:
+        raise ConfigError(f"no policy in {', '.join(map(repr, policies)) or 'an empty list'}; name one, or all")
+    return {policy_spec(policy): policy for policy in found}
+
+
+def parse_verifiers(verifiers: Sequence[VerifierLike]) -> dict[str, type[Verifier]]:
+    """Verifiers by name, from a list whose strings may each hold several, separated by commas; "all" is every one.
+
+    Raises:
+        ConfigError: there is no such verifier.
+    """
+    found = [each for verifier in verifiers for each in _verifiers(verifier)]
+    if not found:
+        raise ConfigError("no verifier is named; name one, or all")
+    return {VERIFIER_CLASSES.name_of(verifier): verifier for verifier in found}
+
+
+def split_spec(kind: str, spec: str) -> tuple[str, dict[str, str | None]]:
+    """The name and the parameters of a specification such as "talon:budget=60,depth=none".
+
+    Args:
+        kind: of method, for messages.
+        spec: the specification.
+
+    Raises:
+        ConfigError: a parameter has no value, or has two.
+    """
+    name, _, rest = spec.partition(":")
+    parameters: dict[str, str | None] = {}
+    for part in filter(None, rest.split(",")):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals:
+            raise ConfigError(f"{part!r} in {kind} {spec!r} is not of the form parameter=value")
+        if key in parameters:
+            raise ConfigError(f"{kind} {spec!r} gives {key} twice")
+        parameters[key] = None if value.lower() == "none" else value
+    return name, parameters
+
+
+def _policies(policy: PolicyLike) -> list[PolicyLike]:
+    if not isinstance(policy, str):
+        return [policy]
+    parts = [part.strip() for part in POLICY_ENDS.split(policy)]
+    return [each for part in parts if part for each in (POLICY_CLASSES.all().values() if part == "all" else [part])]
+
+
+def _verifiers(verifier: VerifierLike) -> list[type[Verifier]]:
+    if not isinstance(verifier, str):
+        return [VERIFIER_CLASSES.check(verifier, repr(verifier))]
+    parts = [part.strip() for part in re.split("[,;]", verifier)]
+    return [each for part in parts if part for each in _verifiers_of(part)]
+
+
+def _verifiers_of(name: str) -> list[type[Verifier]]:
+    return list(VERIFIER_CLASSES.all().values()) if name == "all" else [VERIFIER_CLASSES.find(name)]
+
+
+def _text(value: Any) -> str:
+    """A parameter's value as a specification has it; a path of a template is 0.1, and its list of paths 0+0.1."""
+    if isinstance(value, tuple | list):
+        nested = any(isinstance(part, tuple | list) for part in value)
+        return ("+" if nested else ".").join(map(_text, value))
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)

@@ -1,0 +1,106 @@
+"""Policies as objects and verifiers as classes are certified and measured, under their canonical specifications."""
+
+from typing import ClassVar
+
+import pytest
+
+import drafttree
+from drafttree import Layer
+from drafttree.core.errors import ConfigError
+from drafttree.core.sampling import Sampling
+from drafttree.drafters import PromptLookupDrafter
+from drafttree.evaluation.bench import (
+    bench_drafters,
+    bench_lookup,
+    bench_policies,
+    bench_verifiers,
+    measure_law,
+    measure_overhead,
+)
+from drafttree.evaluation.certify import certify
+from drafttree.evaluation.pair_sweep import sweep_pair, sweep_pairs
+from drafttree.evaluation.prompts import Example
+from drafttree.policies import Chain, Talon, TreePolicy
+from drafttree.verifiers import Coupled, PointMass, RRSw
+
+PROMPT = list(range(20, 26)) * 3
+OURS = f"{__name__}.Pairs"
+POLICIES = [Talon(budget=8, width=4), "talon:width=4,budget=8", Chain]
+SPECS = ["talon:budget=8,width=4", "chain"]
+
+
+class Pairs(TreePolicy):
+    """Two children of every node, two levels deep."""
+
+    source: ClassVar[str] = "a test"
+
+    def levels(self):
+        return 2
+
+    def keep(self, layer: Layer):
+        return (layer.rank < 2).expand_as(layer.logprobs)
+
+
+class Walk(PointMass):
+    """PointMass by another name."""
+
+
+class Careless(PointMass):
+    """Accepts the first child whatever the target says."""
+
+    def judge(self, view):
+        path, token = super().judge(view)
+        return ([0, 1], token) if len(path) == 1 < len(view.tokens) else (path, token)
+
+
+@pytest.fixture(scope="module")
+def decoder():
+    return drafttree.load(dtype="float32")
+
+
+def test_objects_are_certified(decoder):
+    certificate = certify(decoder, [PROMPT], [*POLICIES, Pairs()], max_new_tokens=6)
+    assert certificate.passed
+    assert [entry.policy for entry in certificate.policies] == ["plain", *SPECS, OURS]
+    assert certificate.summary()["policies"][-1]["policy"] == OURS
+
+
+@pytest.mark.parametrize(("verifier", "verdict"), [(Walk, "exact"), (Careless, "BIASED"), (Coupled, "coupled")])
+def test_classes_are_proven_or_found_out(verifier, verdict):
+    found = sweep_pair(Pairs(budget=5), verifier, models=4)
+    assert (found.policy, found.verdict) == (f"{OURS}:budget=5", verdict)
+    assert found.verifier == ("coupled" if verifier is Coupled else f"{__name__}.{verifier.__name__}")
+
+
+def test_a_sweep_takes_names_objects_and_classes():
+    table = sweep_pairs([Chain(depth=1), "chain:depth=1", Pairs], [RRSw, "rrsw,point-mass", Walk], models=2)
+    verifiers = ["rrsw", "point-mass", f"{__name__}.Walk"]
+    assert [(each.policy, each.verifier) for each in table.findings] == [
+        (policy, verifier) for policy in ("chain:depth=1", OURS) for verifier in verifiers
+    ]
+    assert table.passed
+    assert table.sampling == Sampling(1.0)
+
+
+def test_policies_are_measured_as_objects(decoder):
+    options = {"repeats": 1, "max_new_tokens": 4}
+    result = bench_policies(decoder, [PROMPT], POLICIES, **options)
+    assert [row.policy for row in result.rows] == ["plain", *SPECS]
+    assert [row.policy for row in measure_overhead(decoder, [PROMPT], POLICIES, **options)] == SPECS
+    law = measure_law(decoder, [PROMPT], POLICIES, context=8, peers=False, **options)
+    assert [row.policy for row in law.bench.rows] == ["plain", *SPECS]
+    drafters = {"mine": PromptLookupDrafter(decoder.target.vocab_size)}
+    rows = bench_drafters(decoder, drafters, {"one": [PROMPT]}, POLICIES, **options).rows
+    assert [(each.drafter, each.row.policy) for each in rows] == [
+        ("none", "plain"),
+        *(("mine", spec) for spec in SPECS),
+    ]
+    lookup = bench_lookup(decoder, {"one": [Example("a b a b", None)]}, POLICIES, **options)
+    assert {row.policy for row in lookup.rows} == {*SPECS}
+
+
+def test_verifiers_are_timed_as_classes():
+    result = bench_verifiers([RRSw, Walk], nodes=(4,), vocabs=(40,), hidden=8, repeats=1)
+    assert [row.verifier for row in result.rows] == ["rrsw", f"{__name__}.Walk"]
+    with pytest.raises(ConfigError, match="it is no subclass of"):
+        bench_verifiers([Pairs], nodes=(4,), vocabs=(40,), hidden=8, repeats=1)

@@ -1,0 +1,86 @@
+"""`drafttree certify`: texts compared, and pairs proven."""
+
+import json
+
+import pytest
+
+import drafttree
+from helpers.command_line import complaint, run
+
+
+@pytest.mark.usefixtures("quick")
+def test_certifying(prompts):
+    result = run("certify", "--prompts", prompts, "--max-new-tokens", 8, "--policies", "chain;talon:budget=9,width=3")
+    assert result.exit_code == 0
+    assert "talon:budget=9,width=3  2/2        ok" in result.stdout
+    assert result.stdout.splitlines()[-1].endswith("Certified.")
+    options = ["--max-new-tokens", 8, "--policies", "talon", "--repetition-penalty", 1.3, "--no-repeat-ngram-size", 3]
+    assert "talon   2/2        ok" in run("certify", "--prompts", prompts, *options, "--logit-bias", "13=2").stdout
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_failed_certificate_shows_every_difference(prompts, monkeypatch):
+    verify = drafttree.verifiers.Greedy.verify
+
+    def biased(self, tree, logits, *rest):
+        return verify(self, tree, logits.roll(1, -1) if tree.size > 1 else logits, *rest)
+
+    monkeypatch.setattr(drafttree.verifiers.Greedy, "verify", biased)
+    result = run("certify", "--prompts", prompts, "--max-new-tokens", 8, "--policies", "chain", "--limit", 1)
+    assert result.exit_code == 1
+    assert "DIFFERENT" in result.stdout
+    assert "plain   1/1        ok" in result.stdout
+    assert result.stdout.splitlines()[-1].endswith("NOT certified.")
+    report = run("certify", "--prompts", prompts, "--max-new-tokens", 8, "--policies", "chain", "--json")
+    assert json.loads(report.stdout)["policies"][1]["findings"][0]["difference"]["position"] == 0
+
+
+def test_proving_by_enumeration(monkeypatch):
+    options = ["certify", "--exact", "--models", 2, "--policies", "chain;eagle;chain:depth=2"]
+    shown = run(*options, "--verifiers", "coupled,rrsw,lossy-typical")
+    assert shown.exit_code == 0
+    lines = [line.split() for line in shown.stdout.splitlines()]
+    assert ["chain", "coupled", "exact", "lossy"] in lines
+    assert ["eagle", "coupled", "refused", "lossy"] in lines
+    assert "exact by coupling: 40 of 40 texts equal plain decoding's" in shown.stdout
+    assert "eagle with rrsw: refused, Eagle exists in selected form only" in shown.stdout
+    shaping = ["--temperature", 0.5, "--top-k", 2]
+    report = json.loads(run(*options, "--verifier", "traversal", *shaping, "--json").stdout)
+    assert (report["temperature"], report["top_k"]) == (0.5, 2)
+    assert [finding["verdict"] for finding in report["findings"]] == ["exact", "refused", "exact"]
+    assert report["findings"][0]["total_variation"] < 1e-12
+
+
+def test_a_proof_says_which_models_it_covers():
+    shown = run("certify", "--exact", "--models", 2, "--policies", "chain:depth=12", "--verifier", "rrsw")
+    *_, covered, conclusion = shown.stdout.splitlines()
+    assert "3 tokens and trees of at most 3 levels; 4 tokens and trees of at most 2 levels" in covered
+    assert covered.endswith("Deeper trees are not covered.")
+    assert conclusion == "Temperature 1. Every pair is what it claims to be."
+
+
+def test_what_a_proof_cannot_heed_is_refused(capsys, prompts):
+    for arguments in [
+        ("--prompts", prompts),
+        ("--target", "x"),
+        ("--drafter", "lookup"),
+        ("--seed", 0),
+        ("--limit", 1),
+        ("--repetition-penalty", 1.2),
+        ("--regex", "a"),
+        ("--logit-bias", "1=2"),
+    ]:
+        assert f"{arguments[0]} does not apply to --exact" in complaint(capsys, "certify", "--exact", *arguments)
+    assert "--temperature 0 draws nothing" in complaint(capsys, "certify", "--exact", "--temperature", 0)
+
+
+@pytest.mark.parametrize("arguments", [("--verifiers", "traversal"), ("--verifier", "rrsw"), ("--models", 4)])
+def test_what_only_a_proof_heeds_is_refused_without_it(capsys, prompts, arguments):
+    assert "is for --exact alone" in complaint(capsys, "certify", "--prompts", prompts, *arguments)
+
+
+def test_a_pair_that_is_not_what_it_claims_to_be_fails(monkeypatch):
+    monkeypatch.setattr(drafttree.verifiers.LossyTypical, "lossless", True)
+    result = run("certify", "--exact", "--models", 1, "--policy", "chain", "--verifier", "lossy-typical")
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[-1] == "Temperature 1. A pair is BIASED."

@@ -1,0 +1,136 @@
+"""Lists, help, exit codes, and mistakes told in one line."""
+
+import sys
+
+import pytest
+
+import drafttree
+from drafttree.interfaces import cli
+from drafttree.interfaces.cli import command_line, decoders
+from drafttree.policies import POLICIES
+from drafttree.verifiers import VERIFIERS
+from helpers import eagle3_files as files
+from helpers.command_line import PROMPT, complaint, run
+
+
+def test_an_interrupt_anywhere_else_is_quiet(capsys, monkeypatch):
+    def load(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(decoders, "load", load)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["generate", PROMPT])
+    assert stopped.value.code == 130
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_policies_and_verifiers_are_listed_in_full():
+    listing = run("policies").stdout
+    for name, policy in POLICIES.items():
+        assert f"{name}  {policy.source}" in listing
+        for key, field in policy.model_fields.items():
+            assert key in listing
+            assert field.description in listing
+    assert "1 to 4096" in listing
+    verifiers = run("verifiers").stdout
+    assert all(f"{name}  {verifier.source}" in verifiers for name, verifier in VERIFIERS.items())
+
+
+def test_mistakes_are_one_line_and_exit_with_2(capsys, prompts, tmp_path):
+    pytest.importorskip("xgrammar")
+    missing, schema = tmp_path / "missing", tmp_path / "schema.json"
+    schema.write_text('{"type": "strng"}')
+    for arguments, reason in [
+        (["generate", PROMPT, "--policy", "talom"], "did you mean 'talon'"),
+        (["generate", PROMPT, "--policy", "talon:margn=1"], "did you mean 'margin'"),
+        (["generate", PROMPT, "--policy", "talon:margin=3"], "between 0 and 1"),
+        (["generate", PROMPT, "--temperature", "-1"], "at least 1e-06"),
+        (["generate", PROMPT, "--typical-p", "0"], "typical_p is 0.0; it must be in (0, 1]"),
+        (["generate", PROMPT, "--logit-bias", "7"], "--logit-bias '7' is not of the form ID=VALUE"),
+        (["generate", PROMPT, "--regex", "a("], "parenthesis is not closed"),
+        (["generate", PROMPT, "--json-schema", missing], "cannot be read: No such file"),
+        (["generate", PROMPT, "--json-schema", schema], 'Unsupported type "strng"'),
+        (["generate", PROMPT, "--json-schema", schema, "--regex", "a"], "one of --json-schema, --regex and --ebnf"),
+        (["generate", PROMPT, "--verifier", "greddy"], "did you mean 'greedy'"),
+        (["generate", PROMPT, "--dtype", "float23"], "float32"),
+        (["generate", PROMPT, "--device", "nowhere"], "not available"),
+        (["generate", PROMPT, "--target", "embeded"], "did you mean 'embedded'"),
+        (["generate", PROMPT, "--target", missing], "does not exist"),
+        (["generate", ""], "prompt is empty"),
+        (["generate", PROMPT, "--max-new-tokens", "many"], "--max-new-tokens"),
+        (["generate", "--no-such-option"], "--no-such-option"),
+        (["bench", "drafters", "--drafters", "lookup;none"], "'none' is no drafter of its own"),
+        (["nonsense"], "nonsense"),
+        (["certify"], "--prompts"),
+        (["certify", "--prompts", missing], "not a prompt file"),
+        (["certify", "--prompts", prompts, "--policies", "chian"], "did you mean 'chain'"),
+        (["certify", "--exact", "--verifiers", "travesal"], "did you mean 'traversal'"),
+        (["certify", "--exact", "--verifiers", ","], "no verifier"),
+    ]:
+        assert reason in complaint(capsys, *arguments), arguments
+
+
+@pytest.mark.usefixtures("quick")
+def test_mistakes_found_after_loading(capsys, prompts):
+    for arguments, reason in [
+        (["generate", PROMPT, "--max-new-tokens", 0], "greater than or equal to 1"),
+        (["generate", PROMPT, "--max-new-tokens", 5000], "context of 2048"),
+        (["generate", PROMPT, "--stop", ""], "stop strings"),
+        (["generate", PROMPT, "--repetition-penalty", -1], "repetition_penalty is -1.0"),
+        (["generate", PROMPT, "--min-new-tokens", 9, "--max-new-tokens", 8], "min_new_tokens is 9"),
+        (["generate", PROMPT, "--logit-bias", "4096=1"], "token id 4096 is outside the vocabulary of 4096"),
+        (["certify", "--prompts", prompts, "--max-new-tokens", 4096], "context of 2048"),
+        (["certify", "--prompts", prompts, "--drafter", "none"], "no drafter"),
+    ]:
+        assert reason in complaint(capsys, *arguments), arguments
+
+
+def test_no_arguments_print_the_help(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([])
+    assert stopped.value.code == 0
+    assert "generate" in capsys.readouterr().out
+
+
+def test_the_version(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--version"])
+    assert capsys.readouterr().out.strip() == drafttree.__version__
+
+
+def test_a_closed_pipe_is_quiet(capfd, monkeypatch):
+    def policies():
+        raise BrokenPipeError
+
+    monkeypatch.setattr(command_line, "app", lambda *_, **__: policies())
+    descriptor = sys.stdout.fileno
+    monkeypatch.setattr(command_line.os, "dup2", lambda *_: descriptor)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["policies"])
+    assert stopped.value.code == 1
+    assert capfd.readouterr().err == ""
+
+
+def test_inspect(tmp_path, capsys):
+    kind = files.KINDS["SafeAILab"]
+    tensors = files.weights(kind)
+    result = run("inspect", files.write(tmp_path, kind, tensors))
+    assert result.exit_code == 0
+    shown = {line.split("  ")[0]: line.split("  ", 1)[1].strip() for line in result.stdout.splitlines()}
+    assert shown["kind"] == "eagle3"
+    assert shown["target's hidden size"] == "32"
+    assert shown["target's vocabulary"] == "23"
+    assert shown["missing or wrong"] == "nothing"
+    del tensors["norm.weight"]
+    result = run("inspect", files.write(tmp_path, kind, tensors))
+    assert result.exit_code == 1
+    assert "missing norm.weight" in result.stdout
+    assert "does not exist" in complaint(capsys, "inspect", "./nowhere")
+
+
+def test_modules_of_the_working_folder_are_found(capsys, tmp_path, monkeypatch):
+    (tmp_path / "local_trees.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder])
+    reason = "cannot import policy 'local_trees.Wide' (AttributeError: module 'local_trees' has no attribute 'Wide')"
+    assert reason in complaint(capsys, "generate", PROMPT, "--policy", "local_trees.Wide")

@@ -1,0 +1,169 @@
+"""`drafttree generate`: the text, its options, and what is said of it."""
+
+import json
+
+import pytest
+from rich.console import Console
+
+import drafttree
+from drafttree.engine.request import Chunk
+from drafttree.interfaces import display
+from helpers.command_line import PROMPT, complaint, run
+
+
+def test_generating_with_the_embedded_pair(embedded):
+    result = run("generate", PROMPT, "--max-new-tokens", 8, "--dtype", "float32")
+    assert result.exit_code == 0
+    assert result.stdout == embedded.generate(PROMPT, max_new_tokens=8).text + "\n"
+    assert "tokens per target pass" in result.stderr
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_prompt_may_come_from_standard_input(embedded):
+    expected = embedded.generate(PROMPT, max_new_tokens=8, temperature=1.0, seed=3).text + "\n"
+    for arguments in ([], ["-"]):
+        options = ["--max-new-tokens", 8, "--temperature", 1, "--seed", 3]
+        assert run("generate", *arguments, *options, input=PROMPT + "\n").stdout == expected
+
+
+@pytest.mark.usefixtures("quick")
+def test_json_is_one_object_with_every_figure():
+    result = run("generate", PROMPT, "--max-new-tokens", 8, "--json", "--compare", "--repeats", 1)
+    report = json.loads(result.stdout)
+    assert len(report["tokens"]) == report["metrics"]["tokens"] == 8
+    assert report["finish_reason"] == "length"
+    assert report["comparison"]["from_transformers"] is None
+    assert set(report["comparison"]["tokens_per_second"]) == {"speculative", "plain", "transformers"}
+
+
+@pytest.mark.usefixtures("quick")
+def test_comparing_ends_with_how_much_faster_and_why():
+    result = run("generate", PROMPT, "--max-new-tokens", 8, "--compare", "--repeats", 1)
+    for term in ("tau", "delta", "R predicted", "R measured", "identical, token for token", "transformers generate"):
+        assert term in result.stdout
+    last = result.stdout.splitlines()[-1]
+    assert "times as fast as plain decoding" in last
+    assert "each target pass yields" in last
+
+
+@pytest.mark.usefixtures("quick")
+def test_stop_strings_end_the_text(embedded):
+    text = embedded.generate(PROMPT, max_new_tokens=8).text
+    stop = text.split()[1]
+    result = run("generate", PROMPT, "--max-new-tokens", 8, "--stop", "@@", "--stop", stop)
+    assert result.stdout == text[: text.index(stop)] + "\n"
+
+
+@pytest.mark.usefixtures("quick")
+def test_options_of_transformers_shape_the_text(embedded):
+    common = ["generate", PROMPT, "--max-new-tokens", 12, "--seed", 3, "--json"]
+    for arguments, options in [
+        (["--repetition-penalty", 1.5], {"repetition_penalty": 1.5}),
+        (["--no-repeat-ngram-size", 1], {"no_repeat_ngram_size": 1}),
+        (["--logit-bias", "7=9", "--logit-bias", "7,8=-1.5"], {"sequence_bias": [[[7], 9.0], [[7, 8], -1.5]]}),
+        (["--temperature", 1, "--typical-p", 0.4], {"temperature": 1.0, "typical_p": 0.4}),
+        (["--temperature", 1, "--epsilon-cutoff", 0.1], {"temperature": 1.0, "epsilon_cutoff": 0.1}),
+        (["--temperature", 1, "--eta-cutoff", 0.3], {"temperature": 1.0, "eta_cutoff": 0.3}),
+        (["--temperature", 1, "--top-h", 0.2], {"temperature": 1.0, "top_h": 0.2}),
+        (["--min-new-tokens", 12], {"min_new_tokens": 12}),
+    ]:
+        expected = embedded.generate(PROMPT, max_new_tokens=12, seed=3, **options).tokens
+        assert json.loads(run(*common, *arguments).stdout)["tokens"] == expected, arguments
+
+
+@pytest.mark.usefixtures("quick")
+def test_grammars_shape_the_text(tmp_path):
+    pytest.importorskip("xgrammar")
+    schema, rules = tmp_path / "schema.json", tmp_path / "rules.ebnf"
+    schema.write_text('{"enum": ["yes", "no"]}')
+    rules.write_text('root ::= " yes" | " no"')
+    common = ["generate", PROMPT, "--max-new-tokens", 12]
+    assert run(*common, "--json-schema", schema).stdout in ('"yes"\n', '"no"\n')
+    assert run(*common, "--ebnf", rules).stdout in (" yes\n", " no\n")
+    assert run(*common, "--regex", " (yes|no)!").stdout in (" yes!\n", " no!\n")
+    compared = run(*common, "--regex", " (yes|no)!", "--compare", "--repeats", 1).stdout
+    assert "identical, token for token" in compared
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_chat_template_is_applied(embedded, monkeypatch):
+    ids = embedded.tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], add_generation_prompt=True)
+    expected = embedded.generate(list(ids["input_ids"]), max_new_tokens=4).tokens
+    options = ["Hi", "--chat", "--max-new-tokens", 4, "--json"]
+    assert json.loads(run("generate", *options).stdout)["tokens"] == expected
+    monkeypatch.setattr(embedded.tokenizer, "chat_template", None)
+    assert "chat template" in str(run("generate", *options).exception)
+
+
+def test_drafted_characters_are_coloured(capsys):
+    console = Console(force_terminal=True, color_system="standard", width=80)
+    display.show_chunk(console, Chunk("abc[d]", [1, 2], [True, False], None, [True, True, False, False, False, False]))
+    assert capsys.readouterr().out == "\x1b[32mab\x1b[0mc[d]"
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2])
+def test_every_streamed_character_knows_its_token(embedded, seed):
+    options = {"temperature": 1.0, "seed": seed} if seed else {}
+    chunks = list(embedded.stream(PROMPT, max_new_tokens=24, **options))
+    assert all(len(chunk.text) == len(chunk.drafted_text) for chunk in chunks)
+    drafted = [each for chunk in chunks for each in chunk.drafted]
+    tokens = [token for chunk in chunks for token in chunk.tokens]
+    text = "".join(chunk.text for chunk in chunks)
+    if text.isascii():
+        pieces = [embedded.tokenizer.decode([token]) for token in tokens]
+        flags = [flag for piece, flag in zip(pieces, drafted, strict=True) for _ in piece]
+        assert flags == [flag for chunk in chunks for flag in chunk.drafted_text]
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_auto_stands_for_is_said_where_it_is_a_choice():
+    options = ["generate", PROMPT, "--max-new-tokens", 2]
+    assert "drafter:" not in run(*options).stderr
+    assert "drafter:" not in run(*options, "--target", "some/model", "--drafter", "lookup").stderr
+    said = run(*options, "--target", "some/model").stderr.splitlines()[0]
+    assert said.startswith("drafter: lookup (no model is known to draft for some/model; ")
+
+
+def test_any_target_can_be_compared_with_lookup():
+    options = ["--max-new-tokens", 8, "--compare", "--repeats", 1, "--dtype", "float32", "--policy", "talon"]
+    result = run("generate", "one two three one two three one two", "--drafter", "suffix", *options)
+    assert result.stdout.count("identical, token for token") == 2
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_interrupt_ends_with_what_was_produced(embedded, monkeypatch):
+    step, calls = drafttree.Decoder.step, []
+
+    def interrupted(self, sequence):
+        calls.append(1)
+        if len(calls) > 2:
+            raise KeyboardInterrupt
+        return step(self, sequence)
+
+    monkeypatch.setattr(drafttree.Decoder, "step", interrupted)
+    result = run("generate", PROMPT, "--json", "--compare")
+    assert result.exit_code == 130
+    assert json.loads(result.stdout)["finish_reason"] == "interrupted"
+    assert json.loads(result.stdout)["tokens"]
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_a_logit_bias_is_finite(capsys, value):
+    assert "--logit-bias '5=" in complaint(capsys, "generate", PROMPT, "--logit-bias", f"5={value}")
+
+
+def test_without_a_seed_texts_differ_and_tell_their_seed():
+    sampled = ["generate", PROMPT, "--max-new-tokens", 12, "--temperature", 1, "--json", "--dtype", "float32"]
+    first, second = (json.loads(run(*sampled).stdout) for _ in range(2))
+    assert first["tokens"] != second["tokens"]
+    again, same = (json.loads(run(*sampled, "--seed", first["seed"]).stdout) for _ in range(2))
+    assert again["tokens"] == same["tokens"]
+    assert again["seed"] == first["seed"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_drafter_taken_is_told_and_why():
+    result = run("generate", PROMPT, "--max-new-tokens", 4, "--target", "some/model")
+    assert "drafter: lookup (no model is known to draft for some/model" in result.stderr
+    for arguments in ([], ["--target", "some/model", "--drafter", "none"]):
+        assert "drafter:" not in run("generate", PROMPT, "--max-new-tokens", 4, *arguments).stderr

@@ -1,0 +1,121 @@
+"""Folders and names become models, or one line that says what is wrong with the files."""
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    PreTrainedModel,
+    T5Config,
+    T5ForConditionalGeneration,
+    ViTConfig,
+    ViTModel,
+)
+
+import drafttree
+from drafttree.core.errors import ModelError
+from drafttree.loading import (
+    check_tokenizers,
+    load_model,
+)
+from helpers.refusals import told
+from helpers.tokenizers import words
+
+CPU = torch.device("cpu")
+
+
+TENSOR = "model.layers.1.mlp.up_proj.weight"
+
+
+def open_folder(path: Path) -> PreTrainedModel:
+    return load_model(path, torch.float32, CPU)
+
+
+def test_a_damaged_generation_config_is_told(folder):
+    (folder / "generation_config.json").write_text('{"eos_token_id": [')
+    assert "generation_config.json cannot be read as JSON" in told(ModelError, open_folder, folder)
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/no/such/folder", "~/models/x", "a/b/c", "two words"])
+def test_missing_folder(name):
+    assert told(ModelError, open_folder, name) == f"model folder {name!r} does not exist"
+
+
+def test_misspelt_embedded_name():
+    assert "did you mean 'embedded-draft'" in told(ModelError, open_folder, "embeded-draft")
+
+
+def test_hub_name_without_a_network_fails_at_once(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    begun = time.perf_counter()
+    assert "cannot load model 'nobody/no-such-model'" in told(ModelError, open_folder, "nobody/no-such-model")
+    assert time.perf_counter() - begun < 5
+
+
+def test_folder_without_weights(folder):
+    (folder / "model.safetensors").unlink()
+    message = told(ModelError, open_folder, folder)
+    assert str(folder) in message
+    assert "model.safetensors" in message
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 0.999])
+def test_truncated_weights(folder, share):
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[: int(share * file.stat().st_size)])
+    assert re.search("weights of .* are truncated or damaged .* download", told(ModelError, open_folder, folder))
+
+
+def rewrite(folder: Path, change) -> None:
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    change(tensors)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file, {"format": "pt"})
+
+
+def test_missing_tensors_are_not_drawn_at_random(folder):
+    rewrite(folder, lambda tensors: tensors.pop(TENSOR))
+    assert told(ModelError, open_folder, folder).endswith(f"are incomplete: {TENSOR} missing")
+    rewrite(folder, lambda tensors: tensors.pop("lm_head.weight"))
+    assert told(ModelError, open_folder, folder).endswith("lm_head.weight and 1 more missing")
+
+
+def test_tensors_of_another_shape(folder):
+    rewrite(folder, lambda tensors: tensors.update({TENSOR: tensors[TENSOR][:-1]}))
+    message = told(ModelError, open_folder, folder)
+    assert message.endswith(f"do not fit its config.json: {TENSOR} is [47, 32] and should be [48, 32]")
+
+
+def test_bad_weights_leave_nothing_but_the_error(folder, capfd):
+    rewrite(folder, lambda tensors: tensors.pop(TENSOR))
+    capfd.readouterr()
+    told(ModelError, open_folder, folder)
+    assert "REPORT" not in "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize("text", ["{not json", "{}", '{"model_type": "nonsense"}', None])
+def test_bad_config(folder, text):
+    (folder / "config.json").unlink()
+    if text is not None:
+        (folder / "config.json").write_text(text)
+    assert f"cannot load model {str(folder)!r}" in told(ModelError, open_folder, folder)
+
+
+def test_other_kinds_of_model_are_refused(tmp_path):
+    small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    ViTModel(ViTConfig(**small, image_size=8, patch_size=4)).save_pretrained(tmp_path / "vit")
+    assert "is not a language model (vit)" in told(ModelError, open_folder, tmp_path / "vit")
+    config = T5Config(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, vocab_size=9)
+    T5ForConditionalGeneration(config).save_pretrained(tmp_path / "t5")
+    assert "encoder-decoder" in told(ModelError, open_folder, tmp_path / "t5")
+    assert "encoder-decoder" in told(ModelError, drafttree.load, T5ForConditionalGeneration(config))
+
+
+def test_vocabularies_may_differ_in_padding():
+    check_tokenizers(words("a", "b"), words("a", "b", "padding"))
+    check_tokenizers(words("a", "b", "padding"), words("a", "b"))
+    check_tokenizers(words("a"), None)
+    check_tokenizers(None, words("a"))

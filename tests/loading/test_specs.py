@@ -1,0 +1,66 @@
+"""Specifications become policies and verifiers, or one line that says what is wrong."""
+
+import pytest
+
+from drafttree.core.errors import ConfigError
+from drafttree.loading import (
+    find_verifier,
+    make_policy,
+    parse_policies,
+)
+from drafttree.policies import POLICIES, Talon
+from drafttree.verifiers import VERIFIERS
+from helpers.refusals import told
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_is_made_from_its_name(name):
+    assert type(make_policy(name)) is POLICIES[name]
+
+
+def test_parameters_are_parsed():
+    assert make_policy("talon:budget=20,margin=0.5") == Talon(budget=20, margin=0.5)
+    assert make_policy("talon: budget = 20 , depth=none,") == Talon(budget=20, depth=None)
+    assert make_policy("talon:") == Talon()
+    assert make_policy(chosen := Talon(width=3)) is chosen
+
+
+@pytest.mark.parametrize(
+    ("spec", "parts"),
+    [
+        ("tallon", ["unknown policy 'tallon'", "did you mean 'talon'"]),
+        ("opttree", ["did you mean 'opt-tree'"]),
+        ("zzz", ["unknown policy 'zzz'", "known:", "dynatree"]),
+        ("", ["unknown policy ''"]),
+        ("talon:budgets=4", ["'budgets'", "did you mean 'budget'"]),
+        ("talon:budget", ["'budget'", "parameter=value"]),
+        ("talon:budget=many", ["budget is 'many'", "integer"]),
+        ("talon:budget=0", ["budget is '0'", "between 1 and 4096"]),
+        ("talon:margin=1.5", ["margin is '1.5'", "between 0 and 1"]),
+    ],
+)
+def test_bad_policies_are_told(spec, parts):
+    message = told(ConfigError, make_policy, spec)
+    assert all(part in message for part in parts), message
+
+
+def test_lists_of_policies():
+    assert list(parse_policies(["all"])) == list(POLICIES)
+    wanted = ["chain", "talon:margin=0.05", "eagle"]
+    assert list(parse_policies(["chain,talon:budget=60,margin=0.05;eagle"])) == wanted
+    assert list(parse_policies([*wanted, "chain", Talon(margin=0.05), Talon])) == [*wanted, "talon"]
+    assert "did you mean 'talon'" in told(ConfigError, parse_policies, ["chain,talom"])
+
+
+def test_verifiers_have_names():
+    assert find_verifier("auto") is None
+    assert all(find_verifier(name) is verifier for name, verifier in VERIFIERS.items())
+    assert "did you mean 'coupled'" in told(ConfigError, find_verifier, "copled")
+
+
+def test_a_parameter_given_twice_is_told():
+    assert "gives budget twice" in told(ConfigError, make_policy, "talon:budget=5,budget=9")
+
+
+def test_a_template_of_endless_ranks_is_told():
+    assert "below 4096" in told(ConfigError, make_policy, "template:paths=99999999999")
