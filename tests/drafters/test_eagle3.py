@@ -14,7 +14,7 @@ from drafttree.drafters.formats.checkpoints import read_config, read_tensors
 from drafttree.drafters.formats.eagle3 import load, parse
 from drafttree.drafters.fused_eagle3 import LeanEagle3Head, StaticEagle3Head
 from drafttree.engine.decoder import Decoder
-from drafttree.models import HuggingFaceModel, TreeCache
+from drafttree.models import TargetModel, TreeCache
 from drafttree.models.recorded import Recorder
 from drafttree.policies import POLICIES, Chain, Talon
 from drafttree.verifiers import VERIFIERS
@@ -47,7 +47,7 @@ class Session:
     def __init__(self, folder, name: str = "SafeAILab", prompt: int = 5, recorder: Recorder | None = None) -> None:
         kind = files.KINDS[name]
         tensors = files.weights(kind)
-        target = HuggingFaceModel(files.target())
+        target = TargetModel(files.target())
         embedding = target.module.get_input_embeddings().weight
         self.formulas = files.Formulas(kind, tensors, embedding)
         self.drafter = load(*both(files.write(folder, kind, tensors)), target.module)
@@ -163,7 +163,7 @@ def test_a_prompt_of_one_token_gets_a_guess_that_leaves_no_trace(tmp_path):
 
 
 def small(kind: str, tmp_path, vocab: int = files.VOCAB) -> Decoder:
-    target = HuggingFaceModel(files.target(vocab))
+    target = TargetModel(files.target(vocab))
     chosen = files.KINDS[kind]
     return Decoder(target, load(*both(files.write(tmp_path, chosen, files.weights(chosen))), target.module))
 
@@ -233,7 +233,7 @@ def test_one_head_pass_per_level(policy, tmp_path):
 
 
 def test_any_architecture_can_be_the_target(tmp_path):
-    target = HuggingFaceModel(tiny.build("gpt_neox"))
+    target = TargetModel(tiny.build("gpt_neox"))
     kind = replace(files.KINDS["SafeAILab"], states=(2, 1, 0))
     config = {**files.configuration(kind), "vocab_size": tiny.VOCAB}
     tensors = files.weights(kind)
@@ -252,7 +252,7 @@ def test_the_targets_embedding_is_shared_not_copied(tmp_path):
 
 
 def test_bfloat16_heads_follow_the_target(tmp_path):
-    target = HuggingFaceModel(files.target().to(torch.bfloat16))
+    target = TargetModel(files.target().to(torch.bfloat16))
     kind = files.KINDS["SafeAILab"]
     drafter = load(*both(files.write(tmp_path, kind, files.weights(kind))), target.module)
     assert {tensor.dtype for tensor in drafter.head.parameters()} == {torch.bfloat16}

@@ -41,7 +41,7 @@ from drafttree.loading.load import (
     load_model,
     make_policy,
 )
-from drafttree.models import HuggingFaceModel
+from drafttree.models import TargetModel
 from drafttree.policies import POLICIES, Talon
 from drafttree.verifiers import VERIFIERS
 from helpers import eagle3_files as files
@@ -381,8 +381,8 @@ def test_vocabularies_may_differ_in_padding():
 @pytest.mark.parametrize("policy", ["talon", "chain", "dynatree"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_drafter_of_another_padded_size_changes_nothing(vocab, policy, temperature):
-    drafter = LanguageModelDrafter(HuggingFaceModel(resized(vocab, 1)))
-    decoder = Decoder(HuggingFaceModel(tiny.build("llama")), drafter, make_policy(policy))
+    drafter = LanguageModelDrafter(TargetModel(resized(vocab, 1)))
+    decoder = Decoder(TargetModel(tiny.build("llama")), drafter, make_policy(policy))
     prompt = [3, 96, 95, 81, 96]
     options = {"max_new_tokens": 20, "temperature": temperature, "seed": 4}
     assert decoder.generate(prompt, **options).tokens == decoder.plain().generate(prompt, **options).tokens

@@ -8,7 +8,7 @@ from drafttree.core.timing import PassTimer
 from drafttree.drafters.base import DraftSession
 from drafttree.engine.detokenizer import Detokenizer
 from drafttree.engine.metrics import Metrics
-from drafttree.models.kv_cache import TreeCache
+from drafttree.models import TreeCache
 from drafttree.policies.base import TreePolicy
 from drafttree.verifiers.base import Verifier
 

@@ -42,9 +42,7 @@ from drafttree.drafters.formats.published import PUBLISHED
 from drafttree.engine import compatibility
 from drafttree.engine.decoder import Decoder
 from drafttree.loading import zoo
-from drafttree.models.base import Model
-from drafttree.models.huggingface import HuggingFaceModel, lay_out_for_cpu
-from drafttree.models.validation import wrap
+from drafttree.models import Model, TargetModel, lay_out_for_cpu, select_backend
 from drafttree.policies import POLICIES, TreePolicy
 from drafttree.verifiers import VERIFIERS, Verifier
 
@@ -100,7 +98,7 @@ def load(
     _check_drafter(drafter)
     model = load_model(target, kind, on)
     tokenizer = tokenizer or load_tokenizer(target)
-    wrapped = wrap(model)
+    wrapped = TargetModel(model, select_backend)
     try:
         drafting = find_drafter(drafter, wrapped, tokenizer)
     except DraftTreeError:
@@ -110,7 +108,7 @@ def load(
 
 
 def find_drafter(
-    source: Source | None, target: HuggingFaceModel, tokenizer: PreTrainedTokenizerBase | None
+    source: Source | None, target: TargetModel, tokenizer: PreTrainedTokenizerBase | None
 ) -> Drafter | None:
     """The drafter of a name, folder or model for a target, in its dtype and on its device; None for plain decoding.
 
@@ -130,7 +128,7 @@ def find_drafter(
             return head
         model = load_model(where, target.dtype, target.device)
         check_tokenizers(tokenizer, tokenizer_beside(where))
-        return LanguageModelDrafter(wrap(model))
+        return LanguageModelDrafter(TargetModel(model, select_backend))
 
     return make_drafter(source, target, load_drafter)
 

@@ -31,7 +31,7 @@ from drafttree.drafters.formats.head_checkpoint import (
     nearest,
     usual_rows,
 )
-from drafttree.drafters.fused_eagle3 import lean
+from drafttree.drafters.fused_eagle3 import select_backend
 from drafttree.drafters.heads import embedding, own_bytes, projection
 
 KIND = "EAGLE-3"
@@ -125,7 +125,7 @@ def load(tensors: Mapping[str, Tensor], config: Mapping[str, Any], target: PreTr
     fill(head, _complete(checkpoint, target, ids), target)
     head.rotary = type(head.rotary)(head.rotary.config).to(target.device)
     head.target_ids = None if ids is None else ids.to(target.device)
-    return Eagle3Drafter(lean(head), hidden_layers, own_bytes(head, target))
+    return Eagle3Drafter(head, hidden_layers, own_bytes(head, target), select_backend)
 
 
 def parse(found: Mapping[str, Tensor], raw: Mapping[str, Any]) -> Eagle3Checkpoint:

@@ -19,7 +19,7 @@ from drafttree.drafters.language_model import LanguageModelDrafter
 from drafttree.engine.decoder import Decoder, Prompt
 from drafttree.engine.request import Request
 from drafttree.loading.load import make_policy
-from drafttree.models.base import Model, Output
+from drafttree.models import Model, Output
 
 PARTS = ("growth", "masks", "verify", "commit", "text", "other")
 
