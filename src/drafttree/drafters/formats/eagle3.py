@@ -123,7 +123,7 @@ def load(tensors: Mapping[str, Tensor], config: Mapping[str, Any], target: PreTr
     hidden_layers = checkpoint.hidden_layers(target.config.get_text_config().num_hidden_layers)
     head, ids = checkpoint.heads, _target_ids(checkpoint.maps)
     fill(head, _complete(checkpoint, target, ids), target)
-    head.rotary = type(head.rotary)(head.rotary.config).to(target.device)
+    head.rotary = type(head.rotary)(head.rotary.config).to(target.device).eval()
     head.target_ids = None if ids is None else ids.to(target.device)
     return Eagle3Drafter(head, hidden_layers, own_bytes(head, target), select_backend)
 
