@@ -76,10 +76,11 @@ def _join(parts: list[Tensor]) -> Tensor:
     if _are_joined(parts):
         return parts[0].data.as_strided((sum(map(len, parts)), *parts[0].shape[1:]), parts[0].stride())
     input_major = parts[0].ndim == 2 and not parts[0].is_contiguous()
-    columns = [part.data.t() if input_major else part.data for part in parts]
-    whole = torch.cat(columns, 1).t() if input_major else torch.cat(columns)
-    for part, own in zip(parts, whole.split([len(part) for part in parts]), strict=True):
-        part.data = own
+    with torch.inference_mode(parts[0].is_inference()):  # parameters made in that mode stay usable only in it
+        columns = [part.data.t() if input_major else part.data for part in parts]
+        whole = torch.cat(columns, 1).t() if input_major else torch.cat(columns)
+        for part, own in zip(parts, whole.split([len(part) for part in parts]), strict=True):
+            part.data = own
     return whole
 
 

@@ -35,7 +35,7 @@ class SelectedBackend(Generic[ModuleT, BackendT]):
         """
         if self._fingerprint.matches():
             return False
-        del self.backend  # its copies of the weights go before new ones are made
+        vars(self).pop("backend", None)  # its copies of the weights go before new ones are made
         self._make()
         return True
 
