@@ -16,7 +16,7 @@ from drafttree.core.errors import ConfigError
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.engine.decoder import Decoder
 from drafttree.evaluation.reference import transformers_generate
-from drafttree.models import HuggingFaceModel
+from drafttree.models import TargetModel
 from drafttree.policies import Eagle, Talon
 from helpers import tiny
 from helpers.toy import Script, Table, ToyDrafter, ToyModel
@@ -43,8 +43,8 @@ def decoder(module, free):
     with torch.no_grad():
         for parameter in draft.parameters():
             parameter += 0.03 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
-    drafter = LanguageModelDrafter(HuggingFaceModel(draft))
-    return Decoder(HuggingFaceModel(deepcopy(module)), drafter, Talon(budget=12, width=3), eos=(free[9], 96))
+    drafter = LanguageModelDrafter(TargetModel(draft))
+    return Decoder(TargetModel(deepcopy(module)), drafter, Talon(budget=12, width=3), eos=(free[9], 96))
 
 
 @pytest.mark.parametrize("name", [*tiny.OPTIONS, "everything"])

@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from drafttree.drafters import Eagle3Drafter
-from drafttree.drafters import fused_eagle3 as lean_eagle3
+from drafttree.drafters import Eagle3Drafter, fused_eagle3
 from drafttree.drafters.base import extend_visible
-from drafttree.drafters.eagle3 import Eagle3Head
+from drafttree.drafters.eagle3 import Eagle3Backend, Eagle3Head
 from drafttree.drafters.formats.checkpoints import read_config, read_tensors
 from drafttree.drafters.formats.eagle3 import load, parse
-from drafttree.drafters.fused_eagle3 import LeanEagle3Head, StaticEagle3Head
+from drafttree.drafters.fused_eagle3 import FusedEagle3, RecordedEagle3, select_backend
 from drafttree.engine.decoder import Decoder
-from drafttree.models import HuggingFaceModel, TreeCache
+from drafttree.models import TargetModel, TreeCache
 from drafttree.models.recorded import Recorder
 from drafttree.policies import POLICIES, Chain, Talon
 from drafttree.verifiers import VERIFIERS
@@ -38,6 +37,30 @@ def both(folder) -> tuple:
 every_format = pytest.mark.parametrize("name", files.KINDS)
 
 
+class Counted:
+    """A backend that notes how many rows each pass forwards."""
+
+    def __init__(self, inner: Eagle3Backend) -> None:
+        self.inner, self.forwarded = inner, []
+
+    def __getattr__(self, name: str):
+        return getattr(self.inner, name)
+
+    def __call__(self, cache, tokens, *arguments):
+        self.forwarded.append(tokens.shape[1])
+        return self.inner(cache, tokens, *arguments)
+
+
+def recorded_by(recorder: Recorder):
+    """What selects a backend whose passes are recorded."""
+    return lambda head: RecordedEagle3(FusedEagle3(head), recorder)
+
+
+def counted(drafter: Eagle3Drafter, select=select_backend) -> Eagle3Drafter:
+    """The same drafter on a backend that is `Counted`."""
+    return Eagle3Drafter(drafter.head, drafter.hidden_layers, drafter.nbytes, lambda head: Counted(select(head)))
+
+
 class Session:
     """A draft session and the rows its cache should hold; compares all its logits with the formulas.
 
@@ -47,19 +70,18 @@ class Session:
     def __init__(self, folder, name: str = "SafeAILab", prompt: int = 5, recorder: Recorder | None = None) -> None:
         kind = files.KINDS[name]
         tensors = files.weights(kind)
-        target = HuggingFaceModel(files.target())
+        target = TargetModel(files.target())
         embedding = target.module.get_input_embeddings().weight
         self.formulas = files.Formulas(kind, tensors, embedding)
-        self.drafter = load(*both(files.write(folder, kind, tensors)), target.module)
-        if recorder:
-            assert isinstance(self.drafter.head, LeanEagle3Head)
-            self.drafter.head = StaticEagle3Head(self.drafter.head, recorder)
+        drafter = load(*both(files.write(folder, kind, tensors)), target.module)
+        assert isinstance(drafter.backend, FusedEagle3)
+        self.drafter = counted(drafter, recorded_by(recorder) if recorder else select_backend)
         self.generator = torch.Generator().manual_seed(1)
         self.tokens = self.draw(prompt)
         self.draft = self.drafter.start(self.tokens, capacity=12)
         self.hidden_states = self.states(prompt - 1)
-        self.forwarded: list[int] = []
-        self.drafter.head.register_forward_pre_hook(lambda _, given: self.forwarded.append(given[1].shape[1]))
+        self.forwarded = self.drafter.backend.forwarded
+        del self.forwarded[:]
         self.draft.prefill(self.hidden_states)
         self.calls = 0
 
@@ -163,7 +185,7 @@ def test_the_first_draft_after_a_prompt_of_one_token_keeps_no_row(tmp_path):
 
 
 def small(kind: str, tmp_path, vocab: int = files.VOCAB) -> Decoder:
-    target = HuggingFaceModel(files.target(vocab))
+    target = TargetModel(files.target(vocab))
     chosen = files.KINDS[kind]
     return Decoder(target, load(*both(files.write(tmp_path, chosen, files.weights(chosen))), target.module))
 
@@ -224,8 +246,8 @@ def test_trees_for_sampling_verifiers_have_tokens_of_the_draft_vocabulary(name, 
 @pytest.mark.parametrize("policy", [Chain(depth=5), Talon(width=4, budget=16)])
 def test_one_head_pass_per_level(policy, tmp_path):
     decoder = small("SafeAILab", tmp_path).with_policy(policy)
-    passes = []
-    decoder.drafter.head.register_forward_pre_hook(lambda _, given: passes.append(given[1].shape[1]))
+    decoder = decoder.with_drafter(counted(decoder.drafter))
+    passes = decoder.drafter.backend.forwarded
     metrics = decoder.generate([3, 1, 4, 1, 5], max_new_tokens=30).metrics
     assert [turn.draft_passes for turn in metrics.rounds] == [turn.levels for turn in metrics.rounds]
     assert len(passes) == 1 + sum(turn.draft_passes for turn in metrics.rounds)
@@ -233,7 +255,7 @@ def test_one_head_pass_per_level(policy, tmp_path):
 
 
 def test_any_architecture_can_be_the_target(tmp_path):
-    target = HuggingFaceModel(tiny.build("gpt_neox"))
+    target = TargetModel(tiny.build("gpt_neox"))
     kind = replace(files.KINDS["SafeAILab"], states=(2, 1, 0))
     config = {**files.configuration(kind), "vocab_size": tiny.VOCAB}
     tensors = files.weights(kind)
@@ -252,7 +274,7 @@ def test_the_targets_embedding_is_shared_not_copied(tmp_path):
 
 
 def test_bfloat16_heads_follow_the_target(tmp_path):
-    target = HuggingFaceModel(files.target().to(torch.bfloat16))
+    target = TargetModel(files.target().to(torch.bfloat16))
     kind = files.KINDS["SafeAILab"]
     drafter = load(*both(files.write(tmp_path, kind, files.weights(kind))), target.module)
     assert {tensor.dtype for tensor in drafter.head.parameters()} == {torch.bfloat16}
@@ -269,13 +291,12 @@ def test_formats_are_told_apart(name, tmp_path):
 
 
 @every_format
-def test_the_lean_head_is_the_module_it_stands_in_for(name, tmp_path):
+def test_a_fused_head_is_the_module_it_stands_in_for(name, tmp_path):
     kind = files.KINDS[name]
     head = load(*both(files.write(tmp_path, kind, files.weights(kind))), files.target()).head
-    assert isinstance(head, LeanEagle3Head)
     for batch, levels in ((1, 3), (2, 2)):
         results = []
-        for each in (head, _module(head)):
+        for each in (FusedEagle3(head), head):
             cache, generator = TreeCache(len(head.layers), batch, 8), torch.Generator().manual_seed(3)
             visible = torch.zeros(batch, 2, 0, dtype=torch.bool)
             for level in range(levels):
@@ -285,7 +306,7 @@ def test_the_lean_head_is_the_module_it_stands_in_for(name, tmp_path):
                 positions = torch.full((batch, 2), level)
                 with torch.inference_mode():
                     output = each(cache, tokens, each.fuse(states), positions, visible)
-                    results.append((output, each.next_hidden(output), each.logits(output)))
+                    results.append((output, each.next_hidden(output), each.draft_logits(output)))
         for ours, theirs in zip(results[:levels], results[levels:], strict=True):
             for one, other in zip(ours, theirs, strict=True):
                 torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
@@ -293,21 +314,21 @@ def test_the_lean_head_is_the_module_it_stands_in_for(name, tmp_path):
 
 @every_format
 @torch.inference_mode()
-def test_recorded_passes_are_the_lean_heads(name, tmp_path):
+def test_recorded_passes_are_the_fused_heads(name, tmp_path):
     kind, recorder = files.KINDS[name], Replays()
     head = load(*both(files.write(tmp_path, kind, files.weights(kind))), files.target()).head
-    assert isinstance(head, LeanEagle3Head)
-    recorded = StaticEagle3Head(head, recorder)
+    fused = FusedEagle3(head)
+    recorded = RecordedEagle3(fused, recorder)
     for seed in (1, 2):
-        results = [list(_levels(each, seed)) for each in (head, recorded)]
+        results = [list(_levels(each, head, seed)) for each in (fused, recorded)]
         for one, other in zip(*results, strict=True):
             torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
     assert recorder.recorded == 2
 
 
-def _levels(head: LeanEagle3Head, seed: int):
+def _levels(backend: Eagle3Backend, head: Eagle3Head, seed: int):
     """Outputs of a prefix and three levels of two nodes, all kept until the last is made."""
-    generator, cache, device = torch.Generator().manual_seed(seed), head.new_cache(8), head.fc.weight.device
+    generator, cache, device = torch.Generator().manual_seed(seed), backend.new_cache(8), head.fc.weight.device
     for rows, kept in ((3, range(3)), (2, None), (2, None), (2, None)):
         if kept or not cache.drafted:
             visible = torch.ones(1, rows, 0, dtype=torch.bool)
@@ -316,7 +337,7 @@ def _levels(head: LeanEagle3Head, seed: int):
         tokens = torch.randint(files.VOCAB, (1, rows), generator=generator)
         states = tuple(torch.randn(1, rows, files.TARGET_HIDDEN, generator=generator).to(device) for _ in range(3))
         positions = torch.full((1, rows), cache.get_seq_length())
-        yield head(cache, tokens.to(device), head.fuse(states), positions.to(device), visible.to(device))
+        yield backend(cache, tokens.to(device), backend.fuse(states), positions.to(device), visible.to(device))
         if kept:
             cache.commit(kept)
 
@@ -325,12 +346,12 @@ def _levels(head: LeanEagle3Head, seed: int):
 def test_nan_hidden_states_of_one_pass_do_not_affect_the_next(tmp_path):
     kind = files.KINDS["SafeAILab"]
     head = load(*both(files.write(tmp_path, kind, files.weights(kind))), files.target()).head
-    assert isinstance(head, LeanEagle3Head)
-    recorded = StaticEagle3Head(head, Replays())
+    fused = FusedEagle3(head)
+    recorded = RecordedEagle3(fused, Replays())
     damaged = torch.full((1, 4, head.config.hidden), torch.nan)
     rows, causal = torch.arange(4)[None], torch.ones(1, 4, 4, dtype=torch.bool).tril()
     recorded(recorded.new_cache(8), rows, damaged, rows, causal)
-    results = [list(_levels(each, 1)) for each in (head, recorded)]
+    results = [list(_levels(each, head, 1)) for each in (fused, recorded)]
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
@@ -338,43 +359,54 @@ def test_nan_hidden_states_of_one_pass_do_not_affect_the_next(tmp_path):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @every_format
 @torch.inference_mode()
-def test_graphs_are_the_lean_heads_passes(name, tmp_path):
+def test_graphs_are_the_fused_heads_passes(name, tmp_path):
     kind = files.KINDS[name]
-    recorded = load(*both(files.write(tmp_path, kind, files.weights(kind))), files.target().cuda()).head
-    assert isinstance(recorded, StaticEagle3Head)
+    drafter = load(*both(files.write(tmp_path, kind, files.weights(kind))), files.target().cuda())
+    recorded, head = drafter.backend, drafter.head
+    assert isinstance(recorded, RecordedEagle3)
     for seed in (1, 2):
-        results = [list(_levels(each, seed)) for each in (_without(recorded), recorded)]
+        results = [list(_levels(each, head, seed)) for each in (FusedEagle3(head), recorded)]
         for one, other in zip(*results, strict=True):
             torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
-
-
-def _without(recorded: StaticEagle3Head) -> LeanEagle3Head:
-    """The head whose passes were recorded."""
-    lean = LeanEagle3Head.__new__(LeanEagle3Head)
-    lean.__dict__.update(vars(recorded))
-    return lean
 
 
 def test_a_head_recorded_as_something_else_is_not_trusted(tmp_path):
     kind = files.KINDS["SafeAILab"]
     head = load(*both(files.write(tmp_path, kind, files.weights(kind))), files.target()).head
-    own = lean_eagle3._probe(head)
-    assert lean_eagle3.repeats(StaticEagle3Head(head, Replays()), own)
-    assert not lean_eagle3.repeats(StaticEagle3Head(head, frozen), own)
-
-
-def _module(head: LeanEagle3Head) -> Eagle3Head:
-    module = Eagle3Head.__new__(Eagle3Head)
-    module.__dict__.update({name: part for name, part in vars(head).items() if name not in LEAN_PARTS})
-    return module
-
-
-LEAN_PARTS = {"_norms", "_blocks", "_fc", "_head"}
+    own, fused = fused_eagle3._probe(head, head), FusedEagle3(head)
+    assert fused_eagle3._repeats(RecordedEagle3(fused, Replays()), head, own)
+    assert not fused_eagle3._repeats(RecordedEagle3(fused, frozen), head, own)
 
 
 @torch.inference_mode()
-def test_a_head_whose_lean_form_says_something_else_stays_as_it_is(tmp_path, monkeypatch):
+def test_a_head_whose_fused_form_says_something_else_runs_as_it_is(tmp_path, monkeypatch):
     kind = files.KINDS["SafeAILab"]
-    monkeypatch.setattr(lean_eagle3, "rms_norm", lambda norm: lambda x: x)
-    head = load(*both(files.write(tmp_path, kind, files.weights(kind))), files.target()).head
-    assert type(head) is Eagle3Head
+    monkeypatch.setattr(fused_eagle3, "rms_norm", lambda norm: lambda x: x)
+    drafter = load(*both(files.write(tmp_path, kind, files.weights(kind))), files.target())
+    assert drafter.backend is drafter.head
+
+
+def test_a_hook_on_the_head_is_called(tmp_path):
+    decoder, called = small("SafeAILab", tmp_path), []
+    assert isinstance(decoder.drafter.backend, FusedEagle3)
+    handle = decoder.drafter.head.layers[0].mlp.register_forward_hook(lambda *_: called.append(1))
+    rounds = decoder.generate([3, 1, 4, 1, 5], max_new_tokens=8).metrics.rounds
+    assert len(called) >= len(rounds) > 0
+    handle.remove()
+    decoder.generate([3, 1], max_new_tokens=2)
+    assert isinstance(decoder.drafter.backend, FusedEagle3)
+
+
+@pytest.mark.parametrize("packed_from", [1, 1 << 30], ids=["packed", "as they are"])
+def test_weights_of_a_head_edited_in_place_are_the_ones_that_draft(packed_from, tmp_path, monkeypatch):
+    monkeypatch.setattr("drafttree.models.fused_linear.PACKED_FROM", packed_from)
+    kind = files.KINDS["SafeAILab"]
+    drafter = load(*both(files.write(tmp_path, kind, files.weights(kind))), files.target())
+    with torch.no_grad():
+        for weight in drafter.head.layers.parameters():
+            weight.mul_(1.5)
+    drafter.start([1, 2], capacity=8)
+    with torch.inference_mode():
+        found, expected = (list(_levels(each, drafter.head, 1)) for each in (drafter.backend, drafter.head))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)

@@ -10,13 +10,13 @@ import torch
 from drafttree.core.errors import ModelError
 from drafttree.drafters.formats import hydra, read_config, read_tensors, recognise
 from drafttree.engine.decoder import Decoder
-from drafttree.models import HuggingFaceModel
+from drafttree.models import TargetModel
 from drafttree.policies import POLICIES, Chain, Talon
 from helpers import tiny, trained
 from helpers.trained import HIDDEN, LENGTH, PROMPT, SAMPLINGS, VOCAB, affine, assert_close, exact, silu, states
 
 TARGET = trained.counting()
-MODEL = HuggingFaceModel(TARGET)
+MODEL = TargetModel(TARGET)
 CLONE = trained.counting()
 EMBEDDING = CLONE.model.embed_tokens.weight.detach()
 PLAIN = Decoder(MODEL)
@@ -252,7 +252,7 @@ def test_any_architecture_can_be_the_target(name):
     config = hydra.prefix_config(target.config)
     made = hydra.HydraHeads(2, 1, HIDDEN, VOCAB, config, shared=True)
     drafter = hydra.load(made.state_dict(), {"shared_lm_head": True}, target)
-    decoder = Decoder(HuggingFaceModel(target), drafter, Talon(width=4, budget=16))
+    decoder = Decoder(TargetModel(target), drafter, Talon(width=4, budget=16))
     assert decoder.generate(PROMPT, max_new_tokens=LENGTH).tokens == (
         decoder.plain().generate(PROMPT, max_new_tokens=LENGTH).tokens
     )

@@ -5,14 +5,14 @@ import torch
 from torch import Tensor
 
 from drafttree.drafters.language_model import LanguageModelDrafter
-from drafttree.models import HuggingFaceModel
+from drafttree.models import TargetModel
 from helpers import tiny
 
 PROMPT = tiny.random_tokens(6, 1)
 TOLERANCE = 1e-4
 
 
-class Counted(HuggingFaceModel):
+class Counted(TargetModel):
     """A model that records the number of tokens of each forward pass."""
 
     def __init__(self, module) -> None:
@@ -187,5 +187,5 @@ def test_two_drafts_of_one_drafter_do_not_disturb_each_other():
 
 
 def test_the_drafter_has_its_models_vocabulary_and_context():
-    drafter = LanguageModelDrafter(HuggingFaceModel(tiny.build("gpt2")))
+    drafter = LanguageModelDrafter(TargetModel(tiny.build("gpt2")))
     assert (drafter.vocab_size, drafter.context) == (tiny.VOCAB, 64)

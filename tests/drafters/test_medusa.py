@@ -10,13 +10,13 @@ from safetensors.torch import save_file
 from drafttree.core.errors import ModelError
 from drafttree.drafters.formats import medusa, read_config, read_tensors, recognise
 from drafttree.engine.decoder import Decoder
-from drafttree.models import HuggingFaceModel
+from drafttree.models import TargetModel
 from drafttree.policies import POLICIES, Chain, Talon
 from helpers import tiny, trained
 from helpers.trained import HIDDEN, LENGTH, PROMPT, SAMPLINGS, VOCAB, affine, assert_close, exact, silu, states
 
 TARGET = trained.counting()
-MODEL = HuggingFaceModel(TARGET)
+MODEL = TargetModel(TARGET)
 CLONE = trained.counting()
 PLAIN = Decoder(MODEL)
 
@@ -157,7 +157,7 @@ def test_two_drafts_of_one_drafter_do_not_disturb_each_other():
 @pytest.mark.parametrize("name", ["gpt_neox", "qwen3", "gemma3", "gpt2"])
 def test_any_architecture_can_be_the_target(name):
     target = tiny.build(name)
-    model = HuggingFaceModel(target)
+    model = TargetModel(target)
     drafter = medusa.load(checkpoint(projected=False, scale=0.02), {}, target)
     decoder = Decoder(model, drafter, Talon(width=4, budget=16))
     assert decoder.generate(PROMPT, max_new_tokens=LENGTH).tokens == (

@@ -1,6 +1,8 @@
 """Figures worked out by hand."""
 
 import math
+import subprocess
+import sys
 
 import pytest
 
@@ -106,3 +108,15 @@ def test_the_law_is_exact_where_rounds_are_all_the_time_there_is():
 
 def test_peak_memory_is_that_of_a_process_with_torch_in_it():
     assert 50e6 < peak_memory() < 1e12
+
+
+def test_the_package_works_where_the_standard_library_has_no_resource_module():
+    """As on Windows."""
+    script = (
+        "import sys; sys.modules['resource'] = None\n"
+        "import drafttree\n"
+        "from drafttree.engine.metrics import peak_memory\n"
+        "print(peak_memory())"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "0", done.stderr

@@ -6,7 +6,7 @@ from drafttree.core.errors import ConfigError, ContextError
 from drafttree.engine.request import Request
 from drafttree.evaluation.certify import certify, fit
 from drafttree.evaluation.reference import find_difference, released, transformers_generate
-from drafttree.models.tree_attention import NAME
+from drafttree.models import NAME
 
 PROMPTS = ["The old man looked at the sea", "In the year of our Lord"]
 

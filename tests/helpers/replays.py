@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from drafttree.models.recorded import Run
+from drafttree.models.buffer_pool import RecordedPass
 
 
 class Replays:
@@ -11,7 +11,7 @@ class Replays:
     def __init__(self) -> None:
         self.recorded = 0
 
-    def __call__(self, run: Run) -> Run:
+    def __call__(self, run: RecordedPass) -> RecordedPass:
         self.recorded += 1
         first = run()
 
@@ -23,7 +23,7 @@ class Replays:
         return replay
 
 
-def frozen(run: Run) -> Run:
+def frozen(run: RecordedPass) -> RecordedPass:
     """Repeats nothing: gives the outputs of the first time again."""
     outputs = run()
     return lambda: outputs

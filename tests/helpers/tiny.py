@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from drafttree.core.tree import DraftTree
-from drafttree.models import HuggingFaceModel, TreeCache
+from drafttree.models import TargetModel, TreeCache
 
 VOCAB = 97
 WINDOW = 5
@@ -112,10 +112,10 @@ def from_config(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
     return module
 
 
-def wrap(module: PreTrainedModel) -> tuple[HuggingFaceModel, PreTrainedModel]:
+def wrap(module: PreTrainedModel) -> tuple[TargetModel, PreTrainedModel]:
     """The wrapped module, and an untouched clone of it to compare with."""
     clone = deepcopy(module)
-    return HuggingFaceModel(module), clone
+    return TargetModel(module), clone
 
 
 def random_tokens(count: int, seed: int) -> list[int]:
@@ -152,7 +152,7 @@ def leaf_paths(tree: DraftTree, row: int = 0) -> list[list[int]]:
     return [path_to(tree, node, row) for node in range(tree.size) if node not in inner]
 
 
-def score(model: HuggingFaceModel, cache: TreeCache, tree: DraftTree) -> Tensor:
+def score(model: TargetModel, cache: TreeCache, tree: DraftTree) -> Tensor:
     """Logits of every node of a tree in one pass."""
     return model.forward(cache, tree.tokens, tree.depths + cache.length, tree.ancestors).logits
 

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from drafttree.drafters.base import HiddenStates
-from drafttree.models.base import Output
-from drafttree.models.kv_cache import TreeCache
+from drafttree.models import Output, TreeCache
 
 Law = Callable[[Sequence[int]], list[float]]
 

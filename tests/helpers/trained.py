@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from drafttree.drafters import Drafter
 from drafttree.engine.decoder import Decoder
-from drafttree.models import HuggingFaceModel
+from drafttree.models import TargetModel
 from drafttree.policies import POLICIES, TreePolicy
 from helpers import tiny
 from helpers.small_trees import SMALL
@@ -111,7 +111,7 @@ class WatchedDraft:
         return logits
 
 
-def watched(target: HuggingFaceModel, drafter: Drafter, policy: TreePolicy, prompt=PROMPT) -> tuple[list, Decoder]:
+def watched(target: TargetModel, drafter: Drafter, policy: TreePolicy, prompt=PROMPT) -> tuple[list, Decoder]:
     """The calls of a drafter while a text is decoded with it, and the decoder."""
     recorder = Watched(drafter)
     decoder = Decoder(target, recorder, policy)

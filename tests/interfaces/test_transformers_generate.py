@@ -21,7 +21,7 @@ from drafttree.core.errors import ConfigError, ContextError, InputError, ModelEr
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.interfaces import transformers_generate as hf
 from drafttree.loading import zoo
-from drafttree.models import HuggingFaceModel
+from drafttree.models import TargetModel
 from drafttree.policies import POLICIES
 from helpers import tiny
 from helpers.stock_generate import Recorder, StopAt, padded
@@ -53,7 +53,7 @@ def test_greedy_output_is_stock_output_on_every_architecture(name, draft):
 
 
 def test_drafter_may_be_a_model_a_drafter_the_target_or_none(target, draft):
-    wrapped = LanguageModelDrafter(HuggingFaceModel(deepcopy(target)))
+    wrapped = LanguageModelDrafter(TargetModel(deepcopy(target)))
     for drafter in (draft, wrapped, target, None, "none"):
         stock, ours = both(target, drafter)
         assert torch.equal(stock, ours)

@@ -28,7 +28,7 @@ from drafttree.loading import (
     make_policy,
     zoo,
 )
-from drafttree.models import HuggingFaceModel
+from drafttree.models import TargetModel
 from drafttree.verifiers import VERIFIERS
 from helpers import eagle3_files as files
 from helpers import tiny
@@ -210,8 +210,8 @@ def test_mismatch_shows_the_first_differing_token(folder, tmp_path_factory):
 @pytest.mark.parametrize("policy", ["talon", "chain", "dynatree"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_drafter_of_another_padded_size_changes_nothing(vocab, policy, temperature):
-    drafter = LanguageModelDrafter(HuggingFaceModel(resized(vocab, 1)))
-    decoder = Decoder(HuggingFaceModel(tiny.build("llama")), drafter, make_policy(policy))
+    drafter = LanguageModelDrafter(TargetModel(resized(vocab, 1)))
+    decoder = Decoder(TargetModel(tiny.build("llama")), drafter, make_policy(policy))
     prompt = [3, 96, 95, 81, 96]
     options = {"max_new_tokens": 20, "temperature": temperature, "seed": 4}
     assert decoder.generate(prompt, **options).tokens == decoder.plain().generate(prompt, **options).tokens

@@ -1,4 +1,4 @@
-"""The lean decoder is the module it stands in for: same logits, same hidden states, same weights in memory."""
+"""Fused layers compute what their module does: same logits, same hidden states, same weights in memory."""
 
 from copy import deepcopy
 
@@ -8,11 +8,9 @@ from torch import nn
 from transformers import GPTNeoXConfig, LlamaConfig, MistralConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from drafttree.models import fused as lean
-from drafttree.models.base import append, read
-from drafttree.models.fused import LeanModel
-from drafttree.models.huggingface import HuggingFaceModel, lay_out_for_cpu
-from drafttree.models.validation import wrap
+from drafttree.models import TargetModel, append, fused_layers, fused_linear, lay_out_for_cpu, prefill, select_backend
+from drafttree.models.fused import FusedBackend
+from drafttree.models.module_backend import ModuleBackend
 from helpers import tiny
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 1e4}
@@ -26,19 +24,19 @@ CONFIGS = {name: tiny.CONFIGS[name] for name in ("gpt_neox", "llama", "qwen2", "
 every_family = pytest.mark.parametrize("name", CONFIGS)
 
 
-def build(name: str) -> tuple[HuggingFaceModel, nn.Module]:
-    """A wrapped model, lean if one fits, and an untouched clone of its module."""
+def build(name: str) -> tuple[TargetModel, nn.Module]:
+    """A model, fused if that is supported, and an untouched clone of its module."""
     module = tiny.from_config(CONFIGS[name]())
     clone = deepcopy(module)
-    return wrap(module), clone
+    return TargetModel(module, select_backend), clone
 
 
 @every_family
 def test_logits_equal_transformers_along_every_path(name):
     model, clone = build(name)
-    assert isinstance(model, LeanModel)
+    assert isinstance(model.backend, FusedBackend)
     cache, prefix = model.new_cache(1, 40), tiny.random_tokens(9, 1)
-    read(model, cache, prefix[:6], chunk=4)
+    prefill(model, cache, prefix[:6], chunk=4)
     append(model, cache, prefix[6:])
     tree = tiny.random_tree((3, 5, 4), 2)
     assert tiny.worst_gap(tiny.score(model, cache, tree)[0], clone, prefix, tree) < 1e-4
@@ -48,7 +46,7 @@ def test_logits_equal_transformers_along_every_path(name):
 def test_kept_rows_serve_the_next_round(name):
     model, clone = build(name)
     cache, prefix = model.new_cache(1, 12), tiny.random_tokens(5, 3)
-    read(model, cache, prefix)
+    prefill(model, cache, prefix)
     for seed in (4, 5, 6):
         tree = tiny.random_tree((3, 3, 2), seed)
         tiny.score(model, cache, tree)
@@ -69,9 +67,9 @@ def test_batches_of_trees_are_scored_like_lone_ones(name):
 
 
 @every_family
-def test_hidden_layers_are_the_wrapped_models(name):
+def test_hidden_layers_are_the_modules(name):
     model, clone = build(name)
-    wrapped = HuggingFaceModel(clone)
+    wrapped = TargetModel(clone)
     tree, layers = tiny.random_tree((2, 3), 8), tuple(range(tiny.LAYERS + 1))
     outputs = [
         m.forward(m.new_cache(1, 8), tree.tokens, tree.depths, tree.ancestors, hidden_layers=layers)
@@ -88,7 +86,7 @@ def test_fused_weights_are_the_modules_own(laid_out):
         lay_out_for_cpu(module)
     before = deepcopy(module.state_dict())
     size = _storage_bytes(module)
-    assert isinstance(wrap(module), LeanModel)
+    assert isinstance(select_backend(module), FusedBackend)
     assert _storage_bytes(module) == size
     attention = module.model.layers[0].self_attn
     owners = {part.weight.untyped_storage().data_ptr() for part in (attention.q_proj, attention.v_proj)}
@@ -105,32 +103,32 @@ def test_the_module_keeps_working():
 
 
 @pytest.mark.parametrize("name", ["mistral_sliding", "gemma3", "gpt2", "qwen2_moe_sliding"])
-def test_other_architectures_stay_wrapped(name):
-    assert type(wrap(tiny.build(name))) is HuggingFaceModel
+def test_other_architectures_run_as_modules(name):
+    assert type(select_backend(tiny.build(name))) is ModuleBackend
 
 
-def test_a_mistral_whose_window_is_never_full_stays_wrapped():
+def test_a_mistral_whose_window_is_never_full_runs_as_a_module():
     config = MistralConfig(**tiny.GROUPED, sliding_window=4096)
-    assert type(wrap(tiny.from_config(config))) is HuggingFaceModel
+    assert type(select_backend(tiny.from_config(config))) is ModuleBackend
 
 
-def test_replaced_linear_layers_stay_wrapped():
+def test_a_module_with_replaced_linear_layers_is_run_as_it_is():
     class Quantised(nn.Linear):
         """A linear layer whose product is its own."""
 
     module = tiny.build("llama")
     own = module.model.layers[1].mlp.up_proj
     module.model.layers[1].mlp.up_proj = Quantised(own.in_features, own.out_features, bias=False)
-    assert type(wrap(module)) is HuggingFaceModel
+    assert type(select_backend(module)) is ModuleBackend
 
 
-def test_a_lean_decoder_that_differs_is_not_trusted(monkeypatch):
-    monkeypatch.setattr(lean.Pass, "rotate", lambda *_: None)
-    assert type(wrap(tiny.build("llama"))) is HuggingFaceModel
+def test_fused_layers_that_differ_are_not_trusted(monkeypatch):
+    monkeypatch.setattr(fused_layers.PassContext, "rotate", lambda *_: None)
+    assert type(select_backend(tiny.build("llama"))) is ModuleBackend
 
 
 def test_bfloat16_is_served():
-    assert isinstance(wrap(tiny.build("llama").to(torch.bfloat16)), LeanModel)
+    assert isinstance(select_backend(tiny.build("llama").to(torch.bfloat16)), FusedBackend)
 
 
 def _storage_bytes(module: nn.Module) -> int:
@@ -145,20 +143,20 @@ def test_large_products_are_those_of_the_layer(biased, rows, monkeypatch):
     x, residual = torch.randn(rows, 24), torch.randn(rows, 40)
     expected = (x.double() @ layer.weight.double().T + (layer.bias.double() if biased else 0)).float()
     for size in (1, 1 << 30):
-        monkeypatch.setattr(lean, "PACKED_FROM", size)
-        product = lean.product(layer)
+        monkeypatch.setattr(fused_linear, "PACKED_FROM", size)
+        fused = fused_linear.fuse(layer)
         with torch.inference_mode():
-            torch.testing.assert_close(product.of(x), expected, atol=1e-5, rtol=1e-5)
-            torch.testing.assert_close(product.onto(residual, x), expected + residual, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(fused(x), expected, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(fused.add_to(residual, x), expected + residual, atol=1e-5, rtol=1e-5)
 
 
 @every_family
 def test_packed_weights_give_the_same_logits(name, monkeypatch):
-    monkeypatch.setattr(lean, "PACKED_FROM", 1)
+    monkeypatch.setattr(fused_linear, "PACKED_FROM", 1)
     model, clone = build(name)
-    assert isinstance(model, LeanModel)
+    assert isinstance(model.backend, FusedBackend)
     cache, prefix, tree = model.new_cache(1, 40), tiny.random_tokens(9, 1), tiny.random_tree((3, 5, 4), 2)
-    read(model, cache, prefix)
+    prefill(model, cache, prefix)
     assert tiny.worst_gap(tiny.score(model, cache, tree)[0], clone, prefix, tree) < 1e-4
 
 
@@ -168,4 +166,4 @@ def test_rms_norms_are_transformers_own(size):
     norm.weight.data.normal_()
     x = size * torch.randn(5, 40)
     with torch.inference_mode():
-        torch.testing.assert_close(lean.rms_norm(norm)(x), norm(x), atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(fused_linear.rms_norm(norm)(x), norm(x), atol=1e-6, rtol=1e-5)

@@ -1,4 +1,4 @@
-"""The cache keeps rows where they belong: through growth, through `keep`, and never by copying what is in place."""
+"""The cache keeps rows where they belong: through growth, through `commit`, and never by copying what is in place."""
 
 import pytest
 import torch
@@ -57,7 +57,7 @@ def test_the_capacity_asked_for_is_not_reallocated():
     assert nbytes == LAYERS * 2 * HEADS * 8 * WIDTH * 4
 
 
-def test_keep_moves_the_accepted_rows_behind_the_prefix():
+def test_commit_moves_the_accepted_rows_behind_the_prefix():
     cache = TreeCache(LAYERS, 2, capacity=16)
     prefix = store(cache, 3, 0, batch=2)
     cache.commit(range(3))
@@ -66,7 +66,7 @@ def test_keep_moves_the_accepted_rows_behind_the_prefix():
     assert torch.equal(contents(cache, batch=2), torch.cat((prefix, tree[..., [0, 2, 5], :]), -2))
 
 
-def test_keep_orders_rows_as_asked():
+def test_commit_orders_rows_as_asked():
     cache = TreeCache(LAYERS, 1, capacity=8)
     tree = store(cache, 4, 0)
     cache.commit([3, 0, 1])
@@ -74,7 +74,7 @@ def test_keep_orders_rows_as_asked():
 
 
 @pytest.mark.parametrize("rows", [range(3), [0, 1, 2], [0], []])
-def test_keeping_rows_already_in_place_copies_nothing(rows, monkeypatch):
+def test_committing_rows_already_in_place_copies_nothing(rows, monkeypatch):
     cache = TreeCache(LAYERS, 1, capacity=8)
     tree, before = store(cache, 5, 0), address(cache)
     monkeypatch.setattr(torch.Tensor, "index_select", lambda *_: pytest.fail("a copy was made"))
@@ -83,7 +83,7 @@ def test_keeping_rows_already_in_place_copies_nothing(rows, monkeypatch):
     assert torch.equal(contents(cache), tree[..., : len(rows), :])
 
 
-def test_keep_drops_the_rest_of_the_tree():
+def test_commit_drops_the_rest_of_the_tree():
     cache = TreeCache(LAYERS, 1, capacity=8)
     store(cache, 5, 0)
     cache.commit([0, 3])
@@ -91,7 +91,7 @@ def test_keep_drops_the_rest_of_the_tree():
     assert cache.get_seq_length() == 2
 
 
-def test_rows_made_in_inference_mode_can_be_kept_outside_it():
+def test_rows_made_in_inference_mode_can_be_committed_outside_it():
     cache = TreeCache(LAYERS, 1, capacity=8)
     with torch.inference_mode():
         tree = store(cache, 4, 0)

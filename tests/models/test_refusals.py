@@ -28,8 +28,7 @@ from transformers import (
 )
 
 from drafttree.core.errors import ModelError
-from drafttree.models import HuggingFaceModel
-from drafttree.models.base import read
+from drafttree.models import TargetModel, prefill
 from helpers import tiny
 
 GROUPED, SIZES = tiny.GROUPED, tiny.SIZES
@@ -84,21 +83,21 @@ def test_wrapping_refuses_and_names_the_layer_kind(case):
     config, kind = REFUSED[case]
     module = tiny.from_config(config())
     with pytest.raises(ModelError, match=f"^{type(module).__name__} cannot be verified in a tree: it has .*{kind}"):
-        HuggingFaceModel(module)
+        TargetModel(module)
 
 
 def test_wrapping_refuses_an_encoder_decoder():
     sizes = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
     module = AutoModelForSeq2SeqLM.from_config(T5Config(vocab_size=tiny.VOCAB, **sizes))
     with pytest.raises(ModelError, match="encoder-decoder"):
-        HuggingFaceModel(module)
+        TargetModel(module)
 
 
 def test_a_refused_module_is_left_as_it_was():
     module = tiny.from_config(LlamaConfig(**GROUPED, rope_parameters=DYNAMIC))
     before = module.config._attn_implementation
     with pytest.raises(ModelError):
-        HuggingFaceModel(module)
+        TargetModel(module)
     assert module.config._attn_implementation == before
 
 
@@ -112,14 +111,14 @@ REFUSED_ON_THE_FIRST_PASS: dict[str, tuple[Callable[[], PreTrainedConfig], str]]
 @pytest.mark.parametrize("case", REFUSED_ON_THE_FIRST_PASS)
 def test_the_first_pass_refuses_what_only_a_pass_can_show(case):
     config, kind = REFUSED_ON_THE_FIRST_PASS[case]
-    model = HuggingFaceModel(tiny.from_config(config()))
+    model = TargetModel(tiny.from_config(config()))
     with pytest.raises(ModelError, match=kind):
-        read(model, model.new_cache(1, 8), [1, 2, 3])
+        prefill(model, model.new_cache(1, 8), [1, 2, 3])
 
 
 def test_a_wrapped_module_refuses_a_plain_pass():
     module = tiny.build("llama")
-    HuggingFaceModel(module)
+    TargetModel(module)
     with pytest.raises(ModelError, match="release"):
         module(torch.tensor([[1, 2]]))
 
@@ -129,4 +128,4 @@ def test_longrope_limits_the_context_to_its_original_length():
     rope = {"rope_type": "longrope", "rope_theta": 10000.0, **factors}
     sizes = {**GROUPED, "pad_token_id": 0, "original_max_position_embeddings": 32}
     config = Phi3Config(**sizes, rope_parameters=rope)
-    assert HuggingFaceModel(tiny.from_config(config)).context == 32
+    assert TargetModel(tiny.from_config(config)).context == 32

@@ -5,37 +5,33 @@ import torch
 
 import drafttree
 from drafttree.core.errors import ModelError
-from drafttree.models import HuggingFaceModel
-from drafttree.models import huggingface as tree_model
-from drafttree.models import tree_attention as attention
-from drafttree.models import validation as probe
-from drafttree.models.validation import wrap
+from drafttree.models import TargetModel, module_backend, select_backend, tree_attention, validation
 from helpers import tiny
 
 
 @pytest.mark.parametrize("name", tiny.CONFIGS)
 def test_known_architectures_pass(name):
-    assert wrap(tiny.build(name)).vocab_size
+    assert TargetModel(tiny.build(name), select_backend).vocab_size
 
 
 def test_bfloat16_passes():
-    assert wrap(tiny.build("llama").to(torch.bfloat16)).dtype == torch.bfloat16
+    assert TargetModel(tiny.build("llama").to(torch.bfloat16), select_backend).dtype == torch.bfloat16
 
 
 def test_a_model_that_sees_siblings_is_refused_and_left_as_it_was(monkeypatch):
     module = tiny.build("llama")
     before = module.config._attn_implementation
-    monkeypatch.setattr(attention.TreePlan, "mask", lambda *_: None)
+    monkeypatch.setattr(tree_attention.TreePlan, "mask", lambda *_: None)
     with pytest.raises(ModelError, match="differ by"):
-        wrap(module)
+        TargetModel(module, select_backend)
     assert module.config._attn_implementation == before
 
 
 def test_one_module_can_be_wrapped_twice_and_given_back():
     module = tiny.build("llama")
     before = module.config._attn_implementation
-    wrap(module)
-    again = wrap(module)
+    TargetModel(module, select_backend)
+    again = TargetModel(module, select_backend)
     again.release()
     assert module.config._attn_implementation == before
 
@@ -43,9 +39,9 @@ def test_one_module_can_be_wrapped_twice_and_given_back():
 def test_attention_that_does_not_pass_the_tree_on_is_named_and_the_model_left_as_it_was(monkeypatch):
     module = tiny.build("gpt2")
     before = module.config._attn_implementation
-    monkeypatch.setattr(tree_model, "TreePlan", lambda *_: None)
+    monkeypatch.setattr(module_backend, "TreePlan", lambda *_: None)
     with pytest.raises(ModelError, match="GPT2LMHeadModel cannot be verified in a tree: its attention layers"):
-        wrap(module)
+        TargetModel(module, select_backend)
     assert module.config._attn_implementation == before
 
 
@@ -53,16 +49,16 @@ def test_weights_that_are_not_numbers_are_told():
     module = tiny.build("llama")
     torch.nn.init.constant_(module.model.norm.weight, torch.nan)
     with pytest.raises(ModelError, match="computes no finite logits"):
-        wrap(module)
+        TargetModel(module, select_backend)
 
 
 def test_a_model_is_verified_once_for_its_dtype(monkeypatch):
-    model, checks = HuggingFaceModel(tiny.build("gpt2")), []
-    monkeypatch.setattr(probe, "_verify", checks.append)
-    probe.verify_once(model)
-    probe.verify_once(HuggingFaceModel(model.module))
+    module, checks, verify = tiny.build("gpt2"), [], validation._verify
+    monkeypatch.setattr(validation, "_verify", lambda module: checks.append(module) or verify(module))
+    TargetModel(module, validation.verify_once)
+    TargetModel(module, validation.verify_once)
     assert len(checks) == 1
-    probe.verify_once(HuggingFaceModel(model.module.to(torch.bfloat16)))
+    TargetModel(module.to(torch.bfloat16), validation.verify_once)
     assert len(checks) == 2
 
 

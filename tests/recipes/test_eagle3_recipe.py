@@ -15,7 +15,7 @@ from drafttree.drafters.formats import eagle3 as eagle3_format
 from drafttree.drafters.formats import read_config, read_tensors, recognise
 from drafttree.engine.decoder import Decoder
 from drafttree.loading.inspect import inspect
-from drafttree.models import HuggingFaceModel
+from drafttree.models import TargetModel
 from drafttree.policies import Talon
 from helpers import tiny, trained
 from helpers.toy_run import SIZES, stop, train
@@ -64,7 +64,7 @@ def test_files_are_of_the_public_format_and_load_back(options, target, data, tmp
     assert ("d2t" in stored) == ("--draft-vocab" in options)
     module, drafter = loaded(final, target)
     assert drafter.hidden_layers == (2, 1, 0)
-    decoder = Decoder(HuggingFaceModel(module), drafter, Talon(width=3, budget=8))
+    decoder = Decoder(TargetModel(module), drafter, Talon(width=3, budget=8))
     out = decoder.generate(trained.PROMPT, max_new_tokens=12).tokens
     assert out == decoder.plain().generate(trained.PROMPT, max_new_tokens=12).tokens
 
@@ -97,7 +97,7 @@ def test_a_target_that_does_not_say_how_wide_its_mlp_is_gets_a_head(target, data
     train(("eagle3",), gpt2, data, tmp_path / "out", "--tokens", "1280")
     assert read_config(tmp_path / "out/final")["intermediate_size"] == 4 * tiny.SIZES["hidden_size"]
     module, drafter = loaded(tmp_path / "out/final", gpt2)
-    decoder = Decoder(HuggingFaceModel(module), drafter, Talon(width=3, budget=8))
+    decoder = Decoder(TargetModel(module), drafter, Talon(width=3, budget=8))
     out = decoder.generate(trained.PROMPT, max_new_tokens=12).tokens
     assert out == decoder.plain().generate(trained.PROMPT, max_new_tokens=12).tokens
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from drafttree.drafters.formats import hydra, medusa, read_config, read_tensors, recognise
 from drafttree.engine.decoder import Decoder
-from drafttree.models import HuggingFaceModel
+from drafttree.models import TargetModel
 from drafttree.policies import Talon
 from helpers import tiny, trained
 from helpers.toy_run import SIZES, stop, train
@@ -53,7 +53,7 @@ def test_files_are_of_the_public_format_and_load_back(kind, target, data, tmp_pa
     assert recognise(final) == kind[0]
     drafter = LOADERS[kind[0]](read_tensors(final), read_config(final), module)
     assert drafter.levels == 3
-    decoder = Decoder(HuggingFaceModel(module), drafter, Talon(width=3, budget=8))
+    decoder = Decoder(TargetModel(module), drafter, Talon(width=3, budget=8))
     out = decoder.generate(trained.PROMPT, max_new_tokens=12).tokens
     assert out == decoder.plain().generate(trained.PROMPT, max_new_tokens=12).tokens
 

@@ -5,8 +5,9 @@ hidden state of a committed token is fused from three layers of the target, whic
 of a drafted token is the head's own output at its parent.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +17,8 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from drafttree.drafters.base import DraftSession, HiddenStates, extend_visible
 from drafttree.drafters.pass_counter import PassCounter
-from drafttree.models.kv_cache import TreeCache
-from drafttree.models.tree_attention import NAME, TreePlan
+from drafttree.models import NAME, TreeCache, TreePlan
+from drafttree.models.selected_backend import SelectedBackend
 
 PREFILL_CHUNK = 512
 
@@ -86,9 +87,13 @@ class Eagle3Head(nn.Module):
 
     def fuse(self, hidden_states: HiddenStates) -> Tensor:
         """Fuse the target's hidden states of committed tokens into the head's, `[batch, rows, hidden]`."""
+        return self.fc(self.normed_states(hidden_states))
+
+    def normed_states(self, hidden_states: HiddenStates) -> Tensor:
+        """The target's hidden states side by side `[batch, rows, states * target_hidden]`, normed if the head does."""
         if self.fc_norm:
             hidden_states = tuple(norm(state) for norm, state in zip(self.fc_norm, hidden_states, strict=True))
-        return self.fc(self.input_norm(torch.cat(hidden_states, -1)))
+        return self.input_norm(torch.cat(hidden_states, -1))
 
     def forward(self, cache: TreeCache, tokens: Tensor, hidden: Tensor, positions: Tensor, visible: Tensor) -> Tensor:
         """Compute the outputs `[batch, rows, hidden]` of new rows; their keys and values join the cache's drafted rows.
@@ -121,37 +126,77 @@ class Eagle3Head(nn.Module):
         """Logits `[batch, rows, draft_vocab]` of outputs."""
         return self.lm_head(self.norm(output))
 
-    def logits(self, output: Tensor) -> Tensor:
-        """Logits `[batch, rows, vocab]` of outputs, -inf for tokens the head cannot propose."""
-        logits = self.draft_logits(output)
+    def in_target_vocab(self, logits: Tensor) -> Tensor:
+        """Spread logits `[batch, rows, draft_vocab]` over the target's vocabulary, -inf for tokens the head does not know."""
         if self.target_ids is None:
             return logits
         full = logits.new_full((*logits.shape[:-1], self.config.vocab), -torch.inf)
         return full.index_copy_(-1, self.target_ids, logits)
 
 
+class Eagle3Backend(Protocol):
+    """One way to run a head; the head itself is one, and its methods say more."""
+
+    def new_cache(self, capacity: int) -> TreeCache:
+        """Make an empty KV cache for one sequence."""
+        ...
+
+    def fuse(self, hidden_states: HiddenStates) -> Tensor:
+        """The hidden states `[batch, rows, hidden]` of committed tokens from those of the target."""
+        ...
+
+    def __call__(self, cache: TreeCache, tokens: Tensor, hidden: Tensor, positions: Tensor, visible: Tensor) -> Tensor:
+        """The output `[batch, rows, hidden]` of new rows; arguments as for `Eagle3Head.forward`."""
+        ...
+
+    def next_hidden(self, output: Tensor) -> Tensor:
+        """Return the hidden states that the children of drafted tokens read."""
+        ...
+
+    def draft_logits(self, output: Tensor) -> Tensor:
+        """`[batch, rows, draft_vocab]` of outputs."""
+        ...
+
+
 class Eagle3Drafter:
     """Drafts with an EAGLE-3 head, one draft pass per level of the tree.
+
+    When a text begins, hooks, layers and weights of the head are compared with those its backend was made for (see
+    `drafttree.models.fingerprint`), and another backend is selected if they differ.
 
     Args:
         head: in the target's dtype and on its device.
         hidden_layers: layers of the target whose hidden states it fuses, in the order of the head's weights.
         nbytes: bytes of the weights that are not shared with the target.
+        select: makes the backend that runs the head; the default is the head itself.
     """
 
     context: int | None = None
     """No limit: past the length a head was trained at, its rotary positions only get less accurate."""
 
-    def __init__(self, head: Eagle3Head, hidden_layers: tuple[int, ...], nbytes: int) -> None:
+    def __init__(
+        self,
+        head: Eagle3Head,
+        hidden_layers: tuple[int, ...],
+        nbytes: int,
+        select: Callable[[Eagle3Head], Eagle3Backend] = lambda head: head,
+    ) -> None:
         self.head = head
+        self._selected = SelectedBackend(head, select)
         self.nbytes = nbytes
         self.levels: int | None = None
         self.vocab_size = head.config.vocab
         self.hidden_layers = hidden_layers
 
+    @property
+    def backend(self) -> Eagle3Backend:
+        """The backend that runs the head at present."""
+        return self._selected.backend
+
     def start(self, prompt: list[int], capacity: int) -> DraftSession:
         """Begin a request; its first row pairs the second token with the hidden state of the first."""
-        return Eagle3Session(self.head, prompt, capacity)
+        self._selected.refresh()
+        return Eagle3Session(self.head, self.backend, prompt, capacity)
 
 
 class Eagle3Session(PassCounter):
@@ -161,10 +206,10 @@ class Eagle3Session(PassCounter):
     own outputs, are dropped after the round; the first pass of the next round computes the accepted tokens' rows anew.
     """
 
-    def __init__(self, head: Eagle3Head, prompt: list[int], capacity: int) -> None:
+    def __init__(self, head: Eagle3Head, backend: Eagle3Backend, prompt: list[int], capacity: int) -> None:
         super().__init__(head.fc.weight.device)
-        self._head = head
-        self._cache = head.new_cache(capacity)
+        self._head, self._backend = head, backend
+        self._cache = backend.new_cache(capacity)
         self._first = prompt[:1]
         self._unread = prompt[1:]
         self._hidden_states: list[HiddenStates] = []
@@ -182,7 +227,7 @@ class Eagle3Session(PassCounter):
         for start in range(0, rows, PREFILL_CHUNK):
             part = slice(start, min(start + PREFILL_CHUNK, rows))
             self._forward_committed(
-                self._unread[part], self._head.fuse(tuple(state[:, part] for state in hidden_states))
+                self._unread[part], self._backend.fuse(tuple(state[:, part] for state in hidden_states))
             )
         self._unread = self._unread[-1:]
         self._hidden_states = [tuple(state[:, -1:] for state in hidden_states)] if self._unread else []
@@ -192,7 +237,7 @@ class Eagle3Session(PassCounter):
         with self.count_pass():
             if self._unread:
                 states = zip(*self._hidden_states, strict=True)
-                hidden = self._head.fuse(tuple(torch.cat(parts, 1) for parts in states))
+                hidden = self._backend.fuse(tuple(torch.cat(parts, 1) for parts in states))
                 output = self._forward_committed(self._unread, hidden)[:, -1:]
             else:
                 output = self._forward_without_state()
@@ -206,7 +251,7 @@ class Eagle3Session(PassCounter):
             hidden = self._hidden.gather(1, origins[..., None].expand(-1, -1, self._hidden.shape[2]))
             positions = torch.full_like(tokens, self._cache.length + self._levels)
             self._visible, self._levels = extend_visible(self._visible, origins), self._levels + 1
-            return self._logits(self._head(self._cache, tokens, hidden, positions, self._visible))
+            return self._logits(self._backend(self._cache, tokens, hidden, positions, self._visible))
 
     def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
         self._cache.commit([])
@@ -219,7 +264,7 @@ class Eagle3Session(PassCounter):
         ids = torch.tensor([tokens], device=hidden.device)
         positions = torch.arange(start, start + rows, device=hidden.device)[None]
         causal = torch.ones(1, rows, rows, dtype=torch.bool, device=hidden.device).tril()
-        output = self._head(self._cache, ids, hidden, positions, causal)
+        output = self._backend(self._cache, ids, hidden, positions, causal)
         self._cache.commit(range(rows))
         return output
 
@@ -228,14 +273,14 @@ class Eagle3Session(PassCounter):
         weight = self._head.fc.weight
         ids, position = torch.tensor([self._first], device=weight.device), self._visible.new_zeros(1, 1).long()
         own_row = torch.ones(1, 1, 1, dtype=torch.bool, device=weight.device)
-        output = self._head(self._cache, ids, weight.new_zeros(1, 1, len(weight)), position, own_row)
+        output = self._backend(self._cache, ids, weight.new_zeros(1, 1, len(weight)), position, own_row)
         self._cache.commit([])
         return output
 
     def _logits(self, output: Tensor) -> Tensor:
         """Return the logits of a pass, and keep the hidden states that the next level reads."""
-        self._hidden = self._head.next_hidden(output)
-        return self._head.logits(output)
+        self._hidden = self._backend.next_hidden(output)
+        return self._head.in_target_vocab(self._backend.draft_logits(output))
 
 
 def _layers(config: LlamaConfig | Qwen3Config) -> nn.ModuleList:

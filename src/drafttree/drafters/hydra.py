@@ -15,8 +15,7 @@ from transformers import LlamaConfig, LlamaModel, PreTrainedConfig, PreTrainedMo
 from drafttree.drafters.base import DraftSession, HiddenStates
 from drafttree.drafters.heads import ResBlock, embedding, last_layer, own_bytes, projection, zero_hidden
 from drafttree.drafters.pass_counter import PassCounter
-from drafttree.models.kv_cache import TreeCache
-from drafttree.models.tree_attention import NAME, TreePlan
+from drafttree.models import NAME, TreeCache, TreePlan
 
 PREFILL_CHUNK = 512
 PREFIX_FIELDS = (

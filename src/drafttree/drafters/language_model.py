@@ -7,7 +7,7 @@ from torch import Tensor
 
 from drafttree.drafters.base import DraftSession, HiddenStates, extend_visible
 from drafttree.drafters.pass_counter import PassCounter
-from drafttree.models.base import Model, append, read
+from drafttree.models import Model, append, prefill
 
 
 class LanguageModelDrafter:
@@ -52,7 +52,7 @@ class LanguageModelSession(PassCounter):
         return self._cache.nbytes
 
     def prefill(self, hidden_states: HiddenStates) -> None:
-        read(self._model, self._cache, self._clamp_to_vocab(self._unread[:-1]))
+        prefill(self._model, self._cache, self._clamp_to_vocab(self._unread[:-1]))
         self._unread = self._unread[-1:]
 
     def root(self) -> Tensor:

@@ -32,7 +32,7 @@ from drafttree.engine.metrics import Metrics
 from drafttree.engine.request import Chunk, Generation, Request
 from drafttree.engine.round_clock import RoundClock
 from drafttree.engine.tree_growth import grow
-from drafttree.models.base import Model, Output, read
+from drafttree.models import Model, Output, prefill
 from drafttree.policies.base import TreePolicy
 from drafttree.policies.chain import Chain
 from drafttree.verifiers import Coupled, Greedy, Verifier
@@ -255,7 +255,7 @@ class Decoder:
 
     def prefill(self, request: Request) -> None:
         """Read a new request's prompt, all but its last token, as target and as drafter."""
-        passes, hidden_states = read(self.target, request.cache, request.tokens[:-1], self._hidden_layers)
+        passes, hidden_states = prefill(self.target, request.cache, request.tokens[:-1], self._hidden_layers)
         request.metrics.prefill_passes = passes
         if request.draft and self._levels(request) > 0:
             request.draft.prefill(hidden_states)

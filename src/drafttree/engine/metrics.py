@@ -5,7 +5,6 @@ plain decoding spends outside its passes, h0, is counted too: without it the law
 itself.
 """
 
-import resource
 import statistics
 import sys
 from collections.abc import Iterable
@@ -247,9 +246,13 @@ class SpeedupLaw:
 
 
 def peak_memory() -> int:
-    """Bytes: of the GPU where one is in use, else of the process."""
+    """Bytes: of the GPU where one is in use, else of the process, 0 where the system does not tell (Windows)."""
     if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
         return torch.cuda.max_memory_allocated()
+    try:
+        import resource
+    except ImportError:
+        return 0
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 

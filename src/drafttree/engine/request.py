@@ -9,7 +9,7 @@ from drafttree.drafters.base import DraftSession
 from drafttree.engine.detokenizer import Detokenizer
 from drafttree.engine.metrics import Metrics
 from drafttree.engine.round_clock import RoundClock
-from drafttree.models.kv_cache import TreeCache
+from drafttree.models import TreeCache
 from drafttree.policies.base import TreePolicy
 from drafttree.verifiers.base import Verifier
 

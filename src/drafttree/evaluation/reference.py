@@ -16,8 +16,7 @@ from drafttree.core.errors import ConfigError
 from drafttree.core.randomness import gumbel
 from drafttree.core.sampling import Sampling
 from drafttree.engine.decoder import Decoder
-from drafttree.models.huggingface import HuggingFaceModel
-from drafttree.models.tree_attention import NAME
+from drafttree.models import NAME, TargetModel
 
 TOLERANCE_ULPS = 4
 """A reduced-precision difference is a tie if both tokens' logits are within this many ulps of the best one's."""
@@ -63,7 +62,7 @@ class Difference:
 
 
 @contextmanager
-def released(model: HuggingFaceModel) -> Iterator[PreTrainedModel]:
+def released(model: TargetModel) -> Iterator[PreTrainedModel]:
     """The wrapped module with its own attention and no generation settings of its own, restored afterwards."""
     module, settings = model.module, model.module.generation_config
     model.release()
@@ -75,13 +74,13 @@ def released(model: HuggingFaceModel) -> Iterator[PreTrainedModel]:
         module.set_attn_implementation(NAME)
 
 
-def transformers_model(decoder: Decoder) -> HuggingFaceModel:
+def transformers_model(decoder: Decoder) -> TargetModel:
     """The decoder's target, which must be a transformers model.
 
     Raises:
         ConfigError: it is not.
     """
-    if not isinstance(decoder.target, HuggingFaceModel):
+    if not isinstance(decoder.target, TargetModel):
         raise ConfigError(f"{type(decoder.target).__name__} is not a transformers model: there is no reference")
     return decoder.target
 

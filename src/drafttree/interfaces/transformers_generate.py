@@ -60,8 +60,7 @@ from drafttree.loading import (
     tokenizer_beside,
 )
 from drafttree.loading.load import DEFAULT_POLICY
-from drafttree.models import HuggingFaceModel
-from drafttree.models.validation import verify_once, wrap
+from drafttree.models import TargetModel, select_backend, verify_once
 
 __all__ = ["TreeGenerate", "generate"]
 
@@ -205,7 +204,7 @@ class TreeGenerate:
             if head := load_head(folder, model):
                 self._heads[model] = where, head
                 return head
-            self._loaded[where] = LanguageModelDrafter(wrap(load_model(folder, *where)))
+            self._loaded[where] = LanguageModelDrafter(TargetModel(load_model(folder, *where), select_backend))
         return self._loaded[where]
 
 
@@ -232,14 +231,13 @@ def _bind() -> None:
 
 
 @contextmanager
-def _lent(module: PreTrainedModel) -> Iterator[HuggingFaceModel]:
+def _lent(module: PreTrainedModel) -> Iterator[TargetModel]:
     """The model behind our protocol, in evaluation mode; afterwards it is as it was."""
     training = [part for part in module.modules() if part.training]
     with ExitStack() as undo:
         undo.callback(lambda: [setattr(part, "training", True) for part in training])
-        model = HuggingFaceModel(module.eval())
+        model = TargetModel(module.eval(), verify_once)
         undo.callback(model.release)
-        verify_once(model)
         yield model
 
 

@@ -32,9 +32,7 @@ from drafttree.loading.pretrained import (
     tokenizer_beside,
 )
 from drafttree.loading.specs import split_spec
-from drafttree.models.base import Model
-from drafttree.models.huggingface import HuggingFaceModel
-from drafttree.models.validation import wrap
+from drafttree.models import Model, TargetModel, select_backend
 
 DrafterSource = ModelSource | Drafter | type[Drafter]
 MIXED = "mixed:"
@@ -65,7 +63,7 @@ def choose_drafter(target: ModelSource) -> Choice:
 
 
 def find_drafter(
-    source: DrafterSource | None, target: HuggingFaceModel, tokenizer: PreTrainedTokenizerBase | None
+    source: DrafterSource | None, target: TargetModel, tokenizer: PreTrainedTokenizerBase | None
 ) -> Drafter | None:
     """The drafter of a source for a target, in its dtype and on its device; None for plain decoding.
 
@@ -86,7 +84,7 @@ def find_drafter(
             return head
         model = load_model(where, target.dtype, target.device)
         check_tokenizers(tokenizer, tokenizer_beside(where))
-        return LanguageModelDrafter(wrap(model))
+        return LanguageModelDrafter(TargetModel(model, select_backend))
 
     return make_drafter(source, target, tokenizer, load_drafter)
 

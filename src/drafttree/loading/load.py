@@ -13,7 +13,7 @@ from drafttree.loading.drafters import DrafterSource, check_drafter_exists, choo
 from drafttree.loading.placement import find_placement
 from drafttree.loading.pretrained import ModelSource, eos_ids, load_model, load_tokenizer
 from drafttree.loading.specs import PolicyLike, VerifierLike, find_verifier, make_policy
-from drafttree.models.validation import wrap
+from drafttree.models import TargetModel, select_backend
 
 DEFAULT_POLICY = "dynatree"
 logger = logging.getLogger("drafttree")
@@ -65,7 +65,7 @@ def load(
     check_drafter_exists(drafter)
     model = load_model(target, kind, on)
     tokenizer = tokenizer or load_tokenizer(target)
-    wrapped = wrap(model)
+    wrapped = TargetModel(model, select_backend)
     try:
         drafting = find_drafter(drafter, wrapped, tokenizer)
     except DraftTreeError:

@@ -25,7 +25,7 @@ from drafttree.drafters import LOOKUPS
 from drafttree.drafters.formats import LANGUAGE_MODEL, download, read_json, recognise
 from drafttree.loading import zoo
 from drafttree.loading.methods import head_formats
-from drafttree.models.huggingface import lay_out_for_cpu
+from drafttree.models import lay_out_for_cpu
 
 DRAFTERS = [*zoo.NAMES, *LOOKUPS, "none", "auto"]
 ModelSource = str | Path | PreTrainedModel

@@ -1,7 +1,22 @@
-"""How logits are computed: the model protocol, its cache and its implementations."""
+"""How logits are computed: the model protocol, the KV cache, and a target model with one of several backends."""
 
-from drafttree.models.base import Model, Output
-from drafttree.models.huggingface import HuggingFaceModel
+from drafttree.models.base import Model, Output, append, prefill
 from drafttree.models.kv_cache import TreeCache
+from drafttree.models.module_backend import lay_out_for_cpu
+from drafttree.models.target_model import TargetModel
+from drafttree.models.tree_attention import NAME, TreePlan
+from drafttree.models.validation import select_backend, verify_once
 
-__all__ = ["HuggingFaceModel", "Model", "Output", "TreeCache"]
+__all__ = [
+    "NAME",
+    "Model",
+    "Output",
+    "TargetModel",
+    "TreeCache",
+    "TreePlan",
+    "append",
+    "lay_out_for_cpu",
+    "prefill",
+    "select_backend",
+    "verify_once",
+]

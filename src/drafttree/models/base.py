@@ -1,4 +1,4 @@
-"""How logits are computed: one protocol for target and drafter alike."""
+"""The protocols by which logits are computed, the same for target and drafter, and the prefill."""
 
 from typing import NamedTuple, Protocol
 
@@ -9,34 +9,28 @@ from drafttree.models.kv_cache import TreeCache
 
 
 class Output(NamedTuple):
-    """What a pass returns.
+    """The result of a forward pass.
 
     Attributes:
         logits: `[batch, nodes, vocab]`.
-        hidden: the hidden layers asked for, each `[batch, nodes, hidden]`.
+        hidden: the hidden states of the layers asked for, each `[batch, nodes, hidden]`.
     """
 
     logits: Tensor
     hidden: tuple[Tensor, ...] = ()
 
 
-class Model(Protocol):
-    """A decoder-only model that scores trees of tokens against a cache.
+class Backend(Protocol):
+    """One way to run a decoder-only model over trees of tokens.
 
     Attributes:
-        vocab_size: width of the logits.
-        context: positions the model was made for, None where it has no limit.
-        device: where its tensors live.
-        nbytes: memory of its weights.
+        device: where its tensors are.
     """
 
-    vocab_size: int
-    context: int | None
     device: torch.device
-    nbytes: int
 
     def new_cache(self, batch: int, capacity: int) -> TreeCache:
-        """An empty cache for `batch` sequences, with room for `capacity` tokens at first, drafted ones included."""
+        """Make an empty KV cache for `batch` sequences, with room for `capacity` tokens at first, drafted included."""
         ...
 
     def forward(
@@ -49,25 +43,39 @@ class Model(Protocol):
         last_only: bool = False,
         hidden_layers: tuple[int, ...] = (),
     ) -> Output:
-        """Score tokens and append their keys and values to the cache's drafted rows.
+        """Score tokens and append their keys and values to the drafted rows of the KV cache.
 
         Args:
-            cache: what the tokens attend to: every committed row, and the drafted rows `visible` allows.
+            cache: the tokens attend to all of its committed rows, and to the drafted rows that `visible` allows.
             tokens: `[batch, nodes]` token ids.
             positions: `[batch, nodes]` absolute positions.
             visible: bool `[batch, nodes, drafted]`: which drafted rows each token attends to. The last `nodes` of
                 them are the tokens themselves.
             last_only: return only the last token's logits.
             hidden_layers: which hidden states to return, counted as transformers' `hidden_states`: index i is the
-                input of layer i.
+                input of layer i. No other layer's states are kept.
         """
         ...
 
 
-def read(
-    model: Model, cache: TreeCache, tokens: list[int], hidden_layers: tuple[int, ...] = (), chunk: int = 512
+class Model(Backend, Protocol):
+    """A decoder-only model that scores trees of tokens.
+
+    Attributes:
+        vocab_size: width of the logits.
+        context: largest number of positions it can be used for, None if there is no limit.
+        nbytes: memory of its weights.
+    """
+
+    vocab_size: int
+    context: int | None
+    nbytes: int
+
+
+def prefill(
+    model: Backend, cache: TreeCache, tokens: list[int], hidden_layers: tuple[int, ...] = (), chunk: int = 512
 ) -> tuple[int, tuple[Tensor, ...]]:
-    """Prefill: append committed tokens to the cache, at most `chunk` of them in a pass.
+    """Append committed tokens to the KV cache, at most `chunk` of them in a pass.
 
     Returns:
         The number of passes, and the hidden layers asked for, each `[batch, tokens, hidden]`.
@@ -77,8 +85,8 @@ def read(
     return len(starts), tuple(torch.cat(parts, 1) for parts in zip(*(out.hidden for out in outputs), strict=True))
 
 
-def append(model: Model, cache: TreeCache, tokens: list[int], hidden_layers: tuple[int, ...] = ()) -> Output:
-    """Append committed tokens to the cache in one pass; the last one's logits `[batch, 1, vocab]`."""
+def append(model: Backend, cache: TreeCache, tokens: list[int], hidden_layers: tuple[int, ...] = ()) -> Output:
+    """Append committed tokens to the KV cache in one pass and return the last one's logits `[batch, 1, vocab]`."""
     count = len(tokens)
     ids = torch.tensor([tokens], device=model.device)
     positions = torch.arange(cache.length, cache.length + count, device=model.device)[None]

@@ -6,15 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from drafttree.models.recorded import Run
+from drafttree.models.buffer_pool import RecordedPass
 
 WARMUPS = 2
 
 
 class CudaGraphs:
-    """Records passes as CUDA graphs. They share one pool of memory: no two run at the same time.
+    """Records passes as CUDA graphs, which share one pool of memory: no two run at the same time.
 
-    Where a capture fails, a warning says why.
+    If a capture fails, a warning says why.
 
     Args:
         device: where the passes run.
@@ -22,10 +22,10 @@ class CudaGraphs:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._side: Any = None
-        self._index: Any = None
+        self._side_stream: Any = None
+        self._memory_pool: Any = None
 
-    def __call__(self, run: Run) -> Run | None:
+    def __call__(self, run: RecordedPass) -> RecordedPass | None:
         try:
             with torch.cuda.device(self._device):
                 return self._capture(run)
@@ -34,20 +34,20 @@ class CudaGraphs:
             warnings.warn(f"passes run without CUDA graphs, which is slower: {reason}", stacklevel=2)
             return None
 
-    def _capture(self, run: Run) -> Run:
+    def _capture(self, run: RecordedPass) -> RecordedPass:
         """A launch of the captured pass; it writes its outputs to the same memory every time."""
-        self._side = self._side or torch.cuda.Stream()
-        self._index = self._index or torch.cuda.graph_pool_handle()
-        self._side.wait_stream(torch.cuda.current_stream())
+        self._side_stream = self._side_stream or torch.cuda.Stream()
+        self._memory_pool = self._memory_pool or torch.cuda.graph_pool_handle()
+        self._side_stream.wait_stream(torch.cuda.current_stream())
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.stream(self._side):
+            with torch.cuda.stream(self._side_stream):
                 for _ in range(WARMUPS):
                     run()
-                with torch.cuda.graph(graph, pool=self._index, stream=self._side):
+                with torch.cuda.graph(graph, pool=self._memory_pool, stream=self._side_stream):
                     outputs = run()
         finally:
-            torch.cuda.current_stream().wait_stream(self._side)
+            torch.cuda.current_stream().wait_stream(self._side_stream)
 
         def replay() -> tuple[Tensor, ...]:
             graph.replay()

@@ -1,7 +1,7 @@
-"""Keys and values of committed tokens, and behind them those of the tree being scored.
+"""The KV cache: keys and values of committed tokens, and behind them those of the tree being scored.
 
 One buffer `[layers, 2, batch, heads, capacity, head_dim]`. The first `length` rows are committed and every token may
-attend to them; the `drafted` rows after them belong to the tree of this round. `keep` moves the accepted rows into
+attend to them; the `drafted` rows after them belong to the tree of this round. `commit` moves the accepted rows into
 place with one gather, so an accepted token is never forwarded a second time.
 """
 
@@ -15,7 +15,7 @@ from drafttree.core.errors import ModelError
 
 
 class TreeCache(Cache):
-    """A transformers cache whose newest rows form a tree.
+    """A KV cache of transformers whose newest rows form a tree.
 
     Attributes:
         length: committed rows.

@@ -1,8 +1,8 @@
 """Attention over a committed prefix and a tree, registered with transformers as `drafttree`.
 
-Every token sees the whole prefix; of the tree it sees its ancestors and itself. Layers with a sliding window see of
-both only what lies within the window. Query heads that share a key head are stacked as rows of one attention, so
-grouped-query models need no copy of keys and values.
+Every token attends to the whole prefix and, within the tree, to its ancestors and itself. Layers with a sliding window
+attend only to the rows of both that lie within the window. Query heads that share a key head are stacked as rows of one
+attention, so grouped-query models need no copy of keys and values.
 """
 
 import torch
@@ -22,10 +22,10 @@ class NoTreeError(ModelError):
 
 
 class TreePlan:
-    """Who attends to whom in one pass; made once and shared by all layers.
+    """The attention masks of one pass, made once and shared by all layers.
 
     Args:
-        cache: before the pass.
+        cache: the KV cache before the pass.
         positions: `[batch, nodes]` positions of the new tokens.
         visible: bool `[batch, nodes, drafted]` over the drafted rows, the new ones included.
         dtype: of the additive mask.
@@ -86,7 +86,7 @@ def attend(
     """
     if tree_plan is None:
         raise NoTreeError(
-            "this model attends to trees while drafttree holds it; call release() on its HuggingFaceModel "
+            "this model attends to trees while drafttree holds it; call release() on its TargetModel "
             "(decoder.target.release()) to use it otherwise"
         )
     own = {"soft-capped scores": softcap, "attention sinks": s_aux, "a mask of their own": attention_mask}

@@ -12,7 +12,7 @@ from drafttree.engine.decoder import Decoder
 from drafttree.evaluation.bench import bench_lookup, code_edits
 from drafttree.evaluation.bench.lookup import CONTEXTS, Recording, drafting_cost
 from drafttree.evaluation.prompts import Example
-from drafttree.models import HuggingFaceModel
+from drafttree.models import TargetModel
 from drafttree.policies import Chain, Talon
 from helpers import tiny
 
@@ -44,7 +44,7 @@ def test_a_replayed_chain_is_accepted_as_far_as_it_was_recorded():
 
 
 def test_every_set_is_measured_in_the_ways_it_can_be():
-    decoder = Decoder(HuggingFaceModel(tiny.build("llama")), tokenizer=Bytes())
+    decoder = Decoder(TargetModel(tiny.build("llama")), tokenizer=Bytes())
     sets = {"one": [Example("abcabc", "abcabcabd"), Example("xyz")], "two": [Example("no reference")]}
     seen = []
     result = bench_lookup(decoder, sets, ["chain", "talon:budget=8"], max_new_tokens=9, repeats=1, progress=seen.append)
@@ -68,7 +68,7 @@ def test_every_set_is_measured_in_the_ways_it_can_be():
 
 def test_prompts_need_a_tokenizer():
     with pytest.raises(InputError, match="tokenizer"):
-        bench_lookup(Decoder(HuggingFaceModel(tiny.build("llama"))), {}, ["chain"])
+        bench_lookup(Decoder(TargetModel(tiny.build("llama"))), {}, ["chain"])
 
 
 def test_drafting_is_timed_alone():

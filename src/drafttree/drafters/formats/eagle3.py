@@ -33,7 +33,7 @@ from drafttree.drafters.formats.head_checkpoint import (
     usual_rows,
 )
 from drafttree.drafters.formats.head_format import HeadFormat
-from drafttree.drafters.fused_eagle3 import lean
+from drafttree.drafters.fused_eagle3 import select_backend
 from drafttree.drafters.heads import embedding, own_bytes, projection
 
 KIND = "EAGLE-3"
@@ -125,9 +125,9 @@ def load(tensors: Mapping[str, Tensor], config: Mapping[str, Any], target: PreTr
     hidden_layers = checkpoint.hidden_layers(target.config.get_text_config().num_hidden_layers)
     head, ids = checkpoint.heads, _target_ids(checkpoint.maps)
     fill(head, _complete(checkpoint, target, ids), target)
-    head.rotary = type(head.rotary)(head.rotary.config).to(target.device)
+    head.rotary = type(head.rotary)(head.rotary.config).to(target.device).eval()
     head.target_ids = None if ids is None else ids.to(target.device)
-    return Eagle3Drafter(lean(head), hidden_layers, own_bytes(head, target))
+    return Eagle3Drafter(head, hidden_layers, own_bytes(head, target), select_backend)
 
 
 def parse(found: Mapping[str, Tensor], raw: Mapping[str, Any]) -> Eagle3Checkpoint:

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from drafttree.core.errors import ModelError
 from drafttree.drafters.formats.checkpoints import SIZE, entry
 from drafttree.drafters.heads import last_layer, projection
-from drafttree.models.huggingface import lay_out_for_cpu
+from drafttree.models import lay_out_for_cpu
 
 SHARED_LM_HEAD = "shared_lm_head"
 """Key of a head's config: true where its vocabulary projections are the target's own and therefore not stored."""

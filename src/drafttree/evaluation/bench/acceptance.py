@@ -25,7 +25,7 @@ from drafttree.drafters.language_model import LanguageModelDrafter
 from drafttree.engine.decoder import Decoder, Prompt
 from drafttree.engine.request import Request
 from drafttree.loading import make_policy
-from drafttree.models.base import read
+from drafttree.models import prefill
 from drafttree.verifiers import Coupled, PointMass, RRSw, Verifier
 from drafttree.verifiers.base import TreeView, ratio, residual, without
 from drafttree.verifiers.traversal import traverse
@@ -201,7 +201,7 @@ def _contexts(decoder: Decoder, prompt: Prompt, rounds: int, stride: int, option
         following = text[first : first + stride]
         if len(following) < stride or following[-1] in decoder.eos:
             return
-        read(decoder.target, request.cache, [request.tokens[-1], *following[:-1]])
+        prefill(decoder.target, request.cache, [request.tokens[-1], *following[:-1]])
         request.tokens += following
         assert request.draft is not None
         request.draft.commit(following, ())

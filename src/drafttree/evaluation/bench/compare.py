@@ -10,7 +10,7 @@ from drafttree.engine.decoder import Decoder, Prompt
 from drafttree.engine.metrics import SpeedupLaw
 from drafttree.engine.request import Generation
 from drafttree.evaluation.reference import Difference, ReferenceRun, find_difference, transformers_generate
-from drafttree.models.huggingface import HuggingFaceModel
+from drafttree.models import TargetModel
 from drafttree.verifiers import Coupled
 
 WARM_UP = 16
@@ -109,7 +109,7 @@ def _ways(decoder: Decoder, prompt: list[int], options: dict) -> dict[str, Calla
         return lambda length: whole(engine.generate(prompt, max_new_tokens=length, **rest))
 
     ways: dict[str, Callable] = {"speculative": by(decoder), "plain": by(decoder.plain())}
-    if isinstance(decoder.target, HuggingFaceModel):
+    if isinstance(decoder.target, TargetModel):
         ways["transformers"] = lambda length: transformers_generate(decoder, prompt, max_new_tokens=length, **rest)
     return ways
 

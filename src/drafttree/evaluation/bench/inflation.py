@@ -21,7 +21,7 @@ from drafttree.drafters.base import Drafter, DraftSession, HiddenStates
 from drafttree.engine.decoder import Decoder
 from drafttree.loading import choose_drafter, find_device, find_drafter, find_dtype, load_model, load_tokenizer
 from drafttree.loading.load import load
-from drafttree.models.validation import wrap
+from drafttree.models import TargetModel, select_backend
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def load_inflated(target: str, drafter: str, shape: str, dtype: str, device: str
     large, tokenizer = inflate(small, sizes), load_tokenizer(target)
     decoder = load(large, "none", tokenizer=tokenizer, dtype=dtype, device=device)
     name = choose_drafter(target).name if drafter == "auto" else drafter
-    found = find_drafter(name, wrap(small), tokenizer)
+    found = find_drafter(name, TargetModel(small, select_backend), tokenizer)
     return decoder.with_drafter(NarrowDrafter(found, small, large) if found and found.hidden_layers else found)
 
 

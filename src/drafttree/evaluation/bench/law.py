@@ -14,9 +14,7 @@ from drafttree.evaluation.bench.peers import Peer, make_peers
 from drafttree.evaluation.bench.policies import PolicyBench, PolicyRow, bench_policies
 from drafttree.evaluation.reference import transformers_model
 from drafttree.loading import PolicyLike
-from drafttree.models.base import read
-from drafttree.models.huggingface import HuggingFaceModel
-from drafttree.models.kv_cache import TreeCache
+from drafttree.models import TargetModel, TreeCache, prefill
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 BEHIND = (1, 16)
@@ -115,7 +113,7 @@ def measure_law(
         parameters=sum(parameter.numel() for parameter in target.module.parameters()),
         bandwidth=copy_bandwidth(target.device),
         target_bytes=pass_bytes(target, context),
-        draft_bytes=pass_bytes(draft, context) if isinstance(draft, HuggingFaceModel) else 0,
+        draft_bytes=pass_bytes(draft, context) if isinstance(draft, TargetModel) else 0,
         context=context,
         passes=pass_times(target, nodes, context, 10 * repeats),
         contexts={length: pass_times(target, BEHIND, length, 3 * repeats) for length in contexts},
@@ -138,7 +136,7 @@ def copy_bandwidth(device: torch.device, repeats: int = 9) -> float:
     return statistics.median([once() for _ in range(1 + repeats)][1:])
 
 
-def pass_bytes(model: HuggingFaceModel, context: int) -> int:
+def pass_bytes(model: TargetModel, context: int) -> int:
     """Bytes a pass over one node reads: every weight but the embedding's other rows, and the cache of a context."""
     module: Any = model.module
     weights = {id(parameter): parameter.nbytes for parameter in module.parameters()}
@@ -146,15 +144,15 @@ def pass_bytes(model: HuggingFaceModel, context: int) -> int:
     if table is not head:
         weights[id(table)] = table[0].nbytes
     cache = TreeCache(module.config.get_text_config().num_hidden_layers, 1, context)
-    read(model, cache, [0] * context)
+    prefill(model, cache, [0] * context)
     return sum(weights.values()) + cache.nbytes
 
 
 @torch.inference_mode()
-def pass_times(model: HuggingFaceModel, sizes: Sequence[int], context: int, repeats: int) -> dict[int, float]:
+def pass_times(model: TargetModel, sizes: Sequence[int], context: int, repeats: int) -> dict[int, float]:
     """Median seconds of a target pass over chains of these sizes, interleaved, behind a context of so many tokens."""
     cache = model.new_cache(1, context + max(sizes))
-    read(model, cache, [0] * context)
+    prefill(model, cache, [0] * context)
     times: dict[int, list[float]] = {size: [] for size in sizes}
     for _ in range(1 + repeats):
         for size, seconds in times.items():

@@ -21,8 +21,7 @@ from drafttree.engine.metrics import Metrics
 from drafttree.evaluation.certify import fit
 from drafttree.evaluation.prompts import Example
 from drafttree.loading import PolicyLike, parse_policies
-from drafttree.models.base import Output
-from drafttree.models.kv_cache import TreeCache
+from drafttree.models import Output, TreeCache
 from drafttree.policies import TreePolicy
 
 CONTEXTS = (1024, 2048, 4096, 8192)

@@ -8,7 +8,7 @@ from transformers import GenerationConfig
 from drafttree.drafters.language_model import LanguageModelDrafter
 from drafttree.engine.decoder import Decoder
 from drafttree.evaluation.reference import ReferenceRun, released, transformers_generate
-from drafttree.models.huggingface import HuggingFaceModel
+from drafttree.models import TargetModel
 
 Peer = Callable[[Sequence[int]], ReferenceRun]
 SCHEDULES = ("constant", "heuristic")
@@ -36,14 +36,14 @@ def make_peers(decoder: Decoder, max_new_tokens: int) -> dict[str, Peer]:
         "transformers": run,
         "transformers prompt lookup": lambda prompt: run(prompt, **PROMPT_LOOKUP),
     }
-    if isinstance(decoder.drafter, LanguageModelDrafter) and isinstance(decoder.drafter.model, HuggingFaceModel):
+    if isinstance(decoder.drafter, LanguageModelDrafter) and isinstance(decoder.drafter.model, TargetModel):
         peers |= {f"transformers assisted, {schedule}": assisted(schedule) for schedule in SCHEDULES}
     return peers
 
 
 def _assisted(decoder: Decoder, schedule: str, run: Callable[[object], ReferenceRun]) -> ReferenceRun:
     assert isinstance(decoder.drafter, LanguageModelDrafter)
-    assert isinstance(decoder.drafter.model, HuggingFaceModel)
+    assert isinstance(decoder.drafter.model, TargetModel)
     with released(decoder.drafter.model) as assistant:
         assistant.generation_config = GenerationConfig(num_assistant_tokens_schedule=schedule)
         return run(assistant)

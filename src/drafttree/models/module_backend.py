@@ -1,9 +1,8 @@
-"""Any decoder-only Hugging Face model behind the model protocol, wrapped and never copied."""
+"""The backend that runs transformers' own module, with our attention in its layers."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
@@ -13,15 +12,14 @@ from drafttree.models.base import Output
 from drafttree.models.kv_cache import TreeCache
 from drafttree.models.tree_attention import NAME, TreePlan
 
-OWN = "_attention_before_drafttree"
+ORIGINAL_ATTENTION = "_attention_before_drafttree"
 TREE_LAYERS = {"full_attention", "sliding_attention"}
 
 
-class HuggingFaceModel:
-    """A transformers model that scores trees. See `drafttree.models.base.Model` for the contract.
+class ModuleBackend:
+    """Runs the module itself, hooks, adapters and quantised layers included. See `drafttree.models.base.Backend`.
 
-    The module's attention implementation is switched to ours, and again before a pass if it is another then; `release`
-    switches it back.
+    The module's attention implementation is switched to ours, and again before a pass if it is another then.
 
     Args:
         module: a decoder-only model with a language-model head, in evaluation mode.
@@ -31,34 +29,17 @@ class HuggingFaceModel:
     """
 
     def __init__(self, module: PreTrainedModel) -> None:
-        if reason := _obstacle(module):
+        if reason := _incompatibility(module):
             raise ModelError(f"{type(module).__name__} cannot be verified in a tree: it has {reason}")
-        self.module = module
-        config = module.config.get_text_config()
-        self.vocab_size: int = module.get_output_embeddings().weight.shape[0]  # pyright: ignore[reportOptionalMemberAccess]
-        self.context = _context(config)
         self.device = module.device
-        self.dtype = module.dtype
-        self.nbytes = sum(parameter.nbytes for parameter in module.parameters())
-        self._layers: int = config.num_hidden_layers
-        now = module.config._attn_implementation or "eager"
-        self._before: str = getattr(module, OWN, "sdpa") if now == NAME else now
-        setattr(module, OWN, self._before)
-        self.acquire()
-
-    def acquire(self) -> None:
-        """Switch the module to our attention implementation, unless it has that."""
-        if self.module.config._attn_implementation != NAME:
-            self.module.set_attn_implementation(NAME)
-
-    def release(self) -> None:
-        """Give the module its own attention implementation back."""
-        self.module.set_attn_implementation(self._before)
+        self._module = module
+        self._dtype = module.dtype
+        self._layers: int = module.config.get_text_config().num_hidden_layers
+        use_tree_attention(module)
 
     def new_cache(self, batch: int, capacity: int) -> TreeCache:
         return TreeCache(self._layers, batch, capacity)
 
-    @torch.inference_mode()
     def forward(
         self,
         cache: TreeCache,
@@ -69,30 +50,30 @@ class HuggingFaceModel:
         last_only: bool = False,
         hidden_layers: tuple[int, ...] = (),
     ) -> Output:
-        self.acquire()
-        with self._watching(hidden_layers) as states:
-            out = self.module(
+        use_tree_attention(self._module)
+        with self._capturing(hidden_layers) as states:
+            out = self._module(
                 input_ids=tokens,
                 position_ids=positions,
                 past_key_values=cache,
                 use_cache=True,
                 logits_to_keep=1 if last_only else 0,
-                tree_plan=TreePlan(cache, positions, visible, self.dtype),
+                tree_plan=TreePlan(cache, positions, visible, self._dtype),
             )
         cache.grow(positions)
         return Output(out.logits, tuple(states[layer] for layer in hidden_layers))
 
     @contextmanager
-    def _watching(self, layers: tuple[int, ...]) -> Iterator[dict[int, Tensor]]:
-        """What passes by these places while the module runs, and nothing else: a prompt's other states are not kept."""
+    def _capturing(self, layers: tuple[int, ...]) -> Iterator[dict[int, Tensor]]:
+        """Capture the hidden states of these layers by hooks: `output_hidden_states` would keep those of all layers."""
         states: dict[int, Tensor] = {}
         with ExitStack() as undo:
             for layer in set(layers):
-                undo.callback(self._watch(layer, states).remove)
+                undo.callback(self._capture(layer, states).remove)
             yield states
 
-    def _watch(self, layer: int, states: dict[int, Tensor]) -> RemovableHandle:
-        decoder = self.module.get_decoder()
+    def _capture(self, layer: int, states: dict[int, Tensor]) -> RemovableHandle:
+        decoder = self._module.get_decoder()
         if layer == self._layers:
             return decoder.register_forward_hook(
                 lambda _, __, output: states.__setitem__(layer, output.last_hidden_state)
@@ -104,13 +85,26 @@ class HuggingFaceModel:
         return _blocks(decoder, self._layers)[layer].register_forward_pre_hook(note, with_kwargs=True)
 
 
+def use_tree_attention(module: PreTrainedModel) -> None:
+    """Switch a module to our attention implementation and remember its own."""
+    if module.config._attn_implementation != NAME:
+        setattr(module, ORIGINAL_ATTENTION, module.config._attn_implementation or "eager")
+        module.set_attn_implementation(NAME)
+
+
+def restore_attention(module: PreTrainedModel) -> None:
+    """Give a module its own attention implementation back."""
+    if module.config._attn_implementation == NAME:
+        module.set_attn_implementation(getattr(module, ORIGINAL_ATTENTION, "sdpa"))
+
+
 def _blocks(decoder: nn.Module, count: int) -> nn.ModuleList:
-    """A decoder's layers, whatever an architecture calls them."""
+    """The layers of a decoder, which every architecture names differently."""
     return next(part for part in decoder.children() if isinstance(part, nn.ModuleList) and len(part) == count)
 
 
-def _obstacle(module: PreTrainedModel) -> str | None:
-    """What keeps a model from being verified in a tree, None if nothing does."""
+def _incompatibility(module: PreTrainedModel) -> str | None:
+    """The layers that keep a model from being verified in a tree, None if there are none."""
     if module.config.is_encoder_decoder:
         return "encoder-decoder (cross-attention) layers"
     config = module.config.get_text_config()
@@ -138,8 +132,8 @@ def _obstacle(module: PreTrainedModel) -> str | None:
     return None
 
 
-def _context(config: object) -> int | None:
-    """Positions the model can be used for; LongRoPE changes its frequencies past its original length."""
+def context_limit(config: object) -> int | None:
+    """The number of positions a model can be used for; LongRoPE changes its frequencies past its original length."""
     for rope in _ropes(config):
         if rope.get("rope_type") == "longrope" and "original_max_position_embeddings" in rope:
             return rope["original_max_position_embeddings"]
@@ -147,7 +141,7 @@ def _context(config: object) -> int | None:
 
 
 def _ropes(config: object) -> list[dict]:
-    """Parameters of the rotary embeddings: one set for all layers, or one for each type of layer."""
+    """The parameters of the rotary embeddings: one set for all layers, or one for each type of layer."""
     rope = getattr(config, "rope_parameters", None) or {}
     return [typed for typed in rope.values() if isinstance(typed, dict)] or [rope]
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from drafttree.models.base import read
+from drafttree.models import prefill
 from helpers import tiny
 
 TOLERANCE = 1e-4
@@ -15,7 +15,7 @@ every_architecture = pytest.mark.parametrize("name", tiny.CONFIGS)
 def read_prefix(name: str, prefix: list[int], chunk: int = 512):
     model, reference = tiny.wrap(tiny.build(name))
     cache = model.new_cache(1, 48)
-    read(model, cache, prefix, chunk=chunk)
+    prefill(model, cache, prefix, chunk=chunk)
     return model, reference, cache
 
 
@@ -59,7 +59,7 @@ def test_prefill_in_chunks_equals_one_pass(name):
 
 def test_prefill_counts_its_passes():
     model, _ = tiny.wrap(tiny.build("llama"))
-    passes = [read(model, model.new_cache(1, 16), [1] * count, chunk=4)[0] for count in (0, 1, 4, 5, 9)]
+    passes = [prefill(model, model.new_cache(1, 16), [1] * count, chunk=4)[0] for count in (0, 1, 4, 5, 9)]
     assert passes == [0, 1, 1, 2, 3]
 
 
@@ -147,7 +147,7 @@ def test_release_gives_generate_back(name):
     model, _ = tiny.wrap(module)
     assert module.config._attn_implementation != implementation
     cache = model.new_cache(1, 16)
-    read(model, cache, prompt[0].tolist())
+    prefill(model, cache, prompt[0].tolist())
     model.release()
     assert module.config._attn_implementation == implementation
     assert torch.equal(generate(), before)

@@ -1,0 +1,115 @@
+"""A fingerprint of a module, which tells whether a backend made from it still computes what the module does.
+
+Fused layers bypass the module's own `forward`, and on a CPU they compute with copies of its weights. So a backend is
+compared with its module whenever a text begins (`drafttree.models.selected_backend`). The fingerprint differs after
+
+- a hook was added or removed, on any submodule or globally, and after an instance got a `forward` of its own;
+- a submodule was replaced, got another class (adapters, parametrizations) or changed between training and evaluation;
+- a parameter or buffer was replaced, moved or assigned by `.data =`, which changes its address;
+- one was edited in place (`load_state_dict`, an optimiser, any operation under `torch.no_grad`), which raises its
+  version; tensors made in inference mode have none;
+- an edit that raises no version (`weight.data.mul_(2)`, any edit of such a tensor) changed one of the `SAMPLES`
+  entries that are compared of every weight on a CPU. On other devices no weight is copied, so none has to be compared.
+
+It does not notice an edit through `.data` that misses the sampled entries, such as one of a single row; a method that
+is replaced on a class; and any change while a text is being generated.
+"""
+
+import operator
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as global_hooks
+
+SAMPLES = 8
+
+
+class Fingerprint:
+    """The state of a module when the fingerprint was taken.
+
+    Comparing takes 0.2 ms for the 163 submodules of the embedded target, 0.5 ms right after a pass has emptied the
+    CPU's caches: a tenth of a pass over one token. So it is done once a text and not in every round.
+
+    Args:
+        module: to compare with later. Its tensors' memory is kept, so that no other tensor gets their address.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._parts = list(module.modules())
+        self._tables = [table for part in self._parts for table in _tables(part) if table]
+        self._hooks = [table for part in self._parts for table in (part._forward_pre_hooks, part._forward_hooks)]
+        self._hooks += [global_hooks._global_forward_pre_hooks, global_hooks._global_forward_hooks]
+        self._members = self._read_members()
+        tensors = [tensor for tensor in (*module.parameters(), *module.buffers()) if is_plain(tensor)]
+        self._tensors = tensors
+        self._versioned = [tensor for tensor in tensors if version(tensor) is not None]
+        self._state = self._read_state()
+        self._samples = [sample(tensor) for tensor in tensors if _is_sampled(tensor)]
+        self._entries = self._read_entries()
+
+    def matches(self) -> bool:
+        """Whether the module is as it was."""
+        return self._has_same_members() and self._read_state() == self._state and self._has_same_entries()
+
+    def _has_same_members(self) -> bool:
+        members = self._read_members()
+        return len(members) == len(self._members) and all(map(operator.is_, members, self._members))
+
+    def _has_same_entries(self) -> bool:
+        return torch.equal(self._read_entries(), self._entries)
+
+    def _read_members(self) -> list[object]:
+        """All submodules, parameters, buffers and hooks, global hooks included."""
+        return list(chain.from_iterable(map(dict.values, (*self._tables, *filter(None, self._hooks)))))
+
+    def _read_state(self) -> tuple[object, ...]:
+        """Classes, modes and own forwards of all submodules; addresses and versions of all tensors."""
+        modes = [("forward" in part.__dict__, part.training) for part in self._parts]
+        versions = list(map(operator.attrgetter("_version"), self._versioned))
+        return list(map(type, self._parts)), modes, list(map(Tensor.data_ptr, self._tensors)), versions
+
+    def _read_entries(self) -> Tensor:
+        """The bytes of all samples, so that NaN equals itself."""
+        return torch.cat(self._samples).view(torch.uint8) if self._samples else torch.zeros(0)
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor is torch's own, neither quantised nor distributed."""
+    return type(tensor) in (nn.Parameter, Tensor)
+
+
+def version(tensor: Tensor) -> int | None:
+    """How often a tensor was edited in place, None if torch does not count that: it was made in inference mode.
+
+    `is_inference` does not tell: assigning `.data` resets it and not the counter.
+    """
+    try:
+        return tensor._version
+    except RuntimeError:
+        return None
+
+
+def sample(weight: Tensor) -> Tensor:
+    """A view of a few entries spread over a weight's memory.
+
+    The step is odd, so that the entries of a matrix with an even number of columns lie in different columns.
+    """
+    start = weight.storage_offset()
+    room = weight.untyped_storage().nbytes() // weight.element_size() - int(start)
+    count = min(weight.numel(), room)
+    step = max(1, (count // SAMPLES - 1) | 1)
+    return weight.data.as_strided((min(SAMPLES, count),), (step,), start)
+
+
+def own_hooks(part: nn.Module) -> tuple[object, ...]:
+    """The forward hooks of a module itself."""
+    return (*part._forward_pre_hooks.values(), *part._forward_hooks.values())
+
+
+def _tables(part: nn.Module) -> tuple[dict, ...]:
+    return part._modules, part._parameters, part._buffers
+
+
+def _is_sampled(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.is_floating_point() and tensor.numel() > 0

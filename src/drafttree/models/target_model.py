@@ -1,0 +1,79 @@
+"""A transformers model that scores trees: the target, or a language model that drafts."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from drafttree.models.base import Backend, Output
+from drafttree.models.kv_cache import TreeCache
+from drafttree.models.module_backend import ModuleBackend, context_limit, restore_attention
+from drafttree.models.selected_backend import SelectedBackend
+
+
+class TargetModel:
+    """A model and the backend that runs it. See `drafttree.models.base.Model` for the protocol.
+
+    The backend is the module itself, its layers fused, or those recorded as CUDA graphs. When a text begins, hooks,
+    layers and weights are compared with those the backend was made for (see `drafttree.models.fingerprint`), and
+    another backend is selected if they differ.
+
+    Args:
+        module: a decoder-only model with a language-model head, in evaluation mode; wrapped, never copied.
+        select: makes the backend; `drafttree.models.validation.select_backend` makes the fastest that gives the
+            module's own logits, the default runs the module unchecked.
+
+    Attributes:
+        dtype: of its weights.
+
+    Raises:
+        ModelError: the model has layers that cannot be verified in a tree; the message names their kind.
+    """
+
+    def __init__(self, module: PreTrainedModel, select: Callable[[PreTrainedModel], Backend] = ModuleBackend) -> None:
+        self.module = module
+        self._selected = SelectedBackend(module, select)
+        self._describe()
+
+    @property
+    def backend(self) -> Backend:
+        """The backend that runs the passes at present."""
+        return self._selected.backend
+
+    def release(self) -> None:
+        """Give the module its own attention implementation back, to use it without drafttree."""
+        restore_attention(self.module)
+
+    def new_cache(self, batch: int, capacity: int) -> TreeCache:
+        """Make an empty KV cache; every text begins with it, so changes of the module are looked for here.
+
+        Raises:
+            ModelError: the module was changed into one that cannot be verified in a tree.
+        """
+        if self._selected.refresh():
+            self._describe()
+        return self.backend.new_cache(batch, capacity)
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        cache: TreeCache,
+        tokens: Tensor,
+        positions: Tensor,
+        visible: Tensor,
+        *,
+        last_only: bool = False,
+        hidden_layers: tuple[int, ...] = (),
+    ) -> Output:
+        """Score tokens; see `drafttree.models.base.Backend.forward`."""
+        run = self._selected.backend.forward
+        return run(cache, tokens, positions, visible, last_only=last_only, hidden_layers=hidden_layers)
+
+    def _describe(self) -> None:
+        module = self.module
+        self.vocab_size: int = module.get_output_embeddings().weight.shape[0]  # pyright: ignore[reportOptionalMemberAccess]
+        self.context = context_limit(module.config.get_text_config())
+        self.device = module.device
+        self.dtype = module.dtype
+        self.nbytes = sum(parameter.nbytes for parameter in module.parameters())
