@@ -63,14 +63,14 @@ def test_the_models_cache_is_right_after_rounds_it_did_not_draft(turns, monkeypa
     out = decoder.generate(prompt, max_new_tokens=30)
     assert out.tokens == decoder.plain().generate(prompt, max_new_tokens=30).tokens
     checked = CheckedDraft.last
-    assert len(checked.checks) == model_rounds(out, mixed) > 3
-    assert mixed.draft.lookup_rounds > 3
+    assert len(checked.checks) == model_rounds(out) > 3
+    assert out.metrics.lookup_rounds > 3
     assert max(checked.checks) < 1e-4
     assert checked.text == prompt + out.tokens
 
 
-def model_rounds(out, watched) -> int:
-    return len(out.metrics.rounds) - watched.draft.lookup_rounds
+def model_rounds(out) -> int:
+    return len(out.metrics.rounds) - out.metrics.lookup_rounds
 
 
 def mixed(law, draft, vocab=VOCAB) -> tuple[Decoder, Watched]:
@@ -80,28 +80,28 @@ def mixed(law, draft, vocab=VOCAB) -> tuple[Decoder, Watched]:
 
 def test_lookup_drafts_a_repetitive_text():
     verse = [1, 2, 3, 4, 2, 5, 6, 7, 0, 3] * 6
-    decoder, watched = mixed(Script(verse, VOCAB), DRAFT)
+    decoder, _ = mixed(Script(verse, VOCAB), DRAFT)
     out = decoder.generate([0], max_new_tokens=len(verse))
     assert out.tokens == verse
-    assert watched.draft.lookup_rounds > model_rounds(out, watched)
+    assert out.metrics.lookup_rounds > model_rounds(out)
     assert all(out.drafted[-4:-1])
 
 
 def test_the_model_drafts_a_text_without_repetitions():
     law = Script(list(range(60)), 64)
-    decoder, watched = mixed(law, law, 64)
+    decoder, _ = mixed(law, law, 64)
     out = decoder.generate([63], max_new_tokens=50)
     assert out.tokens == list(range(50))
-    assert watched.draft.lookup_rounds == 0
+    assert out.metrics.lookup_rounds == 0
     assert len(out.metrics.rounds) == 10
 
 
 @pytest.mark.parametrize(("draft", "by_model"), [(TARGET, True), (Script([9], VOCAB), False)], ids=["right", "wrong"])
 def test_the_drafter_with_more_accepted_tokens_drafts_most_rounds(draft, by_model):
     """On a text where lookup always has a match that is often wrong."""
-    decoder, watched = mixed(TARGET, draft)
+    decoder, _ = mixed(TARGET, draft)
     out = decoder.generate([*PROMPT, *greedy_text(TARGET, PROMPT, 40)], max_new_tokens=60, temperature=1.0, seed=0)
-    assert (model_rounds(out, watched) > watched.draft.lookup_rounds) == by_model
+    assert (model_rounds(out) > out.metrics.lookup_rounds) == by_model
 
 
 def test_a_model_that_once_failed_is_tried_again():
@@ -109,9 +109,9 @@ def test_a_model_that_once_failed_is_tried_again():
     verse, rest = [1, 2, 3, 1, 2, 4] * 30, [5, 6, 7, 0, 5, 7, 6, 0, 7, 5, 0, 6]
     law = Script(verse + rest, VOCAB)
     draft = Script([9] * len(verse) + rest, VOCAB)
-    decoder, watched = mixed(law, draft)
+    decoder, _ = mixed(law, draft)
     out = decoder.generate([0], max_new_tokens=len(verse + rest))
-    assert watched.draft.lookup_rounds > 20
+    assert out.metrics.lookup_rounds > 20
     assert sum(out.drafted[-len(rest) :]) >= 4
 
 
@@ -128,8 +128,8 @@ def test_passes_and_seconds_are_those_of_both():
     decoder, watched = mixed(Script([1, 2, 3] * 20, VOCAB), DRAFT)
     out = decoder.generate([0], max_new_tokens=40)
     draft = watched.draft
-    assert draft.lookup_rounds
-    assert model_rounds(out, watched)
+    assert out.metrics.lookup_rounds
+    assert model_rounds(out)
     assert sum(round_.draft_passes for round_ in out.metrics.rounds) == draft.passes
     assert draft.passes == draft._lookup.passes + draft._model.passes
     assert draft.seconds >= draft._lookup.seconds - 1e-3

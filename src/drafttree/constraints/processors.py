@@ -23,7 +23,6 @@ from transformers import (
 from drafttree.constraints.options import refusal
 from drafttree.core.errors import ConfigError, DraftTreeError
 from drafttree.core.tree import DraftTree
-from drafttree.drafters.base import DraftLogits
 from drafttree.verifiers.base import not_numbers
 
 Path = tuple[int, ...]
@@ -110,6 +109,21 @@ class PathConstraints:
         """Process logits `[paths, vocab]` after the text and each path; a row with no allowed token stays unchanged."""
         return _keep_dead_rows(self._process(tokens, paths, logits), logits)
 
+    def apply_to_draft(self, tokens: list[int], paths: Sequence[Path], logits: Tensor, vocab_size: int) -> Tensor:
+        """Constrain a drafter's logits of one level.
+
+        Args:
+            tokens: token ids of the committed text.
+            paths: drafted token ids from below the root to each frontier node.
+            logits: `[1, paths, columns]`; the drafter may know fewer tokens than the target.
+            vocab_size: of the target.
+        """
+        missing = max(vocab_size - logits.shape[-1], 0)
+        known = pad(logits[0, :, :vocab_size], (0, missing), value=-torch.inf)
+        constrained = self.apply(tokens, paths, known)
+        # Columns beyond the vocabulary stand for "none of the proposed tokens" and stay (see `DraftSession`).
+        return torch.cat((constrained, logits[0, :, vocab_size:]), -1)[None]
+
     def score(self, tokens: list[int], tree: DraftTree, logits: Tensor) -> Tensor:
         """Process the target's logits `[1, nodes, vocab]` along every path of a tree.
 
@@ -173,37 +187,6 @@ class PathConstraints:
                 return ConfigError(f"{type(processor).__name__} {where}")
         others = " together with the logits processors" if self._processors else ""
         return ConfigError(f"the grammar{others} {where}; allow more, or spell it with other tokens")
-
-
-class ConstrainedDraft:
-    """Draft logits of one round, constrained along each node's path.
-
-    Args:
-        draft: the drafter's logits.
-        constraints: the request's constraints.
-        tokens: token ids of the committed text.
-        vocab_size: of the target; the drafter's may be smaller.
-    """
-
-    def __init__(self, draft: DraftLogits, constraints: PathConstraints, tokens: list[int], vocab_size: int) -> None:
-        self._draft, self._constraints, self._tokens, self._vocab_size = draft, constraints, tokens, vocab_size
-        self._paths: list[Path] = []
-
-    def root(self) -> Tensor:
-        self._paths = [()]
-        return self._constrain(self._draft.root())
-
-    def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
-        nodes = zip(tokens[0].tolist(), origins[0].tolist(), strict=True)
-        self._paths = [(*self._paths[origin], token) for token, origin in nodes]
-        return self._constrain(self._draft.expand(tokens, origins))
-
-    def _constrain(self, logits: Tensor) -> Tensor:
-        missing = max(self._vocab_size - logits.shape[-1], 0)
-        known = pad(logits[0, :, : self._vocab_size], (0, missing), value=-torch.inf)
-        constrained = self._constraints.apply(self._tokens, self._paths, known)
-        # Columns beyond the vocabulary stand for "none of the proposed tokens" and stay (see `DraftSession`).
-        return torch.cat((constrained, logits[0, :, self._vocab_size :]), -1)[None]
 
 
 def processor_for_row(processor: LogitsProcessor, row: int) -> LogitsProcessor:

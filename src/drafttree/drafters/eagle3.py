@@ -127,7 +127,7 @@ class Eagle3Head(nn.Module):
         return self.lm_head(self.norm(output))
 
     def in_target_vocab(self, logits: Tensor) -> Tensor:
-        """Spread logits `[batch, rows, draft_vocab]` over the target's vocabulary, -inf for tokens the head does not know."""
+        """Spread logits `[batch, rows, draft_vocab]` over the target's vocabulary, -inf for unknown tokens."""
         if self.target_ids is None:
             return logits
         full = logits.new_full((*logits.shape[:-1], self.config.vocab), -torch.inf)

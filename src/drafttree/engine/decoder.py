@@ -18,7 +18,7 @@ import torch
 from transformers import LogitsProcessorList
 
 from drafttree.constraints.options import ProcessorContext, ProcessorOptions, check_names, make_processors
-from drafttree.constraints.processors import ConstrainedDraft, Constraint, PathConstraints
+from drafttree.constraints.processors import Constraint, PathConstraints
 from drafttree.core.errors import ConfigError, ContextError, InputError
 from drafttree.core.randomness import SeededRandomness, random_seed
 from drafttree.core.sampling import MIN_TEMPERATURE, Sampling
@@ -27,7 +27,7 @@ from drafttree.drafters.base import Drafter, HiddenStates
 from drafttree.engine import compatibility
 from drafttree.engine.child_sampler import ChildSampler
 from drafttree.engine.detokenizer import Detokenizer
-from drafttree.engine.draft_logits import AdjustedDraft
+from drafttree.engine.draft_logits import AdjustedDraft, Constrain
 from drafttree.engine.metrics import Metrics
 from drafttree.engine.request import Chunk, Generation, Request
 from drafttree.engine.round_clock import RoundClock
@@ -278,18 +278,22 @@ class Decoder:
         proposal, randomness = request.verifier.proposal, [request.randomness.at(len(request.tokens) - 1)]
         if request.draft is None:
             return DraftTree.rooted(root, proposal)
-        draft, constraints, vocab = request.draft, request.constraints, self.target.vocab_size
         with request.clock.part("propose"):
-            possible = ConstrainedDraft(draft, constraints, request.tokens, vocab) if constraints else draft
+            constrain = self._constrain(request) if request.constraints else None
             return grow(
                 request.policy,
-                AdjustedDraft(possible, request.verifier, randomness, request.draft_temperature),
+                AdjustedDraft(request.draft, request.verifier, randomness, request.draft_temperature, constrain),
                 root,
                 self._levels(request),
                 states=(request.state,),
                 sampler=None if proposal is Proposal.TOP_K else ChildSampler(proposal, randomness),
-                vocab=vocab,
+                vocab=self.target.vocab_size,
             )
+
+    def _constrain(self, request: Request) -> Constrain:
+        """Constrain drafted tokens to what the request's text may be."""
+        tokens, vocab = list(request.tokens), self.target.vocab_size
+        return lambda paths, logits: request.constraints.apply_to_draft(tokens, paths, logits, vocab)
 
     def score(self, request: Request, tree: DraftTree) -> Output:
         """The target's logits of every node, whose keys and values become drafted rows of the request's KV cache."""

@@ -60,6 +60,7 @@ class Metrics:
         first_token_seconds: per generation, time from the start to the first committed token.
         draft_weight_bytes: memory of the drafter's weights, those it shares with the target left out.
         draft_cache_bytes: memory of what the drafter kept of the text, of the longest if there are several.
+        lookup_rounds: rounds that lookup drafted, for a drafter that mixes it with a model.
     """
 
     rounds: list[Round] = field(default_factory=list)
@@ -69,6 +70,7 @@ class Metrics:
     first_token_seconds: list[float] = field(default_factory=list)
     draft_weight_bytes: int = 0
     draft_cache_bytes: int = 0
+    lookup_rounds: int = 0
 
     @classmethod
     def total(cls, parts: Iterable["Metrics"]) -> "Metrics":
@@ -82,6 +84,7 @@ class Metrics:
             whole.first_token_seconds += part.first_token_seconds
             whole.draft_weight_bytes = max(whole.draft_weight_bytes, part.draft_weight_bytes)
             whole.draft_cache_bytes = max(whole.draft_cache_bytes, part.draft_cache_bytes)
+            whole.lookup_rounds += part.lookup_rounds
         return whole
 
     def record(self, turn: Round, seconds: float) -> None:
@@ -191,6 +194,7 @@ class Metrics:
             "overhead": self.overhead,
             "draft_weight_bytes": self.draft_weight_bytes,
             "draft_cache_bytes": self.draft_cache_bytes,
+            "lookup_rounds": self.lookup_rounds,
             "peak_memory_bytes": peak_memory(),
         }
 

@@ -6,6 +6,7 @@ from typing import Any
 from drafttree.constraints.processors import PathConstraints
 from drafttree.core.randomness import Randomness
 from drafttree.drafters.base import DraftSession
+from drafttree.drafters.mixed import MixedSession
 from drafttree.engine.detokenizer import Detokenizer
 from drafttree.engine.metrics import Metrics
 from drafttree.engine.round_clock import RoundClock
@@ -88,6 +89,8 @@ class Request:
         self.finish_reason = reason
         if self.draft:
             self.metrics.draft_cache_bytes = self.draft.nbytes
+        if isinstance(self.draft, MixedSession):
+            self.metrics.lookup_rounds = self.draft.lookup_rounds
 
 
 @dataclass(frozen=True)
