@@ -137,7 +137,7 @@ def random_tree(widths: Sequence[int], seed: int) -> DraftTree:
 
 def stacked(trees: Sequence[DraftTree]) -> DraftTree:
     """Trees of the same widths as one batch."""
-    fields = ("tokens", "parents", "logprobs", "path_logprobs", "scores")
+    fields = ("tokens", "parents", "path_logprobs", "scores")
     return DraftTree(**{name: torch.cat([getattr(t, name) for t in trees]) for name in fields}, levels=trees[0].levels)
 
 

@@ -175,13 +175,9 @@ class TreeBuilder:
 
     def __init__(self, root: Tensor) -> None:
         tree = DraftTree.rooted(root)
+        self.size = 1
         self.nodes = torch.ones_like(root)
         self._levels = [(tree.tokens, tree.parents, tree.path_logprobs, tree.scores)]
-
-    @property
-    def size(self) -> int:
-        """Columns so far."""
-        return sum(level[0].shape[1] for level in self._levels)
 
     @property
     def scores(self) -> list[Tensor]:
@@ -196,13 +192,16 @@ class TreeBuilder:
     def add(self, tokens: Tensor, parents: Tensor, path_logprobs: Tensor, scores: Tensor) -> None:
         """Add a level; each argument is `[batch, width]` and as in `DraftTree`."""
         self._levels.append((tokens, parents, path_logprobs, scores))
+        self.size += tokens.shape[1]
         self.nodes = self.nodes + path_logprobs.isfinite().sum(1, keepdim=True)
 
     def trim(self, width: int) -> None:
         """Drop the last level's columns from `width` on, which are padding."""
-        tokens, parents, path_logprobs, scores = (column[:, :width] for column in self._levels.pop())
+        tokens, parents, path_logprobs, scores = self._levels.pop()
+        self.size += width - tokens.shape[1]
         if width:
-            self._levels.append((tokens, parents, path_logprobs, scores))
+            level = (tokens[:, :width], parents[:, :width], path_logprobs[:, :width], scores[:, :width])
+            self._levels.append(level)
 
     def tree(self) -> DraftTree:
         """The tree so far."""

@@ -12,8 +12,7 @@ from drafttree.drafters.eagle3 import Eagle3Backend, Eagle3Head
 from drafttree.models import TreeCache
 from drafttree.models.cuda_graphs import CudaGraphs
 from drafttree.models.fused import STATIC_ROPES
-from drafttree.models.fused_layers import FusedLayer, LlamaLayer, PassContext, rotary_angles
-from drafttree.models.fused_linear import fuse, rms_norm
+from drafttree.models.fused_layers import FusedLayer, LlamaLayer, PassContext, fuse, rms_norm, rotary_angles
 from drafttree.models.pass_inputs import PassInputs
 from drafttree.models.plain_module import is_plain_module
 from drafttree.models.recorded import RecordedPasses, Recorder

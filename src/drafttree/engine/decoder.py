@@ -242,7 +242,7 @@ class Decoder:
         started = time.perf_counter()
         tree = self.propose(request)
         output = self.score(request, tree)
-        with request.clock.part("verify"):
+        with request.clock.verify:
             logits = output.logits
             if request.constraints:
                 logits = request.constraints.score(request.tokens, tree, logits)
@@ -278,7 +278,7 @@ class Decoder:
         proposal, randomness = request.verifier.proposal, [request.randomness.at(len(request.tokens) - 1)]
         if request.draft is None:
             return DraftTree.rooted(root, proposal)
-        with request.clock.part("propose"):
+        with request.clock.propose:
             constrain = self._constrain(request) if request.constraints else None
             return grow(
                 request.policy,
@@ -297,14 +297,14 @@ class Decoder:
 
     def score(self, request: Request, tree: DraftTree) -> Output:
         """The target's logits of every node, whose keys and values become drafted rows of the request's KV cache."""
-        with request.clock.part("masks"):
+        with request.clock.masks:
             positions, visible = tree.depths + request.cache.length, tree.ancestors
-        with request.clock.part("target"):
+        with request.clock.target:
             wanted = self._hidden_layers
             return self.target.forward(request.cache, tree.tokens, positions, visible, hidden_layers=wanted)
 
     def _commit(self, request: Request, tree: DraftTree, verdict: Verdict, hidden: HiddenStates) -> tuple[int, int]:
-        with request.clock.part("commit"):
+        with request.clock.commit:
             ((path, bonus),) = verdict.host
             request.cache.commit(path)
             drafted = tree.branches[0].tokens
@@ -312,7 +312,7 @@ class Decoder:
             if request.draft:
                 request.draft.commit(tokens, tuple(layer[:, path] for layer in hidden))
             request.state = request.policy.observe(request.state, len(path) - 1, tree.levels)
-        with request.clock.part("text"):
+        with request.clock.text:
             committed = request.commit(tokens, len(path) - 1)
         return committed, min(committed, len(path) - 1)
 

@@ -11,19 +11,24 @@ PARTS = ("propose", "masks", "target", "verify", "commit", "text")
 
 
 class RoundClock:
-    """Times the parts of one request's rounds, with a `PassTimer` each.
+    """Times the parts of one request's rounds: each is a `with` block of its own timer.
 
     Args:
         device: where the target runs.
+
+    Attributes:
+        propose: drafting the tree, draft passes included.
+        masks: ancestor masks and positions for the target.
+        target: the target pass.
+        verify: the verifier, and constraints on the text.
+        commit: keeping rows of the KV cache, and telling drafter and policy.
+        text: turning committed tokens into text.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._timers = {part: PassTimer(device) for part in PARTS}
+        self.propose, self.masks, self.target = PassTimer(device), PassTimer(device), PassTimer(device)
+        self.verify, self.commit, self.text = PassTimer(device), PassTimer(device), PassTimer(device)
         self._read: dict[str, float] = dict.fromkeys((*PARTS, "draft", "passes"), 0.0)
-
-    def part(self, name: str) -> PassTimer:
-        """The timer of a part, to run it in a `with` block."""
-        return self._timers[name]
 
     def round(
         self, committed: int, accepted: int, tree: DraftTree, draft: DraftSession | None, seconds: float
@@ -37,7 +42,7 @@ class RoundClock:
             draft: the drafter's session, which times its own passes.
             seconds: of the whole round.
         """
-        total: dict[str, float] = {part: timer.seconds for part, timer in self._timers.items()}
+        total: dict[str, float] = {part: getattr(self, part).seconds for part in PARTS}
         total |= {"draft": draft.seconds, "passes": draft.passes} if draft else {"draft": 0.0, "passes": 0}
         spent = {part: after - self._read[part] for part, after in total.items()}
         self._read = total

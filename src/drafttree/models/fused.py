@@ -12,8 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafttree.models.base import Output
-from drafttree.models.fused_layers import FusedLayer, LlamaLayer, NeoXLayer, PassContext, rotary_angles
-from drafttree.models.fused_linear import fuse, rms_norm
+from drafttree.models.fused_layers import FusedLayer, LlamaLayer, NeoXLayer, PassContext, fuse, rms_norm, rotary_angles
 from drafttree.models.kv_cache import TreeCache
 from drafttree.models.pass_inputs import PassInputs
 from drafttree.models.plain_module import is_plain_module
