@@ -144,4 +144,4 @@ def test_a_layer_adds_its_candidates_to_their_parents():
     assert layer.path_logprobs.tolist() == [[[-1.5, -2.0], [-2.25, -5.0]]]
     assert layer.rank.tolist() == [0, 1]
     torch.testing.assert_close(layer.confidence, torch.tensor([[[math.exp(-0.5)], [math.exp(-0.25)]]]))
-    assert layer.everything().all()
+    assert layer.possible.all()

@@ -20,7 +20,7 @@ from torch import Tensor
 
 
 class Proposal(StrEnum):
-    """How the children of a node were chosen, which decides who may judge the tree."""
+    """The way the children of a node were chosen, which decides which verifiers may judge the tree."""
 
     TOP_K = "top-k"
     """A deterministic function of the prefix and the draft's probabilities."""
@@ -190,7 +190,9 @@ class TreeBuilder:
         return [path_logprobs for _, _, path_logprobs, _ in self._levels]
 
     def add(self, tokens: Tensor, parents: Tensor, path_logprobs: Tensor, scores: Tensor) -> None:
-        """Add a level; each argument is `[batch, width]` and as in `DraftTree`."""
+        """Add a level; each argument is `[batch, width]` and as in `DraftTree`. One without columns is no level."""
+        if not tokens.shape[1]:
+            return
         self._levels.append((tokens, parents, path_logprobs, scores))
         self.size += tokens.shape[1]
         self.nodes = self.nodes + path_logprobs.isfinite().sum(1, keepdim=True)
@@ -211,7 +213,7 @@ class TreeBuilder:
 
 @dataclass(frozen=True)
 class Layer:
-    """What a policy sees when it decides: the best candidates of every frontier node, sorted by probability.
+    """The best candidates of every frontier node, sorted by probability: all that a policy sees.
 
     Attributes:
         logprobs: `[batch, frontier, candidates]` draft log-probability given the frontier node.
@@ -244,14 +246,15 @@ class Layer:
         """`[batch, frontier, 1]` probability of each frontier node's best candidate."""
         return self.logprobs[..., :1].exp()
 
-    def everything(self) -> Tensor:
+    @cached_property
+    def possible(self) -> Tensor:
         """`[batch, frontier, candidates]` mask of all candidates that are possible at all."""
         return self.path_logprobs > -torch.inf
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a verifier says of a batch of trees.
+    """The outcome of verifying a batch of trees: the accepted path and the bonus token of each.
 
     Attributes:
         nodes: int64 `[batch, depth]` accepted node indices from the root (0) down; what lies behind the accepted path
@@ -270,7 +273,9 @@ class Verdict:
         depth = max(map(len, paths))
         padded = [[*path, *[0] * (depth - len(path))] for path in paths]
         lengths = [len(path) for path in paths]
-        return cls(torch.tensor(padded, dtype=torch.long), torch.tensor(lengths), torch.tensor(bonus))
+        verdict = cls(torch.tensor(padded, dtype=torch.long), torch.tensor(lengths), torch.tensor(bonus))
+        vars(verdict)["host"] = list(zip(map(list, paths), bonus, strict=True))  # the copy that `host` would make
+        return verdict
 
     @cached_property
     def host(self) -> list[tuple[list[int], int]]:

@@ -11,12 +11,14 @@ from torch.nn.functional import pad
 BLOCK = 128
 """Columns of a block."""
 UNBLOCKED = 4096
-"""Rows of at most so many columns are not split into blocks."""
+"""Rows of at most so many columns are not split into blocks to draw from them."""
+FEW_ENTRIES = 2**16
+"""Tensors of at most so many entries are not split into blocks to find their largest."""
 
 
 def argmax(rows: Tensor) -> Tensor:
     """Return the index `[...]` of the largest entry of each row `[..., columns]`; ties go to the lowest index."""
-    if rows.is_cuda or rows.shape[-1] <= UNBLOCKED:
+    if rows.is_cuda or rows.numel() <= FEW_ENTRIES:
         return rows.argmax(-1)
     blocks = _blocks(rows, -torch.inf)
     best = blocks.amax(-1).argmax(-1, keepdim=True)

@@ -7,7 +7,8 @@ distribution it is told the children came from.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,8 +22,7 @@ FEW = 8
 """Children that are drawn without asking the device how many a node gets at most."""
 
 
-@dataclass(frozen=True)
-class Children:
+class Children(NamedTuple):
     """The candidates of a level.
 
     Attributes:

@@ -1,6 +1,6 @@
-"""The loop: draft a tree, score it in one target pass, judge it, keep the accepted rows, emit.
+"""The loop: draft a tree, score it in one target pass, verify it, commit the accepted path and the bonus token.
 
-    prefill -> [ draft.root / policy -> model.forward -> verifier.verify -> cache.keep -> commit ]*
+    prefill -> [ propose -> score -> verify -> commit ]*
 
 `Decoder.step` is the only loop body; generating, streaming, benchmarks and the command line all drive it.
 """
@@ -265,7 +265,7 @@ class Decoder:
         return self.drafter.hidden_layers if self.drafter else ()
 
     def _levels(self, request: Request) -> int:
-        """How deep a tree may be: within the text's limit, the drafter's context and the levels it can draft."""
+        """The levels a tree may have, by the text's limit, the drafter's context and the levels it can draft."""
         if self.drafter is None:
             return 0
         context, levels = self.drafter.context, self.drafter.levels

@@ -50,7 +50,7 @@ class Round:
 
 @dataclass
 class Metrics:
-    """What one or more generations cost.
+    """The cost of one or more generations.
 
     Attributes:
         rounds: every round, in order.

@@ -1,4 +1,4 @@
-"""One text while it is generated, and what is left of it afterwards."""
+"""A request while its text is generated, and the `Generation` and `Chunk`s it gives."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -120,7 +120,7 @@ class Generation:
 
     @classmethod
     def of(cls, request: Request) -> "Generation":
-        """What a sequence has become."""
+        """The generation that a finished request has made."""
         return cls(
             text=request.text.text,
             tokens=request.tokens[request.prompt_length :],
@@ -133,7 +133,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class Chunk:
-    """What one round adds to a streamed text.
+    """The tokens and the text that one round adds to a stream.
 
     Attributes:
         text: new text that no later token can change; it may lag behind the tokens.

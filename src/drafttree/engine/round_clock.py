@@ -33,7 +33,7 @@ class RoundClock:
     def round(
         self, committed: int, accepted: int, tree: DraftTree, draft: DraftSession | None, seconds: float
     ) -> Round:
-        """What the round that has just ended cost.
+        """The cost of the round that has just ended.
 
         Args:
             committed: tokens that became part of the text.

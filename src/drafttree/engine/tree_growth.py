@@ -45,8 +45,8 @@ class Frontier:
         zero = torch.zeros_like(root)
         return cls(zero, root, zero, zero.float())
 
-    def take(self, index: Tensor, padding: Tensor) -> "Frontier":
-        """The members at `index` `[batch, width]`, of which some are padding."""
+    def take(self, index: Tensor, padding: Tensor | None) -> "Frontier":
+        """The members at `index` `[batch, width]`, of which some may be padding."""
         return Frontier(
             nodes=self.nodes.gather(1, index),
             tokens=self.tokens.gather(1, index),
@@ -97,95 +97,119 @@ def grow(
     Returns:
         The trees to verify, at most `policy.budget` nodes each.
     """
-    tree, frontier = TreeBuilder(root), Frontier.at_root(root)
     trim = root.device.type == "cpu" if trim is None else trim
-    states = states or tuple(policy.init_state() for _ in root)
+    growth = _Growth(policy, root, states or tuple(policy.init_state() for _ in root), sampler, trim)
     levels = min(max_levels, policy.levels() or max_levels) if policy.budget > 1 else 0
-    logits = draft.root() if levels > 0 else torch.empty(0)
+    logits = draft.root() if levels > 0 else root
     for depth in range(1, levels + 1):
-        rows = logits.log_softmax(-1)[..., :vocab]
-        children = _choose(policy, rows, frontier, depth, tree, states, sampler, trim)
-        frontier = _extend(policy, tree, frontier, children)
-        frontier = _stop(policy, tree, frontier, last=depth == levels)
-        if trim or not policy.fixed_shape:
-            frontier = _trim(tree, frontier)
-            finished = not frontier.nodes.shape[1]
-        else:
-            finished = not policy.reranks and tree.size >= policy.budget
-        if finished or depth == levels:
+        frontier = growth.add_level(logits.log_softmax(-1)[..., :vocab], depth)
+        frontier = growth.trimmed(frontier)
+        if depth == levels or growth.ends(frontier):
             break
         logits = draft.expand(frontier.tokens, frontier.origins)
-    grown = sampler.attach(tree.tree()) if sampler else tree.tree()
-    return grown.best(policy.budget)
+    return growth.finish()
 
 
-def _choose(
-    policy: TreePolicy,
-    rows: Tensor,
-    frontier: Frontier,
-    depth: int,
-    tree: TreeBuilder,
-    states: tuple[Any, ...],
-    sampler: ChildSampler | None,
-    trim: bool,
-) -> Children:
-    """The candidates of a level and which of them join the tree, within the budget."""
-    width = min(policy.candidates(depth), rows.shape[-1])
-    logprobs, tokens = rows.topk(width) if width > 1 else rows.max(-1, keepdim=True)
-    layer = Layer(logprobs, frontier.path_logprobs, depth, tree.nodes, frontier.labels, states)
-    keep = policy.keep(layer) & layer.everything()
-    if sampler:
-        return sampler.children(layer, keep, rows, frontier.nodes, policy.budget - tree.nodes, trim)
-    if not policy.reranks and tree.size + keep[0].numel() > policy.budget:
-        keep = best_mask(policy.score(layer), keep, policy.budget - tree.nodes)
-    return Children(layer, tokens, keep)
+class _Growth:
+    """The trees of one round while they grow.
 
-
-def _extend(policy: TreePolicy, tree: TreeBuilder, frontier: Frontier, children: Children) -> Frontier:
-    """Add what is kept of a level to the tree; the frontier the policy expands next."""
-    layer, keep = children.layer, children.keep
-    scores, labels, expand = policy.score(layer), policy.label(layer), policy.expand(layer)
-    index, padding = _compact(keep, policy.most_kept(layer.depth))
-    origins = index // keep.shape[2]
-    kept = Frontier(
-        nodes=torch.arange(tree.size, tree.size + index.shape[1], device=index.device).expand_as(index),
-        tokens=_pick(children.tokens, index),
-        origins=origins,
-        path_logprobs=_pick(layer.path_logprobs, index, padding),
-        labels=None if labels is None else _pick(labels, index),
-    )
-    tree.add(kept.tokens, frontier.nodes.gather(1, origins), kept.path_logprobs, _pick(scores, index, padding))
-    if expand is None:
-        return kept
-    return kept.take(*_compact(_pick(expand, index) & ~padding, policy.most_expanded(layer.depth)))
-
-
-def _stop(policy: TreePolicy, tree: TreeBuilder, frontier: Frontier, last: bool) -> Frontier:
-    """The frontier without the sequences that stop here: the policy says so, or their budget is spent."""
-    if last:
-        return frontier
-    stopped = policy.stop(tree, frontier.path_logprobs)
-    if stopped is not None:
-        frontier = frontier.without(stopped)
-    return frontier if policy.reranks else frontier.without(tree.nodes[:, 0] >= policy.budget)
-
-
-def _trim(tree: TreeBuilder, frontier: Frontier) -> Frontier:
-    """Drop the padding of the last level and of the frontier: the one place that asks the device for a number."""
-    valid = (tree.path_logprobs[-1].isfinite().sum(1), frontier.path_logprobs.isfinite().sum(1))
-    kept, expanded = torch.stack(valid).amax(1).tolist()
-    tree.trim(kept)
-    return frontier.trim(expanded)
-
-
-def _compact(mask: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Indices `[batch, width]` of the True entries of each sequence, in order, and which of them are padding.
-
-    The width is `most`, or the number of entries if that is smaller; there are no more True entries than that.
+    Args:
+        policy: as for `grow`.
+        root: likewise.
+        states: likewise.
+        sampler: likewise.
+        trim: likewise.
     """
-    mask = mask.flatten(1)
-    index = mask.logical_not().argsort(dim=1, stable=True)[:, :most]
-    return index, ~mask.gather(1, index)
+
+    def __init__(
+        self, policy: TreePolicy, root: Tensor, states: tuple[Any, ...], sampler: ChildSampler | None, trim: bool
+    ) -> None:
+        self._policy, self._states, self._sampler, self._trim = policy, states, sampler, trim
+        self._tree, self._frontier = TreeBuilder(root), Frontier.at_root(root)
+
+    def add_level(self, rows: Tensor, depth: int) -> Frontier:
+        """Add a level to the trees; the frontier the policy expands next.
+
+        Args:
+            rows: `[batch, frontier, vocab]` log-probabilities of the draft.
+            depth: of the level.
+        """
+        layer, tokens, keep = self._choose(rows, depth)
+        policy, tree = self._policy, self._tree
+        scores, labels, expand = policy.score(layer), policy.label(layer), policy.expand(layer)
+        index, padding = self._compact(keep, policy.most_kept(depth))
+        origins = index // keep.shape[2]
+        kept = Frontier(
+            nodes=torch.arange(tree.size, tree.size + index.shape[1], device=index.device).expand_as(index),
+            tokens=_pick(tokens, index),
+            origins=origins,
+            path_logprobs=_pick(layer.path_logprobs, index, padding),
+            labels=None if labels is None else _pick(labels, index),
+        )
+        ranked = kept.path_logprobs if scores is layer.path_logprobs else _pick(scores, index, padding)
+        tree.add(kept.tokens, self._frontier.nodes.gather(1, origins), kept.path_logprobs, ranked)
+        if expand is None:
+            return kept
+        wanted = _pick(expand, index)
+        wanted = wanted if padding is None else wanted & ~padding
+        return kept.take(*self._compact(wanted, policy.most_expanded(depth)))
+
+    def _choose(self, rows: Tensor, depth: int) -> Children:
+        """The candidates of a level and which of them join the tree, within the budget."""
+        policy, tree, frontier = self._policy, self._tree, self._frontier
+        width = min(policy.candidates(depth), rows.shape[-1])
+        logprobs, tokens = rows.topk(width) if width > 1 else rows.max(-1, keepdim=True)
+        layer = Layer(logprobs, frontier.path_logprobs, depth, tree.nodes, frontier.labels, self._states)
+        keep = policy.keep(layer) & layer.possible
+        if self._sampler:
+            return self._sampler.children(layer, keep, rows, frontier.nodes, policy.budget - tree.nodes, self._trim)
+        if not policy.reranks and tree.size + keep[0].numel() > policy.budget:
+            keep = best_mask(policy.score(layer), keep, policy.budget - tree.nodes)
+        return Children(layer, tokens, keep)
+
+    def trimmed(self, frontier: Frontier) -> Frontier:
+        """The frontier without the sequences that stop here, and without padding as far as its width is known.
+
+        Where the depth of a tree depends on the draft's probabilities, this is the one place that asks the device.
+        """
+        policy, tree = self._policy, self._tree
+        if not frontier.nodes.shape[1]:
+            return frontier
+        stopped = policy.stop(tree, frontier.path_logprobs)
+        if stopped is not None:
+            frontier = frontier.without(stopped)
+        if not policy.reranks and tree.size >= policy.budget:
+            frontier = frontier.without(tree.nodes[:, 0] >= policy.budget)
+        elif self._trim and stopped is None:
+            return frontier
+        if self._trim or not policy.fixed_shape:
+            valid = tree.path_logprobs[-1].isfinite().sum(1), frontier.path_logprobs.isfinite().sum(1)
+            kept, expanded = torch.stack(valid).amax(1).tolist()
+            tree.trim(kept)
+            frontier = frontier.trim(expanded)
+        return frontier
+
+    def ends(self, frontier: Frontier) -> bool:
+        """Whether nothing is left to expand; otherwise this is the frontier of the next level."""
+        self._frontier = frontier
+        filled = self._policy.fixed_shape and not self._policy.reranks and self._tree.size >= self._policy.budget
+        return not frontier.nodes.shape[1] or (filled and not self._trim)
+
+    def finish(self) -> DraftTree:
+        """The trees, cut to the budget: the best nodes of a policy that re-ranks, else all but padding."""
+        tree = self._tree.tree()
+        return (self._sampler.attach(tree) if self._sampler else tree).best(self._policy.budget)
+
+    def _compact(self, mask: Tensor, most: int) -> tuple[Tensor, Tensor | None]:
+        """Indices `[batch, width]` of the True entries of each sequence, in order, and which of them are padding.
+
+        The width is that of the longest row if padding is trimmed, else `most` or the number of entries; there are no
+        more True entries than that. Padding is None if there is none.
+        """
+        mask = mask.flatten(1)
+        counts = mask.sum(1).tolist() if self._trim else [0, most]
+        index = mask.logical_not().argsort(dim=1, stable=True)[:, : max(counts)]
+        return index, None if min(counts) == max(counts) else ~mask.gather(1, index)
 
 
 def _pick(values: Tensor, index: Tensor, padding: Tensor | None = None) -> Tensor:

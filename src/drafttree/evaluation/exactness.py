@@ -250,7 +250,7 @@ def _judge(
 
 
 def _committed(judge: Verifier, tree: DraftTree, verdict: Verdict, vocab: int) -> Context:
-    """What the decoder commits after a verdict on a lone tree: the tokens of the path below the root, and the bonus."""
+    """The tokens the decoder commits after a verdict on one tree: the accepted path below the root, and the bonus."""
     ((path, bonus),), name = verdict.host, type(judge).__name__
     parents = dict(enumerate(tree.parents[0].tolist()))
     if path[:1] != [0] or any(parents.get(node) != above for above, node in itertools.pairwise(path)):
@@ -278,7 +278,7 @@ def coupled_round(
     levels: int = 3,
     **sampling: float,
 ) -> tuple[Context, Context]:
-    """What one round commits, and as many tokens decoded one after the other with the same noise.
+    """The tokens one round commits, and as many tokens decoded one after the other with the same noise.
 
     For verifiers whose draws are a function of seed and position: the noise is a continuum that cannot be enumerated,
     and need not be. If the two agree whatever the noise, a text has the law of plain decoding, in which each token is

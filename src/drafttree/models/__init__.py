@@ -1,4 +1,4 @@
-"""How logits are computed: the model protocol, the KV cache, and a target model with one of several backends."""
+"""Models that score trees: the protocol, the KV cache, tree attention, and a target model with one of its backends."""
 
 from drafttree.models.base import Model, Output, append, prefill
 from drafttree.models.kv_cache import TreeCache

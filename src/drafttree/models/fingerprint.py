@@ -80,7 +80,7 @@ def is_plain(tensor: Tensor) -> bool:
 
 
 def version(tensor: Tensor) -> int | None:
-    """How often a tensor was edited in place, None if torch does not count that: it was made in inference mode.
+    """The number of in-place edits of a tensor, None if torch does not count that: it was made in inference mode.
 
     `is_inference` does not tell: assigning `.data` resets it and not the counter.
     """

@@ -113,7 +113,7 @@ def rms_norm(norm: Any) -> Callable[[Tensor], Tensor]:
 
 
 class PassContext(NamedTuple):
-    """What the layers of one pass share.
+    """The values that all layers of one pass share.
 
     Attributes:
         batch: sequences.

@@ -51,15 +51,15 @@ class TreePolicy(BaseModel):
         return False
 
     def candidates(self, depth: int) -> int:
-        """How many of a frontier node's best candidates `keep` needs to see on a level."""
+        """The number of a frontier node's best candidates that `keep` needs to see on a level."""
         return max(self.budget - 1, 1)
 
     def most_kept(self, depth: int) -> int:
-        """How many candidates `keep` lets into the tree on a level, at most."""
+        """The most candidates that `keep` lets into the tree on a level."""
         return self.budget - 1
 
     def most_expanded(self, depth: int) -> int:
-        """How many of them `expand` lets into the next frontier, at most."""
+        """The most nodes that `expand` lets into the frontier behind a level."""
         return self.most_kept(depth)
 
     def levels(self) -> int | None:
@@ -67,7 +67,7 @@ class TreePolicy(BaseModel):
         return None
 
     def init_state(self) -> Any:
-        """What the policy knows of a text before its first round; None for a policy that learns nothing."""
+        """The state of a text before its first round; None for a policy that learns nothing."""
 
     def keep(self, layer: Layer) -> Tensor:
         """Bool `[batch, frontier, candidates]`: which candidates join the tree."""

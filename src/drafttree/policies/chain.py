@@ -30,4 +30,4 @@ class Chain(TreePolicy):
         return self.depth
 
     def keep(self, layer: Layer) -> Tensor:
-        return layer.everything()
+        return layer.possible

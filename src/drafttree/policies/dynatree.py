@@ -94,7 +94,7 @@ class DynaTree(TreePolicy):
 
 @dataclass(frozen=True)
 class DynaTreeState:
-    """What DynaTree's history rule has made of one text.
+    """The parameters that DynaTree's history rule has adapted to one text.
 
     Attributes:
         base_depth: the adapted D0.

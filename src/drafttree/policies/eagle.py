@@ -37,9 +37,9 @@ class Eagle(TreePolicy):
         return self.depth
 
     def keep(self, layer: Layer) -> Tensor:
-        return layer.everything()
+        return layer.possible
 
     def expand(self, layer: Layer) -> Tensor | None:
         if layer.depth == 1:
             return None
-        return best_mask(layer.path_logprobs, layer.everything(), self.top_k)
+        return best_mask(layer.path_logprobs, layer.possible, self.top_k)

@@ -26,7 +26,7 @@ class OptTree(TreePolicy):
         return self.depth
 
     def keep(self, layer: Layer) -> Tensor:
-        return best_mask(layer.path_logprobs, layer.everything(), self.budget - 1)
+        return best_mask(layer.path_logprobs, layer.possible, self.budget - 1)
 
     def stop(self, tree: TreeBuilder, frontier: Tensor) -> Tensor:
         return self._expected(tree.path_logprobs) - self._expected(tree.path_logprobs[:-1]) <= self.threshold

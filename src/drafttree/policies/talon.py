@@ -32,6 +32,6 @@ class Talon(TreePolicy):
         if layer.depth == 1:
             return (layer.rank < self.width).expand_as(layer.logprobs)
         if not self.margin:
-            return layer.everything()
+            return layer.possible
         anchor = layer.path_logprobs.amax((-2, -1), keepdim=True)
         return layer.path_logprobs >= anchor + math.log(self.margin)

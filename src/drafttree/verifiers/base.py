@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 from drafttree.core.errors import ConfigError, ModelError
 from drafttree.core.randomness import RoundRandomness
 from drafttree.core.sampling import Sampling
-from drafttree.core.tree import DraftTree, Proposal, Verdict
+from drafttree.core.tree import Branches, DraftTree, Proposal, Verdict
 
 NOT_A_NUMBER = -1
 
@@ -182,7 +182,7 @@ def ratio(p: Tensor, q: Tensor, token: int) -> Tensor:
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
-    """What is left of p once a token drawn from q has been rejected: the positive part of p - q, normalised."""
+    """The target's distribution after a token drawn from q was rejected: the positive part of p - q, normalised."""
     return normalise((p - q).clamp_min_(0), p)
 
 
@@ -205,14 +205,16 @@ def walk(tree: DraftTree, logits: Tensor, chosen: Tensor) -> Verdict:
         ModelError: the target's logits are no numbers.
     """
     numbers = ~logits.gather(-1, chosen[..., None])[..., 0].isnan()
-    chosen = torch.where(numbers, chosen, NOT_A_NUMBER)
-    agrees = (tree.tokens == chosen.gather(1, tree.parents.clamp_min(0))) & tree.valid | (tree.parents < 0)
-    accepted = (agrees[:, None] | ~tree.ancestors).all(2)
-    # Nodes lie in breadth-first order and siblings differ, so the accepted nodes are one path, from the root down.
-    path = accepted.logical_not().argsort(dim=1, stable=True)[:, : tree.levels + 1]
-    lengths = accepted.sum(1)
-    bonus = chosen.gather(1, path.gather(1, lengths[:, None] - 1))[:, 0]
-    verdict = Verdict(path, lengths, bonus)
-    if any(token == NOT_A_NUMBER for _, token in verdict.host):
+    tokens = torch.where(numbers, chosen, NOT_A_NUMBER).tolist()
+    walked = [_descend(branches, own) for branches, own in zip(tree.branches, tokens, strict=True)]
+    return Verdict.of(*zip(*walked, strict=True))
+
+
+def _descend(branches: Branches, chosen: list[int]) -> tuple[list[int], int]:
+    """The accepted path and the bonus token of one tree, from the token that follows each of its nodes."""
+    path = [0]
+    while (child := branches.child(path[-1], chosen[path[-1]])) is not None:
+        path.append(child)
+    if chosen[path[-1]] == NOT_A_NUMBER:
         raise not_numbers()
-    return verdict
+    return path, chosen[path[-1]]

@@ -44,7 +44,7 @@ class SiblingRejection(SamplingVerifier):
         return ratio(p, q, token)
 
     def reject(self, p: Tensor, q: Tensor, token: int) -> tuple[Tensor, Tensor]:
-        """What is left of the target's distribution, and the distribution of the next child, after a rejection."""
+        """The target's distribution and that of the next child, after this child was rejected."""
         raise NotImplementedError
 
 

@@ -1,4 +1,4 @@
-"""How many drafted tokens each verifier accepts, over tree shapes and temperatures, on the same contexts.
+"""Drafted tokens that each verifier accepts, over tree shapes and temperatures, on the same contexts.
 
 A context is a beginning of a text that the target itself has written after a prompt, at the temperature in question;
 contexts of one text are a fixed stride apart. At every context and for every shape one tree is drawn, one is selected
@@ -65,7 +65,7 @@ class Estimate:
 
     @classmethod
     def of_gain(cls, ours: Sequence[float], theirs: Sequence[float]) -> "Estimate":
-        """How much larger one mean is than another, relatively, from a pair of values per prompt."""
+        """The relative gain of one mean over another, from a pair of values per prompt."""
         base = statistics.fmean(theirs)
         gain = statistics.fmean(ours) / base - 1
         rest = cls.of([mine - (1 + gain) * other for mine, other in zip(ours, theirs, strict=True)])
@@ -259,7 +259,7 @@ class _Tree:
         return sum(part for part, depth in zip(reach, self._depths, strict=True) if 0 < depth <= levels)
 
     def verdict(self) -> int:
-        """How many drafted tokens the verifier accepts."""
+        """The number of drafted tokens the verifier accepts."""
         ((path, _),) = self._text.verifier.verify(self.tree, self.logits, [self._randomness]).host
         return len(path) - 1
 

@@ -138,7 +138,7 @@ def bench_acceptance_(
     dtype: Dtype = "auto",
     device: Device = "auto",
 ) -> None:
-    """How many tokens RRSw, Traversal, PointMass and Coupled accept, over tree shapes and temperatures.
+    """Tokens that RRSw, Traversal, PointMass and Coupled accept, over tree shapes and temperatures.
 
     With --limit, as many prompts are taken of each file, evenly spaced.
     """
