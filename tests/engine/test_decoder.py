@@ -521,3 +521,26 @@ def test_a_policy_is_told_how_many_drafted_tokens_were_accepted(wrong):
         place += right + 1
     assert list(request.state) == expected
     assert decoder.policy == Watched(depth=4)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"policy": "talon"}, "policy is 'talon'"),
+        ({"policy": Talon}, "policy is"),
+        ({"drafter": "lookup"}, "drafter is"),
+    ],
+)
+def test_a_decoder_takes_objects_and_names_what_is_none(given, words):
+    with pytest.raises(ConfigError, match=words):
+        Decoder(ToyModel(TARGET), **given)
+
+
+def test_a_session_that_lacks_parts_is_named():
+    class Careless(ToyDrafter):
+        def start(self, prompt, capacity):
+            return object()
+
+    decoder = Decoder(ToyModel(TARGET), Careless(DRAFT))
+    with pytest.raises(ConfigError, match=r"Careless\.start returns a session that lacks root, expand"):
+        decoder.generate(PROMPT)

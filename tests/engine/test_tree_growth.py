@@ -6,12 +6,14 @@ import math
 import random
 from functools import cache
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from drafttree.core.errors import ConfigError
 from drafttree.core.randomness import SeededRandomness
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Proposal
@@ -20,6 +22,7 @@ from drafttree.engine.tree_growth import grow
 from drafttree.evaluation.exactness import TabularModel, toy_tree
 from drafttree.loading.load import make_policy
 from drafttree.policies import POLICIES, Chain, DynaTree, DySpec, Eagle, Fixed, OptTree, Talon, Template
+from drafttree.policies.base import TreePolicy
 from drafttree.policies.template import SHIPPED
 from drafttree.verifiers import RRS, GreedyMultiDraft, PointMass, RRSw
 from helpers import papers
@@ -477,13 +480,16 @@ def test_a_batch_on_a_far_device_grows_the_same_trees(policy, monkeypatch):
     assert [paths_of(far, text) for text in range(3)] == [paths_of(near, text) for text in range(3)]
 
 
-@pytest.mark.parametrize("policy", [Chain(), Template(), Fixed(threshold=0), DynaTree(), Fixed()], ids=repr)
+WIDE = [Template(tree="medusa-63"), Fixed(threshold=0, breadth=9, depth=2), Talon(width=9, budget=20), Talon()]
+
+
+@pytest.mark.parametrize("policy", [Chain(), Template(), Fixed(threshold=0), DynaTree(), Fixed(), *WIDE], ids=repr)
 def test_sampled_trees_of_a_far_device_are_those_of_a_near_one(policy, monkeypatch):
     for seed in range(10):
-        rounds = [SeededRandomness(seed, 6, torch.device("cpu")).at(7) for _ in range(2)]
+        rounds = [SeededRandomness(seed, 12, torch.device("cpu")).at(7) for _ in range(2)]
         samplers = [ChildSampler(Proposal.WITHOUT_REPLACEMENT, [each]) for each in rounds]
-        far, drafted, reads = untrimmed(policy, [ToyPair(seed)], monkeypatch, samplers[0])
-        near = draft_sampled(policy, ToyPair(seed), samplers[1])
+        far, drafted, reads = untrimmed(policy, [ToyPair(seed, 12)], monkeypatch, samplers[0])
+        near = draft_sampled(policy, ToyPair(seed, 12), samplers[1])
         assert reads <= (0 if policy.fixed_shape else drafted.passes)
         assert paths_of(far) == paths_of(near)
 
@@ -512,3 +518,42 @@ def digest(spec: str, form: str) -> str:
 @pytest.mark.parametrize("spec", RECORDED)
 def test_trees_are_those_that_were_recorded(spec):
     assert {form: digest(spec, form) for form in RECORDED[spec]} == RECORDED[spec]
+
+
+class KeepsMore(TreePolicy):
+    """A policy of a user's own that re-ranks, and keeps more of a level than its budget."""
+
+    source: ClassVar[str] = "a test"
+    reranks: ClassVar[bool] = True
+
+    def levels(self) -> int:
+        return 3
+
+    def candidates(self, depth: int) -> int:
+        return 4
+
+    def keep(self, layer):
+        return layer.possible
+
+
+def test_a_policy_that_keeps_more_than_its_budget_grows_the_same_tree_everywhere(monkeypatch):
+    for seed in range(10):
+        far, _, _ = untrimmed(KeepsMore(budget=5), [ToyPair(seed)], monkeypatch)
+        assert paths_of(far) == paths_of(draft(KeepsMore(budget=5), ToyPair(seed), max_levels=5)[0])
+
+
+@pytest.mark.parametrize(
+    ("kept", "found"),
+    [
+        (None, "NoneType"),
+        (torch.ones(1, 1, 4), r"torch.float32 \[1, 1, 4\]"),
+        (torch.ones(4).bool(), r"torch.bool \[4\]"),
+    ],
+)
+def test_a_mask_that_is_none_is_named(kept, found):
+    class Wrong(KeepsMore):
+        def keep(self, layer):
+            return kept
+
+    with pytest.raises(ConfigError, match=rf"Wrong.keep returns {found}; it must return a bool tensor \[1, 1, 4\]"):
+        draft(Wrong(), ToyPair(0))

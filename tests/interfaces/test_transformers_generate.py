@@ -374,7 +374,7 @@ def test_bad_arguments_are_told_early(draft):
         ((draft, "tallon"), "did you mean 'talon'"),
         ((draft, "talon:width=0"), "width is"),
         ((draft, "talon", "gredy"), "did you mean 'greedy'"),
-        ((7,), "the drafter is a int"),
+        ((7,), "the drafter is of type int"),
     ):
         with pytest.raises(ConfigError, match=message):
             hf.generate(*arguments)

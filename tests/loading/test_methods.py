@@ -206,9 +206,9 @@ def test_the_command_line_lists_entry_points_and_names_the_bad_ones(installed):
         (find_verifier, "mymethods.Judgeless", "it lacks the method judge"),
         (find_verifier, "mymethods.Short", "it is no subclass of drafttree.verifiers.Verifier"),
         (load, "mymethods.Startless", "'mymethods.Startless' is no drafter: it lacks the method start"),
-        (load, "mymethods.parse", "it is a function, not a class"),
+        (load, "mymethods.parse", "it is of type function, not a class"),
         (load, "mymethods.ECHO", "it is a format of files; give a folder"),
-        (load, "mymethods.Partless", "a Partless, which lacks context, levels, hidden_layers, nbytes"),
+        (load, "mymethods.Partless", "of type Partless and lacks context, levels, hidden_layers, nbytes"),
         (load, "mymethods.Lookup:max_ngram=0", "max_ngram is 0"),
         (load, "mymethods.Lookup:ngrams=4", "unexpected keyword argument 'ngrams'; its parameters: max_ngram"),
         (load, "mymethods.Lookup:max_ngram", "is not of the form parameter=value"),
@@ -238,7 +238,7 @@ def test_drafters_may_be_objects():
         decoder.generate(prompt, max_new_tokens=8).tokens == decoder.plain().generate(prompt, max_new_tokens=8).tokens
     )
     for wrong, lacks in ((object(), "vocab_size"), (False, "vocab_size"), (Talon(), "start")):
-        assert f"the drafter is a {type(wrong).__name__}, which lacks" in told(load, wrong)
+        assert f"the drafter is of type {type(wrong).__name__} and lacks" in told(load, wrong)
         assert lacks in told(load, wrong)
     assert "'Talon' is no drafter: it lacks the method start" in told(load, Talon)
 
@@ -250,7 +250,7 @@ def test_transformers_generate_takes_methods_by_name_too():
     for drafter in ("mymethods.Lookup:max_ngram=4", "mymethods.Fitted", PromptLookupDrafter):
         speculate = hf.generate(drafter, "mymethods.Short", VERIFIERS["greedy"])
         assert torch.equal(model.generate(prompt, max_new_tokens=8, custom_generate=speculate), stock)
-    assert "which lacks vocab_size" in told(hf.generate, object())
+    assert "lacks vocab_size" in told(hf.generate, object())
 
 
 def test_a_format_of_heads_may_be_an_entry_point(installed, caplog):

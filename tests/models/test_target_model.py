@@ -70,6 +70,14 @@ def edit_data(module) -> None:
         layer.mlp.gate_proj.weight.data.mul_(-2)
 
 
+def edit_rows(module) -> None:
+    """One row of some weights and one column of others, which raises no version."""
+    for layer in module.model.layers:
+        layer.mlp.gate_proj.weight.data[3] *= -40
+        layer.mlp.down_proj.weight.data[:, 5] *= -40
+    module.lm_head.weight.data[7] *= -3
+
+
 def edit_norms(module) -> None:
     for layer in module.model.layers:
         layer.input_layernorm.weight.data.mul_(-3)
@@ -90,7 +98,7 @@ def edit_in_inference_mode(module) -> None:
 
 
 CHANGES = (
-    *(load_other_weights, merge_adapter, edit_data, edit_norms),
+    *(load_other_weights, merge_adapter, edit_data, edit_rows, edit_norms),
     *(assign_data, replace_layers, edit_in_inference_mode),
 )
 

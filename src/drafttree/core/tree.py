@@ -61,7 +61,7 @@ class DraftTree:
 
     @classmethod
     def rooted(cls, tokens: Tensor, proposal: Proposal = Proposal.TOP_K) -> "DraftTree":
-        """The tree of a lone root per sequence, from its token ids `[batch, 1]`."""
+        """The tree of a root alone for every sequence, from its token ids `[batch, 1]`."""
         zero = torch.zeros(tokens.shape, device=tokens.device)
         return cls(tokens, torch.full_like(tokens, -1), zero, zero + math.inf, 0, proposal)
 
@@ -97,7 +97,7 @@ class DraftTree:
         return self.ancestors.sum(-1) - 1
 
     def paths(self) -> list[tuple[int, ...]]:
-        """The tokens from below the root to each node of a lone tree."""
+        """The tokens from below the root to each node, for a batch of one tree."""
         paths: list[tuple[int, ...]] = []
         for token, parent in zip(self.tokens[0].tolist(), self.parents[0].tolist(), strict=True):
             paths.append(() if parent < 0 else (*paths[parent], token))

@@ -19,7 +19,7 @@ from drafttree.core.tree import DraftTree, Layer, Proposal
 MIN_LOGPROB = -80.0
 """Log-probability below which a token is not drawn: its probability would be lost in float32."""
 FEW = 8
-"""Children that are drawn without asking the device how many a node gets at most."""
+"""Children that are drawn of every node without asking the device how many it gets at most."""
 
 
 class Children(NamedTuple):
@@ -29,11 +29,15 @@ class Children(NamedTuple):
         layer: their probabilities, by rank or in draw order.
         tokens: `[batch, frontier, candidates]` token ids.
         keep: bool of the same shape, which of them join the tree.
+        most: how many of a tree join it at most, None if that was not read from the device.
+        room: nodes that may join the least filled tree after this level, likewise.
     """
 
     layer: Layer
     tokens: Tensor
     keep: Tensor
+    most: int | None = None
+    room: int | None = None
 
 
 class ChildSampler:
@@ -58,12 +62,18 @@ class ChildSampler:
             rows: `[batch, frontier, vocab]` log-probabilities of the draft; what they leave over is never drafted.
             nodes: `[batch, frontier]` index of the frontier nodes in the tree.
             room: `[batch, 1]` nodes that may still join each tree.
-            trim: draw no more children than the largest count, which is read from the device.
+            trim: draw no more children of a node than the largest count, which is read from the device together with
+                the width of the level and the room that is left.
         """
         counts = (keep & (layer.logprobs >= MIN_LOGPROB)).sum(2)
         before = counts.cumsum(1) - counts
         counts = counts.minimum((room - before).clamp_min(0))
-        most = max(int(counts.amax()), 1) if trim or keep.shape[2] > FEW else keep.shape[2]
+        most, width, left = keep.shape[2], None, None
+        if trim:
+            drawn = counts.sum(1)
+            most, width, left = torch.stack(
+                (counts.amax().clamp_min(1), drawn.amax(), (room[:, 0] - drawn).amax())
+            ).tolist()
         probs = rows.masked_fill(counts[..., None] == 0, 0.0).softmax(-1)
         probs = torch.threshold_(probs, math.exp(MIN_LOGPROB), 0.0)
         drawn = [
@@ -74,7 +84,7 @@ class ChildSampler:
         self._probs.append(drawn[0][1][None] if len(drawn) == 1 else torch.stack([row for _, row in drawn]))
         self._nodes.append(nodes)
         rank = torch.arange(most, device=tokens.device)
-        return Children(replace(layer, logprobs=rows.gather(2, tokens)), tokens, rank < counts[..., None])
+        return Children(replace(layer, logprobs=rows.gather(2, tokens)), tokens, rank < counts[..., None], width, left)
 
     def attach(self, tree: DraftTree) -> DraftTree:
         """The tree with the distributions its children were drawn from."""

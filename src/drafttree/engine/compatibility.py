@@ -1,4 +1,4 @@
-"""Which policies and verifiers may be combined, decided from what each declares.
+"""Check that a policy and a verifier are lossless together, from what each declares.
 
 A verifier that is lossy says so in its name and in `lossless`; every other pair that is let through is exact.
 """

@@ -23,7 +23,7 @@ from drafttree.core.errors import ConfigError, ContextError, InputError
 from drafttree.core.randomness import SeededRandomness, random_seed
 from drafttree.core.sampling import MIN_TEMPERATURE, Sampling
 from drafttree.core.tree import DraftTree, Proposal, Verdict
-from drafttree.drafters.base import Drafter, HiddenStates
+from drafttree.drafters.base import Drafter, DraftSession, HiddenStates
 from drafttree.engine import compatibility
 from drafttree.engine.child_sampler import ChildSampler
 from drafttree.engine.detokenizer import Detokenizer
@@ -38,6 +38,7 @@ from drafttree.policies.chain import Chain
 from drafttree.verifiers import Coupled, Greedy, Verifier
 
 TREE_HEADROOM = 64
+SESSION_PARTS = ("root", "expand", "prefill", "commit", "passes", "seconds", "nbytes")
 Prompt = str | Sequence[int]
 
 
@@ -68,8 +69,14 @@ class Decoder:
     ) -> None:
         self.target = target
         self.drafter = drafter
-        self.policy = policy or Chain()
+        self.policy = Chain() if policy is None else policy
         self.verifier = verifier
+        if not isinstance(self.policy, TreePolicy):
+            raise ConfigError(
+                f"policy is {policy!r}; give an object such as drafttree.policies.Talon(), or its name to load"
+            )
+        if isinstance(drafter, type) or not (drafter is None or hasattr(drafter, "start")):
+            raise ConfigError(f"drafter is {drafter!r}; give an object of drafttree.drafters, or its name to load")
         if not (verifier is None or (isinstance(verifier, type) and issubclass(verifier, Verifier))):
             raise ConfigError(f"verifier is {verifier!r}; give a class of drafttree.verifiers, or its name to load")
         if verifier is not None:
@@ -155,7 +162,7 @@ class Decoder:
         grammar: Constraint | None = None,
         **generation: Unpack[ProcessorOptions],
     ) -> Request:
-        """Check a prompt and its options and make the sequence that `step` advances; no model runs yet.
+        """Check a prompt and its options and make the request that `step` advances; no model runs yet.
 
         Args:
             prompt: text or token ids.
@@ -221,7 +228,7 @@ class Decoder:
             limit=limit,
             eos=frozenset(eos),
             cache=self.target.new_cache(1, capacity),
-            draft=self.drafter.start(tokens, capacity) if self.drafter else None,
+            draft=self._start_draft(tokens, capacity),
             policy=self.policy,
             state=self.policy.init_state(),
             verifier=verifier(sampling),
@@ -232,6 +239,16 @@ class Decoder:
             draft_temperature=draft_temperature,
             metrics=Metrics(draft_weight_bytes=self.drafter.nbytes if self.drafter else 0),
         )
+
+    def _start_draft(self, tokens: list[int], capacity: int) -> DraftSession | None:
+        """The drafter's session for a prompt, if there is a drafter."""
+        if self.drafter is None:
+            return None
+        session = self.drafter.start(tokens, capacity)
+        if missing := [part for part in SESSION_PARTS if not hasattr(session, part)]:
+            name = type(self.drafter).__name__
+            raise ConfigError(f"{name}.start returns a session that lacks {', '.join(missing)}; see docs/writing.md")
+        return session
 
     @torch.inference_mode()
     def step(self, request: Request) -> int:
@@ -325,7 +342,7 @@ class Decoder:
         return Generation.of(request)
 
     def stream_request(self, request: Request) -> Iterator[Chunk]:
-        """Advance a sequence to its end, yielding what each round adds."""
+        """Advance a request to its end, yielding what each round adds."""
         while not request.finish_reason:
             known = len(request.tokens)
             try:

@@ -29,10 +29,10 @@ class Request:
         policy: how its trees grow.
         state: what the policy has learned of this text.
         verifier: with the sampling the text is drawn by.
-        noise: the randomness of this text.
+        randomness: of this text.
         text: turns tokens into text and watches for stop strings.
         constraints: what else decides which tokens are possible.
-        watch: times the target's passes over trees.
+        clock: times the parts of its rounds.
         draft_temperature: divides the drafter's logits.
         metrics: of this text.
         drafted: per committed token, whether the drafter proposed it.

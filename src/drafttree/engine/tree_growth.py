@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from drafttree.core.errors import ConfigError
 from drafttree.core.tree import DraftTree, Layer, TreeBuilder
 from drafttree.drafters.base import DraftLogits
-from drafttree.engine.child_sampler import Children, ChildSampler
+from drafttree.engine.child_sampler import FEW, Children, ChildSampler
 from drafttree.policies.base import TreePolicy, best_mask
 
 
@@ -126,6 +127,7 @@ class _Growth:
     ) -> None:
         self._policy, self._states, self._sampler, self._trim = policy, states, sampler, trim
         self._tree, self._frontier = TreeBuilder(root), Frontier.at_root(root)
+        self._room: int | None = None
 
     def add_level(self, rows: Tensor, depth: int) -> Frontier:
         """Add a level to the trees; the frontier the policy expands next.
@@ -134,10 +136,10 @@ class _Growth:
             rows: `[batch, frontier, vocab]` log-probabilities of the draft.
             depth: of the level.
         """
-        layer, tokens, keep = self._choose(rows, depth)
+        layer, tokens, keep, most, room = self._choose(rows, depth)
         policy, tree = self._policy, self._tree
         scores, labels, expand = policy.score(layer), policy.label(layer), policy.expand(layer)
-        index, padding = self._compact(keep, policy.most_kept(depth))
+        index, padding = self._compact(keep, policy.most_kept(depth) if most is None else most)
         origins = index // keep.shape[2]
         kept = Frontier(
             nodes=torch.arange(tree.size, tree.size + index.shape[1], device=index.device).expand_as(index),
@@ -148,6 +150,7 @@ class _Growth:
         )
         ranked = kept.path_logprobs if scores is layer.path_logprobs else _pick(scores, index, padding)
         tree.add(kept.tokens, self._frontier.nodes.gather(1, origins), kept.path_logprobs, ranked)
+        self._room = room if expand is None else None
         if expand is None:
             return kept
         wanted = _pick(expand, index)
@@ -160,9 +163,10 @@ class _Growth:
         width = min(policy.candidates(depth), rows.shape[-1])
         logprobs, tokens = rows.topk(width) if width > 1 else rows.max(-1, keepdim=True)
         layer = Layer(logprobs, frontier.path_logprobs, depth, tree.nodes, frontier.labels, self._states)
-        keep = policy.keep(layer) & layer.possible
+        keep = _checked(policy, policy.keep(layer), layer) & layer.possible
         if self._sampler:
-            return self._sampler.children(layer, keep, rows, frontier.nodes, policy.budget - tree.nodes, self._trim)
+            trim = self._trim or (keep.shape[2] > FEW and not policy.fixed_shape)
+            return self._sampler.children(layer, keep, rows, frontier.nodes, policy.budget - tree.nodes, trim)
         if not policy.reranks and tree.size + keep[0].numel() > policy.budget:
             keep = best_mask(policy.score(layer), keep, policy.budget - tree.nodes)
         return Children(layer, tokens, keep)
@@ -178,6 +182,8 @@ class _Growth:
         stopped = policy.stop(tree, frontier.path_logprobs)
         if stopped is not None:
             frontier = frontier.without(stopped)
+        elif self._room is not None:
+            return frontier
         if not policy.reranks and tree.size >= policy.budget:
             frontier = frontier.without(tree.nodes[:, 0] >= policy.budget)
         elif self._trim and stopped is None:
@@ -193,7 +199,7 @@ class _Growth:
         """Whether nothing is left to expand; otherwise this is the frontier of the next level."""
         self._frontier = frontier
         filled = self._policy.fixed_shape and not self._policy.reranks and self._tree.size >= self._policy.budget
-        return not frontier.nodes.shape[1] or (filled and not self._trim)
+        return not frontier.nodes.shape[1] or self._room == 0 or (filled and not self._trim)
 
     def finish(self) -> DraftTree:
         """The trees, cut to the budget: the best nodes of a policy that re-ranks, else all but padding."""
@@ -210,6 +216,15 @@ class _Growth:
         counts = mask.sum(1).tolist() if self._trim else [0, most]
         index = mask.logical_not().argsort(dim=1, stable=True)[:, : max(counts)]
         return index, None if min(counts) == max(counts) else ~mask.gather(1, index)
+
+
+def _checked(policy: TreePolicy, keep: Any, layer: Layer) -> Tensor:
+    """The mask a policy keeps, if it is one."""
+    wanted = layer.logprobs.shape
+    if isinstance(keep, Tensor) and keep.dtype is torch.bool and keep.shape == wanted:
+        return keep
+    found = f"{keep.dtype} {list(keep.shape)}" if isinstance(keep, Tensor) else type(keep).__name__
+    raise ConfigError(f"{type(policy).__name__}.keep returns {found}; it must return a bool tensor {list(wanted)}")
 
 
 def _pick(values: Tensor, index: Tensor, padding: Tensor | None = None) -> Tensor:

@@ -77,7 +77,7 @@ class TabularModel:
 
 
 class ScriptedRandom:
-    """Noise that answers from a script, and takes the first possible answer where the script ends.
+    """Randomness that answers from a script, and takes the first possible answer where the script ends.
 
     Args:
         script: which of the possible answers to give, in the order of the questions.
@@ -234,7 +234,7 @@ def _judge(
     sampling: Mapping[str, float],
     checked: bool = True,
 ) -> Verifier:
-    """The verifier of these arguments of `law`, once they are found to be what they must."""
+    """Check the arguments of `law` and make its verifier."""
     if not isinstance(policy, TreePolicy):
         raise ConfigError(f"the policy is {policy!r}; give a TreePolicy, such as Chain(depth=2)")
     if not isinstance(verifier, type) or not issubclass(verifier, Verifier):
@@ -299,7 +299,7 @@ def coupled_round(
 
 
 def node_logits(target: TabularModel, tree: DraftTree) -> Tensor:
-    """Float64 `[nodes, vocab]` of the target at every node of a lone tree."""
+    """Float64 `[nodes, vocab]` logits of the target at every node of a batch of one tree."""
     return torch.stack([target.logits(context) for context in tree.paths()])
 
 

@@ -56,7 +56,7 @@ class ToyPair:
 
 
 def toy_pair(seed: int, vocab: int = 3) -> ToyPair:
-    """The world of a seed: flat, ordinary or peaked; the draft near, far, cut to its best tokens, or the target."""
+    """Make the toy target and draft of a seed: flat, ordinary or peaked, and more or less alike."""
     spread = (0.3, 1.0, 1.0, 2.5)[seed % 4]
     target = TabularModel(vocab, 2, seed, spread)
     draft = TabularModel(vocab, 2, seed + 10_000, (0.5, 1.0, 2.0)[seed % 3], near=target)
@@ -198,7 +198,7 @@ def _sweep_pair(
 
 
 def _tries(policies: list[TreePolicy], models: int) -> list[Try]:
-    """Models of three tokens, three levels deep, and of four, two deep, each with one of the policies."""
+    """The toy models to try, each with one of the policies: of three tokens and three levels, or of four and two."""
     vocabs = [3 + index // len(policies) % 2 for index in range(models)]
     return [(toy_pair(index, vocab), policies[index % len(policies)], 6 - vocab) for index, vocab in enumerate(vocabs)]
 

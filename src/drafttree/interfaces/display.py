@@ -289,7 +289,7 @@ def progress(total: int) -> Iterator[Callable[[str], None]]:
 
 
 def make_console(stderr: bool = False) -> Console:
-    """As wide as the terminal, and without a limit where there is none."""
+    """A console as wide as the terminal, of unlimited width if output goes elsewhere."""
     stream = sys.stderr if stderr else sys.stdout
     return Console(stderr=stderr, highlight=False, width=None if stream.isatty() else 1000)
 

@@ -199,7 +199,7 @@ def _construct(
 def _check_parts(drafter: Any) -> Drafter:
     if missing := missing_parts(drafter):
         raise ConfigError(
-            f"the drafter is a {type(drafter).__name__}, which lacks {', '.join(missing)}; give a name, a folder, a "
+            f"the drafter is of type {type(drafter).__name__} and lacks {', '.join(missing)}; give a name, a folder, a "
             "loaded model or an object of the protocol drafttree.drafters.Drafter"
         )
     return drafter

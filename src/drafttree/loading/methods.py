@@ -141,14 +141,14 @@ def _class_lack(found: object, methods: Mapping[type, str]) -> str:
         for each, name in methods.items()
         if issubclass(found, each) and getattr(found, name) is getattr(each, name)
     )
-    return next((f"it lacks the method {name}" for name in open_), "")
+    return next((f"it lacks the method {name}; docs/writing.md shows one" for name in open_), "")
 
 
 def _drafter_lack(found: object) -> str:
     if isinstance(found, HeadFormat):
         return "it is a format of files; give a folder that holds such a head"
     if not isinstance(found, type):
-        return f"it is a {type(found).__name__}, not a class"
+        return f"it is of type {type(found).__name__}, not a class"
     return "" if hasattr(found, "start") else "it lacks the method start of drafttree.drafters.Drafter"
 
 
@@ -157,7 +157,7 @@ def _imported(name: str, kind: str) -> Any:
     module, _, attribute = name.rpartition(".")
     try:
         return getattr(importlib.import_module(module), attribute)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"cannot import {kind} {name!r} ({_reason(error)}); give module.Class") from error
 
 
@@ -165,11 +165,11 @@ def _loaded(point: EntryPoint, kind: str) -> Any:
     """The object of an entry point."""
     try:
         return point.load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"cannot import {kind} {point.name!r} from {point.value} ({_reason(error)})") from error
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 

@@ -28,6 +28,7 @@ def make_policy(policy: PolicyLike) -> TreePolicy:
         ConfigError: no such policy or parameter, or a value out of range.
     """
     if isinstance(policy, TreePolicy):
+        POLICY_CLASSES.check(type(policy), type(policy).__name__)
         return policy
     if isinstance(policy, type):
         return POLICY_CLASSES.check(policy, policy.__name__)()

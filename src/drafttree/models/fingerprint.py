@@ -8,11 +8,12 @@ compared with its module whenever a text begins (`drafttree.models.selected_back
 - a parameter or buffer was replaced, moved or assigned by `.data =`, which changes its address;
 - one was edited in place (`load_state_dict`, an optimiser, any operation under `torch.no_grad`), which raises its
   version; tensors made in inference mode have none;
-- an edit that raises no version (`weight.data.mul_(2)`, any edit of such a tensor) changed one of the `SAMPLES`
-  entries that are compared of every weight on a CPU. On other devices no weight is copied, so none has to be compared.
+- an edit that raises no version (`weight.data.mul_(2)`, any edit of such a tensor) changed an entry that is compared:
+  on a CPU an entry of every row and of every column of every weight, and vectors as a whole. On other devices no weight
+  is copied, so none has to be compared.
 
-It does not notice an edit through `.data` that misses the sampled entries, such as one of a single row; a method that
-is replaced on a class; and any change while a text is being generated.
+It does not notice an edit through `.data` of a few entries of a matrix; a method that is replaced on a class; and any
+change while a text is being generated.
 """
 
 import operator
@@ -22,14 +23,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as global_hooks
 
-SAMPLES = 8
-
 
 class Fingerprint:
     """The state of a module when the fingerprint was taken.
 
-    Comparing takes 0.2 ms for the 163 submodules of the embedded target, 0.5 ms right after a pass has emptied the
-    CPU's caches: a tenth of a pass over one token. So it is done once a text and not in every round.
+    It is compared once a text and not in every round: see `docs/performance.md` for what that costs.
 
     Args:
         module: to compare with later. Its tensors' memory is kept, so that no other tensor gets their address.
@@ -45,7 +43,7 @@ class Fingerprint:
         self._tensors = tensors
         self._versioned = [tensor for tensor in tensors if version(tensor) is not None]
         self._state = self._read_state()
-        self._samples = [sample(tensor) for tensor in tensors if _is_sampled(tensor)]
+        self._samples = [view for tensor in tensors if _is_sampled(tensor) for view in samples(tensor)]
         self._entries = self._read_entries()
 
     def matches(self) -> bool:
@@ -90,16 +88,17 @@ def version(tensor: Tensor) -> int | None:
         return None
 
 
-def sample(weight: Tensor) -> Tensor:
-    """A view of a few entries spread over a weight's memory.
-
-    The step is odd, so that the entries of a matrix with an even number of columns lie in different columns.
-    """
-    start = weight.storage_offset()
-    room = weight.untyped_storage().nbytes() // weight.element_size() - int(start)
-    count = min(weight.numel(), room)
-    step = max(1, (count // SAMPLES - 1) | 1)
-    return weight.data.as_strided((min(SAMPLES, count),), (step,), start)
+def samples(weight: Tensor) -> list[Tensor]:
+    """Views of entries of a weight: an entry at least of every row and column of a matrix, and all of a vector."""
+    data = weight.data
+    if data.ndim < 2:
+        return [data.view(-1)]
+    if data.ndim > 2:
+        return [view for part in data for view in samples(part)]
+    rows, columns = data.shape
+    step = min(rows, columns)
+    offsets = (*range(0, -rows, -step), *range(step, columns, step))
+    return [data.diagonal(offset) for offset in offsets]
 
 
 def own_hooks(part: nn.Module) -> tuple[object, ...]:

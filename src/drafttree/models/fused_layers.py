@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import PreTrainedConfig
 
-from drafttree.models.fingerprint import sample, version
+from drafttree.models.fingerprint import samples, version
 
 PACKED_FROM = 1 << 19
 """Elements of a weight from which a packed copy pays on a CPU."""
@@ -63,7 +63,7 @@ def fuse(*layers: Any) -> FusedLinear:
 
 def _pack(weight: Tensor) -> Tensor:
     """oneDNN's copy of a weight, made once for as long as the weight is unchanged, for a target and its head alike."""
-    stamp = (weight.data_ptr(), version(weight), sample(weight).tolist())
+    stamp = (weight.data_ptr(), version(weight), torch.cat(samples(weight)).tolist())
     if weight not in _packed_copies or _packed_copies[weight][0] != stamp:
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_FOR)
         _packed_copies[weight] = stamp, packed

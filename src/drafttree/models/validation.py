@@ -66,14 +66,14 @@ def _verify(module: PreTrainedModel) -> tuple[ModuleBackend, Tensor]:
     own = _own_logits(module)
     if not own.isfinite().all():
         raise ModelError(f"{type(module).__name__} computes no finite logits; its weights may be damaged")
-    if reason := _objection(backend, own, TOLERANCE.get(module.dtype, REDUCED_TOLERANCE)):
+    if reason := _incompatibility(backend, own, TOLERANCE.get(module.dtype, REDUCED_TOLERANCE)):
         restore_attention(module)
         raise ModelError(f"{type(module).__name__} cannot be verified in a tree: {reason}")
     return backend, own
 
 
-def _objection(backend: ModuleBackend, own: Tensor, allowed: float) -> str | None:
-    """Why a module's tree pass cannot be trusted; None if it can."""
+def _incompatibility(backend: ModuleBackend, own: Tensor, allowed: float) -> str | None:
+    """The reason why a module's tree pass is wrong, None if it is right."""
     try:
         gap = _gap(backend, own)
     except NoTreeError:

@@ -7,6 +7,7 @@ A policy is a frozen pydantic model: its fields are the parameters, checked when
 number of requests. What it learns of one text is a state made by `init_state`, which the request carries.
 """
 
+import sys
 from typing import Any, ClassVar
 
 import torch
@@ -56,7 +57,7 @@ class TreePolicy(BaseModel):
 
     def most_kept(self, depth: int) -> int:
         """The most candidates that `keep` lets into the tree on a level."""
-        return self.budget - 1
+        return sys.maxsize if self.reranks else self.budget - 1
 
     def most_expanded(self, depth: int) -> int:
         """The most nodes that `expand` lets into the frontier behind a level."""

@@ -26,6 +26,9 @@ class DySpec(TreePolicy):
     def levels(self) -> int:
         return self.depth
 
+    def most_kept(self, depth: int) -> int:
+        return self.budget - 1
+
     def score(self, layer: Layer) -> Tensor:
         probs = layer.logprobs.exp()
         remaining = (1 - (probs.cumsum(-1) - probs)).clamp_min(0).log()

@@ -25,6 +25,9 @@ class OptTree(TreePolicy):
     def levels(self) -> int:
         return self.depth
 
+    def most_kept(self, depth: int) -> int:
+        return self.budget - 1
+
     def keep(self, layer: Layer) -> Tensor:
         return best_mask(layer.path_logprobs, layer.possible, self.budget - 1)
 

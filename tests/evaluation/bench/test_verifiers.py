@@ -10,7 +10,7 @@ from drafttree.core.errors import ConfigError
 from drafttree.core.randomness import SeededRandomness
 from drafttree.core.sampling import Sampling
 from drafttree.evaluation.bench import bench_verifiers
-from drafttree.evaluation.bench.verifiers import _World
+from drafttree.evaluation.bench.verifiers import _SyntheticLogits
 from drafttree.interfaces import cli
 from drafttree.verifiers import VERIFIERS
 
@@ -32,9 +32,9 @@ def test_every_verifier_is_timed_for_every_size():
 @pytest.mark.parametrize("name", VERIFIERS)
 @pytest.mark.parametrize("nodes", [2, 16, 37])
 def test_the_trees_have_the_size_asked_for(name, nodes):
-    world = _World(nodes, 60, CPU)
+    synthetic = _SyntheticLogits(nodes, 60, CPU)
     judge = VERIFIERS[name](Sampling(0.0 if name == "greedy" else 1.0))
-    tree = world.tree(judge, SeededRandomness(1, 60, CPU).at(3))
+    tree = synthetic.tree(judge, SeededRandomness(1, 60, CPU).at(3))
     assert tree.size == nodes
     assert tree.levels == (nodes - 1 if judge.chains_only else nodes.bit_length() - 1)
     assert tree.proposal is judge.proposal

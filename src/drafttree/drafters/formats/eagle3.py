@@ -254,7 +254,7 @@ def _config(raw: Mapping[str, Any], tensors: dict[str, Tensor], states: int, lay
 
 
 def _layer(raw: Mapping[str, Any], tensors: dict[str, Tensor], layers: int) -> LlamaConfig | Qwen3Config:
-    """The decoder layers' configuration; q and k norms are what tells Qwen3's layers from Llama's."""
+    """The configuration of the decoder layers; Qwen3's are recognised by their q and k norms."""
     hidden, heads = (_size(raw, name) for name in ("hidden_size", "num_attention_heads"))
     groups, activation = entry(raw, "num_key_value_heads", SIZE) or heads, entry(raw, "hidden_act", TEXT) or "silu"
     normed = any(f"{ATTENTION}{name}_norm.weight" in tensors for name in "qk")

@@ -61,7 +61,7 @@ class Checkpoint(Generic[Heads]):
 
 
 def describe_heads(found: Checkpoint[Any]) -> dict[str, object]:
-    """The number of heads, and whose vocabulary projections they have; for heads with `count` and `shared`."""
+    """Describe the number of heads, and whether they share the target's vocabulary projection."""
     return {"heads": found.heads.count, "output layers": "the target's" if found.heads.shared else "own"}
 
 

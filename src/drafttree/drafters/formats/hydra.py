@@ -38,7 +38,7 @@ BLOCK, END = r"hydra_mlp\.\d+\.(\d+)\.linear\..*", r"hydra_lm_head\..*"
 
 
 def _told_config(tensors: Mapping[str, Tensor], hidden: int) -> LlamaConfig:
-    """The one layer of Hydra++ where there is no target: of the sizes that its tensors have."""
+    """The configuration of Hydra++'s layer from the sizes of its tensors, without a target."""
     patterns = (r"self_attn\.q_proj\.weight", r"self_attn\.[kv]_proj\.weight", r"mlp\.(gate|up)_proj\.weight")
     queries, keys, mlp = (usual_rows(re.escape(LAYER) + pattern, tensors) or hidden for pattern in patterns)
     width = math.gcd(queries, keys)

@@ -59,7 +59,7 @@ class Estimate:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Estimate":
-        """Of one value per prompt."""
+        """Mean and confidence interval of one value per prompt."""
         spread = statistics.stdev(values) if len(values) > 1 else math.inf
         return cls(statistics.fmean(values), 1.96 * spread / math.sqrt(len(values)))
 
@@ -255,7 +255,7 @@ class _Tree:
         return view
 
     def sum(self, reach: list[float], levels: int) -> float:
-        """Of what nodes have that are not the root, down to a level."""
+        """The sum of a value per node over the drafted nodes down to a level."""
         return sum(part for part, depth in zip(reach, self._depths, strict=True) if 0 < depth <= levels)
 
     def verdict(self) -> int:
@@ -289,7 +289,7 @@ def _together(trees: list[DraftTree]) -> DraftTree:
 
 
 def _mean(lengths: list[Lengths]) -> Lengths:
-    """Over the rounds of one prompt, and of tokens per round: the bonus token is counted from here on."""
+    """The mean over a prompt's rounds, as tokens per round: the bonus token is counted from here on."""
     return {
         shape: {judge: 1 + statistics.fmean(round_[shape][judge] for round_ in lengths) for judge in judges}
         for shape, judges in lengths[0].items()

@@ -115,7 +115,7 @@ def _ways(decoder: Decoder, prompt: list[int], options: dict) -> dict[str, Calla
 
 
 def whole(generation: Generation) -> Generation:
-    """The generation, unless Ctrl-C cut it short: then that goes on."""
+    """Return the generation, or raise KeyboardInterrupt again if Ctrl-C cut it short."""
     if generation.finish_reason == "interrupted":
         raise KeyboardInterrupt
     return generation

@@ -3,13 +3,17 @@
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
+
+from transformers import PreTrainedModel
 
 from drafttree.core.errors import ConfigError
 from drafttree.drafters import Drafter
 from drafttree.engine.decoder import Decoder, Prompt
 from drafttree.evaluation.bench.policies import PLAIN, PolicyRow, policy_row, race, totals, way
-from drafttree.loading import PolicyLike, parse_policies
+from drafttree.evaluation.reference import transformers_model
+from drafttree.loading import DrafterSource, PolicyLike, find_drafter, parse_policies
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ class DrafterBench:
 
 def bench_drafters(
     decoder: Decoder,
-    drafters: Mapping[str, Drafter],
+    drafters: Mapping[str, DrafterSource],
     sets: Mapping[str, Sequence[Prompt]],
     policies: Sequence[PolicyLike],
     *,
@@ -70,7 +74,7 @@ def bench_drafters(
 
     Args:
         decoder: for its target, verifier and tokenizer.
-        drafters: by name.
+        drafters: by name; each as for `drafttree.load`, "auto" and "none" excepted.
         sets: prompts by the name of their set.
         policies: as for `parse_policies`.
         repeats: times everything runs, after a warm-up.
@@ -84,11 +88,11 @@ def bench_drafters(
         if not given or not all(given):
             raise ConfigError(f"there is no {name} to measure; give at least one")
     settings: dict[str, Any] = {"seed": 0} | options
-    grown = parse_policies(policies)
-    pairs = {f"{name}, {spec}": (name, spec) for name in drafters for spec in grown}
+    grown, made = parse_policies(policies), {name: _drafter(decoder, each) for name, each in drafters.items()}
+    pairs = {f"{name}, {spec}": (name, spec) for name in made for spec in grown}
     ways = {PLAIN: way(decoder.plain(), settings)}
     for key, (name, spec) in pairs.items():
-        ways[key] = way(decoder.with_drafter(drafters[name]).with_policy(grown[spec]), settings)
+        ways[key] = way(decoder.with_drafter(made[name]).with_policy(grown[spec]), settings)
     prompts = [(group, decoder.new_request(prompt, **settings).tokens) for group in sets for prompt in sets[group]]
     runs = race(ways, [ids for _, ids in prompts], repeats, progress)
     rows = []
@@ -112,3 +116,12 @@ def _cost(name: str, spent: list) -> DrafterCost:
         weight_bytes=max(each.draft_weight_bytes for each in metrics),
         cache_bytes=max(each.draft_cache_bytes for each in metrics),
     )
+
+
+def _drafter(decoder: Decoder, source: DrafterSource) -> Drafter:
+    """The drafter of a source, which may be one already."""
+    if not isinstance(source, str | Path | type | PreTrainedModel):
+        return source
+    if found := find_drafter(source, transformers_model(decoder), decoder.tokenizer):
+        return found
+    raise ConfigError(f"{source!r} is no drafter to measure; plain decoding is run in any case")

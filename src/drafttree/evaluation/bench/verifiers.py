@@ -108,17 +108,17 @@ def bench_verifiers(
     for vocab in vocabs:
         head = torch.randn(hidden, vocab, device=device)
         for size in nodes:
-            world = _World(size, vocab, device)
+            synthetic = _SyntheticLogits(size, vocab, device)
             logits = _median(lambda size=size, head=head: _product(head, size), repeats, device)
             for name, verifier in chosen.items():
                 judge = verifier(Sampling(0.0 if issubclass(verifier, Greedy) else temperature))
-                rows.append(_time(name, judge, world, repeats, logits))
+                rows.append(_time(name, judge, synthetic, repeats, logits))
                 progress(name)
     return VerifierBench(rows, hidden, temperature, str(device), torch.get_num_threads())
 
 
-class _World:
-    """Synthetic rows: of the drafter by the order in which nodes are expanded, which is that of the tree."""
+class _SyntheticLogits:
+    """Synthetic logits of target and drafter, in the order in which nodes are expanded."""
 
     def __init__(self, nodes: int, vocab: int, device: torch.device) -> None:
         self.nodes, self.vocab, self.device = nodes, vocab, device
@@ -152,20 +152,20 @@ class _Rows:
         return self._rows[:, first : self._next]
 
 
-def _time(name: str, judge: Verifier, world: _World, repeats: int, logits: float) -> VerifierTime:
+def _time(name: str, judge: Verifier, synthetic: _SyntheticLogits, repeats: int, logits: float) -> VerifierTime:
     """Grow and judge trees of different seeds, the first one as a warm-up."""
     growing, verifying, accepted = [], [], []
     for seed in range(repeats + 1):
-        randomness = SeededRandomness(seed, world.vocab, world.device).at(7)
-        begun = _now(world.device)
-        tree = world.tree(judge, randomness)
-        grown = _now(world.device)
-        verdict = judge.verify(tree, world.target[:, : tree.size], [randomness])
-        verifying.append(_now(world.device) - grown)
+        randomness = SeededRandomness(seed, synthetic.vocab, synthetic.device).at(7)
+        begun = _now(synthetic.device)
+        tree = synthetic.tree(judge, randomness)
+        grown = _now(synthetic.device)
+        verdict = judge.verify(tree, synthetic.target[:, : tree.size], [randomness])
+        verifying.append(_now(synthetic.device) - grown)
         growing.append(grown - begun)
         accepted.append(len(verdict.host[0][0]) - 1)
     times = (statistics.median(verifying[1:]), statistics.median(growing[1:]))
-    return VerifierTime(name, world.vocab, world.nodes, statistics.fmean(accepted[1:]), *times, logits)
+    return VerifierTime(name, synthetic.vocab, synthetic.nodes, statistics.fmean(accepted[1:]), *times, logits)
 
 
 def _product(head: Tensor, nodes: int) -> Tensor:
