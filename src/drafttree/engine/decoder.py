@@ -26,7 +26,7 @@ from drafttree.core.tree import DraftTree, Proposal, Verdict
 from drafttree.drafters.base import Drafter, DraftSession, HiddenStates
 from drafttree.engine import compatibility
 from drafttree.engine.child_sampler import ChildSampler
-from drafttree.engine.detokenizer import Detokenizer
+from drafttree.engine.detokenizer import Detokenizer, stop_strings
 from drafttree.engine.draft_logits import AdjustedDraft, Constrain
 from drafttree.engine.metrics import Metrics
 from drafttree.engine.request import Chunk, Generation, Request
@@ -197,7 +197,7 @@ class Decoder:
         )
         tokens = self._encode(prompt)
         self._check(tokens, max_new_tokens)
-        stop = _stop_strings(stop)
+        stop = stop_strings(stop)
         if stop and self.tokenizer is None:
             raise ConfigError("stop strings need a tokenizer; give the decoder one")
         if not isinstance(draft_temperature, Real) or not MIN_TEMPERATURE <= draft_temperature < math.inf:
@@ -390,15 +390,3 @@ class Decoder:
                 f"the prompt of {len(tokens)} tokens and max_new_tokens={max_new_tokens} exceed the model's context "
                 f"of {context}; shorten the prompt or ask for at most {max(context - len(tokens), 0)} tokens"
             )
-
-
-def _stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Stop strings as a tuple.
-
-    Raises:
-        ConfigError: one is no string or empty.
-    """
-    strings = (stop,) if isinstance(stop, str) else stop or ()
-    if not isinstance(strings, list | tuple) or not all(isinstance(each, str) and each for each in strings):
-        raise ConfigError(f"stop is {stop!r}; stop strings are text, none of them empty")
-    return tuple(strings)

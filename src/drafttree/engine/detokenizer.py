@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from drafttree.core.errors import ConfigError
+
 CONTEXT = 6
 UNFINISHED = "\ufffd"
 
@@ -13,6 +15,18 @@ class Tokenizer(Protocol):
     def decode(self, token_ids: list[int], **kwargs: object) -> str:
         """The text of token ids."""
         ...
+
+
+def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Stop strings as a tuple.
+
+    Raises:
+        ConfigError: one is no string or empty.
+    """
+    strings = (stop,) if isinstance(stop, str) else stop or ()
+    if not isinstance(strings, list | tuple) or not all(isinstance(each, str) and each for each in strings):
+        raise ConfigError(f"stop is {stop!r}; stop strings are text, none of them empty")
+    return tuple(strings)
 
 
 class Detokenizer:
