@@ -189,13 +189,18 @@ class TreeBuilder:
         """`[batch, width]` per level, the root's first; -inf marks padding."""
         return [path_logprobs for _, _, path_logprobs, _ in self._levels]
 
-    def add(self, tokens: Tensor, parents: Tensor, path_logprobs: Tensor, scores: Tensor) -> None:
-        """Add a level; each argument is `[batch, width]` and as in `DraftTree`. One without columns is no level."""
+    def add(
+        self, tokens: Tensor, parents: Tensor, path_logprobs: Tensor, scores: Tensor, *, padded: bool = True
+    ) -> None:
+        """Add a level; each tensor is `[batch, width]` and as in `DraftTree`. One without columns is no level.
+
+        `padded` says whether some of the columns may be padding.
+        """
         if not tokens.shape[1]:
             return
         self._levels.append((tokens, parents, path_logprobs, scores))
         self.size += tokens.shape[1]
-        self.nodes = self.nodes + path_logprobs.isfinite().sum(1, keepdim=True)
+        self.nodes = self.nodes + (path_logprobs.isfinite().sum(1, keepdim=True) if padded else tokens.shape[1])
 
     def trim(self, width: int) -> None:
         """Drop the last level's columns from `width` on, which are padding."""

@@ -149,7 +149,8 @@ class _Growth:
             labels=None if labels is None else _pick(labels, index),
         )
         ranked = kept.path_logprobs if scores is layer.path_logprobs else _pick(scores, index, padding)
-        tree.add(kept.tokens, self._frontier.nodes.gather(1, origins), kept.path_logprobs, ranked)
+        parents = self._frontier.nodes.gather(1, origins)
+        tree.add(kept.tokens, parents, kept.path_logprobs, ranked, padded=padding is not None)
         self._room = room if expand is None else None
         if expand is None:
             return kept
@@ -167,7 +168,7 @@ class _Growth:
         if self._sampler:
             trim = self._trim or (keep.shape[2] > FEW and not policy.fixed_shape)
             return self._sampler.children(layer, keep, rows, frontier.nodes, policy.budget - tree.nodes, trim)
-        if not policy.reranks and tree.size + keep[0].numel() > policy.budget:
+        if not policy.reranks and tree.size + keep.shape[1] * keep.shape[2] > policy.budget:
             keep = best_mask(policy.score(layer), keep, policy.budget - tree.nodes)
         return Children(layer, tokens, keep)
 
@@ -214,6 +215,8 @@ class _Growth:
         """
         mask = mask.flatten(1)
         counts = mask.sum(1).tolist() if self._trim else [0, most]
+        if min(counts) == mask.shape[1]:
+            return torch.arange(mask.shape[1], device=mask.device).expand_as(mask), None
         index = mask.logical_not().argsort(dim=1, stable=True)[:, : max(counts)]
         return index, None if min(counts) == max(counts) else ~mask.gather(1, index)
 
