@@ -175,7 +175,8 @@ class _Growth:
     def trimmed(self, frontier: Frontier) -> Frontier:
         """The frontier without the sequences that stop here, and without padding as far as its width is known.
 
-        Where the depth of a tree depends on the draft's probabilities, this is the one place that asks the device.
+        A top-k tree whose depth depends on the draft's probabilities asks the device here and nowhere else; a sampled
+        tree may have asked when its children were drawn, and then does not ask again.
         """
         policy, tree = self._policy, self._tree
         if not frontier.nodes.shape[1]:
