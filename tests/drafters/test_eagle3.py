@@ -297,7 +297,7 @@ def test_a_fused_head_is_the_module_it_stands_in_for(name, tmp_path):
     for batch, levels in ((1, 3), (2, 2)):
         results = []
         for each in (FusedEagle3(head), head):
-            cache, generator = TreeCache(len(head.layers), batch, 8), torch.Generator().manual_seed(3)
+            cache, generator = TreeCache(head.layout, batch, 8), torch.Generator().manual_seed(3)
             visible = torch.zeros(batch, 2, 0, dtype=torch.bool)
             for level in range(levels):
                 tokens = torch.randint(files.VOCAB, (batch, 2), generator=generator)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from drafttree.drafters.base import HiddenStates
-from drafttree.models import Output, TreeCache
+from drafttree.models import CacheLayout, Output, TreeCache
 
 Law = Callable[[Sequence[int]], list[float]]
 
@@ -78,12 +78,13 @@ class ToyModel:
 
     def __init__(self, law: Law, vocab: int = 8, context: int | None = None) -> None:
         self.law, self.vocab_size, self.context = law, vocab, context
+        self.rope_switch: int | None = None
         self.device = torch.device("cpu")
         self.passes = self.forwarded = self.nbytes = 0
         self.interrupt_at: int | None = None
 
     def new_cache(self, batch: int, capacity: int) -> TreeCache:
-        return TreeCache(1, batch, capacity)
+        return TreeCache(CacheLayout.uniform(1, 1, 1), batch, capacity)
 
     def forward(
         self,

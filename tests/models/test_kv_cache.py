@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from drafttree.core.errors import ModelError
-from drafttree.models import TreeCache
+from drafttree.models import CacheLayout, TreeCache
+from drafttree.models.cache_layout import LayerShape
 
 LAYERS, HEADS, WIDTH = 2, 3, 4
+LAYOUT = CacheLayout.uniform(LAYERS, HEADS, WIDTH)
 
 
 def store(cache: TreeCache, rows: int, seed: int, batch: int = 1) -> torch.Tensor:
@@ -32,7 +33,7 @@ def address(cache: TreeCache) -> int:
 
 
 def test_growing_past_the_capacity_loses_no_rows():
-    cache = TreeCache(LAYERS, 1, capacity=4)
+    cache = TreeCache(LAYOUT, 1, capacity=4)
     passes = []
     for seed, rows in enumerate([3, 4, 9, 1]):
         passes.append(store(cache, rows, seed))
@@ -42,14 +43,14 @@ def test_growing_past_the_capacity_loses_no_rows():
 
 
 def test_growing_in_the_middle_of_a_tree_loses_no_rows():
-    cache = TreeCache(LAYERS, 1, capacity=4)
+    cache = TreeCache(LAYOUT, 1, capacity=4)
     passes = [store(cache, 3, 0), store(cache, 2, 1), store(cache, 5, 2)]
     assert (cache.length, cache.drafted) == (0, 10)
     assert torch.equal(contents(cache), torch.cat(passes, -2))
 
 
 def test_the_capacity_asked_for_is_not_reallocated():
-    cache = TreeCache(LAYERS, 1, capacity=8)
+    cache = TreeCache(LAYOUT, 1, capacity=8)
     store(cache, 1, 0)
     before, nbytes = address(cache), cache.nbytes
     store(cache, 7, 1)
@@ -58,7 +59,7 @@ def test_the_capacity_asked_for_is_not_reallocated():
 
 
 def test_commit_moves_the_accepted_rows_behind_the_prefix():
-    cache = TreeCache(LAYERS, 2, capacity=16)
+    cache = TreeCache(LAYOUT, 2, capacity=16)
     prefix = store(cache, 3, 0, batch=2)
     cache.commit(range(3))
     tree = store(cache, 6, 1, batch=2)
@@ -67,7 +68,7 @@ def test_commit_moves_the_accepted_rows_behind_the_prefix():
 
 
 def test_commit_orders_rows_as_asked():
-    cache = TreeCache(LAYERS, 1, capacity=8)
+    cache = TreeCache(LAYOUT, 1, capacity=8)
     tree = store(cache, 4, 0)
     cache.commit([3, 0, 1])
     assert torch.equal(contents(cache), tree[..., [3, 0, 1], :])
@@ -75,7 +76,7 @@ def test_commit_orders_rows_as_asked():
 
 @pytest.mark.parametrize("rows", [range(3), [0, 1, 2], [0], []])
 def test_committing_rows_already_in_place_copies_nothing(rows, monkeypatch):
-    cache = TreeCache(LAYERS, 1, capacity=8)
+    cache = TreeCache(LAYOUT, 1, capacity=8)
     tree, before = store(cache, 5, 0), address(cache)
     monkeypatch.setattr(torch.Tensor, "index_select", lambda *_: pytest.fail("a copy was made"))
     cache.commit(rows)
@@ -84,7 +85,7 @@ def test_committing_rows_already_in_place_copies_nothing(rows, monkeypatch):
 
 
 def test_commit_drops_the_rest_of_the_tree():
-    cache = TreeCache(LAYERS, 1, capacity=8)
+    cache = TreeCache(LAYOUT, 1, capacity=8)
     store(cache, 5, 0)
     cache.commit([0, 3])
     assert (cache.length, cache.drafted, cache.positions) == (2, 0, None)
@@ -92,7 +93,7 @@ def test_commit_drops_the_rest_of_the_tree():
 
 
 def test_rows_made_in_inference_mode_can_be_committed_outside_it():
-    cache = TreeCache(LAYERS, 1, capacity=8)
+    cache = TreeCache(LAYOUT, 1, capacity=8)
     with torch.inference_mode():
         tree = store(cache, 4, 0)
     cache.commit([0, 2])
@@ -101,7 +102,7 @@ def test_rows_made_in_inference_mode_can_be_committed_outside_it():
 
 
 def test_positions_of_several_passes_are_joined():
-    cache = TreeCache(LAYERS, 1, capacity=8)
+    cache = TreeCache(LAYOUT, 1, capacity=8)
     cache.grow(torch.tensor([[4, 5, 5]]))
     cache.grow(torch.tensor([[6]]))
     assert cache.positions.tolist() == [[4, 5, 5, 6]]
@@ -109,18 +110,23 @@ def test_positions_of_several_passes_are_joined():
 
 
 def test_an_empty_cache_takes_no_memory():
-    assert TreeCache(LAYERS, 1, capacity=1000).nbytes == 0
+    assert TreeCache(LAYOUT, 1, capacity=1000).nbytes == 0
 
 
-def test_keys_and_values_of_different_width_are_refused():
-    keys, values = torch.zeros(1, HEADS, 2, 6), torch.zeros(1, HEADS, 2, 4)
-    with pytest.raises(ModelError, match=r"latent attention \(MLA\)"):
-        TreeCache(LAYERS, 1, capacity=8).update(keys, values, 0)
-
-
-@pytest.mark.parametrize("shape", [(1, 1, 2, WIDTH), (1, HEADS, 2, WIDTH + 1)])
-def test_layers_whose_key_heads_differ_are_refused(shape):
-    cache = TreeCache(LAYERS, 1, capacity=8)
-    cache.update(torch.zeros(1, HEADS, 2, WIDTH), torch.zeros(1, HEADS, 2, WIDTH), 0)
-    with pytest.raises(ModelError, match="key heads differ"):
-        cache.update(torch.zeros(shape), torch.zeros(shape), 1)
+def test_layers_of_different_shapes_keep_their_rows():
+    shapes = {0: LayerShape(3, 6, 4), 2: LayerShape(1, 4, 4), 3: LayerShape(3, 6, 4)}
+    cache = TreeCache(CacheLayout(shapes), 1, capacity=2)
+    generator, kept = torch.Generator().manual_seed(0), {}
+    for rows, accepted in ((2, [0, 1]), (5, [0, 2, 4])):
+        for layer, (heads, *widths) in shapes.items():
+            states = [torch.randn(1, heads, rows, width, generator=generator) for width in widths]
+            cache.update(*states, layer)
+            chosen = [state[:, :, accepted] for state in states]
+            kept[layer] = (
+                [torch.cat(both, 2) for both in zip(kept[layer], chosen, strict=True)] if layer in kept else chosen
+            )
+        cache.grow(torch.arange(rows)[None])
+        cache.commit(accepted)
+    for layer, rows in zip(shapes, cache.rows(torch.zeros(0), 0), strict=True):
+        assert all(torch.equal(*pair) for pair in zip(rows, kept[layer], strict=True))
+    assert len(CacheLayout(shapes).buffers) == 3

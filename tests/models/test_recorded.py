@@ -14,6 +14,7 @@ from drafttree.models import Output, TargetModel, append, prefill, select_backen
 from drafttree.models.buffer_pool import MIN_CAPACITY, POOL_SIZE
 from drafttree.models.cuda_graphs import CudaGraphs
 from drafttree.models.fused import FusedBackend
+from drafttree.models.probe import make_probes, own_logits
 from drafttree.models.recorded import BUCKETS, MAX_DRAFTED, RecordedBackend, Recorder
 from helpers import tiny
 from helpers.replays import Replays, frozen
@@ -103,7 +104,8 @@ def test_what_a_damaged_text_left_behind_is_gone():
     cache = recorded.new_cache(1, 16)
     append(recorded, cache, [1, 2, 3])
     with torch.inference_mode():
-        cache.pooled.buffer.fill_(torch.nan)
+        for buffer in cache.pooled.buffers:
+            buffer.fill_(torch.nan)
     del cache
     ours, theirs = (append(model, model.new_cache(1, 16), [4, 5]).logits for model in (recorded, fused))
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
@@ -165,7 +167,8 @@ def test_a_model_is_freed_with_what_it_recorded():
 def test_a_recording_that_repeats_its_first_pass_is_not_trusted():
     model, _, _ = models("llama")
     model.release()
-    own, fused = validation._own_logits(model.module), FusedBackend(model.module)
+    fused = FusedBackend(model.module)
+    own = [(probe, own_logits(model.module, probe)) for probe in make_probes(model.module)]
     assert validation._repeats(RecordedBackend(fused, Replays()), own, 1e-4)
     assert not validation._repeats(RecordedBackend(fused, frozen), own, 1e-4)
 

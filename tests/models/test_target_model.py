@@ -321,6 +321,8 @@ def test_only_the_states_asked_for_are_alive_at_the_last_layer(backend, wanted, 
             fused_layers.LlamaLayer, "forward", lambda self, x, *rest: (note(x), forward(self, x, *rest))[1]
         )
     cache, tree = model.new_cache(1, 8), tiny.random_tree((2, 3), 1)
+    inputs.clear()  # a new cache of a module with new hooks selects its backend anew, which takes passes
+    alive.clear()
     model.forward(cache, tree.tokens, tree.depths, tree.ancestors, hidden_layers=wanted)
     embeddings = {0} if backend == "module" else set()
     """transformers' own loop keeps them."""

@@ -17,7 +17,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from drafttree.drafters.base import DraftSession, HiddenStates, extend_visible
 from drafttree.drafters.pass_counter import PassCounter
-from drafttree.models import NAME, TreeCache, TreePlan
+from drafttree.models import NAME, CacheLayout, TreeCache, TreePlan
 from drafttree.models.selected_backend import SelectedBackend
 
 PREFILL_CHUNK = 512
@@ -59,6 +59,7 @@ class Eagle3Head(nn.Module):
     """The head's weights and forward pass over rows of a tree (Li et al. 2025, section 3.1).
 
     Attributes:
+        layout: of its KV cache.
         target_ids: `[draft_vocab]` the target's id of every draft id, None if the two vocabularies are the same.
     """
 
@@ -76,6 +77,7 @@ class Eagle3Head(nn.Module):
         self.input_norm = LlamaRMSNorm(fused, eps) if config.normed_input else nn.Identity()
         self.fc = nn.Linear(fused, hidden, bias=False)
         self.layers = _layers(config.layer)
+        self.layout = CacheLayout.of_config(config.layer)
         self.norm = LlamaRMSNorm(hidden, eps)
         self.lm_head = nn.Linear(hidden, config.draft_vocab, bias=False)
         self.rotary = LlamaRotaryEmbedding(config.layer)  # pyright: ignore[reportArgumentType]
@@ -83,7 +85,7 @@ class Eagle3Head(nn.Module):
 
     def new_cache(self, capacity: int) -> TreeCache:
         """Return an empty KV cache for one request of about `capacity` tokens."""
-        return TreeCache(len(self.layers), 1, capacity)
+        return TreeCache(self.layout, 1, capacity)
 
     def fuse(self, hidden_states: HiddenStates) -> Tensor:
         """Fuse the target's hidden states of committed tokens into the head's, `[batch, rows, hidden]`."""

@@ -12,7 +12,7 @@ from drafttree.drafters.eagle3 import Eagle3Backend, Eagle3Head
 from drafttree.models import TreeCache
 from drafttree.models.cuda_graphs import CudaGraphs
 from drafttree.models.fused import STATIC_ROPES
-from drafttree.models.fused_layers import FusedLayer, LlamaLayer, PassContext, fuse, rms_norm, rotary_angles
+from drafttree.models.fused_layers import LlamaLayer, PassContext, fuse, rms_norm, rotary_angles
 from drafttree.models.pass_inputs import PassInputs
 from drafttree.models.plain_module import is_plain_module
 from drafttree.models.recorded import RecordedPasses, Recorder
@@ -30,7 +30,8 @@ class FusedEagle3:
         head: frozen; its parameters become views of the fused ones.
 
     Attributes:
-        layers: fused; all read the KV cache.
+        layout: of its KV cache.
+        groups: query heads that share a key head.
         like: a weight, of the head's dtype and device.
         hidden: width of the head.
     """
@@ -42,7 +43,7 @@ class FusedEagle3:
         self._token_norm, self._state_norm = rms_norm(first.input_layernorm), rms_norm(first.hidden_norm)
         self._norm = rms_norm(head.norm)
         self._first, *self._rest = [LlamaLayer(layer, head.config.layer) for layer in head.layers]
-        self.layers: list[FusedLayer] = [self._first, *self._rest]
+        self.layout, self.groups = head.layout, self._first.groups
         self.like, self.hidden = head.fc.weight, head.config.hidden
 
     def new_cache(self, capacity: int) -> TreeCache:
@@ -53,7 +54,7 @@ class FusedEagle3:
         return self._fc(states.flatten(0, 1)).unflatten(0, states.shape[:2])
 
     def __call__(self, cache: TreeCache, tokens: Tensor, hidden: Tensor, positions: Tensor, visible: Tensor) -> Tensor:
-        output = self.run(PassInputs.of(cache, self._first, tokens, positions, visible, hidden))
+        output = self.run(PassInputs.of(cache, self.groups, tokens, positions, visible, hidden))
         cache.grow(positions)
         return output
 
@@ -89,7 +90,7 @@ class RecordedEagle3:
 
     def __init__(self, fused: FusedEagle3, recorder: Recorder) -> None:
         self._fused = fused
-        self._passes = RecordedPasses(recorder, fused.layers, fused.like, fused.hidden)
+        self._passes = RecordedPasses(recorder, fused.layout, fused.groups, fused.like, fused.hidden)
 
     def new_cache(self, capacity: int) -> TreeCache:
         return self._passes.new_cache(capacity)

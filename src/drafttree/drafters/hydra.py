@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaModel, PreTrainedConfig, PreTrainedMo
 from drafttree.drafters.base import DraftSession, HiddenStates
 from drafttree.drafters.heads import ResBlock, embedding, last_layer, own_bytes, projection, zero_hidden
 from drafttree.drafters.pass_counter import PassCounter
-from drafttree.models import NAME, TreeCache, TreePlan
+from drafttree.models import NAME, CacheLayout, TreeCache, TreePlan
 
 PREFILL_CHUNK = 512
 PREFIX_FIELDS = (
@@ -61,6 +61,7 @@ class HydraHeads(nn.Module):
         )
         self.input_embed_fn = nn.Embedding(vocab, hidden) if embeds else None
         self.prefix_embeding_layer = _prefix_layer(prefix) if prefix else None
+        self.layout = CacheLayout.of_config(prefix) if prefix else CacheLayout({})
 
     def context(self, hidden: Tensor) -> Tensor:
         """Compute the context vectors of whole texts from their hidden states, both `[batch, tokens, hidden]`."""
@@ -168,7 +169,7 @@ class HydraSession(PassCounter):
         super().__init__(drafter.zero_hidden.device)
         self._drafter = drafter
         self._root = prompt[-1]
-        self._cache = TreeCache(1, 1, capacity)
+        self._cache = TreeCache(drafter.heads.layout, 1, capacity)
         self._context = drafter.zero_hidden
         self._unread = drafter.zero_hidden[:, :0]
         self._level = 0

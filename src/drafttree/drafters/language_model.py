@@ -21,7 +21,7 @@ class LanguageModelDrafter:
     def __init__(self, model: Model) -> None:
         self.model = model
         self.vocab_size = model.vocab_size
-        self.context = model.context
+        self.context = model.context if model.rope_switch is None else model.rope_switch
         self.levels: int | None = None
         self.hidden_layers = ()
         self.nbytes = model.nbytes

@@ -256,6 +256,8 @@ class Decoder:
         begun = time.perf_counter()
         if not request.metrics.rounds:
             self.prefill(request)
+        elif self._is_long(request) and not request.cache.long_rope:
+            self._read_again(request)
         started = time.perf_counter()
         tree = self.propose(request)
         output = self.score(request, tree)
@@ -272,10 +274,21 @@ class Decoder:
 
     def prefill(self, request: Request) -> None:
         """Read a new request's prompt, all but its last token, as target and as drafter."""
+        request.cache.long_rope = self._is_long(request)
         passes, hidden_states = prefill(self.target, request.cache, request.tokens[:-1], self._hidden_layers)
         request.metrics.prefill_passes = passes
         if request.draft and self._levels(request) > 0:
             request.draft.prefill(hidden_states)
+
+    def _is_long(self, request: Request) -> bool:
+        """Whether the root lies beyond the original context of a target with LongRoPE."""
+        return self.target.rope_switch is not None and len(request.tokens) > self.target.rope_switch
+
+    def _read_again(self, request: Request) -> None:
+        """Compute the KV cache anew, with the frequencies of long texts."""
+        request.cache.reset()
+        request.cache.long_rope = True
+        prefill(self.target, request.cache, request.tokens[:-1])
 
     @property
     def _hidden_layers(self) -> tuple[int, ...]:
@@ -287,7 +300,9 @@ class Decoder:
             return 0
         context, levels = self.drafter.context, self.drafter.levels
         beyond = sys.maxsize if context is None else context - len(request.tokens)
-        return min(request.remaining - 1, beyond, sys.maxsize if levels is None else levels)
+        switch = self.target.rope_switch
+        short = sys.maxsize if switch is None or self._is_long(request) else switch - len(request.tokens)
+        return min(request.remaining - 1, beyond, short, sys.maxsize if levels is None else levels)
 
     def propose(self, request: Request) -> DraftTree:
         """Draft the tree of a request's next round."""

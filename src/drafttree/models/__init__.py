@@ -1,6 +1,7 @@
 """Models that score trees: the protocol, the KV cache, tree attention, and a target model with one of its backends."""
 
 from drafttree.models.base import Model, Output, append, prefill
+from drafttree.models.cache_layout import CacheLayout
 from drafttree.models.kv_cache import TreeCache
 from drafttree.models.module_backend import lay_out_for_cpu
 from drafttree.models.target_model import TargetModel
@@ -9,6 +10,7 @@ from drafttree.models.validation import select_backend, verify_once
 
 __all__ = [
     "NAME",
+    "CacheLayout",
     "Model",
     "Output",
     "TargetModel",

@@ -64,11 +64,14 @@ class Model(Backend, Protocol):
     Attributes:
         vocab_size: width of the logits.
         context: largest number of positions it can be used for, None if there is no limit.
+        rope_switch: the position from which the KV cache of a text has to be computed anew, since LongRoPE then has
+            other frequencies; None for other models.
         nbytes: memory of its weights.
     """
 
     vocab_size: int
     context: int | None
+    rope_switch: int | None
     nbytes: int
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from drafttree.models.cache_layout import CacheLayout
 from drafttree.models.kv_cache import TreeCache
 
 RecordedPass = Callable[[], tuple[Tensor, ...]]
@@ -19,10 +20,10 @@ POOL_SIZE = 2
 
 
 @dataclass(eq=False)
-class PooledBuffer:
-    """The buffer of a KV cache, and the passes recorded on it by nodes and variant."""
+class PooledBuffers:
+    """The buffers of a KV cache, and the passes recorded on them by nodes and variant."""
 
-    buffer: Tensor
+    buffers: list[Tensor]
     passes: dict[tuple[int, tuple[int, ...]], RecordedPass] = field(default_factory=dict)
 
 
@@ -30,42 +31,43 @@ class BufferPool:
     """The buffers of finished texts, the latest last."""
 
     def __init__(self) -> None:
-        self._free: list[PooledBuffer] = []
+        self._free: list[PooledBuffers] = []
 
     @torch.inference_mode()
-    def take(self, capacity: int) -> PooledBuffer | None:
-        """A buffer of this capacity, None where none is free.
+    def take(self, capacity: int) -> PooledBuffers | None:
+        """Buffers of this capacity, None where none are free.
 
         Its rows are zeroed: attention multiplies the values of masked rows too, by zero, and NaN would stay NaN.
         """
-        found = next((pooled for pooled in reversed(self._free) if pooled.buffer.shape[-2] == capacity), None)
+        found = next((pooled for pooled in reversed(self._free) if pooled.buffers[0].shape[-2] == capacity), None)
         if found:
             self._free.remove(found)
-            found.buffer.zero_()
+            for buffer in found.buffers:
+                buffer.zero_()
         return found
 
-    def give(self, pooled: PooledBuffer) -> None:
-        """Take a buffer back. Nothing is launched: a cache may be collected while a pass is being recorded."""
+    def give(self, pooled: PooledBuffers) -> None:
+        """Take buffers back. Nothing is launched: a cache may be collected while a pass is being recorded."""
         self._free.append(pooled)
         del self._free[:-POOL_SIZE]
 
 
 class PooledCache(TreeCache):
-    """A KV cache for one sequence on a buffer of a pool.
+    """A KV cache for one sequence on buffers of a pool.
 
     Attributes:
-        pool: where its buffer comes from and goes to.
+        pool: where its buffers come from and go to.
         pooled: set with the first pass, and whenever the cache grows.
     """
 
-    pooled: PooledBuffer
+    pooled: PooledBuffers
 
-    def __init__(self, layers: int, capacity: int, pool: BufferPool) -> None:
-        super().__init__(layers, 1, capacity)
+    def __init__(self, layout: CacheLayout, capacity: int, pool: BufferPool) -> None:
+        super().__init__(layout, 1, capacity)
         self.pool = pool
 
-    def _allocate(self, like: Tensor, heads: int, width: int) -> Tensor:
-        self._capacity = max(MIN_CAPACITY, 1 << (self._capacity - 1).bit_length())
-        self.pooled = self.pool.take(self._capacity) or PooledBuffer(super()._allocate(like, heads, width))
+    def _allocate(self, like: Tensor) -> list[Tensor]:
+        self.capacity = max(MIN_CAPACITY, 1 << (self.capacity - 1).bit_length())
+        self.pooled = self.pool.take(self.capacity) or PooledBuffers(super()._allocate(like))
         weakref.finalize(self, self.pool.give, self.pooled).atexit = False
-        return self.pooled.buffer
+        return self.pooled.buffers

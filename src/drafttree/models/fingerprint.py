@@ -17,6 +17,7 @@ change while a text is being generated.
 """
 
 import operator
+from collections.abc import Iterator
 from itertools import chain
 
 import torch
@@ -39,7 +40,7 @@ class Fingerprint:
         self._hooks = [table for part in self._parts for table in (part._forward_pre_hooks, part._forward_hooks)]
         self._hooks += [global_hooks._global_forward_pre_hooks, global_hooks._global_forward_hooks]
         self._members = self._read_members()
-        tensors = [tensor for tensor in (*module.parameters(), *module.buffers()) if is_plain(tensor)]
+        tensors = [tensor for part in self._parts for tensor in _saved_tensors(part) if is_plain(tensor)]
         self._tensors = tensors
         self._versioned = [tensor for tensor in tensors if version(tensor) is not None]
         self._state = self._read_state()
@@ -108,6 +109,12 @@ def own_hooks(part: nn.Module) -> tuple[object, ...]:
 
 def _tables(part: nn.Module) -> tuple[dict, ...]:
     return part._modules, part._parameters, part._buffers
+
+
+def _saved_tensors(part: nn.Module) -> Iterator[Tensor]:
+    """A module's own parameters and buffers. Those not saved hold what it computes itself, like rotary frequencies."""
+    buffers = [tensor for name, tensor in part._buffers.items() if name not in part._non_persistent_buffers_set]
+    return (tensor for tensor in (*part._parameters.values(), *buffers) if tensor is not None)
 
 
 def _is_sampled(tensor: Tensor) -> bool:

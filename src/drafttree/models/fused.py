@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafttree.models.base import Output
+from drafttree.models.cache_layout import CacheLayout
 from drafttree.models.fused_layers import FusedLayer, LlamaLayer, NeoXLayer, PassContext, fuse, rms_norm, rotary_angles
 from drafttree.models.kv_cache import TreeCache
 from drafttree.models.pass_inputs import PassInputs
@@ -29,6 +30,7 @@ class FusedBackend:
 
     Attributes:
         layers: fused.
+        layout: of the KV cache.
         empty: an empty tensor of the model's dtype, on its device.
     """
 
@@ -42,11 +44,12 @@ class FusedBackend:
         self._rotary = decoder.rotary_emb
         layer = LlamaLayer if is_llama else NeoXLayer
         self.layers: list[FusedLayer] = [layer(block, config) for block in decoder.layers]
+        self.layout = CacheLayout.uniform(len(self.layers), self.layers[0].key_heads, self.layers[0].width)
         self._norm = rms_norm(decoder.norm) if is_llama else decoder.final_layer_norm
         self._head = fuse(module.get_output_embeddings())
 
     def new_cache(self, batch: int, capacity: int) -> TreeCache:
-        return TreeCache(len(self.layers), batch, capacity)
+        return TreeCache(self.layout, batch, capacity)
 
     def forward(
         self,
@@ -58,7 +61,7 @@ class FusedBackend:
         last_only: bool = False,
         hidden_layers: tuple[int, ...] = (),
     ) -> Output:
-        inputs = PassInputs.of(cache, self.layers[0], tokens, positions, visible, self.empty)
+        inputs = PassInputs.of(cache, self.layers[0].groups, tokens, positions, visible, self.empty)
         output = self.run(inputs, last_only, hidden_layers)
         cache.grow(positions)
         return output

@@ -1,64 +1,70 @@
 """The KV cache: keys and values of committed tokens, and behind them those of the tree being scored.
 
-One buffer `[layers, 2, batch, heads, capacity, head_dim]`. The first `length` rows are committed and every token may
-attend to them; the `drafted` rows after them belong to the tree of this round. `commit` moves the accepted rows into
-place with one gather, so an accepted token is never forwarded a second time.
+One buffer `[slots, batch, heads, capacity, width]` for all keys and values of one shape. The first `length` rows are
+committed and every token may attend to them; the `drafted` rows after them belong to the tree of this round. `commit`
+moves the accepted rows into place with one gather, so an accepted token is never forwarded a second time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import Cache
 
 from drafttree.core.errors import ModelError
+from drafttree.models.cache_layout import CacheLayout
 
 
 class TreeCache(Cache):
     """A KV cache of transformers whose newest rows form a tree.
 
+    Args:
+        layout: of the layers' keys and values.
+        batch: sequences.
+        capacity: rows there is room for at first.
+
     Attributes:
         length: committed rows.
         drafted: rows of the tree, after the committed ones.
+        capacity: rows there is room for.
         positions: `[batch, drafted]` positions of the drafted rows, None while there are none.
+        long_rope: whether the text is beyond the original context of a model with LongRoPE.
     """
 
-    def __init__(self, layers: int, batch: int, capacity: int) -> None:
+    def __init__(self, layout: CacheLayout, batch: int, capacity: int) -> None:
         super().__init__(layers=[])
         self.length = 0
         self.drafted = 0
         self.positions: Tensor | None = None
-        self._shape = (layers, 2, batch)
-        self._capacity = capacity
-        self._buffer: Tensor | None = None
+        self.long_rope = False
+        self._new_positions: Tensor | None = None
+        self._layout = layout
+        self._batch = batch
+        self.capacity = capacity
+        self._buffers: list[Tensor] = []
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object):
-        """Store a layer's new rows `[batch, heads, nodes, head_dim]`; views of all its rows so far."""
+        """Store a layer's new rows `[batch, heads, nodes, width]`; views of all its rows so far."""
         start = self.get_seq_length()
         end = start + key_states.shape[-2]
-        if key_states.shape != value_states.shape:
-            raise ModelError(
-                f"keys {tuple(key_states.shape)} and values {tuple(value_states.shape)} of different shapes: latent "
-                "attention (MLA) layers cannot be verified in a tree"
-            )
-        buffer = self._reserve(key_states, key_states.shape[1], key_states.shape[3], end)
-        keys, values = buffer[layer_idx, 0, :, :, :end], buffer[layer_idx, 1, :, :, :end]
+        self._reserve(key_states, end)
+        keys, values = (self._buffers[slot.buffer][slot.place, :, :, :end] for slot in self._layout.slots[layer_idx])
         keys[:, :, start:] = key_states
         values[:, :, start:] = value_states
         return keys, values
 
-    def rows(self, like: Tensor, heads: int, width: int, nodes: int) -> list[tuple[Tensor, Tensor]]:
+    def rows(self, like: Tensor, nodes: int) -> list[tuple[Tensor, Tensor]]:
         """Per layer, views `[batch, heads, rows, width]` of keys and values with room for a pass over `nodes` tokens.
 
         Args:
             like: a tensor of the cache's dtype and device.
-            heads: of keys and values.
-            width: of a head.
             nodes: tokens about to be scored; the last rows are theirs to be written.
         """
         end = self.get_seq_length() + nodes
-        buffer = self._reserve(like, heads, width, end)[..., :end, :]
-        return [(keys, values) for keys, values in buffer.unbind(0)]
+        self._reserve(like, end)
+        return layer_rows(self._layout, [buffer[..., :end, :] for buffer in self._buffers])
 
     def grow(self, positions: Tensor) -> None:
         """Count the rows of a finished pass, whose positions are `[batch, nodes]`."""
@@ -73,36 +79,64 @@ class TreeCache(Cache):
             rows: indices into the drafted rows.
         """
         count = len(rows)
-        if self._buffer is not None and list(rows) != list(range(count)):
-            index = torch.tensor(rows, device=self._buffer.device) + self.length
-            self._buffer[..., self.length : self.length + count, :] = self._buffer.index_select(-2, index)
+        if self._buffers and list(rows) != list(range(count)):
+            index = torch.tensor(rows, device=self._buffers[0].device) + self.length
+            for buffer in self._buffers:
+                buffer[..., self.length : self.length + count, :] = buffer.index_select(-2, index)
         self.length += count
         self.drafted = 0
         self.positions = None
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Rows in use, drafted ones included."""
-        return self.length + self.drafted
+    def reset(self) -> None:
+        """Forget all rows."""
+        self.length = 0
+        self.commit([])
+
+    def get_seq_length(self, layer_idx: int | None = None) -> Any:
+        """Rows in use, drafted ones included. For a layer that asks for its own see `counting`."""
+        if layer_idx is None or self._new_positions is None:
+            return self.length + self.drafted
+        first = self._new_positions[0]
+        if not bool((self._new_positions == first).all()):
+            raise ModelError("layers that count positions need the same ones in every sequence of a batch")
+        return first - torch.arange(len(first), device=first.device)
+
+    @contextmanager
+    def counting(self, positions: Tensor) -> Iterator[None]:
+        """Let layers that add a node's index to the length of the cache (Llama 4) find its position in that way.
+
+        They are given `[nodes]`: what each node's index has to be added to.
+        """
+        self._new_positions = positions
+        try:
+            yield
+        finally:
+            self._new_positions = None
 
     @property
     def nbytes(self) -> int:
-        """Memory of the buffer in bytes."""
-        return self._buffer.nbytes if self._buffer is not None else 0
+        """Memory of the buffers in bytes."""
+        return sum(buffer.nbytes for buffer in self._buffers)
 
-    def _reserve(self, like: Tensor, heads: int, width: int, rows: int) -> Tensor:
-        """The buffer, with room for so many rows: made on first use, of the dtype and device of a tensor."""
-        old = self._buffer
-        if old is not None and (heads, width) != (old.shape[3], old.shape[5]):
-            raise ModelError("layers whose key heads differ in number or width cannot be verified in a tree")
-        if old is not None and rows <= self._capacity:
-            return old
-        if rows > self._capacity:
-            self._capacity = rows + rows // 4
-        self._buffer = self._allocate(like, heads, width)
-        if old is not None:
-            self._buffer[..., : old.shape[-2], :] = old
-        return self._buffer
+    def _reserve(self, like: Tensor, rows: int) -> None:
+        """Make room for so many rows: on first use, of the dtype and device of a tensor."""
+        if self._buffers and rows <= self.capacity:
+            return
+        if rows > self.capacity:
+            self.capacity = rows + rows // 4
+        old, self._buffers = self._buffers, self._allocate(like)
+        for buffer, before in zip(self._buffers, old, strict=False):
+            buffer[..., : before.shape[-2], :] = before
 
-    def _allocate(self, like: Tensor, heads: int, width: int) -> Tensor:
-        """A buffer of zeros of the cache's capacity."""
-        return like.new_zeros(*self._shape, heads, self._capacity, width)
+    def _allocate(self, like: Tensor) -> list[Tensor]:
+        """Buffers of zeros of the cache's capacity."""
+        shapes = self._layout.buffers
+        return [like.new_zeros(slots, self._batch, heads, self.capacity, width) for heads, width, slots in shapes]
+
+
+def layer_rows(layout: CacheLayout, buffers: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Per layer, views of its keys and values in buffers of a layout."""
+    views = [buffer.unbind(0) for buffer in buffers]
+    return [
+        (views[keys.buffer][keys.place], views[values.buffer][values.place]) for keys, values in layout.slots.values()
+    ]

@@ -1,25 +1,29 @@
 """The backend that runs transformers' own module, with our attention in its layers."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from drafttree.core.errors import ModelError
 from drafttree.models.base import Output
+from drafttree.models.cache_layout import CacheLayout
+from drafttree.models.incompatibility import incompatibility, takes_mask
 from drafttree.models.kv_cache import TreeCache
+from drafttree.models.long_rope import long_frequencies, rope_switch
 from drafttree.models.tree_attention import NAME, TreePlan
 
 ORIGINAL_ATTENTION = "_attention_before_drafttree"
-TREE_LAYERS = {"full_attention", "sliding_attention"}
 
 
 class ModuleBackend:
     """Runs the module itself, hooks, adapters and quantised layers included. See `drafttree.models.base.Backend`.
 
-    The module's attention implementation is switched to ours, and again before a pass if it is another then.
+    The module's attention implementation is switched to ours, and again before a pass if it is another then. Families
+    that know no attention implementations are given the tree as a mask.
 
     Args:
         module: a decoder-only model with a language-model head, in evaluation mode.
@@ -29,16 +33,20 @@ class ModuleBackend:
     """
 
     def __init__(self, module: PreTrainedModel) -> None:
-        if reason := _incompatibility(module):
+        if reason := incompatibility(module):
             raise ModelError(f"{type(module).__name__} cannot be verified in a tree: it has {reason}")
         self.device = module.device
         self._module = module
         self._dtype = module.dtype
         self._layers: int = module.config.get_text_config().num_hidden_layers
+        self._rope_switch = rope_switch(module)
+        self._takes_mask = takes_mask(module)
+        restore_attention(module)
+        self._layout = CacheLayout.of_module(module)
         use_tree_attention(module)
 
     def new_cache(self, batch: int, capacity: int) -> TreeCache:
-        return TreeCache(self._layers, batch, capacity)
+        return TreeCache(self._layout, batch, capacity)
 
     def forward(
         self,
@@ -51,17 +59,29 @@ class ModuleBackend:
         hidden_layers: tuple[int, ...] = (),
     ) -> Output:
         use_tree_attention(self._module)
-        with self._capturing(hidden_layers) as states:
+        plan = TreePlan(cache, positions, visible, self._dtype)
+        tree = {"attention_mask": plan.full_mask()} if self._takes_mask else {"tree_plan": plan}
+        with self._capturing(hidden_layers) as states, self._frequencies(cache), cache.counting(positions):
             out = self._module(
                 input_ids=tokens,
                 position_ids=positions,
                 past_key_values=cache,
                 use_cache=True,
-                logits_to_keep=1 if last_only else 0,
-                tree_plan=TreePlan(cache, positions, visible, self._dtype),
+                logits_to_keep=self._last(tokens) if last_only else 0,
+                **tree,
             )
         cache.grow(positions)
         return Output(out.logits, tuple(states[layer] for layer in hidden_layers))
+
+    def _last(self, tokens: Tensor) -> Tensor:
+        """The index of the last token. For the number 1 some models (Gemma 4) leave the others out of their layers."""
+        return torch.tensor([tokens.shape[1] - 1], device=self.device)
+
+    def _frequencies(self, cache: TreeCache) -> AbstractContextManager[None]:
+        """The frequencies of the rotary embedding that a text has, where the module does not choose the right ones."""
+        if self._rope_switch is None or not cache.long_rope:
+            return nullcontext()
+        return long_frequencies(self._module, self._rope_switch)
 
     @contextmanager
     def _capturing(self, layers: tuple[int, ...]) -> Iterator[dict[int, Tensor]]:
@@ -86,8 +106,8 @@ class ModuleBackend:
 
 
 def use_tree_attention(module: PreTrainedModel) -> None:
-    """Switch a module to our attention implementation and remember its own."""
-    if module.config._attn_implementation != NAME:
+    """Switch a module that knows attention implementations to ours and remember its own."""
+    if module.config._attn_implementation != NAME and not takes_mask(module):
         setattr(module, ORIGINAL_ATTENTION, module.config._attn_implementation or "eager")
         module.set_attn_implementation(NAME)
 
@@ -101,49 +121,6 @@ def restore_attention(module: PreTrainedModel) -> None:
 def _blocks(decoder: nn.Module, count: int) -> nn.ModuleList:
     """The layers of a decoder, which every architecture names differently."""
     return next(part for part in decoder.children() if isinstance(part, nn.ModuleList) and len(part) == count)
-
-
-def _incompatibility(module: PreTrainedModel) -> str | None:
-    """The layers that keep a model from being verified in a tree, None if there are none."""
-    if module.config.is_encoder_decoder:
-        return "encoder-decoder (cross-attention) layers"
-    config = module.config.get_text_config()
-    foreign = ", ".join(sorted(set(getattr(config, "layer_types", None) or ()) - TREE_LAYERS))
-    if getattr(module, "_is_stateful", False):
-        return f"recurrent layers ({foreign or config.model_type})"
-    if foreign:
-        return f"{foreign} layers"
-    if getattr(config, "alibi", False) or config.model_type in {"bloom", "mpt"}:
-        return "ALiBi attention layers, whose scores depend on the order of the cache"
-    if getattr(config, "attn_logit_softcapping", None):
-        return "attention layers with soft-capped scores"
-    if any(name.endswith("sinks") for name, _ in module.named_parameters()):
-        return "attention layers with attention sinks"
-    if any(rope.get("rope_type") == "dynamic" for rope in _ropes(config)):
-        return "rotary embeddings that change with the length (rope_type 'dynamic')"
-    if not module._supports_attention_backend:
-        return f"attention layers ({config.model_type}) outside transformers' AttentionInterface"
-    layers = dict(module.get_decoder().named_modules())
-    if any(getattr(layer, "is_causal", True) is False for layer in layers.values()):
-        return "bidirectional attention layers"
-    tables = [layer for name, layer in layers.items() if name.endswith("position_embeddings")]
-    if any(getattr(table, "padding_idx", None) is not None for table in tables):
-        return "position embeddings that leave room for padding"
-    return None
-
-
-def context_limit(config: object) -> int | None:
-    """The number of positions a model can be used for; LongRoPE changes its frequencies past its original length."""
-    for rope in _ropes(config):
-        if rope.get("rope_type") == "longrope" and "original_max_position_embeddings" in rope:
-            return rope["original_max_position_embeddings"]
-    return getattr(config, "max_position_embeddings", None)
-
-
-def _ropes(config: object) -> list[dict]:
-    """The parameters of the rotary embeddings: one set for all layers, or one for each type of layer."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    return [typed for typed in rope.values() if isinstance(typed, dict)] or [rope]
 
 
 def lay_out_for_cpu(module: nn.Module) -> None:

@@ -5,7 +5,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from drafttree.models.fused_layers import FusedLayer
 from drafttree.models.kv_cache import TreeCache
 from drafttree.models.tree_attention import TreePlan
 
@@ -31,17 +30,17 @@ class PassInputs(NamedTuple):
 
     @classmethod
     def of(
-        cls, cache: TreeCache, layer: FusedLayer, tokens: Tensor, positions: Tensor, visible: Tensor, hidden: Tensor
+        cls, cache: TreeCache, groups: int, tokens: Tensor, positions: Tensor, visible: Tensor, hidden: Tensor
     ) -> "PassInputs":
         """Inputs on the rows the cache has; arguments as for `Backend.forward`.
 
         Args:
-            layer: any of the layers that read the cache.
+            groups: query heads that share a key head.
             hidden: as above; of the model's dtype and device even if it is empty.
         """
-        mask = TreePlan(cache, positions, visible, hidden.dtype).mask(layer.groups, None)
+        mask = TreePlan(cache, positions, visible, hidden.dtype).mask(groups)
         new_rows = slice(cache.get_seq_length(), None)
-        rows = cache.rows(hidden, layer.key_heads, layer.width, tokens.shape[1])
+        rows = cache.rows(hidden, tokens.shape[1])
         return cls(tokens, positions, new_rows, mask, rows, hidden)
 
 

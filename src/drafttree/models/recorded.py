@@ -12,9 +12,9 @@ from torch import Tensor
 
 from drafttree.models.base import Output
 from drafttree.models.buffer_pool import BufferPool, PooledCache, RecordedPass
+from drafttree.models.cache_layout import CacheLayout
 from drafttree.models.fused import FusedBackend
-from drafttree.models.fused_layers import FusedLayer
-from drafttree.models.kv_cache import TreeCache
+from drafttree.models.kv_cache import TreeCache, layer_rows
 from drafttree.models.pass_inputs import PassInputs, StaticInputs
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -40,7 +40,7 @@ class RecordedBackend:
     def __init__(self, fused: FusedBackend, recorder: Recorder) -> None:
         self.device = fused.device
         self._fused = fused
-        self._passes = RecordedPasses(recorder, fused.layers, fused.empty)
+        self._passes = RecordedPasses(recorder, fused.layout, fused.layers[0].groups, fused.empty)
 
     def new_cache(self, batch: int, capacity: int) -> TreeCache:
         return self._fused.new_cache(batch, capacity) if batch > 1 else self._passes.new_cache(capacity)
@@ -73,21 +73,23 @@ class RecordedPasses:
 
     Args:
         recorder: of passes.
-        layers: those that read the KV cache.
+        layout: of the KV cache.
+        groups: query heads that share a key head.
         like: a tensor of the cache's dtype, on its device.
         hidden: width of the states a head reads.
     """
 
-    def __init__(self, recorder: Recorder, layers: list[FusedLayer], like: Tensor, hidden: int = 0) -> None:
+    def __init__(self, recorder: Recorder, layout: CacheLayout, groups: int, like: Tensor, hidden: int = 0) -> None:
         self._recorder: Recorder | None = recorder
-        self._layers = layers
+        self._layout = layout
+        self._groups = groups
         self._like = like
         self._pool = BufferPool()
         self._inputs = StaticInputs(like, hidden, BUCKETS[-1], MAX_DRAFTED)
 
     def new_cache(self, capacity: int) -> PooledCache:
         """A KV cache for one sequence whose passes can be recorded, with room for the padding of the last pass."""
-        return PooledCache(len(self._layers), capacity + BUCKETS[-1], self._pool)
+        return PooledCache(self._layout, capacity + BUCKETS[-1], self._pool)
 
     def replay(
         self,
@@ -115,7 +117,7 @@ class RecordedPasses:
         if nodes > BUCKETS[-1] or drafted > MAX_DRAFTED:
             return None
         bucket = next(size for size in BUCKETS if size >= nodes)
-        cache.rows(self._like, self._layers[0].key_heads, self._layers[0].width, bucket)
+        cache.rows(self._like, bucket)
         self._inputs.store(cache, tokens, positions, visible, hidden)
         replay = self._recorded(cache, bucket, variant, run)
         if replay is None:
@@ -134,9 +136,8 @@ class RecordedPasses:
         """A recorded pass. Its inputs must be in place: recording runs it, and so writes rows of the KV cache."""
         passes, key = cache.pooled.passes, (bucket, variant)
         if key not in passes and self._recorder:
-            groups, inputs = self._layers[0].groups, self._inputs
-            rows = [(keys, values) for keys, values in cache.pooled.buffer.unbind(0)]
-            recorded = self._recorder(lambda: run(inputs.of_bucket(bucket, groups, rows)))
+            rows = layer_rows(self._layout, cache.pooled.buffers)
+            recorded = self._recorder(lambda: run(self._inputs.of_bucket(bucket, self._groups, rows)))
             if recorded is None:
                 self._recorder = None
             else:

@@ -8,7 +8,8 @@ from transformers import PreTrainedModel
 
 from drafttree.models.base import Backend, Output
 from drafttree.models.kv_cache import TreeCache
-from drafttree.models.module_backend import ModuleBackend, context_limit, restore_attention
+from drafttree.models.long_rope import context_limit, rope_switch
+from drafttree.models.module_backend import ModuleBackend, restore_attention
 from drafttree.models.selected_backend import SelectedBackend
 
 
@@ -73,7 +74,8 @@ class TargetModel:
     def _describe(self) -> None:
         module = self.module
         self.vocab_size: int = module.get_output_embeddings().weight.shape[0]  # pyright: ignore[reportOptionalMemberAccess]
-        self.context = context_limit(module.config.get_text_config())
+        self.context = context_limit(module)
+        self.rope_switch = rope_switch(module)
         self.device = module.device
         self.dtype = module.dtype
         self.nbytes = sum(parameter.nbytes for parameter in module.parameters())

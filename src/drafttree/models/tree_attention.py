@@ -1,9 +1,11 @@
 """Attention over a committed prefix and a tree, registered with transformers as `drafttree`.
 
 Every token attends to the whole prefix and, within the tree, to its ancestors and itself. Layers with a sliding window
-attend only to the rows of both that lie within the window. Query heads that share a key head are stacked as rows of one
-attention, so grouped-query models need no copy of keys and values.
+or with chunked attention attend only to the rows of both that lie within the window or the chunk. Query heads that
+share a key head are stacked as rows of one attention, so grouped-query models need no copy of keys and values.
 """
+
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,10 +17,36 @@ from drafttree.models.kv_cache import TreeCache
 
 NAME = "drafttree"
 CONFIGURED = -1
+FOREIGN_SCORES = {
+    "attention_mask": "a mask of their own",
+    "position_bias": "a bias of their own for positions",
+    "indices": "sparse attention, whose layers choose the tokens they attend to",
+    "block_indices": "sparse attention, whose layers choose the tokens they attend to",
+}
+"""Arguments of an attention function that a tree pass does not reproduce, and what layers that pass them have."""
 
 
 class NoTreeError(ModelError):
     """A layer that attends to trees was called without one."""
+
+
+class Span(NamedTuple):
+    """How far back a layer attends: all the way by default.
+
+    Attributes:
+        window: a token attends to those less than this many positions before it.
+        chunk: a token attends to those in its own chunk of this many positions (Llama 4).
+    """
+
+    window: int | None = None
+    chunk: int | None = None
+
+    def reaches(self, rows: int) -> bool:
+        """Whether every one of the first rows attends to all before it."""
+        return all(limit is None or rows <= limit for limit in self)
+
+
+EVERYTHING = Span()
 
 
 class TreePlan:
@@ -36,27 +64,35 @@ class TreePlan:
         self._positions = positions
         self._visible = visible
         self._dtype = dtype
-        self._masks: dict[tuple[int, int | None], Tensor | None] = {}
+        self._masks: dict[tuple[int, Span], Tensor | None] = {}
 
-    def mask(self, groups: int, window: int | None) -> Tensor | None:
+    def mask(self, groups: int, span: Span = EVERYTHING) -> Tensor | None:
         """Additive mask `[batch, 1, groups * nodes, rows]`, None where everything is visible."""
-        key = (groups, window)
+        key = (groups, EVERYTHING if span.reaches(self._cache.length + self._visible.shape[2]) else span)
         if key not in self._masks:
-            self._masks[key] = self._make(groups, window)
+            self._masks[key] = self._make(*key)
         return self._masks[key]
 
-    def _make(self, groups: int, window: int | None) -> Tensor | None:
-        prefix = self._cache.length
-        if window is not None and prefix + self._visible.shape[2] <= window:
-            window = None
-        if window is None and self._visible.shape[1:] == (1, 1):
+    def full_mask(self) -> Tensor:
+        """Additive mask `[batch, 1, nodes, rows]`, for modules that add it to their scores themselves."""
+        mask = self.mask(1)
+        return self._visible.new_zeros(1, 1, 1, self._cache.length + 1, dtype=self._dtype) if mask is None else mask
+
+    def _make(self, groups: int, span: Span) -> Tensor | None:
+        if span is EVERYTHING and self._visible.shape[1:] == (1, 1):
             return None
         mask = torch.zeros(self._visible.shape, dtype=self._dtype, device=self._visible.device)
-        mask = F.pad(mask.masked_fill_(~self._visible, -torch.inf), (prefix, 0))
-        if window is not None:
-            distance = self._positions[..., None] - self._key_positions()[:, None]
-            mask = mask.masked_fill(distance >= window, -torch.inf)
+        mask = F.pad(mask.masked_fill_(~self._visible, -torch.inf), (self._cache.length, 0))
+        if span is not EVERYTHING:
+            mask = mask.masked_fill(self._beyond(span), -torch.inf)
         return mask.repeat(1, groups, 1)[:, None]
+
+    def _beyond(self, span: Span) -> Tensor:
+        """Bool `[batch, nodes, rows]`: which rows are too far back."""
+        own, keys = self._positions[..., None], self._key_positions()[:, None]
+        if span.chunk is not None:
+            return own // span.chunk != keys // span.chunk
+        return own - keys >= (span.window or 0)
 
     def _key_positions(self) -> Tensor:
         """`[batch, rows]` positions of every row; a committed row's position is its index."""
@@ -77,9 +113,13 @@ def attend(
     sliding_window: int | None = CONFIGURED,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    **_: object,
+    **others: object,
 ) -> tuple[Tensor, None]:
-    """The attention function transformers calls: `[batch, heads, nodes, head_dim]` to `[batch, nodes, heads, ...]`.
+    """The attention function transformers calls: `[batch, heads, nodes, width]` to `[batch, nodes, heads, ...]`.
+
+    Args:
+        softcap: scores are bounded by it, as softcap * tanh(score / softcap) (Gemma 2).
+        s_aux: `[heads]` attention sinks: the score of one more row, which has no value (gpt-oss).
 
     Raises:
         ModelError: the layer does something to its scores that a tree pass does not reproduce.
@@ -89,24 +129,55 @@ def attend(
             "this model attends to trees while drafttree holds it; call release() on its TargetModel "
             "(decoder.target.release()) to use it otherwise"
         )
-    own = {"soft-capped scores": softcap, "attention sinks": s_aux, "a mask of their own": attention_mask}
-    kinds = [kind for kind, given in own.items() if given is not None]
-    if kinds:
-        raise ModelError(f"{type(module).__name__} layers with {kinds[0]} cannot be verified in a tree")
+    given = {"attention_mask": attention_mask, **others}
+    if foreign := [kind for name, kind in FOREIGN_SCORES.items() if given.get(name) is not None]:
+        raise ModelError(f"{type(module).__name__} layers with {foreign[0]} cannot be verified in a tree")
     batch, heads, nodes, width = query.shape
     groups = heads // key.shape[1]
     stacked = query.reshape(batch, key.shape[1], groups * nodes, width)
-    mask = tree_plan.mask(groups, _window(module) if sliding_window == CONFIGURED else sliding_window)
-    out = F.scaled_dot_product_attention(stacked, key, value, attn_mask=mask, scale=scaling)
+    mask = tree_plan.mask(groups, _span(module, sliding_window))
+    if softcap is None and s_aux is None:
+        out = F.scaled_dot_product_attention(stacked, key, value, attn_mask=mask, scale=scaling)
+    else:
+        sinks = None if s_aux is None else s_aux.view(1, key.shape[1], groups, 1).repeat_interleave(nodes, 2)
+        out = _attend_by_scores(stacked, key, value, mask, scaling or width**-0.5, softcap, sinks)
     return out.reshape(batch, heads, nodes, -1).transpose(1, 2).contiguous(), None
 
 
-def _window(module: nn.Module) -> int | None:
-    """The sliding window of a layer that leaves it to the mask: some models do not pass it on."""
+def _attend_by_scores(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Attention whose scores are changed between the two products, which torch's fused kernels do not offer.
+
+    Args:
+        sinks: `[1, heads, rows of the query, 1]`.
+    """
+    scores = query @ key.transpose(2, 3) * scale
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if mask is not None:
+        scores = scores + mask
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.to(scores.dtype).expand(len(scores), -1, -1, -1)), -1)
+    weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
+    return weights[..., : key.shape[2]] @ value
+
+
+def _span(module: Any, sliding_window: int | None) -> Span:
+    """How far back a layer attends. Some models leave it to the mask, and do not pass it on."""
     types = getattr(module.config, "layer_types", None)
-    if types and types[module.layer_idx] != "sliding_attention":
-        return None
-    return getattr(module.config, "sliding_window", None)
+    kind = types[module.layer_idx] if types else "sliding_attention"
+    if kind == "chunked_attention":
+        return Span(chunk=module.config.attention_chunk_size)
+    if sliding_window != CONFIGURED:
+        return Span(sliding_window)
+    return Span(getattr(module.config, "sliding_window", None) if kind == "sliding_attention" else None)
 
 
 AttentionInterface.register(NAME, attend)

@@ -1,4 +1,4 @@
-"""The last check before a model is trusted: a small tree, scored by a backend and by the untouched module."""
+"""The last check before a model is trusted: small trees, scored by a backend and by the untouched module."""
 
 from weakref import WeakKeyDictionary
 
@@ -7,19 +7,21 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafttree.core.errors import ModelError
-from drafttree.models.base import Backend, append
+from drafttree.models.base import Backend
 from drafttree.models.cuda_graphs import CudaGraphs
 from drafttree.models.fused import FusedBackend, is_supported
 from drafttree.models.module_backend import ModuleBackend, restore_attention
+from drafttree.models.probe import Probe, make_probes, own_logits, tree_logits
 from drafttree.models.recorded import RecordedBackend
 from drafttree.models.tree_attention import NoTreeError
 
-TOKENS = (1, 2, 3, 4, 5, 6)
-PARENTS = (-1, 0, 0, 1, 2)
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 FUSED_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
 REDUCED_TOLERANCE = 0.1
 """For dtypes of less precision than float32."""
+
+Reference = list[tuple[Probe, Tensor]]
+"""A module's own logits of every probe."""
 
 _verified: WeakKeyDictionary[PreTrainedModel, tuple[torch.dtype, torch.device]] = WeakKeyDictionary()
 
@@ -59,12 +61,12 @@ def verify_once(module: PreTrainedModel) -> ModuleBackend:
     return backend
 
 
-def _verify(module: PreTrainedModel) -> tuple[ModuleBackend, Tensor]:
+def _verify(module: PreTrainedModel) -> tuple[ModuleBackend, Reference]:
     """The module's backend and its own logits, which its tree pass has given too; a refused module is released."""
     backend = ModuleBackend(module)
     restore_attention(module)
-    own = _own_logits(module)
-    if not own.isfinite().all():
+    own = [(probe, own_logits(module, probe)) for probe in make_probes(module)]
+    if not all(logits.isfinite().all() for _, logits in own):
         raise ModelError(f"{type(module).__name__} computes no finite logits; its weights may be damaged")
     if reason := _incompatibility(backend, own, TOLERANCE.get(module.dtype, REDUCED_TOLERANCE)):
         restore_attention(module)
@@ -72,50 +74,28 @@ def _verify(module: PreTrainedModel) -> tuple[ModuleBackend, Tensor]:
     return backend, own
 
 
-def _incompatibility(backend: ModuleBackend, own: Tensor, allowed: float) -> str | None:
+def _incompatibility(backend: ModuleBackend, own: Reference, allowed: float) -> str | None:
     """The reason why a module's tree pass is wrong, None if it is right."""
     try:
         gap = _gap(backend, own)
     except NoTreeError:
         return "its attention layers do not pass the tree on"
-    except (ModelError, RuntimeError, TypeError, ValueError) as error:
+    except Exception as error:  # whatever a module does that was made for other passes
         return str(error)
     return None if gap <= allowed else f"its logits there differ by {gap:.3g} from its own"
 
 
-def _gap(backend: Backend, own: Tensor) -> float:
+def _gap(backend: Backend, own: Reference) -> float:
     """The largest difference from the module's own logits, relative to the largest of them if that is above 1."""
-    return float((_tree_logits(backend, own.shape[-1]) - own).abs().max()) / max(float(own.abs().max()), 1.0)
+    return max(_relative(tree_logits(backend, probe), logits) for probe, logits in own)
 
 
-def _repeats(recorded: RecordedBackend, own: Tensor, allowed: float) -> bool:
+def _relative(found: Tensor, own: Tensor) -> float:
+    return float((found - own).abs().max()) / max(float(own.abs().max()), 1.0)
+
+
+def _repeats(recorded: RecordedBackend, own: Reference, allowed: float) -> bool:
     """Whether passes that were recorded on other tokens give the module's logits when they are replayed."""
-    _tree_logits(recorded, own.shape[-1], shift=1)
+    for probe, logits in own:
+        tree_logits(recorded, probe.shifted(logits.shape[-1]))
     return _gap(recorded, own) <= allowed
-
-
-def _tokens(vocab: int, shift: int = 0) -> list[int]:
-    return [(token + shift) % vocab for token in TOKENS]
-
-
-@torch.inference_mode()
-def _own_logits(module: PreTrainedModel) -> Tensor:
-    """`[2, vocab]` at the end of both paths, by the untouched model."""
-    vocab = module.get_output_embeddings().weight.shape[0]  # pyright: ignore[reportOptionalMemberAccess]
-    first, root, left, right, below_left, below_right = _tokens(vocab)
-    paths = torch.tensor([[first, root, left, below_left], [first, root, right, below_right]], device=module.device)
-    return module(input_ids=paths, use_cache=False).logits[:, -1].float()
-
-
-@torch.inference_mode()
-def _tree_logits(backend: Backend, vocab: int, shift: int = 0) -> Tensor:
-    """`[2, vocab]` at the two leaves of the tree, whose tokens may be other ones."""
-    tokens = _tokens(vocab, shift)
-    cache = backend.new_cache(1, len(tokens))
-    append(backend, cache, tokens[:1])
-    visible = torch.eye(len(PARENTS), dtype=torch.bool, device=backend.device)
-    for node, parent in enumerate(PARENTS[1:], start=1):
-        visible[node] |= visible[parent]
-    ids = torch.tensor([tokens[1:]], device=backend.device)
-    positions = visible.sum(1)[None]
-    return backend.forward(cache, ids, positions, visible[None]).logits[0, -2:].float()

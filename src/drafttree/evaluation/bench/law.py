@@ -14,7 +14,7 @@ from drafttree.evaluation.bench.peers import Peer, make_peers
 from drafttree.evaluation.bench.policies import PolicyBench, PolicyRow, bench_policies
 from drafttree.evaluation.reference import transformers_model
 from drafttree.loading import PolicyLike
-from drafttree.models import TargetModel, TreeCache, prefill
+from drafttree.models import TargetModel, prefill
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 BEHIND = (1, 16)
@@ -143,9 +143,9 @@ def pass_bytes(model: TargetModel, context: int) -> int:
     table, head = module.get_input_embeddings().weight, module.get_output_embeddings().weight
     if table is not head:
         weights[id(table)] = table[0].nbytes
-    cache = TreeCache(module.config.get_text_config().num_hidden_layers, 1, context)
-    prefill(model, cache, [0] * context)
-    return sum(weights.values()) + cache.nbytes
+    cache = model.new_cache(1, context)
+    prefill(model, cache, [0])
+    return sum(weights.values()) + cache.nbytes * context // cache.capacity
 
 
 @torch.inference_mode()

@@ -21,7 +21,7 @@ from drafttree.engine.metrics import Metrics
 from drafttree.evaluation.certify import fit
 from drafttree.evaluation.prompts import Example
 from drafttree.loading import PolicyLike, parse_policies
-from drafttree.models import Output, TreeCache
+from drafttree.models import CacheLayout, Output, TreeCache
 from drafttree.policies import TreePolicy
 
 CONTEXTS = (1024, 2048, 4096, 8192)
@@ -94,11 +94,12 @@ class Recording:
     def __init__(self, tokens: Sequence[int], vocab_size: int) -> None:
         self.vocab_size, self.device = vocab_size, torch.device("cpu")
         self.context: int | None = None
+        self.rope_switch: int | None = None
         self._next = torch.tensor([*tokens[1:], 0])
         self.nbytes = self._next.nbytes
 
     def new_cache(self, batch: int, capacity: int) -> TreeCache:
-        return TreeCache(1, batch, capacity)
+        return TreeCache(CacheLayout({}), batch, capacity)
 
     def forward(
         self,

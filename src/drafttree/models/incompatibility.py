@@ -1,0 +1,44 @@
+"""The layers that keep a model from being verified in a tree, from its config and modules."""
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from drafttree.models.long_rope import ropes
+
+TREE_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
+MASKED_FAMILIES = {"biogpt", "codegen", "falcon", "gpt_neox_japanese", "gptj", "nemotron", "stablelm", "xglm"}
+"""Model types whose layers know no other attention functions, but only add a given mask to their scores."""
+
+
+def takes_mask(module: PreTrainedModel) -> bool:
+    """Whether a module is given the tree as an attention mask, since its layers know no other attention functions."""
+    return module.config.model_type in MASKED_FAMILIES
+
+
+def incompatibility(module: PreTrainedModel) -> str | None:
+    """The layers that keep a model from being verified in a tree, None if there are none."""
+    if module.config.is_encoder_decoder:
+        return "encoder-decoder (cross-attention) layers"
+    config = module.config.get_text_config()
+    foreign = ", ".join(sorted(set(getattr(config, "layer_types", None) or ()) - TREE_LAYERS))
+    if getattr(module, "_is_stateful", False):
+        return f"recurrent layers ({foreign or config.model_type})"
+    if foreign:
+        return f"{foreign} layers"
+    if getattr(config, "alibi", False) or config.model_type in {"bloom", "mpt"}:
+        return "ALiBi attention layers, whose scores depend on the order of the cache"
+    if any(rope.get("rope_type") == "dynamic" for rope in ropes(config)):
+        return "rotary embeddings that change with the length (rope_type 'dynamic')"
+    if not (module._supports_attention_backend or takes_mask(module)):
+        return f"attention layers ({config.model_type}) outside transformers' AttentionInterface"
+    layers: dict[str, nn.Module] = dict(module.get_decoder().named_modules())
+    if any(getattr(layer, "is_causal", True) is False for layer in layers.values()):
+        return "bidirectional attention layers"
+    return _padded_positions(layers)
+
+
+def _padded_positions(layers: dict[str, nn.Module]) -> str | None:
+    tables = [layer for name, layer in layers.items() if name.endswith("position_embeddings")]
+    if any(getattr(table, "padding_idx", None) is not None for table in tables):
+        return "position embeddings that leave room for padding"
+    return None

@@ -1,0 +1,67 @@
+"""LongRoPE: rotary embeddings with two sets of frequencies, the long ones for texts beyond the original context.
+
+A pass uses the long ones if any of its positions lies beyond (Ding et al. 2024, as transformers implements it). Then
+the keys of the whole text have to be computed anew, which the Phi models do, and only those are run beyond the original
+context.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+RECOMPUTING = {"phi3", "phimoe", "phi4_multimodal"}
+"""Model types whose `generate` computes the KV cache anew when a text outgrows the original context."""
+
+
+def rope_switch(module: PreTrainedModel) -> int | None:
+    """The position from which a module computes every token of a text with its long frequencies, if there is one."""
+    original = original_context(module.config.get_text_config())
+    return original if module.config.model_type in RECOMPUTING else None
+
+
+def context_limit(module: PreTrainedModel) -> int | None:
+    """The number of positions a module can be used for, None if there is no limit."""
+    config = module.config.get_text_config()
+    original = original_context(config)
+    if original is not None and module.config.model_type not in RECOMPUTING:
+        return original
+    return getattr(config, "max_position_embeddings", None)
+
+
+def original_context(config: Any) -> int | None:
+    """The original context of a model with LongRoPE, None for any other."""
+    for rope in ropes(config):
+        if rope.get("rope_type") == "longrope":
+            return rope.get("original_max_position_embeddings")
+    return None
+
+
+def ropes(config: Any) -> list[dict]:
+    """The parameters of the rotary embeddings: one set for all layers, or one for each type of layer."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    return [typed for typed in rope.values() if isinstance(typed, dict)] or [rope]
+
+
+@contextmanager
+def long_frequencies(module: PreTrainedModel, switch: int) -> Iterator[None]:
+    """Let passes use the long frequencies, whatever their positions: one beyond the original context is added."""
+
+    def add(_: nn.Module, given: tuple, named: dict) -> tuple[tuple, dict]:
+        x, *rest = given
+        positions = rest[0] if rest else named["position_ids"]
+        beyond = torch.full_like(positions[..., :1], switch)
+        return (x,), {**named, "position_ids": torch.cat((positions, beyond), -1)}
+
+    def drop(_: nn.Module, __: tuple, angles: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(part[..., :-1, :] for part in angles)
+
+    with ExitStack() as undo:
+        for part in module.modules():
+            if getattr(part, "rope_type", None) == "longrope":
+                undo.callback(part.register_forward_pre_hook(add, with_kwargs=True).remove)
+                undo.callback(part.register_forward_hook(drop).remove)
+        yield

@@ -1,0 +1,108 @@
+"""Small trees that a backend scores to be compared with the untouched module: behind a prefix, and at late positions.
+
+A module whose layers attend or scale otherwise there would be right in a short text and wrong in a long one.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from drafttree.models.base import Backend, append
+from drafttree.models.kv_cache import TreeCache
+from drafttree.models.long_rope import context_limit, rope_switch
+
+PREFIX = 20
+"""Tokens before the first tree, read in two passes."""
+PARENTS = (-1, 0, 0, 1, 2, 4)
+LEAVES = (3, 5)
+"""Nodes that are compared: the ends of two paths of different lengths."""
+ALIGNMENT = 1 << 13
+"""Late positions begin at a multiple of this, so that chunks of attention begin there too."""
+
+
+class Probe(NamedTuple):
+    """A tree to be scored.
+
+    Attributes:
+        prefix: token ids before its root.
+        nodes: its token ids.
+        start: position of the first token, prefix included.
+        long_rope: whether LongRoPE's long frequencies hold there.
+    """
+
+    prefix: list[int]
+    nodes: list[int]
+    start: int = 0
+    long_rope: bool = False
+
+    def shifted(self, vocab: int) -> "Probe":
+        """The same probe on other tokens."""
+        return self._replace(nodes=[(token + 1) % vocab for token in self.nodes])
+
+
+def make_probes(module: PreTrainedModel) -> list[Probe]:
+    """A probe behind a prefix and, where the context is long enough, one at late positions."""
+    vocab = _vocab(module)
+    tokens = [(7 * index + 1) % vocab for index in range(PREFIX + len(PARENTS))]
+    probes = [Probe(tokens[:PREFIX], tokens[PREFIX:])]
+    last = ((context_limit(module) or 0) - len(PARENTS) - 1) // ALIGNMENT * ALIGNMENT
+    if last > 0:
+        switch = rope_switch(module)
+        probes.append(Probe([], tokens[PREFIX:], last, switch is not None and last >= switch))
+    return probes
+
+
+@torch.inference_mode()
+def own_logits(module: PreTrainedModel, probe: Probe) -> Tensor:
+    """`[leaves, vocab]` of the untouched module along the path to each leaf."""
+    paths = [[*probe.prefix, *(probe.nodes[node] for node in _path(leaf))] for leaf in LEAVES]
+    return torch.stack([_own_logits(module, path, probe.start) for path in paths])
+
+
+def _own_logits(module: PreTrainedModel, tokens: Sequence[int], start: int) -> Tensor:
+    ids = torch.tensor([list(tokens)], device=module.device)
+    positions = start + torch.arange(len(tokens), device=module.device)[None]
+    out = module(input_ids=ids, position_ids=positions, past_key_values=_LateCache(start), use_cache=True)
+    return out.logits[0, -1].float()
+
+
+class _LateCache(DynamicCache):
+    """An empty cache that tells layers which count positions from its length (Llama 4) that there are tokens in it."""
+
+    def __init__(self, start: int) -> None:
+        super().__init__()
+        self._start = start
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self._start + super().get_seq_length(layer_idx)
+
+
+@torch.inference_mode()
+def tree_logits(backend: Backend, probe: Probe) -> Tensor:
+    """`[leaves, vocab]` of a backend, which scores the whole tree in one pass."""
+    cache = backend.new_cache(1, len(probe.prefix) + len(probe.nodes))
+    cache.long_rope = probe.long_rope
+    _read(backend, cache, probe.prefix)
+    visible = torch.eye(len(PARENTS), dtype=torch.bool, device=backend.device)
+    for node, parent in enumerate(PARENTS[1:], start=1):
+        visible[node] |= visible[parent]
+    ids = torch.tensor([probe.nodes], device=backend.device)
+    positions = visible.sum(1)[None] - 1 + probe.start + len(probe.prefix)
+    return backend.forward(cache, ids, positions, visible[None]).logits[0, LEAVES].float()
+
+
+def _read(backend: Backend, cache: TreeCache, tokens: list[int]) -> None:
+    half = len(tokens) // 2
+    for part in filter(None, (tokens[:half], tokens[half:])):
+        append(backend, cache, part)
+
+
+def _path(node: int) -> list[int]:
+    return [*(_path(PARENTS[node]) if node else []), node]
+
+
+def _vocab(module: PreTrainedModel) -> int:
+    return module.get_output_embeddings().weight.shape[0]  # pyright: ignore[reportOptionalMemberAccess]

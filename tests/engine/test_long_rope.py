@@ -1,0 +1,42 @@
+"""Texts of Phi models that outgrow the original context, where LongRoPE's other frequencies begin."""
+
+import pytest
+import torch
+from transformers import Phi3Config, PhimoeConfig
+
+from drafttree.drafters import LanguageModelDrafter
+from drafttree.engine.decoder import Decoder
+from drafttree.models import TargetModel
+from drafttree.policies import Chain, Talon
+from helpers import tiny
+
+ORIGINAL = 24
+FACTORS = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.0, 4.0, 9.0, 16.0]}
+ROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": ORIGINAL, **FACTORS}
+SIZES = {**tiny.GROUPED, "pad_token_id": 0, "original_max_position_embeddings": ORIGINAL}
+CONFIGS = {
+    "phi3": lambda: Phi3Config(**SIZES, rope_parameters=ROPE),
+    "phimoe": lambda: PhimoeConfig(
+        **SIZES, num_local_experts=4, rope_parameters={**ROPE, "long_mscale": 1.2, "short_mscale": 1.1}
+    ),
+}
+
+
+@pytest.mark.parametrize("policy", [None, Chain(depth=5), Talon(budget=12)])
+@pytest.mark.parametrize("prompt_length", [ORIGINAL - 9, ORIGINAL - 1, ORIGINAL, ORIGINAL + 1, ORIGINAL + 7])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_text_is_that_of_transformers(name, prompt_length, policy):
+    target, reference = tiny.wrap(tiny.from_config(CONFIGS[name]()))
+    draft = TargetModel(tiny.from_config(CONFIGS[name](), seed=0))
+    with torch.no_grad():
+        for parameter in draft.module.parameters():
+            parameter.mul_(1.01)
+    decoder = Decoder(target, LanguageModelDrafter(draft) if policy else None, policy)
+    prompt = tiny.random_tokens(prompt_length, 5)
+    expected = reference.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False)[0, prompt_length:]
+    assert decoder.generate(prompt, max_new_tokens=20).tokens == expected.tolist()
+
+
+def test_a_draft_model_is_used_within_its_original_context_only():
+    model = TargetModel(tiny.from_config(CONFIGS["phi3"]()))
+    assert (model.context, model.rope_switch, LanguageModelDrafter(model).context) == (64, ORIGINAL, ORIGINAL)
