@@ -1,10 +1,10 @@
-"""Configs of families whose attention differs from Llama's: sinks, bounded scores, several widths, chunks, masks."""
+"""Configs of families unlike Llama: sinks, bounded scores, several widths, chunks, masks, recurrent layers."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import transformers
-from transformers import PreTrainedConfig
+from transformers import Cache, PreTrainedConfig
 
 from helpers import tiny
 
@@ -93,14 +93,48 @@ FAMILIES: dict[str, tuple[str, Mapping[str, Any]]] = {
     "nemotron": ("NemotronConfig", {**GROUPED, "head_dim": 8}),
     "phi3": ("Phi3Config", {**GROUPED, **NO_IDS, "pad_token_id": 0, "sliding_window": WINDOW}),
 }
+DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_chunk_size": 8}
+DELTA_LAYERS = ["linear_attention", "full_attention", "linear_attention"]
+HYBRIDS: dict[str, tuple[str, Mapping[str, Any]]] = {
+    "lfm2": ("Lfm2Config", {**GROUPED, "layer_types": ["conv", "full_attention", "conv"]}),
+    "qwen3_5": ("Qwen3_5TextConfig", {**GROUPED, **DELTA, "head_dim": 8, "layer_types": DELTA_LAYERS}),
+    "qwen3_next": (
+        "Qwen3NextConfig",
+        {
+            **{**GROUPED, **DELTA, "head_dim": 8, "layer_types": DELTA_LAYERS, "shared_expert_intermediate_size": 16},
+            **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+        },
+    ),
+    "olmo_hybrid": ("OlmoHybridConfig", {**GROUPED, **DELTA, "layer_types": DELTA_LAYERS}),
+    "falcon_h1": ("FalconH1Config", {**GROUPED, **MAMBA, "head_dim": 8, "mamba_d_ssm": 64}),
+    "bamba": ("BambaConfig", {**GROUPED, **MAMBA, "attn_layer_indices": [1]}),
+    "granitemoehybrid": (
+        "GraniteMoeHybridConfig",
+        {
+            **{**GROUPED, **MAMBA, "layer_types": ["mamba", "attention", "mamba"], "shared_intermediate_size": 16},
+            **{"num_local_experts": 2, "num_experts_per_tok": 1},
+        },
+    ),
+    "nemotron_h": (
+        "NemotronHConfig",
+        {
+            **{**GROUPED, "num_hidden_layers": 4, "layers_block_type": ["mamba", "attention", "mlp", "mamba"]},
+            **{"mamba_num_heads": 4, "mamba_head_dim": 8, "ssm_state_size": 8, "chunk_size": 8, "n_groups": 2},
+            "head_dim": 8,
+        },
+    ),
+}
+"""Families with recurrent layers. They need a transformers whose recurrent layers share one cache."""
 
 
 def known() -> list[str]:
     """The families that the installed transformers has."""
-    return [name for name, (kind, _) in FAMILIES.items() if hasattr(transformers, kind)]
+    families = FAMILIES | HYBRIDS if hasattr(Cache, "get_conv_state") else FAMILIES
+    return [name for name, (kind, _) in families.items() if hasattr(transformers, kind)]
 
 
 def config(name: str) -> PreTrainedConfig:
     """A small config of a family."""
-    kind, options = FAMILIES[name]
+    kind, options = (FAMILIES | HYBRIDS)[name]
     return getattr(transformers, kind)(**options)

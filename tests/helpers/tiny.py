@@ -167,8 +167,12 @@ def decode(module: PreTrainedModel, prefix: Sequence[int], paths: Sequence[Seque
 
 
 def _decode(module: PreTrainedModel, cache: DynamicCache, path: Sequence[int]) -> Tensor:
-    steps = [module(input_ids=torch.tensor([[token]]), past_key_values=cache).logits[0] for token in path]
-    return torch.cat(steps)
+    return torch.cat([_step(module, cache, token) for token in path])
+
+
+def _step(module: PreTrainedModel, cache: DynamicCache, token: int) -> Tensor:
+    position = torch.tensor([[cache.get_seq_length()]])  # Bamba counts from 0 in every pass if it is not told
+    return module(input_ids=torch.tensor([[token]]), position_ids=position, past_key_values=cache).logits[0]
 
 
 def worst_gap(logits: Tensor, module: PreTrainedModel, prefix: Sequence[int], tree: DraftTree, row: int = 0) -> float:

@@ -1,4 +1,4 @@
-"""Families whose attention differs from Llama's give the logits of transformers along every path of a tree."""
+"""Families unlike Llama give the logits of transformers along every path of a tree."""
 
 import pytest
 import torch

@@ -11,11 +11,9 @@ from transformers import (
     DogeConfig,
     Gemma3TextConfig,
     GPTNeoConfig,
-    Lfm2Config,
     LlamaConfig,
     MambaConfig,
     PreTrainedConfig,
-    Qwen3NextConfig,
     RecurrentGemmaConfig,
     RobertaConfig,
     RwkvConfig,
@@ -37,11 +35,6 @@ REFUSED: dict[str, tuple[Callable[[], PreTrainedConfig], str]] = {
     "mamba": (lambda: MambaConfig(**STATE), "recurrent layers"),
     "rwkv": (lambda: RwkvConfig(**STATE, attention_hidden_size=32), r"recurrent layers \(rwkv\)"),
     "recurrent_gemma": (lambda: RecurrentGemmaConfig(**GROUPED, lru_width=32), "recurrent layers"),
-    "qwen3_next": (
-        lambda: Qwen3NextConfig(**GROUPED, **EXPERTS, **LINEAR, head_dim=8, shared_expert_intermediate_size=16),
-        r"recurrent layers \(linear_attention\)",
-    ),
-    "lfm2": (lambda: Lfm2Config(**GROUPED, layer_types=["conv", "full_attention", "conv"]), "conv layers"),
     "bloom": (lambda: BloomConfig(vocab_size=tiny.VOCAB, hidden_size=32, n_layer=2, n_head=4), "ALiBi"),
     "dynamic rope": (lambda: LlamaConfig(**GROUPED, rope_parameters=DYNAMIC), "rope_type 'dynamic'"),
     "dynamic rope of one layer type": (

@@ -94,6 +94,7 @@ def append(model: Backend, cache: TreeCache, tokens: list[int], hidden_layers: t
     ids = torch.tensor([tokens], device=model.device)
     positions = torch.arange(cache.length, cache.length + count, device=model.device)[None]
     causal = torch.ones(1, count, count, dtype=torch.bool, device=model.device).tril()
-    output = model.forward(cache, ids, positions, causal, last_only=True, hidden_layers=hidden_layers)
-    cache.commit(range(count))
+    with cache.reading():
+        output = model.forward(cache, ids, positions, causal, last_only=True, hidden_layers=hidden_layers)
+        cache.commit(range(count))
     return output

@@ -56,10 +56,10 @@ class CacheLayout:
     @torch.inference_mode()
     def of_module(cls, module: PreTrainedModel) -> "CacheLayout":
         """The layout of a module that has its own attention, found by a pass over one token."""
-        cache = DynamicCache()
+        cache = DynamicCache(config=module.config)
         module(input_ids=torch.zeros(1, 1, dtype=torch.long, device=module.device), past_key_values=cache)
         cached: list[Any] = cache.layers
-        layers = {index: layer for index, layer in enumerate(cached) if layer.is_initialized}
+        layers = {index: layer for index, layer in enumerate(cached) if getattr(layer, "keys", None) is not None}
         shapes = {index: (layer.keys.shape, layer.values.shape) for index, layer in layers.items()}
         return cls({index: LayerShape(keys[1], keys[3], values[3]) for index, (keys, values) in shapes.items()})
 

@@ -4,15 +4,18 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from drafttree.models.long_rope import ropes
+from drafttree.models.recurrent import recurrent_layers
 
 TREE_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
+RECURRENT_LAYERS = {"linear_attention", "conv", "mamba", "hybrid", "hybrid_sliding", "moe", "mlp"}
+"""Kinds of layers beside attention, which run level by level where `recurrent_layers` finds them."""
 MASKED_FAMILIES = {"biogpt", "codegen", "falcon", "gpt_neox_japanese", "gptj", "nemotron", "stablelm", "xglm"}
 """Model types whose layers know no other attention functions, but only add a given mask to their scores."""
 
 
 def takes_mask(module: PreTrainedModel) -> bool:
     """Whether a module is given the tree as an attention mask, since its layers know no other attention functions."""
-    return module.config.model_type in MASKED_FAMILIES
+    return module.config.model_type in MASKED_FAMILIES or bool(recurrent_layers(module))
 
 
 def incompatibility(module: PreTrainedModel) -> str | None:
@@ -20,8 +23,10 @@ def incompatibility(module: PreTrainedModel) -> str | None:
     if module.config.is_encoder_decoder:
         return "encoder-decoder (cross-attention) layers"
     config = module.config.get_text_config()
-    foreign = ", ".join(sorted(set(getattr(config, "layer_types", None) or ()) - TREE_LAYERS))
-    if getattr(module, "_is_stateful", False):
+    is_hybrid = bool(recurrent_layers(module))
+    known = TREE_LAYERS | RECURRENT_LAYERS if is_hybrid else TREE_LAYERS
+    foreign = ", ".join(sorted(set(getattr(config, "layer_types", None) or ()) - known))
+    if getattr(module, "_is_stateful", False) and not is_hybrid:
         return f"recurrent layers ({foreign or config.model_type})"
     if foreign:
         return f"{foreign} layers"

@@ -15,6 +15,7 @@ from transformers import Cache
 
 from drafttree.core.errors import ModelError
 from drafttree.models.cache_layout import CacheLayout
+from drafttree.models.recurrent import LayerStates
 
 
 class TreeCache(Cache):
@@ -30,6 +31,8 @@ class TreeCache(Cache):
         drafted: rows of the tree, after the committed ones.
         capacity: rows there is room for.
         positions: `[batch, drafted]` positions of the drafted rows, None while there are none.
+        recurrent: states of recurrent layers by their name.
+        is_reading: whether all rows of the pass will be committed, so recurrent layers keep the last state only.
         long_rope: whether the text is beyond the original context of a model with LongRoPE.
     """
 
@@ -38,6 +41,8 @@ class TreeCache(Cache):
         self.length = 0
         self.drafted = 0
         self.positions: Tensor | None = None
+        self.recurrent: dict[str, LayerStates] = {}
+        self.is_reading = False
         self.long_rope = False
         self._new_positions: Tensor | None = None
         self._layout = layout
@@ -83,6 +88,9 @@ class TreeCache(Cache):
             index = torch.tensor(rows, device=self._buffers[0].device) + self.length
             for buffer in self._buffers:
                 buffer[..., self.length : self.length + count, :] = buffer.index_select(-2, index)
+        if count:
+            for states in self.recurrent.values():
+                states.commit(-1 if self.is_reading else rows[-1])
         self.length += count
         self.drafted = 0
         self.positions = None
@@ -90,6 +98,8 @@ class TreeCache(Cache):
     def reset(self) -> None:
         """Forget all rows."""
         self.length = 0
+        for name in self.recurrent:
+            self.recurrent[name] = LayerStates()
         self.commit([])
 
     def get_seq_length(self, layer_idx: int | None = None) -> Any:
@@ -100,6 +110,15 @@ class TreeCache(Cache):
         if not bool((self._new_positions == first).all()):
             raise ModelError("layers that count positions need the same ones in every sequence of a batch")
         return first - torch.arange(len(first), device=first.device)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """During a pass all of whose rows will be committed."""
+        self.is_reading = True
+        try:
+            yield
+        finally:
+            self.is_reading = False
 
     @contextmanager
     def counting(self, positions: Tensor) -> Iterator[None]:
@@ -116,7 +135,7 @@ class TreeCache(Cache):
     @property
     def nbytes(self) -> int:
         """Memory of the buffers in bytes."""
-        return sum(buffer.nbytes for buffer in self._buffers)
+        return sum(each.nbytes for each in (*self._buffers, *self.recurrent.values()))
 
     def _reserve(self, like: Tensor, rows: int) -> None:
         """Make room for so many rows: on first use, of the dtype and device of a tensor."""

@@ -14,6 +14,7 @@ from drafttree.models.cache_layout import CacheLayout
 from drafttree.models.incompatibility import incompatibility, takes_mask
 from drafttree.models.kv_cache import TreeCache
 from drafttree.models.long_rope import long_frequencies, rope_switch
+from drafttree.models.recurrent import LayerStates, TreeSteps, recurrent_layers, stepping
 from drafttree.models.tree_attention import NAME, TreePlan
 
 ORIGINAL_ATTENTION = "_attention_before_drafttree"
@@ -41,12 +42,15 @@ class ModuleBackend:
         self._layers: int = module.config.get_text_config().num_hidden_layers
         self._rope_switch = rope_switch(module)
         self._takes_mask = takes_mask(module)
+        self._recurrent = recurrent_layers(module)
         restore_attention(module)
         self._layout = CacheLayout.of_module(module)
         use_tree_attention(module)
 
     def new_cache(self, batch: int, capacity: int) -> TreeCache:
-        return TreeCache(self._layout, batch, capacity)
+        cache = TreeCache(self._layout, batch, capacity)
+        cache.recurrent = {name: LayerStates() for name in self._recurrent}
+        return cache
 
     def forward(
         self,
@@ -58,10 +62,15 @@ class ModuleBackend:
         last_only: bool = False,
         hidden_layers: tuple[int, ...] = (),
     ) -> Output:
-        use_tree_attention(self._module)
+        if not self._takes_mask:
+            use_tree_attention(self._module)
         plan = TreePlan(cache, positions, visible, self._dtype)
         tree = {"attention_mask": plan.full_mask()} if self._takes_mask else {"tree_plan": plan}
-        with self._capturing(hidden_layers) as states, self._frequencies(cache), cache.counting(positions):
+        with ExitStack() as during:
+            states = during.enter_context(self._capturing(hidden_layers))
+            during.enter_context(self._frequencies(cache))
+            during.enter_context(cache.counting(positions))
+            during.enter_context(self._stepping(cache, positions, visible))
             out = self._module(
                 input_ids=tokens,
                 position_ids=positions,
@@ -76,6 +85,13 @@ class ModuleBackend:
     def _last(self, tokens: Tensor) -> Tensor:
         """The index of the last token. For the number 1 some models (Gemma 4) leave the others out of their layers."""
         return torch.tensor([tokens.shape[1] - 1], device=self.device)
+
+    def _stepping(self, cache: TreeCache, positions: Tensor, visible: Tensor) -> AbstractContextManager[None]:
+        """Run recurrent layers along the tree."""
+        if not self._recurrent:
+            return nullcontext()
+        steps = None if cache.is_reading else TreeSteps(positions, visible, cache.positions)
+        return stepping(self._recurrent, cache, cache.recurrent, steps)
 
     def _frequencies(self, cache: TreeCache) -> AbstractContextManager[None]:
         """The frequencies of the rotary embedding that a text has, where the module does not choose the right ones."""

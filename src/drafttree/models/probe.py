@@ -65,15 +65,15 @@ def own_logits(module: PreTrainedModel, probe: Probe) -> Tensor:
 def _own_logits(module: PreTrainedModel, tokens: Sequence[int], start: int) -> Tensor:
     ids = torch.tensor([list(tokens)], device=module.device)
     positions = start + torch.arange(len(tokens), device=module.device)[None]
-    out = module(input_ids=ids, position_ids=positions, past_key_values=_LateCache(start), use_cache=True)
+    out = module(input_ids=ids, position_ids=positions, past_key_values=_LateCache(module, start), use_cache=True)
     return out.logits[0, -1].float()
 
 
 class _LateCache(DynamicCache):
     """An empty cache that tells layers which count positions from its length (Llama 4) that there are tokens in it."""
 
-    def __init__(self, start: int) -> None:
-        super().__init__()
+    def __init__(self, module: PreTrainedModel, start: int) -> None:
+        super().__init__(config=module.config)
         self._start = start
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
