@@ -7,6 +7,7 @@ from torch import nn
 from drafttree.core.errors import ConfigError
 from drafttree.engine.decoder import Decoder
 from drafttree.evaluation.support import check, random_models
+from drafttree.evaluation.support.overrides import OVERRIDES
 from drafttree.models import TreePlan
 
 
@@ -78,12 +79,18 @@ def test_what_only_chains_serve_is_exact_with_those(monkeypatch):
     assert (finding.result, finding.reason, finding.exact) == ("exact", "chains only", ["chain"])
 
 
-def test_what_cannot_be_made_is_not_built():
-    finding = check.check_architecture("gemma4_assistant")
+def test_what_cannot_be_made_is_not_built(monkeypatch):
+    monkeypatch.setitem(OVERRIDES, "llama", {"num_attention_heads": 5})
+    finding = check.check_architecture("llama")
     assert finding.result == "not built"
-    assert "hidden_size_per_layer_input must be 0" in finding.reason
+    assert "not a multiple of the number of attention heads (5)" in finding.reason
     assert "\n" not in finding.reason
     assert finding.passed
+
+
+def test_what_no_rule_shrinks_is_not_built(monkeypatch):
+    monkeypatch.setattr(random_models, "MAX_PARAMETERS", 1000)
+    assert "parameters are left of its configuration" in check.check_architecture("llama").reason
 
 
 def test_texts_that_say_little_are_not_taken(monkeypatch):

@@ -31,6 +31,7 @@ def test_a_variant_changes_its_model_type():
 def test_types_of_several_models_stand_for_their_language_model():
     assert language_models()["gemma3"] == "gemma3_text"
     assert "gemma3" not in architectures()
+    assert "gemma4_assistant" in architectures()
     assert {"llama", "gemma3_text", "phi3+longrope"} <= set(architectures())
 
 

@@ -1,8 +1,10 @@
 """One architecture: its texts with trees compared with those of transformers alone, on a small random model."""
 
+import io
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -69,12 +71,13 @@ Text = tuple[list[int], list[int]]
 def check_architecture(name: str) -> Finding:
     """Build an architecture small and random, and compare its texts."""
     started = time.perf_counter()
-    try:
-        module, texts = _lively_model(name)
-    except Exception as error:
-        finding = Finding(name, NOT_BUILT, _one_line(error))
-    else:
-        finding = check_model(name, module, texts)
+    with redirect_stdout(io.StringIO()):  # some of transformers' models print
+        try:
+            module, texts = _lively_model(name)
+        except Exception as error:
+            finding = Finding(name, NOT_BUILT, _one_line(error))
+        else:
+            finding = check_model(name, module, texts)
     return replace(finding, seconds=time.perf_counter() - started)
 
 

@@ -30,14 +30,19 @@ def architectures() -> list[str]:
     A type of several models, such as `gemma3`, is left out where its language model has a type of its own.
     """
     types = {kind.model_type for kind in MODEL_FOR_CAUSAL_LM_MAPPING}
-    return sorted(types - language_models().keys() | VARIANTS.keys())
+    variants = {name for name in VARIANTS if name.partition("+")[0] in types}
+    return sorted(types - language_models().keys() | variants)
 
 
 @cache
 def language_models() -> dict[str, str]:
-    """The type of the language model by that of the whole, where both have a model."""
+    """The type of the language model by that of the whole, where both have a model.
+
+    Assistants are left out: their configuration holds that of the model they draft for.
+    """
     types = {kind.model_type: _language_type(kind) for kind in MODEL_FOR_CAUSAL_LM_MAPPING}
-    return {whole: part for whole, part in types.items() if part != whole and part in types}
+    wholes = {name for name in types if not name.endswith("_assistant")}
+    return {whole: types[whole] for whole in wholes if types[whole] in types.keys() - {whole}}
 
 
 def random_model(name: str, seed: int = 0) -> PreTrainedModel:

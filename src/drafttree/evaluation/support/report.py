@@ -12,11 +12,12 @@ Every causal language model of transformers {transformers}, built small and rand
 mixes, and run by drafttree {drafttree} (torch {torch}, CPU, float32). Made by
 `drafttree support --out FILE > docs/models.md`, which goes on from what FILE has; `--only NAME` checks one.
 
-- **exact**: greedy texts over {policies} are those that transformers' `generate` wrote with the same weights before
-  drafttree touched them, and texts drawn with a seed are those of plain decoding. {length} tokens behind prompts of
-  {lengths}, windows of 8; the drafts are right, second best or wrong by turns.
+- **exact**: greedy texts over {policies} are those that transformers' `generate` wrote
+  with the same weights before drafttree touched them, and texts drawn with a seed are those of plain decoding.
+  {length} tokens behind prompts of {lengths}, windows of 8; drafts are right, second best or wrong by turns.
 - **refused**: `drafttree.load` says why in one line.
 - **not built**: transformers cannot make the small model, or generate with it.
+- **fails**: another text, or an error that is not drafttree's own.
 
 {counts}.
 

@@ -37,7 +37,10 @@ SIZES: dict[str, int] = {
     r"(\w+_)?lora_rank|laurel_rank|gated_norm_rank|hc_lowrank|hidden_size_per_layer_input|d_rel": 16,
     r"mamba_d_state|ssm_state_size|state_size|mamba_dt_rank|time_step_rank": 8,
     r"rotary_dim": 4,
+    r"(\w+_)?channels?": 16,
     r"index_topk": 8,
+    r"index_block_size": 4,
+    r"index_topk_blocks": 2,
 }
 """The size of an attribute by a pattern of its name, the first that matches; a smaller one is kept."""
 
