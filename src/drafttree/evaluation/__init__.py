@@ -6,5 +6,6 @@ This door is empty on purpose: `import drafttree` needs `exactness` alone, and t
 - `exactness` and `pair_sweep`: the exact law of a verifier, by enumeration.
 - `reference`: transformers' own `generate` on the same weights.
 - `prompts`: prompt files.
+- `support`: which architectures of transformers are exact.
 - `bench`: what speculation gains and what it costs.
 """

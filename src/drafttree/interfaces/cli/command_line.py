@@ -16,6 +16,7 @@ from drafttree.core.errors import DraftTreeError
 from drafttree.interfaces.cli import bench, lists
 from drafttree.interfaces.cli.certify import certify
 from drafttree.interfaces.cli.generate import INTERRUPTED, generate
+from drafttree.interfaces.cli.support import support
 
 USAGE_ERROR = cast(type[Exception], typer.BadParameter.__base__)
 
@@ -27,7 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(bench.app, name="bench")
-for command in (generate, lists.policies, lists.inspect, lists.verifiers, certify):
+for command in (generate, lists.policies, lists.inspect, lists.verifiers, certify, support):
     app.command()(command)
 
 

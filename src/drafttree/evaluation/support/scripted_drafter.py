@@ -1,0 +1,58 @@
+"""A drafter that knows the text and proposes it among wrong tokens, so that every length of path is accepted."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from drafttree.drafters.base import HiddenStates
+
+LIFTS = (4.0, -0.5, 4.0, 4.0, -0.5, 4.0, -20.0)
+"""The right token's logit above the best wrong one's, by turns: it is the best, the second best, or not drafted."""
+
+
+class ScriptedDrafter:
+    """Drafts from a text that is known beforehand, on a CPU. See `drafttree.drafters.base.Drafter`.
+
+    Args:
+        text: token ids of the prompt and of what should follow.
+        vocab_size: of the target.
+    """
+
+    def __init__(self, text: Sequence[int], vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self.context: int | None = None
+        self.levels: int | None = None
+        self.hidden_layers = ()
+        self.nbytes = 0
+        self._logits = torch.randn(len(text) + 1, vocab_size, generator=torch.Generator().manual_seed(len(text)))
+        for place, token in enumerate(text):
+            self._logits[place, token] = -torch.inf
+            self._logits[place, token] = self._logits[place].max() + LIFTS[place % len(LIFTS)]
+
+    def start(self, prompt: list[int], capacity: int) -> "ScriptedSession":
+        """Begin a request, which must be for the text's prompt."""
+        return ScriptedSession(self._logits, len(prompt))
+
+
+class ScriptedSession:
+    """The place in the text; wrong branches are continued as the right one is."""
+
+    passes, seconds, nbytes = 0, 0.0, 0
+
+    def __init__(self, logits: Tensor, length: int) -> None:
+        self._logits, self._length, self._level = logits, length, 0
+
+    def prefill(self, hidden_states: HiddenStates) -> None: ...
+
+    def root(self) -> Tensor:
+        self._level = 0
+        return self._logits[self._length][None, None]
+
+    def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
+        self._level += 1
+        place = min(self._length + self._level, len(self._logits) - 1)
+        return self._logits[place].expand(*tokens.shape, -1)
+
+    def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
+        self._length += len(tokens)
