@@ -156,11 +156,15 @@ def parse(found: Mapping[str, Tensor], raw: Mapping[str, Any]) -> Eagle3Checkpoi
 def save(head: Eagle3Head, folder: Path, depth: int, *, own_lm_head: bool, dtype: torch.dtype) -> None:
     """Write a head in SpecForge's format, whose tensors SafeAILab's shares, without the target's embedding.
 
+    SafeAILab's `cnets.py` reads the target's embedding only if there is no `target_hidden_size`, so that is left out
+    where it says nothing. SGLang and vLLM use the target's embedding where there is no other, but not its output layer.
+
     Args:
         head: with none of the variants that format does not know.
         folder: made if it does not exist.
         depth: the target's number of layers.
-        own_lm_head: False where the output layer's rows are the target's own: they are then referred to, not stored.
+        own_lm_head: False where the output layer's rows are the target's own and are to be referred to, not stored:
+            only drafttree loads such a file.
         dtype: of the stored weights.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -181,7 +185,8 @@ def save(head: Eagle3Head, folder: Path, depth: int, *, own_lm_head: bool, dtype
         "rope_theta": rope["rope_theta"],
         "vocab_size": config.vocab,
         "draft_vocab_size": config.draft_vocab,
-        "target_hidden_size": config.target_hidden,
+        "tie_word_embeddings": False,
+        **({"target_hidden_size": config.target_hidden} if config.target_hidden != config.hidden else {}),
         DEPTH: depth,
         SHARED_LM_HEAD: not own_lm_head,
         "torch_dtype": str(dtype).removeprefix("torch."),
