@@ -188,6 +188,7 @@ NESTED = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
         ({"eagle_config": NESTED}, (1, 2, 3)),
         ({"eagle_config": NESTED, "eagle_aux_hidden_state_layer_ids": [1, 2, 3]}, (1, 2, 3)),
         ({"target_layer_ids": [0, 1, 2]}, (1, 2, 3)),
+        ({"aux_hidden_states_layer_ids": [0, 1, 2], "eagle_aux_hidden_state_layer_ids": [1, 2, 3]}, (1, 2, 3)),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": []}}, None),
     ],
 )

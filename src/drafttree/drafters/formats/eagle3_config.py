@@ -28,6 +28,7 @@ LAYERS = Wanted(
 )
 SPECFORGE = "LlamaForCausalLMEagle3"
 DEPTH, STATES = "target_num_hidden_layers", "eagle_aux_hidden_state_layer_ids"
+OUTPUTS_READ = ("target_layer_ids", "aux_hidden_states_layer_ids")
 FULL, SLIDING = "full_attention", "sliding_attention"
 logger = logging.getLogger("drafttree")
 
@@ -40,7 +41,7 @@ def format_of(raw: Mapping[str, Any], first: bool) -> str:
         first: whether its first layer is called `layers.0.`.
     """
     architectures = entry(raw, "architectures", TEXTS) or [""]
-    if "target_layer_ids" in raw:
+    if raw.get("target_layer_ids"):
         return "DeepSpec"
     if "transformer_layer_config" in raw or first:
         return "vLLM speculators"
@@ -56,13 +57,14 @@ def hidden_states_read(raw: Mapping[str, Any]) -> tuple[tuple[int, ...] | None, 
     configuration `eagle_aux_hidden_state_layer_ids` are such numbers: vLLM (`LlamaModel.forward`) keeps the residual
     stream before the layers they name, and vLLM speculators trains with them. Within `eagle_config`, as SpecForge and
     SGLang (`set_eagle3_layers_to_capture`) read it, they are layers whose output is read, one less; so are DeepSpec's
-    `target_layer_ids` (`extract_eagle3_context_feature`). An empty list stands for the default.
+    `target_layer_ids` (`extract_eagle3_context_feature`) and AngelSlim's `aux_hidden_states_layer_ids`. An empty list
+    stands for the default.
 
     Raises:
         ModelError: the fields name different states.
     """
     given = {STATES: (raw, STATES, 0), f"eagle_config.{STATES}": (_nested(raw), STATES, 1)}
-    given["target_layer_ids"] = (raw, "target_layer_ids", 1)
+    given |= {name: (raw, name, 1) for name in OUTPUTS_READ}
     read = {
         place: tuple(layer + shift for layer in layers)
         for place, (config, name, shift) in given.items()
