@@ -6,18 +6,20 @@ The head is unrolled over `--heads` levels as in drafting ("training-time test",
 the first, it reads its own outputs instead of the target's hidden states, and attends to the rows its KV cache would
 hold then. Every level learns the target's probabilities. `--out/final` then holds a head in SpecForge's format,
 without the target's embedding, and without its vocabulary projection unless `--own-projection` trains another.
-`--draft-vocab` leaves rare tokens out. Stop it with Ctrl-C or SIGTERM: it saves first, and the same command goes on.
+`--draft-vocab` leaves rare tokens out. `--export full` makes a head for SafeAILab's code, SGLang and vLLM too: they ask
+for a projection in the file, and SafeAILab's for one layer whose attention heads fill the target's width. Stop it with
+Ctrl-C or SIGTERM: it saves first, and the same command goes on.
 """
 
 import argparse
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, LlamaConfig, PreTrainedModel
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from drafttree.drafters.eagle3 import Eagle3Config, Eagle3Head
 from drafttree.drafters.formats.eagle3 import EMBEDDING, HEAD, save
@@ -30,13 +32,19 @@ MAX_DRAFT_VOCAB = 32_000
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = parser(__doc__, layers="decoder layers of the head")
-    options.set_defaults(heads=6, decay=0.8)
-    options.add_argument(
-        "--draft-vocab", type=int, help=f"most frequent tokens to propose (all, or {MAX_DRAFT_VOCAB:,})"
+    command("eagle3", eagle3_parser().parse_args(arguments), Eagle3Objective, Eagle3Run)
+
+
+def eagle3_parser() -> argparse.ArgumentParser:
+    """Return the parser of this recipe's options."""
+    made = parser(__doc__, layers="decoder layers of the head")
+    made.set_defaults(heads=6, decay=0.8)
+    made.add_argument("--draft-vocab", type=int, help=f"most frequent tokens to propose (all, or {MAX_DRAFT_VOCAB:,})")
+    made.add_argument("--mlp", type=int, help="width of the head's MLP; by default the target's")
+    made.add_argument(
+        "--export", choices=("compact", "full"), default="compact", help="full: for other programs as well (see above)"
     )
-    options.add_argument("--mlp", type=int, help="width of the head's MLP; by default the target's")
-    command("eagle3", options.parse_args(arguments), Eagle3Objective, Eagle3Run)
+    return made
 
 
 class UnrolledRows(DynamicCache):
@@ -60,6 +68,7 @@ class Eagle3Objective(HeadObjective):
         super().__init__(head, options.heads, shared=False)
         self.layers, self.vocab = (2, depth // 2, depth - 3), len(ids)
         self.depth, self.own = depth, options.own_projection
+        self.stores_projection = self.own or options.export == "full"
         head.target_ids = None if self.vocab == head.config.vocab else ids
         self._share_with_target(target, ids)
 
@@ -69,9 +78,9 @@ class Eagle3Objective(HeadObjective):
         weight = weight if self.heads.target_ids is None else weight[ids.to(weight.device)]
         self.heads.embed_tokens.weight = nn.Parameter(embedding(target).weight.detach(), requires_grad=False)
         self.heads.lm_head.weight = nn.Parameter(weight.clone().float() if self.own else weight, requires_grad=self.own)
-        last = getattr(target.get_decoder(), "norm", None)
-        if isinstance(last, LlamaRMSNorm):
-            self.heads.norm.weight.data.copy_(last.weight)
+        scale = final_norm_scale(target)
+        if scale is not None:
+            self.heads.norm.weight.data.copy_(scale)
 
     def context(self, hidden: Tensor, states: tuple[Tensor, ...], inputs: Tensor) -> Tensor:
         """Compute the head's outputs `[batch, rows, levels, hidden]` after the final norm.
@@ -105,7 +114,7 @@ class Eagle3Objective(HeadObjective):
         return logits[:, ids].softmax(-1) * known[:, None]
 
     def write(self, folder: Path) -> None:
-        save(self.heads, folder, self.depth, own_lm_head=self.own, dtype=torch.bfloat16)
+        save(self.heads, folder, self.depth, own_lm_head=self.stores_projection, dtype=torch.bfloat16)
 
 
 class Eagle3Run(HeadRun):
@@ -125,17 +134,49 @@ class Eagle3Run(HeadRun):
         return {name: state[name] for name in (EMBEDDING, HEAD) if name == EMBEDDING or not self.objective.own}
 
 
+def final_norm_scale(target: PreTrainedModel) -> Tensor | None:
+    """Return the scale `[hidden]` of the target's final norm, None if it has none.
+
+    The final norm is the last part of the decoder with one weight per channel. Families store the scale as it is, less
+    one (Gemma) or beside a bias, so it is measured: the norm of a vector of plus and minus 2^20 is the scale with these
+    signs, plus the bias, since its mean is zero and epsilon vanishes beside its square.
+    """
+    width = projection(target).weight.shape[1]
+    parts = [part for part in target.get_decoder().children() if _has_channel_weight(part, width)]
+    if not parts:
+        return None
+    norm, probe = deepcopy(parts[-1]).float().cpu(), torch.full((1, width), 2.0**20)
+    probe[:, 1::2] *= -1
+    with torch.no_grad():
+        return ((norm(probe) - norm(-probe)) / 2 * probe.sign())[0]
+
+
+def _has_channel_weight(part: nn.Module, width: int) -> bool:
+    weight = getattr(part, "weight", None)
+    return isinstance(weight, Tensor) and weight.shape == (width,)
+
+
 def _config(target: PreTrainedModel, options: argparse.Namespace, draft_vocab: int) -> Eagle3Config:
-    """Return the config of a head with the target's width and number of attention heads."""
+    """Return the config of a head with the target's width and number of attention heads.
+
+    Raises:
+        ValueError: with `--export full`, other programs could not load it.
+    """
     sizes, (vocab, hidden) = prefix_config(target.config), projection(target).weight.shape
+    full, attention_heads = options.export == "full", sizes.num_attention_heads
+    if full and (options.layers > 1 or hidden % (2 * attention_heads)):
+        raise ValueError(
+            f"--export full makes heads of one layer whose attention heads, of even width, fill the target's {hidden}; "
+            f"--layers is {options.layers}, and the target has {attention_heads} attention heads"
+        )
     layer = LlamaConfig(
         vocab_size=vocab,
         hidden_size=hidden,
         intermediate_size=options.mlp or sizes.intermediate_size,
         num_hidden_layers=options.layers,
-        num_attention_heads=sizes.num_attention_heads,
+        num_attention_heads=attention_heads,
         num_key_value_heads=sizes.num_key_value_heads,
-        head_dim=sizes.head_dim,
+        head_dim=hidden // attention_heads if full else sizes.head_dim,
         rms_norm_eps=1e-5,
         max_position_embeddings=sizes.max_position_embeddings,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},

@@ -35,6 +35,7 @@ def both(folder) -> tuple:
 
 
 every_format = pytest.mark.parametrize("name", files.KINDS)
+every_fused_format = pytest.mark.parametrize("name", files.WINDOWLESS)
 
 
 class Counted:
@@ -74,7 +75,7 @@ class Session:
         embedding = target.module.get_input_embeddings().weight
         self.formulas = files.Formulas(kind, tensors, embedding)
         drafter = load(*both(files.write(folder, kind, tensors)), target.module)
-        assert isinstance(drafter.backend, FusedEagle3)
+        assert isinstance(drafter.backend, FusedEagle3) == (name in files.WINDOWLESS)
         self.drafter = counted(drafter, recorded_by(recorder) if recorder else select_backend)
         self.generator = torch.Generator().manual_seed(1)
         self.tokens = self.draw(prompt)
@@ -89,7 +90,9 @@ class Session:
         return torch.randint(files.VOCAB, (count,), generator=self.generator).tolist()
 
     def states(self, count: int) -> tuple[torch.Tensor, ...]:
-        return tuple(torch.randn(1, count, files.TARGET_HIDDEN, generator=self.generator) for _ in range(3))
+        return tuple(
+            torch.randn(1, count, files.TARGET_HIDDEN, generator=self.generator) for _ in self.formulas.kind.states
+        )
 
     def check(self, logits: torch.Tensor, path: list[int]) -> None:
         hidden_states = [state[0].double().numpy() for state in self.hidden_states]
@@ -132,7 +135,7 @@ def test_logits_equal_the_formulas_over_rounds(name, tmp_path):
         session.round(committed)
 
 
-@every_format
+@every_fused_format
 def test_recorded_passes_are_the_formulas_over_rounds(name, tmp_path):
     recorder = Replays()
     session = Session(tmp_path, name, recorder=recorder)
@@ -290,7 +293,7 @@ def test_formats_are_told_apart(name, tmp_path):
     assert checkpoint.problems == ()
 
 
-@every_format
+@every_fused_format
 def test_a_fused_head_is_the_module_it_stands_in_for(name, tmp_path):
     kind = files.KINDS[name]
     head = load(*both(files.write(tmp_path, kind, files.weights(kind))), files.target()).head
@@ -301,7 +304,7 @@ def test_a_fused_head_is_the_module_it_stands_in_for(name, tmp_path):
             visible = torch.zeros(batch, 2, 0, dtype=torch.bool)
             for level in range(levels):
                 tokens = torch.randint(files.VOCAB, (batch, 2), generator=generator)
-                states = tuple(torch.randn(batch, 2, files.TARGET_HIDDEN, generator=generator) for _ in range(3))
+                states = tuple(torch.randn(batch, 2, files.TARGET_HIDDEN, generator=generator) for _ in kind.states)
                 visible = extend_visible(visible, torch.tensor([[0, 1]] * batch))
                 positions = torch.full((batch, 2), level)
                 with torch.inference_mode():
@@ -312,7 +315,7 @@ def test_a_fused_head_is_the_module_it_stands_in_for(name, tmp_path):
                 torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
 
 
-@every_format
+@every_fused_format
 @torch.inference_mode()
 def test_recorded_passes_are_the_fused_heads(name, tmp_path):
     kind, recorder = files.KINDS[name], Replays()
@@ -335,7 +338,9 @@ def _levels(backend: Eagle3Backend, head: Eagle3Head, seed: int):
         added = torch.ones(rows, rows).tril() if kept else torch.eye(rows)
         visible = torch.cat((visible, added.bool()[None]), 2)
         tokens = torch.randint(files.VOCAB, (1, rows), generator=generator)
-        states = tuple(torch.randn(1, rows, files.TARGET_HIDDEN, generator=generator).to(device) for _ in range(3))
+        states = tuple(
+            torch.randn(1, rows, files.TARGET_HIDDEN, generator=generator).to(device) for _ in range(head.config.states)
+        )
         positions = torch.full((1, rows), cache.get_seq_length())
         yield backend(cache, tokens.to(device), backend.fuse(states), positions.to(device), visible.to(device))
         if kept:
@@ -357,7 +362,7 @@ def test_nan_hidden_states_of_one_pass_do_not_affect_the_next(tmp_path):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@every_format
+@every_fused_format
 @torch.inference_mode()
 def test_graphs_are_the_fused_heads_passes(name, tmp_path):
     kind = files.KINDS[name]

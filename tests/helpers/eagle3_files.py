@@ -23,7 +23,11 @@ def target(vocab: int = VOCAB, seed: int = 0, depth: int = DEPTH) -> PreTrainedM
 
 @dataclass
 class Kind:
-    """What one checkpoint is like; `states` are the target's hidden states it reads, as transformers counts them."""
+    """What one checkpoint is like.
+
+    `states` are the target's hidden states it reads, as transformers counts them; `windows` are those of its layers;
+    `shuffled` draft ids are in no order, and `wrapped` names begin with `model.`.
+    """
 
     prefix: str = "midlayer."
     hidden: int = TARGET_HIDDEN
@@ -38,6 +42,10 @@ class Kind:
     input_norm: bool = False
     normed_residual: bool = False
     normed_output: bool = False
+    biased: bool = False
+    shuffled: bool = False
+    wrapped: bool = False
+    windows: tuple[int | None, ...] = (None, None)
     theta: float = 10000.0
     states: tuple[int, ...] = (2, DEPTH // 2, DEPTH - 3)
     write: str = "bin"
@@ -104,14 +112,63 @@ KINDS = {
             "eagle_aux_hidden_state_layer_ids": [1, 3, 2],
         },
     ),
+    "vLLM speculators, one sliding window": Kind(
+        prefix="layers.0.",
+        layers=2,
+        qk_norm=True,
+        windows=(3, None),
+        states=(3, 1, 2),
+        write="safetensors",
+        config={
+            "draft_vocab_size": 11,
+            "eagle_aux_hidden_state_layer_ids": [3, 1, 2],
+            "transformer_layer_config": {
+                "sliding_window": 3,
+                "use_sliding_window": True,
+                "layer_types": ["sliding_attention", "full_attention"],
+            },
+        },
+    ),
+    "SafeAILab, sliding window and numbers as vLLM's": Kind(
+        windows=(4, 4),
+        states=(1, 2, 3),
+        config={"draft_vocab_size": 11, "sliding_window": 4, "eagle_aux_hidden_state_layer_ids": [1, 2, 3]},
+    ),
+    "SafeAILab, biases and draft ids in no order": Kind(
+        biased=True,
+        shuffled=True,
+        config={"draft_vocab_size": 11, "attention_bias": True},
+    ),
+    "SpecForge, names as TensorRT-LLM's": Kind(
+        wrapped=True,
+        normed_output=True,
+        states=(1, 2, 3),
+        write="safetensors",
+        config={
+            "draft_vocab_size": 11,
+            "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2], "return_hidden_post_norm": True},
+        },
+    ),
+    "DeepSpec": Kind(
+        prefix="layers.0.",
+        qk_norm=True,
+        own_embedding=True,
+        draft_vocab=VOCAB,
+        states=(1, 2, 2, 3, 1),
+        write="safetensors",
+        config={"architectures": ["Qwen3Eagle3Model"], "num_target_layers": DEPTH, "target_layer_ids": [0, 1, 1, 2, 0]},
+    ),
 }
+WINDOWLESS = [name for name, kind in KINDS.items() if not any(kind.windows)]
+"""The kinds that run on fused layers."""
 
 
 def ids_of(kind: Kind) -> list[int]:
     """The target ids a head can propose."""
     if kind.draft_vocab == VOCAB:
         return list(range(VOCAB))
-    return sorted(np.random.default_rng(3).permutation(VOCAB)[: kind.draft_vocab].tolist())
+    ids = np.random.default_rng(3).permutation(VOCAB)[: kind.draft_vocab].tolist()
+    return ids if kind.shuffled else sorted(ids)
 
 
 def weights(kind: Kind, seed: int = 0) -> dict[str, Tensor]:
@@ -121,9 +178,10 @@ def weights(kind: Kind, seed: int = 0) -> dict[str, Tensor]:
     def normal(*shape: int, mean: float = 0.0) -> Tensor:
         return torch.randn(shape, generator=generator) * 0.3 + mean
 
+    sizes = {"q": kind.heads * kind.head_dim, "o": kind.hidden}
     wide, narrow, mlp = kind.heads * kind.head_dim, kind.kv_heads * kind.head_dim, kind.flat["intermediate_size"]
     tensors = {
-        "fc.weight": normal(kind.hidden, 3 * TARGET_HIDDEN),
+        "fc.weight": normal(kind.hidden, len(kind.states) * TARGET_HIDDEN),
         "norm.weight": normal(kind.hidden, mean=1),
         "lm_head.weight": normal(kind.draft_vocab, kind.hidden),
     }
@@ -142,6 +200,9 @@ def weights(kind: Kind, seed: int = 0) -> dict[str, Tensor]:
         }
         if layer == 0:
             tensors[f"{prefix}hidden_norm.weight"] = normal(kind.hidden, mean=1)
+        if kind.biased:
+            tensors |= {f"{prefix}self_attn.{name}_proj.bias": normal(narrow) for name in "kv"}
+            tensors |= {f"{prefix}self_attn.{name}_proj.bias": normal(rows) for name, rows in sizes.items()}
         if kind.qk_norm:
             tensors |= {f"{prefix}self_attn.{name}_norm.weight": normal(kind.head_dim, mean=1) for name in "qk"}
     if kind.own_embedding:
@@ -157,6 +218,12 @@ def weights(kind: Kind, seed: int = 0) -> dict[str, Tensor]:
     return tensors
 
 
+def wrapped(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors under the names that a checkpoint saved from a wrapper gives them."""
+    outside = ("lm_head.weight", "norm.weight", "d2t", "t2d")
+    return {name if name in outside else f"model.{name}": tensor for name, tensor in tensors.items()}
+
+
 def tied() -> tuple[dict[str, Tensor], dict]:
     """Tensors and configuration of a head whose output layer is its embedding."""
     kind = replace(KINDS["AngelSlim"], draft_vocab=VOCAB)
@@ -167,15 +234,16 @@ def tied() -> tuple[dict[str, Tensor], dict]:
 
 def configuration(kind: Kind) -> dict:
     """The contents of config.json; speculators keep the layer's fields in one of their own."""
-    if kind.prefix != "layers.0.":
+    if kind.prefix != "layers.0." or "target_layer_ids" in kind.config:
         return {**kind.flat, **kind.config}
     layer = {**kind.flat, "model_type": "qwen3", "head_dim": kind.head_dim, "rope_theta": kind.theta}
-    return {**kind.config, "transformer_layer_config": layer}
+    return {**kind.config, "transformer_layer_config": layer | kind.config.get("transformer_layer_config", {})}
 
 
 def write(folder: Path, kind: Kind, tensors: dict[str, Tensor], config: dict | None = None) -> Path:
     """A checkpoint folder."""
     folder.mkdir(parents=True, exist_ok=True)
+    tensors = wrapped(tensors) if kind.wrapped else tensors
     (folder / "config.json").write_text(json.dumps(configuration(kind) if config is None else config))
     if kind.write == "bin":
         torch.save(tensors, folder / "pytorch_model.bin")
@@ -235,28 +303,32 @@ class Formulas:
         normed = self.norm(state, f"{prefix}hidden_norm")
         embedded = self.norm(self.w["embed_tokens.weight"][token], f"{prefix}input_layernorm")
         residual = normed if self.kind.normed_residual else state
-        x = residual + self.attention(np.concatenate((embedded, normed)), prefix, position, rows[0])
+        x = residual + self.attention(np.concatenate((embedded, normed)), 0, position, rows[0])
         x = x + self.mlp(x, prefix)
         for layer in range(1, self.kind.layers):
             prefix = f"layers.{layer}."
-            x = x + self.attention(self.norm(x, f"{prefix}input_layernorm"), prefix, position, rows[layer])
+            x = x + self.attention(self.norm(x, f"{prefix}input_layernorm"), layer, position, rows[layer])
             x = x + self.mlp(x, prefix)
         return x
 
-    def attention(self, x: np.ndarray, prefix: str, position: int, rows) -> np.ndarray:
-        kind, name = self.kind, f"{prefix}self_attn."
-        q, k, v = ((self.w[f"{name}{part}_proj.weight"] @ x).reshape(-1, kind.head_dim) for part in ("q", "k", "v"))
+    def attention(self, x: np.ndarray, layer: int, position: int, rows) -> np.ndarray:
+        kind, name = self.kind, f"layers.{layer}.self_attn." if layer else f"{self.kind.prefix}self_attn."
+        q, k, v = (self.linear(x, f"{name}{part}_proj").reshape(-1, kind.head_dim) for part in ("q", "k", "v"))
         if kind.qk_norm:
             q, k = self.norm(q, f"{name}q_norm"), self.norm(k, f"{name}k_norm")
         rows.append((self.rotate(k, position), v))
-        keys, values = (np.stack(part) for part in zip(*rows, strict=True))
+        seen = rows[-kind.windows[layer] :] if kind.windows[layer] else rows
+        keys, values = (np.stack(part) for part in zip(*seen, strict=True))
         out = []
         for head, query in enumerate(self.rotate(q, position)):
             group = head // (kind.heads // kind.kv_heads)
             scores = keys[:, group] @ query / np.sqrt(kind.head_dim)
             share = np.exp(scores - scores.max())
             out.append(share / share.sum() @ values[:, group])
-        return self.w[f"{name}o_proj.weight"] @ np.concatenate(out)
+        return self.linear(np.concatenate(out), f"{name}o_proj")
+
+    def linear(self, x: np.ndarray, name: str) -> np.ndarray:
+        return self.w[f"{name}.weight"] @ x + self.w.get(f"{name}.bias", 0)
 
     def rotate(self, heads: np.ndarray, position: int) -> np.ndarray:
         half = self.kind.head_dim // 2

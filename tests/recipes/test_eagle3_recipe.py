@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, GPT2Config
+from transformers import AutoModelForCausalLM, GPT2Config, Qwen3Config
 
 from drafttree.drafters.formats import eagle3 as eagle3_format
 from drafttree.drafters.formats import read_config, read_tensors, recognise
@@ -33,13 +33,10 @@ KIND = ("eagle3", "--mlp", "24")
 def made(options, target: Path, data: Path, out: Path):
     """A run that has not begun, with random weights so that every gradient shows."""
     train((*KIND, *options), target, data, out, "--tokens", "64")
-    recipe_heads, recipe = importlib.import_module("heads"), importlib.import_module("eagle3")
+    recipe = importlib.import_module("eagle3")
     module = AutoModelForCausalLM.from_pretrained(target).requires_grad_(False)
-    parser = recipe_heads.parser("")
-    parser.add_argument("--draft-vocab", type=int)
-    parser.add_argument("--mlp", type=int)
     places = ("--target", str(target), "--data", str(data), "--out", str(out))
-    chosen = parser.parse_args([*places, *SIZES, *KIND[1:], *options, "--decay", "0.5"])
+    chosen = recipe.eagle3_parser().parse_args([*places, *SIZES, *KIND[1:], *options, "--decay", "0.5"])
     objective = recipe.Eagle3Objective(module, chosen)
     generator = torch.Generator().manual_seed(2)
     for parameter in objective.heads.parameters():
@@ -81,6 +78,63 @@ def test_files_are_of_the_format_the_recipe_says(target, data, tmp_path):
     train(KIND, target, data, tmp_path)
     found = inspect(str(tmp_path / "final")).details["format"]
     assert f"{found}'s format" in importlib.import_module("eagle3").__doc__
+
+
+@pytest.mark.parametrize("options", [(), ("--draft-vocab", "40")])
+def test_a_full_export_has_what_other_programs_ask_for(options, target, data, tmp_path):
+    """SafeAILab's cnets.py, SGLang and vLLM (llama_eagle3.py) need a projection in the file and take the target's
+    embedding, SafeAILab's only if there is no target_hidden_size; its heads are as wide as their number divides."""
+    qwen = tmp_path / "qwen"
+    shutil.copytree(target, qwen, ignore=shutil.ignore_patterns("config.json", "*.safetensors"))
+    tiny.from_config(Qwen3Config(**tiny.GROUPED, head_dim=12)).save_pretrained(qwen)
+    train((*KIND, "--export", "full", *options), qwen, data, tmp_path / "out")
+    final = tmp_path / "out/final"
+    stored, config = read_tensors(final), read_config(final)
+    module, drafter = loaded(final, qwen)
+    ids = torch.arange(tiny.VOCAB) if drafter.head.target_ids is None else drafter.head.target_ids
+    assert torch.equal(stored["lm_head.weight"], module.lm_head.weight[ids].bfloat16())
+    assert "embed_tokens.weight" not in stored
+    assert {config[name] for name in ("shared_lm_head", "tie_word_embeddings")} == {False}
+    assert "target_hidden_size" not in config
+    assert config["head_dim"] * config["num_attention_heads"] == config["hidden_size"] == 32
+    assert drafter.hidden_layers == (2, 1, 0)
+
+
+def test_heads_that_other_programs_do_not_know_are_not_exported_in_full(target, data, tmp_path):
+    full = (*KIND, "--export", "full")
+    with pytest.raises(SystemExit, match="fill the target's 32; --layers is 2, and the target has 4 attention heads"):
+        train((*full, "--layers", "2"), target, data, tmp_path / "a")
+    odd = tmp_path / "odd"
+    shutil.copytree(target, odd, ignore=shutil.ignore_patterns("config.json", "*.safetensors"))
+    sizes = {**tiny.GROUPED, "hidden_size": 36, "num_attention_heads": 12}
+    tiny.from_config(Qwen3Config(**sizes, head_dim=12)).save_pretrained(odd)
+    with pytest.raises(SystemExit, match="fill the target's 36; --layers is 1, and the target has 12 attention heads"):
+        train(full, odd, data, tmp_path / "b")
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3", "gpt_neox", "gpt2", "mistral"])
+def test_the_final_norm_starts_as_the_targets(name):
+    module = tiny.build(name)
+    decoder = module.get_decoder()
+    norm = next(getattr(decoder, part) for part in ("norm", "final_layer_norm", "ln_f") if hasattr(decoder, part))
+    for parameter in norm.parameters():
+        parameter.data.normal_(0.5, 0.3, generator=torch.Generator().manual_seed(1))
+    expected = norm.weight.data + (name == "gemma3")
+    found = importlib.import_module("eagle3").final_norm_scale(module)
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+
+
+def test_a_run_starts_with_the_final_norm_of_any_target(target, data, tmp_path):
+    qwen = tmp_path / "qwen"
+    shutil.copytree(target, qwen, ignore=shutil.ignore_patterns("config.json", "*.safetensors"))
+    module = tiny.from_config(Qwen3Config(**tiny.GROUPED, head_dim=12))
+    module.model.norm.weight.data.normal_(0.5, 0.3)
+    module.save_pretrained(qwen)
+    recipe = importlib.import_module("eagle3")
+    places = ("--target", str(qwen), "--data", str(data), "--out", str(tmp_path / "out"))
+    train(KIND, qwen, data, tmp_path / "out", "--tokens", "64")
+    objective = recipe.Eagle3Objective(module, recipe.eagle3_parser().parse_args([*places, *SIZES, *KIND[1:]]))
+    assert torch.equal(objective.heads.norm.weight, module.model.norm.weight)
 
 
 def test_layers_are_counted_as_the_help_says(capsys):

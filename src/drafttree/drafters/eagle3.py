@@ -28,7 +28,7 @@ class Eagle3Config:
     """Sizes and variants of a head.
 
     Attributes:
-        layer: config of its decoder layers: width, attention heads, MLP, norms, rotary embedding.
+        layer: config of its decoder layers: width, attention heads and their windows, MLP, norms, rotary embedding.
         vocab: size of the target's vocabulary.
         draft_vocab: number of tokens it can propose.
         target_hidden: width of the target's hidden states.
@@ -294,5 +294,6 @@ def _layers(config: LlamaConfig | Qwen3Config) -> nn.ModuleList:
     first.hidden_norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
     for name in ("q_proj", "k_proj", "v_proj"):
         narrow = getattr(first.self_attn, name)
-        setattr(first.self_attn, name, nn.Linear(2 * config.hidden_size, narrow.out_features, bias=False))
+        wide = nn.Linear(2 * config.hidden_size, narrow.out_features, bias=narrow.bias is not None)
+        setattr(first.self_attn, name, wide)
     return layers

@@ -115,9 +115,13 @@ class RecordedEagle3:
 
 
 def select_backend(head: Eagle3Head) -> Eagle3Backend:
-    """Select the fastest backend that gives a frozen head's own logits; on CUDA fused passes are recorded."""
+    """Select the fastest backend that gives a frozen head's own logits; on CUDA fused passes are recorded.
+
+    Heads with a sliding window run as modules: the mask of a fused pass is the same for all layers and has no window.
+    """
     rope = (head.config.layer.rope_parameters or {}).get("rope_type")
-    if rope not in STATIC_ROPES or not is_plain_module(head):
+    windowed = getattr(head.config.layer, "sliding_window", None) is not None
+    if windowed or rope not in STATIC_ROPES or not is_plain_module(head):
         return head
     own = _probe(head, head)
     fused = FusedEagle3(head)

@@ -21,7 +21,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from drafttree.core.errors import ConfigError, ModelError
 from drafttree.drafters import LOOKUPS, Drafter, LanguageModelDrafter, MixedDrafter, SuffixDrafter
-from drafttree.drafters.formats import LANGUAGE_MODEL, PUBLISHED, download, read_config, read_tensors, recognise
+from drafttree.drafters.formats import (
+    LANGUAGE_MODEL,
+    PUBLISHED,
+    download,
+    read_config,
+    read_tensors,
+    recognise,
+    unsupported_kind,
+)
 from drafttree.loading import zoo
 from drafttree.loading.methods import DRAFTER_CLASSES, head_formats, missing_parts
 from drafttree.loading.pretrained import (
@@ -80,6 +88,8 @@ def find_drafter(
 
     def load_drafter(source: ModelSource) -> Drafter:
         where = source if isinstance(source, PreTrainedModel) else find_folder(source)
+        if isinstance(where, PreTrainedModel) and (kind := unsupported_kind((), where.config.to_dict())):
+            raise ModelError(f"the drafter is {kind}")
         if isinstance(where, Path) and (head := load_head(where, target.module)):
             return head
         model = load_model(where, target.dtype, target.device)

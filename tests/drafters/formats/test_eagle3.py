@@ -60,9 +60,9 @@ def d2t(change) -> dict[str, torch.Tensor]:
         (lambda t: t[:-2], "d2t is [9] and should be [11]"),
         (lambda t: t[None], "d2t is [1, 11] and should be [11]"),
         (lambda t: t.float(), "d2t is float32 and should be int64"),
-        (lambda t: t + 12, "rising token ids below 23"),
-        (lambda t: t.flip(0) * 3, "rising token ids below 23"),
-        (lambda t: t.clone().index_fill_(0, torch.tensor([10]), int(t[10]) - 30), "rising token ids"),
+        (lambda t: t + 12, "d2t does not lead to different token ids below 23"),
+        (lambda t: t.flip(0) * 3, "d2t does not lead to different token ids below 23"),
+        (lambda t: t.clone().index_fill_(0, torch.tensor([10]), int(t[10]) - 30), "different token ids below 23"),
     ],
 )
 def test_maps_that_lead_nowhere(change, message):
@@ -146,12 +146,101 @@ def test_no_configuration_at_all():
         ({"num_key_value_heads": 3}, "num_key_value_heads as 3, which does not divide 4 heads"),
         ({"num_attention_heads": 5}, "num_attention_heads as 5, which does not divide a width of 32"),
         ({"hidden_act": "magic"}, "hidden_act as 'magic', which transformers does not know"),
+        ({"sliding_window": -1}, "sliding_window as -1; it must be a positive integer"),
+        ({"max_window_layers": -1}, "max_window_layers as -1; it must be a number of layers"),
+        ({"layer_types": ["sliding_attention"]}, "sliding_attention in layer_types and no sliding_window; add"),
+        ({"layer_types": ["chunked_attention"]}, "layer_types as ['chunked_attention']; the tensors make 1 layers"),
+        ({"return_hidden_post_norm": 1}, "return_hidden_post_norm as 1; it must be true or false"),
+        ({"target_layer_ids": [1, "2"]}, "target_layer_ids as [1, '2']; it must be a list of layers"),
     ],
 )
 def test_configurations_that_make_no_sense(change, message):
     found = told(files.weights(KIND), changed(**change))
     assert "config.json gives" in found
     assert message in found
+
+
+@pytest.mark.parametrize(
+    ("change", "window"),
+    [
+        ({"sliding_window": 7}, 7),
+        ({"sliding_window": 7, "use_sliding_window": True, "layer_types": ["sliding_attention"]}, 7),
+        ({"sliding_window": 7, "use_sliding_window": True, "max_window_layers": 0}, 7),
+        ({"sliding_window": 7, "use_sliding_window": True, "max_window_layers": 28}, None),
+        ({"sliding_window": 7, "use_sliding_window": False}, None),
+        ({"sliding_window": 7, "layer_types": ["full_attention", "sliding_attention"]}, None),
+        ({"sliding_window": None, "use_sliding_window": True}, None),
+    ],
+)
+def test_the_window_of_a_layer(change, window):
+    layer = parse(files.weights(KIND), changed(**change)).config.layer
+    assert layer.sliding_window == window
+    assert layer.layer_types == ["sliding_attention" if window else "full_attention"]
+
+
+NESTED = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("change", "states"),
+    [
+        ({"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}, (1, 2, 3)),
+        ({"eagle_config": NESTED}, (1, 2, 3)),
+        ({"eagle_config": NESTED, "eagle_aux_hidden_state_layer_ids": [1, 2, 3]}, (1, 2, 3)),
+        ({"target_layer_ids": [0, 1, 2]}, (1, 2, 3)),
+        ({"aux_hidden_states_layer_ids": [0, 1, 2], "eagle_aux_hidden_state_layer_ids": [1, 2, 3]}, (1, 2, 3)),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": []}}, None),
+    ],
+)
+def test_hidden_states_are_counted_as_whoever_names_them_does(change, states):
+    assert parse(files.weights(KIND), changed(**change)).layers == states
+
+
+def test_hidden_states_named_twice_must_be_the_same():
+    message = told(files.weights(KIND), changed(eagle_config=NESTED, target_layer_ids=[1, 2, 3]))
+    assert (
+        "eagle_config.eagle_aux_hidden_state_layer_ids means [1, 2, 3] and target_layer_ids means [2, 3, 4]" in message
+    )
+
+
+def test_the_state_after_the_last_layer_is_not_the_one_after_the_final_norm():
+    message = told(files.weights(KIND), changed(eagle_aux_hidden_state_layer_ids=[1, 2, 4]))
+    assert "reads the hidden states 1, 2, 4 of a target, which has 4 layers and so the states 0 to 3" in message
+
+
+@pytest.mark.parametrize("name", ["norm_output", "return_hidden_post_norm"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_norm_output_has_two_names(name, nested):
+    change = {"eagle_config": {name: True}} if nested else {name: True}
+    assert parse(files.weights(KIND), changed(**change)).config.normed_output
+
+
+def test_norm_output_of_a_trainer_that_has_meant_two_things_is_logged(caplog):
+    parse(files.weights(KIND), changed(norm_output=True))
+    assert not caplog.records
+    specforge = changed(norm_output=True, architectures=["LlamaForCausalLMEagle3"])
+    assert parse(files.weights(KIND), specforge).config.normed_output
+    assert "SpecForge before its pull request 879" in caplog.text
+
+
+@pytest.mark.parametrize("outputs", [True, False])
+def test_biases_are_those_of_the_tensors(outputs):
+    kind = files.KINDS["SafeAILab, biases and draft ids in no order"]
+    tensors = files.weights(kind)
+    bias = tensors["midlayer.self_attn.o_proj.bias"]
+    if not outputs:
+        del tensors["midlayer.self_attn.o_proj.bias"]
+    head = load(tensors, {**files.configuration(kind), "attention_bias": None}, files.target()).head
+    expected = bias if outputs else torch.zeros_like(bias)
+    assert torch.equal(head.layers[0].self_attn.o_proj.bias, expected)
+    del tensors["midlayer.self_attn.k_proj.bias"]
+    assert "missing midlayer.self_attn.k_proj.bias" in told(tensors, files.configuration(kind))
+
+
+def test_names_with_and_without_a_prefix_may_not_be_mixed_up():
+    tensors = files.weights(KIND)
+    message = told(tensors | {"model.fc.weight": tensors["fc.weight"]})
+    assert "tensors have the same name with and without 'model.' before it" in message
 
 
 def test_rotary_embeddings_that_lack_a_number():

@@ -8,6 +8,7 @@ from drafttree.drafters.formats.head_checkpoint import SIZES, Checkpoint, listed
 from drafttree.drafters.formats.head_format import HeadFormat
 from drafttree.drafters.formats.published import PUBLISHED
 from drafttree.drafters.formats.registry import FORMATS, LANGUAGE_MODEL, recognise
+from drafttree.drafters.formats.unsupported import unsupported_kind
 
 __all__ = [
     "FORMATS",
@@ -23,4 +24,5 @@ __all__ = [
     "read_json",
     "read_tensors",
     "recognise",
+    "unsupported_kind",
 ]

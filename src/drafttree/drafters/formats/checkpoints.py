@@ -39,6 +39,7 @@ class Wanted(NamedTuple):
 
 
 SIZE = Wanted("a positive integer of at most 8 digits", lambda value: type(value) is int and 0 < value < 10**8)
+COUNT = Wanted("a number of layers", lambda value: type(value) is int and 0 <= value < 10**8)
 NUMBER = Wanted("a positive number", lambda value: type(value) in (int, float) and 0 < value < math.inf)
 FLAG = Wanted("true or false", lambda value: isinstance(value, bool))
 TEXT = Wanted("a string", lambda value: isinstance(value, str))

@@ -1,4 +1,4 @@
-"""EAGLE-3 heads on disk: the formats of SafeAILab, SpecForge and AngelSlim, and vLLM speculators.
+"""EAGLE-3 heads on disk: the formats of SafeAILab, SpecForge, AngelSlim, vLLM speculators and DeepSpec.
 
 They differ in the names of the first layer, in where the configuration keeps its fields, and in how the target's
 hidden states are counted. Here they become one configuration and one set of names; sizes that configurations get
@@ -15,13 +15,12 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import LlamaConfig, PreTrainedModel, Qwen3Config
-from transformers.activations import ACT2FN
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers import PreTrainedModel
 
 from drafttree.core.errors import ModelError
 from drafttree.drafters.eagle3 import Eagle3Config, Eagle3Drafter, Eagle3Head
-from drafttree.drafters.formats.checkpoints import FLAG, NUMBER, OBJECT, SIZE, TEXT, TEXTS, Wanted, entry
+from drafttree.drafters.formats.checkpoints import FLAG, entry
+from drafttree.drafters.formats.eagle3_config import DEPTH, SPECFORGE, format_of, hidden_states_read, read_config
 from drafttree.drafters.formats.head_checkpoint import (
     SHARED_LM_HEAD,
     Checkpoint,
@@ -30,7 +29,6 @@ from drafttree.drafters.formats.head_checkpoint import (
     flaws,
     misshapen,
     nearest,
-    usual_rows,
 )
 from drafttree.drafters.formats.head_format import HeadFormat
 from drafttree.drafters.fused_eagle3 import select_backend
@@ -38,19 +36,10 @@ from drafttree.drafters.heads import embedding, own_bytes, projection
 
 KIND = "EAGLE-3"
 FIRST, FIRST_ELSEWHERE = "layers.0.", "midlayer."
-ATTENTION = "layers.0.self_attn."
-SPECFORGE, SPECULATORS = "LlamaForCausalLMEagle3", "vLLM speculators"
-DEFAULT_THETA = 10000.0
-ROPES = ("default", "linear", "llama3", "yarn")
-"""Rotary embeddings of one table: those that change with the length would turn a tree's rows differently."""
-ROPE_NUMBERS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+MODEL = "model."
+"""A prefix of all names but the output layer's in checkpoints saved from a wrapper, as TensorRT-LLM's are."""
 IDS = (torch.int64, torch.int32, torch.int16)
-LAYERS = Wanted(
-    "a list of layers",
-    lambda value: isinstance(value, list) and len(value) > 0 and all(type(layer) is int for layer in value),
-)
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
-DEPTH, STATES = "target_num_hidden_layers", "eagle_aux_hidden_state_layer_ids"
 
 
 @dataclass(frozen=True)
@@ -85,9 +74,12 @@ class Eagle3Checkpoint(Checkpoint[Eagle3Head]):
             ModelError: the target is shallower than the head needs.
         """
         layers = self.layers or (2, depth // 2, depth - 3)
-        if min(layers) < 0 or max(layers) > depth:
+        if min(layers) < 0 or max(layers) >= depth:
             read = ", ".join(map(str, layers))
-            raise ModelError(f"this EAGLE-3 head reads the hidden states {read} of a target, which has {depth} layers")
+            raise ModelError(
+                f"this EAGLE-3 head reads the hidden states {read} of a target, which has {depth} layers and so the "
+                f"states 0 to {depth - 1}; use it with the model it was trained on"
+            )
         return layers
 
     def check(self, target: PreTrainedModel) -> None:
@@ -143,35 +135,42 @@ def parse(found: Mapping[str, Tensor], raw: Mapping[str, Any]) -> Eagle3Checkpoi
     """
     if not raw:
         raise ModelError("config.json is missing or empty; an EAGLE-3 head needs the one it was published with")
-    format_ = _format(raw, found)
-    tensors = {name.replace(FIRST_ELSEWHERE, FIRST): tensor for name, tensor in found.items()}
-    tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith("rotary_emb.inv_freq")}
+    tensors = {name.removeprefix(MODEL): each for name, each in found.items() if not name.endswith(".inv_freq")}
+    if len(tensors) < sum(not name.endswith(".inv_freq") for name in found):
+        raise ModelError(f"tensors have the same name with and without {MODEL!r} before it; leave one of each pair")
+    first = any(name.startswith(FIRST) for name in tensors)
+    tensors = {name.replace(FIRST_ELSEWHERE, FIRST): tensor for name, tensor in tensors.items()}
     maps = {name: tensors.pop(name) for name in ("d2t", "t2d") if name in tensors}
     if entry(raw, "tie_word_embeddings", FLAG) and HEAD not in tensors and EMBEDDING in tensors:
         tensors[HEAD] = tensors[EMBEDDING]
-    layers, depth = _states(raw, format_)
+    _add_output_biases(tensors)
+    layers, depth = hidden_states_read(raw)
     head = _empty(raw, tensors, len(layers or (0, 0, 0)))
     borrowed = {EMBEDDING} | ({HEAD} if entry(raw, SHARED_LM_HEAD, FLAG) else set())
-    problems = flaws(head, tensors, borrowed, lambda name: _public(name, format_)) + _check_maps(head.config, maps)
+    problems = flaws(head, tensors, borrowed, str if first else _public) + _check_maps(head.config, maps)
     made_for = {"hidden size": head.config.target_hidden, "vocabulary": head.config.vocab}
     made_for |= {"number of layers": depth} if depth else {}
-    return Eagle3Checkpoint(KIND, head, tensors, made_for, tuple(problems), format_, maps, layers)
+    return Eagle3Checkpoint(KIND, head, tensors, made_for, tuple(problems), format_of(raw, first), maps, layers)
 
 
 def save(head: Eagle3Head, folder: Path, depth: int, *, own_lm_head: bool, dtype: torch.dtype) -> None:
     """Write a head in SpecForge's format, whose tensors SafeAILab's shares, without the target's embedding.
 
+    SafeAILab's `cnets.py` reads the target's embedding only if there is no `target_hidden_size`, so that is left out
+    where it says nothing. SGLang and vLLM use the target's embedding where there is no other, but not its output layer.
+
     Args:
         head: with none of the variants that format does not know.
         folder: made if it does not exist.
         depth: the target's number of layers.
-        own_lm_head: False where the output layer's rows are the target's own: they are then referred to, not stored.
+        own_lm_head: False where the output layer's rows are the target's own and are to be referred to, not stored:
+            only drafttree loads such a file.
         dtype: of the stored weights.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config, layer = head.config, head.config.layer
     rope: Any = layer.rope_parameters
-    weights = {_public(name, ""): tensor.to(dtype).contiguous() for name, tensor in head.state_dict().items()}
+    weights = {_public(name): tensor.to(dtype).contiguous() for name, tensor in head.state_dict().items()}
     weights = {name: tensor for name, tensor in weights.items() if name != EMBEDDING and (own_lm_head or name != HEAD)}
     if head.target_ids is not None:
         ids = head.target_ids.cpu()
@@ -186,7 +185,8 @@ def save(head: Eagle3Head, folder: Path, depth: int, *, own_lm_head: bool, dtype
         "rope_theta": rope["rope_theta"],
         "vocab_size": config.vocab,
         "draft_vocab_size": config.draft_vocab,
-        "target_hidden_size": config.target_hidden,
+        "tie_word_embeddings": False,
+        **({"target_hidden_size": config.target_hidden} if config.target_hidden != config.hidden else {}),
         DEPTH: depth,
         SHARED_LM_HEAD: not own_lm_head,
         "torch_dtype": str(dtype).removeprefix("torch."),
@@ -198,30 +198,12 @@ def save(head: Eagle3Head, folder: Path, depth: int, *, own_lm_head: bool, dtype
     partial.replace(folder / "model.safetensors")
 
 
-def _format(raw: Mapping[str, Any], names: Mapping[str, Tensor]) -> str:
-    architectures = entry(raw, "architectures", TEXTS) or [""]
-    if "transformer_layer_config" in raw or any(name.startswith(FIRST) for name in names):
-        return SPECULATORS
-    if architectures[0] == "Eagle3LlamaForCausalLM":
-        return "AngelSlim"
-    return "SpecForge" if architectures[0] == SPECFORGE or "eagle_config" in raw else "SafeAILab"
-
-
-def _states(raw: Mapping[str, Any], format_: str) -> tuple[tuple[int, ...] | None, int | None]:
-    """The target's hidden states to read and the depth of the target, where the configuration tells.
-
-    SpecForge names layers whose output is read, speculators the place among transformers' hidden states.
-    """
-    given, depth = entry({**raw, **_nested(raw)}, STATES, LAYERS), entry(raw, DEPTH, SIZE)
-    layers = tuple(layer + (format_ != SPECULATORS) for layer in given) if given else None
-    if layers and depth is None and layers[:2] == (2, (layers[-1] + 3) // 2):
-        depth = layers[-1] + 3
-    return layers, depth
-
-
-def _nested(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """SpecForge's fields of its own."""
-    return entry(raw, "eagle_config", OBJECT) or {}
+def _add_output_biases(tensors: dict[str, Tensor]) -> None:
+    """Add zeros as bias to output projections that have none beside queries that do; transformers' layers have both."""
+    for name in [name for name in tensors if name.endswith("self_attn.q_proj.bias")]:
+        weight = tensors.get(name.replace("q_proj.bias", "o_proj.weight"))
+        if weight is not None and weight.ndim:
+            tensors.setdefault(name.replace("q_proj", "o_proj"), weight.new_zeros(len(weight)))
 
 
 def _empty(raw: Mapping[str, Any], tensors: dict[str, Tensor], states: int) -> Eagle3Head:
@@ -230,102 +212,10 @@ def _empty(raw: Mapping[str, Any], tensors: dict[str, Tensor], states: int) -> E
         return nearest(
             tensors,
             (
-                Eagle3Head(_config(raw, tensors, states, layers))
+                Eagle3Head(read_config(raw, tensors, states, layers))
                 for layers in counts(r"layers\.(\d+)\.(?:self_attn|mlp)\.", tensors)
             ),
         )
-
-
-def _config(raw: Mapping[str, Any], tensors: dict[str, Tensor], states: int, layers: int) -> Eagle3Config:
-    layer = entry(raw, "transformer_layer_config", OBJECT) or raw
-    options = {**_nested(raw), **raw}
-    hidden, vocab = (_size(layer, name) for name in ("hidden_size", "vocab_size"))
-    return Eagle3Config(
-        layer=_layer(layer, tensors, layers),
-        vocab=vocab,
-        draft_vocab=entry(raw, "draft_vocab_size", SIZE) or usual_rows(HEAD, tensors) or vocab,
-        target_hidden=entry(raw, "target_hidden_size", SIZE) or hidden,
-        states=states,
-        normed_residual=bool(entry(options, "norm_before_residual", FLAG)),
-        normed_input=bool(entry(options, "norm_before_fc", FLAG)) or "input_norm.weight" in tensors,
-        normed_states=bool(entry(options, "fc_norm", FLAG)) or any(name.startswith("fc_norm.") for name in tensors),
-        normed_output=bool(entry(options, "norm_output", FLAG)),
-    )
-
-
-def _layer(raw: Mapping[str, Any], tensors: dict[str, Tensor], layers: int) -> LlamaConfig | Qwen3Config:
-    """The configuration of the decoder layers; Qwen3's are recognised by their q and k norms."""
-    hidden, heads = (_size(raw, name) for name in ("hidden_size", "num_attention_heads"))
-    groups, activation = entry(raw, "num_key_value_heads", SIZE) or heads, entry(raw, "hidden_act", TEXT) or "silu"
-    normed = any(f"{ATTENTION}{name}_norm.weight" in tensors for name in "qk")
-    if hidden % heads and not normed:
-        raise ModelError(f"config.json gives num_attention_heads as {heads}, which does not divide a width of {hidden}")
-    if heads % groups:
-        raise ModelError(f"config.json gives num_key_value_heads as {groups}, which does not divide {heads} heads")
-    if activation not in ACT2FN:
-        raise ModelError(f"config.json gives hidden_act as {activation!r}, which transformers does not know")
-    queries, width = usual_rows(f"{ATTENTION}q_proj.weight", tensors), entry(raw, "head_dim", SIZE) or hidden // heads
-    width = queries // heads if queries and queries % (2 * heads) == 0 else width
-    mlp = entry(raw, "intermediate_size", SIZE) or usual_rows("layers.0.mlp.gate_proj.weight", tensors)
-    fields = {
-        "vocab_size": _size(raw, "vocab_size"),
-        "hidden_size": hidden,
-        "intermediate_size": mlp or 4 * hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": groups,
-        "head_dim": width,
-        "hidden_act": activation,
-        "max_position_embeddings": entry(raw, "max_position_embeddings", SIZE) or 2048,
-        "rms_norm_eps": float(entry(raw, "rms_norm_eps", NUMBER) or 1e-6),
-    }
-    return _rotated(Qwen3Config if normed else LlamaConfig, fields, _rope(raw))
-
-
-def _rope(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters of the head's own rotary embedding, never the target's; without a base it is 10000.
-
-    Raises:
-        ModelError: it changes with the length, or a parameter is what it cannot be.
-    """
-    rope = {**(entry(raw, "rope_scaling", OBJECT) or {}), **(entry(raw, "rope_parameters", OBJECT) or {})}
-    kind = entry(rope, "rope_type", TEXT) or entry(rope, "type", TEXT) or "default"
-    theta = entry(rope, "rope_theta", NUMBER) or entry(raw, "rope_theta", NUMBER) or DEFAULT_THETA
-    if kind not in ROPES:
-        raise ModelError(
-            f"config.json gives rope_type as {kind!r}; drafttree knows those that do not change with the length: "
-            f"{', '.join(ROPES)}"
-        )
-    for name in ROPE_NUMBERS:
-        entry(rope, name, NUMBER)
-    return {**rope, "rope_type": kind, "rope_theta": float(theta)}
-
-
-def _rotated(
-    make: type[LlamaConfig | Qwen3Config], fields: dict[str, Any], rope: dict[str, Any]
-) -> LlamaConfig | Qwen3Config:
-    """The configuration with its rotary embedding.
-
-    Raises:
-        ModelError: transformers cannot make one of these parameters.
-    """
-    try:
-        config = make(**fields, rope_parameters=dict(rope))
-        LlamaRotaryEmbedding(config)  # pyright: ignore[reportArgumentType]
-    except Exception as error:
-        reason = (str(error).splitlines() or [""])[-1].strip() or type(error).__name__
-        raise ModelError(
-            f"config.json gives a rotary embedding that cannot be made for heads of {fields['head_dim']}: {rope} "
-            f"({reason})"
-        ) from error
-    return config
-
-
-def _size(raw: Mapping[str, Any], name: str) -> int:
-    """A size that no head can do without."""
-    if size := entry(raw, name, SIZE):
-        return size
-    raise ModelError(f"config.json gives no {name}; it must be the size the head was trained with")
 
 
 def _check_maps(config: Eagle3Config, maps: dict[str, Tensor]) -> list[str]:
@@ -339,9 +229,9 @@ def _check_maps(config: Eagle3Config, maps: dict[str, Tensor]) -> list[str]:
         return wrong
     if d2t.dtype not in IDS:
         return [f"d2t is {str(d2t.dtype).removeprefix('torch.')} and should be int64"]
-    ids = d2t.long() + torch.arange(len(d2t))
+    ids = (d2t.long() + torch.arange(len(d2t))).sort().values
     if not (ids.diff() > 0).all() or int(ids[0]) < 0 or int(ids[-1]) >= config.vocab:
-        return [f"d2t does not lead to rising token ids below {config.vocab}"]
+        return [f"d2t does not lead to different token ids below {config.vocab}"]
     if t2d is not None and t2d.nonzero().flatten().tolist() != ids.tolist():
         return ["t2d and d2t name different token ids"]
     return []
@@ -362,9 +252,9 @@ def _complete(checkpoint: Eagle3Checkpoint, target: PreTrainedModel, ids: Tensor
     return tensors
 
 
-def _public(name: str, format_: str) -> str:
-    """A tensor's name as a format has it."""
-    return name if format_ == SPECULATORS else name.replace(FIRST, FIRST_ELSEWHERE)
+def _public(name: str) -> str:
+    """A tensor's name as the formats have it that call the first layer `midlayer`."""
+    return name.replace(FIRST, FIRST_ELSEWHERE)
 
 
 def _described(found: Eagle3Checkpoint) -> dict[str, object]:
@@ -383,5 +273,5 @@ def _described(found: Eagle3Checkpoint) -> dict[str, object]:
     }
 
 
-NAMES = re.compile(r"midlayer\.|(layers\.0\.)?hidden_norm\.|[dt]2[td]$")
+NAMES = re.compile(r"(model\.)?(midlayer\.|layers\.0\.hidden_norm\.|[dt]2[td]$)")
 FORMAT = HeadFormat("eagle3", KIND, NAMES, parse, load, _described)

@@ -12,11 +12,11 @@ from drafttree.core.errors import ModelError
 from drafttree.drafters.formats import eagle3, hydra, medusa
 from drafttree.drafters.formats.checkpoints import INDICES, NAMES, head_files, read_config, tensor_names
 from drafttree.drafters.formats.head_format import HeadFormat
+from drafttree.drafters.formats.unsupported import unsupported_kind
 
 FORMATS: dict[str, HeadFormat] = {each.kind: each for each in (eagle3.FORMAT, medusa.FORMAT, hydra.FORMAT)}
 """The formats of heads, by kind; another one is a file with a `FORMAT` and its name here."""
 LANGUAGE_MODEL = "language-model"
-EAGLE_BEFORE_3 = {"fc.weight", "layers.0.mlp.down_proj.weight"}
 
 
 def recognise(folder: Path, formats: Mapping[str, HeadFormat] = FORMATS) -> str:
@@ -27,13 +27,13 @@ def recognise(folder: Path, formats: Mapping[str, HeadFormat] = FORMATS) -> str:
     """
     folder = Path(folder)
     _check_alone(folder)
-    names = tensor_names(folder)
-    for kind, head in formats.items():
-        if any(map(head.names.match, names)):
-            return kind
-    if names >= EAGLE_BEFORE_3:
-        raise ModelError(f"{folder} holds an EAGLE-1 or EAGLE-2 head, which is not supported; use an EAGLE-3 head")
-    if read_config(folder).get("model_type") in CONFIG_MAPPING:
+    names, config = tensor_names(folder), read_config(folder)
+    kind = next((kind for kind, head in formats.items() if any(map(head.names.match, names))), None)
+    if kind in {None, *FORMATS} and (unsupported := unsupported_kind(names, config)):
+        raise ModelError(f"{folder} holds {unsupported}")
+    if kind:
+        return kind
+    if config.get("model_type") in CONFIG_MAPPING:
         return LANGUAGE_MODEL
     shown, (*others, last) = ", ".join(sorted(names)[:3]), (head.title for head in formats.values())
     raise ModelError(
