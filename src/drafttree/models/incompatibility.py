@@ -1,5 +1,7 @@
 """The layers that keep a model from being verified in a tree, from its config and modules."""
 
+from inspect import signature
+
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -23,7 +25,7 @@ def incompatibility(module: PreTrainedModel) -> str | None:
     if module.config.is_encoder_decoder:
         return "encoder-decoder (cross-attention) layers"
     config = module.config.get_text_config()
-    is_hybrid = bool(recurrent_layers(module))
+    is_hybrid = bool(recurrent_layers(module)) and "past_key_values" in signature(module.forward).parameters
     known = TREE_LAYERS | RECURRENT_LAYERS if is_hybrid else TREE_LAYERS
     foreign = ", ".join(sorted(set(getattr(config, "layer_types", None) or ()) - known))
     if getattr(module, "_is_stateful", False) and not is_hybrid:
