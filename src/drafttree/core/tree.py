@@ -83,12 +83,14 @@ class DraftTree:
     @cached_property
     def ancestors(self) -> Tensor:
         """`[batch, nodes, nodes]` bool: row i is True at node i and at each of its ancestors."""
-        reach = torch.eye(self.size, device=self.tokens.device).expand(len(self.tokens), -1, -1)
-        if self.levels:
-            up = torch.zeros_like(reach).scatter_(2, self.parents.clamp_min(0)[..., None], 1.0)
-            reach = reach.maximum(up)
-            for _ in range((self.levels - 1).bit_length()):
-                reach = (reach @ reach).clamp_max_(1.0)
+        batch, device = len(self.tokens), self.tokens.device
+        if not self.levels:
+            return torch.ones(batch, 1, 1, dtype=torch.bool, device=device)
+        reach = torch.eye(self.size, device=device).expand(batch, -1, -1)
+        up = torch.zeros_like(reach).scatter_(2, self.parents.clamp_min(0)[..., None], 1.0)
+        reach = reach.maximum(up)
+        for _ in range((self.levels - 1).bit_length()):
+            reach = (reach @ reach).clamp_max_(1.0)
         return reach > 0
 
     @cached_property

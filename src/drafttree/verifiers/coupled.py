@@ -37,7 +37,9 @@ class Coupled(Verifier):
     def verify(self, tree: DraftTree, logits: Tensor, randomness: Sequence[RoundRandomness]) -> Verdict:
         depths = range(1, tree.levels + 2)
         noise = _stack([_stack([own.gumbel(depth) for depth in depths]) for own in randomness])
-        drawn = self.sampling.process(logits) + noise.gather(1, tree.depths[..., None].expand(logits.shape))
+        if tree.levels:
+            noise = noise.gather(1, tree.depths[..., None].expand(logits.shape))
+        drawn = self.sampling.process(logits) + noise
         return walk(tree, drawn, argmax(drawn))
 
 
