@@ -30,6 +30,7 @@ from drafttree.loading.pretrained import (
     find_folder,
     load_model,
     tokenizer_beside,
+    unwrap,
 )
 from drafttree.loading.specs import split_spec
 from drafttree.models import Model, TargetModel, select_backend
@@ -106,6 +107,7 @@ def make_drafter(
     Raises:
         ConfigError: a class that is no drafter, or that does not take these parameters.
     """
+    source = unwrap(source)
     if isinstance(source, Path | PreTrainedModel):
         return load_drafter(source)
     if isinstance(source, type):
@@ -129,6 +131,7 @@ def check_drafter(source: object) -> None:
     Raises:
         ConfigError: the message says what it lacks.
     """
+    source = unwrap(source)
     if isinstance(source, type):
         DRAFTER_CLASSES.check(source, source.__name__)
     elif source is not None and not isinstance(source, str | Path | PreTrainedModel):

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from torch import nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
@@ -20,7 +21,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from drafttree.core.errors import ModelError, TokenizerMismatch, unknown
+from drafttree.core.errors import ConfigError, ModelError, TokenizerMismatch, unknown
 from drafttree.drafters import LOOKUPS
 from drafttree.drafters.formats import LANGUAGE_MODEL, download, read_json, recognise
 from drafttree.loading import zoo
@@ -30,6 +31,40 @@ from drafttree.models import lay_out_for_cpu
 DRAFTERS = [*zoo.NAMES, *LOOKUPS, "none", "auto"]
 ModelSource = str | Path | PreTrainedModel
 """An embedded name, a folder, a hub name or a loaded model."""
+
+
+def unwrap(source: Any) -> Any:
+    """The model inside wrappers of `torch.compile` and of peft, whose adapters lie in its layers.
+
+    Anything else passes as it is.
+
+    Raises:
+        ModelError: an adapter that trains a prompt, which is not in the layers.
+    """
+    if isinstance(source, PreTrainedModel) or not isinstance(source, nn.Module):
+        return source
+    if isinstance(compiled := getattr(source, "_orig_mod", None), nn.Module):
+        return unwrap(compiled)
+    if not hasattr(source, "get_base_model"):
+        return source
+    adapter: Any = source.active_peft_config
+    if adapter.is_prompt_learning:
+        raise ModelError(f"adapters that train a prompt ({adapter.peft_type.value}) cannot be used; merge or drop them")
+    return unwrap(source.get_base_model())  # pyright: ignore[reportCallIssue]
+
+
+def find_model(source: Any) -> ModelSource:
+    """The name, path or loaded model a target is given by, without wrappers.
+
+    Raises:
+        ConfigError: it is something else.
+        ModelError: as for `unwrap`.
+    """
+    found = unwrap(source)
+    if isinstance(found, str | Path | PreTrainedModel):
+        return found
+    kind = type(found).__name__
+    raise ConfigError(f"the target is of type {kind}; give an embedded name, a folder, a hub name or a loaded model")
 
 
 def load_model(source: ModelSource, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from drafttree.core.errors import ModelError
 from drafttree.models.base import Output
 from drafttree.models.kv_cache import TreeCache
+from drafttree.models.module_checks import input_device
 from drafttree.models.tree_attention import NAME, TreePlan
 
 ORIGINAL_ATTENTION = "_attention_before_drafttree"
@@ -31,7 +32,7 @@ class ModuleBackend:
     def __init__(self, module: PreTrainedModel) -> None:
         if reason := _incompatibility(module):
             raise ModelError(f"{type(module).__name__} cannot be verified in a tree: it has {reason}")
-        self.device = module.device
+        self.device = input_device(module)
         self._module = module
         self._dtype = module.dtype
         self._layers: int = module.config.get_text_config().num_hidden_layers

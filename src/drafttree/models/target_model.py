@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from drafttree.models.base import Backend, Output
 from drafttree.models.kv_cache import TreeCache
 from drafttree.models.module_backend import ModuleBackend, context_limit, restore_attention
+from drafttree.models.module_checks import input_device, logits_width
 from drafttree.models.selected_backend import SelectedBackend
 
 
@@ -72,8 +73,8 @@ class TargetModel:
 
     def _describe(self) -> None:
         module = self.module
-        self.vocab_size: int = module.get_output_embeddings().weight.shape[0]  # pyright: ignore[reportOptionalMemberAccess]
+        self.vocab_size: int = logits_width(module)
         self.context = context_limit(module.config.get_text_config())
-        self.device = module.device
+        self.device = input_device(module)
         self.dtype = module.dtype
         self.nbytes = sum(parameter.nbytes for parameter in module.parameters())

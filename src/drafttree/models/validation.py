@@ -13,6 +13,7 @@ from drafttree.models.base import Backend, append
 from drafttree.models.cuda_graphs import CudaGraphs
 from drafttree.models.fused import FusedBackend, is_supported
 from drafttree.models.module_backend import ModuleBackend, restore_attention
+from drafttree.models.module_checks import check_module, input_device, logits_width
 from drafttree.models.recorded import RecordedBackend
 from drafttree.models.tree_attention import NoTreeError
 
@@ -44,8 +45,12 @@ def select_backend(module: PreTrainedModel) -> Backend:
     if not is_supported(module):
         return backend
     allowed = _allowed_for_fused(module, backend, own)
-    fused = FusedBackend(module)
-    if _gap(fused, own) > allowed:
+    try:
+        fused = FusedBackend(module)
+        trusted = _gap(fused, own) <= allowed
+    except (AttributeError, RuntimeError):  # a layer was replaced by one of another kind or size
+        return backend
+    if not trusted:
         return backend
     if module.device.type != "cuda":
         return fused
@@ -69,9 +74,14 @@ def verify_once(module: PreTrainedModel) -> ModuleBackend:
 
 def _verify(module: PreTrainedModel) -> tuple[ModuleBackend, Tensor]:
     """The module's backend and its own logits, which its tree pass has given too; a refused module is released."""
+    check_module(module)
     backend = ModuleBackend(module)
     restore_attention(module)
-    own = _own_logits(module)
+    try:
+        own = _own_logits(module)
+    except (RuntimeError, TypeError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ModelError(f"{type(module).__name__} cannot compute its own logits ({reason}); load it anew") from error
     if not own.isfinite().all():
         raise ModelError(f"{type(module).__name__} computes no finite logits; its weights may be damaged")
     if reason := _incompatibility(backend, own, TOLERANCE.get(module.dtype, REDUCED_TOLERANCE)):
@@ -138,9 +148,9 @@ def _tokens(vocab: int, shift: int = 0) -> list[int]:
 @torch.inference_mode()
 def _own_logits(module: PreTrainedModel) -> Tensor:
     """`[2, vocab]` at the end of both paths, by the untouched model."""
-    vocab = module.get_output_embeddings().weight.shape[0]  # pyright: ignore[reportOptionalMemberAccess]
+    vocab, device = logits_width(module), input_device(module)
     first, root, left, right, below_left, below_right = _tokens(vocab)
-    paths = torch.tensor([[first, root, left, below_left], [first, root, right, below_right]], device=module.device)
+    paths = torch.tensor([[first, root, left, below_left], [first, root, right, below_right]], device=device)
     return module(input_ids=paths, use_cache=False).logits[:, -1].float()
 
 
