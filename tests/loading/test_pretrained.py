@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    LlamaConfig,
     PreTrainedModel,
     T5Config,
     T5ForConditionalGeneration,
@@ -21,6 +22,7 @@ from drafttree.loading import (
     check_tokenizers,
     load_model,
 )
+from helpers import tiny
 from helpers.refusals import told
 from helpers.tokenizers import words
 
@@ -119,3 +121,19 @@ def test_vocabularies_may_differ_in_padding():
     check_tokenizers(words("a", "b", "padding"), words("a", "b"))
     check_tokenizers(words("a"), None)
     check_tokenizers(None, words("a"))
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_that_was_loaded_by_name_can_be_saved(tmp_path, dtype, tied):
+    source, saved = tmp_path / "source", tmp_path / "saved"
+    tiny.from_config(LlamaConfig(**tiny.GROUPED, tie_word_embeddings=tied)).to(getattr(torch, dtype)).save_pretrained(
+        source
+    )
+    decoder = drafttree.load(source, "lookup", dtype=dtype, tokenizer=words("a"))
+    decoder.generate([1, 2, 3], max_new_tokens=2)
+    decoder.target.module.save_pretrained(saved)
+    assert "drafttree" not in (saved / "config.json").read_text()
+    before, after = (load_file(folder / "model.safetensors") for folder in (source, saved))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)

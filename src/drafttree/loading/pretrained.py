@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
@@ -97,6 +97,7 @@ def load_model(source: ModelSource, dtype: torch.dtype, device: torch.device) ->
     model = model.to(device).eval()
     if device.type == "cpu" and dtype == torch.float32:
         lay_out_for_cpu(model)
+        model.register_state_dict_post_hook(_make_contiguous)
     return model
 
 
@@ -209,6 +210,15 @@ def _check_weights(source: str | Path, info: Mapping[str, Any]) -> None:
     if missing := sorted(info["missing_keys"]):
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise ModelError(f"the weights of {str(source)!r} are incomplete: {missing[0]}{more} missing")
+
+
+def _make_contiguous(_: nn.Module, state: dict[str, Tensor], *__: object) -> None:
+    """Copy the tensors of a state dict that are laid out input-major, which `save_pretrained` cannot write."""
+    copies: dict[tuple[int, torch.Size], Tensor] = {}  # tied weights stay one tensor
+    for name, tensor in state.items():
+        key = tensor.data_ptr(), tensor.shape
+        if not tensor.is_contiguous():
+            state[name] = copies[key] = copies[key] if key in copies else tensor.contiguous()
 
 
 @contextmanager
