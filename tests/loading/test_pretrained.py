@@ -22,7 +22,7 @@ from drafttree.loading import (
     check_tokenizers,
     load_model,
 )
-from helpers import tiny
+from helpers import images, tiny
 from helpers.refusals import told
 from helpers.tokenizers import words
 
@@ -137,3 +137,14 @@ def test_a_model_that_was_loaded_by_name_can_be_saved(tmp_path, dtype, tied):
     before, after = (load_file(folder / "model.safetensors") for folder in (source, saved))
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("name", images.CONFIGS)
+def test_models_of_images_write_text(name, tmp_path):
+    module, prompt = images.build(name), tiny.random_tokens(6, 3) * 2
+    module.save_pretrained(tmp_path)
+    stock = module.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False)[0, 12:].tolist()
+    for source in (tmp_path, module):
+        decoder = drafttree.load(source, "lookup", dtype="float32", tokenizer=words("a"))
+        for each in (decoder, decoder.plain()):
+            assert each.generate(prompt, max_new_tokens=12).tokens == stock

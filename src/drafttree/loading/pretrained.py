@@ -12,8 +12,8 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     AutoConfig,
-    AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
@@ -70,6 +70,8 @@ def find_model(source: Any) -> ModelSource:
 def load_model(source: ModelSource, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     """A transformers model from an embedded name, a folder or a hub name; a loaded model passes as it is.
 
+    A model of images and text is loaded whole, to be used on text alone.
+
     Raises:
         ModelError: there is none, or its weights are missing, truncated or of another shape.
     """
@@ -78,11 +80,12 @@ def load_model(source: ModelSource, dtype: torch.dtype, device: torch.device) ->
     path = _resolve(source)
     _refuse_head(source, Path(path))
     try:
-        _check_kind(source, AutoConfig.from_pretrained(path))
+        config = AutoConfig.from_pretrained(path)
+        model_class: Any = _check_kind(source, config)
         if (settings := Path(path) / "generation_config.json").is_file():
             read_json(settings)
         with _quiet():
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = model_class.from_pretrained(
                 path, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
             )
     except ModelError:
@@ -99,6 +102,13 @@ def load_model(source: ModelSource, dtype: torch.dtype, device: torch.device) ->
         lay_out_for_cpu(model)
         model.register_state_dict_post_hook(_make_contiguous)
     return model
+
+
+def class_of(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
+    """The class with a decoder and a language-model head for a config, of text or of images and text; None without."""
+    mappings: tuple[Any, ...] = MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    found = (mapping[type(config)] for mapping in mappings if type(config) in mapping)
+    return None if config.is_encoder_decoder else next(found, None)
 
 
 def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase | None:
@@ -194,12 +204,13 @@ def _refuse_head(source: str | Path, path: Path) -> None:
         raise ModelError(f"{str(source)!r} is a head ({kind}), which drafts; as target give the model it is for")
 
 
-def _check_kind(source: str | Path, config: PreTrainedConfig) -> None:
-    """Refuse what is not a decoder-only language model before its weights are read."""
+def _check_kind(source: str | Path, config: PreTrainedConfig) -> type[PreTrainedModel]:
+    """The class of a model; what is not a decoder-only language model is refused before its weights are read."""
     if config.is_encoder_decoder:
         raise ModelError(f"{source} cannot be verified in a tree: it has encoder-decoder (cross-attention) layers")
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    if not (found := class_of(config)):
         raise ModelError(f"{str(source)!r} is not a language model ({config.model_type}); give a decoder-only one")
+    return found
 
 
 def _check_weights(source: str | Path, info: Mapping[str, Any]) -> None:
