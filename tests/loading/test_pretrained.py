@@ -1,11 +1,14 @@
 """Folders and names become models, or one line that says what is wrong with the files."""
 
+import json
 import re
 import time
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import (
     LlamaConfig,
@@ -104,6 +107,48 @@ def test_bad_config(folder, text):
     if text is not None:
         (folder / "config.json").write_text(text)
     assert f"cannot load model {str(folder)!r}" in told(ModelError, open_folder, folder)
+
+
+CONFIGS = {
+    "a rope of tomorrow": (
+        {"rope_parameters": {"rope_type": "spiral", "rope_theta": 1e4}},
+        "'spiral' in its config.json",
+    ),
+    "layers of tomorrow": ({"layer_types": ["magic"] * 3}, "layer_types"),
+    "a model of tomorrow": ({"model_type": "llama9"}, "`llama9`"),
+}
+
+
+@pytest.mark.parametrize("case", CONFIGS)
+def test_models_of_a_newer_transformers_are_told(folder, case):
+    change, message = CONFIGS[case]
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | change))
+    told_now = told(ModelError, open_folder, folder)
+    assert message in told_now
+    assert "update transformers" not in told_now
+    (folder / "config.json").write_text(json.dumps(config | change | {"transformers_version": "99.1.0"}))
+    newer = f"(it was saved by transformers 99.1.0, newer than {transformers.__version__}; update transformers)"
+    assert told(ModelError, open_folder, folder).endswith(newer)
+
+
+def test_a_newer_transformers_alone_is_no_obstacle(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"transformers_version": "99.1.0"}))
+    assert open_folder(folder)
+
+
+def test_code_beside_a_model_is_not_run(folder, monkeypatch):
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
+    names = {"AutoConfig": "configuration_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.OwnModel"}
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "own", "auto_map": names}))
+    assert "it needs code of its own; load it by transformers" in told(ModelError, open_folder, folder)
+
+
+def test_adapters_by_path_are_told(tmp_path):
+    get_peft_model(tiny.build("llama"), LoraConfig(target_modules=["q_proj"])).save_pretrained(tmp_path)
+    assert "it is an adapter; load it with its model by peft" in told(ModelError, drafttree.load, tmp_path)
 
 
 def test_other_kinds_of_model_are_refused(tmp_path):

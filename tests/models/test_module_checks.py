@@ -6,8 +6,14 @@ import pytest
 import torch
 from accelerate import cpu_offload, dispatch_model
 from torch import nn
-from torchao.quantization import Int8WeightOnlyConfig, quantize_
-from transformers import AutoModel, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen2ForTokenClassification
+from transformers import (
+    AutoModel,
+    GraniteMoeHybridConfig,
+    LlamaConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForTokenClassification,
+)
 
 import drafttree
 from drafttree.core.errors import ModelError
@@ -30,7 +36,8 @@ def stock(module: PreTrainedModel) -> list[int]:
 
 def quantised(module: PreTrainedModel) -> PreTrainedModel:
     """Its linear layers by torchao, weights in eight bits."""
-    quantize_(module, Int8WeightOnlyConfig())
+    torchao = pytest.importorskip("torchao.quantization", reason="its import prints warnings, so it is not required")
+    torchao.quantize_(module, torchao.Int8WeightOnlyConfig())
     return module
 
 
@@ -51,7 +58,16 @@ def untied(module: PreTrainedModel) -> PreTrainedModel:
     return module
 
 
+def granite() -> PreTrainedModel:
+    """A model of a family that may have recurrent layers, with none."""
+    recurrent = {"mamba_n_heads": 8, "mamba_d_state": 8, "mamba_d_head": 8}
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 16}
+    config = GraniteMoeHybridConfig(**tiny.GROUPED, **recurrent, **experts, layer_types=["attention"] * tiny.LAYERS)
+    return tiny.from_config(config)
+
+
 SERVED = {
+    "a hybrid that only attends": lambda _: granite(),
     "torchao": quantised,
     "offloaded": lambda module: cpu_offload(module, execution_device=torch.device("cpu")),
     "in part on disk": lambda module, folder: dispatch_model(

@@ -18,6 +18,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    __version__,
 )
 from transformers.utils import logging as transformers_logging
 
@@ -80,7 +81,7 @@ def load_model(source: ModelSource, dtype: torch.dtype, device: torch.device) ->
     path = _resolve(source)
     _refuse_head(source, Path(path))
     try:
-        config = AutoConfig.from_pretrained(path)
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
         model_class: Any = _check_kind(source, config)
         if (settings := Path(path) / "generation_config.json").is_file():
             read_json(settings)
@@ -94,7 +95,7 @@ def load_model(source: ModelSource, dtype: torch.dtype, device: torch.device) ->
         reason = f"truncated or damaged ({_first_lines(error)}); download or copy them again"
         raise ModelError(f"the weights of {str(source)!r} are {reason}") from error
     except Exception as error:
-        raise ModelError(f"cannot load model {str(source)!r}: {_first_lines(error)}") from error
+        raise ModelError(f"cannot load model {str(source)!r}: {_reason(error, path)}") from error
     model, info = loaded
     _check_weights(source, info)
     model = model.to(device).eval()
@@ -121,7 +122,7 @@ def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase | None:
     if not name:
         return None
     try:
-        return AutoTokenizer.from_pretrained(_resolve(name))
+        return AutoTokenizer.from_pretrained(_resolve(name), trust_remote_code=False)
     except Exception as error:
         reason = f"{_first_lines(error).rstrip(':.')}; save one beside the model or pass tokenizer="
         raise ModelError(f"cannot load the tokenizer of {str(name)!r}: {reason}") from error
@@ -169,11 +170,11 @@ def find_folder(source: str | Path) -> Path:
     Raises:
         ModelError: there is none.
     """
-    path = Path(_resolve(source, DRAFTERS))
+    path = Path(_resolve(source, DRAFTERS, "drafter"))
     return path if path.is_dir() else download(str(source))
 
 
-def _resolve(source: str | Path, known: Iterable[str] = zoo.NAMES) -> str:
+def _resolve(source: str | Path, known: Iterable[str] = zoo.NAMES, kind: str = "model") -> str:
     """The folder of an embedded model or a local path; anything else is a hub name, unless it looks like a path."""
     name = str(source)
     if not name or source == Path():
@@ -187,7 +188,7 @@ def _resolve(source: str | Path, known: Iterable[str] = zoo.NAMES) -> str:
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith("."):
         raise ModelError(f"model folder {name!r} does not exist")
     if difflib.get_close_matches(name, known, n=1, cutoff=0.7):
-        raise ModelError(f"{unknown('model', name, known)} (or give a folder or a hub name)")
+        raise ModelError(f"{unknown(kind, name, known)} (or give a folder or a hub name)")
     return name
 
 
@@ -241,6 +242,26 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         transformers_logging.set_verbosity(before)
+
+
+def _reason(error: Exception, path: str) -> str:
+    """Why transformers cannot load a model, and what to do if it is too old for the model or would run its code."""
+    if (Path(path) / "adapter_config.json").is_file():
+        return "it is an adapter; load it with its model by peft, and pass the loaded model"
+    if "trust_remote_code" in str(error):
+        return (
+            "it needs code of its own; load it by transformers with trust_remote_code=True, and pass the loaded model"
+        )
+    reason = f"{error} in its config.json is not known" if isinstance(error, KeyError) else _first_lines(error)
+    with suppress(Exception):
+        saved = str(PreTrainedConfig.get_config_dict(path)[0]["transformers_version"])
+        if _release(saved) > _release(__version__):
+            reason += f" (it was saved by transformers {saved}, newer than {__version__}; update transformers)"
+    return reason
+
+
+def _release(version: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", version)[:3]]
 
 
 def _first_lines(error: Exception) -> str:

@@ -109,8 +109,9 @@ def _incompatibility(module: PreTrainedModel) -> str | None:
     if module.config.is_encoder_decoder:
         return "encoder-decoder (cross-attention) layers"
     config = module.config.get_text_config()
-    foreign = ", ".join(sorted(set(getattr(config, "layer_types", None) or ()) - TREE_LAYERS))
-    if getattr(module, "_is_stateful", False):
+    types = set(getattr(config, "layer_types", None) or ())
+    foreign = ", ".join(sorted(types - TREE_LAYERS))
+    if getattr(module, "_is_stateful", False) and not (types and types <= TREE_LAYERS):  # Granite 4 may only attend
         return f"recurrent layers ({foreign or config.model_type})"
     if foreign:
         return f"{foreign} layers"
