@@ -1,5 +1,6 @@
 """Modules whose weights are quantised, offloaded or not all there run as they are, or are refused in a line."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -109,6 +110,25 @@ def test_quantised_weights_in_bfloat16_give_the_modules_logits():
     logits = tiny.score(model, cache, tree)[0]
     model.release()
     assert tiny.worst_gap(logits, module, prefix, tree) <= 4 * torch.finfo(module.dtype).eps * float(logits.abs().max())
+
+
+def medusa_head(folder: Path) -> Path:
+    width = tiny.SIZES["hidden_size"]
+    shapes = {"0.0.linear.weight": (width, width), "0.0.linear.bias": (width,), "0.1.weight": (tiny.VOCAB, width)}
+    torch.save({name: torch.ones(shape) for name, shape in shapes.items()}, folder / "medusa_lm_head.pt")
+    return folder
+
+
+def test_a_quantised_target_may_have_a_head(tmp_path):
+    module = quantised(tiny.build("llama"))
+    expected = stock(module)
+    assert drafttree.load(module, medusa_head(tmp_path)).generate(PROMPT, max_new_tokens=16).tokens == expected
+
+
+def test_an_offloaded_target_lends_nothing_to_a_head(tmp_path):
+    module = cpu_offload(tiny.build("llama"), execution_device=torch.device("cpu"))
+    message = told(ModelError, drafttree.load, module, medusa_head(tmp_path))
+    assert "reads the target's weights, which accelerate keeps elsewhere; use a language model" in message
 
 
 def dynamically_quantised(module: PreTrainedModel) -> PreTrainedModel:

@@ -162,6 +162,9 @@ def load_head(source: Path, target: PreTrainedModel) -> Drafter | None:
     formats = head_formats()
     if (kind := recognise(source, formats)) == LANGUAGE_MODEL:
         return None
+    if target.device.type == "meta":
+        kept = "reads the target's weights, which accelerate keeps elsewhere"
+        raise ModelError(f"{str(source)!r} is a head ({kind}), which {kept}; use a language model or 'lookup' to draft")
     try:
         return formats[kind].load(read_tensors(source), read_config(source), target)
     except ModelError as error:
