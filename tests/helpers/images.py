@@ -7,6 +7,7 @@ from transformers import (
     AutoModelForImageTextToText,
     LlavaConfig,
     Mistral3Config,
+    PPChart2TableConfig,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2_5_VLConfig,
@@ -33,6 +34,10 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
         text_config={**tiny.GROUPED, "head_dim": 8, "rope_parameters": {**ROPE, "mrope_interleaved": True}},
         vision_config={**QWEN_ENCODER, "num_position_embeddings": 4, "deepstack_visual_indexes": [0]},
         **QWEN_TOKENS,
+    ),
+    "pp_chart2table": lambda: PPChart2TableConfig(  # attends eagerly to images, whatever the text part does
+        text_config={**tiny.GROUPED, "model_type": "qwen2"},
+        vision_config={**ENCODER, "output_channels": 8, "mlp_dim": 16, "window_size": 2, "global_attn_indexes": [0]},
     ),
     "llava": lambda: LlavaConfig(
         text_config={**tiny.GROUPED, "model_type": "llama"},

@@ -88,14 +88,15 @@ class ModuleBackend:
 
 def use_tree_attention(module: PreTrainedModel) -> None:
     """Switch a module to our attention implementation and remember its own."""
-    if module.config._attn_implementation != NAME:
-        setattr(module, ORIGINAL_ATTENTION, module.config._attn_implementation or "eager")
+    attention = module.config.get_text_config()._attn_implementation
+    if attention != NAME:
+        setattr(module, ORIGINAL_ATTENTION, attention or "eager")
         module.set_attn_implementation(NAME)
 
 
 def restore_attention(module: PreTrainedModel) -> None:
     """Give a module its own attention implementation back."""
-    if module.config._attn_implementation == NAME:
+    if module.config.get_text_config()._attn_implementation == NAME:
         module.set_attn_implementation(getattr(module, ORIGINAL_ATTENTION, "sdpa"))
 
 
