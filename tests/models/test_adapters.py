@@ -162,7 +162,7 @@ def test_custom_generate_runs_the_adapter():
 def test_prompts_that_were_trained_are_refused():
     settings = PromptTuningConfig(task_type=TaskType.CAUSAL_LM, num_virtual_tokens=2)
     message = told(ModelError, drafttree.load, get_peft_model(base(), settings), "lookup")
-    assert "adapters that train a prompt (PROMPT_TUNING)" in message
+    assert "an adapter that trains a prompt (PROMPT_TUNING) is not in the model's layers" in message
 
 
 def test_compiled_models_are_unwrapped():

@@ -50,7 +50,8 @@ def unwrap(source: Any) -> Any:
         return source
     adapter: Any = source.active_peft_config
     if adapter.is_prompt_learning:
-        raise ModelError(f"adapters that train a prompt ({adapter.peft_type.value}) cannot be used; merge or drop them")
+        kind = f"an adapter that trains a prompt ({adapter.peft_type.value})"
+        raise ModelError(f"{kind} is not in the model's layers and cannot be used; pass the model without it")
     return unwrap(source.get_base_model())  # pyright: ignore[reportCallIssue]
 
 
