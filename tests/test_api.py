@@ -44,7 +44,7 @@ EXPORTS = {
     "drafttree.hf": {"TreeGenerate", "generate"},
     "drafttree.models": {
         *("NAME", "Model", "Output", "TargetModel", "TreeCache", "TreePlan"),
-        *("append", "lay_out_for_cpu", "prefill", "select_backend", "verify_once"),
+        *("append", "input_device", "lay_out_for_cpu", "prefill", "select_backend", "verify_once"),
     },
     "drafttree.policies": {
         *("POLICIES", "Chain", "DySpec", "DynaTree", "Eagle", "Fixed", "OptTree", "Talon", "Template", "TreePolicy"),

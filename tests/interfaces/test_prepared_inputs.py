@@ -18,7 +18,7 @@ from transformers import (
 from drafttree.core.errors import ConfigError
 from drafttree.interfaces import transformers_generate as hf
 from drafttree.interfaces.prepared_inputs import split_processors
-from helpers import tiny
+from helpers import images, tiny
 from helpers.stock_generate import Recorder, StopAt, padded
 
 PROMPT = torch.tensor([tiny.random_tokens(6, 3)])
@@ -64,6 +64,23 @@ def test_left_padding_of_a_single_prompt(target, draft):
     inputs = {name: value[:1] for name, value in padded(3, 8).items()}
     stock = target.generate(**inputs, max_new_tokens=NEW)
     assert torch.equal(stock, target.generate(**inputs, max_new_tokens=NEW, custom_generate=hf.generate(draft)))
+
+
+@pytest.mark.parametrize("lengths", [(6,), (4, 7)])
+@pytest.mark.parametrize("name", images.CONFIGS)
+def test_text_for_models_of_images(name, lengths):
+    """For some of them transformers makes position ids in three dimensions."""
+    model, inputs = images.build(name), padded(*lengths)
+    stock = model.generate(**inputs, max_new_tokens=NEW, pad_token_id=0)
+    ours = model.generate(**inputs, max_new_tokens=NEW, pad_token_id=0, custom_generate=hf.generate("lookup"))
+    assert torch.equal(stock, ours)
+
+
+def test_positions_in_several_dimensions_that_are_not_the_texts_are_refused():
+    positions = torch.arange(6).repeat(3, 1, 1)
+    positions[2] += 1
+    with pytest.raises(ConfigError, match="position_ids"):
+        images.build("qwen2_5_vl").generate(PROMPT, position_ids=positions, custom_generate=hf.generate("lookup"))
 
 
 REFUSED = {

@@ -86,7 +86,8 @@ def test_a_loaded_target_keeps_its_dtype_and_device(monkeypatch):
 )
 def test_misspelt_drafters_are_told_before_the_target_is_loaded(name, meant, monkeypatch):
     monkeypatch.setattr("drafttree.loading.load.load_model", lambda *_: pytest.fail("loaded"))
-    assert f"did you mean {meant!r}" in told(ModelError, drafttree.load, drafter=name)
+    message = told(ModelError, drafttree.load, drafter=name)
+    assert message.startswith(f"unknown drafter {name!r}; did you mean {meant!r}")
 
 
 @pytest.mark.parametrize("names", [("", "lookup"), ("embedded", ""), ("embedded", "mixed:")])
@@ -107,6 +108,13 @@ def test_a_mismatch_leaves_a_loaded_drafter_as_it_was(folder, tmp_path_factory):
 def test_a_drafter_needs_no_tokenizer_of_its_own(folder, tmp_path):
     tiny.build("llama", seed=2).save_pretrained(tmp_path)
     assert drafttree.load(folder, tmp_path).drafter
+
+
+@pytest.mark.parametrize("target", [None, 123, torch.nn.Linear(2, 2), LlamaConfig])
+def test_targets_of_other_types_are_told_without_a_network(target, monkeypatch):
+    monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("connected"))
+    message = told(ConfigError, drafttree.load, target)
+    assert f"the target is of type {type(target).__name__}; give an embedded name, a folder" in message
 
 
 def test_options_are_checked_before_anything_is_loaded(monkeypatch):

@@ -1,13 +1,17 @@
 """Folders and names become models, or one line that says what is wrong with the files."""
 
+import json
 import re
 import time
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import (
+    LlamaConfig,
     PreTrainedModel,
     T5Config,
     T5ForConditionalGeneration,
@@ -21,6 +25,7 @@ from drafttree.loading import (
     check_tokenizers,
     load_model,
 )
+from helpers import images, tiny
 from helpers.refusals import told
 from helpers.tokenizers import words
 
@@ -104,6 +109,48 @@ def test_bad_config(folder, text):
     assert f"cannot load model {str(folder)!r}" in told(ModelError, open_folder, folder)
 
 
+CONFIGS = {
+    "a rope of tomorrow": (
+        {"rope_parameters": {"rope_type": "spiral", "rope_theta": 1e4}},
+        "'spiral' in its config.json",
+    ),
+    "layers of tomorrow": ({"layer_types": ["magic"] * 3}, "layer_types"),
+    "a model of tomorrow": ({"model_type": "llama9"}, "`llama9`"),
+}
+
+
+@pytest.mark.parametrize("case", CONFIGS)
+def test_models_of_a_newer_transformers_are_told(folder, case):
+    change, message = CONFIGS[case]
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | change))
+    told_now = told(ModelError, open_folder, folder)
+    assert message in told_now
+    assert "update transformers" not in told_now
+    (folder / "config.json").write_text(json.dumps(config | change | {"transformers_version": "99.1.0"}))
+    newer = f"(it was saved by transformers 99.1.0, newer than {transformers.__version__}; update transformers)"
+    assert told(ModelError, open_folder, folder).endswith(newer)
+
+
+def test_a_newer_transformers_alone_is_no_obstacle(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"transformers_version": "99.1.0"}))
+    assert open_folder(folder)
+
+
+def test_code_beside_a_model_is_not_run(folder, monkeypatch):
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
+    names = {"AutoConfig": "configuration_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.OwnModel"}
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "own", "auto_map": names}))
+    assert "it needs code of its own; load it by transformers" in told(ModelError, open_folder, folder)
+
+
+def test_adapters_by_path_are_told(tmp_path):
+    get_peft_model(tiny.build("llama"), LoraConfig(target_modules=["q_proj"])).save_pretrained(tmp_path)
+    assert "it is an adapter; load it with its model by peft" in told(ModelError, drafttree.load, tmp_path)
+
+
 def test_other_kinds_of_model_are_refused(tmp_path):
     small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
     ViTModel(ViTConfig(**small, image_size=8, patch_size=4)).save_pretrained(tmp_path / "vit")
@@ -119,3 +166,30 @@ def test_vocabularies_may_differ_in_padding():
     check_tokenizers(words("a", "b", "padding"), words("a", "b"))
     check_tokenizers(words("a"), None)
     check_tokenizers(None, words("a"))
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_that_was_loaded_by_name_can_be_saved(tmp_path, dtype, tied):
+    source, saved = tmp_path / "source", tmp_path / "saved"
+    tiny.from_config(LlamaConfig(**tiny.GROUPED, tie_word_embeddings=tied)).to(getattr(torch, dtype)).save_pretrained(
+        source
+    )
+    decoder = drafttree.load(source, "lookup", dtype=dtype, tokenizer=words("a"))
+    decoder.generate([1, 2, 3], max_new_tokens=2)
+    decoder.target.module.save_pretrained(saved)
+    assert "drafttree" not in (saved / "config.json").read_text()
+    before, after = (load_file(folder / "model.safetensors") for folder in (source, saved))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("name", images.CONFIGS)
+def test_models_of_images_write_text(name, tmp_path):
+    module, prompt = images.build(name), tiny.random_tokens(6, 3) * 2
+    module.save_pretrained(tmp_path)
+    stock = module.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False)[0, 12:].tolist()
+    for source in (tmp_path, module):
+        decoder = drafttree.load(source, "lookup", dtype="float32", tokenizer=words("a"))
+        for each in (decoder, decoder.plain()):
+            assert each.generate(prompt, max_new_tokens=12).tokens == stock

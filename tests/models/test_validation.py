@@ -1,11 +1,15 @@
 """A model is trusted with trees only after a tree pass has agreed with the model's own logits."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 
 import drafttree
 from drafttree.core.errors import ModelError
 from drafttree.models import TargetModel, module_backend, select_backend, tree_attention, validation
+from drafttree.models.fused import FusedBackend
+from drafttree.models.module_backend import ModuleBackend
 from helpers import tiny
 
 
@@ -74,3 +78,51 @@ def test_a_module_given_back_is_taken_again_by_the_next_pass(name):
     ids = torch.tensor([prompt])
     module.generate(ids, max_new_tokens=3, custom_generate=drafttree.hf.generate(drafter="lookup"))
     assert decoder.generate(prompt, max_new_tokens=12).tokens == expected
+
+
+FUSED = ("llama", "qwen2", "qwen3", "mistral", "gpt_neox")
+REDUCED = (torch.bfloat16, torch.float16)
+
+
+@pytest.mark.parametrize("dtype", REDUCED)
+@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_reduced_precision_is_no_reason_to_distrust_fused_layers(name, dtype, seed):
+    assert type(select_backend(tiny.build(name, seed).to(dtype))) is FusedBackend
+
+
+@torch.no_grad()
+def with_adapter(module, share: float):
+    """A clone with a low-rank change of the attention's input weights, of this share of their norm."""
+    clone, generator = deepcopy(module), torch.Generator().manual_seed(5)
+    for name, weight in clone.named_parameters():
+        if weight.ndim == 2 and ("q_proj" in name or "v_proj" in name or "query_key_value" in name):
+            up, down = (torch.randn(size, 8, generator=generator) for size in weight.shape)
+            change = up @ down.T
+            weight += (share * change * weight.float().norm() / change.norm()).to(weight.dtype)
+    return clone
+
+
+BASES = {f"{name} in float16": (lambda name=name: tiny.build(name).half(), 0.03) for name in FUSED} | {
+    f"{name} in bfloat16": (lambda name=name: drafttree.load(name, "none", dtype="bfloat16").target.module, 0.1)
+    for name in ("embedded", "embedded-draft")
+}
+"""Models, and the share of the norm of the attention's weights that an adapter changes."""
+
+
+@pytest.mark.parametrize("case", BASES)
+def test_fused_layers_without_the_adapter_are_not_trusted_in_reduced_precision(case, monkeypatch):
+    build, share = BASES[case]
+    base = build()
+    monkeypatch.setattr(validation, "FusedBackend", lambda _: FusedBackend(deepcopy(base)))
+    assert type(select_backend(deepcopy(base))) is FusedBackend
+    assert type(select_backend(with_adapter(base, share))) is ModuleBackend
+
+
+def test_the_comparison_draws_nothing_and_leaves_no_hook():
+    module = tiny.build("llama").to(torch.bfloat16)
+    torch.manual_seed(3)
+    before = torch.random.get_rng_state()
+    select_backend(module)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert not any(part._forward_pre_hooks for part in module.modules())

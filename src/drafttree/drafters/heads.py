@@ -1,5 +1,6 @@
 """Parts shared by trained heads: their residual block, and access to the target's layers."""
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 from transformers import PreTrainedModel
@@ -46,5 +47,5 @@ def own_bytes(heads: nn.Module, target: PreTrainedModel) -> int:
 
 def zero_hidden(target: PreTrainedModel) -> Tensor:
     """Return zeros `[1, 1, hidden]`, which a head reads while the target has no hidden state before the root."""
-    weight = projection(target).weight
-    return weight.new_zeros(1, 1, weight.shape[1])
+    hidden = target.config.get_text_config().hidden_size
+    return torch.zeros(1, 1, hidden, dtype=target.dtype, device=target.device)

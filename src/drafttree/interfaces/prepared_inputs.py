@@ -145,7 +145,10 @@ def left_padding(input_ids: Tensor, mask: Tensor | None, positions: Tensor | Non
 
 
 def _agree(positions: Tensor, expected: Tensor, real: Tensor) -> bool:
-    """True if position ids, one row for all prompts or one for each, are as expected at all tokens but padding."""
-    if positions.ndim != 2 or positions.shape[1] != expected.shape[1]:
+    """True if position ids, one row for all prompts or one for each, are as expected at all tokens but padding.
+
+    Models of images have positions in several dimensions, `[dimensions, batch, tokens]`, which are equal for text.
+    """
+    if positions.ndim not in (2, 3) or positions.shape[-1] != expected.shape[1]:
         return False
     return bool(((positions == expected) | ~real).all())

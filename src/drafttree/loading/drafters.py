@@ -38,6 +38,7 @@ from drafttree.loading.pretrained import (
     find_folder,
     load_model,
     tokenizer_beside,
+    unwrap,
 )
 from drafttree.loading.specs import split_spec
 from drafttree.models import Model, TargetModel, select_backend
@@ -116,6 +117,7 @@ def make_drafter(
     Raises:
         ConfigError: a class that is no drafter, or that does not take these parameters.
     """
+    source = unwrap(source)
     if isinstance(source, Path | PreTrainedModel):
         return load_drafter(source)
     if isinstance(source, type):
@@ -139,6 +141,7 @@ def check_drafter(source: object) -> None:
     Raises:
         ConfigError: the message says what it lacks.
     """
+    source = unwrap(source)
     if isinstance(source, type):
         DRAFTER_CLASSES.check(source, source.__name__)
     elif source is not None and not isinstance(source, str | Path | PreTrainedModel):
@@ -169,6 +172,9 @@ def load_head(source: Path, target: PreTrainedModel) -> Drafter | None:
     formats = head_formats()
     if (kind := recognise(source, formats)) == LANGUAGE_MODEL:
         return None
+    if target.device.type == "meta":
+        kept = "reads the target's weights, which accelerate keeps elsewhere"
+        raise ModelError(f"{str(source)!r} is a head ({kind}), which {kept}; use a language model or 'lookup' to draft")
     try:
         return formats[kind].load(read_tensors(source), read_config(source), target)
     except ModelError as error:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+from transformers import AutoConfig
 
 from drafttree.drafters.formats import (
     LANGUAGE_MODEL,
@@ -20,7 +20,7 @@ from drafttree.drafters.formats import (
 )
 from drafttree.drafters.formats.checkpoints import OBJECT, entry
 from drafttree.loading.methods import head_formats
-from drafttree.loading.pretrained import find_folder
+from drafttree.loading.pretrained import class_of, find_folder
 
 UNKNOWN = "not said"
 
@@ -91,9 +91,9 @@ def _weight_problems(folder: Path, tensors: Mapping[str, Tensor]) -> list[str]:
     """The tensors that transformers would initialise at random if it loaded the folder."""
     try:
         config = AutoConfig.from_pretrained(folder)
-        if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        model: Any = class_of(config)
+        if model is None:
             return [f"{config.model_type} is not a decoder-only language model"]
-        model: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
         _, found = model.from_pretrained(
             None, config=config, state_dict=dict(tensors), output_loading_info=True, ignore_mismatched_sizes=True
         )

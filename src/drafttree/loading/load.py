@@ -11,7 +11,7 @@ from drafttree.engine import compatibility
 from drafttree.engine.decoder import Decoder
 from drafttree.loading.drafters import DrafterSource, check_drafter_exists, choose_drafter, find_drafter
 from drafttree.loading.placement import find_placement
-from drafttree.loading.pretrained import ModelSource, eos_ids, load_model, load_tokenizer
+from drafttree.loading.pretrained import ModelSource, eos_ids, find_model, load_model, load_tokenizer
 from drafttree.loading.specs import PolicyLike, VerifierLike, find_verifier, make_policy
 from drafttree.models import TargetModel, select_backend
 
@@ -32,7 +32,8 @@ def load(
     """A decoder from names, paths or loaded models.
 
     Args:
-        target: "embedded", a folder, a hub name, or a loaded transformers model.
+        target: "embedded", a folder, a hub name, or a loaded transformers model, which may be wrapped by
+            `torch.compile` or peft; its adapters stay in force.
         drafter: "embedded-draft", a folder or a hub name (a language model or an EAGLE-3, Medusa or Hydra head), a
             loaded model; "lookup" or "suffix", which propose what followed before and need no model; "mixed:" and a
             model, for lookup with that model to fall back to; an object of the protocol `drafttree.drafters.Drafter`;
@@ -58,6 +59,7 @@ def load(
     chosen_policy, chosen_verifier = make_policy(policy), find_verifier(verifier)
     if chosen_verifier:
         compatibility.check(chosen_policy, chosen_verifier)
+    target = find_model(target)
     on, kind = find_placement(target, dtype, device)
     if isinstance(drafter, str) and drafter == "auto":
         drafter, reason = choose_drafter(target)

@@ -5,6 +5,7 @@ from transformers import PreTrainedModel
 
 from drafttree.core.errors import ConfigError, unknown
 from drafttree.loading.pretrained import ModelSource
+from drafttree.models import input_device
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -18,11 +19,12 @@ def find_placement(target: ModelSource, dtype: str | torch.dtype, device: str) -
     if not isinstance(target, PreTrainedModel):
         on = find_device(device)
         return on, find_dtype(dtype, on)
-    if device != "auto" and find_device(device).type != target.device.type:
-        raise ConfigError(f"the target is on {target.device}, not on {device!r}; move it there, or leave out device")
-    if dtype != "auto" and find_dtype(dtype, target.device) != target.dtype:
+    on = input_device(target)
+    if device != "auto" and find_device(device).type != on.type:
+        raise ConfigError(f"the target is on {on}, not on {device!r}; move it there, or leave out device")
+    if dtype != "auto" and find_dtype(dtype, on) != target.dtype:
         raise ConfigError(f"the target is in {target.dtype}, not in {dtype!r}; convert it, or leave out dtype")
-    return target.device, target.dtype
+    return on, target.dtype
 
 
 def find_device(name: str) -> torch.device:

@@ -9,18 +9,20 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from torch import Tensor, nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     AutoConfig,
-    AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    __version__,
 )
 from transformers.utils import logging as transformers_logging
 
-from drafttree.core.errors import ModelError, TokenizerMismatch, unknown
+from drafttree.core.errors import ConfigError, ModelError, TokenizerMismatch, unknown
 from drafttree.drafters import LOOKUPS
 from drafttree.drafters.formats import LANGUAGE_MODEL, download, read_json, recognise
 from drafttree.loading import zoo
@@ -32,8 +34,45 @@ ModelSource = str | Path | PreTrainedModel
 """An embedded name, a folder, a hub name or a loaded model."""
 
 
+def unwrap(source: Any) -> Any:
+    """The model inside wrappers of `torch.compile` and of peft, whose adapters lie in its layers.
+
+    Anything else passes as it is.
+
+    Raises:
+        ModelError: an adapter that trains a prompt, which is not in the layers.
+    """
+    if isinstance(source, PreTrainedModel) or not isinstance(source, nn.Module):
+        return source
+    if isinstance(compiled := getattr(source, "_orig_mod", None), nn.Module):
+        return unwrap(compiled)
+    if not hasattr(source, "get_base_model"):
+        return source
+    adapter: Any = source.active_peft_config
+    if adapter.is_prompt_learning:
+        kind = f"an adapter that trains a prompt ({adapter.peft_type.value})"
+        raise ModelError(f"{kind} is not in the model's layers and cannot be used; pass the model without it")
+    return unwrap(source.get_base_model())  # pyright: ignore[reportCallIssue]
+
+
+def find_model(source: Any) -> ModelSource:
+    """The name, path or loaded model a target is given by, without wrappers.
+
+    Raises:
+        ConfigError: it is something else.
+        ModelError: as for `unwrap`.
+    """
+    found = unwrap(source)
+    if isinstance(found, str | Path | PreTrainedModel):
+        return found
+    kind = type(found).__name__
+    raise ConfigError(f"the target is of type {kind}; give an embedded name, a folder, a hub name or a loaded model")
+
+
 def load_model(source: ModelSource, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     """A transformers model from an embedded name, a folder or a hub name; a loaded model passes as it is.
+
+    A model of images and text is loaded whole, to be used on text alone.
 
     Raises:
         ModelError: there is none, or its weights are missing, truncated or of another shape.
@@ -43,11 +82,12 @@ def load_model(source: ModelSource, dtype: torch.dtype, device: torch.device) ->
     path = _resolve(source)
     _refuse_head(source, Path(path))
     try:
-        _check_kind(source, AutoConfig.from_pretrained(path))
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        model_class: Any = _check_kind(source, config)
         if (settings := Path(path) / "generation_config.json").is_file():
             read_json(settings)
         with _quiet():
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = model_class.from_pretrained(
                 path, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
             )
     except ModelError:
@@ -56,13 +96,21 @@ def load_model(source: ModelSource, dtype: torch.dtype, device: torch.device) ->
         reason = f"truncated or damaged ({_first_lines(error)}); download or copy them again"
         raise ModelError(f"the weights of {str(source)!r} are {reason}") from error
     except Exception as error:
-        raise ModelError(f"cannot load model {str(source)!r}: {_first_lines(error)}") from error
+        raise ModelError(f"cannot load model {str(source)!r}: {_reason(error, path)}") from error
     model, info = loaded
     _check_weights(source, info)
     model = model.to(device).eval()
     if device.type == "cpu" and dtype == torch.float32:
         lay_out_for_cpu(model)
+        model.register_state_dict_post_hook(_make_contiguous)
     return model
+
+
+def class_of(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
+    """The class with a decoder and a language-model head for a config, of text or of images and text; None without."""
+    mappings: tuple[Any, ...] = MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    found = (mapping[type(config)] for mapping in mappings if type(config) in mapping)
+    return None if config.is_encoder_decoder else next(found, None)
 
 
 def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase | None:
@@ -75,7 +123,7 @@ def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase | None:
     if not name:
         return None
     try:
-        return AutoTokenizer.from_pretrained(_resolve(name))
+        return AutoTokenizer.from_pretrained(_resolve(name), trust_remote_code=False)
     except Exception as error:
         reason = f"{_first_lines(error).rstrip(':.')}; save one beside the model or pass tokenizer="
         raise ModelError(f"cannot load the tokenizer of {str(name)!r}: {reason}") from error
@@ -123,11 +171,11 @@ def find_folder(source: str | Path) -> Path:
     Raises:
         ModelError: there is none.
     """
-    path = Path(_resolve(source, DRAFTERS))
+    path = Path(_resolve(source, DRAFTERS, "drafter"))
     return path if path.is_dir() else download(str(source))
 
 
-def _resolve(source: str | Path, known: Iterable[str] = zoo.NAMES) -> str:
+def _resolve(source: str | Path, known: Iterable[str] = zoo.NAMES, kind: str = "model") -> str:
     """The folder of an embedded model or a local path; anything else is a hub name, unless it looks like a path."""
     name = str(source)
     if not name or source == Path():
@@ -141,7 +189,7 @@ def _resolve(source: str | Path, known: Iterable[str] = zoo.NAMES) -> str:
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith("."):
         raise ModelError(f"model folder {name!r} does not exist")
     if difflib.get_close_matches(name, known, n=1, cutoff=0.7):
-        raise ModelError(f"{unknown('model', name, known)} (or give a folder or a hub name)")
+        raise ModelError(f"{unknown(kind, name, known)} (or give a folder or a hub name)")
     return name
 
 
@@ -158,12 +206,13 @@ def _refuse_head(source: str | Path, path: Path) -> None:
         raise ModelError(f"{str(source)!r} is a head ({kind}), which drafts; as target give the model it is for")
 
 
-def _check_kind(source: str | Path, config: PreTrainedConfig) -> None:
-    """Refuse what is not a decoder-only language model before its weights are read."""
+def _check_kind(source: str | Path, config: PreTrainedConfig) -> type[PreTrainedModel]:
+    """The class of a model; what is not a decoder-only language model is refused before its weights are read."""
     if config.is_encoder_decoder:
         raise ModelError(f"{source} cannot be verified in a tree: it has encoder-decoder (cross-attention) layers")
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    if not (found := class_of(config)):
         raise ModelError(f"{str(source)!r} is not a language model ({config.model_type}); give a decoder-only one")
+    return found
 
 
 def _check_weights(source: str | Path, info: Mapping[str, Any]) -> None:
@@ -176,6 +225,15 @@ def _check_weights(source: str | Path, info: Mapping[str, Any]) -> None:
         raise ModelError(f"the weights of {str(source)!r} are incomplete: {missing[0]}{more} missing")
 
 
+def _make_contiguous(_: nn.Module, state: dict[str, Tensor], *__: object) -> None:
+    """Copy the tensors of a state dict that are laid out input-major, which `save_pretrained` cannot write."""
+    copies: dict[tuple[int, torch.Size], Tensor] = {}  # tied weights stay one tensor
+    for name, tensor in state.items():
+        key = tensor.data_ptr(), tensor.shape
+        if not tensor.is_contiguous():
+            state[name] = copies[key] = copies[key] if key in copies else tensor.contiguous()
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without transformers' report on weights, which `_check_weights` puts in one line."""
@@ -185,6 +243,26 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         transformers_logging.set_verbosity(before)
+
+
+def _reason(error: Exception, path: str) -> str:
+    """Why transformers cannot load a model, and what to do if it is too old for the model or would run its code."""
+    if (Path(path) / "adapter_config.json").is_file():
+        return "it is an adapter; load it with its model by peft, and pass the loaded model"
+    if "trust_remote_code" in str(error):
+        return (
+            "it needs code of its own; load it by transformers with trust_remote_code=True, and pass the loaded model"
+        )
+    reason = f"{error} in its config.json is not known" if isinstance(error, KeyError) else _first_lines(error)
+    with suppress(Exception):
+        saved = str(PreTrainedConfig.get_config_dict(path)[0]["transformers_version"])
+        if _release(saved) > _release(__version__):
+            reason += f" (it was saved by transformers {saved}, newer than {__version__}; update transformers)"
+    return reason
+
+
+def _release(version: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", version)[:3]]
 
 
 def _first_lines(error: Exception) -> str:

@@ -4,6 +4,7 @@ from drafttree.models.base import Model, Output, append, prefill
 from drafttree.models.cache_layout import CacheLayout
 from drafttree.models.kv_cache import TreeCache
 from drafttree.models.module_backend import lay_out_for_cpu
+from drafttree.models.module_checks import input_device
 from drafttree.models.target_model import TargetModel
 from drafttree.models.tree_attention import NAME, TreePlan
 from drafttree.models.validation import select_backend, verify_once
@@ -17,6 +18,7 @@ __all__ = [
     "TreeCache",
     "TreePlan",
     "append",
+    "input_device",
     "lay_out_for_cpu",
     "prefill",
     "select_backend",

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
+from drafttree.models.module_checks import input_device
+
 
 class LayerShape(NamedTuple):
     """The shape of a layer's keys `[batch, heads, rows, key_width]` and values `[batch, heads, rows, value_width]`."""
@@ -57,7 +59,7 @@ class CacheLayout:
     def of_module(cls, module: PreTrainedModel) -> "CacheLayout":
         """The layout of a module that has its own attention, found by a pass over one token."""
         cache = DynamicCache(config=module.config)
-        module(input_ids=torch.zeros(1, 1, dtype=torch.long, device=module.device), past_key_values=cache)
+        module(input_ids=torch.zeros(1, 1, dtype=torch.long, device=input_device(module)), past_key_values=cache)
         cached: list[Any] = cache.layers
         layers = {index: layer for index, layer in enumerate(cached) if getattr(layer, "keys", None) is not None}
         shapes = {index: (layer.keys.shape, layer.values.shape) for index, layer in layers.items()}

@@ -1,6 +1,7 @@
 """The layers that keep a model from being verified in a tree, from its config and modules."""
 
 from inspect import signature
+from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -27,8 +28,10 @@ def incompatibility(module: PreTrainedModel) -> str | None:
     config = module.config.get_text_config()
     is_hybrid = bool(recurrent_layers(module)) and "past_key_values" in signature(module.forward).parameters
     known = TREE_LAYERS | RECURRENT_LAYERS if is_hybrid else TREE_LAYERS
-    foreign = ", ".join(sorted(set(getattr(config, "layer_types", None) or ()) - known))
-    if getattr(module, "_is_stateful", False) and not is_hybrid:
+    types = set(getattr(config, "layer_types", None) or ())
+    foreign = ", ".join(sorted(types - known))
+    only_attends = bool(types) and types <= TREE_LAYERS  # as some models of Granite 4
+    if getattr(module, "_is_stateful", False) and not (is_hybrid or only_attends):
         return f"recurrent layers ({foreign or config.model_type})"
     if foreign:
         return f"{foreign} layers"
@@ -36,9 +39,10 @@ def incompatibility(module: PreTrainedModel) -> str | None:
         return "ALiBi attention layers, whose scores depend on the order of the cache"
     if any(rope.get("rope_type") == "dynamic" for rope in ropes(config)):
         return "rotary embeddings that change with the length (rope_type 'dynamic')"
-    if not (module._supports_attention_backend or takes_mask(module)):
+    text_part: Any = module.get_decoder()
+    if not (text_part._supports_attention_backend or takes_mask(module)):
         return f"attention layers ({config.model_type}) outside transformers' AttentionInterface"
-    layers: dict[str, nn.Module] = dict(module.get_decoder().named_modules())
+    layers: dict[str, nn.Module] = dict(text_part.named_modules())
     if any(getattr(layer, "is_causal", True) is False for layer in layers.values()):
         return "bidirectional attention layers"
     return _padded_positions(layers)

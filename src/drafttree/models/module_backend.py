@@ -14,6 +14,7 @@ from drafttree.models.cache_layout import CacheLayout
 from drafttree.models.incompatibility import incompatibility, takes_mask
 from drafttree.models.kv_cache import TreeCache
 from drafttree.models.long_rope import long_frequencies, rope_switch
+from drafttree.models.module_checks import input_device
 from drafttree.models.recurrent import LayerStates, TreeSteps, recurrent_layers, stepping
 from drafttree.models.tree_attention import NAME, TreePlan
 
@@ -36,7 +37,7 @@ class ModuleBackend:
     def __init__(self, module: PreTrainedModel) -> None:
         if reason := incompatibility(module):
             raise ModelError(f"{type(module).__name__} cannot be verified in a tree: it has {reason}")
-        self.device = module.device
+        self.device = input_device(module)
         self._module = module
         self._dtype = module.dtype
         self._layers: int = module.config.get_text_config().num_hidden_layers
@@ -123,14 +124,15 @@ class ModuleBackend:
 
 def use_tree_attention(module: PreTrainedModel) -> None:
     """Switch a module that knows attention implementations to ours and remember its own."""
-    if module.config._attn_implementation != NAME and not takes_mask(module):
-        setattr(module, ORIGINAL_ATTENTION, module.config._attn_implementation or "eager")
+    attention = module.config.get_text_config()._attn_implementation
+    if attention != NAME and not takes_mask(module):
+        setattr(module, ORIGINAL_ATTENTION, attention or "eager")
         module.set_attn_implementation(NAME)
 
 
 def restore_attention(module: PreTrainedModel) -> None:
     """Give a module its own attention implementation back."""
-    if module.config._attn_implementation == NAME:
+    if module.config.get_text_config()._attn_implementation == NAME:
         module.set_attn_implementation(getattr(module, ORIGINAL_ATTENTION, "sdpa"))
 
 

@@ -13,6 +13,7 @@ from transformers import DynamicCache, PreTrainedModel
 from drafttree.models.base import Backend, append
 from drafttree.models.kv_cache import TreeCache
 from drafttree.models.long_rope import context_limit, rope_switch
+from drafttree.models.module_checks import input_device, logits_width
 
 PREFIX = 20
 """Tokens before the first tree, read in two passes."""
@@ -45,7 +46,7 @@ class Probe(NamedTuple):
 
 def make_probes(module: PreTrainedModel) -> list[Probe]:
     """A probe behind a prefix and, where the context is long enough, one at late positions."""
-    vocab = _vocab(module)
+    vocab = logits_width(module)
     tokens = [(7 * index + 1) % vocab for index in range(PREFIX + len(PARENTS))]
     probes = [Probe(tokens[:PREFIX], tokens[PREFIX:])]
     last = ((context_limit(module) or 0) - len(PARENTS) - 1) // ALIGNMENT * ALIGNMENT
@@ -63,8 +64,8 @@ def own_logits(module: PreTrainedModel, probe: Probe) -> Tensor:
 
 
 def _own_logits(module: PreTrainedModel, tokens: Sequence[int], start: int) -> Tensor:
-    ids = torch.tensor([list(tokens)], device=module.device)
-    positions = start + torch.arange(len(tokens), device=module.device)[None]
+    ids = torch.tensor([list(tokens)], device=input_device(module))
+    positions = start + torch.arange(len(tokens), device=input_device(module))[None]
     out = module(input_ids=ids, position_ids=positions, past_key_values=_LateCache(module, start), use_cache=True)
     return out.logits[0, -1].float()
 
@@ -102,7 +103,3 @@ def _read(backend: Backend, cache: TreeCache, tokens: list[int]) -> None:
 
 def _path(node: int) -> list[int]:
     return [*(_path(PARENTS[node]) if node else []), node]
-
-
-def _vocab(module: PreTrainedModel) -> int:
-    return module.get_output_embeddings().weight.shape[0]  # pyright: ignore[reportOptionalMemberAccess]

@@ -133,7 +133,7 @@ def recurrent_layers(module: PreTrainedModel) -> dict[str, nn.Module]:
         return {}
     return {
         name: part
-        for name, part in module.named_modules()
+        for name, part in module.get_decoder().named_modules()
         if hasattr(part, "layer_idx") and any(isinstance(child, nn.Conv1d) for child in part.children())
     }
 

@@ -10,6 +10,7 @@ from drafttree.models.base import Backend, Output
 from drafttree.models.kv_cache import TreeCache
 from drafttree.models.long_rope import context_limit, rope_switch
 from drafttree.models.module_backend import ModuleBackend, restore_attention
+from drafttree.models.module_checks import input_device, logits_width
 from drafttree.models.selected_backend import SelectedBackend
 
 
@@ -73,9 +74,9 @@ class TargetModel:
 
     def _describe(self) -> None:
         module = self.module
-        self.vocab_size: int = module.get_output_embeddings().weight.shape[0]  # pyright: ignore[reportOptionalMemberAccess]
+        self.vocab_size: int = logits_width(module)
         self.context = context_limit(module)
         self.rope_switch = rope_switch(module)
-        self.device = module.device
+        self.device = input_device(module)
         self.dtype = module.dtype
         self.nbytes = sum(parameter.nbytes for parameter in module.parameters())
