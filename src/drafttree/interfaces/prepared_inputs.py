@@ -25,7 +25,7 @@ from transformers import (
 from transformers.generation.logits_process import LogitNormalization, LogitsProcessor
 from transformers.generation.streamers import BaseStreamer
 
-from drafttree.constraints.options import refusal
+from drafttree.constraints.refusals import refusal
 
 COUNTS = ("num_beams", "num_beam_groups")
 SWITCHES = (

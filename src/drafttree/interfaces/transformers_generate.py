@@ -29,8 +29,8 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from drafttree.constraints.options import refusal
 from drafttree.constraints.processors import Constraint, processor_for_row
+from drafttree.constraints.refusals import refusal
 from drafttree.core.errors import ConfigError
 from drafttree.drafters import Drafter, LanguageModelDrafter
 from drafttree.engine.decoder import Decoder
