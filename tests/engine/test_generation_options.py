@@ -64,7 +64,7 @@ def decoder(module, near):
 
 def saved(module, free, fields, folder):
     """A folder with the model and these fields in its generation_config.json."""
-    filled = {name: [free[1], free[5]] if value == "tokens" else value for name, value in fields.items()}
+    filled = {name: [free[0], free[5]] if value == "tokens" else value for name, value in fields.items()}
     copy = deepcopy(module)
     copy.generation_config = GenerationConfig(**filled)
     copy.save_pretrained(folder)
@@ -96,10 +96,8 @@ def test_a_model_that_samples_samples_by_default_and_a_call_has_the_last_word(mo
     bare = Decoder(decoder.target, decoder.drafter)
 
     def same(options: dict, expected: dict) -> bool:
-        texts = [
-            each.generate(PROMPT, seed=5, max_new_tokens=NEW, **chosen)
-            for each, chosen in ((decoder, options), (bare, expected))
-        ]
+        calls = ((decoder, options), (bare, expected))
+        texts = [each.generate(PROMPT, seed=5, max_new_tokens=NEW, **chosen) for each, chosen in calls]
         return texts[0].tokens == texts[1].tokens
 
     assert same({}, given)
@@ -152,13 +150,8 @@ def test_neutral_values_of_unsupported_options_are_accepted(decoder, free):
     assert len(decoder.generate(PROMPT, do_sample=True, top_k=1, max_new_tokens=4).tokens) == 4
 
 
-ARGUMENTS = [
-    "prefix_allowed_tokens_fn",
-    "watermarking_config",
-    "renormalize_logits",
-    "eos_token_id",
-    "stopping_criteria",
-]
+ARGUMENTS = ["prefix_allowed_tokens_fn", "watermarking_config", "renormalize_logits", "eos_token_id"]
+ARGUMENTS += ["stopping_criteria"]
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
@@ -193,10 +186,8 @@ def test_a_watermark_follows_temperature_and_truncation(decoder, module):
 
 
 def test_time_is_of_the_whole_call(decoder):
-    assert [len(each.tokens) for each in decoder.generate([PROMPT, PROMPT[:3]], max_time=0.0, max_new_tokens=9)] == [
-        1,
-        1,
-    ]
+    several = decoder.generate([PROMPT, PROMPT[:3]], max_time=0.0, max_new_tokens=9)
+    assert [len(each.tokens) for each in several] == [1, 1]
     assert len(decoder.generate(PROMPT, max_time=3600, max_new_tokens=5).tokens) == 5
 
 
