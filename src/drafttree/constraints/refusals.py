@@ -134,19 +134,19 @@ def check_options(options: Mapping[str, Any], given: Iterable[str], served: Iter
         if known is None:
             raise unknown("option", name, [*served, *NO_EFFECT])
         if not known.accepts(value):
-            raise refusal(_shown(name, value), known.advice) if name in given else _adopted(name, value, known)
+            raise refusal(show_option(name, value), known.advice) if name in given else _adopted(name, value, known)
 
 
 def _adopted(name: str, value: Any, known: Refused) -> ConfigError:
     """The error for an unsupported default, which the caller can override."""
     neutral = known.neutral[0] if known.neutral else None
     return ConfigError(
-        f"the generation config sets {_shown(name, value)}, which tree drafting does not support; "
+        f"the generation config sets {show_option(name, value)}, which tree drafting does not support; "
         f"pass {name}={neutral!r} to generate without it"
     )
 
 
-def _shown(name: str, value: Any) -> str:
+def show_option(name: str, value: Any) -> str:
     """An option with its value if that is short."""
     return f"{name}={value!r}" if isinstance(value, int | float | str) else name
 

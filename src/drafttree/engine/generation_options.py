@@ -1,6 +1,7 @@
 """The options of one generation: the caller's over the model's own, under the names of transformers' `generate`."""
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -52,8 +53,8 @@ class GenerationOptions(ProcessorOptions, total=False):
         stop_strings: transformers' name of `stop`.
         eos_token_id: token ids that end the text, instead of the decoder's.
         ignore_eos: go on past EOS tokens.
-        max_time: seconds after which no further round begins to count; a text has at least one token. It is of the
-            whole call, for a list of prompts too.
+        max_time: seconds after which a text ends with its next token. They run from the call on, for a list of prompts
+            too, each of which gets at least one token.
         stopping_criteria: of transformers, asked after every token as its `generate` asks them; `scores` is None.
         logits_processor: processors of transformers, applied at every node with the text up to that node. They must be
             functions of that text and the scores, and come after those of the other options.
@@ -261,12 +262,16 @@ def _check_values(values: Mapping[str, Any]) -> None:
         raise ConfigError(f"grammar is {grammar!r}; make one with drafttree.grammar.json_schema, regex or ebnf")
     if not isinstance(processors, list | tuple | None):
         raise ConfigError(f"logits_processor is {processors!r}; give a LogitsProcessorList")
-    trust: Any = values.get("draft_temperature", 1.0)
-    if trust is not None and (not isinstance(trust, Real) or not MIN_TEMPERATURE <= trust < math.inf):
+    trust = values.get("draft_temperature")
+    if trust is not None and not _between(trust, Real, MIN_TEMPERATURE, sys.float_info.max):
         raise ConfigError(f"draft_temperature is {trust!r}; it must be a number of at least {MIN_TEMPERATURE}")
-    count: Any = values.get("logprobs")
-    if count is not None and (not isinstance(count, Integral) or not 0 <= count <= MAX_LOGPROBS):
+    count = values.get("logprobs")
+    if count is not None and not _between(count, Integral, 0, MAX_LOGPROBS):
         raise ConfigError(f"logprobs is {count!r}; give True, or how many alternatives, at most {MAX_LOGPROBS}")
+
+
+def _between(value: Any, kind: type, low: float, high: float) -> bool:
+    return isinstance(value, kind) and low <= value <= high
 
 
 def _check_count(name: str, count: object) -> None:
@@ -296,11 +301,10 @@ def _temperature(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
 
 
 def _stopping_criteria(values: Mapping[str, Any]) -> StoppingCriteriaList:
-    criteria = values.get("stopping_criteria")
-    seconds: Any = values.get("max_time")
+    criteria, seconds = values.get("stopping_criteria"), values.get("max_time")
     if not isinstance(criteria, list | tuple | None) or not all(map(callable, criteria or ())):
         raise ConfigError(f"stopping_criteria is {criteria!r}; give a StoppingCriteriaList")
-    if seconds is not None and (not isinstance(seconds, Real) or not seconds >= 0):
+    if seconds is not None and not _between(seconds, Real, 0, math.inf):
         raise ConfigError(f"max_time is {seconds!r}; it must be a number of seconds")
     timed = [] if seconds is None else [MaxTimeCriteria(float(seconds))]
     return StoppingCriteriaList([*timed, *(criteria or ())])

@@ -36,6 +36,7 @@ from drafttree.drafters import Drafter, LanguageModelDrafter
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.metrics import Metrics
 from drafttree.engine.request import Request
+from drafttree.engine.stopping import StoppingText
 from drafttree.interfaces.prepared_inputs import (
     check_batch,
     check_config,
@@ -44,6 +45,7 @@ from drafttree.interfaces.prepared_inputs import (
     left_padding,
     split_processors,
 )
+from drafttree.interfaces.score_rows import score_rows, stack_rows
 from drafttree.loading import (
     DrafterSource,
     ModelSource,
@@ -149,21 +151,26 @@ class TreeGenerate:
         seeds = torch.randint(2**63 - 1, (len(input_ids),)).tolist() if sampling else [0] * len(input_ids)
         limit = stopping_criteria.max_length or generation_config.max_length
         self.metrics = []
-        rows = []
+        rows, recorders = [], []
         with self._decoder(model, tokenizer, eos_ids(generation_config)) as decoder:
             for row, (ids, pad, seed) in enumerate(zip(input_ids, padding, seeds, strict=True)):
-                options = {"max_new_tokens": limit - len(ids), "seed": seed, "grammar": self._grammar, **sampling}
+                options: Any = {"max_new_tokens": limit - len(ids), "seed": seed, "grammar": self._grammar, **sampling}
                 own = LogitsProcessorList(processor_for_row(processor, row) for processor in processors)
                 request = decoder.new_request(ids[pad:].tolist(), logits_processor=own, **options)
                 request.constraints.padding = ids[:pad].tolist()
-                rows.append(_run(decoder, request, ids, stopping_criteria, streamer))
+                request.stopping = StoppingText(stopping_criteria, ids.tolist(), request.remaining, ids.device)
+                request.recorder = score_rows(generation_config, request.verifier.sampling)
+                _run(decoder, request, streamer)
+                rows.append(torch.cat((ids[:pad], ids.new_tensor(request.tokens))))
+                recorders.append(request.recorder)
                 self.metrics.append(request.metrics)
         if streamer is not None:
             streamer.end()
         sequences = _stack(rows, generation_config)
         if not generation_config.return_dict_in_generate:
             return sequences
-        return GenerateDecoderOnlyOutput(sequences=sequences)  # pyright: ignore[reportArgumentType]
+        outputs: Any = {"sequences": sequences, **stack_rows(recorders, generation_config)}
+        return GenerateDecoderOnlyOutput(**outputs)
 
     @contextmanager
     def _decoder(
@@ -241,24 +248,13 @@ def _lent(module: PreTrainedModel) -> Iterator[TargetModel]:
         yield model
 
 
-def _run(
-    decoder: Decoder, request: Request, prompt: Tensor, criteria: StoppingCriteriaList, streamer: BaseStreamer | None
-) -> Tensor:
-    """Generate one row, judged by the criteria token by token as stock `generate` does."""
-    ids = torch.cat((prompt, prompt.new_zeros(request.remaining)))
-    length = len(prompt)
+def _run(decoder: Decoder, request: Request, streamer: BaseStreamer | None) -> None:
+    """Generate one row, and stream it token by token."""
     while not request.finish_reason:
         known = len(request.tokens)
         decoder.step(request)
-        for token in request.tokens[known:]:
-            ids[length] = token
-            length += 1
-            done = bool(criteria(ids[None, :length], None).all())  # pyright: ignore[reportArgumentType]
-            if streamer is not None:
-                streamer.put(torch.tensor([token]))
-            if done:
-                return ids[:length]
-    return ids[:length]
+        for token in request.tokens[known:] if streamer is not None else ():
+            streamer.put(torch.tensor([token]))  # pyright: ignore[reportOptionalMemberAccess]
 
 
 def _stack(rows: list[Tensor], config: GenerationConfig) -> Tensor:
