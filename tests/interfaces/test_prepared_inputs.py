@@ -5,7 +5,6 @@ from copy import deepcopy
 import pytest
 import torch
 from transformers import (
-    DynamicCache,
     EtaLogitsWarper,
     LogitsProcessorList,
     MinPLogitsWarper,
@@ -81,7 +80,6 @@ REFUSED = {
         "watermarking_config": SynthIDTextWatermarkingConfig(keys=[1, 2], ngram_len=3),
         "do_sample": True,
     },
-    "past_key_values": {"past_key_values": DynamicCache()},
     "inputs_embeds": {"inputs_embeds": torch.zeros(1, 6, 32)},
     "position_ids": {"position_ids": torch.arange(1, 7)[None]},
     "attention_mask": {"attention_mask": torch.tensor([[1, 1, 0, 1, 1, 1]])},

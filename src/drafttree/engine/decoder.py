@@ -243,8 +243,9 @@ class Decoder:
         return committed
 
     def prefill(self, request: Request) -> None:
-        """Read a new request's prompt, all but its last token, as target and as drafter."""
-        passes, hidden_states = prefill(self.target, request.cache, request.tokens[:-1], self._hidden_layers)
+        """Read a new request's prompt, all but its last token and what its KV cache holds, as target and as drafter."""
+        unread = request.tokens[request.cache.length : -1]
+        passes, hidden_states = prefill(self.target, request.cache, unread, self._hidden_layers)
         request.metrics.prefill_passes = passes
         if request.draft and self._levels(request) > 0:
             request.draft.prefill(hidden_states)

@@ -28,6 +28,7 @@ from transformers.generation.streamers import BaseStreamer
 from drafttree.constraints.refusals import REFUSED, refusal, show_option
 
 SERVED = {"num_return_sequences", "output_scores", "output_logits", "streamer", "tokenizer", "attention_mask"}
+SERVED |= {"past_key_values", "input_ids", "inputs"}
 """What `custom_generate` serves although `Decoder.generate` refuses it."""
 INPUTS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "cache_position"}
 WARPERS: dict[type, tuple[str, str] | None] = {
@@ -54,9 +55,6 @@ def check_config(config: GenerationConfig) -> None:
 
 def check_inputs(input_ids: Tensor, model_kwargs: Mapping[str, object]) -> None:
     """Refuse inputs of the model other than tokens."""
-    cache = model_kwargs.get("past_key_values")
-    if getattr(cache, "_is_user_defined", False):
-        raise refusal("past_key_values", "pass the whole prompt as input_ids")
     for name, value in model_kwargs.items():
         empty = value is None or (isinstance(value, dict) and not value)
         if name not in INPUTS and not empty:

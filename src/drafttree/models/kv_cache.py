@@ -80,6 +80,12 @@ class TreeCache(Cache):
         self.drafted = 0
         self.positions = None
 
+    def committed(self) -> list[tuple[Tensor, Tensor]]:
+        """Per layer, views `[batch, heads, length, head_dim]` of the committed keys and values."""
+        if self._buffer is None:
+            return []
+        return [(keys, values) for keys, values in self._buffer[..., : self.length, :].unbind(0)]
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Rows in use, drafted ones included."""
         return self.length + self.drafted
