@@ -64,6 +64,8 @@ def test_caches_that_cannot_go_on_are_refused_by_name(target, draft):
     for given, prompt, words in (
         (static, longer, "past_key_values of StaticCache; give a DynamicCache"),
         (cache, PROMPT[:, :4], "past_key_values of 9 tokens; the prompt of 4 must be longer"),
+        (DynamicCache(), PROMPT.expand(2, -1), "past_key_values with several or padded prompts"),
+        (StaticCache(config=target.config, max_cache_len=32), PROMPT, "past_key_values of StaticCache"),
     ):
         with pytest.raises(ConfigError, match=words):
             target.generate(prompt, max_new_tokens=4, past_key_values=given, custom_generate=speculate)

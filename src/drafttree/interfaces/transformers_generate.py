@@ -19,7 +19,6 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch import Tensor
 from transformers import (
-    DynamicCache,
     GenerationConfig,
     GenerationMixin,
     LogitsProcessorList,
@@ -38,7 +37,7 @@ from drafttree.engine.decoder import Decoder
 from drafttree.engine.metrics import Metrics
 from drafttree.engine.request import Request
 from drafttree.engine.stopping import StoppingText
-from drafttree.interfaces.cache_exchange import check_cache, read_cache, write_cache
+from drafttree.interfaces.cache_exchange import cache_to_fill, check_cache, read_cache, write_cache
 from drafttree.interfaces.prepared_inputs import (
     check_batch,
     check_config,
@@ -151,40 +150,39 @@ class TreeGenerate:
         processors, sampling = split_processors(logits_processor, bool(generation_config.do_sample))
         padding = left_padding(input_ids, model_kwargs.get("attention_mask"), model_kwargs.get("position_ids"))
         cache = model_kwargs.get("past_key_values")
-        returned = generation_config.return_dict_in_generate or getattr(cache, "_is_user_defined", False)
+        filled = cache_to_fill(cache, padding, generation_config)
         seeds = torch.randint(2**63 - 1, (len(input_ids),)).tolist() if sampling else [0] * len(input_ids)
         limit = stopping_criteria.max_length or generation_config.max_length
         self.metrics = []
         rows, recorders = [], []
-        alone = type(cache) is DynamicCache and len(input_ids) == 1 and not any(padding)
         with self._decoder(model, tokenizer, eos_ids(generation_config)) as decoder:
             check_cache(cache, input_ids, padding, bool(decoder.drafter and decoder.drafter.hidden_layers))
             for row, (ids, pad, seed) in enumerate(zip(input_ids, padding, seeds, strict=True)):
-                options: Any = {"max_new_tokens": limit - len(ids), "seed": seed, "grammar": self._grammar, **sampling}
                 own = LogitsProcessorList(processor_for_row(processor, row) for processor in processors)
-                request = decoder.new_request(ids[pad:].tolist(), logits_processor=own, **options)
-                request.constraints.padding = ids[:pad].tolist()
+                options = {"logits_processor": own, "max_new_tokens": limit - len(ids), "seed": seed, **sampling}
+                request = self._request(decoder, ids, pad, options)
                 request.stopping = StoppingText(stopping_criteria, ids.tolist(), request.remaining, ids.device)
                 request.recorder = score_rows(generation_config, request.verifier.sampling)
-                if cache is not None:
-                    read_cache(cache, request.cache)
+                read_cache(cache, request.cache)
                 _run(decoder, request, streamer)
                 rows.append(torch.cat((ids[:pad], ids.new_tensor(request.tokens))))
                 recorders.append(request.recorder)
                 self.metrics.append(request.metrics)
-                if cache is not None and returned and alone:
-                    write_cache(request, cache)
+                if filled is not None:
+                    write_cache(request, filled)
         if streamer is not None:
             streamer.end()
         sequences = _stack(rows, generation_config)
         if not generation_config.return_dict_in_generate:
             return sequences
-        outputs: Any = {
-            "sequences": sequences,
-            "past_key_values": cache if alone else None,
-            **stack_rows(recorders, generation_config),
-        }
-        return GenerateDecoderOnlyOutput(**outputs)
+        outputs: Any = {"past_key_values": filled, **stack_rows(recorders, generation_config)}
+        return GenerateDecoderOnlyOutput(sequences=sequences, **outputs)  # pyright: ignore[reportArgumentType]
+
+    def _request(self, decoder: Decoder, ids: Tensor, pad: int, options: Any) -> Request:
+        """The request of one row `ids`, of which the first `pad` tokens are padding."""
+        request = decoder.new_request(ids[pad:].tolist(), grammar=self._grammar, **options)
+        request.constraints.padding = ids[:pad].tolist()
+        return request
 
     @contextmanager
     def _decoder(
