@@ -1,6 +1,6 @@
 """`past_key_values`: a text goes on from a cache of transformers, and leaves one to go on from."""
 
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -29,10 +29,10 @@ def check_cache(cache: Cache | None, input_ids: Tensor, padding: list[int], read
         raise refusal(f"past_key_values of {type(cache).__name__}", "give a DynamicCache")
     if len(input_ids) > 1 or any(padding):
         raise refusal("past_key_values with several or padded prompts", "call generate once per prompt")
-    rows = cache.get_seq_length()
+    rows, layers = cache.get_seq_length(), _layers(cache)
     if rows >= input_ids.shape[1]:
         raise refusal(f"past_key_values of {rows} tokens", f"the prompt of {input_ids.shape[1]} must be longer")
-    if rows and any(layer.keys is None or layer.keys.shape[-2] != rows for layer in cache.layers):
+    if rows and any(layer.keys is None or layer.keys.shape[-2] != rows for layer in layers):
         raise refusal("past_key_values without the rows before a sliding window", "leave it out")
     if rows and reads_hidden:
         raise refusal("past_key_values with a drafter that reads the target's hidden states", "leave it out")
@@ -42,6 +42,11 @@ def cache_to_fill(cache: Cache | None, padding: list[int], config: GenerationCon
     """The cache that the text's rows are wanted in, None for none and for several or padded prompts."""
     wanted = config.return_dict_in_generate or _is_given(cache)
     return cache if wanted and type(cache) is DynamicCache and padding == [0] else None
+
+
+def _layers(cache: Cache) -> list[Any]:
+    """The layers of a cache, which differ in class and so have no common fields."""
+    return list(cache.layers)
 
 
 def _is_given(cache: Cache | None) -> TypeGuard[Cache]:
@@ -54,8 +59,8 @@ def read_cache(source: Cache | None, cache: TreeCache) -> None:
     """Commit the rows of a checked cache, if there are any, to an empty one."""
     if source is None or not (rows := source.get_seq_length()):
         return
-    for index, layer in enumerate(source.layers):
-        cache.update(layer.keys, layer.values, index)  # pyright: ignore[reportArgumentType]
+    for index, layer in enumerate(_layers(source)):
+        cache.update(layer.keys, layer.values, index)
     cache.grow(torch.arange(rows)[None])
     cache.commit(range(rows))
 
