@@ -71,6 +71,7 @@ OPTIONS: dict[str, object] = {
     "bad_words_ids": "words",
     "min_length": 20,
     "min_new_tokens": 15,
+    "prefix_allowed_tokens_fn": lambda row, ids: [(int(ids[-1]) * 3 + n) % VOCAB for n in range(40 + row)],
     "forced_bos_token_id": 3,
     "forced_eos_token_id": 96,
     "remove_invalid_values": True,

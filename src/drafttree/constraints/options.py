@@ -1,7 +1,7 @@
 """Makes logits processors from generation options, with the names, classes and order of transformers' `generate`.
 
-So an option gives the same text here as there. Options that tree drafting cannot support are refused by name, never
-ignored.
+So an option gives the same text here as there. Options that tree drafting cannot support are refused by name in
+`drafttree.constraints.refusals`, never ignored.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -10,11 +10,11 @@ from numbers import Integral, Real
 from typing import Any, TypedDict
 
 import torch
+from torch import Tensor
 from transformers import (
     ExponentialDecayLengthPenalty,
     ForcedBOSTokenLogitsProcessor,
     ForcedEOSTokenLogitsProcessor,
-    GenerationConfig,
     InfNanRemoveLogitsProcessor,
     LogitsProcessor,
     LogitsProcessorList,
@@ -22,17 +22,18 @@ from transformers import (
     MinNewTokensLengthLogitsProcessor,
     NoBadWordsLogitsProcessor,
     NoRepeatNGramLogitsProcessor,
+    PrefixConstrainedLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
     SuppressTokensAtBeginLogitsProcessor,
     SuppressTokensLogitsProcessor,
 )
 
-from drafttree.core.errors import ConfigError, unknown
+from drafttree.core.errors import ConfigError
 
 
 class ProcessorOptions(TypedDict, total=False):
-    """Options of transformers' `GenerationConfig` that become logits processors; None turns one off."""
+    """Options of transformers' `generate` that become logits processors; None turns one off."""
 
     sequence_bias: list | dict | None
     repetition_penalty: float | None
@@ -40,6 +41,7 @@ class ProcessorOptions(TypedDict, total=False):
     bad_words_ids: list[list[int]] | None
     min_length: int | None
     min_new_tokens: int | None
+    prefix_allowed_tokens_fn: Callable[[int, Tensor], list[int]] | None
     forced_bos_token_id: int | None
     forced_eos_token_id: int | list[int] | None
     remove_invalid_values: bool | None
@@ -82,6 +84,12 @@ def _min_new_tokens(count: int, context: ProcessorContext) -> LogitsProcessor | 
     return MinNewTokensLengthLogitsProcessor(context.prompt_length, count, eos, device=device) if eos else None
 
 
+def _prefix_constrained(allowed: Callable[[int, Tensor], list[int]], _: ProcessorContext) -> LogitsProcessor:
+    if not callable(allowed):
+        raise ValueError("it must be a function of the batch index and the token ids")
+    return PrefixConstrainedLogitsProcessor(allowed, 1)
+
+
 def _forced_eos(token: int | list[int], context: ProcessorContext) -> LogitsProcessor:
     return ForcedEOSTokenLogitsProcessor(context.limit, token, device=str(context.device))
 
@@ -108,6 +116,7 @@ PROCESSOR_FACTORIES: dict[str, Callable[[Any, ProcessorContext], LogitsProcessor
     "bad_words_ids": _bad_words,
     "min_length": _min_length,
     "min_new_tokens": _min_new_tokens,
+    "prefix_allowed_tokens_fn": _prefix_constrained,
     "forced_bos_token_id": lambda token, _: ForcedBOSTokenLogitsProcessor(token),
     "forced_eos_token_id": _forced_eos,
     "remove_invalid_values": lambda *_: InfNanRemoveLogitsProcessor(),
@@ -132,43 +141,6 @@ TOKEN_OPTIONS = (
     "begin_suppress_tokens",
 )
 """Options whose values are token ids, which are checked against the vocabulary."""
-ALTERNATIVES = {
-    "num_beams": "beam search keeps several texts, a draft tree belongs to one; leave it out",
-    "num_beam_groups": "beam search keeps several texts, a draft tree belongs to one; leave it out",
-    "num_return_sequences": "call generate once for every seed",
-    "do_sample": "temperature=0 is greedy, any other temperature samples",
-    "max_length": "give max_new_tokens",
-    "stop_strings": "give stop",
-    "eos_token_id": "give eos to the Decoder",
-    "streamer": "iterate over Decoder.stream",
-    "stopping_criteria": "iterate over Decoder.stream and leave the loop",
-    "assistant_model": "the drafter is an argument of drafttree.load",
-    "prefix_allowed_tokens_fn": "give a PrefixConstrainedLogitsProcessor in logits_processor",
-}
-"""Advice for options of transformers that are not supported."""
-
-
-def refusal(option: str, advice: str = "leave it out, or call generate without custom_generate") -> ConfigError:
-    """Return the error for an option of transformers' `generate` that tree drafting cannot support."""
-    return ConfigError(f"tree drafting does not support {option}; {advice}")
-
-
-def check_names(names: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse unknown and unsupported options.
-
-    Args:
-        names: names of the given options.
-        known: names of the supported options besides those of `ProcessorOptions`.
-
-    Raises:
-        ConfigError: an option is not supported, with an alternative, or does not exist, with the nearest name.
-    """
-    for name in names:
-        if name in PROCESSOR_FACTORIES:
-            continue
-        if name in ALTERNATIVES or hasattr(GenerationConfig(), name):
-            raise refusal(name, ALTERNATIVES.get(name, "leave it out"))
-        raise unknown("option", name, [*known, *PROCESSOR_FACTORIES])
 
 
 def make_processors(

@@ -20,7 +20,7 @@ from transformers import (
     RepetitionPenaltyLogitsProcessor,
 )
 
-from drafttree.constraints.options import refusal
+from drafttree.constraints.refusals import refusal
 from drafttree.core.errors import ConfigError, DraftTreeError
 from drafttree.core.tree import DraftTree
 from drafttree.verifiers.base import not_numbers

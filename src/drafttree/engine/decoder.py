@@ -5,32 +5,33 @@
 `Decoder.step` is the only loop body; generating, streaming, benchmarks and the command line all drive it.
 """
 
-import inspect
-import math
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from numbers import Integral, Real
-from typing import Unpack, overload
+from types import MappingProxyType
+from typing import Any, Unpack, overload
 
 import torch
-from transformers import LogitsProcessorList
 
-from drafttree.constraints.options import ProcessorContext, ProcessorOptions, check_names, make_processors
-from drafttree.constraints.processors import Constraint, PathConstraints
-from drafttree.core.errors import ConfigError, ContextError, InputError
+from drafttree.constraints.options import ProcessorContext
+from drafttree.constraints.processors import PathConstraints
+from drafttree.core.errors import ConfigError, InputError
 from drafttree.core.randomness import SeededRandomness, random_seed
-from drafttree.core.sampling import MIN_TEMPERATURE, Sampling
+from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Proposal, Verdict
 from drafttree.drafters.base import Drafter, DraftSession, HiddenStates
 from drafttree.engine import compatibility
 from drafttree.engine.child_sampler import ChildSampler
-from drafttree.engine.detokenizer import Detokenizer, stop_strings
+from drafttree.engine.detokenizer import Detokenizer
 from drafttree.engine.draft_logits import AdjustedDraft, Constrain
+from drafttree.engine.generation_options import GenerationOptions, RequestOptions
+from drafttree.engine.logprobs import Logprobs
 from drafttree.engine.metrics import Metrics
+from drafttree.engine.prompt import Prompt, check_room, encode, is_batch
 from drafttree.engine.request import Chunk, Generation, Request
 from drafttree.engine.round_clock import RoundClock
+from drafttree.engine.stopping import StoppingText
 from drafttree.engine.tree_growth import grow
 from drafttree.models import Model, Output, prefill
 from drafttree.policies.base import TreePolicy
@@ -39,7 +40,6 @@ from drafttree.verifiers import Coupled, Greedy, Verifier
 
 TREE_HEADROOM = 64
 SESSION_PARTS = ("root", "expand", "prefill", "commit", "passes", "seconds", "nbytes")
-Prompt = str | Sequence[int]
 
 
 class Decoder:
@@ -53,6 +53,11 @@ class Decoder:
             what accepts most on the policy's trees (`compatibility.default_verifier`) where none is.
         tokenizer: a transformers tokenizer, None to work on token ids alone.
         eos: token ids that end a text.
+        defaults: options of `generate` that hold where a call does not give its own; `drafttree.load` takes those of
+            the model's generation config.
+
+    Attributes:
+        defaults: as given; read-only.
 
     Raises:
         ConfigError: policy and verifier are not proven lossless together.
@@ -66,6 +71,7 @@ class Decoder:
         verifier: type[Verifier] | None = None,
         tokenizer=None,
         eos: Sequence[int] = (),
+        defaults: Mapping[str, Any] | None = None,
     ) -> None:
         self.target = target
         self.drafter = drafter
@@ -83,6 +89,7 @@ class Decoder:
             compatibility.check(self.policy, verifier)
         self.tokenizer = tokenizer
         self.eos = tuple(eos)
+        self.defaults: Mapping[str, Any] = MappingProxyType(dict(defaults or {}))
 
     def plain(self) -> "Decoder":
         """The same decoder without speculation: the baseline every speed-up is measured against."""
@@ -90,24 +97,34 @@ class Decoder:
 
     def with_policy(self, policy: TreePolicy) -> "Decoder":
         """The same decoder growing its trees by another policy."""
-        return Decoder(self.target, self.drafter, policy, self.verifier, self.tokenizer, self.eos)
+        return self._with(policy=policy)
 
     def with_drafter(self, drafter: Drafter | None) -> "Decoder":
         """The same decoder with another drafter."""
-        return Decoder(self.target, drafter, self.policy, self.verifier, self.tokenizer, self.eos)
+        return self._with(drafter=drafter)
+
+    def with_verifier(self, verifier: type[Verifier] | None) -> "Decoder":
+        """The same decoder with another verifier."""
+        return self._with(verifier=verifier)
+
+    def _with(self, **changes: Any) -> "Decoder":
+        return Decoder(**{**vars(self), **changes})
 
     @overload
-    def generate(self, prompt: Prompt, **options) -> Generation: ...  # pyright: ignore[reportOverlappingOverload]
+    def generate(  # pyright: ignore[reportOverlappingOverload]
+        self, prompt: Prompt, **options: Unpack[GenerationOptions]
+    ) -> Generation: ...
 
     @overload
-    def generate(self, prompt: Sequence[Prompt], **options) -> list[Generation]: ...
+    def generate(self, prompt: Sequence[Prompt], **options: Unpack[GenerationOptions]) -> list[Generation]: ...
 
-    def generate(self, prompt, **options):
+    def generate(self, prompt, **options: Unpack[GenerationOptions]):
         """Generate from a prompt, or from each of a list of prompts.
 
         Args:
             prompt: text, token ids, or a list of either; tensors and arrays of token ids will do.
-            **options: as for `start`.
+            **options: see `drafttree.engine.generation_options.GenerationOptions`; what is not given is taken from
+                `defaults`.
 
         Returns:
             One `Generation`, or a list of them for a list of prompts. Ctrl-C ends the one under way with what it has
@@ -116,112 +133,53 @@ class Decoder:
         Raises:
             InputError: a prompt is empty or needs a tokenizer that is not there.
             ContextError: a prompt and `max_new_tokens` exceed the model's context.
-            ConfigError: an option is out of range.
+            ConfigError: an option is out of range, unknown, or nothing speculation can serve.
         """
         prompt = prompt.tolist() if hasattr(prompt, "tolist") else prompt
-        many = isinstance(prompt, list | tuple) and prompt and not isinstance(prompt[0], Integral)
-        if not many:
+        if not is_batch(prompt):
             return self._finish(self.new_request(prompt, **options))
+        chosen = RequestOptions.merge(self.defaults, options)
         ids = [self._encode(single) for single in prompt]
         for single in ids:
-            self._check(single, options.get("max_new_tokens", 128))
+            check_room(len(single), chosen.max_new_tokens(len(single)), self.target.context)
         finished = []
         for single in ids:
-            finished.append(self._finish(self.new_request(single, **options)))
+            finished.append(self._finish(self._request(single, chosen)))
             if finished[-1].finish_reason == "interrupted":
                 break
         return finished
 
-    def stream(self, prompt: Prompt, **options) -> Iterator[Chunk]:
+    def stream(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> Iterator[Chunk]:
         """Generate from one prompt, yielding what each round adds; arguments and errors as for `generate`.
 
         Closing the iterator ends the generation.
         """
-        if isinstance(prompt, list | tuple) and prompt and not isinstance(prompt[0], Integral):
+        if is_batch(prompt):
             raise InputError("stream takes one prompt; call it for each of a list, or call generate")
         return self.stream_request(self.new_request(prompt, **options))
 
-    def new_request(
-        self,
-        prompt: Prompt,
-        *,
-        max_new_tokens: int = 128,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        seed: int | None = None,
-        stop: str | Sequence[str] | None = (),
-        ignore_eos: bool = False,
-        draft_temperature: float = 1.0,
-        typical_p: float = 1.0,
-        epsilon_cutoff: float = 0.0,
-        eta_cutoff: float = 0.0,
-        top_h: float = 0.0,
-        logits_processor: LogitsProcessorList | None = None,
-        grammar: Constraint | None = None,
-        **generation: Unpack[ProcessorOptions],
-    ) -> Request:
+    def new_request(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> Request:
         """Check a prompt and its options and make the request that `step` advances; no model runs yet.
 
-        Args:
-            prompt: text or token ids.
-            max_new_tokens: tokens to generate at most.
-            temperature: 0 decodes greedily.
-            top_k: keep the k most probable tokens; 0 keeps all.
-            top_p: keep the most probable tokens up to this probability.
-            min_p: drop tokens less probable than this share of the most probable one.
-            seed: of the draws; None takes one from torch's global generator, so that texts differ as they do with
-                transformers, and repeat after `torch.manual_seed`. A greedy text needs none.
-            stop: strings that end the text; it is cut before them. Special tokens are no part of it.
-            ignore_eos: go on past EOS tokens.
-            draft_temperature: divides the drafter's logits before the policy looks at them. Below 1 policies trust
-                the drafter more, which pays where it understates how often it is right; it never changes the law.
-            typical_p: keep the tokens whose surprise is nearest the entropy, up to this probability.
-            epsilon_cutoff: drop tokens less probable than this.
-            eta_cutoff: as `epsilon_cutoff`, with a bound that falls with the entropy.
-            top_h: keep the most probable tokens up to this share of the entropy; 0 keeps all.
-            logits_processor: processors of transformers, applied at every node with the text up to that node. They
-                must be functions of that text and the scores, and come after those of `generation`.
-            grammar: what the text must look like, of `drafttree.grammar`.
-            **generation: options of transformers by its names: repetition_penalty, no_repeat_ngram_size,
-                min_new_tokens, bad_words_ids, sequence_bias ...; see `drafttree.constraints.options.ProcessorOptions`.
-
-        Raises:
-            InputError: the prompt is empty or needs a tokenizer that is not there.
-            ContextError: the prompt and `max_new_tokens` exceed the model's context.
-            ConfigError: an option is out of range, unknown, or nothing speculation can serve.
+        Arguments and errors as for `generate`.
         """
-        check_names(
-            generation, inspect.signature(Decoder.new_request).parameters.keys() - {"self", "prompt", "generation"}
-        )
-        tokens = self._encode(prompt)
-        self._check(tokens, max_new_tokens)
-        stop = stop_strings(stop)
-        if stop and self.tokenizer is None:
+        chosen = RequestOptions.merge(self.defaults, options)
+        return self._request(self._encode(prompt), chosen)
+
+    def _encode(self, prompt: object) -> list[int]:
+        return encode(prompt, self.tokenizer, self.target.vocab_size)
+
+    def _request(self, tokens: list[int], options: RequestOptions) -> Request:
+        new_tokens = options.max_new_tokens(len(tokens))
+        check_room(len(tokens), new_tokens, self.target.context)
+        if options.stop and self.tokenizer is None:
             raise ConfigError("stop strings need a tokenizer; give the decoder one")
-        if not isinstance(draft_temperature, Real) or not MIN_TEMPERATURE <= draft_temperature < math.inf:
-            raise ConfigError(
-                f"draft_temperature is {draft_temperature!r}; it must be a number of at least {MIN_TEMPERATURE}"
-            )
-        given = 0 if seed is None else seed
-        sampling = Sampling(temperature, top_k, top_p, min_p, given, typical_p, epsilon_cutoff, eta_cutoff, top_h)
-        verifier = self.verifier or (Greedy if sampling.greedy else Coupled)
-        if seed is None and not sampling.greedy:
-            sampling = replace(sampling, seed=random_seed())
-            verifier = self.verifier or compatibility.default_verifier(self.policy)
-        limit = len(tokens) + max_new_tokens
-        if grammar is not None and not hasattr(grammar, "new_state"):
-            raise ConfigError(f"grammar is {grammar!r}; make one with drafttree.grammar.json_schema, regex or ebnf")
-        if not isinstance(logits_processor, list | tuple | None):
-            raise ConfigError(f"logits_processor is {logits_processor!r}; give a LogitsProcessorList")
-        if grammar and ignore_eos:
-            raise ConfigError("a grammar ends its text with an EOS token; leave out ignore_eos")
-        eos = () if ignore_eos else self.eos
-        setting = ProcessorContext(len(tokens), limit, eos, self.target.vocab_size, self.target.device)
-        processors = make_processors(generation, logits_processor or (), setting)
-        state = grammar.new_state(self.tokenizer, self.target.vocab_size, eos) if grammar else None
-        capacity = limit + min(self.policy.budget, TREE_HEADROOM)
+        limit, eos, grammar = len(tokens) + new_tokens, options.eos(self.eos), options.get("grammar")
+        vocab, device = self.target.vocab_size, self.target.device
+        processors, sampling = options.processors(ProcessorContext(len(tokens), limit, eos, vocab, device))
+        verifier = self._verifier(sampling, seeded=options.get("seed") is not None)
+        state = grammar.new_state(self.tokenizer, vocab, eos) if grammar else None
+        capacity, logprobs = limit + min(self.policy.budget, TREE_HEADROOM), options.get("logprobs")
         return Request(
             tokens=tokens,
             prompt_length=len(tokens),
@@ -231,14 +189,25 @@ class Decoder:
             draft=self._start_draft(tokens, capacity),
             policy=self.policy,
             state=self.policy.init_state(),
-            verifier=verifier(sampling),
-            randomness=SeededRandomness(sampling.seed, self.target.vocab_size, self.target.device),
-            text=Detokenizer(self.tokenizer, tokens, stop),
+            verifier=verifier,
+            randomness=SeededRandomness(verifier.sampling.seed, vocab, device),
+            text=Detokenizer(self.tokenizer, tokens, options.stop),
+            stopping=StoppingText(options.criteria, tokens, new_tokens, device),
             constraints=PathConstraints(processors, state, frozenset(eos)),
-            clock=RoundClock(self.target.device),
-            draft_temperature=draft_temperature,
+            recorder=Logprobs(0 if logprobs is True else logprobs) if logprobs else None,
+            clock=RoundClock(device),
+            draft_temperature=options.get("draft_temperature", 1.0),
             metrics=Metrics(draft_weight_bytes=self.drafter.nbytes if self.drafter else 0),
         )
+
+    def _verifier(self, sampling: Sampling, *, seeded: bool) -> Verifier:
+        """The verifier of a request; a seed is drawn where none was given."""
+        if sampling.greedy:
+            return (self.verifier or Greedy)(sampling)
+        if seeded:
+            return (self.verifier or Coupled)(sampling)
+        chosen = self.verifier or compatibility.default_verifier(self.policy)
+        return chosen(replace(sampling, seed=random_seed()))
 
     def _start_draft(self, tokens: list[int], capacity: int) -> DraftSession | None:
         """The drafter's session for a prompt, if there is a drafter."""
@@ -267,15 +236,19 @@ class Decoder:
                 logits = request.constraints.score(request.tokens, tree, logits)
             verdict = request.verifier.verify(tree, logits, [request.randomness.at(len(request.tokens) - 1)])
         committed, accepted = self._commit(request, tree, verdict, output.hidden)
+        if request.recorder:
+            rows = verdict.host[0][0][:committed]
+            request.recorder.add(output.logits[0, rows], logits[0, rows], request.tokens[-committed:])
         now = time.perf_counter()
         turn = request.clock.round(committed, accepted, tree, request.draft, now - started)
         request.metrics.record(turn, now - begun)
         return committed
 
     def prefill(self, request: Request) -> None:
-        """Read a new request's prompt, all but its last token, as target and as drafter."""
+        """Read a new request's prompt, all but its last token and what its KV cache holds, as target and as drafter."""
         request.cache.long_rope = self._is_long(request)
-        passes, hidden_states = prefill(self.target, request.cache, request.tokens[:-1], self._hidden_layers)
+        unread = request.tokens[request.cache.length : -1]
+        passes, hidden_states = prefill(self.target, request.cache, unread, self._hidden_layers)
         request.metrics.prefill_passes = passes
         if request.draft and self._levels(request) > 0:
             request.draft.prefill(hidden_states)
@@ -371,37 +344,3 @@ class Decoder:
             text = stream.read(final=bool(request.finish_reason))
             drafted_text = [request.drafted[token] for token in stream.origins[shown : shown + len(text)]]
             yield Chunk(text, tokens, drafted, request.finish_reason, drafted_text)
-
-    def _encode(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise InputError("a text prompt needs a tokenizer; pass token ids or give the decoder a tokenizer")
-            if any("\ud800" <= character <= "\udfff" for character in prompt):
-                raise InputError("the prompt holds half a surrogate pair, which is no text")
-            prompt = self.tokenizer(prompt)["input_ids"]
-        if isinstance(prompt, Mapping) and "input_ids" in prompt:
-            prompt = prompt["input_ids"]
-        prompt = getattr(prompt, "tolist", lambda: prompt)()
-        if not isinstance(prompt, Iterable) or isinstance(prompt, dict):
-            raise InputError(f"a prompt is text or token ids, not {type(prompt).__name__}")
-        tokens = list(prompt)
-        if not tokens:
-            raise InputError("the prompt is empty; give at least one token")
-        strange = [token for token in tokens if not isinstance(token, Integral) or isinstance(token, bool)]
-        if strange:
-            raise InputError(f"a token id is a whole number, not {strange[0]!r}")
-        tokens = [int(token) for token in tokens]
-        wrong = [token for token in tokens if not 0 <= token < self.target.vocab_size]
-        if wrong:
-            raise InputError(f"token id {wrong[0]} is outside the vocabulary of {self.target.vocab_size}")
-        return tokens
-
-    def _check(self, tokens: list[int], max_new_tokens: int) -> None:
-        if not isinstance(max_new_tokens, Integral) or isinstance(max_new_tokens, bool) or max_new_tokens < 1:
-            raise ConfigError(f"max_new_tokens is {max_new_tokens!r}; it must be a whole number of at least 1")
-        context = self.target.context
-        if context is not None and len(tokens) + max_new_tokens > context:
-            raise ContextError(
-                f"the prompt of {len(tokens)} tokens and max_new_tokens={max_new_tokens} exceed the model's context "
-                f"of {context}; shorten the prompt or ask for at most {max(context - len(tokens), 0)} tokens"
-            )

@@ -8,8 +8,10 @@ from drafttree.core.randomness import Randomness
 from drafttree.drafters.base import DraftSession
 from drafttree.drafters.mixed import MixedSession
 from drafttree.engine.detokenizer import Detokenizer
+from drafttree.engine.logprobs import Logprobs, RowRecorder
 from drafttree.engine.metrics import Metrics
 from drafttree.engine.round_clock import RoundClock
+from drafttree.engine.stopping import StoppingText
 from drafttree.models import TreeCache
 from drafttree.policies.base import TreePolicy
 from drafttree.verifiers.base import Verifier
@@ -31,12 +33,15 @@ class Request:
         verifier: with the sampling the text is drawn by.
         randomness: of this text.
         text: turns tokens into text and watches for stop strings.
+        stopping: stopping criteria and the tokens they are asked about.
         constraints: what else decides which tokens are possible.
+        recorder: sees the rows the tokens are chosen from, None where nothing of them is wanted.
         clock: times the parts of its rounds.
         draft_temperature: divides the drafter's logits.
         metrics: of this text.
         drafted: per committed token, whether the drafter proposed it.
-        finish_reason: "stop" (an EOS token or stop string), "length", "interrupted", or None while it goes on.
+        finish_reason: "stop" (an EOS token, stop string or stopping criterion), "length", "interrupted", or None
+            while it goes on.
     """
 
     tokens: list[int]
@@ -50,8 +55,10 @@ class Request:
     verifier: Verifier
     randomness: Randomness
     text: Detokenizer
+    stopping: StoppingText
     constraints: PathConstraints
     clock: RoundClock
+    recorder: RowRecorder | None = None
     draft_temperature: float = 1.0
     metrics: Metrics = field(default_factory=Metrics)
     drafted: list[bool] = field(default_factory=list)
@@ -76,7 +83,8 @@ class Request:
             self.tokens.append(token)
             self.drafted.append(count <= accepted)
             self.constraints.commit(token)
-            if token in self.eos or self.text.push(token):
+            ended = token in self.eos or self.text.push(token)
+            if self.stopping.push(token) or ended:
                 self.end("stop")
             elif not self.remaining:
                 self.end("length")
@@ -104,6 +112,9 @@ class Generation:
         finish_reason: "stop", "length" or "interrupted".
         metrics: what it cost.
         seed: of the draws; the same prompt and options give this text again with it.
+        logprobs: per token, its log-probability by the target itself (see `engine.logprobs.Logprobs`), None unless
+            asked for.
+        top_logprobs: per token, the most probable token ids and their log-probabilities, None unless asked for.
     """
 
     text: str
@@ -112,6 +123,8 @@ class Generation:
     finish_reason: str
     metrics: Metrics
     seed: int
+    logprobs: list[float] | None = None
+    top_logprobs: list[dict[int, float]] | None = None
 
     @property
     def seconds(self) -> float:
@@ -121,6 +134,7 @@ class Generation:
     @classmethod
     def of(cls, request: Request) -> "Generation":
         """The generation that a finished request has made."""
+        kept = request.recorder if isinstance(request.recorder, Logprobs) else None
         return cls(
             text=request.text.text,
             tokens=request.tokens[request.prompt_length :],
@@ -128,6 +142,8 @@ class Generation:
             finish_reason=request.finish_reason or "interrupted",
             metrics=request.metrics,
             seed=request.verifier.sampling.seed,
+            logprobs=kept and kept.tokens,
+            top_logprobs=(kept and kept.top) or None,
         )
 
 

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from drafttree.core.errors import ConfigError, ContextError, InputError
-from drafttree.core.sampling import Sampling
 from drafttree.engine.decoder import Decoder
+from drafttree.engine.generation_options import RequestOptions
 from drafttree.evaluation.pair_sweep import COUPLED
 from drafttree.evaluation.reference import Difference, find_difference, transformers_generate
 from drafttree.loading import PolicyLike, parse_policies
@@ -105,7 +105,9 @@ def certify(
             the tree.
         ContextError: `max_new_tokens` leaves no room for a prompt.
     """
-    sampling = Sampling.from_options(options)
+    if options.get("temperature") is None and not options.get("do_sample"):
+        options["temperature"] = 0.0
+    sampling = RequestOptions.merge(decoder.defaults, options).sampling
     if not sampling.greedy and decoder.verifier is not None and not issubclass(decoder.verifier, COUPLED):
         name = decoder.verifier.__name__
         raise ConfigError(f"texts of {name} depend on the tree; prove it with certify --exact, or use 'coupled'")

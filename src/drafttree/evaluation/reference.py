@@ -9,13 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
-from drafttree.constraints.options import PROCESSOR_FACTORIES
 from drafttree.core.errors import ConfigError
 from drafttree.core.randomness import gumbel
-from drafttree.core.sampling import Sampling
 from drafttree.engine.decoder import Decoder
+from drafttree.engine.generation_options import RequestOptions
 from drafttree.models import NAME, TargetModel
 
 TOLERANCE_ULPS = 4
@@ -63,10 +62,9 @@ class Difference:
 
 @contextmanager
 def released(model: TargetModel) -> Iterator[PreTrainedModel]:
-    """The wrapped module with its own attention and no generation settings of its own, restored afterwards."""
+    """The wrapped module with its own attention, given back with the generation config it had."""
     module, settings = model.module, model.module.generation_config
     model.release()
-    module.generation_config = GenerationConfig()
     try:
         yield module
     finally:
@@ -91,7 +89,8 @@ def transformers_generate(
 ) -> ReferenceRun:
     """Generate with transformers alone, on the decoder's target.
 
-    Logits processors are those transformers makes of the options itself, and xgrammar's own for a grammar.
+    Logits processors are those transformers makes itself, of the options and of the model's own generation config, and
+    xgrammar's own for a grammar.
 
     Args:
         decoder: whose target, tokenizer and EOS tokens to use.
@@ -100,42 +99,49 @@ def transformers_generate(
         **options: as for `Decoder.new_request`. transformers draws its own random numbers, so above temperature 0
             the text is another one.
     """
-    sampling, model = Sampling.from_options(options), transformers_model(decoder)
-    config = _generation_config(decoder, sampling, options)
-    tokenizer = {"tokenizer": decoder.tokenizer} if config.stop_strings else {}
-    processors = list(options.get("logits_processor") or ())
-    if grammar := options.get("grammar"):
+    chosen, model = RequestOptions.merge(decoder.defaults, options), transformers_model(decoder)
+    arguments = _arguments(decoder, chosen, len(prompt))
+    if chosen.stop:
+        arguments["tokenizer"] = decoder.tokenizer
+    processors = list(chosen.get("logits_processor", ()))
+    if grammar := chosen.get("grammar"):
         processors.append(grammar.processor(decoder.tokenizer, model.vocab_size, decoder.eos))
     forked = torch.random.fork_rng([model.device] if model.device.type == "cuda" else [])
     with released(model) as module, forked:
         ids = torch.tensor([list(prompt)], device=module.device)
-        torch.manual_seed(sampling.seed)
+        torch.manual_seed(chosen.sampling.seed)
         started = time.perf_counter()
         out = module.generate(  # pyright: ignore[reportCallIssue]
             ids,
             attention_mask=torch.ones_like(ids),
-            generation_config=config,
             logits_processor=LogitsProcessorList(processors),
-            **tokenizer,
+            stopping_criteria=StoppingCriteriaList(chosen.get("stopping_criteria", ())),
+            prefix_allowed_tokens_fn=chosen.get("prefix_allowed_tokens_fn"),
+            **arguments,
             **(assistance or {}),
         )
         tokens = out[0, len(prompt) :].tolist()
         return ReferenceRun(tokens, time.perf_counter() - started)
 
 
-def _generation_config(decoder: Decoder, sampling: Sampling, options: Mapping[str, Any]) -> GenerationConfig:
-    eos, stop = list(decoder.eos), options.get("stop", ())
+def _arguments(decoder: Decoder, options: RequestOptions, prompt_length: int) -> dict[str, Any]:
+    """What `generate` is told; what its model's generation config says already is left to it."""
+    eos, sampling = list(options.eos(decoder.eos)), options.sampling
     sampler = {name: value for name, value in vars(sampling).items() if name != "seed"}
     sampler |= {name: sampler[name] or None for name in ("min_p", "top_h")}
-    return GenerationConfig(
-        max_new_tokens=options.get("max_new_tokens", 128),
-        do_sample=not sampling.greedy,
-        eos_token_id=None if options.get("ignore_eos") or not eos else eos,
-        pad_token_id=eos[0] if eos else 0,
-        stop_strings=[stop] if isinstance(stop, str) else list(stop) or None,
-        **({} if sampling.greedy else sampler),
-        **{name: options[name] for name in PROCESSOR_FACTORIES if name in options},
-    )
+    own = {
+        "max_new_tokens": options.max_new_tokens(prompt_length),
+        "do_sample": not sampling.greedy,
+        "eos_token_id": eos or None,
+        "pad_token_id": eos[0] if eos else 0,
+        "stop_strings": list(options.stop) or None,
+    }
+    config = transformers_model(decoder).module.generation_config
+    told = own.keys() | sampler.keys() | {"max_length"}
+    fields = vars(GenerationConfig()).keys() - told
+    rest = {name: value for name, value in options.values.items() if name in fields}
+    others = {name: value for name, value in rest.items() if value != getattr(config, name, None)}
+    return own | others | ({} if sampling.greedy else sampler)
 
 
 def find_difference(
@@ -168,7 +174,8 @@ def _scores(
     decoder: Decoder, prompt: Sequence[int], text: Sequence[int], options: Mapping[str, Any]
 ) -> tuple[Tensor, float]:
     """The scores whose argmax is the next token, and one ulp of the best logit, 0 in float32."""
-    sampling, sequence = Sampling.from_options(options), decoder.plain().new_request(prompt, **options)
+    sequence = decoder.plain().new_request(prompt, **options)
+    sampling = sequence.verifier.sampling
     for token in text:
         sequence.commit([token], 0)
     tokens = sequence.tokens

@@ -25,22 +25,11 @@ from transformers import (
 from transformers.generation.logits_process import LogitNormalization, LogitsProcessor
 from transformers.generation.streamers import BaseStreamer
 
-from drafttree.constraints.options import refusal
+from drafttree.constraints.refusals import REFUSED, refusal, show_option
 
-COUNTS = ("num_beams", "num_beam_groups")
-SWITCHES = (
-    "output_scores",
-    "output_logits",
-    "output_attentions",
-    "output_hidden_states",
-    "prompt_lookup_num_tokens",
-    "assistant_early_exit",
-    "use_mtp",
-    "dola_layers",
-    "penalty_alpha",
-    "constraints",
-    "force_words_ids",
-)
+SERVED = {"num_return_sequences", "output_scores", "output_logits", "streamer", "tokenizer", "attention_mask"}
+SERVED |= {"past_key_values", "input_ids", "inputs"}
+"""What `custom_generate` serves although `Decoder.generate` refuses it."""
 INPUTS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "cache_position"}
 WARPERS: dict[type, tuple[str, str] | None] = {
     TemperatureLogitsWarper: ("temperature", "temperature"),
@@ -58,22 +47,14 @@ WARPERS: dict[type, tuple[str, str] | None] = {
 
 def check_config(config: GenerationConfig) -> None:
     """Refuse the options of the generation config that would be ignored."""
-    for name in COUNTS:
-        if (getattr(config, name, None) or 1) > 1:
-            raise refusal(f"{name}={getattr(config, name)}", "set it to 1")
-    for name in SWITCHES:
-        if getattr(config, name, None):
-            raise refusal(name)
-    cache = config.cache_implementation or ""
-    if "quantized" in cache or "offloaded" in cache:
-        raise refusal(f"cache_implementation={cache!r}")
+    for name, refused in REFUSED.items():
+        value = getattr(config, name, None)
+        if name not in SERVED and not refused.accepts(value):
+            raise refusal(show_option(name, value))
 
 
 def check_inputs(input_ids: Tensor, model_kwargs: Mapping[str, object]) -> None:
     """Refuse inputs of the model other than tokens."""
-    cache = model_kwargs.get("past_key_values")
-    if getattr(cache, "_is_user_defined", False):
-        raise refusal("past_key_values", "pass the whole prompt as input_ids")
     for name, value in model_kwargs.items():
         empty = value is None or (isinstance(value, dict) and not value)
         if name not in INPUTS and not empty:
@@ -88,10 +69,8 @@ def check_batch(size: int, criteria: StoppingCriteriaList, streamer: BaseStreame
         return
     if streamer is not None:
         raise refusal("a streamer with several prompts", "call generate once per prompt")
-    if any(isinstance(criterion, MaxTimeCriteria) for criterion in criteria):
-        raise refusal("max_time with several prompts", "call generate once per prompt")
     ends = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
-    if not ends and not all(isinstance(criterion, MaxLengthCriteria) for criterion in criteria):
+    if not ends and not all(isinstance(criterion, MaxLengthCriteria | MaxTimeCriteria) for criterion in criteria):
         raise refusal("stopping criteria for several prompts without eos_token_id", "call generate once per prompt")
 
 

@@ -29,13 +29,15 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from drafttree.constraints.options import refusal
 from drafttree.constraints.processors import Constraint, processor_for_row
+from drafttree.constraints.refusals import refusal
 from drafttree.core.errors import ConfigError
 from drafttree.drafters import Drafter, LanguageModelDrafter
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.metrics import Metrics
 from drafttree.engine.request import Request
+from drafttree.engine.stopping import StoppingText
+from drafttree.interfaces.cache_exchange import cache_to_fill, check_cache, read_cache, write_cache
 from drafttree.interfaces.prepared_inputs import (
     check_batch,
     check_config,
@@ -44,6 +46,7 @@ from drafttree.interfaces.prepared_inputs import (
     left_padding,
     split_processors,
 )
+from drafttree.interfaces.score_rows import score_rows, stack_rows
 from drafttree.loading import (
     DrafterSource,
     ModelSource,
@@ -146,24 +149,40 @@ class TreeGenerate:
         check_batch(len(input_ids), stopping_criteria, streamer)
         processors, sampling = split_processors(logits_processor, bool(generation_config.do_sample))
         padding = left_padding(input_ids, model_kwargs.get("attention_mask"), model_kwargs.get("position_ids"))
+        cache = model_kwargs.get("past_key_values")
+        filled = cache_to_fill(cache, padding, generation_config)
         seeds = torch.randint(2**63 - 1, (len(input_ids),)).tolist() if sampling else [0] * len(input_ids)
         limit = stopping_criteria.max_length or generation_config.max_length
         self.metrics = []
-        rows = []
+        rows, recorders = [], []
         with self._decoder(model, tokenizer, eos_ids(generation_config)) as decoder:
+            check_cache(cache, input_ids, padding, bool(decoder.drafter and decoder.drafter.hidden_layers))
             for row, (ids, pad, seed) in enumerate(zip(input_ids, padding, seeds, strict=True)):
-                options = {"max_new_tokens": limit - len(ids), "seed": seed, "grammar": self._grammar, **sampling}
                 own = LogitsProcessorList(processor_for_row(processor, row) for processor in processors)
-                request = decoder.new_request(ids[pad:].tolist(), logits_processor=own, **options)
-                request.constraints.padding = ids[:pad].tolist()
-                rows.append(_run(decoder, request, ids, stopping_criteria, streamer))
+                options = {"logits_processor": own, "max_new_tokens": limit - len(ids), "seed": seed, **sampling}
+                request = self._request(decoder, ids, pad, options)
+                request.stopping = StoppingText(stopping_criteria, ids.tolist(), request.remaining, ids.device)
+                request.recorder = score_rows(generation_config, request.verifier.sampling)
+                read_cache(cache, request.cache)
+                _run(decoder, request, streamer)
+                rows.append(torch.cat((ids[:pad], ids.new_tensor(request.tokens))))
+                recorders.append(request.recorder)
                 self.metrics.append(request.metrics)
+                if filled is not None:
+                    write_cache(request, filled)
         if streamer is not None:
             streamer.end()
         sequences = _stack(rows, generation_config)
         if not generation_config.return_dict_in_generate:
             return sequences
-        return GenerateDecoderOnlyOutput(sequences=sequences)  # pyright: ignore[reportArgumentType]
+        outputs: Any = {"past_key_values": filled, **stack_rows(recorders, generation_config)}
+        return GenerateDecoderOnlyOutput(sequences=sequences, **outputs)  # pyright: ignore[reportArgumentType]
+
+    def _request(self, decoder: Decoder, ids: Tensor, pad: int, options: Any) -> Request:
+        """The request of one row `ids`, of which the first `pad` tokens are padding."""
+        request = decoder.new_request(ids[pad:].tolist(), grammar=self._grammar, **options)
+        request.constraints.padding = ids[:pad].tolist()
+        return request
 
     @contextmanager
     def _decoder(
@@ -241,24 +260,13 @@ def _lent(module: PreTrainedModel) -> Iterator[TargetModel]:
         yield model
 
 
-def _run(
-    decoder: Decoder, request: Request, prompt: Tensor, criteria: StoppingCriteriaList, streamer: BaseStreamer | None
-) -> Tensor:
-    """Generate one row, judged by the criteria token by token as stock `generate` does."""
-    ids = torch.cat((prompt, prompt.new_zeros(request.remaining)))
-    length = len(prompt)
+def _run(decoder: Decoder, request: Request, streamer: BaseStreamer | None) -> None:
+    """Generate one row, and stream it token by token."""
     while not request.finish_reason:
         known = len(request.tokens)
         decoder.step(request)
-        for token in request.tokens[known:]:
-            ids[length] = token
-            length += 1
-            done = bool(criteria(ids[None, :length], None).all())  # pyright: ignore[reportArgumentType]
-            if streamer is not None:
-                streamer.put(torch.tensor([token]))
-            if done:
-                return ids[:length]
-    return ids[:length]
+        for token in request.tokens[known:] if streamer is not None else ():
+            streamer.put(torch.tensor([token]))  # pyright: ignore[reportOptionalMemberAccess]
 
 
 def _stack(rows: list[Tensor], config: GenerationConfig) -> Tensor:

@@ -9,6 +9,7 @@ from drafttree.core.errors import DraftTreeError
 from drafttree.drafters import LOOKUPS
 from drafttree.engine import compatibility
 from drafttree.engine.decoder import Decoder
+from drafttree.engine.generation_options import model_defaults, show_options
 from drafttree.loading.drafters import DrafterSource, check_drafter_exists, choose_drafter, find_drafter
 from drafttree.loading.placement import find_placement
 from drafttree.loading.pretrained import ModelSource, eos_ids, find_model, load_model, load_tokenizer
@@ -48,6 +49,9 @@ def load(
         device: "cpu", "cuda", ... or "auto": cuda where there is one.
         tokenizer: the target's; by default the one in its folder.
 
+    The options that the target's generation config sets are the decoder's `defaults`, as for transformers' `generate`:
+    a model that asks for sampling samples, unless a call gives `temperature=0`. The logger "drafttree" says which.
+
     A loaded target keeps its dtype and device, and attends to trees from then on: its own `generate` works again after
     `decoder.target.release()`.
 
@@ -73,4 +77,8 @@ def load(
     except DraftTreeError:
         wrapped.release()
         raise
-    return Decoder(wrapped, drafting, chosen_policy, chosen_verifier, tokenizer, eos_ids(model, tokenizer))
+    defaults = model_defaults(model.generation_config)
+    if defaults:
+        logger.info("options of the model's generation config: %s", show_options(defaults))
+    eos = eos_ids(model, tokenizer)
+    return Decoder(wrapped, drafting, chosen_policy, chosen_verifier, tokenizer, eos, defaults)

@@ -95,6 +95,10 @@ class TreeCache(Cache):
         self.drafted = 0
         self.positions = None
 
+    def committed(self) -> list[tuple[Tensor, Tensor]]:
+        """Per layer, views `[batch, heads, length, width]` of the committed keys and values."""
+        return layer_rows(self._layout, [buffer[..., : self.length, :] for buffer in self._buffers])
+
     def reset(self) -> None:
         """Forget all rows."""
         self.length = 0

@@ -1,6 +1,7 @@
 """`drafttree generate`: the text, its options, and what is said of it."""
 
 import json
+import shutil
 
 import pytest
 from rich.console import Console
@@ -8,6 +9,7 @@ from rich.console import Console
 import drafttree
 from drafttree.engine.request import Chunk
 from drafttree.interfaces import display
+from drafttree.loading import zoo
 from helpers.command_line import PROMPT, complaint, run
 
 
@@ -167,3 +169,17 @@ def test_the_drafter_taken_is_told_and_why():
     assert "drafter: lookup (no model is known to draft for some/model" in result.stderr
     for arguments in ([], ["--target", "some/model", "--drafter", "none"]):
         assert "drafter:" not in run("generate", PROMPT, "--max-new-tokens", 4, *arguments).stderr
+
+
+def test_the_models_own_options_hold_and_are_shown(embedded, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(zoo.folder("embedded"), folder)
+    own = {"repetition_penalty": 1.5, "max_new_tokens": 9, "eos_token_id": 0}
+    (folder / "generation_config.json").write_text(json.dumps(own))
+    common = ["generate", PROMPT, "--target", folder, "--drafter", "lookup", "--dtype", "float32"]
+    result = run(*common)
+    expected = embedded.generate(PROMPT, max_new_tokens=9, repetition_penalty=1.5).text
+    assert result.stdout == expected + "\n"
+    assert "the model's own options: max_new_tokens=9, repetition_penalty=1.5" in result.stderr
+    free = run(*common, "--repetition-penalty", 1)
+    assert free.stdout == embedded.generate(PROMPT, max_new_tokens=9).text + "\n" != result.stdout

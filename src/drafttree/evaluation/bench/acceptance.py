@@ -137,7 +137,7 @@ def bench_acceptance(
     """
     if not isinstance(decoder.drafter, LanguageModelDrafter):
         raise ConfigError("acceptance is measured with a language model as drafter; name one")
-    decoder = Decoder(decoder.target, decoder.drafter, decoder.policy, Coupled, decoder.tokenizer, decoder.eos)
+    decoder = decoder.with_verifier(Coupled)
     rows, judged = [], 0
     for temperature in temperatures:
         found: list[Lengths] = []

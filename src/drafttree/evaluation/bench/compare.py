@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass
 
 from drafttree.core.errors import ConfigError
 from drafttree.core.randomness import random_seed
-from drafttree.core.sampling import Sampling
 from drafttree.engine.decoder import Decoder, Prompt
 from drafttree.engine.metrics import SpeedupLaw
 from drafttree.engine.request import Generation
@@ -93,11 +92,11 @@ def compare(decoder: Decoder, prompt: Prompt, *, repeats: int = 3, **options) ->
         raise ConfigError("without a drafter all decoding is plain and there is nothing to compare; name a drafter")
     if options.get("seed") is None:
         options["seed"] = random_seed()
-    ways = _ways(decoder, decoder.new_request(prompt, **options).tokens, options)
-    short = min(max(WARM_UP, options.get("min_new_tokens") or 0), options.get("max_new_tokens", WARM_UP))
+    request = decoder.new_request(prompt, **options)
+    length = request.remaining
+    ways = _ways(decoder, request.tokens, options)
     for way in ways.values():
-        way(short)
-    length = options.get("max_new_tokens", 128)
+        way(min(max(WARM_UP, options.get("min_new_tokens") or 0), length))
     runs = [{name: way(length) for name, way in ways.items()} for _ in range(max(repeats, 1))]
     return _judge(decoder, {name: _median([run[name] for run in runs]) for name in ways}, prompt, options)
 
@@ -122,7 +121,8 @@ def whole(generation: Generation) -> Generation:
 
 
 def _judge(decoder: Decoder, runs: dict, prompt: Prompt, options: dict) -> Comparison:
-    sampling, ids = Sampling.from_options(options), decoder.new_request(prompt, **options).tokens
+    request = decoder.new_request(prompt, **options)
+    ids, sampling = request.tokens, request.verifier.sampling
     seeded = sampling.greedy or decoder.verifier in (None, Coupled)
     got, plain, other = runs["speculative"].tokens, runs["plain"].tokens, runs.get("transformers")
 

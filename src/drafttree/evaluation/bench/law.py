@@ -104,7 +104,8 @@ def measure_law(
     if not nodes:
         raise ConfigError(f"context={context} leaves no room in the model's context of {target.context}")
     others: dict[str, Peer] = make_peers(decoder, max_new_tokens) if peers else {}
-    settings = {"repeats": repeats, "progress": progress, "max_new_tokens": max_new_tokens} | options
+    settings = {"repeats": repeats, "progress": progress, "max_new_tokens": max_new_tokens, "temperature": 0.0}
+    settings |= options
     bench = bench_policies(decoder, prompts, policies, peers=others, **settings)
     draft = getattr(decoder.drafter, "model", None)
     return LawBench(

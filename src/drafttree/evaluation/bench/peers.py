@@ -27,7 +27,8 @@ def make_peers(decoder: Decoder, max_new_tokens: int) -> dict[str, Peer]:
     """
 
     def run(prompt: Sequence[int], **assistance: Any) -> ReferenceRun:
-        return transformers_generate(decoder, prompt, max_new_tokens=max_new_tokens, assistance=assistance)
+        options = {"max_new_tokens": max_new_tokens, "temperature": 0.0}
+        return transformers_generate(decoder, prompt, assistance=assistance, **options)
 
     def assisted(schedule: str) -> Peer:
         return lambda prompt: _assisted(decoder, schedule, lambda assistant: run(prompt, assistant_model=assistant))

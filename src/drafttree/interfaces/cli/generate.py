@@ -8,6 +8,7 @@ from rich.text import Text
 
 from drafttree.core.errors import ConfigError
 from drafttree.engine.decoder import Decoder, Prompt
+from drafttree.engine.generation_options import show_options
 from drafttree.engine.request import Generation
 from drafttree.evaluation.bench import Comparison
 from drafttree.evaluation.bench import compare as compare_ways
@@ -21,11 +22,11 @@ from drafttree.interfaces.cli.options import (
     DraftTemperature,
     Dtype,
     IgnoreEos,
-    Length,
     PolicySpec,
     PromptText,
     Target,
     VerifierName,
+    given_options,
     shaped,
 )
 from drafttree.loading.load import DEFAULT_POLICY
@@ -43,7 +44,9 @@ def generate(
     seed: Annotated[int | None, typer.Option(help="Of the draws; without one every text is another.")] = None,
     draft_temperature: DraftTemperature = 1.0,
     stop: Annotated[list[str] | None, typer.Option(help="A string that ends the text; may be repeated.")] = None,
-    max_new_tokens: Length = 128,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens to generate at most; by default what the model says, or 128.")
+    ] = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
     compare: Annotated[bool, typer.Option("--compare", help="Also time plain decoding and transformers.")] = False,
@@ -54,11 +57,17 @@ def generate(
     *,
     shaping: dict[str, Any],
 ) -> None:
-    """Write from a prompt; on a terminal, what was accepted from the draft tree is green."""
-    options = shaping | {"seed": seed, "max_new_tokens": max_new_tokens, "stop": stop or ()}
+    """Write from a prompt; on a terminal, what was accepted from the draft tree is green.
+
+    Options that are not given are those of the model's own generation config.
+    """
+    options = shaping | given_options({"seed": seed, "max_new_tokens": max_new_tokens, "stop": stop})
     options |= {"ignore_eos": ignore_eos, "draft_temperature": draft_temperature}
     text = read_prompt(prompt)
     decoder = load_named(target, drafter, policy, verifier, dtype=dtype, device=device)
+    if decoder.defaults and not json_:
+        note = f"the model's own options: {show_options(decoder.defaults)}"
+        display.make_console(stderr=True).print(Text(note, style="dim"))
     if decoder.drafter is None and compare:
         raise ConfigError("--compare needs a drafter; name one with --drafter")
     start = _chat(decoder, text) if chat else text

@@ -31,17 +31,19 @@ VerifierNames = Annotated[
 VerifierName = Annotated[str, typer.Option(help=f'What is accepted: {", ".join(VERIFIERS)} or "auto".')]
 Dtype = Annotated[str, typer.Option(help='"float32", "bfloat16", "float16" or "auto".')]
 Device = Annotated[str, typer.Option(help='"cpu", "cuda", ... or "auto".')]
-Temperature = Annotated[float, typer.Option(help="0 decodes greedily.")]
-TopK = Annotated[int, typer.Option(help="Keep the k most probable tokens; 0 keeps all.")]
-TopP = Annotated[float, typer.Option(help="Keep the most probable tokens up to this probability.")]
-MinP = Annotated[float, typer.Option(help="Drop tokens less probable than this share of the best.")]
-TypicalP = Annotated[float, typer.Option(help="Keep the tokens of the most typical surprise up to this probability.")]
-EpsilonCutoff = Annotated[float, typer.Option(help="Drop tokens less probable than this.")]
-EtaCutoff = Annotated[float, typer.Option(help="Drop improbable tokens, fewer where much is possible.")]
-TopH = Annotated[float, typer.Option(help="Keep the best tokens up to this share of the entropy; 0 keeps all.")]
-RepetitionPenalty = Annotated[float, typer.Option(help="Above 1, tokens of prompt and text become less likely.")]
-NoRepeat = Annotated[int, typer.Option(help="No so many tokens come twice in a row; 0 lets them.")]
-MinNewTokens = Annotated[int, typer.Option(min=0, help="Tokens to generate at least, stop strings aside.")]
+Temperature = Annotated[float | None, typer.Option(help="0 decodes greedily.")]
+TopK = Annotated[int | None, typer.Option(help="Keep the k most probable tokens; 0 keeps all.")]
+TopP = Annotated[float | None, typer.Option(help="Keep the most probable tokens up to this probability.")]
+MinP = Annotated[float | None, typer.Option(help="Drop tokens less probable than this share of the best.")]
+TypicalP = Annotated[
+    float | None, typer.Option(help="Keep the tokens of most typical surprise up to this probability.")
+]
+EpsilonCutoff = Annotated[float | None, typer.Option(help="Drop tokens less probable than this.")]
+EtaCutoff = Annotated[float | None, typer.Option(help="Drop improbable tokens, fewer where much is possible.")]
+TopH = Annotated[float | None, typer.Option(help="Keep the best tokens up to this share of the entropy; 0 keeps all.")]
+RepetitionPenalty = Annotated[float | None, typer.Option(help="Above 1, tokens of prompt and text become less likely.")]
+NoRepeat = Annotated[int | None, typer.Option(help="No so many tokens come twice in a row; 0 lets them.")]
+MinNewTokens = Annotated[int | None, typer.Option(min=0, help="Tokens to generate at least, stop strings aside.")]
 LogitBias = Annotated[
     list[str] | None, typer.Option(help="ID=VALUE adds to a token's logit; ID,ID=VALUE to the last one's. Repeatable.")
 ]
@@ -60,32 +62,45 @@ PromptText = Annotated[str | None, typer.Argument(help="The prompt; - or nothing
 
 
 def shaping_options(
-    temperature: Temperature = 0.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    min_p: MinP = 0.0,
-    typical_p: TypicalP = 1.0,
-    epsilon_cutoff: EpsilonCutoff = 0.0,
-    eta_cutoff: EtaCutoff = 0.0,
-    top_h: TopH = 0.0,
-    repetition_penalty: RepetitionPenalty = 1.0,
-    no_repeat_ngram_size: NoRepeat = 0,
-    min_new_tokens: MinNewTokens = 0,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    typical_p: TypicalP = None,
+    epsilon_cutoff: EpsilonCutoff = None,
+    eta_cutoff: EtaCutoff = None,
+    top_h: TopH = None,
+    repetition_penalty: RepetitionPenalty = None,
+    no_repeat_ngram_size: NoRepeat = None,
+    min_new_tokens: MinNewTokens = None,
     logit_bias: LogitBias = None,
     schema: SchemaFile = None,
     pattern: Pattern = None,
     grammar: EbnfFile = None,
 ) -> dict[str, Any]:
-    """The options of `Decoder.new_request` that shape the text, checked as far as that needs no model."""
-    sampling = vars(Sampling(temperature, top_k, top_p, min_p, 0, typical_p, epsilon_cutoff, eta_cutoff, top_h)).copy()
-    del sampling["seed"]
-    return sampling | {
+    """The given options of `Decoder.generate` that shape the text, checked as far as that needs no model."""
+    options = {
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "typical_p": typical_p,
+        "epsilon_cutoff": epsilon_cutoff,
+        "eta_cutoff": eta_cutoff,
+        "top_h": top_h,
         "repetition_penalty": repetition_penalty,
         "no_repeat_ngram_size": no_repeat_ngram_size,
         "min_new_tokens": min_new_tokens,
         "sequence_bias": [parse_bias(spec) for spec in logit_bias or ()] or None,
         "grammar": parse_grammar(schema, pattern, grammar),
     }
+    Sampling.from_options(options)
+    return given_options(options)
+
+
+def given_options(options: dict[str, Any]) -> dict[str, Any]:
+    """The options that were given on the command line; the others are the model's own."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def shaped(command: Callable[..., None]) -> Callable[..., None]:

@@ -1,0 +1,318 @@
+"""The options of one generation: the caller's over the model's own, under the names of transformers' `generate`."""
+
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from numbers import Integral, Real
+from types import MappingProxyType
+from typing import Any, Self
+
+from torch import Tensor
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MaxTimeCriteria,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    WatermarkingConfig,
+)
+from transformers.generation.logits_process import LogitNormalization
+
+from drafttree.constraints.options import NEUTRAL_VALUES, ProcessorContext, ProcessorOptions, make_processors
+from drafttree.constraints.processors import Constraint
+from drafttree.constraints.refusals import NO_EFFECT, REFUSED, check_options
+from drafttree.core.errors import ConfigError
+from drafttree.core.sampling import MIN_TEMPERATURE, Sampling
+from drafttree.engine.detokenizer import stop_strings
+
+MAX_NEW_TOKENS = 128
+"""Tokens to generate at most where neither the caller nor the model says."""
+MAX_LOGPROBS = 100
+
+
+class GenerationOptions(ProcessorOptions, total=False):
+    """Options of `Decoder.generate`; what is not given is the decoder's default, and None turns an option off.
+
+    Attributes:
+        max_new_tokens: tokens to generate at most; 128 by default.
+        max_length: tokens of prompt and text together at most; `max_new_tokens` takes precedence.
+        do_sample: False is greedy; True samples at the model's own temperature, or 1.
+        temperature: 0 decodes greedily, any other samples; None scales nothing.
+        top_k: keep the k most probable tokens; 0 keeps all.
+        top_p: keep the most probable tokens up to this probability.
+        min_p: drop tokens less probable than this share of the most probable one.
+        typical_p: keep the tokens whose surprise is nearest the entropy, up to this probability.
+        epsilon_cutoff: drop tokens less probable than this.
+        eta_cutoff: as `epsilon_cutoff`, with a bound that falls with the entropy.
+        top_h: keep the most probable tokens up to this share of the entropy; 0 keeps all.
+        seed: of the draws; None takes one from torch's global generator, so that texts differ as they do with
+            transformers, and repeat after `torch.manual_seed`. A greedy text needs none.
+        stop: strings that end the text; it is cut before them. Special tokens are no part of it.
+        stop_strings: transformers' name of `stop`.
+        eos_token_id: token ids that end the text, instead of the decoder's.
+        ignore_eos: go on past EOS tokens.
+        max_time: seconds after which a text ends with its next token. They run from the call on, for a list of prompts
+            too, each of which gets at least one token.
+        stopping_criteria: of transformers, asked after every token as its `generate` asks them; `scores` is None.
+        logits_processor: processors of transformers, applied at every node with the text up to that node. They must be
+            functions of that text and the scores, and come after those of the other options.
+        watermarking_config: a `WatermarkingConfig` (green lists); SynthID's needs a state and is refused.
+        renormalize_logits: end the processors with a log-softmax; it changes no text but those of float rounding.
+        generation_config: a `GenerationConfig`, whose values that are set are defaults for this call.
+        grammar: what the text must look like, of `drafttree.grammar`.
+        draft_temperature: divides the drafter's logits before the policy looks at them. Below 1 policies trust the
+            drafter more, which pays where it understates how often it is right; it never changes the law.
+        logprobs: True for the log-probability of every token, a number for that many most probable ones beside it.
+    """
+
+    max_new_tokens: int | None
+    max_length: int | None
+    do_sample: bool | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    typical_p: float | None
+    epsilon_cutoff: float | None
+    eta_cutoff: float | None
+    top_h: float | None
+    seed: int | None
+    stop: str | list[str] | tuple[str, ...] | None
+    stop_strings: str | list[str] | tuple[str, ...] | None
+    eos_token_id: int | list[int] | None
+    ignore_eos: bool
+    max_time: float | None
+    stopping_criteria: StoppingCriteriaList | list[StoppingCriteria] | None
+    logits_processor: LogitsProcessorList | list[LogitsProcessor] | None
+    watermarking_config: WatermarkingConfig | None
+    renormalize_logits: bool | None
+    generation_config: GenerationConfig | None
+    grammar: Constraint | None
+    draft_temperature: float
+    logprobs: bool | int | None
+
+
+SERVED = frozenset(GenerationOptions.__annotations__)
+NOT_ADOPTED = {"max_length", "eos_token_id", "output_scores", "output_logits", "output_attentions"}
+NOT_ADOPTED |= {"output_hidden_states"}
+"""Fields of a model's own generation config that are no defaults: EOS tokens are given to the decoder, the others shape
+no text. transformers' default of 50 for `top_k` is not the model's, so it is none either."""
+
+
+def model_defaults(config: GenerationConfig | None) -> Mapping[str, Any]:
+    """The options that a model's own generation config sets, without neutral values.
+
+    What tree drafting does not support is among them: it is refused when a text begins, unless the caller overrides it.
+    """
+    neutral = vars(Sampling()) | NEUTRAL_VALUES | {"temperature": 1.0, "do_sample": False, "renormalize_logits": False}
+
+    def shapes_text(name: str, value: Any) -> bool:
+        if name in NOT_ADOPTED or (name in REFUSED and REFUSED[name].accepts(value)):
+            return False
+        return name not in neutral or value != neutral[name]
+
+    found = _set_fields(config) if config else {}
+    return MappingProxyType({name: value for name, value in found.items() if shapes_text(name, value)})
+
+
+def show_options(options: Mapping[str, Any]) -> str:
+    """Options in one line."""
+    return ", ".join(f"{name}={value!r}" for name, value in options.items())
+
+
+def _set_fields(config: GenerationConfig) -> dict[str, Any]:
+    """The fields of a generation config that are set, without those that have no effect and those of its user's own."""
+    own = vars(GenerationConfig())
+    values = {name: value for name, value in vars(config).items() if name in own and not name.startswith("_")}
+    return {name: value for name, value in values.items() if value is not None and name not in NO_EFFECT}
+
+
+@dataclass(frozen=True)
+class RequestOptions:
+    """The options of one call of `generate`, checked as far as that needs no prompt.
+
+    Attributes:
+        values: every option that is set, by its name; defaults included.
+        given: the names of those that the caller gave.
+        sampling: how tokens are chosen; its seed is 0 where `seed` is None.
+        stop: stop strings.
+        criteria: stopping criteria; the clock of `max_time` runs from here.
+    """
+
+    values: Mapping[str, Any]
+    given: frozenset[str]
+    sampling: Sampling
+    stop: tuple[str, ...]
+    criteria: StoppingCriteriaList
+
+    @classmethod
+    def merge(cls, defaults: Mapping[str, Any], options: Mapping[str, Any]) -> Self:
+        """Put a caller's options over defaults.
+
+        Raises:
+            ConfigError: an option is out of range, unknown, contradicts another, or nothing speculation can serve.
+        """
+        if options.get("stop") and options.get("stop_strings"):
+            raise ConfigError("stop and stop_strings are two names of one option; give one of them")
+        if options.get("generation_config") is not None:
+            defaults = {**defaults, **_config_fields(options["generation_config"])}
+        defaults, options = _renamed(defaults), _renamed(options)
+        values = {**defaults, **options}
+        check_options(values, options, SERVED)
+        _check_values(values)
+        values["temperature"] = _temperature(defaults, options)
+        return cls(
+            values=values,
+            given=frozenset(options),
+            sampling=Sampling.from_options(values),
+            stop=stop_strings(values.get("stop")),
+            criteria=_stopping_criteria(values),
+        )
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value of an option, the default where it is None or not set."""
+        value = self.values.get(name)
+        return default if value is None else value
+
+    def max_new_tokens(self, prompt_length: int) -> int:
+        """Tokens to generate at most after a prompt.
+
+        Raises:
+            ConfigError: it is not a whole number of at least 1.
+        """
+        length, count = self.get("max_length"), self.get("max_new_tokens")
+        if count is None and length is not None:
+            _check_count("max_length", length)
+            if length <= prompt_length:
+                raise ConfigError(f"max_length={length} leaves no room after a prompt of {prompt_length} tokens")
+            return length - prompt_length
+        count = MAX_NEW_TOKENS if count is None else count
+        _check_count("max_new_tokens", count)
+        return count
+
+    def eos(self, default: tuple[int, ...]) -> tuple[int, ...]:
+        """The token ids that end the text, given those of the decoder.
+
+        Raises:
+            ConfigError: `eos_token_id` holds something else, or a grammar has nothing to end its text with.
+        """
+        if self.get("ignore_eos", False):
+            if self.get("grammar"):
+                raise ConfigError("a grammar ends its text with an EOS token; leave out ignore_eos")
+            return ()
+        if "eos_token_id" not in self.values:
+            return default
+        found = self.get("eos_token_id", [])
+        found = found.flatten().tolist() if isinstance(found, Tensor) else found
+        ids = [found] if isinstance(found, Integral) else found
+        if not isinstance(ids, list | tuple) or not all(isinstance(token, Integral) for token in ids):
+            raise ConfigError(f"eos_token_id is {found!r}; give a token id or a list of them")
+        return tuple(int(token) for token in ids)
+
+    def processors(self, context: ProcessorContext) -> tuple[LogitsProcessorList, Sampling]:
+        """The logits processors of a text, and the sampling that follows them.
+
+        Raises:
+            ConfigError: an option of theirs is out of range.
+        """
+        values, sampling = {**self.values}, self.sampling
+        if values.get("min_new_tokens") is not None:
+            values["min_length"] = None  # as in transformers, where it takes precedence
+            if "min_new_tokens" not in self.given:
+                values["min_new_tokens"] = min(values["min_new_tokens"], context.limit - context.prompt_length)
+        made = make_processors(values, self.get("logits_processor", ()), context)
+        if watermark := _watermark(values.get("watermarking_config"), context):
+            # A watermark follows temperature and truncation, which therefore become processors themselves.
+            if not sampling.greedy:
+                made.append(SamplingProcessor(sampling))
+                sampling = Sampling(1.0, seed=sampling.seed)
+            made.append(watermark)
+        if sampling.greedy and self.get("renormalize_logits", False):
+            made.append(LogitNormalization())
+        return made, sampling
+
+
+class SamplingProcessor(LogitsProcessor):
+    """Temperature and truncation as a logits processor, for what must come after them."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        self.sampling = sampling
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self.sampling.process(scores)
+
+
+def _config_fields(config: object) -> dict[str, Any]:
+    if not isinstance(config, GenerationConfig):
+        raise ConfigError(f"generation_config is of type {type(config).__name__}; give a GenerationConfig")
+    return _set_fields(config)
+
+
+def _renamed(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with one name for stop strings."""
+    return {"stop" if name == "stop_strings" else name: value for name, value in options.items()}
+
+
+def _check_values(values: Mapping[str, Any]) -> None:
+    """Check the options that no later step checks."""
+    grammar, processors = values.get("grammar"), values.get("logits_processor")
+    if grammar is not None and not hasattr(grammar, "new_state"):
+        raise ConfigError(f"grammar is {grammar!r}; make one with drafttree.grammar.json_schema, regex or ebnf")
+    if not isinstance(processors, list | tuple | None):
+        raise ConfigError(f"logits_processor is {processors!r}; give a LogitsProcessorList")
+    trust = values.get("draft_temperature")
+    if trust is not None and not _between(trust, Real, MIN_TEMPERATURE, sys.float_info.max):
+        raise ConfigError(f"draft_temperature is {trust!r}; it must be a number of at least {MIN_TEMPERATURE}")
+    count = values.get("logprobs")
+    if count is not None and not _between(count, Integral, 0, MAX_LOGPROBS):
+        raise ConfigError(f"logprobs is {count!r}; give True, or how many alternatives, at most {MAX_LOGPROBS}")
+
+
+def _between(value: Any, kind: type, low: float, high: float) -> bool:
+    return isinstance(value, kind) and low <= value <= high
+
+
+def _check_count(name: str, count: object) -> None:
+    if not isinstance(count, Integral) or isinstance(count, bool) or count < 1:
+        raise ConfigError(f"{name} is {count!r}; it must be a whole number of at least 1")
+
+
+def _temperature(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
+    """The temperature, 0 for greedy decoding: a given one decides whether to sample, else `do_sample` does.
+
+    Raises:
+        ConfigError: the two contradict each other.
+    """
+    temperature, do_sample = given.get("temperature"), given.get("do_sample")
+    if not isinstance(do_sample, bool | None):
+        raise ConfigError(f"do_sample is {do_sample!r}; it must be True or False")
+    if temperature is not None:
+        if do_sample is not None and do_sample != (temperature != 0):
+            raise ConfigError(
+                f"do_sample={do_sample} contradicts temperature={temperature}: 0 is greedy, any other samples; "
+                "leave one of them out"
+            )
+        return temperature
+    if not (defaults.get("do_sample") if do_sample is None else do_sample):
+        return 0.0
+    return 1.0 if "temperature" in given else defaults.get("temperature") or 1.0
+
+
+def _stopping_criteria(values: Mapping[str, Any]) -> StoppingCriteriaList:
+    criteria, seconds = values.get("stopping_criteria"), values.get("max_time")
+    if not isinstance(criteria, list | tuple | None) or not all(map(callable, criteria or ())):
+        raise ConfigError(f"stopping_criteria is {criteria!r}; give a StoppingCriteriaList")
+    if seconds is not None and not _between(seconds, Real, 0, math.inf):
+        raise ConfigError(f"max_time is {seconds!r}; it must be a number of seconds")
+    timed = [] if seconds is None else [MaxTimeCriteria(float(seconds))]
+    return StoppingCriteriaList([*timed, *(criteria or ())])
+
+
+def _watermark(config: Any, context: ProcessorContext) -> LogitsProcessor | None:
+    if config is None:
+        return None
+    if not hasattr(config, "construct_processor"):
+        raise ConfigError(f"watermarking_config is of type {type(config).__name__}; give a WatermarkingConfig")
+    return config.construct_processor(context.vocab_size, str(context.device))

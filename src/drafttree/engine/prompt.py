@@ -1,0 +1,62 @@
+"""Prompts: text or token ids, turned into token ids of the target and checked."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
+from typing import Any
+
+from drafttree.core.errors import ContextError, InputError
+
+Prompt = str | Sequence[int]
+
+
+def is_batch(prompt: object) -> bool:
+    """True for a list of prompts."""
+    return isinstance(prompt, list | tuple) and bool(prompt) and not isinstance(prompt[0], Integral)
+
+
+def encode(prompt: object, tokenizer: Any, vocab_size: int) -> list[int]:
+    """The token ids of a prompt.
+
+    Args:
+        prompt: text, token ids, a tensor or an array of them, or what a tokenizer returns.
+        tokenizer: None to work on token ids alone.
+        vocab_size: of the target.
+
+    Raises:
+        InputError: the prompt is empty, no prompt, outside the vocabulary, or needs a tokenizer that is not there.
+    """
+    if isinstance(prompt, str):
+        if tokenizer is None:
+            raise InputError("a text prompt needs a tokenizer; pass token ids or give the decoder a tokenizer")
+        if any("\ud800" <= character <= "\udfff" for character in prompt):
+            raise InputError("the prompt holds half a surrogate pair, which is no text")
+        prompt = tokenizer(prompt)["input_ids"]
+    if isinstance(prompt, Mapping) and "input_ids" in prompt:
+        prompt = prompt["input_ids"]
+    prompt = getattr(prompt, "tolist", lambda: prompt)()
+    if not isinstance(prompt, Iterable) or isinstance(prompt, dict):
+        raise InputError(f"a prompt is text or token ids, not {type(prompt).__name__}")
+    tokens = list(prompt)
+    if not tokens:
+        raise InputError("the prompt is empty; give at least one token")
+    strange = [token for token in tokens if not isinstance(token, Integral) or isinstance(token, bool)]
+    if strange:
+        raise InputError(f"a token id is a whole number, not {strange[0]!r}")
+    tokens = [int(token) for token in tokens]
+    wrong = [token for token in tokens if not 0 <= token < vocab_size]
+    if wrong:
+        raise InputError(f"token id {wrong[0]} is outside the vocabulary of {vocab_size}")
+    return tokens
+
+
+def check_room(prompt_length: int, max_new_tokens: int, context: int | None) -> None:
+    """Refuse a text that would not fit into the model's context.
+
+    Raises:
+        ContextError: it would not.
+    """
+    if context is not None and prompt_length + max_new_tokens > context:
+        raise ContextError(
+            f"the prompt of {prompt_length} tokens and max_new_tokens={max_new_tokens} exceed the model's context "
+            f"of {context}; shorten the prompt or ask for at most {max(context - prompt_length, 0)} tokens"
+        )

@@ -1,0 +1,243 @@
+"""Options over the model's own generation config: the text is stock `generate`'s, and a call has the last word."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    StoppingCriteriaList,
+    WatermarkingConfig,
+)
+
+import drafttree
+from drafttree.core.errors import ConfigError
+from drafttree.drafters import LanguageModelDrafter
+from drafttree.engine.decoder import Decoder
+from drafttree.engine.generation_options import RequestOptions, model_defaults
+from drafttree.evaluation.certify import certify
+from drafttree.evaluation.reference import transformers_generate
+from drafttree.models import TargetModel
+from drafttree.policies import Talon
+from helpers import tiny
+from helpers.stock_generate import StopAt
+from helpers.tokenizers import words
+
+PROMPT, NEW = tiny.random_tokens(6, 3), 20
+IDS = torch.tensor([PROMPT])
+FILES = {
+    "repetition_penalty": {"repetition_penalty": 1.3},
+    "sampling": {"do_sample": True, "temperature": 0.8, "top_p": 0.9, "min_p": 0.05, "no_repeat_ngram_size": 2},
+    "suppress_tokens": {"suppress_tokens": "tokens", "forced_eos_token_id": 96},
+    "minimum and maximum": {"min_new_tokens": 9, "min_length": 30, "max_new_tokens": 14, "eos_token_id": "tokens"},
+    "begin": {"begin_suppress_tokens": "tokens", "renormalize_logits": True, "remove_invalid_values": True},
+    "watermark": {"watermarking_config": {"bias": 4.0, "seeding_scheme": "selfhash"}},
+}
+
+
+@pytest.fixture(scope="module")
+def module():
+    return tiny.build("llama")
+
+
+@pytest.fixture(scope="module")
+def free(module):
+    """The greedy text without any option."""
+    return module.generate(IDS, max_new_tokens=NEW)[0, len(PROMPT) :].tolist()
+
+
+@pytest.fixture(scope="module")
+def near(module):
+    """A drafter that is sometimes right."""
+    draft = deepcopy(module)
+    with torch.no_grad():
+        for parameter in draft.parameters():
+            parameter += 0.03 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+    return LanguageModelDrafter(TargetModel(draft))
+
+
+@pytest.fixture(scope="module")
+def decoder(module, near):
+    return Decoder(TargetModel(deepcopy(module)), near, Talon(budget=12, width=3))
+
+
+def saved(module, free, fields, folder):
+    """A folder with the model and these fields in its generation_config.json."""
+    filled = {name: [free[0], free[5]] if value == "tokens" else value for name, value in fields.items()}
+    copy = deepcopy(module)
+    copy.generation_config = GenerationConfig(**filled)
+    copy.save_pretrained(folder)
+    return folder
+
+
+def load(folder, policy="chain", drafter="lookup") -> Decoder:
+    # Any tokenizer without an EOS token will do: the prompts are token ids.
+    return drafttree.load(str(folder), drafter, policy, dtype="float32", device="cpu", tokenizer=words("a", "b"))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_greedy_text_is_that_of_stock_generate_with_the_models_generation_config(module, free, near, name, tmp_path):
+    saved(module, free, FILES[name], tmp_path)
+    stock = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    length = {} if "max_new_tokens" in FILES[name] else {"max_new_tokens": NEW}
+    expected = stock.generate(IDS, do_sample=False, pad_token_id=0, **length)[0, len(PROMPT) :].tolist()
+    assert expected != free
+    decoder = load(tmp_path).with_drafter(near)
+    for each in (decoder.plain(), decoder, decoder.with_policy(drafttree.policies.DynaTree())):
+        assert each.generate(PROMPT, temperature=0, **length).tokens == expected
+    assert certify(decoder, [PROMPT], ["chain"], max_new_tokens=NEW).passed
+
+
+def test_a_model_that_samples_samples_by_default_and_a_call_has_the_last_word(module, free, tmp_path):
+    decoder = load(saved(module, free, FILES["sampling"], tmp_path))
+    assert dict(decoder.defaults) == FILES["sampling"]
+    given = {"temperature": 0.8, "top_p": 0.9, "min_p": 0.05, "no_repeat_ngram_size": 2}
+    bare = Decoder(decoder.target, decoder.drafter)
+
+    def same(options: dict, expected: dict) -> bool:
+        calls = ((decoder, options), (bare, expected))
+        texts = [each.generate(PROMPT, seed=5, max_new_tokens=NEW, **chosen) for each, chosen in calls]
+        return texts[0].tokens == texts[1].tokens
+
+    assert same({}, given)
+    assert same({"temperature": 1.5}, given | {"temperature": 1.5})
+    assert same({"top_p": None, "min_p": 0}, {"temperature": 0.8, "no_repeat_ngram_size": 2})
+    assert same({"temperature": None}, given | {"temperature": 1.0})
+    assert same({"do_sample": False}, {"no_repeat_ngram_size": 2})
+    assert same({"temperature": 0, "no_repeat_ngram_size": None}, {})
+    assert same({"generation_config": GenerationConfig(do_sample=False, no_repeat_ngram_size=0)}, {})
+
+
+def test_a_model_without_generation_config_is_greedy_with_nothing_else(module, free, tmp_path):
+    decoder = load(saved(module, free, {}, tmp_path))
+    assert dict(decoder.defaults) == {}
+    assert decoder.generate(PROMPT, max_new_tokens=NEW).tokens == free
+
+
+def test_defaults_are_kept_logged_and_no_ones_to_change(module, free, tmp_path, caplog):
+    saved(module, free, FILES["repetition_penalty"], tmp_path)
+    with caplog.at_level("INFO", logger="drafttree"):
+        decoder = load(tmp_path)
+    assert "options of the model's generation config: repetition_penalty=1.3" in caplog.messages
+    for each in (decoder.plain(), decoder.with_policy(Talon()), decoder.with_verifier(None)):
+        assert each.defaults == decoder.defaults
+    with pytest.raises(TypeError):
+        decoder.defaults["repetition_penalty"] = 1.0
+
+
+@pytest.mark.parametrize(("field", "neutral"), [("num_beams", 1), ("guidance_scale", 1), ("dola_layers", None)])
+def test_what_a_model_asks_for_and_trees_cannot_do_is_refused_until_overridden(decoder, free, field, neutral):
+    value = {"num_beams": 4, "guidance_scale": 1.5, "dola_layers": "low"}[field]
+    made = Decoder(decoder.target, defaults=model_defaults(GenerationConfig(**{field: value})))
+    with pytest.raises(ConfigError, match=f"sets {field}={value!r}, which .*; pass {field}={neutral} to"):
+        made.generate(PROMPT, max_new_tokens=NEW)
+    assert made.generate(PROMPT, max_new_tokens=NEW, **{field: neutral}).tokens == free
+
+
+def test_only_what_shapes_a_text_becomes_a_default():
+    config = GenerationConfig(max_length=4096, pad_token_id=3, eos_token_id=2, top_p=1.0, use_cache=False, num_beams=1)
+    config.chat_format = "chatml"
+    assert dict(model_defaults(config)) == {}
+    assert dict(model_defaults(None)) == {}
+
+
+def test_neutral_values_of_unsupported_options_are_accepted(decoder, free):
+    neutral = {"num_beams": 1, "num_return_sequences": 1, "use_cache": True, "pad_token_id": 0, "top_k": None}
+    neutral |= {"temperature": None, "do_sample": False, "output_scores": False, "guidance_scale": 1.0, "top_p": None}
+    assert decoder.generate(PROMPT, max_new_tokens=NEW, **neutral).tokens == free
+    assert decoder.generate(PROMPT, max_length=len(PROMPT) + 5).tokens == free[:5]
+    assert len(decoder.generate(PROMPT, do_sample=True, top_k=1, max_new_tokens=4).tokens) == 4
+
+
+ARGUMENTS = ["prefix_allowed_tokens_fn", "watermarking_config", "renormalize_logits", "eos_token_id"]
+ARGUMENTS += ["stopping_criteria"]
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_arguments_of_generate_give_its_text(decoder, module, free, name):
+    values = {
+        "prefix_allowed_tokens_fn": tiny.OPTIONS["prefix_allowed_tokens_fn"],
+        "watermarking_config": WatermarkingConfig(bias=5.0),
+        "renormalize_logits": True,
+        "eos_token_id": [free[7], 96],
+        "stopping_criteria": StoppingCriteriaList([StopAt()]),
+    }
+    expected = module.generate(IDS, max_new_tokens=NEW, pad_token_id=0, **{name: values[name]})[0, len(PROMPT) :]
+    found = decoder.generate(PROMPT, max_new_tokens=NEW, **{name: values[name]})
+    assert found.tokens == expected.tolist()
+    assert name == "renormalize_logits" or found.tokens != free
+    assert transformers_generate(decoder, PROMPT, max_new_tokens=NEW, **{name: values[name]}).tokens == found.tokens
+
+
+def test_criteria_are_asked_about_every_token_as_in_stock_generate(decoder, module):
+    stock, ours = StopAt(), StopAt()
+    module.generate(IDS, max_new_tokens=NEW, stopping_criteria=[stock])
+    assert decoder.generate(PROMPT, max_new_tokens=NEW, stopping_criteria=[ours]).finish_reason == "stop"
+    assert ours.asked == stock.asked
+
+
+def test_a_watermark_follows_temperature_and_truncation(decoder, module):
+    """A bias so strong that only the candidates of the truncation decide."""
+    mark = WatermarkingConfig(bias=1e4, greenlist_ratio=0.9)
+    options = {"watermarking_config": mark, "top_k": 1, "max_new_tokens": NEW}
+    sampled = decoder.generate(PROMPT, temperature=0.7, seed=3, **options).tokens
+    assert sampled == module.generate(IDS, do_sample=True, **options)[0, len(PROMPT) :].tolist()
+
+
+def test_time_is_of_the_whole_call(decoder):
+    several = decoder.generate([PROMPT, PROMPT[:3]], max_time=0.0, max_new_tokens=9)
+    assert [len(each.tokens) for each in several] == [1, 1]
+    assert len(decoder.generate(PROMPT, max_time=3600, max_new_tokens=5).tokens) == 5
+
+
+def test_logprobs_are_the_models_own(decoder, module):
+    options = {"max_new_tokens": NEW, "repetition_penalty": 1.5}
+    out = module.generate(IDS, output_logits=True, return_dict_in_generate=True, **options)
+    expected = torch.stack(out.logits)[:, 0].double().log_softmax(-1)
+    found = decoder.generate(PROMPT, logprobs=3, **options)
+    chosen = expected[torch.arange(NEW), torch.tensor(found.tokens)]
+    torch.testing.assert_close(torch.tensor(found.logprobs, dtype=torch.float64), chosen, atol=1e-4, rtol=0)
+    assert [list(top) for top in found.top_logprobs] == expected.topk(3).indices.tolist()
+    assert found.tokens == out.sequences[0, len(PROMPT) :].tolist()
+    only = decoder.generate(PROMPT, logprobs=True, **options)
+    assert (only.logprobs, only.top_logprobs) == (found.logprobs, None)
+    assert decoder.generate(PROMPT, **options).logprobs is None
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"do_sample": False, "temperature": 0.7}, "do_sample=False contradicts temperature=0.7"),
+        ({"do_sample": True, "temperature": 0}, "do_sample=True contradicts temperature=0"),
+        ({"do_sample": 3}, "do_sample is 3"),
+        ({"max_length": 6, "max_new_tokens": None}, "max_length=6 leaves no room after a prompt of 6 tokens"),
+        ({"stop": "a", "stop_strings": "b"}, "two names of one option"),
+        ({"eos_token_id": "x"}, "eos_token_id is 'x'"),
+        ({"max_time": "soon"}, "max_time is 'soon'"),
+        ({"stopping_criteria": 3}, "stopping_criteria is 3"),
+        ({"generation_config": {"top_k": 3}}, "generation_config is of type dict"),
+        ({"watermarking_config": 3}, "watermarking_config is of type int"),
+        ({"logprobs": -1}, "logprobs is -1"),
+        ({"prefix_allowed_tokens_fn": 3}, "prefix_allowed_tokens_fn is 3"),
+        ({"output_logits": True}, "does not support output_logits=True; give logprobs"),
+        ({"streamer": print}, "does not support streamer; iterate over Decoder.stream"),
+    ],
+)
+def test_bad_values_are_told_in_one_line(decoder, options, words):
+    with pytest.raises(ConfigError, match=words) as error:
+        decoder.generate(PROMPT, **{"max_new_tokens": 2, **options})
+    assert "\n" not in str(error.value)
+
+
+def test_every_option_is_documented():
+    from drafttree.engine.generation_options import GenerationOptions, ProcessorOptions
+
+    own = GenerationOptions.__annotations__.keys() - ProcessorOptions.__annotations__.keys()
+    assert all(f"        {name}: " in GenerationOptions.__doc__ for name in own)
+
+
+def test_merging_changes_neither_side():
+    defaults, options = {"top_k": 3}, {"top_k": None}
+    assert RequestOptions.merge(defaults, options).sampling.top_k == 0
+    assert (defaults, options) == ({"top_k": 3}, {"top_k": None})

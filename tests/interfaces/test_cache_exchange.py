@@ -1,0 +1,76 @@
+"""`past_key_values` go in and come out as with stock `generate`: a text in turns is the text in one go."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from transformers import DynamicCache, StaticCache
+
+from drafttree.core.errors import ConfigError
+from drafttree.interfaces import transformers_generate as hf
+from helpers import tiny
+from helpers.stock_generate import padded
+
+PROMPT = torch.tensor([tiny.random_tokens(6, 3)])
+TURN = {"max_new_tokens": 10, "return_dict_in_generate": True}
+
+
+@pytest.mark.parametrize("second", ["stock", "ours"])
+@pytest.mark.parametrize("first", ["stock", "ours"])
+@pytest.mark.parametrize("architecture", ["llama", "mistral_sliding"])
+def test_a_text_in_two_turns_is_the_text_in_one(architecture, first, second):
+    model = tiny.build(architecture)
+    ways = {"stock": {}, "ours": {"custom_generate": hf.generate(tiny.build(architecture, 1), "talon")}}
+    question = torch.tensor([tiny.random_tokens(5, 9)])
+    begun = model.generate(PROMPT, **TURN, **ways[first])
+    assert type(begun.past_key_values) is DynamicCache
+    assert begun.past_key_values.get_seq_length() == begun.sequences.shape[1] - 1
+    prompt = torch.cat((begun.sequences, question), 1)
+    if architecture == "mistral_sliding" and second == "ours":
+        with pytest.raises(ConfigError, match="past_key_values without the rows before a sliding window"):
+            model.generate(prompt, past_key_values=begun.past_key_values, **TURN, **ways[second])
+        return
+    ended = model.generate(prompt, past_key_values=begun.past_key_values, **TURN, **ways[second])
+    assert torch.equal(ended.sequences, model.generate(prompt, **TURN).sequences)
+    assert ended.past_key_values is begun.past_key_values
+    assert ended.past_key_values.get_seq_length() == ended.sequences.shape[1] - 1
+
+
+def test_a_given_cache_saves_reading_and_is_filled(target, draft):
+    cache, speculate = DynamicCache(config=target.config), hf.generate(draft)
+    text = target.generate(PROMPT, max_new_tokens=10, past_key_values=cache, custom_generate=speculate)
+    stock = DynamicCache(config=target.config)
+    assert torch.equal(text, target.generate(PROMPT, max_new_tokens=10, past_key_values=stock))
+    for ours, theirs in zip(cache.layers, stock.layers, strict=True):
+        torch.testing.assert_close(ours.keys, theirs.keys, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(ours.values, theirs.values, atol=1e-4, rtol=1e-4)
+    target.generate(text, max_new_tokens=5, past_key_values=cache, custom_generate=speculate)
+    assert speculate.metrics[0].prefill_passes == 0
+
+
+def test_an_eos_token_inside_a_path_leaves_no_row_too_many(target):
+    free = target.generate(PROMPT, max_new_tokens=10)[0].tolist()
+    options = {**TURN, "eos_token_id": free[8], "pad_token_id": 0}
+    out = target.generate(PROMPT, custom_generate=hf.generate(deepcopy(target), "chain"), **options)
+    assert out.past_key_values.get_seq_length() == out.sequences.shape[1] - 1 == free.index(free[8], 6)
+
+
+def test_caches_that_cannot_go_on_are_refused_by_name(target, draft):
+    speculate, cache = hf.generate(draft), DynamicCache(config=target.config)
+    target.generate(PROMPT, max_new_tokens=4, past_key_values=cache)
+    static = StaticCache(config=target.config, max_cache_len=32)
+    target.generate(PROMPT, max_new_tokens=4, past_key_values=static)
+    longer = torch.cat((PROMPT, PROMPT), 1)
+    for given, prompt, words in (
+        (static, longer, "past_key_values of StaticCache; give a DynamicCache"),
+        (cache, PROMPT[:, :4], "past_key_values of 9 tokens; the prompt of 4 must be longer"),
+        (DynamicCache(), PROMPT.expand(2, -1), "past_key_values with several or padded prompts"),
+        (StaticCache(config=target.config, max_cache_len=32), PROMPT, "past_key_values of StaticCache"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            target.generate(prompt, max_new_tokens=4, past_key_values=given, custom_generate=speculate)
+
+
+def test_several_prompts_return_no_cache(target, draft):
+    out = target.generate(**padded(4, 7), pad_token_id=0, custom_generate=hf.generate(draft), **TURN)
+    assert out.past_key_values is None
