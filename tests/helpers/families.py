@@ -128,10 +128,15 @@ HYBRIDS: dict[str, tuple[str, Mapping[str, Any]]] = {
 """Families with recurrent layers. They need a transformers whose recurrent layers share one cache."""
 
 
+def hybrids() -> list[str]:
+    """The families with recurrent layers that the installed transformers has."""
+    return [name for name, (kind, _) in HYBRIDS.items() if hasattr(transformers, kind)]
+
+
 def known() -> list[str]:
-    """The families that the installed transformers has."""
-    families = FAMILIES | HYBRIDS if hasattr(Cache, "get_conv_state") else FAMILIES
-    return [name for name, (kind, _) in families.items() if hasattr(transformers, kind)]
+    """The families that the installed transformers has and drafttree runs with it."""
+    found = [name for name, (kind, _) in FAMILIES.items() if hasattr(transformers, kind)]
+    return [*found, *hybrids()] if hasattr(Cache, "get_conv_state") else found
 
 
 def config(name: str) -> PreTrainedConfig:

@@ -33,7 +33,7 @@ from drafttree.engine.request import Chunk, Generation, Request
 from drafttree.engine.round_clock import RoundClock
 from drafttree.engine.stopping import StoppingText
 from drafttree.engine.tree_growth import grow
-from drafttree.models import Model, Output, prefill
+from drafttree.models import Model, Output, prefill, prefill_and_score
 from drafttree.policies.base import TreePolicy
 from drafttree.policies.chain import Chain
 from drafttree.verifiers import Coupled, Greedy, Verifier
@@ -247,10 +247,14 @@ class Decoder:
     def prefill(self, request: Request) -> None:
         """Read a new request's prompt, all but its last token and what its KV cache holds, as target and as drafter."""
         request.cache.long_rope = self._is_long(request)
-        unread = request.tokens[request.cache.length : -1]
-        passes, hidden_states = prefill(self.target, request.cache, unread, self._hidden_layers)
+        unread, wanted = request.tokens[request.cache.length :], self._hidden_layers
+        if request.cache.recurrent:
+            passes, hidden_states, output = prefill_and_score(self.target, request.cache, unread, wanted)
+            request.root_output = output
+        else:
+            passes, hidden_states = prefill(self.target, request.cache, unread[:-1], wanted)
         request.metrics.prefill_passes = passes
-        if request.draft and self._levels(request) > 0:
+        if request.draft and (request.root_output or self._levels(request) > 0):
             request.draft.prefill(hidden_states)
 
     def _is_long(self, request: Request) -> bool:
@@ -269,7 +273,7 @@ class Decoder:
 
     def _levels(self, request: Request) -> int:
         """The levels a tree may have, by the text's limit, the drafter's context and the levels it can draft."""
-        if self.drafter is None:
+        if self.drafter is None or request.root_output:
             return 0
         context, levels = self.drafter.context, self.drafter.levels
         beyond = sys.maxsize if context is None else context - len(request.tokens)
@@ -302,6 +306,9 @@ class Decoder:
 
     def score(self, request: Request, tree: DraftTree) -> Output:
         """The target's logits of every node, whose keys and values become drafted rows of the request's KV cache."""
+        if request.root_output:
+            output, request.root_output = request.root_output, None
+            return output
         with request.clock.masks:
             positions, visible = tree.depths + request.cache.length, tree.ancestors
         with request.clock.target:

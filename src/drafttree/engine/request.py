@@ -12,7 +12,7 @@ from drafttree.engine.logprobs import Logprobs, RowRecorder
 from drafttree.engine.metrics import Metrics
 from drafttree.engine.round_clock import RoundClock
 from drafttree.engine.stopping import StoppingText
-from drafttree.models import TreeCache
+from drafttree.models import Output, TreeCache
 from drafttree.policies.base import TreePolicy
 from drafttree.verifiers.base import Verifier
 
@@ -37,6 +37,7 @@ class Request:
         constraints: what else decides which tokens are possible.
         recorder: sees the rows the tokens are chosen from, None where nothing of them is wanted.
         clock: times the parts of its rounds.
+        root_output: the target's output for the first root, where the pass over the prompt has given it.
         draft_temperature: divides the drafter's logits.
         metrics: of this text.
         drafted: per committed token, whether the drafter proposed it.
@@ -63,6 +64,7 @@ class Request:
     metrics: Metrics = field(default_factory=Metrics)
     drafted: list[bool] = field(default_factory=list)
     finish_reason: str | None = None
+    root_output: Output | None = None
 
     @property
     def remaining(self) -> int:

@@ -56,7 +56,13 @@ def _is_given(cache: Cache | None) -> TypeGuard[Cache]:
 
 @torch.inference_mode()
 def read_cache(source: Cache | None, cache: TreeCache) -> None:
-    """Commit the rows of a checked cache, if there are any, to an empty one."""
+    """Commit the rows of a checked cache, if there are any, to an empty one.
+
+    Raises:
+        ConfigError: the target's layers keep more than rows, which the caller's cache cannot be given.
+    """
+    if _is_given(source) and not cache.has_only_rows:
+        raise refusal("past_key_values of models with recurrent layers", "leave it out")
     if source is None or not (rows := source.get_seq_length()):
         return
     for index, layer in enumerate(_layers(source)):
@@ -65,8 +71,14 @@ def read_cache(source: Cache | None, cache: TreeCache) -> None:
     cache.commit(range(rows))
 
 
-def write_cache(request: Request, target: Cache) -> None:
-    """Append to a cache the rows of a finished text that it lacks: all but the last token's, as stock `generate`."""
+def write_cache(request: Request, target: Cache | None) -> Cache | None:
+    """A cache after appending the rows of a finished text that it lacks: all but the last token's, as stock `generate`.
+
+    None where none is wanted, and for models with recurrent layers.
+    """
+    if target is None or not request.cache.has_only_rows:
+        return None
     known, end = target.get_seq_length(), len(request.tokens) - 1
     for index, (keys, values) in enumerate(request.cache.committed()):
         target.update(keys[:, :, known:end], values[:, :, known:end], index)
+    return target

@@ -168,8 +168,7 @@ class TreeGenerate:
                 rows.append(torch.cat((ids[:pad], ids.new_tensor(request.tokens))))
                 recorders.append(request.recorder)
                 self.metrics.append(request.metrics)
-                if filled is not None:
-                    write_cache(request, filled)
+                filled = write_cache(request, filled)
         if streamer is not None:
             streamer.end()
         sequences = _stack(rows, generation_config)

@@ -1,6 +1,6 @@
 """Models that score trees: the protocol, the KV cache, tree attention, and a target model with one of its backends."""
 
-from drafttree.models.base import Model, Output, append, prefill
+from drafttree.models.base import Model, Output, append, prefill, prefill_and_score
 from drafttree.models.cache_layout import CacheLayout
 from drafttree.models.kv_cache import TreeCache
 from drafttree.models.module_backend import lay_out_for_cpu
@@ -21,6 +21,7 @@ __all__ = [
     "input_device",
     "lay_out_for_cpu",
     "prefill",
+    "prefill_and_score",
     "select_backend",
     "verify_once",
 ]

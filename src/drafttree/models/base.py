@@ -90,11 +90,37 @@ def prefill(
 
 def append(model: Backend, cache: TreeCache, tokens: list[int], hidden_layers: tuple[int, ...] = ()) -> Output:
     """Append committed tokens to the KV cache in one pass and return the last one's logits `[batch, 1, vocab]`."""
+    with cache.reading():
+        output = _read(model, cache, tokens, hidden_layers)
+        cache.commit(range(len(tokens)))
+    return output
+
+
+def prefill_and_score(
+    model: Backend, cache: TreeCache, tokens: list[int], hidden_layers: tuple[int, ...] = (), chunk: int = 512
+) -> tuple[int, tuple[Tensor, ...], Output]:
+    """As `prefill`, but the last token is scored as well, and its row becomes a drafted one: the root of a tree.
+
+    A recurrent layer reads many tokens by other sums than it decodes with, and some by another formula (Nemotron-H
+    bounds its time steps). transformers' `generate` reads the whole prompt in the first way.
+
+    Returns:
+        The number of passes; the hidden layers asked for, `[batch, tokens - 1, hidden]`; the last token's output.
+    """
+    chunk -= len(tokens) % chunk == 1  # a last pass over a single token would be decoding
+    cut = (len(tokens) - 1) // chunk * chunk
+    passes, hidden = prefill(model, cache, tokens[:cut], hidden_layers, chunk)
+    with cache.reading():
+        output = _read(model, cache, tokens[cut:], hidden_layers)
+        cache.hold_last()
+    read = [layer[:, :-1] for layer in output.hidden]
+    before = tuple(torch.cat(parts, 1) for parts in zip(hidden, read, strict=True)) if passes else tuple(read)
+    return passes + 1, before, Output(output.logits, tuple(layer[:, -1:] for layer in output.hidden))
+
+
+def _read(model: Backend, cache: TreeCache, tokens: list[int], hidden_layers: tuple[int, ...]) -> Output:
     count = len(tokens)
     ids = torch.tensor([tokens], device=model.device)
     positions = torch.arange(cache.length, cache.length + count, device=model.device)[None]
     causal = torch.ones(1, count, count, dtype=torch.bool, device=model.device).tril()
-    with cache.reading():
-        output = model.forward(cache, ids, positions, causal, last_only=True, hidden_layers=hidden_layers)
-        cache.commit(range(count))
-    return output
+    return model.forward(cache, ids, positions, causal, last_only=True, hidden_layers=hidden_layers)

@@ -18,7 +18,10 @@ MASKED_FAMILIES = {"biogpt", "codegen", "falcon", "gpt_neox_japanese", "gptj", "
 
 def takes_mask(module: PreTrainedModel) -> bool:
     """Whether a module is given the tree as an attention mask, since its layers know no other attention functions."""
-    return module.config.model_type in MASKED_FAMILIES or bool(recurrent_layers(module))
+    known: Any = module.get_decoder()
+    return module.config.model_type in MASKED_FAMILIES or (
+        bool(recurrent_layers(module)) and not known._supports_attention_backend
+    )
 
 
 def incompatibility(module: PreTrainedModel) -> str | None:

@@ -95,6 +95,12 @@ class TreeCache(Cache):
         self.drafted = 0
         self.positions = None
 
+    def hold_last(self) -> None:
+        """Commit all drafted rows but the last one, after a pass that only read."""
+        self.length += self.drafted - 1
+        self.drafted = 1
+        self.positions = None if self.positions is None else self.positions[:, -1:]
+
     def committed(self) -> list[tuple[Tensor, Tensor]]:
         """Per layer, views `[batch, heads, length, width]` of the committed keys and values."""
         return layer_rows(self._layout, [buffer[..., : self.length, :] for buffer in self._buffers])
@@ -135,6 +141,11 @@ class TreeCache(Cache):
             yield
         finally:
             self._new_positions = None
+
+    @property
+    def has_only_rows(self) -> bool:
+        """Whether keys and values of layers 0, 1, ... are all there is, without states of recurrent layers."""
+        return not self.recurrent and list(self._layout.slots) == list(range(len(self._layout.slots)))
 
     @property
     def nbytes(self) -> int:

@@ -98,8 +98,11 @@ def _incompatibility(backend: ModuleBackend, own: Reference, allowed: float) -> 
         gap = _gap(backend, own)
     except NoTreeError:
         return "its attention layers do not pass the tree on"
-    except Exception as error:  # whatever a module does that was made for other passes
+    except ModelError as error:
         return str(error)
+    except Exception as error:  # whatever a module raises that was made for other passes
+        first_line = str(error).partition("\n")[0]
+        return f"a pass over one fails ({type(error).__name__}: {first_line})"
     return None if gap <= allowed else f"its logits there differ by {gap:.3g} from its own"
 
 

@@ -1,0 +1,58 @@
+"""Texts of models with recurrent layers are those of transformers, over chains and trees."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from transformers import Cache
+
+from drafttree.drafters import LanguageModelDrafter
+from drafttree.engine.decoder import Decoder
+from drafttree.models import TargetModel
+from drafttree.policies import Chain, DynaTree, Talon
+from helpers import families, tiny
+
+pytestmark = pytest.mark.skipif(not hasattr(Cache, "get_conv_state"), reason="recurrent layers share no cache here")
+POLICIES = {"plain": None, "chain": Chain(depth=4), "dynatree": DynaTree(), "talon": Talon(budget=12)}
+
+
+def models(name: str):
+    module = tiny.from_config(families.config(name))
+    draft = deepcopy(module)
+    with torch.no_grad():
+        for parameter in draft.parameters():
+            parameter.mul_(1.02)
+    return deepcopy(module), TargetModel(module), LanguageModelDrafter(TargetModel(draft))
+
+
+@pytest.mark.parametrize("name", families.hybrids())
+def test_texts_are_those_of_transformers(name):
+    reference, target, drafter = models(name)
+    for length in (1, 2, 13):
+        prompt = tiny.random_tokens(length, length)
+        expected = reference.generate(torch.tensor([prompt]), max_new_tokens=24, do_sample=False)[0, length:].tolist()
+        for policy in POLICIES.values():
+            decoder = Decoder(target, drafter if policy else None, policy)
+            generation = decoder.generate(prompt, max_new_tokens=24)
+            assert generation.tokens == expected
+            assert policy is None or len(generation.metrics.rounds) < 20  # drafts are accepted
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "nemotron_h"])
+def test_sampled_texts_are_those_of_plain_decoding(name):
+    _, target, drafter = models(name)
+    decoders = [Decoder(target, drafter if policy else None, policy) for policy in POLICIES.values()]
+    for seed in range(3):
+        options = {"max_new_tokens": 24, "temperature": 1.0, "seed": seed}
+        texts = [decoder.generate([3, 5, 7], **options).tokens for decoder in decoders]
+        assert texts == texts[:1] * len(texts)
+
+
+def test_the_prompt_is_read_as_generate_reads_it():
+    """Nemotron-H bounds its time steps when it reads several tokens, and not when it decodes."""
+    config = families.config("nemotron_h")
+    config.time_step_min = 0.6
+    module = tiny.from_config(config)
+    prompt = tiny.random_tokens(9, 2)
+    expected = deepcopy(module).generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False)[0, 9:].tolist()
+    assert Decoder(TargetModel(module)).generate(prompt, max_new_tokens=20).tokens == expected
