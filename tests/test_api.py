@@ -43,8 +43,9 @@ EXPORTS = {
     "drafttree.constraints.grammar": {"Grammar", "ebnf", "json_schema", "regex"},
     "drafttree.hf": {"TreeGenerate", "generate"},
     "drafttree.models": {
-        *("NAME", "Model", "Output", "TargetModel", "TreeCache", "TreePlan"),
-        *("append", "input_device", "lay_out_for_cpu", "prefill", "select_backend", "verify_once"),
+        *("NAME", "CacheLayout", "Model", "Output", "TargetModel", "TreeCache", "TreePlan"),
+        *("append", "input_device", "lay_out_for_cpu", "prefill", "prefill_and_score"),
+        *("select_backend", "verify_once"),
     },
     "drafttree.policies": {
         *("POLICIES", "Chain", "DySpec", "DynaTree", "Eagle", "Fixed", "OptTree", "Talon", "Template", "TreePolicy"),

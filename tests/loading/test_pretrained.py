@@ -151,6 +151,14 @@ def test_adapters_by_path_are_told(tmp_path):
     assert "it is an adapter; load it with its model by peft" in told(ModelError, drafttree.load, tmp_path)
 
 
+def test_drafters_that_are_not_run_are_told_as_targets_too(tmp_path):
+    save_file({"mtp.fc.weight": torch.zeros(2, 2)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    message = told(ModelError, drafttree.load, tmp_path, None)
+    assert "multi-token-prediction layers" in message
+    assert "as target give the model it is for" in message
+
+
 def test_other_kinds_of_model_are_refused(tmp_path):
     small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
     ViTModel(ViTConfig(**small, image_size=8, patch_size=4)).save_pretrained(tmp_path / "vit")

@@ -24,7 +24,7 @@ from transformers.utils import logging as transformers_logging
 
 from drafttree.core.errors import ConfigError, ModelError, TokenizerMismatch, unknown
 from drafttree.drafters import LOOKUPS
-from drafttree.drafters.formats import LANGUAGE_MODEL, download, read_json, recognise
+from drafttree.drafters.formats import LANGUAGE_MODEL, UnsupportedDrafter, download, read_json, recognise
 from drafttree.loading import zoo
 from drafttree.loading.methods import head_formats
 from drafttree.models import lay_out_for_cpu
@@ -200,8 +200,12 @@ def _refuse_head(source: str | Path, path: Path) -> None:
         ModelError: it is one.
     """
     kind = LANGUAGE_MODEL
-    with suppress(ModelError):
+    try:
         kind = recognise(path, head_formats()) if path.is_dir() else kind
+    except UnsupportedDrafter as error:
+        raise ModelError(f"{error}; as target give the model it is for") from None
+    except ModelError:
+        pass  # transformers says more about what is no drafter either
     if kind != LANGUAGE_MODEL:
         raise ModelError(f"{str(source)!r} is a head ({kind}), which drafts; as target give the model it is for")
 

@@ -16,6 +16,7 @@ It does not notice an edit through `.data` of a few entries of a matrix; a metho
 change while a text is being generated.
 """
 
+import math
 import operator
 from collections.abc import Iterator
 from itertools import chain
@@ -90,16 +91,26 @@ def version(tensor: Tensor) -> int | None:
 
 
 def samples(weight: Tensor) -> list[Tensor]:
-    """Views of entries of a weight: an entry at least of every row and column of a matrix, and all of a vector."""
+    """Views of entries of a weight: one at least of every row and column of a matrix, and all of a vector.
+
+    Weights of more dimensions count as matrices.
+    """
     data = weight.data
     if data.ndim < 2:
         return [data.view(-1)]
-    if data.ndim > 2:
+    if data.ndim > 2 and not data.is_contiguous():
         return [view for part in data for view in samples(part)]
-    rows, columns = data.shape
+    rows, columns = _nearest_to_square(data.shape)
+    data = data.view(rows, columns)
     step = min(rows, columns)
     offsets = (*range(0, -rows, -step), *range(step, columns, step))
     return [data.diagonal(offset) for offset in offsets]
+
+
+def _nearest_to_square(shape: torch.Size) -> tuple[int, int]:
+    """Rows and columns of a tensor cut between two of its dimensions, such that few diagonals cross them all."""
+    cuts = [(math.prod(shape[:cut]), math.prod(shape[cut:])) for cut in range(1, len(shape))]
+    return min(cuts, key=lambda sizes: max(sizes) / min(sizes))
 
 
 def own_hooks(part: nn.Module) -> tuple[object, ...]:

@@ -77,9 +77,9 @@ def verify_once(module: PreTrainedModel) -> ModuleBackend:
 def _verify(module: PreTrainedModel) -> tuple[ModuleBackend, Reference]:
     """The module's backend and its own logits, which its tree pass has given too; a refused module is released."""
     check_module(module)
-    backend = ModuleBackend(module)
-    restore_attention(module)
     try:
+        backend = ModuleBackend(module)
+        restore_attention(module)
         own = [(probe, own_logits(module, probe)) for probe in make_probes(module)]
     except (RuntimeError, TypeError, ValueError) as error:
         reason = str(error).partition("\n")[0]

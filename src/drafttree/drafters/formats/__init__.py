@@ -7,7 +7,7 @@ from drafttree.drafters.formats.checkpoints import download, read_config, read_j
 from drafttree.drafters.formats.head_checkpoint import SIZES, Checkpoint, listed, misshapen
 from drafttree.drafters.formats.head_format import HeadFormat
 from drafttree.drafters.formats.published import PUBLISHED
-from drafttree.drafters.formats.registry import FORMATS, LANGUAGE_MODEL, recognise
+from drafttree.drafters.formats.registry import FORMATS, LANGUAGE_MODEL, UnsupportedDrafter, recognise
 from drafttree.drafters.formats.unsupported import unsupported_kind
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "SIZES",
     "Checkpoint",
     "HeadFormat",
+    "UnsupportedDrafter",
     "download",
     "listed",
     "misshapen",

@@ -19,6 +19,10 @@ FORMATS: dict[str, HeadFormat] = {each.kind: each for each in (eagle3.FORMAT, me
 LANGUAGE_MODEL = "language-model"
 
 
+class UnsupportedDrafter(ModelError):
+    """A folder holds a drafter of a kind that is known and not run."""
+
+
 def recognise(folder: Path, formats: Mapping[str, HeadFormat] = FORMATS) -> str:
     """The kind of drafter that a folder holds: "language-model" or one of the formats' kinds, such as "eagle3".
 
@@ -30,7 +34,7 @@ def recognise(folder: Path, formats: Mapping[str, HeadFormat] = FORMATS) -> str:
     names, config = tensor_names(folder), read_config(folder)
     kind = next((kind for kind, head in formats.items() if any(map(head.names.match, names))), None)
     if kind in {None, *FORMATS} and (unsupported := unsupported_kind(names, config)):
-        raise ModelError(f"{folder} holds {unsupported}")
+        raise UnsupportedDrafter(f"{folder} holds {unsupported}")
     if kind:
         return kind
     if config.get("model_type") in CONFIG_MAPPING:

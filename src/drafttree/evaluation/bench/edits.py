@@ -16,7 +16,8 @@ PREFIXES = ("new", "other", "renamed")
 def code_edits() -> list[Example]:
     """Make one example from each file of medium length, with the edited file as reference."""
     sources = [path.read_text(encoding="utf-8") for path in _sources(files("drafttree"))]
-    return [_rename(source) for source in sources if MIN_CHARACTERS <= len(source) <= MAX_CHARACTERS]
+    medium = [source for source in sources if MIN_CHARACTERS <= len(source) <= MAX_CHARACTERS]
+    return [_rename(source) for source in medium if _names(source)]
 
 
 def _sources(folder: Traversable) -> list[Traversable]:
@@ -25,12 +26,17 @@ def _sources(folder: Traversable) -> list[Traversable]:
     return [entry for entry in entries if entry.name.endswith(".py")] + below
 
 
+def _names(source: str) -> set[str]:
+    """The functions of a file and their arguments."""
+    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
+    names = {node.name for node in functions} | {arg.arg for node in functions for arg in node.args.args}
+    return names - {"self", "cls"}
+
+
 def _rename(source: str) -> Example:
     """Make an example that renames the function or argument mentioned most often in a file."""
-    tree = ast.parse(source)
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-    names = {node.name for node in functions} | {arg.arg for node in functions for arg in node.args.args}
-    mentions = Counter(word for word in re.findall(r"\w+", source) if word in names - {"self", "cls"})
+    names = _names(source)
+    mentions = Counter(word for word in re.findall(r"\w+", source) if word in names)
     old = max(sorted(mentions), key=mentions.__getitem__)
     new = next(name for prefix in PREFIXES if (name := f"{prefix}_{old.strip('_')}") not in source)
     prompt = (
