@@ -5,7 +5,7 @@ from copy import deepcopy
 import pytest
 import torch
 from torch import nn
-from transformers import GPTNeoXConfig, LlamaConfig, MistralConfig
+from transformers import GPTNeoXConfig, GraniteConfig, LlamaConfig, Olmo2Config, Phi3Config
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from drafttree.models import TargetModel, append, fused_layers, lay_out_for_cpu, prefill, select_backend
@@ -16,11 +16,16 @@ from helpers import tiny
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 1e4}
 LLAMA3["original_max_position_embeddings"] = 32
 CONFIGS = {name: tiny.CONFIGS[name] for name in ("gpt_neox", "llama", "qwen2", "qwen3", "mistral")} | {
+    **{name: tiny.CONFIGS[name] for name in ("gemma3", "mistral_sliding")},
+    "granite": lambda: GraniteConfig(**tiny.GROUPED, **GRANITE),
+    "olmo2": lambda: Olmo2Config(**tiny.GROUPED),
+    "phi3": lambda: Phi3Config(**{**tiny.GROUPED, "pad_token_id": 0}, sliding_window=tiny.WINDOW),
     "gpt_neox_in_turn": lambda: GPTNeoXConfig(**tiny.SIZES, use_parallel_residual=False, rotary_pct=1.0),
     "llama_biased": lambda: LlamaConfig(**tiny.GROUPED, attention_bias=True, mlp_bias=True),
     "llama_tied": lambda: LlamaConfig(**tiny.GROUPED, tie_word_embeddings=True),
     "llama3_rope": lambda: LlamaConfig(**tiny.GROUPED, rope_parameters=LLAMA3),
 }
+GRANITE = {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "logits_scaling": 6.0, "attention_multiplier": 0.2}
 every_family = pytest.mark.parametrize("name", CONFIGS)
 
 
@@ -102,14 +107,9 @@ def test_the_module_keeps_working():
         torch.testing.assert_close(model.module(tokens).logits, clone(tokens).logits, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["mistral_sliding", "gemma3", "gpt2", "qwen2_moe_sliding"])
+@pytest.mark.parametrize("name", ["gpt2", "qwen2_moe_sliding"])
 def test_other_architectures_run_as_modules(name):
     assert type(select_backend(tiny.build(name))) is ModuleBackend
-
-
-def test_a_mistral_whose_window_is_never_full_runs_as_a_module():
-    config = MistralConfig(**tiny.GROUPED, sliding_window=4096)
-    assert type(select_backend(tiny.from_config(config))) is ModuleBackend
 
 
 def test_a_module_with_replaced_linear_layers_is_run_as_it_is():

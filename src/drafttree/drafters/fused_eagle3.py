@@ -16,6 +16,7 @@ from drafttree.models.fused_layers import LlamaLayer, PassContext, fuse, rms_nor
 from drafttree.models.pass_inputs import PassInputs
 from drafttree.models.plain_module import is_plain_module
 from drafttree.models.recorded import RecordedPasses, Recorder
+from drafttree.models.tree_attention import EVERYTHING
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
 REDUCED_TOLERANCE = 0.1
@@ -63,7 +64,7 @@ class FusedEagle3:
         head, hidden = self._module, inputs.hidden
         angles = rotary_angles(head.rotary, inputs.positions, hidden.dtype)
         batch, nodes = inputs.tokens.shape
-        context = PassContext(batch, nodes, *angles, inputs.mask, inputs.new_rows)
+        context = PassContext(batch, nodes, *angles, inputs.masks[EVERYTHING], inputs.new_rows)
         x = hidden.flatten(0, 1)
         normed = self._state_norm(x)
         pair = torch.cat((self._token_norm(head.embed_tokens(inputs.tokens).flatten(0, 1)), normed), -1)

@@ -1,4 +1,4 @@
-"""The backend that runs the Llama and GPT-NeoX families on fused layers: the module's function with less in between.
+"""The backend that runs families like Llama and GPT-NeoX on fused layers: the module's function with less in between.
 
 A pass over a small model is mostly the price of calling it: a transformers layer runs some thirty operations under a
 dozen Python frames. Here a layer is a dozen operations on fused weights (query, key and value; gate and up). They are
@@ -13,12 +13,22 @@ from transformers import PreTrainedModel
 
 from drafttree.models.base import Output
 from drafttree.models.cache_layout import CacheLayout
-from drafttree.models.fused_layers import FusedLayer, LlamaLayer, NeoXLayer, PassContext, fuse, rms_norm, rotary_angles
+from drafttree.models.fused_layers import (
+    FusedLayer,
+    LayerKind,
+    LlamaLayer,
+    NeoXLayer,
+    PassContext,
+    fuse,
+    rms_norm,
+    rotary_angles,
+)
 from drafttree.models.kv_cache import TreeCache
+from drafttree.models.long_rope import ropes
 from drafttree.models.pass_inputs import PassInputs
 from drafttree.models.plain_module import is_plain_module
 
-LLAMAS = {"llama", "mistral", "qwen2", "qwen3"}
+LLAMAS = {"gemma3_text", "granite", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3"}
 STATIC_ROPES = {"default", "linear", "llama3", "yarn"}
 
 
@@ -31,6 +41,7 @@ class FusedBackend:
     Attributes:
         layers: fused.
         layout: of the KV cache.
+        spans: how far back layers attend.
         empty: an empty tensor of the model's dtype, on its device.
     """
 
@@ -47,6 +58,10 @@ class FusedBackend:
         self.layout = CacheLayout.uniform(len(self.layers), self.layers[0].key_heads, self.layers[0].width)
         self._norm = rms_norm(decoder.norm) if is_llama else decoder.final_layer_norm
         self._head = fuse(module.get_output_embeddings())
+        self._kinds = {layer.kind for layer in self.layers}
+        self.spans = tuple({kind.span for kind in self._kinds})
+        self._embedding_scale: float = getattr(config, "embedding_multiplier", 1.0)
+        self._logits_divisor: float = getattr(config, "logits_scaling", 1.0)
 
     def new_cache(self, batch: int, capacity: int) -> TreeCache:
         return TreeCache(self.layout, batch, capacity)
@@ -61,7 +76,7 @@ class FusedBackend:
         last_only: bool = False,
         hidden_layers: tuple[int, ...] = (),
     ) -> Output:
-        inputs = PassInputs.of(cache, self.layers[0].groups, tokens, positions, visible, self.empty)
+        inputs = PassInputs.of(cache, self.layers[0].groups, tokens, positions, visible, self.empty, self.spans)
         output = self.run(inputs, last_only, hidden_layers)
         cache.grow(positions)
         return output
@@ -69,27 +84,34 @@ class FusedBackend:
     def run(self, inputs: PassInputs, last_only: bool, hidden_layers: tuple[int, ...]) -> Output:
         """A pass on the memory of its inputs; the other arguments as for `forward`."""
         batch, nodes = inputs.tokens.shape
-        angles = rotary_angles(self._rotary, inputs.positions, self.empty.dtype)
-        context = PassContext(batch, nodes, *angles, inputs.mask, inputs.new_rows)
+        contexts = {kind: self._context(inputs, kind) for kind in self._kinds}
         x = self._embed(inputs.tokens).flatten(0, 1)
+        if self._embedding_scale != 1:
+            x = x * self._embedding_scale
         states: dict[int, Tensor] = {}
         for index, (layer, (keys, values)) in enumerate(zip(self.layers, inputs.rows, strict=True)):
             if index in hidden_layers:
                 states[index] = x
-            x = layer.forward(x, context, keys, values)
+            x = layer.forward(x, contexts[layer.kind], keys, values)
         x = states[len(self.layers)] = self._norm(x)
         scored = x.view(batch, nodes, -1)[:, -1:] if last_only else x.view(batch, nodes, -1)
         logits = self._head(scored.flatten(0, 1)).view(batch, scored.shape[1], -1)
+        if self._logits_divisor != 1:
+            logits.div_(self._logits_divisor)
         return Output(logits, tuple(states[layer].view(batch, nodes, -1) for layer in hidden_layers))
+
+    def _context(self, inputs: PassInputs, kind: LayerKind) -> PassContext:
+        angles = rotary_angles(self._rotary, inputs.positions, self.empty.dtype, kind.layer_type)
+        batch, nodes = inputs.tokens.shape
+        return PassContext(batch, nodes, *angles, inputs.masks[kind.span], inputs.new_rows)
 
 
 def is_supported(module: PreTrainedModel) -> bool:
-    """Whether fused layers can stand in for a module: its family, plain layers on one device, no sliding window."""
+    """Whether fused layers can stand in for a module: its family, and plain layers on one device."""
     config = module.config
-    kinds = set(getattr(config, "layer_types", None) or {"full_attention"})
-    windowed = kinds != {"full_attention"} or (config.model_type == "mistral" and config.sliding_window is not None)
-    rope = getattr(config, "rope_parameters", None) or {}
-    if config.model_type not in LLAMAS | {"gpt_neox"} or windowed or rope.get("rope_type") not in STATIC_ROPES:
+    static = all(rope.get("rope_type") in STATIC_ROPES for rope in ropes(config))
+    capped = any(getattr(config, name, None) for name in ("attn_logit_softcapping", "final_logit_softcapping"))
+    if config.model_type not in LLAMAS | {"gpt_neox"} or capped or not static:
         return False
     on_one_device = {parameter.device for parameter in module.parameters()} == {module.device}
     return on_one_device and is_plain_module(module)

@@ -1,4 +1,4 @@
-"""Decoder layers of the Llama and GPT-NeoX families, and the linear layers and norms in them, in few operations.
+"""Decoder layers of the Llama and GPT-NeoX kinds, and the linear layers and norms in them, in few operations.
 
 They run on the weights of the modules they stand in for.
 """
@@ -14,6 +14,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import PreTrainedConfig
 
 from drafttree.models.fingerprint import samples, version
+from drafttree.models.tree_attention import EVERYTHING, Span, span_of
 
 PACKED_FROM = 1 << 19
 """Elements of a weight from which a packed copy pays on a CPU."""
@@ -33,10 +34,14 @@ class FusedLinear:
     Args:
         weight: `[out, in]`.
         bias: `[out]`.
+
+    Attributes:
+        width: of the product.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight, self._bias = weight.t(), bias
+        self.width = len(weight)
         large = weight.numel() >= PACKED_FROM and weight.dtype == torch.float32
         packs = large and weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
         self._packed = _pack(weight) if packs else None
@@ -99,17 +104,27 @@ def _are_joined(parts: list[Tensor]) -> bool:
 
 
 def rms_norm(norm: Any) -> Callable[[Tensor], Tensor]:
-    """A transformers RMS norm as one call.
+    """A transformers RMS norm as one call; whatever else is called a norm stays as it is.
 
     On a CPU `F.rms_norm` is nine small operations; dividing by a length that includes epsilon is four. The scale is
     a copy there, which does not follow changes of the weight.
     """
-    weight, epsilon = norm.weight.detach(), norm.variance_epsilon
+    weight, epsilon = norm.weight.detach(), getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+    offset = _offset(norm, weight)
+    if epsilon is None or offset is None:
+        return norm
     if weight.is_cuda or weight.dtype != torch.float32:
-        return lambda x: F.rms_norm(x, weight.shape, weight, epsilon)
-    scale = weight * math.sqrt(len(weight))
+        return norm if offset else lambda x: F.rms_norm(x, weight.shape, weight, epsilon)
+    scale = (weight + offset) * math.sqrt(len(weight))
     shortest = torch.tensor(math.sqrt(len(weight) * epsilon))
     return lambda x: (x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(shortest)).mul_(scale)
+
+
+@torch.inference_mode()
+def _offset(norm: Any, weight: Tensor) -> int | None:
+    """The number an RMS norm adds to its weight (1 in Gemma), None if it does something else."""
+    scale = norm(torch.full_like(weight, 64.0))  # so long that epsilon does not show
+    return next((offset for offset in (0, 1) if torch.allclose(scale, weight + offset, rtol=1e-2, atol=1e-3)), None)
 
 
 class PassContext(NamedTuple):
@@ -148,6 +163,44 @@ class PassContext(NamedTuple):
         return out.view(self.batch, -1, self.nodes, width).transpose(1, 2).reshape(len(query), -1)
 
 
+class LayerKind(NamedTuple):
+    """What layers of one kind share in a pass.
+
+    Attributes:
+        layer_type: as transformers names it, None where all layers are alike.
+        span: how far back they attend.
+    """
+
+    layer_type: str | None
+    span: Span
+
+    @classmethod
+    def of(cls, attention: Any) -> "LayerKind":
+        """The kind of an attention layer."""
+        types = getattr(attention.config, "layer_types", None)
+        return cls(types[attention.layer_idx] if types else None, span_of(attention))
+
+
+class BlockNorms(NamedTuple):
+    """The norms of a decoder layer; after attention and MLP there may be none."""
+
+    before_attention: Callable[[Tensor], Tensor]
+    after_attention: Callable[[Tensor], Tensor] | None
+    before_mlp: Callable[[Tensor], Tensor]
+    after_mlp: Callable[[Tensor], Tensor] | None
+
+    @classmethod
+    def of(cls, block: Any) -> "BlockNorms":
+        """The norms of a layer of transformers, whose name for a norm does not always say where it is."""
+        second = rms_norm(block.post_attention_layernorm)
+        if not hasattr(block, "post_feedforward_layernorm"):
+            return cls(rms_norm(block.input_layernorm), None, second, None)
+        last = rms_norm(block.post_feedforward_layernorm)
+        if not hasattr(block, "pre_feedforward_layernorm"):
+            return cls(lambda x: x, second, lambda x: x, last)
+        return cls(rms_norm(block.input_layernorm), second, rms_norm(block.pre_feedforward_layernorm), last)
+
+
 class FusedLayer(Protocol):
     """One decoder layer.
 
@@ -155,11 +208,13 @@ class FusedLayer(Protocol):
         key_heads: attention heads of keys and values.
         groups: query heads that share each of them.
         width: of a head.
+        kind: which rotary embedding it has, and how far back it attends.
     """
 
     key_heads: int
     groups: int
     width: int
+    kind: LayerKind
 
     def forward(self, x: Tensor, context: PassContext, keys: Tensor, values: Tensor) -> Tensor:
         """The residual stream `[batch * nodes, hidden]` after the layer, given its rows of the KV cache."""
@@ -167,23 +222,30 @@ class FusedLayer(Protocol):
 
 
 class LlamaLayer:
-    """A pre-norm layer with rotary grouped-query attention and a gated MLP; Qwen3 norms queries and keys as well."""
+    """A layer with rotary grouped-query attention, a gated MLP, and RMS norms before or after them or both.
+
+    Where the norms are tells the families apart: before (Llama, Mistral, Qwen, Phi-3, Granite), after (OLMo 2) or on
+    both sides (Gemma 3). Qwen3 and Gemma 3 norm every query and key head, OLMo 2 all heads together.
+    """
 
     def __init__(self, block: Any, config: PreTrainedConfig) -> None:
         attention, mlp = block.self_attn, block.mlp
+        self.kind = LayerKind.of(attention)
         self.width: int = attention.head_dim
-        self.key_heads: int = attention.k_proj.out_features // self.width
+        self._qkv = fuse(*_projections(attention, "qkv_proj", "q_proj", "k_proj", "v_proj"))
         self.groups: int = attention.num_key_value_groups
+        self.key_heads: int = self._qkv.width // self.width // (2 + self.groups)
         self._scale: float = attention.scaling
         self._rotated = self.key_heads * (1 + self.groups)
-        self._input_norm, self._mlp_norm = rms_norm(block.input_layernorm), rms_norm(block.post_attention_layernorm)
+        self._norms = BlockNorms.of(block)
         self._head_norm = _head_norm(attention, self.groups * self.key_heads) if hasattr(attention, "q_norm") else None
-        self._qkv = fuse(attention.q_proj, attention.k_proj, attention.v_proj)
-        self._gate_up = fuse(mlp.gate_proj, mlp.up_proj)
-        self._out, self._down, self._activation = fuse(attention.o_proj), fuse(mlp.down_proj), mlp.act_fn
+        self._gate_up = fuse(*_projections(mlp, "gate_up_proj", "gate_proj", "up_proj"))
+        self._activation = mlp.act_fn if hasattr(mlp, "act_fn") else mlp.activation_fn
+        self._out, self._down = fuse(attention.o_proj), fuse(mlp.down_proj)
+        self._multiplier: float = getattr(block, "residual_multiplier", 1.0)
 
     def forward(self, x: Tensor, context: PassContext, keys: Tensor, values: Tensor) -> Tensor:
-        return self.forward_from(x, self._input_norm(x), context, keys, values)
+        return self.forward_from(x, self._norms.before_attention(x), context, keys, values)
 
     def forward_from(self, x: Tensor, normed: Tensor, context: PassContext, keys: Tensor, values: Tensor) -> Tensor:
         """The residual stream after the layer, whose attention reads `normed` instead of its own input norm."""
@@ -193,15 +255,25 @@ class LlamaLayer:
             rotated = self._head_norm(rotated)
         context.rotate(rotated)
         query, key = rotated[:, : -self.key_heads], rotated[:, -self.key_heads :]
-        x = self._out.add_to(x, context.attend(query, key, value, keys, values, self._scale))
-        gate, up = self._gate_up(self._mlp_norm(x)).chunk(2, -1)
-        return self._down.add_to(x, self._activation(gate).mul_(up))
+        attended = context.attend(query, key, value, keys, values, self._scale)
+        x = self._add(x, self._out, attended, self._norms.after_attention)
+        gate, up = self._gate_up(self._norms.before_mlp(x)).chunk(2, -1)
+        return self._add(x, self._down, self._activation(gate).mul_(up), self._norms.after_mlp)
+
+    def _add(self, x: Tensor, projection: FusedLinear, out: Tensor, norm: Callable[[Tensor], Tensor] | None) -> Tensor:
+        """The residual stream after an output was projected and normed."""
+        if norm is None and self._multiplier == 1:
+            return projection.add_to(x, out)
+        projected = projection(out)
+        return torch.add(x, norm(projected) if norm else projected, alpha=self._multiplier)
 
 
 class NeoXLayer:
     """A layer of GPT-NeoX: query, key and value interleaved by heads, attention and MLP in parallel or in sequence."""
 
     groups = 1
+
+    kind = LayerKind(None, EVERYTHING)
 
     def __init__(self, block: Any, config: PreTrainedConfig) -> None:
         attention, mlp = block.attention, block.mlp
@@ -223,13 +295,32 @@ class NeoXLayer:
         return self._down.add_to(attended, self._activation(self._up(normed)))
 
 
+def _projections(part: Any, joined: str, *names: str) -> list[Any]:
+    """Linear layers of one input, which some families (Phi-3) have as one."""
+    return [getattr(part, joined)] if hasattr(part, joined) else [getattr(part, name) for name in names]
+
+
 def _head_norm(attention: Any, query_heads: int) -> Callable[[Tensor], Tensor]:
     query, key = rms_norm(attention.q_norm), rms_norm(attention.k_norm)
+    if len(attention.q_norm.weight) != attention.head_dim:
+        query, key = _over_all_heads(query), _over_all_heads(key)
     return lambda heads: torch.cat((query(heads[:, :query_heads]), key(heads[:, query_heads:])), 1)
 
 
-def rotary_angles(rotary: Any, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosines and signed sines `[batch * nodes, 1, rotated]` of a rotary embedding of transformers."""
-    turns = positions.reshape(-1, 1, 1) * rotary.inv_freq
-    cosine, sine = turns.cos() * rotary.attention_scaling, turns.sin() * rotary.attention_scaling
+def _over_all_heads(norm: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda heads: norm(heads.flatten(1)).view_as(heads)
+
+
+def rotary_angles(
+    rotary: Any, positions: Tensor, dtype: torch.dtype, layer_type: str | None = None
+) -> tuple[Tensor, Tensor]:
+    """Cosines and signed sines `[batch * nodes, 1, rotated]` of a rotary embedding of transformers.
+
+    Args:
+        layer_type: of the layers they are for, where the embedding has several (Gemma 3).
+    """
+    prefix = f"{layer_type}_" if hasattr(rotary, f"{layer_type}_inv_freq") else ""
+    turns = positions.reshape(-1, 1, 1) * getattr(rotary, f"{prefix}inv_freq")
+    scaling = getattr(rotary, f"{prefix}attention_scaling")
+    cosine, sine = turns.cos() * scaling, turns.sin() * scaling
     return torch.cat((cosine, cosine), -1).to(dtype), torch.cat((-sine, sine), -1).to(dtype)

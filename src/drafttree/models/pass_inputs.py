@@ -1,12 +1,13 @@
 """The inputs of a pass through fused layers, which may be in memory that stays where it is."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from drafttree.models.kv_cache import TreeCache
-from drafttree.models.tree_attention import TreePlan
+from drafttree.models.tree_attention import EVERYTHING, Span, TreePlan
 
 
 class PassInputs(NamedTuple):
@@ -16,7 +17,7 @@ class PassInputs(NamedTuple):
         tokens: `[batch, nodes]` token ids.
         positions: `[batch, nodes]`.
         new_rows: which rows of the KV cache are the nodes'.
-        mask: additive `[batch, 1, groups * nodes, rows]`, None where every row is visible.
+        masks: additive `[batch, 1, groups * nodes, rows]` by how far back layers attend, None where they see every row.
         rows: per layer keys and values `[batch, heads, rows, width]`.
         hidden: `[batch, nodes, hidden]`, the states an EAGLE-3 head reads; empty for a model.
     """
@@ -24,24 +25,33 @@ class PassInputs(NamedTuple):
     tokens: Tensor
     positions: Tensor
     new_rows: slice | Tensor
-    mask: Tensor | None
+    masks: dict[Span, Tensor | None]
     rows: list[tuple[Tensor, Tensor]]
     hidden: Tensor
 
     @classmethod
     def of(
-        cls, cache: TreeCache, groups: int, tokens: Tensor, positions: Tensor, visible: Tensor, hidden: Tensor
+        cls,
+        cache: TreeCache,
+        groups: int,
+        tokens: Tensor,
+        positions: Tensor,
+        visible: Tensor,
+        hidden: Tensor,
+        spans: Iterable[Span] = (EVERYTHING,),
     ) -> "PassInputs":
         """Inputs on the rows the cache has; arguments as for `Backend.forward`.
 
         Args:
             groups: query heads that share a key head.
             hidden: as above; of the model's dtype and device even if it is empty.
+            spans: how far back layers attend.
         """
-        mask = TreePlan(cache, positions, visible, hidden.dtype).mask(groups)
+        plan = TreePlan(cache, positions, visible, hidden.dtype)
+        masks = {span: plan.mask(groups, span) for span in spans}
         new_rows = slice(cache.get_seq_length(), None)
         rows = cache.rows(hidden, tokens.shape[1])
-        return cls(tokens, positions, new_rows, mask, rows, hidden)
+        return cls(tokens, positions, new_rows, masks, rows, hidden)
 
 
 class StaticInputs:
@@ -97,4 +107,4 @@ class StaticInputs:
         mask = torch.zeros(seen.shape, dtype=self.hidden.dtype, device=start.device).masked_fill_(~seen, -torch.inf)
         mask = mask.repeat(groups, 1)[None, None]
         tokens, positions, hidden = (each[:, :bucket] for each in (self.tokens, self.positions, self.hidden))
-        return PassInputs(tokens, positions, new_rows, mask, rows, hidden)
+        return PassInputs(tokens, positions, new_rows, {EVERYTHING: mask}, rows, hidden)

@@ -135,7 +135,7 @@ def attend(
     batch, heads, nodes, width = query.shape
     groups = heads // key.shape[1]
     stacked = query.reshape(batch, key.shape[1], groups * nodes, width)
-    mask = tree_plan.mask(groups, _span(module, sliding_window))
+    mask = tree_plan.mask(groups, span_of(module, sliding_window))
     if softcap is None and s_aux is None:
         out = F.scaled_dot_product_attention(stacked, key, value, attn_mask=mask, scale=scaling)
     else:
@@ -169,7 +169,7 @@ def _attend_by_scores(
     return weights[..., : key.shape[2]] @ value
 
 
-def _span(module: Any, sliding_window: int | None) -> Span:
+def span_of(module: Any, sliding_window: int | None = CONFIGURED) -> Span:
     """How far back a layer attends. Some models leave it to the mask, and do not pass it on."""
     types = getattr(module.config, "layer_types", None)
     kind = types[module.layer_idx] if types else "sliding_attention"

@@ -16,7 +16,7 @@ from drafttree.models.module_backend import ModuleBackend, restore_attention
 from drafttree.models.module_checks import check_module
 from drafttree.models.probe import Probe, make_probes, own_logits, tree_logits
 from drafttree.models.recorded import RecordedBackend
-from drafttree.models.tree_attention import NoTreeError
+from drafttree.models.tree_attention import EVERYTHING, NoTreeError
 
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 FUSED_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
@@ -54,7 +54,7 @@ def select_backend(module: PreTrainedModel) -> Backend:
         return backend
     if not trusted:
         return backend
-    if module.device.type != "cuda":
+    if module.device.type != "cuda" or fused.spans != (EVERYTHING,):
         return fused
     recorded = RecordedBackend(fused, CudaGraphs(module.device))
     return recorded if _repeats(recorded, own, allowed) else fused
