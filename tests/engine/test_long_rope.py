@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import Phi3Config, PhimoeConfig
+from transformers import Phi3Config, PhimoeConfig, PreTrainedModel
 
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.engine.decoder import Decoder
@@ -22,10 +22,19 @@ CONFIGS = {
 }
 
 
+@torch.inference_mode()
+def whole_passes(module: PreTrainedModel, prompt: list[int], count: int) -> list[int]:
+    """The greedy text of passes over all of it, as of `generate`, which in transformers 5.17 forgets the text at the crossing."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(int(module(torch.tensor([tokens])).logits[0, -1].argmax()))
+    return tokens[len(prompt) :]
+
+
 @pytest.mark.parametrize("policy", [None, Chain(depth=5), Talon(budget=12)])
 @pytest.mark.parametrize("prompt_length", [ORIGINAL - 9, ORIGINAL - 1, ORIGINAL, ORIGINAL + 1, ORIGINAL + 7])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_the_text_is_that_of_transformers(name, prompt_length, policy):
+def test_the_text_is_that_of_whole_passes(name, prompt_length, policy):
     target, reference = tiny.wrap(tiny.from_config(CONFIGS[name]()))
     draft = TargetModel(tiny.from_config(CONFIGS[name](), seed=0))
     with torch.no_grad():
@@ -33,8 +42,7 @@ def test_the_text_is_that_of_transformers(name, prompt_length, policy):
             parameter.mul_(1.01)
     decoder = Decoder(target, LanguageModelDrafter(draft) if policy else None, policy)
     prompt = tiny.random_tokens(prompt_length, 5)
-    expected = reference.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False)[0, prompt_length:]
-    assert decoder.generate(prompt, max_new_tokens=20).tokens == expected.tolist()
+    assert decoder.generate(prompt, max_new_tokens=20).tokens == whole_passes(reference, prompt, 20)
 
 
 def test_a_draft_model_is_used_within_its_original_context_only():

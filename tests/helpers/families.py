@@ -142,4 +142,7 @@ def known() -> list[str]:
 def config(name: str) -> PreTrainedConfig:
     """A small config of a family."""
     kind, options = (FAMILIES | HYBRIDS)[name]
-    return getattr(transformers, kind)(**options)
+    made = getattr(transformers, kind)(**options)
+    if "attn_logit_softcapping" in options:
+        made._attn_implementation = "eager"
+    return made

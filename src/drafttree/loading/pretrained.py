@@ -88,7 +88,7 @@ def load_model(source: ModelSource, dtype: torch.dtype, device: torch.device) ->
             read_json(settings)
         with _quiet():
             loaded: Any = model_class.from_pretrained(
-                path, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
+                path, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **_attention(config)
             )
     except ModelError:
         raise
@@ -208,6 +208,12 @@ def _refuse_head(source: str | Path, path: Path) -> None:
         pass  # transformers says more about what is no drafter either
     if kind != LANGUAGE_MODEL:
         raise ModelError(f"{str(source)!r} is a head ({kind}), which drafts; as target give the model it is for")
+
+
+def _attention(config: PreTrainedConfig) -> dict[str, str]:
+    """The attention to load with: before 5.23 transformers chose one for Gemma 2 that does not bound its scores."""
+    capped = getattr(config.get_text_config(), "attn_logit_softcapping", None)
+    return {"attn_implementation": "eager"} if capped else {}
 
 
 def _check_kind(source: str | Path, config: PreTrainedConfig) -> type[PreTrainedModel]:

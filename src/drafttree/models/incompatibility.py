@@ -42,6 +42,8 @@ def incompatibility(module: PreTrainedModel) -> str | None:
         return "ALiBi attention layers, whose scores depend on the order of the cache"
     if any(rope.get("rope_type") == "dynamic" for rope in ropes(config)):
         return "rotary embeddings that change with the length (rope_type 'dynamic')"
+    if getattr(config, "attn_logit_softcapping", None) and config._attn_implementation == "sdpa":
+        return "an sdpa attention that leaves the bound on its scores out; load it with attn_implementation='eager'"
     text_part: Any = module.get_decoder()
     if not (text_part._supports_attention_backend or takes_mask(module)):
         return f"attention layers ({config.model_type}) outside transformers' AttentionInterface"
