@@ -24,7 +24,7 @@ CONFIGS = {
 
 @torch.inference_mode()
 def whole_passes(module: PreTrainedModel, prompt: list[int], count: int) -> list[int]:
-    """The greedy text of passes over all of it, as of `generate`, which in transformers 5.17 forgets the text at the crossing."""
+    """The greedy text of passes over all of it; `generate` of transformers 5.17 forgets the text at the crossing."""
     tokens = list(prompt)
     for _ in range(count):
         tokens.append(int(module(torch.tensor([tokens])).logits[0, -1].argmax()))
