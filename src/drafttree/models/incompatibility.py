@@ -12,6 +12,8 @@ from drafttree.models.recurrent import recurrent_layers
 TREE_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 RECURRENT_LAYERS = {"linear_attention", "conv", "mamba", "hybrid", "hybrid_sliding", "moe", "mlp"}
 """Kinds of layers beside attention, which run level by level where `recurrent_layers` finds them."""
+RESTARTING_FAMILIES = {"jamba", "zamba"}
+"""Model types whose recurrent layers forget their state when they are given several tokens."""
 MASKED_FAMILIES = {"biogpt", "codegen", "falcon", "gpt_neox_japanese", "gptj", "nemotron", "stablelm", "xglm"}
 """Model types whose layers know no other attention functions, but only add a given mask to their scores."""
 
@@ -38,6 +40,8 @@ def incompatibility(module: PreTrainedModel) -> str | None:
         return f"recurrent layers ({foreign or config.model_type})"
     if foreign:
         return f"{foreign} layers"
+    if config.model_type in RESTARTING_FAMILIES:
+        return f"recurrent layers that cannot read on ({config.model_type})"
     if getattr(config, "alibi", False) or config.model_type in {"bloom", "mpt"}:
         return "ALiBi attention layers, whose scores depend on the order of the cache"
     if any(rope.get("rope_type") == "dynamic" for rope in ropes(config)):

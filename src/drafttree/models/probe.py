@@ -3,7 +3,6 @@
 A module whose layers attend or scale otherwise there would be right in a short text and wrong in a long one.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,6 +13,7 @@ from drafttree.models.base import Backend, append
 from drafttree.models.kv_cache import TreeCache
 from drafttree.models.long_rope import context_limit, rope_switch
 from drafttree.models.module_checks import input_device, logits_width
+from drafttree.models.recurrent import recurrent_layers
 
 PREFIX = 20
 """Tokens before the first tree, read in two passes."""
@@ -58,16 +58,25 @@ def make_probes(module: PreTrainedModel) -> list[Probe]:
 
 @torch.inference_mode()
 def own_logits(module: PreTrainedModel, probe: Probe) -> Tensor:
-    """`[leaves, vocab]` of the untouched module along the path to each leaf."""
-    paths = [[*probe.prefix, *(probe.nodes[node] for node in _path(leaf))] for leaf in LEAVES]
-    return torch.stack([_own_logits(module, path, probe.start) for path in paths])
+    """`[leaves, vocab]` of the untouched module along the path to each leaf.
+
+    A path takes one pass; modules with recurrent layers, which may decode by another formula, take it token by token.
+    """
+    steps = bool(recurrent_layers(module))
+    return torch.stack(
+        [_own_logits(module, probe, [probe.nodes[node] for node in _path(leaf)], steps) for leaf in LEAVES]
+    )
 
 
-def _own_logits(module: PreTrainedModel, tokens: Sequence[int], start: int) -> Tensor:
-    ids = torch.tensor([list(tokens)], device=input_device(module))
-    positions = start + torch.arange(len(tokens), device=input_device(module))[None]
-    out = module(input_ids=ids, position_ids=positions, past_key_values=_LateCache(module, start), use_cache=True)
-    return out.logits[0, -1].float()
+def _own_logits(module: PreTrainedModel, probe: Probe, path: list[int], steps: bool) -> Tensor:
+    parts = [probe.prefix, *([token] for token in path)] if steps else [[*probe.prefix, *path]]
+    cache, start, logits = _LateCache(module, probe.start), probe.start, torch.empty(0)
+    for part in filter(None, parts):
+        ids = torch.tensor([part], device=input_device(module))
+        positions = start + torch.arange(len(part), device=ids.device)[None]
+        logits = module(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True).logits
+        start += len(part)
+    return logits[0, -1].float()
 
 
 class _LateCache(DynamicCache):
