@@ -161,8 +161,11 @@ def test_custom_generate_runs_the_adapter():
 
 def test_prompts_that_were_trained_are_refused():
     settings = PromptTuningConfig(task_type=TaskType.CAUSAL_LM, num_virtual_tokens=2)
-    message = told(ModelError, drafttree.load, get_peft_model(base(), settings), "lookup")
-    assert "an adapter that trains a prompt (PROMPT_TUNING) is not in the model's layers" in message
+    model = get_peft_model(base(), settings).eval()
+    message = "an adapter that trains a prompt (PROMPT_TUNING) is not in the model's layers"
+    assert message in told(ModelError, drafttree.load, model, "lookup")
+    options = {"max_new_tokens": 4, "custom_generate": drafttree.hf.generate("lookup")}
+    assert message in told(ModelError, model.generate, input_ids=IDS, **options)
 
 
 def test_compiled_models_are_unwrapped():

@@ -61,6 +61,7 @@ from drafttree.loading import (
     make_drafter,
     make_policy,
     tokenizer_beside,
+    unwrap,
 )
 from drafttree.loading.load import DEFAULT_POLICY
 from drafttree.models import TargetModel, select_backend, verify_once
@@ -250,7 +251,14 @@ def _bind() -> None:
 
 @contextmanager
 def _lent(module: PreTrainedModel) -> Iterator[TargetModel]:
-    """The model behind our protocol, in evaluation mode; afterwards it is as it was."""
+    """The model behind our protocol, in evaluation mode; afterwards it is as it was.
+
+    Raises:
+        ModelError: an adapter around it trains a prompt, or it cannot be verified in a tree.
+    """
+    unwrap(
+        getattr(vars(module).get("prepare_inputs_for_generation"), "__self__", module)
+    )  # peft's, inside its generate
     training = [part for part in module.modules() if part.training]
     with ExitStack() as undo:
         undo.callback(lambda: [setattr(part, "training", True) for part in training])

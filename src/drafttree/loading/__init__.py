@@ -20,6 +20,7 @@ from drafttree.loading.pretrained import (
     load_model,
     load_tokenizer,
     tokenizer_beside,
+    unwrap,
 )
 from drafttree.loading.specs import (
     PolicyLike,
@@ -55,4 +56,5 @@ __all__ = [
     "parse_verifiers",
     "policy_spec",
     "tokenizer_beside",
+    "unwrap",
 ]

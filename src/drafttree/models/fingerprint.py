@@ -4,7 +4,8 @@ Fused layers bypass the module's own `forward`, and on a CPU they compute with c
 compared with its module whenever a text begins (`drafttree.models.selected_backend`). The fingerprint differs after
 
 - a hook was added or removed, on any submodule or globally, and after an instance got a `forward` of its own;
-- a submodule was replaced, got another class (adapters, parametrizations) or changed between training and evaluation;
+- a submodule was replaced, got another class (adapters, parametrizations) or another number as an attribute (the scale
+  of its scores, training or evaluation);
 - a parameter or buffer was replaced, moved or assigned by `.data =`, which changes its address;
 - one was edited in place (`load_state_dict`, an optimiser, any operation under `torch.no_grad`), which raises its
   version; tensors made in inference mode have none;
@@ -24,6 +25,9 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as global_hooks
+
+SETTINGS = (bool, int, float)
+"""Types of attributes that decide what a layer computes, such as `training` and `scaling`."""
 
 
 class Fingerprint:
@@ -64,10 +68,12 @@ class Fingerprint:
         return list(chain.from_iterable(map(dict.values, (*self._tables, *filter(None, self._hooks)))))
 
     def _read_state(self) -> tuple[object, ...]:
-        """Classes, modes and own forwards of all submodules; addresses and versions of all tensors."""
-        modes = [("forward" in part.__dict__, part.training) for part in self._parts]
+        """Classes, settings and own forwards of all submodules; addresses and versions of all tensors."""
+        modes = ["forward" in part.__dict__ for part in self._parts]
+        settings = [[value for value in vars(part).values() if type(value) in SETTINGS] for part in self._parts]
         versions = list(map(operator.attrgetter("_version"), self._versioned))
-        return list(map(type, self._parts)), modes, list(map(Tensor.data_ptr, self._tensors)), versions
+        addresses = list(map(Tensor.data_ptr, self._tensors))
+        return list(map(type, self._parts)), modes, settings, addresses, versions
 
     def _read_entries(self) -> Tensor:
         """The bytes of all samples, so that NaN equals itself."""

@@ -1,17 +1,17 @@
 """The layers that keep a model from being verified in a tree, from its config and modules."""
 
 from inspect import signature
-from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
 
 from drafttree.models.long_rope import ropes
+from drafttree.models.module_checks import decoder_of
 from drafttree.models.recurrent import recurrent_layers
 
 TREE_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
-RECURRENT_LAYERS = {"linear_attention", "conv", "mamba", "hybrid", "hybrid_sliding", "moe", "mlp"}
-"""Kinds of layers beside attention, which run level by level where `recurrent_layers` finds them."""
+HYBRID_LAYERS = {"linear_attention", "conv", "mamba", "hybrid", "hybrid_sliding", "moe", "mlp"}
+"""Kinds of layers of hybrids beside attention; the recurrent ones run level by level (`recurrent_layers`)."""
 RESTARTING_FAMILIES = {"jamba", "zamba"}
 """Model types whose recurrent layers forget their state when they are given several tokens."""
 MASKED_FAMILIES = {"biogpt", "codegen", "falcon", "gpt_neox_japanese", "gptj", "nemotron", "stablelm", "xglm"}
@@ -20,7 +20,7 @@ MASKED_FAMILIES = {"biogpt", "codegen", "falcon", "gpt_neox_japanese", "gptj", "
 
 def takes_mask(module: PreTrainedModel) -> bool:
     """Whether a module is given the tree as an attention mask, since its layers know no other attention functions."""
-    known: Any = module.get_decoder()
+    known = decoder_of(module)
     return module.config.model_type in MASKED_FAMILIES or (
         bool(recurrent_layers(module)) and not known._supports_attention_backend
     )
@@ -32,7 +32,7 @@ def incompatibility(module: PreTrainedModel) -> str | None:
         return "encoder-decoder (cross-attention) layers"
     config = module.config.get_text_config()
     is_hybrid = bool(recurrent_layers(module)) and "past_key_values" in signature(module.forward).parameters
-    known = TREE_LAYERS | RECURRENT_LAYERS if is_hybrid else TREE_LAYERS
+    known = TREE_LAYERS | HYBRID_LAYERS if is_hybrid else TREE_LAYERS
     types = set(getattr(config, "layer_types", None) or ())
     foreign = ", ".join(sorted(types - known))
     only_attends = bool(types) and types <= TREE_LAYERS  # as some models of Granite 4
@@ -48,7 +48,7 @@ def incompatibility(module: PreTrainedModel) -> str | None:
         return "rotary embeddings that change with the length (rope_type 'dynamic')"
     if getattr(config, "attn_logit_softcapping", None) and config._attn_implementation == "sdpa":
         return "an sdpa attention that leaves the bound on its scores out; load it with attn_implementation='eager'"
-    text_part: Any = module.get_decoder()
+    text_part = decoder_of(module)
     if not (text_part._supports_attention_backend or takes_mask(module)):
         return f"attention layers ({config.model_type}) outside transformers' AttentionInterface"
     layers: dict[str, nn.Module] = dict(text_part.named_modules())

@@ -14,7 +14,7 @@ from drafttree.models.cache_layout import CacheLayout
 from drafttree.models.incompatibility import incompatibility, takes_mask
 from drafttree.models.kv_cache import TreeCache
 from drafttree.models.long_rope import long_frequencies, rope_switch
-from drafttree.models.module_checks import input_device
+from drafttree.models.module_checks import decoder_of, input_device
 from drafttree.models.recurrent import LayerStates, TreeSteps, recurrent_layers, stepping
 from drafttree.models.tree_attention import NAME, TreePlan
 
@@ -110,7 +110,7 @@ class ModuleBackend:
             yield states
 
     def _capture(self, layer: int, states: dict[int, Tensor]) -> RemovableHandle:
-        decoder = self._module.get_decoder()
+        decoder = decoder_of(self._module)
         if layer == self._layers:
             return decoder.register_forward_hook(
                 lambda _, __, output: states.__setitem__(layer, output.last_hidden_state)
@@ -138,7 +138,10 @@ def restore_attention(module: PreTrainedModel) -> None:
 
 def _blocks(decoder: nn.Module, count: int) -> nn.ModuleList:
     """The layers of a decoder, which every architecture names differently."""
-    return next(part for part in decoder.children() if isinstance(part, nn.ModuleList) and len(part) == count)
+    lists = [part for part in decoder.children() if isinstance(part, nn.ModuleList) and len(part) == count]
+    if not lists:
+        raise ModelError(f"{type(decoder).__name__} has no list of {count} layers whose states can be read")
+    return lists[0]
 
 
 def lay_out_for_cpu(module: nn.Module) -> None:

@@ -3,6 +3,8 @@
 Layers may be quantised, and accelerate may keep weights elsewhere, so none of this is read from the weights alone.
 """
 
+from typing import Any
+
 import torch
 from torch import nn
 from transformers import PreTrainedModel
@@ -37,6 +39,12 @@ def check_module(module: PreTrainedModel) -> None:
 def input_device(module: PreTrainedModel) -> torch.device:
     """The device a module's tokens have to be on, which is not that of weights accelerate brings for every pass."""
     return _execution_device(module.get_input_embeddings()) or module.device
+
+
+def decoder_of(module: PreTrainedModel) -> Any:
+    """The layers without the head; Llama 4 gives itself when it is asked for them."""
+    inner: Any = module.get_decoder()
+    return module.model if inner is module else inner
 
 
 def logits_width(module: PreTrainedModel) -> int:

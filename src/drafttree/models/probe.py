@@ -13,6 +13,7 @@ from drafttree.models.base import Backend, append
 from drafttree.models.kv_cache import TreeCache
 from drafttree.models.long_rope import context_limit, rope_switch
 from drafttree.models.module_checks import input_device, logits_width
+from drafttree.models.plain_module import is_plain_module
 from drafttree.models.recurrent import recurrent_layers
 
 PREFIX = 20
@@ -60,9 +61,10 @@ def make_probes(module: PreTrainedModel) -> list[Probe]:
 def own_logits(module: PreTrainedModel, probe: Probe) -> Tensor:
     """`[leaves, vocab]` of the untouched module along the path to each leaf.
 
-    A path takes one pass; modules with recurrent layers, which may decode by another formula, take it token by token.
+    A path takes one pass. It is taken token by token where that may make a difference: by recurrent layers, which may
+    decode by another formula, and by modules with hooks or layers of other libraries.
     """
-    steps = bool(recurrent_layers(module))
+    steps = bool(recurrent_layers(module)) or not is_plain_module(module)
     return torch.stack(
         [_own_logits(module, probe, [probe.nodes[node] for node in _path(leaf)], steps) for leaf in LEAVES]
     )

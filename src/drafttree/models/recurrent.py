@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
 from drafttree.core.errors import ModelError
+from drafttree.models.fingerprint import own_hooks
 
 States = dict[tuple[str, int], Tensor]
 """States by kind ("conv" or "recurrent") and number, each `[tokens, ...]`."""
@@ -193,7 +194,8 @@ class _Projections:
     """The linear layers at the beginning and end of a recurrent layer, computed for all levels at once.
 
     Most of a layer's weights are in them, and would be read anew for every level. While levels run, a projection of the
-    layer's own input gives rows of the product with all nodes, and the output projection passes its input on.
+    layer's own input gives rows of the product with all nodes, and the output projection passes its input on. One with
+    hooks, which would see that, runs with every level.
 
     Args:
         layer: recurrent; its projections are called `in_proj...` and `out_proj` in all of transformers.
@@ -204,7 +206,8 @@ class _Projections:
         self._hidden = hidden
         self._undo = ExitStack()
         self._inputs = [part for name, part in layer.named_children() if name.startswith("in_proj")]
-        self._output: Any = getattr(layer, "out_proj", None)
+        output: Any = getattr(layer, "out_proj", None)
+        self._output = None if output is None or own_hooks(output) else output
         self._products: dict[nn.Module, Tensor] = {}
         self._nodes = self._level = hidden
 

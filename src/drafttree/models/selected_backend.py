@@ -33,7 +33,7 @@ class SelectedBackend(Generic[ModuleT, BackendT]):
         Raises:
             ModelError: no backend serves the module any more.
         """
-        if self._fingerprint.matches():
+        if hasattr(self, "backend") and self._fingerprint.matches():
             return False
         vars(self).pop("backend", None)  # its copies of the weights go before new ones are made
         self._make()

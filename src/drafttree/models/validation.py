@@ -1,8 +1,7 @@
 """The last check before a model is trusted: small trees, scored by a backend and by the untouched module."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +15,7 @@ from drafttree.models.module_backend import ModuleBackend, restore_attention
 from drafttree.models.module_checks import check_module
 from drafttree.models.probe import Probe, make_probes, own_logits, tree_logits
 from drafttree.models.recorded import RecordedBackend
+from drafttree.models.selected_backend import SelectedBackend
 from drafttree.models.tree_attention import EVERYTHING, NoTreeError
 
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
@@ -32,7 +32,8 @@ adapter of a tenth of the norm of the attention's weights by 4.5 times and more.
 Reference = list[tuple[Probe, Tensor]]
 """A module's own logits of every probe."""
 
-_verified: WeakKeyDictionary[PreTrainedModel, tuple[torch.dtype, torch.device]] = WeakKeyDictionary()
+KEPT = "_verified_by_drafttree"
+"""Attribute of a module."""
 
 
 def select_backend(module: PreTrainedModel) -> Backend:
@@ -61,17 +62,32 @@ def select_backend(module: PreTrainedModel) -> Backend:
 
 
 def verify_once(module: PreTrainedModel) -> ModuleBackend:
-    """The backend that runs the module, verified unless that was done with its dtype and device before.
+    """The backend that runs the module, verified unless that was done before and the module has not changed since.
 
     Raises:
         ModelError: as for `select_backend`.
     """
-    place = (module.dtype, module.device)
-    if _verified.get(module) == place:
-        return ModuleBackend(module)
-    backend, _ = _verify(module)
-    _verified[module] = place
-    return backend
+    kept: _Kept | None = vars(module).get(KEPT)
+    if kept is None:
+        kept = _Kept(SelectedBackend(module, lambda module: _verify(module)[0]))
+        setattr(module, KEPT, kept)
+    else:
+        kept.selected.refresh()
+    return kept.selected.backend
+
+
+class _Kept:
+    """Holds what was verified on the module itself, so it goes with it; copies of the module begin without."""
+
+    def __init__(self, selected: SelectedBackend[PreTrainedModel, ModuleBackend]) -> None:
+        self.selected = selected
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        return _nothing, ()
+
+
+def _nothing() -> None:
+    """What is left of `_Kept` in a copy."""
 
 
 def _verify(module: PreTrainedModel) -> tuple[ModuleBackend, Reference]:
