@@ -15,7 +15,7 @@ from drafttree.core.errors import ConfigError
 from drafttree.core.randomness import gumbel
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation_options import RequestOptions
-from drafttree.models import NAME, TargetModel
+from drafttree.models import TargetModel
 
 TOLERANCE_ULPS = 4
 """A reduced-precision difference is a tie if both tokens' logits are within this many ulps of the best one's."""
@@ -69,7 +69,6 @@ def released(model: TargetModel) -> Iterator[PreTrainedModel]:
         yield module
     finally:
         module.generation_config = settings
-        module.set_attn_implementation(NAME)
 
 
 def transformers_model(decoder: Decoder) -> TargetModel:
