@@ -245,3 +245,12 @@ def test_merging_changes_neither_side():
     defaults, options = {"top_k": 3}, {"top_k": None}
     assert RequestOptions.merge(defaults, options).sampling.top_k == 0
     assert (defaults, options) == ({"top_k": 3}, {"top_k": None})
+
+
+@pytest.mark.parametrize("options", [{}, {"do_sample": True}])
+def test_a_config_that_samples_at_temperature_0_is_refused(options):
+    defaults = {"temperature": 0.0} if options else {"do_sample": True, "temperature": 0.0}
+    with pytest.raises(ConfigError, match=r"sets temperature=0\.0, which contradicts do_sample=True"):
+        RequestOptions.merge(defaults, options)
+    assert RequestOptions.merge(defaults, options | {"temperature": None}).sampling.temperature == 1
+    assert RequestOptions.merge(defaults, {"do_sample": False}).sampling.greedy

@@ -98,8 +98,8 @@ FLAGS = ("do_sample", "ignore_eos", "renormalize_logits", "remove_invalid_values
 SERVED = frozenset(GenerationOptions.__annotations__)
 NOT_ADOPTED = {"max_length", "eos_token_id", "output_scores", "output_logits", "output_attentions"}
 NOT_ADOPTED |= {"output_hidden_states"}
-"""Fields of a model's own generation config that are no defaults. `max_length` counts the prompt too, so one number would
-end every long prompt's text at once. EOS tokens are given to the decoder, and `output_*` changes no text.
+"""Fields of a model's own generation config that are no defaults. `max_length` counts the prompt too, so one number
+would end every long prompt's text at once. EOS tokens are given to the decoder, and `output_*` changes no text.
 transformers' default of 50 for `top_k` is not the model's, so it is none either."""
 
 
@@ -300,7 +300,13 @@ def _temperature(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
         return temperature
     if not (defaults.get("do_sample") if do_sample is None else do_sample):
         return 0.0
-    return 1.0 if "temperature" in given else defaults.get("temperature") or 1.0
+    adopted = None if "temperature" in given else defaults.get("temperature")
+    if adopted == 0:
+        raise ConfigError(
+            f"the generation config sets temperature={adopted!r}, which contradicts do_sample=True; "
+            "pass a temperature, or do_sample=False"
+        )
+    return 1.0 if adopted is None else adopted
 
 
 def _stopping_criteria(values: Mapping[str, Any]) -> StoppingCriteriaList:
