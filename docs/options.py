@@ -23,6 +23,8 @@ length of a text is `max_new_tokens`, 128 by default), `output_*`, and the `top_
 where the model says nothing. EOS tokens are those of the generation config, else of the tokenizer. A `Decoder` made
 without `load` has no defaults unless it is given some.
 """
+CACHES = """With `custom_generate`, a `DynamicCache` in `past_key_values` is continued, filled and returned.
+Models with recurrent layers refuse one and return None. A cache whose sliding windows have trimmed rows is refused."""
 
 
 def document() -> str:
@@ -43,7 +45,7 @@ def _no_effect() -> list[str]:
 
 
 def _refused() -> list[str]:
-    head = ["## Refused by name", "", "None, False and the neutral values are accepted.", ""]
+    head = ["## Refused by name", "", "None, False and the neutral values are accepted.", "", CACHES, ""]
     head += ["| option | neutral | what to do instead | `custom_generate` |", "| --- | --- | --- | --- |"]
     rows = [
         f"| `{name}` | {', '.join(f'`{value!r}`' for value in refused.neutral)} | {refused.advice} | "
