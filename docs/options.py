@@ -18,10 +18,13 @@ into processors and stopping criteria before it calls us, and honours or refuses
 
 `drafttree.load` adopts what the model's `generation_config.json` sets as defaults (`Decoder.defaults`), as `generate`
 does: a model that says `do_sample` samples. A call has the last word, and None or a neutral value turns an option off.
-Not adopted: `max_length` (the length of a text is `max_new_tokens`, 128 by default), `output_*`, and the `top_k` of 50
-that transformers itself adds where the model says nothing. EOS tokens are those of the generation config, else of the
-tokenizer. A `Decoder` made without `load` has no defaults unless it is given some.
+Not adopted: `max_length` (it counts the prompt too, so one number would end the texts of long prompts at once; the
+length of a text is `max_new_tokens`, 128 by default), `output_*`, and the `top_k` of 50 that transformers itself adds
+where the model says nothing. EOS tokens are those of the generation config, else of the tokenizer. A `Decoder` made
+without `load` has no defaults unless it is given some.
 """
+CACHES = """With `custom_generate`, a `DynamicCache` in `past_key_values` is continued, filled and returned.
+Models with recurrent layers refuse one and return None. A cache whose sliding windows have trimmed rows is refused."""
 
 
 def document() -> str:
@@ -42,7 +45,7 @@ def _no_effect() -> list[str]:
 
 
 def _refused() -> list[str]:
-    head = ["## Refused by name", "", "None, False and the neutral values are accepted.", ""]
+    head = ["## Refused by name", "", "None, False and the neutral values are accepted.", "", CACHES, ""]
     head += ["| option | neutral | what to do instead | `custom_generate` |", "| --- | --- | --- | --- |"]
     rows = [
         f"| `{name}` | {', '.join(f'`{value!r}`' for value in refused.neutral)} | {refused.advice} | "

@@ -287,9 +287,20 @@ def test_the_batch_id_of_a_single_text_is_0():
     assert tokens == [(4 + place) % VOCAB for place in range(LENGTH)]
 
 
-def test_a_prefix_function_that_allows_no_token_is_named_with_the_position():
-    processor = PrefixConstrainedLogitsProcessor(lambda _, ids: [] if len(ids) == 6 else [1, 2], 1)
-    with pytest.raises(ConfigError, match="prefix_allowed_tokens_fn returned an empty list at position 6"):
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        ([], "an empty list; it must allow a token"),
+        (None, "NoneType; it must return a list of token ids"),
+        ([1.5], r"\[1.5\]; it must return a list of token ids"),
+        (3, "3; it must return a list of token ids"),
+        ([1, VOCAB], f"token id {VOCAB}, outside the vocabulary of {VOCAB}"),
+        (torch.tensor([1, -1]), f"token id -1, outside the vocabulary of {VOCAB}"),
+    ],
+)
+def test_a_prefix_function_that_returns_no_tokens_is_named_with_the_position(found, words):
+    processor = PrefixConstrainedLogitsProcessor(lambda _, ids: found if len(ids) == 6 else [1, 2], 1)
+    with pytest.raises(ConfigError, match=rf"prefix_allowed_tokens_fn returned {words} \(at position 6\)"):
         generate(decoder(Chain(depth=4)), LogitsProcessorList([processor]))
 
 

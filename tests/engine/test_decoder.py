@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import BatchEncoding, MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from drafttree.core.errors import ConfigError, ContextError, InputError
 from drafttree.drafters.language_model import LanguageModelDrafter
@@ -327,6 +327,19 @@ def test_no_stop_strings_may_be_none():
 def test_what_a_tokenizer_returns_is_a_prompt():
     ids = {"input_ids": PROMPT, "attention_mask": [1] * len(PROMPT)}
     assert toys().generate(ids, max_new_tokens=5).tokens == toys().generate(PROMPT, max_new_tokens=5).tokens
+
+
+def test_the_single_row_a_tokenizer_returns_as_tensors_is_a_prompt():
+    row = torch.tensor([PROMPT])
+    ids = BatchEncoding({"input_ids": row, "attention_mask": torch.ones_like(row)})
+    expected = toys().generate(PROMPT, max_new_tokens=5).tokens
+    assert toys().generate(ids, max_new_tokens=5).tokens == expected
+    assert [token for chunk in toys().stream(ids, max_new_tokens=5) for token in chunk.tokens] == expected
+    assert toys().generate([ids, ids], max_new_tokens=5)[1].tokens == expected
+    with pytest.raises(InputError, match="the tokenizer's output holds 2 prompts; give a list of them"):
+        toys().generate({"input_ids": row.expand(2, -1)})
+    with pytest.raises(InputError, match="the tokenizer's output holds padding; leave it out"):
+        toys().generate({"input_ids": row, "attention_mask": torch.zeros_like(row)})
 
 
 def test_stream_takes_one_prompt():

@@ -215,6 +215,10 @@ def test_logprobs_are_the_models_own(decoder, module):
         ({"stop": "a", "stop_strings": "b"}, "two names of one option"),
         ({"eos_token_id": "x"}, "eos_token_id is 'x'"),
         ({"max_time": "soon"}, "max_time is 'soon'"),
+        ({"max_time": True}, "max_time is True"),
+        ({"ignore_eos": "x"}, "ignore_eos is 'x'; it must be True or False"),
+        ({"renormalize_logits": "x"}, "renormalize_logits is 'x'; it must be True or False"),
+        ({"logits_processor": [3]}, r"logits_processor is \[3\]; give a LogitsProcessorList"),
         ({"stopping_criteria": 3}, "stopping_criteria is 3"),
         ({"generation_config": {"top_k": 3}}, "generation_config is of type dict"),
         ({"watermarking_config": 3}, "watermarking_config is of type int"),
@@ -241,3 +245,12 @@ def test_merging_changes_neither_side():
     defaults, options = {"top_k": 3}, {"top_k": None}
     assert RequestOptions.merge(defaults, options).sampling.top_k == 0
     assert (defaults, options) == ({"top_k": 3}, {"top_k": None})
+
+
+@pytest.mark.parametrize("options", [{}, {"do_sample": True}])
+def test_a_config_that_samples_at_temperature_0_is_refused(options):
+    defaults = {"temperature": 0.0} if options else {"do_sample": True, "temperature": 0.0}
+    with pytest.raises(ConfigError, match=r"sets temperature=0\.0, which contradicts do_sample=True"):
+        RequestOptions.merge(defaults, options)
+    assert RequestOptions.merge(defaults, options | {"temperature": None}).sampling.temperature == 1
+    assert RequestOptions.merge(defaults, {"do_sample": False}).sampling.greedy

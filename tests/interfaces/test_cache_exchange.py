@@ -4,11 +4,11 @@ from copy import deepcopy
 
 import pytest
 import torch
-from transformers import DynamicCache, StaticCache
+from transformers import DynamicCache, LlamaConfig, Phi3Config, StaticCache
 
 from drafttree.core.errors import ConfigError
 from drafttree.interfaces import transformers_generate as hf
-from helpers import tiny
+from helpers import families, tiny
 from helpers.stock_generate import padded
 
 PROMPT = torch.tensor([tiny.random_tokens(6, 3)])
@@ -69,6 +69,58 @@ def test_caches_that_cannot_go_on_are_refused_by_name(target, draft):
     ):
         with pytest.raises(ConfigError, match=words):
             target.generate(prompt, max_new_tokens=4, past_key_values=given, custom_generate=speculate)
+
+
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "original_max_position_embeddings": 24,
+    "short_factor": [1.0, 1.1, 1.2, 1.3],
+    "long_factor": [1.0, 4.0, 9.0, 16.0],
+}
+
+
+@pytest.mark.parametrize(("question", "new_tokens"), [(20, 10), (3, 20)], ids=["in the prompt", "while generating"])
+def test_a_text_that_outgrows_its_context_goes_on_from_no_short_rows(question, new_tokens):
+    sizes = {**tiny.GROUPED, "pad_token_id": 0, "max_position_embeddings": 200}
+    model = tiny.from_config(Phi3Config(**sizes, original_max_position_embeddings=24, rope_parameters=LONG_ROPE))
+    more = torch.tensor([tiny.random_tokens(question, 2)])
+    outs = []
+    for way in ({}, {"custom_generate": hf.generate(deepcopy(model), "talon")}):
+        begun = model.generate(PROMPT, **TURN, past_key_values=DynamicCache(config=model.config), **way)
+        options = {**TURN, "max_new_tokens": new_tokens, "past_key_values": begun.past_key_values, **way}
+        outs.append(model.generate(torch.cat((begun.sequences, more), 1), **options))
+    stock, ours = outs
+    assert torch.equal(ours.sequences, stock.sequences)
+    for mine, theirs in zip(ours.past_key_values.layers, stock.past_key_values.layers, strict=True):
+        torch.testing.assert_close(mine.keys, theirs.keys, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"head_dim": 12}, "another model: keys of layer 0 with texts x heads x width = 1x2x12, .* has 1x2x8; leave"),
+        ({"num_hidden_layers": 5}, "another model: 5 layers with keys, the model's own has 3; leave it out"),
+        ({"num_hidden_layers": 2}, "another model: 2 layers with keys, the model's own has 3; leave it out"),
+    ],
+)
+def test_a_cache_of_another_model_is_refused(target, draft, other, words):
+    model = tiny.from_config(LlamaConfig(**{**tiny.GROUPED, **other}))
+    out = model.generate(PROMPT, **TURN, past_key_values=DynamicCache(config=model.config))
+    prompt = torch.cat((out.sequences, PROMPT), 1)
+    with pytest.raises(ConfigError, match=words):
+        target.generate(prompt, past_key_values=out.past_key_values, custom_generate=hf.generate(draft), **TURN)
+
+
+def test_layers_that_share_keys_may_hold_none():
+    model = tiny.from_config(families.config("gemma4 sharing keys"))
+    begun = model.generate(PROMPT[:, :2], max_new_tokens=1, return_dict_in_generate=True)
+    prompt = torch.cat((begun.sequences, PROMPT), 1)
+    expected = model.generate(prompt, max_new_tokens=3)
+    cache, speculate = begun.past_key_values, hf.generate(deepcopy(model))
+    assert torch.equal(
+        model.generate(prompt, max_new_tokens=3, past_key_values=cache, custom_generate=speculate), expected
+    )
 
 
 def test_several_prompts_return_no_cache(target, draft):

@@ -5,6 +5,7 @@ from copy import deepcopy
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from transformers import (
     AutoModelForCausalLM,
     LogitsProcessor,
@@ -357,6 +358,15 @@ def test_loaded_drafter_takes_the_models_dtype(embedded):
     model.generate(PROMPT, max_new_tokens=3, custom_generate=speculate)
     embedded[0].generate(PROMPT, max_new_tokens=3, custom_generate=speculate)
     assert [drafter.model.dtype for drafter in speculate._loaded.values()] == [torch.bfloat16, torch.float32]
+
+
+def test_a_model_offloaded_by_accelerate_takes_drafters(draft, tmp_path):
+    draft.save_pretrained(tmp_path)
+    model = tiny.build("llama")
+    expected = model.generate(PROMPT, max_new_tokens=8)
+    cpu_offload(model, execution_device="cpu")
+    for drafter in (draft, tmp_path):
+        assert torch.equal(model.generate(PROMPT, max_new_tokens=8, custom_generate=hf.generate(drafter)), expected)
 
 
 def test_different_vocabularies_are_refused(target, draft, tmp_path):

@@ -70,15 +70,19 @@ class ProcessorContext:
 
 
 def _bad_words(words: list[list[int]], context: ProcessorContext) -> LogitsProcessor:
+    if not all(words):
+        raise ValueError("a sequence of tokens must not be empty")
     return NoBadWordsLogitsProcessor(words, list(context.eos) or None)
 
 
 def _min_length(length: int, context: ProcessorContext) -> LogitsProcessor | None:
+    if not isinstance(length, Integral) or length < 0:
+        raise ValueError("it must be a whole number of at least 0")
     return MinLengthLogitsProcessor(length, list(context.eos), device=str(context.device)) if context.eos else None
 
 
 def _min_new_tokens(count: int, context: ProcessorContext) -> LogitsProcessor | None:
-    if not 0 <= count <= context.limit - context.prompt_length:
+    if not isinstance(count, Integral) or not 0 <= count <= context.limit - context.prompt_length:
         raise ValueError(f"it must be between 0 and max_new_tokens, {context.limit - context.prompt_length}")
     eos, device = list(context.eos), str(context.device)
     return MinNewTokensLengthLogitsProcessor(context.prompt_length, count, eos, device=device) if eos else None

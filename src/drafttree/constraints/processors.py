@@ -202,7 +202,7 @@ def processor_for_row(processor: LogitsProcessor, row: int) -> LogitsProcessor:
 def _apply(processor: LogitsProcessor, texts: Tensor, scores: Tensor) -> Tensor:
     """Call a processor on scores `[texts, vocab]` and check its result; errors name the processor and position."""
     name, where = type(processor).__name__, f"at position {texts.shape[1]}"
-    result = _call(processor, texts, scores)
+    result: Any = _checked(processor, scores.shape[1])(texts, scores)  # pyright: ignore[reportArgumentType]
     if not isinstance(result, Tensor):
         raise ConfigError(f"{name} returned {type(result).__name__} {where}; it must return the scores")
     if result.shape != scores.shape:
@@ -215,14 +215,33 @@ def _apply(processor: LogitsProcessor, texts: Tensor, scores: Tensor) -> Tensor:
     return result.to(scores)
 
 
-def _call(processor: LogitsProcessor, texts: Tensor, scores: Tensor) -> Any:
+def _checked(processor: LogitsProcessor, vocab_size: int) -> LogitsProcessor:
+    """The processor itself, or one of `prefix_allowed_tokens_fn` that checks what the function returns."""
+    if type(processor) is not PrefixConstrainedLogitsProcessor:
+        return processor
+    allowed = processor._prefix_allowed_tokens_fn
+
+    def checked(row: int, ids: Tensor) -> list[int]:
+        found = allowed(row, ids)
+        if problem := _token_problem(found, vocab_size):
+            raise ConfigError(f"prefix_allowed_tokens_fn returned {problem} (at position {len(ids)})")
+        return found
+
+    return PrefixConstrainedLogitsProcessor(checked, processor._num_beams)
+
+
+def _token_problem(found: Any, vocab_size: int) -> str | None:
+    """What is wrong with a list of allowed tokens, None for nothing."""
     try:
-        return processor(texts, scores)  # pyright: ignore[reportArgumentType]
-    except ValueError as error:
-        if type(processor) is not PrefixConstrainedLogitsProcessor or "empty list" not in str(error):
-            raise
-        where = f"at position {texts.shape[1]}"
-        raise ConfigError(f"prefix_allowed_tokens_fn returned an empty list {where}; it must allow a token") from None
+        ids = torch.as_tensor(found)
+    except (TypeError, ValueError, RuntimeError):
+        return f"{type(found).__name__}; it must return a list of token ids"
+    if ids.shape == (0,):
+        return "an empty list; it must allow a token"
+    if ids.ndim != 1 or ids.is_floating_point():
+        return f"{found!r}; it must return a list of token ids"
+    wrong = ids[(ids < 0) | (ids >= vocab_size)]
+    return f"token id {int(wrong[0])}, outside the vocabulary of {vocab_size}" if len(wrong) else None
 
 
 def _keep_dead_rows(processed: Tensor, logits: Tensor) -> Tensor:

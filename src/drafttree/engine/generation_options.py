@@ -94,11 +94,13 @@ class GenerationOptions(ProcessorOptions, total=False):
     logprobs: bool | int | None
 
 
+FLAGS = ("do_sample", "ignore_eos", "renormalize_logits", "remove_invalid_values")
 SERVED = frozenset(GenerationOptions.__annotations__)
 NOT_ADOPTED = {"max_length", "eos_token_id", "output_scores", "output_logits", "output_attentions"}
 NOT_ADOPTED |= {"output_hidden_states"}
-"""Fields of a model's own generation config that are no defaults: EOS tokens are given to the decoder, the others shape
-no text. transformers' default of 50 for `top_k` is not the model's, so it is none either."""
+"""Fields of a model's own generation config that are no defaults. `max_length` counts the prompt too, so one number
+would end every long prompt's text at once. EOS tokens are given to the decoder, and `output_*` changes no text.
+transformers' default of 50 for `top_k` is not the model's, so it is none either."""
 
 
 def model_defaults(config: GenerationConfig | None) -> Mapping[str, Any]:
@@ -260,8 +262,11 @@ def _check_values(values: Mapping[str, Any]) -> None:
     grammar, processors = values.get("grammar"), values.get("logits_processor")
     if grammar is not None and not hasattr(grammar, "new_state"):
         raise ConfigError(f"grammar is {grammar!r}; make one with drafttree.grammar.json_schema, regex or ebnf")
-    if not isinstance(processors, list | tuple | None):
+    if not isinstance(processors, list | tuple | None) or not all(map(callable, processors or ())):
         raise ConfigError(f"logits_processor is {processors!r}; give a LogitsProcessorList")
+    for name in FLAGS:
+        if not isinstance(value := values.get(name), bool | None):
+            raise ConfigError(f"{name} is {value!r}; it must be True or False")
     trust = values.get("draft_temperature")
     if trust is not None and not _between(trust, Real, MIN_TEMPERATURE, sys.float_info.max):
         raise ConfigError(f"draft_temperature is {trust!r}; it must be a number of at least {MIN_TEMPERATURE}")
@@ -271,7 +276,7 @@ def _check_values(values: Mapping[str, Any]) -> None:
 
 
 def _between(value: Any, kind: type, low: float, high: float) -> bool:
-    return isinstance(value, kind) and low <= value <= high
+    return isinstance(value, kind) and not (kind is Real and isinstance(value, bool)) and low <= value <= high
 
 
 def _check_count(name: str, count: object) -> None:
@@ -286,8 +291,6 @@ def _temperature(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
         ConfigError: the two contradict each other.
     """
     temperature, do_sample = given.get("temperature"), given.get("do_sample")
-    if not isinstance(do_sample, bool | None):
-        raise ConfigError(f"do_sample is {do_sample!r}; it must be True or False")
     if temperature is not None:
         if do_sample is not None and do_sample != (temperature != 0):
             raise ConfigError(
@@ -297,7 +300,13 @@ def _temperature(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
         return temperature
     if not (defaults.get("do_sample") if do_sample is None else do_sample):
         return 0.0
-    return 1.0 if "temperature" in given else defaults.get("temperature") or 1.0
+    adopted = None if "temperature" in given else defaults.get("temperature")
+    if adopted == 0:
+        raise ConfigError(
+            f"the generation config sets temperature={adopted!r}, which contradicts do_sample=True; "
+            "pass a temperature, or do_sample=False"
+        )
+    return 1.0 if adopted is None else adopted
 
 
 def _stopping_criteria(values: Mapping[str, Any]) -> StoppingCriteriaList:

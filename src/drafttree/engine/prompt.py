@@ -32,7 +32,9 @@ def encode(prompt: object, tokenizer: Any, vocab_size: int) -> list[int]:
             raise InputError("the prompt holds half a surrogate pair, which is no text")
         prompt = tokenizer(prompt)["input_ids"]
     if isinstance(prompt, Mapping) and "input_ids" in prompt:
-        prompt = prompt["input_ids"]
+        if not all(_single_row(prompt.get("attention_mask", []))):
+            raise InputError("the tokenizer's output holds padding; leave it out")
+        prompt = _single_row(prompt["input_ids"])
     prompt = getattr(prompt, "tolist", lambda: prompt)()
     if not isinstance(prompt, Iterable) or isinstance(prompt, dict):
         raise InputError(f"a prompt is text or token ids, not {type(prompt).__name__}")
@@ -47,6 +49,16 @@ def encode(prompt: object, tokenizer: Any, vocab_size: int) -> list[int]:
     if wrong:
         raise InputError(f"token id {wrong[0]} is outside the vocabulary of {vocab_size}")
     return tokens
+
+
+def _single_row(numbers: Any) -> Any:
+    """The only row of what a tokenizer returns as `[1, length]`; a flat list passes as it is."""
+    rows = getattr(numbers, "tolist", lambda: numbers)()
+    if not is_batch(rows):
+        return rows
+    if len(rows) > 1:
+        raise InputError(f"the tokenizer's output holds {len(rows)} prompts; give a list of them, without padding")
+    return rows[0]
 
 
 def check_room(prompt_length: int, max_new_tokens: int, context: int | None) -> None:

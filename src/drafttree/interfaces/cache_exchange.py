@@ -4,11 +4,12 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
-from transformers import Cache, DynamicCache, GenerationConfig
+from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedConfig
 
 from drafttree.constraints.refusals import refusal
+from drafttree.core.errors import ConfigError
 from drafttree.engine.request import Request
-from drafttree.models import TreeCache
+from drafttree.models.cache_layout import CacheLayout
 
 
 def check_cache(cache: Cache | None, input_ids: Tensor, padding: list[int], reads_hidden: bool) -> None:
@@ -29,11 +30,9 @@ def check_cache(cache: Cache | None, input_ids: Tensor, padding: list[int], read
         raise refusal(f"past_key_values of {type(cache).__name__}", "give a DynamicCache")
     if len(input_ids) > 1 or any(padding):
         raise refusal("past_key_values with several or padded prompts", "call generate once per prompt")
-    rows, layers = cache.get_seq_length(), _layers(cache)
+    rows = cache.get_seq_length()
     if rows >= input_ids.shape[1]:
         raise refusal(f"past_key_values of {rows} tokens", f"the prompt of {input_ids.shape[1]} must be longer")
-    if rows and any(layer.keys is None or layer.keys.shape[-2] != rows for layer in layers):
-        raise refusal("past_key_values without the rows before a sliding window", "leave it out")
     if rows and reads_hidden:
         raise refusal("past_key_values with a drafter that reads the target's hidden states", "leave it out")
 
@@ -55,29 +54,65 @@ def _is_given(cache: Cache | None) -> TypeGuard[Cache]:
 
 
 @torch.inference_mode()
-def read_cache(source: Cache | None, cache: TreeCache) -> None:
-    """Commit the rows of a checked cache, if there are any, to an empty one.
+def read_cache(source: Cache | None, request: Request, switch: int | None) -> None:
+    """Commit the rows of a checked cache, if there are any that hold for this text, to the empty one of a new request.
+
+    Args:
+        source: the checked cache.
+        request: a new one.
+        switch: `rope_switch` of the target. A text beyond it is read anew where the rows are those of a shorter one.
 
     Raises:
-        ConfigError: the target's layers keep more than rows, which the caller's cache cannot be given.
+        ConfigError: the cache is another model's, lacks rows, or the target's layers keep more than rows.
     """
+    cache = request.cache
     if _is_given(source) and not cache.has_only_rows:
         raise refusal("past_key_values of models with recurrent layers", "leave it out")
     if source is None or not (rows := source.get_seq_length()):
         return
-    for index, layer in enumerate(_layers(source)):
+    layers = _checked_layers(source, cache.layout, rows)
+    if switch is not None and rows <= switch < len(request.tokens):
+        return
+    for index, layer in enumerate(layers):
         cache.update(layer.keys, layer.values, index)
     cache.grow(torch.arange(rows)[None])
     cache.commit(range(rows))
 
 
-def write_cache(request: Request, target: Cache | None) -> Cache | None:
+def _checked_layers(source: Cache, layout: CacheLayout, rows: int) -> list[Any]:
+    """The layers of a cache that hold keys and values, if they are as a model of this layout keeps them.
+
+    Layers that share those of others (Gemma 4) come last and hold none.
+    """
+    layers = [layer for layer in _layers(source) if getattr(layer, "keys", None) is not None]
+    if len(layers) != len(layout.slots):
+        raise _another(f"{len(layers)} layers with keys", str(len(layout.slots)))
+    for index, (layer, slots) in enumerate(zip(layers, layout.slots.values(), strict=True)):
+        for name, found, slot in zip(("keys", "values"), (layer.keys, layer.values), slots, strict=True):
+            batch, heads, length, width = found.shape
+            own = (1, *layout.buffers[slot.buffer][:2])
+            if (batch, heads, width) != own:
+                shape = "texts x heads x width ="
+                raise _another(f"{name} of layer {index} with {shape} {batch}x{heads}x{width}", "{}x{}x{}".format(*own))
+            if length != rows:
+                raise refusal("past_key_values without the rows before a sliding window", "leave it out")
+    return layers
+
+
+def _another(found: str, own: str) -> ConfigError:
+    return refusal(f"past_key_values of another model: {found}, the model's own has {own}", "leave it out")
+
+
+def write_cache(request: Request, target: Cache | None, switch: int | None, config: PreTrainedConfig) -> Cache | None:
     """A cache after appending the rows of a finished text that it lacks: all but the last token's, as stock `generate`.
 
-    None where none is wanted, and for models with recurrent layers.
+    None where none is wanted, and for models with recurrent layers. As there, a text that has outgrown `switch` since
+    the cache was filled returns a new one, because all its rows have changed.
     """
     if target is None or not request.cache.has_only_rows:
         return None
+    if switch is not None and request.cache.long_rope and 0 < target.get_seq_length() <= switch:
+        target = DynamicCache(config=config)
     known, end = target.get_seq_length(), len(request.tokens) - 1
     for index, (keys, values) in enumerate(request.cache.committed()):
         target.update(keys[:, :, known:end], values[:, :, known:end], index)

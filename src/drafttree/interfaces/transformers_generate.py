@@ -64,7 +64,7 @@ from drafttree.loading import (
     unwrap,
 )
 from drafttree.loading.load import DEFAULT_POLICY
-from drafttree.models import TargetModel, select_backend, verify_once
+from drafttree.models import TargetModel, input_device, select_backend, verify_once
 
 __all__ = ["TreeGenerate", "generate"]
 
@@ -164,12 +164,12 @@ class TreeGenerate:
                 request = self._request(decoder, ids, pad, options)
                 request.stopping = StoppingText(stopping_criteria, ids.tolist(), request.remaining, ids.device)
                 request.recorder = score_rows(generation_config, request.verifier.sampling)
-                read_cache(cache, request.cache)
+                read_cache(cache, request, decoder.target.rope_switch)
                 _run(decoder, request, streamer)
                 rows.append(torch.cat((ids[:pad], ids.new_tensor(request.tokens))))
                 recorders.append(request.recorder)
                 self.metrics.append(request.metrics)
-                filled = write_cache(request, filled)
+                filled = write_cache(request, filled, decoder.target.rope_switch, model.config)
         if streamer is not None:
             streamer.end()
         sequences = _stack(rows, generation_config)
@@ -209,13 +209,14 @@ class TreeGenerate:
         """A model as drafter: a loaded one is lent, another loaded."""
         if not isinstance(source, PreTrainedModel):
             return self._load(source, model)
-        if source.device != model.device:
-            raise ConfigError(f"the drafter is on {source.device}, the model on {model.device}; move one of them")
+        ours, theirs = input_device(source), input_device(model)
+        if ours != theirs:
+            raise ConfigError(f"the drafter is on {ours}, the model on {theirs}; move one of them")
         return LanguageModelDrafter(undo.enter_context(_lent(source)))
 
     def _load(self, source: str | Path, model: PreTrainedModel) -> Drafter:
         """The drafter of a name, loaded on first use with the model's dtype and device; heads are for one model."""
-        where = (model.dtype, model.device)
+        where = (model.dtype, input_device(model))
         if model in self._heads and self._heads[model][0] == where:
             return self._heads[model][1]
         if where not in self._loaded:

@@ -148,6 +148,11 @@ class TreeCache(Cache):
         return not self.recurrent and list(self._layout.slots) == list(range(len(self._layout.slots)))
 
     @property
+    def layout(self) -> CacheLayout:
+        """The layout of the layers' keys and values."""
+        return self._layout
+
+    @property
     def nbytes(self) -> int:
         """Memory of the buffers in bytes."""
         return sum(each.nbytes for each in (*self._buffers, *self.recurrent.values()))
