@@ -42,9 +42,9 @@ def input_device(module: PreTrainedModel) -> torch.device:
 
 
 def decoder_of(module: PreTrainedModel) -> Any:
-    """The layers without the head; Llama 4 gives itself when it is asked for them."""
-    inner: Any = module.get_decoder()
-    return module.model if inner is module else inner
+    """The layers without the head. Llama 4 gives itself when it is asked for them, and ModernBERT its head."""
+    parts = (module.get_decoder(), module.base_model, getattr(module, "model", None))
+    return next((part for part in parts if isinstance(part, PreTrainedModel) and part is not module), module)
 
 
 def logits_width(module: PreTrainedModel) -> int:

@@ -16,6 +16,7 @@ from transformers import Cache, PreTrainedModel
 
 from drafttree.core.errors import ModelError
 from drafttree.models.fingerprint import own_hooks
+from drafttree.models.module_checks import decoder_of
 
 States = dict[tuple[str, int], Tensor]
 """States by kind ("conv" or "recurrent") and number, each `[tokens, ...]`."""
@@ -134,7 +135,7 @@ def recurrent_layers(module: PreTrainedModel) -> dict[str, nn.Module]:
         return {}
     return {
         name: part
-        for name, part in module.get_decoder().named_modules()
+        for name, part in decoder_of(module).named_modules()
         if hasattr(part, "layer_idx") and any(isinstance(child, nn.Conv1d) for child in part.children())
     }
 
