@@ -257,9 +257,8 @@ def _lent(module: PreTrainedModel) -> Iterator[TargetModel]:
     Raises:
         ModelError: an adapter around it trains a prompt, or it cannot be verified in a tree.
     """
-    unwrap(
-        getattr(vars(module).get("prepare_inputs_for_generation"), "__self__", module)
-    )  # peft's, inside its generate
+    prepare = vars(module).get("prepare_inputs_for_generation")  # peft's, while its own generate runs
+    unwrap(getattr(prepare, "__self__", module))
     training = [part for part in module.modules() if part.training]
     with ExitStack() as undo:
         undo.callback(lambda: [setattr(part, "training", True) for part in training])

@@ -211,7 +211,7 @@ def _refuse_head(source: str | Path, path: Path) -> None:
 
 
 def _attention(config: PreTrainedConfig) -> dict[str, str]:
-    """The attention to load with: before 5.23 transformers chose one for Gemma 2 that does not bound its scores."""
+    """The attention to load with: transformers 5.17 picks one for Gemma 2 that does not bound its scores."""
     capped = getattr(config.get_text_config(), "attn_logit_softcapping", None)
     return {"attn_implementation": "eager"} if capped else {}
 

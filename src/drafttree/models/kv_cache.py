@@ -27,6 +27,7 @@ class TreeCache(Cache):
         capacity: rows there is room for at first.
 
     Attributes:
+        layout: as given.
         length: committed rows.
         drafted: rows of the tree, after the committed ones.
         capacity: rows there is room for.
@@ -45,7 +46,7 @@ class TreeCache(Cache):
         self.is_reading = False
         self.long_rope = False
         self._new_positions: Tensor | None = None
-        self._layout = layout
+        self.layout = layout
         self._batch = batch
         self.capacity = capacity
         self._buffers: list[Tensor] = []
@@ -55,7 +56,7 @@ class TreeCache(Cache):
         start = self.get_seq_length()
         end = start + key_states.shape[-2]
         self._reserve(key_states, end)
-        keys, values = (self._buffers[slot.buffer][slot.place, :, :, :end] for slot in self._layout.slots[layer_idx])
+        keys, values = (self._buffers[slot.buffer][slot.place, :, :, :end] for slot in self.layout.slots[layer_idx])
         keys[:, :, start:] = key_states
         values[:, :, start:] = value_states
         return keys, values
@@ -69,7 +70,7 @@ class TreeCache(Cache):
         """
         end = self.get_seq_length() + nodes
         self._reserve(like, end)
-        return layer_rows(self._layout, [buffer[..., :end, :] for buffer in self._buffers])
+        return layer_rows(self.layout, [buffer[..., :end, :] for buffer in self._buffers])
 
     def grow(self, positions: Tensor) -> None:
         """Count the rows of a finished pass, whose positions are `[batch, nodes]`."""
@@ -88,9 +89,10 @@ class TreeCache(Cache):
             index = torch.tensor(rows, device=self._buffers[0].device) + self.length
             for buffer in self._buffers:
                 buffer[..., self.length : self.length + count, :] = buffer.index_select(-2, index)
-        if count:
-            for states in self.recurrent.values():
+        for states in self.recurrent.values():
+            if count:
                 states.commit(-1 if self.is_reading else rows[-1])
+            states.drafted = {}
         self.length += count
         self.drafted = 0
         self.positions = None
@@ -103,7 +105,7 @@ class TreeCache(Cache):
 
     def committed(self) -> list[tuple[Tensor, Tensor]]:
         """Per layer, views `[batch, heads, length, width]` of the committed keys and values."""
-        return layer_rows(self._layout, [buffer[..., : self.length, :] for buffer in self._buffers])
+        return layer_rows(self.layout, [buffer[..., : self.length, :] for buffer in self._buffers])
 
     def reset(self) -> None:
         """Forget all rows."""
@@ -145,12 +147,7 @@ class TreeCache(Cache):
     @property
     def has_only_rows(self) -> bool:
         """Whether keys and values of layers 0, 1, ... are all there is, without states of recurrent layers."""
-        return not self.recurrent and list(self._layout.slots) == list(range(len(self._layout.slots)))
-
-    @property
-    def layout(self) -> CacheLayout:
-        """The layout of the layers' keys and values."""
-        return self._layout
+        return not self.recurrent and list(self.layout.slots) == list(range(len(self.layout.slots)))
 
     @property
     def nbytes(self) -> int:
@@ -169,7 +166,7 @@ class TreeCache(Cache):
 
     def _allocate(self, like: Tensor) -> list[Tensor]:
         """Buffers of zeros of the cache's capacity."""
-        shapes = self._layout.buffers
+        shapes = self.layout.buffers
         return [like.new_zeros(slots, self._batch, heads, self.capacity, width) for heads, width, slots in shapes]
 
 

@@ -52,7 +52,6 @@ class LayerStates:
     def commit(self, row: int) -> None:
         """Go on from a drafted row; -1 is the last one."""
         self.committed = {key: state[row : row + 1 or None].clone() for key, state in self.drafted.items()}
-        self.drafted = {}
 
     @property
     def nbytes(self) -> int:
