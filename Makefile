@@ -7,7 +7,7 @@ TORCH := $(shell $(PYTHON) -c "import torch; assert tuple(map(int, torch.__versi
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH),,--constraint constraints.txt)
 CPU_TORCH := --no-deps --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu torch
 
-.PHONY: demo test exactness check bench clean
+.PHONY: demo test test-slow check bench clean
 
 demo: .venv/.installed
 	$(BIN)/drafttree generate --compare --max-new-tokens 200 --policy talon:budget=16,width=4 \
@@ -17,8 +17,8 @@ demo: .venv/.installed
 test: .venv/.developing
 	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 8
 
-exactness: .venv/.developing
-	$(BIN)/python -m pytest -m exactness --numprocesses logical --maxprocesses 8
+test-slow: .venv/.developing
+	$(BIN)/python -m pytest -m slow --numprocesses logical --maxprocesses 8
 
 check: .venv/.developing
 	$(BIN)/ruff check .

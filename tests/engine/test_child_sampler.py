@@ -206,7 +206,7 @@ def test_texts_of_the_decoder_have_the_targets_law(verifier, policy):
     assert p_value(texts(verifier, policy, 2000), texts_law()) > SMALL_P
 
 
-@pytest.mark.exactness
+@pytest.mark.slow
 @pytest.mark.parametrize(("verifier", "policy"), THROUGH, ids=NAMES)
 def test_many_texts_of_the_decoder_have_the_targets_law(verifier, policy):
     assert p_value(texts(verifier, policy, 20_000), texts_law()) > SMALL_P

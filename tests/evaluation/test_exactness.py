@@ -199,7 +199,7 @@ def test_a_round_of_coupled_commits_what_plain_decoding_with_the_same_noise_does
         assert committed == plain == expected
 
 
-@pytest.mark.exactness
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "policy", "verifier", "index"), numbered(LARGE_PAIRS), ids=names(LARGE_PAIRS))
 def test_a_pair_has_the_targets_law_on_larger_trees(name, policy, verifier, index):
     for seed in range(2000 + index, 2002 + index):
@@ -209,7 +209,7 @@ def test_a_pair_has_the_targets_law_on_larger_trees(name, policy, verifier, inde
         check_sane(found, 3)
 
 
-@pytest.mark.exactness
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "policy", "verifier", "index"), numbered(PAIRS), ids=names(PAIRS))
 def test_a_pair_has_the_targets_law_in_more_worlds(name, policy, verifier, index):
     for seed in range(4):

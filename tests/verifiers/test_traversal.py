@@ -64,7 +64,7 @@ def test_accepts_at_least_as_many_tokens_as_rrsw(name):
     assert min(gained) > -1e-12
 
 
-@pytest.mark.exactness
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*CHAINS, *SMALL_TREES, *LARGE_TREES])
 def test_accepts_at_least_as_many_tokens_as_rrsw_in_more_worlds(name):
     policy = (CHAINS | SMALL_TREES | LARGE_TREES)[name]
