@@ -34,6 +34,7 @@ class TreeCache(Cache):
         positions: `[batch, drafted]` positions of the drafted rows, None while there are none.
         recurrent: states of recurrent layers by their name.
         is_reading: whether all rows of the pass will be committed, so recurrent layers keep the last state only.
+        exact_text: whether attention must give a token the same result in every pass.
         long_rope: whether the text is beyond the original context of a model with LongRoPE.
     """
 
@@ -44,6 +45,7 @@ class TreeCache(Cache):
         self.positions: Tensor | None = None
         self.recurrent: dict[str, LayerStates] = {}
         self.is_reading = False
+        self.exact_text = False
         self.long_rope = False
         self._new_positions: Tensor | None = None
         self.layout = layout
@@ -96,6 +98,12 @@ class TreeCache(Cache):
         self.length += count
         self.drafted = 0
         self.positions = None
+
+    def drop_last(self, count: int) -> None:
+        """Drop the newest drafted rows, which were padding."""
+        if count:
+            self.drafted -= count
+            self.positions = None if self.positions is None else self.positions[:, :-count]
 
     def hold_last(self) -> None:
         """Commit all drafted rows but the last one, after a pass that only read."""
