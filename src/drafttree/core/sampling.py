@@ -9,17 +9,8 @@ from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any
 
-import torch
-from torch import Tensor
-from transformers import (
-    EpsilonLogitsWarper,
-    EtaLogitsWarper,
-    LogitsProcessor,
-    TopHLogitsWarper,
-    TypicalLogitsWarper,
-)
-
 from drafttree.core.errors import ConfigError
+from drafttree.core.lazy import Tensor, torch, transformers
 
 MIN_TEMPERATURE = 1e-6
 TOP_P_SORTED = 1024
@@ -101,7 +92,7 @@ class Sampling:
             return logits
         logits = logits / self.temperature
         if self.top_h > 0:
-            logits = _warp(TopHLogitsWarper(self.top_h), logits)
+            logits = _warp(transformers.TopHLogitsWarper(self.top_h), logits)
         if 0 < self.top_k < logits.shape[-1]:
             kth = logits.topk(self.top_k).values[..., -1:]
             logits = logits.masked_fill(logits < kth, -math.inf)
@@ -111,15 +102,15 @@ class Sampling:
             floor = logits.amax(-1, keepdim=True) + math.log(self.min_p)
             logits = logits.masked_fill(logits < floor, -math.inf)
         if self.typical_p < 1:
-            logits = _warp(TypicalLogitsWarper(self.typical_p), logits)
+            logits = _warp(transformers.TypicalLogitsWarper(self.typical_p), logits)
         if self.epsilon_cutoff > 0:
-            logits = _warp(EpsilonLogitsWarper(self.epsilon_cutoff), logits)
+            logits = _warp(transformers.EpsilonLogitsWarper(self.epsilon_cutoff), logits)
         if self.eta_cutoff > 0:
-            logits = _warp(EtaLogitsWarper(self.eta_cutoff, device=str(logits.device)), logits)
+            logits = _warp(transformers.EtaLogitsWarper(self.eta_cutoff, device=str(logits.device)), logits)
         return logits
 
 
-def _warp(warper: LogitsProcessor, logits: Tensor) -> Tensor:
+def _warp(warper: "transformers.LogitsProcessor", logits: Tensor) -> Tensor:
     """Apply a warper of transformers to logits `[..., vocab]`; warpers ignore the token ids, so none are given."""
     rows = logits.reshape(-1, logits.shape[-1])
     return warper(torch.empty(len(rows), 0, dtype=torch.long), rows).view_as(logits)  # pyright: ignore[reportArgumentType]

@@ -31,7 +31,7 @@ from drafttree.drafters.formats import (
     unsupported_kind,
 )
 from drafttree.loading import zoo
-from drafttree.loading.methods import DRAFTER_CLASSES, head_formats, missing_parts
+from drafttree.loading.drafter_methods import DRAFTER_CLASSES, head_formats, missing_parts
 from drafttree.loading.pretrained import (
     ModelSource,
     check_tokenizers,

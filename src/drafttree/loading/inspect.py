@@ -19,7 +19,7 @@ from drafttree.drafters.formats import (
     recognise,
 )
 from drafttree.drafters.formats.checkpoints import OBJECT, entry
-from drafttree.loading.methods import head_formats
+from drafttree.loading.drafter_methods import head_formats
 from drafttree.loading.pretrained import class_of, find_folder
 
 UNKNOWN = "not said"

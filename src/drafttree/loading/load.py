@@ -13,10 +13,9 @@ from drafttree.engine.generation_options import model_defaults, show_options
 from drafttree.loading.drafters import DrafterSource, check_drafter_exists, choose_drafter, find_drafter
 from drafttree.loading.placement import find_placement
 from drafttree.loading.pretrained import ModelSource, eos_ids, find_model, load_model, load_tokenizer
-from drafttree.loading.specs import PolicyLike, VerifierLike, find_verifier, make_policy
+from drafttree.loading.specs import DEFAULT_POLICY, PolicyLike, VerifierLike, find_verifier, make_policy
 from drafttree.models import TargetModel, select_backend, select_exact_text
 
-DEFAULT_POLICY = "dynatree"
 logger = logging.getLogger("drafttree")
 
 

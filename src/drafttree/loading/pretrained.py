@@ -26,7 +26,7 @@ from drafttree.core.errors import ConfigError, ModelError, TokenizerMismatch, un
 from drafttree.drafters import LOOKUPS
 from drafttree.drafters.formats import LANGUAGE_MODEL, UnsupportedDrafter, download, read_json, recognise
 from drafttree.loading import zoo
-from drafttree.loading.methods import head_formats
+from drafttree.loading.drafter_methods import head_formats
 from drafttree.models import lay_out_for_cpu
 
 DRAFTERS = [*zoo.NAMES, *LOOKUPS, "none", "auto"]

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from io import TextIOWrapper
 from typing import Annotated, NoReturn, cast
 
-import transformers
 import typer
 
 import drafttree
@@ -61,16 +60,13 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
 
 
 def _quiet() -> None:
-    """No warnings, retry notices or progress bars of the libraries below but, on a terminal, those of downloads.
+    """No warnings or retry notices of the libraries below, nor a crash on an odd terminal encoding.
 
-    Nor a crash on an odd terminal encoding.
+    The environment tells libraries that are imported later, or never.
     """
-    from huggingface_hub.utils import disable_progress_bars
-
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "critical")
     if not sys.stderr.isatty():
-        disable_progress_bars()
-    transformers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity(logging.CRITICAL)
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     for name in ("huggingface_hub", "httpx"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore")
