@@ -9,6 +9,7 @@ from transformers import Gemma2Config, LlamaConfig, MistralConfig
 from drafttree.core.errors import ModelError
 from drafttree.drafters.language_model import LanguageModelDrafter
 from drafttree.engine.decoder import Decoder
+from drafttree.loading.pretrained import load_model
 from drafttree.models import TargetModel, append, select_exact_text
 from drafttree.models.exact_attention import DEPTH, attend_exactly, query_blocks
 from drafttree.models.exact_text import ExactTextBackend
@@ -45,21 +46,20 @@ def test_texts_are_those_of_plain_decoding(name, dtype):
     drafter = LanguageModelDrafter(TargetModel(deepcopy(module)))
     decoder = Decoder(TargetModel(module, select_exact_text), drafter)
     for seed, policy in enumerate((Chain(), DynaTree(), Talon(budget=24), Eagle())):
-        for temperature in (0.0, 1.0):
-            options = {"max_new_tokens": 120, "temperature": temperature, "seed": seed, "ignore_eos": True}
-            prompt = tiny.random_tokens(30 + 20 * seed, seed)
-            found = decoder.with_policy(policy).generate(prompt, **options)
-            assert found.tokens == decoder.plain().generate(prompt, **options).tokens
-            assert found.metrics.mean_accepted_tokens > 1.5
+        options = {"max_new_tokens": 80, "temperature": seed % 2, "seed": seed, "ignore_eos": True}
+        prompt = tiny.random_tokens(40 + 30 * seed, seed)
+        found = decoder.with_policy(policy).generate(prompt, **options)
+        assert found.tokens == decoder.plain().generate(prompt, **options).tokens
+        assert found.metrics.mean_accepted_tokens > 1.5
 
 
-@pytest.mark.parametrize("dtype", REDUCED, ids=str)
 @pytest.mark.parametrize("backend", [FusedBackend, ModuleBackend])
-def test_the_check_at_load_finds_rows_that_depend_on_their_pass(backend, dtype):
-    found = backend(build(LLAMA, dtype))
-    assert not has_uniform_rows(found, dtype, tiny.VOCAB, CONTEXT)
+def test_the_check_at_load_finds_rows_that_depend_on_their_pass(backend):
+    module = load_model("embedded", torch.bfloat16, torch.device("cpu"))
+    assert not has_uniform_rows(backend(module), torch.bfloat16, module.config.vocab_size, CONTEXT)
 
 
+@torch.inference_mode()
 def test_padded_and_split_passes_give_the_logits_and_hidden_states_of_whole_ones():
     inner = FusedBackend(build(LLAMA, torch.float64), uniform=True)
     tree, prefix = tiny.random_tree((3, 5, 4), 2), tiny.random_tokens(9, 1)
@@ -72,7 +72,8 @@ def test_padded_and_split_passes_give_the_logits_and_hidden_states_of_whole_ones
         positions = tree.depths + cache.length
         outputs.append(model.forward(cache, tree.tokens, positions, tree.ancestors, hidden_layers=(1, 3)))
         assert cache.drafted == tree.tokens.shape[1]
-        last = model.forward(cache, tree.tokens[:, :1], positions[:, :1], tree.ancestors.new_ones(1, 1, cache.drafted + 1))
+        seen = tree.ancestors.new_ones(1, 1, cache.drafted + 1)
+        last = model.forward(cache, tree.tokens[:, :1], positions[:, :1], seen, last_only=True)
         assert last.logits.shape[1] == 1
     for output in outputs[1:]:
         torch.testing.assert_close(output.logits, outputs[0].logits)

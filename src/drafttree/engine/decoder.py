@@ -103,6 +103,10 @@ class Decoder:
         """The same decoder with another drafter."""
         return self._with(drafter=drafter)
 
+    def with_target(self, target: Model) -> "Decoder":
+        """The same decoder over another target, which must have the same vocabulary."""
+        return self._with(target=target)
+
     def with_verifier(self, verifier: type[Verifier] | None) -> "Decoder":
         """The same decoder with another verifier."""
         return self._with(verifier=verifier)

@@ -13,6 +13,7 @@ from drafttree.evaluation.bench import (
     Acceptance,
     Comparison,
     DrafterBench,
+    ExactTextRow,
     LawBench,
     LookupBench,
     Overhead,
@@ -88,16 +89,26 @@ def show_comparison(compared: Comparison, policy: str) -> None:
 
 
 def show_certificate(certificate: Certificate, decoder: Decoder) -> None:
-    """Per policy how many texts are identical, every difference, and the conclusion."""
+    """Per policy how many texts are identical, every difference, and the two conclusions."""
     console = make_console()
-    table = make_table("policy", "identical", "verdict")
+    table = make_table("policy", f"as {certificate.reference}", "law", "as plain decoding token for token")
     for policy in certificate.policies:
         verdict = "ties only" if policy.findings and policy.passed else "ok" if policy.passed else "DIFFERENT"
-        table.add_row(policy.policy, f"{policy.identical}/{policy.prompts}", verdict)
+        same = f"{policy.same_text}/{policy.prompts}"
+        table.add_row(policy.policy, f"{policy.identical}/{policy.prompts}", verdict, same)
     console.print(table)
     if any(policy.findings for policy in certificate.policies):
         console.print(_differences(certificate, decoder))
     console.print(Text(_conclusion(certificate)), soft_wrap=True)
+
+
+def show_exact_text(rows: list[ExactTextRow]) -> None:
+    """What `exact_text` costs and changes."""
+    table = make_table("", "tokens/s", "with exact_text", "cost", "as plain decoding", "with exact_text", right=5)
+    for row in rows:
+        speeds, same = [f"{speed:.1f}" for speed in row.speeds], [f"{count}/{row.prompts}" for count in row.same_text]
+        table.add_row(row.policy, *speeds, f"{row.cost:+.1%}", *same)
+    make_console().print(table)
 
 
 def show_bench(result: PolicyBench) -> None:
@@ -328,6 +339,18 @@ def _conclusion(certificate: Certificate) -> str:
     lines += f"{certificate.reference}."
     if certificate.truncated:
         lines += f" {certificate.truncated} prompts were cut to their last tokens to fit the context."
-    if any(policy.findings for policy in certificate.policies) and certificate.dtype != "float32":
-        lines += f" A tie: both tokens within {TOLERANCE_ULPS} ulps of the best logit."
-    return f"{lines} {'Certified.' if certificate.passed else 'NOT certified.'}"
+    law = "certified" if certificate.keeps_law else "NOT certified"
+    lines += f"\nThe law is {law}: {'every' if certificate.keeps_law else 'not every'} text is the reference's"
+    if certificate.keeps_law and any(policy.findings for policy in certificate.policies):
+        lines += f" or differs by a tie, both tokens within {TOLERANCE_ULPS} ulps of the best logit"
+    text = "identical" if certificate.keeps_text else "NOT identical"
+    lines += f".\nThe text is {text} to plain decoding's token for token"
+    return f"{lines}{_text_advice(certificate)}."
+
+
+def _text_advice(certificate: Certificate) -> str:
+    if certificate.keeps_text:
+        return ""
+    if certificate.exact_text:
+        return ", as it must be here"
+    return f": in {certificate.dtype} ties fall either way, unless --exact-text is given"

@@ -16,7 +16,7 @@ PREFIX = 600
 """Random rows of the KV cache: more than a block of the CPU's attention kernel."""
 PARTS = (1, 2, 3, 5, 8, 13)
 """Tokens of the passes in which the rest of the prompt is read."""
-PATH = 8
+PATH = 16
 """Tokens compared."""
 SMALL, LARGE = 2, 5
 """Branches of every level of the trees they are nodes of."""

@@ -27,6 +27,8 @@ from drafttree.interfaces.cli.options import (
 from drafttree.interfaces.console import print_json, progress
 from drafttree.loading import parse_policies, parse_verifiers
 
+Inflate = Annotated[str | None, typer.Option("--inflate", help=f"Cost of the target: {', '.join(SHAPES)}.")]
+
 app = typer.Typer(help="Measure what speculation gains and what it costs.", rich_markup_mode=None)
 
 
@@ -66,7 +68,7 @@ def bench_law(
     policies: PolicySpecs = ["chain;dynatree;talon;eagle;opt-tree;fixed"],  # noqa: B006
     target: Target = "embedded",
     drafter: Drafter = "auto",
-    inflated: Annotated[str | None, typer.Option("--inflate", help=f"Cost of the target: {', '.join(SHAPES)}.")] = None,
+    inflated: Inflate = None,
     max_new_tokens: Length = 128,
     draft_temperature: DraftTemperature = 1.0,
     repeats: Repeats = 3,
@@ -97,6 +99,37 @@ def bench_law(
         law = measure_law(decoder, texts, chosen, repeats=repeats, progress=advance, **options)
     display.show_law(law)
     print_json(law.summary())
+
+
+@app.command(name="exact-text")
+def bench_exact_text_(
+    prompts: Files = None,
+    policies: PolicySpecs = ["chain;dynatree;talon:budget=16,width=4"],  # noqa: B006
+    target: Target = "embedded",
+    drafter: Drafter = "auto",
+    inflated: Inflate = None,
+    max_new_tokens: Length = 128,
+    temperature: Temperature = 0.0,
+    seed: Seed = 0,
+    repeats: Repeats = 3,
+    limit: Limit = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+) -> None:
+    """The price of --exact-text, by turns with decoding without it, and how many texts are plain decoding's."""
+    chosen = [*parse_policies(policies).values()]
+
+    from drafttree.evaluation.bench import bench_exact_text
+    from drafttree.interfaces import display
+    from drafttree.interfaces.cli.decoders import load_speculative, read_token_ids
+
+    decoder = load_speculative(target, drafter, dtype, device, inflated)
+    texts = read_token_ids(decoder, prompts, limit, max_new_tokens)
+    options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
+    with progress(2 * repeats * len(texts) * (len(chosen) + 1)) as advance:
+        rows = bench_exact_text(decoder, texts, chosen, repeats=repeats, progress=advance, **options)
+    display.show_exact_text(rows)
+    print_json({"rows": [row.summary() for row in rows]})
 
 
 @app.command(name="verifiers")

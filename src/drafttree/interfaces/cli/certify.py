@@ -13,6 +13,7 @@ from drafttree.interfaces.cli.options import (
     Device,
     Drafter,
     Dtype,
+    ExactText,
     Files,
     IgnoreEos,
     Length,
@@ -43,6 +44,7 @@ def certify(
     limit: Limit = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
+    exact_text: ExactText = False,
     ignore_eos: IgnoreEos = False,
     json_: AsJson = False,
     exact: Annotated[bool, typer.Option("--exact", help="Enumerate toy models instead; needs no prompts.")] = False,
@@ -73,7 +75,7 @@ def certify(
     from drafttree.interfaces.cli.decoders import load_speculative
     from drafttree.interfaces.display import show_certificate
 
-    decoder = load_speculative(target, drafter, dtype, device)
+    decoder = load_speculative(target, drafter, dtype, device, exact_text=exact_text)
     runs = len(texts) * (len(chosen) + 1 + sampling.greedy)
     with progress(runs) as advance:
         options = shaping | {"seed": seed, "max_new_tokens": max_new_tokens, "ignore_eos": ignore_eos}

@@ -17,7 +17,7 @@ from drafttree.loading import choose_drafter, zoo
 from drafttree.loading.load import load
 
 
-def load_named(target: str, drafter: str, *arguments: Any, **options: str) -> Decoder:
+def load_named(target: str, drafter: str, *arguments: Any, **options: Any) -> Decoder:
     """A decoder; what "auto" stands for is said where it is not the embedded pair."""
     _hide_bars()
     if sys.stderr.isatty() and target not in zoo.NAMES and not Path(target).exists():
@@ -31,7 +31,9 @@ def load_named(target: str, drafter: str, *arguments: Any, **options: str) -> De
     return decoder
 
 
-def load_speculative(target: str, drafter: str, dtype: str, device: str, shape: str | None = None) -> Decoder:
+def load_speculative(
+    target: str, drafter: str, dtype: str, device: str, shape: str | None = None, *, exact_text: bool = False
+) -> Decoder:
     """A decoder that has a drafter, its target inflated to a shape if one is named.
 
     Raises:
@@ -39,7 +41,7 @@ def load_speculative(target: str, drafter: str, dtype: str, device: str, shape: 
     """
     _hide_bars()
     decoder = load_inflated(target, drafter, shape, dtype, device) if shape else None
-    decoder = decoder or load_named(target, drafter, dtype=dtype, device=device)
+    decoder = decoder or load_named(target, drafter, dtype=dtype, device=device, exact_text=exact_text)
     if decoder.drafter is None:
         raise ConfigError(f"there is no drafter for {target!r}; name one with --drafter")
     return decoder

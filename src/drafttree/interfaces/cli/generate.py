@@ -14,6 +14,7 @@ from drafttree.interfaces.cli.options import (
     Drafter,
     DraftTemperature,
     Dtype,
+    ExactText,
     IgnoreEos,
     PolicySpec,
     PromptText,
@@ -49,6 +50,7 @@ def generate(
     ] = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
+    exact_text: ExactText = False,
     compare: Annotated[bool, typer.Option("--compare", help="Also time plain decoding and transformers.")] = False,
     repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each way for --compare.")] = 3,
     json_: AsJson = False,
@@ -69,7 +71,7 @@ def generate(
     from drafttree.interfaces import display
     from drafttree.interfaces.cli.decoders import load_named
 
-    decoder = load_named(target, drafter, *chosen, dtype=dtype, device=device)
+    decoder = load_named(target, drafter, *chosen, dtype=dtype, device=device, exact_text=exact_text)
     if decoder.defaults and not json_:
         note = f"the model's own options: {show_options(decoder.defaults)}"
         make_console(stderr=True).print(Text(note, style="dim"))

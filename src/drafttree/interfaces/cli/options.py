@@ -34,6 +34,9 @@ VerifierNames = Annotated[
 VerifierName = Annotated[str, typer.Option(help=f'What is accepted: {", ".join(VERIFIERS)} or "auto".')]
 Dtype = Annotated[str, typer.Option(help='"float32", "bfloat16", "float16" or "auto".')]
 Device = Annotated[str, typer.Option(help='"cpu", "cuda", ... or "auto".')]
+ExactText = Annotated[
+    bool, typer.Option("--exact-text", help="Write plain decoding's text token for token in every dtype; costs time.")
+]
 Temperature = Annotated[float | None, typer.Option(help="0 decodes greedily.")]
 TopK = Annotated[int | None, typer.Option(help="Keep the k most probable tokens; 0 keeps all.")]
 TopP = Annotated[float | None, typer.Option(help="Keep the most probable tokens up to this probability.")]
