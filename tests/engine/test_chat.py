@@ -5,7 +5,7 @@ import torch
 from tokenizers.pre_tokenizers import Whitespace
 
 from drafttree.core.errors import InputError
-from drafttree.engine.chat import render_chat
+from drafttree.engine.chat import render_chat, turn_end
 from drafttree.engine.prompt import encode, is_batch
 from helpers.tokenizers import words
 
@@ -79,3 +79,22 @@ def test_a_model_without_a_chat_template_is_named(without):
 def test_any_error_of_a_template_is_one_of_ours(template, complaint):
     with pytest.raises(InputError, match=f"the chat template fails on these messages: .*{complaint}"):
         render_chat([say("user", "hello")], tokenizer(template))
+
+
+PLAIN = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "end"),
+    [
+        (PLAIN, "\nuser:"),
+        (PLAIN.replace("\n", "<|end|>\n"), None),
+        ("{{ messages[0].content }}", None),
+        ("{{ raise_exception('no') }}", None),
+        (None, None),
+    ],
+)
+def test_plain_text_that_ends_an_answer_is_found(template, end):
+    made = tokenizer(template)
+    made.add_special_tokens({"eos_token": "<|end|>"})
+    assert turn_end(made) == end

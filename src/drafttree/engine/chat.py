@@ -41,6 +41,24 @@ def render_chat(messages: Sequence[Message], tokenizer: Any) -> list[int]:
     return list(rendered["input_ids"])
 
 
+def turn_end(tokenizer: Any) -> str | None:
+    """The text between an answer and the next message, where the chat template ends answers by plain text.
+
+    A model that was trained on such texts goes on with the user's next turn unless this string stops it. None where a
+    special token ends an answer.
+    """
+    answer, question = "<|answer|>", "<|question|>"
+    turns = [("user", question), ("assistant", answer), ("user", question)]
+    try:
+        messages = [{"role": role, "content": content} for role, content in turns]
+        text = tokenizer.apply_chat_template(messages, tokenize=False)
+    except Exception:  # as above; what is wrong is told where an answer is wanted
+        return None
+    between = text.partition(answer)[2].partition(question)[0].rstrip()
+    special = [token for token in tokenizer.all_special_tokens if token in between]
+    return None if special else between or None
+
+
 def _check(number: int, message: object) -> None:
     """Refuse a message that templates would pass over in silence, or would print as it is."""
     if not isinstance(message, Mapping):
