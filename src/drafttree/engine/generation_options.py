@@ -62,6 +62,8 @@ class GenerationOptions(ProcessorOptions, total=False):
         renormalize_logits: end the processors with a log-softmax; it changes no text but those of float rounding.
         generation_config: a `GenerationConfig`, whose values that are set are defaults for this call.
         grammar: what the text must look like, of `drafttree.grammar`.
+        reuse_prefix: take over what the decoder has kept of an earlier text that begins as the prompt does, instead of
+            reading it again, and keep this text (see `engine.prefix_cache`). By default conversations do.
         draft_temperature: divides the drafter's logits before the policy looks at them. Below 1 policies trust the
             drafter more, which pays where it understates how often it is right; it never changes the law.
         logprobs: True for the log-probability of every token, a number for that many most probable ones beside it.
@@ -90,11 +92,12 @@ class GenerationOptions(ProcessorOptions, total=False):
     renormalize_logits: bool | None
     generation_config: GenerationConfig | None
     grammar: Constraint | None
+    reuse_prefix: bool | None
     draft_temperature: float
     logprobs: bool | int | None
 
 
-FLAGS = ("do_sample", "ignore_eos", "renormalize_logits", "remove_invalid_values")
+FLAGS = ("do_sample", "ignore_eos", "renormalize_logits", "remove_invalid_values", "reuse_prefix")
 SERVED = frozenset(GenerationOptions.__annotations__)
 NOT_ADOPTED = {"max_length", "eos_token_id", "output_scores", "output_logits", "output_attentions"}
 NOT_ADOPTED |= {"output_hidden_states"}

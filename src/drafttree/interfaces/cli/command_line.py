@@ -14,6 +14,7 @@ import drafttree
 from drafttree.core.errors import DraftTreeError
 from drafttree.interfaces.cli import bench, lists
 from drafttree.interfaces.cli.certify import certify
+from drafttree.interfaces.cli.chat import chat
 from drafttree.interfaces.cli.generate import INTERRUPTED, generate
 from drafttree.interfaces.cli.support import support
 
@@ -27,7 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(bench.app, name="bench")
-for command in (generate, lists.policies, lists.inspect, lists.verifiers, certify, support):
+for command in (generate, chat, lists.policies, lists.inspect, lists.verifiers, certify, support):
     app.command()(command)
 
 
