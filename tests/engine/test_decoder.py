@@ -486,6 +486,9 @@ def test_a_sequence_can_be_advanced_by_hand():
     assert counts == [4, 4, 2]
     assert sequence.tokens == PROMPT + greedy_text(TARGET, PROMPT, 10)
     assert sequence.remaining == 0
+    passes = decoder.target.passes
+    assert decoder.step(sequence) == 0
+    assert (len(sequence.tokens), decoder.target.passes) == (len(PROMPT) + 10, passes)
 
 
 def test_the_toy_text_is_not_a_loop():

@@ -221,7 +221,9 @@ class Decoder:
 
     @torch.inference_mode()
     def step(self, request: Request) -> int:
-        """Advance a request by one round and return how many tokens were committed."""
+        """Advance a request by one round and return how many tokens were committed: 0 where its text has ended."""
+        if request.finish_reason:
+            return 0
         begun = time.perf_counter()
         if not request.metrics.rounds:
             self.prefill(request)
