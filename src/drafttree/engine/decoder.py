@@ -122,7 +122,8 @@ class Decoder:
         """Generate from a prompt, or from each of a list of prompts.
 
         Args:
-            prompt: text, token ids, or a list of either; tensors and arrays of token ids will do.
+            prompt: text, token ids, or a conversation (a list of messages such as `{"role": "user", "content": "Hi"}`,
+                rendered by the tokenizer's chat template), or a list of these; tensors and arrays of token ids will do.
             **options: see `drafttree.engine.generation_options.GenerationOptions`; what is not given is taken from
                 `defaults`.
 

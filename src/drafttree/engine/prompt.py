@@ -1,30 +1,36 @@
-"""Prompts: text or token ids, turned into token ids of the target and checked."""
+"""Prompts: text, token ids or a conversation, turned into token ids of the target and checked."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
-from typing import Any
+from typing import Any, cast
 
 from drafttree.core.errors import ContextError, InputError
+from drafttree.engine.chat import Message, is_conversation, render_chat
 
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int] | Sequence[Message]
 
 
 def is_batch(prompt: object) -> bool:
     """True for a list of prompts."""
-    return isinstance(prompt, list | tuple) and bool(prompt) and not isinstance(prompt[0], Integral)
+    if not isinstance(prompt, list | tuple) or not prompt:
+        return False
+    return not isinstance(prompt[0], Integral) and not is_conversation(prompt)
 
 
 def encode(prompt: object, tokenizer: Any, vocab_size: int) -> list[int]:
     """The token ids of a prompt.
 
     Args:
-        prompt: text, token ids, a tensor or an array of them, or what a tokenizer returns.
+        prompt: text, token ids, a tensor or an array of them, what a tokenizer returns, or a list of messages.
         tokenizer: None to work on token ids alone.
         vocab_size: of the target.
 
     Raises:
-        InputError: the prompt is empty, no prompt, outside the vocabulary, or needs a tokenizer that is not there.
+        InputError: the prompt is empty, no prompt, outside the vocabulary, or needs a tokenizer or a chat template that
+            is not there.
     """
+    if is_conversation(prompt):
+        prompt = render_chat(cast(Sequence[Message], prompt), tokenizer)
     if isinstance(prompt, str):
         if tokenizer is None:
             raise InputError("a text prompt needs a tokenizer; pass token ids or give the decoder a tokenizer")

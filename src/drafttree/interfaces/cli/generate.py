@@ -70,7 +70,7 @@ def generate(
         display.make_console(stderr=True).print(Text(note, style="dim"))
     if decoder.drafter is None and compare:
         raise ConfigError("--compare needs a drafter; name one with --drafter")
-    start = _chat(decoder, text) if chat else text
+    start = [{"role": "user", "content": text}] if chat else text
     generation = _write(decoder, start, options, quiet=json_, echo="" if chat else text)
     interrupted = generation.finish_reason == "interrupted"
     compared = _compare(decoder, start, repeats, options) if compare and not interrupted else None
@@ -81,13 +81,6 @@ def generate(
     else:
         display.show_speed(generation)
     raise typer.Exit(INTERRUPTED if interrupted else 0)
-
-
-def _chat(decoder: Decoder, prompt: str) -> list[int]:
-    if decoder.tokenizer is None or not decoder.tokenizer.chat_template:
-        raise ConfigError("the target's tokenizer has no chat template; leave out --chat")
-    messages = [{"role": "user", "content": prompt}]
-    return decoder.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
 
 
 def _write(decoder: Decoder, prompt: Prompt, options: dict, *, quiet: bool, echo: str) -> Generation:
