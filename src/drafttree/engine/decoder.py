@@ -175,8 +175,8 @@ class Decoder:
         check_room(len(tokens), new_tokens, self.target.context)
         if options.stop and self.tokenizer is None:
             raise ConfigError("stop strings need a tokenizer; give the decoder one")
-        limit, eos, grammar = len(tokens) + new_tokens, options.eos(self.eos), options.get("grammar")
         vocab, device = self.target.vocab_size, self.target.device
+        limit, eos, grammar = len(tokens) + new_tokens, options.eos(self.eos, vocab), options.get("grammar")
         processors, sampling = options.processors(ProcessorContext(len(tokens), limit, eos, vocab, device))
         verifier = self._verifier(sampling, seeded=options.get("seed") is not None)
         state = grammar.new_state(self.tokenizer, vocab, eos) if grammar else None
