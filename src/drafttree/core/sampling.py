@@ -52,8 +52,9 @@ class Sampling:
     def __post_init__(self) -> None:
         for field in fields(self):
             kind, name = FIELD_TYPES[field.type]
-            if not isinstance(getattr(self, field.name), kind):
-                raise ConfigError(f"{field.name} is {getattr(self, field.name)!r}; it must be {name}")
+            value = getattr(self, field.name)
+            if not isinstance(value, kind) or isinstance(value, bool):
+                raise ConfigError(f"{field.name} is {value!r}; it must be {name}")
         drawn = self.temperature >= MIN_TEMPERATURE and self.temperature < math.inf
         allowed = {
             "temperature": (self.temperature == 0 or drawn, f"0 (greedy) or a number of at least {MIN_TEMPERATURE}"),

@@ -185,8 +185,8 @@ class Decoder:
         check_room(len(tokens), new_tokens, self.target.context)
         if options.stop and self.tokenizer is None:
             raise ConfigError("stop strings need a tokenizer; give the decoder one")
-        limit, eos, grammar = len(tokens) + new_tokens, options.eos(self.eos), options.get("grammar")
         vocab, device = self.target.vocab_size, self.target.device
+        limit, eos, grammar = len(tokens) + new_tokens, options.eos(self.eos, vocab), options.get("grammar")
         processors, sampling = options.processors(ProcessorContext(len(tokens), limit, eos, vocab, device))
         verifier = self._verifier(sampling, seeded=options.get("seed") is not None)
         state = grammar.new_state(self.tokenizer, vocab, eos) if grammar else None
@@ -233,7 +233,9 @@ class Decoder:
 
     @torch.inference_mode()
     def step(self, request: Request) -> int:
-        """Advance a request by one round and return how many tokens were committed."""
+        """Advance a request by one round and return how many tokens were committed: 0 where its text has ended."""
+        if request.finish_reason:
+            return 0
         begun = time.perf_counter()
         if not request.metrics.rounds:
             self.prefill(request)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, Self, TypeGuard
 
 from torch import Tensor
 from transformers import (
@@ -122,6 +122,11 @@ def model_defaults(config: GenerationConfig | None) -> Mapping[str, Any]:
     return MappingProxyType({name: value for name, value in found.items() if shapes_text(name, value)})
 
 
+def is_token_ids(ids: object) -> bool:
+    """True for a list of whole numbers."""
+    return isinstance(ids, list | tuple) and all(_is_whole(token) for token in ids)
+
+
 def show_options(options: Mapping[str, Any]) -> str:
     """Options in one line."""
     return ", ".join(f"{name}={value!r}" for name, value in options.items())
@@ -188,16 +193,15 @@ class RequestOptions:
             ConfigError: it is not a whole number of at least 1.
         """
         length, count = self.get("max_length"), self.get("max_new_tokens")
+        for name in ("max_length", "max_new_tokens"):
+            _check_count(name, self.get(name, 1))
         if count is None and length is not None:
-            _check_count("max_length", length)
             if length <= prompt_length:
                 raise ConfigError(f"max_length={length} leaves no room after a prompt of {prompt_length} tokens")
             return length - prompt_length
-        count = MAX_NEW_TOKENS if count is None else count
-        _check_count("max_new_tokens", count)
-        return count
+        return MAX_NEW_TOKENS if count is None else count
 
-    def eos(self, default: tuple[int, ...]) -> tuple[int, ...]:
+    def eos(self, default: tuple[int, ...], vocab_size: int) -> tuple[int, ...]:
         """The token ids that end the text, given those of the decoder.
 
         Raises:
@@ -208,13 +212,17 @@ class RequestOptions:
                 raise ConfigError("a grammar ends its text with an EOS token; leave out ignore_eos")
             return ()
         if "eos_token_id" not in self.values:
-            return default
+            return tuple(token for token in default if 0 <= token < vocab_size)  # a model may name others, in vain
         found = self.get("eos_token_id", [])
         found = found.flatten().tolist() if isinstance(found, Tensor) else found
         ids = [found] if isinstance(found, Integral) else found
-        if not isinstance(ids, list | tuple) or not all(isinstance(token, Integral) for token in ids):
+        if not is_token_ids(ids):
             raise ConfigError(f"eos_token_id is {found!r}; give a token id or a list of them")
-        return tuple(int(token) for token in ids)
+        tokens = tuple(int(token) for token in ids)
+        if wrong := [token for token in tokens if not 0 <= token < vocab_size]:
+            outside = f"eos_token_id is {found!r}, but {wrong[0]} is outside the vocabulary of {vocab_size}"
+            raise ConfigError(f"{outside}; give ignore_eos to go on past EOS tokens")
+        return tokens
 
     def processors(self, context: ProcessorContext) -> tuple[LogitsProcessorList, Sampling]:
         """The logits processors of a text, and the sampling that follows them.
@@ -282,8 +290,12 @@ def _between(value: Any, kind: type, low: float, high: float) -> bool:
     return isinstance(value, kind) and not (kind is Real and isinstance(value, bool)) and low <= value <= high
 
 
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
 def _check_count(name: str, count: object) -> None:
-    if not isinstance(count, Integral) or isinstance(count, bool) or count < 1:
+    if not _is_whole(count) or count < 1:
         raise ConfigError(f"{name} is {count!r}; it must be a whole number of at least 1")
 
 

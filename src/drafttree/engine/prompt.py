@@ -41,8 +41,10 @@ def encode(prompt: object, tokenizer: Any, vocab_size: int) -> list[int]:
         if not all(_single_row(prompt.get("attention_mask", []))):
             raise InputError("the tokenizer's output holds padding; leave it out")
         prompt = _single_row(prompt["input_ids"])
+    if isinstance(prompt, bytes | bytearray):
+        raise InputError(f"a prompt is text or token ids, not {type(prompt).__name__}; decode it first")
     prompt = getattr(prompt, "tolist", lambda: prompt)()
-    if not isinstance(prompt, Iterable) or isinstance(prompt, dict):
+    if not isinstance(prompt, Iterable) or isinstance(prompt, dict | set | frozenset):
         raise InputError(f"a prompt is text or token ids, not {type(prompt).__name__}")
     tokens = list(prompt)
     if not tokens:
@@ -73,8 +75,14 @@ def check_room(prompt_length: int, max_new_tokens: int, context: int | None) -> 
     Raises:
         ContextError: it would not.
     """
-    if context is not None and prompt_length + max_new_tokens > context:
+    if context is None or prompt_length + max_new_tokens <= context:
+        return
+    if prompt_length >= context:
         raise ContextError(
-            f"the prompt of {prompt_length} tokens and max_new_tokens={max_new_tokens} exceed the model's context "
-            f"of {context}; shorten the prompt or ask for at most {max(context - prompt_length, 0)} tokens"
+            f"the prompt of {prompt_length} tokens leaves no room for a text in the model's context of {context}; "
+            "shorten the prompt"
         )
+    raise ContextError(
+        f"the prompt of {prompt_length} tokens and max_new_tokens={max_new_tokens} exceed the model's context "
+        f"of {context}; shorten the prompt or ask for at most {context - prompt_length} tokens"
+    )

@@ -75,6 +75,7 @@ def load(
     check_drafter_exists(drafter)
     model = load_model(target, kind, on)
     tokenizer = tokenizer or load_tokenizer(target)
+    eos = eos_ids(model, tokenizer)
     wrapped = TargetModel(model, select_exact_text if exact_text else select_backend)
     try:
         drafting = find_drafter(drafter, wrapped, tokenizer)
@@ -84,5 +85,4 @@ def load(
     defaults = model_defaults(model.generation_config)
     if defaults:
         logger.info("options of the model's generation config: %s", show_options(defaults))
-    eos = eos_ids(model, tokenizer)
     return Decoder(wrapped, drafting, chosen_policy, chosen_verifier, tokenizer, eos, defaults)

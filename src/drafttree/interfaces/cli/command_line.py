@@ -42,8 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = app(arguments or ["--help"], prog_name="drafttree", standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         code = 1
+    except OSError as error:
+        code = _complain(f"{error.filename or 'standard output'}: {error.strerror or error}")
+        _discard_output()
     except KeyboardInterrupt:
         code = INTERRUPTED
     except DraftTreeError as error:
@@ -63,8 +66,9 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
 def _quiet() -> None:
     """No warnings or retry notices of the libraries below, nor a crash on an odd terminal encoding.
 
-    The environment tells libraries that are imported later, or never.
+    Nor on a closed stream. The environment tells libraries that are imported later, or never.
     """
+    sys.stdout, sys.stderr = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "critical")
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -74,6 +78,11 @@ def _quiet() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
+
+
+def _discard_output() -> None:
+    """Send what is left in the buffer of standard output nowhere, since Python would try to write it at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(message: str) -> int:
