@@ -7,7 +7,7 @@ TORCH := $(shell $(PYTHON) -c "import torch; assert tuple(map(int, torch.__versi
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH),,--constraint constraints.txt)
 CPU_TORCH := --no-deps --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu torch
 
-.PHONY: demo test test-slow check bench clean
+.PHONY: demo test test-slow fuzz check bench clean
 
 demo: .venv/.installed
 	$(BIN)/drafttree generate --compare --max-new-tokens 200 --policy talon:budget=16,width=4 \
@@ -19,6 +19,12 @@ test: .venv/.developing
 
 test-slow: .venv/.developing
 	$(BIN)/python -m pytest -m slow --numprocesses logical --maxprocesses 8
+
+# 500 random cases of policies, drafters, verifiers and options; make fuzz SEED=... repeats the cases of a run.
+fuzz: SEED := $(shell $(PYTHON) -c "import random; print(random.randrange(10**9))")
+fuzz: .venv/.developing
+	@echo "make fuzz SEED=$(SEED)"
+	FUZZ_CASES=500 $(BIN)/python -m pytest tests/fuzz --hypothesis-seed $(SEED) --hypothesis-show-statistics
 
 check: .venv/.developing
 	$(BIN)/ruff check .
