@@ -7,7 +7,7 @@ TORCH := $(shell $(PYTHON) -c "import torch; assert tuple(map(int, torch.__versi
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH),,--constraint constraints.txt)
 CPU_TORCH := --no-deps --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu torch
 
-.PHONY: demo test test-slow check bench clean
+.PHONY: demo test test-slow fuzz check bench docs recording clean
 
 demo: .venv/.installed
 	$(BIN)/drafttree generate --compare --max-new-tokens 200 --policy talon:budget=16,width=4 \
@@ -20,6 +20,12 @@ test: .venv/.developing
 test-slow: .venv/.developing
 	$(BIN)/python -m pytest -m slow --numprocesses logical --maxprocesses 8
 
+# 500 random cases of policies, drafters, verifiers and options; make fuzz SEED=... repeats the cases of a run.
+fuzz: SEED := $(shell $(PYTHON) -c "import random; print(random.randrange(10**9))")
+fuzz: .venv/.developing
+	@echo "make fuzz SEED=$(SEED)"
+	FUZZ_CASES=500 $(BIN)/python -m pytest tests/fuzz --hypothesis-seed $(SEED) --hypothesis-show-statistics
+
 check: .venv/.developing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -29,6 +35,18 @@ check: .venv/.developing
 bench: .venv/.installed
 	$(BIN)/drafttree bench policies
 	$(BIN)/drafttree bench overhead
+
+# The site, in build/site: nothing is downloaded but the packages that build it.
+docs: .venv/.documenting
+	$(BIN)/python docs/floors.py
+	$(BIN)/python docs/options.py
+	$(BIN)/python docs/figure.py
+	$(BIN)/python docs/trees.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# docs/images/recording.svg: make demo as it runs on this machine.
+recording: .venv/.installed
+	$(BIN)/python docs/recording.py
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -42,6 +60,10 @@ bench: .venv/.installed
 
 .venv/.developing: .venv/.installed
 	$(PIP) --editable '.[dev]'
+	touch $@
+
+.venv/.documenting: .venv/.installed
+	$(PIP) --editable '.[docs]'
 	touch $@
 
 clean:

@@ -15,8 +15,10 @@ from transformers import (
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
 )
+from transformers.generation.logits_process import LogitNormalization
 
 from drafttree.core.errors import ConfigError, ModelError
+from drafttree.drafters import PromptLookupDrafter
 from drafttree.engine.decoder import Decoder
 from drafttree.policies import Chain, DynaTree, Eagle, OptTree, Talon, Template
 from drafttree.verifiers import RRSw, Traversal
@@ -148,6 +150,13 @@ def test_drafted_tokens_obey_the_processors_and_are_accepted(verifier):
     out = made.generate([1], max_new_tokens=12, temperature=1.0, logits_processor=[Successor()], ignore_eos=True)
     assert out.tokens == [(2 + place) % VOCAB for place in range(12)]
     assert [round_.committed for round_ in out.metrics.rounds] == [4, 4, 4]
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 3}])
+def test_a_drafter_that_proposes_nothing_may_be_normalised(options):
+    options |= {"logits_processor": LogitsProcessorList([LogitNormalization()]), "max_new_tokens": LENGTH}
+    found = decoder().with_drafter(PromptLookupDrafter(VOCAB, torch.device("cpu"))).generate(PROMPT, **options)
+    assert found.tokens == decoder().plain().generate(PROMPT, **options).tokens
 
 
 def test_a_drafter_of_a_smaller_vocabulary_obeys_processors_of_the_larger():

@@ -102,6 +102,16 @@ def test_process_works_on_any_number_of_axes(sampling):
     assert torch.equal(sampling.process(logits.view(2, 3, 11)), sampling.process(logits).view(2, 3, 11))
 
 
+@pytest.mark.parametrize("cut", [{"top_h": 0.3}, {"typical_p": 0.5}, {"epsilon_cutoff": 0.1}, {"eta_cutoff": 0.1}])
+def test_rows_that_say_nothing_stay_as_they_are(cut):
+    sampling, rows = Sampling(temperature=0.5, **cut), random_logits(1, 3, 12)
+    rows[0], rows[1, 3] = -math.inf, math.nan
+    found = sampling.process(rows)
+    assert (found[0] == -math.inf).all()
+    assert found[1].isnan().any()
+    assert torch.equal(found[2:], warp(rows[2:], sampling))
+
+
 def test_temperature_zero_passes_logits_unchanged():
     logits = random_logits(2, 2, 9)
     assert torch.equal(Sampling(0.0, top_k=2, top_p=0.5).process(logits), logits)

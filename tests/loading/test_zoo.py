@@ -11,7 +11,7 @@ from drafttree.core.errors import ModelError
 from drafttree.drafters.formats.checkpoints import read_tensors
 from drafttree.engine.metrics import Metrics
 from drafttree.evaluation.bench.policies import shipped_prompts
-from drafttree.loading import zoo
+from drafttree.loading import load_tokenizer, zoo
 
 LIMIT = 32 * 10**6
 TEXTS = [
@@ -59,10 +59,17 @@ def test_heads_store_nothing_of_the_target():
 
 
 def test_one_lossless_tokenizer():
-    target, draft = (AutoTokenizer.from_pretrained(zoo.folder(name)) for name in zoo.MODELS)
-    assert target.get_vocab() == draft.get_vocab()
+    tokenizer = AutoTokenizer.from_pretrained(zoo.folder("embedded"))
     for text in TEXTS:
-        assert target.decode(target(text)["input_ids"]) == text
+        assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_the_draft_model_shares_the_tokenizer_which_is_shipped_once():
+    assert len([*Path(zoo.__file__).parent.rglob("tokenizer.json")]) == 1
+    vocabulary = AutoTokenizer.from_pretrained(zoo.folder("embedded")).get_vocab()
+    draft = AutoModelForCausalLM.from_pretrained(zoo.folder("embedded-draft"))
+    for source in ("embedded-draft", zoo.folder("embedded-draft"), draft):
+        assert load_tokenizer(source).get_vocab() == vocabulary
 
 
 @pytest.fixture(scope="module")

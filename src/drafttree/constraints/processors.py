@@ -210,6 +210,9 @@ def _apply(processor: LogitsProcessor, texts: Tensor, scores: Tensor) -> Tensor:
             f"{name} returned logits of shape {tuple(result.shape)} {where}; it must keep the shape "
             f"{tuple(scores.shape)}"
         )
+    # A row without a possible token, as a lookup drafts where it finds nothing, has no log-softmax: it stays as it is.
+    dead = scores.amax(1, keepdim=True) == -torch.inf
+    result = result.masked_fill(dead & result.isnan(), -torch.inf)
     if not result.amax() < torch.inf and scores.amax() < torch.inf:
         raise ConfigError(f"{name} returned NaN or +inf {where}; a score must be finite, or -inf for what is forbidden")
     return result.to(scores)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class LazyModule:
-    """A module that is imported when one of its attributes is first asked for."""
+    """A module that is imported when one of its attributes is first asked for, and keeps those it was asked for."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -28,7 +28,8 @@ class LazyModule:
     def __getattr__(self, attribute: str) -> Any:
         if self._module is None:
             self._module = import_module(self._name)
-        return getattr(self._module, attribute)
+        found = vars(self)[attribute] = getattr(self._module, attribute)
+        return found
 
 
 if not TYPE_CHECKING:

@@ -112,9 +112,15 @@ class Sampling:
 
 
 def _warp(warper: "transformers.LogitsProcessor", logits: Tensor) -> Tensor:
-    """Apply a warper of transformers to logits `[..., vocab]`; warpers ignore the token ids, so none are given."""
+    """Apply a warper of transformers to logits `[..., vocab]`; warpers ignore the token ids, so none are given.
+
+    Rows without a possible token, or with NaN, stay as they are: warpers that compute an entropy would raise for them.
+    """
     rows = logits.reshape(-1, logits.shape[-1])
-    return warper(torch.empty(len(rows), 0, dtype=torch.long), rows).view_as(logits)  # pyright: ignore[reportArgumentType]
+    usable = rows.amax(-1, keepdim=True) > -math.inf
+    tokens = torch.empty(len(rows), 0, dtype=torch.long)
+    warped = warper(tokens, rows.where(usable, 0.0))  # pyright: ignore[reportArgumentType]
+    return warped.where(usable, rows).view_as(logits)
 
 
 def _top_p(logits: Tensor, top_p: float) -> Tensor:

@@ -134,7 +134,7 @@ def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase | None:
     if not name:
         return None
     try:
-        return AutoTokenizer.from_pretrained(_resolve(name), trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(zoo.tokenizer_folder(_resolve(name)), trust_remote_code=False)
     except Exception as error:
         reason = f"{_first_lines(error).rstrip(':.')}; save one beside the model or pass tokenizer="
         raise ModelError(f"cannot load the tokenizer of {str(name)!r}: {reason}") from error

@@ -19,3 +19,9 @@ def folder(name: str) -> Path:
     if not (path / "config.json").is_file():
         raise ModelError(f"the files of {name!r} are missing from this installation; reinstall drafttree")
     return path
+
+
+def tokenizer_folder(path: str) -> str:
+    """The folder of the tokenizer beside a model: the embedded draft model shares the embedded target's."""
+    here = Path(__file__).parent
+    return str(here / NAMES["embedded"]) if Path(path) == here / NAMES["embedded-draft"] else path

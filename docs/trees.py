@@ -1,0 +1,116 @@
+"""Draw images/tree-*.svg: a draft tree of each policy on the embedded pair, with the path that the target accepted."""
+
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+import torch
+
+import drafttree
+from drafttree.core.tree import Branches, DraftTree
+from drafttree.loading import parse_policies
+
+IMAGES = Path(__file__).parent / "images"
+PROMPT = "In the beginning"
+POLICIES = (
+    "chain:depth=5",
+    "template:tree=binary-3",
+    "fixed:depth=4,breadth=2,budget=16",
+    "talon:budget=16,width=4",
+    "dynatree:budget=16",
+    "eagle:budget=16,depth=5,top_k=4",
+    "opt-tree:budget=16,threshold=0.1",
+    "dyspec:budget=16",
+)
+WIDTH, HEIGHT, MARGIN = 92, 24, 14
+STYLE = """text{font-family:ui-monospace,monospace;font-size:12px;fill:#333}path{fill:none;stroke:#b6bdc8}
+.accepted{stroke:#2a7f62;stroke-width:3}.word{fill:#2a7f62;font-weight:bold}"""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A tree on the host.
+
+    Attributes:
+        labels: per node, its token as text.
+        probabilities: per node, of its path, by the drafter.
+        branches: who is whose child.
+        accepted: the nodes of the accepted path.
+    """
+
+    labels: list[str]
+    probabilities: list[float]
+    branches: Branches
+    accepted: frozenset[int]
+
+
+def pictured(decoder: drafttree.Decoder) -> Picture:
+    """The tree behind a prompt, and what the target's greedy text has of it."""
+    text = decoder.plain().generate(PROMPT, max_new_tokens=16, temperature=0).tokens
+    request = decoder.new_request(PROMPT, temperature=0)
+    with torch.inference_mode():
+        decoder.prefill(request)
+        tree = decoder.propose(request)
+    return of_tree(tree, text, decoder.tokenizer.decode)
+
+
+def of_tree(tree: DraftTree, text: list[int], decode) -> Picture:
+    """A tree and the nodes that a text goes through."""
+    branches, path = tree.branches[0], [0]
+    for token in text:
+        child = branches.child(path[-1], token)
+        if child is None:
+            break
+        path.append(child)
+    labels = [decode([token]).replace(" ", "\u2423").replace("\n", "\u23ce") for token in branches.tokens]
+    return Picture(labels, tree.path_logprobs[0].exp().tolist(), branches, frozenset(path))
+
+
+def drawn(picture: Picture) -> str:
+    """The tree as SVG: one column per level, lines as thick as the drafter is sure, the accepted path in green."""
+    places = _places(picture.branches)
+    width = MARGIN + WIDTH * (1 + max(x for x, _ in places.values()))
+    height = 2 * MARGIN + HEIGHT * max(y for _, y in places.values())
+    lines, words = [], []
+    for node, (x, y) in places.items():
+        left, middle = MARGIN + WIDTH * x, MARGIN + HEIGHT * y
+        accepted = node in picture.accepted
+        words.append(f'<text x="{left:.0f}" y="{middle + 4:.1f}"{_class("word", accepted)}>')
+        words.append(f"{escape(picture.labels[node])}</text>")
+        for child in picture.branches.children[node]:
+            (start, end), below = (left + 58, left + WIDTH - 4), MARGIN + HEIGHT * places[child][1]
+            curve = f"M{start:.0f} {middle:.1f} C{start + 20:.0f} {middle:.1f} {end - 20:.0f} {below:.1f} {end:.0f}"
+            thick = f' stroke-width="{0.6 + 3 * picture.probabilities[child]:.1f}"'
+            lines.append(f'<path d="{curve} {below:.1f}"{thick}{_class("accepted", child in picture.accepted)}/>')
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}">'
+    return "\n".join([head, f'<style>{STYLE}</style><rect width="100%" height="100%" fill="#fff"/>', *lines]) + (
+        "\n" + "".join(words) + "\n</svg>\n"
+    )
+
+
+def _places(branches: Branches) -> dict[int, tuple[int, float]]:
+    """Per node its column and row: leaves below each other, every other node beside the middle of its children."""
+    places: dict[int, tuple[int, float]] = {}
+    rows = 0
+
+    def place(node: int, depth: int) -> float:
+        nonlocal rows
+        below = [place(child, depth + 1) for child in branches.children[node]]
+        rows += not below
+        places[node] = (depth, (below[0] + below[-1]) / 2 if below else rows - 1)
+        return places[node][1]
+
+    place(0, 0)
+    return places
+
+
+def _class(name: str, wanted: bool) -> str:
+    return f' class="{name}"' if wanted else ""
+
+
+if __name__ == "__main__":
+    IMAGES.mkdir(exist_ok=True)
+    embedded = drafttree.load(dtype="float32", device="cpu")
+    for name, policy in parse_policies(POLICIES).items():
+        picture = drawn(pictured(embedded.with_policy(policy)))
+        (IMAGES / f"tree-{name.partition(':')[0]}.svg").write_text(picture)

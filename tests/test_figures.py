@@ -1,0 +1,59 @@
+"""The figures of the documents are what their commands draw."""
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from drafttree.core.tree import DraftTree
+
+DOCS = Path(__file__).parents[1] / "docs"
+PICTURES = sorted((DOCS / "images").glob("*.svg"))
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def command(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_figure_of_speed_is_that_of_the_table():
+    figure, page = command("figure"), (DOCS / "performance.md").read_text()
+    found = figure.speeds(page)
+    assert found["`embedded-eagle3`, chain of 5"] == (2.53, 2.44)
+    assert figure.drawn(found) == (DOCS / "images" / "speed.svg").read_text(), "run python docs/figure.py"
+
+
+def test_a_tree_is_drawn_with_every_node_and_the_accepted_path():
+    trees = command("trees")
+    zero = torch.zeros(1, 6)
+    tree = DraftTree(torch.tensor([[9, 1, 2, 3, 4, 5]]), torch.tensor([[-1, 0, 0, 1, 1, 4]]), zero, zero, 3)
+    picture = trees.of_tree(tree, [1, 4, 7], lambda tokens: f"<{tokens[0]}>")
+    assert picture.accepted == {0, 1, 4}
+    drawn = ElementTree.fromstring(trees.drawn(picture))
+    assert sorted(text.text for text in drawn.iter(f"{SVG}text")) == ["<1>", "<2>", "<3>", "<4>", "<5>", "<9>"]
+    assert sorted(text.text for text in drawn.iter(f"{SVG}text") if text.get("class") == "word") == [
+        "<1>",
+        "<4>",
+        "<9>",
+    ]
+    assert [path.get("class") for path in drawn.iter(f"{SVG}path")].count("accepted") == 2
+
+
+@pytest.mark.parametrize("picture", PICTURES, ids=lambda picture: picture.stem)
+def test_a_picture_is_small_and_loads_nothing_from_elsewhere(picture):
+    text = picture.read_text()
+    ElementTree.fromstring(text)
+    assert len(text) < 300_000
+    assert not re.search(r"(href|src)=|url\(|@import|<script", text)
+
+
+def test_every_page_is_in_the_sites_contents():
+    contents = (DOCS.parent / "mkdocs.yml").read_text()
+    assert all(f": {page.name}\n" in contents for page in DOCS.glob("*.md"))
