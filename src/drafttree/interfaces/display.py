@@ -272,9 +272,10 @@ def show_enumeration(result: PairSweep) -> None:
         if finding.reason:
             console.print(Text(f"{finding.policy} with {finding.verifier}: refused, {finding.reason}", style="dim"))
     conclusion = "Every pair is what it claims to be." if result.passed else "A pair is BIASED."
-    if result.sizes:
-        sizes = "; ".join(f"{vocab} tokens and trees of at most {levels} levels" for vocab, levels in result.sizes)
-        console.print(Text(f"Models tried: {sizes}. Deeper trees are not covered."))
+    if siblings := max((finding.siblings for finding in findings), default=0):
+        levels = max(finding.levels for finding in findings)
+        largest = f"{_count(siblings, 'sibling')}, {_count(levels, 'level')}, in texts of one to three rounds"
+        console.print(Text(f"Largest trees tried: {largest}. Larger trees are not covered."))
     console.print(Text(f"Temperature {result.sampling.temperature:g}. {conclusion}"))
 
 
@@ -304,6 +305,10 @@ def _peers(rows: list[PeerRow]) -> Table:
 
 def _milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:.2f}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + "s" * (number != 1)
 
 
 def _explained(finding: PairFinding) -> str:

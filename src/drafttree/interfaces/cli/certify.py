@@ -9,7 +9,7 @@ from drafttree.core.errors import ConfigError
 from drafttree.core.sampling import Sampling
 from drafttree.evaluation.certify import certify as certify_policies
 from drafttree.evaluation.exactness import OPTIONS
-from drafttree.evaluation.pair_sweep import sweep_pairs
+from drafttree.evaluation.pair_sweep import MODELS, sweep_pairs
 from drafttree.evaluation.prompts import read_prompts
 from drafttree.interfaces import display
 from drafttree.interfaces.cli.decoders import load_speculative, print_json
@@ -51,7 +51,7 @@ def certify(
     json_: AsJson = False,
     exact: Annotated[bool, typer.Option("--exact", help="Enumerate toy models instead; needs no prompts.")] = False,
     verifiers: VerifierNames = ["all"],  # noqa: B006
-    models: Annotated[int, typer.Option(min=1, help="Toy models per pair, for --exact.")] = 50,
+    models: Annotated[int, typer.Option(min=1, help="Toy models per pair, for --exact.")] = MODELS,
     *,
     shaping: dict[str, Any],
 ) -> None:
