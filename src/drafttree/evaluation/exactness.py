@@ -39,14 +39,16 @@ class RoundLaw:
         lengths: probability of every number of tokens accepted in all rounds.
         siblings: the most children a node had.
         levels: the most levels a tree had.
+        outcomes: draws and decisions in all their combinations.
     """
 
     committed: dict[Context, float]
     total_variation: float
     expected_accepted: float
     lengths: dict[int, float]
-    siblings: int = 0
-    levels: int = 0
+    siblings: int
+    levels: int
+    outcomes: int
 
 
 @dataclass(frozen=True)
@@ -148,11 +150,14 @@ def law(
     committed: dict[Context, float] = {}
     accepted: dict[int, float] = {}
 
+    count = 0
+
     def run(randomness: ScriptedRandom) -> Request:
         return toy.request(prompt, earlier + rounds, randomness, options)
 
     for weight, request in outcomes(run, given, f"{type(policy).__name__} with {verifier.__name__}"):
         tokens, drafted = tuple(request.tokens[len(context) :]), sum(request.drafted[len(context) - len(prompt) :])
+        count += 1
         committed[tokens] = committed.get(tokens, 0.0) + weight / history.weight
         accepted[drafted] = accepted.get(drafted, 0.0) + weight / history.weight
     return RoundLaw(
@@ -162,6 +167,7 @@ def law(
         lengths=accepted,
         siblings=toy.siblings,
         levels=toy.deepest,
+        outcomes=count,
     )
 
 

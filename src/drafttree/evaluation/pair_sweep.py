@@ -27,6 +27,9 @@ SEEDS = 10
 MODELS = 10
 """Toy models for each pair by default."""
 
+MOST_OF_ROUNDS = 2000
+"""Outcomes of several rounds beyond which the first of them are drawn instead."""
+
 POSITIONS = (0, 1, 7, 70)
 """Positions of the first root, by turns."""
 
@@ -129,10 +132,16 @@ class Trial:
     position: int = 0
 
     def law(self, verifier: type[Verifier], sampling: Mapping[str, Any]) -> RoundLaw:
-        """The exact law of a verifier."""
-        place = {"rounds": self.rounds, "earlier": self.earlier, "position": self.position}
-        models = self.models
-        return law(models.target, models.draft, self.policy, verifier, levels=self.levels, **place, **sampling)
+        """The exact law of a verifier; where rounds have too many outcomes, the first of them are drawn instead."""
+        rounds, earlier = self.rounds, self.earlier
+        found = self._law(verifier, 1, earlier, sampling)
+        while rounds > 1 and found.outcomes**rounds > MOST_OF_ROUNDS:
+            rounds, earlier = rounds - 1, earlier + 1
+        return self._law(verifier, rounds, earlier, sampling) if self.rounds > 1 else found
+
+    def _law(self, verifier: type[Verifier], rounds: int, earlier: int, sampling: Mapping[str, Any]) -> RoundLaw:
+        options = {"levels": self.levels, "rounds": rounds, "earlier": earlier, "position": self.position, **sampling}
+        return law(self.models.target, self.models.draft, self.policy, verifier, **options)
 
     def text(self, verifier: type[Verifier], seed: int, sampling: Mapping[str, Any]) -> CoupledText:
         """A text of a verifier that draws nothing itself, beside plain decoding's."""
