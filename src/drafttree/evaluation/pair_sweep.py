@@ -27,7 +27,7 @@ SEEDS = 10
 MODELS = 10
 """Toy models for each pair by default."""
 
-MOST_OF_ROUNDS = 2000
+MOST_OF_ROUNDS = 1000
 """Outcomes of several rounds beyond which the first of them are drawn instead."""
 
 POSITIONS = (0, 1, 7, 70)
