@@ -1,13 +1,7 @@
-"""Exact enumeration of a round: the public names of `drafttree.evaluation.exactness`."""
+"""Exact enumeration of texts: the public names of `drafttree.evaluation.exactness` and of what it is made of."""
 
-from drafttree.evaluation.exactness import (
-    RoundLaw,
-    ScriptedRandom,
-    TabularModel,
-    coupled_round,
-    law,
-    outcomes,
-    trees,
-)
+from drafttree.evaluation.exactness import RoundLaw, coupled_text, law, trees
+from drafttree.evaluation.scripted_random import ScriptedRandom, outcomes
+from drafttree.evaluation.toy_models import TabularModel
 
-__all__ = ["RoundLaw", "ScriptedRandom", "TabularModel", "coupled_round", "law", "outcomes", "trees"]
+__all__ = ["RoundLaw", "ScriptedRandom", "TabularModel", "coupled_text", "law", "outcomes", "trees"]

@@ -15,7 +15,7 @@ from drafttree.engine.child_sampler import MIN_LOGPROB, ChildSampler
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.draft_logits import AdjustedDraft
 from drafttree.engine.tree_growth import grow
-from drafttree.evaluation.exactness import ScriptedRandom, outcomes
+from drafttree.evaluation.scripted_random import ScriptedRandom, outcomes
 from drafttree.policies import Chain, Template
 from drafttree.verifiers import RRS, Block, Coupled, GreedyMultiDraft, KSeq, PointMass, RRSw, Traversal, Verifier
 from helpers.statistics import DRAFT, LENGTH, PROMPT, RAGGED, SMALL_P, TARGET, VOCAB, p_value, texts_law

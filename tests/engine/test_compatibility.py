@@ -1,13 +1,15 @@
 """Every policy with every verifier: exact by enumeration, checked elsewhere, lossy by name, or refused."""
 
+from typing import ClassVar
+
 import pytest
 
 from drafttree.core.errors import ConfigError
-from drafttree.engine.compatibility import default_verifier, incompatibility
+from drafttree.engine.compatibility import incompatibility
 from drafttree.engine.decoder import Decoder
 from drafttree.evaluation.exactness import law
 from drafttree.policies import POLICIES, Chain, DynaTree, DySpec, Eagle, Fixed, OptTree, Talon, Template
-from drafttree.verifiers import VERIFIERS, Coupled, Greedy, Traversal, Verifier
+from drafttree.verifiers import VERIFIERS, Coupled, Greedy, PointMass, Traversal, Verifier
 from helpers.toy import Table, ToyDrafter, ToyModel
 from helpers.toy_pairs import EXACT, toy_pair
 
@@ -45,7 +47,7 @@ def cells(*verdicts: str) -> list:
     return [cell for cell in CELLS if cell.values[2] in verdicts]
 
 
-def decoder(policy, verifier: type[Verifier]) -> Decoder:
+def decoder(policy, verifier: type[Verifier] | None) -> Decoder:
     return Decoder(ToyModel(Table()), ToyDrafter(Table()), policy, verifier)
 
 
@@ -106,17 +108,34 @@ def test_a_lossy_verifier_says_so_in_its_name_and_is_biased(policy, verifier, ve
     assert law(tables.target, tables.draft, policy, verifier).total_variation > 1e-3
 
 
-@pytest.mark.parametrize("policy", SMALL.values(), ids=SMALL)
+class ReRankingChain(Chain):
+    """A user's chain that draws no children."""
+
+    reranks: ClassVar[bool] = True
+
+
+@pytest.mark.parametrize("policy", [*SMALL.values(), ReRankingChain(depth=2)], ids=[*SMALL, "re-ranking chain"])
 def test_the_verifier_nobody_names(policy):
-    """A seed asks for a text that is the same whatever the tree."""
-    engine = Decoder(ToyModel(Table()), ToyDrafter(Table()), policy)
+    """It is lossless with the policy, and the same with a seed and without."""
+    engine = decoder(policy, None)
     assert type(engine.new_request([1]).verifier) is Greedy
     assert type(engine.new_request([1], seed=0).verifier) is Greedy
-    assert type(engine.new_request([1], temperature=0.7, seed=0).verifier) is Coupled
-    unseeded = type(engine.new_request([1], temperature=0.7).verifier)
-    assert unseeded is default_verifier(policy)
-    assert unseeded is (Coupled if policy.branches else Traversal)
-    assert incompatibility(policy, unseeded) is None
+    for options in ({}, {"seed": 0}):
+        assert type(engine.new_request([1], temperature=0.7, **options).verifier) is Coupled
+    assert incompatibility(policy, Coupled) is incompatibility(policy, Greedy) is None
+
+
+@pytest.mark.parametrize("verifier", [None, Traversal, PointMass])
+@pytest.mark.parametrize("policy", SMALL.values(), ids=SMALL)
+def test_a_texts_seed_repeats_it(policy, verifier):
+    if verifier is not None and incompatibility(policy, verifier):
+        pytest.skip("refused")
+    for _ in range(5):
+        text = decoder(policy, verifier).generate([1], max_new_tokens=24, temperature=0.8)
+        assert text.verifier is (verifier or Coupled)
+        again = decoder(policy, text.verifier).generate([1], max_new_tokens=24, temperature=0.8, seed=text.seed)
+        unnamed = decoder(policy, verifier).generate([1], max_new_tokens=24, temperature=0.8, seed=text.seed)
+        assert text.tokens == again.tokens == unnamed.tokens
 
 
 @pytest.mark.parametrize("name", VERIFIERS)

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from drafttree.core.errors import ConfigError
 from drafttree.core.randomness import SeededRandomness
-from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Proposal
 from drafttree.engine.child_sampler import ChildSampler
 from drafttree.engine.tree_growth import grow
-from drafttree.evaluation.exactness import TabularModel, toy_tree
+from drafttree.evaluation.exactness import toy_tree
+from drafttree.evaluation.toy_models import TabularModel
 from drafttree.loading.load import make_policy
 from drafttree.policies import POLICIES, Chain, DynaTree, DySpec, Eagle, Fixed, OptTree, Talon, Template
 from drafttree.policies.base import TreePolicy
@@ -508,8 +508,8 @@ def digest(spec: str, form: str) -> str:
     state = hashlib.sha256()
     for seed in range(200):
         table = TabularModel(6, 3, seed, (0.5, 1.5, 3.0, 5.0)[seed % 4])
-        randomness = SeededRandomness(seed, 6, torch.device("cpu")).at(0)
-        tree = toy_tree(table, make_policy(spec), FORMS[form](Sampling(1.0)), randomness, 3 + seed % 4)
+        randomness = SeededRandomness(seed, 6, torch.device("cpu"))
+        tree = toy_tree(table, make_policy(spec), FORMS[form], randomness, 3 + seed % 4)
         paths = [path for path, valid in zip(tree.paths(), tree.valid[0].tolist(), strict=True) if valid]
         state.update(repr((tree.levels, paths)).encode())
     return state.hexdigest()[:16]
@@ -557,3 +557,43 @@ def test_a_mask_that_is_none_is_named(kept, found):
 
     with pytest.raises(ConfigError, match=rf"Wrong.keep returns {found}; it must return a bool tensor \[1, 1, 4\]"):
         draft(Wrong(), ToyPair(0))
+
+
+class Meddles(Template):
+    """A user's policy that writes into all it is given to look at."""
+
+    def stop(self, tree, frontier):
+        for shown in (tree.path_logprobs, tree.scores, frontier):
+            shown.fill_(-torch.inf)
+
+    def expand(self, layer):
+        wanted = super().expand(layer)
+        layer.logprobs.fill_(-torch.inf)
+        layer.path_logprobs.fill_(-torch.inf)
+        return wanted
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_policy_that_writes_into_the_tree_changes_nothing(form):
+    table = TabularModel(6, 3, 0)
+    for seed in range(5):
+        policies = (Template(tree="eagle-sparse"), Meddles(tree="eagle-sparse"))
+        same, meddled = (
+            toy_tree(table, policy, FORMS[form], SeededRandomness(seed, 6, torch.device("cpu")), 3)
+            for policy in policies
+        )
+        assert same.paths() == meddled.paths()
+        assert torch.equal(same.path_logprobs, meddled.path_logprobs)
+        assert same.valid.all()
+
+
+@pytest.mark.parametrize("name", ["size", "path_logprobs", "last_level", "anything"])
+def test_a_policy_cannot_set_what_the_tree_has(name):
+    class Sets(Template):
+        def stop(self, tree, frontier):
+            setattr(tree, name, 0)
+
+    with pytest.raises(AttributeError, match=name):
+        toy_tree(
+            TabularModel(4, 2, 0), Sets(tree="binary-2"), PointMass, SeededRandomness(0, 4, torch.device("cpu")), 3
+        )

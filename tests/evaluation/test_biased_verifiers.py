@@ -6,12 +6,15 @@ import pytest
 import torch
 
 from drafttree.core.errors import ConfigError
+from drafttree.core.randomness import SeededRandomness
 from drafttree.core.tree import Proposal, Verdict
-from drafttree.evaluation.exactness import ScriptedRandom, coupled_round, law
+from drafttree.evaluation.exactness import coupled_text, law
+from drafttree.evaluation.pair_sweep import sweep_pair, toy_pair
+from drafttree.evaluation.scripted_random import ScriptedRandom
 from drafttree.policies import Chain, Eagle, TreePolicy
 from drafttree.verifiers import RRS, Coupled, LossyTypical, PointMass, RRSw, Traversal, Verifier, traversal
 from drafttree.verifiers.base import residual, without
-from helpers.toy_pairs import EXACT, SMALL_TREES, constant, toy_pair
+from helpers.toy_pairs import EXACT, SMALL_TREES, constant
 
 SIBLINGS, RAGGED = SMALL_TREES["siblings"], SMALL_TREES["ragged"]
 LATE = SMALL_TREES["late branch"]
@@ -225,7 +228,7 @@ class SkipsAhead(Coupled):
 def test_a_coupled_path_that_is_none_is_found_out():
     tables = toy_pair(2)
     with pytest.raises(ConfigError, match="SkipsAhead accepts the nodes"):
-        coupled_round(tables.target, tables.target, Chain(depth=3), SkipsAhead)
+        coupled_text(tables.target, tables.target, Chain(depth=3), SkipsAhead)
 
 
 def test_a_pair_that_is_refused_can_be_looked_at():
@@ -234,3 +237,72 @@ def test_a_pair_that_is_refused_can_be_looked_at():
     with pytest.raises(ConfigError, match="Eagle with RRSw is not lossless"):
         law(tables.target, tables.draft, eagle, RRSw)
     law(tables.target, tables.draft, eagle, RRSw, checked=False)
+
+
+class GreedyLater(RRSw):
+    """Takes the likeliest bonus token from the second round on."""
+
+    rounds = 0
+
+    def judge(self, view):
+        path, bonus = super().judge(view)
+        self.rounds += 1
+        return path, bonus if self.rounds == 1 else int(view.target(path[-1]).argmax())
+
+
+class BeginsAgain(RRSw):
+    """Takes the random numbers of position 0 in every round."""
+
+    def verify(self, tree, logits, randomness):
+        return super().verify(tree, logits, [own.at(0) for own in randomness])
+
+
+class ForgetsThePosition(Coupled):
+    """Takes the Gumbel noise of the depth, without the root's position."""
+
+    def verify(self, tree, logits, randomness):
+        noise = SeededRandomness(self.sampling.seed, logits.shape[-1], logits.device).at(0)
+        return super().verify(tree, logits, [noise])
+
+
+class TrustsTheFourth(RRSw):
+    """Accepts the fourth sibling, should it come to that."""
+
+    def _reject_all(self, view, node):
+        chances, left = super()._reject_all(view, node)
+        return [*chances[:3], *(torch.ones_like(chance) for chance in chances[3:])], left
+
+
+class TrustsTheDeep(RRSw):
+    """Accepts whatever was drafted from level 4 on."""
+
+    def judge(self, view):
+        path, bonus = super().judge(view)
+        while len(path) > 3 and view.children[path[-1]]:
+            path.append(view.children[path[-1]][0])
+            bonus = view.draw(view.target(path[-1]))
+        return path, bonus
+
+
+LATE_BIASES = [("chain", GreedyLater), ("chain", BeginsAgain), ("template", TrustsTheFourth), ("chain", TrustsTheDeep)]
+
+
+@pytest.mark.parametrize(("policy", "verifier"), LATE_BIASES)
+def test_a_bias_that_comes_late_is_found_out(policy, verifier):
+    """None of them shows in a round at position 0 with small trees."""
+    assert worst(SIBLINGS, verifier, [1]) < EXACT
+    assert worst(Chain(depth=3), verifier, [1]) < EXACT
+    found = sweep_pair(policy, verifier, models=1)
+    assert found.verdict == "BIASED"
+    assert found.total_variation is not None
+    assert found.total_variation > FOUND
+
+
+@pytest.mark.parametrize("policy", ["chain", "template"])
+def test_noise_that_forgets_the_position_is_found_out(policy):
+    """At position 0 the first round is right, whatever the seed."""
+    tables = toy_pair(1)
+    for seed in range(10):
+        found = coupled_text(tables.target, tables.draft, Chain(depth=1), ForgetsThePosition, seed=seed, length=1)
+        assert found.tokens == found.plain
+    assert sweep_pair(policy, ForgetsThePosition, models=1).verdict == "BIASED"

@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from drafttree.core.errors import ConfigError
-from drafttree.core.sampling import Sampling
 from drafttree.core.tree import Verdict
 from drafttree.engine.compatibility import incompatibility
-from drafttree.evaluation import exactness
-from drafttree.evaluation.exactness import RoundLaw, ScriptedRandom, TabularModel, coupled_round, law, outcomes, trees
-from drafttree.evaluation.pair_sweep import FORMS, sweep_pair, sweep_pairs
+from drafttree.evaluation import scripted_random
+from drafttree.evaluation.exactness import RoundLaw, coupled_text, law, trees
+from drafttree.evaluation.pair_sweep import FORMS, LARGE, sweep_pair, sweep_pairs
+from drafttree.evaluation.scripted_random import ScriptedRandom, outcomes
+from drafttree.evaluation.toy_models import TabularModel
 from drafttree.loading import make_policy
 from drafttree.policies import POLICIES, Chain, TreePolicy
 from drafttree.verifiers import (
@@ -68,26 +69,41 @@ def test_a_pair_has_the_targets_law_at_any_temperature(verifier, temperature):
     assert found.total_variation < EXACT
 
 
-@pytest.mark.parametrize("verifier", VERIFIERS)
-@pytest.mark.parametrize("policy", FORMS)
-def test_a_pair_is_what_it_claims_to_be_in_fifty_models(policy, verifier):
-    """Chains, binary, ragged and adaptive trees over three and four tokens; every admissible pair."""
-    found = sweep_pair(policy, verifier, models=50)
+def check_pair(policy: str, verifier: str, models: int) -> None:
+    found = sweep_pair(policy, verifier, models=models)
     refused = incompatibility(make_policy(FORMS[policy][0]), VERIFIERS[verifier]) is not None
     assert (found.verdict == "refused") is refused
     if found.verdict == "exact":
         assert found.total_variation is not None
         assert found.total_variation < EXACT
     elif found.verdict == "coupled":
-        assert found.equal == found.texts >= 50
+        assert found.equal == found.texts >= models
     else:
         assert refused or verifier.startswith("lossy-")
+    if not refused:
+        assert found.levels == 5
+        assert found.siblings == 1 if policy == "chain" else found.siblings >= 4
+
+
+@pytest.mark.parametrize("verifier", ["coupled", "point-mass", "traversal", "lossy-typical"])
+@pytest.mark.parametrize("policy", FORMS)
+def test_a_pair_is_what_it_claims_to_be(policy, verifier):
+    """Wide, deep, and in texts of several rounds."""
+    check_pair(policy, verifier, models=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verifier", VERIFIERS)
+@pytest.mark.parametrize("policy", FORMS)
+def test_a_pair_is_what_it_claims_to_be_in_many_models(policy, verifier):
+    """Chains, binary, ragged and adaptive trees over three and four tokens; every admissible pair."""
+    check_pair(policy, verifier, models=20)
 
 
 def test_every_policy_has_small_forms_and_none_that_are_refused_apart():
-    assert FORMS.keys() == POLICIES.keys()
+    assert FORMS.keys() == LARGE.keys() == POLICIES.keys()
     for name, forms in FORMS.items():
-        assert all(type(make_policy(form)) is POLICIES[name] for form in forms)
+        assert all(type(make_policy(form)) is POLICIES[name] for form in (*forms, *LARGE[name]))
 
 
 class Careless(RRSw):
@@ -109,15 +125,14 @@ class Hasty(Coupled):
 @pytest.mark.parametrize("verifier", [Careless, Hasty])
 def test_a_biased_pair_is_called_so(verifier, monkeypatch):
     monkeypatch.setitem(VERIFIERS, "wrong", verifier)
-    monkeypatch.setattr("drafttree.evaluation.pair_sweep.COUPLED", (Hasty,))
-    table = sweep_pairs(["template"], ["wrong"], models=5)
+    table = sweep_pairs(["template"], ["wrong"], models=2)
     assert [finding.verdict for finding in table.findings] == ["BIASED"]
     assert not table.passed
     assert table.summary()["passed"] is False
 
 
 def test_a_tree_too_large_to_enumerate_is_refused(monkeypatch):
-    monkeypatch.setattr(exactness, "MOST", 100)
+    monkeypatch.setattr(scripted_random, "MOST", 100)
     with pytest.raises(ConfigError, match="Template with RRS has more than 100 outcomes"):
         sweep_pair("template:tree=binary-2", "rrs", models=1)
 
@@ -125,7 +140,7 @@ def test_a_tree_too_large_to_enumerate_is_refused(monkeypatch):
 def test_the_outcomes_of_trees_and_verdicts_are_counted_together(monkeypatch):
     """Three trees, and never more than five verdicts on one."""
     tables = toy_pair(1)
-    monkeypatch.setattr(exactness, "MOST", 8)
+    monkeypatch.setattr(scripted_random, "MOST", 8)
     with pytest.raises(ConfigError, match="Chain with RRSw has more than 8 outcomes"):
         law(tables.target, tables.draft, Chain(depth=1), RRSw)
 
@@ -162,7 +177,7 @@ def test_a_pair_has_the_targets_law_under_any_sampling(verifier, shape):
     ],
 )
 def test_arguments_that_are_none_are_refused(arguments, words):
-    for run in (law, coupled_round):
+    for run in (law, coupled_text):
         with pytest.raises(ConfigError, match=words):
             run(*arguments)
 
@@ -185,18 +200,45 @@ def test_accepting_with_a_probability_that_is_none_is_refused():
 
 
 @pytest.mark.parametrize("temperature", [0.3, 2.0])
-def test_a_round_of_coupled_commits_what_plain_decoding_with_the_same_noise_does(temperature):
+def test_a_text_of_coupled_is_the_one_of_plain_decoding_with_the_same_noise(temperature):
     """Plain decoding written out: the noise of SplitMix64 itself, and one argmax after the other."""
     for seed in range(10):
         tables = toy_pair(seed)
-        options = {"seed": seed, "temperature": temperature}
-        committed, plain = coupled_round(tables.target, tables.draft, Chain(depth=3), Coupled, **options)
+        options = {"seed": seed, "temperature": temperature, "length": 7}
+        found = coupled_text(tables.target, tables.draft, Chain(depth=3), Coupled, **options)
         expected: tuple[int, ...] = ()
-        for position in range(1, len(committed) + 1):
+        for position in range(1, 8):
             randomness = [-math.log(-math.log(u)) for u in plain_uniform(seed, position, 3)]
             logits = (tables.target.logits(expected) / temperature).tolist()
             expected += (max(range(3), key=lambda token: logits[token] + randomness[token]),)
-        assert committed == plain == expected
+        assert found.tokens == found.plain == expected
+
+
+@pytest.mark.parametrize("verifier", [PointMass, RRSw, Traversal])
+@pytest.mark.parametrize("place", [{"position": 9}, {"earlier": 2, "position": 4}, {"rounds": 2}], ids=str)
+def test_a_pair_has_the_targets_law_anywhere_in_a_text(verifier, place):
+    tables = toy_pair(8)
+    found = law(tables.target, tables.draft, SMALL_TREES["dynatree"], verifier, levels=1, **place)
+    assert found.total_variation < EXACT
+    assert {len(tokens) for tokens in found.committed} <= {1, 2, 3, 4}
+    assert found.committed != law(tables.target, tables.draft, SMALL_TREES["dynatree"], verifier, levels=1).committed
+
+
+def test_the_law_of_two_rounds_by_hand():
+    """Independent rows: two rounds are two times one."""
+    tables = constant([0.2, 0.5, 0.3], [0.6, 0.3, 0.1])
+    one, two = (law(tables.target, tables.draft, Chain(depth=1), RRSw, levels=1, rounds=rounds) for rounds in (1, 2))
+    assert one.expected_accepted == pytest.approx(two.expected_accepted) == pytest.approx(0.6)
+    assert two.lengths == pytest.approx({0: 0.16, 1: 0.48, 2: 0.36})
+    assert two.committed[1, 1] == pytest.approx((0.4 * 0.5) ** 2)
+
+
+def test_the_law_tells_how_large_its_trees_were():
+    tables = toy_pair(8)
+    found = law(tables.target, tables.draft, SMALL_TREES["every token"], PointMass)
+    assert (found.siblings, found.levels) == (3, 1)
+    deep = toy_pair(8, vocab=2)
+    assert law(deep.target, deep.draft, Chain(depth=6), RRSw, levels=5).levels == 5
 
 
 @pytest.mark.slow
@@ -230,7 +272,7 @@ def test_a_sampled_tree_keeps_its_budget(policy):
 
 def shapes_of(policy: TreePolicy, seed: int) -> set[tuple[int, ...]]:
     """The parents of the nodes, in every tree that can be drawn."""
-    grown = trees(toy_pair(seed).draft, policy, RRSw(Sampling(1.0)))
+    grown = trees(toy_pair(seed).draft, policy, RRSw)
     return {tuple(tree.parents[0].tolist()) for _, tree in grown}
 
 
@@ -241,6 +283,23 @@ def test_the_probabilities_of_all_outcomes_sum_to_one():
 
     found = {result: weight for weight, result in outcomes(roll)}
     assert found == pytest.approx({(0, True): 0.2, (2, True): 0.24, (2, False): 0.56})
+
+
+def test_a_random_number_that_is_used_twice_gives_answers_that_agree():
+    """A round that begins again has the same numbers; another round has others."""
+
+    def ask(randomness: ScriptedRandom) -> tuple[bool, bool, bool]:
+        again = randomness.at(5).accept(0.3), randomness.at(5).accept(0.5)
+        return *again, randomness.at(6).accept(0.5)
+
+    found = {result: weight for weight, result in outcomes(ask)}
+    pairs = {(True, True): 0.3, (False, True): 0.2, (False, False): 0.5}
+    assert found == pytest.approx({(*pair, new): weight / 2 for pair, weight in pairs.items() for new in (True, False)})
+
+
+def test_drawing_from_nothing_is_refused():
+    with pytest.raises(ConfigError, match="without mass"):
+        ScriptedRandom([]).draw(torch.zeros(3))
 
 
 def test_gumbel_noise_cannot_be_enumerated():

@@ -30,12 +30,12 @@ SPECS = ["talon:budget=8,width=4", "chain"]
 
 
 class Pairs(TreePolicy):
-    """Two children of every node, two levels deep."""
+    """Two children of the root."""
 
     source: ClassVar[str] = "a test"
 
     def levels(self):
-        return 2
+        return 1
 
     def keep(self, layer: Layer):
         return (layer.rank < 2).expand_as(layer.logprobs)

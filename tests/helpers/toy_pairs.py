@@ -6,8 +6,8 @@ import torch
 
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Proposal, Verdict
-from drafttree.evaluation.exactness import TabularModel
 from drafttree.evaluation.pair_sweep import EXACT, ToyPair, cut, toy_pair
+from drafttree.evaluation.toy_models import TabularModel
 from drafttree.policies import Chain, DynaTree, DySpec, Eagle, Fixed, OptTree, Talon, Template, TreePolicy
 from drafttree.verifiers import RRS, Block, GreedyMultiDraft, KSeq, PointMass, RRSw, Traversal, Verifier
 

@@ -4,7 +4,6 @@ import math
 
 import pytest
 
-from drafttree.core.sampling import Sampling
 from drafttree.core.tree import Proposal
 from drafttree.evaluation.exactness import law, trees
 from drafttree.verifiers import PointMass
@@ -36,7 +35,7 @@ def test_rejecting_point_masses_has_the_law_of_the_naive_walk(name):
 @pytest.mark.parametrize("name", RERANKING)
 def test_the_expected_length_is_the_sum_of_the_targets_path_probabilities(name):
     tables = toy_pair(1)
-    ((chance, tree),) = trees(tables.draft, RERANKING[name], PointMass(Sampling(1.0)))
+    ((chance, tree),) = trees(tables.draft, RERANKING[name], PointMass)
     paths = {0: ()}
     for node, (token, parent) in enumerate(zip(tree.tokens[0].tolist(), tree.parents[0].tolist(), strict=True)):
         if node:

@@ -163,6 +163,9 @@ class Branches:
         return next((child for child in self.children[node] if self.tokens[child] == token), None)
 
 
+Level = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
 class TreeBuilder:
     """A draft tree while it grows, a level at a time.
 
@@ -178,17 +181,12 @@ class TreeBuilder:
         tree = DraftTree.rooted(root)
         self.size = 1
         self.nodes = torch.ones_like(root)
-        self._levels = [(tree.tokens, tree.parents, tree.path_logprobs, tree.scores)]
+        self._levels: list[Level] = [(tree.tokens, tree.parents, tree.path_logprobs, tree.scores)]
 
     @property
-    def scores(self) -> list[Tensor]:
-        """`[batch, width]` per level, the root's first: what the policy ranks nodes by; -inf marks padding."""
-        return [scores for *_, scores in self._levels]
-
-    @property
-    def path_logprobs(self) -> list[Tensor]:
-        """`[batch, width]` per level, the root's first; -inf marks padding."""
-        return [path_logprobs for _, _, path_logprobs, _ in self._levels]
+    def levels(self) -> list[Level]:
+        """The tokens, parents, path log-probabilities and scores of every level, the root's first."""
+        return self._levels
 
     def add(
         self, tokens: Tensor, parents: Tensor, path_logprobs: Tensor, scores: Tensor, *, padded: bool = True
@@ -215,6 +213,36 @@ class TreeBuilder:
         """The tree so far."""
         columns = zip(*self._levels, strict=True)
         return DraftTree(*(torch.cat(column, 1) for column in columns), levels=len(self._levels) - 1)
+
+
+@dataclass(frozen=True)
+class PartialTree:
+    """A draft tree while it grows, as a policy may look at it.
+
+    Its tensors are copies: a policy that wrote into the tree could drop nodes that were drawn, which is not lossless.
+    """
+
+    _tree: TreeBuilder
+
+    @property
+    def size(self) -> int:
+        """Columns so far, root and padding included."""
+        return self._tree.size
+
+    @property
+    def last_level(self) -> int:
+        """Columns of the last level, which are the tree's last."""
+        return self._tree.levels[-1][0].shape[1]
+
+    @property
+    def path_logprobs(self) -> Tensor:
+        """`[batch, size]` path log-probability of every node; -inf marks padding."""
+        return torch.cat([path_logprobs for _, _, path_logprobs, _ in self._tree.levels], 1)
+
+    @property
+    def scores(self) -> Tensor:
+        """`[batch, size]` what the policy ranks nodes by; -inf marks padding."""
+        return torch.cat([scores for *_, scores in self._tree.levels], 1)
 
 
 @dataclass(frozen=True)

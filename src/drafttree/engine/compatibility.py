@@ -4,18 +4,20 @@ A verifier that is lossy says so in its name and in `lossless`; every other pair
 """
 
 from drafttree.core.errors import ConfigError
+from drafttree.core.sampling import Sampling
 from drafttree.core.tree import Proposal
 from drafttree.policies.base import TreePolicy
-from drafttree.verifiers import Coupled, Traversal, Verifier
+from drafttree.verifiers import Coupled, Greedy, Verifier
 
 
-def default_verifier(policy: TreePolicy) -> type[Verifier]:
-    """The verifier that accepts most above temperature 0, where nobody asks for a text that its seed alone decides.
+def default_verifier(sampling: Sampling) -> type[Verifier]:
+    """The verifier of a text for which none is named.
 
-    As measured (docs/log.md): `Traversal` on chains; `Coupled` on adaptive trees, whose policies trust a drafter that
-    sees the noise; on static trees the two are level, and `Coupled` serves every policy.
+    It depends neither on the policy nor on whether a seed was given, and both are lossless with every policy, those of
+    a user included: a text's seed repeats it, with any tree. On chains alone another accepts more: `Traversal`, 3.6
+    tokens per round against 2.8 at depth 8 and temperature 1 (docs/log.md).
     """
-    return Coupled if policy.branches else Traversal
+    return Greedy if sampling.greedy else Coupled
 
 
 def check(policy: TreePolicy, verifier: type[Verifier]) -> None:

@@ -38,7 +38,8 @@ from drafttree.engine.tree_growth import grow
 from drafttree.models import Model, Output, prefill, prefill_and_score
 from drafttree.policies.base import TreePolicy
 from drafttree.policies.chain import Chain
-from drafttree.verifiers import Coupled, Greedy, Verifier
+from drafttree.verifiers import Verifier
+from drafttree.verifiers.base import check_verdict
 
 TREE_HEADROOM = 64
 SESSION_PARTS = ("root", "expand", "prefill", "commit", "passes", "seconds", "nbytes")
@@ -51,8 +52,7 @@ class Decoder:
         target: the model whose output is wanted.
         drafter: who proposes; None decodes plainly, by the same loop.
         policy: how the tree grows.
-        verifier: what is accepted; None takes `Greedy` at temperature 0, above it `Coupled` where a seed is given and
-            what accepts most on the policy's trees (`compatibility.default_verifier`) where none is.
+        verifier: what is accepted; None takes `Greedy` at temperature 0 and `Coupled` above it.
         tokenizer: a transformers tokenizer, None to work on token ids alone.
         eos: token ids that end a text.
         defaults: options of `generate` that hold where a call does not give its own; `drafttree.load` takes those of
@@ -213,13 +213,10 @@ class Decoder:
         )
 
     def _verifier(self, sampling: Sampling, *, seeded: bool) -> Verifier:
-        """The verifier of a request; a seed is drawn where none was given."""
-        if sampling.greedy:
-            return (self.verifier or Greedy)(sampling)
-        if seeded:
-            return (self.verifier or Coupled)(sampling)
-        chosen = self.verifier or compatibility.default_verifier(self.policy)
-        return chosen(replace(sampling, seed=random_seed()))
+        """The verifier of a request; a seed is drawn where none was given and one is needed."""
+        if not (seeded or sampling.greedy):
+            sampling = replace(sampling, seed=random_seed())
+        return (self.verifier or compatibility.default_verifier(sampling))(sampling)
 
     def _start_draft(self, tokens: list[int], capacity: int) -> DraftSession | None:
         """The drafter's session for a prompt, if there is a drafter."""
@@ -334,6 +331,7 @@ class Decoder:
     def _commit(self, request: Request, tree: DraftTree, verdict: Verdict, hidden: HiddenStates) -> tuple[int, int]:
         with request.clock.commit:
             ((path, bonus),) = verdict.host
+            check_verdict(request.verifier, tree.branches[0], path, bonus, self.target.vocab_size)
             request.cache.commit(path)
             drafted = tree.branches[0].tokens
             tokens = [*(drafted[node] for node in path[1:]), bonus]

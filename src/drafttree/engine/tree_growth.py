@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from drafttree.core.errors import ConfigError
-from drafttree.core.tree import DraftTree, Layer, TreeBuilder
+from drafttree.core.tree import DraftTree, Layer, PartialTree, TreeBuilder
 from drafttree.drafters.base import DraftLogits
 from drafttree.engine.child_sampler import FEW, Children, ChildSampler
 from drafttree.policies.base import TreePolicy, best_mask
@@ -138,17 +138,19 @@ class _Growth:
         """
         layer, tokens, keep, most, room = self._choose(rows, depth)
         policy, tree = self._policy, self._tree
-        scores, labels, expand = policy.score(layer), policy.label(layer), policy.expand(layer)
         index, padding = self._compact(keep, policy.most_kept(depth) if most is None else most)
         origins = index // keep.shape[2]
+        # Copied before the policy looks again: one that wrote into the layer could drop nodes that were drawn.
+        path_logprobs = _pick(layer.path_logprobs, index, padding)
+        scores, labels, expand = policy.score(layer), policy.label(layer), policy.expand(layer)
         kept = Frontier(
             nodes=torch.arange(tree.size, tree.size + index.shape[1], device=index.device).expand_as(index),
             tokens=_pick(tokens, index),
             origins=origins,
-            path_logprobs=_pick(layer.path_logprobs, index, padding),
+            path_logprobs=path_logprobs,
             labels=None if labels is None else _pick(labels, index),
         )
-        ranked = kept.path_logprobs if scores is layer.path_logprobs else _pick(scores, index, padding)
+        ranked = path_logprobs if scores is layer.path_logprobs else _pick(scores, index, padding)
         parents = self._frontier.nodes.gather(1, origins)
         tree.add(kept.tokens, parents, kept.path_logprobs, ranked, padded=padding is not None)
         self._room = room if expand is None else None
@@ -181,7 +183,7 @@ class _Growth:
         policy, tree = self._policy, self._tree
         if not frontier.nodes.shape[1]:
             return frontier
-        stopped = policy.stop(tree, frontier.path_logprobs)
+        stopped = policy.stop(PartialTree(tree), frontier.path_logprobs.clone())
         if stopped is not None:
             frontier = frontier.without(stopped)
         elif self._room is not None:
@@ -191,7 +193,7 @@ class _Growth:
         elif self._trim and stopped is None:
             return frontier
         if self._trim or not policy.fixed_shape:
-            valid = tree.path_logprobs[-1].isfinite().sum(1), frontier.path_logprobs.isfinite().sum(1)
+            valid = tree.levels[-1][2].isfinite().sum(1), frontier.path_logprobs.isfinite().sum(1)
             kept, expanded = torch.stack(valid).amax(1).tolist()
             tree.trim(kept)
             frontier = frontier.trim(expanded)

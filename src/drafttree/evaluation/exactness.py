@@ -1,188 +1,116 @@
-"""Exact enumeration: every draw and every decision of a round, weighted, in float64.
+"""The exact law of a policy with a verifier, through the decoder itself, over all draws and decisions, in float64.
 
-A verifier asks for randomness in two ways, and a sampled tree in one. `ScriptedRandom` answers from a script and notes
-what else could have been answered, so running a round again for every script gives its exact law, without a line of the
-verifier being written twice. A verifier is lossless iff the committed tokens, continued by the target, have the
-target's own law.
+Every random answer of some rounds of a text is enumerated (`ScriptedRandom`), wherever they begin and whatever came
+before. A verifier is lossless iff the committed tokens, continued by the target, have the target's own law. Verifiers
+whose noise is a function of seed and position, a continuum, have their texts compared with plain decoding instead.
 """
 
-import itertools
-import math
-from collections.abc import Callable, Iterator, Mapping
+import random
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from drafttree.core.errors import ConfigError, unknown
-from drafttree.core.randomness import RoundRandomness, SeededRandomness, gumbel
+from drafttree.core.randomness import Randomness, gumbel
 from drafttree.core.sampling import Sampling
-from drafttree.core.tree import DraftTree, Proposal, Verdict
+from drafttree.core.tree import DraftTree
 from drafttree.engine import compatibility
-from drafttree.engine.child_sampler import ChildSampler
-from drafttree.engine.draft_logits import AdjustedDraft
-from drafttree.engine.tree_growth import grow
+from drafttree.engine.decoder import Decoder
+from drafttree.engine.request import Request
+from drafttree.evaluation.scripted_random import ScriptedRandom, outcomes
+from drafttree.evaluation.toy_models import Context, TabularDrafter, TabularModel, TabularTarget
 from drafttree.policies.base import TreePolicy
 from drafttree.verifiers.base import Verifier
 
-MOST = 50_000
-"""Outcomes of one random procedure, or of a pair's trees and verdicts, beyond which enumerating them is given up."""
-
-PLAIN = Sampling(1.0)
 OPTIONS = {field.name for field in fields(Sampling)} - {"seed"}
-
-Context = tuple[int, ...]
-Answer = TypeVar("Answer")
-Result = TypeVar("Result")
-
-
-class TabularModel:
-    """A toy model: a distribution over the next token for every context.
-
-    Args:
-        vocab: number of tokens.
-        depth: contexts up to this length have rows of their own; longer ones use their last `depth` tokens.
-        seed: of the random rows.
-        spread: standard deviation of the logits; larger is more peaked.
-        near: another table whose logits these perturb, such as a target for its draft.
-
-    Raises:
-        ConfigError: there are no tokens, or the depth is negative.
-    """
-
-    def __init__(
-        self, vocab: int, depth: int, seed: int, spread: float = 1.0, near: "TabularModel | None" = None
-    ) -> None:
-        if vocab < 1 or depth < 0:
-            raise ConfigError(
-                f"a table of {vocab} tokens and depth {depth}; it needs a token and a depth of at least 0"
-            )
-        generator = torch.Generator().manual_seed(seed)
-        contexts = [c for length in range(depth + 1) for c in itertools.product(range(vocab), repeat=length)]
-        base = {} if near is None else near.rows
-        self.vocab, self.depth = vocab, depth
-        self.rows = {
-            context: base.get(context, 0.0) + spread * torch.randn(vocab, generator=generator, dtype=torch.float64)
-            for context in contexts
-        }
-
-    def logits(self, context: Context) -> Tensor:
-        """Float64 `[vocab]` for the tokens after the root."""
-        return self.rows[context[-self.depth :] if self.depth else ()]
-
-    def law(self, context: Context, sampling: Sampling = PLAIN) -> list[float]:
-        """Probabilities of the next token."""
-        return sampling.process(self.logits(context)).softmax(-1).tolist()
-
-
-class ScriptedRandom:
-    """Randomness that answers from a script, and takes the first possible answer where the script ends.
-
-    Args:
-        script: which of the possible answers to give, in the order of the questions.
-
-    Attributes:
-        weight: probability of these answers.
-        choices: per question, which answer was given and how many were possible.
-    """
-
-    def __init__(self, script: list[int]) -> None:
-        self.weight = 1.0
-        self.choices: list[tuple[int, int]] = []
-        self._script = script
-
-    def at(self, position: int) -> "ScriptedRandom":
-        """A round; the script goes on from round to round."""
-        return self
-
-    def gumbel(self, depth: int) -> Tensor:
-        """Refused: a continuum of answers cannot be enumerated."""
-        raise ConfigError("Gumbel noise cannot be enumerated; 'coupled' is checked by comparing texts instead")
-
-    def accept(self, probability: Tensor | float) -> bool:
-        """Both answers, where both are possible."""
-        if math.isnan(probability):
-            raise ConfigError("the verifier accepts with probability NaN")
-        accepted = min(max(float(probability), 0.0), 1.0)
-        return self._choose([(True, accepted), (False, 1 - accepted)])
-
-    def draw(self, distribution: Tensor) -> int:
-        """Every token of positive probability."""
-        return self._choose(list(enumerate((distribution / distribution.sum()).tolist())))
-
-    def children(
-        self, probs: Tensor, counts: Tensor, most: int, proposal: Proposal, depth: int
-    ) -> tuple[Tensor, Tensor]:
-        """Every way to draw the children, one after the other."""
-        rows = probs.clone()
-        tokens = torch.zeros(len(counts), most, dtype=torch.long)
-        for node, count in enumerate(counts.tolist()):
-            row = probs[node].clone()
-            mixed = proposal is Proposal.TOP_K_PLUS_SAMPLE and count > 0
-            if mixed:
-                best = row.topk(count - 1).indices
-                tokens[node, : count - 1] = best
-                row[best] = 0
-                rows[node] = row / row.sum()
-            for place in [count - 1] if mixed else range(count):
-                tokens[node, place] = token = self.draw(row)
-                if proposal is Proposal.WITHOUT_REPLACEMENT:
-                    row[token] = 0
-        return tokens, rows
-
-    def _choose(self, answers: list[tuple[Answer, float]]) -> Answer:
-        possible = [(answer, weight) for answer, weight in answers if weight > 0]
-        place = len(self.choices)
-        chosen = self._script[place] if place < len(self._script) else 0
-        answer, weight = possible[chosen]
-        self.choices.append((chosen, len(possible)))
-        self.weight *= weight
-        return answer
-
-
-def outcomes(run: Callable[[ScriptedRandom], Result]) -> Iterator[tuple[float, Result]]:
-    """Every result of a random procedure with its probability.
-
-    Args:
-        run: asks the noise it is given for everything random, and does the same for the same answers.
-
-    Raises:
-        ConfigError: there are more than 50,000 of them.
-    """
-    scripts: list[list[int]] = [[]]
-    for count in itertools.count():
-        if not scripts:
-            return
-        if count == MOST:
-            raise _too_many("the procedure")
-        script = scripts.pop()
-        randomness = ScriptedRandom(script)
-        result = run(randomness)
-        yield randomness.weight, result
-        given = [chosen for chosen, _ in randomness.choices]
-        for place in range(len(script), len(given)):
-            scripts += [[*given[:place], other] for other in range(1, randomness.choices[place][1])]
 
 
 @dataclass(frozen=True)
 class RoundLaw:
-    """The exact law of one round.
+    """The exact law of the rounds that were enumerated.
 
     Attributes:
-        committed: probability of every tuple of committed tokens, the bonus included.
+        committed: probability of every tuple of committed tokens, bonus tokens included.
         total_variation: distance of the law they induce from the target's.
-        expected_accepted: mean drafted tokens accepted, the bonus not counted.
-        lengths: probability of every number of accepted tokens.
+        expected_accepted: mean drafted tokens accepted in a round, the bonus not counted.
+        lengths: probability of every number of tokens accepted in all rounds.
+        siblings: the most children a node had.
+        levels: the most levels a tree had.
+        outcomes: draws and decisions in all their combinations.
     """
 
     committed: dict[Context, float]
     total_variation: float
     expected_accepted: float
     lengths: dict[int, float]
+    siblings: int
+    levels: int
+    outcomes: int
 
 
-@torch.inference_mode()
+@dataclass(frozen=True)
+class CoupledText:
+    """A text and what it should be.
+
+    Attributes:
+        tokens: of the text.
+        plain: the tokens decoded one after the other with the same noise.
+        expected_accepted: mean drafted tokens accepted in a round.
+        siblings: the most children a node had.
+        levels: the most levels a tree had.
+    """
+
+    tokens: Context
+    plain: Context
+    expected_accepted: float
+    siblings: int
+    levels: int
+
+
+class ToyDecoder(Decoder):
+    """The decoder of toy models, which notes how large its trees are.
+
+    Args:
+        target: the toy target.
+        draft: the toy draft, of the same vocabulary.
+        policy: how the tree grows.
+        verifier: what is accepted.
+        levels: the trees are no deeper.
+
+    Attributes:
+        levels: as given.
+        siblings: the most children a node had so far.
+        deepest: the most levels a tree had so far.
+    """
+
+    def __init__(
+        self, target: TabularModel, draft: TabularModel, policy: TreePolicy, verifier: type[Verifier], levels: int
+    ) -> None:
+        super().__init__(TabularTarget(target), TabularDrafter(draft, levels), policy)
+        self.verifier = verifier  # not given to the base, which refuses a pair that `law` may be told to look at
+        self.levels = levels
+        self.siblings = self.deepest = 0
+
+    def propose(self, request: Request) -> DraftTree:
+        tree = super().propose(request)
+        parents = tree.parents[tree.valid & (tree.parents >= 0)]
+        self.siblings = max(self.siblings, *torch.bincount(parents, minlength=1).tolist())
+        self.deepest = max(self.deepest, tree.levels)
+        return tree
+
+    def request(self, prompt: Context, rounds: int, randomness: Randomness, options: Mapping[str, Any]) -> Request:
+        """A request after some rounds, which has room for more."""
+        length = (rounds + 1) * (self.levels + 1)
+        request = self.new_request(prompt, max_new_tokens=length, **options)
+        request.randomness = randomness
+        for _ in range(rounds):
+            self.step(request)
+        return request
+
+
 def law(
     target: TabularModel,
     draft: TabularModel,
@@ -190,10 +118,13 @@ def law(
     verifier: type[Verifier],
     *,
     levels: int = 3,
+    rounds: int = 1,
+    earlier: int = 0,
+    position: int = 0,
     checked: bool = True,
     **sampling: float,
 ) -> RoundLaw:
-    """The exact law of one round of a policy and a verifier.
+    """The exact law of some rounds of a text, by a policy and a verifier.
 
     Args:
         target: the toy target.
@@ -201,6 +132,9 @@ def law(
         policy: how the tree grows.
         verifier: what is accepted.
         levels: the tree is no deeper.
+        rounds: how many are enumerated, with all their combinations.
+        earlier: rounds before them, drawn once; the law is the one given what they drew and committed.
+        position: of the first root; the prompt is drawn, too.
         checked: refuse a pair that is not proven lossless; without it such a pair's bias can be looked at.
         **sampling: temperature (1), top_k, top_p, min_p and the other options of `Sampling` but its seed.
 
@@ -208,33 +142,44 @@ def law(
         ConfigError: the pair is refused or has more than 50,000 outcomes, the verifier accepts nodes that are no path
             or a bonus that is no token, or an argument is none.
     """
-    judge = _judge(target, draft, policy, verifier, sampling, checked)
+    options = _options(target, draft, policy, verifier, sampling, checked)
+    toy, prompt = ToyDecoder(target, draft, policy, verifier, levels), _prompt(target, position)
+    history = ScriptedRandom([], random.Random(position))
+    context = tuple(toy.request(prompt, earlier, history, options).tokens)
+    given = [answer for answer, _ in history.choices]
     committed: dict[Context, float] = {}
+    accepted: dict[int, float] = {}
+
     count = 0
-    for chance, tree in trees(draft, policy, judge, levels):
-        logits = node_logits(target, tree)[None]
-        for weight, verdict in outcomes(lambda randomness, t=tree, x=logits: judge.verify(t, x, [randomness])):
-            if count == MOST:
-                raise _too_many(f"{type(policy).__name__} with {verifier.__name__}")
-            count += 1
-            tokens = _committed(judge, tree, verdict, target.vocab)
-            committed[tokens] = committed.get(tokens, 0.0) + chance * weight
-    return summarise(committed, target, judge.sampling)
+
+    def run(randomness: ScriptedRandom) -> Request:
+        return toy.request(prompt, earlier + rounds, randomness, options)
+
+    for weight, request in outcomes(run, given, f"{type(policy).__name__} with {verifier.__name__}"):
+        tokens, drafted = tuple(request.tokens[len(context) :]), sum(request.drafted[len(context) - len(prompt) :])
+        count += 1
+        committed[tokens] = committed.get(tokens, 0.0) + weight / history.weight
+        accepted[drafted] = accepted.get(drafted, 0.0) + weight / history.weight
+    return RoundLaw(
+        committed=committed,
+        total_variation=_distance(committed, target, context[1:], Sampling.from_options(options)),
+        expected_accepted=sum(count * weight for count, weight in accepted.items()) / rounds,
+        lengths=accepted,
+        siblings=toy.siblings,
+        levels=toy.deepest,
+        outcomes=count,
+    )
 
 
-def _too_many(what: str) -> ConfigError:
-    return ConfigError(f"{what} has more than {MOST} outcomes to enumerate; give the policy a smaller budget")
-
-
-def _judge(
+def _options(
     target: TabularModel,
     draft: TabularModel,
     policy: TreePolicy,
     verifier: type[Verifier],
     sampling: Mapping[str, float],
     checked: bool = True,
-) -> Verifier:
-    """Check the arguments of `law` and make its verifier."""
+) -> dict[str, Any]:
+    """Check the arguments of `law`; the options of its requests."""
     if not isinstance(policy, TreePolicy):
         raise ConfigError(f"the policy is {policy!r}; give a TreePolicy, such as Chain(depth=2)")
     if not isinstance(verifier, type) or not issubclass(verifier, Verifier):
@@ -246,29 +191,30 @@ def _judge(
     for name in sampling:
         if name not in OPTIONS:
             raise unknown("option", name, OPTIONS)
-    return verifier(Sampling.from_options({"temperature": 1.0, **sampling}))
+    return {"temperature": 1.0, "seed": 0, **sampling}
 
 
-def _committed(judge: Verifier, tree: DraftTree, verdict: Verdict, vocab: int) -> Context:
-    """The tokens the decoder commits after a verdict on one tree: the accepted path below the root, and the bonus."""
-    ((path, bonus),), name = verdict.host, type(judge).__name__
-    parents = dict(enumerate(tree.parents[0].tolist()))
-    if path[:1] != [0] or any(parents.get(node) != above for above, node in itertools.pairwise(path)):
-        raise ConfigError(f"{name} accepts the nodes {path}, which are no path from the root down")
-    if not 0 <= bonus < vocab:
-        raise ConfigError(f"{name} gives the bonus token {bonus}; the vocabulary has {vocab}")
-    return (*tree.tokens[0, path[1:]].tolist(), bonus)
+def _prompt(target: TabularModel, position: int) -> Context:
+    """Random tokens up to a position."""
+    return tuple(random.Random(position).choices(range(target.vocab), k=position + 1))
 
 
 def trees(
-    draft: TabularModel, policy: TreePolicy, judge: Verifier, levels: int = 3
+    draft: TabularModel, policy: TreePolicy, verifier: type[Verifier], levels: int = 3
 ) -> Iterator[tuple[float, DraftTree]]:
     """Every tree a policy grows for a verifier, with its probability; one tree where children are selected."""
-    return outcomes(lambda randomness: toy_tree(draft, policy, judge, randomness, levels))
+    return outcomes(lambda randomness: toy_tree(draft, policy, verifier, randomness, levels))
 
 
-@torch.inference_mode()
-def coupled_round(
+def toy_tree(
+    draft: TabularModel, policy: TreePolicy, verifier: type[Verifier], randomness: Randomness, levels: int
+) -> DraftTree:
+    """The tree a policy grows for a verifier with this randomness, below a root at position 0."""
+    toy = ToyDecoder(draft, draft, policy, verifier, levels)
+    return toy.propose(toy.request((0,), 0, randomness, {"temperature": 1.0, "seed": 0}))
+
+
+def coupled_text(
     target: TabularModel,
     draft: TabularModel,
     policy: TreePolicy,
@@ -276,26 +222,41 @@ def coupled_round(
     *,
     seed: int = 0,
     levels: int = 3,
+    length: int = 8,
+    position: int = 0,
     **sampling: float,
-) -> tuple[Context, Context]:
-    """The tokens one round commits, and as many tokens decoded one after the other with the same noise.
+) -> CoupledText:
+    """A text, and the one decoded token after token with the same noise.
 
     For verifiers whose draws are a function of seed and position: the noise is a continuum that cannot be enumerated,
     and need not be. If the two agree whatever the noise, a text has the law of plain decoding, in which each token is
-    the argmax of logits and Gumbel noise and so follows the target. Arguments as for `law`.
+    the argmax of logits and Gumbel noise and so follows the target.
+
+    Args:
+        target: the toy target.
+        draft: the toy draft, of the same vocabulary.
+        policy: how the tree grows.
+        verifier: what is accepted.
+        seed: of the noise.
+        levels: the tree is no deeper.
+        length: tokens of the text.
+        position: of the first root; the prompt is drawn.
+        **sampling: as for `law`.
+
+    Raises:
+        ConfigError: as for `law`.
     """
-    judge = _judge(target, draft, policy, verifier, sampling)
-    randomness = SeededRandomness(seed, target.vocab, torch.device("cpu")).at(0)
-    tree = toy_tree(draft, policy, judge, randomness, levels)
-    verdict = judge.verify(tree, node_logits(target, tree)[None], [randomness])
-    committed = _committed(judge, tree, verdict, target.vocab)
-    plain: Context = ()
-    for position in range(1, len(committed) + 1):
-        scores = judge.sampling.process(target.logits(plain))
-        if not judge.sampling.greedy:
-            scores = scores + gumbel(seed, torch.tensor(position), target.vocab)
-        plain += (int(scores.argmax()),)
-    return committed, plain
+    options: dict[str, Any] = _options(target, draft, policy, verifier, sampling) | {"seed": seed}
+    toy, prompt = ToyDecoder(target, draft, policy, verifier, levels), _prompt(target, position)
+    generation = toy.generate(prompt, max_new_tokens=length, **options)
+    shaping, plain = Sampling.from_options(options), list(prompt)
+    for place in range(position + 1, position + 1 + length):
+        scores = shaping.process(target.logits(tuple(plain[1:])))
+        if not shaping.greedy:
+            scores = scores + gumbel(seed, torch.tensor(place), target.vocab)
+        plain.append(int(scores.argmax()))
+    accepted = generation.metrics.mean_path_length
+    return CoupledText(tuple(generation.tokens), tuple(plain[len(prompt) :]), accepted, toy.siblings, toy.deepest)
 
 
 def node_logits(target: TabularModel, tree: DraftTree) -> Tensor:
@@ -303,45 +264,15 @@ def node_logits(target: TabularModel, tree: DraftTree) -> Tensor:
     return torch.stack([target.logits(context) for context in tree.paths()])
 
 
-def summarise(committed: dict[Context, float], target: TabularModel, sampling: Sampling = PLAIN) -> RoundLaw:
-    """The `RoundLaw` of committed tokens with these probabilities."""
-    length = max(map(len, committed))
-    induced = dict.fromkeys(itertools.product(range(target.vocab), repeat=length), 0.0)
-    for tokens, weight in committed.items():
-        for rest in itertools.product(range(target.vocab), repeat=length - len(tokens)):
-            induced[tokens + rest] += weight * _probability(target, tokens, rest, sampling)
-    distance = sum(abs(p - _probability(target, (), text, sampling)) for text, p in induced.items()) / 2
-    lengths: dict[int, float] = {}
-    for tokens, weight in committed.items():
-        lengths[len(tokens) - 1] = lengths.get(len(tokens) - 1, 0.0) + weight
-    return RoundLaw(committed, distance, sum(n * weight for n, weight in lengths.items()), lengths)
+def _distance(committed: Mapping[Context, float], target: TabularModel, context: Context, sampling: Sampling) -> float:
+    """Total variation between committed tokens, continued by the target to the same length, and the target's text."""
+    inner = {tokens[:length] for tokens in committed for length in range(len(tokens))}
 
+    def below(tokens: Context, found: float, wanted: float) -> float:
+        if tokens not in inner:
+            return abs(found - wanted)
+        longer = [(*tokens, token) for token in range(target.vocab)]
+        chances = zip(longer, target.law((*context, *tokens), sampling), strict=True)
+        return sum(below(text, found * chance + committed.get(text, 0.0), wanted * chance) for text, chance in chances)
 
-def _probability(table: TabularModel, context: Context, rest: Context, sampling: Sampling) -> float:
-    """Probability that the target continues a context by these tokens."""
-    return math.prod(table.law((*context, *rest[:place]), sampling)[token] for place, token in enumerate(rest))
-
-
-def toy_tree(
-    draft: TabularModel, policy: TreePolicy, judge: Verifier, randomness: RoundRandomness, levels: int
-) -> DraftTree:
-    """The tree a policy grows for a verifier with this randomness, below a root at position 0."""
-    sampler = None if judge.proposal is Proposal.TOP_K else ChildSampler(judge.proposal, [randomness])
-    session = AdjustedDraft(_TabularSession(draft), judge, [randomness])
-    return grow(policy, session, torch.zeros(1, 1, dtype=torch.long), levels, sampler=sampler, vocab=draft.vocab)
-
-
-class _TabularSession:
-    """A `TabularModel` as the drafter of one tree."""
-
-    def __init__(self, table: TabularModel) -> None:
-        self._table = table
-        self._frontier: list[Context] = [()]
-
-    def root(self) -> Tensor:
-        return self._table.logits(())[None, None]
-
-    def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
-        pairs = zip(tokens[0].tolist(), origins[0].tolist(), strict=True)
-        self._frontier = [(*self._frontier[origin], token) for token, origin in pairs]
-        return torch.stack([self._table.logits(context) for context in self._frontier])[None]
+    return below((), 0.0, 1.0) / 2

@@ -1,13 +1,16 @@
 """Every policy with every verifier over random toy models: exact, exact by coupling, refused, or lossy by name."""
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from drafttree.core.sampling import Sampling
+from drafttree.core.tree import Proposal
 from drafttree.engine import compatibility
-from drafttree.evaluation.exactness import OPTIONS, TabularModel, coupled_round, law
+from drafttree.evaluation.exactness import OPTIONS, CoupledText, RoundLaw, coupled_text, law
+from drafttree.evaluation.toy_models import TabularModel
 from drafttree.loading import PolicyLike, VerifierLike, make_policy, parse_policies, parse_verifiers
 from drafttree.policies import TreePolicy
 from drafttree.verifiers import VERIFIERS, Coupled, Greedy, Verifier
@@ -18,8 +21,17 @@ EXACT = 1e-12
 COUPLED: tuple[type[Verifier], ...] = (Greedy, Coupled)
 """Verifiers that draw nothing themselves: their text is plain decoding's."""
 
-SEEDS = 20
+SEEDS = 10
 """Texts compared in each model where draws are a function of the seed."""
+
+MODELS = 10
+"""Toy models for each pair by default."""
+
+MOST_OF_ROUNDS = 1000
+"""Outcomes of several rounds beyond which the first of them are drawn instead."""
+
+POSITIONS = (0, 1, 7, 70)
+"""Positions of the first root, by turns."""
 
 FORMS: dict[str, list[str]] = {
     "chain": ["chain:depth=1", "chain:depth=2", "chain:depth=3"],
@@ -45,6 +57,22 @@ FORMS: dict[str, list[str]] = {
     "dyspec": ["dyspec:depth=3,budget=6", "dyspec:depth=2,budget=4"],
 }
 """Parameters of every policy whose trees are small enough to enumerate: chains, binary, ragged, adaptive."""
+
+
+LARGE: dict[str, tuple[str, str]] = {
+    "chain": ("chain:depth=1", "chain:depth=5"),
+    "fixed": ("fixed:depth=1,breadth=4,threshold=0", "fixed:depth=5,breadth=1,threshold=0.01"),
+    "template": ("template:paths=0+1+2+3", "template:paths=0+0.0+0.0.0+0.0.0.0+0.0.0.0.0"),
+    "dynatree": (
+        "dynatree:base_depth=1,max_depth=1,min_breadth=3,mid_breadth=4,max_breadth=4,high=0.7",
+        "dynatree:base_depth=4,max_depth=5,mid_breadth=1,max_breadth=1,stop_below=0.01,deep_above=0.05",
+    ),
+    "talon": ("talon:width=4,depth=1", "talon:width=1,margin=1,depth=5"),
+    "eagle": ("eagle:depth=1,top_k=5", "eagle:depth=5,top_k=2,budget=8"),
+    "opt-tree": ("opt-tree:threshold=0,depth=1,budget=6", "opt-tree:threshold=0,depth=5,budget=8"),
+    "dyspec": ("dyspec:depth=1,budget=6", "dyspec:depth=5,budget=8"),
+}
+"""Parameters of every policy whose trees are wide, or deep, and still small enough to enumerate."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +111,42 @@ def cut(table: TabularModel, keep: int) -> TabularModel:
     return copy
 
 
-Try = tuple[ToyPair, TreePolicy, int]
+@dataclass(frozen=True)
+class Trial:
+    """Where a pair is tried: in which toy models, with trees of how many levels, and in which part of a text.
+
+    Attributes:
+        models: the target and the draft.
+        policy: how the trees grow.
+        levels: they are no deeper.
+        rounds: as for `exactness.law`.
+        earlier: likewise.
+        position: likewise.
+    """
+
+    models: ToyPair
+    policy: TreePolicy
+    levels: int
+    rounds: int = 1
+    earlier: int = 0
+    position: int = 0
+
+    def law(self, verifier: type[Verifier], sampling: Mapping[str, Any]) -> RoundLaw:
+        """The exact law of a verifier; where rounds have too many outcomes, the first of them are drawn instead."""
+        rounds, earlier = self.rounds, self.earlier
+        found = self._law(verifier, 1, earlier, sampling)
+        while rounds > 1 and found.outcomes**rounds > MOST_OF_ROUNDS:
+            rounds, earlier = rounds - 1, earlier + 1
+        return self._law(verifier, rounds, earlier, sampling) if self.rounds > 1 else found
+
+    def _law(self, verifier: type[Verifier], rounds: int, earlier: int, sampling: Mapping[str, Any]) -> RoundLaw:
+        options = {"levels": self.levels, "rounds": rounds, "earlier": earlier, "position": self.position, **sampling}
+        return law(self.models.target, self.models.draft, self.policy, verifier, **options)
+
+    def text(self, verifier: type[Verifier], seed: int, sampling: Mapping[str, Any]) -> CoupledText:
+        """A text of a verifier that draws nothing itself, beside plain decoding's."""
+        options = {"seed": seed, "levels": self.levels, "position": self.position, **sampling}
+        return coupled_text(self.models.target, self.models.draft, self.policy, verifier, **options)
 
 
 @dataclass(frozen=True)
@@ -95,13 +158,14 @@ class PairFinding:
         verifier: its name.
         verdict: "exact" by enumeration, "coupled" (exact since every text is that of plain decoding with the same
             noise), "refused", "lossy" by name, or "BIASED".
-        models: random models tried.
+        models: toy models tried.
         total_variation: the largest distance of the law from the target's; None where nothing was enumerated.
         texts: compared with plain decoding; 0 where the law was enumerated.
         equal: of them.
         expected_accepted: drafted tokens accepted in a round, mean over the models.
         reason: why the pair is refused.
-        sizes: vocabularies and depths of the trees tried; nothing is said of deeper ones.
+        siblings: the most children of a node in the trees tried; nothing is said of wider ones.
+        levels: the most levels of the trees tried; nothing is said of deeper ones.
     """
 
     policy: str
@@ -113,7 +177,8 @@ class PairFinding:
     equal: int = 0
     expected_accepted: float | None = None
     reason: str | None = None
-    sizes: tuple[tuple[int, int], ...] = ()
+    siblings: int = 0
+    levels: int = 0
 
     @property
     def passed(self) -> bool:
@@ -127,11 +192,6 @@ class PairSweep:
 
     findings: list[PairFinding]
     sampling: Sampling
-
-    @property
-    def sizes(self) -> list[tuple[int, int]]:
-        """Vocabularies and depths of the trees tried for any pair."""
-        return sorted({size for finding in self.findings for size in finding.sizes})
 
     @property
     def passed(self) -> bool:
@@ -148,7 +208,7 @@ def sweep_pairs(
     policies: Sequence[PolicyLike] = tuple(FORMS),
     verifiers: Sequence[VerifierLike] = tuple(VERIFIERS),
     *,
-    models: int = 50,
+    models: int = MODELS,
     progress: Callable[[str], None] = lambda _: None,
     **sampling,
 ) -> PairSweep:
@@ -158,7 +218,7 @@ def sweep_pairs(
         policies: as for `parse_policies`; one of drafttree's with its default parameters stands for small trees of that
             policy, by turns.
         verifiers: as for `parse_verifiers`.
-        models: random models for each pair.
+        models: random models for each pair, besides four of wide trees, of deep trees and of two and three rounds.
         progress: called after every pair with its policy.
         **sampling: as for `exactness.law`; `greedy` decodes at temperature 0.
 
@@ -168,57 +228,80 @@ def sweep_pairs(
     findings, judges = [], parse_verifiers(verifiers)
     for spec, policy in parse_policies(policies).items():
         small = [make_policy(form) for form in FORMS.get(spec, [policy])]
+        wide, deep = map(make_policy, LARGE.get(spec, (policy, policy)))
         for name, verifier in judges.items():
-            findings.append(_sweep_pair(spec, small, name, verifier, models, sampling))
+            if reason := compatibility.incompatibility(policy, verifier):
+                findings.append(PairFinding(spec, name, "refused", reason=reason))
+            else:
+                trials = [*ordinary_trials(small, models), *large_trials(wide, deep, verifier)]
+                try_pair = _compared if issubclass(verifier, COUPLED) else _enumerated
+                findings.append(try_pair(spec, name, verifier, trials, sampling))
             progress(spec)
     return PairSweep(findings, Sampling.from_options({"temperature": 1.0, **sampling}))
 
 
-def sweep_pair(policy: PolicyLike, verifier: VerifierLike, models: int = 50, **sampling) -> PairFinding:
+def sweep_pair(policy: PolicyLike, verifier: VerifierLike, models: int = MODELS, **sampling) -> PairFinding:
     """Enumerate one pair; arguments as for `sweep_pairs`."""
     return sweep_pairs([policy], [verifier], models=models, **sampling).findings[0]
 
 
-def _sweep_pair(
-    spec: str, policies: list[TreePolicy], name: str, verifier: type[Verifier], models: int, sampling: dict[str, Any]
-) -> PairFinding:
-    """Enumerate a verifier with policies that all stand for one specification, by turns."""
-    if reason := compatibility.incompatibility(policies[0], verifier):
-        return PairFinding(spec, name, "refused", reason=reason)
-    tries = _tries(policies, models)
-    if issubclass(verifier, COUPLED):
-        return _compared(spec, name, verifier, tries, sampling)
-    found = [
-        law(pair.target, pair.draft, policy, verifier, levels=levels, **sampling) for pair, policy, levels in tries
+def ordinary_trials(policies: Sequence[TreePolicy], models: int) -> list[Trial]:
+    """A round of each toy model, at any position and after another one or not, with one of the policies.
+
+    The models have three tokens and trees of up to three levels, or four and two.
+    """
+    trials = []
+    for index in range(models):
+        vocab = 3 + index // len(policies) % 2
+        place = {"earlier": index % 2, "position": POSITIONS[index % len(POSITIONS)]}
+        trials.append(Trial(toy_pair(index, vocab), policies[index % len(policies)], 6 - vocab, **place))
+    return trials
+
+
+def large_trials(wide: TreePolicy, deep: TreePolicy, verifier: type[Verifier]) -> list[Trial]:
+    """One level of a wide tree over five tokens, five levels of a deep one over two, and whole texts of some rounds.
+
+    In the wide world tokens are cut where children are drawn, since there would be 3,125 trees with replacement.
+    """
+    five, peaked, flat = toy_pair(7, 5), toy_pair(3, 2), toy_pair(0, 2)
+    if verifier.proposal is not Proposal.TOP_K:
+        few = 3 if verifier.proposal is Proposal.WITH_REPLACEMENT else 5
+        five = ToyPair(cut(five.target, few), cut(five.draft, 4))
+    return [
+        Trial(five, wide, levels=1, position=5),
+        Trial(peaked, deep, levels=5, position=1),
+        Trial(flat, deep, levels=1, rounds=3, position=2),
+        Trial(flat, deep, levels=2, rounds=2, position=3),
     ]
+
+
+def _enumerated(
+    spec: str, name: str, verifier: type[Verifier], trials: list[Trial], sampling: Mapping[str, Any]
+) -> PairFinding:
+    """The laws of a pair."""
+    found = [trial.law(verifier, sampling) for trial in trials]
     distance = max(each.total_variation for each in found)
     verdict = "lossy" if not verifier.lossless else "exact" if distance < EXACT else "BIASED"
-    accepted = sum(each.expected_accepted for each in found) / models
-    return PairFinding(spec, name, verdict, models, distance, expected_accepted=accepted, sizes=_sizes(tries))
-
-
-def _tries(policies: list[TreePolicy], models: int) -> list[Try]:
-    """The toy models to try, each with one of the policies: of three tokens and three levels, or of four and two."""
-    vocabs = [3 + index // len(policies) % 2 for index in range(models)]
-    return [(toy_pair(index, vocab), policies[index % len(policies)], 6 - vocab) for index, vocab in enumerate(vocabs)]
-
-
-def _sizes(tries: list[Try]) -> tuple[tuple[int, int], ...]:
-    return tuple(sorted({(pair.target.vocab, levels) for pair, _, levels in tries}))
+    return PairFinding(spec, name, verdict, len(found), distance, **_sizes(found))
 
 
 def _compared(
-    spec: str, name: str, verifier: type[Verifier], tries: list[Try], sampling: Mapping[str, Any]
+    spec: str, name: str, verifier: type[Verifier], trials: list[Trial], sampling: Mapping[str, Any]
 ) -> PairFinding:
-    """Compare committed tokens with plain decoding's, in the same models and with the same noise."""
-    greedy, pairs = issubclass(verifier, Greedy), []
+    """Compare texts with plain decoding's, in the same models and with the same noise."""
+    greedy = issubclass(verifier, Greedy)
     sampling = {"temperature": 0.0} if greedy else sampling
-    for model, (pair, policy, levels) in enumerate(tries, start=1):
-        for seed in range(1 if greedy else SEEDS):
-            options = {"seed": seed + SEEDS * model, "levels": levels, **sampling}
-            pairs.append(coupled_round(pair.target, pair.draft, policy, verifier, **options))
-    equal = sum(committed == plain for committed, plain in pairs)
-    accepted = sum(len(committed) - 1 for committed, _ in pairs) / len(pairs)
-    verdict = "coupled" if equal == len(pairs) else "BIASED"
-    found = {"texts": len(pairs), "equal": equal, "expected_accepted": accepted, "sizes": _sizes(tries)}
-    return PairFinding(spec, name, verdict, len(tries), **found)
+    numbered = itertools.product(trials, range(1 if greedy else SEEDS))
+    found = [trial.text(verifier, seed, sampling) for seed, (trial, _) in enumerate(numbered)]
+    equal = sum(each.tokens == each.plain for each in found)
+    verdict = "coupled" if equal == len(found) else "BIASED"
+    return PairFinding(spec, name, verdict, len(trials), texts=len(found), equal=equal, **_sizes(found))
+
+
+def _sizes(found: Sequence[RoundLaw | CoupledText]) -> dict[str, Any]:
+    """How much was accepted in the trials, and how large the trees were."""
+    return {
+        "expected_accepted": sum(each.expected_accepted for each in found) / len(found),
+        "siblings": max(each.siblings for each in found),
+        "levels": max(each.levels for each in found),
+    }

@@ -249,20 +249,21 @@ def show_enumeration(result: PairSweep) -> None:
         for policy in dict.fromkeys(finding.policy for finding in findings):
             table.add_row(policy, *(finding.verdict for finding in findings if finding.policy == policy))
         console.print(table, "")
-    table = make_table("policy", "verifier", "models", "total variation", "accepted", "verdict")
+    table = make_table("policy", "verifier", "models", "siblings", "levels", "total variation", "accepted", "verdict")
     for finding in findings:
         if finding.expected_accepted is not None:
             distance = "" if finding.total_variation is None else f"{finding.total_variation:.1e}"
-            cells = [str(finding.models), distance, f"{finding.expected_accepted:.3f}", _explained(finding)]
+            sizes = map(str, (finding.models, finding.siblings, finding.levels))
+            cells = [*sizes, distance, f"{finding.expected_accepted:.3f}", _explained(finding)]
             table.add_row(finding.policy, finding.verifier, *cells)
     console.print(table)
     for finding in findings:
         if finding.reason:
             console.print(Text(f"{finding.policy} with {finding.verifier}: refused, {finding.reason}", style="dim"))
     conclusion = "Every pair is what it claims to be." if result.passed else "A pair is BIASED."
-    if result.sizes:
-        sizes = "; ".join(f"{vocab} tokens and trees of at most {levels} levels" for vocab, levels in result.sizes)
-        console.print(Text(f"Models tried: {sizes}. Deeper trees are not covered."))
+    if any(finding.models for finding in findings):
+        console.print("Siblings and levels are those of the largest trees tried, in texts of one to three rounds;")
+        console.print("larger trees are not covered.")
     console.print(Text(f"Temperature {result.sampling.temperature:g}. {conclusion}"))
 
 

@@ -42,9 +42,9 @@ def load(
             plain decoding. "auto" takes what `choose_drafter` says; the logger "drafttree" says which and why, as a
             warning where it is lookup.
         policy: a policy, its class, or its specification, such as "talon:budget=60,margin=0.03".
-        verifier: the name or class of one, or "auto": greedy at temperature 0, coupled where a seed is given, else
-            what accepts most on the policy's trees. Policies and verifiers of your own are named by the dotted names
-            of their classes or by entry points (see `drafttree.loading.methods`).
+        verifier: the name or class of one, or "auto": greedy at temperature 0, coupled above it. Policies and
+            verifiers of your own are named by the dotted names of their classes or by entry points (see
+            `drafttree.loading.methods`).
         dtype: "float32", "bfloat16", "float16", or "auto": bfloat16 where the device multiplies it fast, else float32.
         device: "cpu", "cuda", ... or "auto": cuda where there is one.
         tokenizer: the target's; by default the one in its folder.

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from drafttree.core.errors import ConfigError, unknown
 from drafttree.core.lazy import Tensor, torch
-from drafttree.core.tree import Layer, TreeBuilder
+from drafttree.core.tree import Layer, PartialTree
 
 
 class TreePolicy(BaseModel):
@@ -83,12 +83,12 @@ class TreePolicy(BaseModel):
     def label(self, layer: Layer) -> Tensor | None:
         """Int64 `[batch, frontier, candidates]` to hand down to the kept candidates, or None."""
 
-    def stop(self, tree: TreeBuilder, frontier: Tensor) -> Tensor | None:
+    def stop(self, tree: PartialTree, frontier: Tensor) -> Tensor | None:
         """Bool `[batch]`: which sequences stop here; None for none of them.
 
         Args:
-            tree: the tree so far; not to be changed.
-            frontier: `[batch, width]` path log-probabilities of the nodes to expand next; -inf marks padding.
+            tree: the tree so far, to look at.
+            frontier: `[batch, width]` path log-probabilities of the nodes to expand next, a copy; -inf marks padding.
         """
 
     def observe(self, state: Any, accepted: int, levels: int) -> Any:

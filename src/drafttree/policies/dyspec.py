@@ -2,8 +2,8 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from drafttree.core.lazy import Tensor, torch
-from drafttree.core.tree import Layer, TreeBuilder
+from drafttree.core.lazy import Tensor
+from drafttree.core.tree import Layer, PartialTree
 from drafttree.policies.base import TreePolicy, best_mask
 
 
@@ -36,9 +36,9 @@ class DySpec(TreePolicy):
     def keep(self, layer: Layer) -> Tensor:
         return best_mask(self.score(layer), layer.possible, self.budget - 1)
 
-    def stop(self, tree: TreeBuilder, frontier: Tensor) -> Tensor | None:
+    def stop(self, tree: PartialTree, frontier: Tensor) -> Tensor | None:
         """Stop once no deeper slot can be among the best: a node's first slot is worth its path probability."""
         if tree.size < self.budget:
             return None
-        worst = torch.cat(tree.scores, 1).topk(self.budget).values[:, -1:]
+        worst = tree.scores.topk(self.budget).values[:, -1:]
         return (frontier <= worst).all(1)

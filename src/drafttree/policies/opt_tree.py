@@ -2,8 +2,8 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from drafttree.core.lazy import Tensor, torch
-from drafttree.core.tree import Layer, TreeBuilder
+from drafttree.core.lazy import Tensor
+from drafttree.core.tree import Layer, PartialTree
 from drafttree.policies.base import TreePolicy, best_mask
 
 
@@ -30,10 +30,10 @@ class OptTree(TreePolicy):
     def keep(self, layer: Layer) -> Tensor:
         return best_mask(layer.path_logprobs, layer.possible, self.budget - 1)
 
-    def stop(self, tree: TreeBuilder, frontier: Tensor) -> Tensor:
-        return self._expected(tree.path_logprobs) - self._expected(tree.path_logprobs[:-1]) <= self.threshold
+    def stop(self, tree: PartialTree, frontier: Tensor) -> Tensor:
+        paths = tree.path_logprobs
+        return self._expected(paths) - self._expected(paths[:, : -tree.last_level]) <= self.threshold
 
-    def _expected(self, levels: list[Tensor]) -> Tensor:
+    def _expected(self, paths: Tensor) -> Tensor:
         """`[batch]` expected tokens of a round: path probabilities of the best `budget` nodes, the root's included."""
-        paths = torch.cat(levels, 1)
         return paths.topk(min(self.budget, paths.shape[1])).values.exp().sum(1)

@@ -7,6 +7,7 @@ rather than the likeliest one.
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import ClassVar
 
 from drafttree.core.errors import ConfigError, ModelError
@@ -158,6 +159,19 @@ class SamplingVerifier(Verifier):
     def judge(self, view: TreeView) -> tuple[list[int], int]:
         """The accepted path and the bonus token of one sequence."""
         raise NotImplementedError
+
+
+def check_verdict(verifier: Verifier, branches: Branches, path: Sequence[int], bonus: int, vocab: int) -> None:
+    """Refuse a verdict on one tree that is none: a user's verifier may say anything.
+
+    Raises:
+        ConfigError: the path is no path from the root down, or the bonus no token.
+    """
+    name = type(verifier).__name__
+    if path[:1] != [0] or any(below not in branches.children[node] for node, below in pairwise(path)):
+        raise ConfigError(f"{name} accepts the nodes {path}, which are no path from the root down")
+    if not 0 <= bonus < vocab:
+        raise ConfigError(f"{name} gives the bonus token {bonus}; the vocabulary has {vocab}")
 
 
 def not_numbers() -> ModelError:

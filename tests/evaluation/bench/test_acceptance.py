@@ -14,7 +14,8 @@ from drafttree.drafters import LanguageModelDrafter
 from drafttree.engine.decoder import Decoder
 from drafttree.evaluation.bench import acceptance, bench_acceptance
 from drafttree.evaluation.bench.acceptance import Estimate, expected_by_traversal, reach_by_rejection, reach_by_walking
-from drafttree.evaluation.exactness import TabularModel, law, node_logits, trees
+from drafttree.evaluation.exactness import law, node_logits, trees
+from drafttree.evaluation.toy_models import TabularModel
 from drafttree.interfaces import cli
 from drafttree.interfaces.cli import bench, decoders
 from drafttree.verifiers import PointMass, RRSw, Traversal
@@ -36,10 +37,10 @@ PROMPTS = [[1, 2, 3], [4, 5]]
 
 def expectation(target: TabularModel, draft: TabularModel, policy, verifier) -> float:
     """Over all trees, of the expectation given the tree."""
-    judge, total = verifier(Sampling(1.0)), 0.0
-    for chance, tree in trees(draft, policy, judge):
+    sampling, total = Sampling(1.0), 0.0
+    for chance, tree in trees(draft, policy, verifier):
         randomness = SeededRandomness(0, 1, torch.device("cpu")).at(0)
-        view = TreeView(tree, 0, node_logits(target, tree), judge.sampling, randomness)
+        view = TreeView(tree, 0, node_logits(target, tree), sampling, randomness)
         total += chance * EXPECTED[verifier](view)
     return total
 

@@ -62,26 +62,28 @@ def test_a_failed_certificate_shows_every_difference(prompts, monkeypatch):
 
 
 def test_proving_by_enumeration(monkeypatch):
-    options = ["certify", "--exact", "--models", 2, "--policies", "chain;eagle;chain:depth=2"]
+    options = ["certify", "--exact", "--models", 1, "--policies", "chain;eagle"]
     shown = run(*options, "--verifiers", "coupled,rrsw,lossy-typical")
     assert shown.exit_code == 0
     lines = [line.split() for line in shown.stdout.splitlines()]
     assert ["chain", "coupled", "exact", "lossy"] in lines
     assert ["eagle", "coupled", "refused", "lossy"] in lines
-    assert "exact by coupling: 40 of 40 texts equal plain decoding's" in shown.stdout
+    assert "exact by coupling: 50 of 50 texts equal plain decoding's" in shown.stdout
     assert "eagle with rrsw: refused, Eagle exists in selected form only" in shown.stdout
     shaping = ["--temperature", 0.5, "--top-k", 2]
     report = json.loads(run(*options, "--verifier", "traversal", *shaping, "--json").stdout)
     assert (report["temperature"], report["top_k"]) == (0.5, 2)
-    assert [finding["verdict"] for finding in report["findings"]] == ["exact", "refused", "exact"]
+    assert [finding["verdict"] for finding in report["findings"]] == ["exact", "refused"]
     assert report["findings"][0]["total_variation"] < 1e-12
 
 
-def test_a_proof_says_which_models_it_covers():
-    shown = run("certify", "--exact", "--models", 2, "--policies", "chain:depth=12", "--verifier", "rrsw")
-    *_, covered, conclusion = shown.stdout.splitlines()
-    assert "3 tokens and trees of at most 3 levels; 4 tokens and trees of at most 2 levels" in covered
-    assert covered.endswith("Deeper trees are not covered.")
+def test_a_proof_says_which_trees_it_covers():
+    options = ["certify", "--exact", "--models", 1, "--verifier", "point-mass"]
+    *table, told, covered, conclusion = run(*options, "--policies", "chain:depth=12;template").stdout.splitlines()
+    tried = [line.split()[:5] for line in table[-2:]]
+    assert tried == [["chain:depth=12", "point-mass", "5", "1", "5"], ["template", "point-mass", "5", "4", "5"]]
+    assert "the largest trees tried, in texts of one to three rounds" in told
+    assert covered == "larger trees are not covered."
     assert conclusion == "Temperature 1. Every pair is what it claims to be."
 
 

@@ -49,7 +49,7 @@ def certify(
     json_: AsJson = False,
     exact: Annotated[bool, typer.Option("--exact", help="Enumerate toy models instead; needs no prompts.")] = False,
     verifiers: VerifierNames = ["all"],  # noqa: B006
-    models: Annotated[int, typer.Option(min=1, help="Toy models per pair, for --exact.")] = 50,
+    models: Annotated[int | None, typer.Option(min=1, help="Toy models per pair, for --exact; 10 by default.")] = None,
     *,
     shaping: dict[str, Any],
 ) -> None:
@@ -111,13 +111,17 @@ def _exact_sampling(given: Mapping[str, str], shaping: Mapping[str, Any]) -> dic
 
 
 def _certify_exactly(
-    policies: list[TreePolicy], verifiers: list[type[Verifier]], models: int, sampling: Mapping[str, float], json_: bool
+    policies: list[TreePolicy],
+    verifiers: list[type[Verifier]],
+    models: int | None,
+    sampling: Mapping[str, float],
+    json_: bool,
 ) -> NoReturn:
-    from drafttree.evaluation.pair_sweep import sweep_pairs
+    from drafttree.evaluation.pair_sweep import MODELS, sweep_pairs
     from drafttree.interfaces.display import show_enumeration
 
     with progress(len(policies) * len(verifiers)) as advance:
-        table = sweep_pairs(policies, verifiers, models=models, progress=advance, **sampling)
+        table = sweep_pairs(policies, verifiers, models=models or MODELS, progress=advance, **sampling)
     if json_:
         print_json(table.summary())
     else:

@@ -1,0 +1,158 @@
+"""Randomness that is enumerated: every draw and every decision of a random procedure, weighted, in float64.
+
+A verifier asks for randomness in two ways, and a sampled tree in one. `ScriptedRandom` answers from a script and notes
+what else could have been answered, so running a procedure again for every script gives its exact law, without a line of
+it being written twice.
+"""
+
+import itertools
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from drafttree.core.errors import ConfigError
+from drafttree.core.tree import Proposal
+
+MOST = 50_000
+"""Outcomes of a random procedure beyond which enumerating them is given up."""
+
+Result = TypeVar("Result")
+
+
+class ScriptedRandom:
+    """The randomness of a text, answered from a script; where the script ends, by the first possible answer.
+
+    As in `SeededRandomness`, every random number has an address: the position of the root, what it is for, and its
+    place among the numbers for that. The numbers are uniform and independent, and an answer tells no more of one than
+    the interval it lies in. So a number that is used twice gives answers that agree, as it does with a real seed.
+
+    Args:
+        script: which of the possible answers to give, in the order of the questions.
+        generator: draws the answers where the script ends.
+    """
+
+    def __init__(self, script: Sequence[int], generator: random.Random | None = None) -> None:
+        self._answers, self._position, self._asked = _Answers(script, generator), 0, Counter[str]()
+
+    @property
+    def weight(self) -> float:
+        """Probability of the answers given."""
+        return self._answers.weight
+
+    @property
+    def choices(self) -> list[tuple[int, int]]:
+        """Per question, which answer was given and how many were possible."""
+        return self._answers.choices
+
+    def at(self, position: int) -> "ScriptedRandom":
+        """The round whose root is at `position`, from its beginning; the script goes on from round to round."""
+        turn = ScriptedRandom([])
+        turn._answers, turn._position = self._answers, position
+        return turn
+
+    def gumbel(self, depth: int) -> Tensor:
+        """Refused: a continuum of answers cannot be enumerated."""
+        raise ConfigError(
+            "Gumbel noise cannot be enumerated; 'coupled' is checked by comparing texts instead, as is a subclass of it"
+        )
+
+    def accept(self, probability: Tensor | float) -> bool:
+        """Both answers, where both are possible."""
+        if math.isnan(probability):
+            raise ConfigError("the verifier accepts with probability NaN")
+        return self._answers.interval(self._next("accept"), [0.0, min(max(float(probability), 0.0), 1.0), 1.0]) == 0
+
+    def draw(self, distribution: Tensor) -> int:
+        """Every token of positive probability."""
+        return self._token(self._next("bonus"), distribution)
+
+    def children(
+        self, probs: Tensor, counts: Tensor, most: int, proposal: Proposal, depth: int
+    ) -> tuple[Tensor, Tensor]:
+        """Every way to draw the children, one after the other."""
+        rows = probs.clone()
+        tokens = torch.zeros(len(counts), most, dtype=torch.long)
+        for node, count in enumerate(counts.tolist()):
+            row = probs[node].clone()
+            mixed = proposal is Proposal.TOP_K_PLUS_SAMPLE and count > 0
+            if mixed:
+                best = row.topk(count - 1).indices
+                tokens[node, : count - 1] = best
+                row[best] = 0
+                rows[node] = row / row.sum()
+            for place in [count - 1] if mixed else range(count):
+                tokens[node, place] = token = self._token((self._position, f"draft/{depth}", node, place), row)
+                if proposal is Proposal.WITHOUT_REPLACEMENT:
+                    row[token] = 0
+        return tokens, rows
+
+    def _next(self, name: str) -> Hashable:
+        """The address of the next number of a stream of this round."""
+        self._asked[name] += 1
+        return self._position, name, self._asked[name]
+
+    def _token(self, address: Hashable, distribution: Tensor) -> int:
+        ends = list(itertools.accumulate(distribution.tolist()))
+        if not ends[-1] > 0:
+            raise ConfigError("the verifier draws from a distribution without mass")
+        return self._answers.interval(address, [0.0, *(end / ends[-1] for end in ends)])
+
+
+class _Answers:
+    """What has been answered so far, over all rounds, and what is known of each random number by now."""
+
+    def __init__(self, script: Sequence[int], generator: random.Random | None) -> None:
+        self.weight = 1.0
+        self.choices: list[tuple[int, int]] = []
+        self._script, self._generator = script, generator
+        self._known: dict[Hashable, tuple[float, float]] = {}
+
+    def interval(self, address: Hashable, ends: list[float]) -> int:
+        """Which interval between consecutive ends, the first 0 and the last 1, the number at an address lies in."""
+        low, high = self._known.get(address, (0.0, 1.0))
+        parts = list(itertools.pairwise(min(max(end, low), high) for end in ends))
+        possible = [place for place, (first, last) in enumerate(parts) if last > first]
+        weights = [parts[place][1] - parts[place][0] for place in possible]
+        chosen = self._choose(weights)
+        self.choices.append((chosen, len(possible)))
+        self.weight *= weights[chosen] / (high - low)
+        self._known[address] = parts[possible[chosen]]
+        return possible[chosen]
+
+    def _choose(self, weights: list[float]) -> int:
+        if len(self.choices) < len(self._script):
+            return self._script[len(self.choices)]
+        return self._generator.choices(range(len(weights)), weights)[0] if self._generator else 0
+
+
+def outcomes(
+    run: Callable[[ScriptedRandom], Result], given: Sequence[int] = (), what: str = "the procedure"
+) -> Iterator[tuple[float, Result]]:
+    """Every result of a random procedure with its probability.
+
+    Args:
+        run: asks the randomness it is given for everything random, and does the same for the same answers.
+        given: the first answers; only what follows them is enumerated.
+        what: the procedure's name in messages.
+
+    Raises:
+        ConfigError: there are more than 50,000 of them.
+    """
+    scripts: list[list[int]] = [[*given]]
+    for count in itertools.count():
+        if not scripts:
+            return
+        if count == MOST:
+            raise ConfigError(f"{what} has more than {MOST} outcomes to enumerate; give the policy a smaller budget")
+        script = scripts.pop()
+        randomness = ScriptedRandom(script)
+        result = run(randomness)
+        yield randomness.weight, result
+        chosen = [answer for answer, _ in randomness.choices]
+        for place in range(len(script), len(chosen)):
+            scripts += [[*chosen[:place], other] for other in range(1, randomness.choices[place][1])]

@@ -1,0 +1,128 @@
+"""Toy models whose next-token distributions are written in a table: as target and as drafter of a `Decoder`."""
+
+import itertools
+
+import torch
+from torch import Tensor
+
+from drafttree.core.errors import ConfigError
+from drafttree.core.sampling import Sampling
+from drafttree.drafters.base import HiddenStates
+from drafttree.models import CacheLayout, Output, TreeCache
+
+PLAIN = Sampling(1.0)
+
+Context = tuple[int, ...]
+
+
+class TabularModel:
+    """A toy model: a distribution over the next token for every context.
+
+    Args:
+        vocab: number of tokens.
+        depth: contexts up to this length have rows of their own; longer ones use their last `depth` tokens.
+        seed: of the random rows.
+        spread: standard deviation of the logits; larger is more peaked.
+        near: another table whose logits these perturb, such as a target for its draft.
+
+    Raises:
+        ConfigError: there are no tokens, or the depth is negative.
+    """
+
+    def __init__(
+        self, vocab: int, depth: int, seed: int, spread: float = 1.0, near: "TabularModel | None" = None
+    ) -> None:
+        if vocab < 1 or depth < 0:
+            raise ConfigError(
+                f"a table of {vocab} tokens and depth {depth}; it needs a token and a depth of at least 0"
+            )
+        generator = torch.Generator().manual_seed(seed)
+        contexts = [c for length in range(depth + 1) for c in itertools.product(range(vocab), repeat=length)]
+        base = {} if near is None else near.rows
+        self.vocab, self.depth = vocab, depth
+        self.rows = {
+            context: base.get(context, 0.0) + spread * torch.randn(vocab, generator=generator, dtype=torch.float64)
+            for context in contexts
+        }
+
+    def logits(self, context: Context) -> Tensor:
+        """Float64 `[vocab]` for the tokens of a text but its first, which only gives a tree its root."""
+        return self.rows[context[-self.depth :] if self.depth else ()]
+
+    def law(self, context: Context, sampling: Sampling = PLAIN) -> list[float]:
+        """Probabilities of the next token."""
+        return sampling.process(self.logits(context)).softmax(-1).tolist()
+
+
+class TabularTarget:
+    """A `TabularModel` as a target, which reads each node's context from the rows of the KV cache it may attend to."""
+
+    def __init__(self, table: TabularModel) -> None:
+        self._table, self.vocab_size, self.nbytes = table, table.vocab, 0
+        self.context: int | None = None
+        self.rope_switch: int | None = None
+        self.device = torch.device("cpu")
+
+    def new_cache(self, batch: int, capacity: int) -> TreeCache:
+        return TreeCache(CacheLayout.uniform(1, 1, 1), batch, capacity)
+
+    def forward(
+        self,
+        cache: TreeCache,
+        tokens: Tensor,
+        positions: Tensor,
+        visible: Tensor,
+        *,
+        last_only: bool = False,
+        hidden_layers: tuple[int, ...] = (),
+    ) -> Output:
+        keys, _ = cache.update(tokens[:, None, :, None].double(), positions[:, None, :, None].double(), 0)
+        rows = [int(token) for token in keys.flatten().tolist()]
+        committed, drafted = rows[: cache.length], rows[cache.length :]
+        seen = visible[0, -1:] if last_only else visible[0]
+        contexts = [(*committed, *itertools.compress(drafted, row))[1:] for row in seen.tolist()]
+        cache.grow(positions)
+        return Output(torch.stack([self._table.logits(context) for context in contexts])[None])
+
+
+class TabularDrafter:
+    """A `TabularModel` as a drafter.
+
+    Args:
+        table: its rows.
+        levels: it drafts no deeper trees.
+    """
+
+    def __init__(self, table: TabularModel, levels: int) -> None:
+        self.table, self.vocab_size, self.hidden_layers, self.nbytes = table, table.vocab, (), 0
+        self.context: int | None = None
+        self.levels: int | None = levels
+
+    def start(self, prompt: list[int], capacity: int) -> "TabularSession":
+        return TabularSession(self.table, prompt)
+
+
+class TabularSession:
+    """The text so far, and the contexts of the frontier."""
+
+    passes, seconds, nbytes = 0, 0.0, 0
+
+    def __init__(self, table: TabularModel, prompt: list[int]) -> None:
+        self._table, self._context = table, tuple(prompt[1:])
+        self._frontier: list[Context] = []
+
+    def prefill(self, hidden_states: HiddenStates) -> None: ...
+
+    def root(self) -> Tensor:
+        return self._logits([self._context])
+
+    def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
+        pairs = zip(tokens[0].tolist(), origins[0].tolist(), strict=True)
+        return self._logits([(*self._frontier[origin], token) for token, origin in pairs])
+
+    def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
+        self._context = (*self._context, *tokens)
+
+    def _logits(self, frontier: list[Context]) -> Tensor:
+        self._frontier = frontier
+        return torch.stack([self._table.logits(context) for context in frontier])[None]
