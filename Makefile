@@ -7,7 +7,7 @@ TORCH := $(shell $(PYTHON) -c "import torch; assert tuple(map(int, torch.__versi
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH),,--constraint constraints.txt)
 CPU_TORCH := --no-deps --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu torch
 
-.PHONY: demo test test-slow fuzz check bench docs recording clean
+.PHONY: demo test test-lowest test-slow fuzz check bench docs recording clean
 
 demo: .venv/.installed
 	$(BIN)/drafttree generate --compare --max-new-tokens 200 --policy talon:budget=16,width=4 \
@@ -16,6 +16,11 @@ demo: .venv/.installed
 
 test: .venv/.developing
 	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 8
+
+# The lowest versions that pyproject.toml allows, in an environment of their own.
+test-lowest: .venv/.installed
+	$(BIN)/python .ci/lowest.py
+	.venv-lowest/bin/python -m pytest tests/interfaces/cli/test_command_line.py tests/loading tests/test_api.py
 
 test-slow: .venv/.developing
 	$(BIN)/python -m pytest -m slow --numprocesses logical --maxprocesses 8
@@ -67,4 +72,4 @@ recording: .venv/.installed
 	touch $@
 
 clean:
-	rm -rf .venv build dist
+	rm -rf .venv .venv-lowest build dist

@@ -75,7 +75,7 @@ def test_mistakes_are_one_line_and_exit_with_2(capsys, prompts, tmp_path):
 @pytest.mark.usefixtures("quick")
 def test_mistakes_found_after_loading(capsys, prompts):
     for arguments, reason in [
-        (["generate", PROMPT, "--max-new-tokens", 0], "greater than or equal to 1"),
+        (["generate", PROMPT, "--max-new-tokens", 0], "Invalid value for '--max-new-tokens'"),
         (["generate", PROMPT, "--max-new-tokens", 5000], "context of 2048"),
         (["generate", PROMPT, "--stop", ""], "stop strings"),
         (["generate", PROMPT, "--repetition-penalty", -1], "repetition_penalty is -1.0"),
@@ -92,6 +92,17 @@ def test_no_arguments_print_the_help(capsys):
         cli.main([])
     assert stopped.value.code == 0
     assert "generate" in capsys.readouterr().out
+
+
+def test_every_command_has_a_help():
+    groups = {group.name: group.typer_instance for group in cli.app.registered_groups}
+    named = [[], *([name] for name in groups)]
+    for start, group in zip(named, [cli.app, *groups.values()], strict=True):
+        commands = [command.name or command.callback.__name__ for command in group.registered_commands]
+        for arguments in [start, *([*start, name] for name in commands)]:
+            shown = run(*arguments, "--help")
+            assert shown.exit_code == 0, arguments
+            assert "Usage" in shown.output, arguments
 
 
 def test_the_version(capsys):
