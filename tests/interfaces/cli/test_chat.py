@@ -3,13 +3,16 @@
 import json
 import os
 import pty
+import select
 import subprocess
 import sys
 
 import pytest
+from transformers import LlamaConfig
 
 from drafttree.core.errors import ConfigError, ContextError, DraftTreeError, InputError
 from drafttree.interfaces.cli.chat import Conversation
+from helpers import tiny
 from helpers.command_line import run
 
 GREEDY = ("--temperature", 0, "--max-new-tokens", 24)
@@ -150,6 +153,7 @@ class Terminal:
     def wait_for(self, text: str) -> None:
         """Read until something is shown that was not shown before."""
         while text not in self.shown:
+            assert select.select([self.ours], [], [], 120)[0], f"{text!r} does not follow {self.shown!r}"
             self.shown += os.read(self.ours, 1 << 16).decode(errors="replace")
         self.shown = self.shown.partition(text)[2]
 
@@ -158,11 +162,14 @@ class Terminal:
 
 
 @pytest.mark.slow
-def test_the_keys_of_a_terminal(tmp_path):
+def test_the_keys_of_a_terminal(embedded, tmp_path):
     own, path = tmp_path / "plain.jinja", tmp_path / "talk.json"
     own.write_text(PLAIN)
-    endless = ("--temperature", 0, "--max-new-tokens", 1500, "--min-new-tokens", 1500)
-    terminal = Terminal("chat", *endless, "--chat-template", own)
+    sizes = {"vocab_size": embedded.target.vocab_size, "max_position_embeddings": 200_000}
+    tiny.from_config(LlamaConfig(**tiny.GROUPED | sizes)).save_pretrained(tmp_path)
+    embedded.tokenizer.save_pretrained(tmp_path)
+    endless = ("--temperature", 0, "--max-new-tokens", 100_000, "--min-new-tokens", 100_000)
+    terminal = Terminal("chat", "--target", tmp_path, "--drafter", "suffix", *endless, "--chat-template", own)
     terminal.wait_for("> ")
     terminal.type("/nonsense\n")
     terminal.wait_for("there is no command /nonsense")
