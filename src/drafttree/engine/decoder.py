@@ -127,8 +127,7 @@ class Decoder:
                 `defaults`.
 
         Returns:
-            One `Generation`, or a list of them for a list of prompts. Ctrl-C ends the one under way with what it has
-            and leaves out those not begun.
+            One `Generation`, or a list of them for a list of prompts.
 
         Raises:
             InputError: a prompt is empty or needs a tokenizer that is not there.
@@ -142,17 +141,12 @@ class Decoder:
         ids = [self._encode(single) for single in prompt]
         for single in ids:
             check_room(len(single), chosen.max_new_tokens(len(single)), self.target.context)
-        finished = []
-        for single in ids:
-            finished.append(self._finish(self._request(single, chosen)))
-            if finished[-1].finish_reason == "interrupted":
-                break
-        return finished
+        return [self._finish(self._request(single, chosen)) for single in ids]
 
     def stream(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> Iterator[Chunk]:
         """Generate from one prompt, yielding what each round adds; arguments and errors as for `generate`.
 
-        Closing the iterator ends the generation.
+        Closing the iterator ends the generation. For Ctrl-C see `stream_request`.
         """
         if is_batch(prompt):
             raise InputError("stream takes one prompt; call it for each of a list, or call generate")
@@ -329,15 +323,15 @@ class Decoder:
         return committed, min(committed, len(path) - 1)
 
     def _finish(self, request: Request) -> Generation:
-        try:
-            while not request.finish_reason:
-                self.step(request)
-        except KeyboardInterrupt:
-            request.end("interrupted")
+        while not request.finish_reason:
+            self.step(request)
         return Generation.of(request)
 
     def stream_request(self, request: Request) -> Iterator[Chunk]:
-        """Advance a request to its end, yielding what each round adds."""
+        """Advance a request to its end, yielding what each round adds.
+
+        Ctrl-C yields a last chunk, "interrupted", with the text held back so far, and then raises KeyboardInterrupt.
+        """
         while not request.finish_reason:
             known = len(request.tokens)
             try:
@@ -351,3 +345,5 @@ class Decoder:
             text = stream.read(final=bool(request.finish_reason))
             drafted_text = [request.drafted[token] for token in stream.origins[shown : shown + len(text)]]
             yield Chunk(text, tokens, drafted, request.finish_reason, drafted_text)
+            if request.finish_reason == "interrupted":
+                raise KeyboardInterrupt

@@ -1,5 +1,6 @@
 """Every policy with every verifier over random toy models: exact, exact by coupling, refused, or lossy by name."""
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -8,6 +9,7 @@ from typing import Any
 from drafttree.core.sampling import Sampling
 from drafttree.engine import compatibility
 from drafttree.evaluation.exactness import OPTIONS, TabularModel, coupled_round, law
+from drafttree.evaluation.run_store import RunStore
 from drafttree.loading import PolicyLike, VerifierLike, make_policy, parse_policies, parse_verifiers
 from drafttree.policies import TreePolicy
 from drafttree.verifiers import VERIFIERS, Coupled, Greedy, Verifier
@@ -127,6 +129,7 @@ class PairSweep:
 
     findings: list[PairFinding]
     sampling: Sampling
+    interrupted: bool = False
 
     @property
     def sizes(self) -> list[tuple[int, int]]:
@@ -135,8 +138,8 @@ class PairSweep:
 
     @property
     def passed(self) -> bool:
-        """True if no pair that claims to be lossless is biased."""
-        return all(finding.passed for finding in self.findings)
+        """True if no pair that claims to be lossless is biased, and all were tried."""
+        return not self.interrupted and all(finding.passed for finding in self.findings)
 
     def summary(self) -> dict[str, object]:
         """Everything found, for JSON."""
@@ -150,6 +153,7 @@ def sweep_pairs(
     *,
     models: int = 50,
     progress: Callable[[str], None] = lambda _: None,
+    store: RunStore | None = None,
     **sampling,
 ) -> PairSweep:
     """Enumerate pairs of policies and verifiers.
@@ -160,18 +164,22 @@ def sweep_pairs(
         verifiers: as for `parse_verifiers`.
         models: random models for each pair.
         progress: called after every pair with its policy.
+        store: keeps finished runs; by default none.
         **sampling: as for `exactness.law`; `greedy` decodes at temperature 0.
 
     Raises:
         ConfigError: a pair has too many outcomes to enumerate.
     """
     findings, judges = [], parse_verifiers(verifiers)
-    for spec, policy in parse_policies(policies).items():
-        small = [make_policy(form) for form in FORMS.get(spec, [policy])]
-        for name, verifier in judges.items():
-            findings.append(_sweep_pair(spec, small, name, verifier, models, sampling))
-            progress(spec)
-    return PairSweep(findings, Sampling.from_options({"temperature": 1.0, **sampling}))
+    store = store or RunStore()
+    with store.interruptible():
+        for spec, policy in parse_policies(policies).items():
+            small = [make_policy(form) for form in FORMS.get(spec, [policy])]
+            for name, verifier in judges.items():
+                work = functools.partial(_sweep_pair, spec, small, name, verifier, models, sampling)
+                findings.append(store.run((spec, name), PairFinding, work))
+                progress(spec)
+    return PairSweep(findings, Sampling.from_options({"temperature": 1.0, **sampling}), store.interrupted)
 
 
 def sweep_pair(policy: PolicyLike, verifier: VerifierLike, models: int = 50, **sampling) -> PairFinding:

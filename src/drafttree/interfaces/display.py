@@ -248,7 +248,7 @@ def show_enumeration(result: PairSweep) -> None:
     for finding in findings:
         if finding.reason:
             console.print(Text(f"{finding.policy} with {finding.verifier}: refused, {finding.reason}", style="dim"))
-    conclusion = "Every pair is what it claims to be." if result.passed else "A pair is BIASED."
+    conclusion = _verdict(result, "Every pair is what it claims to be.", "A pair is BIASED.")
     if result.sizes:
         sizes = "; ".join(f"{vocab} tokens and trees of at most {levels} levels" for vocab, levels in result.sizes)
         console.print(Text(f"Models tried: {sizes}. Deeper trees are not covered."))
@@ -330,4 +330,9 @@ def _conclusion(certificate: Certificate) -> str:
         lines += f" {certificate.truncated} prompts were cut to their last tokens to fit the context."
     if any(policy.findings for policy in certificate.policies) and certificate.dtype != "float32":
         lines += f" A tie: both tokens within {TOLERANCE_ULPS} ulps of the best logit."
-    return f"{lines} {'Certified.' if certificate.passed else 'NOT certified.'}"
+    return f"{lines} {_verdict(certificate, 'Certified.', 'NOT certified.')}"
+
+
+def _verdict(result: Certificate | PairSweep, passed: str, failed: str) -> str:
+    """What a result amounts to, unless it is only a part."""
+    return "INTERRUPTED: this is not all of it." if result.interrupted else passed if result.passed else failed

@@ -14,7 +14,8 @@ import drafttree
 from drafttree.core.errors import DraftTreeError
 from drafttree.interfaces.cli import bench, lists
 from drafttree.interfaces.cli.certify import certify
-from drafttree.interfaces.cli.generate import INTERRUPTED, generate
+from drafttree.interfaces.cli.generate import generate
+from drafttree.interfaces.cli.results import INTERRUPTED
 from drafttree.interfaces.cli.support import support
 
 USAGE_ERROR = cast(type[Exception], typer.BadParameter.__base__)

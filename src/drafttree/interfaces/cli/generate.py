@@ -22,6 +22,7 @@ from drafttree.interfaces.cli.options import (
     given_options,
     shaped,
 )
+from drafttree.interfaces.cli.results import INTERRUPTED
 from drafttree.interfaces.console import make_console, print_json
 from drafttree.loading import find_verifier, make_policy
 from drafttree.loading.specs import DEFAULT_POLICY
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from drafttree.engine.decoder import Decoder, Prompt
     from drafttree.engine.request import Generation
     from drafttree.evaluation.bench import Comparison
-
-INTERRUPTED = 130
 
 
 @shaped
@@ -104,9 +103,12 @@ def _write(decoder: "Decoder", prompt: "Prompt", options: dict, *, quiet: bool, 
     console, show = make_console(), not quiet
     if show and console.is_terminal:
         console.print(Text(echo, style="dim"), end="", soft_wrap=True)
-    for chunk in decoder.stream_request(sequence):
-        if show:
-            show_chunk(console, chunk)
+    try:
+        for chunk in decoder.stream_request(sequence):
+            if show:
+                show_chunk(console, chunk)
+    except KeyboardInterrupt:
+        sequence.end("interrupted")
     if show:
         print(flush=True)
     return Generation.of(sequence)
