@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 
 from drafttree.core.errors import InputError
+from drafttree.evaluation.json_lines import append_line, whole_lines
 
 COMMAND, RUNS = "command.json", "runs.jsonl"
 Result = TypeVar("Result")
@@ -58,9 +59,8 @@ class RunStore:
             return _adapter(kind).validate_python(self._kept[name])
         result = work()
         if self.folder:
-            line = json.dumps({"run": key, "result": _adapter(kind).dump_python(result, mode="json")})
-            with (self.folder / RUNS).open("a", encoding="utf-8") as file:
-                file.write(f"{line}\n")
+            kept = {"run": key, "result": _adapter(kind).dump_python(result, mode="json")}
+            append_line(self.folder / RUNS, kept)
         return result
 
     @contextmanager
@@ -88,13 +88,7 @@ class RunStore:
         self._read_runs(folder)
 
     def _read_runs(self, folder: Path) -> None:
-        path = folder / RUNS
-        path.touch()
-        text = path.read_bytes()
-        whole = text[: text.rfind(b"\n") + 1]  # a line that was cut short is run again
-        if whole != text:
-            path.write_bytes(whole)
-        lines = [_read(folder, line) for line in whole.decode().splitlines()]
+        lines = [_read(folder, line) for line in whole_lines(folder / RUNS)]
         self._kept = {json.dumps(line["run"]): line["result"] for line in lines}
 
 

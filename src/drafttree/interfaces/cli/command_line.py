@@ -13,6 +13,7 @@ import typer
 import drafttree
 from drafttree.core.errors import DraftTreeError
 from drafttree.interfaces.cli import bench, lists
+from drafttree.interfaces.cli.batch import batch
 from drafttree.interfaces.cli.certify import certify
 from drafttree.interfaces.cli.generate import generate
 from drafttree.interfaces.cli.results import INTERRUPTED
@@ -22,13 +23,12 @@ USAGE_ERROR = cast(type[Exception], typer.BadParameter.__base__)
 
 app = typer.Typer(
     help="Tree speculative decoding: any drafter, any tree policy, any verifier, losslessly.",
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(bench.app, name="bench")
-for command in (generate, lists.policies, lists.inspect, lists.verifiers, certify, support):
+for command in (generate, batch, lists.policies, lists.inspect, lists.verifiers, certify, support):
     app.command()(command)
 
 
