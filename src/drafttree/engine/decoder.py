@@ -91,6 +91,16 @@ class Decoder:
         self.eos = tuple(eos)
         self.defaults: Mapping[str, Any] = MappingProxyType(dict(defaults or {}))
 
+    def __repr__(self) -> str:
+        verifier = self.verifier.__name__ if self.verifier else "auto"
+        return f"Decoder({self.target!r}, drafter={self.drafter!r}, policy={self.policy!r}, verifier={verifier})"
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise ConfigError(
+            "a Decoder is not pickled or copied, since it holds a running model; call drafttree.load where another is "
+            "needed, and with_policy, with_drafter or with_verifier for one that differs"
+        )
+
     def plain(self) -> "Decoder":
         """The same decoder without speculation: the baseline every speed-up is measured against."""
         return self.with_drafter(None)
