@@ -402,37 +402,28 @@ class Bounded(ToyModel):
         return super().forward(cache, tokens, positions, visible, **options)
 
 
-@pytest.mark.parametrize("at", [1, 2, 3, 4])
-def test_ctrl_c_ends_a_text_with_what_it_has(at):
+def test_ctrl_c_in_the_target_is_raised_to_a_loop_over_prompts():
     decoder = toys(Chain(depth=3), draft=TARGET)
-    decoder.target.interrupt_at = at
-    out = decoder.generate(PROMPT, max_new_tokens=LENGTH)
-    rounds = max(at - 2, 0)
-    assert out.finish_reason == "interrupted"
-    assert out.tokens == greedy_text(TARGET, PROMPT, 4 * rounds)
-    assert len(out.metrics.rounds) == rounds
+    decoder.target.interrupt_at, finished = 6, []
+    with pytest.raises(KeyboardInterrupt):
+        finished.extend(decoder.generate(PROMPT, max_new_tokens=8) for _ in range(3))
+    assert [len(out.tokens) for out in finished] == [8]
 
 
-def test_ctrl_c_in_the_drafter_ends_a_text_with_what_it_has():
+def test_ctrl_c_in_the_drafter_is_raised():
     drafting = ToyModel(DRAFT)
     drafting.interrupt_at = 6
-    out = Decoder(ToyModel(TARGET), LanguageModelDrafter(drafting), Chain(depth=3)).generate(PROMPT, max_new_tokens=20)
-    assert out.finish_reason == "interrupted"
-    assert 0 < len(out.tokens) < 20
-    assert out.tokens == greedy_text(TARGET, PROMPT, len(out.tokens))
+    decoder = Decoder(ToyModel(TARGET), LanguageModelDrafter(drafting), Chain(depth=3))
+    with pytest.raises(KeyboardInterrupt):
+        decoder.generate([PROMPT, PROMPT], max_new_tokens=20)
+    assert drafting.passes == 6
 
 
-def test_ctrl_c_leaves_out_the_prompts_not_begun():
-    decoder = toys(Chain(depth=3), draft=TARGET)
-    decoder.target.interrupt_at = 6
-    outs = decoder.generate([PROMPT, PROMPT, PROMPT], max_new_tokens=8)
-    assert [(len(out.tokens), out.finish_reason) for out in outs] == [(8, "length"), (4, "interrupted")]
-
-
-def test_ctrl_c_ends_a_stream_with_a_last_chunk():
-    decoder = spelled("abcdefghab")
+def test_ctrl_c_ends_a_stream_with_a_last_chunk_and_is_raised():
+    decoder, chunks = spelled("abcdefghab"), []
     decoder.target.interrupt_at = 2
-    chunks = list(decoder.stream([0], max_new_tokens=10, stop="hab"))
+    with pytest.raises(KeyboardInterrupt):
+        chunks.extend(decoder.stream([0], max_new_tokens=10, stop="hab"))
     assert [chunk.finish_reason for chunk in chunks] == [None, "interrupted"]
     assert "".join(chunk.text for chunk in chunks) == "abcdefg"
 

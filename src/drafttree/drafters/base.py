@@ -91,6 +91,17 @@ class ResumableSession(DraftSession, Protocol):
         ...
 
 
+class ShownBySize:
+    """Gives drafters a `repr`: their class, and how deep and large they are."""
+
+    levels: int | None
+    nbytes: int
+
+    def __repr__(self) -> str:
+        levels = "any depth" if self.levels is None else f"{self.levels} levels"
+        return f"{type(self).__name__}({levels}, {self.nbytes / 1e6:.1f} MB)"
+
+
 class Drafter(Protocol):
     """Makes a `DraftSession` for every request.
 

@@ -15,7 +15,7 @@ from transformers import LlamaConfig, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
-from drafttree.drafters.base import DraftSession, HiddenStates, extend_visible
+from drafttree.drafters.base import DraftSession, HiddenStates, ShownBySize, extend_visible
 from drafttree.drafters.pass_counter import PassCounter
 from drafttree.models import NAME, CacheLayout, TreeCache, TreePlan
 from drafttree.models.selected_backend import SelectedBackend
@@ -160,7 +160,7 @@ class Eagle3Backend(Protocol):
         ...
 
 
-class Eagle3Drafter:
+class Eagle3Drafter(ShownBySize):
     """Drafts with an EAGLE-3 head, one draft pass per level of the tree.
 
     When a text begins, hooks, layers and weights of the head are compared with those its backend was made for (see

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaModel, PreTrainedConfig, PreTrainedModel
 
-from drafttree.drafters.base import DraftSession, HiddenStates
+from drafttree.drafters.base import DraftSession, HiddenStates, ShownBySize
 from drafttree.drafters.heads import ResBlock, embedding, last_layer, own_bytes, projection, zero_hidden
 from drafttree.drafters.pass_counter import PassCounter
 from drafttree.models import NAME, CacheLayout, TreeCache, TreePlan
@@ -111,7 +111,7 @@ def _prefix_layer(config: LlamaConfig) -> LlamaModel:
     return layer
 
 
-class HydraDrafter:
+class HydraDrafter(ShownBySize):
     """Drafts one level per head, one draft pass per level.
 
     Args:

@@ -5,12 +5,12 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from drafttree.drafters.base import DraftSession, HiddenStates, extend_visible
+from drafttree.drafters.base import DraftSession, HiddenStates, ShownBySize, extend_visible
 from drafttree.drafters.pass_counter import PassCounter
 from drafttree.models import Model, TreeCache, append, prefill
 
 
-class LanguageModelDrafter:
+class LanguageModelDrafter(ShownBySize):
     """Drafts with any `Model`, one forward pass per level of the tree.
 
     Args:

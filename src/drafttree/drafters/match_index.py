@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from drafttree.drafters.base import HiddenStates
+from drafttree.drafters.base import HiddenStates, ShownBySize
 from drafttree.drafters.pass_counter import PassCounter
 
 MAX_FOLLOWERS = 32
@@ -103,7 +103,7 @@ def _bucket(match: Match) -> tuple[int, int]:
     return min(match.length.bit_length(), len(PRIOR_HIT_RATES) - 1), min(len(match.followers), 3)
 
 
-class LookupDrafter:
+class LookupDrafter(ShownBySize):
     """Base of drafters that propose tokens from the text so far; nothing is trained and no model runs.
 
     Args:

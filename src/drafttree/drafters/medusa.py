@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from drafttree.drafters.base import DraftSession, HiddenStates
+from drafttree.drafters.base import DraftSession, HiddenStates, ShownBySize
 from drafttree.drafters.heads import ResBlock, last_layer, own_bytes, projection, zero_hidden
 from drafttree.drafters.pass_counter import PassCounter
 
@@ -39,7 +39,7 @@ def _head(layers: int, hidden: int, vocab: int | None) -> nn.Sequential:
     return nn.Sequential(*(ResBlock(hidden) for _ in range(layers)), *output)
 
 
-class MedusaDrafter:
+class MedusaDrafter(ShownBySize):
     """Drafts one level per head, all in one draft pass per round.
 
     Args:

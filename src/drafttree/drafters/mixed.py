@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from drafttree.drafters.base import Drafter, DraftSession, HiddenStates
+from drafttree.drafters.base import Drafter, DraftSession, HiddenStates, ShownBySize
 from drafttree.drafters.match_index import LookupDrafter, LookupSession
 
 LOOKUP_ROUND_COST = 2 / 3
@@ -16,7 +16,7 @@ UPDATE_RATE, RESET_RATE = 0.2, 0.02
 that lookup drafts, so that a model that once did badly is tried again."""
 
 
-class MixedDrafter:
+class MixedDrafter(ShownBySize):
     """Chooses lookup or a model for every round.
 
     Lookup drafts a round if it has a match and the tokens it expects to commit are at least `LOOKUP_ROUND_COST` times

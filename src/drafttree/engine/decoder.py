@@ -97,6 +97,16 @@ class Decoder:
         self.defaults: Mapping[str, Any] = MappingProxyType(dict(defaults or {}))
         self.prefixes = PrefixCache() if prefixes is None else prefixes
 
+    def __repr__(self) -> str:
+        verifier = self.verifier.__name__ if self.verifier else "auto"
+        return f"Decoder({self.target!r}, drafter={self.drafter!r}, policy={self.policy!r}, verifier={verifier})"
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise ConfigError(
+            "a Decoder is not pickled or copied, since it holds a running model; call drafttree.load where another is "
+            "needed, and with_policy, with_drafter or with_verifier for one that differs"
+        )
+
     def plain(self) -> "Decoder":
         """The same decoder without speculation: the baseline every speed-up is measured against."""
         return self.with_drafter(None)
@@ -138,8 +148,7 @@ class Decoder:
                 `defaults`.
 
         Returns:
-            One `Generation`, or a list of them for a list of prompts. Ctrl-C ends the one under way with what it has
-            and leaves out those not begun.
+            One `Generation`, or a list of them for a list of prompts.
 
         Raises:
             InputError: a prompt is empty or needs a tokenizer that is not there.
@@ -153,17 +162,12 @@ class Decoder:
         ids = [self._encode(single) for single in prompt]
         for single in ids:
             check_room(len(single), chosen.max_new_tokens(len(single)), self.target.context)
-        finished = []
-        for tokens, single in zip(ids, prompt, strict=True):
-            finished.append(self._finish(self._request(tokens, chosen, single)))
-            if finished[-1].finish_reason == "interrupted":
-                break
-        return finished
+        return [self._finish(self._request(tokens, chosen, single)) for tokens, single in zip(ids, prompt, strict=True)]
 
     def stream(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> Iterator[Chunk]:
         """Generate from one prompt, yielding what each round adds; arguments and errors as for `generate`.
 
-        Closing the iterator ends the generation.
+        Closing the iterator ends the generation. For Ctrl-C see `stream_request`.
         """
         if is_batch(prompt):
             raise InputError("stream takes one prompt; call it for each of a list, or call generate")
@@ -343,16 +347,16 @@ class Decoder:
         return committed, min(committed, len(path) - 1)
 
     def _finish(self, request: Request) -> Generation:
-        try:
-            with self.prefixes.keeping(request):
-                while not request.finish_reason:
-                    self.step(request)
-        except KeyboardInterrupt:
-            request.end("interrupted")
+        with self.prefixes.keeping(request):
+            while not request.finish_reason:
+                self.step(request)
         return Generation.of(request)
 
     def stream_request(self, request: Request) -> Iterator[Chunk]:
-        """Advance a request to its end, yielding what each round adds."""
+        """Advance a request to its end, yielding what each round adds.
+
+        Ctrl-C yields a last chunk, "interrupted", with the text held back so far, and then raises KeyboardInterrupt.
+        """
         with self.prefixes.keeping(request):
             while not request.finish_reason:
                 known = len(request.tokens)
@@ -367,3 +371,5 @@ class Decoder:
                 text = stream.read(final=bool(request.finish_reason))
                 drafted_text = [request.drafted[token] for token in stream.origins[shown : shown + len(text)]]
                 yield Chunk(text, tokens, drafted, request.finish_reason, drafted_text)
+                if request.finish_reason == "interrupted":
+                    raise KeyboardInterrupt

@@ -74,6 +74,10 @@ class Metrics:
     draft_cache_bytes: int = 0
     lookup_rounds: int = 0
 
+    def __repr__(self) -> str:
+        speed = f"{self.mean_accepted_tokens:.2f} tokens per target pass, {self.tokens_per_second:.1f} tokens/s"
+        return f"Metrics({self.tokens} tokens in {len(self.rounds)} rounds, {speed})"
+
     @classmethod
     def total(cls, parts: Iterable["Metrics"]) -> "Metrics":
         """The metrics of several generations as one."""

@@ -16,6 +16,9 @@ from drafttree.models import Output, TreeCache
 from drafttree.policies.base import TreePolicy
 from drafttree.verifiers.base import Verifier
 
+SHOWN = 60
+"""Characters of a text that its `repr` shows."""
+
 
 @dataclass
 class Request:
@@ -132,6 +135,9 @@ class Generation:
     logprobs: list[float] | None = None
     top_logprobs: list[dict[int, float]] | None = None
 
+    def __repr__(self) -> str:
+        return f"Generation({_beginning(self.text)!r}, {self.finish_reason}, seed={self.seed}, {self.metrics!r})"
+
     @property
     def seconds(self) -> float:
         """Wall time, the prompt included."""
@@ -152,6 +158,10 @@ class Generation:
             logprobs=kept and kept.tokens,
             top_logprobs=(kept and kept.top) or None,
         )
+
+
+def _beginning(text: str) -> str:
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ This door is empty on purpose: `import drafttree` needs `exactness` alone, and t
 - `reference`: transformers' own `generate` on the same weights.
 - `prompts`: prompt files.
 - `support`: which architectures of transformers are exact.
+- `json_lines`: files of results that are written as they come.
+- `run_store`: finished runs, from which an interrupted command goes on.
 - `shapes`: sizes of larger models, by name.
 - `bench`: what speculation gains and what it costs.
 """

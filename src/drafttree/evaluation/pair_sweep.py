@@ -1,5 +1,6 @@
 """Every policy with every verifier over random toy models: exact, exact by coupling, refused, or lossy by name."""
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +11,7 @@ from drafttree.core.sampling import Sampling
 from drafttree.core.tree import Proposal
 from drafttree.engine import compatibility
 from drafttree.evaluation.exactness import OPTIONS, CoupledText, RoundLaw, coupled_text, law
+from drafttree.evaluation.run_store import RunStore
 from drafttree.evaluation.toy_models import TabularModel
 from drafttree.loading import PolicyLike, VerifierLike, make_policy, parse_policies, parse_verifiers
 from drafttree.policies import TreePolicy
@@ -192,11 +194,12 @@ class PairSweep:
 
     findings: list[PairFinding]
     sampling: Sampling
+    interrupted: bool = False
 
     @property
     def passed(self) -> bool:
-        """True if no pair that claims to be lossless is biased."""
-        return all(finding.passed for finding in self.findings)
+        """True if no pair that claims to be lossless is biased, and all were tried."""
+        return not self.interrupted and all(finding.passed for finding in self.findings)
 
     def summary(self) -> dict[str, object]:
         """Everything found, for JSON."""
@@ -210,6 +213,7 @@ def sweep_pairs(
     *,
     models: int = MODELS,
     progress: Callable[[str], None] = lambda _: None,
+    store: RunStore | None = None,
     **sampling,
 ) -> PairSweep:
     """Enumerate pairs of policies and verifiers.
@@ -220,29 +224,39 @@ def sweep_pairs(
         verifiers: as for `parse_verifiers`.
         models: random models for each pair, besides four of wide trees, of deep trees and of two and three rounds.
         progress: called after every pair with its policy.
+        store: keeps finished runs; by default none.
         **sampling: as for `exactness.law`; `greedy` decodes at temperature 0.
 
     Raises:
         ConfigError: a pair has too many outcomes to enumerate.
     """
     findings, judges = [], parse_verifiers(verifiers)
-    for spec, policy in parse_policies(policies).items():
-        small = [make_policy(form) for form in FORMS.get(spec, [policy])]
-        wide, deep = map(make_policy, LARGE.get(spec, (policy, policy)))
-        for name, verifier in judges.items():
-            if reason := compatibility.incompatibility(policy, verifier):
-                findings.append(PairFinding(spec, name, "refused", reason=reason))
-            else:
-                trials = [*ordinary_trials(small, models), *large_trials(wide, deep, verifier)]
-                try_pair = _compared if issubclass(verifier, COUPLED) else _enumerated
-                findings.append(try_pair(spec, name, verifier, trials, sampling))
-            progress(spec)
-    return PairSweep(findings, Sampling.from_options({"temperature": 1.0, **sampling}))
+    store = store or RunStore()
+    with store.interruptible():
+        for spec, policy in parse_policies(policies).items():
+            for name, verifier in judges.items():
+                work = functools.partial(_sweep_pair, spec, policy, name, verifier, models, sampling)
+                findings.append(store.run((spec, name), PairFinding, work))
+                progress(spec)
+    return PairSweep(findings, Sampling.from_options({"temperature": 1.0, **sampling}), store.interrupted)
 
 
 def sweep_pair(policy: PolicyLike, verifier: VerifierLike, models: int = MODELS, **sampling) -> PairFinding:
     """Enumerate one pair; arguments as for `sweep_pairs`."""
     return sweep_pairs([policy], [verifier], models=models, **sampling).findings[0]
+
+
+def _sweep_pair(
+    spec: str, policy: TreePolicy, name: str, verifier: type[Verifier], models: int, sampling: Mapping[str, Any]
+) -> PairFinding:
+    """One pair, with smaller and larger trees that stand for the policy."""
+    if reason := compatibility.incompatibility(policy, verifier):
+        return PairFinding(spec, name, "refused", reason=reason)
+    small = [make_policy(form) for form in FORMS.get(spec, [policy])]
+    wide, deep = map(make_policy, LARGE.get(spec, (policy, policy)))
+    trials = [*ordinary_trials(small, models), *large_trials(wide, deep, verifier)]
+    try_pair = _compared if issubclass(verifier, COUPLED) else _enumerated
+    return try_pair(spec, name, verifier, trials, sampling)
 
 
 def ordinary_trials(policies: Sequence[TreePolicy], models: int) -> list[Trial]:

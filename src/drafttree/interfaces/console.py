@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -35,6 +35,6 @@ def make_table(*columns: str, right: int = 0) -> Table:
     return table
 
 
-def print_json(report: dict[str, object]) -> None:
+def print_json(report: Mapping[str, object]) -> None:
     """Print one JSON object on a line of its own."""
     print(json.dumps(report, ensure_ascii=False))

@@ -31,6 +31,7 @@ from drafttree.interfaces.console import make_console, make_table
 from drafttree.loading.inspect import Inspection
 
 DRAFTED = "green"
+PART = "INTERRUPTED: this is not all of it."
 
 
 def show_inspection(found: Inspection) -> None:
@@ -260,7 +261,7 @@ def show_enumeration(result: PairSweep) -> None:
     for finding in findings:
         if finding.reason:
             console.print(Text(f"{finding.policy} with {finding.verifier}: refused, {finding.reason}", style="dim"))
-    conclusion = "Every pair is what it claims to be." if result.passed else "A pair is BIASED."
+    conclusion = _verdict(result, "Every pair is what it claims to be.", "A pair is BIASED.")
     if any(finding.models for finding in findings):
         console.print("Siblings and levels are those of the largest trees tried, in texts of one to three rounds;")
         console.print("larger trees are not covered.")
@@ -346,7 +347,7 @@ def _conclusion(certificate: Certificate) -> str:
         lines += f" or differs by a tie, both tokens within {TOLERANCE_ULPS} ulps of the best logit"
     text = "identical" if certificate.keeps_text else "NOT identical"
     lines += f".\nThe text is {text} to plain decoding's token for token"
-    return f"{lines}{_text_advice(certificate)}."
+    return f"{lines}{_text_advice(certificate)}.{' ' + PART if certificate.interrupted else ''}"
 
 
 def _text_advice(certificate: Certificate) -> str:
@@ -355,3 +356,8 @@ def _text_advice(certificate: Certificate) -> str:
     if certificate.exact_text:
         return ", as it must be here"
     return f": in {certificate.dtype} ties fall either way, unless --exact-text is given"
+
+
+def _verdict(result: PairSweep, passed: str, failed: str) -> str:
+    """What a result amounts to, unless it is only a part."""
+    return PART if result.interrupted else passed if result.passed else failed

@@ -53,7 +53,11 @@ class Methods(Generic[Method]):
         """
         if found := self.get(name):
             return found
-        raise unknown(self.kind, name, [*self.shipped, *entry_points(group=self.group).names])
+        raise unknown(self.kind, name, self.names())
+
+    def names(self) -> list[str]:
+        """The names of drafttree's methods and of entry points, none of which is loaded."""
+        return [*self.shipped, *sorted(entry_points(group=self.group).names)]
 
     def get(self, name: str) -> type[Method] | None:
         """The class of a name, None where no method has it.

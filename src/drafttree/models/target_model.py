@@ -39,6 +39,10 @@ class TargetModel:
         self._selected = SelectedBackend(module, select)
         self._describe()
 
+    def __repr__(self) -> str:
+        parts = [type(self.module).__name__, f"{self.nbytes / 1e6:.1f} MB", str(self.dtype).removeprefix("torch.")]
+        return f"TargetModel({', '.join([*parts, str(self.device), type(self.backend).__name__])})"
+
     @property
     def backend(self) -> Backend:
         """The backend that runs the passes at present."""

@@ -8,6 +8,7 @@ number of requests. What it learns of one text is a state made by `init_state`, 
 """
 
 import sys
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -44,6 +45,11 @@ class TreePolicy(BaseModel):
             super().__init__(**parameters)
         except ValidationError as error:
             raise _explain(type(self), error) from None
+
+    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+        """The parameters that differ from their defaults: all that `repr` shows."""
+        fields = type(self).model_fields
+        return [(name, value) for name, value in super().__repr_args__() if value != fields[name or ""].default]
 
     @property
     def fixed_shape(self) -> bool:

@@ -12,12 +12,13 @@ from drafttree.core.randomness import SeededRandomness
 from drafttree.core.sampling import Sampling
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.engine.decoder import Decoder
+from drafttree.evaluation import certify
 from drafttree.evaluation.bench import acceptance, bench_acceptance
 from drafttree.evaluation.bench.acceptance import Estimate, expected_by_traversal, reach_by_rejection, reach_by_walking
 from drafttree.evaluation.exactness import law, node_logits, trees
 from drafttree.evaluation.toy_models import TabularModel
 from drafttree.interfaces import cli
-from drafttree.interfaces.cli import bench, decoders
+from drafttree.interfaces.cli import decoders
 from drafttree.verifiers import PointMass, RRSw, Traversal
 from drafttree.verifiers.base import TreeView
 from helpers.toy import Table, ToyDrafter, ToyModel
@@ -134,14 +135,15 @@ def test_acceptance_needs_a_language_model_as_drafter():
             bench_acceptance(engine, PROMPTS)
 
 
-def test_the_command_prints_tables_and_one_line_of_json(small, monkeypatch):
+def test_the_command_prints_tables_or_json(small, monkeypatch):
     monkeypatch.setattr(decoders, "load", lambda *_, **__: decoder())
-    monkeypatch.setattr(bench, "fit", lambda decoder, text, room: (PROMPTS[len(text) % 2], False))
+    monkeypatch.setattr(certify, "fit", lambda decoder, text, room: (PROMPTS[len(text) % 2], False))
     options = ["--temperatures", "0.5,1", "--rounds", "1", "--limit", "2"]
     result = CliRunner().invoke(cli.app, ["bench", "acceptance", *options])
     assert result.exit_code == 0
     assert "published gain of traversal over rrsw at T = 1: 2.2% to 5.7%" in result.stdout
-    assert len(json.loads(result.stdout.splitlines()[-1])["rows"]) == 8
+    result = CliRunner().invoke(cli.app, ["bench", "acceptance", *options, "--json"])
+    assert len(json.loads(result.stdout)["rows"]) == 8
 
 
 @pytest.mark.parametrize("temperatures", ["0", "warm", "-1"])

@@ -1,5 +1,6 @@
 """Lists, help, exit codes, and mistakes told in one line."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,20 @@ def test_policies_and_verifiers_are_listed_in_full():
     assert "1 to 4096" in listing
     verifiers = run("verifiers").stdout
     assert all(f"{name}  {verifier.source}" in verifiers for name, verifier in VERIFIERS.items())
+
+
+def test_lists_and_inspections_as_json():
+    found = json.loads(run("policies", "--json").stdout)
+    assert found.keys() == POLICIES.keys()
+    parameters = {each["name"]: each for each in found["talon"]["parameters"]}
+    assert parameters.keys() == POLICIES["talon"].model_fields.keys()
+    assert (parameters["depth"]["default"], parameters["margin"]["default"]) == (None, 0.03)
+    verifiers = json.loads(run("verifiers", "--json").stdout)
+    assert {name: each["source"] for name, each in verifiers.items()} == {
+        name: verifier.source for name, verifier in VERIFIERS.items()
+    }
+    inspected = json.loads(run("inspect", "embedded-medusa", "--json").stdout)
+    assert (inspected["kind"], inspected["problems"]) == ("medusa", [])
 
 
 def test_mistakes_are_one_line_and_exit_with_2(capsys, prompts, tmp_path):

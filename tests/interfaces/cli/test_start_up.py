@@ -1,5 +1,6 @@
 """What needs no model starts without torch and transformers, which take seconds to import."""
 
+import os
 import subprocess
 import sys
 
@@ -30,10 +31,10 @@ def commands(command, names=()):
         yield from commands(below, [*names, name])
 
 
-def without_torch(statement):
+def without_torch(statement, **environment):
     """What a fresh process prints, which must not have imported anything heavy."""
-    program = PROBE.format(statement=statement)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    command = [sys.executable, "-c", PROBE.format(statement=statement)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, **environment})
     assert done.returncode == 0, done.stderr
     return done
 
@@ -68,6 +69,22 @@ def test_lists(command, shown):
 )
 def test_mistakes_in_the_arguments(arguments):
     assert "drafttree: error: " in run_without_torch(*arguments, code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("generate --policy t", {"talon", "template"}),
+        ("generate --verifier tr", {"traversal"}),
+        ("certify --policies dy", {"dyspec", "dynatree"}),
+        ("bench policies --poli", {"--policies", "--policy"}),
+        ("ben", {"bench"}),
+    ],
+)
+def test_the_shell_completes_names(words, expected):
+    completing = {"_DRAFTTREE_COMPLETE": "complete_bash", "COMP_WORDS": f"drafttree {words}"}
+    done = without_torch(MAIN.format(arguments=[], code=0), **completing, COMP_CWORD=str(len(words.split())))
+    assert set(done.stdout.split()) == expected
 
 
 def test_the_package_and_its_methods():

@@ -11,6 +11,7 @@ judge the drawn one, `PointMass` and `Coupled` the selected ones. Two things kee
   and the context, which `RRSw` and `Traversal` share. `Coupled` has no randomness besides its noise, and counts.
 """
 
+import functools
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,7 @@ from drafttree.core.tree import DraftTree
 from drafttree.drafters.language_model import LanguageModelDrafter
 from drafttree.engine.decoder import Decoder, Prompt
 from drafttree.engine.request import Request
+from drafttree.evaluation.run_store import RunStore
 from drafttree.loading import make_policy
 from drafttree.models import prefill
 from drafttree.verifiers import Coupled, PointMass, RRSw, Verifier
@@ -120,6 +122,7 @@ def bench_acceptance(
     stride: int = 24,
     seed: int = 0,
     progress: Callable[[str], None] = lambda _: None,
+    store: RunStore | None = None,
 ) -> Acceptance:
     """Measure the accepted length of RRSw, Traversal, PointMass and Coupled.
 
@@ -131,6 +134,7 @@ def bench_acceptance(
         stride: tokens between them.
         seed: of texts and trees.
         progress: called after every prompt and temperature with the temperature.
+        store: keeps finished runs; by default none.
 
     Raises:
         ConfigError: the drafter is none, or cannot begin several trees in the same place.
@@ -138,16 +142,23 @@ def bench_acceptance(
     if not isinstance(decoder.drafter, LanguageModelDrafter):
         raise ConfigError("acceptance is measured with a language model as drafter; name one")
     decoder = decoder.with_verifier(Coupled)
-    rows, judged = [], 0
-    for temperature in temperatures:
-        found: list[Lengths] = []
-        for number, prompt in enumerate(prompts):
-            options = {"temperature": temperature, "seed": seed + number}
-            lengths = [_lengths(decoder, text) for text in _contexts(decoder, prompt, rounds, stride, options)]
-            found.append(_mean(lengths))
-            judged += len(lengths)
-            progress(f"T = {temperature:g}")
-        rows += [_row(temperature, shape, found) for shape in found[0]]
+    found: dict[float, list[list[Lengths]]] = {}
+    store = store or RunStore()
+
+    def run(prompt: Prompt, temperature: float, own: int) -> list[Lengths]:
+        contexts = _contexts(decoder, prompt, rounds, stride, {"temperature": temperature, "seed": own})
+        return [_lengths(decoder, text) for text in contexts]
+
+    with store.interruptible():
+        for temperature in temperatures:
+            for number, prompt in enumerate(prompts):
+                work = functools.partial(run, prompt, temperature, seed + number)
+                lengths = store.run((temperature, number), list[Lengths], work)
+                found.setdefault(temperature, []).append(lengths)
+                progress(f"T = {temperature:g}")
+    means = {temperature: [_mean(lengths) for lengths in texts] for temperature, texts in found.items()}
+    rows = [_row(temperature, shape, texts) for temperature, texts in means.items() for shape in texts[0]]
+    judged = sum(len(lengths) for texts in found.values() for lengths in texts)
     return Acceptance(rows, len(prompts), judged, stride)
 
 

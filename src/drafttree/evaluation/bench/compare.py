@@ -105,19 +105,12 @@ def _ways(decoder: Decoder, prompt: list[int], options: dict) -> dict[str, Calla
     rest = {key: value for key, value in options.items() if key != "max_new_tokens"}
 
     def by(engine: Decoder) -> Callable[[int], Generation]:
-        return lambda length: whole(engine.generate(prompt, max_new_tokens=length, **rest))
+        return lambda length: engine.generate(prompt, max_new_tokens=length, **rest)
 
     ways: dict[str, Callable] = {"speculative": by(decoder), "plain": by(decoder.plain())}
     if isinstance(decoder.target, TargetModel):
         ways["transformers"] = lambda length: transformers_generate(decoder, prompt, max_new_tokens=length, **rest)
     return ways
-
-
-def whole(generation: Generation) -> Generation:
-    """Return the generation, or raise KeyboardInterrupt again if Ctrl-C cut it short."""
-    if generation.finish_reason == "interrupted":
-        raise KeyboardInterrupt
-    return generation
 
 
 def _judge(decoder: Decoder, runs: dict, prompt: Prompt, options: dict) -> Comparison:

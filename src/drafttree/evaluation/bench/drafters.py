@@ -13,6 +13,7 @@ from drafttree.drafters import Drafter
 from drafttree.engine.decoder import Decoder, Prompt
 from drafttree.evaluation.bench.policies import PLAIN, PolicyRow, policy_row, race, totals, way
 from drafttree.evaluation.reference import transformers_model
+from drafttree.evaluation.run_store import RunStore
 from drafttree.loading import DrafterSource, PolicyLike, find_drafter, parse_policies
 
 
@@ -68,6 +69,7 @@ def bench_drafters(
     *,
     repeats: int = 1,
     progress: Callable[[str], None] = lambda _: None,
+    store: RunStore | None = None,
     **options,
 ) -> DrafterBench:
     """Run plain decoding and every drafter with every policy over the prompts, by turns.
@@ -79,6 +81,7 @@ def bench_drafters(
         policies: as for `parse_policies`.
         repeats: times everything runs, after a warm-up.
         progress: called after every text with what was run.
+        store: keeps finished runs; by default none.
         **options: as for `Decoder.new_request`; without a seed it is 0, since all write the same texts then.
 
     Raises:
@@ -94,9 +97,9 @@ def bench_drafters(
     for key, (name, spec) in pairs.items():
         ways[key] = way(decoder.with_drafter(made[name]).with_policy(grown[spec]), settings)
     prompts = [(group, decoder.new_request(prompt, **settings).tokens) for group in sets for prompt in sets[group]]
-    runs = race(ways, [ids for _, ids in prompts], repeats, progress)
-    rows = []
-    for group in sets:
+    runs = race(ways, [ids for _, ids in prompts], repeats, progress, store or RunStore())
+    rows, prompts = [], prompts[: len(runs[0])]
+    for group in dict(prompts):
         chosen = [owner == group for owner, _ in prompts]
         for key in ways:
             name, spec = pairs.get(key, ("none", PLAIN))

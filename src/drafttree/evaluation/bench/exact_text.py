@@ -1,15 +1,13 @@
 """The price of `exact_text`, and what it changes: the same texts with and without it, by turns."""
 
-import operator
+import functools
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from drafttree.engine.decoder import Decoder, Prompt
-from drafttree.engine.metrics import Metrics
-from drafttree.evaluation.bench.compare import whole
 from drafttree.evaluation.reference import transformers_model
+from drafttree.evaluation.run_store import RunStore
 from drafttree.loading import PolicyLike, parse_policies
 from drafttree.models import TargetModel, select_exact_text
 
@@ -42,6 +40,14 @@ class ExactTextRow:
         return {**asdict(self), "cost": self.cost}
 
 
+@dataclass(frozen=True)
+class TimedText:
+    """A text and the seconds it took."""
+
+    tokens: list[int]
+    seconds: float
+
+
 def bench_exact_text(
     decoder: Decoder,
     prompts: Sequence[Prompt],
@@ -49,6 +55,7 @@ def bench_exact_text(
     *,
     repeats: int = 3,
     progress: Callable[[str], None] = lambda _: None,
+    store: RunStore | None = None,
     **options,
 ) -> list[ExactTextRow]:
     """Decode every prompt plainly and by every policy, without and with `exact_text`, all by turns.
@@ -59,6 +66,7 @@ def bench_exact_text(
         policies: as for `parse_policies`.
         repeats: times everything is run, after one prompt that is not counted.
         progress: called after every text.
+        store: keeps finished runs; by default none.
         **options: as for `Decoder.new_request`.
 
     Raises:
@@ -66,43 +74,35 @@ def bench_exact_text(
         ModelError: `exact_text` cannot hold for it.
     """
     exact = decoder.with_target(TargetModel(transformers_model(decoder).module, select_exact_text))
-    kinds = decoder, exact
-    chosen = parse_policies(policies)
-    ways = {PLAIN: [each.plain() for each in kinds]}
-    ways |= {spec: [each.with_policy(policy) for each in kinds] for spec, policy in chosen.items()}
-    for both in ways.values():
-        for each in both:
-            each.generate(prompts[0], **options)
-    runs = [_run(ways, prompts, options, progress) for _ in range(repeats)]
-    plain = runs[0][PLAIN]
-    rows = []
-    for name in ways:
-        speeds = [statistics.median(run[name][kind].metrics.tokens_per_second for run in runs) for kind in (0, 1)]
-        same = [sum(map(operator.eq, runs[0][name][kind].texts, plain[kind].texts)) for kind in (0, 1)]
-        rows.append(ExactTextRow(name, len(prompts), (speeds[0], speeds[1]), (same[0], same[1])))
-    return rows
+    ways = {(PLAIN, kind): each.plain() for kind, each in enumerate((decoder, exact))}
+    for spec, policy in parse_policies(policies).items():
+        ways |= {(spec, kind): each.with_policy(policy) for kind, each in enumerate((decoder, exact))}
+    warm_up = functools.cache(lambda way: ways[way].generate(prompts[0], **options))
+
+    def run(way: tuple[str, int], prompt: Prompt) -> TimedText:
+        warm_up(way)
+        generation = ways[way].generate(prompt, **options)
+        return TimedText(generation.tokens, generation.metrics.seconds)
+
+    store, found = store or RunStore(), {way: [] for way in ways}
+    with store.interruptible():
+        for repeat in range(repeats):
+            for index, prompt in enumerate(prompts):
+                for way, texts in found.items():
+                    texts.append(store.run((repeat, index, *way), TimedText, functools.partial(run, way, prompt)))
+                    progress(way[0])
+    return [_row(name, found, len(prompts)) for name, kind in ways if kind == 0 and found[name, 1]]
 
 
-@dataclass(frozen=True)
-class _Texts:
-    texts: list[list[int]]
-    metrics: Metrics
+def _row(name: str, found: dict[tuple[str, int], list[TimedText]], prompts: int) -> ExactTextRow:
+    speeds, same = [], []
+    for kind in (0, 1):
+        texts, plain = found[name, kind], found[PLAIN, kind]
+        rounds = [texts[start : start + prompts] for start in range(0, len(texts), prompts)]
+        speeds.append(statistics.median(_tokens_per_second(each) for each in rounds))
+        same.append(sum(own.tokens == other.tokens for own, other in zip(texts[:prompts], plain, strict=False)))
+    return ExactTextRow(name, len(found[name, 1][:prompts]), (speeds[0], speeds[1]), (same[0], same[1]))
 
 
-def _run(
-    ways: Mapping[str, list[Decoder]],
-    prompts: Sequence[Prompt],
-    options: Mapping[str, Any],
-    progress: Callable[[str], None],
-) -> dict[str, list[_Texts]]:
-    """Every prompt in every way, of both kinds one after the other."""
-    found = {name: [[], []] for name in ways}
-    for index, prompt in enumerate(prompts):
-        for name, both in ways.items():
-            for kind in (0, 1) if index % 2 else (1, 0):
-                found[name][kind].append(whole(both[kind].generate(prompt, **options)))
-                progress(name)
-    return {
-        name: [_Texts([each.tokens for each in kind], Metrics.total(each.metrics for each in kind)) for kind in both]
-        for name, both in found.items()
-    }
+def _tokens_per_second(texts: Sequence[TimedText]) -> float:
+    return sum(len(text.tokens) for text in texts) / sum(text.seconds for text in texts)

@@ -13,6 +13,7 @@ from drafttree.engine.decoder import Decoder
 from drafttree.evaluation.bench.peers import Peer, make_peers
 from drafttree.evaluation.bench.policies import PolicyBench, PolicyRow, bench_policies
 from drafttree.evaluation.reference import transformers_model
+from drafttree.evaluation.run_store import RunStore
 from drafttree.loading import PolicyLike
 from drafttree.models import TargetModel, prefill
 
@@ -78,6 +79,7 @@ def measure_law(
     contexts: Sequence[int] = (),
     peers: bool = True,
     progress: Callable[[str], None] = lambda _: None,
+    store: RunStore | None = None,
     **options,
 ) -> LawBench:
     """Measure the machine, the passes, and decoding by every policy, greedily.
@@ -93,6 +95,7 @@ def measure_law(
             for, since only the time is looked at.
         peers: also run transformers' own ways of generating.
         progress: called after every text with what was run.
+        store: keeps finished runs; by default none.
         **options: as for `Decoder.new_request`.
 
     Raises:
@@ -104,9 +107,8 @@ def measure_law(
     if not nodes:
         raise ConfigError(f"context={context} leaves no room in the model's context of {target.context}")
     others: dict[str, Peer] = make_peers(decoder, max_new_tokens) if peers else {}
-    settings = {"repeats": repeats, "progress": progress, "max_new_tokens": max_new_tokens, "temperature": 0.0}
-    settings |= options
-    bench = bench_policies(decoder, prompts, policies, peers=others, **settings)
+    settings = {"max_new_tokens": max_new_tokens, "temperature": 0.0, "store": store, **options}
+    bench = bench_policies(decoder, prompts, policies, repeats=repeats, peers=others, progress=progress, **settings)
     draft = getattr(decoder.drafter, "model", None)
     return LawBench(
         device=str(target.device),

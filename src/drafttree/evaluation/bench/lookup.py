@@ -5,10 +5,12 @@ prompt and its reference, is taken for the target's output, so a drafted token i
 The latter says nothing of any model; it is the drafter alone on text that people wrote.
 """
 
+import functools
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -20,6 +22,7 @@ from drafttree.engine.decoder import Decoder
 from drafttree.engine.metrics import Metrics
 from drafttree.evaluation.certify import fit
 from drafttree.evaluation.prompts import Example
+from drafttree.evaluation.run_store import RunStore
 from drafttree.loading import PolicyLike, parse_policies
 from drafttree.models import CacheLayout, Output, TreeCache
 from drafttree.policies import TreePolicy
@@ -125,6 +128,7 @@ def bench_lookup(
     max_new_tokens: int = 128,
     repeats: int = 3,
     progress: Callable[[str], None] = lambda _: None,
+    store: RunStore | None = None,
 ) -> LookupBench:
     """Measure every lookup drafter with every policy on every set, then the cost of drafting.
 
@@ -135,6 +139,7 @@ def bench_lookup(
         max_new_tokens: tokens per prompt at most, in both ways.
         repeats: of the timings, whose medians are taken.
         progress: called after every text with what was run.
+        store: keeps finished runs; by default none.
 
     Raises:
         InputError: the decoder has no tokenizer.
@@ -142,24 +147,29 @@ def bench_lookup(
     if decoder.tokenizer is None:
         raise InputError("prompts are texts; give the decoder a tokenizer")
     drafters = {name: kind(decoder.target.vocab_size, decoder.target.device) for name, kind in LOOKUPS.items()}
-    rows, grown = [], parse_policies(policies)
-    for name, examples in sets.items():
-        ways = {
-            "target": [_decoding(decoder, example, max_new_tokens) for example in examples],
-            "replay": [_replaying(decoder, example, max_new_tokens) for example in examples if example.reference],
-        }
-        for way, runs in ways.items():
-            for spec, policy in grown.items() if runs else ():
-                for drafter in drafters:
-                    done = [run(drafters[drafter], policy) for run in runs]
-                    rows.append(_row(name, way, drafter, spec, done))
-                    progress(f"{name} {drafter}")
-    stream = _stream(decoder, sets)
-    costs = [drafting_cost(name, kind, stream, repeats) for name, kind in drafters.items()]
-    return LookupBench(rows, [cost for each in costs for cost in each])
+    rows, costs, grown, store = [], [], parse_policies(policies), store or RunStore()
+    with store.interruptible():
+        for name, way, runs in _ways(decoder, sets, max_new_tokens):
+            for spec, drafter in product(grown, drafters):
+                work = functools.partial(_measure, name, way, drafter, spec, drafters[drafter], grown[spec], runs)
+                rows.append(store.run((name, way, spec, drafter), LookupRow, work))
+                progress(f"{name} {drafter}")
+        stream = _stream(decoder, sets)
+        for name, kind in drafters.items():
+            work = functools.partial(drafting_cost, name, kind, stream, repeats)
+            costs += store.run((name,), list[DraftingCost], work)
+    return LookupBench(rows, costs)
 
 
 Run = Callable[[LookupDrafter, TreePolicy], Metrics]
+
+
+def _ways(decoder: Decoder, sets: Mapping[str, Sequence[Example]], length: int) -> Iterator[tuple[str, str, list[Run]]]:
+    """The names of every set and way, and its runs."""
+    for name, examples in sets.items():
+        yield name, "target", [_decoding(decoder, example, length) for example in examples]
+        if replays := [_replaying(decoder, example, length) for example in examples if example.reference]:
+            yield name, "replay", replays
 
 
 def _decoding(decoder: Decoder, example: Example, length: int) -> Run:
@@ -186,16 +196,15 @@ def _replaying(decoder: Decoder, example: Example, length: int) -> Run:
 
 
 def _metrics(engine: Decoder, prompt: list[int], length: int) -> Metrics:
-    generation = engine.generate(prompt, max_new_tokens=length)
-    if generation.finish_reason == "interrupted":
-        raise KeyboardInterrupt
-    return generation.metrics
+    return engine.generate(prompt, max_new_tokens=length).metrics
 
 
-def _row(name: str, way: str, drafter: str, policy: str, parts: list[Metrics]) -> LookupRow:
-    total = Metrics.total(parts)
+def _measure(
+    name: str, way: str, drafter: str, spec: str, drafting: LookupDrafter, policy: TreePolicy, runs: Sequence[Run]
+) -> LookupRow:
+    total = Metrics.total(run(drafting, policy) for run in runs)
     figures = (total.mean_accepted_tokens, total.mean_nodes, total.draft_efficiency, total.tokens)
-    return LookupRow(name, way, drafter, policy, *figures)
+    return LookupRow(name, way, drafter, spec, *figures)
 
 
 def drafting_cost(name: str, drafter: LookupDrafter, stream: Sequence[int], repeats: int = 3) -> list[DraftingCost]:

@@ -3,15 +3,16 @@
 The first round of a text, in which the drafter reads the prompt, is left out.
 """
 
+import functools
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from drafttree.core.errors import ConfigError
 from drafttree.engine.decoder import Decoder, Prompt
 from drafttree.engine.metrics import Round
-from drafttree.evaluation.bench.compare import whole
+from drafttree.evaluation.run_store import RunStore
 from drafttree.loading import PolicyLike, parse_policies
 
 TIMED = {
@@ -63,9 +64,19 @@ class Overhead:
         """Of the round that is outside the two models' passes."""
         return self.seconds / self.round if self.round else 0.0
 
+    def summary(self) -> dict[str, object]:
+        """Every figure, for JSON."""
+        return {**asdict(self), "outside": self.seconds, "share": self.share}
+
 
 def measure_overhead(
-    decoder: Decoder, prompts: Sequence[Prompt], policies: Sequence[PolicyLike], *, repeats: int = 3, **options
+    decoder: Decoder,
+    prompts: Sequence[Prompt],
+    policies: Sequence[PolicyLike],
+    *,
+    repeats: int = 3,
+    store: RunStore | None = None,
+    **options,
 ) -> list[Overhead]:
     """Time the parts of a round for every policy, interleaved; each part is the median over the repeats.
 
@@ -74,6 +85,7 @@ def measure_overhead(
         prompts: texts or token ids.
         policies: as for `parse_policies`.
         repeats: times every policy runs every prompt, after one more that is not counted.
+        store: keeps finished runs; by default none.
         **options: as for `Decoder.new_request`.
 
     Raises:
@@ -82,15 +94,23 @@ def measure_overhead(
     if decoder.drafter is None:
         raise ConfigError("overhead is measured with a drafter; name one")
     decoders = {spec: decoder.with_policy(policy) for spec, policy in parse_policies(policies).items()}
-    for each in decoders.values():
-        _rounds(each, prompts[0], options)
-    runs = [{spec: _overhead(spec, each, prompts, options) for spec, each in decoders.items()} for _ in range(repeats)]
-    return [_median([run[spec] for run in runs]) for spec in decoders]
+    warm_up = functools.cache(lambda spec: _rounds(decoders[spec], prompts[0], options))
+
+    def run(spec: str) -> Overhead:
+        warm_up(spec)
+        return _overhead(spec, decoders[spec], prompts, options)
+
+    store, runs = store or RunStore(), {spec: [] for spec in decoders}
+    with store.interruptible():
+        for repeat in range(repeats):
+            for spec, own in runs.items():
+                own.append(store.run((repeat, spec), Overhead, functools.partial(run, spec)))
+    return [_median(own) for own in runs.values() if own]
 
 
 def _rounds(decoder: Decoder, prompt: Prompt, options: dict[str, Any]) -> list[Round]:
     """The rounds of a text but the first, in which the drafter reads the prompt."""
-    return whole(decoder.generate(prompt, **options)).metrics.rounds[1:]
+    return decoder.generate(prompt, **options).metrics.rounds[1:]
 
 
 def _overhead(spec: str, decoder: Decoder, prompts: Sequence[Prompt], options: dict[str, Any]) -> Overhead:

@@ -4,6 +4,7 @@ A base model decoded greedily often ends in a loop, which any drafter predicts; 
 reported apart from those whose text does not.
 """
 
+import functools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,8 +16,9 @@ from drafttree.core.errors import ConfigError
 from drafttree.engine.decoder import Decoder, Prompt
 from drafttree.engine.metrics import Metrics, SpeedupLaw
 from drafttree.engine.request import Generation
-from drafttree.evaluation.bench.compare import whole
 from drafttree.evaluation.bench.peers import Peer
+from drafttree.evaluation.reference import ReferenceRun
+from drafttree.evaluation.run_store import RunStore
 from drafttree.loading import PolicyLike, parse_policies
 
 PLAIN = "plain"
@@ -104,6 +106,7 @@ def bench_policies(
     repeats: int = 3,
     peers: Mapping[str, Peer] = MappingProxyType({}),
     progress: Callable[[str], None] = lambda _: None,
+    store: RunStore | None = None,
     **options,
 ) -> PolicyBench:
     """Run plain decoding and every policy over the prompts, by turns.
@@ -115,6 +118,7 @@ def bench_policies(
         repeats: times everything runs, after a warm-up.
         peers: other ways of generating from token ids, to run by turns with ours.
         progress: called after every text with what was run.
+        store: keeps finished runs; by default none.
         **options: as for `Decoder.new_request`; without a seed it is 0, since policies are compared on the same texts.
 
     Raises:
@@ -127,39 +131,55 @@ def bench_policies(
     decoders = {spec: decoder.with_policy(policy) for spec, policy in parse_policies(policies).items()}
     decoders = {PLAIN: decoder.plain()} | decoders
     ways = {spec: way(each, settings) for spec, each in decoders.items()} | dict(peers)
-    runs = race(ways, ids, repeats, progress)
+    runs = race(ways, ids, repeats, progress, store or RunStore())
     looping = [loops(turn[PLAIN].tokens) for turn in runs[0]]
-    groups = {"all": [True] * len(prompts)}
+    groups = {"all": [True] * len(looping)}
     if any(looping) and not all(looping):
         groups |= {"looping": looping, "not looping": [not each for each in looping]}
     return PolicyBench(
         rows=[policy_row(spec, group, chosen, runs) for group, chosen in groups.items() for spec in decoders],
         peers=[_peer(name, group, chosen, runs) for group, chosen in groups.items() for name in peers],
-        prompts=len(prompts),
+        prompts=len(looping),
         looping=sum(looping),
     )
 
 
 def way(decoder: Decoder, options: Mapping[str, Any]) -> Callable[[Sequence[int]], Generation]:
     """Generating from token ids by a decoder."""
-    return lambda prompt: whole(decoder.generate(list(prompt), **options))
+    return lambda prompt: decoder.generate(list(prompt), **options)
 
 
 def race(
-    ways: Mapping[str, Callable], prompts: Sequence[Sequence[int]], repeats: int, progress: Callable[[str], None]
+    ways: Mapping[str, Callable],
+    prompts: Sequence[Sequence[int]],
+    repeats: int,
+    progress: Callable[[str], None],
+    store: RunStore,
 ) -> list[list[Turn]]:
-    """The outputs of all ways for every prompt, run by turns, in every repeat after a warm-up."""
-    for each in ways.values():
-        each(prompts[0])
-    return [[_turn(ways, prompt, progress) for prompt in prompts] for _ in range(repeats)]
+    """The outputs of all ways for every prompt, run by turns, in every repeat; every way is warmed up.
 
+    After an interruption, those of all prompts in the finished repeats, or of the finished prompts in the first one.
+    """
+    warm_up = functools.cache(lambda name: ways[name](prompts[0]))
+    runs: list[list[Turn]] = []
 
-def _turn(ways: Mapping[str, Callable], prompt: Sequence[int], progress: Callable[[str], None]) -> Turn:
-    turn = {}
-    for name, each in ways.items():
-        turn[name] = each(prompt)
-        progress(name)
-    return turn
+    def run(name: str, prompt: Sequence[int]) -> Any:
+        warm_up(name)
+        return ways[name](prompt)
+
+    with store.interruptible():
+        for repeat in range(repeats):
+            runs.append([])
+            for index, prompt in enumerate(prompts):
+                turn: Turn = {}
+                for name in ways:
+                    work = functools.partial(run, name, prompt)
+                    turn[name] = store.run((repeat, index, name), Generation | ReferenceRun, work)
+                    progress(name)
+                runs[-1].append(turn)
+    if not runs[0]:
+        raise KeyboardInterrupt
+    return [run for run in runs if len(run) == len(prompts)] or runs[:1]
 
 
 def _peer(name: str, group: str, chosen: list[bool], runs: list[list[Turn]]) -> PeerRow:

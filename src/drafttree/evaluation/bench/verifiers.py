@@ -6,6 +6,7 @@ product that makes the target's logits, hidden states times head, measured in th
 rest of two models besides, so the share of a round is lower than the share that is printed.
 """
 
+import functools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from drafttree.core.tree import DraftTree, Proposal
 from drafttree.engine.child_sampler import ChildSampler
 from drafttree.engine.draft_logits import AdjustedDraft
 from drafttree.engine.tree_growth import grow
+from drafttree.evaluation.run_store import RunStore
 from drafttree.loading import VerifierLike, parse_verifiers
 from drafttree.policies import Chain, Fixed
 from drafttree.verifiers import VERIFIERS, Greedy, Verifier
@@ -91,6 +93,7 @@ def bench_verifiers(
     repeats: int = 5,
     device: torch.device | None = None,
     progress: Callable[[str], None] = lambda _: None,
+    store: RunStore | None = None,
 ) -> VerifierBench:
     """Time verifiers on synthetic trees.
 
@@ -103,17 +106,21 @@ def bench_verifiers(
         repeats: trees judged for each figure, after one that is not counted.
         device: the CPU by default.
         progress: called after every verifier with its name.
+        store: keeps finished runs; by default none.
     """
     device, rows, chosen = device or torch.device("cpu"), [], parse_verifiers(verifiers)
-    for vocab in vocabs:
-        head = torch.randn(hidden, vocab, device=device)
-        for size in nodes:
-            synthetic = _SyntheticLogits(size, vocab, device)
-            logits = _median(lambda size=size, head=head: _product(head, size), repeats, device)
-            for name, verifier in chosen.items():
-                judge = verifier(Sampling(0.0 if issubclass(verifier, Greedy) else temperature))
-                rows.append(_time(name, judge, synthetic, repeats, logits))
-                progress(name)
+    store = store or RunStore()
+    with store.interruptible():
+        for vocab in vocabs:
+            head = torch.randn(hidden, vocab, device=device)
+            for size in nodes:
+                synthetic = _SyntheticLogits(size, vocab, device)
+                logits = _median(functools.partial(_product, head, size), repeats, device)
+                for name, verifier in chosen.items():
+                    judge = verifier(Sampling(0.0 if issubclass(verifier, Greedy) else temperature))
+                    work = functools.partial(_time, name, judge, synthetic, repeats, logits)
+                    rows.append(store.run((vocab, size, name), VerifierTime, work))
+                    progress(name)
     return VerifierBench(rows, hidden, temperature, str(device), torch.get_num_threads())
 
 

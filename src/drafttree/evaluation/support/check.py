@@ -85,10 +85,10 @@ def check_model(name: str, module: PreTrainedModel, texts: Sequence[Text]) -> Fi
     """Compare texts of a model, which is wrapped, with the greedy ones that transformers wrote before."""
     try:
         decoder = load(module, None, "chain")
-        plain = [_generate(decoder, prompt, **GREEDY) for prompt, _ in texts]
+        plain = [decoder.generate(prompt, **GREEDY) for prompt, _ in texts]
         if difference := _difference(decoder, "plain decoding", texts, plain, GREEDY):
             return Finding(name, FAILS, difference, texts=len(texts))
-        seeded = [(prompt, _generate(decoder, prompt, **SEEDED).tokens) for prompt, _ in texts[-1:]]
+        seeded = [(prompt, decoder.generate(prompt, **SEEDED).tokens) for prompt, _ in texts[-1:]]
     except Exception as error:
         return Finding(name, *_judge(error))
     tries = [_try_policy(decoder, policy, ((GREEDY, texts), (SEEDED, seeded))) for policy in POLICIES]
@@ -119,7 +119,7 @@ def _try_policy(decoder: Decoder, policy: str, sets: Iterable[tuple[dict[str, An
     try:
         grown = decoder.with_policy(make_policy(POLICIES[policy]))
         for options, texts in sets:
-            found = [_generate(_scripted(grown, text), text[0], **options) for text in texts]
+            found = [_scripted(grown, text).generate(text[0], **options) for text in texts]
             metrics += [generation.metrics for generation in found]
             if difference := _difference(decoder, policy, texts, found, options):
                 return _Try(policy, FAILS, difference, len(metrics))
@@ -131,13 +131,6 @@ def _try_policy(decoder: Decoder, policy: str, sets: Iterable[tuple[dict[str, An
 def _scripted(decoder: Decoder, text: Text) -> Decoder:
     prompt, expected = text
     return decoder.with_drafter(ScriptedDrafter([*prompt, *expected], decoder.target.vocab_size))
-
-
-def _generate(decoder: Decoder, prompt: list[int], **options) -> Generation:
-    generation = decoder.generate(prompt, **options)
-    if generation.finish_reason == "interrupted":
-        raise KeyboardInterrupt
-    return generation
 
 
 def _difference(

@@ -8,6 +8,7 @@ import typer
 from drafttree.core.errors import ConfigError
 from drafttree.core.sampling import Sampling
 from drafttree.evaluation.prompts import read_prompts
+from drafttree.evaluation.run_store import RunStore
 from drafttree.interfaces.cli.options import (
     AsJson,
     Device,
@@ -24,12 +25,13 @@ from drafttree.interfaces.cli.options import (
     VerifierNames,
     shaped,
 )
-from drafttree.interfaces.console import print_json, progress
+from drafttree.interfaces.cli.results import Out, finish, open_store
+from drafttree.interfaces.console import progress
 from drafttree.loading import parse_policies, parse_verifiers
 from drafttree.policies import TreePolicy
 from drafttree.verifiers import Verifier
 
-EXACT = {"exact", "policies", "verifiers", "models", "json_"}
+EXACT = {"out", "exact", "policies", "verifiers", "models", "json_"}
 
 
 @shaped
@@ -46,6 +48,7 @@ def certify(
     device: Device = "auto",
     exact_text: ExactText = False,
     ignore_eos: IgnoreEos = False,
+    out: Out = None,
     json_: AsJson = False,
     exact: Annotated[bool, typer.Option("--exact", help="Enumerate toy models instead; needs no prompts.")] = False,
     verifiers: VerifierNames = ["all"],  # noqa: B006
@@ -62,7 +65,7 @@ def certify(
     if exact:
         sampling = _exact_sampling(given, shaping)
         pairs = [*parse_policies(policies).values()], [*parse_verifiers(verifiers).values()]
-        _certify_exactly(*pairs, models, sampling, json_)
+        _certify_exactly(*pairs, models, sampling, open_store(context), json_)
     for name in ("verifiers", "models"):
         if name in given:
             raise ConfigError(f"{given[name]} is for --exact alone; give --exact, or leave it out")
@@ -77,13 +80,11 @@ def certify(
 
     decoder = load_speculative(target, drafter, dtype, device, exact_text=exact_text)
     runs = len(texts) * (len(chosen) + 1 + sampling.greedy)
+    store = open_store(context, texts, shaping)
     with progress(runs) as advance:
         options = shaping | {"seed": seed, "max_new_tokens": max_new_tokens, "ignore_eos": ignore_eos}
-        certificate = certify(decoder, texts, chosen, progress=advance, **options)
-    if json_:
-        print_json(certificate.summary())
-    else:
-        show_certificate(certificate, decoder)
+        certificate = certify(decoder, texts, chosen, progress=advance, store=store, **options)
+    finish(store, json_, certificate.summary(), lambda: show_certificate(certificate, decoder))
     raise typer.Exit(0 if certificate.passed else 1)
 
 
@@ -94,7 +95,7 @@ def _given(context: typer.Context) -> dict[str, str]:
     return {name: flags[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}
 
 
-def _exact_sampling(given: Mapping[str, str], shaping: Mapping[str, Any]) -> dict[str, float]:
+def _exact_sampling(given: Mapping[str, str], shaping: Mapping[str, Any]) -> dict[str, Any]:
     """The sampling of toy models.
 
     Raises:
@@ -114,16 +115,15 @@ def _certify_exactly(
     policies: list[TreePolicy],
     verifiers: list[type[Verifier]],
     models: int | None,
-    sampling: Mapping[str, float],
+    sampling: Mapping[str, Any],
+    store: RunStore,
     json_: bool,
 ) -> NoReturn:
     from drafttree.evaluation.pair_sweep import MODELS, sweep_pairs
     from drafttree.interfaces.display import show_enumeration
 
     with progress(len(policies) * len(verifiers)) as advance:
-        table = sweep_pairs(policies, verifiers, models=models or MODELS, progress=advance, **sampling)
-    if json_:
-        print_json(table.summary())
-    else:
-        show_enumeration(table)
+        chosen = models or MODELS
+        table = sweep_pairs(policies, verifiers, models=chosen, progress=advance, store=store, **sampling)
+    finish(store, json_, table.summary(), lambda: show_enumeration(table))
     raise typer.Exit(0 if table.passed else 1)

@@ -13,22 +13,23 @@ import typer
 import drafttree
 from drafttree.core.errors import DraftTreeError
 from drafttree.interfaces.cli import bench, lists
+from drafttree.interfaces.cli.batch import batch
 from drafttree.interfaces.cli.certify import certify
 from drafttree.interfaces.cli.chat import chat
-from drafttree.interfaces.cli.generate import INTERRUPTED, generate
+from drafttree.interfaces.cli.generate import generate
+from drafttree.interfaces.cli.results import INTERRUPTED
 from drafttree.interfaces.cli.support import support
 
 USAGE_ERROR = cast(type[Exception], typer.BadParameter.__base__)
 
 app = typer.Typer(
     help="Tree speculative decoding: any drafter, any tree policy, any verifier, losslessly.",
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(bench.app, name="bench")
-for command in (generate, chat, lists.policies, lists.inspect, lists.verifiers, certify, support):
+for command in (generate, chat, batch, lists.policies, lists.inspect, lists.verifiers, certify, support):
     app.command()(command)
 
 

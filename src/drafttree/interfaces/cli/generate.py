@@ -16,13 +16,17 @@ from drafttree.interfaces.cli.options import (
     Dtype,
     ExactText,
     IgnoreEos,
+    MaxNewTokens,
     PolicySpec,
     PromptText,
+    SeedOrNone,
+    Stop,
     Target,
     VerifierName,
     given_options,
     shaped,
 )
+from drafttree.interfaces.cli.results import INTERRUPTED
 from drafttree.interfaces.console import make_console, print_json
 from drafttree.loading import find_verifier, make_policy
 from drafttree.loading.specs import DEFAULT_POLICY
@@ -32,8 +36,6 @@ if TYPE_CHECKING:
     from drafttree.engine.request import Generation
     from drafttree.evaluation.bench import Comparison
 
-INTERRUPTED = 130
-
 
 @shaped
 def generate(
@@ -42,12 +44,10 @@ def generate(
     drafter: Drafter = "auto",
     policy: PolicySpec = DEFAULT_POLICY,
     verifier: VerifierName = "auto",
-    seed: Annotated[int | None, typer.Option(help="Of the draws; without one every text is another.")] = None,
+    seed: SeedOrNone = None,
     draft_temperature: DraftTemperature = 1.0,
-    stop: Annotated[list[str] | None, typer.Option(help="A string that ends the text; may be repeated.")] = None,
-    max_new_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens to generate at most; by default what the model says, or 128.")
-    ] = None,
+    stop: Stop = None,
+    max_new_tokens: MaxNewTokens = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
     exact_text: ExactText = False,
@@ -99,9 +99,12 @@ def _write(decoder: "Decoder", prompt: "Prompt", options: dict, *, quiet: bool, 
     console, show = make_console(), not quiet
     if show and console.is_terminal:
         console.print(Text(echo, style="dim"), end="", soft_wrap=True)
-    for chunk in decoder.stream_request(sequence):
-        if show:
-            show_chunk(console, chunk)
+    try:
+        for chunk in decoder.stream_request(sequence):
+            if show:
+                show_chunk(console, chunk)
+    except KeyboardInterrupt:
+        sequence.end("interrupted")
     if show:
         print(flush=True)
     return Generation.of(sequence)

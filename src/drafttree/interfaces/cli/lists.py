@@ -1,67 +1,88 @@
 """`drafttree policies`, `drafttree verifiers` and `drafttree inspect`: lists of methods, and inspection of folders."""
 
 from collections.abc import Mapping
-from typing import Annotated
+from dataclasses import asdict
+from typing import Annotated, Any
 
 import typer
+from pydantic.fields import FieldInfo
 from rich.text import Text
 
-from drafttree.interfaces.console import make_console, make_table
+from drafttree.interfaces.cli.options import AsJson
+from drafttree.interfaces.console import make_console, make_table, print_json
 from drafttree.loading import POLICY_CLASSES, VERIFIER_CLASSES
 from drafttree.policies import TreePolicy
-from drafttree.verifiers import Verifier
 
 
-def policies() -> None:
+def policies(json_: AsJson = False) -> None:
     """List the tree policies, installed ones included: parameters, defaults, ranges and sources."""
-    _show_policies(POLICY_CLASSES.all())
+    classes = POLICY_CLASSES.all().items()
+    found = {name: _summary(policy) | {"parameters": _parameters(policy)} for name, policy in classes}
+    if json_:
+        print_json(found)
+    else:
+        _show_policies(found)
 
 
-def verifiers() -> None:
+def verifiers(json_: AsJson = False) -> None:
     """List the verifiers and their sources, installed ones included."""
-    _show_verifiers(VERIFIER_CLASSES.all())
+    found = {name: _summary(verifier) for name, verifier in VERIFIER_CLASSES.all().items()}
+    if json_:
+        print_json(found)
+    else:
+        _show_verifiers(found)
 
 
-def inspect(path: Annotated[str, typer.Argument(help="A folder, a hub name or an embedded name.")]) -> None:
+def inspect(
+    path: Annotated[str, typer.Argument(help="A folder, a hub name or an embedded name.")], json_: AsJson = False
+) -> None:
     """Say what a drafter's folder is, which target it fits, its sizes, and what it lacks."""
     from drafttree.interfaces.display import show_inspection
     from drafttree.loading.inspect import inspect
 
     found = inspect(path)
-    show_inspection(found)
+    if json_:
+        print_json(asdict(found))
+    else:
+        show_inspection(found)
     raise typer.Exit(1 if found.problems else 0)
 
 
-def _show_policies(policies: Mapping[str, type[TreePolicy]]) -> None:
-    """Every policy with its source and a table of its parameters."""
+def _show_policies(policies: Mapping[str, dict[str, Any]]) -> None:
     for name, policy in policies.items():
-        make_console().print(
-            Text.assemble((name, "bold"), "  ", _source(policy)), Text(_first_paragraph(policy)), sep="\n"
-        )
         table = make_table("parameter", "default", "range", "meaning")
-        for key, field in policy.model_fields.items():
-            table.add_row(key, str(field.default).lower(), _range(field), field.description or "")
+        for parameter in policy["parameters"]:
+            table.add_row(*map(str, (parameter | {"default": str(parameter["default"]).lower()}).values()))
+        _show(name, policy)
         make_console().print(table, "")
 
 
-def _show_verifiers(verifiers: Mapping[str, type[Verifier]]) -> None:
-    """Every verifier with its source."""
+def _show_verifiers(verifiers: Mapping[str, dict[str, Any]]) -> None:
     for name, verifier in verifiers.items():
-        title = Text.assemble((name, "bold"), "  ", _source(verifier))
-        make_console().print(title, Text(_first_paragraph(verifier)), "", sep="\n")
+        _show(name, verifier)
+        make_console().print()
 
 
-def _source(method: type) -> str:
-    """The paper a method is from; the module of one that names none."""
-    return getattr(method, "source", method.__module__)
+def _show(name: str, method: Mapping[str, Any]) -> None:
+    title = Text.assemble((name, "bold"), "  ", method["source"])
+    make_console().print(title, Text(method["description"]), sep="\n")
 
 
-def _first_paragraph(thing: type) -> str:
-    return " ".join((thing.__doc__ or "").split("\n\n")[0].split())
+def _summary(method: type) -> dict[str, Any]:
+    """The paper a method is from (the module of one that names none) and the first paragraph on it."""
+    description = " ".join((method.__doc__ or "").split("\n\n")[0].split())
+    return {"source": getattr(method, "source", method.__module__), "description": description}
 
 
-def _range(field) -> str:
-    """The range of a pydantic field, as "1 to 64"."""
+def _parameters(policy: type[TreePolicy]) -> list[dict[str, Any]]:
+    return [
+        {"name": key, "default": field.default, "range": _range(field), "meaning": field.description or ""}
+        for key, field in policy.model_fields.items()
+    ]
+
+
+def _range(field: FieldInfo) -> str:
+    """The range of a parameter, as "1 to 64"."""
     bounds = [getattr(limit, side) for limit in field.metadata for side in ("ge", "le") if hasattr(limit, side)]
     if field.annotation is bool:
         return "true, false"

@@ -13,25 +13,56 @@ import typer
 from drafttree.core.errors import ConfigError
 from drafttree.core.sampling import Sampling
 from drafttree.evaluation.prompts import read_text
+from drafttree.loading import POLICY_CLASSES, VERIFIER_CLASSES
 from drafttree.verifiers import VERIFIERS
 
 if TYPE_CHECKING:
     from drafttree.constraints.grammar import Grammar
+
+
+def complete_policy(incomplete: str) -> list[str]:
+    """The names of policies that begin so, for the shell."""
+    return [name for name in POLICY_CLASSES.names() if name.startswith(incomplete)]
+
+
+def complete_verifier(incomplete: str) -> list[str]:
+    """The names of verifiers that begin so, for the shell."""
+    return [name for name in VERIFIER_CLASSES.names() if name.startswith(incomplete)]
+
 
 Target = Annotated[str, typer.Option(help='The model whose text is wanted: "embedded", a folder or a hub name.')]
 Drafter = Annotated[
     str,
     typer.Option(help='Who drafts: a model or head as --target, "lookup", "suffix", "mixed:MODEL", "none" or "auto".'),
 ]
-PolicySpec = Annotated[str, typer.Option(help='How the tree grows, such as "talon:budget=60" or "module.Class".')]
+PolicySpec = Annotated[
+    str,
+    typer.Option(
+        help='How the tree grows, such as "talon:budget=60" or "module.Class".', autocompletion=complete_policy
+    ),
+]
 PolicySpecs = Annotated[
     list[str],
-    typer.Option("--policies", "--policy", help='Specifications or "all"; repeat it or separate by semicolons.'),
+    typer.Option(
+        "--policies",
+        "--policy",
+        help='Specifications or "all"; repeat it or separate by semicolons.',
+        autocompletion=complete_policy,
+    ),
 ]
 VerifierNames = Annotated[
-    list[str], typer.Option("--verifiers", "--verifier", help='Names or "all", for --exact; separate by commas.')
+    list[str],
+    typer.Option(
+        "--verifiers",
+        "--verifier",
+        help='Names or "all", for --exact; separate by commas.',
+        autocompletion=complete_verifier,
+    ),
 ]
-VerifierName = Annotated[str, typer.Option(help=f'What is accepted: {", ".join(VERIFIERS)} or "auto".')]
+VerifierName = Annotated[
+    str,
+    typer.Option(help=f'What is accepted: {", ".join(VERIFIERS)} or "auto".', autocompletion=complete_verifier),
+]
 Dtype = Annotated[str, typer.Option(help='"float32", "bfloat16", "float16" or "auto".')]
 Device = Annotated[str, typer.Option(help='"cpu", "cuda", ... or "auto".')]
 ExactText = Annotated[
@@ -57,10 +88,15 @@ SchemaFile = Annotated[Path | None, typer.Option("--json-schema", help="Write JS
 Pattern = Annotated[str | None, typer.Option("--regex", help="Write a text that matches this regular expression.")]
 EbnfFile = Annotated[Path | None, typer.Option("--ebnf", help="Write a text of the EBNF grammar in FILE.")]
 DraftTemperature = Annotated[float, typer.Option(help="Divides the drafter's logits; below 1 it is trusted more.")]
+SeedOrNone = Annotated[int | None, typer.Option("--seed", help="Of the draws; without one every text is another.")]
+Stop = Annotated[list[str] | None, typer.Option(help="A string that ends the text; may be repeated.")]
+MaxNewTokens = Annotated[
+    int | None, typer.Option(min=1, help="Tokens to generate at most; by default what the model says, or 128.")
+]
 Seed = Annotated[int, typer.Option(help="Of the draws.")]
 Length = Annotated[int, typer.Option(min=1, help="Tokens to generate at most, per prompt.")]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end of the text.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
 Files = Annotated[list[Path] | None, typer.Option(help="Prompt file (.jsonl or .txt, also .gz); may be repeated.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="Take only so many prompts.")]
 Repeats = Annotated[int, typer.Option(min=1, help="Runs of everything; medians are reported.")]

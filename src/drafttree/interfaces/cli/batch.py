@@ -1,0 +1,87 @@
+"""`drafttree batch`: a text for every line of a file."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from drafttree.core.errors import InputError
+from drafttree.interfaces.batch import BatchReport, read_jobs, read_records, run_batch
+from drafttree.interfaces.cli.options import (
+    AsJson,
+    Device,
+    Drafter,
+    DraftTemperature,
+    Dtype,
+    IgnoreEos,
+    MaxNewTokens,
+    PolicySpec,
+    SeedOrNone,
+    Stop,
+    Target,
+    VerifierName,
+    given_options,
+    shaped,
+)
+from drafttree.interfaces.console import print_json, progress
+from drafttree.loading import find_verifier, make_policy
+from drafttree.loading.specs import DEFAULT_POLICY
+
+NOT_OF_THE_TEXT = {"source", "out", "json_", "device"}
+
+
+@shaped
+def batch(
+    context: typer.Context,
+    source: Annotated[Path, typer.Argument(metavar="IN.jsonl", help="The prompts, a line of JSON each.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="The texts, a line each, in the same order.")],
+    target: Target = "embedded",
+    drafter: Drafter = "auto",
+    policy: PolicySpec = DEFAULT_POLICY,
+    verifier: VerifierName = "auto",
+    seed: SeedOrNone = None,
+    draft_temperature: DraftTemperature = 1.0,
+    stop: Stop = None,
+    max_new_tokens: MaxNewTokens = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    ignore_eos: IgnoreEos = False,
+    json_: AsJson = False,
+    *,
+    shaping: dict[str, Any],
+) -> None:
+    """Write a text for every line of a file, in order; the same command goes on where it was interrupted.
+
+    A line is {"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}, or a JSON string, which is a
+    prompt; it may have an "id", and options of `Decoder.generate` that go over those of the command. A line that fails
+    becomes a record with an "error", and the exit code is 1.
+    """
+    options = shaping | given_options({"seed": seed, "max_new_tokens": max_new_tokens, "stop": stop})
+    options |= {"ignore_eos": ignore_eos, "draft_temperature": draft_temperature}
+    chosen = make_policy(policy), find_verifier(verifier)
+    if source.resolve() == out.resolve():
+        raise InputError("the texts would go into the file of the prompts; name another file")
+    command = sorted((name, str(value)) for name, value in context.params.items() if name not in NOT_OF_THE_TEXT)
+    jobs = read_jobs(source, command)
+    records = read_records(out, jobs)
+
+    from drafttree.interfaces.cli.decoders import load_named
+
+    decoder = load_named(target, drafter, *chosen, dtype=dtype, device=device)
+    try:
+        with progress(len(jobs) - len(records)) as advance:
+            report = run_batch(decoder, jobs, out, records, options, advance)
+    except KeyboardInterrupt:
+        print(f"drafttree: interrupted; the same command goes on from {out}", file=sys.stderr)
+        raise
+    if json_:
+        print_json(report.summary())
+    else:
+        print(_sentence(report), file=sys.stderr)
+    raise typer.Exit(1 if report.failed else 0)
+
+
+def _sentence(report: BatchReport) -> str:
+    speed = f"{report.tokens / report.seconds:.1f} tokens/s" if report.seconds else "nothing generated"
+    return f"{report.lines} lines: {report.skipped} had a record already, {report.failed} failed; {speed}"

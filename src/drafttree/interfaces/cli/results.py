@@ -1,0 +1,51 @@
+"""The results of measurements: kept in a folder as they are made, and shown in the end or when Ctrl-C ends it."""
+
+import hashlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from drafttree.evaluation.run_store import RunStore
+from drafttree.interfaces.console import print_json
+
+INTERRUPTED = 130
+"""The exit code of a command that Ctrl-C has ended, as shells have it."""
+NOT_OF_THE_COMMAND = {"out", "json_"}
+Out = Annotated[
+    Path | None, typer.Option(help="Keep finished runs in this folder; the same command goes on from there.")
+]
+
+
+def open_store(context: typer.Context, *inputs: object) -> RunStore:
+    """The store of a command's finished runs, in the folder of its --out.
+
+    Args:
+        context: of the command; every option decides what is run.
+        *inputs: what the files named in the options hold.
+
+    Raises:
+        InputError: the folder cannot be used.
+    """
+    options = {name: str(value) for name, value in context.params.items() if name not in NOT_OF_THE_COMMAND}
+    digest = hashlib.sha256(repr(inputs).encode()).hexdigest()
+    command = {"command": context.command_path, **options, "digest of the prompts": digest}
+    return RunStore(context.params["out"], command, partial=True)
+
+
+def finish(store: RunStore, json_: bool, summary: dict[str, object], show: Callable[[], None]) -> None:
+    """Print a result, as JSON or as a person's tables.
+
+    Raises:
+        typer.Exit: if it was interrupted, after it was shown.
+    """
+    if json_:
+        print_json(summary)
+    else:
+        show()
+    if store.interrupted:
+        onward = f"the same command goes on from {store.folder}" if store.folder else "--out FOLDER keeps finished runs"
+        print(f"drafttree: interrupted; {onward}", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED)

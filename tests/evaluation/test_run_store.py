@@ -1,0 +1,193 @@
+"""Finished runs are kept, and the same command goes on from them."""
+
+import json
+
+import pytest
+
+from drafttree.core.errors import ConfigError, InputError
+from drafttree.drafters import LanguageModelDrafter
+from drafttree.engine.decoder import Decoder
+from drafttree.engine.request import Generation
+from drafttree.evaluation.bench import bench_policies, bench_verifiers, measure_overhead
+from drafttree.evaluation.bench.verifiers import VerifierTime
+from drafttree.evaluation.certify import certify
+from drafttree.evaluation.pair_sweep import PairFinding, sweep_pairs
+from drafttree.evaluation.reference import Difference, ReferenceRun
+from drafttree.evaluation.run_store import RUNS, RunStore
+from drafttree.policies import Chain
+from helpers.toy import Table, ToyModel
+
+TARGET = Table(8, order=2, seed=3, scale=1.0)
+DRAFT = TARGET.blurred(0.7)
+COMMAND = {"command": "drafttree bench policies", "seed": "0"}
+PROMPTS = [[1, 2, 3], [2, 3, 4], [3, 4, 5]]
+
+
+def decoder():
+    return Decoder(ToyModel(TARGET), LanguageModelDrafter(ToyModel(DRAFT)), Chain(depth=3))
+
+
+def unused():
+    raise AssertionError("a run that is kept is run again")
+
+
+def interrupt_after(count):
+    """A `progress` that Ctrl-C hits after so many runs."""
+    seen = []
+
+    def progress(name):
+        seen.append(name)
+        if len(seen) == count:
+            raise KeyboardInterrupt
+
+    return progress
+
+
+@pytest.mark.parametrize(
+    ("kind", "make"),
+    [
+        (Generation | ReferenceRun, lambda: decoder().generate(PROMPTS[0], max_new_tokens=8, temperature=1.0, seed=3)),
+        (Generation | ReferenceRun, lambda: ReferenceRun([1, 2], 0.25)),
+        (Generation, lambda: decoder().generate(PROMPTS[0], max_new_tokens=3, logprobs=2)),
+        (Difference | None, lambda: Difference(3, None, 7, float("inf"), 0.1, False)),
+        (Difference | None, lambda: None),
+        (PairFinding, lambda: PairFinding("chain", "rrsw", "exact", 3, 1e-17, sizes=((3, 2), (4, 2)))),
+        (list[VerifierTime], lambda: [VerifierTime("rrsw", 50, 4, 0.5, 1e-5, 1e-6, 1e-4)]),
+    ],
+)
+def test_results_are_read_as_they_were(tmp_path, kind, make):
+    made = RunStore(tmp_path / "new" / "folder", COMMAND).run((0, "a"), kind, make)
+    again = RunStore(tmp_path / "new" / "folder", COMMAND).run((0, "a"), kind, unused)
+    assert again == made
+    assert type(again) is type(made)
+
+
+def test_a_line_that_was_cut_short_is_run_again(tmp_path):
+    store = RunStore(tmp_path / "out", COMMAND)
+    for number in range(3):
+        store.run((number,), int, lambda number=number: number)
+    path = tmp_path / "out" / RUNS
+    path.write_bytes(path.read_bytes()[:-5])
+    store = RunStore(tmp_path / "out", COMMAND)
+    assert store.run((1,), int, unused) == 1
+    assert store.run((2,), int, lambda: 7) == 7
+    assert [json.loads(line)["result"] for line in path.read_text().splitlines()] == [0, 1, 7]
+
+
+def test_a_folder_is_for_one_command(tmp_path):
+    RunStore(tmp_path / "out", COMMAND)
+    with pytest.raises(InputError, match=r"another command \(seed = '0' there, '1' here\); name another folder"):
+        RunStore(tmp_path / "out", COMMAND | {"seed": "1"})
+    with pytest.raises(InputError, match="limit = None there, '3' here"):
+        RunStore(tmp_path / "out", COMMAND | {"limit": "3"})
+
+
+def test_other_folders_are_refused(tmp_path):
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "notes.txt").write_text("keep")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="something else"):
+        RunStore(tmp_path / "notes", COMMAND)
+    with pytest.raises(InputError, match="cannot be written"):
+        RunStore(tmp_path / "file", COMMAND)
+    RunStore(tmp_path / "out", COMMAND)
+    (tmp_path / "out" / RUNS).write_text("no JSON\n")
+    with pytest.raises(InputError, match="something else"):
+        RunStore(tmp_path / "out", COMMAND)
+
+
+def test_without_a_store_an_interruption_is_raised():
+    for measure in (
+        lambda **options: bench_policies(decoder(), PROMPTS, ["chain"], repeats=1, **options),
+        lambda **options: certify(decoder(), PROMPTS, ["chain"], temperature=1.0, **options),
+        lambda **options: sweep_pairs(["chain"], ["rrsw"], models=1, **options),
+        lambda **options: bench_verifiers(["rrsw"], nodes=[4], vocabs=[50], hidden=4, repeats=1, **options),
+    ):
+        with pytest.raises(KeyboardInterrupt):
+            measure(progress=interrupt_after(1))
+
+
+def test_an_interrupted_benchmark_shows_what_is_finished_and_goes_on(tmp_path):
+    def measure(progress):
+        options = {"repeats": 2, "max_new_tokens": 6, "progress": progress, "store": store}
+        return bench_policies(engine, PROMPTS, ["chain"], **options)
+
+    engine, store = decoder(), RunStore(tmp_path, COMMAND, partial=True)
+    result = measure(interrupt_after(5))
+    assert store.interrupted
+    assert [(row.policy, row.prompts) for row in result.rows if row.group == "all"] == [("plain", 2), ("chain", 2)]
+    kept = (tmp_path / RUNS).read_text().splitlines()
+    store, seen = RunStore(tmp_path, COMMAND, partial=True), []
+    result = measure(seen.append)
+    assert not store.interrupted
+    assert result.prompts == 3
+    assert len(seen) == 12
+    lines = (tmp_path / RUNS).read_text().splitlines()
+    assert (len(lines), lines[: len(kept)]) == (12, kept)
+    engine, store = decoder(), RunStore(tmp_path, COMMAND, partial=True)
+    assert measure(seen.append) == result
+    assert engine.target.passes == 0
+
+
+def test_a_benchmark_interrupted_in_its_second_repeat_shows_the_first():
+    store = RunStore(partial=True)
+    options = {"repeats": 3, "max_new_tokens": 6, "store": store}
+    result = bench_policies(decoder(), PROMPTS, ["chain"], progress=interrupt_after(9), **options)
+    assert result.prompts == 3
+
+
+def test_a_benchmark_interrupted_before_anything_is_finished_raises():
+    with pytest.raises(KeyboardInterrupt):
+        bench_policies(decoder(), PROMPTS, ["chain"], progress=interrupt_after(1), store=RunStore(partial=True))
+
+
+def test_an_interrupted_overhead_goes_on(tmp_path):
+    def measure(store):
+        return measure_overhead(engine, PROMPTS, ["chain", "talon"], repeats=1, max_new_tokens=6, store=store)
+
+    engine = decoder()
+    measure(RunStore())
+    engine.target.interrupt_at, engine.target.passes = engine.target.passes * 3 // 4, 0
+    first = measure(RunStore(tmp_path, partial=True))
+    assert [row.policy for row in first] == ["chain"]
+    engine.target.interrupt_at = None
+    whole = measure(RunStore(tmp_path))
+    assert [row.policy for row in whole] == ["chain", "talon"]
+    assert whole[0] == first[0]
+
+
+def test_an_interrupted_certificate_certifies_nothing_until_it_is_finished(tmp_path):
+    def check(progress):
+        options = {"temperature": 1.0, "max_new_tokens": 6, "progress": progress, "store": store}
+        return certify(decoder(), PROMPTS, ["chain", "talon"], **options)
+
+    store = RunStore(tmp_path, partial=True)
+    certificate = check(interrupt_after(5))
+    assert [entry.prompts for entry in certificate.policies] == [2, 1]
+    assert certificate.interrupted
+    assert not certificate.passed
+    assert not certificate.summary()["passed"]
+    store = RunStore(tmp_path, partial=True)
+    certificate = check(lambda _: None)
+    assert [entry.prompts for entry in certificate.policies] == [3, 3]
+    assert certificate.passed
+
+
+def test_an_interrupted_enumeration_goes_on(tmp_path):
+    pairs = {"policies": ["chain"], "verifiers": ["rrsw", "coupled"], "models": 2}
+    part = sweep_pairs(**pairs, progress=interrupt_after(1), store=RunStore(tmp_path, partial=True))
+    assert [finding.verifier for finding in part.findings] == ["rrsw"]
+    assert not part.passed
+    whole = sweep_pairs(**pairs, store=RunStore(tmp_path))
+    assert whole.findings[0] == part.findings[0]
+    assert whole.passed
+
+
+def test_mistakes_are_not_kept(tmp_path):
+    def work():
+        raise ConfigError("wrong")
+
+    store = RunStore(tmp_path)
+    with pytest.raises(ConfigError), store.interruptible():
+        store.run((1,), int, work)
+    assert not (tmp_path / RUNS).read_text()

@@ -1,0 +1,150 @@
+"""`drafttree batch`: a text for every line of a file."""
+
+import json
+
+import pytest
+
+import drafttree
+from helpers.command_line import PROMPT, complaint, run
+
+pytestmark = pytest.mark.usefixtures("quick")
+BAD = {
+    "not json": "not JSON",
+    "[1, 2]": "a line is an object or a string, not [1, 2]",
+    '{"text": "a"}': "neither prompt nor messages",
+    '{"prompt": "a", "messages": []}': "both prompt and messages",
+    '{"prompt": ["a", "b"]}': "a prompt is text or a list of token ids",
+    '{"prompt": ""}': "the prompt is empty",
+    '{"prompt": "a", "temperatur": 1}': "did you mean 'temperature'",
+    '{"prompt": "a", "max_new_tokens": 9999}': "context of 2048",
+    '{"prompt": "a", "grammar": "x"}': "grammar cannot be given in a line",
+    '{"messages": "hello"}': "messages are a list of objects",
+    '{"id": [1], "messages": []}': "messages are a list of objects",
+}
+
+
+@pytest.fixture
+def lines(tmp_path):
+    """Writes lines to a file."""
+
+    def write(*lines):
+        path = tmp_path / "in.jsonl"
+        path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
+        return path
+
+    return write
+
+
+def records(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_texts_are_those_of_the_decoder_in_order(lines, tmp_path, embedded):
+    own = {"id": "sea", "prompt": PROMPT, "max_new_tokens": 4, "temperature": 0.9, "seed": 7, "logprobs": 1}
+    source, out = lines(own, "", json.dumps("Once\u2028upon a time"), {"prompt": [1, 2, 3]}), tmp_path / "out.jsonl"
+    result = run("batch", source, out, "--max-new-tokens", 6)
+    assert result.exit_code == 0
+    assert result.stdout == ""
+    assert "3 lines: 0 had a record already, 0 failed" in result.stderr
+    found = records(out)
+    assert [record["line"] for record in found] == [1, 3, 4]
+    assert [record.get("id") for record in found] == ["sea", None, None]
+    options = {name: value for name, value in own.items() if name not in ("id", "prompt")}
+    sea = embedded.generate(PROMPT, **options)
+    once = embedded.generate("Once\u2028upon a time", max_new_tokens=6)
+    ids = embedded.generate([1, 2, 3], max_new_tokens=6)
+    assert [record["text"] for record in found] == [sea.text, once.text, ids.text]
+    assert [record["tokens"] for record in found] == [sea.tokens, once.tokens, ids.tokens]
+    assert (found[0]["seed"], len(found[0]["logprobs"])) == (7, 4)
+    assert found[1]["finish_reason"] == "length"
+
+
+def test_a_bad_line_becomes_an_error_and_the_others_are_written(lines, tmp_path):
+    source, out = lines(*BAD, {"id": 9, "prompt": PROMPT}), tmp_path / "out.jsonl"
+    result = run("batch", source, out, "--max-new-tokens", 2, "--json")
+    assert result.exit_code == 1
+    summary = json.loads(result.stdout)
+    assert (summary["lines"], summary["failed"], summary["tokens"]) == (len(BAD) + 1, len(BAD), 2)
+    found = records(out)
+    for record, message in zip(found, BAD.values(), strict=False):
+        assert message in record["error"]["message"], record
+    assert found[-2]["id"] == [1]
+    assert (found[-1]["id"], "text" in found[-1]) == (9, True)
+
+
+def test_an_error_of_any_kind_is_that_lines_own(lines, tmp_path, monkeypatch):
+    generate = drafttree.Decoder.generate
+
+    def fail(self, prompt, **options):
+        if prompt == "fail":
+            raise RuntimeError("out of\nmemory")
+        return generate(self, prompt, **options)
+
+    monkeypatch.setattr(drafttree.Decoder, "generate", fail)
+    source, out = lines('"fail"', json.dumps(PROMPT)), tmp_path / "out.jsonl"
+    assert run("batch", source, out, "--max-new-tokens", 2).exit_code == 1
+    assert records(out)[0]["error"] == {"type": "RuntimeError", "message": "out of memory"}
+    assert records(out)[1]["text"]
+
+
+def test_messages_are_given_to_the_decoder(lines, tmp_path, monkeypatch):
+    given, generate = [], drafttree.Decoder.generate
+
+    def generate_from(self, prompt, **options):
+        given.append(prompt)
+        return generate(self, PROMPT, **options)
+
+    monkeypatch.setattr(drafttree.Decoder, "generate", generate_from)
+    messages = [{"role": "user", "content": "hello"}]
+    assert run("batch", lines({"messages": messages}), tmp_path / "out", "--max-new-tokens", 2).exit_code == 0
+    assert given == [messages]
+
+
+def test_an_interrupted_run_goes_on(lines, tmp_path, monkeypatch):
+    source, out = lines(*(json.dumps(f"{PROMPT} {number}") for number in range(3)), "bad"), tmp_path / "out.jsonl"
+    command = ["batch", source, out, "--max-new-tokens", 3]
+    run(*command)
+    whole, generate = out.read_text(), drafttree.Decoder.generate
+    written = [line.partition(', "seconds"')[0] for line in whole.splitlines()]
+    out.unlink()
+
+    def interrupted(self, prompt, **options):
+        if prompt.endswith("2"):
+            raise KeyboardInterrupt
+        return generate(self, prompt, **options)
+
+    monkeypatch.setattr(drafttree.Decoder, "generate", interrupted)
+    result = run(*command)
+    assert "the same command goes on from" in result.stderr
+    kept = out.read_text()
+    assert len(kept.splitlines()) == 2
+    out.write_text(f'{kept}{{"line": 3, "input": "cut sh')
+    monkeypatch.setattr(drafttree.Decoder, "generate", generate)
+    result = run(*command, "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["skipped"] == 2
+    assert out.read_text().startswith(kept)
+    assert [line.partition(', "seconds"')[0] for line in out.read_text().splitlines()] == written
+    result = run(*command, "--json")
+    assert (json.loads(result.stdout)["skipped"], json.loads(result.stdout)["failed"]) == (4, 1)
+    assert result.exit_code == 1
+
+
+def test_records_of_another_input_or_command_are_refused(lines, tmp_path, capsys):
+    source, out = lines(json.dumps(PROMPT)), tmp_path / "out.jsonl"
+    run("batch", source, out, "--max-new-tokens", 2)
+    kept = out.read_text()
+    assert "made from another line or command" in complaint(capsys, "batch", source, out, "--max-new-tokens", 3)
+    lines('"another"')
+    assert "line 1: made from another line" in complaint(capsys, "batch", source, out, "--max-new-tokens", 2)
+    assert out.read_text() == kept
+    out.write_text("notes\n")
+    assert "no record of drafttree batch" in complaint(capsys, "batch", source, out)
+
+
+def test_files_that_cannot_be_used_are_named(lines, tmp_path, capsys):
+    source = lines(json.dumps(PROMPT))
+    assert "into the file of the prompts" in complaint(capsys, "batch", source, source)
+    assert "No such file" in complaint(capsys, "batch", tmp_path / "nowhere", tmp_path / "out")
+    assert "cannot be written" in complaint(capsys, "batch", source, tmp_path / "nowhere" / "out")
+    assert "no lines in it" in complaint(capsys, "batch", lines(""), tmp_path / "out")

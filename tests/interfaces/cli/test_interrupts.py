@@ -1,0 +1,93 @@
+"""Ctrl-C, as the terminal sends it, to a command in a process of its own."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from drafttree.evaluation.run_store import RUNS
+from helpers.command_line import PROMPT
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT to a child")]
+PATIENCE = 120
+DRAFTTREE = ["-m", "drafttree"]
+
+
+def start(*arguments):
+    """A process of Python with these arguments."""
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def interrupted(process):
+    """What a process prints after Ctrl-C."""
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    return out, err
+
+
+def wait_for_runs(path, count):
+    """Wait until so many runs are kept."""
+    ends = time.monotonic() + PATIENCE
+    while not path.exists() or len(path.read_text().splitlines()) < count:
+        assert time.monotonic() < ends
+        time.sleep(0.02)
+
+
+def test_generate_ends_with_what_it_has_written():
+    process = start(*DRAFTTREE, "generate", PROMPT, "--max-new-tokens", 1900, "--ignore-eos")
+    assert process.stdout is not None
+    begun = process.stdout.read(5)
+    out, err = interrupted(process)
+    assert begun + out == f"{(begun + out).rstrip()}\n"
+    assert "tokens per target pass (interrupted)" in err
+
+
+def test_a_loop_over_prompts_in_python_stops():
+    program = (
+        "import drafttree\n"
+        "decoder = drafttree.load()\n"
+        "for number in range(1000):\n"
+        "    print(number, flush=True)\n"
+        "    decoder.generate('Once upon a time', max_new_tokens=300, ignore_eos=True)\n"
+    )
+    process = start("-c", program)
+    assert process.stdout is not None
+    process.stdout.readline()
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == -signal.SIGINT
+    assert err.rstrip().endswith("KeyboardInterrupt")
+    assert len(out.splitlines()) < 20
+
+
+@pytest.mark.parametrize("name", ["bench", "certify"])
+def test_what_is_finished_is_printed_and_kept(name, tmp_path):
+    prompts, out = tmp_path / "prompts.txt", tmp_path / "out"
+    prompts.write_text(f"{PROMPT}\nOnce upon a time\nIn the beginning\n")
+    shared = ["--policies", "chain;talon", "--prompts", prompts, "--max-new-tokens", 60, "--out", out]
+    command = [*(["bench", "policies", "--repeats", 2] if name == "bench" else [name]), *shared, "--dtype", "float32"]
+    process = start(*DRAFTTREE, *command)
+    wait_for_runs(out / RUNS, 5)
+    shown, err = interrupted(process)
+    assert "talon" in shown
+    assert "Certified" not in shown
+    assert f"the same command goes on from {out}" in err
+    kept = (out / RUNS).read_text().splitlines()
+    process = start(*DRAFTTREE, *command, "--json")
+    report = json.loads(process.communicate(timeout=PATIENCE)[0])
+    assert process.returncode == 0
+    runs = (out / RUNS).read_text().splitlines()
+    assert len(kept) < len(runs) == (18 if name == "bench" else 12)
+    assert runs[: len(kept)] == kept
+    assert report["prompts"] == 3 if name == "bench" else report["passed"]
+    process = start(*DRAFTTREE, *command, "--limit", 2)
+    _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 2
+    assert "holds the runs of another command (limit = 'None' there, '2' here)" in err
