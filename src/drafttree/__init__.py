@@ -5,12 +5,17 @@ decoder = drafttree.load()
 print(decoder.generate("It was the best of times").text)
 """
 
-from drafttree import drafters, exactness, hf, models, policies, verifiers
-from drafttree.constraints import grammar
-from drafttree.core import DraftTree, Layer, Sampling, Verdict, errors
-from drafttree.core.errors import DraftTreeError
-from drafttree.engine import Chunk, Decoder, Generation, Metrics, SpeedupLaw
-from drafttree.loading.load import load
+from typing import TYPE_CHECKING
+
+from drafttree.core.lazy import lazy_door
+
+if TYPE_CHECKING:
+    from drafttree import drafters, exactness, hf, models, policies, verifiers
+    from drafttree.constraints import grammar
+    from drafttree.core import DraftTree, Layer, Sampling, Verdict, errors
+    from drafttree.core.errors import DraftTreeError
+    from drafttree.engine import Chunk, Decoder, Generation, Metrics, SpeedupLaw
+    from drafttree.loading.load import load
 
 __version__ = "0.1.0"
 
@@ -35,3 +40,10 @@ __all__ = [
     "policies",
     "verifiers",
 ]
+
+_HOMES = [f"drafttree.{name}" for name in ("core", "core.errors", "engine", "constraints", "loading.load")]
+__getattr__ = lazy_door(__name__, __all__, _HOMES)
+
+
+def __dir__() -> list[str]:
+    return __all__

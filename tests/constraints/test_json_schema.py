@@ -6,7 +6,8 @@ from typing import Literal
 import pytest
 from pydantic import BaseModel, Field
 
-from drafttree.constraints import grammar
+from drafttree.constraints import grammar, schema_comparison
+from drafttree.constraints.json_schema import prepare_schema
 from drafttree.core.errors import ConfigError
 
 pytest.importorskip("xgrammar")
@@ -165,3 +166,54 @@ def test_ordinary_pydantic_models_are_accepted():
 def test_a_schema_with_values_of_wrong_types_is_refused(schema):
     with pytest.raises(ConfigError, match="invalid JSON schema"):
         grammar.json_schema(schema)
+
+
+def node(name: str) -> dict:
+    return obj(
+        properties={"left": {"$ref": f"#/$defs/{name}"}, "right": {"$ref": f"#/$defs/{name}"}},
+        required=["left", "right"],
+    )
+
+
+def refers(*names: str) -> list[dict]:
+    return [{"$ref": f"#/$defs/{name}"} for name in names]
+
+
+TYPES = {
+    "oneOf": [*refers("a"), TEXT],
+    "$defs": {"a": {"anyOf": refers("a", "b") * 4}, "b": {"anyOf": refers("b", "a") * 4}},
+}
+PAIRS = {"oneOf": refers("a", "b"), "$defs": {"a": node("a"), "b": node("b")}}
+MEMBERS = {"a": kind("a", left=refers("a")[0]), "b": kind("b", right={"oneOf": refers("a", "b")})}
+
+
+@pytest.mark.parametrize("schema", [TYPES, PAIRS], ids=["types", "pairs"])
+def test_members_that_refer_to_each_other_are_compared_once(schema, monkeypatch):
+    monkeypatch.setattr(schema_comparison, "MAX_STEPS", 1000)  # along every path it would take 65536
+    with pytest.raises(ConfigError, match="'oneOf' of members that may both hold"):
+        prepare_schema(schema)
+
+
+def test_members_that_refer_to_each_other_are_told_apart_by_their_constants():
+    parsed = grammar.json_schema({"oneOf": refers("a", "b"), "$defs": MEMBERS})._parsed
+    assert _is_grammar_accept_string(parsed, '{"kind": "b", "right": {"kind": "a"}}')
+    assert not _is_grammar_accept_string(parsed, '{"kind": "b", "left": {"kind": "a"}}')
+
+
+def test_too_many_members_to_compare_are_refused(monkeypatch):
+    monkeypatch.setattr(schema_comparison, "MAX_STEPS", 30_000)
+    several = [obj(properties={"k": {"const": number}}, required=["k"]) for number in range(400)]
+    with pytest.raises(ConfigError, match=r"comparing the members .* takes more than 30000 steps; use fewer members"):
+        prepare_schema({"oneOf": several})
+    words = [[f"{letter}{number}" for number in range(900)] for letter in "ab"]
+    assert prepare_schema({"oneOf": [{"enum": each} for each in words]})
+
+
+@pytest.mark.parametrize("inner", [TEXT, {"enum": [[]]}])
+def test_deep_schemas_are_refused(inner):
+    schema = inner
+    for _ in range(450):
+        schema = {"anyOf": [schema, {"type": "null"}]}
+    for form in (schema, json.dumps(schema)):
+        with pytest.raises(ConfigError, match="nested more than 200 levels deep"):
+            grammar.json_schema(form)

@@ -98,7 +98,7 @@ def test_a_length_penalty_must_be_a_pair(penalty):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"repetition_penalty": -1.0}, "repetition_penalty is -1.0: .*positive"),
+        ({"repetition_penalty": -1.0}, "repetition_penalty is -1.0: it must be a number above 0"),
         ({"repetition_penalty": 0}, "repetition_penalty is 0"),
         ({"no_repeat_ngram_size": -2}, "no_repeat_ngram_size is -2"),
         ({"no_repeat_ngram_size": 1.5}, "no_repeat_ngram_size is 1.5"),

@@ -294,8 +294,12 @@ def test_a_list_of_prompts_gives_a_list_of_what_each_alone_gives():
         ([0, -1], {}, InputError, "token id -1 is outside the vocabulary of 8"),
         ([[0], [1, 99]], {}, InputError, "token id 99"),
         ([0] * 60, {"max_new_tokens": 5}, ContextError, "context of 64"),
-        ([0] * 70, {"max_new_tokens": 5}, ContextError, "at most 0 tokens"),
+        ([0] * 70, {"max_new_tokens": 5}, ContextError, "prompt of 70 tokens leaves no room for a text"),
         ([[0], [0] * 64], {"max_new_tokens": 1}, ContextError, "the prompt of 64 tokens"),
+        ([[0], b"abc"], {}, InputError, "not bytes; decode it"),
+        (b"abc", {}, InputError, "not bytes; decode it"),
+        (bytearray(b"abc"), {}, InputError, "not bytearray; decode it"),
+        ({1, 2}, {}, InputError, "not set"),
         ([0], {"max_new_tokens": 0}, ConfigError, "max_new_tokens is 0"),
         ([0], {"max_new_tokens": True}, ConfigError, "max_new_tokens is True"),
         ([0], {"stop": ""}, ConfigError, "none of them empty"),
@@ -486,6 +490,9 @@ def test_a_sequence_can_be_advanced_by_hand():
     assert counts == [4, 4, 2]
     assert sequence.tokens == PROMPT + greedy_text(TARGET, PROMPT, 10)
     assert sequence.remaining == 0
+    passes = decoder.target.passes
+    assert decoder.step(sequence) == 0
+    assert (len(sequence.tokens), decoder.target.passes) == (len(PROMPT) + 10, passes)
 
 
 def test_the_toy_text_is_not_a_loop():

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from drafttree.engine.detokenizer import Detokenizer
 from helpers.toy import PieceTokenizer
 
-PIECES = [b"a", b"b", b"ab", b"c ", b"\xc3", b"\xa9", b"b\xc3", b"\xe2\x82", b"\xac", b"ba"]
+PIECES = [b"a", b"b", b"ab", b"c ", b"\xc3", b"\xa9", b"b\xc3", b"\xe2\x82", b"\xac", b"ba", "\ufffd".encode()]
 EURO = [7, 8]
+REPLACEMENT = 10
 TOKENIZER = PieceTokenizer(PIECES)
 whole_characters = st.sampled_from([(0,), (1,), (2,), (3,), (9,), (7, 8), (4, 5), (6, 5)])
 texts = st.lists(whole_characters, min_size=1, max_size=20).map(lambda parts: list(chain(*parts)))
@@ -79,6 +80,25 @@ def test_a_character_begun_by_the_prompt_is_completed_in_the_text():
     stream = Detokenizer(TOKENIZER, [0, EURO[0]])
     stream.push(EURO[1])
     assert stream.text == "€"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "pushed", "text"),
+    [
+        ([0, REPLACEMENT], [1], "b"),
+        ([REPLACEMENT, REPLACEMENT], [0, 1], "ab"),
+        ([0, REPLACEMENT, EURO[0]], [EURO[1], 1], "€b"),
+        ([0, REPLACEMENT], [*EURO, 1], "€b"),
+        ([0, REPLACEMENT], [REPLACEMENT, 1], "\ufffdb"),
+        ([0, EURO[0]], [1], "b"),
+    ],
+)
+def test_replacement_characters_of_the_prompt_are_no_part_of_the_text(prompt, pushed, text):
+    stream, shown = Detokenizer(TOKENIZER, prompt), ""
+    for token in pushed:
+        stream.push(token)
+        shown += stream.read()
+    assert stream.text == shown == text
 
 
 def test_a_stop_string_is_seen_in_front_of_half_a_character():

@@ -1,5 +1,6 @@
 """Options over the model's own generation config: the text is stock `generate`'s, and a call has the last word."""
 
+import math
 from copy import deepcopy
 
 import pytest
@@ -223,6 +224,14 @@ def test_logprobs_are_the_models_own(decoder, module):
         ({"generation_config": {"top_k": 3}}, "generation_config is of type dict"),
         ({"watermarking_config": 3}, "watermarking_config is of type int"),
         ({"logprobs": -1}, "logprobs is -1"),
+        ({"nonsense": 3}, "unknown option 'nonsense'; none of the"),
+        ({"temperatur": 3}, "unknown option 'temperatur'; did you mean 'temperature'"),
+        ({"eos_token_id": 10**30}, "is outside the vocabulary of 97; give ignore_eos"),
+        ({"eos_token_id": [3, -1]}, "-1 is outside the vocabulary of 97"),
+        ({"repetition_penalty": "2"}, "repetition_penalty is '2': it must be a number above 0"),
+        ({"repetition_penalty": math.inf}, "repetition_penalty is inf: it must be a number above 0"),
+        ({"sequence_bias": [[[5], math.nan]]}, "nan is added to no sequence of tokens, or no number"),
+        ({"sequence_bias": [[[], 1.0]]}, "1.0 is added to no sequence of tokens"),
         ({"prefix_allowed_tokens_fn": 3}, "prefix_allowed_tokens_fn is 3"),
         ({"output_logits": True}, "does not support output_logits=True; give logprobs"),
         ({"streamer": print}, "does not support streamer; iterate over Decoder.stream"),
@@ -232,6 +241,26 @@ def test_bad_values_are_told_in_one_line(decoder, options, words):
     with pytest.raises(ConfigError, match=words) as error:
         decoder.generate(PROMPT, **{"max_new_tokens": 2, **options})
     assert "\n" not in str(error.value)
+
+
+WITH_TOKENS = {"suppress_tokens": [True], "bad_words_ids": [[True]], "begin_suppress_tokens": [True]}
+WITH_TOKENS |= {"sequence_bias": [[[True], 1.0]], "exponential_decay_length_penalty": (True, 1.1)}
+NUMBERS = ("seed", "temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "top_h")
+NUMBERS += ("max_new_tokens", "max_length", "max_time", "eos_token_id", "draft_temperature", "repetition_penalty")
+NUMBERS += ("no_repeat_ngram_size", "min_length", "min_new_tokens", "forced_bos_token_id", "forced_eos_token_id")
+NUMBERS += ("num_beams",)
+
+
+@pytest.mark.parametrize(("name", "value"), [*dict.fromkeys(NUMBERS, True).items(), *WITH_TOKENS.items()])
+def test_true_is_no_number(decoder, name, value):
+    bare = Decoder(decoder.target, eos=(3,))
+    with pytest.raises(ConfigError, match=rf"{name}( is|=)"):
+        bare.generate(PROMPT, **{"max_new_tokens": 2, name: value})
+
+
+def test_eos_tokens_of_a_model_that_are_outside_its_vocabulary_end_nothing(decoder, free):
+    odd = Decoder(decoder.target, eos=(-1, 10**30))
+    assert odd.generate(PROMPT, max_new_tokens=NEW, min_new_tokens=2).tokens == free
 
 
 def test_every_option_is_documented():

@@ -48,3 +48,13 @@ def test_the_text_is_that_of_whole_passes(name, prompt_length, policy):
 def test_a_draft_model_is_used_within_its_original_context_only():
     model = TargetModel(tiny.from_config(CONFIGS["phi3"]()))
     assert (model.context, model.rope_switch, LanguageModelDrafter(model).context) == (64, ORIGINAL, ORIGINAL)
+
+
+@pytest.mark.parametrize(("first", "second"), [(10, ORIGINAL + 8), (ORIGINAL + 8, 10), (ORIGINAL - 4, ORIGINAL - 6)])
+def test_kept_rows_of_other_frequencies_are_not_taken_over(first, second):
+    target, reference = tiny.wrap(tiny.from_config(CONFIGS["phi3"]()))
+    decoder, tokens = Decoder(target), tiny.random_tokens(ORIGINAL + 8, 5)
+    decoder.generate(tokens[:first], max_new_tokens=8, reuse_prefix=True)
+    generation = decoder.generate(tokens[:second], max_new_tokens=8, reuse_prefix=True)
+    assert generation.tokens == whole_passes(reference, tokens[:second], 8)
+    assert generation.metrics.reused_tokens == 0

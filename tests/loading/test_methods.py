@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 import drafttree
 from drafttree import hf
 from drafttree.core.errors import ConfigError
-from drafttree.drafters import MixedDrafter, PromptLookupDrafter
+from drafttree.drafters import LanguageModelDrafter, MixedDrafter, PromptLookupDrafter
 from drafttree.evaluation.pair_sweep import FORMS
 from drafttree.loading import (
     POLICY_CLASSES,
@@ -81,6 +81,13 @@ class Fitted(PromptLookupDrafter):
 
 class Startless:
     vocab_size = 9
+
+
+class Raising:
+    def __init__(self, vocab_size, device, table="a.json"):
+        raise FileNotFoundError(f"no table\nat {table}")
+
+    start = None
 
 
 class Partless:
@@ -210,6 +217,7 @@ def test_the_command_line_lists_entry_points_and_names_the_bad_ones(installed):
         (load, "mymethods.ECHO", "it is a format of files; give a folder"),
         (load, "mymethods.Partless", "of type Partless and lacks context, levels, hidden_layers, nbytes"),
         (load, "mymethods.Lookup:max_ngram=0", "max_ngram is 0"),
+        (load, "mymethods.Raising:table=b", "drafter Raising cannot be made (FileNotFoundError: no table at b)"),
         (load, "mymethods.Lookup:ngrams=4", "unexpected keyword argument 'ngrams'; its parameters: max_ngram"),
         (load, "mymethods.Lookup:max_ngram", "is not of the form parameter=value"),
     ],
@@ -241,6 +249,8 @@ def test_drafters_may_be_objects():
         assert f"the drafter is of type {type(wrong).__name__} and lacks" in told(load, wrong)
         assert lacks in told(load, wrong)
     assert "'Talon' is no drafter: it lacks the method start" in told(load, Talon)
+    assert "LanguageModelDrafter cannot be made by its class" in told(load, LanguageModelDrafter)
+    assert "pass an object of the class" in told(load, LanguageModelDrafter)
 
 
 @pytest.mark.usefixtures("module")

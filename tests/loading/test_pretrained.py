@@ -25,6 +25,7 @@ from drafttree.loading import (
     check_tokenizers,
     load_model,
 )
+from drafttree.loading.inspect import inspect
 from helpers import images, tiny
 from helpers.refusals import told
 from helpers.tokenizers import words
@@ -42,6 +43,72 @@ def open_folder(path: Path) -> PreTrainedModel:
 def test_a_damaged_generation_config_is_told(folder):
     (folder / "generation_config.json").write_text('{"eos_token_id": [')
     assert "generation_config.json cannot be read as JSON" in told(ModelError, open_folder, folder)
+    (folder / "generation_config.json").write_text('{"max_new_tokens": "many"}')
+    assert "generation_config.json is no generation config" in told(ModelError, open_folder, folder)
+
+
+@pytest.mark.parametrize("eos", ["x", "0", 1.5, True, [["a"]], [1, None], {"a": 1}])
+def test_eos_tokens_that_are_none_are_told(folder, eos):
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+    message = told(ModelError, drafttree.load, folder, "lookup", tokenizer=words("a"))
+    assert f"the model's eos_token_id is {eos!r}" in message
+
+
+def change_config(folder: Path, **fields) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | fields))
+
+
+@pytest.mark.parametrize("layers", [-1, 10**9])
+@pytest.mark.parametrize("call", [open_folder, inspect])
+def test_numbers_of_layers_out_of_range_are_told_before_layers_are_built(folder, layers, call):
+    change_config(folder, num_hidden_layers=layers)
+    reason = f"config.json gives num_hidden_layers as {layers}; it must be between 0 and 1000"
+    assert told(ModelError, call, folder) == reason
+    change_config(folder, num_hidden_layers=3, text_config={"n_layer": layers})
+    assert f"config.json gives n_layer as {layers}" in told(ModelError, call, folder)
+
+
+def test_a_model_without_layers_is_told(folder):
+    change_config(folder, num_hidden_layers=0)
+    assert "it has no layers" in told(ModelError, drafttree.load, folder, "lookup", tokenizer=words("a"))
+
+
+class Code:
+    def __reduce__(self):
+        return pytest.fail, ("run",)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_pickles_with_code_are_told_without_torchs_advice(folder, zipped):
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save({**tensors, "x": Code()}, folder / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
+    message = told(ModelError, open_folder, folder)
+    assert "a pickle that holds code or objects, which are not run" in message
+    assert "weights_only" not in message
+
+
+@pytest.mark.parametrize("content", [b"", b"junk"])
+def test_damaged_pickles_are_told(folder, content):
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(content)
+    assert "are truncated or damaged" in told(ModelError, open_folder, folder)
+
+
+def test_an_index_that_lacks_a_part_is_told(folder):
+    index = folder / "model.safetensors.index.json"
+    for kept in ("metadata", "weight_map"):
+        index.write_text(json.dumps({kept: {}}))
+        lost = {"metadata": "weight_map", "weight_map": "metadata"}[kept]
+        assert told(ModelError, open_folder, folder).startswith(f"{index} has no {lost!r}; download it again")
+
+
+@pytest.mark.parametrize("name", ["lookup", "suffix", "none", "auto", "lookup:max_ngram=3", "mixed:embedded-draft"])
+def test_ways_to_draft_are_no_targets(name, monkeypatch):
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_: pytest.fail("tried the network"))
+    reason = f"{name!r} is no model; give an embedded name, a folder or a hub name, and {name!r} as drafter"
+    assert told(ModelError, drafttree.load, name, "none") == reason
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "/no/such/folder", "~/models/x", "a/b/c", "two words"])

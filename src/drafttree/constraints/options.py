@@ -4,6 +4,7 @@ So an option gives the same text here as there. Options that tree drafting canno
 `drafttree.constraints.refusals`, never ignored.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -69,6 +70,12 @@ class ProcessorContext:
     device: torch.device
 
 
+def _repetition_penalty(penalty: float, _: ProcessorContext) -> LogitsProcessor:
+    if not isinstance(penalty, Real) or not 0 < penalty < math.inf:
+        raise ValueError("it must be a number above 0")
+    return RepetitionPenaltyLogitsProcessor(float(penalty))
+
+
 def _bad_words(words: list[list[int]], context: ProcessorContext) -> LogitsProcessor:
     if not all(words):
         raise ValueError("a sequence of tokens must not be empty")
@@ -102,7 +109,7 @@ def _exponential_decay(penalty: tuple[int, float], context: ProcessorContext) ->
     if not context.eos:
         raise ValueError("there is no EOS token to favour")
     match penalty:
-        case [Integral(), Real()]:
+        case [Integral() as begin, Real() as factor] if not isinstance(begin, bool) and not isinstance(factor, bool):
             pass
         case _:
             raise ValueError("it must be a pair: after how many tokens it begins, and the factor it grows by")
@@ -115,7 +122,7 @@ def _suppress_at_begin(tokens: list[int], context: ProcessorContext) -> LogitsPr
 
 PROCESSOR_FACTORIES: dict[str, Callable[[Any, ProcessorContext], LogitsProcessor | None]] = {
     "sequence_bias": lambda bias, _: SequenceBiasLogitsProcessor(bias),
-    "repetition_penalty": lambda penalty, _: RepetitionPenaltyLogitsProcessor(float(penalty)),
+    "repetition_penalty": _repetition_penalty,
     "no_repeat_ngram_size": lambda size, _: NoRepeatNGramLogitsProcessor(size),
     "bad_words_ids": _bad_words,
     "min_length": _min_length,
@@ -165,8 +172,8 @@ def make_processors(
     custom = list(custom)
     made: list[LogitsProcessor] = []
     for name in PROCESSOR_FACTORIES:
-        value = options.get(name)
-        if value is not None and value != NEUTRAL_VALUES.get(name):
+        value, neutral = options.get(name), NEUTRAL_VALUES.get(name)
+        if value is not None and (value != neutral or type(value) is bool is not type(neutral)):
             made += filter(None, [_make(name, value, context)])
     made = [next((mine for mine in custom if type(mine) is type(each)), each) for each in made]
     return LogitsProcessorList([*made, *(mine for mine in custom if mine not in made)])
@@ -174,6 +181,8 @@ def make_processors(
 
 def _make(name: str, value: Any, context: ProcessorContext) -> LogitsProcessor | None:
     try:
+        if isinstance(value, bool) and name != "remove_invalid_values":
+            raise ValueError("it must be a number")
         if name in TOKEN_OPTIONS:
             _check_tokens(_biased_sequences(value) if name == "sequence_bias" else value, context.vocab_size)
         return PROCESSOR_FACTORIES[name](value, context)
@@ -187,14 +196,17 @@ def _check_tokens(value: object, vocab_size: int) -> None:
         raise ValueError(f"token id {invalid[0]} is outside the vocabulary of {vocab_size}")
 
 
-def _biased_sequences(bias: Mapping | Iterable) -> list:
-    """Return the token sequences of `sequence_bias` without their biases."""
-    return list(bias) if isinstance(bias, Mapping) else [tokens for tokens, _ in bias]
+def _biased_sequences(bias: Any) -> list:
+    """Return the token sequences of `sequence_bias` without their biases, which must be numbers."""
+    pairs = [*(bias.items() if isinstance(bias, Mapping) else bias)]
+    if wrong := [added for tokens, added in pairs if not tokens or math.isnan(added)]:
+        raise ValueError(f"{wrong[0]!r} is added to no sequence of tokens, or no number")
+    return [tokens for tokens, _ in pairs]
 
 
 def _token_ids(value: object) -> Iterator[int]:
     """Yield every token id in nested lists."""
-    if isinstance(value, Integral):
+    if isinstance(value, Integral) and not isinstance(value, bool):
         yield int(value)
     elif isinstance(value, Iterable) and not isinstance(value, str):
         for each in value:

@@ -152,4 +152,4 @@ def show_option(name: str, value: Any) -> str:
 
 
 def _same(value: object, neutral: object) -> bool:
-    return isinstance(value, int | float | str) and value == neutral
+    return isinstance(value, int | float | str) and value == neutral and not isinstance(value, bool)

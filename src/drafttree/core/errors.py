@@ -11,6 +11,9 @@ DraftTreeError
 import difflib
 from collections.abc import Iterable
 
+LISTED = 30
+"""Known names that a message lists at most."""
+
 
 class DraftTreeError(Exception):
     """Base class: catch this to catch everything drafttree raises on purpose."""
@@ -39,6 +42,11 @@ class TokenizerMismatch(ModelError):
 def unknown(kind: str, name: object, known: Iterable[str]) -> ConfigError:
     """Return the error for a name that is not among `known`; it suggests the nearest known name."""
     known = sorted(known)
-    nearest = difflib.get_close_matches(str(name).lower(), known, n=1, cutoff=0.5)
-    hint = f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(known) or 'none'}"
+    nearest = difflib.get_close_matches(str(name).lower(), known, n=1)
+    if nearest:
+        hint = f"did you mean {nearest[0]!r}?"
+    elif len(known) > LISTED:
+        hint = f"none of the {len(known)} known ones is like it"
+    else:
+        hint = f"known: {', '.join(known) or 'none'}"
     return ConfigError(f"unknown {kind} {name!r}; {hint}")

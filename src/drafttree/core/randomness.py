@@ -10,18 +10,13 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Protocol
 
-import torch
-from torch import Tensor
-
+from drafttree.core.lazy import Tensor, torch
 from drafttree.core.tree import Proposal
 from drafttree.core.vocab_ops import draw
 
 BLOCK = 2**18
 SPAN = 64
 RUN = 16
-CPU = torch.device("cpu")
-
-
 # SplitMix64's constants as signed numbers, since int64 wraps as uint64 does and torch has no uint64 arithmetic.
 _GOLDEN = -0x61C8864680B583EB
 _MIX = (-0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)
@@ -41,7 +36,7 @@ def _splitmix(bits: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=4)
-def _counter(size: int, device: torch.device) -> Tensor:
+def _counter(size: int, device: "torch.device") -> Tensor:
     return torch.arange(1, size + 1, device=device) * _GOLDEN
 
 
@@ -135,7 +130,7 @@ class SeededRandomness:
         device: where the numbers are used.
     """
 
-    def __init__(self, seed: int, vocab: int, device: torch.device) -> None:
+    def __init__(self, seed: int, vocab: int, device: "torch.device") -> None:
         self._seed, self._vocab, self._device = seed, vocab, device
         self._span = max(1, min(SPAN, BLOCK // vocab))
         self._gumbel: dict[int, Tensor] = {}
@@ -155,7 +150,7 @@ class SeededRandomness:
             self._gumbel |= dict(enumerate(made, first))
         return self._gumbel[position]
 
-    def stream(self, name: str, position: int, size: int, device: torch.device | None = None) -> Tensor:
+    def stream(self, name: str, position: int, size: int, device: "torch.device | str | None" = None) -> Tensor:
         """Float64 `[size]`: the first uniform numbers of a named stream at a position."""
         width = max(RUN, 1 << (size - 1).bit_length())
         span = max(1, min(SPAN, BLOCK // width))
@@ -206,7 +201,7 @@ class SeededRound:
     def _numbers(self, name: str) -> Iterator[float]:
         """The numbers of a stream one after the other, on the host."""
         for run in itertools.count():
-            yield from self._source.stream(f"{name}/{run}", self._position, RUN, CPU).tolist()
+            yield from self._source.stream(f"{name}/{run}", self._position, RUN, "cpu").tolist()
 
 
 def _without_replacement(probs: Tensor, shares: Tensor) -> Tensor:

@@ -9,17 +9,8 @@ from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any
 
-import torch
-from torch import Tensor
-from transformers import (
-    EpsilonLogitsWarper,
-    EtaLogitsWarper,
-    LogitsProcessor,
-    TopHLogitsWarper,
-    TypicalLogitsWarper,
-)
-
 from drafttree.core.errors import ConfigError
+from drafttree.core.lazy import Tensor, torch, transformers
 
 MIN_TEMPERATURE = 1e-6
 TOP_P_SORTED = 1024
@@ -61,8 +52,9 @@ class Sampling:
     def __post_init__(self) -> None:
         for field in fields(self):
             kind, name = FIELD_TYPES[field.type]
-            if not isinstance(getattr(self, field.name), kind):
-                raise ConfigError(f"{field.name} is {getattr(self, field.name)!r}; it must be {name}")
+            value = getattr(self, field.name)
+            if not isinstance(value, kind) or isinstance(value, bool):
+                raise ConfigError(f"{field.name} is {value!r}; it must be {name}")
         drawn = self.temperature >= MIN_TEMPERATURE and self.temperature < math.inf
         allowed = {
             "temperature": (self.temperature == 0 or drawn, f"0 (greedy) or a number of at least {MIN_TEMPERATURE}"),
@@ -101,7 +93,7 @@ class Sampling:
             return logits
         logits = logits / self.temperature
         if self.top_h > 0:
-            logits = _warp(TopHLogitsWarper(self.top_h), logits)
+            logits = _warp(transformers.TopHLogitsWarper(self.top_h), logits)
         if 0 < self.top_k < logits.shape[-1]:
             kth = logits.topk(self.top_k).values[..., -1:]
             logits = logits.masked_fill(logits < kth, -math.inf)
@@ -111,15 +103,15 @@ class Sampling:
             floor = logits.amax(-1, keepdim=True) + math.log(self.min_p)
             logits = logits.masked_fill(logits < floor, -math.inf)
         if self.typical_p < 1:
-            logits = _warp(TypicalLogitsWarper(self.typical_p), logits)
+            logits = _warp(transformers.TypicalLogitsWarper(self.typical_p), logits)
         if self.epsilon_cutoff > 0:
-            logits = _warp(EpsilonLogitsWarper(self.epsilon_cutoff), logits)
+            logits = _warp(transformers.EpsilonLogitsWarper(self.epsilon_cutoff), logits)
         if self.eta_cutoff > 0:
-            logits = _warp(EtaLogitsWarper(self.eta_cutoff, device=str(logits.device)), logits)
+            logits = _warp(transformers.EtaLogitsWarper(self.eta_cutoff, device=str(logits.device)), logits)
         return logits
 
 
-def _warp(warper: LogitsProcessor, logits: Tensor) -> Tensor:
+def _warp(warper: "transformers.LogitsProcessor", logits: Tensor) -> Tensor:
     """Apply a warper of transformers to logits `[..., vocab]`; warpers ignore the token ids, so none are given.
 
     Rows without a possible token, or with NaN, stay as they are: warpers that compute an entropy would raise for them.

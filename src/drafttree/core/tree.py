@@ -15,8 +15,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
-import torch
-from torch import Tensor
+from drafttree.core.lazy import Tensor, torch
 
 
 class Proposal(StrEnum):

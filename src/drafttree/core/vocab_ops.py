@@ -4,9 +4,7 @@ A row of 128,000 columns has 1,000 blocks of 128. Two steps are far cheaper than
 vectorised for floats on a CPU, and `multinomial`, which draws a random number for every column.
 """
 
-import torch
-from torch import Tensor
-from torch.nn.functional import pad
+from drafttree.core.lazy import Tensor, torch
 
 BLOCK = 128
 """Columns of a block."""
@@ -44,7 +42,7 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
     masses = blocks.sum(-1)
     ends = masses.cumsum(-1, dtype=torch.float64)
     block, wanted = _reach(ends, fractions)
-    within = (wanted - pad(ends, (1, 0)).gather(-1, block)) / masses.gather(-1, block)
+    within = (wanted - torch.nn.functional.pad(ends, (1, 0)).gather(-1, block)) / masses.gather(-1, block)
     column, _ = _reach(_block(blocks, block).cumsum(-1, dtype=torch.float64), within.clamp_max(1))
     return (block * BLOCK + column)[..., 0].clamp_max(weights.shape[-1] - 1)
 
@@ -58,7 +56,7 @@ def _reach(ends: Tensor, fractions: Tensor) -> tuple[Tensor, Tensor]:
 def _blocks(rows: Tensor, fill: float) -> Tensor:
     """View rows as `[..., blocks, BLOCK]`, padded with `fill` to a whole number of blocks."""
     missing = -rows.shape[-1] % BLOCK
-    rows = pad(rows, (0, missing), value=fill) if missing else rows
+    rows = torch.nn.functional.pad(rows, (0, missing), value=fill) if missing else rows
     return rows.unflatten(-1, (-1, BLOCK))
 
 

@@ -53,7 +53,7 @@ class DraftSession(DraftLogits, Protocol):
         """Process the prompt as far as possible before the first round; not counted in `passes` or `seconds`.
 
         Args:
-            hidden_states: of every prompt token but the last.
+            hidden_states: of every prompt token but the last, and without those taken over by `resume`.
         """
         ...
 
@@ -63,6 +63,30 @@ class DraftSession(DraftLogits, Protocol):
         Args:
             tokens: the accepted path without the root, then the bonus token.
             hidden_states: of the root and the accepted path; row i belongs to the token before `tokens[i]`.
+        """
+        ...
+
+
+class ResumableSession(DraftSession, Protocol):
+    """A session from which a later one of a text with the same beginning can go on.
+
+    A drafter whose sessions are not resumable reads every prompt anew; if it reads hidden states, so does the target.
+    """
+
+    def keep(self, tokens: int) -> object:
+        """Return a copy of what it knows of at most so many first tokens, for `resume`."""
+        ...
+
+    def resume(self, kept: object, tokens: int) -> int:
+        """Go on, before `prefill`, from what another session has kept, another drafter's perhaps.
+
+        Args:
+            kept: as returned by `keep`, None if nothing was kept.
+            tokens: first tokens that the two texts share; a drafter that reads hidden states may also use the token
+                after them.
+
+        Returns:
+            How many first tokens it has taken over. `prefill` is given the hidden states of those after them.
         """
         ...
 

@@ -234,6 +234,14 @@ class Eagle3Session(PassCounter):
         self._unread = self._unread[-1:]
         self._hidden_states = [tuple(state[:, -1:] for state in hidden_states)] if self._unread else []
 
+    def keep(self, tokens: int) -> object:
+        return self._cache.copy_rows(tokens)
+
+    def resume(self, kept: object, tokens: int) -> int:
+        resumed = self._cache.resume(kept, tokens) if isinstance(kept, TreeCache) else 0
+        self._unread = self._unread[resumed:]
+        return resumed
+
     @torch.inference_mode()
     def root(self) -> Tensor:
         with self.count_pass():

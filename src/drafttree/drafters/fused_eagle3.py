@@ -16,7 +16,7 @@ from drafttree.models.fused_layers import LlamaLayer, PassContext, fuse, rms_nor
 from drafttree.models.pass_inputs import PassInputs
 from drafttree.models.plain_module import is_plain_module
 from drafttree.models.recorded import RecordedPasses, Recorder
-from drafttree.models.tree_attention import EVERYTHING
+from drafttree.models.span import EVERYTHING
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
 REDUCED_TOLERANCE = 0.1

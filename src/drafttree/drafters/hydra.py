@@ -183,6 +183,14 @@ class HydraSession(PassCounter):
             self._extend_context(layer[:, :-1])
             self._unread = layer[:, -1:]
 
+    def keep(self, tokens: int) -> object:
+        return self._cache.copy_rows(tokens)
+
+    def resume(self, kept: object, tokens: int) -> int:
+        if self._drafter.heads.prefix_embeding_layer is None:
+            return tokens  # the newest hidden state is all that is read
+        return self._cache.resume(kept, tokens) if isinstance(kept, TreeCache) else 0
+
     def root(self) -> Tensor:
         with self.count_pass():
             self._extend_context(self._unread)

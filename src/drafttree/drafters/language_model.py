@@ -7,7 +7,7 @@ from torch import Tensor
 
 from drafttree.drafters.base import DraftSession, HiddenStates, extend_visible
 from drafttree.drafters.pass_counter import PassCounter
-from drafttree.models import Model, append, prefill
+from drafttree.models import Model, TreeCache, append, prefill
 
 
 class LanguageModelDrafter:
@@ -54,6 +54,14 @@ class LanguageModelSession(PassCounter):
     def prefill(self, hidden_states: HiddenStates) -> None:
         prefill(self._model, self._cache, self._clamp_to_vocab(self._unread[:-1]))
         self._unread = self._unread[-1:]
+
+    def keep(self, tokens: int) -> object:
+        return self._cache.copy_rows(tokens)
+
+    def resume(self, kept: object, tokens: int) -> int:
+        resumed = self._cache.resume(kept, tokens) if isinstance(kept, TreeCache) else 0
+        self._unread = self._unread[resumed:]
+        return resumed
 
     def root(self) -> Tensor:
         """As in `DraftLogits`; a second call before the next commit begins another tree at the same root."""

@@ -84,6 +84,12 @@ class MedusaSession(PassCounter):
         for layer in hidden_states:
             self._hidden = layer[:, -1:]
 
+    def keep(self, tokens: int) -> object:
+        return None
+
+    def resume(self, kept: object, tokens: int) -> int:
+        return tokens  # the newest hidden state is all that is read
+
     def root(self) -> Tensor:
         with self.count_pass():
             self._logits = self._drafter.logits(self._hidden)

@@ -71,6 +71,15 @@ class MixedSession:
         self._lookup.prefill(hidden_states)
         self._model.prefill(hidden_states)
 
+    def keep(self, tokens: int) -> object:
+        keep = getattr(self._model, "keep", None)
+        return keep(tokens) if keep else None
+
+    def resume(self, kept: object, tokens: int) -> int:
+        """As in `ResumableSession`, by the model's session; lookup's index of the prompt is made anew."""
+        resume = getattr(self._model, "resume", None)
+        return resume(kept, tokens) if resume else 0
+
     def root(self) -> Tensor:
         expected = self._lookup.expected_accepted(self._levels)
         use_lookup = expected > 0 and 1 + expected >= LOOKUP_ROUND_COST * (1 + self._accepted)

@@ -22,12 +22,14 @@ from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Proposal, Verdict
 from drafttree.drafters.base import Drafter, DraftSession, HiddenStates
 from drafttree.engine import compatibility
+from drafttree.engine.chat import is_conversation
 from drafttree.engine.child_sampler import ChildSampler
 from drafttree.engine.detokenizer import Detokenizer
 from drafttree.engine.draft_logits import AdjustedDraft, Constrain
 from drafttree.engine.generation_options import GenerationOptions, RequestOptions
 from drafttree.engine.logprobs import Logprobs
 from drafttree.engine.metrics import Metrics
+from drafttree.engine.prefix_cache import PrefixCache
 from drafttree.engine.prompt import Prompt, check_room, encode, is_batch
 from drafttree.engine.request import Chunk, Generation, Request
 from drafttree.engine.round_clock import RoundClock
@@ -55,9 +57,11 @@ class Decoder:
         eos: token ids that end a text.
         defaults: options of `generate` that hold where a call does not give its own; `drafttree.load` takes those of
             the model's generation config.
+        prefixes: keeps the beginnings of texts, for calls with `reuse_prefix`; None makes one.
 
     Attributes:
         defaults: as given; read-only.
+        prefixes: as given; `prefixes.max_tokens` bounds its memory and `prefixes.clear()` frees it.
 
     Raises:
         ConfigError: policy and verifier are not proven lossless together.
@@ -72,6 +76,7 @@ class Decoder:
         tokenizer=None,
         eos: Sequence[int] = (),
         defaults: Mapping[str, Any] | None = None,
+        prefixes: PrefixCache | None = None,
     ) -> None:
         self.target = target
         self.drafter = drafter
@@ -90,6 +95,7 @@ class Decoder:
         self.tokenizer = tokenizer
         self.eos = tuple(eos)
         self.defaults: Mapping[str, Any] = MappingProxyType(dict(defaults or {}))
+        self.prefixes = PrefixCache() if prefixes is None else prefixes
 
     def plain(self) -> "Decoder":
         """The same decoder without speculation: the baseline every speed-up is measured against."""
@@ -102,6 +108,10 @@ class Decoder:
     def with_drafter(self, drafter: Drafter | None) -> "Decoder":
         """The same decoder with another drafter."""
         return self._with(drafter=drafter)
+
+    def with_target(self, target: Model) -> "Decoder":
+        """The same decoder over another target, which must have the same vocabulary."""
+        return self._with(target=target)
 
     def with_verifier(self, verifier: type[Verifier] | None) -> "Decoder":
         """The same decoder with another verifier."""
@@ -122,7 +132,8 @@ class Decoder:
         """Generate from a prompt, or from each of a list of prompts.
 
         Args:
-            prompt: text, token ids, or a list of either; tensors and arrays of token ids will do.
+            prompt: text, token ids, or a conversation (a list of messages such as `{"role": "user", "content": "Hi"}`,
+                rendered by the tokenizer's chat template), or a list of these; tensors and arrays of token ids will do.
             **options: see `drafttree.engine.generation_options.GenerationOptions`; what is not given is taken from
                 `defaults`.
 
@@ -143,8 +154,8 @@ class Decoder:
         for single in ids:
             check_room(len(single), chosen.max_new_tokens(len(single)), self.target.context)
         finished = []
-        for single in ids:
-            finished.append(self._finish(self._request(single, chosen)))
+        for tokens, single in zip(ids, prompt, strict=True):
+            finished.append(self._finish(self._request(tokens, chosen, single)))
             if finished[-1].finish_reason == "interrupted":
                 break
         return finished
@@ -164,18 +175,18 @@ class Decoder:
         Arguments and errors as for `generate`.
         """
         chosen = RequestOptions.merge(self.defaults, options)
-        return self._request(self._encode(prompt), chosen)
+        return self._request(self._encode(prompt), chosen, prompt)
 
     def _encode(self, prompt: object) -> list[int]:
         return encode(prompt, self.tokenizer, self.target.vocab_size)
 
-    def _request(self, tokens: list[int], options: RequestOptions) -> Request:
+    def _request(self, tokens: list[int], options: RequestOptions, prompt: object) -> Request:
         new_tokens = options.max_new_tokens(len(tokens))
         check_room(len(tokens), new_tokens, self.target.context)
         if options.stop and self.tokenizer is None:
             raise ConfigError("stop strings need a tokenizer; give the decoder one")
-        limit, eos, grammar = len(tokens) + new_tokens, options.eos(self.eos), options.get("grammar")
         vocab, device = self.target.vocab_size, self.target.device
+        limit, eos, grammar = len(tokens) + new_tokens, options.eos(self.eos, vocab), options.get("grammar")
         processors, sampling = options.processors(ProcessorContext(len(tokens), limit, eos, vocab, device))
         verifier = self._verifier(sampling, seeded=options.get("seed") is not None)
         state = grammar.new_state(self.tokenizer, vocab, eos) if grammar else None
@@ -197,6 +208,7 @@ class Decoder:
             recorder=Logprobs(0 if logprobs is True else logprobs) if logprobs else None,
             clock=RoundClock(device),
             draft_temperature=options.get("draft_temperature", 1.0),
+            reuse_prefix=options.get("reuse_prefix", is_conversation(prompt)),
             metrics=Metrics(draft_weight_bytes=self.drafter.nbytes if self.drafter else 0),
         )
 
@@ -221,7 +233,9 @@ class Decoder:
 
     @torch.inference_mode()
     def step(self, request: Request) -> int:
-        """Advance a request by one round and return how many tokens were committed."""
+        """Advance a request by one round and return how many tokens were committed: 0 where its text has ended."""
+        if request.finish_reason:
+            return 0
         begun = time.perf_counter()
         if not request.metrics.rounds:
             self.prefill(request)
@@ -247,6 +261,8 @@ class Decoder:
     def prefill(self, request: Request) -> None:
         """Read a new request's prompt, all but its last token and what its KV cache holds, as target and as drafter."""
         request.cache.long_rope = self._is_long(request)
+        if request.reuse_prefix:
+            self.prefixes.restore(request, reads_hidden=bool(self._hidden_layers))
         unread, wanted = request.tokens[request.cache.length :], self._hidden_layers
         if request.cache.recurrent:
             passes, hidden_states, output = prefill_and_score(self.target, request.cache, unread, wanted)
@@ -330,24 +346,26 @@ class Decoder:
 
     def _finish(self, request: Request) -> Generation:
         try:
-            while not request.finish_reason:
-                self.step(request)
+            with self.prefixes.keeping(request):
+                while not request.finish_reason:
+                    self.step(request)
         except KeyboardInterrupt:
             request.end("interrupted")
         return Generation.of(request)
 
     def stream_request(self, request: Request) -> Iterator[Chunk]:
         """Advance a request to its end, yielding what each round adds."""
-        while not request.finish_reason:
-            known = len(request.tokens)
-            try:
-                self.step(request)
-            except KeyboardInterrupt:
-                request.end("interrupted")
-            tokens = request.tokens[known:]
-            drafted = request.drafted[len(request.drafted) - len(tokens) :]
-            stream = request.text
-            shown = stream.shown
-            text = stream.read(final=bool(request.finish_reason))
-            drafted_text = [request.drafted[token] for token in stream.origins[shown : shown + len(text)]]
-            yield Chunk(text, tokens, drafted, request.finish_reason, drafted_text)
+        with self.prefixes.keeping(request):
+            while not request.finish_reason:
+                known = len(request.tokens)
+                try:
+                    self.step(request)
+                except KeyboardInterrupt:
+                    request.end("interrupted")
+                tokens = request.tokens[known:]
+                drafted = request.drafted[len(request.drafted) - len(tokens) :]
+                stream = request.text
+                shown = stream.shown
+                text = stream.read(final=bool(request.finish_reason))
+                drafted_text = [request.drafted[token] for token in stream.origins[shown : shown + len(text)]]
+                yield Chunk(text, tokens, drafted, request.finish_reason, drafted_text)

@@ -53,7 +53,7 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._stop = tuple(stop)
         self._window = list(prompt[-CONTEXT:])
-        self._known = self._decode().rstrip(UNFINISHED)
+        self._known = self._decode()
         self.shown = 0
 
     def push(self, token: int) -> bool:
@@ -65,9 +65,13 @@ class Detokenizer:
         decoded = self._decode()
         finished = decoded.rstrip(UNFINISHED)
         checked = len(self.text)
-        self.text += finished[len(self._known) :]
+        # The prompt may end in an unfinished character, which this text completes, or in U+FFFD itself, which stays.
+        known = len(self._known.rstrip(UNFINISHED))
+        while known < len(self._known) and finished.startswith(UNFINISHED, known):
+            known += 1
+        self.text += finished[known:]
         self.origins += [self._pushed - 1] * (len(self.text) - checked)
-        self._known = finished
+        self._known = finished if len(finished) > known else self._known
         if finished == decoded:
             self._window = self._window[-CONTEXT:]
             self._known = self._decode()

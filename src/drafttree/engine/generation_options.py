@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, Self, TypeGuard
 
 from torch import Tensor
 from transformers import (
@@ -62,6 +62,8 @@ class GenerationOptions(ProcessorOptions, total=False):
         renormalize_logits: end the processors with a log-softmax; it changes no text but those of float rounding.
         generation_config: a `GenerationConfig`, whose values that are set are defaults for this call.
         grammar: what the text must look like, of `drafttree.grammar`.
+        reuse_prefix: take over what the decoder has kept of an earlier text that begins as the prompt does, instead of
+            reading it again, and keep this text (see `engine.prefix_cache`). By default conversations do.
         draft_temperature: divides the drafter's logits before the policy looks at them. Below 1 policies trust the
             drafter more, which pays where it understates how often it is right; it never changes the law.
         logprobs: True for the log-probability of every token, a number for that many most probable ones beside it.
@@ -90,11 +92,12 @@ class GenerationOptions(ProcessorOptions, total=False):
     renormalize_logits: bool | None
     generation_config: GenerationConfig | None
     grammar: Constraint | None
+    reuse_prefix: bool | None
     draft_temperature: float
     logprobs: bool | int | None
 
 
-FLAGS = ("do_sample", "ignore_eos", "renormalize_logits", "remove_invalid_values")
+FLAGS = ("do_sample", "ignore_eos", "renormalize_logits", "remove_invalid_values", "reuse_prefix")
 SERVED = frozenset(GenerationOptions.__annotations__)
 NOT_ADOPTED = {"max_length", "eos_token_id", "output_scores", "output_logits", "output_attentions"}
 NOT_ADOPTED |= {"output_hidden_states"}
@@ -117,6 +120,11 @@ def model_defaults(config: GenerationConfig | None) -> Mapping[str, Any]:
 
     found = _set_fields(config) if config else {}
     return MappingProxyType({name: value for name, value in found.items() if shapes_text(name, value)})
+
+
+def is_token_ids(ids: object) -> bool:
+    """True for a list of whole numbers."""
+    return isinstance(ids, list | tuple) and all(_is_whole(token) for token in ids)
 
 
 def show_options(options: Mapping[str, Any]) -> str:
@@ -185,16 +193,15 @@ class RequestOptions:
             ConfigError: it is not a whole number of at least 1.
         """
         length, count = self.get("max_length"), self.get("max_new_tokens")
+        for name in ("max_length", "max_new_tokens"):
+            _check_count(name, self.get(name, 1))
         if count is None and length is not None:
-            _check_count("max_length", length)
             if length <= prompt_length:
                 raise ConfigError(f"max_length={length} leaves no room after a prompt of {prompt_length} tokens")
             return length - prompt_length
-        count = MAX_NEW_TOKENS if count is None else count
-        _check_count("max_new_tokens", count)
-        return count
+        return MAX_NEW_TOKENS if count is None else count
 
-    def eos(self, default: tuple[int, ...]) -> tuple[int, ...]:
+    def eos(self, default: tuple[int, ...], vocab_size: int) -> tuple[int, ...]:
         """The token ids that end the text, given those of the decoder.
 
         Raises:
@@ -205,13 +212,17 @@ class RequestOptions:
                 raise ConfigError("a grammar ends its text with an EOS token; leave out ignore_eos")
             return ()
         if "eos_token_id" not in self.values:
-            return default
+            return tuple(token for token in default if 0 <= token < vocab_size)  # a model may name others, in vain
         found = self.get("eos_token_id", [])
         found = found.flatten().tolist() if isinstance(found, Tensor) else found
         ids = [found] if isinstance(found, Integral) else found
-        if not isinstance(ids, list | tuple) or not all(isinstance(token, Integral) for token in ids):
+        if not is_token_ids(ids):
             raise ConfigError(f"eos_token_id is {found!r}; give a token id or a list of them")
-        return tuple(int(token) for token in ids)
+        tokens = tuple(int(token) for token in ids)
+        if wrong := [token for token in tokens if not 0 <= token < vocab_size]:
+            outside = f"eos_token_id is {found!r}, but {wrong[0]} is outside the vocabulary of {vocab_size}"
+            raise ConfigError(f"{outside}; give ignore_eos to go on past EOS tokens")
+        return tokens
 
     def processors(self, context: ProcessorContext) -> tuple[LogitsProcessorList, Sampling]:
         """The logits processors of a text, and the sampling that follows them.
@@ -279,8 +290,12 @@ def _between(value: Any, kind: type, low: float, high: float) -> bool:
     return isinstance(value, kind) and not (kind is Real and isinstance(value, bool)) and low <= value <= high
 
 
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
 def _check_count(name: str, count: object) -> None:
-    if not isinstance(count, Integral) or isinstance(count, bool) or count < 1:
+    if not _is_whole(count) or count < 1:
         raise ConfigError(f"{name} is {count!r}; it must be a whole number of at least 1")
 
 

@@ -56,6 +56,7 @@ class Metrics:
         rounds: every round, in order.
         prefill_passes: target passes over prompts.
         prefill_seconds: wall time before the first rounds: reading prompts.
+        reused_tokens: tokens of prompts that were not read, since an earlier text began with them.
         seconds: wall time, prompts included.
         first_token_seconds: per generation, time from the start to the first committed token.
         draft_weight_bytes: memory of the drafter's weights, those it shares with the target left out.
@@ -66,6 +67,7 @@ class Metrics:
     rounds: list[Round] = field(default_factory=list)
     prefill_passes: int = 0
     prefill_seconds: float = 0.0
+    reused_tokens: int = 0
     seconds: float = 0.0
     first_token_seconds: list[float] = field(default_factory=list)
     draft_weight_bytes: int = 0
@@ -80,6 +82,7 @@ class Metrics:
             whole.rounds += part.rounds
             whole.prefill_passes += part.prefill_passes
             whole.prefill_seconds += part.prefill_seconds
+            whole.reused_tokens += part.reused_tokens
             whole.seconds += part.seconds
             whole.first_token_seconds += part.first_token_seconds
             whole.draft_weight_bytes = max(whole.draft_weight_bytes, part.draft_weight_bytes)
@@ -188,6 +191,7 @@ class Metrics:
             "rounds": len(self.rounds),
             "prefill_passes": self.prefill_passes,
             "prefill_seconds": self.prefill_seconds,
+            "reused_tokens": self.reused_tokens,
             "mean_nodes": self.mean_nodes,
             "target_pass": self.target_pass,
             "draft_pass": self.draft_pass,

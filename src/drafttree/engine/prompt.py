@@ -1,30 +1,36 @@
-"""Prompts: text or token ids, turned into token ids of the target and checked."""
+"""Prompts: text, token ids or a conversation, turned into token ids of the target and checked."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
-from typing import Any
+from typing import Any, cast
 
 from drafttree.core.errors import ContextError, InputError
+from drafttree.engine.chat import Message, is_conversation, render_chat
 
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int] | Sequence[Message]
 
 
 def is_batch(prompt: object) -> bool:
     """True for a list of prompts."""
-    return isinstance(prompt, list | tuple) and bool(prompt) and not isinstance(prompt[0], Integral)
+    if not isinstance(prompt, list | tuple) or not prompt:
+        return False
+    return not isinstance(prompt[0], Integral) and not is_conversation(prompt)
 
 
 def encode(prompt: object, tokenizer: Any, vocab_size: int) -> list[int]:
     """The token ids of a prompt.
 
     Args:
-        prompt: text, token ids, a tensor or an array of them, or what a tokenizer returns.
+        prompt: text, token ids, a tensor or an array of them, what a tokenizer returns, or a list of messages.
         tokenizer: None to work on token ids alone.
         vocab_size: of the target.
 
     Raises:
-        InputError: the prompt is empty, no prompt, outside the vocabulary, or needs a tokenizer that is not there.
+        InputError: the prompt is empty, no prompt, outside the vocabulary, or needs a tokenizer or a chat template that
+            is not there.
     """
+    if is_conversation(prompt):
+        prompt = render_chat(cast(Sequence[Message], prompt), tokenizer)
     if isinstance(prompt, str):
         if tokenizer is None:
             raise InputError("a text prompt needs a tokenizer; pass token ids or give the decoder a tokenizer")
@@ -35,8 +41,10 @@ def encode(prompt: object, tokenizer: Any, vocab_size: int) -> list[int]:
         if not all(_single_row(prompt.get("attention_mask", []))):
             raise InputError("the tokenizer's output holds padding; leave it out")
         prompt = _single_row(prompt["input_ids"])
+    if isinstance(prompt, bytes | bytearray):
+        raise InputError(f"a prompt is text or token ids, not {type(prompt).__name__}; decode it first")
     prompt = getattr(prompt, "tolist", lambda: prompt)()
-    if not isinstance(prompt, Iterable) or isinstance(prompt, dict):
+    if not isinstance(prompt, Iterable) or isinstance(prompt, dict | set | frozenset):
         raise InputError(f"a prompt is text or token ids, not {type(prompt).__name__}")
     tokens = list(prompt)
     if not tokens:
@@ -67,8 +75,14 @@ def check_room(prompt_length: int, max_new_tokens: int, context: int | None) -> 
     Raises:
         ContextError: it would not.
     """
-    if context is not None and prompt_length + max_new_tokens > context:
+    if context is None or prompt_length + max_new_tokens <= context:
+        return
+    if prompt_length >= context:
         raise ContextError(
-            f"the prompt of {prompt_length} tokens and max_new_tokens={max_new_tokens} exceed the model's context "
-            f"of {context}; shorten the prompt or ask for at most {max(context - prompt_length, 0)} tokens"
+            f"the prompt of {prompt_length} tokens leaves no room for a text in the model's context of {context}; "
+            "shorten the prompt"
         )
+    raise ContextError(
+        f"the prompt of {prompt_length} tokens and max_new_tokens={max_new_tokens} exceed the model's context "
+        f"of {context}; shorten the prompt or ask for at most {context - prompt_length} tokens"
+    )

@@ -39,6 +39,7 @@ class Request:
         clock: times the parts of its rounds.
         root_output: the target's output for the first root, where the pass over the prompt has given it.
         draft_temperature: divides the drafter's logits.
+        reuse_prefix: whether it goes on from a beginning in the decoder's prefix cache, and is kept there.
         metrics: of this text.
         drafted: per committed token, whether the drafter proposed it.
         finish_reason: "stop" (an EOS token, stop string or stopping criterion), "length", "interrupted", or None
@@ -61,6 +62,7 @@ class Request:
     clock: RoundClock
     recorder: RowRecorder | None = None
     draft_temperature: float = 1.0
+    reuse_prefix: bool = False
     metrics: Metrics = field(default_factory=Metrics)
     drafted: list[bool] = field(default_factory=list)
     finish_reason: str | None = None

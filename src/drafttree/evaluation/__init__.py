@@ -7,5 +7,6 @@ This door is empty on purpose: `import drafttree` needs `exactness` alone, and t
 - `reference`: transformers' own `generate` on the same weights.
 - `prompts`: prompt files.
 - `support`: which architectures of transformers are exact.
+- `shapes`: sizes of larger models, by name.
 - `bench`: what speculation gains and what it costs.
 """

@@ -125,7 +125,7 @@ def transformers_generate(
 
 def _arguments(decoder: Decoder, options: RequestOptions, prompt_length: int) -> dict[str, Any]:
     """What `generate` is told; what its model's generation config says already is left to it."""
-    eos, sampling = list(options.eos(decoder.eos)), options.sampling
+    eos, sampling = list(options.eos(decoder.eos, decoder.target.vocab_size)), options.sampling
     sampler = {name: value for name, value in vars(sampling).items() if name != "seed"}
     sampler |= {name: sampler[name] or None for name in ("min_p", "top_h")}
     own = {

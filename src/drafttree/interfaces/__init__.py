@@ -1,5 +1,4 @@
-"""The command line, the terminal display and the function for transformers' `generate`."""
+"""The command line, the terminal display and the function for transformers' `generate`.
 
-from drafttree.interfaces.transformers_generate import TreeGenerate, generate
-
-__all__ = ["TreeGenerate", "generate"]
+This door is empty on purpose: the command line starts without torch and transformers, which the rest imports.
+"""

@@ -1,12 +1,9 @@
 """Printing of results on a terminal or into a pipe."""
 
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
 from itertools import groupby
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -16,6 +13,7 @@ from drafttree.evaluation.bench import (
     Acceptance,
     Comparison,
     DrafterBench,
+    ExactTextRow,
     LawBench,
     LookupBench,
     Overhead,
@@ -29,30 +27,10 @@ from drafttree.evaluation.bench.overhead import PARTS
 from drafttree.evaluation.certify import Certificate
 from drafttree.evaluation.pair_sweep import PairFinding, PairSweep
 from drafttree.evaluation.reference import TOLERANCE_ULPS, Difference
+from drafttree.interfaces.console import make_console, make_table
 from drafttree.loading.inspect import Inspection
-from drafttree.policies import TreePolicy
-from drafttree.verifiers import Verifier
 
 DRAFTED = "green"
-
-
-def show_policies(policies: Mapping[str, type[TreePolicy]]) -> None:
-    """Every policy with its source and a table of its parameters."""
-    for name, policy in policies.items():
-        make_console().print(
-            Text.assemble((name, "bold"), "  ", _source(policy)), Text(_first_paragraph(policy)), sep="\n"
-        )
-        table = _table("parameter", "default", "range", "meaning")
-        for key, field in policy.model_fields.items():
-            table.add_row(key, str(field.default).lower(), _range(field), field.description or "")
-        make_console().print(table, "")
-
-
-def show_verifiers(verifiers: Mapping[str, type[Verifier]]) -> None:
-    """Every verifier with its source."""
-    for name, verifier in verifiers.items():
-        title = Text.assemble((name, "bold"), "  ", _source(verifier))
-        make_console().print(title, Text(_first_paragraph(verifier)), "", sep="\n")
 
 
 def show_inspection(found: Inspection) -> None:
@@ -90,7 +68,7 @@ def show_speed(generation: Generation) -> None:
 def show_comparison(compared: Comparison, policy: str) -> None:
     """Speeds side by side, the terms of the law, and what they mean in plain words."""
     console, law = make_console(), compared.law
-    table = _table("", "tokens/s", "ratio", right=2)
+    table = make_table("", "tokens/s", "ratio", right=2)
     names = {
         "speculative": f"drafttree, {policy}",
         "plain": "drafttree, plain",
@@ -99,7 +77,7 @@ def show_comparison(compared: Comparison, policy: str) -> None:
     for way, speed in compared.speeds.items():
         table.add_row(names[way], f"{speed:.1f}", f"{speed / compared.speeds['plain']:.2f}")
     console.print("", table, "", sep="\n")
-    terms = _table("R = tau (1 + h0) / (v + c*delta + h)", "", "", right=1)
+    terms = make_table("R = tau (1 + h0) / (v + c*delta + h)", "", "", right=1)
     for symbol, value, meaning in _law_terms(compared):
         terms.add_row(symbol, f"{value:.3f}", meaning)
     terms.add_row("R predicted", f"{law.predicted:.3f}", "by the law")
@@ -111,16 +89,26 @@ def show_comparison(compared: Comparison, policy: str) -> None:
 
 
 def show_certificate(certificate: Certificate, decoder: Decoder) -> None:
-    """Per policy how many texts are identical, every difference, and the conclusion."""
+    """Per policy how many texts are identical, every difference, and the two conclusions."""
     console = make_console()
-    table = _table("policy", "identical", "verdict")
+    table = make_table("policy", f"as {certificate.reference}", "law", "as plain decoding token for token")
     for policy in certificate.policies:
         verdict = "ties only" if policy.findings and policy.passed else "ok" if policy.passed else "DIFFERENT"
-        table.add_row(policy.policy, f"{policy.identical}/{policy.prompts}", verdict)
+        same = f"{policy.same_text}/{policy.prompts}"
+        table.add_row(policy.policy, f"{policy.identical}/{policy.prompts}", verdict, same)
     console.print(table)
     if any(policy.findings for policy in certificate.policies):
         console.print(_differences(certificate, decoder))
     console.print(Text(_conclusion(certificate)), soft_wrap=True)
+
+
+def show_exact_text(rows: list[ExactTextRow]) -> None:
+    """What `exact_text` costs and changes."""
+    table = make_table("", "tokens/s", "with exact_text", "cost", "as plain decoding", "with exact_text", right=5)
+    for row in rows:
+        speeds, same = [f"{speed:.1f}" for speed in row.speeds], [f"{count}/{row.prompts}" for count in row.same_text]
+        table.add_row(row.policy, *speeds, f"{row.cost:+.1%}", *same)
+    make_console().print(table)
 
 
 def show_bench(result: PolicyBench) -> None:
@@ -128,7 +116,7 @@ def show_bench(result: PolicyBench) -> None:
     columns = ["policy", "tau", "delta", "v", "c", "h", "R law", "R", "tokens/s", "accepted", "nodes"]
     for group in dict.fromkeys(row.group for row in result.rows):
         rows = [row for row in result.rows if row.group == group]
-        table = _table(*columns, right=len(columns) - 1)
+        table = make_table(*columns, right=len(columns) - 1)
         table.title = f"{group}: {rows[0].prompts} prompts"
         for row in rows:
             law = row.law
@@ -146,7 +134,7 @@ def show_drafters(result: DrafterBench) -> None:
     columns = ["drafter", "policy", "tau", "delta", "v", "c", "h", "R law", "R", "tokens/s", "nodes"]
     for group in dict.fromkeys(each.row.group for each in result.rows):
         rows = [each for each in result.rows if each.row.group == group]
-        table = _table(*columns, right=len(columns) - 2)
+        table = make_table(*columns, right=len(columns) - 2)
         table.title = f"{group}: {rows[0].row.prompts} prompts"
         for each in rows:
             row, law = each.row, each.row.law
@@ -154,7 +142,7 @@ def show_drafters(result: DrafterBench) -> None:
             rest = [f"{row.tokens_per_second:.1f}", f"{row.mean_nodes:.1f}"]
             table.add_row(each.drafter, row.policy, *(f"{term:.2f}" for term in terms), *rest)
         make_console().print(table)
-    table = _table("drafter", "passes a round", "ms a pass", "weights, MB", "cache, MB", right=4)
+    table = make_table("drafter", "passes a round", "ms a pass", "weights, MB", "cache, MB", right=4)
     for cost in result.costs:
         sizes = [f"{size / 1e6:.2f}" for size in (cost.weight_bytes, cost.cache_bytes)]
         table.add_row(cost.drafter, f"{cost.passes:.2f}", f"{cost.seconds * 1e3:.2f}", *sizes)
@@ -170,18 +158,18 @@ def show_law(law: LawBench) -> None:
         f"{law.target_bytes / 1e6:.1f} MB, a draft pass {law.draft_bytes / 1e6:.1f} MB",
         soft_wrap=True,
     )
-    passes = _table("nodes", *map(str, law.passes), right=len(law.passes))
+    passes = make_table("nodes", *map(str, law.passes), right=len(law.passes))
     passes.add_row("ms per pass", *(f"{seconds * 1e3:.2f}" for seconds in law.passes.values()))
     passes.add_row("v", *(f"{law.v(nodes):.2f}" for nodes in law.passes))
     console.print(passes)
     if law.contexts:
-        table = _table("tokens before", *(f"ms over {nodes} nodes" for nodes in BEHIND), right=len(BEHIND))
+        table = make_table("tokens before", *(f"ms over {nodes} nodes" for nodes in BEHIND), right=len(BEHIND))
         for context, times in law.contexts.items():
             table.add_row(str(context), *(f"{times[nodes] * 1e3:.2f}" for nodes in BEHIND))
         console.print(table)
     show_bench(law.bench)
     columns = ["", "tokens/s", "GB/s", "of the roofline", "R", "without prompts", "R at h = 0", "share of it"]
-    table = _table(*columns, right=len(columns) - 1)
+    table = make_table(*columns, right=len(columns) - 1)
     for row in (row for row in law.bench.rows if row.group == "all"):
         moved, free = law.moved(row), row.law.without_host
         ratios = [f"{ratio:.2f}" for ratio in (row.law.measured, row.law.decoding, free)]
@@ -194,7 +182,7 @@ def show_law(law: LawBench) -> None:
 def show_overhead(results: list[Overhead]) -> None:
     """The time of a round outside the two models, by part."""
     columns = ["policy", "round", "target", "draft", "outside", "share", *PARTS]
-    table = _table(*columns, right=len(columns) - 1)
+    table = make_table(*columns, right=len(columns) - 1)
     table.title = "mean µs per round; outside the two models' passes:"
     for result in results:
         passes = [result.round, result.target, result.draft, result.seconds]
@@ -206,12 +194,12 @@ def show_overhead(results: list[Overhead]) -> None:
 
 def show_lookup(result: LookupBench) -> None:
     """tau of every drafter and policy by set, then the cost of drafting by length of context."""
-    table = _table("tokens per round", "tau", "nodes", "delta", right=3)
+    table = make_table("tokens per round", "tau", "nodes", "delta", right=3)
     for row in result.rows:
         name = f"{row.prompts}, {row.way}: {row.drafter}, {row.policy}"
         table.add_row(name, f"{row.tau:.2f}", f"{row.nodes:.1f}", f"{row.delta:.1f}")
     make_console().print(table, "")
-    table = _table("drafting alone, µs", "context", "per prompt token", "per round", right=3)
+    table = make_table("drafting alone, µs", "context", "per prompt token", "per round", right=3)
     for cost in result.costs:
         table.add_row(cost.drafter, str(cost.context), f"{cost.read * 1e6:.1f}", f"{cost.round * 1e6:.0f}")
     make_console().print(table)
@@ -224,7 +212,7 @@ def show_verifier_times(result: VerifierBench) -> None:
     for vocab in dict.fromkeys(row.vocab for row in result.rows):
         rows = [row for row in result.rows if row.vocab == vocab]
         columns = [f"{name} {size}" for size in sizes for name in ("ms", "share", "grow")]
-        table = _table("verifier", *columns, right=len(columns))
+        table = make_table("verifier", *columns, right=len(columns))
         table.title = f"vocabulary {vocab}; {where}"
         logits = {row.nodes: row.logits for row in rows}
         table.add_row("(logits)", *(cell for size in sizes for cell in (_milliseconds(logits[size]), "", "")))
@@ -241,7 +229,7 @@ def show_acceptance(result: Acceptance) -> None:
     for temperature in dict.fromkeys(row.temperature for row in result.rows):
         rows = [row for row in result.rows if row.temperature == temperature]
         names = list(rows[0].tokens)
-        table = _table("tree", *names, "traversal over rrsw", right=len(names) + 1)
+        table = make_table("tree", *names, "traversal over rrsw", right=len(names) + 1)
         table.title = f"T = {temperature:g}: tokens per round, {result.prompts} prompts"
         for row in rows:
             cells = [f"{each.mean:.3f} ±{each.margin:.3f}" for each in row.tokens.values()]
@@ -257,11 +245,11 @@ def show_enumeration(result: PairSweep) -> None:
     console, findings = make_console(), result.findings
     verifiers = list(dict.fromkeys(finding.verifier for finding in findings))
     if len(verifiers) > 1:
-        table = _table("", *verifiers)
+        table = make_table("", *verifiers)
         for policy in dict.fromkeys(finding.policy for finding in findings):
             table.add_row(policy, *(finding.verdict for finding in findings if finding.policy == policy))
         console.print(table, "")
-    table = _table("policy", "verifier", "models", "total variation", "accepted", "verdict")
+    table = make_table("policy", "verifier", "models", "total variation", "accepted", "verdict")
     for finding in findings:
         if finding.expected_accepted is not None:
             distance = "" if finding.total_variation is None else f"{finding.total_variation:.1e}"
@@ -278,24 +266,8 @@ def show_enumeration(result: PairSweep) -> None:
     console.print(Text(f"Temperature {result.sampling.temperature:g}. {conclusion}"))
 
 
-@contextmanager
-def progress(total: int) -> Iterator[Callable[[str], None]]:
-    """A progress bar on standard error; what it gives advances it by one and says what was done."""
-    columns = (TextColumn("{task.description:<16}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda name: bar.update(task, advance=1, description=name)
-
-
-def make_console(stderr: bool = False) -> Console:
-    """A console as wide as the terminal, of unlimited width if output goes elsewhere."""
-    stream = sys.stderr if stderr else sys.stdout
-    return Console(stderr=stderr, highlight=False, width=None if stream.isatty() else 1000)
-
-
 def _peers(rows: list[PeerRow]) -> Table:
-    table = _table("", "tokens/s", "over our plain", "same text", right=3)
+    table = make_table("", "tokens/s", "over our plain", "same text", right=3)
     for row in rows:
         same = f"{row.identical}/{row.prompts}"
         table.add_row(row.name, f"{row.tokens_per_second:.1f}", f"{row.over_plain:.2f}", same)
@@ -345,7 +317,7 @@ def _describe(difference: Difference) -> str:
 
 
 def _differences(certificate: Certificate, decoder: Decoder) -> Table:
-    table = _table("policy", "prompt", "position", "expected", "got", "gap", "tolerance", "a tie")
+    table = make_table("policy", "prompt", "position", "expected", "got", "gap", "tolerance", "a tie")
     for policy in certificate.policies:
         for finding in policy.findings:
             found = finding.difference
@@ -367,32 +339,18 @@ def _conclusion(certificate: Certificate) -> str:
     lines += f"{certificate.reference}."
     if certificate.truncated:
         lines += f" {certificate.truncated} prompts were cut to their last tokens to fit the context."
-    if any(policy.findings for policy in certificate.policies) and certificate.dtype != "float32":
-        lines += f" A tie: both tokens within {TOLERANCE_ULPS} ulps of the best logit."
-    return f"{lines} {'Certified.' if certificate.passed else 'NOT certified.'}"
+    law = "certified" if certificate.keeps_law else "NOT certified"
+    lines += f"\nThe law is {law}: {'every' if certificate.keeps_law else 'not every'} text is the reference's"
+    if certificate.keeps_law and any(policy.findings for policy in certificate.policies):
+        lines += f" or differs by a tie, both tokens within {TOLERANCE_ULPS} ulps of the best logit"
+    text = "identical" if certificate.keeps_text else "NOT identical"
+    lines += f".\nThe text is {text} to plain decoding's token for token"
+    return f"{lines}{_text_advice(certificate)}."
 
 
-def _table(*columns: str, right: int = 0) -> Table:
-    """An empty table whose last `right` columns, or those after the first, are numbers."""
-    table = Table(box=None, header_style="bold", title_justify="left", pad_edge=False, padding=(0, 2, 0, 0))
-    numbers = range(1, 1 + right)
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if index in numbers else "left", overflow="fold")
-    return table
-
-
-def _source(method: type) -> str:
-    """The paper a method is from; the module of one that names none."""
-    return getattr(method, "source", method.__module__)
-
-
-def _first_paragraph(thing: type) -> str:
-    return " ".join((thing.__doc__ or "").split("\n\n")[0].split())
-
-
-def _range(field) -> str:
-    """The range of a pydantic field, as "1 to 64"."""
-    bounds = [getattr(limit, side) for limit in field.metadata for side in ("ge", "le") if hasattr(limit, side)]
-    if field.annotation is bool:
-        return "true, false"
-    return " to ".join(map(str, bounds)) if bounds else "text"
+def _text_advice(certificate: Certificate) -> str:
+    if certificate.keeps_text:
+        return ""
+    if certificate.exact_text:
+        return ", as it must be here"
+    return f": in {certificate.dtype} ties fall either way, unless --exact-text is given"

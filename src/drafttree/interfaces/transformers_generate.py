@@ -63,7 +63,7 @@ from drafttree.loading import (
     tokenizer_beside,
     unwrap,
 )
-from drafttree.loading.load import DEFAULT_POLICY
+from drafttree.loading.specs import DEFAULT_POLICY
 from drafttree.models import TargetModel, input_device, select_backend, verify_once
 
 __all__ = ["TreeGenerate", "generate"]

@@ -3,34 +3,39 @@
 The functions `load` and `inspect` are in the modules of their names; this door has what other folders use of the rest.
 """
 
-from drafttree.loading.drafters import (
-    DrafterSource,
-    check_drafter,
-    choose_drafter,
-    find_drafter,
-    load_head,
-    make_drafter,
-)
-from drafttree.loading.methods import POLICY_CLASSES, VERIFIER_CLASSES
-from drafttree.loading.placement import find_device, find_dtype
-from drafttree.loading.pretrained import (
-    ModelSource,
-    check_tokenizers,
-    find_folder,
-    load_model,
-    load_tokenizer,
-    tokenizer_beside,
-    unwrap,
-)
-from drafttree.loading.specs import (
-    PolicyLike,
-    VerifierLike,
-    find_verifier,
-    make_policy,
-    parse_policies,
-    parse_verifiers,
-    policy_spec,
-)
+from typing import TYPE_CHECKING
+
+from drafttree.core.lazy import lazy_door
+
+if TYPE_CHECKING:
+    from drafttree.loading.drafters import (
+        DrafterSource,
+        check_drafter,
+        choose_drafter,
+        find_drafter,
+        load_head,
+        make_drafter,
+    )
+    from drafttree.loading.methods import POLICY_CLASSES, VERIFIER_CLASSES
+    from drafttree.loading.placement import find_device, find_dtype
+    from drafttree.loading.pretrained import (
+        ModelSource,
+        check_tokenizers,
+        find_folder,
+        load_model,
+        load_tokenizer,
+        tokenizer_beside,
+        unwrap,
+    )
+    from drafttree.loading.specs import (
+        PolicyLike,
+        VerifierLike,
+        find_verifier,
+        make_policy,
+        parse_policies,
+        parse_verifiers,
+        policy_spec,
+    )
 
 __all__ = [
     "POLICY_CLASSES",
@@ -58,3 +63,6 @@ __all__ = [
     "tokenizer_beside",
     "unwrap",
 ]
+
+_MODULES = [f"drafttree.loading.{name}" for name in ("specs", "methods", "placement", "pretrained", "drafters")]
+__getattr__ = lazy_door(__name__, __all__, _MODULES)

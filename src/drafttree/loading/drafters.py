@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from drafttree.core.errors import ConfigError, ModelError
+from drafttree.core.errors import ConfigError, DraftTreeError, ModelError
 from drafttree.drafters import LOOKUPS, Drafter, LanguageModelDrafter, MixedDrafter, SuffixDrafter
 from drafttree.drafters.formats import (
     LANGUAGE_MODEL,
@@ -31,7 +31,7 @@ from drafttree.drafters.formats import (
     unsupported_kind,
 )
 from drafttree.loading import zoo
-from drafttree.loading.methods import DRAFTER_CLASSES, head_formats, missing_parts
+from drafttree.loading.drafter_methods import DRAFTER_CLASSES, head_formats, missing_parts
 from drafttree.loading.pretrained import (
     ModelSource,
     check_tokenizers,
@@ -207,9 +207,17 @@ def _construct(
     try:
         inspect.signature(make).bind(*arguments, **options)
     except TypeError as error:
-        takes = ", ".join([*inspect.signature(make).parameters][len(arguments) :]) or "none"
-        raise ConfigError(f"drafter {drafter.__name__} cannot be made: {error}; its parameters: {takes}") from None
-    return _check_parts(make(*arguments, **options))
+        takes = [*inspect.signature(make).parameters][len(arguments) :]
+        advice = f"its parameters: {', '.join(takes)}" if takes else "pass an object of the class"
+        raise ConfigError(f"drafter {drafter.__name__} cannot be made by its class: {error}; {advice}") from None
+    try:
+        made = make(*arguments, **options)
+    except DraftTreeError:
+        raise
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"drafter {drafter.__name__} cannot be made ({reason})") from error
+    return _check_parts(made)
 
 
 def _check_parts(drafter: Any) -> Drafter:

@@ -19,8 +19,8 @@ from drafttree.drafters.formats import (
     recognise,
 )
 from drafttree.drafters.formats.checkpoints import OBJECT, entry
-from drafttree.loading.methods import head_formats
-from drafttree.loading.pretrained import class_of, find_folder
+from drafttree.loading.drafter_methods import head_formats
+from drafttree.loading.pretrained import check_layer_counts, class_of, find_folder
 
 UNKNOWN = "not said"
 
@@ -77,6 +77,7 @@ Looked = tuple[dict[str, object], dict[str, object], Iterable[str]]
 
 
 def _language_model(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Looked:
+    check_layer_counts(config)
     text = entry(config, "text_config", OBJECT) or config
     fits = {"tokenizer": "the same as its own", "vocabulary": text.get("vocab_size", UNKNOWN)}
     names = ("hidden_size", "num_hidden_layers", "max_position_embeddings")

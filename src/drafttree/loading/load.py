@@ -13,10 +13,9 @@ from drafttree.engine.generation_options import model_defaults, show_options
 from drafttree.loading.drafters import DrafterSource, check_drafter_exists, choose_drafter, find_drafter
 from drafttree.loading.placement import find_placement
 from drafttree.loading.pretrained import ModelSource, eos_ids, find_model, load_model, load_tokenizer
-from drafttree.loading.specs import PolicyLike, VerifierLike, find_verifier, make_policy
-from drafttree.models import TargetModel, select_backend
+from drafttree.loading.specs import DEFAULT_POLICY, PolicyLike, VerifierLike, find_verifier, make_policy
+from drafttree.models import TargetModel, select_backend, select_exact_text
 
-DEFAULT_POLICY = "dynatree"
 logger = logging.getLogger("drafttree")
 
 
@@ -29,6 +28,7 @@ def load(
     dtype: str | torch.dtype = "auto",
     device: str = "auto",
     tokenizer: PreTrainedTokenizerBase | None = None,
+    exact_text: bool = False,
 ) -> Decoder:
     """A decoder from names, paths or loaded models.
 
@@ -48,6 +48,9 @@ def load(
         dtype: "float32", "bfloat16", "float16", or "auto": bfloat16 where the device multiplies it fast, else float32.
         device: "cpu", "cuda", ... or "auto": cuda where there is one.
         tokenizer: the target's; by default the one in its folder.
+        exact_text: make the text of every policy and drafter that of plain decoding token for token, in every dtype.
+            Without it that holds in float32, and below it up to ties: logits so close that rounding decides. Costs
+            time (see docs/performance.md); whether it holds on the device is tried at load.
 
     The options that the target's generation config sets are the decoder's `defaults`, as for transformers' `generate`:
     a model that asks for sampling samples, unless a call gives `temperature=0`. The logger "drafttree" says which.
@@ -57,7 +60,8 @@ def load(
 
     Raises:
         ConfigError: a policy, verifier, parameter, dtype or device that does not exist.
-        ModelError: a model or head that cannot be loaded, does not fit the target, or cannot be verified in a tree.
+        ModelError: a model or head that cannot be loaded, does not fit the target, or cannot be verified in a tree; or
+            `exact_text` cannot hold for the target on its device.
         TokenizerMismatch: target and drafter do not share a vocabulary.
     """
     chosen_policy, chosen_verifier = make_policy(policy), find_verifier(verifier)
@@ -71,7 +75,8 @@ def load(
     check_drafter_exists(drafter)
     model = load_model(target, kind, on)
     tokenizer = tokenizer or load_tokenizer(target)
-    wrapped = TargetModel(model, select_backend)
+    eos = eos_ids(model, tokenizer)
+    wrapped = TargetModel(model, select_exact_text if exact_text else select_backend)
     try:
         drafting = find_drafter(drafter, wrapped, tokenizer)
     except DraftTreeError:
@@ -80,5 +85,4 @@ def load(
     defaults = model_defaults(model.generation_config)
     if defaults:
         logger.info("options of the model's generation config: %s", show_options(defaults))
-    eos = eos_ids(model, tokenizer)
     return Decoder(wrapped, drafting, chosen_policy, chosen_verifier, tokenizer, eos, defaults)

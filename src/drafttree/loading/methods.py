@@ -7,7 +7,7 @@ A method has one of three kinds of names:
   `drafttree.verifiers` and `drafttree.drafters`;
 - the dotted name of a class, such as "mypackage.trees.Widest".
 
-An entry point of `drafttree.drafters` may also be a `HeadFormat`: then folders of that format can be named as drafters.
+Drafters, which need torch, are in `drafttree.loading.drafter_methods`.
 """
 
 import functools
@@ -20,14 +20,11 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
 from drafttree.core.errors import ConfigError, unknown
-from drafttree.drafters import LOOKUPS, Drafter
-from drafttree.drafters.formats import FORMATS, HeadFormat
 from drafttree.policies import POLICIES, TreePolicy
 from drafttree.verifiers import VERIFIERS, Verifier
 from drafttree.verifiers.base import SamplingVerifier
 
 DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
-DRAFTER_PARTS = (*Drafter.__annotations__, "start")
 Method = TypeVar("Method")
 logger = logging.getLogger("drafttree")
 
@@ -106,23 +103,6 @@ class Methods(Generic[Method]):
         return next((name for name, known in self.shipped.items() if known is method), _dotted(method))
 
 
-def head_formats() -> dict[str, HeadFormat]:
-    """The formats of trained heads by kind: those of drafttree and those of entry points."""
-    installed = DRAFTER_CLASSES.installed(_check_kind).values()
-    return FORMATS | {found.kind: found for found in installed if isinstance(found, HeadFormat)}
-
-
-def missing_parts(drafter: object) -> list[str]:
-    """The parts of the `Drafter` protocol that an object lacks."""
-    return [part for part in DRAFTER_PARTS if not hasattr(drafter, part)]
-
-
-def _check_kind(found: Any, name: str) -> Any:
-    if isinstance(found, HeadFormat) and found.kind in FORMATS:
-        raise ConfigError(f"head format {found.kind!r} is drafttree's own; give the format {name!r} another kind")
-    return found
-
-
 def _policy_lack(found: object) -> str:
     return _class_lack(found, {TreePolicy: "keep"})
 
@@ -142,14 +122,6 @@ def _class_lack(found: object, methods: Mapping[type, str]) -> str:
         if issubclass(found, each) and getattr(found, name) is getattr(each, name)
     )
     return next((f"it lacks the method {name}; docs/writing.md shows one" for name in open_), "")
-
-
-def _drafter_lack(found: object) -> str:
-    if isinstance(found, HeadFormat):
-        return "it is a format of files; give a folder that holds such a head"
-    if not isinstance(found, type):
-        return f"it is of type {type(found).__name__}, not a class"
-    return "" if hasattr(found, "start") else "it lacks the method start of drafttree.drafters.Drafter"
 
 
 def _imported(name: str, kind: str) -> Any:
@@ -184,4 +156,3 @@ def _warn_once(message: str) -> None:
 
 POLICY_CLASSES: Methods[TreePolicy] = Methods("policy", "drafttree.policies", POLICIES, _policy_lack)
 VERIFIER_CLASSES: Methods[Verifier] = Methods("verifier", "drafttree.verifiers", VERIFIERS, _verifier_lack)
-DRAFTER_CLASSES: Methods[Drafter] = Methods("drafter", "drafttree.drafters", LOOKUPS, _drafter_lack)

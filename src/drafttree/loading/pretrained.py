@@ -2,9 +2,11 @@
 
 import difflib
 import re
+import struct
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from transformers import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     AutoConfig,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -24,11 +27,14 @@ from transformers.utils import logging as transformers_logging
 
 from drafttree.core.errors import ConfigError, ModelError, TokenizerMismatch, unknown
 from drafttree.drafters import LOOKUPS
-from drafttree.drafters.formats import LANGUAGE_MODEL, UnsupportedDrafter, download, read_json, recognise
+from drafttree.drafters.formats import INDICES, LANGUAGE_MODEL, UnsupportedDrafter, download, read_json, recognise
+from drafttree.engine.generation_options import is_token_ids
 from drafttree.loading import zoo
-from drafttree.loading.methods import head_formats
+from drafttree.loading.drafter_methods import head_formats
 from drafttree.models import lay_out_for_cpu
 
+LAYER_COUNT = re.compile("(n|num)_((hidden|encoder|decoder)_)?layers?|(encoder|decoder)_layers")
+MAX_LAYERS = 1000
 DRAFTERS = [*zoo.NAMES, *LOOKUPS, "none", "auto"]
 ModelSource = str | Path | PreTrainedModel
 """An embedded name, a folder, a hub name or a loaded model."""
@@ -81,20 +87,25 @@ def load_model(source: ModelSource, dtype: torch.dtype, device: torch.device) ->
         return source.eval()
     path = _resolve(source)
     _refuse_head(source, Path(path))
+    _check_index(Path(path))
     try:
+        check_layer_counts(PreTrainedConfig.get_config_dict(path)[0])
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
         model_class: Any = _check_kind(source, config)
         if (settings := Path(path) / "generation_config.json").is_file():
-            read_json(settings)
+            _check_settings(settings)
         with _quiet():
             loaded: Any = model_class.from_pretrained(
                 path, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **_attention(config)
             )
     except ModelError:
         raise
-    except SafetensorError as error:
+    except (SafetensorError, EOFError, struct.error) as error:
         reason = f"truncated or damaged ({_first_lines(error)}); download or copy them again"
         raise ModelError(f"the weights of {str(source)!r} are {reason}") from error
+    except UnpicklingError as error:  # torch's own message advises to switch the check off
+        reason = "code or objects, which are not run, or are damaged; save the tensors alone, best as safetensors"
+        raise ModelError(f"the weights of {str(source)!r} are a pickle that holds {reason}") from error
     except Exception as error:
         raise ModelError(f"cannot load model {str(source)!r}: {_reason(error, path)}") from error
     model, info = loaded
@@ -156,13 +167,20 @@ def check_tokenizers(target: PreTrainedTokenizerBase | None, draft: PreTrainedTo
 
 
 def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
-    """The token ids that end a text, from the generation config or else the tokenizer."""
+    """The token ids that end a text, from the generation config or else the tokenizer.
+
+    Raises:
+        ModelError: they are none.
+    """
     eos = model.generation_config.eos_token_id if model.generation_config else None
     if eos is None and tokenizer is not None:
         eos = tokenizer.eos_token_id
     if eos is None:
         return ()
-    return (eos,) if isinstance(eos, int) else tuple(int(token) for token in eos)
+    ids = eos if isinstance(eos, list | tuple) else [eos]
+    if not is_token_ids(ids):
+        raise ModelError(f"the model's eos_token_id is {eos!r}; its generation config must have a token id or a list")
+    return tuple(int(token) for token in ids)
 
 
 def find_folder(source: str | Path) -> Path:
@@ -184,13 +202,44 @@ def _resolve(source: str | Path, known: Iterable[str] = zoo.NAMES, kind: str = "
         return str(zoo.folder(name))
     if Path(name).is_dir():
         return name
-    if name in known:
-        raise ModelError(f"{name!r} is no model; give an embedded name, a folder or a hub name")
+    if name.partition(":")[0] in {*DRAFTERS, "mixed"}:
+        drafts = "" if known is DRAFTERS else f", and {name!r} as drafter"
+        raise ModelError(f"{name!r} is no model; give an embedded name, a folder or a hub name{drafts}")
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith("."):
         raise ModelError(f"model folder {name!r} does not exist")
     if difflib.get_close_matches(name, known, n=1, cutoff=0.7):
         raise ModelError(f"{unknown(kind, name, known)} (or give a folder or a hub name)")
     return name
+
+
+def _check_index(folder: Path) -> None:
+    """Refuse an index of shards that transformers cannot read."""
+    for index in filter(Path.is_file, (folder / name for name in INDICES)):
+        if lost := {"metadata", "weight_map"} - read_json(index).keys():
+            raise ModelError(f"{index} has no {min(lost)!r}; download it again, or save the model anew")
+
+
+def check_layer_counts(config: Mapping[str, Any]) -> None:
+    """Refuse numbers of layers that would fill the memory before the weights are looked at.
+
+    Raises:
+        ModelError: the contents of a config.json have one; the message names it.
+    """
+    for name, value in config.items():
+        if isinstance(value, dict):
+            check_layer_counts(value)
+        elif LAYER_COUNT.fullmatch(name) and isinstance(value, int) and not 0 <= value <= MAX_LAYERS:
+            raise ModelError(f"config.json gives {name} as {value}; it must be between 0 and {MAX_LAYERS}")
+
+
+def _check_settings(path: Path) -> None:
+    """Refuse a generation config that transformers cannot read."""
+    try:
+        GenerationConfig.from_dict(read_json(path))
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(f"{path} is no generation config ({_first_lines(error)}); mend or remove it") from error
 
 
 def _refuse_head(source: str | Path, path: Path) -> None:

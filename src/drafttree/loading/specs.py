@@ -13,6 +13,7 @@ from drafttree.loading.methods import POLICY_CLASSES, VERIFIER_CLASSES
 from drafttree.policies import TreePolicy
 from drafttree.verifiers import VERIFIERS, Verifier
 
+DEFAULT_POLICY = "dynatree"
 PolicyLike = str | TreePolicy | type[TreePolicy]
 """A specification, a policy, or the class of one, which stands for its default parameters."""
 VerifierLike = str | type[Verifier]

@@ -7,7 +7,7 @@ from drafttree.models.module_backend import lay_out_for_cpu
 from drafttree.models.module_checks import input_device
 from drafttree.models.target_model import TargetModel
 from drafttree.models.tree_attention import NAME, TreePlan
-from drafttree.models.validation import select_backend, verify_once
+from drafttree.models.validation import select_backend, select_exact_text, verify_once
 
 __all__ = [
     "NAME",
@@ -23,5 +23,6 @@ __all__ = [
     "prefill",
     "prefill_and_score",
     "select_backend",
+    "select_exact_text",
     "verify_once",
 ]

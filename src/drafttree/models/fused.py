@@ -37,6 +37,7 @@ class FusedBackend:
 
     Args:
         module: a model for which `is_supported` is true.
+        uniform: compute products alike for any number of rows; see `FusedLinear`.
 
     Attributes:
         layers: fused.
@@ -45,7 +46,7 @@ class FusedBackend:
         empty: an empty tensor of the model's dtype, on its device.
     """
 
-    def __init__(self, module: PreTrainedModel) -> None:
+    def __init__(self, module: PreTrainedModel, uniform: bool = False) -> None:
         decoder: Any = module.get_decoder()
         config = module.config
         is_llama = config.model_type in LLAMAS
@@ -54,10 +55,10 @@ class FusedBackend:
         self.empty: Tensor = self._embed.weight.new_empty(0)
         self._rotary = decoder.rotary_emb
         layer = LlamaLayer if is_llama else NeoXLayer
-        self.layers: list[FusedLayer] = [layer(block, config) for block in decoder.layers]
+        self.layers: list[FusedLayer] = [layer(block, config, uniform) for block in decoder.layers]
         self.layout = CacheLayout.uniform(len(self.layers), self.layers[0].key_heads, self.layers[0].width)
         self._norm = rms_norm(decoder.norm) if is_llama else decoder.final_layer_norm
-        self._head = fuse(module.get_output_embeddings())
+        self._head = fuse(module.get_output_embeddings(), uniform=uniform)
         self._kinds = {layer.kind for layer in self.layers}
         self.spans = tuple({kind.span for kind in self._kinds})
         self._embedding_scale: float = getattr(config, "embedding_multiplier", 1.0)
@@ -103,7 +104,7 @@ class FusedBackend:
     def _context(self, inputs: PassInputs, kind: LayerKind) -> PassContext:
         angles = rotary_angles(self._rotary, inputs.positions, self.empty.dtype, kind.layer_type)
         batch, nodes = inputs.tokens.shape
-        return PassContext(batch, nodes, *angles, inputs.masks[kind.span], inputs.new_rows)
+        return PassContext(batch, nodes, *angles, inputs.masks[kind.span], inputs.new_rows, kind.span, inputs.blocks)
 
 
 def is_supported(module: PreTrainedModel) -> bool:

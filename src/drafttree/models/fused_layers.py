@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import PreTrainedConfig
 
+from drafttree.models.exact_attention import QueryBlock, attend_exactly
 from drafttree.models.fingerprint import samples, version
-from drafttree.models.tree_attention import EVERYTHING, Span, span_of
+from drafttree.models.span import EVERYTHING, Span, span_of
 
 PACKED_FROM = 1 << 19
 """Elements of a weight from which a packed copy pays on a CPU."""
@@ -34,36 +35,39 @@ class FusedLinear:
     Args:
         weight: `[out, in]`.
         bias: `[out]`.
+        uniform: use one library for any number of rows, so a row's product does not depend on their number.
 
     Attributes:
         width: of the product.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, uniform: bool = False) -> None:
         self._weight, self._bias = weight.t(), bias
         self.width = len(weight)
-        large = weight.numel() >= PACKED_FROM and weight.dtype == torch.float32
-        packs = large and weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
-        self._packed = _pack(weight) if packs else None
+        in_memory = weight.dtype == torch.float32 and weight.device.type == "cpu"
+        packable = in_memory and torch.backends.mkldnn.is_available()
+        self._packed = _pack(weight) if packable and (uniform or weight.numel() >= PACKED_FROM) else None
+        self._packed_rows = 1 if uniform else 2
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[rows, in]` to `[rows, out]`."""
-        if self._packed is not None and len(x) > 1:
+        if self._packed is not None and len(x) >= self._packed_rows:
             return torch.ops.mkldnn._linear_pointwise(x.contiguous(), self._packed, self._bias, "none", [], "")
         return torch.mm(x, self._weight) if self._bias is None else torch.addmm(self._bias, x, self._weight)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """The product of `x` added to a residual `[rows, out]`."""
-        if self._packed is not None and len(x) > 1:
+        if self._packed is not None and len(x) >= self._packed_rows:
             return self(x).add_(residual)
         out = torch.addmm(residual, x, self._weight)
         return out if self._bias is None else out.add_(self._bias)
 
 
-def fuse(*layers: Any) -> FusedLinear:
+def fuse(*layers: Any, uniform: bool = False) -> FusedLinear:
     """Linear layers of one input as one product; their own weights become views of the fused one."""
     weight = _join([layer.weight for layer in layers])
-    return FusedLinear(weight, _join([layer.bias for layer in layers]) if layers[0].bias is not None else None)
+    bias = _join([layer.bias for layer in layers]) if layers[0].bias is not None else None
+    return FusedLinear(weight, bias, uniform)
 
 
 def _pack(weight: Tensor) -> Tensor:
@@ -137,6 +141,8 @@ class PassContext(NamedTuple):
         sine: the same, negative in its first half.
         mask: additive attention mask, as `TreePlan.mask` makes it.
         new_rows: rows of the KV cache that are the nodes'.
+        span: how far back layers attend.
+        blocks: how attention is split where texts must not depend on trees, else None.
     """
 
     batch: int
@@ -145,6 +151,8 @@ class PassContext(NamedTuple):
     sine: Tensor
     mask: Tensor | None
     new_rows: slice | Tensor
+    span: Span = EVERYTHING
+    blocks: list[QueryBlock] | None = None
 
     def rotate(self, heads: Tensor) -> None:
         """Apply the rotary embedding to queries and keys `[batch * nodes, heads, width]` in place."""
@@ -157,10 +165,13 @@ class PassContext(NamedTuple):
         heads, width = key.shape[1:]
         keys[:, :, self.new_rows] = key.unflatten(0, (self.batch, -1)).transpose(1, 2)
         values[:, :, self.new_rows] = value.unflatten(0, (self.batch, -1)).transpose(1, 2)
-        stacked = query.reshape(self.batch, self.nodes, heads, -1, width).permute(0, 2, 3, 1, 4)
-        stacked = stacked.reshape(self.batch, heads, -1, width)
-        out = F.scaled_dot_product_attention(stacked, keys, values, attn_mask=self.mask, scale=scale)
-        return out.view(self.batch, -1, self.nodes, width).transpose(1, 2).reshape(len(query), -1)
+        grouped = query.reshape(self.batch, self.nodes, heads, -1, width).permute(0, 2, 3, 1, 4)
+        if self.blocks is None:
+            stacked = grouped.reshape(self.batch, heads, -1, width)
+            out = F.scaled_dot_product_attention(stacked, keys, values, attn_mask=self.mask, scale=scale)
+        else:
+            out = attend_exactly(grouped, keys, values, self.mask, scale, self.blocks, self.span)
+        return out.reshape(self.batch, -1, self.nodes, width).transpose(1, 2).reshape(len(query), -1)
 
 
 class LayerKind(NamedTuple):
@@ -228,20 +239,20 @@ class LlamaLayer:
     both sides (Gemma 3). Qwen3 and Gemma 3 norm every query and key head, OLMo 2 all heads together.
     """
 
-    def __init__(self, block: Any, config: PreTrainedConfig) -> None:
+    def __init__(self, block: Any, config: PreTrainedConfig, uniform: bool = False) -> None:
         attention, mlp = block.self_attn, block.mlp
         self.kind = LayerKind.of(attention)
         self.width: int = attention.head_dim
-        self._qkv = fuse(*_projections(attention, "qkv_proj", "q_proj", "k_proj", "v_proj"))
+        self._qkv = fuse(*_projections(attention, "qkv_proj", "q_proj", "k_proj", "v_proj"), uniform=uniform)
         self.groups: int = attention.num_key_value_groups
         self.key_heads: int = self._qkv.width // self.width // (2 + self.groups)
         self._scale: float = attention.scaling
         self._rotated = self.key_heads * (1 + self.groups)
         self._norms = BlockNorms.of(block)
         self._head_norm = _head_norm(attention, self.groups * self.key_heads) if hasattr(attention, "q_norm") else None
-        self._gate_up = fuse(*_projections(mlp, "gate_up_proj", "gate_proj", "up_proj"))
+        self._gate_up = fuse(*_projections(mlp, "gate_up_proj", "gate_proj", "up_proj"), uniform=uniform)
         self._activation = mlp.act_fn if hasattr(mlp, "act_fn") else mlp.activation_fn
-        self._out, self._down = fuse(attention.o_proj), fuse(mlp.down_proj)
+        self._out, self._down = (fuse(layer, uniform=uniform) for layer in (attention.o_proj, mlp.down_proj))
         self._multiplier: float = getattr(block, "residual_multiplier", 1.0)
 
     def forward(self, x: Tensor, context: PassContext, keys: Tensor, values: Tensor) -> Tensor:
@@ -275,15 +286,16 @@ class NeoXLayer:
 
     kind = LayerKind(None, EVERYTHING)
 
-    def __init__(self, block: Any, config: PreTrainedConfig) -> None:
+    def __init__(self, block: Any, config: PreTrainedConfig, uniform: bool = False) -> None:
         attention, mlp = block.attention, block.mlp
         self.width: int = attention.head_size
         self.key_heads: int = config.num_attention_heads
         self._scale: float = attention.scaling
         self._parallel: bool = block.use_parallel_residual
         self._input_norm, self._mlp_norm = block.input_layernorm, block.post_attention_layernorm
-        self._qkv, self._out = fuse(attention.query_key_value), fuse(attention.dense)
-        self._up, self._activation, self._down = fuse(mlp.dense_h_to_4h), mlp.act, fuse(mlp.dense_4h_to_h)
+        parts = attention.query_key_value, attention.dense, mlp.dense_h_to_4h, mlp.dense_4h_to_h
+        self._qkv, self._out, self._up, self._down = (fuse(part, uniform=uniform) for part in parts)
+        self._activation = mlp.act
 
     def forward(self, x: Tensor, context: PassContext, keys: Tensor, values: Tensor) -> Tensor:
         heads = self._qkv(self._input_norm(x)).unflatten(1, (-1, 3, self.width))

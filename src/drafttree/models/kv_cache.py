@@ -22,7 +22,7 @@ class TreeCache(Cache):
     """A KV cache of transformers whose newest rows form a tree.
 
     Args:
-        layout: of the layers' keys and values.
+        layout: of the layers' keys and values; a backend has one, so rows of the same layout are of the same weights.
         batch: sequences.
         capacity: rows there is room for at first.
 
@@ -34,6 +34,7 @@ class TreeCache(Cache):
         positions: `[batch, drafted]` positions of the drafted rows, None while there are none.
         recurrent: states of recurrent layers by their name.
         is_reading: whether all rows of the pass will be committed, so recurrent layers keep the last state only.
+        exact_text: whether attention must give a token the same result in every pass.
         long_rope: whether the text is beyond the original context of a model with LongRoPE.
     """
 
@@ -44,6 +45,7 @@ class TreeCache(Cache):
         self.positions: Tensor | None = None
         self.recurrent: dict[str, LayerStates] = {}
         self.is_reading = False
+        self.exact_text = False
         self.long_rope = False
         self._new_positions: Tensor | None = None
         self.layout = layout
@@ -97,6 +99,12 @@ class TreeCache(Cache):
         self.drafted = 0
         self.positions = None
 
+    def drop_last(self, count: int) -> None:
+        """Drop the newest drafted rows, which were padding."""
+        if count:
+            self.drafted -= count
+            self.positions = None if self.positions is None else self.positions[:, :-count]
+
     def hold_last(self) -> None:
         """Commit all drafted rows but the last one, after a pass that only read."""
         self.length += self.drafted - 1
@@ -106,6 +114,34 @@ class TreeCache(Cache):
     def committed(self) -> list[tuple[Tensor, Tensor]]:
         """Per layer, views `[batch, heads, length, width]` of the committed keys and values."""
         return layer_rows(self.layout, [buffer[..., : self.length, :] for buffer in self._buffers])
+
+    @torch.inference_mode()
+    def copy_rows(self, rows: int) -> "TreeCache":
+        """A cache with copies of the first committed rows, at most so many, and room for no others.
+
+        It is empty where there are recurrent layers, whose states hold for the whole text only.
+        """
+        rows = 0 if self.recurrent else min(rows, self.length)
+        copy = TreeCache(self.layout, self._batch, rows)
+        copy.length, copy.long_rope = rows, self.long_rope
+        copy._buffers = [buffer[..., :rows, :].clone() for buffer in self._buffers]
+        return copy
+
+    @torch.inference_mode()
+    def resume(self, source: "TreeCache", rows: int) -> int:
+        """Commit the first rows of another cache to this empty one, at most so many.
+
+        Returns:
+            How many were; 0 where they do not hold for this one: they are of other weights or LongRoPE frequencies.
+        """
+        rows = min(rows, source.length)
+        if source.layout is not self.layout or source.long_rope != self.long_rope or rows <= 0:
+            return 0
+        self._reserve(source._buffers[0], rows)
+        for own, kept in zip(self._buffers, source._buffers, strict=True):
+            own[..., :rows, :] = kept[..., :rows, :]
+        self.length = rows
+        return rows
 
     def reset(self) -> None:
         """Forget all rows."""

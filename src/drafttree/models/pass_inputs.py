@@ -6,8 +6,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from drafttree.models.exact_attention import QueryBlock
 from drafttree.models.kv_cache import TreeCache
-from drafttree.models.tree_attention import EVERYTHING, Span, TreePlan
+from drafttree.models.span import EVERYTHING, Span
+from drafttree.models.tree_attention import TreePlan
 
 
 class PassInputs(NamedTuple):
@@ -20,6 +22,7 @@ class PassInputs(NamedTuple):
         masks: additive `[batch, 1, groups * nodes, rows]` by how far back layers attend, None where they see every row.
         rows: per layer keys and values `[batch, heads, rows, width]`.
         hidden: `[batch, nodes, hidden]`, the states an EAGLE-3 head reads; empty for a model.
+        blocks: how attention is split where texts must not depend on trees, else None.
     """
 
     tokens: Tensor
@@ -28,6 +31,7 @@ class PassInputs(NamedTuple):
     masks: dict[Span, Tensor | None]
     rows: list[tuple[Tensor, Tensor]]
     hidden: Tensor
+    blocks: list[QueryBlock] | None = None
 
     @classmethod
     def of(
@@ -51,7 +55,7 @@ class PassInputs(NamedTuple):
         masks = {span: plan.mask(groups, span) for span in spans}
         new_rows = slice(cache.get_seq_length(), None)
         rows = cache.rows(hidden, tokens.shape[1])
-        return cls(tokens, positions, new_rows, masks, rows, hidden)
+        return cls(tokens, positions, new_rows, masks, rows, hidden, plan.blocks)
 
 
 class StaticInputs:

@@ -7,6 +7,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafttree.models.base import Backend, Output
+from drafttree.models.exact_text import ExactTextBackend
 from drafttree.models.kv_cache import TreeCache
 from drafttree.models.long_rope import context_limit, rope_switch
 from drafttree.models.module_backend import ModuleBackend, restore_attention
@@ -42,6 +43,11 @@ class TargetModel:
     def backend(self) -> Backend:
         """The backend that runs the passes at present."""
         return self._selected.backend
+
+    @property
+    def exact_text(self) -> bool:
+        """Whether texts are those of plain decoding token for token, whatever trees they are decoded in."""
+        return isinstance(self.backend, ExactTextBackend)
 
     def release(self) -> None:
         """Give the module its own attention implementation back, to use it without drafttree."""

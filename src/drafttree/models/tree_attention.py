@@ -5,18 +5,17 @@ or with chunked attention attend only to the rows of both that lie within the wi
 share a key head are stacked as rows of one attention, so grouped-query models need no copy of keys and values.
 """
 
-from typing import Any, NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from drafttree.core.errors import ModelError
+from drafttree.models.exact_attention import QueryBlock, attend_exactly, query_blocks
 from drafttree.models.kv_cache import TreeCache
+from drafttree.models.span import CONFIGURED, EVERYTHING, Span, span_of
 
 NAME = "drafttree"
-CONFIGURED = -1
 FOREIGN_SCORES = {
     "attention_mask": "a mask of their own",
     "position_bias": "a bias of their own for positions",
@@ -30,25 +29,6 @@ class NoTreeError(ModelError):
     """A layer that attends to trees was called without one."""
 
 
-class Span(NamedTuple):
-    """How far back a layer attends: all the way by default.
-
-    Attributes:
-        window: a token attends to those less than this many positions before it.
-        chunk: a token attends to those in its own chunk of this many positions (Llama 4).
-    """
-
-    window: int | None = None
-    chunk: int | None = None
-
-    def reaches(self, rows: int) -> bool:
-        """Whether every one of the first rows attends to all before it."""
-        return all(limit is None or rows <= limit for limit in self)
-
-
-EVERYTHING = Span()
-
-
 class TreePlan:
     """The attention masks of one pass, made once and shared by all layers.
 
@@ -57,6 +37,9 @@ class TreePlan:
         positions: `[batch, nodes]` positions of the new tokens.
         visible: bool `[batch, nodes, drafted]` over the drafted rows, the new ones included.
         dtype: of the additive mask.
+
+    Attributes:
+        blocks: how attention is split where texts must not depend on trees, else None.
     """
 
     def __init__(self, cache: TreeCache, positions: Tensor, visible: Tensor, dtype: torch.dtype) -> None:
@@ -65,6 +48,7 @@ class TreePlan:
         self._visible = visible
         self._dtype = dtype
         self._masks: dict[tuple[int, Span], Tensor | None] = {}
+        self.blocks: list[QueryBlock] | None = query_blocks(cache, positions, visible) if cache.exact_text else None
 
     def mask(self, groups: int, span: Span = EVERYTHING) -> Tensor | None:
         """Additive mask `[batch, 1, groups * nodes, rows]`, None where everything is visible."""
@@ -135,13 +119,18 @@ def attend(
     batch, heads, nodes, width = query.shape
     groups = heads // key.shape[1]
     stacked = query.reshape(batch, key.shape[1], groups * nodes, width)
-    mask = tree_plan.mask(groups, span_of(module, sliding_window))
-    if softcap is None and s_aux is None:
-        out = F.scaled_dot_product_attention(stacked, key, value, attn_mask=mask, scale=scaling)
-    else:
+    span = span_of(module, sliding_window)
+    mask, blocks = tree_plan.mask(groups, span), tree_plan.blocks
+    if softcap is not None or s_aux is not None:
         sinks = None if s_aux is None else s_aux.view(1, key.shape[1], groups, 1).repeat_interleave(nodes, 2)
-        out = _attend_by_scores(stacked, key, value, mask, scaling or width**-0.5, softcap, sinks)
-    return out.reshape(batch, heads, nodes, -1).transpose(1, 2).contiguous(), None
+        dtype = query.dtype if blocks is None else torch.float64
+        rows = stacked.to(dtype), key.to(dtype), value.to(dtype)
+        out = _attend_by_scores(*rows, mask, scaling or width**-0.5, softcap, sinks)
+    elif blocks is not None:
+        out = attend_exactly(stacked.unflatten(2, (groups, nodes)), key, value, mask, scaling, blocks, span)
+    else:
+        out = F.scaled_dot_product_attention(stacked, key, value, attn_mask=mask, scale=scaling)
+    return out.to(query.dtype).reshape(batch, heads, nodes, -1).transpose(1, 2).contiguous(), None
 
 
 def _attend_by_scores(
@@ -165,19 +154,8 @@ def _attend_by_scores(
         scores = scores + mask
     if sinks is not None:
         scores = torch.cat((scores, sinks.to(scores.dtype).expand(len(scores), -1, -1, -1)), -1)
-    weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
+    weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(value.dtype)
     return weights[..., : key.shape[2]] @ value
-
-
-def span_of(module: Any, sliding_window: int | None = CONFIGURED) -> Span:
-    """How far back a layer attends. Some models leave it to the mask, and do not pass it on."""
-    types = getattr(module.config, "layer_types", None)
-    kind = types[module.layer_idx] if types else "sliding_attention"
-    if kind == "chunked_attention":
-        return Span(chunk=module.config.attention_chunk_size)
-    if sliding_window != CONFIGURED:
-        return Span(sliding_window)
-    return Span(getattr(module.config, "sliding_window", None) if kind == "sliding_attention" else None)
 
 
 AttentionInterface.register(NAME, attend)

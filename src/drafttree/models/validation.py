@@ -10,13 +10,19 @@ from transformers import PreTrainedModel
 from drafttree.core.errors import ModelError
 from drafttree.models.base import Backend
 from drafttree.models.cuda_graphs import CudaGraphs
+from drafttree.models.exact_text import ExactTextBackend
 from drafttree.models.fused import FusedBackend, is_supported
+from drafttree.models.incompatibility import takes_mask
+from drafttree.models.long_rope import context_limit
 from drafttree.models.module_backend import ModuleBackend, restore_attention
-from drafttree.models.module_checks import check_module
+from drafttree.models.module_checks import check_module, logits_width
 from drafttree.models.probe import Probe, make_probes, own_logits, tree_logits
 from drafttree.models.recorded import RecordedBackend
+from drafttree.models.recurrent import recurrent_layers
 from drafttree.models.selected_backend import SelectedBackend
-from drafttree.models.tree_attention import EVERYTHING, NoTreeError
+from drafttree.models.span import EVERYTHING
+from drafttree.models.tree_attention import NoTreeError
+from drafttree.models.uniform_rows import has_uniform_rows
 
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 FUSED_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
@@ -28,6 +34,9 @@ FUSED_NOISES = 3
 Measured on models of all families, random and trained: right layers differ by 0.4 to 1.9 times that, layers without an
 adapter of a tenth of the norm of the attention's weights by 4.5 times and more.
 """
+
+ROWS = ((1, None), (1, 32), (16, None), (16, 16))
+"""Rows of a pass at least and at most, the cheapest first, until a token's logits do not depend on its pass."""
 
 Reference = list[tuple[Probe, Tensor]]
 """A module's own logits of every probe."""
@@ -45,20 +54,62 @@ def select_backend(module: PreTrainedModel) -> Backend:
         ModelError: the model has layers that cannot be verified in a tree, or its tree pass gives other logits.
     """
     backend, own = _verify(module)
-    if not is_supported(module):
-        return backend
     allowed = _allowed_for_fused(module, backend, own)
-    try:
-        fused = FusedBackend(module)
-        trusted = _gap(fused, own) <= allowed
-    except (AttributeError, RuntimeError):  # a layer was replaced by one of another kind or size
-        return backend
-    if not trusted:
+    fused = _trusted_fused(module, own, allowed)
+    if fused is None:
         return backend
     if module.device.type != "cuda" or fused.spans != (EVERYTHING,):
         return fused
     recorded = RecordedBackend(fused, CudaGraphs(module.device))
     return recorded if _repeats(recorded, own, allowed) else fused
+
+
+def select_exact_text(module: PreTrainedModel) -> ExactTextBackend:
+    """Select a backend for `exact_text`: one that computes a row the same whatever stands beside it, which is tried.
+
+    Raises:
+        ModelError: as for `select_backend`, or there is no such backend for the module on its device.
+    """
+    backend, own = _verify(module)
+    kind = type(module).__name__
+    if has := _own_sums(module):
+        restore_attention(module)
+        raise ModelError(f"exact_text cannot hold for {kind}, which has {has}; leave it out")
+    inner = _trusted_fused(module, own, _allowed_for_fused(module, backend, own), uniform=True) or backend
+    for least, most in ROWS:
+        found = ExactTextBackend(inner, least, most)
+        if has_uniform_rows(found, module.dtype, logits_width(module), context_limit(module)):
+            return found
+    restore_attention(module)
+    where = f"{str(module.dtype).removeprefix('torch.')} on this {module.device.type}"
+    raise ModelError(
+        f"exact_text cannot hold for {kind} in {where}: a token's logits depend on the others in its pass; "
+        "leave it out, or try another dtype"
+    )
+
+
+def _own_sums(module: PreTrainedModel) -> str | None:
+    """What a module has whose sums are not ours to arrange; None without."""
+    if takes_mask(module):
+        return "attention of its own"
+    return (
+        "recurrent layers, which read a prompt by other sums than they decode with"
+        if recurrent_layers(module)
+        else None
+    )
+
+
+def _trusted_fused(
+    module: PreTrainedModel, own: Reference, allowed: float, uniform: bool = False
+) -> FusedBackend | None:
+    """The fused layers of a module if they support it and give its own logits."""
+    if not is_supported(module):
+        return None
+    try:
+        fused = FusedBackend(module, uniform)
+        return fused if _gap(fused, own) <= allowed else None
+    except (AttributeError, RuntimeError):  # a layer was replaced by one of another kind or size
+        return None
 
 
 def verify_once(module: PreTrainedModel) -> ModuleBackend:
@@ -142,6 +193,8 @@ def _allowed_for_fused(module: PreTrainedModel, backend: ModuleBackend, own: Ref
     """The largest gap that rounding explains between fused layers and their module."""
     if module.dtype in FUSED_TOLERANCE:
         return FUSED_TOLERANCE[module.dtype]
+    if not is_supported(module):
+        return 0.0
     with _extra_rounding(module):
         return FUSED_NOISES * _gap(backend, own)
 

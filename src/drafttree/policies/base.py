@@ -10,11 +10,10 @@ number of requests. What it learns of one text is a state made by `init_state`, 
 import sys
 from typing import Any, ClassVar
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from torch import Tensor
 
 from drafttree.core.errors import ConfigError, unknown
+from drafttree.core.lazy import Tensor, torch
 from drafttree.core.tree import Layer, TreeBuilder
 
 

@@ -1,8 +1,8 @@
 from typing import ClassVar
 
 from pydantic import Field
-from torch import Tensor
 
+from drafttree.core.lazy import Tensor
 from drafttree.core.tree import Layer
 from drafttree.policies.base import TreePolicy
 

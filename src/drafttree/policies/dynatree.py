@@ -2,10 +2,9 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from pydantic import Field, model_validator
-from torch import Tensor
 
+from drafttree.core.lazy import Tensor, torch
 from drafttree.core.tree import Layer
 from drafttree.policies.base import TreePolicy
 

@@ -1,9 +1,8 @@
 from typing import ClassVar
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
+from drafttree.core.lazy import Tensor, torch
 from drafttree.core.tree import Layer, TreeBuilder
 from drafttree.policies.base import TreePolicy, best_mask
 

@@ -2,8 +2,8 @@ import math
 from typing import ClassVar
 
 from pydantic import Field
-from torch import Tensor
 
+from drafttree.core.lazy import Tensor
 from drafttree.core.tree import Layer
 from drafttree.policies.base import TreePolicy
 

@@ -1,10 +1,9 @@
 from functools import cached_property, lru_cache
 from typing import ClassVar, Self
 
-import torch
 from pydantic import Field, field_validator, model_validator
-from torch import Tensor
 
+from drafttree.core.lazy import Tensor, torch
 from drafttree.core.tree import Layer
 from drafttree.policies.base import TreePolicy
 
@@ -114,7 +113,7 @@ class Template(TreePolicy):
 
 
 @lru_cache(maxsize=64)
-def _children(paths: tuple[Path, ...], device: torch.device) -> Tensor:
+def _children(paths: tuple[Path, ...], device: "torch.device") -> Tensor:
     """Int64 `[1 + paths, children]`: the index of the child with a rank of each path, the root first; -1 for none."""
     index = {(): 0} | {path: place for place, path in enumerate(paths, start=1)}
     children = torch.full((len(index), 1 + max(path[-1] for path in paths)), -1)

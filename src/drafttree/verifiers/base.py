@@ -9,11 +9,8 @@ import math
 from collections.abc import Sequence
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-from torch.nn.functional import pad
-
 from drafttree.core.errors import ConfigError, ModelError
+from drafttree.core.lazy import Tensor, torch
 from drafttree.core.randomness import RoundRandomness
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import Branches, DraftTree, Proposal, Verdict
@@ -112,7 +109,7 @@ class TreeView:
             raise ConfigError("this tree does not say which distribution its children were drawn from")
         row = self._draft[self._rows[node]]
         missing = self._logits.shape[-1] - len(row)
-        return pad(row, (0, missing)) if missing else row
+        return torch.nn.functional.pad(row, (0, missing)) if missing else row
 
     def draw(self, distribution: Tensor) -> int:
         """A token of a distribution `[vocab]`.

@@ -1,10 +1,7 @@
 from collections.abc import Sequence
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-from torch.nn.functional import pad
-
+from drafttree.core.lazy import Tensor, torch
 from drafttree.core.randomness import RoundRandomness
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Verdict
@@ -32,7 +29,7 @@ class Coupled(Verifier):
         noise = _stack([own.gumbel(depth) for own in randomness])[:, None]
         width = logits.shape[-1]
         noise = noise[..., :width]
-        return self.sampling.process(logits) + pad(noise, (0, width - noise.shape[-1]))
+        return self.sampling.process(logits) + torch.nn.functional.pad(noise, (0, width - noise.shape[-1]))
 
     def verify(self, tree: DraftTree, logits: Tensor, randomness: Sequence[RoundRandomness]) -> Verdict:
         depths = range(1, tree.levels + 2)

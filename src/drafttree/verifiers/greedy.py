@@ -1,8 +1,7 @@
 from collections.abc import Sequence
 from typing import ClassVar
 
-from torch import Tensor
-
+from drafttree.core.lazy import Tensor
 from drafttree.core.randomness import RoundRandomness
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Verdict

@@ -1,7 +1,6 @@
 from typing import ClassVar
 
-from torch import Tensor
-
+from drafttree.core.lazy import Tensor
 from drafttree.core.tree import Proposal
 from drafttree.verifiers.base import SamplingVerifier, TreeView, ratio, residual, without
 

@@ -1,9 +1,7 @@
 from functools import cached_property
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-
+from drafttree.core.lazy import Tensor, torch
 from drafttree.core.tree import Proposal
 from drafttree.verifiers.base import SamplingVerifier, TreeView, normalise, ratio, without
 

@@ -6,7 +6,8 @@ from transformers import GPTNeoXConfig, LlamaConfig
 
 import drafttree
 from drafttree.core.errors import ConfigError
-from drafttree.evaluation.bench.inflation import SHAPES, Shape, find_shape, inflate, load_inflated
+from drafttree.evaluation.bench.inflation import inflate, load_inflated
+from drafttree.evaluation.shapes import SHAPES, Shape, find_shape
 from drafttree.loading import zoo
 from helpers import tiny
 

@@ -3,7 +3,7 @@
 import pytest
 
 import drafttree
-from drafttree.interfaces.cli import bench, decoders
+from drafttree.interfaces.cli import decoders
 from drafttree.loading import make_policy
 from helpers.command_line import PROMPT
 
@@ -22,7 +22,6 @@ def quick(embedded, monkeypatch):
         return decoder.with_policy(make_policy(policy))
 
     monkeypatch.setattr(decoders, "load", load)
-    monkeypatch.setattr(bench, "load", load)
 
 
 @pytest.fixture

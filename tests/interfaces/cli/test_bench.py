@@ -16,6 +16,14 @@ def test_the_benchmarks_print_tables(prompts):
     assert "growth" in run("bench", "overhead", *common).stdout
 
 
+def test_the_price_of_exact_text(prompts):
+    options = ["--policies", "chain", "--prompts", prompts, "--max-new-tokens", 6, "--repeats", 1, "--limit", 1]
+    result = run("bench", "exact-text", *options, "--dtype", "bfloat16")
+    rows = json.loads(result.stdout.splitlines()[-1])["rows"]
+    assert [row["policy"] for row in rows] == ["plain", "chain"]
+    assert [row["same_text"][1] for row in rows] == [1, 1]
+
+
 @pytest.mark.usefixtures("quick")
 def test_the_lookup_benchmark_prints_two_tables(tmp_path):
     path = tmp_path / "sums.jsonl"

@@ -5,6 +5,7 @@ import json
 import pytest
 
 import drafttree
+from drafttree.evaluation.reference import Difference
 from helpers.command_line import complaint, run
 
 
@@ -12,25 +13,50 @@ from helpers.command_line import complaint, run
 def test_certifying(prompts):
     result = run("certify", "--prompts", prompts, "--max-new-tokens", 8, "--policies", "chain;talon:budget=9,width=3")
     assert result.exit_code == 0
-    assert "talon:budget=9,width=3  2/2        ok" in result.stdout
-    assert result.stdout.splitlines()[-1].endswith("Certified.")
+    assert ["talon:budget=9,width=3", "2/2", "ok", "2/2"] in [line.split() for line in result.stdout.splitlines()]
+    assert result.stdout.splitlines()[-2:] == [
+        "The law is certified: every text is the reference's.",
+        "The text is identical to plain decoding's token for token.",
+    ]
     options = ["--max-new-tokens", 8, "--policies", "talon", "--repetition-penalty", 1.3, "--no-repeat-ngram-size", 3]
-    assert "talon   2/2        ok" in run("certify", "--prompts", prompts, *options, "--logit-bias", "13=2").stdout
+    shown = run("certify", "--prompts", prompts, *options, "--logit-bias", "13=2").stdout
+    assert ["talon", "2/2", "ok", "2/2"] in [line.split() for line in shown.splitlines()]
+
+
+def test_law_and_text_are_told_apart_below_float32(prompts, monkeypatch):
+    """A tie that falls the other way changes the text, not the law; with exact_text it may not happen."""
+    monkeypatch.setattr("drafttree.evaluation.certify.find_difference", tie)
+    monkeypatch.setattr("drafttree.verifiers.Greedy.verify", biased(drafttree.verifiers.Greedy.verify))
+    options = ["--prompts", prompts, "--max-new-tokens", 8, "--policies", "chain", "--limit", 1, "--dtype", "bfloat16"]
+    result = run("certify", *options)
+    assert result.exit_code == 0
+    assert ["chain", "0/1", "ties", "only", "0/1"] in [line.split() for line in result.stdout.splitlines()]
+    assert "The law is certified: every text is the reference's or differs by a tie" in result.stdout
+    assert "NOT identical to plain decoding's token for token: in bfloat16 ties fall either way" in result.stdout
+    promised = run("certify", *options, "--exact-text")
+    assert promised.exit_code == 1
+    assert promised.stdout.splitlines()[-1].endswith("token for token, as it must be here.")
+
+
+def tie(decoder, prompt, expected, got, **options):
+    return None if expected == got else Difference(0, 1, 2, 0.0, 0.1, explained=True)
+
+
+def biased(verify):
+    def verify_otherwise(self, tree, logits, *rest):
+        return verify(self, tree, logits.roll(1, -1) if tree.size > 1 else logits, *rest)
+
+    return verify_otherwise
 
 
 @pytest.mark.usefixtures("quick")
 def test_a_failed_certificate_shows_every_difference(prompts, monkeypatch):
-    verify = drafttree.verifiers.Greedy.verify
-
-    def biased(self, tree, logits, *rest):
-        return verify(self, tree, logits.roll(1, -1) if tree.size > 1 else logits, *rest)
-
-    monkeypatch.setattr(drafttree.verifiers.Greedy, "verify", biased)
+    monkeypatch.setattr("drafttree.verifiers.Greedy.verify", biased(drafttree.verifiers.Greedy.verify))
     result = run("certify", "--prompts", prompts, "--max-new-tokens", 8, "--policies", "chain", "--limit", 1)
     assert result.exit_code == 1
     assert "DIFFERENT" in result.stdout
-    assert "plain   1/1        ok" in result.stdout
-    assert result.stdout.splitlines()[-1].endswith("NOT certified.")
+    assert ["plain", "1/1", "ok", "1/1"] in [line.split() for line in result.stdout.splitlines()]
+    assert result.stdout.splitlines()[-2].startswith("The law is NOT certified")
     report = run("certify", "--prompts", prompts, "--max-new-tokens", 8, "--policies", "chain", "--json")
     assert json.loads(report.stdout)["policies"][1]["findings"][0]["difference"]["position"] == 0
 

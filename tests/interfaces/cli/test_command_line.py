@@ -1,6 +1,8 @@
 """Lists, help, exit codes, and mistakes told in one line."""
 
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -109,6 +111,47 @@ def test_a_closed_pipe_is_quiet(capfd, monkeypatch):
         cli.main(["policies"])
     assert stopped.value.code == 1
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
+def test_a_full_disk_is_told_in_one_line():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "drafttree", "--version"], stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 2
+    assert done.stderr == b"drafttree: error: standard output: No space left on device\n"
+
+
+def test_closed_streams_are_no_obstacle(monkeypatch, prompts):
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["policies"])
+    assert stopped.value.code == 0
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["certify", "--prompts", str(prompts), "--policies", "chian"])
+    assert stopped.value.code == 2
+
+
+@pytest.mark.usefixtures("quick")
+def test_files_that_cannot_be_read_are_one_line(capsys, tmp_path):
+    empty, folder, broken = tmp_path / "empty.txt", tmp_path / "folder.txt", tmp_path / "broken.jsonl"
+    empty.touch()
+    folder.mkdir()
+    broken.write_text('{"prompt": "a"}\n{"prompt": \n')
+    for arguments, reason in [
+        (["certify", "--prompts", empty], "empty.txt: no prompts in it"),
+        (["certify", "--prompts", folder], "folder.txt: cannot be read: Is a directory"),
+        (["certify", "--prompts", broken], "broken.jsonl, line 2: not JSON"),
+        (["generate", PROMPT, "--ebnf", folder], "folder.txt: cannot be read: Is a directory"),
+        (["generate", PROMPT, "--seed", 10**30], "a 64-bit integer"),
+        (["generate", PROMPT, "--max-new-tokens", 10**30], "context of 2048"),
+        (["generate", PROMPT, "--temperature", "nan"], "temperature is nan"),
+        (["generate", PROMPT, "--top-k", -1], "top_k is -1"),
+        (["generate", PROMPT, "--policy", "chain:depth=-1"], "depth is"),
+        (["generate", PROMPT, "--policy", f"chain:depth={10**30}"], "depth is"),
+        (["inspect", broken], "broken.jsonl"),
+    ]:
+        assert reason in complaint(capsys, *arguments), arguments
 
 
 def test_inspect(tmp_path, capsys):

@@ -3,7 +3,7 @@
 A new kind of heads is one file with a `HeadFormat`, named in `registry.py`.
 """
 
-from drafttree.drafters.formats.checkpoints import download, read_config, read_json, read_tensors
+from drafttree.drafters.formats.checkpoints import INDICES, download, read_config, read_json, read_tensors
 from drafttree.drafters.formats.head_checkpoint import SIZES, Checkpoint, listed, misshapen
 from drafttree.drafters.formats.head_format import HeadFormat
 from drafttree.drafters.formats.published import PUBLISHED
@@ -12,6 +12,7 @@ from drafttree.drafters.formats.unsupported import unsupported_kind
 
 __all__ = [
     "FORMATS",
+    "INDICES",
     "LANGUAGE_MODEL",
     "PUBLISHED",
     "SIZES",

@@ -7,6 +7,7 @@ from drafttree.evaluation.bench.acceptance import Acceptance, AcceptanceRow, ben
 from drafttree.evaluation.bench.compare import Comparison, compare
 from drafttree.evaluation.bench.drafters import DrafterBench, bench_drafters
 from drafttree.evaluation.bench.edits import code_edits
+from drafttree.evaluation.bench.exact_text import ExactTextRow, bench_exact_text
 from drafttree.evaluation.bench.inflation import inflate
 from drafttree.evaluation.bench.law import LawBench, measure_law
 from drafttree.evaluation.bench.lookup import LookupBench, bench_lookup
@@ -19,6 +20,7 @@ __all__ = [
     "AcceptanceRow",
     "Comparison",
     "DrafterBench",
+    "ExactTextRow",
     "LawBench",
     "LookupBench",
     "Overhead",
@@ -29,6 +31,7 @@ __all__ = [
     "VerifierTime",
     "bench_acceptance",
     "bench_drafters",
+    "bench_exact_text",
     "bench_lookup",
     "bench_policies",
     "bench_verifiers",

@@ -9,50 +9,19 @@ Added layers have output projections of zero.
 
 import copy
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from drafttree.core.errors import ConfigError, unknown
+from drafttree.core.errors import ConfigError
 from drafttree.drafters.base import Drafter, DraftSession, HiddenStates
 from drafttree.engine.decoder import Decoder
+from drafttree.evaluation.shapes import Shape, find_shape
 from drafttree.loading import choose_drafter, find_device, find_drafter, find_dtype, load_model, load_tokenizer
 from drafttree.loading.load import load
 from drafttree.models import TargetModel, select_backend
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Sizes of a Llama model; the vocabulary is the small model's."""
-
-    hidden: int
-    layers: int
-    intermediate: int
-    heads: int
-    key_value_heads: int
-    head_dim: int = 64
-
-
-SHAPES = {
-    "100m": Shape(hidden=1024, layers=12, intermediate=1536, heads=16, key_value_heads=8),
-    "300m": Shape(hidden=1024, layers=24, intermediate=2944, heads=16, key_value_heads=8),
-    "pythia-2.8b": Shape(hidden=2560, layers=32, intermediate=6816, heads=40, key_value_heads=40),
-    "llama-8b": Shape(hidden=4096, layers=32, intermediate=14336, heads=32, key_value_heads=8, head_dim=128),
-}
-
-
-def find_shape(name: str) -> Shape:
-    """Return the shape of this name.
-
-    Raises:
-        ConfigError: the name is unknown.
-    """
-    if name not in SHAPES:
-        raise unknown("shape", name, SHAPES)
-    return SHAPES[name]
 
 
 @torch.no_grad()

@@ -5,24 +5,8 @@ from typing import Annotated, Any
 import typer
 
 from drafttree.core.errors import ConfigError
-from drafttree.drafters import LOOKUPS
-from drafttree.evaluation.bench import (
-    bench_acceptance,
-    bench_drafters,
-    bench_lookup,
-    bench_policies,
-    bench_verifiers,
-    code_edits,
-    measure_law,
-    measure_overhead,
-)
-from drafttree.evaluation.bench.inflation import SHAPES
-from drafttree.evaluation.bench.policies import shipped_prompts
-from drafttree.evaluation.certify import fit
 from drafttree.evaluation.prompts import read_examples, spread_prompts
-from drafttree.evaluation.reference import transformers_model
-from drafttree.interfaces import display
-from drafttree.interfaces.cli.decoders import load_speculative, name_files, print_json, read_token_ids
+from drafttree.evaluation.shapes import SHAPES
 from drafttree.interfaces.cli.options import (
     Device,
     Drafter,
@@ -36,11 +20,14 @@ from drafttree.interfaces.cli.options import (
     Seed,
     Target,
     Temperature,
+    name_files,
     parse_numbers,
     parse_temperatures,
 )
-from drafttree.loading import find_device, find_drafter, parse_policies, parse_verifiers
-from drafttree.loading.load import load
+from drafttree.interfaces.console import print_json, progress
+from drafttree.loading import parse_policies, parse_verifiers
+
+Inflate = Annotated[str | None, typer.Option("--inflate", help=f"Cost of the target: {', '.join(SHAPES)}.")]
 
 app = typer.Typer(help="Measure what speculation gains and what it costs.", rich_markup_mode=None)
 
@@ -61,10 +48,15 @@ def bench_policies_(
 ) -> None:
     """Every policy and plain decoding, interleaved: every term of the law, predicted and measured speed-up."""
     chosen = [*parse_policies(policies).values()]
+
+    from drafttree.evaluation.bench import bench_policies
+    from drafttree.interfaces import display
+    from drafttree.interfaces.cli.decoders import load_speculative, read_token_ids
+
     decoder = load_speculative(target, drafter, dtype, device)
     texts = read_token_ids(decoder, prompts, limit, max_new_tokens)
     options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
-    with display.progress(repeats * len(texts) * (len(chosen) + 1)) as advance:
+    with progress(repeats * len(texts) * (len(chosen) + 1)) as advance:
         result = bench_policies(decoder, texts, chosen, repeats=repeats, progress=advance, **options)
     display.show_bench(result)
     print_json(result.summary())
@@ -76,7 +68,7 @@ def bench_law(
     policies: PolicySpecs = ["chain;dynatree;talon;eagle;opt-tree;fixed"],  # noqa: B006
     target: Target = "embedded",
     drafter: Drafter = "auto",
-    inflated: Annotated[str | None, typer.Option("--inflate", help=f"Cost of the target: {', '.join(SHAPES)}.")] = None,
+    inflated: Inflate = None,
     max_new_tokens: Length = 128,
     draft_temperature: DraftTemperature = 1.0,
     repeats: Repeats = 3,
@@ -93,15 +85,51 @@ def bench_law(
     An inflated target computes what the small one does: real acceptance of the pair at the cost of the large model.
     """
     chosen = [*parse_policies(policies).values()]
+
+    from drafttree.evaluation.bench import measure_law
+    from drafttree.interfaces import display
+    from drafttree.interfaces.cli.decoders import load_speculative, read_token_ids
+
     decoder = load_speculative(target, drafter, dtype, device, inflated)
     texts = read_token_ids(decoder, prompts, limit, max_new_tokens)
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "draft_temperature": draft_temperature, "peers": peers}
     options["contexts"] = parse_numbers(contexts, "--contexts") if contexts else ()
     ways = len(chosen) + 1 + (4 if peers else 0)
-    with display.progress(repeats * len(texts) * ways) as advance:
+    with progress(repeats * len(texts) * ways) as advance:
         law = measure_law(decoder, texts, chosen, repeats=repeats, progress=advance, **options)
     display.show_law(law)
     print_json(law.summary())
+
+
+@app.command(name="exact-text")
+def bench_exact_text_(
+    prompts: Files = None,
+    policies: PolicySpecs = ["chain;dynatree;talon:budget=16,width=4"],  # noqa: B006
+    target: Target = "embedded",
+    drafter: Drafter = "auto",
+    inflated: Inflate = None,
+    max_new_tokens: Length = 128,
+    temperature: Temperature = 0.0,
+    seed: Seed = 0,
+    repeats: Repeats = 3,
+    limit: Limit = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+) -> None:
+    """The price of --exact-text, by turns with decoding without it, and how many texts are plain decoding's."""
+    chosen = [*parse_policies(policies).values()]
+
+    from drafttree.evaluation.bench import bench_exact_text
+    from drafttree.interfaces import display
+    from drafttree.interfaces.cli.decoders import load_speculative, read_token_ids
+
+    decoder = load_speculative(target, drafter, dtype, device, inflated)
+    texts = read_token_ids(decoder, prompts, limit, max_new_tokens)
+    options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
+    with progress(2 * repeats * len(texts) * (len(chosen) + 1)) as advance:
+        rows = bench_exact_text(decoder, texts, chosen, repeats=repeats, progress=advance, **options)
+    display.show_exact_text(rows)
+    print_json({"rows": [row.summary() for row in rows]})
 
 
 @app.command(name="verifiers")
@@ -117,9 +145,14 @@ def bench_verifiers_(
     """The time every verifier takes for a tree, beside that of the logits it needs, on synthetic trees."""
     sizes, vocabs = parse_numbers(nodes, "--nodes"), parse_numbers(vocab, "--vocab")
     chosen = [*parse_verifiers(verifiers).values()]
+
+    from drafttree.evaluation.bench import bench_verifiers
+    from drafttree.interfaces import display
+    from drafttree.loading import find_device
+
     on = find_device(device)
     options = {"hidden": hidden, "temperature": temperature, "repeats": repeats, "device": on}
-    with display.progress(len(sizes) * len(vocabs) * len(chosen)) as advance:
+    with progress(len(sizes) * len(vocabs) * len(chosen)) as advance:
         result = bench_verifiers(chosen, nodes=sizes, vocabs=vocabs, progress=advance, **options)
     display.show_verifier_times(result)
     print_json(result.summary())
@@ -143,11 +176,18 @@ def bench_acceptance_(
     With --limit, as many prompts are taken of each file, evenly spaced.
     """
     warmth = parse_temperatures(temperatures)
+
+    from drafttree.evaluation.bench import bench_acceptance
+    from drafttree.evaluation.bench.policies import shipped_prompts
+    from drafttree.evaluation.certify import fit
+    from drafttree.interfaces import display
+    from drafttree.interfaces.cli.decoders import load_speculative
+
     decoder = load_speculative(target, drafter, dtype, device)
     texts = spread_prompts(prompts, limit) if prompts else shipped_prompts()[:limit]
     ids = [fit(decoder, text, rounds * stride + 64)[0] for text in texts]
     options = {"temperatures": warmth, "rounds": rounds, "stride": stride, "seed": seed}
-    with display.progress(len(warmth) * len(ids)) as advance:
+    with progress(len(warmth) * len(ids)) as advance:
         result = bench_acceptance(decoder, ids, progress=advance, **options)
     display.show_acceptance(result)
     print_json(result.summary())
@@ -169,6 +209,11 @@ def bench_overhead(
 ) -> None:
     """The time of a round outside the two models' forward passes, and where it goes."""
     chosen = [*parse_policies(policies).values()]
+
+    from drafttree.evaluation.bench import measure_overhead
+    from drafttree.interfaces import display
+    from drafttree.interfaces.cli.decoders import load_speculative, read_token_ids
+
     decoder = load_speculative(target, drafter, dtype, device)
     texts = read_token_ids(decoder, prompts, limit, max_new_tokens)
     options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
@@ -193,18 +238,27 @@ def bench_drafters_(
 ) -> None:
     """Every drafter with every policy on one target: the law's terms by prompt file, and what each drafter costs."""
     chosen = [*parse_policies(policies).values()]
-    decoder = load(target, "none", dtype=dtype, device=device)
     names = list(dict.fromkeys(name.strip() for entry in drafters for name in entry.split(";") if name.strip()))
-    model = transformers_model(decoder)
     if wrong := {"none", "auto"}.intersection(names):
         raise ConfigError(f"--drafters: {wrong.pop()!r} is no drafter of its own; plain decoding is run in any case")
+
+    from drafttree.evaluation.bench import bench_drafters
+    from drafttree.evaluation.bench.policies import shipped_prompts
+    from drafttree.evaluation.certify import fit
+    from drafttree.evaluation.reference import transformers_model
+    from drafttree.interfaces import display
+    from drafttree.interfaces.cli.decoders import load_named
+    from drafttree.loading import find_drafter
+
+    decoder = load_named(target, "none", dtype=dtype, device=device)
+    model = transformers_model(decoder)
     found = {name: drafter for name in names if (drafter := find_drafter(name, model, decoder.tokenizer))}
     files = {name: spread_prompts([path], limit) for name, path in name_files(prompts)}
     sets = files or {"openings": shipped_prompts()[:limit]}
     texts = {name: [fit(decoder, text, max_new_tokens)[0] for text in given] for name, given in sets.items()}
     options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
     ways = repeats * sum(map(len, texts.values())) * (len(chosen) * len(found) + 1)
-    with display.progress(ways) as advance:
+    with progress(ways) as advance:
         result = bench_drafters(decoder, found, texts, chosen, repeats=repeats, progress=advance, **options)
     display.show_drafters(result)
     print_json(result.summary())
@@ -226,11 +280,17 @@ def bench_lookup_(
     Prompts with a "reference" are also replayed: the reference is taken for the target's output.
     """
     chosen = [*parse_policies(policies).values()]
+
+    from drafttree.drafters import LOOKUPS
+    from drafttree.evaluation.bench import bench_lookup, code_edits
+    from drafttree.interfaces import display
+    from drafttree.interfaces.cli.decoders import load_named
+
     sets = {"code edits": code_edits()[:limit]}
     sets |= {name: read_examples(path, limit) for name, path in name_files(prompts)}
-    decoder = load(target, "none", dtype=dtype, device=device)
+    decoder = load_named(target, "none", dtype=dtype, device=device)
     ways = sum(1 + any(example.reference for example in examples) for examples in sets.values())
-    with display.progress(ways * len(chosen) * len(LOOKUPS)) as advance:
+    with progress(ways * len(chosen) * len(LOOKUPS)) as advance:
         options = {"max_new_tokens": max_new_tokens, "repeats": repeats, "progress": advance}
         result = bench_lookup(decoder, sets, chosen, **options)
     display.show_lookup(result)

@@ -7,17 +7,13 @@ import typer
 
 from drafttree.core.errors import ConfigError
 from drafttree.core.sampling import Sampling
-from drafttree.evaluation.certify import certify as certify_policies
-from drafttree.evaluation.exactness import OPTIONS
-from drafttree.evaluation.pair_sweep import sweep_pairs
 from drafttree.evaluation.prompts import read_prompts
-from drafttree.interfaces import display
-from drafttree.interfaces.cli.decoders import load_speculative, print_json
 from drafttree.interfaces.cli.options import (
     AsJson,
     Device,
     Drafter,
     Dtype,
+    ExactText,
     Files,
     IgnoreEos,
     Length,
@@ -28,6 +24,7 @@ from drafttree.interfaces.cli.options import (
     VerifierNames,
     shaped,
 )
+from drafttree.interfaces.console import print_json, progress
 from drafttree.loading import parse_policies, parse_verifiers
 from drafttree.policies import TreePolicy
 from drafttree.verifiers import Verifier
@@ -47,6 +44,7 @@ def certify(
     limit: Limit = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
+    exact_text: ExactText = False,
     ignore_eos: IgnoreEos = False,
     json_: AsJson = False,
     exact: Annotated[bool, typer.Option("--exact", help="Enumerate toy models instead; needs no prompts.")] = False,
@@ -72,15 +70,20 @@ def certify(
         raise ConfigError("certify needs a prompt file: --prompts FILE")
     chosen, texts = [*parse_policies(policies).values()], read_prompts(prompts, limit)
     sampling = Sampling.from_options(shaping)
-    decoder = load_speculative(target, drafter, dtype, device)
+
+    from drafttree.evaluation.certify import certify
+    from drafttree.interfaces.cli.decoders import load_speculative
+    from drafttree.interfaces.display import show_certificate
+
+    decoder = load_speculative(target, drafter, dtype, device, exact_text=exact_text)
     runs = len(texts) * (len(chosen) + 1 + sampling.greedy)
-    with display.progress(runs) as advance:
+    with progress(runs) as advance:
         options = shaping | {"seed": seed, "max_new_tokens": max_new_tokens, "ignore_eos": ignore_eos}
-        certificate = certify_policies(decoder, texts, chosen, progress=advance, **options)
+        certificate = certify(decoder, texts, chosen, progress=advance, **options)
     if json_:
         print_json(certificate.summary())
     else:
-        display.show_certificate(certificate, decoder)
+        show_certificate(certificate, decoder)
     raise typer.Exit(0 if certificate.passed else 1)
 
 
@@ -97,6 +100,8 @@ def _exact_sampling(given: Mapping[str, str], shaping: Mapping[str, Any]) -> dic
     Raises:
         ConfigError: a flag that says nothing of them, or nothing is drawn.
     """
+    from drafttree.evaluation.exactness import OPTIONS
+
     for name, flag in given.items():
         if name not in EXACT | OPTIONS:
             raise ConfigError(f"{flag} does not apply to --exact, which enumerates toy models; leave it out")
@@ -108,10 +113,13 @@ def _exact_sampling(given: Mapping[str, str], shaping: Mapping[str, Any]) -> dic
 def _certify_exactly(
     policies: list[TreePolicy], verifiers: list[type[Verifier]], models: int, sampling: Mapping[str, float], json_: bool
 ) -> NoReturn:
-    with display.progress(len(policies) * len(verifiers)) as advance:
+    from drafttree.evaluation.pair_sweep import sweep_pairs
+    from drafttree.interfaces.display import show_enumeration
+
+    with progress(len(policies) * len(verifiers)) as advance:
         table = sweep_pairs(policies, verifiers, models=models, progress=advance, **sampling)
     if json_:
         print_json(table.summary())
     else:
-        display.show_enumeration(table)
+        show_enumeration(table)
     raise typer.Exit(0 if table.passed else 1)

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from io import TextIOWrapper
 from typing import Annotated, NoReturn, cast
 
-import transformers
 import typer
 
 import drafttree
 from drafttree.core.errors import DraftTreeError
 from drafttree.interfaces.cli import bench, lists
 from drafttree.interfaces.cli.certify import certify
+from drafttree.interfaces.cli.chat import chat
 from drafttree.interfaces.cli.generate import INTERRUPTED, generate
 from drafttree.interfaces.cli.support import support
 
@@ -28,7 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(bench.app, name="bench")
-for command in (generate, lists.policies, lists.inspect, lists.verifiers, certify, support):
+for command in (generate, chat, lists.policies, lists.inspect, lists.verifiers, certify, support):
     app.command()(command)
 
 
@@ -42,8 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = app(arguments or ["--help"], prog_name="drafttree", standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         code = 1
+    except OSError as error:
+        code = _complain(f"{error.filename or 'standard output'}: {error.strerror or error}")
+        _discard_output()
     except KeyboardInterrupt:
         code = INTERRUPTED
     except DraftTreeError as error:
@@ -61,22 +64,25 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
 
 
 def _quiet() -> None:
-    """No warnings, retry notices or progress bars of the libraries below but, on a terminal, those of downloads.
+    """No warnings or retry notices of the libraries below, nor a crash on an odd terminal encoding.
 
-    Nor a crash on an odd terminal encoding.
+    Nor on a closed stream. The environment tells libraries that are imported later, or never.
     """
-    from huggingface_hub.utils import disable_progress_bars
-
+    sys.stdout, sys.stderr = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "critical")
     if not sys.stderr.isatty():
-        disable_progress_bars()
-    transformers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity(logging.CRITICAL)
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     for name in ("huggingface_hub", "httpx"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
+
+
+def _discard_output() -> None:
+    """Send what is left in the buffer of standard output nowhere, since Python would try to write it at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(message: str) -> int:

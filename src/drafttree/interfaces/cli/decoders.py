@@ -1,9 +1,11 @@
-"""Helpers that commands share: decoders and prompts from their options, and JSON on standard output."""
+"""Decoders and prompts from the options of commands; importing this imports torch, so commands do it when they run."""
 
-import json
-import re
 import sys
 from pathlib import Path
+from typing import Any
+
+from huggingface_hub.utils import enable_progress_bars
+from transformers.utils.logging import disable_progress_bar
 
 from drafttree.core.errors import ConfigError
 from drafttree.engine.decoder import Decoder
@@ -15,8 +17,9 @@ from drafttree.loading import choose_drafter, zoo
 from drafttree.loading.load import load
 
 
-def load_named(target: str, drafter: str, *arguments: str, **options: str) -> Decoder:
+def load_named(target: str, drafter: str, *arguments: Any, **options: Any) -> Decoder:
     """A decoder; what "auto" stands for is said where it is not the embedded pair."""
+    _hide_bars()
     if sys.stderr.isatty() and target not in zoo.NAMES and not Path(target).exists():
         print(f"looking for {target} on the Hugging Face hub ...", file=sys.stderr)
     if drafter != "auto":
@@ -28,14 +31,17 @@ def load_named(target: str, drafter: str, *arguments: str, **options: str) -> De
     return decoder
 
 
-def load_speculative(target: str, drafter: str, dtype: str, device: str, shape: str | None = None) -> Decoder:
+def load_speculative(
+    target: str, drafter: str, dtype: str, device: str, shape: str | None = None, *, exact_text: bool = False
+) -> Decoder:
     """A decoder that has a drafter, its target inflated to a shape if one is named.
 
     Raises:
         ConfigError: it would have none.
     """
+    _hide_bars()
     decoder = load_inflated(target, drafter, shape, dtype, device) if shape else None
-    decoder = decoder or load_named(target, drafter, dtype=dtype, device=device)
+    decoder = decoder or load_named(target, drafter, dtype=dtype, device=device, exact_text=exact_text)
     if decoder.drafter is None:
         raise ConfigError(f"there is no drafter for {target!r}; name one with --drafter")
     return decoder
@@ -47,12 +53,8 @@ def read_token_ids(decoder: Decoder, paths: list[Path] | None, limit: int | None
     return [fit(decoder, text, length)[0] for text in texts]
 
 
-def name_files(paths: list[Path] | None) -> list[tuple[str, Path]]:
-    """Prompt files with short names, whole paths where those would be the same."""
-    short = [re.sub(r"(\.(jsonl|txt|raw|gz))+$", "", path.name) for path in paths or ()]
-    return [(str(path) if short.count(name) > 1 else name, path) for name, path in zip(short, paths or (), strict=True)]
-
-
-def print_json(report: dict[str, object]) -> None:
-    """Print one JSON object on a line of its own."""
-    print(json.dumps(report, ensure_ascii=False))
+def _hide_bars() -> None:
+    """No progress bars of the libraries below but, on a terminal, those of downloads."""
+    disable_progress_bar()  # of transformers, and of the hub
+    if sys.stderr.isatty():
+        enable_progress_bars()

@@ -1,26 +1,20 @@
 """`drafttree generate`: write from a prompt."""
 
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
 from drafttree.core.errors import ConfigError
-from drafttree.engine.decoder import Decoder, Prompt
-from drafttree.engine.generation_options import show_options
-from drafttree.engine.request import Generation
-from drafttree.evaluation.bench import Comparison
-from drafttree.evaluation.bench import compare as compare_ways
 from drafttree.evaluation.prompts import read_prompt
-from drafttree.interfaces import display
-from drafttree.interfaces.cli.decoders import load_named, print_json
 from drafttree.interfaces.cli.options import (
     AsJson,
     Device,
     Drafter,
     DraftTemperature,
     Dtype,
+    ExactText,
     IgnoreEos,
     PolicySpec,
     PromptText,
@@ -29,7 +23,14 @@ from drafttree.interfaces.cli.options import (
     given_options,
     shaped,
 )
-from drafttree.loading.load import DEFAULT_POLICY
+from drafttree.interfaces.console import make_console, print_json
+from drafttree.loading import find_verifier, make_policy
+from drafttree.loading.specs import DEFAULT_POLICY
+
+if TYPE_CHECKING:
+    from drafttree.engine.decoder import Decoder, Prompt
+    from drafttree.engine.request import Generation
+    from drafttree.evaluation.bench import Comparison
 
 INTERRUPTED = 130
 
@@ -49,6 +50,7 @@ def generate(
     ] = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
+    exact_text: ExactText = False,
     compare: Annotated[bool, typer.Option("--compare", help="Also time plain decoding and transformers.")] = False,
     repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each way for --compare.")] = 3,
     json_: AsJson = False,
@@ -63,14 +65,19 @@ def generate(
     """
     options = shaping | given_options({"seed": seed, "max_new_tokens": max_new_tokens, "stop": stop})
     options |= {"ignore_eos": ignore_eos, "draft_temperature": draft_temperature}
-    text = read_prompt(prompt)
-    decoder = load_named(target, drafter, policy, verifier, dtype=dtype, device=device)
+    text, chosen = read_prompt(prompt), (make_policy(policy), find_verifier(verifier))
+
+    from drafttree.engine.generation_options import show_options
+    from drafttree.interfaces import display
+    from drafttree.interfaces.cli.decoders import load_named
+
+    decoder = load_named(target, drafter, *chosen, dtype=dtype, device=device, exact_text=exact_text)
     if decoder.defaults and not json_:
         note = f"the model's own options: {show_options(decoder.defaults)}"
-        display.make_console(stderr=True).print(Text(note, style="dim"))
+        make_console(stderr=True).print(Text(note, style="dim"))
     if decoder.drafter is None and compare:
         raise ConfigError("--compare needs a drafter; name one with --drafter")
-    start = _chat(decoder, text) if chat else text
+    start = [{"role": "user", "content": text}] if chat else text
     generation = _write(decoder, start, options, quiet=json_, echo="" if chat else text)
     interrupted = generation.finish_reason == "interrupted"
     compared = _compare(decoder, start, repeats, options) if compare and not interrupted else None
@@ -83,34 +90,32 @@ def generate(
     raise typer.Exit(INTERRUPTED if interrupted else 0)
 
 
-def _chat(decoder: Decoder, prompt: str) -> list[int]:
-    if decoder.tokenizer is None or not decoder.tokenizer.chat_template:
-        raise ConfigError("the target's tokenizer has no chat template; leave out --chat")
-    messages = [{"role": "user", "content": prompt}]
-    return decoder.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
-
-
-def _write(decoder: Decoder, prompt: Prompt, options: dict, *, quiet: bool, echo: str) -> Generation:
+def _write(decoder: "Decoder", prompt: "Prompt", options: dict, *, quiet: bool, echo: str) -> "Generation":
     """Generate, and show the text as it is made unless `quiet`."""
+    from drafttree.engine.request import Generation
+    from drafttree.interfaces.display import show_chunk
+
     sequence = decoder.new_request(prompt, **options)
-    console, show = display.make_console(), not quiet
+    console, show = make_console(), not quiet
     if show and console.is_terminal:
         console.print(Text(echo, style="dim"), end="", soft_wrap=True)
     for chunk in decoder.stream_request(sequence):
         if show:
-            display.show_chunk(console, chunk)
+            show_chunk(console, chunk)
     if show:
         print(flush=True)
     return Generation.of(sequence)
 
 
-def _compare(decoder: Decoder, prompt: Prompt, repeats: int, options: dict) -> Comparison:
+def _compare(decoder: "Decoder", prompt: "Prompt", repeats: int, options: dict) -> "Comparison":
+    from drafttree.evaluation.bench import compare
+
     if sys.stderr.isatty():
         print("timing ...", end="\r", file=sys.stderr, flush=True)
-    return compare_ways(decoder, prompt, repeats=repeats, **options)
+    return compare(decoder, prompt, repeats=repeats, **options)
 
 
-def _report(generation: Generation, compared: Comparison | None) -> dict[str, object]:
+def _report(generation: "Generation", compared: "Comparison | None") -> dict[str, object]:
     report: dict[str, object] = {
         "text": generation.text,
         "tokens": generation.tokens,

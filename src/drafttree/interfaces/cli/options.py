@@ -3,17 +3,20 @@
 import functools
 import inspect
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from drafttree.constraints.grammar import Grammar, ebnf, json_schema, regex
 from drafttree.core.errors import ConfigError
 from drafttree.core.sampling import Sampling
 from drafttree.evaluation.prompts import read_text
 from drafttree.verifiers import VERIFIERS
+
+if TYPE_CHECKING:
+    from drafttree.constraints.grammar import Grammar
 
 Target = Annotated[str, typer.Option(help='The model whose text is wanted: "embedded", a folder or a hub name.')]
 Drafter = Annotated[
@@ -31,6 +34,9 @@ VerifierNames = Annotated[
 VerifierName = Annotated[str, typer.Option(help=f'What is accepted: {", ".join(VERIFIERS)} or "auto".')]
 Dtype = Annotated[str, typer.Option(help='"float32", "bfloat16", "float16" or "auto".')]
 Device = Annotated[str, typer.Option(help='"cpu", "cuda", ... or "auto".')]
+ExactText = Annotated[
+    bool, typer.Option("--exact-text", help="Write plain decoding's text token for token in every dtype; costs time.")
+]
 Temperature = Annotated[float | None, typer.Option(help="0 decodes greedily.")]
 TopK = Annotated[int | None, typer.Option(help="Keep the k most probable tokens; 0 keeps all.")]
 TopP = Annotated[float | None, typer.Option(help="Keep the most probable tokens up to this probability.")]
@@ -131,19 +137,22 @@ def parse_bias(spec: str) -> list:
     return [ids, added]
 
 
-def parse_grammar(schema: Path | None, pattern: str | None, text: Path | None) -> Grammar | None:
+def parse_grammar(schema: Path | None, pattern: str | None, text: Path | None) -> "Grammar | None":
     """The grammar asked for, None for none.
 
     Raises:
         ConfigError: more than one, or one that is not well formed.
     """
-    if sum(each is not None for each in (schema, pattern, text)) > 1:
+    given = {"json_schema": schema, "regex": pattern, "ebnf": text}
+    given = {kind: value for kind, value in given.items() if value is not None}
+    if len(given) > 1:
         raise ConfigError("a text follows one grammar: give one of --json-schema, --regex and --ebnf")
-    if pattern is not None:
-        return regex(pattern)
-    if schema:
-        return json_schema(read_text(schema))
-    return ebnf(read_text(text)) if text else None
+    if not given:
+        return None
+    from drafttree.constraints import grammar
+
+    ((kind, value),) = given.items()
+    return getattr(grammar, kind)(read_text(value) if isinstance(value, Path) else value)
 
 
 def parse_numbers(text: str, option: str) -> list[int]:
@@ -171,3 +180,9 @@ def parse_temperatures(text: str) -> list[float]:
     if not all(Sampling(temperature).temperature for temperature in found):
         raise ConfigError(f"--temperatures is {text!r}; give numbers above 0, separated by commas")
     return found
+
+
+def name_files(paths: list[Path] | None) -> list[tuple[str, Path]]:
+    """Prompt files with short names, whole paths where those would be the same."""
+    short = [re.sub(r"(\.(jsonl|txt|raw|gz))+$", "", path.name) for path in paths or ()]
+    return [(str(path) if short.count(name) > 1 else name, path) for name, path in zip(short, paths or (), strict=True)]

@@ -5,10 +5,8 @@ from typing import Annotated
 
 import typer
 
-from drafttree.evaluation.support import architectures, check_all, to_markdown
-from drafttree.interfaces import display
-from drafttree.interfaces.cli.decoders import print_json
 from drafttree.interfaces.cli.options import AsJson
+from drafttree.interfaces.console import print_json, progress
 
 
 def support(
@@ -20,7 +18,9 @@ def support(
 
     Prints the table as Markdown. The exit code is 1 if a text is another one, or an error is not drafttree's own.
     """
-    with display.progress(len(only or architectures())) as advance:
+    from drafttree.evaluation.support import architectures, check_all, to_markdown
+
+    with progress(len(only or architectures())) as advance:
         table = check_all(only or (), out, advance)
     if json_:
         print_json(table.summary())

@@ -1,0 +1,153 @@
+"""Compares the members of a JSON schema: which types they allow, and whether a value can conform to two of them."""
+
+from typing import Any
+
+from drafttree.core.errors import ConfigError
+
+Schema = dict[str, Any]
+
+OBJECT_KEYWORDS = ("properties", "additionalProperties", "unevaluatedProperties")
+ARRAY_KEYWORDS = ("items", "prefixItems", "unevaluatedItems")
+"""Keywords from which xgrammar infers the type `object` or `array`."""
+
+SPLIT_TYPES = {"number": {"integer", "fraction"}}
+ALL_TYPES = {"null", "boolean", "integer", "fraction", "string", "array", "object"}
+MAX_DEPTH = 16
+"""Depth of references and properties followed when two schemas are compared."""
+MAX_STEPS = 200_000
+"""Schemas and pairs of them looked at in one document, which takes some two seconds."""
+VALUES_PER_STEP = 32
+"""Pairs of constants that are compared in the time of one step."""
+
+
+class SchemaComparison:
+    """Comparisons within one document.
+
+    Members may refer to each other in circles, along which the number of paths grows exponentially with their depth. So
+    what was found of a schema, or of a pair, at a depth is kept.
+
+    Args:
+        root: the document, which references begin at.
+    """
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._steps = 0
+        # By the schemas' identities; the schemas are kept too, since the identity of a freed one is given to another.
+        self._types: dict[tuple[int, int], tuple[Any, set[str]]] = {}
+        self._disjoint: dict[tuple[int, int, int], tuple[Any, Any, bool]] = {}
+
+    def possible_types(self, schema: Any, depth: int = MAX_DEPTH) -> set[str]:
+        """Types of the values a schema may allow; numbers are split into integers and fractions.
+
+        Raises:
+            ConfigError: it takes more than `MAX_STEPS` to find them.
+        """
+        key = id(schema), depth
+        if key not in self._types:
+            self._types[key] = schema, self._find_types(schema, depth)
+        return self._types[key][1]
+
+    def disjoint(self, first: Any, second: Any, depth: int = MAX_DEPTH) -> bool:
+        """Whether types, constants or object properties prove that no value conforms to both schemas.
+
+        Raises:
+            ConfigError: it takes more than `MAX_STEPS` to find out.
+        """
+        key = id(first), id(second), depth
+        if key not in self._disjoint:
+            self._disjoint[key] = first, second, self._find_disjoint(first, second, depth)
+        return self._disjoint[key][2]
+
+    def _spend(self, steps: int = 1) -> None:
+        self._steps += steps
+        if self._steps > MAX_STEPS:
+            raise ConfigError(
+                f"invalid JSON schema: comparing the members of its 'anyOf' and 'oneOf' takes more than {MAX_STEPS} "
+                "steps; use fewer members, or fewer references between them"
+            )
+
+    def _find_types(self, schema: Any, depth: int) -> set[str]:
+        self._spend()
+        schema = self._follow_refs(schema)
+        if not isinstance(schema, dict) or not depth:
+            return ALL_TYPES
+        if (values := _values(schema)) is not None:
+            return set().union(*map(_types_of_value, values))
+        for keyword in ("anyOf", "oneOf", "allOf"):
+            if isinstance(schema.get(keyword), list) and schema[keyword]:
+                return set().union(*(self.possible_types(each, depth - 1) for each in schema[keyword]))
+        if "type" in schema:
+            names = [name for name in as_list(schema["type"]) if isinstance(name, str)]
+            return set().union(*(SPLIT_TYPES.get(name, {name}) for name in names))
+        implied = {"object": OBJECT_KEYWORDS, "array": ARRAY_KEYWORDS}
+        return {name for name, keywords in implied.items() if schema.keys() & set(keywords)} or ALL_TYPES
+
+    def _find_disjoint(self, first: Any, second: Any, depth: int) -> bool:
+        self._spend()
+        kinds = self.possible_types(first) & self.possible_types(second)
+        if not kinds:
+            return True
+        first, second = self._follow_refs(first), self._follow_refs(second)
+        if not isinstance(first, dict) or not isinstance(second, dict) or not depth:
+            return False
+        one, other = _values(first), _values(second)
+        if one is not None and other is not None:
+            self._spend(len(one) * len(other) // VALUES_PER_STEP)
+            return not any(value in other for value in one)
+        return kinds == {"object"} and self._objects_disjoint(first, second, depth)
+
+    def _objects_disjoint(self, first: Schema, second: Schema, depth: int) -> bool:
+        """Whether a property required by both is disjoint, or one object requires a property the other forbids."""
+        if _requires_forbidden(first, second) or _requires_forbidden(second, first):
+            return True
+        one, other = dict_entry(first, "properties"), dict_entry(second, "properties")
+        shared = {*required(first)} & {*required(second)} & one.keys() & other.keys()
+        return any(self.disjoint(one[name], other[name], depth - 1) for name in shared)
+
+    def _follow_refs(self, schema: Any) -> Any:
+        """Follow references; one that leads nowhere or in a circle resolves to a schema without constraints."""
+        for _ in range(MAX_DEPTH):
+            if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
+                return schema
+            name, schema = schema["$ref"], self._root
+            for part in name.split("/")[1:]:
+                schema = schema.get(part) if isinstance(schema, dict) else None
+        return {}
+
+
+def dict_entry(schema: Schema, keyword: str) -> Schema:
+    """The object under a keyword, empty where there is none."""
+    found = schema.get(keyword)
+    return found if isinstance(found, dict) else {}
+
+
+def required(schema: Schema) -> list[str]:
+    """The names of the properties an object must have."""
+    found = schema.get("required")
+    return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
+
+
+def as_list(types: Any) -> list:
+    """The value of `type` as a list."""
+    return types if isinstance(types, list) else [types]
+
+
+def _types_of_value(value: Any) -> set[str]:
+    names = {type(None): "null", bool: "boolean", str: "string", list: "array", dict: "object"}
+    if isinstance(value, float) and value % 1:
+        return {"fraction"}
+    return {names.get(type(value), "integer")}
+
+
+def _values(schema: Schema) -> list | None:
+    """The values of `const` or `enum`, None if the schema has neither."""
+    if "const" in schema:
+        return [schema["const"]]
+    return schema["enum"] if isinstance(schema.get("enum"), list) else None
+
+
+def _requires_forbidden(first: Schema, second: Schema) -> bool:
+    """Whether one object schema requires a property that another, which names all of its own, does not have."""
+    closed = second.get("additionalProperties") is False and "patternProperties" not in second
+    return closed and bool(set(required(first)) - dict_entry(second, "properties").keys())

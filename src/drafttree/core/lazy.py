@@ -1,0 +1,58 @@
+"""torch and transformers, imported when they are first used: together they take seconds.
+
+`core`, `policies` and `verifiers` take the two from here and folders above them are lazy doors, so that methods can be
+listed, named and checked without them. Annotations are evaluated when a function is defined, so `Tensor` stands for
+torch's class, and other classes of the two libraries are written as strings.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, ForwardRef
+
+if TYPE_CHECKING:
+    import torch as torch
+    import transformers as transformers
+    from torch import Tensor as Tensor
+
+
+class LazyModule:
+    """A module that is imported when one of its attributes is first asked for, and keeps those it was asked for."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._module: ModuleType | None = None
+
+    def __getattr__(self, attribute: str) -> Any:
+        if self._module is None:
+            self._module = import_module(self._name)
+        found = vars(self)[attribute] = getattr(self._module, attribute)
+        return found
+
+
+if not TYPE_CHECKING:
+    torch, transformers = LazyModule("torch"), LazyModule("transformers")
+    Tensor = ForwardRef("torch.Tensor")
+
+
+def lazy_door(package: str, exports: Sequence[str], homes: Sequence[str]) -> Callable[[str], Any]:
+    """The `__getattr__` of a package (PEP 562) whose exports are imported when they are first asked for.
+
+    Args:
+        package: its name.
+        exports: its `__all__`: modules of the package, and names of `homes`.
+        homes: the modules in which a name is looked for, the cheapest to import first.
+    """
+
+    def find(name: str) -> Any:
+        if name not in exports:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        if find_spec(f"{package}.{name}"):
+            return import_module(f"{package}.{name}")
+        found = next(getattr(module, name) for module in map(import_module, homes) if hasattr(module, name))
+        setattr(sys.modules[package], name, found)
+        return found
+
+    return find

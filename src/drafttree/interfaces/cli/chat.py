@@ -1,0 +1,221 @@
+"""`drafttree chat`: a conversation in the terminal."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from drafttree.core.errors import ConfigError, ContextError, DraftTreeError, InputError
+from drafttree.evaluation.prompts import read_text
+from drafttree.interfaces.cli.options import (
+    Device,
+    Drafter,
+    DraftTemperature,
+    Dtype,
+    ExactText,
+    PolicySpec,
+    Target,
+    VerifierName,
+    given_options,
+    shaped,
+)
+from drafttree.interfaces.console import make_console
+from drafttree.loading import find_verifier, make_policy
+from drafttree.loading.specs import DEFAULT_POLICY
+
+if TYPE_CHECKING:
+    from drafttree.engine.decoder import Decoder
+    from drafttree.engine.request import Request
+
+HELP = """\
+/reset        begin a new conversation
+/save FILE    write the messages to a file, as JSON
+/policy SPEC  grow the trees by another policy, such as talon:budget=60
+/seed N       draw every answer with this seed from now on; without N, another one each time
+/help         show this list
+/quit         leave, as Ctrl-D does
+Ctrl-C stops an answer and keeps what was written."""
+
+
+@shaped
+def chat(
+    target: Target = "embedded",
+    drafter: Drafter = "auto",
+    policy: PolicySpec = DEFAULT_POLICY,
+    verifier: VerifierName = "auto",
+    system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
+    template: Annotated[
+        Path | None, typer.Option("--chat-template", help="A Jinja file to use instead of the model's own template.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the draws; without one every answer is another.")] = None,
+    draft_temperature: DraftTemperature = 1.0,
+    stop: Annotated[list[str] | None, typer.Option(help="A string that ends an answer; may be repeated.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer at most.")] = 512,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    exact_text: ExactText = False,
+    *,
+    shaping: dict[str, Any],
+) -> None:
+    """Talk with a model; on a terminal, what was accepted from the draft tree is green. /help lists the commands.
+
+    Every line of standard input is a message, or a command that begins with a slash. What was read of a conversation
+    is kept, so an answer reads only the newest message.
+    """
+    own = read_text(template) if template else None
+    chosen = make_policy(policy), find_verifier(verifier)
+
+    from drafttree.engine.chat import turn_end
+    from drafttree.interfaces.cli.decoders import load_named
+
+    decoder = load_named(target, drafter, *chosen, dtype=dtype, device=device, exact_text=exact_text)
+    if own is not None and decoder.tokenizer:
+        decoder.tokenizer.chat_template = own
+    if not getattr(decoder.tokenizer, "chat_template", None):
+        raise ConfigError(f"{target!r} has no chat template; give one with --chat-template FILE, or use generate")
+    stops = [*(stop or ()), *filter(None, [turn_end(decoder.tokenizer)])]
+    options = shaping | given_options({"seed": seed, "stop": stops or None})
+    options |= {"draft_temperature": draft_temperature}
+    conversation = Conversation(decoder, options, max_new_tokens, system)
+    interactive = sys.stdin is not None and sys.stdin.isatty()
+    if interactive:
+        _say("/help lists the commands")
+    for line in _typed_lines() if interactive else _piped_lines():
+        try:
+            conversation.take(line)
+        except DraftTreeError as error:
+            if not interactive:
+                raise
+            _say(f"error: {error}")
+
+
+class Conversation:
+    """The messages so far, and what each line of the user's does.
+
+    Args:
+        decoder: whose tokenizer has a chat template.
+        options: of `Decoder.generate`.
+        max_new_tokens: of an answer at most; it is also cut where the model's context ends.
+        system: a message to begin with, if any.
+
+    Attributes:
+        messages: in order.
+    """
+
+    def __init__(self, decoder: "Decoder", options: dict[str, Any], max_new_tokens: int, system: str | None) -> None:
+        self._decoder, self._limit = decoder, max_new_tokens
+        self._options: dict[str, Any] = options
+        self._first = [] if system is None else [{"role": "system", "content": system}]
+        self.messages = [*self._first]
+
+    def take(self, line: str) -> None:
+        """Answer a message, or follow a command.
+
+        Raises:
+            DraftTreeError: it cannot be done; the conversation stays as it was.
+            typer.Exit: the user wants to leave.
+        """
+        if not line.startswith("/"):
+            self._answer(line)
+            return
+        name, _, argument = line[1:].partition(" ")
+        command = getattr(self, f"command_{name}", None)
+        if command is None:
+            raise ConfigError(f"there is no command /{name}; /help lists them")
+        command(argument.strip())
+
+    def command_help(self, _: str) -> None:
+        _say(HELP)
+
+    def command_quit(self, _: str) -> None:
+        raise typer.Exit
+
+    def command_reset(self, _: str) -> None:
+        self.messages = [*self._first]
+        self._decoder.prefixes.clear()
+        _say("a new conversation")
+
+    def command_save(self, name: str) -> None:
+        if not name:
+            raise ConfigError("/save needs the name of a file")
+        try:
+            Path(name).write_text(json.dumps(self.messages, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise InputError(f"{name} cannot be written: {getattr(error, 'strerror', None) or error}") from None
+        _say(f"{len(self.messages)} messages are in {name}")
+
+    def command_policy(self, spec: str) -> None:
+        self._decoder = self._decoder.with_policy(make_policy(spec))
+        _say(f"policy: {self._decoder.policy!r}")
+
+    def command_seed(self, number: str) -> None:
+        if number and not number.isdecimal():
+            raise ConfigError(f"/seed is {number!r}; give a whole number, or nothing for another seed each time")
+        self._options["seed"] = int(number) if number else None
+        _say(f"seed: {number or 'another one each time'}")
+
+    def _answer(self, text: str) -> None:
+        from drafttree.engine.request import Generation
+        from drafttree.interfaces import display
+
+        messages = [*self.messages, {"role": "user", "content": text}]
+        request = self._request(messages)
+        console = make_console()
+        with suppress(KeyboardInterrupt):
+            for chunk in self._decoder.stream_request(request):
+                display.show_chunk(console, chunk)
+        if not request.finish_reason:
+            request.end("interrupted")
+        print(flush=True)
+        self.messages = [*messages, {"role": "assistant", "content": request.text.text.strip()}]
+        display.show_speed(Generation.of(request))
+
+    def _request(self, messages: list[dict[str, str]]) -> "Request":
+        """The request of an answer that fits into the model's context."""
+        from drafttree.engine.chat import render_chat
+
+        prompt, context = len(render_chat(messages, self._decoder.tokenizer)), self._decoder.target.context
+        room = self._limit if context is None else context - prompt
+        if room < 1:
+            raise ContextError(
+                f"the conversation's {prompt} tokens leave no room in the model's context of {context}; "
+                "begin a new one with /reset"
+            )
+        return self._decoder.new_request(messages, max_new_tokens=min(self._limit, room), **self._options)
+
+
+def _typed_lines() -> Iterator[str]:
+    """Lines from a terminal, with its line editing and history; Ctrl-C begins a line anew, Ctrl-D is the end."""
+    with suppress(ImportError):  # Windows has no readline, and edits lines itself
+        import readline  # noqa: F401
+    while True:
+        try:
+            line = input("> ")
+        except KeyboardInterrupt:
+            print()
+            continue
+        except EOFError:
+            print()
+            return
+        if line.strip():
+            yield line.strip()
+
+
+def _piped_lines() -> Iterator[str]:
+    """The lines of standard input that are not blank."""
+    try:
+        for line in sys.stdin or ():
+            if line.strip():
+                yield line.strip()
+    except UnicodeDecodeError:
+        raise InputError("standard input is not UTF-8 text") from None
+
+
+def _say(text: str) -> None:
+    """A line on standard error: standard output holds answers only."""
+    make_console(stderr=True).print(Text(text, style="dim"), soft_wrap=True)

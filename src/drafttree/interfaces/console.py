@@ -1,0 +1,40 @@
+"""The terminal: consoles, tables, progress bars, and JSON on standard output."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+
+@contextmanager
+def progress(total: int) -> Iterator[Callable[[str], None]]:
+    """A progress bar on standard error; what it gives advances it by one and says what was done."""
+    columns = (TextColumn("{task.description:<16}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda name: bar.update(task, advance=1, description=name)
+
+
+def make_console(stderr: bool = False) -> Console:
+    """A console as wide as the terminal, of unlimited width if output goes elsewhere."""
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(stderr=stderr, highlight=False, width=None if stream.isatty() else 1000)
+
+
+def make_table(*columns: str, right: int = 0) -> Table:
+    """An empty table whose last `right` columns, or those after the first, are numbers."""
+    table = Table(box=None, header_style="bold", title_justify="left", pad_edge=False, padding=(0, 2, 0, 0))
+    numbers = range(1, 1 + right)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="right" if index in numbers else "left", overflow="fold")
+    return table
+
+
+def print_json(report: dict[str, object]) -> None:
+    """Print one JSON object on a line of its own."""
+    print(json.dumps(report, ensure_ascii=False))

@@ -1,0 +1,100 @@
+"""Conversations as prompts: what the chat template makes of them, and what is refused by name."""
+
+import pytest
+import torch
+from tokenizers.pre_tokenizers import Whitespace
+
+from drafttree.core.errors import InputError
+from drafttree.engine.chat import render_chat, turn_end
+from drafttree.engine.prompt import encode, is_batch
+from helpers.tokenizers import words
+
+TEMPLATE = (
+    "{% for message in messages %}{{ message.role }} {{ message.content }} end {% endfor %}"
+    "{% if add_generation_prompt %}assistant{% endif %}"
+)
+VOCABULARY = ("?", "system", "user", "assistant", "end", "hello", "you", "bye")
+
+
+def tokenizer(template: str | None = TEMPLATE):
+    made = words(*VOCABULARY)
+    made.backend_tokenizer.pre_tokenizer = Whitespace()
+    made.chat_template = template
+    return made
+
+
+def say(role: str, content: object) -> dict:
+    return {"role": role, "content": content}
+
+
+CONVERSATION = [say("system", "you"), say("user", "hello you"), say("assistant", "hello"), say("user", "bye")]
+
+
+def test_a_conversation_is_rendered_up_to_the_next_answer():
+    spelled = "system you end user hello you end assistant hello end user bye end assistant"
+    assert encode(CONVERSATION, tokenizer(), len(VOCABULARY)) == [VOCABULARY.index(word) for word in spelled.split()]
+
+
+def test_a_list_of_messages_is_one_prompt_and_a_list_of_conversations_many():
+    assert not is_batch(CONVERSATION)
+    assert is_batch([CONVERSATION, CONVERSATION])
+    assert is_batch([{"input_ids": [1]}, {"input_ids": [2]}])
+
+
+@pytest.mark.parametrize(
+    ("messages", "complaint"),
+    [
+        ([say("usr", "hello")], "message 1 has the role 'usr'; known: system, developer, user, assistant, tool"),
+        ([{"content": "hello"}], "message 1 has the role None"),
+        ([say("user", "hello"), {"role": "user"}], "the content of message 2 is missing; give text"),
+        ([say("user", None)], "the content of message 1 is NoneType; give text"),
+        ([say("user", [{"type": "image", "url": "a.png"}])], "the content of message 1 is list; give text"),
+        ([say("user", "hello"), "bye"], "message 2 is 'bye'; give a dictionary with role and content"),
+        ([say("user", "hello"), say("assistant", "you")], "the last message is the assistant's own"),
+        ([say("user", torch.zeros(1))], "the content of message 1 is Tensor; give text"),
+    ],
+)
+def test_malformed_messages_are_refused_by_name(messages, complaint):
+    with pytest.raises(InputError, match=complaint):
+        encode(messages, tokenizer(), len(VOCABULARY))
+
+
+@pytest.mark.parametrize("without", [None, tokenizer(None)], ids=["no tokenizer", "no template"])
+def test_a_model_without_a_chat_template_is_named(without):
+    with pytest.raises(InputError, match="has no chat template; give text or token ids"):
+        encode(CONVERSATION, without, len(VOCABULARY))
+
+
+@pytest.mark.parametrize(
+    ("template", "complaint"),
+    [
+        ("{% if %}", "TemplateSyntaxError"),
+        ("{{ raise_exception('roles must alternate') }}", "TemplateError: roles must alternate"),
+        ("{{ messages[0].missing.deeper }}", "UndefinedError"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        ("{{ messages[0].content + 1 }}", "TypeError"),
+        ({"rag": TEMPLATE, "tools": TEMPLATE}, "ValueError"),
+    ],
+)
+def test_any_error_of_a_template_is_one_of_ours(template, complaint):
+    with pytest.raises(InputError, match=f"the chat template fails on these messages: .*{complaint}"):
+        render_chat([say("user", "hello")], tokenizer(template))
+
+
+PLAIN = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "end"),
+    [
+        (PLAIN, "\nuser:"),
+        (PLAIN.replace("\n", "<|end|>\n"), None),
+        ("{{ messages[0].content }}", None),
+        ("{{ raise_exception('no') }}", None),
+        (None, None),
+    ],
+)
+def test_plain_text_that_ends_an_answer_is_found(template, end):
+    made = tokenizer(template)
+    made.add_special_tokens({"eos_token": "<|end|>"})
+    assert turn_end(made) == end

@@ -1,0 +1,267 @@
+"""A prompt that begins as an earlier text did: what is read of it, and that its text is that of a fresh decoder."""
+
+from contextlib import suppress
+from copy import deepcopy
+
+import pytest
+import torch
+from transformers import Cache
+
+import drafttree
+from drafttree.core.errors import ConfigError
+from drafttree.drafters import LanguageModelDrafter, MixedDrafter, SuffixDrafter
+from drafttree.engine.decoder import Decoder
+from drafttree.engine.prefix_cache import MAX_TEXTS, PrefixCache
+from drafttree.models import TargetModel, select_backend
+from drafttree.models.fused import FusedBackend
+from drafttree.models.recorded import RecordedBackend
+from drafttree.policies import Chain, Talon
+from helpers import families, tiny
+from helpers.replays import Replays
+
+HEADS = ("embedded-eagle3", "embedded-hydra", "embedded-medusa")
+REUSING = {"max_new_tokens": 16, "reuse_prefix": True}
+PROMPT = tiny.random_tokens(20, 3)
+
+
+class Reads:
+    """Counts the tokens of every pass of a model."""
+
+    def __init__(self, model) -> None:
+        self.forward, self.passes = model.forward, []
+        model.forward = self.count
+
+    def count(self, cache, tokens, *arguments, **options):
+        self.passes.append(tokens.shape[1])
+        return self.forward(cache, tokens, *arguments, **options)
+
+    def take(self) -> list[int]:
+        taken, self.passes = self.passes, []
+        return taken
+
+
+def say(role: str, content: str) -> dict:
+    return {"role": role, "content": content}
+
+
+def shape(generation) -> list[tuple[int, ...]]:
+    """What every round drafted and accepted, which depends on all the drafter knows."""
+    return [(r.committed, r.accepted, r.nodes, r.draft_passes) for r in generation.metrics.rounds]
+
+
+def random_model(name: str = "llama", seed: int = 0) -> TargetModel:
+    return TargetModel(tiny.build(name, seed))
+
+
+def blurred(model: TargetModel, seed: int = 1) -> LanguageModelDrafter:
+    """A drafter near enough to a model for some of its tokens to be accepted."""
+    module = deepcopy(model.module)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter += 0.03 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed))
+    return LanguageModelDrafter(TargetModel(module))
+
+
+@pytest.mark.parametrize("drafter", ["none", "embedded-draft", *HEADS, "mixed:embedded-eagle3", "suffix"])
+def test_a_second_turn_reads_only_what_is_new(drafter):
+    decoder = drafttree.load("embedded", drafter, "eagle:depth=4,budget=12", dtype="float32")
+    reads, options = Reads(decoder.target), {"max_new_tokens": 24, "temperature": 0}
+    talk = [say("user", "What did the old man see when he looked out of the window that morning?")]
+    first = decoder.new_request(talk, **options)
+    while not first.finish_reason:
+        decoder.step(first)
+    decoder.prefixes.keep(first)
+    talk += [say("assistant", first.text.text), say("user", "And what did he do then?")]
+    reads.take()
+    second = decoder.generate(talk, **options)
+    read, fresh = reads.take(), decoder.generate(talk, **options, reuse_prefix=False)
+    assert (second.tokens, shape(second)) == (fresh.tokens, shape(fresh))
+    prompt = decoder.new_request(talk).tokens
+    shared = next(n for n, (new, old) in enumerate(zip(prompt, first.tokens, strict=False)) if new != old)
+    assert shared > len(first.tokens) - 4
+    # A head goes on from the tokens it has read itself, those of the last round not among them.
+    unread = first.metrics.rounds[-1].committed + 1 if decoder.drafter and decoder.drafter.hidden_layers else 0
+    assert shared - unread <= second.metrics.reused_tokens <= shared - bool(unread)
+    assert read[0] == len(prompt) - 1 - second.metrics.reused_tokens
+    assert read[1:] == [rows.nodes for rows in second.metrics.rounds]
+
+
+@pytest.mark.parametrize("end", [20, 31, 12], ids=["whole prompt", "into the answer", "inside the prompt"])
+@pytest.mark.parametrize("name", tiny.CONFIGS)
+def test_the_text_is_transformers_wherever_the_texts_part(name, end):
+    target, reference = tiny.wrap(tiny.build(name))
+    drafter = blurred(target)
+    decoder = Decoder(target, drafter, Talon(budget=12))
+    own, drafted = Reads(target), Reads(drafter.model)
+    text = [*PROMPT, *decoder.generate(PROMPT, **REUSING).tokens]
+    prompt = [*text[:end], (text[end] + 1) % tiny.VOCAB, *tiny.random_tokens(6, 4)]
+    own.take(), drafted.take()
+    generation = decoder.generate(prompt, **REUSING)
+    expected = reference.generate(torch.tensor([prompt]), max_new_tokens=16, do_sample=False)[0, len(prompt) :]
+    assert generation.tokens == expected.tolist()
+    assert generation.metrics.reused_tokens == end
+    assert own.take()[0] == drafted.take()[0] == len(prompt) - 1 - end
+
+
+def test_the_same_prompt_again_reads_nothing_but_its_last_token():
+    decoder = Decoder(random_model())
+    reads = Reads(decoder.target)
+    once, again = decoder.generate(PROMPT, **REUSING), decoder.generate(PROMPT, **REUSING)
+    assert reads.take() == [len(PROMPT) - 1] + [1] * 32
+    assert once.tokens == again.tokens
+    assert again.metrics.prefill_passes == 0
+
+
+def test_sampled_texts_with_a_seed_are_those_of_a_fresh_decoder():
+    target = random_model()
+    decoder, options = Decoder(target, blurred(target), Talon(budget=12)), {"temperature": 1.0, "seed": 5}
+    prompt = [*PROMPT, *decoder.generate(PROMPT, **REUSING).tokens, 7, 8]
+    kept = decoder.generate(prompt, **REUSING, **options)
+    assert kept.metrics.reused_tokens > len(PROMPT)
+    assert kept.tokens == decoder.generate(prompt, max_new_tokens=16, **options).tokens
+
+
+def test_a_drafter_put_in_between_reads_for_itself():
+    target = random_model()
+    decoder = Decoder(target, blurred(target), Chain(depth=3))
+    text = [*PROMPT, *decoder.generate(PROMPT, **REUSING).tokens, 5]
+    for other in (blurred(target, 2), MixedDrafter(SuffixDrafter(tiny.VOCAB), blurred(target, 3)), None):
+        swapped = decoder.with_drafter(other)
+        kept, fresh = swapped.generate(text, **REUSING), swapped.generate(text, max_new_tokens=16)
+        assert (kept.tokens, shape(kept)) == (fresh.tokens, shape(fresh))
+        assert kept.metrics.reused_tokens > len(PROMPT)
+
+
+class HiddenReader:
+    """A drafter of a user's own that reads hidden states and cannot go on from another session."""
+
+    context, levels, hidden_layers, nbytes, vocab_size = None, None, (tiny.LAYERS,), 0, tiny.VOCAB
+
+    def start(self, prompt, capacity):
+        self.passes, self.seconds, self.prompt = 0, 0.0, prompt
+        return self
+
+    def prefill(self, hidden_states):
+        assert hidden_states[0].shape[1] == len(self.prompt) - 1
+
+    def commit(self, tokens, hidden_states): ...
+
+    def root(self):
+        return torch.zeros(1, 1, tiny.VOCAB)
+
+    def expand(self, tokens, origins):
+        return torch.zeros(1, tokens.shape[1], tiny.VOCAB)
+
+
+def test_a_drafter_that_cannot_go_on_is_shown_every_hidden_state():
+    decoder = Decoder(random_model(), HiddenReader(), Chain(depth=2))
+    for _ in range(2):
+        assert decoder.generate(PROMPT, **REUSING).metrics.reused_tokens == 0
+
+
+def edit(module) -> None:
+    with torch.no_grad():
+        module.get_output_embeddings().weight.neg_()
+
+
+def hook(module) -> None:
+    module.model.layers[0].register_forward_hook(lambda layer, given, out: 1.5 * out)
+
+
+@pytest.mark.parametrize("change", [edit, hook])
+@pytest.mark.parametrize("select", [None, select_backend])
+def test_what_was_kept_goes_with_the_weights(change, select):
+    module = tiny.build("llama")
+    decoder = Decoder(TargetModel(module, *filter(None, [select])))
+    decoder.generate([1, 2, 3], **REUSING)
+    text = [*PROMPT, *decoder.generate(PROMPT, **REUSING).tokens]
+    change(module)
+    generation = decoder.generate(text, **REUSING)
+    assert generation.metrics.reused_tokens == 0
+    assert generation.tokens == decoder.generate(text, max_new_tokens=16).tokens
+    assert decoder.prefixes.tokens == len(text) + 15
+
+
+@pytest.mark.skipif(not hasattr(Cache, "get_conv_state"), reason="recurrent layers share no cache here")
+def test_models_with_recurrent_layers_read_every_prompt_anew():
+    decoder = Decoder(TargetModel(tiny.from_config(families.config("qwen3_5"))))
+    generations = [decoder.generate(PROMPT, **REUSING) for _ in range(2)]
+    assert [each.metrics.reused_tokens for each in generations] == [0, 0]
+    assert decoder.prefixes.tokens == 0
+
+
+def test_recorded_passes_serve_the_next_turn():
+    recorder = Replays()
+    module = tiny.build("llama")
+    decoder = Decoder(TargetModel(module, lambda module: RecordedBackend(FusedBackend(module), recorder)))
+    text = [*PROMPT, *decoder.generate(PROMPT, **REUSING).tokens]
+    recorded = recorder.recorded
+    kept = decoder.generate([*text, 4, 5], **REUSING)
+    assert recorder.recorded <= recorded + 1  # the pass over the new tokens
+    assert kept.metrics.reused_tokens == len(text) - 1
+    assert kept.tokens == decoder.generate([*text, 4, 5], max_new_tokens=16).tokens
+
+
+def test_the_oldest_texts_go_first_and_the_bound_holds():
+    decoder = Decoder(random_model(), prefixes=PrefixCache(max_tokens=40))
+    prompts = [[seed, *tiny.random_tokens(11, seed)] for seed in range(3)]
+    short = {"max_new_tokens": 4, "reuse_prefix": True}
+    for prompt in (*prompts[:2], prompts[0], prompts[2]):  # 15 tokens kept of each; the first is used again
+        decoder.generate(prompt, **short)
+        assert decoder.prefixes.tokens <= 40
+    assert [decoder.generate(prompt, **short).metrics.reused_tokens for prompt in (prompts[0], prompts[1])] == [11, 0]
+    long = decoder.generate(tiny.random_tokens(45, 9), **short)
+    assert len(long.tokens) == 4
+    assert decoder.prefixes.tokens == 40
+    assert decoder.generate(tiny.random_tokens(45, 9), **short).metrics.reused_tokens == 40
+    decoder.prefixes.clear()
+    assert decoder.prefixes.tokens == 0
+
+
+def test_few_texts_are_kept_and_none_where_none_may_be():
+    decoder = Decoder(random_model())
+    for token in range(MAX_TEXTS + 2):
+        decoder.generate([token, 1], max_new_tokens=1, reuse_prefix=True)
+    assert decoder.prefixes.tokens == 2 * MAX_TEXTS
+    nothing = Decoder(random_model(), prefixes=PrefixCache(0))
+    assert [nothing.generate(PROMPT, **REUSING).metrics.reused_tokens for _ in range(2)] == [0, 0]
+
+
+def test_a_copy_of_what_is_kept_takes_no_more_than_its_rows():
+    decoder = Decoder(random_model())
+    request = decoder.new_request(PROMPT, **REUSING)
+    decoder.step(request)
+    copy = request.cache.copy_rows(10)
+    assert copy.nbytes == request.cache.nbytes * 10 // request.cache.capacity
+
+
+def test_only_those_that_want_it_are_kept():
+    decoder = Decoder(random_model())
+    decoder.generate(PROMPT, max_new_tokens=4)
+    assert decoder.prefixes.tokens == 0
+    with pytest.raises(ConfigError, match="reuse_prefix is 'no'"):
+        decoder.generate(PROMPT, reuse_prefix="no")
+
+
+def test_an_abandoned_stream_is_kept():
+    decoder = Decoder(random_model())
+    stream = decoder.stream(PROMPT, **REUSING)
+    next(stream)
+    stream.close()
+    assert decoder.prefixes.tokens == len(PROMPT)
+    assert decoder.generate([*PROMPT, 1], **REUSING).metrics.reused_tokens == len(PROMPT)
+
+
+def test_a_text_cut_short_by_ctrl_c_is_kept():
+    decoder = Decoder(random_model())
+    request, forward = decoder.new_request(PROMPT, **REUSING), decoder.target.forward
+
+    def interrupted(cache, *arguments, **options):
+        if cache.length > len(PROMPT) + 2:
+            raise KeyboardInterrupt
+        return forward(cache, *arguments, **options)
+
+    decoder.target.forward = interrupted
+    with suppress(KeyboardInterrupt):
+        list(decoder.stream_request(request))
+    assert decoder.prefixes.tokens == len(request.tokens) - 1 == len(PROMPT) + 3

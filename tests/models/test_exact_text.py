@@ -1,0 +1,132 @@
+"""With exact_text a token's logits are the same, bit for bit, in whatever pass the token is."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from transformers import Gemma2Config, LlamaConfig, MistralConfig
+
+from drafttree.core.errors import ModelError
+from drafttree.drafters.language_model import LanguageModelDrafter
+from drafttree.engine.decoder import Decoder
+from drafttree.loading.pretrained import load_model
+from drafttree.models import TargetModel, append, select_exact_text
+from drafttree.models.exact_attention import DEPTH, attend_exactly, query_blocks
+from drafttree.models.exact_text import ExactTextBackend
+from drafttree.models.fused import FusedBackend
+from drafttree.models.kv_cache import TreeCache
+from drafttree.models.module_backend import ModuleBackend
+from drafttree.models.span import EVERYTHING, Span
+from drafttree.models.uniform_rows import has_uniform_rows
+from drafttree.policies import Chain, DynaTree, Eagle, Talon
+from helpers import tiny
+from helpers.families import config, hybrids
+
+CONTEXT = 1024
+GROUPED = {**tiny.GROUPED, "max_position_embeddings": CONTEXT}
+LLAMA = LlamaConfig(**GROUPED)
+CONFIGS = {
+    "llama": LLAMA,
+    "window": MistralConfig(**GROUPED, sliding_window=200),
+    "small_window": MistralConfig(**GROUPED, sliding_window=tiny.WINDOW),
+    "bounded_scores": Gemma2Config(**GROUPED, head_dim=8, attn_logit_softcapping=0.5, sliding_window=tiny.WINDOW),
+}
+REDUCED = [torch.bfloat16, torch.float16]
+
+
+def build(config, dtype: torch.dtype):
+    """A random model, of so many heads that rounding shows."""
+    return tiny.from_config(deepcopy(config)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *REDUCED], ids=str)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_texts_are_those_of_plain_decoding(name, dtype):
+    module = build(CONFIGS[name], dtype)
+    drafter = LanguageModelDrafter(TargetModel(deepcopy(module)))
+    decoder = Decoder(TargetModel(module, select_exact_text), drafter)
+    for seed, policy in enumerate((Chain(), DynaTree(), Talon(budget=24), Eagle())):
+        options = {"max_new_tokens": 80, "temperature": seed % 2, "seed": seed, "ignore_eos": True}
+        prompt = tiny.random_tokens(40 + 30 * seed, seed)
+        found = decoder.with_policy(policy).generate(prompt, **options)
+        assert found.tokens == decoder.plain().generate(prompt, **options).tokens
+        assert found.metrics.mean_accepted_tokens > 1.5
+
+
+@pytest.mark.parametrize("backend", [FusedBackend, ModuleBackend])
+def test_the_check_at_load_finds_rows_that_depend_on_their_pass(backend):
+    module = load_model("embedded", torch.bfloat16, torch.device("cpu"))
+    assert not has_uniform_rows(backend(module), torch.bfloat16, module.config.vocab_size, CONTEXT)
+
+
+@torch.inference_mode()
+def test_padded_and_split_passes_give_the_logits_and_hidden_states_of_whole_ones():
+    inner = FusedBackend(build(LLAMA, torch.float64), uniform=True)
+    tree, prefix = tiny.random_tree((3, 5, 4), 2), tiny.random_tokens(9, 1)
+    outputs = []
+    for least, most in ((1, None), (16, None), (4, 4), (1, 5)):
+        model = ExactTextBackend(inner, least, most)
+        cache = model.new_cache(1, 40)
+        for part in (prefix[:6], prefix[6:]):
+            append(model, cache, part)
+        positions = tree.depths + cache.length
+        outputs.append(model.forward(cache, tree.tokens, positions, tree.ancestors, hidden_layers=(1, 3)))
+        assert cache.drafted == tree.tokens.shape[1]
+        seen = tree.ancestors.new_ones(1, 1, cache.drafted + 1)
+        last = model.forward(cache, tree.tokens[:, :1], positions[:, :1], seen, last_only=True)
+        assert last.logits.shape[1] == 1
+    for output in outputs[1:]:
+        torch.testing.assert_close(output.logits, outputs[0].logits)
+        torch.testing.assert_close(output.hidden, outputs[0].hidden)
+
+
+@pytest.mark.parametrize("span", [EVERYTHING, Span(window=150), Span(window=40), Span(chunk=64)], ids=str)
+def test_attention_is_that_of_one_sum(span):
+    torch.manual_seed(0)
+    rows, nodes, length = 300, 20, 280
+    query, keys, values = (torch.randn(1, 2, *shape, 8) for shape in ((2, nodes), (rows,), (rows,)))
+    positions = length + torch.arange(nodes)[None]
+    distance = positions[0, :, None] - torch.arange(rows)
+    seen = distance >= 0
+    if span.window:
+        seen &= distance < span.window
+    if span.chunk:
+        seen &= positions[0, :, None] // span.chunk == torch.arange(rows) // span.chunk
+    mask = torch.zeros(nodes, rows).masked_fill(~seen, -torch.inf).repeat(2, 1)[None, None]
+    cache = TreeCache.__new__(TreeCache)
+    cache.length = length
+    blocks = query_blocks(cache, positions, torch.ones(1, nodes, nodes, dtype=torch.bool).tril())
+    assert len(blocks) == 2
+    found = attend_exactly(query, keys, values, mask, None, blocks, span)
+    scores = query.double() @ keys.double()[:, :, None].mT / 8**0.5 + mask.double().unflatten(2, (2, nodes))
+    torch.testing.assert_close(found.double(), scores.softmax(-1) @ values.double()[:, :, None], atol=1e-6, rtol=1e-5)
+
+
+def test_a_tree_too_deep_for_exact_text_is_refused_and_a_chain_is_not():
+    cache = TreeCache.__new__(TreeCache)
+    cache.length = 100
+    positions = 100 + torch.arange(DEPTH + 40)[None]
+    chain = torch.ones(1, DEPTH + 40, DEPTH + 40, dtype=torch.bool).tril()
+    assert len(query_blocks(cache, positions, chain)) > 1
+    chain[0, -1, 3] = False
+    with pytest.raises(ModelError, match=f"at most {DEPTH} levels"):
+        query_blocks(cache, positions, chain)
+
+
+@pytest.mark.parametrize("name", ["gptj", *hybrids()[:1]])
+def test_models_whose_sums_are_their_own_are_refused_by_name(name):
+    with pytest.raises(ModelError, match=r"exact_text cannot hold for \w+, which has"):
+        TargetModel(tiny.from_config(config(name)), select_exact_text)
+
+
+def test_a_device_on_which_rows_depend_on_their_pass_is_refused(monkeypatch):
+    monkeypatch.setattr("drafttree.models.validation.has_uniform_rows", lambda *_: False)
+    with pytest.raises(ModelError, match="exact_text cannot hold for LlamaForCausalLM in float32 on this cpu"):
+        TargetModel(build(LLAMA, torch.float32), select_exact_text)
+
+
+def test_a_batch_is_refused():
+    model = TargetModel(build(LLAMA, torch.float32), select_exact_text)
+    tree = tiny.stacked([tiny.random_tree((2, 3), seed) for seed in (1, 2)])
+    with pytest.raises(ModelError, match="one sequence"):
+        tiny.score(model, model.new_cache(2, 8), tree)
