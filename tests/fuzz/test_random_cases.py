@@ -1,4 +1,6 @@
-"""Random policies, drafters, verifiers and options in float32: no crash, and no text that plain decoding does not give.
+"""Random policies, drafters, verifiers and options: no crash, and no text that plain decoding does not give.
+
+In float32, and in bfloat16 with `exact_text`.
 
 `make test` runs some fixed cases, `make fuzz` 500 drawn by a seed that it prints. A refusal is a result, but only where
 plain decoding refuses the same.
