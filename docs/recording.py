@@ -22,7 +22,7 @@ from pathlib import Path
 PICTURE = Path(__file__).parent / "images" / "recording.svg"
 COMMANDS = tuple(
     f'drafttree generate "The old man looked at the sea" --temperature 0.8 --seed 4 --drafter {drafter}'
-    for drafter in ("none", "mixed:embedded-eagle3")
+    for drafter in ("none", "embedded-eagle3")
 )
 COLUMNS, ROW, CHARACTER, MARGIN = 110, 19, 7.83, 14
 PAUSE, AFTER_COMMAND = 1.0, 1.5

@@ -1,7 +1,9 @@
-"""What the README shows is what its code prints, and its links lead somewhere."""
+"""What the README and the pages show is what their code prints, and links lead somewhere."""
 
 import re
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -19,3 +21,13 @@ def test_links_and_pictures_lead_to_files():
     links = re.findall(r"\]\((?!http)([^)#]+)\)", README)
     assert len(links) > 5
     assert all((ROOT / link).exists() for link in links)
+
+
+@pytest.mark.parametrize("page", ["index", "chat-and-batch", "exactness"])
+def test_the_code_of_a_page_runs_from_top_to_bottom(page, capsys):
+    code = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL)
+    exec("\n".join(code), {})
+    printed = capsys.readouterr().out
+    assert printed.strip()
+    if page == "exactness":
+        assert float(printed) < 1e-12
