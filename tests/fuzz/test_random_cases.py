@@ -64,8 +64,8 @@ def assert_well_formed(found: Generation, decoder: Decoder, options: dict[str, A
     if found.logprobs is not None:
         assert len(found.logprobs) == count
         assert max(found.logprobs) <= 0
-    if found.finish_reason == "length":
-        assert not any(stop in found.text for stop in options.get("stop", ()))
+    stops = options.get("stop", [])
+    assert not any(stop in found.text for stop in ([stops] if isinstance(stops, str) else stops))
 
 
 def assert_streams_the_same(found: Generation, decoder: Decoder, prompt: Any, options: dict[str, Any]) -> None:
