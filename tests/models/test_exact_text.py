@@ -27,7 +27,7 @@ GROUPED = {**tiny.GROUPED, "max_position_embeddings": CONTEXT}
 LLAMA = LlamaConfig(**GROUPED)
 CONFIGS = {
     "llama": LLAMA,
-    "window": MistralConfig(**GROUPED, sliding_window=200),
+    "window": MistralConfig(**GROUPED, sliding_window=230),
     "small_window": MistralConfig(**GROUPED, sliding_window=tiny.WINDOW),
     "bounded_scores": Gemma2Config(**GROUPED, head_dim=8, attn_logit_softcapping=0.5, sliding_window=tiny.WINDOW),
 }
@@ -80,10 +80,10 @@ def test_padded_and_split_passes_give_the_logits_and_hidden_states_of_whole_ones
         torch.testing.assert_close(output.hidden, outputs[0].hidden)
 
 
-@pytest.mark.parametrize("span", [EVERYTHING, Span(window=150), Span(window=40), Span(chunk=64)], ids=str)
+@pytest.mark.parametrize("span", [EVERYTHING, Span(window=250), Span(window=40), Span(chunk=128)], ids=str)
 def test_attention_is_that_of_one_sum(span):
     torch.manual_seed(0)
-    rows, nodes, length = 300, 20, 280
+    rows, nodes, length = 460, 20, 440
     query, keys, values = (torch.randn(1, 2, *shape, 8) for shape in ((2, nodes), (rows,), (rows,)))
     positions = length + torch.arange(nodes)[None]
     distance = positions[0, :, None] - torch.arange(rows)
