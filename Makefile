@@ -47,7 +47,7 @@ docs: .venv/.documenting
 	$(BIN)/python docs/options.py
 	$(BIN)/python docs/figure.py
 	$(BIN)/python docs/trees.py
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # docs/images/recording.svg: make demo as it runs on this machine.
 recording: .venv/.installed

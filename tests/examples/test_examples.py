@@ -49,6 +49,12 @@ def test_own_policy_is_lossless(run):
     assert run("own_policy.py")[-1] == "sampled texts follow the target's law: True"
 
 
+def test_chat_answers_every_question(run):
+    printed = run("chat.py", "Where is the ship?", "And who is on it?")
+    assert [line for line in printed if line.startswith("> ")] == ["> Where is the ship?", "> And who is on it?"]
+    assert len(printed) == 4
+
+
 def test_every_example_is_tested():
     source = Path(__file__).read_text()
     assert all(f'run("{example.name}"' in source for example in FOLDER.glob("*.py"))

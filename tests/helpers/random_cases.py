@@ -22,6 +22,7 @@ from drafttree.verifiers import VERIFIERS
 from helpers import families, tiny
 
 EMBEDDED = ["embedded-draft", "embedded-eagle3", "embedded-hydra", "embedded-medusa", "mixed:embedded-eagle3"]
+DTYPES = {"embedded": "float32", "embedded exact": "bfloat16"}
 TINY = ["llama", "gpt_neox", "gpt2", "gemma3", "mistral_sliding", "qwen2_moe_sliding"]
 LONGEST = 24
 MOST_TOKENS = 40
@@ -54,11 +55,11 @@ class Case:
     """One text to generate; what is drawn is names and numbers, so that a failing case can be read and typed in.
 
     Attributes:
-        target: "embedded" or a family of tiny random models.
+        target: "embedded", "embedded exact" or a family of tiny random models.
         drafter: its name.
         policy: a name and parameters.
         verifier: its name, None for the automatic one.
-        prompt: text or token ids.
+        prompt: text, token ids or a conversation.
         options: of `generate`.
     """
 
@@ -66,7 +67,7 @@ class Case:
     drafter: str
     policy: tuple[str, Mapping[str, Any]]
     verifier: str | None
-    prompt: str | list[int]
+    prompt: str | list[int] | list[dict[str, str]]
     options: Mapping[str, Any]
 
     def decoder(self) -> Decoder:
@@ -90,9 +91,10 @@ class Case:
 
 @functools.cache
 def target(name: str) -> Decoder:
-    """A decoder of a target without a drafter, in float32."""
-    if name == "embedded":
-        return drafttree.load("embedded", "none", "chain", dtype="float32", device="cpu")
+    """A decoder of a target without a drafter, in float32 or, where the name says so, with exact texts in bfloat16."""
+    if name in DTYPES:
+        exact = DTYPES[name] != "float32"
+        return drafttree.load("embedded", "none", "chain", dtype=DTYPES[name], device="cpu", exact_text=exact)
     return Decoder(TargetModel(_module(name)), eos=(5,))
 
 
@@ -122,10 +124,13 @@ def _built(name: str):
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     """Cases, half of them of the embedded models, the others of tiny random ones."""
-    name = draw(st.just("embedded") | st.sampled_from([*TINY, *families.hybrids()[:2]]))
-    kinds = EMBEDDED if name == "embedded" else ["near", "mixed:near"]
-    tokens = st.integers(0, COMMON_TOKENS if name == "embedded" else tiny.VOCAB - 1)
+    name = draw(st.sampled_from([*DTYPES]) | st.sampled_from([*TINY, *families.hybrids()[:2]]))
+    embedded = name in DTYPES
+    kinds = EMBEDDED if embedded else ["near", "mixed:near"]
+    tokens = st.integers(0, COMMON_TOKENS if embedded else tiny.VOCAB - 1)
     ids = st.lists(tokens, min_size=1, max_size=MOST_TOKENS)
+    texts = st.sampled_from(TEXTS) | st.text(min_size=1, max_size=30)
+    turns = st.lists(texts, min_size=1, max_size=3).map(_conversation)
     greedy = draw(st.booleans())
     policy = draw(st.sampled_from(sorted(POLICIES)).flatmap(policies))
     return Case(
@@ -133,9 +138,15 @@ def cases(draw: st.DrawFn) -> Case:
         drafter=draw(st.sampled_from([*kinds, *kinds, *LOOKUPS, "none"])),
         policy=policy,
         verifier=draw(st.sampled_from([None, "greedy"] if greedy else _verifiers(*policy))),
-        prompt=draw(st.sampled_from(TEXTS) | st.text(min_size=1, max_size=30) | ids if name == "embedded" else ids),
-        options=draw(options(tokens, greedy, text=name == "embedded")),
+        prompt=draw(texts | ids | turns if embedded else ids),
+        options=draw(options(tokens, greedy, text=embedded)),
     )
+
+
+def _conversation(contents: list[str]) -> list[dict[str, str]]:
+    roles = ["user", "assistant"] * len(contents)
+    messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=False)]
+    return messages[: len(messages) - (len(messages) + 1) % 2]  # the last is the user's
 
 
 def _verifiers(name: str, parameters: Mapping[str, Any]) -> list[str | None]:
@@ -203,6 +214,7 @@ def options(tokens: st.SearchStrategy[int], greedy: bool, *, text: bool) -> st.S
         "max_length": st.integers(1, 80),
         "draft_temperature": st.sampled_from([0.05, 0.5, 3.0]),
         "logprobs": st.sampled_from([True, 0, 3]),
+        "reuse_prefix": st.booleans(),
     }
     known = others | (texts if text else {}) | ({} if greedy else sampled)
     temperatures = st.just(0) if greedy else st.sampled_from([0.01, 0.3, 0.7, 1, 1, 1.5, 5.0])
