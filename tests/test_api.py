@@ -45,7 +45,7 @@ EXPORTS = {
     "drafttree.models": {
         *("NAME", "CacheLayout", "Model", "Output", "TargetModel", "TreeCache", "TreePlan"),
         *("append", "input_device", "lay_out_for_cpu", "prefill", "prefill_and_score"),
-        *("select_backend", "verify_once"),
+        *("select_backend", "select_exact_text", "verify_once"),
     },
     "drafttree.policies": {
         *("POLICIES", "Chain", "DySpec", "DynaTree", "Eagle", "Fixed", "OptTree", "Talon", "Template", "TreePolicy"),
