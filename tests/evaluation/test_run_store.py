@@ -51,7 +51,7 @@ def interrupt_after(count):
         (Generation, lambda: decoder().generate(PROMPTS[0], max_new_tokens=3, logprobs=2)),
         (Difference | None, lambda: Difference(3, None, 7, float("inf"), 0.1, False)),
         (Difference | None, lambda: None),
-        (PairFinding, lambda: PairFinding("chain", "rrsw", "exact", 3, 1e-17, sizes=((3, 2), (4, 2)))),
+        (PairFinding, lambda: PairFinding("chain", "rrsw", "exact", 3, 1e-17, siblings=2, levels=3)),
         (list[VerifierTime], lambda: [VerifierTime("rrsw", 50, 4, 0.5, 1e-5, 1e-6, 1e-4)]),
     ],
 )

@@ -114,7 +114,7 @@ BASES = {f"{name} in float16": (lambda name=name: tiny.build(name).half(), 0.03)
 def test_fused_layers_without_the_adapter_are_not_trusted_in_reduced_precision(case, monkeypatch):
     build, share = BASES[case]
     base = build()
-    monkeypatch.setattr(validation, "FusedBackend", lambda _: FusedBackend(deepcopy(base)))
+    monkeypatch.setattr(validation, "FusedBackend", lambda *_: FusedBackend(deepcopy(base)))
     assert type(select_backend(deepcopy(base))) is FusedBackend
     assert type(select_backend(with_adapter(base, share))) is ModuleBackend
 

@@ -119,7 +119,6 @@ class Generation:
         finish_reason: "stop", "length" or "interrupted".
         metrics: what it cost.
         seed: of the draws; the same prompt and options give this text again with it.
-        verifier: what was accepted by; the decoder's own, or the one it chose.
         logprobs: per token, its log-probability by the target itself (see `engine.logprobs.Logprobs`), None unless
             asked for.
         top_logprobs: per token, the most probable token ids and their log-probabilities, None unless asked for.
@@ -131,7 +130,6 @@ class Generation:
     finish_reason: str
     metrics: Metrics
     seed: int
-    verifier: type[Verifier]
     logprobs: list[float] | None = None
     top_logprobs: list[dict[int, float]] | None = None
 
@@ -154,7 +152,6 @@ class Generation:
             finish_reason=request.finish_reason or "interrupted",
             metrics=request.metrics,
             seed=request.verifier.sampling.seed,
-            verifier=type(request.verifier),
             logprobs=kept and kept.tokens,
             top_logprobs=(kept and kept.top) or None,
         )

@@ -172,7 +172,8 @@ def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -
     Raises:
         ModelError: they are none.
     """
-    eos = model.generation_config.eos_token_id if model.generation_config else None
+    settings = getattr(model, "generation_config", None)
+    eos = settings.eos_token_id if settings else None
     if eos is None and tokenizer is not None:
         eos = tokenizer.eos_token_id
     if eos is None:
