@@ -250,6 +250,18 @@ class GreedyLater(RRSw):
         return path, bonus if self.rounds == 1 else int(view.target(path[-1]).argmax())
 
 
+class GreedyMuchLater(Traversal):
+    """Takes the likeliest bonus token from the fourth round on, and only where two drafted tokens were accepted."""
+
+    rounds = 0
+
+    def judge(self, view):
+        path, bonus = super().judge(view)
+        self.rounds += 1
+        late = self.rounds >= 4 and len(path) >= 3
+        return path, int(view.target(path[-1]).argmax()) if late else bonus
+
+
 class BeginsAgain(RRSw):
     """Takes the random numbers of position 0 in every round."""
 
@@ -284,7 +296,13 @@ class TrustsTheDeep(RRSw):
         return path, bonus
 
 
-LATE_BIASES = [("chain", GreedyLater), ("chain", BeginsAgain), ("template", TrustsTheFourth), ("chain", TrustsTheDeep)]
+LATE_BIASES = [
+    ("chain", GreedyLater),
+    ("chain", GreedyMuchLater),
+    ("chain", BeginsAgain),
+    ("template", TrustsTheFourth),
+    ("chain", TrustsTheDeep),
+]
 
 
 @pytest.mark.parametrize(("policy", "verifier"), LATE_BIASES)

@@ -10,12 +10,22 @@ from drafttree.core.errors import ModelError
 from drafttree.models import TargetModel, module_backend, select_backend, tree_attention, validation
 from drafttree.models.fused import FusedBackend
 from drafttree.models.module_backend import ModuleBackend
-from helpers import tiny
+from helpers import families, tiny
 
 
 @pytest.mark.parametrize("name", tiny.CONFIGS)
 def test_known_architectures_pass(name):
     assert TargetModel(tiny.build(name), select_backend).vocab_size
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "gemma2", "granite_swa", "gptj", "llama4"])
+def test_long_contexts_pass(name):
+    """There a second tree at late positions is scored, where windows must not hide the tree itself."""
+    if name not in families.known():
+        pytest.skip("the installed transformers has no such family")
+    config = families.config(name)
+    config.max_position_embeddings = 1 << 17
+    assert TargetModel(tiny.from_config(config), select_backend).context == 1 << 17
 
 
 def test_bfloat16_passes():

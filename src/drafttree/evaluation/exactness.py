@@ -222,7 +222,7 @@ def coupled_text(
     *,
     seed: int = 0,
     levels: int = 3,
-    length: int = 8,
+    length: int = 24,
     position: int = 0,
     **sampling: float,
 ) -> CoupledText:

@@ -26,7 +26,7 @@ COUPLED: tuple[type[Verifier], ...] = (Greedy, Coupled)
 SEEDS = 10
 """Texts compared in each model where draws are a function of the seed."""
 
-MODELS = 10
+MODELS = 6
 """Toy models for each pair by default."""
 
 MOST_OF_ROUNDS = 1000
@@ -222,7 +222,7 @@ def sweep_pairs(
         policies: as for `parse_policies`; one of drafttree's with its default parameters stands for small trees of that
             policy, by turns.
         verifiers: as for `parse_verifiers`.
-        models: random models for each pair, besides four of wide trees, of deep trees and of two and three rounds.
+        models: random models for each pair, besides six for wide and deep trees, two and three rounds, and late ones.
         progress: called after every pair with its policy.
         store: keeps finished runs; by default none.
         **sampling: as for `exactness.law`; `greedy` decodes at temperature 0.
@@ -273,17 +273,21 @@ def ordinary_trials(policies: Sequence[TreePolicy], models: int) -> list[Trial]:
 
 
 def large_trials(wide: TreePolicy, deep: TreePolicy, verifier: type[Verifier]) -> list[Trial]:
-    """One level of a wide tree over five tokens, five levels of a deep one over two, and whole texts of some rounds.
+    """One level of a wide tree, five levels of a deep one, whole texts of some rounds, and rounds late in a text.
 
-    In the wide world tokens are cut where children are drawn, since there would be 3,125 trees with replacement.
+    The wide tree is over six tokens, more than a node has children, or over five where children are drawn; there tokens
+    are cut, since there would be 3,125 trees with replacement.
     """
-    five, peaked, flat = toy_pair(7, 5), toy_pair(3, 2), toy_pair(0, 2)
+    many, peaked, flat = toy_pair(7, 6), toy_pair(3, 2), toy_pair(0, 2)
     if verifier.proposal is not Proposal.TOP_K:
         few = 3 if verifier.proposal is Proposal.WITH_REPLACEMENT else 5
-        five = ToyPair(cut(five.target, few), cut(five.draft, 4))
+        five = toy_pair(7, 5)
+        many = ToyPair(cut(five.target, few), cut(five.draft, 4))
     return [
-        Trial(five, wide, levels=1, position=5),
+        Trial(many, wide, levels=1, position=5),
         Trial(peaked, deep, levels=5, position=1),
+        Trial(flat, deep, levels=2, earlier=3, position=3),
+        Trial(flat, deep, levels=2, earlier=6, position=4),
         Trial(flat, deep, levels=1, rounds=3, position=2),
         Trial(flat, deep, levels=2, rounds=2, position=3),
     ]

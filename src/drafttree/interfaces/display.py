@@ -263,8 +263,8 @@ def show_enumeration(result: PairSweep) -> None:
             console.print(Text(f"{finding.policy} with {finding.verifier}: refused, {finding.reason}", style="dim"))
     conclusion = _verdict(result, "Every pair is what it claims to be.", "A pair is BIASED.")
     if any(finding.models for finding in findings):
-        console.print("Siblings and levels are those of the largest trees tried, in texts of one to three rounds;")
-        console.print("larger trees are not covered.")
+        console.print("Siblings and levels are those of the largest trees tried, in the first seven rounds of a text;")
+        console.print("larger trees and later rounds are not covered.")
     console.print(Text(f"Temperature {result.sampling.temperature:g}. {conclusion}"))
 
 

@@ -5,7 +5,7 @@ import logging
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from drafttree.core.errors import DraftTreeError
+from drafttree.core.errors import ConfigError, DraftTreeError
 from drafttree.drafters import LOOKUPS
 from drafttree.engine import compatibility
 from drafttree.engine.decoder import Decoder
@@ -64,6 +64,8 @@ def load(
             `exact_text` cannot hold for the target on its device.
         TokenizerMismatch: target and drafter do not share a vocabulary.
     """
+    if not isinstance(exact_text, bool):
+        raise ConfigError(f"exact_text is {exact_text!r}; give True or False")
     chosen_policy, chosen_verifier = make_policy(policy), find_verifier(verifier)
     if chosen_verifier:
         compatibility.check(chosen_policy, chosen_verifier)

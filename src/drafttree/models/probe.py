@@ -91,6 +91,11 @@ class _LateCache(DynamicCache):
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self._start + super().get_seq_length(layer_idx)
 
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """Rows and the position of the first, as late as the queries, or windows would hide all of them."""
+        rows, first = super().get_mask_sizes(query_length, layer_idx)
+        return rows, self._start + first
+
 
 @torch.inference_mode()
 def tree_logits(backend: Backend, probe: Probe) -> Tensor:

@@ -68,7 +68,7 @@ def test_proving_by_enumeration(monkeypatch):
     lines = [line.split() for line in shown.stdout.splitlines()]
     assert ["chain", "coupled", "exact", "lossy"] in lines
     assert ["eagle", "coupled", "refused", "lossy"] in lines
-    assert "exact by coupling: 50 of 50 texts equal plain decoding's" in shown.stdout
+    assert "exact by coupling: 70 of 70 texts equal plain decoding's" in shown.stdout
     assert "eagle with rrsw: refused, Eagle exists in selected form only" in shown.stdout
     shaping = ["--temperature", 0.5, "--top-k", 2]
     report = json.loads(run(*options, "--verifier", "traversal", *shaping, "--json").stdout)
@@ -81,9 +81,9 @@ def test_a_proof_says_which_trees_it_covers():
     options = ["certify", "--exact", "--models", 1, "--verifier", "point-mass"]
     *table, told, covered, conclusion = run(*options, "--policies", "chain:depth=12;template").stdout.splitlines()
     tried = [line.split()[:5] for line in table[-2:]]
-    assert tried == [["chain:depth=12", "point-mass", "5", "1", "5"], ["template", "point-mass", "5", "4", "5"]]
-    assert "the largest trees tried, in texts of one to three rounds" in told
-    assert covered == "larger trees are not covered."
+    assert tried == [["chain:depth=12", "point-mass", "7", "1", "5"], ["template", "point-mass", "7", "4", "5"]]
+    assert "the largest trees tried, in the first seven rounds of a text" in told
+    assert covered == "larger trees and later rounds are not covered."
     assert conclusion == "Temperature 1. Every pair is what it claims to be."
 
 

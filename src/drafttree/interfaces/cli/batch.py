@@ -14,6 +14,7 @@ from drafttree.interfaces.cli.options import (
     Drafter,
     DraftTemperature,
     Dtype,
+    ExactText,
     IgnoreEos,
     MaxNewTokens,
     PolicySpec,
@@ -46,6 +47,7 @@ def batch(
     max_new_tokens: MaxNewTokens = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
+    exact_text: ExactText = False,
     ignore_eos: IgnoreEos = False,
     json_: AsJson = False,
     *,
@@ -68,7 +70,7 @@ def batch(
 
     from drafttree.interfaces.cli.decoders import load_named
 
-    decoder = load_named(target, drafter, *chosen, dtype=dtype, device=device)
+    decoder = load_named(target, drafter, *chosen, dtype=dtype, device=device, exact_text=exact_text)
     try:
         with progress(len(jobs) - len(records)) as advance:
             report = run_batch(decoder, jobs, out, records, options, advance)

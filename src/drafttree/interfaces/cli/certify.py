@@ -52,7 +52,7 @@ def certify(
     json_: AsJson = False,
     exact: Annotated[bool, typer.Option("--exact", help="Enumerate toy models instead; needs no prompts.")] = False,
     verifiers: VerifierNames = ["all"],  # noqa: B006
-    models: Annotated[int | None, typer.Option(min=1, help="Toy models per pair, for --exact; 10 by default.")] = None,
+    models: Annotated[int | None, typer.Option(min=1, help="Toy models per pair, for --exact; 6 by default.")] = None,
     *,
     shaping: dict[str, Any],
 ) -> None:

@@ -49,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = _complain(f"{error.filename or 'standard output'}: {error.strerror or error}")
         _discard_output()
     except KeyboardInterrupt:
+        print("drafttree: interrupted", file=sys.stderr)
         code = INTERRUPTED
     except DraftTreeError as error:
         code = _complain(str(error))
