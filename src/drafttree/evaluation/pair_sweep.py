@@ -66,7 +66,7 @@ LARGE: dict[str, tuple[str, str]] = {
     "fixed": ("fixed:depth=1,breadth=4,threshold=0", "fixed:depth=5,breadth=1,threshold=0.01"),
     "template": ("template:paths=0+1+2+3", "template:paths=0+0.0+0.0.0+0.0.0.0+0.0.0.0.0"),
     "dynatree": (
-        "dynatree:base_depth=1,max_depth=1,min_breadth=3,mid_breadth=4,max_breadth=4,high=0.7",
+        "dynatree:base_depth=1,max_depth=1,min_breadth=4,mid_breadth=4,max_breadth=4",
         "dynatree:base_depth=4,max_depth=5,mid_breadth=1,max_breadth=1,stop_below=0.01,deep_above=0.05",
     ),
     "talon": ("talon:width=4,depth=1", "talon:width=1,margin=1,depth=5"),
