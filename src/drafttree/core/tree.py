@@ -9,7 +9,7 @@ N - 1 tokens.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
@@ -47,6 +47,8 @@ class DraftTree:
             None for top-k trees.
         draft_rows: `[batch, nodes]` index of each node's own distribution among the rows of all levels; -1 for a node
             that was not expanded.
+        widths: of the frontiers that the drafter was asked about, the root's first; empty if it was not asked.
+        source: which model of the drafter drafted, 0 unless it has several.
     """
 
     tokens: Tensor
@@ -57,6 +59,8 @@ class DraftTree:
     proposal: Proposal = Proposal.TOP_K
     draft_probs: tuple[Tensor, ...] | None = None
     draft_rows: Tensor | None = None
+    widths: tuple[int, ...] = ()
+    source: int = 0
 
     @classmethod
     def rooted(cls, tokens: Tensor, proposal: Proposal = Proposal.TOP_K) -> "DraftTree":
@@ -110,6 +114,17 @@ class DraftTree:
         rows = torch.full_like(self.parents, -1) if self.draft_rows is None else self.draft_rows
         nodes = torch.stack((self.tokens, self.parents, self.valid.long(), rows), 1).tolist()
         return [Branches.of(*columns) for columns in nodes]
+
+    def cut(self, sizes: Sequence[int]) -> "DraftTree":
+        """Each tree's `best` nodes, as many as its size; what is left over of smaller trees is padding."""
+        tree = self.best(max(sizes))
+        if min(sizes) == max(sizes):
+            return tree
+        order = tree.scores.argsort(dim=1, descending=True, stable=True)
+        limit = torch.tensor(sizes, device=order.device)[:, None]
+        dropped = order.argsort(1) >= limit
+        paths, scores = (each.masked_fill(dropped, -torch.inf) for each in (tree.path_logprobs, tree.scores))
+        return replace(tree, path_logprobs=paths, scores=scores)
 
     def best(self, size: int) -> "DraftTree":
         """The subtree of the `size` nodes with the highest scores, ties to the earlier node; padding goes first.
@@ -230,6 +245,11 @@ class PartialTree:
         return self._tree.size
 
     @property
+    def nodes(self) -> Tensor:
+        """`[batch, 1]` nodes so far, the root included and padding not."""
+        return self._tree.nodes.clone()
+
+    @property
     def last_level(self) -> int:
         """Columns of the last level, which are the tree's last."""
         return self._tree.levels[-1][0].shape[1]
@@ -252,18 +272,29 @@ class Layer:
     Attributes:
         logprobs: `[batch, frontier, candidates]` draft log-probability given the frontier node.
         parent_logprobs: `[batch, frontier]` path log-probability of the frontier nodes; -inf marks padding.
+        parent_scores: `[batch, frontier]` what the policy's `score` gave the frontier nodes, 0 for the root.
         depth: level the candidates would join, 1 for children of the root.
-        nodes: `[batch, 1]` nodes of each tree so far, the root included.
+        tree: the trees so far, without this level.
+        score: the policy's, which gives `scores`.
         labels: `[batch, frontier]` what the policy's `label` gave the frontier nodes, or None.
         states: per sequence, what the policy has learned of its text; empty for a policy that learns nothing.
+        source: which model of the drafter drafts, 0 unless it has several.
     """
 
     logprobs: Tensor
     parent_logprobs: Tensor
+    parent_scores: Tensor
     depth: int
-    nodes: Tensor
+    tree: PartialTree
+    score: Callable[["Layer"], Tensor]
     labels: Tensor | None = None
     states: tuple[Any, ...] = ()
+    source: int = 0
+
+    @cached_property
+    def scores(self) -> Tensor:
+        """`[batch, frontier, candidates]` what budget cuts and re-ranking order by; the policy is asked once."""
+        return self.score(self)
 
     @cached_property
     def rank(self) -> Tensor:

@@ -36,6 +36,11 @@ class MixedDrafter(ShownBySize):
         self.levels = model.levels
         self.nbytes = model.nbytes
 
+    @property
+    def sources(self) -> tuple[Drafter, Drafter]:
+        """The drafters of a round by the number that the session's `source` gives."""
+        return self.lookup, self.model
+
     def start(self, prompt: list[int], capacity: int) -> DraftSession:
         """Begin a request with a session of each drafter; both are told every committed token."""
         return MixedSession(self.lookup.start(prompt, capacity), self.model.start(prompt, capacity))
@@ -54,6 +59,11 @@ class MixedSession:
         self._drafting: DraftSession | None = None
         self._accepted, self._levels = INITIAL_ACCEPTED, INITIAL_LEVELS
         self._passes_before = 0
+
+    @property
+    def source(self) -> int:
+        """Who drafts this round: 0 for lookup, 1 for the model."""
+        return int(self._drafting is self._model)
 
     @property
     def passes(self) -> int:

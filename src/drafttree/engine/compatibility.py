@@ -5,7 +5,6 @@ A verifier that is lossy says so in its name and in `lossless`; every other pair
 
 from drafttree.core.errors import ConfigError
 from drafttree.core.sampling import Sampling
-from drafttree.core.tree import Proposal
 from drafttree.policies.base import TreePolicy
 from drafttree.verifiers import Coupled, Greedy, Verifier
 
@@ -32,13 +31,13 @@ def check(policy: TreePolicy, verifier: type[Verifier]) -> None:
 
 def incompatibility(policy: TreePolicy, verifier: type[Verifier]) -> str | None:
     """The rule a pair breaks, with the nearest pair that keeps it; None for a lossless pair."""
+    if policy.form_for(verifier.proposal, chain=verifier.chains_only):
+        return None
     other = "'point-mass' or 'coupled'" if policy.reranks else "'traversal'"
     if verifier.chains_only and policy.branches:
         return f"{verifier.__name__} judges chains only; use it with 'chain', or {other} with {type(policy).__name__}"
-    if verifier.proposal is not Proposal.TOP_K and policy.reranks:
-        name = type(policy).__name__
-        return (
-            f"{name} exists in selected form only, as it drops nodes in the end, and a drawn node must stay in the "
-            f"tree; use {other} with {name}, or {verifier.__name__} with 'talon' or 'dynatree'"
-        )
-    return None
+    name = type(policy).__name__
+    return (
+        f"{name} exists in selected form only, as it drops nodes in the end, and a drawn node must stay in the "
+        f"tree; use {other} with {name}, or {verifier.__name__} with 'talon' or 'dynatree'"
+    )

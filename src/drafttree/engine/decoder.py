@@ -16,19 +16,22 @@ import torch
 
 from drafttree.constraints.options import ProcessorContext
 from drafttree.constraints.processors import PathConstraints
+from drafttree.core.cost_curve import CostCurve
 from drafttree.core.errors import ConfigError, InputError
 from drafttree.core.randomness import SeededRandomness, random_seed
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Proposal, Verdict
 from drafttree.drafters.base import Drafter, DraftSession, HiddenStates
 from drafttree.engine import compatibility
+from drafttree.engine.adaptation import Adaptation
 from drafttree.engine.chat import is_conversation
 from drafttree.engine.child_sampler import ChildSampler
+from drafttree.engine.cost_measurement import measured_costs
 from drafttree.engine.detokenizer import Detokenizer
 from drafttree.engine.draft_logits import AdjustedDraft, Constrain
 from drafttree.engine.generation_options import GenerationOptions, RequestOptions
 from drafttree.engine.logprobs import Logprobs
-from drafttree.engine.metrics import Metrics
+from drafttree.engine.metrics import Metrics, Round
 from drafttree.engine.prefix_cache import PrefixCache
 from drafttree.engine.prompt import Prompt, check_room, encode, is_batch
 from drafttree.engine.request import Chunk, Generation, Request
@@ -36,12 +39,13 @@ from drafttree.engine.round_clock import RoundClock
 from drafttree.engine.stopping import StoppingText
 from drafttree.engine.tree_growth import grow
 from drafttree.models import Model, Output, prefill, prefill_and_score
-from drafttree.policies.base import TreePolicy
+from drafttree.policies.base import RoundOutcome, TextContext, TreePolicy
 from drafttree.policies.chain import Chain
 from drafttree.verifiers import Verifier
 from drafttree.verifiers.base import check_verdict
 
 TREE_HEADROOM = 64
+TRIAL_TOKENS = 128
 SESSION_PARTS = ("root", "expand", "prefill", "commit", "passes", "seconds", "nbytes")
 
 
@@ -58,10 +62,12 @@ class Decoder:
         defaults: options of `generate` that hold where a call does not give its own; `drafttree.load` takes those of
             the model's generation config.
         prefixes: keeps the beginnings of texts, for calls with `reuse_prefix`; None makes one.
+        adaptation: what is known of target and drafter together, for policies that adapt to it; None begins anew.
 
     Attributes:
         defaults: as given; read-only.
         prefixes: as given; `prefixes.max_tokens` bounds its memory and `prefixes.clear()` frees it.
+        adaptation: as given.
 
     Raises:
         ConfigError: policy and verifier are not proven lossless together.
@@ -77,6 +83,7 @@ class Decoder:
         eos: Sequence[int] = (),
         defaults: Mapping[str, Any] | None = None,
         prefixes: PrefixCache | None = None,
+        adaptation: Adaptation | None = None,
     ) -> None:
         self.target = target
         self.drafter = drafter
@@ -96,6 +103,7 @@ class Decoder:
         self.eos = tuple(eos)
         self.defaults: Mapping[str, Any] = MappingProxyType(dict(defaults or {}))
         self.prefixes = PrefixCache() if prefixes is None else prefixes
+        self.adaptation = Adaptation() if adaptation is None else adaptation
 
     def __repr__(self) -> str:
         verifier = self.verifier.__name__ if self.verifier else "auto"
@@ -117,15 +125,41 @@ class Decoder:
 
     def with_drafter(self, drafter: Drafter | None) -> "Decoder":
         """The same decoder with another drafter."""
-        return self._with(drafter=drafter)
+        return self._with(drafter=drafter, adaptation=None)
 
     def with_target(self, target: Model) -> "Decoder":
         """The same decoder over another target, which must have the same vocabulary."""
-        return self._with(target=target)
+        return self._with(target=target, adaptation=None)
+
+    def with_costs(self, costs: CostCurve) -> "Decoder":
+        """The same decoder with a given cost curve in place of a measured one."""
+        return self._with(adaptation=Adaptation(costs))
 
     def with_verifier(self, verifier: type[Verifier] | None) -> "Decoder":
         """The same decoder with another verifier."""
         return self._with(verifier=verifier)
+
+    @property
+    def costs(self) -> CostCurve:
+        """The costs of target and drafter, which are measured where they are not known.
+
+        Raises:
+            ConfigError: there is no drafter.
+        """
+        if self.drafter is None:
+            raise ConfigError("without a drafter there are no costs to weigh; name a drafter")
+        if self.adaptation.costs is None:
+            self.adaptation.costs = measured_costs(self.target, self.drafter, self._trial)
+        return self.adaptation.costs
+
+    def _trial(self, drafter: Drafter | None, policy: TreePolicy, prompt: list[int]) -> Iterator[Round]:
+        """Greedy rounds with another drafter and policy, as many as the model's context has room for."""
+        decoder = self.with_drafter(drafter).with_policy(policy).with_verifier(None)
+        length = TRIAL_TOKENS if self.target.context is None else self.target.context - len(prompt)
+        request = decoder.new_request(prompt, temperature=0.0, ignore_eos=True, max_new_tokens=length)
+        while not request.finish_reason:
+            decoder.step(request)
+            yield request.metrics.rounds[-1]
 
     def _with(self, **changes: Any) -> "Decoder":
         return Decoder(**{**vars(self), **changes})
@@ -194,7 +228,9 @@ class Decoder:
         processors, sampling = options.processors(ProcessorContext(len(tokens), limit, eos, vocab, device))
         verifier = self._verifier(sampling, seeded=options.get("seed") is not None)
         state = grammar.new_state(self.tokenizer, vocab, eos) if grammar else None
-        capacity, logprobs = limit + min(self.policy.budget, TREE_HEADROOM), options.get("logprobs")
+        policy = self.policy.form_for(verifier.proposal, chain=verifier.chains_only) or self.policy
+        capacity, logprobs = limit + min(policy.budget, TREE_HEADROOM), options.get("logprobs")
+        context = self._context(policy, verifier)
         return Request(
             tokens=tokens,
             prompt_length=len(tokens),
@@ -202,8 +238,9 @@ class Decoder:
             eos=frozenset(eos),
             cache=self.target.new_cache(1, capacity),
             draft=self._start_draft(tokens, capacity),
-            policy=self.policy,
-            state=self.policy.init_state(),
+            policy=policy,
+            state=policy.init_state(context) if self.drafter else None,
+            costs=context.costs,
             verifier=verifier,
             randomness=SeededRandomness(verifier.sampling.seed, vocab, device),
             text=Detokenizer(self.tokenizer, tokens, options.stop),
@@ -215,6 +252,12 @@ class Decoder:
             reuse_prefix=options.get("reuse_prefix", is_conversation(prompt)),
             metrics=Metrics(draft_weight_bytes=self.drafter.nbytes if self.drafter else 0),
         )
+
+    def _context(self, policy: TreePolicy, verifier: Verifier) -> TextContext:
+        """What a policy may know when a text begins."""
+        if self.drafter is None or not policy.uses_costs:
+            return TextContext()
+        return TextContext(self.costs, self.adaptation.learned(policy, verifier))
 
     def _verifier(self, sampling: Sampling, *, seeded: bool) -> Verifier:
         """The verifier of a request; a seed is drawn where none was given and one is needed."""
@@ -302,7 +345,7 @@ class Decoder:
         """Draft the tree of a request's next round."""
         root = torch.tensor([request.tokens[-1:]], device=self.target.device)
         proposal, randomness = request.verifier.proposal, [request.randomness.at(len(request.tokens) - 1)]
-        if request.draft is None:
+        if not (request.draft and request.policy.wants_draft(request.state)):
             return DraftTree.rooted(root, proposal)
         with request.clock.propose:
             constrain = self._constrain(request) if request.constraints else None
@@ -341,13 +384,13 @@ class Decoder:
             tokens = [*(drafted[node] for node in path[1:]), bonus]
             if request.draft:
                 request.draft.commit(tokens, tuple(layer[:, path] for layer in hidden))
-            request.state = request.policy.observe(request.state, len(path) - 1, tree.levels)
+                request.state = request.policy.observe(request.state, RoundOutcome(tree, path))
         with request.clock.text:
             committed = request.commit(tokens, len(path) - 1)
         return committed, min(committed, len(path) - 1)
 
     def _finish(self, request: Request) -> Generation:
-        with self.prefixes.keeping(request):
+        with self.prefixes.keeping(request), self.adaptation.learning(request):
             while not request.finish_reason:
                 self.step(request)
         return Generation.of(request)
@@ -357,7 +400,7 @@ class Decoder:
 
         Ctrl-C yields a last chunk, "interrupted", with the text held back so far, and then raises KeyboardInterrupt.
         """
-        with self.prefixes.keeping(request):
+        with self.prefixes.keeping(request), self.adaptation.learning(request):
             while not request.finish_reason:
                 known = len(request.tokens)
                 try:

@@ -37,6 +37,11 @@ class AdjustedDraft:
         self._temperature, self._constrain = temperature, constrain
         self._depth, self._paths = 0, [()]
 
+    @property
+    def source(self) -> int:
+        """Which of the drafter's models has given the logits of this round."""
+        return getattr(self._draft, "source", 0)
+
     def root(self) -> Tensor:
         self._depth, self._paths = 0, [()]
         return self._adjust(self._draft.root())

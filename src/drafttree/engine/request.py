@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from drafttree.constraints.processors import PathConstraints
+from drafttree.core.cost_curve import CostCurve
 from drafttree.core.randomness import Randomness
 from drafttree.drafters.base import DraftSession
 from drafttree.drafters.mixed import MixedSession
@@ -33,6 +34,7 @@ class Request:
         draft: the drafter's view, None for plain decoding.
         policy: how its trees grow.
         state: what the policy has learned of this text.
+        costs: the cost curve its policy uses, None for one that needs none.
         verifier: with the sampling the text is drawn by.
         randomness: of this text.
         text: turns tokens into text and watches for stop strings.
@@ -63,6 +65,7 @@ class Request:
     stopping: StoppingText
     constraints: PathConstraints
     clock: RoundClock
+    costs: CostCurve | None = None
     recorder: RowRecorder | None = None
     draft_temperature: float = 1.0
     reuse_prefix: bool = False
@@ -119,6 +122,8 @@ class Generation:
         finish_reason: "stop", "length" or "interrupted".
         metrics: what it cost.
         seed: of the draws; the same prompt and options give this text again with it.
+        costs: the cost curve the policy used, None for one that needs none. Where the verifier's draws depend on the
+            drafts (neither greedy nor coupled), a seed gives this text again with this curve (`Decoder.with_costs`).
         logprobs: per token, its log-probability by the target itself (see `engine.logprobs.Logprobs`), None unless
             asked for.
         top_logprobs: per token, the most probable token ids and their log-probabilities, None unless asked for.
@@ -130,6 +135,7 @@ class Generation:
     finish_reason: str
     metrics: Metrics
     seed: int
+    costs: CostCurve | None = None
     logprobs: list[float] | None = None
     top_logprobs: list[dict[int, float]] | None = None
 
@@ -152,6 +158,7 @@ class Generation:
             finish_reason=request.finish_reason or "interrupted",
             metrics=request.metrics,
             seed=request.verifier.sampling.seed,
+            costs=request.costs,
             logprobs=kept and kept.tokens,
             top_logprobs=(kept and kept.top) or None,
         )

@@ -19,7 +19,7 @@ from drafttree.core.errors import ConfigError
 from drafttree.core.tree import DraftTree, Layer, PartialTree, TreeBuilder
 from drafttree.drafters.base import DraftLogits
 from drafttree.engine.child_sampler import FEW, Children, ChildSampler
-from drafttree.policies.base import TreePolicy, best_mask
+from drafttree.policies.base import TextContext, TreePolicy, best_mask
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class Frontier:
         tokens: token ids.
         origins: index of the parent in the frontier before.
         path_logprobs: -inf marks padding.
+        scores: what the policy ranks them by; the same tensor where that is the path's log-probability.
         labels: what the policy handed down, or None.
     """
 
@@ -38,21 +39,25 @@ class Frontier:
     tokens: Tensor
     origins: Tensor
     path_logprobs: Tensor
+    scores: Tensor
     labels: Tensor | None = None
 
     @classmethod
     def at_root(cls, root: Tensor) -> "Frontier":
         """The roots, `[batch, 1]` token ids, as the first frontier."""
         zero = torch.zeros_like(root)
-        return cls(zero, root, zero, zero.float())
+        certain = zero.float()
+        return cls(zero, root, zero, certain, certain)
 
     def take(self, index: Tensor, padding: Tensor | None) -> "Frontier":
         """The members at `index` `[batch, width]`, of which some may be padding."""
+        paths = _pick(self.path_logprobs, index, padding)
         return Frontier(
             nodes=self.nodes.gather(1, index),
             tokens=self.tokens.gather(1, index),
             origins=self.origins.gather(1, index),
-            path_logprobs=_pick(self.path_logprobs, index, padding),
+            path_logprobs=paths,
+            scores=paths if self.scores is self.path_logprobs else _pick(self.scores, index, padding),
             labels=None if self.labels is None else self.labels.gather(1, index),
         )
 
@@ -63,6 +68,7 @@ class Frontier:
             tokens=self.tokens[:, :width],
             origins=self.origins[:, :width],
             path_logprobs=self.path_logprobs[:, :width],
+            scores=self.scores[:, :width],
             labels=None if self.labels is None else self.labels[:, :width],
         )
 
@@ -89,7 +95,7 @@ def grow(
         draft: gives the logits `[batch, frontier, vocab]` of a level, as the policy is to see them.
         root: `[batch, 1]` the last committed tokens.
         max_levels: no node is deeper; 0 or less drafts nothing.
-        states: per sequence, what the policy has learned of its text; None for a new text each.
+        states: per sequence, what the policy has learned of its text; None for a new text each, of unknown costs.
         sampler: draws the children at random; None takes the draft's best tokens.
         vocab: of the target; columns beyond it count among the probabilities and are never drafted. None for no such.
         trim: drop padding wherever there is some, which needs numbers from the device; by default on a CPU, where
@@ -99,16 +105,18 @@ def grow(
         The trees to verify, at most `policy.budget` nodes each.
     """
     trim = root.device.type == "cpu" if trim is None else trim
-    growth = _Growth(policy, root, states or tuple(policy.init_state() for _ in root), sampler, trim)
+    growth = _Growth(policy, root, states or tuple(policy.init_state(TextContext()) for _ in root), sampler, trim)
     levels = min(max_levels, policy.levels() or max_levels) if policy.budget > 1 else 0
-    logits = draft.root() if levels > 0 else root
+    logits, widths = (draft.root(), [1]) if levels > 0 else (root, [])
+    source = getattr(draft, "source", 0)
     for depth in range(1, levels + 1):
-        frontier = growth.add_level(logits.log_softmax(-1)[..., :vocab], depth)
+        frontier = growth.add_level(logits.log_softmax(-1)[..., :vocab], depth, source)
         frontier = growth.trimmed(frontier)
         if depth == levels or growth.ends(frontier):
             break
         logits = draft.expand(frontier.tokens, frontier.origins)
-    return growth.finish()
+        widths.append(frontier.tokens.shape[1])
+    return replace(growth.finish(), widths=tuple(widths), source=source)
 
 
 class _Growth:
@@ -129,30 +137,31 @@ class _Growth:
         self._tree, self._frontier = TreeBuilder(root), Frontier.at_root(root)
         self._room: int | None = None
 
-    def add_level(self, rows: Tensor, depth: int) -> Frontier:
+    def add_level(self, rows: Tensor, depth: int, source: int) -> Frontier:
         """Add a level to the trees; the frontier the policy expands next.
 
         Args:
             rows: `[batch, frontier, vocab]` log-probabilities of the draft.
             depth: of the level.
+            source: which model of the drafter gave them.
         """
-        layer, tokens, keep, most, room = self._choose(rows, depth)
+        layer, tokens, keep, most, room = self._choose(rows, depth, source)
         policy, tree = self._policy, self._tree
         index, padding = self._compact(keep, policy.most_kept(depth) if most is None else most)
         origins = index // keep.shape[2]
         # Copied before the policy looks again: one that wrote into the layer could drop nodes that were drawn.
         path_logprobs = _pick(layer.path_logprobs, index, padding)
-        scores, labels, expand = policy.score(layer), policy.label(layer), policy.expand(layer)
+        scores, labels, expand = layer.scores, policy.label(layer), policy.expand(layer)
         kept = Frontier(
             nodes=torch.arange(tree.size, tree.size + index.shape[1], device=index.device).expand_as(index),
             tokens=_pick(tokens, index),
             origins=origins,
             path_logprobs=path_logprobs,
+            scores=path_logprobs if scores is layer.path_logprobs else _pick(scores, index, padding),
             labels=None if labels is None else _pick(labels, index),
         )
-        ranked = path_logprobs if scores is layer.path_logprobs else _pick(scores, index, padding)
         parents = self._frontier.nodes.gather(1, origins)
-        tree.add(kept.tokens, parents, kept.path_logprobs, ranked, padded=padding is not None)
+        tree.add(kept.tokens, parents, kept.path_logprobs, kept.scores, padded=padding is not None)
         self._room = room if expand is None else None
         if expand is None:
             return kept
@@ -160,18 +169,28 @@ class _Growth:
         wanted = wanted if padding is None else wanted & ~padding
         return kept.take(*self._compact(wanted, policy.most_expanded(depth)))
 
-    def _choose(self, rows: Tensor, depth: int) -> Children:
+    def _choose(self, rows: Tensor, depth: int, source: int) -> Children:
         """The candidates of a level and which of them join the tree, within the budget."""
         policy, tree, frontier = self._policy, self._tree, self._frontier
         width = min(policy.candidates(depth), rows.shape[-1])
         logprobs, tokens = rows.topk(width) if width > 1 else rows.max(-1, keepdim=True)
-        layer = Layer(logprobs, frontier.path_logprobs, depth, tree.nodes, frontier.labels, self._states)
+        layer = Layer(
+            logprobs=logprobs,
+            parent_logprobs=frontier.path_logprobs,
+            parent_scores=frontier.scores,
+            depth=depth,
+            tree=PartialTree(tree),
+            score=policy.score,
+            labels=frontier.labels,
+            states=self._states,
+            source=source,
+        )
         keep = _checked(policy, policy.keep(layer), layer) & layer.possible
         if self._sampler:
             trim = self._trim or (keep.shape[2] > FEW and not policy.fixed_shape)
             return self._sampler.children(layer, keep, rows, frontier.nodes, policy.budget - tree.nodes, trim)
         if not policy.reranks and tree.size + keep.shape[1] * keep.shape[2] > policy.budget:
-            keep = best_mask(policy.score(layer), keep, policy.budget - tree.nodes)
+            keep = best_mask(layer.scores, keep, policy.budget - tree.nodes)
         return Children(layer, tokens, keep)
 
     def trimmed(self, frontier: Frontier) -> Frontier:
@@ -207,8 +226,11 @@ class _Growth:
 
     def finish(self) -> DraftTree:
         """The trees, cut to the budget: the best nodes of a policy that re-ranks, else all but padding."""
-        tree = self._tree.tree()
-        return (self._sampler.attach(tree) if self._sampler else tree).best(self._policy.budget)
+        tree, policy = self._tree.tree(), self._policy
+        if self._sampler:
+            return self._sampler.attach(tree).best(policy.budget)
+        sizes = policy.sizes(tree.scores, self._states) if policy.reranks and tree.levels else None
+        return tree.cut(sizes) if sizes else tree.best(policy.budget)
 
     def _compact(self, mask: Tensor, most: int) -> tuple[Tensor, Tensor | None]:
         """Indices `[batch, width]` of the True entries of each sequence, in order, and which of them are padding.

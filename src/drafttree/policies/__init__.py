@@ -1,5 +1,6 @@
 """Tree policies: how the draft tree grows. One file per method; see `drafttree.policies.base` to write another."""
 
+from drafttree.policies.auto import Auto
 from drafttree.policies.base import TreePolicy
 from drafttree.policies.chain import Chain
 from drafttree.policies.dynatree import DynaTree
@@ -11,6 +12,7 @@ from drafttree.policies.talon import Talon
 from drafttree.policies.template import Template
 
 POLICIES: dict[str, type[TreePolicy]] = {
+    "auto": Auto,
     "chain": Chain,
     "fixed": Fixed,
     "template": Template,
@@ -23,6 +25,7 @@ POLICIES: dict[str, type[TreePolicy]] = {
 
 __all__ = [
     "POLICIES",
+    "Auto",
     "Chain",
     "DySpec",
     "DynaTree",

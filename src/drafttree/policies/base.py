@@ -8,14 +8,53 @@ number of requests. What it learns of one text is a state made by `init_state`, 
 """
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from drafttree.core.cost_curve import CostCurve
 from drafttree.core.errors import ConfigError, unknown
 from drafttree.core.lazy import Tensor, torch
-from drafttree.core.tree import Layer, PartialTree
+from drafttree.core.tree import DraftTree, Layer, PartialTree, Proposal
+
+
+@dataclass(frozen=True)
+class TextContext:
+    """What is known when a text begins.
+
+    Attributes:
+        costs: of the target and the drafter, None unless the policy `uses_costs`.
+        learned: the state of the last text of this drafter, policy and verifier, None for the first one, and where
+            earlier texts must not decide a text: its draws depend on the drafts and are to be repeated by a seed.
+    """
+
+    costs: CostCurve | None = None
+    learned: Any = None
+
+
+@dataclass(frozen=True)
+class RoundOutcome:
+    """What came of a round of one text.
+
+    Attributes:
+        tree: that was verified; a root alone where nothing was drafted.
+        path: accepted nodes, the root first.
+    """
+
+    tree: DraftTree
+    path: Sequence[int]
+
+    @property
+    def accepted(self) -> int:
+        """Drafted tokens that were accepted."""
+        return len(self.path) - 1
+
+    @property
+    def levels(self) -> int:
+        """Levels that were drafted."""
+        return self.tree.levels
 
 
 class TreePolicy(BaseModel):
@@ -23,8 +62,9 @@ class TreePolicy(BaseModel):
 
     Attributes:
         source: the paper and the equation or algorithm number.
-        branches: whether a node can have more than one child.
-        reranks: grow past the budget; the finished tree is cut to its best `budget` nodes.
+        branches: whether a node can have more than one child. A class attribute or a property.
+        reranks: grow past the budget; the finished tree is cut to its best `budget` nodes, or to `sizes`.
+        uses_costs: whether it needs the costs of a `TextContext`, which have to be measured.
         fixed_shape: the number of nodes of a level does not depend on the draft's probabilities, so growth needs no
             number from the device to know it. A class attribute or a property.
         budget: nodes of the tree at most, the root included.
@@ -35,8 +75,8 @@ class TreePolicy(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
     source: ClassVar[str]
-    branches: ClassVar[bool] = True
     reranks: ClassVar[bool] = False
+    uses_costs: ClassVar[bool] = False
 
     budget: int = Field(default=60, ge=1, le=4096, description="nodes of the tree at most, root included")
 
@@ -52,9 +92,27 @@ class TreePolicy(BaseModel):
         return [(name, value) for name, value in super().__repr_args__() if value != fields[name or ""].default]
 
     @property
+    def branches(self) -> bool:
+        """Whether a node can have more than one child."""
+        return True
+
+    @property
     def fixed_shape(self) -> bool:
         """Whether the width of every level is known without looking at the draft's probabilities."""
         return False
+
+    def form_for(self, proposal: Proposal, *, chain: bool) -> "TreePolicy | None":
+        """The policy in the form in which it grows trees for a kind of verifier, None where it has none.
+
+        A tree whose children are drawn keeps every drawn node, so a policy that drops nodes in the end has no such form
+        unless it has another one, whose limits are fixed before the draws.
+
+        Args:
+            proposal: how the children of the trees are chosen.
+            chain: whether the trees may have no branches.
+        """
+        dropping = self.reranks and proposal is not Proposal.TOP_K
+        return None if dropping or (chain and self.branches) else self
 
     def candidates(self, depth: int) -> int:
         """The number of a frontier node's best candidates that `keep` needs to see on a level."""
@@ -72,8 +130,12 @@ class TreePolicy(BaseModel):
         """The deepest level the policy drafts, None for no limit of its own."""
         return None
 
-    def init_state(self) -> Any:
+    def init_state(self, context: TextContext) -> Any:
         """The state of a text before its first round; None for a policy that learns nothing."""
+
+    def wants_draft(self, state: Any) -> bool:
+        """Whether to draft in a text's next round; without, the drafter is not asked and the round is a plain one."""
+        return True
 
     def keep(self, layer: Layer) -> Tensor:
         """Bool `[batch, frontier, candidates]`: which candidates join the tree."""
@@ -97,14 +159,18 @@ class TreePolicy(BaseModel):
             frontier: `[batch, width]` path log-probabilities of the nodes to expand next, a copy; -inf marks padding.
         """
 
-    def observe(self, state: Any, accepted: int, levels: int) -> Any:
-        """The state of a text after a round.
+    def sizes(self, scores: Tensor, states: Sequence[Any]) -> Sequence[int] | None:
+        """How many of the best nodes remain of each finished tree, root included; None for `budget`, which bounds it.
+
+        Only trees of a policy that `reranks` are cut.
 
         Args:
-            state: before the round.
-            accepted: drafted tokens that were accepted.
-            levels: levels that were drafted.
+            scores: `[batch, nodes]` what the nodes are ranked by; infinite for the root, -inf for padding.
+            states: per sequence.
         """
+
+    def observe(self, state: Any, outcome: RoundOutcome) -> Any:
+        """The state of a text after a round, given the one before it."""
         return state
 
 

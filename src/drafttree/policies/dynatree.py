@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from drafttree.core.lazy import Tensor, torch
 from drafttree.core.tree import Layer
-from drafttree.policies.base import TreePolicy
+from drafttree.policies.base import RoundOutcome, TextContext, TreePolicy
 
 
 class DynaTree(TreePolicy):
@@ -50,7 +50,7 @@ class DynaTree(TreePolicy):
             raise ValueError(f"low {self.low:g} exceeds high {self.high:g}")
         return self
 
-    def init_state(self) -> "DynaTreeState":
+    def init_state(self, context: TextContext) -> "DynaTreeState":
         return DynaTreeState(self.base_depth, self.high)
 
     def candidates(self, depth: int) -> int:
@@ -79,10 +79,10 @@ class DynaTree(TreePolicy):
         deep_above = _log(self.deep_above) if self.depth else math.inf
         return probable & (layer.path_logprobs > _column(layer, [deep_above if each else -math.inf for each in deep]))
 
-    def observe(self, state: "DynaTreeState", accepted: int, levels: int) -> "DynaTreeState":
-        if not self.history or not levels:
+    def observe(self, state: "DynaTreeState", outcome: RoundOutcome) -> "DynaTreeState":
+        if not self.history or not outcome.levels:
             return state
-        shares = (*state.shares, accepted / levels)[-self.window :]
+        shares = (*state.shares, outcome.accepted / outcome.levels)[-self.window :]
         error = sum(shares) / len(shares) - self.target
         return DynaTreeState(
             base_depth=min(max(state.base_depth + self.depth_rate * error, 1), max(self.max_depth - 1, 1)),

@@ -34,7 +34,7 @@ class DySpec(TreePolicy):
         return layer.parent_logprobs[..., None] + remaining.maximum(layer.logprobs)
 
     def keep(self, layer: Layer) -> Tensor:
-        return best_mask(self.score(layer), layer.possible, self.budget - 1)
+        return best_mask(layer.scores, layer.possible, self.budget - 1)
 
     def stop(self, tree: PartialTree, frontier: Tensor) -> Tensor | None:
         """Stop once no deeper slot can be among the best: a node's first slot is worth its path probability."""

@@ -8,9 +8,10 @@ import torch
 import drafttree
 from drafttree.core.errors import ConfigError
 from drafttree.drafters import LanguageModelDrafter
+from drafttree.engine.pass_times import time_passes
 from drafttree.evaluation.bench import measure_law
 from drafttree.evaluation.bench.inflation import load_inflated
-from drafttree.evaluation.bench.law import pass_bytes, pass_times
+from drafttree.evaluation.bench.law import pass_bytes
 from helpers import tiny
 
 PROMPTS = [[5, 6, 7, 8], [9, 10, 11]]
@@ -72,7 +73,7 @@ def test_passes_leave_the_context_alone(monkeypatch):
     monkeypatch.setattr(
         model, "forward", lambda cache, *args, **kw: seen.append(cache.length) or forward(cache, *args, **kw)
     )
-    pass_times(model, (1, 4), 6, 2)
+    time_passes(model, (1, 4), 6, 2)
     assert seen[1:] == [6] * 6
 
 

@@ -28,6 +28,7 @@ from drafttree.engine.request import Request
 from drafttree.evaluation.run_store import RunStore
 from drafttree.loading import make_policy
 from drafttree.models import prefill
+from drafttree.policies.base import TextContext
 from drafttree.verifiers import Coupled, PointMass, RRSw, Verifier
 from drafttree.verifiers.base import TreeView, ratio, residual, without
 from drafttree.verifiers.traversal import traverse
@@ -252,7 +253,7 @@ class _Tree:
     def __init__(self, decoder: Decoder, request: Request, spec: str, judge: type[Verifier]) -> None:
         policy = make_policy(spec)
         verifier = judge(request.verifier.sampling)
-        self._text = replace(request, policy=policy, state=policy.init_state(), verifier=verifier)
+        self._text = replace(request, policy=policy, state=policy.init_state(TextContext()), verifier=verifier)
         self._randomness = request.randomness.at(len(request.tokens) - 1)
         self.tree = decoder.propose(self._text)
         self._depths: list[int] = self.tree.depths[0].tolist()

@@ -10,6 +10,7 @@ import torch
 
 from drafttree.core.errors import ConfigError
 from drafttree.engine.decoder import Decoder
+from drafttree.engine.pass_times import time_passes, wait_for
 from drafttree.evaluation.bench.peers import Peer, make_peers
 from drafttree.evaluation.bench.policies import PolicyBench, PolicyRow, bench_policies
 from drafttree.evaluation.reference import transformers_model
@@ -118,8 +119,8 @@ def measure_law(
         target_bytes=pass_bytes(target, context),
         draft_bytes=pass_bytes(draft, context) if isinstance(draft, TargetModel) else 0,
         context=context,
-        passes=pass_times(target, nodes, context, 10 * repeats),
-        contexts={length: pass_times(target, BEHIND, length, 3 * repeats) for length in contexts},
+        passes=time_passes(target, nodes, context, 10 * repeats),
+        contexts={length: time_passes(target, BEHIND, length, 3 * repeats) for length in contexts},
         bench=bench,
     )
 
@@ -130,10 +131,10 @@ def copy_bandwidth(device: torch.device, repeats: int = 9) -> float:
     copy = torch.empty_like(source)
 
     def once() -> float:
-        _wait(device)
+        wait_for(device)
         started = time.perf_counter()
         copy.copy_(source)
-        _wait(device)
+        wait_for(device)
         return 2 * COPIED / (time.perf_counter() - started)
 
     return statistics.median([once() for _ in range(1 + repeats)][1:])
@@ -149,28 +150,3 @@ def pass_bytes(model: TargetModel, context: int) -> int:
     cache = model.new_cache(1, context)
     prefill(model, cache, [0])
     return sum(weights.values()) + cache.nbytes * context // cache.capacity
-
-
-@torch.inference_mode()
-def pass_times(model: TargetModel, sizes: Sequence[int], context: int, repeats: int) -> dict[int, float]:
-    """Median seconds of a target pass over chains of these sizes, interleaved, behind a context of so many tokens."""
-    cache = model.new_cache(1, context + max(sizes))
-    prefill(model, cache, [0] * context)
-    times: dict[int, list[float]] = {size: [] for size in sizes}
-    for _ in range(1 + repeats):
-        for size, seconds in times.items():
-            tokens = torch.zeros(1, size, dtype=torch.long, device=model.device)
-            positions = torch.arange(context, context + size, device=model.device)[None]
-            visible = torch.ones(1, size, size, dtype=torch.bool, device=model.device).tril()
-            _wait(model.device)
-            started = time.perf_counter()
-            model.forward(cache, tokens, positions, visible)
-            _wait(model.device)
-            seconds.append(time.perf_counter() - started)
-            cache.commit([])
-    return {size: statistics.median(seconds[1:]) for size, seconds in times.items()}
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -1,0 +1,180 @@
+"""What the parts of a round cost, as plain numbers: what a policy needs to weigh a node against the time it takes.
+
+All costs are in one unit, seconds where they were measured; only their ratios decide. In the words of the speed-up law:
+v(n) = `target(n)` / `target(1)`, c = `draft(...)` / `target(1)`, h = `overhead` / `target(1)`.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import pairwise
+from typing import Any
+
+from drafttree.core.errors import ConfigError
+
+LARGEST_STEP = 8
+"""Between two measured sizes, the larger is at most so many times the smaller: what lies between is interpolated."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The cost of a pass by its size, linear between the sizes that were measured and beyond the last two of them.
+
+    Attributes:
+        sizes: ascending; the first is 1.
+        costs: one for each size, positive and not falling.
+    """
+
+    sizes: tuple[int, ...]
+    costs: tuple[float, ...]
+
+    @classmethod
+    def of(cls, measured: Mapping[int, float]) -> "Costs":
+        """The costs of measured passes; a larger pass that was measured cheaper costs what the smaller one does."""
+        sizes = tuple(sorted(measured))
+        costs, most = [], 0.0
+        for size in sizes:
+            most = max(most, measured[size])
+            costs.append(most)
+        return cls(sizes, tuple(costs))
+
+    def up_to(self, most: int) -> list[float]:
+        """The costs of passes of the sizes 0 to `most`; that of 0 has no meaning."""
+        return _up_to(self, most)
+
+    def at(self, size: int) -> float:
+        """The cost of a pass of this size."""
+        place = bisect_left(self.sizes, size)
+        if place < len(self.sizes) and self.sizes[place] == size:
+            return self.costs[place]
+        high = min(max(place, 1), len(self.sizes) - 1)
+        if not high:
+            return self.costs[0]
+        low = high - 1
+        slope = (self.costs[high] - self.costs[low]) / (self.sizes[high] - self.sizes[low])
+        return self.costs[low] + slope * (size - self.sizes[low])
+
+
+@dataclass(frozen=True)
+class DraftCosts:
+    """What drafting costs, one level after the other, with what growing the tree costs on each.
+
+    Attributes:
+        first: of the pass at the root.
+        later: of a pass over a frontier, by its width; next to nothing for heads that draft all levels in one pass.
+    """
+
+    first: float
+    later: Costs
+
+
+@dataclass(frozen=True)
+class CostCurve:
+    """The costs of a target and a drafter on a machine.
+
+    Attributes:
+        target: of a target pass by number of nodes, the root included.
+        draft: of each model of the drafter; one, unless it mixes several.
+        overhead: of a round that drafts, outside the passes.
+        plain_overhead: of a round that does not.
+    """
+
+    target: Costs
+    draft: tuple[DraftCosts, ...]
+    overhead: float
+    plain_overhead: float
+
+    @cached_property
+    def plain_round(self) -> float:
+        """The cost of a round that drafts nothing and commits one token."""
+        return self.target.at(1) + self.plain_overhead
+
+    def round(self, nodes: int, widths: tuple[int, ...], source: int = 0) -> float:
+        """The cost of a round.
+
+        Args:
+            nodes: of its tree, the root included.
+            widths: of the frontiers that were drafted from, the root's first; empty for a round without drafts.
+            source: which model of the drafter drafted.
+        """
+        if not widths:
+            return self.target.at(nodes) + self.plain_overhead
+        draft = self.draft[min(source, len(self.draft) - 1)]
+        return self.target.at(nodes) + self.overhead + draft.first + sum(map(draft.later.at, widths[1:]))
+
+    def to_json(self) -> dict[str, Any]:
+        """The curve as a curve file has it; `parse_cost_curve` reads it back."""
+        return {
+            "target": _named(self.target),
+            "draft": [{"first": draft.first, "later": _named(draft.later)} for draft in self.draft],
+            "overhead": self.overhead,
+            "plain_overhead": self.plain_overhead,
+        }
+
+
+@lru_cache(maxsize=64)
+def _up_to(costs: Costs, most: int) -> list[float]:
+    return [costs.at(size) for size in range(most + 1)]
+
+
+def parse_cost_curve(value: Any) -> CostCurve:
+    """The curve of a JSON object such as `CostCurve.to_json` gives.
+
+    Raises:
+        ConfigError: something is missing, is no cost, or sizes lie too far apart.
+    """
+    fields = _object(value, "a cost curve", ("target", "draft", "overhead", "plain_overhead"))
+    drafts = fields["draft"] if isinstance(fields["draft"], list) else [fields["draft"]]
+    if not drafts:
+        raise ConfigError("a cost curve's 'draft' is empty; give the costs of one model at least")
+    return CostCurve(
+        target=_costs(fields["target"], "'target'"),
+        draft=tuple(_draft(draft) for draft in drafts),
+        overhead=_cost(fields["overhead"], "'overhead'", zero=True),
+        plain_overhead=_cost(fields["plain_overhead"], "'plain_overhead'", zero=True),
+    )
+
+
+def _draft(value: Any) -> DraftCosts:
+    fields = _object(value, "'draft'", ("first", "later"))
+    return DraftCosts(_cost(fields["first"], "'first'", zero=True), _costs(fields["later"], "'later'", zero=True))
+
+
+def _costs(value: Any, where: str, *, zero: bool = False) -> Costs:
+    if not isinstance(value, dict) or not value:
+        raise ConfigError(f'a cost curve\'s {where} is no object of costs by size, such as {{"1": 1.0, "4": 1.2}}')
+    if bad := next((size for size in value if not (str(size).isdecimal() and int(size) > 0)), None):
+        raise ConfigError(f"a cost curve's {where} has a size of {bad!r}; sizes are whole numbers from 1 up")
+    measured = {int(size): _cost(cost, f"{where} at {size}", zero=zero) for size, cost in value.items()}
+    sizes = sorted(measured)
+    if sizes[0] != 1:
+        raise ConfigError(f"a cost curve's {where} begins at {sizes[0]}; measure 1 too")
+    for small, large in pairwise(sizes):
+        if large > LARGEST_STEP * small:
+            raise ConfigError(
+                f"a cost curve's {where} has a gap between {small} and {large}; measure {LARGEST_STEP * small} too"
+            )
+    return Costs.of(measured)
+
+
+def _cost(value: Any, where: str, *, zero: bool = False) -> float:
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or value < 0 or not (value or zero):
+        raise ConfigError(f"a cost curve's {where} is {value!r}; give a cost {'of 0 or more' if zero else 'above 0'}")
+    return float(value)
+
+
+def _object(value: Any, where: str, names: tuple[str, ...]) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where} is no JSON object with {', '.join(names)}")
+    if lacking := [name for name in names if name not in value]:
+        raise ConfigError(f"{where} lacks {', '.join(lacking)}; it needs {', '.join(names)}")
+    if extra := [name for name in value if name not in names]:
+        raise ConfigError(f"{where} has {', '.join(map(str, extra))}, which is none of {', '.join(names)}")
+    return value
+
+
+def _named(costs: Costs) -> dict[str, float]:
+    return {str(size): cost for size, cost in zip(costs.sizes, costs.costs, strict=True)}

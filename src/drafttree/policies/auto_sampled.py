@@ -1,0 +1,55 @@
+import math
+from typing import ClassVar
+
+from drafttree.core.lazy import Tensor, torch
+from drafttree.core.tree import Layer
+from drafttree.policies.auto_state import AutoState
+from drafttree.policies.calibration import slot_rates
+from drafttree.policies.cost_aware import CostAware
+from drafttree.policies.tree_value import best_limits
+
+ROUNDING = 1e-4
+"""Difference of log-probabilities that rounding may make."""
+
+
+class AutoSampled(CostAware):
+    """The form of `auto` for verifiers whose trees are drawn at random, and for those that judge chains only.
+
+    A drawn node must stay in the tree, so nothing may be cut by what was drawn. Here levels and children are limits
+    that follow from the text so far alone, fixed before the first draw: the best tree of a fixed shape, in which the
+    child drawn k-th on a level is accepted as often as such children were before.
+    """
+
+    source: ClassVar[str] = "as for auto; limits fixed before the draws keep sampled trees lossless"
+
+    @property
+    def branches(self) -> bool:
+        return self.children > 1
+
+    def score(self, layer: Layer) -> Tensor:
+        """The log-probability that a child of this place and all nodes above it are accepted."""
+        width = layer.logprobs.shape[-1]
+        rates = [slot_rates(state.calibration(layer.source).slots, layer.depth, width) for state in layer.states]
+        return layer.parent_scores[..., None] + layer.parent_scores.new_tensor(rates).log()[:, None]
+
+    def keep(self, layer: Layer) -> Tensor:
+        floors = [self._limits(layer, state)[1] for state in layer.states]
+        return layer.scores >= layer.scores.new_tensor(floors)[:, None, None]
+
+    def expand(self, layer: Layer) -> Tensor:
+        deeper = [layer.depth < self._limits(layer, state)[0] for state in layer.states]
+        going = torch.tensor(deeper, device=layer.logprobs.device)
+        return going[:, None, None].expand_as(layer.logprobs)
+
+    def _limits(self, layer: Layer, state: AutoState) -> tuple[int, float]:
+        """The levels to draft, and the score from which children are drawn."""
+        levels, chance = best_limits(
+            tuple(map(tuple, state.calibration(layer.source).slots)),
+            self.candidates(1),
+            self.depth,
+            self.budget,
+            state.costs.target,
+            state.draft_costs(layer.source).later,
+            state.rate,
+        )
+        return levels, math.log(chance) - ROUNDING

@@ -1,0 +1,110 @@
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from drafttree.core.cost_curve import CostCurve, DraftCosts
+from drafttree.core.errors import ConfigError
+from drafttree.policies.base import RoundOutcome, TextContext
+from drafttree.policies.calibration import SurvivalCalibration
+
+MEMORY = 32.0
+"""Rounds after which a round counts 1/e in the rate of drafting."""
+PLAIN_WEIGHT = 4.0
+"""Tokens at plain decoding's rate that the rate of drafting begins with."""
+CARRIED = 0.5
+"""The share of the rate's weight that a later text begins with."""
+CARRIED_COUNTS = 32.0
+"""Counts in a cell of the calibration that a later text begins with, at most."""
+LARGEST_LOSS, LARGEST_GAIN = -2.0, 4.0
+"""Tokens by which drafting may fall behind plain decoding before it pauses, and gain that is remembered at most."""
+RETRY_LOSS = 1.0
+"""Tokens that drafting may lose when it is tried again after a pause."""
+SHORTEST_PAUSE, LONGEST_PAUSE = 8, 64
+"""Rounds of plain decoding in the first pause, and at most; each doubles the one before."""
+
+
+@dataclass(frozen=True)
+class AutoState:
+    """What the `auto` policy knows of a text.
+
+    It counts tokens and rounds and no time passes in it, so a text's trees depend on the text, the seed and the curve.
+
+    Attributes:
+        costs: of the target and the drafter.
+        calibrations: of each model of the drafter.
+        tokens: committed by recent rounds that drafted.
+        cost: of those rounds by the curve.
+        surplus: tokens by which recent drafting was ahead of plain decoding, between `LARGEST_LOSS` and `LARGEST_GAIN`.
+        waiting: rounds of plain decoding before drafting is tried again.
+        pause: length of the next pause.
+    """
+
+    costs: CostCurve
+    calibrations: tuple[SurvivalCalibration, ...]
+    tokens: float = 0.0
+    cost: float = 0.0
+    surplus: float = 0.0
+    waiting: int = 0
+    pause: int = SHORTEST_PAUSE
+
+    @classmethod
+    def begin(cls, context: TextContext) -> "AutoState":
+        """The state of a new text, which begins with what earlier ones have learned.
+
+        Raises:
+            ConfigError: the costs are not known.
+        """
+        if context.costs is None:
+            raise ConfigError("the policy auto weighs nodes by their costs; give it a cost curve")
+        before = context.learned
+        if before is None:
+            return cls(context.costs, tuple(SurvivalCalibration.empty() for _ in context.costs.draft))
+        return replace(
+            before,
+            costs=context.costs,
+            calibrations=tuple(each.faded(CARRIED_COUNTS) for each in before.calibrations),
+            tokens=CARRIED * before.tokens,
+            cost=CARRIED * before.cost,
+        )
+
+    @property
+    def rate(self) -> float:
+        """Tokens per unit of cost that drafting reaches, or plain decoding where that is faster."""
+        plain = self.costs.plain_round
+        return max((self.tokens + PLAIN_WEIGHT) / (self.cost + PLAIN_WEIGHT * plain), 1 / plain)
+
+    def calibration(self, source: int) -> SurvivalCalibration:
+        """Of a model of the drafter."""
+        return self.calibrations[min(source, len(self.calibrations) - 1)]
+
+    def draft_costs(self, source: int) -> DraftCosts:
+        """Of a model of the drafter."""
+        return self.costs.draft[min(source, len(self.costs.draft) - 1)]
+
+    def observe(self, outcome: RoundOutcome) -> "AutoState":
+        """The state after a round."""
+        tree = outcome.tree
+        if not tree.widths:
+            return replace(self, waiting=max(self.waiting - 1, 0))
+        cost, tokens = self.costs.round(tree.branches[0].size, tree.widths, tree.source), len(outcome.path)
+        gain = tokens - cost / self.costs.plain_round
+        memory = 1 - 1 / MEMORY
+        after = replace(
+            self,
+            calibrations=self._counted(outcome.path, tree),
+            tokens=memory * self.tokens + tokens,
+            cost=memory * self.cost + cost,
+            surplus=min(self.surplus + gain, LARGEST_GAIN),
+            pause=SHORTEST_PAUSE if self.surplus + gain > 0 else self.pause,
+        )
+        return after._paused() if after.surplus < LARGEST_LOSS else after
+
+    def _counted(self, path: Sequence[int], tree) -> tuple[SurvivalCalibration, ...]:
+        counted = list(self.calibrations)
+        place = min(tree.source, len(counted) - 1)
+        counted[place] = counted[place].observe(tree, path)
+        return tuple(counted)
+
+    def _paused(self) -> "AutoState":
+        """Stop drafting for a while; the loss allowed is smaller when it is tried again."""
+        longer = min(2 * self.pause, LONGEST_PAUSE)
+        return replace(self, waiting=self.pause, pause=longer, surplus=LARGEST_LOSS + RETRY_LOSS)
