@@ -7,6 +7,7 @@ from drafttree.core.errors import ConfigError
 from drafttree.core.randomness import random_seed
 from drafttree.engine import compatibility
 from drafttree.engine.decoder import Decoder, Prompt
+from drafttree.engine.limiting_factor import LimitingFactor
 from drafttree.engine.metrics import SpeedupLaw
 from drafttree.engine.request import Generation
 from drafttree.evaluation.reference import Difference, ReferenceRun, find_difference, transformers_generate
@@ -63,6 +64,11 @@ class Comparison:
             f"{law.v:.2f} plain passes, drafting them {law.c * law.delta:.2f} and everything else {law.h:.2f}."
         )
 
+    @property
+    def limit(self) -> LimitingFactor:
+        """What limits the gain."""
+        return LimitingFactor.of(self.law, self.speculative.metrics)
+
     def summary(self) -> dict[str, object]:
         """Every figure, for JSON."""
         law = self.law
@@ -73,6 +79,7 @@ class Comparison:
             "from_plain": asdict(self.from_plain) if self.from_plain else None,
             "from_transformers": asdict(self.from_transformers) if self.from_transformers else None,
             "verdict": self.verdict,
+            "limit": asdict(self.limit),
         }
 
 
