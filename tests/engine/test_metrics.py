@@ -30,6 +30,7 @@ def test_counts_per_round():
     assert metrics.mean_path_length == pytest.approx(4 / 3)
     assert metrics.draft_efficiency == pytest.approx(7 / 3)
     assert metrics.mean_nodes == pytest.approx(19 / 3)
+    assert metrics.mean_levels == pytest.approx(7 / 3)
 
 
 def test_what_comes_before_the_first_round_is_the_prompts_time():

@@ -120,6 +120,19 @@ def test_sampled_texts_with_a_seed_are_those_of_a_fresh_decoder():
     assert kept.tokens == decoder.generate(prompt, max_new_tokens=16, **options).tokens
 
 
+def test_draws_that_rounding_could_change_begin_with_a_fresh_prompt():
+    decoder = drafttree.load("embedded", "embedded-eagle3", "chain:depth=2", verifier="traversal", dtype="float32")
+    talk = [say("user", "What did the old man see when he looked out of the window that morning?")]
+    for seed in (14, 43, 118):  # each gave two texts where kept rows were used
+        options = {"max_new_tokens": 24, "temperature": 1, "seed": seed}
+        once, again = (decoder.generate(talk, **options) for _ in range(2))
+        assert again.metrics.reused_tokens == 0
+        assert once.tokens == again.tokens
+    assert decoder.prefixes.tokens == 0
+    assert [decoder.generate(talk, **options, reuse_prefix=True).metrics.reused_tokens for _ in range(2)] == [0, 20]
+    assert decoder.with_verifier(None).generate(talk, **options).metrics.reused_tokens
+
+
 def test_a_drafter_put_in_between_reads_for_itself():
     target = random_model()
     decoder = Decoder(target, blurred(target), Chain(depth=3))

@@ -19,6 +19,11 @@ def default_verifier(sampling: Sampling) -> type[Verifier]:
     return Greedy if sampling.greedy else Coupled
 
 
+def is_text_of_seed(verifier: type[Verifier]) -> bool:
+    """Whether prompt and seed alone decide a text; the draws of all other verifiers depend on the drafts as well."""
+    return issubclass(verifier, (Greedy, Coupled))
+
+
 def check(policy: TreePolicy, verifier: type[Verifier]) -> None:
     """Refuse a pair that is not proven lossless.
 

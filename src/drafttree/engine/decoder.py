@@ -227,6 +227,7 @@ class Decoder:
         limit, eos, grammar = len(tokens) + new_tokens, options.eos(self.eos, vocab), options.get("grammar")
         processors, sampling = options.processors(ProcessorContext(len(tokens), limit, eos, vocab, device))
         verifier = self._verifier(sampling, seeded=options.get("seed") is not None)
+        repeats = compatibility.is_text_of_seed(type(verifier))
         state = grammar.new_state(self.tokenizer, vocab, eos) if grammar else None
         policy = self.policy.form_for(verifier.proposal, chain=verifier.chains_only) or self.policy
         capacity, logprobs = limit + min(policy.budget, TREE_HEADROOM), options.get("logprobs")
@@ -249,7 +250,7 @@ class Decoder:
             recorder=Logprobs(0 if logprobs is True else logprobs) if logprobs else None,
             clock=RoundClock(device),
             draft_temperature=options.get("draft_temperature", 1.0),
-            reuse_prefix=options.get("reuse_prefix", is_conversation(prompt)),
+            reuse_prefix=options.get("reuse_prefix", is_conversation(prompt) and repeats),
             metrics=Metrics(draft_weight_bytes=self.drafter.nbytes if self.drafter else 0),
         )
 

@@ -154,6 +154,11 @@ class Metrics:
         return _ratio(sum(r.nodes for r in self.rounds), len(self.rounds))
 
     @property
+    def mean_levels(self) -> float:
+        """Drafted levels per round: the longest path that could have been accepted."""
+        return _ratio(sum(r.levels for r in self.rounds), len(self.rounds))
+
+    @property
     def acceptance_by_depth(self) -> list[float]:
         """Per level, the share of the rounds that drafted it in which a token of it was accepted."""
         deepest = max((r.levels for r in self.rounds), default=0)
@@ -196,6 +201,7 @@ class Metrics:
             "prefill_passes": self.prefill_passes,
             "prefill_seconds": self.prefill_seconds,
             "reused_tokens": self.reused_tokens,
+            "mean_levels": self.mean_levels,
             "mean_nodes": self.mean_nodes,
             "target_pass": self.target_pass,
             "draft_pass": self.draft_pass,

@@ -4,8 +4,13 @@ What is kept of a text are its token ids, a copy of the target's rows for them, 
 takes copies of the rows of the longest beginning it shares, so kept rows never change and several texts may share them.
 
 The rows are those of the passes that computed them, over trees and in other chunks than a prefill's. In float32 they
-differ from those of a fresh prefill by rounding, which changes a text only where two tokens are tied; in bfloat16 ties
-are more frequent, as they are between speculative and plain decoding.
+differ from those of a fresh prefill by rounding, which changes a greedy or coupled text only where two tokens are tied;
+in bfloat16 ties are more frequent, as they are between speculative and plain decoding.
+
+Other verifiers draw tokens by inverse distribution functions, where rounding errors add up over the vocabulary and
+shift the boundaries between tokens: in float32 with 4,096 tokens by 2e-4 to 1e-3 in all, which is the chance that one
+draw gives another token. So conversations with these verifiers are read anew, and their seeds repeat their texts,
+unless a call asks for `reuse_prefix`.
 
 Recurrent layers keep one state for the whole text, which cannot be cut to a shorter one, and decode by other sums than
 they read with. So models that have them read every prompt anew.

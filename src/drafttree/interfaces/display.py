@@ -86,7 +86,7 @@ def show_comparison(compared: Comparison, policy: str) -> None:
     console.print(terms, "", sep="\n")
     for line in _agreement(compared):
         console.print(Text(line))
-    console.print(Text(compared.verdict, style="bold"), soft_wrap=True)
+    console.print(Text(compared.verdict, style="bold"), Text(compared.limit.sentence), sep="\n", soft_wrap=True)
 
 
 def show_certificate(certificate: Certificate, decoder: Decoder) -> None:

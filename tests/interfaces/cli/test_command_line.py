@@ -76,6 +76,7 @@ def test_mistakes_are_one_line_and_exit_with_2(capsys, prompts, tmp_path):
         (["generate", ""], "prompt is empty"),
         (["generate", PROMPT, "--max-new-tokens", "many"], "--max-new-tokens"),
         (["generate", "--no-such-option"], "--no-such-option"),
+        (["generate", "--sead", "3"], "(Possible options: --seed)"),
         (["bench", "drafters", "--drafters", "lookup;none"], "'none' is no drafter of its own"),
         (["nonsense"], "nonsense"),
         (["certify"], "--prompts"),
@@ -85,6 +86,10 @@ def test_mistakes_are_one_line_and_exit_with_2(capsys, prompts, tmp_path):
         (["certify", "--exact", "--verifiers", ","], "no verifier"),
     ]:
         assert reason in complaint(capsys, *arguments), arguments
+
+
+def test_an_option_like_no_other_suggests_none(capsys):
+    assert "--seed" not in complaint(capsys, "generate", "--nonsense")
 
 
 @pytest.mark.usefixtures("quick")

@@ -1,6 +1,7 @@
 """`drafttree generate`: the text, its options, and what is said of it."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -35,6 +36,7 @@ def test_json_is_one_object_with_every_figure():
     assert len(report["tokens"]) == report["metrics"]["tokens"] == 8
     assert report["finish_reason"] == "length"
     assert report["comparison"]["from_transformers"] is None
+    assert report["comparison"]["limit"].keys() == {"factor", "possible", "sentence"}
     assert set(report["comparison"]["tokens_per_second"]) == {"speculative", "plain", "transformers"}
 
 
@@ -43,9 +45,12 @@ def test_comparing_ends_with_how_much_faster_and_why():
     result = run("generate", PROMPT, "--max-new-tokens", 8, "--compare", "--repeats", 1)
     for term in ("tau", "delta", "R predicted", "R measured", "identical, token for token", "transformers generate"):
         assert term in result.stdout
-    last = result.stdout.splitlines()[-1]
-    assert "times as fast as plain decoding" in last
-    assert "each target pass yields" in last
+    verdict, limit = result.stdout.splitlines()[-2:]
+    assert "times as fast as plain decoding" in verdict
+    assert "each target pass yields" in verdict
+    assert re.fullmatch(
+        r"(acceptance|verification|drafting|overhead) limits the gain: .+ \(R could be \d+\.\d\d\)", limit
+    )
 
 
 @pytest.mark.usefixtures("quick")

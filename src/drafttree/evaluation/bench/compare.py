@@ -5,12 +5,13 @@ from dataclasses import asdict, dataclass
 
 from drafttree.core.errors import ConfigError
 from drafttree.core.randomness import random_seed
+from drafttree.engine import compatibility
 from drafttree.engine.decoder import Decoder, Prompt
+from drafttree.engine.limiting_factor import LimitingFactor
 from drafttree.engine.metrics import SpeedupLaw
 from drafttree.engine.request import Generation
 from drafttree.evaluation.reference import Difference, ReferenceRun, find_difference, transformers_generate
 from drafttree.models import TargetModel
-from drafttree.verifiers import Coupled
 
 WARM_UP = 16
 
@@ -63,6 +64,11 @@ class Comparison:
             f"{law.v:.2f} plain passes, drafting them {law.c * law.delta:.2f} and everything else {law.h:.2f}."
         )
 
+    @property
+    def limit(self) -> LimitingFactor:
+        """What limits the gain."""
+        return LimitingFactor.of(self.law, self.speculative.metrics)
+
     def summary(self) -> dict[str, object]:
         """Every figure, for JSON."""
         law = self.law
@@ -73,6 +79,7 @@ class Comparison:
             "from_plain": asdict(self.from_plain) if self.from_plain else None,
             "from_transformers": asdict(self.from_transformers) if self.from_transformers else None,
             "verdict": self.verdict,
+            "limit": asdict(self.limit),
         }
 
 
@@ -116,7 +123,7 @@ def _ways(decoder: Decoder, prompt: list[int], options: dict) -> dict[str, Calla
 def _judge(decoder: Decoder, runs: dict, prompt: Prompt, options: dict) -> Comparison:
     request = decoder.new_request(prompt, **options)
     ids, sampling = request.tokens, request.verifier.sampling
-    seeded = sampling.greedy or decoder.verifier in (None, Coupled)
+    seeded = compatibility.is_text_of_seed(type(request.verifier))
     got, plain, other = runs["speculative"].tokens, runs["plain"].tokens, runs.get("transformers")
 
     def difference(expected: list[int], comparable: bool) -> Difference | None:

@@ -5,8 +5,9 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from difflib import get_close_matches
 from io import TextIOWrapper
-from typing import Annotated, NoReturn, cast
+from typing import Annotated, Any, NoReturn, cast
 
 import typer
 
@@ -54,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except DraftTreeError as error:
         code = _complain(str(error))
     except USAGE_ERROR as error:
+        _suggest_only_close_names(error)
         code = _complain(getattr(error, "format_message", error.__str__)())
     sys.exit(code if isinstance(code, int) else 0)
 
@@ -85,6 +87,13 @@ def _quiet() -> None:
 def _discard_output() -> None:
     """Send what is left in the buffer of standard output nowhere, since Python would try to write it at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _suggest_only_close_names(error: Any) -> None:
+    """Compare an unknown option with the known ones anew, without the dashes that make all of them alike."""
+    if known := getattr(error, "possibilities", None):
+        names = {option.lstrip("-"): option for option in known}
+        error.possibilities = [names[name] for name in get_close_matches(error.option_name.lstrip("-"), names)]
 
 
 def _complain(message: str) -> int:
