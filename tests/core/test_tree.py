@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafttree.core.tree import DraftTree, Layer, TreeBuilder, Verdict
+from drafttree.core.tree import DraftTree, Layer, PartialTree, TreeBuilder, Verdict
 
 PADDING = -math.inf
 
@@ -140,7 +140,10 @@ def test_a_verdict_is_read_as_it_was_made():
 
 def test_a_layer_adds_its_candidates_to_their_parents():
     logprobs = torch.tensor([[[-0.5, -1.0], [-0.25, -3.0]]])
-    layer = Layer(logprobs, torch.tensor([[-1.0, -2.0]]), depth=2, nodes=torch.tensor([[3]]))
+    parents = torch.tensor([[-1.0, -2.0]])
+    tree = PartialTree(TreeBuilder(torch.tensor([[3]])))
+    layer = Layer(logprobs, parents, parents, depth=2, tree=tree, score=lambda own: own.path_logprobs - 1)
+    assert layer.scores.tolist() == [[[-2.5, -3.0], [-3.25, -6.0]]]
     assert layer.path_logprobs.tolist() == [[[-1.5, -2.0], [-2.25, -5.0]]]
     assert layer.rank.tolist() == [0, 1]
     torch.testing.assert_close(layer.confidence, torch.tensor([[[math.exp(-0.5)], [math.exp(-0.25)]]]))

@@ -510,11 +510,11 @@ def test_a_draft_temperature_changes_the_trees_and_never_the_text(options):
 class Watched(Chain):
     """A policy whose state is what it was told of every round."""
 
-    def init_state(self):
+    def init_state(self, context):
         return ()
 
-    def observe(self, state, accepted, levels):
-        return (*state, (accepted, levels))
+    def observe(self, state, outcome):
+        return (*state, (outcome.accepted, outcome.levels))
 
 
 @pytest.mark.parametrize("wrong", [frozenset(), frozenset({3, 9, 10}), frozenset(range(30))])

@@ -1,13 +1,16 @@
 """What a policy says of wrong parameters, and what its copies remember."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from pydantic import ValidationError
 
 from drafttree.core.errors import ConfigError
+from drafttree.core.tree import DraftTree
 from drafttree.engine.tree_growth import grow
 from drafttree.policies import POLICIES, DynaTree, OptTree, Talon, Template
-from drafttree.policies.base import best_mask
+from drafttree.policies.base import RoundOutcome, TextContext, best_mask
 from helpers.toy import Table, ToyDraft
 
 every_policy = pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES.keys())
@@ -82,11 +85,19 @@ def test_paths_can_be_written_as_text():
     assert Template(paths="0+1+0.0").paths == ((0,), (1,), (0, 0))
 
 
+NEW = TextContext()
+
+
+def outcome(accepted: int, levels: int) -> RoundOutcome:
+    """A round whose tree had so many levels, and of which so many tokens were accepted."""
+    return RoundOutcome(replace(DraftTree.rooted(torch.tensor([[1]])), levels=levels), range(accepted + 1))
+
+
 def observed(policy: DynaTree, *rounds: tuple[int, int]) -> list[tuple[float, float]]:
     """The adapted base_depth and high after each round of (accepted, levels)."""
-    state, found = policy.init_state(), []
+    state, found = policy.init_state(NEW), []
     for accepted, levels in rounds:
-        state = policy.observe(state, accepted, levels)
+        state = policy.observe(state, outcome(accepted, levels))
         found.append((state.base_depth, state.high))
     return found
 
@@ -114,22 +125,22 @@ def test_a_round_without_drafts_and_history_switched_off_change_nothing():
 
 def tokens_of(policy, seed: int = 0, state=None) -> list[int]:
     drafted = ToyDraft([Table(seed=seed, scale=0.5)], [[1]], torch.float64)
-    states = (policy.init_state() if state is None else state,)
+    states = (policy.init_state(NEW) if state is None else state,)
     return grow(policy, drafted, torch.tensor([[1]]), 99, states=states).tokens[0].tolist()
 
 
 def test_history_changes_the_tree_of_its_text_and_of_no_other():
     policy = DynaTree(base_depth=2, max_depth=5, stop_below=0, prune_below=0, deep_above=1)
     before = tokens_of(policy)
-    state = policy.observe(policy.init_state(), 0, 5)
+    state = policy.observe(policy.init_state(NEW), outcome(0, 5))
     assert len(tokens_of(policy, state=state)) < len(before)
     assert tokens_of(policy) == before
 
 
 def test_one_object_serves_a_batch_of_texts_with_different_histories():
     policy = DynaTree(base_depth=2, max_depth=5, stop_below=0, prune_below=0, deep_above=1, high=0.5, low=0.1)
-    fresh = policy.init_state()
-    states = (fresh, policy.observe(fresh, 0, 5), policy.observe(fresh, 5, 5))
+    fresh = policy.init_state(NEW)
+    states = (fresh, policy.observe(fresh, outcome(0, 5)), policy.observe(fresh, outcome(5, 5)))
     drafted = ToyDraft([Table(seed=1, scale=0.5)] * 3, [[1]] * 3, torch.float64)
     tree = grow(policy, drafted, torch.ones(3, 1, dtype=torch.long), 99, states=states)
     together = [row[valid].tolist() for row, valid in zip(tree.tokens, tree.valid, strict=True)]

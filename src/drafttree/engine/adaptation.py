@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from drafttree.core.cost_curve import CostCurve
+from drafttree.engine.compatibility import is_text_of_seed
 from drafttree.engine.request import Request
 from drafttree.policies.base import TreePolicy
 from drafttree.verifiers.base import Verifier
@@ -29,7 +30,7 @@ class Adaptation:
 
         None too where earlier texts must not decide this one: where its draws depend on the drafts.
         """
-        return self._learned.get(_key(policy, verifier)) if verifier.independent_of_drafts else None
+        return self._learned.get(_key(policy, verifier)) if is_text_of_seed(type(verifier)) else None
 
     @contextmanager
     def learning(self, request: Request) -> Iterator[None]:

@@ -24,6 +24,22 @@ def is_text_of_seed(verifier: type[Verifier]) -> bool:
     return issubclass(verifier, (Greedy, Coupled))
 
 
+def check_kinds(policy: object, drafter: object, verifier: object) -> None:
+    """Refuse what is no policy, drafter or class of a verifier.
+
+    Raises:
+        ConfigError: names it and what to give instead.
+    """
+    if not isinstance(policy, TreePolicy):
+        raise ConfigError(
+            f"policy is {policy!r}; give an object such as drafttree.policies.Talon(), or its name to load"
+        )
+    if isinstance(drafter, type) or not (drafter is None or hasattr(drafter, "start")):
+        raise ConfigError(f"drafter is {drafter!r}; give an object of drafttree.drafters, or its name to load")
+    if not (verifier is None or (isinstance(verifier, type) and issubclass(verifier, Verifier))):
+        raise ConfigError(f"verifier is {verifier!r}; give a class of drafttree.verifiers, or its name to load")
+
+
 def check(policy: TreePolicy, verifier: type[Verifier]) -> None:
     """Refuse a pair that is not proven lossless.
 

@@ -21,11 +21,13 @@ from drafttree.engine.pass_times import time_passes
 from drafttree.models import Model, TargetModel
 from drafttree.policies import Chain, Template, TreePolicy
 
-Rounds = Callable[[Drafter | None, TreePolicy, list[int]], Iterator[Round]]
+Rounds = Callable[[Drafter | None, TreePolicy, list[int], int], Iterator[Round]]
 SIZES = (1, 4, 16, 64, 2, 8, 32)
 """Nodes of the passes, in the order in which they are measured as long as there is time."""
 CONTEXT = 64
 """Tokens before the passes and rounds."""
+TOKENS = 64
+"""Tokens of the rounds' text at most."""
 WIDE = 8
 """The frontier whose draft passes are measured beside those of a single node."""
 PASS_SECONDS, ROUND_SECONDS, REPEATS = 0.9, 0.25, 12
@@ -57,7 +59,8 @@ def measure_costs(target: Model, drafter: Drafter, rounds: Rounds) -> CostCurve:
     Args:
         target: whose passes are timed.
         drafter: whose passes are timed, and those of its models apart if it has several.
-        rounds: decodes a prompt with a drafter, or plainly, and a policy, a round at a time.
+        rounds: decodes a prompt greedily with a drafter, or plainly, and a policy, a round at a time; the last
+            argument is how many tokens at most.
     """
     room = target.context or 4 * (CONTEXT + max(SIZES))
     context = min(CONTEXT, room // 4)
@@ -65,19 +68,20 @@ def measure_costs(target: Model, drafter: Drafter, rounds: Rounds) -> CostCurve:
     passes = time_passes(target, sizes, context, REPEATS, PASS_SECONDS)
     prompt = [token % (context // 4) % target.vocab_size for token in range(context)]  # a text that repeats itself
     models: Sequence[Drafter] = getattr(drafter, "sources", None) or (drafter,)
-    drafted = [_draft_costs(model, prompt, rounds) for model in models]
+    length = min(TOKENS, room - context)
+    drafted = [_draft_costs(model, prompt, length, rounds) for model in models]
     return CostCurve(
         target=Costs.of(passes),
         draft=tuple(costs for costs, _ in drafted),
         overhead=statistics.fmean(overhead for _, overhead in drafted),
-        plain_overhead=statistics.median(_outside(each) for each in _run(rounds(None, CHAIN_OF_1, prompt))),
+        plain_overhead=statistics.median(_outside(each) for each in _run(rounds(None, CHAIN_OF_1, prompt, length))),
     )
 
 
-def _draft_costs(drafter: Drafter, prompt: list[int], rounds: Rounds) -> tuple[DraftCosts, float]:
+def _draft_costs(drafter: Drafter, prompt: list[int], length: int, rounds: Rounds) -> tuple[DraftCosts, float]:
     """What a model's draft passes cost, growth included, and a round outside of them and of the target's."""
     policies = (CHAIN_OF_1, CHAIN_OF_4, PARALLEL_CHAINS)
-    short, long, wide = (_run(rounds(drafter, policy, prompt)) for policy in policies)
+    short, long, wide = (_run(rounds(drafter, policy, prompt, length)) for policy in policies)
     first = statistics.median(_drafting(each) for each in short)
     later = {1: _later(long, first)}
     overhead = statistics.median(_outside(each) - each.growth_seconds for each in long)

@@ -19,7 +19,6 @@ from drafttree.constraints.processors import PathConstraints
 from drafttree.core.cost_curve import CostCurve
 from drafttree.core.errors import ConfigError, InputError
 from drafttree.core.randomness import SeededRandomness, random_seed
-from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Proposal, Verdict
 from drafttree.drafters.base import Drafter, DraftSession, HiddenStates
 from drafttree.engine import compatibility
@@ -45,7 +44,6 @@ from drafttree.verifiers import Verifier
 from drafttree.verifiers.base import check_verdict
 
 TREE_HEADROOM = 64
-TRIAL_TOKENS = 128
 SESSION_PARTS = ("root", "expand", "prefill", "commit", "passes", "seconds", "nbytes")
 
 
@@ -89,14 +87,7 @@ class Decoder:
         self.drafter = drafter
         self.policy = Chain() if policy is None else policy
         self.verifier = verifier
-        if not isinstance(self.policy, TreePolicy):
-            raise ConfigError(
-                f"policy is {policy!r}; give an object such as drafttree.policies.Talon(), or its name to load"
-            )
-        if isinstance(drafter, type) or not (drafter is None or hasattr(drafter, "start")):
-            raise ConfigError(f"drafter is {drafter!r}; give an object of drafttree.drafters, or its name to load")
-        if not (verifier is None or (isinstance(verifier, type) and issubclass(verifier, Verifier))):
-            raise ConfigError(f"verifier is {verifier!r}; give a class of drafttree.verifiers, or its name to load")
+        compatibility.check_kinds(self.policy, drafter, verifier)
         if verifier is not None:
             compatibility.check(self.policy, verifier)
         self.tokenizer = tokenizer
@@ -125,7 +116,7 @@ class Decoder:
 
     def with_drafter(self, drafter: Drafter | None) -> "Decoder":
         """The same decoder with another drafter."""
-        return self._with(drafter=drafter, adaptation=None)
+        return self if drafter is self.drafter else self._with(drafter=drafter, adaptation=None)
 
     def with_target(self, target: Model) -> "Decoder":
         """The same decoder over another target, which must have the same vocabulary."""
@@ -152,10 +143,9 @@ class Decoder:
             self.adaptation.costs = measured_costs(self.target, self.drafter, self._trial)
         return self.adaptation.costs
 
-    def _trial(self, drafter: Drafter | None, policy: TreePolicy, prompt: list[int]) -> Iterator[Round]:
-        """Greedy rounds with another drafter and policy, as many as the model's context has room for."""
+    def _trial(self, drafter: Drafter | None, policy: TreePolicy, prompt: list[int], length: int) -> Iterator[Round]:
+        """Greedy rounds with another drafter and policy."""
         decoder = self.with_drafter(drafter).with_policy(policy).with_verifier(None)
-        length = TRIAL_TOKENS if self.target.context is None else self.target.context - len(prompt)
         request = decoder.new_request(prompt, temperature=0.0, ignore_eos=True, max_new_tokens=length)
         while not request.finish_reason:
             decoder.step(request)
@@ -226,7 +216,9 @@ class Decoder:
         vocab, device = self.target.vocab_size, self.target.device
         limit, eos, grammar = len(tokens) + new_tokens, options.eos(self.eos, vocab), options.get("grammar")
         processors, sampling = options.processors(ProcessorContext(len(tokens), limit, eos, vocab, device))
-        verifier = self._verifier(sampling, seeded=options.get("seed") is not None)
+        if not sampling.greedy and options.get("seed") is None:
+            sampling = replace(sampling, seed=random_seed())
+        verifier = (self.verifier or compatibility.default_verifier(sampling))(sampling)
         repeats = compatibility.is_text_of_seed(type(verifier))
         state = grammar.new_state(self.tokenizer, vocab, eos) if grammar else None
         policy = self.policy.form_for(verifier.proposal, chain=verifier.chains_only) or self.policy
@@ -259,12 +251,6 @@ class Decoder:
         if self.drafter is None or not policy.uses_costs:
             return TextContext()
         return TextContext(self.costs, self.adaptation.learned(policy, verifier))
-
-    def _verifier(self, sampling: Sampling, *, seeded: bool) -> Verifier:
-        """The verifier of a request; a seed is drawn where none was given and one is needed."""
-        if not (seeded or sampling.greedy):
-            sampling = replace(sampling, seed=random_seed())
-        return (self.verifier or compatibility.default_verifier(sampling))(sampling)
 
     def _start_draft(self, tokens: list[int], capacity: int) -> DraftSession | None:
         """The drafter's session for a prompt, if there is a drafter."""
@@ -408,12 +394,6 @@ class Decoder:
                     self.step(request)
                 except KeyboardInterrupt:
                     request.end("interrupted")
-                tokens = request.tokens[known:]
-                drafted = request.drafted[len(request.drafted) - len(tokens) :]
-                stream = request.text
-                shown = stream.shown
-                text = stream.read(final=bool(request.finish_reason))
-                drafted_text = [request.drafted[token] for token in stream.origins[shown : shown + len(text)]]
-                yield Chunk(text, tokens, drafted, request.finish_reason, drafted_text)
+                yield Chunk.since(known, request)
                 if request.finish_reason == "interrupted":
                     raise KeyboardInterrupt

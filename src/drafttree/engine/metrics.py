@@ -31,6 +31,8 @@ class Round:
         verify_seconds: the verifier, and constraints on the text.
         commit_seconds: keeping cache rows and telling drafter and policy.
         text_seconds: turning committed tokens into text.
+        widths: of the frontiers the drafter was asked about, the root's first; empty if it was not asked.
+        source: which model of the drafter drafted, 0 unless it has several.
     """
 
     committed: int
@@ -46,6 +48,8 @@ class Round:
     verify_seconds: float = 0.0
     commit_seconds: float = 0.0
     text_seconds: float = 0.0
+    widths: tuple[int, ...] = ()
+    source: int = 0
 
 
 @dataclass

@@ -185,3 +185,13 @@ class Chunk:
     drafted: list[bool]
     finish_reason: str | None
     drafted_text: list[bool] = field(default_factory=list)
+
+    @classmethod
+    def since(cls, known: int, request: Request) -> "Chunk":
+        """What a request has added to its stream since it had so many tokens."""
+        tokens, stream = request.tokens[known:], request.text
+        drafted = request.drafted[len(request.drafted) - len(tokens) :]
+        shown = stream.shown
+        text = stream.read(final=bool(request.finish_reason))
+        drafted_text = [request.drafted[token] for token in stream.origins[shown : shown + len(text)]]
+        return cls(text, tokens, drafted, request.finish_reason, drafted_text)

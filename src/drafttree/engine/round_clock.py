@@ -60,4 +60,6 @@ class RoundClock:
             commit_seconds=spent["commit"],
             text_seconds=spent["text"],
             seconds=seconds,
+            widths=tree.widths,
+            source=tree.source,
         )

@@ -18,10 +18,11 @@ from drafttree.core.randomness import Randomness, gumbel
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree
 from drafttree.engine import compatibility
+from drafttree.engine.adaptation import Adaptation
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.request import Request
 from drafttree.evaluation.scripted_random import ScriptedRandom, outcomes
-from drafttree.evaluation.toy_models import Context, TabularDrafter, TabularModel, TabularTarget
+from drafttree.evaluation.toy_models import TOY_COSTS, Context, TabularDrafter, TabularModel, TabularTarget
 from drafttree.policies.base import TreePolicy
 from drafttree.verifiers.base import Verifier
 
@@ -89,7 +90,7 @@ class ToyDecoder(Decoder):
     def __init__(
         self, target: TabularModel, draft: TabularModel, policy: TreePolicy, verifier: type[Verifier], levels: int
     ) -> None:
-        super().__init__(TabularTarget(target), TabularDrafter(draft, levels), policy)
+        super().__init__(TabularTarget(target), TabularDrafter(draft, levels), policy, adaptation=Adaptation(TOY_COSTS))
         self.verifier = verifier  # not given to the base, which refuses a pair that `law` may be told to look at
         self.levels = levels
         self.siblings = self.deepest = 0

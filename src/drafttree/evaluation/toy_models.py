@@ -5,12 +5,20 @@ import itertools
 import torch
 from torch import Tensor
 
+from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
 from drafttree.core.errors import ConfigError
 from drafttree.core.sampling import Sampling
 from drafttree.drafters.base import HiddenStates
 from drafttree.models import CacheLayout, Output, TreeCache
 
 PLAIN = Sampling(1.0)
+TOY_COSTS = CostCurve(
+    target=Costs((1, 2, 4, 8), (1.0, 1.05, 1.2, 2.0)),
+    draft=(DraftCosts(first=0.05, later=Costs((1, 4), (0.05, 0.1))),),
+    overhead=0.1,
+    plain_overhead=0.05,
+)
+"""Costs for the policies that weigh them: toy models take no time worth measuring."""
 
 Context = tuple[int, ...]
 

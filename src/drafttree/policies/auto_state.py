@@ -16,9 +16,9 @@ CARRIED_COUNTS = 32.0
 """Counts in a cell of the calibration that a later text begins with, at most."""
 LARGEST_LOSS, LARGEST_GAIN = -2.0, 4.0
 """Tokens by which drafting may fall behind plain decoding before it pauses, and gain that is remembered at most."""
-RETRY_LOSS = 1.0
+RETRY_LOSS = 0.5
 """Tokens that drafting may lose when it is tried again after a pause."""
-SHORTEST_PAUSE, LONGEST_PAUSE = 8, 64
+SHORTEST_PAUSE, LONGEST_PAUSE = 8, 128
 """Rounds of plain decoding in the first pause, and at most; each doubles the one before."""
 
 

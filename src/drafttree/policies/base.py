@@ -27,7 +27,7 @@ class TextContext:
     Attributes:
         costs: of the target and the drafter, None unless the policy `uses_costs`.
         learned: the state of the last text of this drafter, policy and verifier, None for the first one, and where
-            earlier texts must not decide a text: its draws depend on the drafts and are to be repeated by a seed.
+            earlier texts must not decide a text, as its draws depend on the drafts and its seed is to repeat them.
     """
 
     costs: CostCurve | None = None

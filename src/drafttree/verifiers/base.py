@@ -31,7 +31,6 @@ class Verifier:
         accepts: every kind of tree it is lossless for.
         lossless: whether the text follows the target's distribution.
         chains_only: whether it judges trees without branches only.
-        independent_of_drafts: whether a text is a function of prompt, options and seed alone, whatever was drafted.
 
     Raises:
         ConfigError: this verifier does not serve that sampling.
@@ -42,7 +41,6 @@ class Verifier:
     accepts: ClassVar[frozenset[Proposal]]
     lossless: ClassVar[bool] = True
     chains_only: ClassVar[bool] = False
-    independent_of_drafts: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         if "accepts" not in vars(cls):

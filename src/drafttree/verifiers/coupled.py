@@ -17,7 +17,6 @@ class Coupled(Verifier):
     proposes the very token that will be drawn.
     """
 
-    independent_of_drafts: ClassVar[bool] = True
     source: ClassVar[str] = "Gumbel-max coupling (Maddison et al. 2014; Daliri et al. 2025)"
 
     @classmethod

@@ -12,7 +12,6 @@ from drafttree.verifiers.base import Verifier, walk
 class Greedy(Verifier):
     """Temperature 0: a node is accepted iff it is the target's most probable token, ties to the lowest id."""
 
-    independent_of_drafts: ClassVar[bool] = True
     source: ClassVar[str] = "greedy decoding"
 
     @classmethod
