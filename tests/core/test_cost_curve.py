@@ -1,5 +1,6 @@
 """Costs between and beyond the measured sizes, of whole rounds, and the curve files that are refused."""
 
+import itertools
 import json
 import math
 
@@ -54,7 +55,7 @@ def test_a_larger_pass_measured_cheaper_costs_what_the_smaller_one_does():
 def test_costs_never_fall_and_no_measured_one_is_lowered(passes):
     costs = Costs.of(passes)
     rising = costs.up_to(300)[1:]
-    assert all(after >= before * (1 - 1e-12) for before, after in zip(rising, rising[1:], strict=False))
+    assert all(after >= before * (1 - 1e-12) for before, after in itertools.pairwise(rising))
     assert all(costs.at(size) >= cost for size, cost in passes.items())
 
 
