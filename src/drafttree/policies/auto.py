@@ -6,7 +6,7 @@ from drafttree.core.lazy import Tensor, torch
 from drafttree.core.tree import Layer, Proposal
 from drafttree.policies.auto_sampled import AutoSampled
 from drafttree.policies.auto_state import AutoState
-from drafttree.policies.base import TreePolicy
+from drafttree.policies.base import TreePolicy, best_mask
 from drafttree.policies.calibration import next_level
 from drafttree.policies.cost_aware import CostAware
 from drafttree.policies.tree_value import best_size, best_width
@@ -49,14 +49,15 @@ class Auto(CostAware):
     def expand(self, layer: Layer) -> Tensor:
         """The most probable kept candidates, as many as are worth their draft pass."""
         earlier, kept = layer.tree.scores[:, 1:].tolist(), layer.scores.flatten(1).tolist()
-        floors = [self._floor(layer, *each) for each in zip(layer.states, kept, earlier, strict=True)]
-        return layer.scores >= layer.scores.new_tensor(floors)[:, None, None]
+        widths = [self._width(layer, *each) for each in zip(layer.states, kept, earlier, strict=True)]
+        # Many scores are equal, being rates of cells, so a score to expand from would not bound the width.
+        return best_mask(layer.scores, self.keep(layer), torch.tensor(widths, device=layer.scores.device)[:, None])
 
-    def _floor(self, layer: Layer, state: AutoState, kept: list[float], earlier: list[float]) -> float:
-        """The score from which a candidate of one tree is expanded; infinite for none."""
+    def _width(self, layer: Layer, state: AutoState, kept: list[float], earlier: list[float]) -> int:
+        """How many candidates of one tree are expanded."""
         best = sorted((score for score in kept if score >= LEAST_LOGPROB), reverse=True)[: self.budget - 1]
         leaves = list(map(math.exp, best))
-        width = best_width(
+        return best_width(
             leaves,
             [*map(math.exp, earlier), *leaves],
             next_level(state.calibration(layer.source).children, layer.depth),
@@ -64,7 +65,6 @@ class Auto(CostAware):
             state.draft_costs(layer.source).later,
             state.rate,
         )
-        return best[width - 1] if width else math.inf
 
     def sizes(self, scores: Tensor, states: Sequence[AutoState]) -> list[int]:
         chances = scores[:, 1:].exp().sort(descending=True).values.tolist()

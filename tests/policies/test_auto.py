@@ -1,0 +1,348 @@
+"""Auto's trees and pauses under curves that are known, and that no clock and no drawn node decides them."""
+
+import itertools
+import math
+import random
+import time
+from dataclasses import replace
+from typing import ClassVar
+
+import pytest
+import torch
+
+from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
+from drafttree.core.errors import ConfigError
+from drafttree.core.tree import DraftTree, Proposal
+from drafttree.engine import tree_growth
+from drafttree.engine.compatibility import incompatibility
+from drafttree.engine.decoder import Decoder
+from drafttree.engine.tree_growth import grow
+from drafttree.evaluation import exactness
+from drafttree.evaluation.exactness import law, trees
+from drafttree.evaluation.pair_sweep import EXACT, toy_pair
+from drafttree.evaluation.toy_models import TOY_COSTS
+from drafttree.policies import Auto, TreePolicy
+from drafttree.policies.auto_sampled import AutoSampled
+from drafttree.policies.auto_state import LONGEST_PAUSE, AutoState
+from drafttree.policies.base import RoundOutcome, TextContext
+from drafttree.verifiers import RRS, Block, Coupled, Greedy, PointMass, RRSw, Traversal
+from helpers.costs import new_states
+from helpers.small_trees import DRAFT, LENGTH, PROMPT, TARGET, VOCAB
+from helpers.toy import ToyDraft, ToyDrafter, ToyModel, argmax, greedy_text
+from helpers.trees import tree_of
+
+ONE = Costs((1,), (1.0,))
+
+
+def curve(
+    target: dict[int, float] | None = None, first: float = 0.02, later: float = 0.02, overhead: float = 0.1
+) -> CostCurve:
+    """Costs in plain passes, of nodes that are free where nothing is said of them."""
+    drafting = DraftCosts(first, Costs((1,), (later,)))
+    return CostCurve(Costs.of(target) if target else ONE, (drafting,), overhead, plain_overhead=0.05)
+
+
+FREE, STEEP = curve(), curve({1: 1.0, 2: 1.3})
+DEAR = curve({1: 1.0, 8: 1.4}, first=0.3, later=0.2, overhead=0.25)
+
+
+def decoder(costs: CostCurve = TOY_COSTS, draft=DRAFT, policy: TreePolicy | None = None, verifier=None) -> Decoder:
+    return Decoder(ToyModel(TARGET), ToyDrafter(draft), policy or Auto(), verifier).with_costs(costs)
+
+
+def rounds_of(costs: CostCurve, draft=DRAFT, policy: TreePolicy | None = None, length: int = LENGTH) -> list:
+    """The rounds of a greedy text in which the drafter was asked."""
+    out = decoder(costs, draft, policy).generate(PROMPT, max_new_tokens=length)
+    assert out.tokens == greedy_text(TARGET, PROMPT, length)
+    return [each for each in out.metrics.rounds if each.widths]
+
+
+def mean(values) -> float:
+    values = list(values)
+    return sum(values) / len(values)
+
+
+def test_trees_grow_with_the_price_of_nodes():
+    sizes = [mean(each.nodes for each in rounds_of(costs)) for costs in (FREE, TOY_COSTS, STEEP)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] > 2 * sizes[2]
+
+
+@pytest.mark.parametrize("step", [2, 4, 16])
+def test_a_tree_fills_a_step_of_the_curve_and_goes_no_further(step):
+    steps = curve({1: 1.0, step: 1.0, step + 1: 9.0, 8 * step: 9.0}, later=0.0)
+    assert {each.nodes for each in rounds_of(steps)[:-3]} == {step}
+
+
+def test_levels_follow_the_price_of_drafting():
+    free, usual, dear = (mean(len(each.widths) for each in rounds_of(curve(later=price))) for price in (0, 0.2, 9))
+    assert free > usual > dear == 1
+
+
+def test_wide_levels_are_drafted_where_width_is_free():
+    narrow = replace(FREE, draft=(DraftCosts(0.02, Costs((1, 2), (0.02, 9.0))),))
+    assert {width for each in rounds_of(narrow) for width in each.widths} == {1}
+    assert max(width for each in rounds_of(FREE) for width in each.widths) > 1
+
+
+def test_depth_children_budget_and_the_drafters_levels_are_bounds():
+    policy = Auto(depth=2, children=2, budget=5)
+    for each in rounds_of(curve(later=0), policy=policy):
+        assert each.levels <= 2
+        assert each.nodes <= 5
+    heads = Decoder(ToyModel(TARGET), ToyDrafter(DRAFT, levels=1), Auto()).with_costs(FREE)
+    out = heads.generate(PROMPT, max_new_tokens=LENGTH)
+    assert {each.widths for each in out.metrics.rounds} <= {(1,), ()}
+
+
+def wrong(prefix) -> list[float]:
+    """Certain of a token that the target does not choose."""
+    chosen = argmax(TARGET(prefix))
+    return [0.0 if token == (chosen + 1) % VOCAB else -math.inf for token in range(VOCAB)]
+
+
+@pytest.mark.parametrize("costs", [TOY_COSTS, STEEP, DEAR], ids=["cheap", "steep", "dear"])
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 0.01, "seed": 1}, {"temperature": 0.01, "seed": 1, "verifier": Traversal}]
+)
+def test_a_drafter_that_is_always_wrong_is_hardly_asked(costs, options):
+    made = decoder(costs, wrong, verifier=options.get("verifier"))
+    options = {name: value for name, value in options.items() if name != "verifier"}
+    rounds = made.generate(PROMPT, max_new_tokens=400, **options).metrics.rounds
+    assert len(rounds) == 400
+    asked = sum(bool(each.widths) for each in rounds)
+    spent = sum(costs.round(each.nodes, each.widths) for each in rounds)
+    assert 0 < asked < (0.05 if costs is DEAR else 0.2) * len(rounds)  # asking costs a tenth of a round elsewhere
+    assert len(rounds) * costs.plain_round / spent > 0.97
+
+
+def test_a_round_without_a_draft_does_not_ask_the_drafter():
+    made = decoder(DEAR, wrong)
+    rounds = made.generate(PROMPT, max_new_tokens=100).metrics.rounds
+    assert made.drafter.drafts[-1].passes == sum(len(each.widths) for each in rounds)
+
+
+def test_pauses_double_up_to_the_longest():
+    rounds = decoder(DEAR, wrong).generate(PROMPT, max_new_tokens=400).metrics.rounds
+    asked = [place for place, each in enumerate(rounds) if each.widths]
+    pauses = [after - before - 1 for before, after in itertools.pairwise(asked) if after - before > 1]
+    assert len(pauses) >= 3
+    assert pauses == [min(pauses[0] * 2**place, LONGEST_PAUSE) for place in range(len(pauses))]
+
+
+def test_a_drafter_that_becomes_right_is_taken_up_again():
+    def late(prefix) -> list[float]:
+        return wrong(prefix) if len(prefix) < 150 else TARGET(prefix)
+
+    rounds = decoder(DEAR, late).generate(PROMPT, max_new_tokens=600).metrics.rounds
+    assert mean(each.committed for each in rounds[:100]) == 1
+    assert mean(each.committed for each in rounds[-20:]) > 2
+
+
+def test_trees_are_the_same_whatever_the_clock_says(monkeypatch):
+    def grown():
+        made = decoder(DEAR, policy=Auto(budget=12))
+        texts = [made.generate(prompt, max_new_tokens=LENGTH) for prompt in (PROMPT, PROMPT[::-1])]
+        return [(each.nodes, each.widths, each.committed) for text in texts for each in text.metrics.rounds]
+
+    before, now = grown(), [0.0]
+
+    def clock() -> float:
+        now[0] += random.expovariate(1.0)
+        return now[0]
+
+    monkeypatch.setattr(time, "perf_counter", clock)
+    assert grown() == before
+
+
+@pytest.mark.parametrize("verifier", [PointMass, RRSw, RRS, Traversal, Block])
+def test_a_seed_repeats_a_text_whatever_came_before_it(verifier):
+    options = {"max_new_tokens": LENGTH, "temperature": 1.0, "seed": 7}
+    alone = decoder(verifier=verifier).generate(PROMPT, **options)
+    used = decoder(verifier=verifier)
+    for seed in range(3):
+        used.generate(PROMPT[::-1], max_new_tokens=LENGTH, temperature=1.0, seed=seed)
+    again = used.generate(PROMPT, **options)
+    assert again.tokens == alone.tokens
+    assert [each.nodes for each in again.metrics.rounds] == [each.nodes for each in alone.metrics.rounds]
+
+
+def test_the_costs_are_a_part_of_a_drawn_text_and_the_text_tells_them():
+    options = {"max_new_tokens": LENGTH, "temperature": 1.0, "seed": 7}
+    one, other = (decoder(costs, verifier=Traversal).generate(PROMPT, **options) for costs in (TOY_COSTS, STEEP))
+    assert (one.costs, other.costs) == (TOY_COSTS, STEEP)
+    assert one.tokens != other.tokens
+    assert decoder(one.costs, verifier=Traversal).generate(PROMPT, **options).tokens == one.tokens
+
+
+def test_coupled_texts_are_those_of_plain_decoding_and_learn_from_each_other():
+    made = decoder(DEAR)
+    for seed in range(8):
+        options = {"max_new_tokens": LENGTH, "temperature": 1.0, "seed": seed}
+        assert made.generate(PROMPT, **options).tokens == made.plain().generate(PROMPT, **options).tokens
+    verifier = made.new_request(PROMPT, temperature=1.0).verifier
+    assert type(verifier) is Coupled
+    learned = made.adaptation.learned(Auto(), verifier)
+    assert learned.calibrations[0].trials.sum() > 50
+
+
+def test_auto_has_a_form_for_every_kind_of_verifier():
+    policy = Auto(depth=5, children=3, budget=17)
+    assert policy.form_for(Proposal.TOP_K, chain=False) is policy
+    for proposal in Proposal:
+        assert policy.form_for(proposal, chain=True) == AutoSampled(depth=5, children=1, budget=17)
+        if proposal is not Proposal.TOP_K:
+            assert policy.form_for(proposal, chain=False) == AutoSampled(depth=5, children=3, budget=17)
+    assert not AutoSampled(children=1).branches
+
+
+# What is drawn decides nothing.
+
+
+def test_the_shape_of_a_drawn_tree_is_known_before_the_draws():
+    shapes = {
+        tuple(tree.parents[0].tolist())
+        for seed in range(2)
+        for _, tree in trees(toy_pair(7 * seed).draft, AutoSampled(depth=2, children=2, budget=5), RRSw, levels=2)
+    }
+    assert len(shapes) == 1
+
+
+class NoOtherForm(Auto):
+    """Cuts what was drawn, as a policy that re-ranks does."""
+
+    form_for = TreePolicy.form_for
+
+
+@pytest.mark.parametrize("verifier", [RRSw, RRS, Traversal])
+def test_a_policy_that_cuts_drawn_trees_is_refused(verifier):
+    assert "exists in selected form only" in (incompatibility(NoOtherForm(), verifier) or "")
+    with pytest.raises(ConfigError, match="is not lossless"):
+        Decoder(ToyModel(TARGET), ToyDrafter(DRAFT), NoOtherForm(), verifier)
+
+
+class CutsDrawn(NoOtherForm):
+    """What auto must not do: cut a drawn tree to the nodes that are worth their cost by their own probabilities."""
+
+    reranks: ClassVar[bool] = True
+
+    def form_for(self, proposal, *, chain):
+        return self
+
+
+def cut_in_the_end(growth) -> DraftTree:
+    """Finish every tree as one that was selected is finished."""
+    tree = growth._tree.tree()
+    if growth._sampler:
+        tree = growth._sampler.attach(tree)
+    return tree.cut(growth._policy.sizes(tree.scores, growth._states)) if tree.levels else tree
+
+
+@pytest.mark.parametrize("verifier", [RRSw, RRS, Traversal])
+def test_the_enumeration_finds_a_drawn_tree_that_was_cut_by_what_was_drawn(verifier, monkeypatch):
+    policy, forms = CutsDrawn(depth=2, children=2, budget=4), AutoSampled(depth=2, children=2, budget=4)
+    pairs = [toy_pair(seed) for seed in (0, 1)]
+    monkeypatch.setattr(exactness, "TOY_COSTS", STEEP)
+    monkeypatch.setattr(tree_growth._Growth, "finish", cut_in_the_end)
+    assert max(law(each.target, each.draft, policy, verifier, levels=2).total_variation for each in pairs) > 1e-3
+    monkeypatch.undo()
+    monkeypatch.setattr(exactness, "TOY_COSTS", STEEP)
+    assert max(law(each.target, each.draft, forms, verifier, levels=2).total_variation for each in pairs) < EXACT
+
+
+@pytest.mark.parametrize("verifier", [PointMass, RRSw, Traversal, Block])
+@pytest.mark.parametrize("place", [{"earlier": 3, "rounds": 2}, {"earlier": 12}], ids=str)
+def test_texts_that_pause_have_the_targets_law(verifier, place, monkeypatch):
+    """Drafting costs three passes, so that it pauses after the first round and is tried again in the eleventh."""
+    monkeypatch.setattr(exactness, "TOY_COSTS", curve(first=3.0))
+    tables = toy_pair(8)
+    found = law(tables.target, tables.draft, Auto(depth=1, children=2, budget=4), verifier, levels=1, **place)
+    assert found.total_variation < EXACT
+
+
+# What a state counts.
+
+THREE = tree_of([0, 0, 1], [0.6, 0.3, 0.5], widths=(1, 2))
+
+
+def test_a_round_counts_its_tokens_and_its_cost_by_the_curve():
+    (state,) = new_states(Auto())
+    after = state.observe(RoundOutcome(THREE, [0, 1, 3]))
+    cost = TOY_COSTS.round(4, (1, 2))
+    assert (after.tokens, after.cost) == pytest.approx((3, cost))
+    assert after.surplus == pytest.approx(3 - cost / TOY_COSTS.plain_round)
+    assert after.calibrations[0].trials.sum() == 3
+    later = after.observe(RoundOutcome(THREE, [0]))
+    assert 1 < later.tokens < 4
+    assert state.rate == pytest.approx(1 / TOY_COSTS.plain_round)
+    assert after.rate > later.rate > state.rate
+
+
+def test_the_rate_is_never_below_plain_decodings():
+    (state,) = new_states(Auto())
+    for _ in range(50):
+        state = state.observe(RoundOutcome(THREE, [0]))
+    assert state.rate == 1 / TOY_COSTS.plain_round
+
+
+def test_rounds_of_plain_decoding_only_pass_the_time():
+    (state,) = new_states(Auto())
+    alone = RoundOutcome(tree_of([], [], ()), [0])
+    assert state.observe(alone) == state
+    waiting = replace(state, waiting=2)
+    assert not Auto().wants_draft(waiting)
+    assert waiting.observe(alone).waiting == 1
+    assert Auto().wants_draft(waiting.observe(alone).observe(alone))
+
+
+def test_each_model_of_a_drafter_has_costs_and_counts_of_its_own():
+    two = replace(TOY_COSTS, draft=(DraftCosts(0.0, ONE), DraftCosts(0.5, Costs((1,), (2.0,)))))
+    state = AutoState.begin(TextContext(two)).observe(RoundOutcome(replace(THREE, source=1), [0, 1]))
+    assert [int(each.trials.sum()) for each in state.calibrations] == [0, 3]
+    assert state.cost == pytest.approx(two.round(4, (1, 2), source=1))
+    assert state.draft_costs(1) is two.draft[1]
+    assert state.draft_costs(5) is two.draft[1]
+
+
+def test_a_later_text_begins_with_what_was_learned_and_the_costs_of_its_own():
+    (state,) = new_states(Auto())
+    for _ in range(100):
+        state = state.observe(RoundOutcome(THREE, [0, 1]))
+    later = AutoState.begin(TextContext(STEEP, learned=state))
+    assert later.costs is STEEP
+    assert 0 < later.tokens < state.tokens
+    assert later.tokens / later.cost == pytest.approx(state.tokens / state.cost)
+    assert later.calibrations[0].trials.max() < state.calibrations[0].trials.max()
+
+
+def test_without_costs_there_is_no_state():
+    with pytest.raises(ConfigError, match="the policy auto weighs nodes by their costs; give it a cost curve"):
+        Auto().init_state(TextContext())
+
+
+def test_texts_of_a_batch_have_states_of_their_own():
+    (fresh,) = new_states(Auto())
+    sure = unsure = fresh
+    for _ in range(40):
+        sure, unsure = (
+            state.observe(RoundOutcome(tree_of([0, 1, 2], [prob] * 3, (1, 1, 1)), path))
+            for state, prob, path in ((sure, 0.9, [0, 1, 2, 3]), (unsure, 0.4, [0]))
+        )
+
+    def grown(*states: AutoState) -> list[list[int]]:
+        drafted = ToyDraft([DRAFT] * len(states), [PROMPT] * len(states), torch.float64)
+        tree = grow(Auto(budget=12), drafted, torch.full((len(states), 1), PROMPT[-1]), 6, states=states)
+        return [row[valid].tolist() for row, valid in zip(tree.tokens, tree.valid, strict=True)]
+
+    apart = [grown(state)[0] for state in (sure, fresh, unsure)]
+    assert grown(sure, fresh, unsure) == apart
+    assert len(set(map(tuple, apart))) == 3
+
+
+def test_greedy_and_sampled_texts_learn_apart():
+    made = decoder()
+    made.generate(PROMPT, max_new_tokens=LENGTH)
+    greedy, sampled = (made.new_request(PROMPT, temperature=temperature).verifier for temperature in (0.0, 1.0))
+    assert type(greedy) is Greedy
+    assert made.adaptation.learned(Auto(), greedy) is not None
+    assert made.adaptation.learned(Auto(), sampled) is None
