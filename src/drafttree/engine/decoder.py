@@ -25,7 +25,6 @@ from drafttree.engine import compatibility
 from drafttree.engine.adaptation import Adaptation
 from drafttree.engine.chat import is_conversation
 from drafttree.engine.child_sampler import ChildSampler
-from drafttree.engine.cost_measurement import measured_costs
 from drafttree.engine.detokenizer import Detokenizer
 from drafttree.engine.draft_logits import AdjustedDraft, Constrain
 from drafttree.engine.generation_options import GenerationOptions, RequestOptions
@@ -139,9 +138,7 @@ class Decoder:
         """
         if self.drafter is None:
             raise ConfigError("without a drafter there are no costs to weigh; name a drafter")
-        if self.adaptation.costs is None:
-            self.adaptation.costs = measured_costs(self.target, self.drafter, self._trial)
-        return self.adaptation.costs
+        return self.adaptation.measured(self.target, self.drafter, self._trial)
 
     def _trial(self, drafter: Drafter | None, policy: TreePolicy, prompt: list[int], length: int) -> Iterator[Round]:
         """Greedy rounds with another drafter and policy."""
