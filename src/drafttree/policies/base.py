@@ -174,6 +174,16 @@ class TreePolicy(BaseModel):
         return state
 
 
+def by_sequence(layer: Layer, values: Sequence[float]) -> float | Tensor:
+    """A number per sequence to compare a layer with: `[batch, 1, 1]`, or the number itself for one sequence.
+
+    Filling a tensor does not wait for the device, copying one to it does.
+    """
+    if len(values) == 1:
+        return values[0]
+    return torch.cat([layer.logprobs.new_full((1, 1, 1), value) for value in values])
+
+
 def best_mask(scores: Tensor, among: Tensor, count: int | Tensor) -> Tensor:
     """The `count` highest scores among `among` as a mask of the same shape, ties to the lower index.
 
