@@ -340,7 +340,7 @@ class Decoder:
             drafted = tree.branches[0].tokens
             tokens = [*(drafted[node] for node in path[1:]), bonus]
             if request.draft:
-                request.draft.commit(tokens, tuple(layer[:, path] for layer in hidden))
+                request.draft.commit(tokens, _rows(hidden, path))
             request.state = request.policy.observe(request.state, len(path) - 1, tree.levels)
         with request.clock.text:
             committed = request.commit(tokens, len(path) - 1)
@@ -373,3 +373,11 @@ class Decoder:
                 yield Chunk(text, tokens, drafted, request.finish_reason, drafted_text)
                 if request.finish_reason == "interrupted":
                     raise KeyboardInterrupt
+
+
+def _rows(hidden: HiddenStates, path: list[int]) -> HiddenStates:
+    """The hidden states of an accepted path, which is the tree's first nodes wherever the tree is a chain."""
+    if path[-1] == len(path) - 1 or not hidden:
+        return tuple(layer[:, : len(path)] for layer in hidden)
+    rows = torch.tensor(path, device=hidden[0].device)
+    return tuple(layer.index_select(1, rows) for layer in hidden)
