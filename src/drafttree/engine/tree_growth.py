@@ -103,7 +103,8 @@ def grow(
     levels = min(max_levels, policy.levels() or max_levels) if policy.budget > 1 else 0
     logits = draft.root() if levels > 0 else root
     for depth in range(1, levels + 1):
-        frontier = growth.add_level(logits.log_softmax(-1)[..., :vocab], depth)
+        rows = logits.log_softmax(-1)
+        frontier = growth.add_level(rows if vocab == rows.shape[-1] else rows[..., :vocab], depth)
         frontier = growth.trimmed(frontier)
         if depth == levels or growth.ends(frontier):
             break
@@ -128,6 +129,7 @@ class _Growth:
         self._policy, self._states, self._sampler, self._trim = policy, states, sampler, trim
         self._tree, self._frontier = TreeBuilder(root), Frontier.at_root(root)
         self._room: int | None = None
+        self._stops = type(policy).stop is not TreePolicy.stop
 
     def add_level(self, rows: Tensor, depth: int) -> Frontier:
         """Add a level to the trees; the frontier the policy expands next.
@@ -139,7 +141,7 @@ class _Growth:
         layer, tokens, keep, most, room = self._choose(rows, depth)
         policy, tree = self._policy, self._tree
         index, padding = self._compact(keep, policy.most_kept(depth) if most is None else most)
-        origins = index // keep.shape[2]
+        origins = index // keep.shape[2] if keep.shape[2] > 1 else index
         # Copied before the policy looks again: one that wrote into the layer could drop nodes that were drawn.
         path_logprobs = _pick(layer.path_logprobs, index, padding)
         scores, labels, expand = policy.score(layer), policy.label(layer), policy.expand(layer)
@@ -166,7 +168,8 @@ class _Growth:
         width = min(policy.candidates(depth), rows.shape[-1])
         logprobs, tokens = rows.topk(width) if width > 1 else rows.max(-1, keepdim=True)
         layer = Layer(logprobs, frontier.path_logprobs, depth, tree.nodes, frontier.labels, self._states)
-        keep = _checked(policy, policy.keep(layer), layer) & layer.possible
+        keep = _checked(policy, policy.keep(layer), layer)
+        keep = keep if keep is layer.possible else keep & layer.possible
         if self._sampler:
             trim = self._trim or (keep.shape[2] > FEW and not policy.fixed_shape)
             return self._sampler.children(layer, keep, rows, frontier.nodes, policy.budget - tree.nodes, trim)
@@ -183,7 +186,9 @@ class _Growth:
         policy, tree = self._policy, self._tree
         if not frontier.nodes.shape[1]:
             return frontier
-        stopped = policy.stop(PartialTree(tree), frontier.path_logprobs.clone())
+        if not (policy.reranks or tree.padded) and tree.size >= policy.budget:
+            return frontier.trim(0)
+        stopped = policy.stop(PartialTree(tree), frontier.path_logprobs.clone()) if self._stops else None
         if stopped is not None:
             frontier = frontier.without(stopped)
         elif self._room is not None:
