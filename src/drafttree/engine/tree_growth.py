@@ -10,6 +10,7 @@ costs one read per level, which trims its padding too.
 """
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -141,12 +142,12 @@ class _Growth:
         layer, tokens, keep, most, room = self._choose(rows, depth)
         policy, tree = self._policy, self._tree
         index, padding = self._compact(keep, policy.most_kept(depth) if most is None else most)
-        origins = index // keep.shape[2] if keep.shape[2] > 1 else index
+        origins = index // keep.shape[2] if keep.shape[2] > 1 else index.clone()  # it is handed to the drafter
         # Copied before the policy looks again: one that wrote into the layer could drop nodes that were drawn.
         path_logprobs = _pick(layer.path_logprobs, index, padding)
         scores, labels, expand = policy.score(layer), policy.label(layer), policy.expand(layer)
         kept = Frontier(
-            nodes=torch.arange(tree.size, tree.size + index.shape[1], device=index.device).expand_as(index),
+            nodes=_numbers(tree.size, tree.size + index.shape[1], index.device).expand_as(index),
             tokens=_pick(tokens, index),
             origins=origins,
             path_logprobs=path_logprobs,
@@ -174,7 +175,7 @@ class _Growth:
             trim = self._trim or (keep.shape[2] > FEW and not policy.fixed_shape)
             return self._sampler.children(layer, keep, rows, frontier.nodes, policy.budget - tree.nodes, trim)
         if not policy.reranks and tree.size + keep.shape[1] * keep.shape[2] > policy.budget:
-            keep = best_mask(policy.score(layer), keep, policy.budget - tree.nodes)
+            keep = best_mask(policy.score(layer), keep, policy.budget - (tree.nodes if tree.padded else tree.size))
         return Children(layer, tokens, keep)
 
     def trimmed(self, frontier: Frontier) -> Frontier:
@@ -224,9 +225,17 @@ class _Growth:
         mask = mask.flatten(1)
         counts = mask.sum(1).tolist() if self._trim else [0, most]
         if min(counts) == mask.shape[1]:
-            return torch.arange(mask.shape[1], device=mask.device).expand_as(mask), None
+            return _numbers(0, mask.shape[1], mask.device).expand_as(mask), None
+        if self._trim and min(counts) == max(counts):
+            return mask.nonzero()[:, 1].view(len(mask), -1), None
         index = mask.logical_not().argsort(dim=1, stable=True)[:, : max(counts)]
         return index, None if min(counts) == max(counts) else ~mask.gather(1, index)
+
+
+@lru_cache(maxsize=256)
+def _numbers(start: int, end: int, device: torch.device) -> Tensor:
+    """Consecutive numbers, not to be written to; made once, since a round needs the same ones as the last."""
+    return torch.arange(start, end, device=device)
 
 
 def _checked(policy: TreePolicy, keep: Any, layer: Layer) -> Tensor:
