@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import Any
 
 from drafttree.core.lazy import Tensor, torch
@@ -93,11 +93,12 @@ class DraftTree:
         batch, device = len(self.tokens), self.tokens.device
         if self.is_chain:
             return torch.ones(batch, self.size, self.size, dtype=torch.bool, device=device).tril_()
-        # With U the matrix of parents, below its diagonal, the inverse of I - U is I + U + U^2 + ...: the ancestors.
-        itself = torch.eye(self.size, device=device)
-        down = torch.zeros(batch, self.size, self.size, device=device)
-        down.scatter_(2, self.parents.clamp_min(0)[..., None], -1.0)
-        return torch.linalg.solve_triangular(down, itself, upper=False, unitriangular=True) > 0
+        reach = torch.eye(self.size, dtype=torch.bool, device=device).expand(batch, -1, -1)
+        above = self.parents.clamp_min(0)
+        for doubling in range(self.levels.bit_length()):
+            above = above.gather(1, above) if doubling else above
+            reach = reach | reach.gather(1, above[..., None].expand_as(reach))
+        return reach
 
     @cached_property
     def depths(self) -> Tensor:
@@ -122,10 +123,13 @@ class DraftTree:
         vars(self)["branches"] = [Branches.of(*columns) for *columns, _ in sequences]
         return [read for *_, read in sequences]
 
-    def _read(self, *more: Tensor) -> list[list[list[int]]]:
+    def _read(self, *more: Tensor) -> Sequence[Sequence[list[int]]]:
         """Per sequence the columns that `Branches` are made of, and then some more."""
         rows = () if self.draft_rows is None else (self.draft_rows,)
-        return torch.stack((self.tokens, self.parents, self.valid, *rows, *more), 1).tolist()
+        columns = (self.tokens, self.parents, self.valid, *rows, *more)
+        if self.tokens.is_cpu:
+            return list(zip(*(column.tolist() for column in columns), strict=True))
+        return torch.stack(columns, 1).tolist()
 
     def best(self, size: int) -> "DraftTree":
         """The subtree of the `size` nodes with the highest scores, ties to the earlier node; padding goes first.
@@ -183,6 +187,13 @@ class Branches:
 Level = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
+@lru_cache(maxsize=4)
+def _root_columns(batch: int, device: "torch.device") -> tuple[Tensor, Tensor, Tensor]:
+    """The roots' parents, path log-probabilities and scores; a tree is given copies."""
+    tree = DraftTree.rooted(torch.zeros(batch, 1, dtype=torch.long, device=device))
+    return tree.parents, tree.path_logprobs, tree.scores
+
+
 class TreeBuilder:
     """A draft tree while it grows, a level at a time.
 
@@ -194,10 +205,9 @@ class TreeBuilder:
     """
 
     def __init__(self, root: Tensor) -> None:
-        tree = DraftTree.rooted(root)
         self.size = 1
         self._padding: Tensor | None = None
-        self._levels: list[Level] = [(tree.tokens, tree.parents, tree.path_logprobs, tree.scores)]
+        self._levels: list[Level] = [(root, *_root_columns(len(root), root.device))]
 
     @property
     def levels(self) -> list[Level]:

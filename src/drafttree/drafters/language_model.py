@@ -106,9 +106,10 @@ class LanguageModelSession(PassCounter):
         """(token, origin) of every expanded node, by level, copied to the host in one transfer."""
         if not self._levels:
             return []
-        columns = zip(*self._levels, strict=True)
-        tokens, origins = torch.stack([torch.cat(column, 1)[0] for column in columns]).tolist()
-        nodes = iter(zip(tokens, origins, strict=True))
+        tokens, origins = zip(*self._levels, strict=True)
+        read = torch.cat((*tokens, *origins), 1)[0].tolist()
+        count = len(read) // 2
+        nodes = iter(zip(read[:count], read[count:], strict=True))
         return [list(islice(nodes, level.shape[1])) for level, _ in self._levels]
 
     def _clamp_to_vocab(self, tokens: list[int]) -> list[int]:
