@@ -184,7 +184,7 @@ def show_overhead(results: list[Overhead]) -> None:
     """The time of a round outside the two models, by part."""
     columns = ["policy", "round", "target", "draft", "outside", "h", *PARTS]
     table = make_table(*columns, right=len(columns) - 1)
-    table.title = "mean µs per round; h is what is outside the two models' passes, in plain passes, and then its parts:"
+    table.title = "mean µs per round; h is 'outside' in plain passes, and its parts follow:"
     for result in results:
         passes = [result.round, result.target, result.draft, result.seconds]
         parts = [getattr(result, part) for part in PARTS]
