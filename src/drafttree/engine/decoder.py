@@ -20,7 +20,7 @@ from drafttree.core.cost_curve import CostCurve
 from drafttree.core.errors import ConfigError, InputError
 from drafttree.core.randomness import SeededRandomness, random_seed
 from drafttree.core.tree import DraftTree, Proposal, Verdict
-from drafttree.drafters.base import Drafter, DraftSession, HiddenStates
+from drafttree.drafters.base import Drafter, DraftSession, HiddenStates, accepted_rows
 from drafttree.engine import compatibility
 from drafttree.engine.adaptation import Adaptation
 from drafttree.engine.chat import is_conversation
@@ -367,7 +367,7 @@ class Decoder:
             drafted = tree.branches[0].tokens
             tokens = [*(drafted[node] for node in path[1:]), bonus]
             if request.draft:
-                request.draft.commit(tokens, tuple(layer[:, path] for layer in hidden))
+                request.draft.commit(tokens, accepted_rows(hidden, path))
                 request.state = request.policy.observe(request.state, RoundOutcome(tree, path))
         with request.clock.text:
             committed = request.commit(tokens, len(path) - 1)

@@ -194,8 +194,11 @@ def best_mask(scores: Tensor, among: Tensor, count: int | Tensor) -> Tensor:
     """
     flat = scores.masked_fill(~among, -torch.inf).flatten(1)
     order = flat.argsort(dim=1, descending=True, stable=True)
-    within = torch.arange(flat.shape[1], device=flat.device).expand_as(flat) < count
-    chosen = torch.zeros_like(within).scatter_(1, order, within)
+    if isinstance(count, int):
+        chosen = torch.zeros_like(flat, dtype=torch.bool).scatter_(1, order[:, :count], True)
+    else:
+        within = torch.arange(flat.shape[1], device=flat.device).expand_as(flat) < count
+        chosen = torch.zeros_like(within).scatter_(1, order, within)
     return chosen.view_as(scores) & among
 
 
