@@ -404,7 +404,7 @@ def test_a_hook_on_the_head_is_called(tmp_path):
 
 @pytest.mark.parametrize("packed_from", [1, 1 << 30], ids=["packed", "as they are"])
 def test_weights_of_a_head_edited_in_place_are_the_ones_that_draft(packed_from, tmp_path, monkeypatch):
-    monkeypatch.setattr("drafttree.models.fused_layers.PACKED_FROM", packed_from)
+    monkeypatch.setattr("drafttree.models.fused_linear.PACKED_FROM", packed_from)
     kind = files.KINDS["SafeAILab"]
     drafter = load(*both(files.write(tmp_path, kind, files.weights(kind))), files.target())
     with torch.no_grad():

@@ -40,13 +40,19 @@ class TargetModel:
         self._describe()
 
     def __repr__(self) -> str:
-        parts = [type(self.module).__name__, f"{self.nbytes / 1e6:.1f} MB", str(self.dtype).removeprefix("torch.")]
-        return f"TargetModel({', '.join([*parts, str(self.device), type(self.backend).__name__])})"
+        packed = f" + {self.packed_nbytes / 1e6:.1f} MB packed" if self.packed_nbytes else ""
+        parts = [f"{self.nbytes / 1e6:.1f} MB{packed}", str(self.dtype).removeprefix("torch."), str(self.device)]
+        return f"TargetModel({', '.join([type(self.module).__name__, *parts, type(self.backend).__name__])})"
 
     @property
     def backend(self) -> Backend:
         """The backend that runs the passes at present."""
         return self._selected.backend
+
+    @property
+    def packed_nbytes(self) -> int:
+        """Memory of packed copies that the backend keeps beside the module's weights."""
+        return getattr(self.backend, "packed_nbytes", 0)
 
     @property
     def exact_text(self) -> bool:
