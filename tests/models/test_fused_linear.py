@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from helpers import tiny
 from torch import nn
 
 from drafttree.models import TargetModel, fused_linear, select_backend
 from drafttree.models.fused_linear import fuse, multiplies_bfloat16_fast
+from helpers import tiny
 
 CPU = torch.device("cpu")
 

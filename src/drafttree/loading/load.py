@@ -46,6 +46,8 @@ def load(
             verifiers of your own are named by the dotted names of their classes or by entry points (see
             `drafttree.loading.methods`).
         dtype: "float32", "bfloat16", "float16", or "auto": bfloat16 where the device multiplies it fast, else float32.
+            On a CPU that has bfloat16 it is the one in which products of the model's shapes take less time, which is
+            measured once a machine and kept in the user's cache folder; the logger "drafttree" says which.
         device: "cpu", "cuda", ... or "auto": cuda where there is one.
         tokenizer: the target's; by default the one in its folder.
         exact_text: make the text of every policy and drafter that of plain decoding token for token, in every dtype.

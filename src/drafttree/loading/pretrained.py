@@ -117,6 +117,20 @@ def load_model(source: ModelSource, dtype: torch.dtype, device: torch.device) ->
     return model
 
 
+def linear_shapes(source: str | Path) -> list[tuple[int, int]]:
+    """`(out, in)` of all linear layers of a model by its name or path, from its config alone.
+
+    Raises:
+        ModelError: there is none, or it is not a decoder-only language model.
+    """
+    path = _resolve(source)
+    check_layer_counts(PreTrainedConfig.get_config_dict(path)[0])
+    config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    with torch.device("meta"):
+        model = _check_kind(source, config)(config)
+    return [(layer.out_features, layer.in_features) for layer in model.modules() if isinstance(layer, nn.Linear)]
+
+
 def class_of(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
     """The class with a decoder and a language-model head for a config, of text or of images and text; None without."""
     mappings: tuple[Any, ...] = MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
