@@ -143,6 +143,8 @@ def certify(
     reference = "transformers generate" if sampling.greedy else "plain decoding"
     dtype = str(getattr(decoder.target, "dtype", "unknown")).removeprefix("torch.")
     promised = dtype == "float32" or getattr(decoder.target, "exact_text", False)
+    if quantization := getattr(decoder.target, "quantization", None):
+        dtype += f" with {quantization} weights"
     certificate = Certificate(reference, dtype, promised, list(entries.values()))
     store = store or RunStore()
     with store.interruptible():

@@ -18,14 +18,20 @@ logger = logging.getLogger("drafttree")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def find_placement(target: ModelSource, dtype: str | torch.dtype, device: str) -> tuple[torch.device, torch.dtype]:
+def find_placement(
+    target: ModelSource, dtype: str | torch.dtype, device: str, quantize: str | None = None
+) -> tuple[torch.device, torch.dtype]:
     """The device and dtype to load with, which are a loaded target's own.
+
+    With int8 weights "auto" is bfloat16, in which torch multiplies them as they are.
 
     Raises:
         ConfigError: there are none of that name, or a loaded target has others.
     """
     if not isinstance(target, PreTrainedModel):
         on = find_device(device)
+        if dtype == "auto" and quantize:
+            return on, torch.bfloat16
         return on, _faster_dtype(target, on) if dtype == "auto" else find_dtype(dtype, on)
     on = input_device(target)
     if device != "auto" and find_device(device).type != on.type:

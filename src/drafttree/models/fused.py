@@ -22,7 +22,7 @@ from drafttree.models.fused_layers import (
     rms_norm,
     rotary_angles,
 )
-from drafttree.models.fused_linear import FusedLinear, fuse
+from drafttree.models.fused_linear import FusedProduct, fuse
 from drafttree.models.kv_cache import TreeCache
 from drafttree.models.long_rope import ropes
 from drafttree.models.pass_inputs import PassInputs
@@ -65,7 +65,7 @@ class FusedBackend:
         self._embedding_scale: float = getattr(config, "embedding_multiplier", 1.0)
         self._logits_divisor: float = getattr(config, "logits_scaling", 1.0)
         parts = [part for owner in (self, *self.layers) for part in vars(owner).values()]
-        self.packed_nbytes = sum(part.packed_nbytes for part in parts if isinstance(part, FusedLinear))
+        self.packed_nbytes = sum(part.packed_nbytes for part in parts if isinstance(part, FusedProduct))
 
     def new_cache(self, batch: int, capacity: int) -> TreeCache:
         return TreeCache(self.layout, batch, capacity)

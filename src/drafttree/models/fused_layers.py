@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from drafttree.models.exact_attention import QueryBlock, attend_exactly
-from drafttree.models.fused_linear import FusedLinear, fuse
+from drafttree.models.fused_linear import FusedProduct, fuse
 from drafttree.models.span import EVERYTHING, Span, span_of
 
 
@@ -181,7 +181,7 @@ class LlamaLayer:
         gate, up = self._gate_up(self._norms.before_mlp(x)).chunk(2, -1)
         return self._add(x, self._down, self._activation(gate).mul_(up), self._norms.after_mlp)
 
-    def _add(self, x: Tensor, projection: FusedLinear, out: Tensor, norm: Callable[[Tensor], Tensor] | None) -> Tensor:
+    def _add(self, x: Tensor, projection: FusedProduct, out: Tensor, norm: Callable[[Tensor], Tensor] | None) -> Tensor:
         """The residual stream after an output was projected and normed."""
         if norm is None and self._multiplier == 1:
             return projection.add_to(x, out)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from drafttree.models.fingerprint import samples, version
+from drafttree.models.int8_linear import Int8Linear, int8_product
 
 PACKED_FROM = 1 << 19
 """Elements of a weight from which a packed copy pays on a CPU."""
@@ -65,11 +66,45 @@ class FusedLinear:
         return out if self._bias is None else out.add_(self._bias)
 
 
-def fuse(*layers: Any, uniform: bool = False) -> FusedLinear:
+class FusedInt8Linear:
+    """One or several `Int8Linear` layers of one input as one product.
+
+    Args:
+        quantized: int8 `[out, in]`.
+        scale: `[out]`.
+        bias: `[out]`.
+
+    Attributes:
+        width: of the product.
+        packed_nbytes: 0, since there is no packed copy.
+    """
+
+    packed_nbytes = 0
+
+    def __init__(self, quantized: Tensor, scale: Tensor, bias: Tensor | None) -> None:
+        self._weight = quantized, scale, bias
+        self.width = len(quantized)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`[rows, in]` to `[rows, out]`."""
+        return int8_product(x, *self._weight)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """The product of `x` added to a residual `[rows, out]`."""
+        return self(x).add_(residual)
+
+
+FusedProduct = FusedLinear | FusedInt8Linear
+
+
+def fuse(*layers: Any, uniform: bool = False) -> FusedProduct:
     """Linear layers of one input as one product; their own weights become views of the fused one."""
-    weight = _join([layer.weight for layer in layers])
     bias = _join([layer.bias for layer in layers]) if layers[0].bias is not None else None
-    return FusedLinear(weight, bias, uniform)
+    if isinstance(layers[0], Int8Linear):
+        return FusedInt8Linear(
+            _join([layer.quantized for layer in layers]), _join([layer.scale for layer in layers]), bias
+        )
+    return FusedLinear(_join([layer.weight for layer in layers]), bias, uniform)
 
 
 def multiplies_bfloat16_fast(device: torch.device) -> bool:

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from drafttree.models.base import Backend, Output
 from drafttree.models.exact_text import ExactTextBackend
+from drafttree.models.int8_linear import quantization
 from drafttree.models.kv_cache import TreeCache
 from drafttree.models.long_rope import context_limit, rope_switch
 from drafttree.models.module_backend import ModuleBackend, restore_attention
@@ -28,7 +29,8 @@ class TargetModel:
             module's own logits, the default runs the module unchecked.
 
     Attributes:
-        dtype: of its weights.
+        dtype: of its weights, but those that are quantised.
+        quantization: how they are, None if none is.
 
     Raises:
         ModelError: the model has layers that cannot be verified in a tree; the message names their kind.
@@ -41,7 +43,8 @@ class TargetModel:
 
     def __repr__(self) -> str:
         packed = f" + {self.packed_nbytes / 1e6:.1f} MB packed" if self.packed_nbytes else ""
-        parts = [f"{self.nbytes / 1e6:.1f} MB{packed}", str(self.dtype).removeprefix("torch."), str(self.device)]
+        parts = [f"{self.nbytes / 1e6:.1f} MB{packed}", *([self.quantization] if self.quantization else [])]
+        parts += [str(self.dtype).removeprefix("torch."), str(self.device)]
         return f"TargetModel({', '.join([type(self.module).__name__, *parts, type(self.backend).__name__])})"
 
     @property
@@ -95,4 +98,5 @@ class TargetModel:
         self.rope_switch = rope_switch(module)
         self.device = input_device(module)
         self.dtype = module.dtype
+        self.quantization = quantization(module)
         self.nbytes = sum(parameter.nbytes for parameter in module.parameters())
