@@ -361,7 +361,7 @@ def test_nan_hidden_states_of_one_pass_do_not_affect_the_next(tmp_path):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.cuda
 @every_fused_format
 @torch.inference_mode()
 def test_graphs_are_the_fused_heads_passes(name, tmp_path):
