@@ -30,7 +30,7 @@ test-slow: .venv/.developing
 gpu: .venv/.developing
 	@if $(BIN)/python -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; \
 		then $(MAKE) --no-print-directory gpu-tests gpu-pythia-2.8b gpu-llama-8b; \
-		else echo "make gpu: there is no CUDA device here; nothing was run"; fi
+		else echo "make gpu: torch sees no CUDA device (make PYTHON=... lends a torch that does); nothing was run"; fi
 
 gpu-tests: .venv/.developing
 	$(BIN)/python -m pytest -m cuda
