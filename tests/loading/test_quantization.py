@@ -38,7 +38,7 @@ def test_it_is_named_and_smaller(folder, caplog):
     with caplog.at_level(logging.INFO, "drafttree"):
         quantised = drafttree.load(folder, "none", quantize="int8").target
     plain = drafttree.load(folder, "none", dtype="bfloat16").target
-    assert ", int8, bfloat16, cpu, " in repr(quantised)
+    assert ", bfloat16 with int8 weights, cpu, " in repr(quantised)
     assert quantised.nbytes < plain.nbytes
     sizes = f"{quantised.nbytes / 1e6:.1f} MB instead of {plain.nbytes / 1e6:.1f}"
     assert f"{folder}: quantised to int8, {sizes}" in caplog.messages

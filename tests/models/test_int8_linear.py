@@ -108,7 +108,8 @@ def test_memory_is_a_quarter_and_the_head_stays():
     assert type(module.get_output_embeddings()) is nn.Linear
     model = TargetModel(module, select_backend)
     assert model.nbytes == rest + before // 4 + scales
-    assert repr(model).startswith(f"TargetModel(LlamaForCausalLM, {model.nbytes / 1e6:.1f} MB, int8, float32, cpu")
+    told_size = f"TargetModel(LlamaForCausalLM, {model.nbytes / 1e6:.1f} MB, "
+    assert repr(model).startswith(f"{told_size}float32 with int8 weights, cpu")
     assert quantization(module) == "int8"
     assert quantization(tiny.build("llama")) is None
 

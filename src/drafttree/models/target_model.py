@@ -43,14 +43,19 @@ class TargetModel:
 
     def __repr__(self) -> str:
         packed = f" + {self.packed_nbytes / 1e6:.1f} MB packed" if self.packed_nbytes else ""
-        parts = [f"{self.nbytes / 1e6:.1f} MB{packed}", *([self.quantization] if self.quantization else [])]
-        parts += [str(self.dtype).removeprefix("torch."), str(self.device)]
+        parts = [f"{self.nbytes / 1e6:.1f} MB{packed}", self.precision, str(self.device)]
         return f"TargetModel({', '.join([type(self.module).__name__, *parts, type(self.backend).__name__])})"
 
     @property
     def backend(self) -> Backend:
         """The backend that runs the passes at present."""
         return self._selected.backend
+
+    @property
+    def precision(self) -> str:
+        """The dtype it computes in, and how its weights are quantised if they are."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{dtype} with {self.quantization} weights" if self.quantization else dtype
 
     @property
     def packed_nbytes(self) -> int:

@@ -52,7 +52,7 @@ class LawBench:
     """The measurements of one pair of models, on one machine, in one run.
 
     Attributes:
-        device: and `dtype`, of the target.
+        device: and `dtype`, of the target; how its weights are quantised follows the dtype.
         parameters: of the target.
         bandwidth: bytes per second of a large copy, read and written.
         target_bytes: that a target pass over one node reads: weights, and keys and values of `context` tokens.
@@ -156,7 +156,7 @@ def measure_law(
     draft = getattr(decoder.drafter, "model", None)
     return LawBench(
         device=str(target.device),
-        dtype=str(target.dtype).removeprefix("torch."),
+        dtype=target.precision,
         parameters=sum(parameter.numel() for parameter in target.module.parameters()),
         bandwidth=copy_bandwidth(target.device),
         target_bytes=pass_bytes(target, context),
