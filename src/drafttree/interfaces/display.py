@@ -178,6 +178,9 @@ def show_law(law: LawBench) -> None:
         cells.append(f"{row.law.decoding / free:.0%}")
         table.add_row(row.policy, *cells)
     console.print(table)
+    for target in law.targets():
+        bound, verdict = "at most" if target.is_upper else "at least", "met" if target.met else "missed"
+        console.print(f"{target.name}: {target.found:.2f}; the target is {bound} {target.bound:.2f}: {verdict}")
 
 
 def show_overhead(results: list[Overhead]) -> None:
