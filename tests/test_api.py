@@ -48,7 +48,19 @@ EXPORTS = {
         *("select_backend", "select_exact_text", "verify_once"),
     },
     "drafttree.policies": {
-        *("POLICIES", "Chain", "DySpec", "DynaTree", "Eagle", "Fixed", "OptTree", "Talon", "Template", "TreePolicy"),
+        *(
+            "POLICIES",
+            "Auto",
+            "Chain",
+            "DySpec",
+            "DynaTree",
+            "Eagle",
+            "Fixed",
+            "OptTree",
+            "Talon",
+            "Template",
+            "TreePolicy",
+        ),
     },
     "drafttree.verifiers": {
         *("VERIFIERS", "Block", "Coupled", "Greedy", "GreedyMultiDraft", "KSeq", "LossyTypical", "PointMass", "RRS"),

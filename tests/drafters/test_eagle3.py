@@ -13,6 +13,7 @@ from drafttree.drafters.formats.checkpoints import read_config, read_tensors
 from drafttree.drafters.formats.eagle3 import load, parse
 from drafttree.drafters.fused_eagle3 import FusedEagle3, RecordedEagle3, select_backend
 from drafttree.engine.decoder import Decoder
+from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.models import TargetModel, TreeCache
 from drafttree.models.recorded import Recorder
 from drafttree.policies import POLICIES, Chain, Talon
@@ -219,7 +220,7 @@ def test_in_the_loop_it_gets_transformers_hidden_states(name, tmp_path):
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("options", SAMPLINGS)
 def test_the_text_is_that_of_plain_decoding(policy, options, tmp_path):
-    decoder = small("SafeAILab", tmp_path).with_policy(POLICIES[policy]())
+    decoder = small("SafeAILab", tmp_path).with_policy(POLICIES[policy]()).with_costs(TOY_COSTS)
     accepted = 0
     for seed, prompt in enumerate([[3, 1, 4], [2]]):
         settings = {"max_new_tokens": 16, "seed": seed, **options}

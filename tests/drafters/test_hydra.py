@@ -13,6 +13,7 @@ from drafttree.engine.decoder import Decoder
 from drafttree.models import TargetModel
 from drafttree.policies import POLICIES, Chain, Talon
 from helpers import tiny, trained
+from helpers.costs import toy_decoder
 from helpers.trained import HIDDEN, LENGTH, PROMPT, SAMPLINGS, VOCAB, affine, assert_close, exact, silu, states
 
 TARGET = trained.counting()
@@ -194,7 +195,7 @@ def test_a_prompt_longer_than_a_chunk_is_read_in_parts(monkeypatch):
 def test_text_is_that_of_plain_decoding(name, sampling):
     expected = PLAIN.generate(PROMPT, max_new_tokens=LENGTH, **sampling).tokens
     for drafter in (counter(), hydra.load(checkpoint(), {}, TARGET)):
-        decoder = Decoder(MODEL, drafter, trained.small(name))
+        decoder = toy_decoder(MODEL, drafter, trained.small(name))
         assert decoder.generate(PROMPT, max_new_tokens=LENGTH, **sampling).tokens == expected
 
 
@@ -213,7 +214,7 @@ def test_heads_read_the_hidden_states_and_tokens_of_the_text_in_every_round(pref
 
 def test_a_level_costs_one_pass_and_no_tree_is_deeper_than_there_are_heads():
     for policy in (Chain(depth=2), Chain(depth=6), Talon(width=4, budget=16)):
-        metrics = Decoder(MODEL, counter(), policy).generate(PROMPT, max_new_tokens=LENGTH).metrics
+        metrics = toy_decoder(MODEL, counter(), policy).generate(PROMPT, max_new_tokens=LENGTH).metrics
         assert [turn.draft_passes for turn in metrics.rounds] == [turn.levels for turn in metrics.rounds]
         assert max(turn.levels for turn in metrics.rounds) <= min(3, policy.levels() or 3)
         assert metrics.draft_pass > 0

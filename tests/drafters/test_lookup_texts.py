@@ -8,6 +8,7 @@ from drafttree.engine.decoder import Decoder
 from drafttree.policies import Chain, Talon
 from drafttree.verifiers import RRS, Block, GreedyMultiDraft, KSeq, PointMass, RRSw, Traversal
 from helpers import tiny
+from helpers.costs import toy_decoder
 from helpers.small_trees import DRAFT, PROMPT, SMALL, TARGET, VOCAB, small
 from helpers.statistics import RAGGED, SMALL_P, p_value, texts_law
 from helpers.statistics import TARGET as LAW
@@ -24,7 +25,7 @@ every_policy = pytest.mark.parametrize("name", SMALL)
 
 
 def toys(kind: str, policy, verifier=None) -> Decoder:
-    return Decoder(ToyModel(TARGET), KINDS[kind](VOCAB, ToyDrafter(DRAFT)), policy, verifier)
+    return toy_decoder(ToyModel(TARGET), KINDS[kind](VOCAB, ToyDrafter(DRAFT)), policy, verifier)
 
 
 @every_kind
@@ -49,7 +50,7 @@ def test_texts_are_those_transformers_generates(kind, name):
     target, clone = tiny.wrap(tiny.build("llama"))
     prompt = tiny.random_tokens(6, 3)
     drafter = KINDS[kind](tiny.VOCAB, LanguageModelDrafter(tiny.wrap(tiny.build("gpt2"))[0]))
-    out = Decoder(target, drafter, small(name)).generate(prompt, max_new_tokens=30)
+    out = toy_decoder(target, drafter, small(name)).generate(prompt, max_new_tokens=30)
     stock = clone.generate(torch.tensor([prompt]), max_new_tokens=30, do_sample=False)
     assert out.tokens == stock[0, len(prompt) :].tolist()
 
@@ -58,7 +59,7 @@ def test_texts_are_those_transformers_generates(kind, name):
 @every_policy
 def test_a_repeated_text_is_drafted(kind, name):
     verse = [1, 2, 3, 4, 2, 5, 6, 7, 0, 3] * 4
-    decoder = Decoder(ToyModel(Script(verse, VOCAB)), KINDS[kind](VOCAB, ToyDrafter(DRAFT)), small(name))
+    decoder = toy_decoder(ToyModel(Script(verse, VOCAB)), KINDS[kind](VOCAB, ToyDrafter(DRAFT)), small(name))
     out = decoder.generate([0], max_new_tokens=len(verse))
     assert out.tokens == verse
     assert sum(out.drafted[20:]) > 10

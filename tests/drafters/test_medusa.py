@@ -13,6 +13,7 @@ from drafttree.engine.decoder import Decoder
 from drafttree.models import TargetModel
 from drafttree.policies import POLICIES, Chain, Talon
 from helpers import tiny, trained
+from helpers.costs import toy_decoder
 from helpers.trained import HIDDEN, LENGTH, PROMPT, SAMPLINGS, VOCAB, affine, assert_close, exact, silu, states
 
 TARGET = trained.counting()
@@ -93,7 +94,7 @@ def test_logits_of_a_tree_equal_the_formula_in_every_round(tensors, config):
 def test_text_is_that_of_plain_decoding(name, sampling):
     expected = PLAIN.generate(PROMPT, max_new_tokens=LENGTH, **sampling).tokens
     for drafter in (medusa.load(checkpoint(seed=1), {}, TARGET), counter()):
-        decoder = Decoder(MODEL, drafter, trained.small(name))
+        decoder = toy_decoder(MODEL, drafter, trained.small(name))
         assert decoder.generate(PROMPT, max_new_tokens=LENGTH, **sampling).tokens == expected
 
 
@@ -110,7 +111,7 @@ def test_heads_read_the_last_hidden_state_of_the_text_in_every_round():
 
 def test_the_heads_run_once_a_round_whatever_the_tree():
     for policy in (Chain(depth=2), Chain(depth=6), Talon(width=4, budget=16)):
-        metrics = Decoder(MODEL, counter(), policy).generate(PROMPT, max_new_tokens=LENGTH).metrics
+        metrics = toy_decoder(MODEL, counter(), policy).generate(PROMPT, max_new_tokens=LENGTH).metrics
         assert [turn.draft_passes for turn in metrics.rounds] == [min(turn.levels, 1) for turn in metrics.rounds]
         assert max(turn.levels for turn in metrics.rounds) == min(3, policy.levels() or 3)
         assert metrics.draft_pass > 0

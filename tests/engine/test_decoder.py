@@ -12,6 +12,7 @@ from drafttree.engine.decoder import Decoder
 from drafttree.engine.metrics import Metrics
 from drafttree.policies import POLICIES, Chain, Talon
 from drafttree.verifiers import Coupled, Greedy
+from helpers.costs import toy_decoder
 from helpers.small_trees import DRAFT, LENGTH, PROMPT, SMALL, TARGET, VOCAB, small
 from helpers.splitmix import plain_uniform
 from helpers.toy import PieceTokenizer, Script, Table, ToyDrafter, ToyModel, greedy_text
@@ -31,7 +32,7 @@ every_sampling = pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAM
 def toys(policy=None, *, law=TARGET, draft=DRAFT, context=None, draft_context=None, **options) -> Decoder:
     vocab = options.pop("vocab", VOCAB)
     target, drafter = ToyModel(law, vocab, context), ToyDrafter(draft, vocab, draft_context)
-    return Decoder(target, drafter, policy or Talon(width=4, budget=16), **options)
+    return toy_decoder(target, drafter, policy or Talon(width=4, budget=16), **options)
 
 
 def spelled(text: str, wrong: frozenset[int] = frozenset(), **options) -> Decoder:
@@ -112,7 +113,7 @@ def test_no_share_exceeds_one_and_every_token_is_counted_once(name, sampling):
 
 @every_policy
 def test_a_drafter_with_a_cache_proposes_what_one_that_reads_everything_again_does(name):
-    cached = Decoder(ToyModel(TARGET), LanguageModelDrafter(ToyModel(DRAFT)), small(name))
+    cached = toy_decoder(ToyModel(TARGET), LanguageModelDrafter(ToyModel(DRAFT)), small(name))
     for sampling in ({}, {"temperature": 1.0, "seed": 0}):
         one = cached.generate(PROMPT, max_new_tokens=LENGTH, **sampling)
         other = toys(small(name)).generate(PROMPT, max_new_tokens=LENGTH, **sampling)
@@ -388,7 +389,7 @@ def test_the_whole_context_can_be_used(name):
 @pytest.mark.parametrize("context", [1, 4, 20])
 def test_a_drafter_with_a_smaller_context_stops_drafting(name, context):
     drafter = LanguageModelDrafter(Bounded(DRAFT, context=context))
-    out = Decoder(ToyModel(TARGET), drafter, small(name)).generate(PROMPT, max_new_tokens=LENGTH)
+    out = toy_decoder(ToyModel(TARGET), drafter, small(name)).generate(PROMPT, max_new_tokens=LENGTH)
     assert out.tokens == greedy_text(TARGET, PROMPT, LENGTH)
     assert any(out.drafted) == (context == 20)
     assert not any(out.drafted[context:])

@@ -21,11 +21,12 @@ from drafttree.engine.tree_growth import grow
 from drafttree.evaluation.exactness import toy_tree
 from drafttree.evaluation.toy_models import TabularModel
 from drafttree.loading.load import make_policy
-from drafttree.policies import POLICIES, Chain, DynaTree, DySpec, Eagle, Fixed, OptTree, Talon, Template
+from drafttree.policies import POLICIES, Auto, Chain, DynaTree, DySpec, Eagle, Fixed, OptTree, Talon, Template
 from drafttree.policies.base import TreePolicy
 from drafttree.policies.template import SHIPPED
 from drafttree.verifiers import RRS, GreedyMultiDraft, PointMass, RRSw
 from helpers import papers
+from helpers.costs import new_states
 from helpers.reads import Reads
 from helpers.toy import ToyDraft
 
@@ -85,7 +86,8 @@ def draft(policy, *worlds: ToyPair, max_levels: int = FAR) -> tuple[DraftTree, T
     """Grow a tree per world in one batch; the tree and the drafter that was asked."""
     drafted = ToyDraft(worlds, [[ROOT]] * len(worlds), torch.float64)
     root = torch.full((len(worlds), 1), ROOT)
-    tree = grow(policy, drafted, root, max_levels, vocab=worlds[0].vocab)
+    states = new_states(policy, len(worlds))
+    tree = grow(policy, drafted, root, max_levels, states=states, vocab=worlds[0].vocab)
     return tree, drafted
 
 
@@ -245,6 +247,7 @@ def test_binary_templates_are_complete_binary_trees(depth):
 
 
 SMALL = {
+    "auto": {"depth": 4, "children": 3, "budget": 10},
     "chain": {"depth": 6},
     "fixed": {"depth": 3, "breadth": 2, "budget": 12},
     "template": {"tree": "binary-3", "budget": 11},
@@ -359,7 +362,7 @@ def certain(prefix) -> list[float]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_certain_drafter_gives_a_connected_tree(name, dtype):
     drafted = ToyDraft([certain], [[ROOT]], dtype)
-    tree = grow(small(name), drafted, torch.tensor([[ROOT]]), FAR)
+    tree = grow(small(name), drafted, torch.tensor([[ROOT]]), FAR, states=new_states(small(name)))
     assert tree.parents[0].tolist().count(-1) == 1
     assert all(up < node for node, up in enumerate(tree.parents[0].tolist()))
     assert (1,) in paths_of(tree)
@@ -437,7 +440,8 @@ def untrimmed(policy, worlds: list[ToyPair], patch, sampler=None) -> tuple[Draft
     root = torch.full((len(worlds), 1), ROOT)
     with patch.context() as inner, Reads(inner) as reads:
         drafted.reads = reads
-        tree = grow(policy, drafted, root, 5, sampler=sampler, vocab=worlds[0].vocab, trim=False)
+        states = new_states(policy, len(worlds))
+        tree = grow(policy, drafted, root, 5, states=states, sampler=sampler, vocab=worlds[0].vocab, trim=False)
         return tree, drafted, reads.count
 
 
@@ -472,7 +476,17 @@ def test_any_other_tree_asks_the_device_once_a_level(policy, monkeypatch):
         assert drafted.passes == nearer.passes
 
 
-@pytest.mark.parametrize("policy", [*FIXED_SHAPE, *ADAPTIVE], ids=repr)
+def test_auto_asks_the_device_three_times_a_level_and_once_for_the_size(monkeypatch):
+    """It weighs all nodes on the host; once it reads its own counts, which lie there."""
+    for seed in range(10):
+        far, drafted, reads = untrimmed(Auto(), [ToyPair(seed)], monkeypatch)
+        near, nearer = draft(Auto(), ToyPair(seed), max_levels=5)
+        assert 0 < reads <= 3 * drafted.passes + 2
+        assert paths_of(far) == paths_of(near)
+        assert drafted.passes == nearer.passes
+
+
+@pytest.mark.parametrize("policy", [Auto(), *FIXED_SHAPE, *ADAPTIVE], ids=repr)
 def test_a_batch_on_a_far_device_grows_the_same_trees(policy, monkeypatch):
     worlds = [ToyPair(seed) for seed in range(3)]
     far, _, _ = untrimmed(policy, worlds, monkeypatch)

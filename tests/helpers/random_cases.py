@@ -15,6 +15,7 @@ import drafttree
 from drafttree.drafters import LOOKUPS, Drafter, LanguageModelDrafter, MixedDrafter, SuffixDrafter
 from drafttree.engine.compatibility import incompatibility
 from drafttree.engine.decoder import Decoder
+from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.loading import find_drafter
 from drafttree.models import TargetModel
 from drafttree.policies import POLICIES
@@ -75,7 +76,7 @@ class Case:
         base = target(self.target).with_drafter(drafter(self.target, self.drafter))
         name, parameters = self.policy
         verifier = VERIFIERS[self.verifier] if self.verifier else None
-        return base.with_policy(POLICIES[name](**parameters)).with_verifier(verifier)
+        return base.with_policy(POLICIES[name](**parameters)).with_verifier(verifier).with_costs(TOY_COSTS)
 
     def arguments(self) -> dict[str, Any]:
         """The options as `generate` takes them."""

@@ -9,6 +9,7 @@ TARGET = Table(VOCAB, order=3, seed=2)
 DRAFT = TARGET.blurred(0.6)
 
 SMALL = {
+    "auto": {"children": 4, "budget": 12},
     "chain": {"depth": 4},
     "fixed": {"depth": 3, "breadth": 2, "threshold": 0.05},
     "template": {"tree": "eagle-sparse"},

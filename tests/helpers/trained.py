@@ -12,6 +12,7 @@ from drafttree.engine.decoder import Decoder
 from drafttree.models import TargetModel
 from drafttree.policies import POLICIES, TreePolicy
 from helpers import tiny
+from helpers.costs import toy_decoder
 from helpers.small_trees import SMALL
 
 HIDDEN, VOCAB = tiny.SIZES["hidden_size"], tiny.VOCAB
@@ -114,6 +115,6 @@ class WatchedDraft:
 def watched(target: TargetModel, drafter: Drafter, policy: TreePolicy, prompt=PROMPT) -> tuple[list, Decoder]:
     """The calls of a drafter while a text is decoded with it, and the decoder."""
     recorder = Watched(drafter)
-    decoder = Decoder(target, recorder, policy)
+    decoder = toy_decoder(target, recorder, policy)
     decoder.generate(prompt, max_new_tokens=LENGTH)
     return recorder.calls, decoder

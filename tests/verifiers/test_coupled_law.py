@@ -14,12 +14,12 @@ from torch.nn.functional import one_hot
 from drafttree.core.randomness import gumbel
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Verdict
-from drafttree.engine.decoder import Decoder
 from drafttree.engine.draft_logits import AdjustedDraft
 from drafttree.engine.tree_growth import grow
 from drafttree.policies import POLICIES
 from drafttree.verifiers import Coupled
 from drafttree.verifiers.base import walk
+from helpers.costs import new_states, toy_decoder
 from helpers.toy import Table, ToyDrafter, ToyModel, softmax
 
 DRAWS, VOCAB, LENGTH, LEVELS = 5000, 4, 3, 3
@@ -28,6 +28,7 @@ TARGET = Table(VOCAB, seed=5, scale=1.0)
 DRAFT = TARGET.blurred(0.7)
 
 SMALL = {
+    "auto": {"depth": 3, "children": 3, "budget": 7},
     "chain": {"depth": 3},
     "fixed": {"depth": 2, "breadth": 2},
     "template": {"tree": "binary-2"},
@@ -105,7 +106,7 @@ def generate(policy, verifier: Coupled, noises: ManyNoises, draws: int = DRAWS) 
             continue
         last, randomness = torch.tensor([texts[index][-2:] for index in group]), noises.at(group, length - 1)
         drafted = AdjustedDraft(ManyDrafts(draft, last), verifier, randomness)
-        tree = grow(policy, drafted, last[:, 1:], LEVELS)
+        tree = grow(policy, drafted, last[:, 1:], LEVELS, states=new_states(policy, len(group)))
         before = tree.tokens.gather(1, tree.parents.clamp_min(0))
         before[:, 0] = last[:, 0]
         verdict = verifier.verify(tree, target[before, tree.tokens], randomness)
@@ -161,7 +162,7 @@ def test_a_biased_verifier_is_found_out(name, noises):
 def test_the_batch_of_seeds_says_what_the_decoder_says(name, noises):
     policy = POLICIES[name](**SMALL[name])
     batch = generate(policy, Coupled(Sampling(temperature=1.0)), noises, draws=12)
-    decoder = Decoder(ToyModel(TARGET, VOCAB), ToyDrafter(DRAFT, VOCAB), policy)
+    decoder = toy_decoder(ToyModel(TARGET, VOCAB), ToyDrafter(DRAFT, VOCAB), policy)
     for seed, text in enumerate(batch):
         out = decoder.generate(PROMPT, max_new_tokens=LENGTH, temperature=1.0, seed=seed)
         assert tuple(out.tokens) == text

@@ -4,7 +4,8 @@ All costs are in one unit, seconds where they were measured; only their ratios d
 v(n) = `target(n)` / `target(1)`, c = `draft(...)` / `target(1)`, h = `overhead` / `target(1)`.
 """
 
-import math
+import re
+import sys
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from drafttree.core.errors import ConfigError
 
 LARGEST_STEP = 8
 """Between two measured sizes, the larger is at most so many times the smaller: what lies between is interpolated."""
+SIZE = re.compile("[1-9][0-9]{0,5}")
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,7 @@ def _draft(value: Any) -> DraftCosts:
 def _costs(value: Any, where: str, *, zero: bool = False) -> Costs:
     if not isinstance(value, dict) or not value:
         raise ConfigError(f'a cost curve\'s {where} is no object of costs by size, such as {{"1": 1.0, "4": 1.2}}')
-    if bad := next((size for size in value if not (str(size).isdecimal() and int(size) > 0)), None):
+    if bad := next((size for size in value if not SIZE.fullmatch(str(size))), None):
         raise ConfigError(f"a cost curve's {where} has a size of {bad!r}; sizes are whole numbers from 1 up")
     measured = {int(size): _cost(cost, f"{where} at {size}", zero=zero) for size, cost in value.items()}
     sizes = sorted(measured)
@@ -169,8 +171,8 @@ def _costs(value: Any, where: str, *, zero: bool = False) -> Costs:
 
 
 def _cost(value: Any, where: str, *, zero: bool = False) -> float:
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not number or value < 0 or not (value or zero):
+    number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max
+    if not number or not (value or zero):
         raise ConfigError(f"a cost curve's {where} is {value!r}; give a cost {'of 0 or more' if zero else 'above 0'}")
     return float(value)
 

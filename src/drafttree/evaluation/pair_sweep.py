@@ -36,6 +36,7 @@ POSITIONS = (0, 1, 7, 70)
 """Positions of the first root, by turns."""
 
 FORMS: dict[str, list[str]] = {
+    "auto": ["auto:depth=3,children=2,budget=4", "auto:depth=2,children=3,budget=4"],
     "chain": ["chain:depth=1", "chain:depth=2", "chain:depth=3"],
     "fixed": [
         "fixed:depth=2,breadth=2,threshold=0.4,budget=5",
@@ -62,6 +63,7 @@ FORMS: dict[str, list[str]] = {
 
 
 LARGE: dict[str, tuple[str, str]] = {
+    "auto": ("auto:depth=1,children=4,budget=6", "auto:depth=5,children=1,budget=8"),
     "chain": ("chain:depth=1", "chain:depth=5"),
     "fixed": ("fixed:depth=1,breadth=4,threshold=0", "fixed:depth=5,breadth=1,threshold=0.01"),
     "template": ("template:paths=0+1+2+3", "template:paths=0+0.0+0.0.0+0.0.0.0+0.0.0.0.0"),

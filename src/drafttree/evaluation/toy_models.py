@@ -13,12 +13,13 @@ from drafttree.models import CacheLayout, Output, TreeCache
 
 PLAIN = Sampling(1.0)
 TOY_COSTS = CostCurve(
-    target=Costs((1, 2, 4, 8), (1.0, 1.05, 1.2, 2.0)),
-    draft=(DraftCosts(first=0.05, later=Costs((1, 4), (0.05, 0.1))),),
+    target=Costs((1, 2, 4, 6, 8), (1.0, 1.01, 1.02, 1.025, 2.0)),
+    draft=(DraftCosts(first=0.02, later=Costs((1, 4), (0.01, 0.012))),),
     overhead=0.1,
     plain_overhead=0.05,
 )
-"""Costs for the policies that weigh them: toy models take no time worth measuring."""
+"""Costs for the policies that weigh them: toy models take no time worth measuring. Up to 6 nodes are so cheap that
+trees grow wide and deep."""
 
 Context = tuple[int, ...]
 
