@@ -7,7 +7,7 @@ TORCH := $(shell $(PYTHON) -c "import torch; assert tuple(map(int, torch.__versi
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH),,--constraint constraints.txt)
 CPU_TORCH := --no-deps --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu torch
 
-.PHONY: demo test test-lowest test-slow fuzz check bench docs recording clean
+.PHONY: demo test test-lowest test-slow gpu gpu-tests fuzz check bench docs recording clean
 
 demo: .venv/.installed
 	$(BIN)/drafttree generate --compare --max-new-tokens 200 --policy talon:budget=16,width=4 \
@@ -24,6 +24,21 @@ test-lowest: .venv/.installed
 
 test-slow: .venv/.developing
 	$(BIN)/python -m pytest -m slow --numprocesses logical --maxprocesses 8
+
+# The tests that need a CUDA device, then plain and speculative decoding at the cost of large targets. Eight minutes at
+# most each: what was run is kept in build/gpu, and the next make gpu goes on from there.
+gpu: .venv/.developing
+	@if $(BIN)/python -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; \
+		then $(MAKE) --no-print-directory gpu-tests gpu-pythia-2.8b gpu-llama-8b; \
+		else echo "make gpu: torch sees no CUDA device (make PYTHON=... lends a torch that does); nothing was run"; fi
+
+gpu-tests: .venv/.developing
+	$(BIN)/python -m pytest -m cuda
+
+gpu-%: .venv/.developing
+	timeout --foreground --signal=INT 480 $(BIN)/drafttree bench law --inflate $* --device cuda \
+		--drafter mixed:embedded-eagle3 --policies "chain:depth=5;talon:budget=16,width=4;talon:budget=60" \
+		--limit 4 --repeats 2 --no-peers --out build/gpu/$* || test $$? -eq 124
 
 # 500 random cases of policies, drafters, verifiers and options; make fuzz SEED=... repeats the cases of a run.
 fuzz: SEED := $(shell $(PYTHON) -c "import random; print(random.randrange(10**9))")

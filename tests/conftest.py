@@ -9,6 +9,7 @@ import os
 import shutil
 import tempfile
 
+import pytest
 import torch
 
 torch.set_num_threads(1)
@@ -16,3 +17,8 @@ torch.set_num_threads(1)
 _caches = tempfile.mkdtemp(prefix="drafttree-caches-")
 os.environ["XDG_CACHE_HOME"] = _caches
 atexit.register(shutil.rmtree, _caches, ignore_errors=True)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("cuda") and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")

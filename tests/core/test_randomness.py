@@ -132,7 +132,7 @@ def test_a_stream_is_counter_based_and_so_the_same_on_every_device():
     assert stream(-5, "draft/2", torch.tensor(11), 9).tolist() == plain_uniform(key, 11, 9)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.cuda
 def test_a_stream_on_a_gpu_is_that_of_the_cpu():
     made = [stream(-5, "draft/2", torch.tensor(11, device=name), 1000).cpu() for name in ("cpu", "cuda")]
     assert torch.equal(*made)

@@ -64,7 +64,7 @@ def test_on_cuda_events_are_compared_only_when_asked(monkeypatch):
     assert _Event.waited == 3
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.cuda
 def test_a_kernel_is_timed_to_its_end():
     timer, weight = PassTimer(torch.device("cuda")), torch.ones(4096, 4096, device="cuda")
     weight @ weight

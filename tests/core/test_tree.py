@@ -1,6 +1,7 @@
 """Draft trees against plain walks along the parents."""
 
 import math
+from dataclasses import replace
 
 import torch
 from hypothesis import given, settings
@@ -80,6 +81,26 @@ def test_a_chain_of_every_length_up_to_40_is_reached_to_its_end():
         assert int(plant([chain(length)]).depths.max()) == length
 
 
+def test_a_tree_with_as_many_nodes_as_levels_need_not_be_a_chain():
+    grown, zeros = TreeBuilder(torch.tensor([[7]])), torch.zeros(1, 3).long()
+    for parents, scores in ((zeros, [[-1.0, -2.0, -3.0]]), (zeros[:, :1] + 1, [[-9.0]]), (zeros[:, :1] + 4, [[-9.5]])):
+        row = torch.tensor(scores)
+        grown.add(torch.ones_like(parents), parents, row, row)
+    cut = grown.tree().best(4)
+    assert cut.size == cut.levels + 1
+    assert cut.depths.tolist() == [[0, 1, 1, 1]]
+
+
+def test_the_ancestors_of_a_chain_are_those_of_any_tree():
+    grown = TreeBuilder(torch.tensor([[7], [3]]))
+    for parent in range(5):
+        row = torch.full((2, 1), -1.0)
+        grown.add(torch.ones(2, 1).long(), torch.full((2, 1), parent), row, row)
+    tree = grown.tree()
+    assert tree.is_chain
+    assert torch.equal(tree.ancestors, replace(tree, is_chain=False).ancestors)
+
+
 @settings(max_examples=40, deadline=None)
 @given(nodes, nodes, st.integers(1, 26))
 def test_best_takes_the_highest_scores_and_keeps_them_connected(one, other, size):
@@ -133,8 +154,8 @@ def test_a_nodes_own_logprob_is_its_paths_minus_its_parents():
 
 
 def test_a_verdict_is_read_as_it_was_made():
-    verdict = Verdict.of([[0, 2, 5], [0]], [7, 3])
-    assert verdict.bonus.tolist() == [7, 3]
+    verdict = Verdict([[0, 2, 5], [0]], [7, 3])
+    assert list(verdict.bonus) == [7, 3]
     assert verdict.host == [([0, 2, 5], 7), ([0], 3)]
 
 

@@ -362,7 +362,7 @@ def test_nan_hidden_states_of_one_pass_do_not_affect_the_next(tmp_path):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.cuda
 @every_fused_format
 @torch.inference_mode()
 def test_graphs_are_the_fused_heads_passes(name, tmp_path):
@@ -405,7 +405,7 @@ def test_a_hook_on_the_head_is_called(tmp_path):
 
 @pytest.mark.parametrize("packed_from", [1, 1 << 30], ids=["packed", "as they are"])
 def test_weights_of_a_head_edited_in_place_are_the_ones_that_draft(packed_from, tmp_path, monkeypatch):
-    monkeypatch.setattr("drafttree.models.fused_layers.PACKED_FROM", packed_from)
+    monkeypatch.setattr("drafttree.models.fused_linear.PACKED_FROM", packed_from)
     kind = files.KINDS["SafeAILab"]
     drafter = load(*both(files.write(tmp_path, kind, files.weights(kind))), files.target())
     with torch.no_grad():

@@ -222,7 +222,7 @@ class SkipsAhead(Coupled):
 
     def verify(self, tree, logits, randomness):
         ((path, bonus),) = super().verify(tree, logits, randomness).host
-        return Verdict.of([[path[0], path[-1]]], [bonus])
+        return Verdict([[path[0], path[-1]]], [bonus])
 
 
 def test_a_coupled_path_that_is_none_is_found_out():

@@ -16,6 +16,7 @@ class Reads(TorchDispatchMode):
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         super().__init__()
         self.count, self.paused = 0, False
+        patch.setattr(torch.Tensor, "is_cpu", False)  # so nothing takes a way that only a CPU has
         for name in ("tolist", "item", "numpy", "__bool__", "__int__", "__float__", "__index__"):
             patch.setattr(torch.Tensor, name, self._counted(getattr(torch.Tensor, name)))
 

@@ -8,7 +8,7 @@ from torch import nn
 from transformers import GPTNeoXConfig, GraniteConfig, LlamaConfig, Olmo2Config, Phi3Config
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from drafttree.models import TargetModel, append, fused_layers, lay_out_for_cpu, prefill, select_backend
+from drafttree.models import TargetModel, append, fused_layers, fused_linear, lay_out_for_cpu, prefill, select_backend
 from drafttree.models.fused import FusedBackend
 from drafttree.models.module_backend import ModuleBackend
 from helpers import tiny
@@ -136,23 +136,9 @@ def _storage_bytes(module: nn.Module) -> int:
     return sum(storages.values())
 
 
-@pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("rows", [1, 2, 7])
-def test_large_products_are_those_of_the_layer(biased, rows, monkeypatch):
-    layer = nn.Linear(24, 40, bias=biased)
-    x, residual = torch.randn(rows, 24), torch.randn(rows, 40)
-    expected = (x.double() @ layer.weight.double().T + (layer.bias.double() if biased else 0)).float()
-    for size in (1, 1 << 30):
-        monkeypatch.setattr(fused_layers, "PACKED_FROM", size)
-        fused = fused_layers.fuse(layer)
-        with torch.inference_mode():
-            torch.testing.assert_close(fused(x), expected, atol=1e-5, rtol=1e-5)
-            torch.testing.assert_close(fused.add_to(residual, x), expected + residual, atol=1e-5, rtol=1e-5)
-
-
 @every_family
 def test_packed_weights_give_the_same_logits(name, monkeypatch):
-    monkeypatch.setattr(fused_layers, "PACKED_FROM", 1)
+    monkeypatch.setattr(fused_linear, "PACKED_FROM", 1)
     model, clone = build(name)
     assert isinstance(model.backend, FusedBackend)
     cache, prefix, tree = model.new_cache(1, 40), tiny.random_tokens(9, 1), tiny.random_tree((3, 5, 4), 2)

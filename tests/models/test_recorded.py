@@ -214,7 +214,7 @@ def test_a_failed_capture_is_told_once_and_passes_go_on(monkeypatch):
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.cuda
 @pytest.mark.parametrize("name", ["gpt_neox", "llama", "qwen3"])
 def test_graphs_give_the_modules_logits(name):
     recorded = TargetModel(tiny.from_config(tiny.CONFIGS[name]()).cuda(), select_backend)

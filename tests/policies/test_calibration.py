@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,16 +14,15 @@ from drafttree.policies.calibration import (
     BINS,
     CLASSES,
     DEPTHS,
+    PLACE_PRIOR,
     POOLED_WEIGHT,
     PRIOR_LOGITS,
     PRIOR_SLOPE,
     PRIOR_WEIGHT,
     RANKS,
-    SLOT_PRIOR,
-    SLOT_RATIO,
     SurvivalCalibration,
     next_level,
-    slot_rates,
+    place_rates,
 )
 from helpers.trees import tree_of
 
@@ -37,7 +37,7 @@ def bin_of(prob: float) -> int:
 
 def counted(calibration: SurvivalCalibration) -> dict[Cell, tuple[float, float]]:
     """Hits and trials of all cells that have any."""
-    cells = [tuple(cell) for cell in calibration.trials.nonzero().tolist()]
+    cells = [tuple(cell) for cell in np.argwhere(calibration.trials)]
     assert not calibration.hits[calibration.trials == 0].any()
     return {cell: (float(calibration.hits[cell]), float(calibration.trials[cell])) for cell in cells}
 
@@ -99,7 +99,7 @@ def test_deep_levels_share_the_last_cells_and_far_ranks_the_last_class():
 
 def test_padding_and_a_lone_root_are_not_counted():
     assert counted(EMPTY.observe(tree_of([0, 0], [0.5, math.nan]), [0])) == {(0, 0, bin_of(0.5)): (0, 1)}
-    assert EMPTY.observe(tree_of([], [], ()), [0]) is EMPTY
+    assert not counted(EMPTY.observe(tree_of([], [], ()), [0]))
 
 
 def test_bins_are_finest_where_the_drafter_is_sure():
@@ -146,9 +146,9 @@ def acceptance(found, level: int, rank: int, bin_: int) -> float:
 @settings(max_examples=40, deadline=None)
 @given(counts, st.integers(0, DEPTHS - 1))
 def test_a_cell_backs_off_to_all_levels_and_these_to_the_curve(found, level):
-    table = calibration_of(found).table[level].exp().tolist()
+    rates = calibration_of(found).rates[level]
     for rank, bin_ in itertools.product(range(CLASSES), range(BINS)):
-        assert table[rank][bin_] == pytest.approx(acceptance(found, level, rank, bin_), rel=1e-4)
+        assert rates[rank][bin_] == pytest.approx(acceptance(found, level, rank, bin_), rel=1e-4)
 
 
 @settings(max_examples=40, deadline=None)
@@ -173,10 +173,9 @@ def test_every_frontier_node_has_siblings_of_its_own():
         assert torch.equal(both[0, row], EMPTY.log_acceptance(logprobs[row][None], 1)[0])
 
 
-def test_a_candidate_that_cannot_be_has_a_finite_value_in_the_last_bin():
-    never, hardly = torch.tensor([[[-0.1, -math.inf]]]), torch.tensor([[[-0.1, -1e4]]])
-    assert torch.equal(EMPTY.log_acceptance(never, 1), EMPTY.log_acceptance(hardly, 1))
-    assert EMPTY.log_acceptance(never, 1).isfinite().all()
+def test_a_candidate_that_cannot_be_is_never_accepted_and_an_improbable_one_may_be():
+    found = EMPTY.log_acceptance(torch.tensor([[[-0.1, -1e4, -math.inf]]]), 1)[0, 0].tolist()
+    assert found[2] == -math.inf < found[1]
 
 
 def test_many_counts_outweigh_the_curve():
@@ -195,9 +194,7 @@ def test_faded_counts_keep_their_rates_and_small_ones_stay_as_they_are():
 def test_accepted_children_per_parent_by_hand(tree):
     """Three rounds on level 1: the first child is accepted once and the second once."""
     made = EMPTY.observe(tree, [0, 1]).observe(tree, [0, 2]).observe(tree, [0])
-    pooled = [
-        (hits + PRIOR_WEIGHT * SLOT_PRIOR * SLOT_RATIO**rank) / (5 + PRIOR_WEIGHT) for rank, hits in ((0, 1), (1, 1))
-    ]
+    pooled = [(hits + PRIOR_WEIGHT * PLACE_PRIOR[rank]) / (5 + PRIOR_WEIGHT) for rank, hits in ((0, 1), (1, 1))]
     expected = [(1 + POOLED_WEIGHT * each) / (3 + POOLED_WEIGHT) for each in pooled]
     assert made.children[0][:2] == pytest.approx(expected)
     assert next_level(made.children, 1) == made.children[1]
@@ -207,10 +204,10 @@ def test_accepted_children_per_parent_by_hand(tree):
 def test_the_rates_of_places_by_hand(tree):
     """The second place is tried twice on level 1 and once on level 2."""
     made = EMPTY.observe(tree, [0, 1]).observe(tree, [0, 1, 3])
-    pooled = (0 + PRIOR_WEIGHT * SLOT_PRIOR * SLOT_RATIO) / (2 + 2 + 1 + PRIOR_WEIGHT)
-    assert made.slots[0][1] == pytest.approx((0 + POOLED_WEIGHT * pooled) / (2 + POOLED_WEIGHT))
-    first = (3 + PRIOR_WEIGHT * SLOT_PRIOR) / (2 + 2 + 1 + PRIOR_WEIGHT)
-    assert made.slots[1][0] == pytest.approx((1 + POOLED_WEIGHT * first) / (2 + POOLED_WEIGHT))
+    pooled = (0 + PRIOR_WEIGHT * PLACE_PRIOR[1]) / (2 + 2 + 1 + PRIOR_WEIGHT)
+    assert made.places[0][1] == pytest.approx((0 + POOLED_WEIGHT * pooled) / (2 + POOLED_WEIGHT))
+    first = (3 + PRIOR_WEIGHT * PLACE_PRIOR[0]) / (2 + 2 + 1 + PRIOR_WEIGHT)
+    assert made.places[1][0] == pytest.approx((1 + POOLED_WEIGHT * first) / (2 + POOLED_WEIGHT))
 
 
 @settings(max_examples=40, deadline=None)
@@ -218,7 +215,7 @@ def test_the_rates_of_places_by_hand(tree):
 def test_rates_of_places_never_rise(found):
     made = calibration_of(found)
     for level in range(DEPTHS):
-        rates = slot_rates(made.slots, level + 1, 9)
+        rates = place_rates(made.places, level + 1, 9)
         assert all(0 < after <= before < 1 for before, after in itertools.pairwise(rates))
-        assert rates == [made.slots[level][RANKS[min(rank, len(RANKS) - 1)]] for rank in range(9)]
-    assert slot_rates(made.slots, 99, 2) == slot_rates(made.slots, DEPTHS, 2)
+        assert rates == [made.places[level][RANKS[min(rank, len(RANKS) - 1)]] for rank in range(9)]
+    assert place_rates(made.places, 99, 2) == place_rates(made.places, DEPTHS, 2)

@@ -46,6 +46,10 @@ class Costs:
         """The costs of passes of the sizes 0 to `most`; that of 0 has no meaning."""
         return _up_to(self, most)
 
+    def cheapest_node(self, most: int) -> float:
+        """The least that a further node of a pass up to this size adds to its cost."""
+        return _cheapest_node(self, most)
+
     def at(self, size: int) -> float:
         """The cost of a pass of this size."""
         place = bisect_left(self.sizes, size)
@@ -119,6 +123,11 @@ class CostCurve:
 @lru_cache(maxsize=64)
 def _up_to(costs: Costs, most: int) -> list[float]:
     return [costs.at(size) for size in range(most + 1)]
+
+
+@lru_cache(maxsize=64)
+def _cheapest_node(costs: Costs, most: int) -> float:
+    return min((large - small for small, large in pairwise(costs.up_to(most)[1:])), default=0.0)
 
 
 def parse_cost_curve(value: Any) -> CostCurve:

@@ -23,10 +23,10 @@ class PassTimer:
     @property
     def seconds(self) -> float:
         """Seconds spent in all blocks so far."""
-        for began, ended in zip(self._events[::2], self._events[1::2], strict=True):
+        while self._events:
+            began, ended, *self._events = self._events
             ended.synchronize()
             self._seconds += began.elapsed_time(ended) / 1e3
-        self._events.clear()
         return self._seconds
 
     def __enter__(self) -> "PassTimer":

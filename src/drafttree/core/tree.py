@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import cached_property
+from functools import cache, cached_property, lru_cache
 from typing import Any
 
 from drafttree.core.lazy import Tensor, torch
@@ -29,6 +29,12 @@ class Proposal(StrEnum):
     """Drawn from the draft independently of each other; siblings may be equal."""
     TOP_K_PLUS_SAMPLE = "top-k-plus-sample"
     """All but the last are the draft's best tokens; the last is drawn from the rest."""
+
+
+@cache
+def _impossible() -> Tensor:
+    """The log-probability of padding as a tensor: comparing with a Python number takes three times as long."""
+    return torch.tensor(-math.inf)
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,7 @@ class DraftTree:
             that was not expanded.
         widths: of the frontiers that the drafter was asked about, the root's first; empty if it was not asked.
         source: which model of the drafter drafted, 0 unless it has several.
+        is_chain: whether every node is known to be the parent of the next one.
     """
 
     tokens: Tensor
@@ -61,12 +68,13 @@ class DraftTree:
     draft_rows: Tensor | None = None
     widths: tuple[int, ...] = ()
     source: int = 0
+    is_chain: bool = False
 
     @classmethod
     def rooted(cls, tokens: Tensor, proposal: Proposal = Proposal.TOP_K) -> "DraftTree":
         """The tree of a root alone for every sequence, from its token ids `[batch, 1]`."""
         zero = torch.zeros(tokens.shape, device=tokens.device)
-        return cls(tokens, torch.full_like(tokens, -1), zero, zero + math.inf, 0, proposal)
+        return cls(tokens, torch.full_like(tokens, -1), zero, zero + math.inf, 0, proposal, is_chain=True)
 
     @property
     def size(self) -> int:
@@ -76,7 +84,7 @@ class DraftTree:
     @property
     def valid(self) -> Tensor:
         """`[batch, nodes]` bool, False where a node is padding."""
-        return self.path_logprobs.isfinite()
+        return self.path_logprobs > _impossible()
 
     @property
     def node_logprobs(self) -> Tensor:
@@ -87,14 +95,14 @@ class DraftTree:
     def ancestors(self) -> Tensor:
         """`[batch, nodes, nodes]` bool: row i is True at node i and at each of its ancestors."""
         batch, device = len(self.tokens), self.tokens.device
-        if not self.levels:
-            return torch.ones(batch, 1, 1, dtype=torch.bool, device=device)
-        reach = torch.eye(self.size, device=device).expand(batch, -1, -1)
-        up = torch.zeros_like(reach).scatter_(2, self.parents.clamp_min(0)[..., None], 1.0)
-        reach = reach.maximum(up)
-        for _ in range((self.levels - 1).bit_length()):
-            reach = (reach @ reach).clamp_max_(1.0)
-        return reach > 0
+        if self.is_chain:
+            return torch.ones(batch, self.size, self.size, dtype=torch.bool, device=device).tril_()
+        reach = torch.eye(self.size, dtype=torch.bool, device=device).expand(batch, -1, -1)
+        above = self.parents.clamp_min(0)
+        for doubling in range(self.levels.bit_length()):
+            above = above.gather(1, above) if doubling else above
+            reach = reach | reach.gather(1, above[..., None].expand_as(reach))
+        return reach
 
     @cached_property
     def depths(self) -> Tensor:
@@ -111,9 +119,21 @@ class DraftTree:
     @cached_property
     def branches(self) -> list["Branches"]:
         """The trees on the host, one per sequence, in one copy from the device."""
-        rows = torch.full_like(self.parents, -1) if self.draft_rows is None else self.draft_rows
-        nodes = torch.stack((self.tokens, self.parents, self.valid.long(), rows), 1).tolist()
-        return [Branches.of(*columns) for columns in nodes]
+        return [Branches.of(*columns) for columns in self._read()]
+
+    def read(self, column: Tensor) -> list[list[int]]:
+        """A column `[batch, nodes]` of whole numbers on the host, in one copy from the device with `branches`."""
+        sequences = self._read(column)
+        vars(self)["branches"] = [Branches.of(*columns) for *columns, _ in sequences]
+        return [read for *_, read in sequences]
+
+    def _read(self, *more: Tensor) -> Sequence[Sequence[list[int]]]:
+        """Per sequence the columns that `Branches` are made of, and then some more."""
+        rows = () if self.draft_rows is None else (self.draft_rows,)
+        columns = (self.tokens, self.parents, self.valid, *rows, *more)
+        if self.tokens.is_cpu:
+            return list(zip(*(column.tolist() for column in columns), strict=True))
+        return torch.stack(columns, 1).tolist()
 
     def cut(self, sizes: Sequence[int]) -> "DraftTree":
         """Each tree's `best` nodes, as many as its size; what is left over of smaller trees is padding."""
@@ -124,7 +144,7 @@ class DraftTree:
         limit = torch.tensor(sizes, device=order.device)[:, None]
         dropped = order.argsort(1) >= limit
         paths, scores = (each.masked_fill(dropped, -torch.inf) for each in (tree.path_logprobs, tree.scores))
-        return replace(tree, path_logprobs=paths, scores=scores)
+        return replace(tree, path_logprobs=paths, scores=scores, is_chain=False)
 
     def best(self, size: int) -> "DraftTree":
         """The subtree of the `size` nodes with the highest scores, ties to the earlier node; padding goes first.
@@ -144,6 +164,7 @@ class DraftTree:
             parents=renamed.gather(1, parents.clamp_min(0)).masked_fill(parents < 0, -1),
             path_logprobs=self.path_logprobs.gather(1, order),
             scores=self.scores.gather(1, order),
+            is_chain=False,
             draft_rows=None if self.draft_rows is None else self.draft_rows.gather(1, order),
         )
 
@@ -155,17 +176,17 @@ class Branches:
     Attributes:
         tokens: per node, its token id.
         children: per node, its children in order of rank or of drawing.
-        rows: per node, the index of the distribution its children were drawn from, -1 for none.
+        rows: per node, the index of the distribution its children were drawn from, -1 for none; empty for top-k trees.
         size: nodes, padding not counted.
     """
 
     tokens: list[int]
     children: list[list[int]]
-    rows: list[int]
+    rows: Sequence[int]
     size: int
 
     @classmethod
-    def of(cls, tokens: list[int], parents: list[int], valid: list[int], rows: list[int]) -> "Branches":
+    def of(cls, tokens: list[int], parents: list[int], valid: list[int], rows: Sequence[int] = ()) -> "Branches":
         """The tree of these nodes, as `DraftTree` has them."""
         children: list[list[int]] = [[] for _ in tokens]
         for node, parent in enumerate(parents):
@@ -181,6 +202,13 @@ class Branches:
 Level = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
+@lru_cache(maxsize=4)
+def _root_columns(batch: int, device: "torch.device") -> tuple[Tensor, Tensor, Tensor]:
+    """The roots' parents, path log-probabilities and scores; a tree is given copies."""
+    tree = DraftTree.rooted(torch.zeros(batch, 1, dtype=torch.long, device=device))
+    return tree.parents, tree.path_logprobs, tree.scores
+
+
 class TreeBuilder:
     """A draft tree while it grows, a level at a time.
 
@@ -189,19 +217,28 @@ class TreeBuilder:
 
     Attributes:
         size: columns so far, root and padding included.
-        nodes: `[batch, 1]` nodes so far, the root included and padding not.
     """
 
     def __init__(self, root: Tensor) -> None:
-        tree = DraftTree.rooted(root)
         self.size = 1
-        self.nodes = torch.ones_like(root)
-        self._levels: list[Level] = [(tree.tokens, tree.parents, tree.path_logprobs, tree.scores)]
+        self._padding: Tensor | None = None
+        self._levels: list[Level] = [(root, *_root_columns(len(root), root.device))]
 
     @property
     def levels(self) -> list[Level]:
         """The tokens, parents, path log-probabilities and scores of every level, the root's first."""
         return self._levels
+
+    @property
+    def padded(self) -> bool:
+        """Whether some of the columns may be padding."""
+        return self._padding is not None
+
+    @property
+    def nodes(self) -> Tensor:
+        """`[batch, 1]` nodes so far, the root included and padding not."""
+        sizes = torch.full_like(self._levels[0][0], self.size)
+        return sizes if self._padding is None else sizes - self._padding
 
     def add(
         self, tokens: Tensor, parents: Tensor, path_logprobs: Tensor, scores: Tensor, *, padded: bool = True
@@ -214,12 +251,16 @@ class TreeBuilder:
             return
         self._levels.append((tokens, parents, path_logprobs, scores))
         self.size += tokens.shape[1]
-        self.nodes = self.nodes + (path_logprobs.isfinite().sum(1, keepdim=True) if padded else tokens.shape[1])
+        if padded:
+            missing = path_logprobs.isneginf().sum(1, keepdim=True)
+            self._padding = missing if self._padding is None else self._padding + missing
 
     def trim(self, width: int) -> None:
         """Drop the last level's columns from `width` on, which are padding."""
         tokens, parents, path_logprobs, scores = self._levels.pop()
         self.size += width - tokens.shape[1]
+        if self._padding is not None:
+            self._padding = self._padding - (tokens.shape[1] - width)
         if width:
             level = (tokens[:, :width], parents[:, :width], path_logprobs[:, :width], scores[:, :width])
             self._levels.append(level)
@@ -227,7 +268,9 @@ class TreeBuilder:
     def tree(self) -> DraftTree:
         """The tree so far."""
         columns = zip(*self._levels, strict=True)
-        return DraftTree(*(torch.cat(column, 1) for column in columns), levels=len(self._levels) - 1)
+        levels = len(self._levels) - 1
+        is_chain = self.size == levels + 1
+        return DraftTree(*(torch.cat(column, 1) for column in columns), levels=levels, is_chain=is_chain)
 
 
 @dataclass(frozen=True)
@@ -314,36 +357,22 @@ class Layer:
     @cached_property
     def possible(self) -> Tensor:
         """`[batch, frontier, candidates]` mask of all candidates that are possible at all."""
-        return self.path_logprobs > -torch.inf
+        return self.path_logprobs > _impossible()
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of verifying a batch of trees: the accepted path and the bonus token of each.
+    """The outcome of verifying a batch of trees, on the host, where the loop goes on from it.
 
     Attributes:
-        nodes: int64 `[batch, depth]` accepted node indices from the root (0) down; what lies behind the accepted path
-            has no meaning.
-        lengths: int64 `[batch]` nodes of the accepted path, the root included.
-        bonus: int64 `[batch]` the token that follows the accepted path.
+        paths: per sequence, the accepted node indices from the root (0) down.
+        bonus: per sequence, the token that follows the accepted path.
     """
 
-    nodes: Tensor
-    lengths: Tensor
-    bonus: Tensor
+    paths: Sequence[list[int]]
+    bonus: Sequence[int]
 
-    @classmethod
-    def of(cls, paths: Sequence[Sequence[int]], bonus: Sequence[int]) -> "Verdict":
-        """The verdict of accepted paths and bonus tokens on the host, one of each per sequence."""
-        depth = max(map(len, paths))
-        padded = [[*path, *[0] * (depth - len(path))] for path in paths]
-        lengths = [len(path) for path in paths]
-        verdict = cls(torch.tensor(padded, dtype=torch.long), torch.tensor(lengths), torch.tensor(bonus))
-        vars(verdict)["host"] = list(zip(map(list, paths), bonus, strict=True))  # the copy that `host` would make
-        return verdict
-
-    @cached_property
+    @property
     def host(self) -> list[tuple[list[int], int]]:
-        """Per sequence the accepted path and the bonus token, in one copy from the device."""
-        rows = torch.cat((self.lengths[:, None], self.bonus[:, None], self.nodes), 1).tolist()
-        return [(nodes[:length], bonus) for length, bonus, *nodes in rows]
+        """Per sequence the accepted path and the bonus token."""
+        return [(list(path), bonus) for path, bonus in zip(self.paths, self.bonus, strict=True)]

@@ -1,7 +1,7 @@
-"""Argmax and sampling over the vocabulary, in two steps: first over blocks of columns, then inside one block.
+"""Argmax and sampling over the vocabulary, by cheaper ways than torch's own.
 
-A row of 128,000 columns has 1,000 blocks of 128. Two steps are far cheaper than torch's own `argmax`, which is not
-vectorised for floats on a CPU, and `multinomial`, which draws a random number for every column.
+A draw takes two steps: first over blocks of columns, then inside one block. A row of 128,000 columns has 1,000 blocks
+of 128, where `multinomial` draws a random number for every column.
 """
 
 from drafttree.core.lazy import Tensor, torch
@@ -10,17 +10,17 @@ BLOCK = 128
 """Columns of a block."""
 UNBLOCKED = 4096
 """Rows of at most so many columns are not split into blocks to draw from them."""
-FEW_ENTRIES = 2**16
-"""Tensors of at most so many entries are not split into blocks to find their largest."""
 
 
 def argmax(rows: Tensor) -> Tensor:
-    """Return the index `[...]` of the largest entry of each row `[..., columns]`; ties go to the lowest index."""
-    if rows.is_cuda or rows.numel() <= FEW_ENTRIES:
+    """Return the index `[...]` of the largest entry of each row `[..., columns]`; ties go to the lowest index.
+
+    On a CPU numpy looks, since torch's own `argmax` is not vectorised there: it takes four to fifteen times as long.
+    """
+    if not rows.is_cpu:
         return rows.argmax(-1)
-    blocks = _blocks(rows, -torch.inf)
-    best = blocks.amax(-1).argmax(-1, keepdim=True)
-    return (best * BLOCK)[..., 0] + _block(blocks, best).argmax(-1)
+    floats = rows.float() if rows.dtype.itemsize < 4 else rows  # numpy knows no bfloat16
+    return torch.as_tensor(floats.numpy().argmax(-1))
 
 
 def draw(weights: Tensor, uniforms: Tensor) -> Tensor:

@@ -137,3 +137,11 @@ def extend_visible(visible: Tensor, origins: Tensor) -> Tensor:
     inherited = visible.gather(1, origins[..., None].expand(-1, -1, visible.shape[2]))
     itself = torch.eye(origins.shape[1], dtype=torch.bool, device=origins.device).expand(len(origins), -1, -1)
     return torch.cat((inherited, itself), 2)
+
+
+def accepted_rows(hidden: HiddenStates, path: list[int]) -> HiddenStates:
+    """The hidden states of an accepted path, which is the tree's first nodes wherever the tree is a chain."""
+    if path[-1] == len(path) - 1 or not hidden:
+        return tuple(layer[:, : len(path)] for layer in hidden)
+    rows = torch.tensor(path, device=hidden[0].device)
+    return tuple(layer.index_select(1, rows) for layer in hidden)

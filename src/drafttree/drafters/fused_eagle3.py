@@ -12,7 +12,8 @@ from drafttree.drafters.eagle3 import Eagle3Backend, Eagle3Head
 from drafttree.models import TreeCache
 from drafttree.models.cuda_graphs import CudaGraphs
 from drafttree.models.fused import STATIC_ROPES
-from drafttree.models.fused_layers import LlamaLayer, PassContext, fuse, rms_norm, rotary_angles
+from drafttree.models.fused_layers import LlamaLayer, PassContext, rms_norm, rotary_angles
+from drafttree.models.fused_linear import fuse
 from drafttree.models.pass_inputs import PassInputs
 from drafttree.models.plain_module import is_plain_module
 from drafttree.models.recorded import RecordedPasses, Recorder

@@ -1,6 +1,6 @@
 """Drafts with a smaller language model."""
 
-from itertools import accumulate, pairwise
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -106,9 +106,11 @@ class LanguageModelSession(PassCounter):
         """(token, origin) of every expanded node, by level, copied to the host in one transfer."""
         if not self._levels:
             return []
-        nodes = torch.cat([torch.cat(level) for level in self._levels], 1).t().tolist()
-        ends = list(accumulate(len(tokens[0]) for tokens, _ in self._levels))
-        return [[(token, origin) for token, origin in nodes[start:end]] for start, end in pairwise((0, *ends))]
+        tokens, origins = zip(*self._levels, strict=True)
+        read = torch.cat((*tokens, *origins), 1)[0].tolist()
+        count = len(read) // 2
+        nodes = iter(zip(read[:count], read[count:], strict=True))
+        return [list(islice(nodes, level.shape[1])) for level, _ in self._levels]
 
     def _clamp_to_vocab(self, tokens: list[int]) -> list[int]:
         """Replace ids beyond the draft model's vocabulary; this stays lossless, since it only changes the drafts."""

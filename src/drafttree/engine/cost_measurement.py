@@ -1,24 +1,15 @@
-"""Measures a `CostCurve`: a second or two of passes and rounds, kept on disk for the next process."""
+"""Measures a `CostCurve`, by a second or two of passes and rounds."""
 
-import hashlib
-import json
-import logging
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Any
 
-import torch
-from torch import nn
-
-from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts, parse_cost_curve
-from drafttree.core.disk_cache import DiskCache
-from drafttree.core.errors import ConfigError
+from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
 from drafttree.drafters.base import Drafter
 from drafttree.engine.metrics import Round
 from drafttree.engine.pass_times import time_passes
-from drafttree.models import Model, TargetModel
+from drafttree.models import Model
 from drafttree.policies import Chain, Template, TreePolicy
 
 Rounds = Callable[[Drafter | None, TreePolicy, list[int], int], Iterator[Round]]
@@ -34,23 +25,6 @@ PASS_SECONDS, ROUND_SECONDS, REPEATS = 0.9, 0.25, 12
 """The time for all passes, for the rounds of each policy, and how often each is measured at most."""
 CHAIN_OF_1, CHAIN_OF_4 = Chain(depth=1), Chain(depth=4)
 PARALLEL_CHAINS = Template(paths=tuple((rank, *[0] * deep) for deep in range(3) for rank in range(WIDE)))
-logger = logging.getLogger("drafttree")
-
-
-def measured_costs(target: Model, drafter: Drafter, rounds: Rounds) -> CostCurve:
-    """The costs of a target and a drafter: those kept on disk, or measured now and kept; arguments as below."""
-    cache, key = DiskCache("costs"), cost_key(target, drafter)
-    if key and (kept := cache.get(key)):
-        try:
-            return parse_cost_curve(kept)
-        except ConfigError:
-            logger.info("the kept costs of %r are of another version; they are measured again", target)
-    started = time.perf_counter()
-    costs = measure_costs(target, drafter, rounds)
-    logger.info("measured the costs of %r and %r in %.1f s", target, drafter, time.perf_counter() - started)
-    if key:
-        cache.put(key, costs.to_json())
-    return costs
 
 
 def measure_costs(target: Model, drafter: Drafter, rounds: Rounds) -> CostCurve:
@@ -110,33 +84,3 @@ def _drafting(turn: Round) -> float:
 
 def _outside(turn: Round) -> float:
     return turn.seconds - turn.draft_seconds - turn.target_seconds
-
-
-def cost_key(target: Model, drafter: Drafter) -> str | None:
-    """What decides the costs, as a text; None where the target is no transformers model and cannot be told apart.
-
-    Shapes and types of weights decide, their values do not.
-    """
-    if not isinstance(target, TargetModel):
-        return None
-    gpu = target.device.type == "cuda"
-    place = torch.cuda.get_device_name(target.device) if gpu else f"{target.device}, {torch.get_num_threads()} threads"
-    return " | ".join((_digest(target), _digest(drafter), place, str(target.dtype), torch.__version__))
-
-
-def _digest(model: Any) -> str:
-    """A digest of the architecture of a target or a drafter."""
-    return hashlib.sha256(json.dumps(_describe(model), default=str).encode()).hexdigest()[:16]
-
-
-def _describe(part: Any, depth: int = 0) -> Any:
-    if isinstance(part, TargetModel):
-        return [type(part.backend).__name__, _describe(part.module)]
-    if isinstance(part, nn.Module):
-        config: Any = getattr(part, "config", None)
-        tensors = [(name, list(tensor.shape), str(tensor.dtype)) for name, tensor in part.state_dict().items()]
-        return [type(part).__name__, config.to_diff_dict() if hasattr(config, "to_diff_dict") else None, tensors]
-    if isinstance(part, bool | int | float | str | torch.dtype) or part is None:
-        return str(part)
-    parts: dict[str, Any] = vars(part) if hasattr(part, "__dict__") and depth < 3 else {}
-    return [type(part).__qualname__, [(name, _describe(each, depth + 1)) for name, each in sorted(parts.items())]]

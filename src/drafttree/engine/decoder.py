@@ -20,12 +20,11 @@ from drafttree.core.cost_curve import CostCurve
 from drafttree.core.errors import ConfigError, InputError
 from drafttree.core.randomness import SeededRandomness, random_seed
 from drafttree.core.tree import DraftTree, Proposal, Verdict
-from drafttree.drafters.base import Drafter, DraftSession, HiddenStates
+from drafttree.drafters.base import Drafter, DraftSession, HiddenStates, accepted_rows
 from drafttree.engine import compatibility
 from drafttree.engine.adaptation import Adaptation
 from drafttree.engine.chat import is_conversation
 from drafttree.engine.child_sampler import ChildSampler
-from drafttree.engine.cost_measurement import measured_costs
 from drafttree.engine.detokenizer import Detokenizer
 from drafttree.engine.draft_logits import AdjustedDraft, Constrain
 from drafttree.engine.generation_options import GenerationOptions, RequestOptions
@@ -139,9 +138,7 @@ class Decoder:
         """
         if self.drafter is None:
             raise ConfigError("without a drafter there are no costs to weigh; name a drafter")
-        if self.adaptation.costs is None:
-            self.adaptation.costs = measured_costs(self.target, self.drafter, self._trial)
-        return self.adaptation.costs
+        return self.adaptation.measured(self.target, self.drafter, self._trial)
 
     def _trial(self, drafter: Drafter | None, policy: TreePolicy, prompt: list[int], length: int) -> Iterator[Round]:
         """Greedy rounds with another drafter and policy."""
@@ -370,7 +367,7 @@ class Decoder:
             drafted = tree.branches[0].tokens
             tokens = [*(drafted[node] for node in path[1:]), bonus]
             if request.draft:
-                request.draft.commit(tokens, tuple(layer[:, path] for layer in hidden))
+                request.draft.commit(tokens, accepted_rows(hidden, path))
                 request.state = request.policy.observe(request.state, RoundOutcome(tree, path))
         with request.clock.text:
             committed = request.commit(tokens, len(path) - 1)

@@ -33,7 +33,9 @@ class Detokenizer:
     """Decodes a growing list of tokens without decoding all of it again.
 
     A token's text can depend on the tokens before it (a leading space) and on those after it (a character of several
-    bytes). So a few earlier tokens are decoded along, and an unfinished character waits.
+    bytes). So a few earlier tokens are decoded along, and an unfinished character waits. Without stop strings tokens
+    wait until their text is asked for: a call of the tokenizer between passes of a model takes ten times as long as one
+    of several in a row.
 
     Args:
         tokenizer: None to give no text at all.
@@ -41,14 +43,13 @@ class Detokenizer:
         stop: strings that end the text; none of them becomes part of it.
 
     Attributes:
-        text: the text so far.
-        origins: per character of the text, the index of the pushed token that completed it.
         shown: how much of the text has been read.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, prompt: Sequence[int], stop: Sequence[str] = ()) -> None:
-        self.text = ""
-        self.origins: list[int] = []
+        self._text = ""
+        self._origins: list[int] = []
+        self._waiting: list[int] = []
         self._pushed = 0
         self._tokenizer = tokenizer
         self._stop = tuple(stop)
@@ -60,17 +61,42 @@ class Detokenizer:
         """Add a token; whether the text now ends with, or ended in, a stop string."""
         if self._tokenizer is None:
             return False
+        if not self._stop:
+            self._waiting.append(token)
+            return False
+        return self._add(token)
+
+    def flush(self) -> None:
+        """Decode the tokens that wait."""
+        for token in self._waiting:
+            self._add(token)
+        self._waiting.clear()
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        self.flush()
+        return self._text
+
+    @property
+    def origins(self) -> list[int]:
+        """Per character of the text, the index of the pushed token that completed it."""
+        self.flush()
+        return self._origins
+
+    def _add(self, token: int) -> bool:
+        """Decode a token; whether a stop string ends the text."""
         self._window.append(token)
         self._pushed += 1
         decoded = self._decode()
         finished = decoded.rstrip(UNFINISHED)
-        checked = len(self.text)
+        checked = len(self._text)
         # The prompt may end in an unfinished character, which this text completes, or in U+FFFD itself, which stays.
         known = len(self._known.rstrip(UNFINISHED))
         while known < len(self._known) and finished.startswith(UNFINISHED, known):
             known += 1
-        self.text += finished[known:]
-        self.origins += [self._pushed - 1] * (len(self.text) - checked)
+        self._text += finished[known:]
+        self._origins += [self._pushed - 1] * (len(self._text) - checked)
         self._known = finished if len(finished) > known else self._known
         if finished == decoded:
             self._window = self._window[-CONTEXT:]
@@ -79,21 +105,22 @@ class Detokenizer:
 
     def read(self, final: bool = False) -> str:
         """The text since the last read that can no longer turn out to be part of a stop string."""
-        end = len(self.text) - (0 if final else self._pending())
-        news, self.shown = self.text[self.shown : end], max(end, self.shown)
+        self.flush()
+        end = len(self._text) - (0 if final else self._pending())
+        news, self.shown = self._text[self.shown : end], max(end, self.shown)
         return news
 
     def _cut(self, checked: int) -> bool:
         """Cut the text at the first stop string that ends after `checked`."""
-        starts = [self.text.find(stop, max(0, checked - len(stop) + 1)) for stop in self._stop]
+        starts = [self._text.find(stop, max(0, checked - len(stop) + 1)) for stop in self._stop]
         found = [start for start in starts if start >= 0]
         if found:
-            self.text = self.text[: min(found)]
+            self._text = self._text[: min(found)]
         return bool(found)
 
     def _pending(self) -> int:
         """Length of the longest end of the text that begins a stop string."""
-        lengths = (n for stop in self._stop for n in range(1, len(stop)) if self.text.endswith(stop[:n]))
+        lengths = (n for stop in self._stop for n in range(1, len(stop)) if self._text.endswith(stop[:n]))
         return max(lengths, default=0)
 
     def _decode(self) -> str:

@@ -105,6 +105,7 @@ class Request:
     def end(self, reason: str) -> None:
         """Note why the text ends, and what the drafter has kept of it."""
         self.finish_reason = reason
+        self.text.flush()
         if self.draft:
             self.metrics.draft_cache_bytes = self.draft.nbytes
         if isinstance(self.draft, MixedSession):

@@ -1,5 +1,7 @@
 """The one clock of a round: metrics and `bench overhead` read what the loop has timed."""
 
+import operator
+
 import torch
 
 from drafttree.core.timing import PassTimer
@@ -28,7 +30,7 @@ class RoundClock:
     def __init__(self, device: torch.device) -> None:
         self.propose, self.masks, self.target = PassTimer(device), PassTimer(device), PassTimer(device)
         self.verify, self.commit, self.text = PassTimer(device), PassTimer(device), PassTimer(device)
-        self._read: dict[str, float] = dict.fromkeys((*PARTS, "draft", "passes"), 0.0)
+        self._read: list[float] = [0.0] * (len(PARTS) + 2)
 
     def round(
         self, committed: int, accepted: int, tree: DraftTree, draft: DraftSession | None, seconds: float
@@ -42,23 +44,23 @@ class RoundClock:
             draft: the drafter's session, which times its own passes.
             seconds: of the whole round.
         """
-        total: dict[str, float] = {part: getattr(self, part).seconds for part in PARTS}
-        total |= {"draft": draft.seconds, "passes": draft.passes} if draft else {"draft": 0.0, "passes": 0}
-        spent = {part: after - self._read[part] for part, after in total.items()}
+        own = [getattr(self, part).seconds for part in PARTS]
+        total = [*own, draft.seconds, draft.passes] if draft else [*own, 0.0, 0]
+        propose, masks, target, verify, commit, text, drafting, passes = map(operator.sub, total, self._read)
         self._read = total
         return Round(
             committed=committed,
             accepted=accepted,
             nodes=tree.branches[0].size,
             levels=tree.levels,
-            draft_passes=int(spent["passes"]),
-            draft_seconds=spent["draft"],
-            growth_seconds=spent["propose"] - spent["draft"],
-            mask_seconds=spent["masks"],
-            target_seconds=spent["target"],
-            verify_seconds=spent["verify"],
-            commit_seconds=spent["commit"],
-            text_seconds=spent["text"],
+            draft_passes=int(passes),
+            draft_seconds=drafting,
+            growth_seconds=propose - drafting,
+            mask_seconds=masks,
+            target_seconds=target,
+            verify_seconds=verify,
+            commit_seconds=commit,
+            text_seconds=text,
             seconds=seconds,
             widths=tree.widths,
             source=tree.source,

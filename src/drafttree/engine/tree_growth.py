@@ -10,6 +10,7 @@ costs one read per level, which trims its padding too.
 """
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -110,7 +111,8 @@ def grow(
     logits, widths = (draft.root(), [1]) if levels > 0 else (root, [])
     source = getattr(draft, "source", 0)
     for depth in range(1, levels + 1):
-        frontier = growth.add_level(logits.log_softmax(-1)[..., :vocab], depth, source)
+        rows = logits.log_softmax(-1)
+        frontier = growth.add_level(rows if vocab == rows.shape[-1] else rows[..., :vocab], depth, source)
         frontier = growth.trimmed(frontier)
         if depth == levels or growth.ends(frontier):
             break
@@ -136,6 +138,7 @@ class _Growth:
         self._policy, self._states, self._sampler, self._trim = policy, states, sampler, trim
         self._tree, self._frontier = TreeBuilder(root), Frontier.at_root(root)
         self._room: int | None = None
+        self._stops = type(policy).stop is not TreePolicy.stop
 
     def add_level(self, rows: Tensor, depth: int, source: int) -> Frontier:
         """Add a level to the trees; the frontier the policy expands next.
@@ -148,12 +151,12 @@ class _Growth:
         layer, tokens, keep, most, room = self._choose(rows, depth, source)
         policy, tree = self._policy, self._tree
         index, padding = self._compact(keep, policy.most_kept(depth) if most is None else most)
-        origins = index // keep.shape[2]
+        origins = index // keep.shape[2] if keep.shape[2] > 1 else index.clone()  # it is handed to the drafter
         # Copied before the policy looks again: one that wrote into the layer could drop nodes that were drawn.
         path_logprobs = _pick(layer.path_logprobs, index, padding)
         scores, labels, expand = layer.scores, policy.label(layer), policy.expand(layer)
         kept = Frontier(
-            nodes=torch.arange(tree.size, tree.size + index.shape[1], device=index.device).expand_as(index),
+            nodes=_numbers(tree.size, tree.size + index.shape[1], index.device).expand_as(index),
             tokens=_pick(tokens, index),
             origins=origins,
             path_logprobs=path_logprobs,
@@ -185,12 +188,13 @@ class _Growth:
             states=self._states,
             source=source,
         )
-        keep = _checked(policy, policy.keep(layer), layer) & layer.possible
+        keep = _checked(policy, policy.keep(layer), layer)
+        keep = keep if keep is layer.possible else keep & layer.possible
         if self._sampler:
             trim = self._trim or (keep.shape[2] > FEW and not policy.fixed_shape)
             return self._sampler.children(layer, keep, rows, frontier.nodes, policy.budget - tree.nodes, trim)
         if not policy.reranks and tree.size + keep.shape[1] * keep.shape[2] > policy.budget:
-            keep = best_mask(layer.scores, keep, policy.budget - tree.nodes)
+            keep = best_mask(layer.scores, keep, policy.budget - (tree.nodes if tree.padded else tree.size))
         return Children(layer, tokens, keep)
 
     def trimmed(self, frontier: Frontier) -> Frontier:
@@ -202,7 +206,9 @@ class _Growth:
         policy, tree = self._policy, self._tree
         if not frontier.nodes.shape[1]:
             return frontier
-        stopped = policy.stop(PartialTree(tree), frontier.path_logprobs.clone())
+        if not (policy.reranks or tree.padded) and tree.size >= policy.budget:
+            return frontier.trim(0)
+        stopped = policy.stop(PartialTree(tree), frontier.path_logprobs.clone()) if self._stops else None
         if stopped is not None:
             frontier = frontier.without(stopped)
         elif self._room is not None:
@@ -241,9 +247,17 @@ class _Growth:
         mask = mask.flatten(1)
         counts = mask.sum(1).tolist() if self._trim else [0, most]
         if min(counts) == mask.shape[1]:
-            return torch.arange(mask.shape[1], device=mask.device).expand_as(mask), None
+            return _numbers(0, mask.shape[1], mask.device).expand_as(mask), None
+        if self._trim and min(counts) == max(counts):
+            return mask.nonzero()[:, 1].view(len(mask), -1), None
         index = mask.logical_not().argsort(dim=1, stable=True)[:, : max(counts)]
         return index, None if min(counts) == max(counts) else ~mask.gather(1, index)
+
+
+@lru_cache(maxsize=256)
+def _numbers(start: int, end: int, device: torch.device) -> Tensor:
+    """Consecutive numbers, not to be written to; made once, since a round needs the same ones as the last."""
+    return torch.arange(start, end, device=device)
 
 
 def _checked(policy: TreePolicy, keep: Any, layer: Layer) -> Tensor:

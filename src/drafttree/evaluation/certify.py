@@ -141,8 +141,8 @@ def certify(
     runners |= {spec: decoder.with_policy(policy) for spec, policy in parse_policies(policies).items()}
     entries = {name: PolicyCertificate(name) for name in runners}
     reference = "transformers generate" if sampling.greedy else "plain decoding"
-    dtype = str(getattr(decoder.target, "dtype", "unknown")).removeprefix("torch.")
-    promised = dtype == "float32" or getattr(decoder.target, "exact_text", False)
+    dtype = getattr(decoder.target, "precision", "unknown")
+    promised = dtype.startswith("float32") or getattr(decoder.target, "exact_text", False)
     certificate = Certificate(reference, dtype, promised, list(entries.values()))
     store = store or RunStore()
     with store.interruptible():

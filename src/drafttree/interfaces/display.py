@@ -178,18 +178,21 @@ def show_law(law: LawBench) -> None:
         cells.append(f"{row.law.decoding / free:.0%}")
         table.add_row(row.policy, *cells)
     console.print(table)
+    for target in law.targets():
+        bound, verdict = "at most" if target.is_upper else "at least", "met" if target.met else "missed"
+        console.print(f"{target.name}: {target.found:.2f}; the target is {bound} {target.bound:.2f}: {verdict}")
 
 
 def show_overhead(results: list[Overhead]) -> None:
     """The time of a round outside the two models, by part."""
-    columns = ["policy", "round", "target", "draft", "outside", "share", *PARTS]
+    columns = ["policy", "round", "target", "draft", "outside", "h", *PARTS]
     table = make_table(*columns, right=len(columns) - 1)
-    table.title = "mean µs per round; outside the two models' passes:"
+    table.title = "mean µs per round; h is 'outside' in plain passes, and its parts follow:"
     for result in results:
         passes = [result.round, result.target, result.draft, result.seconds]
         parts = [getattr(result, part) for part in PARTS]
         cells = [f"{seconds * 1e6:.0f}" for seconds in passes + parts]
-        table.add_row(result.policy, *cells[: len(passes)], f"{result.share:.1%}", *cells[len(passes) :])
+        table.add_row(result.policy, *cells[: len(passes)], f"{result.h:.3f}", *cells[len(passes) :])
     make_console().print(table)
 
 

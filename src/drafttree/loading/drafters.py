@@ -72,7 +72,10 @@ def choose_drafter(target: ModelSource) -> Choice:
 
 
 def find_drafter(
-    source: DrafterSource | None, target: TargetModel, tokenizer: PreTrainedTokenizerBase | None
+    source: DrafterSource | None,
+    target: TargetModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    quantize: str | None = None,
 ) -> Drafter | None:
     """The drafter of a source for a target, in its dtype and on its device; None for plain decoding.
 
@@ -80,12 +83,16 @@ def find_drafter(
         source: as for `drafttree.load`, "auto" excepted.
         target: to draft for.
         tokenizer: the target's.
+        quantize: how, where the drafter is a language model.
 
     Raises:
-        ConfigError: a class that is no drafter, or that does not take these parameters.
+        ConfigError: a class that is no drafter, or that does not take these parameters; or what is to be quantised is
+            no language model.
         ModelError: a model or head that cannot be loaded or does not fit the target.
         TokenizerMismatch: target and drafter do not share a vocabulary.
     """
+
+    models: list[PreTrainedModel] = []
 
     def load_drafter(source: ModelSource) -> Drafter:
         where = source if isinstance(source, PreTrainedModel) else find_folder(source)
@@ -93,11 +100,16 @@ def find_drafter(
             raise ModelError(f"the drafter is {kind}")
         if isinstance(where, Path) and (head := load_head(where, target.module)):
             return head
-        model = load_model(where, target.dtype, target.device)
+        model = load_model(where, target.dtype, target.device, quantize)
+        models.append(model)
         check_tokenizers(tokenizer, tokenizer_beside(where))
         return LanguageModelDrafter(TargetModel(model, select_backend))
 
-    return make_drafter(source, target, tokenizer, load_drafter)
+    found = make_drafter(source, target, tokenizer, load_drafter)
+    if quantize and not models:
+        name = source if isinstance(source, str | Path | None) else type(source).__name__
+        raise ConfigError(f"quantize_drafter={quantize!r} is for a language model that drafts, not {str(name)!r}")
+    return found
 
 
 def make_drafter(

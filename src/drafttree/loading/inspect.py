@@ -21,6 +21,7 @@ from drafttree.drafters.formats import (
 from drafttree.drafters.formats.checkpoints import OBJECT, entry
 from drafttree.loading.drafter_methods import head_formats
 from drafttree.loading.pretrained import check_layer_counts, class_of, find_folder
+from drafttree.models.int8_linear import quantization_method
 
 UNKNOWN = "not said"
 
@@ -84,6 +85,7 @@ def _language_model(folder: Path, config: Mapping[str, Any], tensors: Mapping[st
     details = {
         "architecture": config["model_type"],
         **{name.replace("_", " "): text.get(name, UNKNOWN) for name in names},
+        **({"quantised": method} if (method := quantization_method(config.get("quantization_config"))) else {}),
     }
     return fits, details, _weight_problems(folder, tensors)
 

@@ -13,6 +13,7 @@ from drafttree.engine.generation_options import model_defaults, show_options
 from drafttree.loading.drafters import DrafterSource, check_drafter_exists, choose_drafter, find_drafter
 from drafttree.loading.placement import find_placement
 from drafttree.loading.pretrained import ModelSource, eos_ids, find_model, load_model, load_tokenizer
+from drafttree.loading.quantization import check_quantization
 from drafttree.loading.specs import DEFAULT_POLICY, PolicyLike, VerifierLike, find_verifier, make_policy
 from drafttree.models import TargetModel, select_backend, select_exact_text
 
@@ -29,6 +30,8 @@ def load(
     device: str = "auto",
     tokenizer: PreTrainedTokenizerBase | None = None,
     exact_text: bool = False,
+    quantize: str | None = None,
+    quantize_drafter: str | None = None,
 ) -> Decoder:
     """A decoder from names, paths or loaded models.
 
@@ -46,11 +49,17 @@ def load(
             verifiers of your own are named by the dotted names of their classes or by entry points (see
             `drafttree.loading.methods`).
         dtype: "float32", "bfloat16", "float16", or "auto": bfloat16 where the device multiplies it fast, else float32.
+            On a CPU that has bfloat16 it is the one in which products of the model's shapes take less time, which is
+            measured once a machine and kept in the user's cache folder; the logger "drafttree" says which.
         device: "cpu", "cuda", ... or "auto": cuda where there is one.
         tokenizer: the target's; by default the one in its folder.
         exact_text: make the text of every policy and drafter that of plain decoding token for token, in every dtype.
             Without it that holds in float32, and below it up to ties: logits so close that rounding decides. Costs
             time (see docs/performance.md); whether it holds on the device is tried at load.
+        quantize: "int8" rounds the weights of the target's linear layers to eight bits, those of its head excepted.
+            That is another model, whose text is its own: plain decoding and transformers' `generate` on
+            `decoder.target.module` write it too. It takes less memory; docs/performance.md says where it is faster.
+        quantize_drafter: the same for a language model that drafts; the text stays the target's.
 
     The options that the target's generation config sets are the decoder's `defaults`, as for transformers' `generate`:
     a model that asks for sampling samples, unless a call gives `temperature=0`. The logger "drafttree" says which.
@@ -59,9 +68,10 @@ def load(
     `decoder.target.release()`.
 
     Raises:
-        ConfigError: a policy, verifier, parameter, dtype or device that does not exist.
-        ModelError: a model or head that cannot be loaded, does not fit the target, or cannot be verified in a tree; or
-            `exact_text` cannot hold for the target on its device.
+        ConfigError: a policy, verifier, parameter, dtype, device or quantisation that does not exist, or a loaded model
+            to be quantised.
+        ModelError: a model or head that cannot be loaded or quantised, does not fit the target, or cannot be verified
+            in a tree; or `exact_text` cannot hold for the target on its device.
         TokenizerMismatch: target and drafter do not share a vocabulary.
     """
     if not isinstance(exact_text, bool):
@@ -70,17 +80,19 @@ def load(
     if chosen_verifier:
         compatibility.check(chosen_policy, chosen_verifier)
     target = find_model(target)
-    on, kind = find_placement(target, dtype, device)
+    check_quantization("quantize", quantize, target)
+    check_quantization("quantize_drafter", quantize_drafter, drafter)
+    on, kind = find_placement(target, dtype, device, quantize)
     if isinstance(drafter, str) and drafter == "auto":
         drafter, reason = choose_drafter(target)
         logger.log(logging.WARNING if drafter in LOOKUPS else logging.INFO, "drafter: %s (%s)", drafter, reason)
     check_drafter_exists(drafter)
-    model = load_model(target, kind, on)
+    model = load_model(target, kind, on, quantize)
     tokenizer = tokenizer or load_tokenizer(target)
     eos = eos_ids(model, tokenizer)
     wrapped = TargetModel(model, select_exact_text if exact_text else select_backend)
     try:
-        drafting = find_drafter(drafter, wrapped, tokenizer)
+        drafting = find_drafter(drafter, wrapped, tokenizer, quantize_drafter)
     except DraftTreeError:
         wrapped.release()
         raise

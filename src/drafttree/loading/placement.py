@@ -1,24 +1,38 @@
 """Devices and dtypes by name."""
 
+import logging
+from contextlib import suppress
+from pathlib import Path
+
 import torch
 from transformers import PreTrainedModel
 
 from drafttree.core.errors import ConfigError, unknown
-from drafttree.loading.pretrained import ModelSource
+from drafttree.loading.dtype_choice import measured_times
+from drafttree.loading.pretrained import ModelSource, linear_shapes
 from drafttree.models import input_device
+from drafttree.models.fused_linear import multiplies_bfloat16_fast
+
+logger = logging.getLogger("drafttree")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def find_placement(target: ModelSource, dtype: str | torch.dtype, device: str) -> tuple[torch.device, torch.dtype]:
+def find_placement(
+    target: ModelSource, dtype: str | torch.dtype, device: str, quantize: str | None = None
+) -> tuple[torch.device, torch.dtype]:
     """The device and dtype to load with, which are a loaded target's own.
+
+    With int8 weights "auto" is bfloat16, in which torch multiplies them as they are.
 
     Raises:
         ConfigError: there are none of that name, or a loaded target has others.
     """
     if not isinstance(target, PreTrainedModel):
         on = find_device(device)
-        return on, find_dtype(dtype, on)
+        if dtype == "auto" and quantize:
+            return on, torch.bfloat16
+        return on, _faster_dtype(target, on) if dtype == "auto" else find_dtype(dtype, on)
     on = input_device(target)
     if device != "auto" and find_device(device).type != on.type:
         raise ConfigError(f"the target is on {on}, not on {device!r}; move it there, or leave out device")
@@ -51,11 +65,23 @@ def find_dtype(name: str | torch.dtype, device: torch.device) -> torch.dtype:
         ConfigError: there is no such dtype, or the device cannot compute in it.
     """
     if name == "auto":
-        fast = device.type != "cpu" or torch.cpu._is_amx_tile_supported()
-        return torch.bfloat16 if fast else torch.float32
+        return torch.bfloat16 if multiplies_bfloat16_fast(device) else torch.float32
     name = next((known for known, dtype in DTYPES.items() if dtype is name), name)
     if not isinstance(name, str) or name not in DTYPES:
         raise unknown("dtype", name, [*DTYPES, "auto"])
     if device.type == "cuda" and name == "bfloat16" and not torch.cuda.is_bf16_supported():
         raise ConfigError(f"{torch.cuda.get_device_name(device)} has no bfloat16; use float16")
     return DTYPES[name]
+
+
+def _faster_dtype(target: str | Path, device: torch.device) -> torch.dtype:
+    """What "auto" stands for: `find_dtype`'s, and on a CPU that has bfloat16 the dtype that multiplies faster."""
+    found = find_dtype("auto", device)
+    if device.type != "cpu" or found == torch.float32:
+        return found
+    with suppress(Exception):  # a model that cannot be read is refused when it is loaded
+        times = measured_times(linear_shapes(target))
+        found = DTYPES[min(times, key=times.__getitem__)]
+        told = ", ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in times.items())
+        logger.info("dtype: %s (its products take %s)", str(found).removeprefix("torch."), told)
+    return found

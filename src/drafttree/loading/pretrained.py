@@ -31,6 +31,7 @@ from drafttree.drafters.formats import INDICES, LANGUAGE_MODEL, UnsupportedDraft
 from drafttree.engine.generation_options import is_token_ids
 from drafttree.loading import zoo
 from drafttree.loading.drafter_methods import head_formats
+from drafttree.loading.quantization import apply_quantization, check_unquantized
 from drafttree.models import lay_out_for_cpu
 
 LAYER_COUNT = re.compile("(n|num)_((hidden|encoder|decoder)_)?layers?|(encoder|decoder)_layers")
@@ -75,13 +76,15 @@ def find_model(source: Any) -> ModelSource:
     raise ConfigError(f"the target is of type {kind}; give an embedded name, a folder, a hub name or a loaded model")
 
 
-def load_model(source: ModelSource, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+def load_model(
+    source: ModelSource, dtype: torch.dtype, device: torch.device, quantize: str | None = None
+) -> PreTrainedModel:
     """A transformers model from an embedded name, a folder or a hub name; a loaded model passes as it is.
 
     A model of images and text is loaded whole, to be used on text alone.
 
     Raises:
-        ModelError: there is none, or its weights are missing, truncated or of another shape.
+        ModelError: there is none, its weights are missing, truncated or of another shape, or they cannot be quantised.
     """
     if isinstance(source, PreTrainedModel):
         return source.eval()
@@ -89,11 +92,14 @@ def load_model(source: ModelSource, dtype: torch.dtype, device: torch.device) ->
     _refuse_head(source, Path(path))
     _check_index(Path(path))
     try:
-        check_layer_counts(PreTrainedConfig.get_config_dict(path)[0])
+        settings = PreTrainedConfig.get_config_dict(path)[0]
+        check_layer_counts(settings)
+        if quantize:
+            check_unquantized(source, settings)
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
         model_class: Any = _check_kind(source, config)
-        if (settings := Path(path) / "generation_config.json").is_file():
-            _check_settings(settings)
+        if (options := Path(path) / "generation_config.json").is_file():
+            _check_settings(options)
         with _quiet():
             loaded: Any = model_class.from_pretrained(
                 path, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **_attention(config)
@@ -111,10 +117,26 @@ def load_model(source: ModelSource, dtype: torch.dtype, device: torch.device) ->
     model, info = loaded
     _check_weights(source, info)
     model = model.to(device).eval()
+    if quantize:
+        apply_quantization(model, quantize, source)
     if device.type == "cpu" and dtype == torch.float32:
         lay_out_for_cpu(model)
         model.register_state_dict_post_hook(_make_contiguous)
     return model
+
+
+def linear_shapes(source: str | Path) -> list[tuple[int, int]]:
+    """`(out, in)` of all linear layers of a model by its name or path, from its config alone.
+
+    Raises:
+        ModelError: there is none, or it is not a decoder-only language model.
+    """
+    path = _resolve(source)
+    check_layer_counts(PreTrainedConfig.get_config_dict(path)[0])
+    config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    with torch.device("meta"):
+        model = _check_kind(source, config)(config)
+    return [(layer.out_features, layer.in_features) for layer in model.modules() if isinstance(layer, nn.Linear)]
 
 
 def class_of(config: PreTrainedConfig) -> type[PreTrainedModel] | None:

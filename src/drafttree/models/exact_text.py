@@ -23,11 +23,15 @@ class ExactTextBackend:
         inner: runs the passes.
         least: rows of a pass at least; smaller ones are padded.
         most: rows of a pass at most; larger ones are split. None for no limit.
+
+    Attributes:
+        packed_nbytes: memory of packed copies of its weights, beside the weights themselves.
     """
 
     def __init__(self, inner: Backend, least: int, most: int | None) -> None:
         self.device = inner.device
         self._inner = inner
+        self.packed_nbytes: int = getattr(inner, "packed_nbytes", 0)
         self._least, self._most = least, most
 
     def new_cache(self, batch: int, capacity: int) -> TreeCache:

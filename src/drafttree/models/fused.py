@@ -19,10 +19,10 @@ from drafttree.models.fused_layers import (
     LlamaLayer,
     NeoXLayer,
     PassContext,
-    fuse,
     rms_norm,
     rotary_angles,
 )
+from drafttree.models.fused_linear import FusedProduct, fuse
 from drafttree.models.kv_cache import TreeCache
 from drafttree.models.long_rope import ropes
 from drafttree.models.pass_inputs import PassInputs
@@ -44,6 +44,7 @@ class FusedBackend:
         layout: of the KV cache.
         spans: how far back layers attend.
         empty: an empty tensor of the model's dtype, on its device.
+        packed_nbytes: memory of packed copies of its weights, beside the weights themselves.
     """
 
     def __init__(self, module: PreTrainedModel, uniform: bool = False) -> None:
@@ -63,6 +64,8 @@ class FusedBackend:
         self.spans = tuple({kind.span for kind in self._kinds})
         self._embedding_scale: float = getattr(config, "embedding_multiplier", 1.0)
         self._logits_divisor: float = getattr(config, "logits_scaling", 1.0)
+        parts = [part for owner in (self, *self.layers) for part in vars(owner).values()]
+        self.packed_nbytes = sum(part.packed_nbytes for part in parts if isinstance(part, FusedProduct))
 
     def new_cache(self, batch: int, capacity: int) -> TreeCache:
         return TreeCache(self.layout, batch, capacity)

@@ -1,4 +1,4 @@
-"""Decoder layers of the Llama and GPT-NeoX kinds, and the linear layers and norms in them, in few operations.
+"""Decoder layers of the Llama and GPT-NeoX kinds, and the norms in them, in few operations.
 
 They run on the weights of the modules they stand in for.
 """
@@ -10,101 +10,11 @@ from typing import Any, NamedTuple, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import PreTrainedConfig
 
 from drafttree.models.exact_attention import QueryBlock, attend_exactly
-from drafttree.models.fingerprint import samples, version
+from drafttree.models.fused_linear import FusedProduct, fuse
 from drafttree.models.span import EVERYTHING, Span, span_of
-
-PACKED_FROM = 1 << 19
-"""Elements of a weight from which a packed copy pays on a CPU."""
-PACKED_FOR = 8
-"""Rows the packed copy is laid out for."""
-
-_packed_copies = WeakTensorKeyDictionary()
-
-
-class FusedLinear:
-    """One or several linear layers of one input as one product, by the faster of two libraries.
-
-    On a CPU MKL reads a float32 weight as it is, which is best for one row; for several it packs the weight anew in
-    every call, which costs two to three passes over one row. oneDNN keeps a packed copy of large weights instead: twice
-    the memory of those, and several rows cost little more than one. The copy does not follow changes of the weight.
-
-    Args:
-        weight: `[out, in]`.
-        bias: `[out]`.
-        uniform: use one library for any number of rows, so a row's product does not depend on their number.
-
-    Attributes:
-        width: of the product.
-    """
-
-    def __init__(self, weight: Tensor, bias: Tensor | None, uniform: bool = False) -> None:
-        self._weight, self._bias = weight.t(), bias
-        self.width = len(weight)
-        in_memory = weight.dtype == torch.float32 and weight.device.type == "cpu"
-        packable = in_memory and torch.backends.mkldnn.is_available()
-        self._packed = _pack(weight) if packable and (uniform or weight.numel() >= PACKED_FROM) else None
-        self._packed_rows = 1 if uniform else 2
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """`[rows, in]` to `[rows, out]`."""
-        if self._packed is not None and len(x) >= self._packed_rows:
-            return torch.ops.mkldnn._linear_pointwise(x.contiguous(), self._packed, self._bias, "none", [], "")
-        return torch.mm(x, self._weight) if self._bias is None else torch.addmm(self._bias, x, self._weight)
-
-    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """The product of `x` added to a residual `[rows, out]`."""
-        if self._packed is not None and len(x) >= self._packed_rows:
-            return self(x).add_(residual)
-        out = torch.addmm(residual, x, self._weight)
-        return out if self._bias is None else out.add_(self._bias)
-
-
-def fuse(*layers: Any, uniform: bool = False) -> FusedLinear:
-    """Linear layers of one input as one product; their own weights become views of the fused one."""
-    weight = _join([layer.weight for layer in layers])
-    bias = _join([layer.bias for layer in layers]) if layers[0].bias is not None else None
-    return FusedLinear(weight, bias, uniform)
-
-
-def _pack(weight: Tensor) -> Tensor:
-    """oneDNN's copy of a weight, made once for as long as the weight is unchanged, for a target and its head alike."""
-    stamp = (weight.data_ptr(), version(weight), torch.cat(samples(weight)).tolist())
-    if weight not in _packed_copies or _packed_copies[weight][0] != stamp:
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_FOR)
-        _packed_copies[weight] = stamp, packed
-    return _packed_copies[weight][1]
-
-
-def _join(parts: list[Tensor]) -> Tensor:
-    """Parameters stacked along their first dimension, in the memory order they have.
-
-    Parameters that were joined before are not copied again: several backends may share a module.
-    """
-    if len(parts) == 1:
-        return parts[0]
-    if _are_joined(parts):
-        return parts[0].data.as_strided((sum(map(len, parts)), *parts[0].shape[1:]), parts[0].stride())
-    input_major = parts[0].ndim == 2 and not parts[0].is_contiguous()
-    with torch.inference_mode(parts[0].is_inference()):  # parameters made in that mode stay usable only in it
-        columns = [part.data.t() if input_major else part.data for part in parts]
-        whole = torch.cat(columns, 1).t() if input_major else torch.cat(columns)
-        for part, own in zip(parts, whole.split([len(part) for part in parts]), strict=True):
-            part.data = own
-    return whole
-
-
-def _are_joined(parts: list[Tensor]) -> bool:
-    """Whether parameters are consecutive rows of one tensor."""
-    first, row = parts[0], parts[0].data_ptr()
-    for part in parts:
-        if (part.data_ptr(), part.stride()) != (row, first.stride()):
-            return False
-        row += len(part) * first.stride(0) * first.element_size()
-    return len({part.untyped_storage().data_ptr() for part in parts}) == 1
 
 
 def rms_norm(norm: Any) -> Callable[[Tensor], Tensor]:
@@ -271,7 +181,7 @@ class LlamaLayer:
         gate, up = self._gate_up(self._norms.before_mlp(x)).chunk(2, -1)
         return self._add(x, self._down, self._activation(gate).mul_(up), self._norms.after_mlp)
 
-    def _add(self, x: Tensor, projection: FusedLinear, out: Tensor, norm: Callable[[Tensor], Tensor] | None) -> Tensor:
+    def _add(self, x: Tensor, projection: FusedProduct, out: Tensor, norm: Callable[[Tensor], Tensor] | None) -> Tensor:
         """The residual stream after an output was projected and normed."""
         if norm is None and self._multiplier == 1:
             return projection.add_to(x, out)

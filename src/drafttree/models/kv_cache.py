@@ -88,7 +88,7 @@ class TreeCache(Cache):
         """
         count = len(rows)
         if self._buffers and list(rows) != list(range(count)):
-            index = torch.tensor(rows, device=self._buffers[0].device) + self.length
+            index = torch.tensor([self.length + row for row in rows], device=self._buffers[0].device)
             for buffer in self._buffers:
                 buffer[..., self.length : self.length + count, :] = buffer.index_select(-2, index)
         for states in self.recurrent.values():

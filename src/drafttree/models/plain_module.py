@@ -7,7 +7,13 @@ from torch.nn.modules import module as global_hooks
 
 from drafttree.models.fingerprint import is_plain, own_hooks
 
-CLASSES = ("torch.nn.modules.", "transformers.models.", "transformers.activations", "drafttree.drafters.")
+CLASSES = (
+    "torch.nn.modules.",
+    "transformers.models.",
+    "transformers.activations",
+    "drafttree.drafters.",
+    "drafttree.models.int8_linear",
+)
 """Packages whose module classes count as plain: not peft, bitsandbytes, torch's parametrizations ..."""
 INERT_HOOKS = "transformers.utils.output_capturing"
 """transformers leaves hooks behind that do nothing outside of a call with `output_hidden_states`."""

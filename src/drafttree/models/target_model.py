@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from drafttree.models.base import Backend, Output
 from drafttree.models.exact_text import ExactTextBackend
+from drafttree.models.int8_linear import quantization
 from drafttree.models.kv_cache import TreeCache
 from drafttree.models.long_rope import context_limit, rope_switch
 from drafttree.models.module_backend import ModuleBackend, restore_attention
@@ -28,7 +29,8 @@ class TargetModel:
             module's own logits, the default runs the module unchecked.
 
     Attributes:
-        dtype: of its weights.
+        dtype: of its weights, but those that are quantised.
+        quantization: how they are, None if none is.
 
     Raises:
         ModelError: the model has layers that cannot be verified in a tree; the message names their kind.
@@ -40,13 +42,25 @@ class TargetModel:
         self._describe()
 
     def __repr__(self) -> str:
-        parts = [type(self.module).__name__, f"{self.nbytes / 1e6:.1f} MB", str(self.dtype).removeprefix("torch.")]
-        return f"TargetModel({', '.join([*parts, str(self.device), type(self.backend).__name__])})"
+        packed = f" + {self.packed_nbytes / 1e6:.1f} MB packed" if self.packed_nbytes else ""
+        parts = [f"{self.nbytes / 1e6:.1f} MB{packed}", self.precision, str(self.device)]
+        return f"TargetModel({', '.join([type(self.module).__name__, *parts, type(self.backend).__name__])})"
 
     @property
     def backend(self) -> Backend:
         """The backend that runs the passes at present."""
         return self._selected.backend
+
+    @property
+    def precision(self) -> str:
+        """The dtype it computes in, and how its weights are quantised if they are."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{dtype} with {self.quantization} weights" if self.quantization else dtype
+
+    @property
+    def packed_nbytes(self) -> int:
+        """Memory of packed copies that the backend keeps beside the module's weights."""
+        return getattr(self.backend, "packed_nbytes", 0)
 
     @property
     def exact_text(self) -> bool:
@@ -89,4 +103,5 @@ class TargetModel:
         self.rope_switch = rope_switch(module)
         self.device = input_device(module)
         self.dtype = module.dtype
+        self.quantization = quantization(module)
         self.nbytes = sum(parameter.nbytes for parameter in module.parameters())

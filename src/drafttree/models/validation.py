@@ -13,6 +13,7 @@ from drafttree.models.cuda_graphs import CudaGraphs
 from drafttree.models.exact_text import ExactTextBackend
 from drafttree.models.fused import FusedBackend, is_supported
 from drafttree.models.incompatibility import takes_mask
+from drafttree.models.int8_linear import Int8Linear
 from drafttree.models.long_rope import context_limit
 from drafttree.models.module_backend import ModuleBackend, restore_attention
 from drafttree.models.module_checks import check_module, logits_width
@@ -148,7 +149,7 @@ def _verify(module: PreTrainedModel) -> tuple[ModuleBackend, Reference]:
         backend = ModuleBackend(module)
         restore_attention(module)
         own = [(probe, own_logits(module, probe)) for probe in make_probes(module)]
-    except (RuntimeError, TypeError, ValueError) as error:
+    except (RuntimeError, TypeError, ValueError, AttributeError) as error:
         reason = str(error).partition("\n")[0]
         raise ModelError(f"{type(module).__name__} cannot compute its own logits ({reason}); load it anew") from error
     if not all(logits.isfinite().all() for _, logits in own):
@@ -215,6 +216,6 @@ def _extra_rounding(module: PreTrainedModel) -> Iterator[None]:
 
     with ExitStack() as undo:
         for layer in module.modules():
-            if isinstance(layer, nn.Linear):
+            if isinstance(layer, nn.Linear | Int8Linear):
                 undo.callback(layer.register_forward_pre_hook(change).remove)
         yield

@@ -6,13 +6,13 @@ from drafttree.core.lazy import Tensor, torch
 from drafttree.core.tree import Layer, Proposal
 from drafttree.policies.auto_sampled import AutoSampled
 from drafttree.policies.auto_state import AutoState
-from drafttree.policies.base import TreePolicy, best_mask
+from drafttree.policies.base import TreePolicy, best_mask, by_sequence
 from drafttree.policies.calibration import next_level
 from drafttree.policies.cost_aware import CostAware
 from drafttree.policies.tree_value import best_size, best_width
 
-LEAST_LOGPROB = math.log(0.002)
-"""Log-probability of acceptance below which a node is never kept, however cheap it is."""
+LEAST_CHANCE = 0.005
+"""Probability of acceptance below which a node is never kept, however cheap it is."""
 
 
 class Auto(CostAware):
@@ -40,35 +40,41 @@ class Auto(CostAware):
             state.calibration(layer.source).log_acceptance(logprobs, layer.depth)
             for state, logprobs in zip(layer.states, layer.logprobs, strict=True)
         ]
-        scores = layer.parent_scores[..., None] + torch.stack(own)
-        return scores.masked_fill(~layer.possible, -torch.inf)
+        return layer.parent_scores[..., None] + (torch.stack(own) if len(own) > 1 else own[0])
 
     def keep(self, layer: Layer) -> Tensor:
-        return layer.scores >= LEAST_LOGPROB
+        """The candidates that could be worth their share of the cheapest target pass."""
+        return layer.scores >= by_sequence(layer, [math.log(self._least(state)) for state in layer.states])
 
     def expand(self, layer: Layer) -> Tensor:
         """The most probable kept candidates, as many as are worth their draft pass."""
-        earlier, kept = layer.tree.scores[:, 1:].tolist(), layer.scores.flatten(1).tolist()
+        earlier, kept = layer.tree.scores.tolist(), layer.scores.flatten(1).tolist()
         widths = [self._width(layer, *each) for each in zip(layer.states, kept, earlier, strict=True)]
         # Many scores are equal, being rates of cells, so a score to expand from would not bound the width.
-        return best_mask(layer.scores, self.keep(layer), torch.tensor(widths, device=layer.scores.device)[:, None])
+        count = widths[0] if len(widths) == 1 else by_sequence(layer, widths)[..., 0]
+        return best_mask(layer.scores, self.keep(layer), count)
 
     def _width(self, layer: Layer, state: AutoState, kept: list[float], earlier: list[float]) -> int:
         """How many candidates of one tree are expanded."""
-        best = sorted((score for score in kept if score >= LEAST_LOGPROB), reverse=True)[: self.budget - 1]
+        least = math.log(self._least(state))
+        best = sorted((score for score in kept if score >= least), reverse=True)[: self.budget - 1]
         leaves = list(map(math.exp, best))
         return best_width(
             leaves,
-            [*map(math.exp, earlier), *leaves],
+            [*map(math.exp, earlier[1:]), *leaves],
             next_level(state.calibration(layer.source).children, layer.depth),
             state.costs.target.up_to(self.budget),
             state.draft_costs(layer.source).later,
             state.rate,
         )
 
+    def _least(self, state: AutoState) -> float:
+        return max(LEAST_CHANCE, state.rate * state.costs.target.cheapest_node(self.budget))
+
     def sizes(self, scores: Tensor, states: Sequence[AutoState]) -> list[int]:
-        chances = scores[:, 1:].exp().sort(descending=True).values.tolist()
         return [
-            best_size(own, state.costs.target.up_to(self.budget), state.rate)[0]
-            for own, state in zip(chances, states, strict=True)
+            best_size(sorted(map(math.exp, own[1:]), reverse=True), state.costs.target.up_to(self.budget), state.rate)[
+                0
+            ]
+            for own, state in zip(scores.tolist(), states, strict=True)
         ]

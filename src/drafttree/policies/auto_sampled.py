@@ -4,7 +4,8 @@ from typing import ClassVar
 from drafttree.core.lazy import Tensor, torch
 from drafttree.core.tree import Layer
 from drafttree.policies.auto_state import AutoState
-from drafttree.policies.calibration import slot_rates
+from drafttree.policies.base import by_sequence
+from drafttree.policies.calibration import place_rates
 from drafttree.policies.cost_aware import CostAware
 from drafttree.policies.tree_value import best_limits
 
@@ -29,12 +30,12 @@ class AutoSampled(CostAware):
     def score(self, layer: Layer) -> Tensor:
         """The log-probability that a child of this place and all nodes above it are accepted."""
         width = layer.logprobs.shape[-1]
-        rates = [slot_rates(state.calibration(layer.source).slots, layer.depth, width) for state in layer.states]
+        rates = [place_rates(state.calibration(layer.source).places, layer.depth, width) for state in layer.states]
         return layer.parent_scores[..., None] + layer.parent_scores.new_tensor(rates).log()[:, None]
 
     def keep(self, layer: Layer) -> Tensor:
         floors = [self._limits(layer, state)[1] for state in layer.states]
-        return layer.scores >= layer.scores.new_tensor(floors)[:, None, None]
+        return layer.scores >= by_sequence(layer, floors)
 
     def expand(self, layer: Layer) -> Tensor:
         deeper = [layer.depth < self._limits(layer, state)[0] for state in layer.states]
@@ -44,7 +45,7 @@ class AutoSampled(CostAware):
     def _limits(self, layer: Layer, state: AutoState) -> tuple[int, float]:
         """The levels to draft, and the score from which children are drawn."""
         levels, chance = best_limits(
-            tuple(map(tuple, state.calibration(layer.source).slots)),
+            tuple(map(tuple, state.calibration(layer.source).places)),
             self.candidates(1),
             self.depth,
             self.budget,

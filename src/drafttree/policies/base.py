@@ -174,6 +174,16 @@ class TreePolicy(BaseModel):
         return state
 
 
+def by_sequence(layer: Layer, values: Sequence[float]) -> float | Tensor:
+    """A number per sequence to compare a layer with: `[batch, 1, 1]`, or the number itself for one sequence.
+
+    Filling a tensor does not wait for the device, copying one to it does.
+    """
+    if len(values) == 1:
+        return values[0]
+    return torch.cat([layer.logprobs.new_full((1, 1, 1), value) for value in values])
+
+
 def best_mask(scores: Tensor, among: Tensor, count: int | Tensor) -> Tensor:
     """The `count` highest scores among `among` as a mask of the same shape, ties to the lower index.
 
@@ -184,8 +194,11 @@ def best_mask(scores: Tensor, among: Tensor, count: int | Tensor) -> Tensor:
     """
     flat = scores.masked_fill(~among, -torch.inf).flatten(1)
     order = flat.argsort(dim=1, descending=True, stable=True)
-    within = torch.arange(flat.shape[1], device=flat.device).expand_as(flat) < count
-    chosen = torch.zeros_like(within).scatter_(1, order, within)
+    if isinstance(count, int):
+        chosen = torch.zeros_like(flat, dtype=torch.bool).scatter_(1, order[:, :count], True)
+    else:
+        within = torch.arange(flat.shape[1], device=flat.device).expand_as(flat) < count
+        chosen = torch.zeros_like(within).scatter_(1, order, within)
     return chosen.view_as(scores) & among
 
 

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from drafttree.core.lazy import Tensor, torch
 from drafttree.core.tree import Layer
-from drafttree.policies.base import RoundOutcome, TextContext, TreePolicy
+from drafttree.policies.base import RoundOutcome, TextContext, TreePolicy, by_sequence
 
 
 class DynaTree(TreePolicy):
@@ -64,7 +64,7 @@ class DynaTree(TreePolicy):
             return (layer.rank < 1).expand_as(layer.logprobs)
         if not self.breadth:
             return (layer.rank < self.mid_breadth).expand_as(layer.logprobs)
-        high = _column(layer, [state.high for state in layer.states])
+        high = by_sequence(layer, [state.high for state in layer.states])
         breadth = torch.full_like(layer.confidence, self.mid_breadth)
         breadth = breadth.masked_fill(layer.confidence < self.low, self.max_breadth)
         breadth = breadth.masked_fill(layer.confidence >= high, self.min_breadth)
@@ -77,7 +77,9 @@ class DynaTree(TreePolicy):
         if not any(deep):
             return probable
         deep_above = _log(self.deep_above) if self.depth else math.inf
-        return probable & (layer.path_logprobs > _column(layer, [deep_above if each else -math.inf for each in deep]))
+        return probable & (
+            layer.path_logprobs > by_sequence(layer, [deep_above if each else -math.inf for each in deep])
+        )
 
     def observe(self, state: "DynaTreeState", outcome: RoundOutcome) -> "DynaTreeState":
         if not self.history or not outcome.levels:
@@ -104,16 +106,6 @@ class DynaTreeState:
     base_depth: float
     high: float
     shares: tuple[float, ...] = ()
-
-
-def _column(layer: Layer, values: list[float]) -> float | Tensor:
-    """A number per sequence to compare a layer with: `[batch, 1, 1]`, or the number itself for one sequence.
-
-    Filling a tensor does not wait for the device, copying one to it does.
-    """
-    if len(values) == 1:
-        return values[0]
-    return torch.cat([layer.logprobs.new_full((1, 1, 1), value) for value in values])
 
 
 def _log(probability: float) -> float:

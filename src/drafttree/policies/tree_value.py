@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from drafttree.core.cost_curve import Costs
-from drafttree.policies.calibration import slot_rates
+from drafttree.policies.calibration import place_rates
 
 
 def best_size(chances: Sequence[float], costs: Sequence[float], rate: float) -> tuple[int, float]:
@@ -50,11 +50,12 @@ def best_width(
         draft: of a draft pass by its width.
         rate: tokens per unit of cost.
     """
-    _, best = best_size(sorted(chances, reverse=True), costs, rate)
+    known = sorted(chances, reverse=True)
+    _, best = best_size(known, costs, rate)
     found = 0
     for width in _widths(len(leaves)):
         expected = [leaf * child for leaf in leaves[:width] for child in children]
-        _, value = best_size(sorted([*chances, *expected], reverse=True), costs, rate)
+        _, value = best_size(sorted([*known, *expected], reverse=True), costs, rate)
         value -= rate * draft.at(width)
         if value > best:
             found, best = width, value
@@ -70,7 +71,7 @@ def _widths(most: int) -> list[int]:
 
 @lru_cache(maxsize=64)
 def best_limits(
-    slots: tuple[tuple[float, ...], ...],
+    places: tuple[tuple[float, ...], ...],
     children: int,
     depth: int,
     budget: int,
@@ -83,7 +84,7 @@ def best_limits(
     Its first level is always drafted, with one node at least, since its draft pass has been made.
 
     Args:
-        slots: by level and class of place, how often the child in that place is accepted if its parent is.
+        places: by level and class of place, how often the child in that place is accepted if its parent is.
         children: of a node at most.
         depth: levels at most.
         budget: nodes at most, root included.
@@ -94,7 +95,7 @@ def best_limits(
     level, chances, spent = [1.0], list[float](), 0.0
     found, best = (1, 1.0), -math.inf
     for number in range(1, depth + 1):
-        rates = slot_rates(slots, number, children)
+        rates = place_rates(places, number, children)
         level = sorted((chance * each for chance in level for each in rates), reverse=True)[: budget - 1]
         chances = sorted([*chances, *level], reverse=True)
         size, value = best_size(chances, target.up_to(budget), rate)

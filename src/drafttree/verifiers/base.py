@@ -154,7 +154,7 @@ class SamplingVerifier(Verifier):
             self.judge(TreeView(tree, index, rows, self.sampling, own))
             for index, (rows, own) in enumerate(zip(logits, randomness, strict=True))
         ]
-        return Verdict.of(*zip(*judged, strict=True))
+        return Verdict(*zip(*judged, strict=True))
 
     def judge(self, view: TreeView) -> tuple[list[int], int]:
         """The accepted path and the bonus token of one sequence."""
@@ -215,10 +215,11 @@ def walk(tree: DraftTree, logits: Tensor, chosen: Tensor) -> Verdict:
     Raises:
         ModelError: the target's logits are no numbers.
     """
-    numbers = ~logits.gather(-1, chosen[..., None])[..., 0].isnan()
-    tokens = torch.where(numbers, chosen, NOT_A_NUMBER).tolist()
-    walked = [_descend(branches, own) for branches, own in zip(tree.branches, tokens, strict=True)]
-    return Verdict.of(*zip(*walked, strict=True))
+    tokens = chosen[..., None]
+    tokens = tokens.masked_fill(logits.gather(-1, tokens).isnan(), NOT_A_NUMBER)
+    read = tree.read(tokens[..., 0])
+    walked = [_descend(branches, own) for branches, own in zip(tree.branches, read, strict=True)]
+    return Verdict(*zip(*walked, strict=True))
 
 
 def _descend(branches: Branches, chosen: list[int]) -> tuple[list[int], int]:

@@ -27,16 +27,16 @@ class Coupled(Verifier):
 
     def guide(self, logits: Tensor, depth: int, randomness: Sequence[RoundRandomness]) -> Tensor:
         noise = _stack([own.gumbel(depth) for own in randomness])[:, None]
-        width = logits.shape[-1]
-        noise = noise[..., :width]
-        return self.sampling.process(logits) + torch.nn.functional.pad(noise, (0, width - noise.shape[-1]))
+        if missing := logits.shape[-1] - noise.shape[-1]:
+            noise = torch.nn.functional.pad(noise, (0, missing))  # a negative width cuts
+        return self.sampling.process(logits) + noise
 
     def verify(self, tree: DraftTree, logits: Tensor, randomness: Sequence[RoundRandomness]) -> Verdict:
         depths = range(1, tree.levels + 2)
-        noise = _stack([_stack([own.gumbel(depth) for depth in depths]) for own in randomness])
-        if tree.levels:
-            noise = noise.gather(1, tree.depths[..., None].expand(logits.shape))
-        drawn = self.sampling.process(logits) + noise
+        noise = [_stack([own.gumbel(depth) for depth in depths]) for own in randomness]
+        if not tree.is_chain:
+            noise = [rows.index_select(0, own) for rows, own in zip(noise, tree.depths, strict=True)]
+        drawn = self.sampling.process(logits) + _stack(noise)
         return walk(tree, drawn, argmax(drawn))
 
 

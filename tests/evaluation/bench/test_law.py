@@ -1,6 +1,7 @@
 """The measurements behind the law: what is counted must be what is there; how long it took is not a test's business."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from drafttree.engine.pass_times import time_passes
 from drafttree.evaluation.bench import measure_law
 from drafttree.evaluation.bench.inflation import load_inflated
 from drafttree.evaluation.bench.law import pass_bytes
+from drafttree.interfaces.display import show_law
 from helpers import tiny
 
 PROMPTS = [[5, 6, 7, 8], [9, 10, 11]]
@@ -51,6 +53,21 @@ def test_the_law_is_in_units_of_a_pass_over_one_node(law):
     assert law.moved(plain) == pytest.approx(plain.tokens_per_second * law.target_bytes)
     assert plain.law.without_host == pytest.approx(plain.law.tau / plain.law.v)
     assert json.loads(json.dumps(law.summary()))["v"]["1"] == 1
+
+
+def test_targets_are_shown_beside_the_figures_of_a_gpu_only(law, capsys):
+    assert law.targets() == []
+    show_law(law)
+    assert "target is" not in capsys.readouterr().out
+    on_gpu = replace(law, device="cuda:0", passes={1: 1.0, 64: 1.5}, bandwidth=law.moved(law.bench.rows[0]))
+    share, wide, best = on_gpu.targets()
+    assert (share.found, share.bound, share.met) == (pytest.approx(1.0), 0.75, True)
+    assert (wide.found, wide.bound, wide.met) == (1.5, 1.2, False)
+    speeds = [row.tokens_per_second for row in law.bench.rows]
+    assert (best.found, best.bound) == (pytest.approx(max(speeds[1:]) / speeds[0]), 3.0)
+    show_law(on_gpu)
+    assert "v(64): 1.50; the target is at most 1.20: missed" in capsys.readouterr().out
+    assert len(on_gpu.summary()["targets"]) == 3
 
 
 def test_passes_are_timed_behind_every_context_asked_for(law):

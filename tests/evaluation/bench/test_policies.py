@@ -47,6 +47,12 @@ def test_the_parts_of_a_round_add_up(decoder):
     assert sum(parts) == pytest.approx(result.seconds)
     assert result.target + result.draft + result.seconds == pytest.approx(result.round)
     assert 0 < result.share < 1
+    assert result.h == pytest.approx(sum(parts) / result.plain_pass)
+
+
+def test_the_parts_of_a_round_add_up_over_several_repeats(decoder):
+    for result in measure_overhead(decoder, [PROMPT], ["chain", "talon"], repeats=4, max_new_tokens=6):
+        assert sum(getattr(result, part) for part in PARTS) == pytest.approx(result.seconds)
 
 
 def test_policies_are_measured_against_plain_decoding(decoder):

@@ -23,6 +23,22 @@ def test_certifying(prompts):
     assert ["talon", "2/2", "ok", "2/2"] in [line.split() for line in shown.splitlines()]
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("options", [["--dtype", "float32"], ["--dtype", "bfloat16"], ["--quantize", "int8"]])
+def test_certifying_on_a_gpu(options, prompts):
+    result = run(
+        "certify", "--prompts", prompts, "--max-new-tokens", 48, "--policies", "all", "--device", "cuda", *options
+    )
+    assert result.exit_code == 0
+
+
+def test_a_quantised_target_is_certified_against_itself_and_named(prompts):
+    options = ["--quantize", "int8", "--quantize-drafter", "int8", "--max-new-tokens", 8, "--policies", "chain"]
+    result = run("certify", "--prompts", prompts, *options)
+    assert result.exit_code == 0
+    assert "bfloat16 with int8 weights, reference: transformers generate." in " ".join(result.stdout.split())
+
+
 def test_law_and_text_are_told_apart_below_float32(prompts, monkeypatch):
     """A tie that falls the other way changes the text, not the law; with exact_text it may not happen."""
     monkeypatch.setattr("drafttree.evaluation.certify.find_difference", tie)

@@ -21,6 +21,7 @@ from drafttree.engine.decoder import Decoder
 from drafttree.evaluation.shapes import Shape, find_shape
 from drafttree.loading import choose_drafter, find_device, find_drafter, find_dtype, load_model, load_tokenizer
 from drafttree.loading.load import load
+from drafttree.loading.quantization import apply_quantization, check_quantization
 from drafttree.models import TargetModel, select_backend
 
 
@@ -56,18 +57,31 @@ def inflate(model: PreTrainedModel, shape: Shape) -> PreTrainedModel:
     return large
 
 
-def load_inflated(target: str, drafter: str, shape: str, dtype: str, device: str) -> Decoder:
+def load_inflated(
+    target: str,
+    drafter: str,
+    shape: str,
+    dtype: str,
+    device: str,
+    quantize: str | None = None,
+    quantize_drafter: str | None = None,
+) -> Decoder:
     """Load a decoder with an inflated target; arguments and errors as for `drafttree.load` and `find_shape`.
 
     The weights stay row-major, also on a CPU: our own passes over several rows use packed copies of weights this large,
     and transformers' passes over a few rows are faster on row-major weights.
     """
     sizes, place = find_shape(shape), find_device(device)
-    small = load_model(target, find_dtype(dtype, place), place)
+    check_quantization("quantize", quantize)
+    check_quantization("quantize_drafter", quantize_drafter)
+    kind = torch.bfloat16 if quantize and dtype == "auto" else find_dtype(dtype, place)
+    small = load_model(target, kind, place)
     large, tokenizer = inflate(small, sizes), load_tokenizer(target)
-    decoder = load(large, "none", tokenizer=tokenizer, dtype=dtype, device=device)
+    if quantize:
+        apply_quantization(large, quantize, shape)
+    decoder = load(large, "none", tokenizer=tokenizer, device=device)
     name = choose_drafter(target).name if drafter == "auto" else drafter
-    found = find_drafter(name, TargetModel(small, select_backend), tokenizer)
+    found = find_drafter(name, TargetModel(small, select_backend), tokenizer, quantize_drafter)
     return decoder.with_drafter(NarrowDrafter(found, small, large) if found and found.hidden_layers else found)
 
 

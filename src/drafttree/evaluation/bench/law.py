@@ -22,6 +22,30 @@ BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 BEHIND = (1, 16)
 """Nodes of the passes that are timed behind contexts of several lengths."""
 COPIED = 256 << 20
+ROOFLINE, WIDE, WIDE_COST, SPEEDUP = 0.75, 64, 1.2, 3.0
+"""The targets on a GPU."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A figure beside what it should be on a GPU, where passes wait for memory. No test asserts one.
+
+    Attributes:
+        name: of the figure.
+        found: measured.
+        bound: the target.
+        is_upper: whether the figure should be at most that, or at least.
+    """
+
+    name: str
+    found: float
+    bound: float
+    is_upper: bool = False
+
+    @property
+    def met(self) -> bool:
+        """Whether the figure is within its bound."""
+        return self.found <= self.bound if self.is_upper else self.found >= self.bound
 
 
 @dataclass(frozen=True)
@@ -29,7 +53,7 @@ class LawBench:
     """The measurements of one pair of models, on one machine, in one run.
 
     Attributes:
-        device: and `dtype`, of the target.
+        device: and `dtype`, of the target; how its weights are quantised follows the dtype.
         parameters: of the target.
         bandwidth: bytes per second of a large copy, read and written.
         target_bytes: that a target pass over one node reads: weights, and keys and values of `context` tokens.
@@ -60,13 +84,33 @@ class LawBench:
         rounds = row.tokens_per_second / row.law.tau
         return rounds * (self.target_bytes + row.law.delta * self.draft_bytes)
 
+    def targets(self) -> list[Target]:
+        """What was measured of the targets on a GPU, empty for another device."""
+        if not self.device.startswith("cuda"):
+            return []
+        plain, *others = [row for row in self.bench.rows if row.group == "all"]
+        found = [
+            Target("share of the memory bandwidth in plain decoding", self.moved(plain) / self.bandwidth, ROOFLINE)
+        ]
+        if WIDE in self.passes:
+            found.append(Target(f"v({WIDE})", self.v(WIDE), WIDE_COST, is_upper=True))
+        if others and plain.tokens_per_second:
+            best = max(row.tokens_per_second for row in others)
+            found.append(Target("best R", best / plain.tokens_per_second, SPEEDUP))
+        return found
+
     def summary(self) -> dict[str, object]:
         """Every figure, for JSON."""
         verification = {nodes: self.v(nodes) for nodes in self.passes}
         roofline = {
             f"{row.policy}, {row.group}": self.moved(row) / self.bandwidth for row in self.bench.rows if row.law.tau
         }
-        return {**asdict(self), "v": verification, "share_of_roofline": roofline}
+        return {
+            **asdict(self),
+            "v": verification,
+            "share_of_roofline": roofline,
+            "targets": [*map(asdict, self.targets())],
+        }
 
 
 def measure_law(
@@ -113,7 +157,7 @@ def measure_law(
     draft = getattr(decoder.drafter, "model", None)
     return LawBench(
         device=str(target.device),
-        dtype=str(target.dtype).removeprefix("torch."),
+        dtype=target.precision,
         parameters=sum(parameter.numel() for parameter in target.module.parameters()),
         bandwidth=copy_bandwidth(target.device),
         target_bytes=pass_bytes(target, context),

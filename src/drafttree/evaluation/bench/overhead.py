@@ -1,12 +1,13 @@
 """The time of a round: the two models' forward passes, and everything around them, as the loop's own clock has it.
 
-The first round of a text, in which the drafter reads the prompt, is left out.
+What is around them is the law's h, in passes of plain decoding, which is timed by turns with the policies. The first
+round of a text, in which the drafter reads the prompt, is left out.
 """
 
 import functools
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from drafttree.core.errors import ConfigError
@@ -24,6 +25,7 @@ TIMED = {
 }
 """The parts of a round outside the two models' passes, by the names of `Round`."""
 PARTS = (*TIMED, "other")
+PLAIN = "plain"
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ class Overhead:
         verify: the verifier.
         commit: keeping cache rows and telling drafter and policy.
         text: turning committed tokens into text.
-        other: what none of the clocks saw.
+        other: what none of the clocks saw: the loop itself.
+        plain_pass: the target's forward pass in plain decoding.
     """
 
     policy: str
@@ -53,6 +56,7 @@ class Overhead:
     commit: float
     text: float
     other: float
+    plain_pass: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -64,9 +68,14 @@ class Overhead:
         """Of the round that is outside the two models' passes."""
         return self.seconds / self.round if self.round else 0.0
 
+    @property
+    def h(self) -> float:
+        """The law's h: what is outside the two models' passes, in passes of plain decoding."""
+        return self.seconds / self.plain_pass if self.plain_pass else 0.0
+
     def summary(self) -> dict[str, object]:
         """Every figure, for JSON."""
-        return {**asdict(self), "outside": self.seconds, "share": self.share}
+        return {**asdict(self), "outside": self.seconds, "share": self.share, "h": self.h}
 
 
 def measure_overhead(
@@ -78,7 +87,9 @@ def measure_overhead(
     store: RunStore | None = None,
     **options,
 ) -> list[Overhead]:
-    """Time the parts of a round for every policy, interleaved; each part is the median over the repeats.
+    """Time the parts of a round for every policy and plain decoding, interleaved.
+
+    Of the repeats of a policy the one of median `seconds` is returned, so its parts add up.
 
     Args:
         decoder: with a drafter.
@@ -93,7 +104,8 @@ def measure_overhead(
     """
     if decoder.drafter is None:
         raise ConfigError("overhead is measured with a drafter; name one")
-    decoders = {spec: decoder.with_policy(policy) for spec, policy in parse_policies(policies).items()}
+    chosen = parse_policies(policies).items()
+    decoders = {PLAIN: decoder.plain(), **{spec: decoder.with_policy(policy) for spec, policy in chosen}}
     warm_up = functools.cache(lambda spec: _rounds(decoders[spec], prompts[0], options))
 
     def run(spec: str) -> Overhead:
@@ -105,7 +117,8 @@ def measure_overhead(
         for repeat in range(repeats):
             for spec, own in runs.items():
                 own.append(store.run((repeat, spec), Overhead, functools.partial(run, spec)))
-    return [_median(own) for own in runs.values() if own]
+    found = [_median(own) for own in runs.values() if own]
+    return [replace(row, plain_pass=found[0].target) for row in found[1:]]
 
 
 def _rounds(decoder: Decoder, prompt: Prompt, options: dict[str, Any]) -> list[Round]:
@@ -119,6 +132,7 @@ def _overhead(spec: str, decoder: Decoder, prompts: Sequence[Prompt], options: d
     mean = {
         field.name: statistics.fmean(getattr(each, field.name) for each in rounds) if rounds else 0.0
         for field in fields(Round)
+        if field.type in (int, float)
     }
     parts = {part: mean[name] for part, name in TIMED.items()}
     other = mean["seconds"] - mean["target_seconds"] - mean["draft_seconds"] - sum(parts.values())
@@ -133,5 +147,4 @@ def _overhead(spec: str, decoder: Decoder, prompts: Sequence[Prompt], options: d
 
 
 def _median(runs: list[Overhead]) -> Overhead:
-    parts = [name for name in Overhead.__dataclass_fields__ if name != "policy"]
-    return Overhead(runs[0].policy, *(statistics.median(getattr(run, name) for run in runs) for name in parts))
+    return sorted(runs, key=lambda run: run.seconds)[len(runs) // 2]

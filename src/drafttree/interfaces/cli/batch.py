@@ -18,6 +18,8 @@ from drafttree.interfaces.cli.options import (
     IgnoreEos,
     MaxNewTokens,
     PolicySpec,
+    Quantize,
+    QuantizeDrafter,
     SeedOrNone,
     Stop,
     Target,
@@ -48,6 +50,8 @@ def batch(
     dtype: Dtype = "auto",
     device: Device = "auto",
     exact_text: ExactText = False,
+    quantize: Quantize = None,
+    quantize_drafter: QuantizeDrafter = None,
     ignore_eos: IgnoreEos = False,
     json_: AsJson = False,
     *,
@@ -70,7 +74,8 @@ def batch(
 
     from drafttree.interfaces.cli.decoders import load_named
 
-    decoder = load_named(target, drafter, *chosen, dtype=dtype, device=device, exact_text=exact_text)
+    kinds: dict[str, Any] = {"quantize": quantize, "quantize_drafter": quantize_drafter}
+    decoder = load_named(target, drafter, *chosen, dtype=dtype, device=device, exact_text=exact_text, **kinds)
     try:
         with progress(len(jobs) - len(records)) as advance:
             report = run_batch(decoder, jobs, out, records, options, advance)

@@ -17,6 +17,8 @@ from drafttree.interfaces.cli.options import (
     Length,
     Limit,
     PolicySpecs,
+    Quantize,
+    QuantizeDrafter,
     Repeats,
     Seed,
     Target,
@@ -85,6 +87,8 @@ def bench_law(
     peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Also time transformers' own ways.")] = True,
     dtype: Dtype = "auto",
     device: Device = "auto",
+    quantize: Quantize = None,
+    quantize_drafter: QuantizeDrafter = None,
     out: Out = None,
     json_: AsJson = False,
 ) -> None:
@@ -98,7 +102,8 @@ def bench_law(
     from drafttree.interfaces import display
     from drafttree.interfaces.cli.decoders import load_speculative, read_token_ids
 
-    decoder = load_speculative(target, drafter, dtype, device, inflated)
+    kinds: dict[str, Any] = {"quantize": quantize, "quantize_drafter": quantize_drafter}
+    decoder = load_speculative(target, drafter, dtype, device, inflated, **kinds)
     texts = read_token_ids(decoder, prompts, limit, max_new_tokens)
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "draft_temperature": draft_temperature, "peers": peers}
     options["contexts"] = parse_numbers(contexts, "--contexts") if contexts else ()

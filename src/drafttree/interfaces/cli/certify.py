@@ -20,6 +20,8 @@ from drafttree.interfaces.cli.options import (
     Length,
     Limit,
     PolicySpecs,
+    Quantize,
+    QuantizeDrafter,
     Seed,
     Target,
     VerifierNames,
@@ -47,6 +49,8 @@ def certify(
     dtype: Dtype = "auto",
     device: Device = "auto",
     exact_text: ExactText = False,
+    quantize: Quantize = None,
+    quantize_drafter: QuantizeDrafter = None,
     ignore_eos: IgnoreEos = False,
     out: Out = None,
     json_: AsJson = False,
@@ -78,7 +82,8 @@ def certify(
     from drafttree.interfaces.cli.decoders import load_speculative
     from drafttree.interfaces.display import show_certificate
 
-    decoder = load_speculative(target, drafter, dtype, device, exact_text=exact_text)
+    kinds: dict[str, Any] = {"quantize": quantize, "quantize_drafter": quantize_drafter}
+    decoder = load_speculative(target, drafter, dtype, device, exact_text=exact_text, **kinds)
     runs = len(texts) * (len(chosen) + 1 + sampling.greedy)
     store = open_store(context, texts, shaping)
     with progress(runs) as advance:

@@ -19,6 +19,8 @@ from drafttree.interfaces.cli.options import (
     Dtype,
     ExactText,
     PolicySpec,
+    Quantize,
+    QuantizeDrafter,
     Target,
     VerifierName,
     given_options,
@@ -59,6 +61,8 @@ def chat(
     dtype: Dtype = "auto",
     device: Device = "auto",
     exact_text: ExactText = False,
+    quantize: Quantize = None,
+    quantize_drafter: QuantizeDrafter = None,
     *,
     shaping: dict[str, Any],
 ) -> None:
@@ -73,7 +77,8 @@ def chat(
     from drafttree.engine.chat import turn_end
     from drafttree.interfaces.cli.decoders import load_named
 
-    decoder = load_named(target, drafter, *chosen, dtype=dtype, device=device, exact_text=exact_text)
+    kinds: dict[str, Any] = {"quantize": quantize, "quantize_drafter": quantize_drafter}
+    decoder = load_named(target, drafter, *chosen, dtype=dtype, device=device, exact_text=exact_text, **kinds)
     if own is not None and decoder.tokenizer:
         decoder.tokenizer.chat_template = own
     if not getattr(decoder.tokenizer, "chat_template", None):

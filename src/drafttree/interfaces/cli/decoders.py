@@ -32,16 +32,26 @@ def load_named(target: str, drafter: str, *arguments: Any, **options: Any) -> De
 
 
 def load_speculative(
-    target: str, drafter: str, dtype: str, device: str, shape: str | None = None, *, exact_text: bool = False
+    target: str,
+    drafter: str,
+    dtype: str,
+    device: str,
+    shape: str | None = None,
+    *,
+    exact_text: bool = False,
+    **kinds: str | None,
 ) -> Decoder:
     """A decoder that has a drafter, its target inflated to a shape if one is named.
+
+    Args:
+        **kinds: `quantize` and `quantize_drafter`; these and the others as for `drafttree.load`.
 
     Raises:
         ConfigError: it would have none.
     """
     _hide_bars()
-    decoder = load_inflated(target, drafter, shape, dtype, device) if shape else None
-    decoder = decoder or load_named(target, drafter, dtype=dtype, device=device, exact_text=exact_text)
+    decoder = load_inflated(target, drafter, shape, dtype, device, **kinds) if shape else None
+    decoder = decoder or load_named(target, drafter, dtype=dtype, device=device, exact_text=exact_text, **kinds)
     if decoder.drafter is None:
         raise ConfigError(f"there is no drafter for {target!r}; name one with --drafter")
     return decoder

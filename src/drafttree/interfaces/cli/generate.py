@@ -19,6 +19,8 @@ from drafttree.interfaces.cli.options import (
     MaxNewTokens,
     PolicySpec,
     PromptText,
+    Quantize,
+    QuantizeDrafter,
     SeedOrNone,
     Stop,
     Target,
@@ -51,6 +53,8 @@ def generate(
     dtype: Dtype = "auto",
     device: Device = "auto",
     exact_text: ExactText = False,
+    quantize: Quantize = None,
+    quantize_drafter: QuantizeDrafter = None,
     compare: Annotated[bool, typer.Option("--compare", help="Also time plain decoding and transformers.")] = False,
     repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each way for --compare.")] = 3,
     json_: AsJson = False,
@@ -71,7 +75,8 @@ def generate(
     from drafttree.interfaces import display
     from drafttree.interfaces.cli.decoders import load_named
 
-    decoder = load_named(target, drafter, *chosen, dtype=dtype, device=device, exact_text=exact_text)
+    kinds: dict[str, Any] = {"quantize": quantize, "quantize_drafter": quantize_drafter}
+    decoder = load_named(target, drafter, *chosen, dtype=dtype, device=device, exact_text=exact_text, **kinds)
     if decoder.defaults and not json_:
         note = f"the model's own options: {show_options(decoder.defaults)}"
         make_console(stderr=True).print(Text(note, style="dim"))

@@ -68,6 +68,8 @@ Device = Annotated[str, typer.Option(help='"cpu", "cuda", ... or "auto".')]
 ExactText = Annotated[
     bool, typer.Option("--exact-text", help="Write plain decoding's text token for token in every dtype; costs time.")
 ]
+Quantize = Annotated[str | None, typer.Option(help='"int8" rounds the target\'s weights to eight bits: another model.')]
+QuantizeDrafter = Annotated[str | None, typer.Option(help='"int8" does so with a language model that drafts.')]
 Temperature = Annotated[float | None, typer.Option(help="0 decodes greedily.")]
 TopK = Annotated[int | None, typer.Option(help="Keep the k most probable tokens; 0 keeps all.")]
 TopP = Annotated[float | None, typer.Option(help="Keep the most probable tokens up to this probability.")]

@@ -1,0 +1,70 @@
+"""The cost curve of a target and a drafter, kept on disk for the next process."""
+
+import hashlib
+import json
+from typing import Any
+
+import torch
+from torch import nn
+
+from drafttree.core.cost_curve import CostCurve, parse_cost_curve
+from drafttree.core.disk_cache import DiskCache
+from drafttree.core.errors import ConfigError
+from drafttree.drafters.base import Drafter
+from drafttree.models import Model, TargetModel
+
+
+class CostFile:
+    """Where the costs of a target and a drafter on this machine are kept, if they can be told from others.
+
+    Args:
+        target: by its architecture, device, dtype and threads; one that is no transformers model is not kept.
+        drafter: by its architecture.
+    """
+
+    def __init__(self, target: Model, drafter: Drafter) -> None:
+        self._cache, self._key = DiskCache("costs"), cost_key(target, drafter)
+
+    def read(self) -> CostCurve | None:
+        """The costs that are kept, None where there are none, or none that can be read."""
+        kept = self._cache.get(self._key) if self._key else None
+        try:
+            return None if kept is None else parse_cost_curve(kept)
+        except ConfigError:
+            return None
+
+    def write(self, costs: CostCurve) -> CostCurve:
+        """Keep the costs, and return them."""
+        if self._key:
+            self._cache.put(self._key, costs.to_json())
+        return costs
+
+
+def cost_key(target: Model, drafter: Drafter) -> str | None:
+    """What decides the costs, as a text; None where the target is no transformers model and cannot be told apart.
+
+    Shapes and types of weights decide, their values do not.
+    """
+    if not isinstance(target, TargetModel):
+        return None
+    gpu = target.device.type == "cuda"
+    place = torch.cuda.get_device_name(target.device) if gpu else f"{target.device}, {torch.get_num_threads()} threads"
+    return " | ".join((_digest(target), _digest(drafter), place, str(target.dtype), torch.__version__))
+
+
+def _digest(model: Any) -> str:
+    """A digest of the architecture of a target or a drafter."""
+    return hashlib.sha256(json.dumps(_describe(model), default=str).encode()).hexdigest()[:16]
+
+
+def _describe(part: Any, depth: int = 0) -> Any:
+    if isinstance(part, TargetModel):
+        return [type(part.backend).__name__, _describe(part.module)]
+    if isinstance(part, nn.Module):
+        config: Any = getattr(part, "config", None)
+        tensors = [(name, list(tensor.shape), str(tensor.dtype)) for name, tensor in part.state_dict().items()]
+        return [type(part).__name__, config.to_diff_dict() if hasattr(config, "to_diff_dict") else None, tensors]
+    if isinstance(part, bool | int | float | str | torch.dtype) or part is None:
+        return str(part)
+    parts: dict[str, Any] = vars(part) if hasattr(part, "__dict__") and depth < 3 else {}
+    return [type(part).__qualname__, [(name, _describe(each, depth + 1)) for name, each in sorted(parts.items())]]

@@ -1,0 +1,94 @@
+"""Models that are quantised as they are loaded: another model with a text of its own, the same in every way."""
+
+import json
+import logging
+
+import pytest
+from transformers import GPT2Config
+
+import drafttree
+from drafttree.core.errors import ConfigError, ModelError
+from drafttree.drafters import LanguageModelDrafter
+from drafttree.evaluation.reference import transformers_generate, transformers_model
+from drafttree.loading.inspect import inspect
+from drafttree.models.fused import FusedBackend
+from helpers import tiny
+from helpers.refusals import told
+from helpers.tokenizers import words
+
+PROMPT = [3, 1, 4, 1, 5]
+OPTIONS = {"max_new_tokens": 20, "ignore_eos": True}
+
+
+def test_text_in_trees_is_plain_decodings_and_transformers_own(folder):
+    decoder = drafttree.load(folder, folder, "talon:budget=9,width=3", dtype="float32", quantize="int8")
+    assert isinstance(transformers_model(decoder).backend, FusedBackend)
+    text = decoder.generate(PROMPT, **OPTIONS).tokens
+    assert text == decoder.plain().generate(PROMPT, **OPTIONS).tokens
+    assert text == transformers_generate(decoder, PROMPT, **OPTIONS).tokens
+
+
+@pytest.mark.parametrize("policy", ["chain", "talon:budget=9,width=3"])
+def test_exact_text_holds_in_bfloat16(policy, folder):
+    decoder = drafttree.load(folder, folder, policy, quantize="int8", exact_text=True)
+    assert decoder.generate(PROMPT, **OPTIONS).tokens == decoder.plain().generate(PROMPT, **OPTIONS).tokens
+
+
+def test_it_is_named_and_smaller(folder, caplog):
+    with caplog.at_level(logging.INFO, "drafttree"):
+        quantised = drafttree.load(folder, "none", quantize="int8").target
+    plain = drafttree.load(folder, "none", dtype="bfloat16").target
+    assert ", bfloat16 with int8 weights, cpu, " in repr(quantised)
+    assert quantised.nbytes < plain.nbytes
+    sizes = f"{quantised.nbytes / 1e6:.1f} MB instead of {plain.nbytes / 1e6:.1f}"
+    assert f"{folder}: quantised to int8, {sizes}" in caplog.messages
+
+
+def test_a_drafter_alone_may_be_quantised(folder):
+    decoder = drafttree.load(folder, folder, dtype="float32", quantize_drafter="int8")
+    assert isinstance(decoder.drafter, LanguageModelDrafter)
+    assert decoder.drafter.nbytes < decoder.target.nbytes
+    plain = drafttree.load(folder, "none", dtype="float32")
+    assert decoder.generate(PROMPT, **OPTIONS).tokens == plain.generate(PROMPT, **OPTIONS).tokens
+
+
+@pytest.mark.parametrize("option", ["quantize", "quantize_drafter"])
+@pytest.mark.parametrize("kind", ["int4", 8, True, ["int8"]])
+def test_kinds_that_do_not_exist_are_told(option, kind, folder):
+    message = told(ConfigError, drafttree.load, folder, folder, **{option: kind})
+    assert message.startswith(f"unknown {option} {kind!r}")
+    assert "int8" in message
+
+
+def test_loaded_models_are_not_changed(folder):
+    message = told(ConfigError, drafttree.load, tiny.build("llama"), "none", quantize="int8")
+    assert "quantize='int8' is for a model that is loaded by name; give its folder" in message
+    message = told(ConfigError, drafttree.load, folder, tiny.build("llama"), quantize_drafter="int8")
+    assert "quantize_drafter='int8' is for a model that is loaded by name" in message
+
+
+@pytest.mark.parametrize("drafter", ["lookup", "none", None])
+def test_only_language_models_draft_quantised(drafter, folder):
+    message = told(ConfigError, drafttree.load, folder, drafter, quantize_drafter="int8")
+    assert message.endswith(f"quantize_drafter='int8' is for a language model that drafts, not {str(drafter)!r}")
+
+
+def test_heads_are_not_quantised():
+    message = told(ConfigError, drafttree.load, "embedded", "embedded-medusa", quantize_drafter="int8")
+    assert "is for a language model that drafts, not 'embedded-medusa'" in message
+
+
+def test_what_is_quantised_already_is_told_before_its_weights_are_read(folder):
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
+    (folder / "config.json").write_text(json.dumps(config))
+    message = told(ModelError, drafttree.load, folder, "none", quantize="int8")
+    assert message == f"{str(folder)!r} is quantised already (gptq); leave out quantize"
+    assert inspect(str(folder)).details["quantised"] == "gptq"
+
+
+def test_a_model_without_linear_layers_is_told(tmp_path):
+    tiny.from_config(GPT2Config(**tiny.SIZES)).save_pretrained(tmp_path)
+    words("a", "b").save_pretrained(tmp_path)
+    message = told(ModelError, drafttree.load, tmp_path, "none", quantize="int8")
+    assert "GPT2LMHeadModel has no linear layers to quantise but its head; leave out quantize" in message
