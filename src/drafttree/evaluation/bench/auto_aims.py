@@ -44,8 +44,8 @@ def aims(rows: Sequence[AutoRow]) -> list[Aim]:
         said = f"the defaults of {name}"
         found.append(_ratio(f"{said}, counted", _mean(rows, AUTO), _mean(rows, name), OVER_DEFAULTS))
         if timed:
-            means = [fmean(1 + each.over_plain[way].mean for each in timed) for way in (AUTO, name)]
-            found.append(_ratio(f"{said}, timed", *means, OVER_DEFAULTS))
+            ours, theirs = (fmean(1 + each.over_plain[way].mean for each in timed) for way in (AUTO, name))
+            found.append(_ratio(f"{said}, timed", ours, theirs, OVER_DEFAULTS))
     if timed:
         high = min(1 + each.over_plain[AUTO].high for each in timed)
         found.append(Aim(f"lowest upper end of an interval of auto over plain decoding: {high:.3f}", high, OF_PLAIN))

@@ -82,6 +82,7 @@ def bench_auto_(
     from drafttree.interfaces.cli.decoders import load_named
 
     small, large = _drafter_names(drafters, ALL, target), _drafter_names(drafters, HEADS, target)
+    prompts = _read_sets(sets, data, limit)
     given = {name: read_cost_curves(path, small) for name, path in name_files(costs)}
     decoder = load_named(target, "none", dtype=dtype, device=device)
     found = _find_drafters(decoder, dict.fromkeys([*small, *large]))
@@ -93,7 +94,7 @@ def bench_auto_(
     }
     measured = [Place(size, small if size == OWN else large, load) for size, load in loaders.items()]
     others = [Place(name, small, costs=curves) for name, curves in given.items()]
-    texts = encode_sets(decoder, _read_sets(sets, data, limit), max_new_tokens)
+    texts = encode_sets(decoder, prompts, max_new_tokens)
     options: dict[str, Any] = {"temperatures": warmth, "seed": seed, "max_new_tokens": max_new_tokens}
     rows = sum(len(place.drafters) for place in measured + others) * (1 if others else 2) + len(found) * len(GRID)
     store = open_store(context, texts, given)
@@ -126,14 +127,14 @@ def bench_calibration(
     from drafttree.interfaces import display_auto
     from drafttree.interfaces.cli.decoders import load_named
 
-    names = _drafter_names(drafters, ALL, target)
+    names, prompts = _drafter_names(drafters, ALL, target), _read_sets(sets, data, limit)
     decoder = load_named(target, "none", dtype=dtype, device=device)
-    texts = encode_sets(decoder, _read_sets(sets, data, limit), max_new_tokens)
-    found, prompts = _find_drafters(decoder, names), [ids for each in texts.values() for ids in each]
+    texts = encode_sets(decoder, prompts, max_new_tokens)
+    found, ids = _find_drafters(decoder, names), [prompt for each in texts.values() for prompt in each]
     options: dict[str, Any] = {"temperatures": warmth, "seed": seed, "max_new_tokens": max_new_tokens}
     store = open_store(context, texts)
     with progress(len(found) * len(warmth)) as advance:
-        result = bench_reliability(decoder, found, prompts, progress=advance, store=store, **options)
+        result = bench_reliability(decoder, found, ids, progress=advance, store=store, **options)
     finish(store, json_, result.summary(), lambda: display_auto.show_reliability(result))
 
 
