@@ -1,6 +1,7 @@
 """The reliability curve: its figures by hand, and that it notes what the policy thought before it learned."""
 
 import pytest
+import torch
 
 import drafttree
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
@@ -32,19 +33,27 @@ def test_no_node_at_all_is_no_error():
     assert ReliabilityCurve.of("lookup", 0.0, []).error_before == 0
 
 
-def test_nodes_are_noted_as_they_were_before_the_answer(decoder):
-    """The first round's calibrated probabilities are those of a calibration that has counted nothing."""
+def test_nodes_are_noted_as_the_policy_saw_them(decoder):
+    """The children of the first root, which are always judged, are those of a tree that is proposed apart."""
     policy = RecordingAuto()
     engine = decoder.with_costs(CURVE).with_policy(policy)
-    request = engine.new_request(PROMPT, temperature=0.0, max_new_tokens=16)
-    empty = request.state.calibration(0)
-    while not policy.judged:
-        engine.step(request)
-    first, *_ = policy.judged
-    tree_row = first.drafted
-    assert 0 < tree_row < 1
-    expected = {float(value) for value in empty.table[0].exp().flatten()}
-    assert min(abs(first.calibrated - value) for value in expected) < 1e-5
+    first, second = (engine.new_request(PROMPT, temperature=0.0, max_new_tokens=16) for _ in range(2))
+    with torch.inference_mode():
+        engine.prefill(first)
+        tree = engine.propose(first)
+    engine.step(second)
+    children = tree.branches[0].children[0]
+    accepted = second.tokens[second.prompt_length]
+    assert [(node.drafted, node.calibrated, node.accepted) for node in policy.judged[: len(children)]] == [
+        (
+            pytest.approx(tree.path_logprobs[0, child].exp().item()),
+            pytest.approx(tree.scores[0, child].exp().item()),
+            tree.tokens[0, child].item() == accepted,
+        )
+        for child in children
+    ]
+    assert children
+    assert all(node.drafted != node.calibrated for node in policy.judged)
 
 
 def test_a_curve_for_every_drafter_and_temperature(decoder):

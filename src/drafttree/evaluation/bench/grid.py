@@ -8,7 +8,7 @@ GRID = (
     "chain:depth=8",
     *(f"talon:width={width},budget={budget}" for budget in (8, 16) for width in (3, 4)),
     "talon:budget=16",
-    *(f"talon:width={width},budget=30" for width in (3, 4)),
+    "talon:width=4,budget=30",
     "talon:budget=30",
     "talon:width=4",
     TALON,
