@@ -1,7 +1,6 @@
 """The acceptance table: its expectations against enumeration, and its contexts and shapes on a toy decoder."""
 
 import json
-import math
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from drafttree.drafters import LanguageModelDrafter
 from drafttree.engine.decoder import Decoder
 from drafttree.evaluation import certify
 from drafttree.evaluation.bench import acceptance, bench_acceptance
-from drafttree.evaluation.bench.acceptance import Estimate, expected_by_traversal, reach_by_rejection, reach_by_walking
+from drafttree.evaluation.bench.acceptance import expected_by_traversal, reach_by_rejection, reach_by_walking
 from drafttree.evaluation.exactness import law, node_logits, trees
 from drafttree.evaluation.toy_models import TabularModel
 from drafttree.interfaces import cli
@@ -115,18 +114,6 @@ def test_a_text_that_ends_has_fewer_contexts(small):
     engine.eos = tuple(range(4))
     result = bench_acceptance(engine, PROMPTS, temperatures=(1.0,), rounds=4, stride=8)
     assert 2 <= result.rounds < 8
-
-
-def test_estimates_by_hand():
-    found = Estimate.of([1.0, 2.0, 3.0])
-    assert (found.mean, found.margin) == (2.0, pytest.approx(1.96 / math.sqrt(3)))
-    assert Estimate.of([2.0]).margin == math.inf
-    gain = Estimate.of_gain([2.2, 4.4, 6.6], [2.0, 4.0, 6.0])
-    assert gain.mean == pytest.approx(0.1)
-    assert gain.margin == pytest.approx(0, abs=1e-9)
-    gain = Estimate.of_gain([3.0, 3.0], [2.0, 4.0])
-    assert gain.mean == pytest.approx(0)
-    assert gain.margin == pytest.approx(1.96 * math.sqrt(2) / math.sqrt(2) / 3)
 
 
 def test_acceptance_needs_a_language_model_as_drafter():

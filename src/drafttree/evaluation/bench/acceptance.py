@@ -12,7 +12,6 @@ judge the drawn one, `PointMass` and `Coupled` the selected ones. Two things kee
 """
 
 import functools
-import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -25,6 +24,7 @@ from drafttree.core.tree import DraftTree
 from drafttree.drafters.language_model import LanguageModelDrafter
 from drafttree.engine.decoder import Decoder, Prompt
 from drafttree.engine.request import Request
+from drafttree.evaluation.bench.estimate import Estimate
 from drafttree.evaluation.run_store import RunStore
 from drafttree.loading import make_policy
 from drafttree.models import prefill
@@ -51,28 +51,6 @@ PUBLISHED_GAIN = (0.022, 0.057)
 
 Lengths = dict[str, dict[str, float]]
 """Per shape and verifier the expected number of accepted tokens."""
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A mean over prompts and the half-width of its 95 % confidence interval."""
-
-    mean: float
-    margin: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> "Estimate":
-        """Mean and confidence interval of one value per prompt."""
-        spread = statistics.stdev(values) if len(values) > 1 else math.inf
-        return cls(statistics.fmean(values), 1.96 * spread / math.sqrt(len(values)))
-
-    @classmethod
-    def of_gain(cls, ours: Sequence[float], theirs: Sequence[float]) -> "Estimate":
-        """The relative gain of one mean over another, from a pair of values per prompt."""
-        base = statistics.fmean(theirs)
-        gain = statistics.fmean(ours) / base - 1
-        rest = cls.of([mine - (1 + gain) * other for mine, other in zip(ours, theirs, strict=True)])
-        return cls(gain, rest.margin / base)
 
 
 @dataclass(frozen=True)

@@ -158,10 +158,12 @@ def race(
 ) -> list[list[Turn]]:
     """The outputs of all ways for every prompt, run by turns, in every repeat; every way is warmed up.
 
+    The way that goes first is another one for every prompt and repeat, since a machine slows down and recovers.
     After an interruption, those of all prompts in the finished repeats, or of the finished prompts in the first one.
     """
     warm_up = functools.cache(lambda name: ways[name](prompts[0]))
     runs: list[list[Turn]] = []
+    names = list(ways)
 
     def run(name: str, prompt: Sequence[int]) -> Any:
         warm_up(name)
@@ -172,7 +174,8 @@ def race(
             runs.append([])
             for index, prompt in enumerate(prompts):
                 turn: Turn = {}
-                for name in ways:
+                first = (repeat + index) % len(names)
+                for name in names[first:] + names[:first]:
                     work = functools.partial(run, name, prompt)
                     turn[name] = store.run((repeat, index, name), Generation | ReferenceRun, work)
                     progress(name)

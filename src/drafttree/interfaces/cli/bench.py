@@ -4,9 +4,9 @@ from typing import Annotated, Any
 
 import typer
 
-from drafttree.core.errors import ConfigError
 from drafttree.evaluation.prompts import read_examples, spread_prompts
 from drafttree.evaluation.shapes import SHAPES
+from drafttree.interfaces.cli.bench_auto import bench_auto_, bench_calibration
 from drafttree.interfaces.cli.options import (
     AsJson,
     Device,
@@ -24,6 +24,7 @@ from drafttree.interfaces.cli.options import (
     Target,
     Temperature,
     name_files,
+    parse_drafters,
     parse_numbers,
     parse_temperatures,
 )
@@ -34,6 +35,8 @@ from drafttree.loading import parse_policies, parse_verifiers
 Inflate = Annotated[str | None, typer.Option("--inflate", help=f"Cost of the target: {', '.join(SHAPES)}.")]
 
 app = typer.Typer(help="Measure what speculation gains and what it costs.", rich_markup_mode=None)
+app.command(name="auto")(bench_auto_)
+app.command(name="calibration")(bench_calibration)
 
 
 @app.command(name="policies")
@@ -268,9 +271,7 @@ def bench_drafters_(
 ) -> None:
     """Every drafter with every policy on one target: the law's terms by prompt file, and what each drafter costs."""
     chosen = [*parse_policies(policies).values()]
-    names = list(dict.fromkeys(name.strip() for entry in drafters for name in entry.split(";") if name.strip()))
-    if wrong := {"none", "auto"}.intersection(names):
-        raise ConfigError(f"--drafters: {wrong.pop()!r} is no drafter of its own; plain decoding is run in any case")
+    names = parse_drafters(drafters)
 
     from drafttree.evaluation.bench import bench_drafters
     from drafttree.evaluation.bench.policies import shipped_prompts

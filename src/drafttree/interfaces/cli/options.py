@@ -205,8 +205,8 @@ def parse_numbers(text: str, option: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def parse_temperatures(text: str) -> list[float]:
-    """Temperatures above 0 from a list separated by commas.
+def parse_temperatures(text: str, *, zero: bool = False) -> list[float]:
+    """Temperatures above 0, or of 0 and more, from a list separated by commas.
 
     Raises:
         ConfigError: they are not.
@@ -214,10 +214,34 @@ def parse_temperatures(text: str) -> list[float]:
     try:
         found = [float(part) for part in text.split(",")]
     except ValueError:
-        found = [0.0]
-    if not all(Sampling(temperature).temperature for temperature in found):
-        raise ConfigError(f"--temperatures is {text!r}; give numbers above 0, separated by commas")
-    return found
+        found = []
+    if not found or not all(Sampling(temperature).temperature or zero for temperature in found):
+        raise ConfigError(f"--temperatures is {text!r}; give numbers {'' if zero else 'above 0, '}separated by commas")
+    return list(dict.fromkeys(found))
+
+
+def split_names(text: str, separator: str = ",") -> list[str]:
+    """The different names of a list.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    names = list(dict.fromkeys(name.strip() for name in text.split(separator) if name.strip()))
+    if not names:
+        raise ConfigError(f"{text!r} names nothing; give names separated by {separator!r}")
+    return names
+
+
+def parse_drafters(entries: list[str]) -> list[str]:
+    """The names of drafters, from a list whose members may each hold several, separated by semicolons.
+
+    Raises:
+        ConfigError: there is none, or one is no drafter of its own.
+    """
+    names = split_names(";".join(entries), ";")
+    if wrong := {"none", "auto"}.intersection(names):
+        raise ConfigError(f"--drafters: {wrong.pop()!r} is no drafter of its own; plain decoding is run in any case")
+    return names
 
 
 def name_files(paths: list[Path] | None) -> list[tuple[str, Path]]:
