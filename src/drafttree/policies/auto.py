@@ -51,7 +51,7 @@ class Auto(CostAware):
         earlier, kept = layer.tree.scores.tolist(), layer.scores.flatten(1).tolist()
         widths = [self._width(layer, *each) for each in zip(layer.states, kept, earlier, strict=True)]
         # Many scores are equal, being rates of cells, so a score to expand from would not bound the width.
-        count = widths[0] if len(widths) == 1 else by_sequence(layer, widths)[..., 0]
+        count = widths[0] if len(widths) == 1 else torch.tensor(widths, device=layer.scores.device)[:, None]
         return best_mask(layer.scores, self.keep(layer), count)
 
     def _width(self, layer: Layer, state: AutoState, kept: list[float], earlier: list[float]) -> int:
