@@ -36,11 +36,13 @@ def measure_costs(target: Model, drafter: Drafter, rounds: Rounds) -> CostCurve:
         rounds: decodes a prompt greedily with a drafter, or plainly, and a policy, a round at a time; the last
             argument is how many tokens at most.
     """
-    room = target.context or 4 * (CONTEXT + max(SIZES))
-    context = min(CONTEXT, room // 4)
-    sizes = [size for size in SIZES if context + size <= room]
+    contexts = [each for each in (target.context, drafter.context) if each is not None]
+    room = min(contexts, default=4 * (CONTEXT + max(SIZES)))
+    context = max(min(CONTEXT, room // 4), 1)
+    sizes = [size for size in SIZES if target.context is None or context + size <= target.context]
     passes = time_passes(target, sizes, context, REPEATS, PASS_SECONDS)
-    prompt = [token % (context // 4) % target.vocab_size for token in range(context)]  # a text that repeats itself
+    period = min(max(context // 4, 1), target.vocab_size)
+    prompt = [token % period for token in range(context)]  # a text that repeats itself
     models: Sequence[Drafter] = getattr(drafter, "sources", None) or (drafter,)
     length = min(TOKENS, room - context)
     drafted = [_draft_costs(model, prompt, length, rounds) for model in models]

@@ -1,0 +1,155 @@
+"""What decoders of one target and one drafter share, and how measured costs are mended by the rounds of texts."""
+
+from dataclasses import replace
+
+import pytest
+
+from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
+from drafttree.engine import adaptation
+from drafttree.engine.adaptation import WATCHED, Adaptation
+from drafttree.engine.cost_correction import FEWEST, corrected
+from drafttree.engine.decoder import Decoder
+from drafttree.engine.metrics import Round
+from drafttree.evaluation.toy_models import TOY_COSTS
+from drafttree.policies import Auto, Chain
+from drafttree.verifiers import RRS, Block, Coupled, PointMass, Traversal
+from helpers.costs import toy_decoder
+from helpers.small_trees import DRAFT, LENGTH, PROMPT, TARGET
+from helpers.timed import FakeClock, TimedDrafter, TimedModel
+from helpers.toy import ToyDrafter, ToyModel
+
+SLOW_TREES = CostCurve(
+    target=Costs((1, 4, 16, 64), (1.0, 1.5, 4.0, 9.0)),
+    draft=(DraftCosts(0.2, Costs((1, 8), (0.2, 0.3))),),
+    overhead=0.1,
+    plain_overhead=0.05,
+)
+
+
+def decoder(policy=None, verifier=None) -> Decoder:
+    return toy_decoder(ToyModel(TARGET), ToyDrafter(DRAFT), policy or Auto(), verifier)
+
+
+def generate(made: Decoder, temperature: float = 0.0):
+    return made.generate(PROMPT, max_new_tokens=LENGTH, temperature=temperature, seed=1)
+
+
+def learned(made: Decoder, temperature: float = 0.0):
+    request = made.new_request(PROMPT, temperature=temperature)
+    return made.adaptation.learned(request.policy, request.verifier)
+
+
+def test_a_text_begins_with_what_the_last_one_has_learned():
+    made = decoder()
+    assert learned(made) is None
+    generate(made)
+    state = learned(made)
+    assert state.calibrations[0].trials.sum() > 0
+    generate(made)
+    assert learned(made) is not state
+
+
+def test_a_text_that_is_broken_off_is_learned_from_and_one_without_rounds_is_not():
+    made = decoder()
+    stream = made.stream(PROMPT, max_new_tokens=LENGTH)
+    next(stream)
+    assert learned(made) is None
+    stream.close()
+    assert learned(made).calibrations[0].trials.sum() > 0
+    before = learned(made)
+    made.stream(PROMPT, max_new_tokens=LENGTH).close()
+    assert learned(made) is before
+
+
+def test_policies_and_greedy_texts_learn_apart():
+    made = decoder()
+    generate(made)
+    assert learned(made) is not None
+    assert learned(made, 1.0) is None
+    assert learned(made.with_policy(Auto(budget=9))) is None
+    assert learned(made.with_policy(Auto())) is learned(made)
+
+
+@pytest.mark.parametrize("verifier", [PointMass, RRS, Traversal, Block])
+def test_nothing_is_told_where_drafts_decide_the_draws(verifier):
+    made = decoder(verifier=verifier)
+    generate(made, 1.0)
+    assert learned(made, 1.0) is None
+
+
+def test_a_policy_that_weighs_nothing_leaves_nothing():
+    made = decoder(Chain())
+    generate(made)
+    assert learned(made) is None
+
+
+def test_forms_of_a_decoder_share_it_and_other_drafters_and_targets_do_not():
+    made = decoder()
+    assert made.with_policy(Chain()).adaptation is made.with_verifier(Coupled).adaptation is made.adaptation
+    assert made.with_costs(SLOW_TREES).adaptation is not made.adaptation
+    assert made.with_costs(SLOW_TREES).costs is SLOW_TREES
+    assert made.with_drafter(ToyDrafter(DRAFT)).adaptation.costs is None
+    assert made.with_target(ToyModel(TARGET)).adaptation.costs is None
+
+
+# Mending.
+
+
+def rounds_of(curve: CostCurve, count: int = 16, pace: float = 1.0) -> list[Round]:
+    """Rounds that cost what a curve says: a quarter of one node, the others of four on two levels."""
+    made = []
+    for number in range(count):
+        nodes, widths = (4, (1, 2)) if number % 4 else (1, ())
+        target = curve.target.at(nodes)
+        drafting = curve.draft[0].first + curve.draft[0].later.at(2) if widths else 0.0
+        spent = pace * curve.round(nodes, widths)
+        made.append(Round(1, 0, nodes, len(widths), len(widths), pace * drafting, pace * target, spent, widths=widths))
+    return made
+
+
+def test_a_curve_that_holds_stays_as_it_is():
+    assert corrected(TOY_COSTS, rounds_of(TOY_COSTS, 64)) is None
+
+
+@pytest.mark.parametrize("pace", [0.3, 5.0])
+def test_a_machine_that_is_slower_as_a_whole_changes_nothing(pace):
+    assert corrected(TOY_COSTS, rounds_of(TOY_COSTS, 64, pace)) is None
+
+
+def test_few_rounds_judge_nothing():
+    assert corrected(TOY_COSTS, rounds_of(SLOW_TREES, FEWEST - 1)) is None
+
+
+def test_a_mended_curve_agrees_with_the_rounds_in_all_that_decides():
+    dear = replace(TOY_COSTS, draft=(DraftCosts(0.4, Costs((1, 4), (0.2, 0.24))),))
+    found = corrected(TOY_COSTS, rounds_of(dear, 64))
+    assert found is not None
+    for widths in ((1,), (1, 2), (1, 4, 4)):
+        wanted = dear.round(4, widths) / dear.plain_round
+        assert found.round(4, widths) / found.plain_round == pytest.approx(wanted, rel=0.1)
+    assert corrected(found, rounds_of(dear, 64)) is None
+
+
+@pytest.fixture
+def clock(monkeypatch) -> FakeClock:
+    return FakeClock(monkeypatch)
+
+
+def test_measured_costs_are_mended_between_texts_and_given_ones_are_not(clock, monkeypatch):
+    monkeypatch.setattr(adaptation, "measure_costs", lambda *_: TOY_COSTS)
+    drafter = TimedDrafter(DRAFT, clock, SLOW_TREES)
+    made = Decoder(TimedModel(TARGET, clock, SLOW_TREES), drafter, Auto(budget=12))
+    first = made.generate(PROMPT, max_new_tokens=6 * WATCHED)
+    assert first.costs is TOY_COSTS
+    later = made.generate(PROMPT, max_new_tokens=8).costs
+    assert later not in (TOY_COSTS, None)
+    assert later.draft[0].first / later.target.at(6) > 2 * TOY_COSTS.draft[0].first / TOY_COSTS.target.at(6)
+    given = made.with_costs(TOY_COSTS)
+    for _ in range(2):
+        assert given.generate(PROMPT, max_new_tokens=6 * WATCHED).costs is TOY_COSTS
+    assert given.costs is TOY_COSTS
+
+
+def test_costs_that_are_given_are_known():
+    assert Adaptation(TOY_COSTS).costs is TOY_COSTS
+    assert Adaptation().costs is None

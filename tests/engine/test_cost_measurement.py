@@ -1,0 +1,109 @@
+"""Known costs come out of a measurement, by a clock that only the models move."""
+
+import pytest
+
+from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
+from drafttree.core.errors import ConfigError
+from drafttree.engine import decoder as decoder_module
+from drafttree.engine.cost_measurement import PASS_SECONDS, SIZES
+from drafttree.engine.decoder import Decoder
+from drafttree.policies import Auto, Chain
+from helpers.small_trees import DRAFT, TARGET
+from helpers.timed import FakeClock, TimedDrafter, TimedModel
+from helpers.toy import ToyModel
+
+PASSES = Costs((1, 2, 4, 8, 16, 32, 64), (1e-3, 1.1e-3, 1.2e-3, 1.6e-3, 2e-3, 3e-3, 5e-3))
+KNOWN = CostCurve(
+    target=PASSES,
+    draft=(DraftCosts(5e-4, Costs((1, 8), (2e-4, 9e-4))), DraftCosts(1e-4, Costs((1, 8), (0.0, 0.0)))),
+    overhead=3e-4,
+    plain_overhead=0.0,
+)
+
+
+@pytest.fixture
+def clock(monkeypatch) -> FakeClock:
+    return FakeClock(monkeypatch)
+
+
+def timed(clock: FakeClock, curve: CostCurve = KNOWN, **options) -> Decoder:
+    return Decoder(TimedModel(TARGET, clock, curve, **options), TimedDrafter(DRAFT, clock, curve), Auto())
+
+
+def assert_same(found: CostCurve, known: CostCurve) -> None:
+    assert found.target.sizes == known.target.sizes
+    assert found.target.costs == pytest.approx(known.target.costs)
+    assert [each.first for each in found.draft] == pytest.approx([each.first for each in known.draft])
+    for each, other in zip(found.draft, known.draft, strict=True):
+        assert each.later.sizes == other.later.sizes
+        assert each.later.costs == pytest.approx(other.later.costs, abs=1e-12)
+    assert (found.overhead, found.plain_overhead) == pytest.approx((known.overhead, known.plain_overhead), abs=1e-12)
+
+
+def test_known_costs_come_out(clock):
+    one = CostCurve(PASSES, KNOWN.draft[:1], KNOWN.overhead, 0.0)
+    assert_same(timed(clock).costs, one)
+
+
+def test_what_every_round_takes_is_overhead_of_plain_rounds_too(clock, monkeypatch):
+    check = decoder_module.check_verdict
+
+    def slow(*arguments) -> None:
+        clock.now += 2e-4
+        check(*arguments)
+
+    monkeypatch.setattr(decoder_module, "check_verdict", slow)
+    found = timed(clock).costs
+    assert (found.overhead, found.plain_overhead) == pytest.approx((5e-4, 2e-4))
+
+
+def test_each_model_of_a_drafter_is_measured_apart(clock):
+    both = TimedDrafter(DRAFT, clock, KNOWN)
+    both.sources = (both, TimedDrafter(DRAFT, clock, KNOWN, source=1))
+    assert_same(Decoder(TimedModel(TARGET, clock, KNOWN), both, Auto()).costs, KNOWN)
+
+
+def test_a_slow_model_is_measured_at_the_first_sizes_only(clock):
+    slow = CostCurve(Costs((1, 4, 64), (PASS_SECONDS / 2, PASS_SECONDS, PASS_SECONDS)), KNOWN.draft, 0.0, 0.0)
+    found = timed(clock, slow).costs.target
+    assert found.sizes[:1] == (1,)
+    assert set(SIZES[:2]) <= set(found.sizes) < set(SIZES)
+    assert found.at(4) == pytest.approx(PASS_SECONDS)
+    assert clock.now < 30 * PASS_SECONDS
+
+
+@pytest.mark.parametrize("context", [6, 12, 40, 100])
+def test_a_short_context_bounds_what_is_measured(clock, context):
+    found = timed(clock, context=context).costs
+    assert found.target.sizes[0] == 1
+    assert max(found.target.sizes) <= context
+    if context > 6:  # where there is room for rounds that draft
+        assert found.draft[0].first == pytest.approx(KNOWN.draft[0].first)
+
+
+def test_a_drafter_of_a_short_context_is_measured_within_it(clock):
+    short = TimedDrafter(DRAFT, clock, KNOWN, context=24)
+    found = Decoder(TimedModel(TARGET, clock, KNOWN), short, Auto()).costs
+    assert found.draft[0].first == pytest.approx(KNOWN.draft[0].first)
+    assert found.draft[0].later.at(1) == pytest.approx(KNOWN.draft[0].later.at(1))
+
+
+def test_costs_are_measured_once_and_shared_by_the_forms_of_a_decoder(clock):
+    made = timed(clock)
+    costs, before = made.costs, clock.now
+    assert made.with_policy(Auto(budget=9)).costs is costs
+    assert clock.now == before
+    assert made.generate([1], max_new_tokens=8).costs is costs
+    assert made.with_drafter(TimedDrafter(DRAFT, clock, KNOWN)).costs is not costs
+
+
+def test_a_policy_that_weighs_nothing_measures_nothing(clock):
+    made = timed(clock).with_policy(Chain())
+    out = made.generate([1], max_new_tokens=8)
+    assert out.costs is None
+    assert made.adaptation.costs is None
+
+
+def test_without_a_drafter_there_are_no_costs():
+    with pytest.raises(ConfigError, match="without a drafter there are no costs to weigh; name a drafter"):
+        _ = Decoder(ToyModel(TARGET), None, Auto()).costs
