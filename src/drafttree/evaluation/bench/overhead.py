@@ -119,7 +119,6 @@ def _overhead(spec: str, decoder: Decoder, prompts: Sequence[Prompt], options: d
     mean = {
         field.name: statistics.fmean(getattr(each, field.name) for each in rounds) if rounds else 0.0
         for field in fields(Round)
-        if field.name.endswith("seconds")
     }
     parts = {part: mean[name] for part, name in TIMED.items()}
     other = mean["seconds"] - mean["target_seconds"] - mean["draft_seconds"] - sum(parts.values())
