@@ -4,6 +4,7 @@ Everything that is compared runs interleaved in one process, after a warm-up, an
 """
 
 from drafttree.evaluation.bench.acceptance import Acceptance, AcceptanceRow, bench_acceptance
+from drafttree.evaluation.bench.auto import AutoBench, AutoRow, bench_auto
 from drafttree.evaluation.bench.compare import Comparison, compare
 from drafttree.evaluation.bench.drafters import DrafterBench, bench_drafters
 from drafttree.evaluation.bench.edits import code_edits
@@ -13,11 +14,14 @@ from drafttree.evaluation.bench.law import LawBench, measure_law
 from drafttree.evaluation.bench.lookup import LookupBench, bench_lookup
 from drafttree.evaluation.bench.overhead import Overhead, measure_overhead
 from drafttree.evaluation.bench.policies import PeerRow, PolicyBench, PolicyRow, bench_policies
+from drafttree.evaluation.bench.reliability import ReliabilityBench, ReliabilityCurve, bench_reliability
 from drafttree.evaluation.bench.verifiers import VerifierBench, VerifierTime, bench_verifiers
 
 __all__ = [
     "Acceptance",
     "AcceptanceRow",
+    "AutoBench",
+    "AutoRow",
     "Comparison",
     "DrafterBench",
     "ExactTextRow",
@@ -27,13 +31,17 @@ __all__ = [
     "PeerRow",
     "PolicyBench",
     "PolicyRow",
+    "ReliabilityBench",
+    "ReliabilityCurve",
     "VerifierBench",
     "VerifierTime",
     "bench_acceptance",
+    "bench_auto",
     "bench_drafters",
     "bench_exact_text",
     "bench_lookup",
     "bench_policies",
+    "bench_reliability",
     "bench_verifiers",
     "code_edits",
     "compare",

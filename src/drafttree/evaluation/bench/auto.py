@@ -27,6 +27,8 @@ from drafttree.policies import TreePolicy
 LEAST_PROMPT = 4
 """Tokens of a prompt at least: a shorter one says nothing about its set."""
 DEFAULTS = (TALON, DYNATREE)
+READ_ONCE = {"reuse_prefix": True}
+"""Where nothing is timed, a prompt is read once for all policies."""
 Cell = tuple[str, str, float]
 """Drafter, set of prompts and temperature."""
 
@@ -274,11 +276,11 @@ class _Runner:
         return result
 
     def _count_policy(self, cell: Cell, policy: TreePolicy) -> RoundCounts:
-        return self._count(way(self._decoder(cell).with_policy(policy), self._options(cell)), cell)
+        return self._count(way(self._decoder(cell).with_policy(policy), self._options(cell) | READ_ONCE), cell)
 
     def _count_auto(self, cell: Cell, costs: CostCurve) -> RoundCounts:
         first = self.sets[cell[1]][0]
-        return self._count(learning_way(self._decoder(cell), costs, first, self._options(cell)), cell)
+        return self._count(learning_way(self._decoder(cell), costs, first, self._options(cell) | READ_ONCE), cell)
 
     def _count(self, generate: Callable, cell: Cell) -> RoundCounts:
         return RoundCounts.of(turn for prompt in self.sets[cell[1]] for turn in generate(prompt).metrics.rounds)
