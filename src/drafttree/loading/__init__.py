@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from drafttree.core.lazy import lazy_door
 
 if TYPE_CHECKING:
+    from drafttree.loading.curve_files import read_cost_curve
     from drafttree.loading.drafters import (
         DrafterSource,
         check_drafter,
@@ -60,9 +61,11 @@ __all__ = [
     "parse_policies",
     "parse_verifiers",
     "policy_spec",
+    "read_cost_curve",
     "tokenizer_beside",
     "unwrap",
 ]
 
-_MODULES = [f"drafttree.loading.{name}" for name in ("specs", "methods", "placement", "pretrained", "drafters")]
+_NAMES = ("specs", "methods", "curve_files", "placement", "pretrained", "drafters")
+_MODULES = [f"drafttree.loading.{name}" for name in _NAMES]
 __getattr__ = lazy_door(__name__, __all__, _MODULES)
