@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         parse_verifiers,
         policy_spec,
     )
+    from drafttree.loading.tuned import TunedPolicy, check_save, find_policy, read_tuned
 
 __all__ = [
     "POLICY_CLASSES",
@@ -44,14 +45,17 @@ __all__ = [
     "DrafterSource",
     "ModelSource",
     "PolicyLike",
+    "TunedPolicy",
     "VerifierLike",
     "check_drafter",
+    "check_save",
     "check_tokenizers",
     "choose_drafter",
     "find_device",
     "find_drafter",
     "find_dtype",
     "find_folder",
+    "find_policy",
     "find_verifier",
     "load_head",
     "load_model",
@@ -62,10 +66,11 @@ __all__ = [
     "parse_verifiers",
     "policy_spec",
     "read_cost_curve",
+    "read_tuned",
     "tokenizer_beside",
     "unwrap",
 ]
 
-_NAMES = ("specs", "methods", "curve_files", "placement", "pretrained", "drafters")
+_NAMES = ("specs", "methods", "curve_files", "tuned", "placement", "pretrained", "drafters")
 _MODULES = [f"drafttree.loading.{name}" for name in _NAMES]
 __getattr__ = lazy_door(__name__, __all__, _MODULES)

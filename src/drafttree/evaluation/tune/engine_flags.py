@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from drafttree.core.errors import unknown
+from drafttree.core.errors import ConfigError
 from drafttree.drafters import (
     Drafter,
     Eagle3Drafter,
@@ -26,7 +26,7 @@ from drafttree.loading import zoo
 from drafttree.loading.drafters import MIXED
 
 NO_PAUSES = "it drafts in every round; auto stops drafting where that is slower than plain decoding"
-NO_COSTS = "its trees follow neither measured costs nor counted acceptance; the sizes are those of the median round here"
+NO_COSTS = "its trees follow neither measured costs nor counted acceptance; their sizes are of the median round here"
 OTHER_VERIFIER = "its verification is its own; above temperature 0 a seed gives another text, and trees do not keep it"
 
 
@@ -76,8 +76,7 @@ def engine_flags(engine: str, tuning: Tuning) -> EngineFlags:
     Raises:
         ConfigError: there is no such engine.
     """
-    if engine not in ENGINES:
-        raise unknown("engine", engine, ENGINES)
+    check_engine(engine)
     best, decoder = tuning.best, tuning.decoder
     if not (tuning.speculates and best and decoder and decoder.drafter):
         return EngineFlags(engine, "", ["there are no flags: the recommendation is not to speculate"])
@@ -95,6 +94,16 @@ def engine_flags(engine: str, tuning: Tuning) -> EngineFlags:
     return EngineFlags(engine, text, [*notes, NO_COSTS, OTHER_VERIFIER])
 
 
+def check_engine(engine: str) -> None:
+    """Refuse an engine that no flags are known for.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    if engine not in ENGINES:
+        raise ConfigError(f"unknown engine {engine!r}; known: {', '.join(ENGINES)}")
+
+
 def _kind(drafter: Drafter) -> str:
     kinds = {
         Eagle3Drafter: "eagle3",
@@ -107,17 +116,20 @@ def _kind(drafter: Drafter) -> str:
 
 
 def _has_trees(engine: str, kind: str) -> bool:
-    return engine != "vllm" and kind == "eagle3" or engine == "sglang" and kind == "model"
+    return (engine != "vllm" and kind == "eagle3") or (engine == "sglang" and kind == "model")
 
 
 def _sglang(kind: str, where: str, shape: TreeShape) -> str:
     if kind in {"lookup", "suffix"}:
         return f"--speculative-algorithm NGRAM --speculative-num-draft-tokens {shape.levels + 1}"
     algorithm = {"eagle3": "EAGLE3", "model": "STANDALONE"}.get(kind)
-    return algorithm and (
-        f"--speculative-algorithm {algorithm} --speculative-draft-model-path {where} "
-        f"--speculative-num-steps {shape.levels} --speculative-eagle-topk {shape.width} "
-        f"--speculative-num-draft-tokens {shape.nodes}"
+    return (
+        algorithm
+        and (
+            f"--speculative-algorithm {algorithm} --speculative-draft-model-path {where} "
+            f"--speculative-num-steps {shape.levels} --speculative-eagle-topk {shape.width} "
+            f"--speculative-num-draft-tokens {shape.nodes}"
+        )
     ) or ""
 
 

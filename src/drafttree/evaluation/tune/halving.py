@@ -104,25 +104,29 @@ class Race:
 
 
 def halve(race: Race, ways: Sequence[str], until: float) -> tuple[list[str], list[Rung]]:
-    """The ways that ran, the best of the last rung first, and the rungs.
+    """The ways that ran, those of the last rung first and the best of them first, and the rungs.
 
     Args:
         race: runs the texts, plain decoding's in every rung.
-        ways: names, without plain decoding.
+        ways: names, without plain decoding; the first of them if the time is too short for all.
         until: seconds, as for `Race.run`.
     """
-    rungs, texts = [], FIRST_TEXTS
+    race.run([PLAIN], 1, until)
+    affordable = (until - race.spent) / race.runs[PLAIN][0].seconds
+    ways = ways[: next((most for most in range(len(ways), 1, -1) if planned_runs(most) <= affordable), 1)]
+    rungs, dropped, texts = [], [], FIRST_TEXTS
     while True:
         complete = race.run([PLAIN, *ways], texts, until)
         rungs.append(Rung(len(ways), texts, complete))
         ranked = race.ranked(ways)
         if not complete or len(ranked) <= 2:
-            return ranked, rungs
-        ways, texts = ranked[: (len(ranked) + 1) // 2], 2 * texts
+            return ranked + dropped, rungs
+        half = (len(ranked) + 1) // 2
+        ways, dropped, texts = ranked[:half], ranked[half:] + dropped, 2 * texts
 
 
 def planned_runs(ways: int) -> int:
-    """The runs of a race that has the time for all rungs."""
+    """The runs of a race that has the time for all rungs, plain decoding's included."""
     runs, before, texts = 0, 0, FIRST_TEXTS
     while True:
         runs += (ways + 1) * (texts - before)

@@ -4,7 +4,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from drafttree.core.cost_curve import CostCurve, parse_cost_curve
@@ -17,7 +17,7 @@ from drafttree.evaluation.bench.acceptance import Estimate
 from drafttree.evaluation.bench.policies import PLAIN
 from drafttree.evaluation.run_store import RunStore
 from drafttree.evaluation.tune.arms import GRID, Arm, make_arms
-from drafttree.evaluation.tune.halving import Race, Rung, Timed, halve, planned_runs
+from drafttree.evaluation.tune.halving import FIRST_TEXTS, Race, Rung, Timed, halve, planned_runs
 from drafttree.loading import PolicyLike
 
 LEAST_TOKENS = 4
@@ -79,7 +79,7 @@ class Tuning:
         apart: whether it was measured on prompts that the choice had not seen.
         metrics: of the texts in which the gain was measured.
         plain: of plain decoding of the same.
-        ways: all that were tried, the best of the last rung first.
+        ways: all that were tried, those of the last rung first and the best of them first.
         rungs: of the choice.
         missing: what was not measured for lack of time, a clause each.
         left_out: drafters that cannot be used, with the reason.
@@ -116,10 +116,10 @@ class Tuning:
         """What limits its speed."""
         return LimitingFactor.of(self.law, self.metrics)
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, object]:
         """Every figure, for JSON; an interval that cannot be told yet has no margin."""
         gain = self.gain and {**asdict(self.gain), "margin": _finite(self.gain.margin)}
-        found: dict[str, Any] = {"speculate": self.speculates, "best": self.best and asdict(self.best), "gain": gain}
+        found: dict[str, object] = {"speculate": self.speculates, "best": self.best and asdict(self.best), "gain": gain}
         if self.best:
             found |= {"law": asdict(self.law) | {"predicted": self.law.predicted}, "limit": asdict(self.limit)}
         return found | {
@@ -191,7 +191,8 @@ def tune(
         if ranked:
             confirming.run([PLAIN, ranked[0]], max(CONFIRMING, len(held)), 60 * minutes)
     ranked = ranked or choosing.ranked(arms)
-    return _result(arms, choosing, confirming, ranked, rungs, apart=bool(held), unfit=unfit, short=len(prompts) - len(long))
+    found = _result(arms, choosing, confirming, ranked, rungs, apart=bool(held))
+    return replace(found, left_out=unfit, too_short=len(prompts) - len(long))
 
 
 def planned_texts(prompts: int, arms: int) -> int:
@@ -271,8 +272,6 @@ def _result(
     rungs: list[Rung],
     *,
     apart: bool,
-    unfit: dict[str, str],
-    short: int,
 ) -> Tuning:
     ways = [_way(arms[name], choosing, name) for name in ranked]
     best = ranked[0] if ranked else None
@@ -293,8 +292,6 @@ def _result(
         ways=ways,
         rungs=rungs,
         missing=_missing(arms, choosing, rungs, confirmed=confirmed),
-        left_out=unfit,
-        too_short=short,
     )
 
 
@@ -312,7 +309,7 @@ def _missing(arms: Mapping[str, Arm], choosing: Race, rungs: list[Rung], *, conf
     untried = [name for name in arms if not choosing.runs.get(name)]
     found = [f"{len(untried)} of {len(arms)} ways were not tried"] if untried else []
     if not rungs or not rungs[-1].complete:
-        rung = rungs[-1] if rungs else Rung(len(arms), 0, complete=False)
+        rung = rungs[-1] if rungs else Rung(len(arms), FIRST_TEXTS, complete=False)
         found.append(f"the choice among {rung.ways} ways rests on fewer than {rung.texts} texts of each")
     return found if confirmed else [*found, "the gain was not confirmed after the choice"]
 
