@@ -64,10 +64,13 @@ class TreeShape:
         """The median of the rounds that drafted."""
         rounds = [each for each in metrics.rounds if each.levels]
         levels = math.ceil(statistics.median(each.levels for each in rounds))
-        width = round(statistics.median(statistics.fmean(each.widths[1:] or (1,)) for each in rounds))
-        nodes = round(statistics.median(each.nodes for each in rounds))
-        chain = all(each.nodes == each.levels + 1 for each in rounds)
-        return cls(levels, 1, levels + 1) if chain else cls(levels, max(width, 2), max(nodes, levels + 2))
+        if all(each.nodes == each.levels + 1 for each in rounds):
+            return cls(levels, 1, levels + 1)
+        nodes = max(round(statistics.median(each.nodes for each in rounds)), levels + 2)
+        width = max(round(statistics.median(statistics.fmean(each.widths[1:] or (1,)) for each in rounds)), 2)
+        while 1 + width + width**2 * (levels - 1) < nodes:  # so many nodes must come out of so many levels
+            width += 1
+        return cls(levels, width, nodes)
 
 
 def engine_flags(engine: str, tuning: Tuning) -> EngineFlags:
@@ -78,7 +81,8 @@ def engine_flags(engine: str, tuning: Tuning) -> EngineFlags:
     """
     check_engine(engine)
     best, decoder = tuning.best, tuning.decoder
-    if not (tuning.speculates and best and decoder and decoder.drafter):
+    drafted = any(each.levels for each in tuning.metrics.rounds)
+    if not (tuning.speculates and drafted and best and decoder and decoder.drafter):
         return EngineFlags(engine, "", ["there are no flags: the recommendation is not to speculate"])
     drafter, notes = decoder.drafter, []
     if isinstance(drafter, MixedDrafter):

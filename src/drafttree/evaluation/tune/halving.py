@@ -5,6 +5,7 @@ what the runs took, not a clock: runs that were kept of an earlier process count
 give the same choice.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -22,7 +23,7 @@ class Timed:
 
     Attributes:
         metrics: of its decoding.
-        seconds: it took in all, with what it had to wait for first.
+        seconds: it took, with what had to be done before it.
     """
 
     metrics: Metrics
@@ -111,7 +112,7 @@ def halve(race: Race, ways: Sequence[str], until: float) -> tuple[list[str], lis
         ways: names, without plain decoding; the first of them if the time is too short for all.
         until: seconds, as for `Race.run`.
     """
-    race.run([PLAIN], 1, until)
+    race.run([PLAIN], 1, math.inf)
     affordable = (until - race.spent) / race.runs[PLAIN][0].seconds
     ways = ways[: next((most for most in range(len(ways), 1, -1) if planned_runs(most) <= affordable), 1)]
     rungs, dropped, texts = [], [], FIRST_TEXTS

@@ -190,6 +190,8 @@ def tune(
         confirming.spent = choosing.spent
         if ranked:
             confirming.run([PLAIN, ranked[0]], max(CONFIRMING, len(held)), 60 * minutes)
+    if not choosing.runs.get(PLAIN):
+        raise KeyboardInterrupt
     ranked = ranked or choosing.ranked(arms)
     found = _result(arms, choosing, confirming, ranked, rungs, apart=bool(held))
     return replace(found, left_out=unfit, too_short=len(prompts) - len(long))
@@ -203,6 +205,16 @@ def planned_texts(prompts: int, arms: int) -> int:
 def time_text(decoder: Decoder, prompt: list[int], options: Mapping[str, Any]) -> Metrics:
     """Write a text; what it took."""
     return decoder.generate(prompt, **options).metrics
+
+
+def measure_costs(decoder: Decoder) -> MeasuredCosts:
+    """Measure the cost curve of a decoder's target and drafter."""
+    started = time.perf_counter()
+    try:
+        curve = decoder.costs.to_json()
+    except DraftTreeError as error:
+        return MeasuredCosts(None, time.perf_counter() - started, str(error))
+    return MeasuredCosts(curve, time.perf_counter() - started)
 
 
 @dataclass
@@ -221,13 +233,13 @@ class _Timer:
         return timed
 
     def _time(self, way: str, prompt: list[int]) -> Timed:
-        started, decoder, options = time.perf_counter(), self.decoders[way], {"seed": 0, **self.options}
+        decoder, options, warming = self.decoders[way], {"seed": 0, **self.options}, 0.0
         if way not in self.warm:
             self.warm.add(way)
             length = min(WARM_UP, options.get("max_new_tokens", WARM_UP))
-            time_text(decoder, prompt, {**options, "max_new_tokens": length})
+            warming = time_text(decoder, prompt, {**options, "max_new_tokens": length}).seconds
         metrics = time_text(decoder, prompt, options)
-        return Timed(metrics, time.perf_counter() - started)
+        return Timed(metrics, warming + metrics.seconds)
 
 
 def _with_costs(
@@ -237,22 +249,13 @@ def _with_costs(
     found, unfit, spent = {}, {}, 0.0
     for name, drafter in drafters.items():
         drafting = decoder.with_drafter(drafter)
-        measured = store.run(("costs", name), MeasuredCosts, functools.partial(_measure, drafting))
+        measured = store.run(("costs", name), MeasuredCosts, functools.partial(measure_costs, drafting))
         spent += measured.seconds
         if measured.curve is None:
             unfit[name] = measured.error
         else:
             found[name] = drafting.with_costs(parse_cost_curve(measured.curve))
     return found, unfit, spent
-
-
-def _measure(decoder: Decoder) -> MeasuredCosts:
-    started = time.perf_counter()
-    try:
-        curve = decoder.costs.to_json()
-    except DraftTreeError as error:
-        return MeasuredCosts(None, time.perf_counter() - started, str(error))
-    return MeasuredCosts(curve, time.perf_counter() - started)
 
 
 def _split(prompts: list[list[int]]) -> tuple[list[list[int]], list[list[int]]]:

@@ -53,7 +53,8 @@ def tune(
 ) -> None:
     """Choose drafter and policy on your prompts: race them by turns, confirm the winner, say what limits it.
 
-    Where nothing is faster than plain decoding by more than its interval, it says not to speculate.
+    Without --prompts, on a few openings. Where nothing is faster than plain decoding by more than its interval, it says
+    not to speculate.
     """
     _check(minutes, save)
     Sampling(temperature or 0.0)
@@ -66,7 +67,7 @@ def tune(
 
     if export:
         tuning.check_engine(export)
-    names = drafters or [choose_drafter(target).name]
+    names = [choose_drafter(target).name if name == "auto" else name for name in drafters or ["auto"]]
     decoder = load_named(target, "none", verifier=found_verifier, dtype=dtype, device=device)
     found, left_out = tuning.find_drafters(decoder, list(dict.fromkeys(names)))
     texts = read_token_ids(decoder, prompts, limit, max_new_tokens)
