@@ -27,9 +27,7 @@ def show_tuning(
     for line in lines:
         console.print(Text(f"    {line}"), soft_wrap=True)
     if saved:
-        console.print(
-            "", Text(f"saved in {saved}; the same on the command line: --policy {saved}"), sep="\n", soft_wrap=True
-        )
+        console.print("", Text(f"saved; on the command line it is used by --policy {saved}"), sep="\n", soft_wrap=True)
     if flags:
         _show_flags(flags)
 
@@ -53,7 +51,7 @@ def _notes(tuning: Tuning, minutes: float, out: Path | None) -> list[str]:
         notes.append("there are too few prompts to confirm on others than those the choice was made on")
     if tuning.missing:
         onward = f"more minutes go on from {out}" if out else "give more; with --out FOLDER they go on from there"
-        notes.append(f"{minutes:g} minutes are too short: {'; '.join(tuning.missing)} ({onward})")
+        notes.append(f"{minutes:g} minutes are too short for all of it: {'; '.join(tuning.missing)} ({onward})")
     return notes
 
 

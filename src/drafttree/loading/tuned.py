@@ -76,9 +76,7 @@ class TunedPolicy:
             ModelError: it is another one, or in another dtype.
         """
         if dtype != self.dtype:
-            raise ModelError(
-                f"{self.path} was tuned in {self.dtype}, and the target is in {dtype}; load it in {self.dtype}"
-            )
+            raise ModelError(f"{self.path} was tuned in {self.dtype}, not in {dtype}; load the target in {self.dtype}")
         if digest != self.target.digest:
             raise ModelError(f"{self.path} was tuned for {self.target.name!r}, and this target is another; tune for it")
 
@@ -142,12 +140,14 @@ def _parse(found: dict[str, Any], path: str) -> TunedPolicy:
     texts = {name: _text(found, name) for name in ("policy", "verifier", "dtype", "machine", "drafttree", "date")}
     make_policy(texts["policy"])
     find_verifier(texts["verifier"])
+    if not isinstance(measured := found.get("measured"), dict):
+        raise ConfigError(f"its 'measured' is {measured!r}, no object; {AGAIN}")
     drafter = _model(found, "drafter") if found.get("drafter") is not None else None
     return TunedPolicy(
         target=_model(found, "target"),
         drafter=drafter,
         costs=parse_cost_curve(found.get("costs")) if drafter else None,
-        measured=found.get("measured") or {},
+        measured=measured,
         path=path,
         **texts,
     )

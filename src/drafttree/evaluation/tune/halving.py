@@ -113,7 +113,7 @@ def halve(race: Race, ways: Sequence[str], until: float) -> tuple[list[str], lis
         until: seconds, as for `Race.run`.
     """
     race.run([PLAIN], 1, math.inf)
-    affordable = (until - race.spent) / race.runs[PLAIN][0].seconds
+    affordable = (until - race.spent) / race.runs[PLAIN][0].metrics.seconds
     ways = ways[: next((most for most in range(len(ways), 1, -1) if planned_runs(most) <= affordable), 1)]
     rungs, dropped, texts = [], [], FIRST_TEXTS
     while True:

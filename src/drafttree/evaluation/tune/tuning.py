@@ -22,7 +22,7 @@ from drafttree.loading import PolicyLike
 
 LEAST_TOKENS = 4
 """A shorter prompt is left out."""
-LEAST_PROMPTS = 4
+LEAST_PROMPTS = 9
 """With fewer prompts the choice is confirmed on those it was made on."""
 HELD_OUT = 1 / 3
 """The share of the prompts that the choice does not see."""
