@@ -4,7 +4,7 @@ from drafttree.engine.metrics import Metrics, Round
 
 
 def timed(seconds: float, tokens: int = 10, **fields) -> Metrics:
-    """One text of equal rounds: `committed` tokens each, in so many seconds of decoding after a prompt of one second."""
+    """One text of equal rounds, in so many seconds of decoding after one for its prompt; `fields` are of a round."""
     committed = fields.pop("committed", 1)
     count = tokens // committed
     each = seconds / count

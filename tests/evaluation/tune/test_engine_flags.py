@@ -34,7 +34,7 @@ def tuning(drafter, name, policy, rounds, gain=0.5):
         timed(1.0),
         [best],
         [],
-    )  # pyright: ignore[reportArgumentType]
+    )
 
 
 def head(kind):
