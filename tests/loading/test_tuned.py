@@ -7,10 +7,10 @@ import pytest
 
 import drafttree
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
-from drafttree.core.errors import InputError, ModelError
+from drafttree.core.errors import ConfigError, InputError, ModelError
 from drafttree.engine.cost_measurement import machine
 from drafttree.engine.model_digest import model_digest
-from drafttree.loading import TunedPolicy, check_save, read_tuned
+from drafttree.loading import TunedPolicy, check_save, parse_policies, read_tuned
 from drafttree.loading.tuned import TunedModel
 from drafttree.policies import Talon
 
@@ -145,3 +145,10 @@ def test_a_file_to_save_in_is_checked_before_time_is_spent(tmp_path, path):
     ):
         with pytest.raises(InputError, match=fault):
             check_save(wrong)
+
+
+def test_a_file_among_policies_is_said_to_be_one():
+    with pytest.raises(
+        ConfigError, match=r"'tuned\.json' is a file of a tuned policy, for load, generate, chat and batch"
+    ):
+        parse_policies(["chain;tuned.json"])

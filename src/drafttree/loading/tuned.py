@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 from drafttree.core.cost_curve import CostCurve, parse_cost_curve
 from drafttree.core.errors import ConfigError, InputError, ModelError
 from drafttree.loading.curve_files import read_json_file
-from drafttree.loading.specs import PolicyLike, find_verifier, make_policy
+from drafttree.loading.specs import TUNED, PolicyLike, find_verifier, make_policy
 from drafttree.policies import TreePolicy
 
 FORMAT, VERSION = "drafttree tuned policy", 1
-SUFFIX = ".json"
 AGAIN = "make one by drafttree tune --save"
 
 
@@ -102,7 +101,7 @@ def find_policy(policy: PolicyLike | TunedPolicy | Path) -> TreePolicy | TunedPo
     """
     if isinstance(policy, TunedPolicy):
         return policy
-    if isinstance(policy, Path) or (isinstance(policy, str) and policy.endswith(SUFFIX)):
+    if isinstance(policy, Path) or (isinstance(policy, str) and policy.endswith(TUNED)):
         return read_tuned(Path(policy))
     return make_policy(policy)
 
@@ -130,8 +129,8 @@ def check_save(path: Path) -> None:
     Raises:
         InputError: it is such a file.
     """
-    if path.suffix != SUFFIX:
-        raise InputError(f"--save {str(path)!r} does not end in {SUFFIX}, by which --policy knows it; name another")
+    if path.suffix != TUNED:
+        raise InputError(f"--save {str(path)!r} does not end in {TUNED}, by which --policy knows it; name another")
     if not path.parent.is_dir() or path.is_dir():
         raise InputError(f"--save {str(path)!r} cannot be written, as there is no such folder; name another")
 

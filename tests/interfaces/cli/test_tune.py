@@ -127,3 +127,12 @@ def test_a_head_of_another_target_is_left_out_by_name(prompts, speeds, monkeypat
     monkeypatch.setattr(arms, "find_drafter", find)
     result = tune(prompts, "--drafter", "lookup", "--drafter", "theirs")
     assert "left out: theirs: the head does not fit the target" in result.stdout
+
+
+def test_a_real_run_of_a_few_seconds_keeps_its_runs(prompts, tmp_path):
+    out = tmp_path / "out"
+    result = tune(prompts, "--drafter", "lookup", "--minutes", 0.05, "--limit", 1, "--out", out, "--json")
+    found = json.loads(result.stdout)
+    assert found["expected"] >= 0
+    runs = [json.loads(line)["run"] for line in (out / "runs.jsonl").read_text().splitlines()]
+    assert runs[:2] == [["costs", "lookup"], ["choose", 0, "plain"]]
