@@ -63,9 +63,14 @@ def find_drafters(decoder: Decoder, names: Sequence[str]) -> tuple[dict[str, Dra
         except DraftTreeError as error:
             left_out[name] = str(error)
     if not found:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
-        raise ModelError(f"no drafter can be used for this target ({reasons or 'none was named'}); name another")
+        raise no_drafter(left_out)
     return found, left_out
+
+
+def no_drafter(left_out: Mapping[str, str]) -> ModelError:
+    """The error where all drafters are left out, with the reason of each."""
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items()) or "none was named"
+    return ModelError(f"no drafter can be used for this target ({reasons}); name another")
 
 
 def make_arms(decoders: Mapping[str, Decoder], policies: Sequence[PolicyLike]) -> dict[str, Arm]:

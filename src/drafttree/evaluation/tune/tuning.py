@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from drafttree.core.cost_curve import CostCurve, parse_cost_curve
-from drafttree.core.errors import ConfigError, DraftTreeError, InputError, ModelError
+from drafttree.core.errors import ConfigError, DraftTreeError, InputError
 from drafttree.drafters import Drafter
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.limiting_factor import LimitingFactor
@@ -16,7 +16,7 @@ from drafttree.engine.metrics import Metrics, SpeedupLaw
 from drafttree.evaluation.bench.acceptance import Estimate
 from drafttree.evaluation.bench.policies import PLAIN
 from drafttree.evaluation.run_store import RunStore
-from drafttree.evaluation.tune.arms import GRID, Arm, make_arms
+from drafttree.evaluation.tune.arms import GRID, Arm, make_arms, no_drafter
 from drafttree.evaluation.tune.halving import FIRST_TEXTS, Race, Rung, Timed, halve, planned_runs
 from drafttree.loading import PolicyLike
 
@@ -177,8 +177,7 @@ def tune(
     decoders, unfit, spent = _with_costs(decoder, drafters, store)
     unfit = dict(left_out or {}) | unfit
     if not decoders:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in unfit.items())
-        raise ModelError(f"no drafter can be used for this target ({reasons or 'none was given'}); name another")
+        raise no_drafter(unfit)
     arms = make_arms(decoders, policies)
     timer = _Timer({PLAIN: decoder.plain()} | {name: arm.decoder for name, arm in arms.items()}, options, store)
     chosen_on, held = _split(long)
