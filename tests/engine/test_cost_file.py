@@ -32,6 +32,7 @@ def measured(monkeypatch, tmp_path) -> list[tuple]:
         return TOY_COSTS
 
     monkeypatch.setattr(adaptation, "measure_costs", measure)
+    monkeypatch.setattr(adaptation, "is_current", lambda costs, target: True)
     monkeypatch.setattr("drafttree.core.disk_cache.user_cache_path", lambda name: tmp_path / name)
     return calls
 
@@ -50,6 +51,13 @@ def test_costs_are_measured_once_and_read_back(measured, tmp_path):
     assert json.loads(file.read_text())["value"] == TOY_COSTS.to_json()
     assert decoder().costs == TOY_COSTS
     assert len(measured) == 1
+
+
+def test_costs_that_do_not_hold_any_more_are_measured_again(measured, monkeypatch):
+    assert decoder().costs == TOY_COSTS
+    monkeypatch.setattr(adaptation, "is_current", lambda costs, target: False)
+    assert decoder().costs == TOY_COSTS
+    assert len(measured) == 2
 
 
 @pytest.mark.parametrize("broken", ["", "{", "[]", '{"key": 1}', "\x00"])

@@ -5,7 +5,7 @@ import pytest
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
 from drafttree.core.errors import ConfigError
 from drafttree.engine import decoder as decoder_module
-from drafttree.engine.cost_measurement import PASS_SECONDS, SIZES
+from drafttree.engine.cost_measurement import PASS_SECONDS, SIZES, is_current
 from drafttree.engine.decoder import Decoder
 from drafttree.policies import Auto, Chain
 from helpers.small_trees import DRAFT, TARGET
@@ -95,6 +95,14 @@ def test_costs_are_measured_once_and_shared_by_the_forms_of_a_decoder(clock):
     assert clock.now == before
     assert made.generate([1], max_new_tokens=8).costs is costs
     assert made.with_drafter(TimedDrafter(DRAFT, clock, KNOWN)).costs is not costs
+
+
+@pytest.mark.parametrize(("slower", "current"), [(1.1, True), (1.3, False), (0.8, False)])
+def test_a_few_passes_tell_whether_costs_still_hold(clock, slower, current):
+    """The costs of a machine as a whole do not matter, those of eight nodes against those of one do."""
+    passes = Costs((1, 2, 4, 8, 16), (2e-3, 2e-3, 2.5e-3, 3.2e-3 * slower, 5e-3))
+    now = CostCurve(passes, KNOWN.draft, 0.0, 0.0)
+    assert is_current(KNOWN, TimedModel(TARGET, clock, now)) is current
 
 
 def test_a_policy_that_weighs_nothing_measures_nothing(clock):

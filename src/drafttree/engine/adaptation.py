@@ -8,9 +8,9 @@ from typing import Any
 from drafttree.core.cost_curve import CostCurve
 from drafttree.drafters.base import Drafter
 from drafttree.engine.compatibility import is_text_of_seed
-from drafttree.engine.cost_correction import WRONG_BY, corrected
+from drafttree.engine.cost_correction import corrected
 from drafttree.engine.cost_file import CostFile
-from drafttree.engine.cost_measurement import Rounds, measure_costs
+from drafttree.engine.cost_measurement import WRONG_BY, Rounds, is_current, measure_costs
 from drafttree.engine.metrics import Round
 from drafttree.engine.request import Request
 from drafttree.models import Model
@@ -43,7 +43,10 @@ class Adaptation:
         """The costs, which are measured if they are not known; arguments as for `measure_costs`."""
         if self.costs is None:
             self._kept = CostFile(target, drafter)
-            self.costs = self._kept.read() or self._kept.write(measure_costs(target, drafter, rounds))
+            kept = self._kept.read()
+            if kept is None or not is_current(kept, target):
+                kept = self._kept.write(measure_costs(target, drafter, rounds))
+            self.costs = kept
         return self.costs
 
     def learned(self, policy: TreePolicy, verifier: Verifier) -> Any:

@@ -5,10 +5,9 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
+from drafttree.engine.cost_measurement import WRONG_BY
 from drafttree.engine.metrics import Round
 
-WRONG_BY = 0.15
-"""The share by which a part of a round may cost more or less than the curve says, all parts alike left out."""
 FEWEST = 8
 """Rounds from which a part is judged."""
 

@@ -47,9 +47,15 @@ def cost_key(target: Model, drafter: Drafter) -> str | None:
     """
     if not isinstance(target, TargetModel):
         return None
-    gpu = target.device.type == "cuda"
-    place = torch.cuda.get_device_name(target.device) if gpu else f"{target.device}, {torch.get_num_threads()} threads"
-    return " | ".join((_digest(target), _digest(drafter), place, str(target.dtype), torch.__version__))
+    parts = (_digest(target), _digest(drafter), machine(target.device), str(target.dtype), torch.__version__)
+    return " | ".join(parts)
+
+
+def machine(device: torch.device) -> str:
+    """The part of a machine that passes take their time on."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device}, {torch.get_num_threads()} threads"
 
 
 def _digest(model: Any) -> str:

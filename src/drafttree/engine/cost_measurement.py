@@ -1,4 +1,8 @@
-"""Measures a `CostCurve`, by a second or two of passes and rounds."""
+"""Measures a `CostCurve`, by a second or two of passes and rounds.
+
+Of repeated measurements the fastest counts: what else a machine does lengthens some passes and not others, and a curve
+from such a moment would be wrong for hours.
+"""
 
 import statistics
 import time
@@ -23,6 +27,10 @@ WIDE = 8
 """The frontier whose draft passes are measured beside those of a single node."""
 PASS_SECONDS, ROUND_SECONDS, REPEATS = 0.9, 0.25, 12
 """The time for all passes, for the rounds of each policy, and how often each is measured at most."""
+QUICK_REPEATS, QUICK_SECONDS = 4, 0.3
+"""The same for the passes that tell whether costs of an earlier process still hold."""
+WRONG_BY = 0.15
+"""The share by which costs may be wrong before they are mended or measured anew."""
 CHAIN_OF_1, CHAIN_OF_4 = Chain(depth=1), Chain(depth=4)
 PARALLEL_CHAINS = Template(paths=tuple((rank, *[0] * deep) for deep in range(3) for rank in range(WIDE)))
 
@@ -40,7 +48,7 @@ def measure_costs(target: Model, drafter: Drafter, rounds: Rounds) -> CostCurve:
     room = min(contexts, default=4 * (CONTEXT + max(SIZES)))
     context = max(min(CONTEXT, room // 4), 1)
     sizes = [size for size in SIZES if target.context is None or context + size <= target.context]
-    passes = time_passes(target, sizes, context, REPEATS, PASS_SECONDS)
+    passes = time_passes(target, sizes, context, REPEATS, PASS_SECONDS, min)
     period = min(max(context // 4, 1), target.vocab_size)
     prompt = [token % period for token in range(context)]  # a text that repeats itself
     models: Sequence[Drafter] = getattr(drafter, "sources", None) or (drafter,)
@@ -50,24 +58,34 @@ def measure_costs(target: Model, drafter: Drafter, rounds: Rounds) -> CostCurve:
         target=Costs.of(passes),
         draft=tuple(costs for costs, _ in drafted),
         overhead=statistics.fmean(overhead for _, overhead in drafted),
-        plain_overhead=statistics.median(_outside(each) for each in _run(rounds(None, CHAIN_OF_1, prompt, length))),
+        plain_overhead=min(_outside(each) for each in _run(rounds(None, CHAIN_OF_1, prompt, length))),
     )
+
+
+def is_current(costs: CostCurve, target: Model) -> bool:
+    """Whether target passes still compare as the costs have it, by a few of one node and of several."""
+    context = max(min(CONTEXT, (target.context or 4 * CONTEXT) // 4), 1)
+    if target.context is not None and context + WIDE > target.context:
+        return True
+    found = time_passes(target, (1, WIDE), context, QUICK_REPEATS, QUICK_SECONDS, min)
+    known = costs.target.at(WIDE) / costs.target.at(1)
+    return abs(found[WIDE] / found[1] / known - 1) <= WRONG_BY
 
 
 def _draft_costs(drafter: Drafter, prompt: list[int], length: int, rounds: Rounds) -> tuple[DraftCosts, float]:
     """What a model's draft passes cost, growth included, and a round outside of them and of the target's."""
     policies = (CHAIN_OF_1, CHAIN_OF_4, PARALLEL_CHAINS)
     short, long, wide = (_run(rounds(drafter, policy, prompt, length)) for policy in policies)
-    first = statistics.median(_drafting(each) for each in short)
+    first = min((_drafting(each) for each in short if each.widths), default=0.0)
     later = {1: _later(long, first)}
-    overhead = statistics.median(_outside(each) - each.growth_seconds for each in long)
+    overhead = min(_outside(each) - each.growth_seconds for each in long)
     return DraftCosts(first, Costs.of(later | {WIDE: _later(wide, first)})), overhead
 
 
 def _later(rounds: list[Round], first: float) -> float:
     """Seconds for each level of rounds behind the first level; 0 where there was no other."""
     deep = [(_drafting(each) - first) / (each.levels - 1) for each in rounds if each.levels > 1]
-    return max(statistics.median(deep), 0.0) if deep else 0.0
+    return max(min(deep), 0.0) if deep else 0.0
 
 
 def _run(rounds: Iterator[Round]) -> list[Round]:

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -11,9 +11,14 @@ from drafttree.models import Model, prefill
 
 @torch.inference_mode()
 def time_passes(
-    model: Model, sizes: Sequence[int], context: int, repeats: int, seconds: float | None = None
+    model: Model,
+    sizes: Sequence[int],
+    context: int,
+    repeats: int,
+    seconds: float | None = None,
+    typical: Callable[[Sequence[float]], float] = statistics.median,
 ) -> dict[int, float]:
-    """Median seconds of target passes over chains of these sizes, interleaved, after one of each to warm up.
+    """Typical seconds of target passes over chains of these sizes, interleaved, after one of each to warm up.
 
     Args:
         model: the target.
@@ -22,6 +27,7 @@ def time_passes(
         repeats: of each size.
         seconds: stop when so much time has passed, but measure the first two sizes at least; None for no limit. What
             was run only once counts with that run.
+        typical: of the seconds of one size; their minimum is the same on a machine that does other work beside.
     """
     cache = model.new_cache(1, context + max(sizes))
     prefill(model, cache, [0] * context)
@@ -32,7 +38,7 @@ def time_passes(
             if time.perf_counter() > end and all(times[first] for first in sizes[:2]):
                 break
             times[size].append(_time_pass(model, cache, size, context))
-    return {size: statistics.median(spent[1:] or spent) for size, spent in times.items() if spent}
+    return {size: typical(spent[1:] or spent) for size, spent in times.items() if spent}
 
 
 def _time_pass(model: Model, cache, size: int, context: int) -> float:

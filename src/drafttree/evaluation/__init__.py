@@ -11,4 +11,5 @@ This door is empty on purpose: `import drafttree` needs `exactness` alone, and t
 - `run_store`: finished runs, from which an interrupted command goes on.
 - `shapes`: sizes of larger models, by name.
 - `bench`: what speculation gains and what it costs.
+- `tune`: the drafter and the policy that write given prompts fastest.
 """

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from drafttree.engine.decoder import Decoder
+from drafttree.engine.metrics import SpeedupLaw
 from drafttree.engine.request import Chunk, Generation
 from drafttree.evaluation.bench import (
     Acceptance,
@@ -78,15 +79,28 @@ def show_comparison(compared: Comparison, policy: str) -> None:
     for way, speed in compared.speeds.items():
         table.add_row(names[way], f"{speed:.1f}", f"{speed / compared.speeds['plain']:.2f}")
     console.print("", table, "", sep="\n")
-    terms = make_table("R = tau (1 + h0) / (v + c*delta + h)", "", "", right=1)
-    for symbol, value, meaning in _law_terms(compared):
-        terms.add_row(symbol, f"{value:.3f}", meaning)
-    terms.add_row("R predicted", f"{law.predicted:.3f}", "by the law")
-    terms.add_row("R measured", f"{law.measured:.3f}", "tokens/s over plain, prompt included")
-    console.print(terms, "", sep="\n")
+    console.print(law_table(law, compared.speculative.metrics.mean_nodes), "", sep="\n")
     for line in _agreement(compared):
         console.print(Text(line))
     console.print(Text(compared.verdict, style="bold"), Text(compared.limit.sentence), sep="\n", soft_wrap=True)
+
+
+def law_table(law: SpeedupLaw, nodes: float) -> Table:
+    """The law's terms with their meaning, and R predicted and measured; `nodes` are those of the mean tree."""
+    table = make_table("R = tau (1 + h0) / (v + c*delta + h)", "", "", right=1)
+    terms = [
+        ("tau", law.tau, "tokens per target pass"),
+        ("v", law.v, f"pass over {nodes:.1f} nodes, in plain passes"),
+        ("c", law.c, "a draft pass, in plain passes"),
+        ("delta", law.delta, "draft passes per round"),
+        ("h", law.h, "rest of a round, in plain passes"),
+        ("h0", law.h0, "the same in plain decoding"),
+        ("R predicted", law.predicted, "by the law"),
+        ("R measured", law.measured, "tokens/s over plain, prompt included"),
+    ]
+    for symbol, value, meaning in terms:
+        table.add_row(symbol, f"{value:.3f}", meaning)
+    return table
 
 
 def show_certificate(certificate: Certificate, decoder: Decoder) -> None:
@@ -289,18 +303,6 @@ def _explained(finding: PairFinding) -> str:
         how = f"{finding.equal} of {finding.texts} texts equal plain decoding's"
         return f"exact by coupling: {how}" if finding.passed else f"BIASED: {how}"
     return {"exact": "exact by enumeration", "lossy": "lossy, as its name says"}.get(finding.verdict, finding.verdict)
-
-
-def _law_terms(compared: Comparison) -> list[tuple[str, float, str]]:
-    law, nodes = compared.law, compared.speculative.metrics.mean_nodes
-    return [
-        ("tau", law.tau, "tokens per target pass"),
-        ("v", law.v, f"pass over {nodes:.1f} nodes, in plain passes"),
-        ("c", law.c, "a draft pass, in plain passes"),
-        ("delta", law.delta, "draft passes per round"),
-        ("h", law.h, "rest of a round, in plain passes"),
-        ("h0", law.h0, "the same in plain decoding"),
-    ]
 
 
 def _agreement(compared: Comparison) -> Iterator[str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from drafttree.core.lazy import lazy_door
 
 if TYPE_CHECKING:
+    from drafttree.loading.curve_files import read_cost_curve
     from drafttree.loading.drafters import (
         DrafterSource,
         check_drafter,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
         parse_verifiers,
         policy_spec,
     )
+    from drafttree.loading.tuned import TunedPolicy, check_save, find_policy, read_tuned
 
 __all__ = [
     "POLICY_CLASSES",
@@ -43,14 +45,17 @@ __all__ = [
     "DrafterSource",
     "ModelSource",
     "PolicyLike",
+    "TunedPolicy",
     "VerifierLike",
     "check_drafter",
+    "check_save",
     "check_tokenizers",
     "choose_drafter",
     "find_device",
     "find_drafter",
     "find_dtype",
     "find_folder",
+    "find_policy",
     "find_verifier",
     "load_head",
     "load_model",
@@ -60,9 +65,12 @@ __all__ = [
     "parse_policies",
     "parse_verifiers",
     "policy_spec",
+    "read_cost_curve",
+    "read_tuned",
     "tokenizer_beside",
     "unwrap",
 ]
 
-_MODULES = [f"drafttree.loading.{name}" for name in ("specs", "methods", "placement", "pretrained", "drafters")]
+_NAMES = ("specs", "methods", "curve_files", "tuned", "placement", "pretrained", "drafters")
+_MODULES = [f"drafttree.loading.{name}" for name in _NAMES]
 __getattr__ = lazy_door(__name__, __all__, _MODULES)

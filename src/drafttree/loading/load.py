@@ -1,20 +1,26 @@
 """`load`: from names, paths and loaded models to a decoder."""
 
 import logging
+from pathlib import Path
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from drafttree.core.cost_curve import CostCurve
 from drafttree.core.errors import ConfigError, DraftTreeError
 from drafttree.drafters import LOOKUPS
 from drafttree.engine import compatibility
+from drafttree.engine.adaptation import Adaptation
+from drafttree.engine.cost_file import machine
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation_options import model_defaults, show_options
+from drafttree.engine.model_digest import model_digest
 from drafttree.loading.drafters import DrafterSource, check_drafter_exists, choose_drafter, find_drafter
 from drafttree.loading.placement import find_placement
 from drafttree.loading.pretrained import ModelSource, eos_ids, find_model, load_model, load_tokenizer
 from drafttree.loading.quantization import check_quantization
 from drafttree.loading.specs import DEFAULT_POLICY, PolicyLike, VerifierLike, find_verifier, make_policy
+from drafttree.loading.tuned import TunedPolicy, find_policy
 from drafttree.models import TargetModel, select_backend, select_exact_text
 
 logger = logging.getLogger("drafttree")
@@ -23,7 +29,7 @@ logger = logging.getLogger("drafttree")
 def load(
     target: ModelSource = "embedded",
     drafter: DrafterSource | None = "auto",
-    policy: PolicyLike = DEFAULT_POLICY,
+    policy: PolicyLike | TunedPolicy | Path = DEFAULT_POLICY,
     verifier: VerifierLike | None = "auto",
     *,
     dtype: str | torch.dtype = "auto",
@@ -44,7 +50,9 @@ def load(
             the name of a drafter class (see `drafttree.loading.drafters`) or the class itself; or "none" or None for
             plain decoding. "auto" takes what `choose_drafter` says; the logger "drafttree" says which and why, as a
             warning where it is lookup.
-        policy: a policy, its class, or its specification, such as "talon:budget=60,margin=0.03".
+        policy: a policy, its class, or its specification, such as "talon:budget=60,margin=0.03"; or a file of
+            `drafttree tune --save`, such as "tuned.json", which also decides drafter, verifier and dtype where they are
+            "auto", and brings the cost curve of its machine.
         verifier: the name or class of one, or "auto": greedy at temperature 0, coupled above it. Policies and
             verifiers of your own are named by the dotted names of their classes or by entry points (see
             `drafttree.loading.methods`).
@@ -70,16 +78,22 @@ def load(
     Raises:
         ConfigError: a policy, verifier, parameter, dtype, device or quantisation that does not exist, or a loaded model
             to be quantised.
+        InputError: a file that is no tuned policy of this version.
         ModelError: a model or head that cannot be loaded or quantised, does not fit the target, or cannot be verified
-            in a tree; or `exact_text` cannot hold for the target on its device.
+            in a tree; one that is not that of a tuned policy; or `exact_text` cannot hold for the target on its device.
         TokenizerMismatch: target and drafter do not share a vocabulary.
     """
     if not isinstance(exact_text, bool):
         raise ConfigError(f"exact_text is {exact_text!r}; give True or False")
-    chosen_policy, chosen_verifier = make_policy(policy), find_verifier(verifier)
+    policy, target = find_policy(policy), find_model(target)
+    tuned = policy if isinstance(policy, TunedPolicy) else None
+    if tuned:
+        drafter, verifier = _defaults(tuned, drafter, verifier)
+        dtype = tuned.dtype if dtype == "auto" and not isinstance(target, PreTrainedModel) else dtype
+    chosen_policy = make_policy(policy.policy) if isinstance(policy, TunedPolicy) else policy
+    chosen_verifier = find_verifier(verifier)
     if chosen_verifier:
         compatibility.check(chosen_policy, chosen_verifier)
-    target = find_model(target)
     check_quantization("quantize", quantize, target)
     check_quantization("quantize_drafter", quantize_drafter, drafter)
     on, kind = find_placement(target, dtype, device, quantize)
@@ -92,11 +106,34 @@ def load(
     eos = eos_ids(model, tokenizer)
     wrapped = TargetModel(model, select_exact_text if exact_text else select_backend)
     try:
+        if tuned:
+            tuned.check_target(model_digest(wrapped), str(wrapped.dtype).removeprefix("torch."))
         drafting = find_drafter(drafter, wrapped, tokenizer, quantize_drafter)
+        if tuned and drafting:
+            tuned.check_drafter(model_digest(drafting))
     except DraftTreeError:
         wrapped.release()
         raise
     defaults = model_defaults(model.generation_config)
     if defaults:
         logger.info("options of the model's generation config: %s", show_options(defaults))
-    return Decoder(wrapped, drafting, chosen_policy, chosen_verifier, tokenizer, eos, defaults)
+    adaptation = Adaptation(_costs(tuned, wrapped)) if tuned else None
+    return Decoder(wrapped, drafting, chosen_policy, chosen_verifier, tokenizer, eos, defaults, adaptation=adaptation)
+
+
+def _defaults(
+    tuned: TunedPolicy, drafter: DrafterSource | None, verifier: VerifierLike | None
+) -> tuple[DrafterSource | None, VerifierLike | None]:
+    """Drafter and verifier; those of a tuned policy where they are "auto"."""
+    if isinstance(drafter, str) and drafter == "auto":
+        drafter = tuned.drafter.name if tuned.drafter else None
+        logger.info("drafter: %s (%s)", drafter or "none", tuned.path)
+    return drafter, tuned.verifier if verifier in (None, "auto") else verifier
+
+
+def _costs(tuned: TunedPolicy, target: TargetModel) -> CostCurve | None:
+    """The tuned policy's cost curve; None to measure it anew where it is of another machine."""
+    if tuned.costs and (here := machine(target.device)) != tuned.machine:
+        logger.info("%s was tuned on %s; costs are measured anew on %s", tuned.path, tuned.machine, here)
+        return None
+    return tuned.costs

@@ -18,6 +18,8 @@ PolicyLike = str | TreePolicy | type[TreePolicy]
 """A specification, a policy, or the class of one, which stands for its default parameters."""
 VerifierLike = str | type[Verifier]
 """The name of a verifier, or its class."""
+TUNED = ".json"
+"""The end of the name of a file with a tuned policy (see `drafttree.loading.tuned`)."""
 POLICY_ENDS = re.compile(r";|,(?=\s*[\w.-]+\s*(?:[:,;]|$))")
 """Between two specifications: a semicolon, or a comma before a name that is no parameter."""
 
@@ -35,6 +37,10 @@ def make_policy(policy: PolicyLike) -> TreePolicy:
         return POLICY_CLASSES.check(policy, policy.__name__)()
     if not isinstance(policy, str):
         raise ConfigError(f"a policy is a specification or a TreePolicy object, not {policy!r}")
+    if policy.endswith(TUNED):
+        raise ConfigError(
+            f"{policy!r} is a file of a tuned policy, for load, generate, chat and batch; name a policy here"
+        )
     name, parameters = split_spec("policy", policy)
     return POLICY_CLASSES.find(name)(**parameters)
 

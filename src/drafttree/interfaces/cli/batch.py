@@ -28,7 +28,7 @@ from drafttree.interfaces.cli.options import (
     shaped,
 )
 from drafttree.interfaces.console import print_json, progress
-from drafttree.loading import find_verifier, make_policy
+from drafttree.loading import find_policy, find_verifier
 from drafttree.loading.specs import DEFAULT_POLICY
 
 NOT_OF_THE_TEXT = {"source", "out", "json_", "device"}
@@ -65,7 +65,7 @@ def batch(
     """
     options = shaping | given_options({"seed": seed, "max_new_tokens": max_new_tokens, "stop": stop})
     options |= {"ignore_eos": ignore_eos, "draft_temperature": draft_temperature}
-    chosen = make_policy(policy), find_verifier(verifier)
+    chosen = find_policy(policy), find_verifier(verifier)
     if source.resolve() == out.resolve():
         raise InputError("the texts would go into the file of the prompts; name another file")
     command = sorted((name, str(value)) for name, value in context.params.items() if name not in NOT_OF_THE_TEXT)

@@ -27,7 +27,7 @@ from drafttree.interfaces.cli.options import (
     shaped,
 )
 from drafttree.interfaces.console import make_console
-from drafttree.loading import find_verifier, make_policy
+from drafttree.loading import find_policy, find_verifier, make_policy
 from drafttree.loading.specs import DEFAULT_POLICY
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def chat(
     is kept, so an answer reads only the newest message.
     """
     own = read_text(template) if template else None
-    chosen = make_policy(policy), find_verifier(verifier)
+    chosen = find_policy(policy), find_verifier(verifier)
 
     from drafttree.engine.chat import turn_end
     from drafttree.interfaces.cli.decoders import load_named

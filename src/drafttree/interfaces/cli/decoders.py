@@ -13,7 +13,7 @@ from drafttree.evaluation.bench.inflation import load_inflated
 from drafttree.evaluation.bench.policies import shipped_prompts
 from drafttree.evaluation.certify import fit
 from drafttree.evaluation.prompts import read_prompts
-from drafttree.loading import choose_drafter, zoo
+from drafttree.loading import TunedPolicy, choose_drafter, zoo
 from drafttree.loading.load import load
 
 
@@ -22,7 +22,10 @@ def load_named(target: str, drafter: str, *arguments: Any, **options: Any) -> De
     _hide_bars()
     if sys.stderr.isatty() and target not in zoo.NAMES and not Path(target).exists():
         print(f"looking for {target} on the Hugging Face hub ...", file=sys.stderr)
-    if drafter != "auto":
+    tuned = next((each for each in arguments if isinstance(each, TunedPolicy)), None)
+    if tuned and drafter == "auto":
+        print(f"drafter: {tuned.drafter.name if tuned.drafter else 'none'} ({tuned.path})", file=sys.stderr)
+    if drafter != "auto" or tuned:
         return load(target, drafter, *arguments, **options)
     choice = choose_drafter(target)
     decoder = load(target, choice.name, *arguments, **options)

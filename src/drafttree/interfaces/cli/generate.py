@@ -30,7 +30,7 @@ from drafttree.interfaces.cli.options import (
 )
 from drafttree.interfaces.cli.results import INTERRUPTED
 from drafttree.interfaces.console import make_console, print_json
-from drafttree.loading import find_verifier, make_policy
+from drafttree.loading import find_policy, find_verifier
 from drafttree.loading.specs import DEFAULT_POLICY
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def generate(
     """
     options = shaping | given_options({"seed": seed, "max_new_tokens": max_new_tokens, "stop": stop})
     options |= {"ignore_eos": ignore_eos, "draft_temperature": draft_temperature}
-    text, chosen = read_prompt(prompt), (make_policy(policy), find_verifier(verifier))
+    text, chosen = read_prompt(prompt), (find_policy(policy), find_verifier(verifier))
 
     from drafttree.engine.generation_options import show_options
     from drafttree.interfaces import display

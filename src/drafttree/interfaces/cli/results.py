@@ -13,7 +13,8 @@ from drafttree.interfaces.console import print_json
 
 INTERRUPTED = 130
 """The exit code of a command that Ctrl-C has ended, as shells have it."""
-NOT_OF_THE_COMMAND = {"out", "json_"}
+NOT_OF_THE_COMMAND = {"out", "json_", "save", "export", "minutes"}
+"""Options that do not change what a run gives."""
 Out = Annotated[
     Path | None, typer.Option(help="Keep finished runs in this folder; the same command goes on from there.")
 ]
@@ -23,7 +24,7 @@ def open_store(context: typer.Context, *inputs: object) -> RunStore:
     """The store of a command's finished runs, in the folder of its --out.
 
     Args:
-        context: of the command; every option decides what is run.
+        context: of the command; its options decide what is run, but for `NOT_OF_THE_COMMAND`.
         *inputs: what the files named in the options hold.
 
     Raises:

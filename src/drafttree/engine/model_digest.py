@@ -1,0 +1,41 @@
+"""A digest by which a model is known again, in another process and by another version of drafttree."""
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+from drafttree.models import TargetModel
+
+DEPTH = 3
+"""How deep in an object's attributes its modules are looked for."""
+
+
+def model_digest(model: Any) -> str:
+    """A digest of a target or a drafter: its class, and name, shape, dtype and first number of every weight.
+
+    One number of each weight is enough to tell a model from one that was trained on from it, and cheap to read.
+    Neither the backend that runs the model nor the versions of libraries change it.
+    """
+    weights = sorted({_weight(name, tensor) for module in _modules(model, 0) for name, tensor in _tensors(module)})
+    return hashlib.sha256(repr([type(model).__name__, weights]).encode()).hexdigest()[:16]
+
+
+def _modules(part: Any, depth: int) -> Iterator[nn.Module]:
+    if isinstance(part, TargetModel):
+        yield part.module
+    elif isinstance(part, nn.Module):
+        yield part
+    elif depth < DEPTH:
+        for each in getattr(part, "__dict__", {}).values():
+            yield from _modules(each, depth + 1)
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    return ((name, found) for name, found in module.state_dict().items() if isinstance(found, Tensor))
+
+
+def _weight(name: str, tensor: Tensor) -> str:
+    first = "" if tensor.is_meta or not tensor.numel() else tensor[(0,) * tensor.dim()].item()
+    return f"{name} {list(tensor.shape)} {tensor.dtype} {first}"

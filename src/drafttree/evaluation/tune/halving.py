@@ -1,0 +1,140 @@
+"""Successive halving: many ways over few texts, the better half of them over twice as many, and so on.
+
+Ways run by turns, and each is judged by its decoding speed over plain decoding's on the same texts. Time is the sum of
+what the runs took, not a clock: runs that were kept of an earlier process count as they did then, and the same results
+give the same choice.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from drafttree.engine.metrics import Metrics, SpeedupLaw
+from drafttree.evaluation.bench.acceptance import Estimate
+from drafttree.evaluation.bench.policies import PLAIN
+
+FIRST_TEXTS = 2
+"""Texts of every way in the first rung."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One text.
+
+    Attributes:
+        metrics: of its decoding.
+        seconds: it took, with what had to be done before it.
+    """
+
+    metrics: Metrics
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A step of successive halving.
+
+    Attributes:
+        ways: that were still in the race, plain decoding not counted.
+        texts: of each, those of earlier rungs included.
+        complete: whether all of them were run before the time was up.
+    """
+
+    ways: int
+    texts: int
+    complete: bool
+
+
+class Race:
+    """Runs texts of several ways by turns.
+
+    Args:
+        measure: runs a text, by number, in one way, by name.
+        spent: seconds that are spent already.
+
+    Attributes:
+        spent: seconds, those of all runs included.
+        runs: by way and number of the text.
+    """
+
+    def __init__(self, measure: Callable[[str, int], Timed], spent: float = 0.0) -> None:
+        self.measure, self.spent = measure, spent
+        self.runs: dict[str, dict[int, Timed]] = {}
+
+    def run(self, ways: Sequence[str], texts: int, until: float) -> bool:
+        """Run the first texts in all ways, as far as they have not been; return whether the time was enough.
+
+        Args:
+            ways: names; each text begins with another one.
+            texts: how many.
+            until: no run begins when so many seconds are spent.
+        """
+        for text in range(texts):
+            first = text % len(ways)
+            for way in (*ways[first:], *ways[:first]):
+                own = self.runs.setdefault(way, {})
+                if text in own:
+                    continue
+                if self.spent >= until:
+                    return False
+                own[text] = self.measure(way, text)
+                self.spent += own[text].seconds
+        return True
+
+    def totals(self, way: str) -> tuple[Metrics, Metrics]:
+        """The metrics of a way and of plain decoding, over the texts that both have run."""
+        pairs = self._pairs(way)
+        return Metrics.total(own for own, _ in pairs), Metrics.total(plain for _, plain in pairs)
+
+    def ratio(self, way: str) -> float:
+        """Decoding speed over plain decoding's; 0 for a way without a text."""
+        return SpeedupLaw.of(*self.totals(way)).decoding
+
+    def ranked(self, ways: Iterable[str]) -> list[str]:
+        """The ways that have run, the fastest first."""
+        return sorted((way for way in ways if self._pairs(way)), key=self.ratio, reverse=True)
+
+    def gain(self, way: str) -> Estimate | None:
+        """The gain in decoding speed over plain decoding, with its interval over texts; None without a text."""
+        pairs = [(_seconds_per_token(plain), _seconds_per_token(own)) for own, plain in self._pairs(way)]
+        return Estimate.of_gain(*zip(*pairs, strict=True)) if pairs else None
+
+    def _pairs(self, way: str) -> list[tuple[Metrics, Metrics]]:
+        plain = self.runs.get(PLAIN, {})
+        return [(run.metrics, plain[text].metrics) for text, run in self.runs.get(way, {}).items() if text in plain]
+
+
+def halve(race: Race, ways: Sequence[str], until: float) -> tuple[list[str], list[Rung]]:
+    """The ways that ran, those of the last rung first and the best of them first, and the rungs.
+
+    Args:
+        race: runs the texts, plain decoding's in every rung.
+        ways: names, without plain decoding; the first of them if the time is too short for all.
+        until: seconds, as for `Race.run`.
+    """
+    race.run([PLAIN], 1, math.inf)
+    affordable = (until - race.spent) / race.runs[PLAIN][0].metrics.seconds
+    ways = ways[: next((most for most in range(len(ways), 1, -1) if planned_runs(most) <= affordable), 1)]
+    rungs, dropped, texts = [], [], FIRST_TEXTS
+    while True:
+        complete = race.run([PLAIN, *ways], texts, until)
+        rungs.append(Rung(len(ways), texts, complete))
+        ranked = race.ranked(ways)
+        if not complete or len(ranked) <= 2:
+            return ranked + dropped, rungs
+        half = (len(ranked) + 1) // 2
+        ways, dropped, texts = ranked[:half], ranked[half:] + dropped, 2 * texts
+
+
+def planned_runs(ways: int) -> int:
+    """The runs of a race that has the time for all rungs, plain decoding's included."""
+    runs, before, texts = 0, 0, FIRST_TEXTS
+    while True:
+        runs += (ways + 1) * (texts - before)
+        if ways <= 2:
+            return runs
+        ways, before, texts = (ways + 1) // 2, texts, 2 * texts
+
+
+def _seconds_per_token(metrics: Metrics) -> float:
+    return 1 / metrics.decoding_tokens_per_second

@@ -1,0 +1,320 @@
+"""`tune`: measure costs and acceptance on a user's prompts, choose among drafters and policies, confirm the choice."""
+
+import functools
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from drafttree.core.cost_curve import CostCurve, parse_cost_curve
+from drafttree.core.errors import ConfigError, DraftTreeError, InputError
+from drafttree.drafters import Drafter
+from drafttree.engine.decoder import Decoder
+from drafttree.engine.limiting_factor import LimitingFactor
+from drafttree.engine.metrics import Metrics, SpeedupLaw
+from drafttree.evaluation.bench.acceptance import Estimate
+from drafttree.evaluation.bench.policies import PLAIN
+from drafttree.evaluation.run_store import RunStore
+from drafttree.evaluation.tune.arms import GRID, Arm, make_arms, no_drafter
+from drafttree.evaluation.tune.halving import FIRST_TEXTS, Race, Rung, Timed, halve, planned_runs
+from drafttree.loading import PolicyLike
+
+LEAST_TOKENS = 4
+"""A shorter prompt is left out."""
+LEAST_PROMPTS = 9
+"""With fewer prompts the choice is confirmed on those it was made on."""
+HELD_OUT = 1 / 3
+"""The share of the prompts that the choice does not see."""
+CHOOSING = 0.75
+"""The share of the time in which the choice is made; the rest confirms it."""
+CONFIRMING = 16
+"""Texts that confirm a choice at most, or as many as prompts are held out."""
+WARM_UP = 8
+
+
+@dataclass(frozen=True)
+class MeasuredCosts:
+    """A drafter's cost curve, and the seconds it took to measure.
+
+    Attributes:
+        curve: as `CostCurve.to_json` gives it; None where the drafter cannot draft for the target.
+        seconds: of measuring.
+        error: why there is no curve.
+    """
+
+    curve: dict[str, Any] | None
+    seconds: float
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Way:
+    """What was measured of a drafter and a policy.
+
+    Attributes:
+        drafter: its name.
+        policy: its canonical specification.
+        texts: compared with plain decoding.
+        ratio: of its decoding speed to plain decoding's.
+    """
+
+    drafter: str
+    policy: str
+    texts: int
+    ratio: float
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The outcome.
+
+    Attributes:
+        best: the fastest way; None if none could be measured.
+        decoder: of that way.
+        costs: the cost curve of its drafter.
+        expected: R by the cost curve and what was accepted in the texts it was chosen on.
+        gain: in decoding speed over plain decoding, with its interval; None without a text.
+        confirmed: whether the gain was measured after the choice, and so owes nothing to it.
+        apart: whether it was measured on prompts that the choice had not seen.
+        metrics: of the texts in which the gain was measured.
+        plain: of plain decoding of the same.
+        ways: all that were tried, those of the last rung first and the best of them first.
+        rungs: of the choice.
+        missing: what was not measured for lack of time, a clause each.
+        left_out: drafters that cannot be used, with the reason.
+        too_short: prompts left out as too short.
+    """
+
+    best: Way | None
+    decoder: Decoder | None
+    costs: CostCurve | None
+    expected: float
+    gain: Estimate | None
+    confirmed: bool
+    apart: bool
+    metrics: Metrics
+    plain: Metrics
+    ways: list[Way]
+    rungs: list[Rung]
+    missing: list[str] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+    too_short: int = 0
+
+    @property
+    def speculates(self) -> bool:
+        """Whether speculating is recommended: the gain is greater than its interval."""
+        return self.gain is not None and self.gain.mean > self.gain.margin
+
+    @property
+    def law(self) -> SpeedupLaw:
+        """The law's terms of the best way."""
+        return SpeedupLaw.of(self.metrics, self.plain)
+
+    @property
+    def limit(self) -> LimitingFactor:
+        """What limits its speed."""
+        return LimitingFactor.of(self.law, self.metrics)
+
+    def summary(self) -> dict[str, object]:
+        """Every figure, for JSON; an interval that cannot be told yet has no margin."""
+        gain = self.gain and {**asdict(self.gain), "margin": _finite(self.gain.margin)}
+        found: dict[str, object] = {"speculate": self.speculates, "best": self.best and asdict(self.best), "gain": gain}
+        if self.best:
+            found |= {"law": asdict(self.law) | {"predicted": self.law.predicted}, "limit": asdict(self.limit)}
+        return found | {
+            "expected": self.expected,
+            "confirmed": self.confirmed,
+            "on prompts apart": self.apart,
+            "costs": self.costs and self.costs.to_json(),
+            "ways": [asdict(way) for way in self.ways],
+            "rungs": [asdict(rung) for rung in self.rungs],
+            "missing": self.missing,
+            "left_out": self.left_out,
+            "too_short": self.too_short,
+        }
+
+
+def tune(
+    decoder: Decoder,
+    drafters: Mapping[str, Drafter],
+    prompts: Sequence[Sequence[int]],
+    *,
+    policies: Sequence[PolicyLike] = GRID,
+    minutes: float = 5.0,
+    left_out: Mapping[str, str] | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+    store: RunStore | None = None,
+    **options,
+) -> Tuning:
+    """Find the drafter and the policy that decode the prompts fastest, and whether that beats plain decoding.
+
+    The prompts are split: the choice among all ways is made on most of them by successive halving, and its winner
+    confirmed against plain decoding on the others.
+
+    Args:
+        decoder: for its target, verifier and tokenizer.
+        drafters: by name, as `find_drafters` gives them.
+        prompts: token ids.
+        policies: to try with every drafter, as for `parse_policies`; those the verifier does not admit are skipped.
+        minutes: for all of it; a text that has begun is finished.
+        left_out: drafters that could not be loaded, with the reason, to tell with the rest.
+        progress: called after every text with the way it was written in.
+        store: keeps finished runs; by default none. The same runs count the time they took when they were made.
+        **options: as for `Decoder.new_request`; without a seed it is 0, so that all write the same texts.
+
+    Raises:
+        ConfigError: `minutes` is not above 0, or no policy is lossless with the verifier.
+        InputError: no prompt is long enough.
+        ModelError: no drafter can draft for the target.
+    """
+    if not (isinstance(minutes, int | float) and 0 < minutes < math.inf):
+        raise ConfigError(f"minutes is {minutes!r}; give a number above 0, such as 5")
+    long = [list(prompt) for prompt in prompts if len(prompt) >= LEAST_TOKENS]
+    if not long:
+        raise InputError(f"no prompt has {LEAST_TOKENS} tokens or more; tuning needs prompts such as yours will be")
+    store = store or RunStore()
+    decoders, unfit, spent = _with_costs(decoder, drafters, store)
+    unfit = dict(left_out or {}) | unfit
+    if not decoders:
+        raise no_drafter(unfit)
+    arms = make_arms(decoders, policies)
+    timer = _Timer({PLAIN: decoder.plain()} | {name: arm.decoder for name, arm in arms.items()}, options, store)
+    chosen_on, held = _split(long)
+    choosing = Race(functools.partial(timer.run, "choose", chosen_on, progress), spent)
+    confirming = Race(functools.partial(timer.run, "confirm", held or chosen_on, progress))
+    ranked, rungs = [], []
+    with store.interruptible():
+        ranked, rungs = halve(choosing, list(arms), 60 * minutes * CHOOSING)
+        confirming.spent = choosing.spent
+        if ranked:
+            confirming.run([PLAIN, ranked[0]], max(CONFIRMING, len(held)), 60 * minutes)
+    if not choosing.runs.get(PLAIN):
+        raise KeyboardInterrupt
+    ranked = ranked or choosing.ranked(arms)
+    found = _result(arms, choosing, confirming, ranked, rungs, apart=bool(held))
+    return replace(found, left_out=unfit, too_short=len(prompts) - len(long))
+
+
+def planned_texts(prompts: int, arms: int) -> int:
+    """The texts of a tuning that has the time for all of them."""
+    return planned_runs(arms) + 2 * max(CONFIRMING, int(prompts * HELD_OUT))
+
+
+def time_text(decoder: Decoder, prompt: list[int], options: Mapping[str, Any]) -> Metrics:
+    """Write a text; what it took."""
+    return decoder.generate(prompt, **options).metrics
+
+
+def measure_costs(decoder: Decoder) -> MeasuredCosts:
+    """Measure the cost curve of a decoder's target and drafter."""
+    started = time.perf_counter()
+    try:
+        curve = decoder.costs.to_json()
+    except DraftTreeError as error:
+        return MeasuredCosts(None, time.perf_counter() - started, str(error))
+    return MeasuredCosts(curve, time.perf_counter() - started)
+
+
+@dataclass
+class _Timer:
+    """Times texts of ways by name, after a warm-up of each; those that are kept are not run again."""
+
+    decoders: Mapping[str, Decoder]
+    options: Mapping[str, Any]
+    store: RunStore
+    warm: set[str] = field(default_factory=set)
+
+    def run(self, phase: str, prompts: list[list[int]], progress: Callable[[str], None], way: str, text: int) -> Timed:
+        prompt = prompts[text % len(prompts)]
+        timed = self.store.run((phase, text, way), Timed, functools.partial(self._time, way, prompt))
+        progress(way)
+        return timed
+
+    def _time(self, way: str, prompt: list[int]) -> Timed:
+        decoder, options, warming = self.decoders[way], {"seed": 0, **self.options}, 0.0
+        if way not in self.warm:
+            self.warm.add(way)
+            length = min(WARM_UP, options.get("max_new_tokens", WARM_UP))
+            warming = time_text(decoder, prompt, {**options, "max_new_tokens": length}).seconds
+        metrics = time_text(decoder, prompt, options)
+        return Timed(metrics, warming + metrics.seconds)
+
+
+def _with_costs(
+    decoder: Decoder, drafters: Mapping[str, Drafter], store: RunStore
+) -> tuple[dict[str, Decoder], dict[str, str], float]:
+    """Decoders that know the costs of their drafter, drafters that failed with the reason, and the seconds it took."""
+    found, unfit, spent = {}, {}, 0.0
+    for name, drafter in drafters.items():
+        drafting = decoder.with_drafter(drafter)
+        measured = store.run(("costs", name), MeasuredCosts, functools.partial(measure_costs, drafting))
+        spent += measured.seconds
+        if measured.curve is None:
+            unfit[name] = measured.error
+        else:
+            found[name] = drafting.with_costs(parse_cost_curve(measured.curve))
+    return found, unfit, spent
+
+
+def _split(prompts: list[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
+    """The prompts to choose on, and those to confirm on, evenly spaced; none of these where there are too few."""
+    if len(prompts) < LEAST_PROMPTS:
+        return prompts, []
+    every = round(1 / HELD_OUT)
+    held = [prompt for index, prompt in enumerate(prompts) if index % every == every - 1]
+    return [prompt for index, prompt in enumerate(prompts) if index % every != every - 1], held
+
+
+def _result(
+    arms: Mapping[str, Arm],
+    choosing: Race,
+    confirming: Race,
+    ranked: list[str],
+    rungs: list[Rung],
+    *,
+    apart: bool,
+) -> Tuning:
+    ways = [_way(arms[name], choosing, name) for name in ranked]
+    best = ranked[0] if ranked else None
+    confirmed = bool(best and (gain := confirming.gain(best)) and math.isfinite(gain.margin))
+    judged = confirming if confirmed else choosing
+    metrics, plain = judged.totals(best) if best else (Metrics(), Metrics())
+    costs = arms[best].decoder.costs if best else None
+    return Tuning(
+        best=ways[0] if ways else None,
+        decoder=arms[best].decoder if best else None,
+        costs=costs,
+        expected=_expected(choosing.totals(best)[0], costs) if best and costs else 0.0,
+        gain=judged.gain(best) if best else None,
+        confirmed=confirmed,
+        apart=apart and confirmed,
+        metrics=metrics,
+        plain=plain,
+        ways=ways,
+        rungs=rungs,
+        missing=_missing(arms, choosing, rungs, confirmed=confirmed),
+    )
+
+
+def _way(arm: Arm, race: Race, name: str) -> Way:
+    return Way(arm.drafter, arm.policy, len(race.runs[name]), race.ratio(name))
+
+
+def _expected(metrics: Metrics, costs: CostCurve) -> float:
+    """R of counted rounds by a cost curve."""
+    spent = sum(costs.round(each.nodes, each.widths, each.source) for each in metrics.rounds)
+    return metrics.tokens * costs.plain_round / spent if spent else 0.0
+
+
+def _missing(arms: Mapping[str, Arm], choosing: Race, rungs: list[Rung], *, confirmed: bool) -> list[str]:
+    untried = [name for name in arms if not choosing.runs.get(name)]
+    found = [f"{len(untried)} of {len(arms)} ways were not tried"] if untried else []
+    if not rungs or not rungs[-1].complete:
+        rung = rungs[-1] if rungs else Rung(len(arms), FIRST_TEXTS, complete=False)
+        found.append(f"the choice among {rung.ways} ways rests on fewer than {rung.texts} texts of each")
+    return found if confirmed else [*found, "the gain was not confirmed after the choice"]
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None

@@ -1,0 +1,97 @@
+"""`drafttree tune`: find the drafter and the policy for a target, a machine and one's own prompts."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from drafttree.core.errors import ConfigError
+from drafttree.core.sampling import Sampling
+from drafttree.interfaces.cli.options import (
+    AsJson,
+    Device,
+    Dtype,
+    Files,
+    Length,
+    Limit,
+    Seed,
+    Target,
+    Temperature,
+    VerifierName,
+)
+from drafttree.interfaces.cli.results import Out, finish, open_store
+from drafttree.interfaces.console import progress
+from drafttree.loading import check_save, find_verifier
+
+if TYPE_CHECKING:
+    from drafttree.engine.decoder import Decoder
+
+
+def tune(
+    context: typer.Context,
+    prompts: Files = None,
+    target: Target = "embedded",
+    drafters: Annotated[
+        list[str] | None, typer.Option("--drafter", help="To choose from, as for generate; may be repeated.")
+    ] = None,
+    minutes: Annotated[float, typer.Option(help="For all of it; with --out, more of them go on from there.")] = 5.0,
+    max_new_tokens: Length = 64,
+    temperature: Temperature = 0.0,
+    verifier: VerifierName = "auto",
+    seed: Seed = 0,
+    limit: Limit = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    out: Out = None,
+    save: Annotated[
+        Path | None, typer.Option(help="Write the recommendation to this .json file, which --policy takes.")
+    ] = None,
+    export: Annotated[
+        str | None, typer.Option(help="Also print the nearest flags of an engine: sglang, vllm or tensorrt-llm.")
+    ] = None,
+    json_: AsJson = False,
+) -> None:
+    """Choose drafter and policy on your prompts: race them by turns, confirm the winner, say what limits it.
+
+    Without --prompts, on a few openings. Where nothing is faster than plain decoding by more than its interval, it says
+    not to speculate.
+    """
+    _check(minutes, save)
+    Sampling(temperature or 0.0)
+    found_verifier = find_verifier(verifier)
+
+    from drafttree.evaluation import tune as tuning
+    from drafttree.interfaces.cli.decoders import load_named, read_token_ids
+    from drafttree.interfaces.tuning_display import show_tuning
+    from drafttree.loading import choose_drafter
+
+    if export:
+        tuning.check_engine(export)
+    names = [choose_drafter(target).name if name == "auto" else name for name in drafters or ["auto"]]
+    decoder = load_named(target, "none", verifier=found_verifier, dtype=dtype, device=device)
+    found, left_out = tuning.find_drafters(decoder, list(dict.fromkeys(names)))
+    texts = read_token_ids(decoder, prompts, limit, max_new_tokens)
+    store = open_store(context, texts)
+    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
+    with progress(tuning.planned_texts(len(texts), len(found) * len(tuning.GRID))) as advance:
+        options |= {"minutes": minutes, "left_out": left_out, "progress": advance, "store": store}
+        result = tuning.tune(decoder, found, texts, **options)
+    complete = not store.interrupted
+    if save and complete:
+        tuning.tuned_policy(result, decoder, target, verifier).write(save)
+    lines = tuning.python_lines(result, target, save if complete else None, verifier, _dtype(decoder))
+    flags = tuning.engine_flags(export, result) if export else None
+    summary = result.summary() | {"python": lines, "export": flags and vars(flags)}
+    finish(store, json_, summary, lambda: show_tuning(result, lines, minutes, out, save if complete else None, flags))
+
+
+def _check(minutes: float, save: Path | None) -> None:
+    """Refuse what no time needs to be spent on."""
+    if not 0 < minutes < float("inf"):
+        raise ConfigError(f"--minutes is {minutes:g}; give a number above 0, such as 5")
+    if save:
+        check_save(save)
+
+
+def _dtype(decoder: "Decoder") -> str:
+    return str(getattr(decoder.target, "dtype", "auto")).removeprefix("torch.")

@@ -1,0 +1,75 @@
+"""Printing of a tuning: what to do, why, and what was measured."""
+
+import math
+from pathlib import Path
+
+from rich.text import Text
+
+from drafttree.evaluation.tune import EngineFlags, Tuning
+from drafttree.interfaces.console import make_console, make_table
+from drafttree.interfaces.display import law_table
+
+SHOWN = 8
+"""Ways that the table of the race shows at most."""
+
+
+def show_tuning(
+    tuning: Tuning, lines: list[str], minutes: float, out: Path | None, saved: Path | None, flags: EngineFlags | None
+) -> None:
+    """The race, the law's terms of its winner, the recommendation and how to use it; notes on standard error."""
+    console = make_console()
+    if tuning.best:
+        console.print(_race(tuning), "", law_table(tuning.law, tuning.metrics.mean_nodes), "", sep="\n")
+        console.print(Text(tuning.limit.sentence), soft_wrap=True)
+    for sentence in _notes(tuning, minutes, out):
+        console.print(Text(sentence), soft_wrap=True)
+    console.print(Text(_recommendation(tuning), style="bold"), "", soft_wrap=True, sep="\n")
+    for line in lines:
+        console.print(Text(f"    {line}"), soft_wrap=True)
+    if saved:
+        console.print("", Text(f"saved; on the command line it is used by --policy {saved}"), sep="\n", soft_wrap=True)
+    if flags:
+        _show_flags(flags)
+
+
+def _race(tuning: Tuning):
+    table = make_table("drafter", "policy", "texts", "over plain", right=0)
+    for column in table.columns[2:]:
+        column.justify = "right"
+    for way in tuning.ways[:SHOWN]:
+        table.add_row(way.drafter, way.policy, str(way.texts), f"{way.ratio:.2f}")
+    more = len(tuning.ways) - SHOWN
+    table.title = "the race" + (f", the best {SHOWN} of {len(tuning.ways)} ways" if more > 0 else "")
+    return table
+
+
+def _notes(tuning: Tuning, minutes: float, out: Path | None) -> list[str]:
+    notes = [f"left out: {name}: {reason}" for name, reason in tuning.left_out.items()]
+    if tuning.too_short:
+        notes.append(f"{tuning.too_short} prompts are too short to tune on and were left out")
+    if tuning.confirmed and not tuning.apart:
+        notes.append("there are too few prompts to confirm on others than those the choice was made on")
+    if tuning.missing:
+        onward = f"more minutes go on from {out}" if out else "give more; with --out FOLDER they go on from there"
+        notes.append(f"{minutes:g} minutes are too short for all of it: {'; '.join(tuning.missing)} ({onward})")
+    return notes
+
+
+def _recommendation(tuning: Tuning) -> str:
+    if tuning.best is None or tuning.gain is None:
+        return "Do not speculate, as far as this can tell: nothing but plain decoding could be measured."
+    how = f"{tuning.best.drafter} with {tuning.best.policy}"
+    speed = f"{1 + tuning.gain.mean:.2f} times plain decoding's speed"
+    told = "confirmed" if tuning.confirmed else "not confirmed, measured on the texts it was chosen on"
+    margin = f"± {tuning.gain.margin:.2f}" if math.isfinite(tuning.gain.margin) else "on one text, without an interval"
+    figures = f"{speed} {margin} ({told}), {tuning.expected:.2f} expected by the law"
+    if tuning.speculates:
+        return f"Speculate: {how}: {figures}."
+    return f"Do not speculate: the best way, {how}, is not faster by more than its interval: {figures}."
+
+
+def _show_flags(flags: EngineFlags) -> None:
+    if flags.text:
+        make_console().print("", Text(flags.text), sep="\n", soft_wrap=True)
+    for note in flags.notes:
+        make_console(stderr=True).print(Text(f"{flags.engine}: {note}", style="dim"), soft_wrap=True)

@@ -1,0 +1,165 @@
+"""Files of `drafttree tune --save`: a policy with the models, the machine and the costs it was tuned for."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from drafttree.core.cost_curve import CostCurve, parse_cost_curve
+from drafttree.core.errors import ConfigError, InputError, ModelError
+from drafttree.loading.curve_files import read_json_file
+from drafttree.loading.specs import TUNED, PolicyLike, find_verifier, make_policy
+from drafttree.policies import TreePolicy
+
+FORMAT, VERSION = "drafttree tuned policy", 1
+AGAIN = "make one by drafttree tune --save"
+
+
+class TunedModel(NamedTuple):
+    """A model by the name it was tuned under and its `drafttree.engine.model_digest`."""
+
+    name: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class TunedPolicy:
+    """A tuned policy.
+
+    Attributes:
+        target: it was tuned for.
+        drafter: with which it was tuned; None where tuning found that it is faster not to speculate.
+        policy: its specification.
+        verifier: the name of the verifier, or "auto".
+        dtype: of the target, such as "float32".
+        machine: on which the costs were measured, as `drafttree.engine.cost_measurement.machine` has it.
+        costs: the cost curve; None without a drafter.
+        measured: figures of the tuning, for people.
+        drafttree: the version that tuned.
+        date: of the tuning.
+        path: the file it was read from, for messages.
+    """
+
+    target: TunedModel
+    drafter: TunedModel | None
+    policy: str
+    verifier: str
+    dtype: str
+    machine: str
+    costs: CostCurve | None
+    measured: Mapping[str, Any] = field(default_factory=dict)
+    drafttree: str = ""
+    date: str = ""
+    path: str = "the tuned policy"
+
+    def write(self, path: Path) -> None:
+        """Write it to a file that `read_tuned` reads.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
+        fields = {name: value for name, value in vars(self).items() if name != "path"}
+        fields |= {"target": self.target._asdict(), "drafter": self.drafter and self.drafter._asdict()}
+        fields |= {"costs": self.costs and self.costs.to_json(), "measured": dict(self.measured)}
+        try:
+            text = json.dumps({"format": FORMAT, "version": VERSION, **fields}, indent=1, allow_nan=False)
+            path.write_text(f"{text}\n", encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"{path}: cannot be written: {error.strerror}; name another") from None
+
+    def check_target(self, digest: str, dtype: str) -> None:
+        """Refuse a target that is not the one the policy was tuned for.
+
+        Raises:
+            ModelError: it is another one, or in another dtype.
+        """
+        if dtype != self.dtype:
+            raise ModelError(f"{self.path} was tuned in {self.dtype}, not in {dtype}; load the target in {self.dtype}")
+        if digest != self.target.digest:
+            raise ModelError(f"{self.path} was tuned for {self.target.name!r}, and this target is another; tune for it")
+
+    def check_drafter(self, digest: str) -> None:
+        """Refuse a drafter that is not the one the policy was tuned with.
+
+        Raises:
+            ModelError: it is another one.
+        """
+        if self.drafter is None:
+            raise ModelError(f'{self.path} says not to speculate; leave the drafter at "auto", or name another policy')
+        if digest != self.drafter.digest:
+            name = self.drafter.name
+            raise ModelError(f'{self.path} was tuned with {name!r}, and this drafter is another; leave it at "auto"')
+
+
+def find_policy(policy: PolicyLike | TunedPolicy | Path) -> TreePolicy | TunedPolicy:
+    """A policy as `make_policy` makes it, or the tuned one of a file: a path, or a name that ends in ".json".
+
+    Raises:
+        ConfigError: no such policy or parameter, or a value out of range.
+        InputError: the file is none of a tuned policy.
+    """
+    if isinstance(policy, TunedPolicy):
+        return policy
+    if isinstance(policy, Path) or (isinstance(policy, str) and policy.endswith(TUNED)):
+        return read_tuned(Path(policy))
+    return make_policy(policy)
+
+
+def read_tuned(path: Path) -> TunedPolicy:
+    """The tuned policy of a file.
+
+    Raises:
+        InputError: it cannot be read, is of another kind or version, or lacks a part; the message names the file.
+    """
+    found = read_json_file(path)
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise InputError(f"{path}: no tuned policy; {AGAIN}")
+    if (version := found.get("version")) != VERSION:
+        raise InputError(f"{path}: a tuned policy of format version {version!r}, and {VERSION} is read here; {AGAIN}")
+    try:
+        return _parse(found, str(path))
+    except ConfigError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def check_save(path: Path) -> None:
+    """Refuse a file that could not be written, or not be named as a policy afterwards, before time is spent on it.
+
+    Raises:
+        InputError: it is such a file.
+    """
+    if path.suffix != TUNED:
+        raise InputError(f"--save {str(path)!r} does not end in {TUNED}, by which --policy knows it; name another")
+    if not path.parent.is_dir() or path.is_dir():
+        raise InputError(f"--save {str(path)!r} cannot be written, as there is no such folder; name another")
+
+
+def _parse(found: dict[str, Any], path: str) -> TunedPolicy:
+    texts = {name: _text(found, name) for name in ("policy", "verifier", "dtype", "machine", "drafttree", "date")}
+    make_policy(texts["policy"])
+    find_verifier(texts["verifier"])
+    if not isinstance(measured := found.get("measured"), dict):
+        raise ConfigError(f"its 'measured' is {measured!r}, no object; {AGAIN}")
+    drafter = _model(found, "drafter") if found.get("drafter") is not None else None
+    return TunedPolicy(
+        target=_model(found, "target"),
+        drafter=drafter,
+        costs=parse_cost_curve(found.get("costs")) if drafter else None,
+        measured=measured,
+        path=path,
+        **texts,
+    )
+
+
+def _text(found: dict[str, Any], name: str) -> str:
+    if not isinstance(value := found.get(name), str):
+        raise ConfigError(f"its {name!r} is {value!r}, no text; {AGAIN}")
+    return value
+
+
+def _model(found: dict[str, Any], name: str) -> TunedModel:
+    value = found.get(name)
+    if not (isinstance(value, dict) and all(isinstance(value.get(part), str) for part in TunedModel._fields)):
+        raise ConfigError(f"its {name!r} lacks name or digest; {AGAIN}")
+    return TunedModel(value["name"], value["digest"])

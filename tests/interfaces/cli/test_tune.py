@@ -1,0 +1,138 @@
+"""`drafttree tune`: what it prints, saves and refuses; the embedded pair, at speeds that are given."""
+
+import json
+
+import pytest
+
+from drafttree.drafters import PromptLookupDrafter
+from drafttree.evaluation.tune import arms, tuning
+from drafttree.loading import policy_spec
+from helpers.command_line import complaint, run
+from helpers.timed_metrics import timed
+
+CURVE = {
+    "target": {"1": 1.0, "8": 1.35},
+    "draft": [{"first": 0.1, "later": {"1": 0.1}}],
+    "overhead": 0.2,
+    "plain_overhead": 0.1,
+}
+CHAIN = {"committed": 2, "nodes": 3, "levels": 2, "draft_passes": 2, "draft_seconds": 0.01, "widths": (1, 1)}
+
+
+@pytest.fixture
+def speeds(monkeypatch):
+    """Seconds of a text by policy; plain decoding takes 1.0, what is not named 1.5."""
+    seconds: dict[str, float] = {}
+
+    def time_text(decoder, prompt, options):
+        rest = 0.001 * len(prompt)
+        if decoder.drafter is None:
+            return timed(1.0 + rest)
+        return timed(seconds.get(policy_spec(decoder.policy), 1.5) + rest, **CHAIN)
+
+    monkeypatch.setattr(tuning, "time_text", time_text)
+    monkeypatch.setattr(tuning, "measure_costs", lambda decoder: tuning.MeasuredCosts(CURVE, 0.5))
+    return seconds
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    path = tmp_path / "prompts.txt"
+    path.write_text(
+        "".join(f"The old man looked at the {thing}\n" for thing in ("sea", "sky", "boat", "fish and oars"))
+    )
+    return path
+
+
+def tune(prompts, *options):
+    return run("tune", "--dtype", "float32", "--prompts", prompts, "--max-new-tokens", 8, *options)
+
+
+@pytest.mark.usefixtures("embedded")
+def test_the_recommendation_is_printed_saved_and_loaded(prompts, tmp_path, speeds):
+    speeds["chain:depth=2"], saved = 0.5, tmp_path / "tuned.json"
+    result = tune(prompts, "--drafter", "lookup", "--save", saved, "--export", "vllm")
+    assert result.exit_code == 0, result.output
+    assert "Speculate: lookup with chain:depth=2: 1.98 times plain decoding's speed" in result.stdout
+    assert "1.47 expected by the law" in result.stdout
+    assert "R = tau (1 + h0) / (v + c*delta + h)" in result.stdout
+    assert "limits the gain" in result.stdout
+    assert f"decoder = drafttree.load('embedded', policy='{saved}')" in result.stdout
+    assert """--speculative-config '{"method": "ngram", "num_speculative_tokens": 2}'""" in result.stdout
+    assert "vllm: its verification is its own" in result.stderr
+    written = run("generate", "one two one two", "--policy", saved, "--max-new-tokens", 4)
+    assert written.exit_code == 0
+    assert f"drafter: lookup ({saved})" in written.stderr
+
+
+def test_the_json_has_everything(prompts, speeds):
+    found = json.loads(tune(prompts, "--drafter", "lookup", "--drafter", "no/such", "--json").stdout)
+    assert found["speculate"] is False
+    assert found["best"]["drafter"] == "lookup"
+    assert set(found["left_out"]) == {"no/such"}
+    assert found["costs"] == CURVE
+    assert found["python"][1] == "decoder = drafttree.load('embedded', drafter='none')"
+    assert found["export"] is None
+
+
+def test_do_not_speculate_exports_no_flags(prompts, speeds, tmp_path):
+    result = tune(prompts, "--drafter", "lookup", "--export", "sglang", "--save", tmp_path / "none.json")
+    assert "Do not speculate: the best way" in result.stdout
+    assert "--speculative" not in result.stdout
+    assert "sglang: there are no flags: the recommendation is not to speculate" in result.stderr
+    assert json.loads((tmp_path / "none.json").read_text())["drafter"] is None
+
+
+def test_without_a_file_the_lines_name_the_pair(prompts, speeds):
+    speeds["chain:depth=2"] = 0.5
+    result = tune(prompts, "--drafter", "lookup", "--verifier", "point-mass")
+    line = (
+        "drafttree.load('embedded', drafter='lookup', policy='chain:depth=2', dtype='float32', verifier='point-mass')"
+    )
+    assert line in result.stdout
+
+
+def test_too_short_says_so_and_more_minutes_go_on(prompts, speeds, tmp_path):
+    speeds["auto"], out = 0.5, tmp_path / "out"
+    result = tune(prompts, "--drafter", "lookup", "--minutes", 0.12, "--out", out)
+    assert "0.12 minutes are too short for all of it: 12 of 13 ways were not tried" in result.stdout
+    assert f"(more minutes go on from {out})" in result.stdout
+    longer = tune(prompts, "--drafter", "lookup", "--minutes", 60, "--out", out)
+    assert "too short" not in longer.stdout
+    assert "Speculate: lookup with auto" in longer.stdout
+
+
+def test_mistakes_are_one_line(prompts, tmp_path, capsys):
+    short, there = tmp_path / "short.txt", ["tune", "--dtype", "float32", "--prompts", prompts]
+    short.write_text("a\nb\n")
+    cases = {
+        "--minutes is 0; give a number above 0": [*there, "--minutes", 0],
+        "unknown engine 'vlm'; known: sglang, vllm, tensorrt-llm": [*there, "--export", "vlm"],
+        "does not end in .json": [*there, "--save", tmp_path / "tuned.yaml"],
+        "no prompt has 4 tokens or more": ["tune", "--prompts", short, "--drafter", "lookup", "--max-new-tokens", 8],
+        "'none' is no drafter of its own": [*there, "--drafter", "none"],
+        "no drafter can be used for this target (no/such: ": [*there, "--drafter", "no/such"],
+        "max_new_tokens=100000 fills": [*there, "--drafter", "lookup", "--max-new-tokens", 100_000],
+    }
+    for message, arguments in cases.items():
+        assert message in complaint(capsys, *arguments)
+
+
+def test_a_head_of_another_target_is_left_out_by_name(prompts, speeds, monkeypatch):
+    def find(name, *_):
+        if name == "lookup":
+            return PromptLookupDrafter(4096, "cpu")
+        raise arms.ModelError("the head does not fit the target")
+
+    monkeypatch.setattr(arms, "find_drafter", find)
+    result = tune(prompts, "--drafter", "lookup", "--drafter", "theirs")
+    assert "left out: theirs: the head does not fit the target" in result.stdout
+
+
+def test_a_real_run_of_a_few_seconds_keeps_its_runs(prompts, tmp_path):
+    out = tmp_path / "out"
+    result = tune(prompts, "--drafter", "lookup", "--minutes", 0.05, "--limit", 1, "--out", out, "--json")
+    found = json.loads(result.stdout)
+    assert found["expected"] >= 0
+    runs = [json.loads(line)["run"] for line in (out / "runs.jsonl").read_text().splitlines()]
+    assert runs[:2] == [["costs", "lookup"], ["choose", 0, "plain"]]
