@@ -5,7 +5,6 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -155,35 +154,32 @@ def test_a_cell_backs_off_to_all_levels_and_these_to_the_curve(found, level):
 @given(counts, st.integers(1, 2 * DEPTHS), st.lists(st.floats(1e-9, 1), min_size=1, max_size=12))
 def test_acceptance_follows_the_table_and_never_rises_along_siblings(found, depth, probs):
     probs = sorted(probs, reverse=True)
-    made = calibration_of(found).log_acceptance(torch.tensor(probs, dtype=torch.float64).log()[None, None], depth)
+    made = calibration_of(found).log_acceptance(list(map(math.log, probs)), depth)
     lowest, expected = math.inf, []
     for rank, prob in enumerate(probs):
         cell = min(depth, DEPTHS) - 1, RANKS[min(rank, len(RANKS) - 1)], bin_of(prob)
         lowest = min(lowest, acceptance(found, *cell))
         expected.append(lowest)
-    assert made.exp()[0, 0].tolist() == pytest.approx(expected, rel=1e-4)
+    assert list(map(math.exp, made)) == pytest.approx(expected, rel=1e-9)
     assert max(expected) < 1
 
 
-def test_every_frontier_node_has_siblings_of_its_own():
-    logprobs = torch.tensor([[0.5, 0.4], [0.9, 0.05]]).log()
-    both = EMPTY.log_acceptance(logprobs[None], 1)
-    assert both.shape == (1, 2, 2)
-    for row in range(2):
-        assert torch.equal(both[0, row], EMPTY.log_acceptance(logprobs[row][None], 1)[0])
+def test_a_parents_probability_is_multiplied_with_its_childrens():
+    logprobs = [math.log(0.5), math.log(0.4)]
+    alone, below = EMPTY.log_acceptance(logprobs, 2), EMPTY.log_acceptance(logprobs, 2, parent=-1.5)
+    assert below == pytest.approx([each - 1.5 for each in alone])
 
 
 def test_a_candidate_that_cannot_be_is_never_accepted_and_an_improbable_one_may_be():
-    found = EMPTY.log_acceptance(torch.tensor([[[-0.1, -1e4, -math.inf]]]), 1)[0, 0].tolist()
+    found = EMPTY.log_acceptance([-0.1, -1e4, -math.inf], 1)
     assert found[2] == -math.inf < found[1]
 
 
 def test_many_counts_outweigh_the_curve():
     """A drafter whose probability of 0.29 is right 79 times of 100."""
     found = [((0, 0, bin_of(0.29)), 790, 210)]
-    assert calibration_of(found).log_acceptance(torch.tensor([[[0.29]]]).log(), 1).exp().item() == pytest.approx(
-        0.79, abs=0.01
-    )
+    (made,) = calibration_of(found).log_acceptance([math.log(0.29)], 1)
+    assert math.exp(made) == pytest.approx(0.79, abs=0.01)
 
 
 def test_faded_counts_keep_their_rates_and_small_ones_stay_as_they_are():

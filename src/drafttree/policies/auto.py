@@ -6,7 +6,7 @@ from drafttree.core.lazy import Tensor, torch
 from drafttree.core.tree import Layer, Proposal
 from drafttree.policies.auto_sampled import AutoSampled
 from drafttree.policies.auto_state import AutoState
-from drafttree.policies.base import TreePolicy, best_mask, by_sequence
+from drafttree.policies.base import TreePolicy, by_sequence
 from drafttree.policies.calibration import next_level
 from drafttree.policies.cost_aware import CostAware
 from drafttree.policies.tree_value import best_size, best_width
@@ -34,13 +34,19 @@ class Auto(CostAware):
             return self
         return AutoSampled(depth=self.depth, children=1 if chain else self.children, budget=self.budget)
 
+    # Lists, not tensors: a level's numbers are few, and a target pass evicts what torch needs for an operation.
+
     def score(self, layer: Layer) -> Tensor:
         """The log-probability that a candidate and all nodes above it are accepted."""
-        own = [
-            state.calibration(layer.source).log_acceptance(logprobs, layer.depth)
-            for state, logprobs in zip(layer.states, layer.logprobs, strict=True)
+        parents, logprobs = layer.parent_scores.tolist(), layer.logprobs.tolist()
+        scores = [
+            [
+                state.calibration(layer.source).log_acceptance(own, layer.depth, parent)
+                for parent, own in zip(*nodes, strict=True)
+            ]
+            for state, *nodes in zip(layer.states, parents, logprobs, strict=True)
         ]
-        return layer.parent_scores[..., None] + (torch.stack(own) if len(own) > 1 else own[0])
+        return torch.tensor(scores, device=layer.logprobs.device).view(layer.logprobs.shape)
 
     def keep(self, layer: Layer) -> Tensor:
         """The candidates that could be worth their share of the cheapest target pass."""
@@ -48,33 +54,37 @@ class Auto(CostAware):
 
     def expand(self, layer: Layer) -> Tensor:
         """The most probable kept candidates, as many as are worth their draft pass."""
-        earlier, kept = layer.tree.scores.tolist(), layer.scores.flatten(1).tolist()
-        widths = [self._width(layer, *each) for each in zip(layer.states, kept, earlier, strict=True)]
-        # Many scores are equal, being rates of cells, so a score to expand from would not bound the width.
-        count = widths[0] if len(widths) == 1 else torch.tensor(widths, device=layer.scores.device)[:, None]
-        return best_mask(layer.scores, self.keep(layer), count)
+        scores, earlier = layer.scores.flatten(1).tolist(), layer.tree.scores.tolist()
+        rows = [self._expanded(layer, *each) for each in zip(layer.states, scores, earlier, strict=True)]
+        return torch.tensor(rows, device=layer.logprobs.device).view(layer.logprobs.shape)
 
-    def _width(self, layer: Layer, state: AutoState, kept: list[float], earlier: list[float]) -> int:
-        """How many candidates of one tree are expanded."""
-        least = math.log(self._least(state))
-        best = sorted((score for score in kept if score >= least), reverse=True)[: self.budget - 1]
-        leaves = list(map(math.exp, best))
-        return best_width(
+    def _expanded(self, layer: Layer, state: AutoState, scores: list[float], earlier: list[float]) -> list[bool]:
+        """Which candidates of one tree are expanded, ties to the earlier one."""
+        least = self._least(state)
+        floor = math.log(least)
+        kept = sorted((score for score in scores if score >= floor), reverse=True)[: self.budget - 1]
+        leaves = list(map(math.exp, kept))
+        width = best_width(
             leaves,
             [*map(math.exp, earlier[1:]), *leaves],
             next_level(state.calibration(layer.source).children, layer.depth),
             state.costs.target.up_to(self.budget),
             state.draft_costs(layer.source).later,
             state.rate,
+            least,
         )
+        if not width:
+            return [False] * len(scores)
+        last = kept[width - 1]
+        ties = width - sum(score > last for score in kept[:width])  # scores are rates of cells, so many are equal
+        return [score > last or (score == last and (ties := ties - 1) >= 0) for score in scores]
 
     def _least(self, state: AutoState) -> float:
         return max(LEAST_CHANCE, state.rate * state.costs.target.cheapest_node(self.budget))
 
     def sizes(self, scores: Tensor, states: Sequence[AutoState]) -> list[int]:
-        return [
-            best_size(sorted(map(math.exp, own[1:]), reverse=True), state.costs.target.up_to(self.budget), state.rate)[
-                0
-            ]
-            for own, state in zip(scores.tolist(), states, strict=True)
-        ]
+        return [self._size(own, state) for own, state in zip(scores.tolist(), states, strict=True)]
+
+    def _size(self, scores: list[float], state: AutoState) -> int:
+        chances = sorted(map(math.exp, scores[1:]), reverse=True)
+        return best_size(chances, state.costs.target.up_to(self.budget), state.rate)[0]

@@ -14,14 +14,13 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from drafttree.core.lazy import Tensor, torch
 from drafttree.core.tree import DraftTree
 
 DEPTHS = 4
 """Levels told apart; the last stands for all deeper ones."""
 RANKS = (0, 1, 2, 3, 3, 3, 4)
 """The class of each rank among siblings; the last stands for all further ones."""
-CLASSES = RANKS[-1] + 1
+CLASSES, LAST_RANK = RANKS[-1] + 1, len(RANKS) - 1
 BINS, BIN_SCALE = 16, 6.0
 """Bins of the log-probability l: the whole part of `BIN_SCALE` times the root of -l, so they are finest near 0."""
 PRIOR_LOGITS, PRIOR_SLOPE = np.array((2.0, 1.3, 1.1, 1.1, 1.0)), 1.3
@@ -79,23 +78,26 @@ class SurvivalCalibration:
         pooled = (self.hits.sum(0) + PRIOR_WEIGHT * _prior()) / (self.trials.sum(0) + PRIOR_WEIGHT)
         return (self.hits + POOLED_WEIGHT * pooled) / (self.trials + POOLED_WEIGHT)
 
-    def log_acceptance(self, logprobs: Tensor, depth: int) -> Tensor:
-        """The log-probability that candidates are accepted if their parents are, never rising along siblings.
+    def log_acceptance(self, logprobs: Sequence[float], depth: int, parent: float = 0.0) -> list[float]:
+        """The log-probability that siblings are accepted, given that of their parent; it never rises along them.
 
         Args:
-            logprobs: `[..., frontier, candidates]` of the draft given the parent, candidates by rank.
-            depth: level the candidates would join, 1 for children of the root.
+            logprobs: of the draft given the parent, siblings by rank.
+            depth: their level, 1 for children of the root.
+            parent: the log-probability that the parent is accepted.
         """
-        edges, offsets = _grid(logprobs.shape[-1], logprobs.dtype, logprobs.device)
-        cells = torch.bucketize(logprobs, edges).add_(offsets)
-        return self._table[min(depth, DEPTHS) - 1].to(logprobs)[cells].cummin(-1).values
+        rates, found, lowest = self._log_rates[min(depth, DEPTHS) - 1], [], 0.0
+        for rank, logprob in enumerate(logprobs):  # of every level of every round, so nothing is called in here
+            place = int(math.sqrt(-logprob) * BIN_SCALE) if IMPOSSIBLE < logprob < 0 else 0
+            rate = rates[rank if rank < LAST_RANK else LAST_RANK][place if place < BINS else BINS - 1]
+            lowest = rate if rate < lowest else lowest
+            found.append(parent + lowest if logprob > IMPOSSIBLE else -math.inf)
+        return found
 
     @cached_property
-    def _table(self) -> Tensor:
-        """The logarithms of the rates by level, as `_grid` numbers the cells: bins by rising log-probability."""
-        table = np.full((DEPTHS, CLASSES, BINS + 1), -math.inf, dtype=np.float32)
-        table[..., 1:] = np.log(self.rates[..., ::-1])
-        return torch.from_numpy(table).flatten(1)
+    def _log_rates(self) -> list[list[list[float]]]:
+        """The logarithms of the rates, by level, rank and bin."""
+        return np.log(self.rates[:, list(RANKS)]).tolist()
 
     @cached_property
     def children(self) -> list[list[float]]:
@@ -133,17 +135,9 @@ def _prior() -> np.ndarray:
     return 1 / (1 + np.exp(PRIOR_SLOPE * middles - PRIOR_LOGITS[:, None]))
 
 
-@lru_cache(maxsize=64)
-def _grid(candidates: int, dtype: "torch.dtype", device: "torch.device") -> tuple[Tensor, Tensor]:
-    """The edges between bins by rising log-probability, and what the class of each candidate adds to a bin's number."""
-    edges = [IMPOSSIBLE, *(-((number / BIN_SCALE) ** 2) for number in range(BINS - 1, 0, -1))]
-    offsets = [_class(rank) * (BINS + 1) for rank in range(candidates)]
-    return torch.tensor(edges, dtype=dtype, device=device), torch.tensor(offsets, device=device)
-
-
 def _bin(logprob: float) -> int:
     return min(int(math.sqrt(max(-logprob, 0.0)) * BIN_SCALE), BINS - 1)
 
 
 def _class(rank: int) -> int:
-    return RANKS[min(rank, len(RANKS) - 1)]
+    return RANKS[min(rank, LAST_RANK)]

@@ -37,6 +37,7 @@ def best_width(
     costs: Sequence[float],
     draft: Costs,
     rate: float,
+    least: float = 0.0,
 ) -> int:
     """How many of the newest nodes to expand, 0 if another level does not pay.
 
@@ -49,12 +50,13 @@ def best_width(
         costs: as for `best_size`.
         draft: of a draft pass by its width.
         rate: tokens per unit of cost.
+        least: probability below which no node is worth its share of any target pass.
     """
-    known = sorted(chances, reverse=True)
+    known = sorted((chance for chance in chances if chance >= least), reverse=True)
     _, best = best_size(known, costs, rate)
     found = 0
     for width in _widths(len(leaves)):
-        expected = [leaf * child for leaf in leaves[:width] for child in children]
+        expected = [chance for leaf in leaves[:width] for child in children if (chance := leaf * child) >= least]
         _, value = best_size(sorted([*known, *expected], reverse=True), costs, rate)
         value -= rate * draft.at(width)
         if value > best:
