@@ -1,12 +1,11 @@
 """Files of cost curves: what another machine measured, to be weighed on this one."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from drafttree.core.cost_curve import CostCurve, parse_cost_curve
 from drafttree.core.errors import ConfigError, InputError
-from drafttree.evaluation.prompts import read_text
+from drafttree.loading.json_file import read_json_file
 
 
 def read_cost_curves(path: Path, drafters: Sequence[str]) -> dict[str, CostCurve]:
@@ -21,10 +20,7 @@ def read_cost_curves(path: Path, drafters: Sequence[str]) -> dict[str, CostCurve
     Raises:
         InputError: it cannot be read, is not JSON, lacks a drafter, or a curve in it is not one or has gaps.
     """
-    try:
-        found = json.loads(read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise error if isinstance(error, InputError) else InputError(f"{path}: not JSON ({error})") from None
+    found = read_json_file(path)
     if not isinstance(found, dict) or "target" in found:
         found = dict.fromkeys(drafters, found)
     elif lacking := [name for name in drafters if name not in found]:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from drafttree.core.lazy import lazy_door
 
 if TYPE_CHECKING:
-    from drafttree.loading.curve_files import read_cost_curve
     from drafttree.loading.drafters import (
         DrafterSource,
         check_drafter,
@@ -65,12 +64,11 @@ __all__ = [
     "parse_policies",
     "parse_verifiers",
     "policy_spec",
-    "read_cost_curve",
     "read_tuned",
     "tokenizer_beside",
     "unwrap",
 ]
 
-_NAMES = ("specs", "methods", "curve_files", "tuned", "placement", "pretrained", "drafters")
+_NAMES = ("specs", "methods", "tuned", "placement", "pretrained", "drafters")
 _MODULES = [f"drafttree.loading.{name}" for name in _NAMES]
 __getattr__ = lazy_door(__name__, __all__, _MODULES)

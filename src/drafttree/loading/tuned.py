@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from drafttree.core.cost_curve import CostCurve, parse_cost_curve
 from drafttree.core.errors import ConfigError, InputError, ModelError
-from drafttree.loading.curve_files import read_json_file
+from drafttree.loading.json_file import read_json_file
 from drafttree.loading.specs import TUNED, PolicyLike, find_verifier, make_policy
 from drafttree.policies import TreePolicy
 

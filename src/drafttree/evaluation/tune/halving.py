@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from drafttree.engine.metrics import Metrics, SpeedupLaw
-from drafttree.evaluation.bench.acceptance import Estimate
+from drafttree.evaluation.bench.estimate import Estimate
 from drafttree.evaluation.bench.policies import PLAIN
 
 FIRST_TEXTS = 2

@@ -1,23 +1,10 @@
-"""Files of cost curves, as `CostCurve.to_json` has them."""
+"""Files of JSON."""
 
 import json
 from pathlib import Path
 from typing import Any
 
-from drafttree.core.cost_curve import CostCurve, parse_cost_curve
-from drafttree.core.errors import ConfigError, InputError
-
-
-def read_cost_curve(path: str | Path) -> CostCurve:
-    """The cost curve in a file.
-
-    Raises:
-        InputError: it cannot be read, is no JSON, or holds no curve; the message names the file and what is wrong.
-    """
-    try:
-        return parse_cost_curve(read_json_file(path))
-    except ConfigError as error:
-        raise InputError(f"{path}: {error}") from None
+from drafttree.core.errors import InputError
 
 
 def read_json_file(path: str | Path) -> Any:
