@@ -9,7 +9,7 @@ import sys
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -44,11 +44,17 @@ class Costs:
 
     def up_to(self, most: int) -> list[float]:
         """The costs of passes of the sizes 0 to `most`; that of 0 has no meaning."""
-        return _up_to(self, most)
+        if most not in self._tables:
+            self._tables[most] = [self.at(size) for size in range(most + 1)]
+        return self._tables[most]
+
+    @cached_property
+    def _tables(self) -> dict[int, list[float]]:
+        return {}
 
     def cheapest_node(self, most: int) -> float:
         """The least that a further node of a pass up to this size adds to its cost."""
-        return _cheapest_node(self, most)
+        return min((large - small for small, large in pairwise(self.up_to(most)[1:])), default=0.0)
 
     def at(self, size: int) -> float:
         """The cost of a pass of this size."""
@@ -118,16 +124,6 @@ class CostCurve:
             "overhead": self.overhead,
             "plain_overhead": self.plain_overhead,
         }
-
-
-@lru_cache(maxsize=64)
-def _up_to(costs: Costs, most: int) -> list[float]:
-    return [costs.at(size) for size in range(most + 1)]
-
-
-@lru_cache(maxsize=64)
-def _cheapest_node(costs: Costs, most: int) -> float:
-    return min((large - small for small, large in pairwise(costs.up_to(most)[1:])), default=0.0)
 
 
 def parse_cost_curve(value: Any) -> CostCurve:

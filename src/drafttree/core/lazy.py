@@ -1,8 +1,8 @@
-"""torch and transformers, imported when they are first used: together they take seconds.
+"""torch, transformers and numpy, imported when they are first used: together they take seconds.
 
-`core`, `policies` and `verifiers` take the two from here and folders above them are lazy doors, so that methods can be
+`core`, `policies` and `verifiers` take them from here and folders above them are lazy doors, so that methods can be
 listed, named and checked without them. Annotations are evaluated when a function is defined, so `Tensor` stands for
-torch's class, and other classes of the two libraries are written as strings.
+torch's class, and other classes of theirs are written as strings.
 """
 
 import sys
@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, ForwardRef
 
 if TYPE_CHECKING:
+    import numpy as numpy
     import torch as torch
     import transformers as transformers
     from torch import Tensor as Tensor
@@ -33,7 +34,7 @@ class LazyModule:
 
 
 if not TYPE_CHECKING:
-    torch, transformers = LazyModule("torch"), LazyModule("transformers")
+    numpy, torch, transformers = LazyModule("numpy"), LazyModule("torch"), LazyModule("transformers")
     Tensor = ForwardRef("torch.Tensor")
 
 

@@ -372,7 +372,7 @@ class Verdict:
     paths: Sequence[list[int]]
     bonus: Sequence[int]
 
-    @property
+    @cached_property
     def host(self) -> list[tuple[list[int], int]]:
         """Per sequence the accepted path and the bonus token."""
         return [(list(path), bonus) for path, bonus in zip(self.paths, self.bonus, strict=True)]

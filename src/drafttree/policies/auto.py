@@ -11,9 +11,6 @@ from drafttree.policies.calibration import next_level
 from drafttree.policies.cost_aware import CostAware
 from drafttree.policies.tree_value import best_size, best_width
 
-LEAST_CHANCE = 0.005
-"""Probability of acceptance below which a node is never kept, however cheap it is."""
-
 
 class Auto(CostAware):
     """The tree that commits most tokens per second by the speed-up law, from measured costs and counted acceptance.
@@ -50,7 +47,7 @@ class Auto(CostAware):
 
     def keep(self, layer: Layer) -> Tensor:
         """The candidates that could be worth their share of the cheapest target pass."""
-        return layer.scores >= by_sequence(layer, [math.log(self._least(state)) for state in layer.states])
+        return layer.scores >= by_sequence(layer, [math.log(state.least_chance(self.budget)) for state in layer.states])
 
     def expand(self, layer: Layer) -> Tensor:
         """The most probable kept candidates, as many as are worth their draft pass."""
@@ -60,7 +57,7 @@ class Auto(CostAware):
 
     def _expanded(self, layer: Layer, state: AutoState, scores: list[float], earlier: list[float]) -> list[bool]:
         """Which candidates of one tree are expanded, ties to the earlier one."""
-        least = self._least(state)
+        least = state.least_chance(self.budget)
         floor = math.log(least)
         kept = sorted((score for score in scores if score >= floor), reverse=True)[: self.budget - 1]
         leaves = list(map(math.exp, kept))
@@ -78,9 +75,6 @@ class Auto(CostAware):
         last = kept[width - 1]
         ties = width - sum(score > last for score in kept[:width])  # scores are rates of cells, so many are equal
         return [score > last or (score == last and (ties := ties - 1) >= 0) for score in scores]
-
-    def _least(self, state: AutoState) -> float:
-        return max(LEAST_CHANCE, state.rate * state.costs.target.cheapest_node(self.budget))
 
     def sizes(self, scores: Tensor, states: Sequence[AutoState]) -> list[int]:
         return [self._size(own, state) for own, state in zip(scores.tolist(), states, strict=True)]

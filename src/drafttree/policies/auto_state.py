@@ -1,5 +1,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from drafttree.core.cost_curve import CostCurve, DraftCosts
 from drafttree.core.errors import ConfigError
@@ -20,6 +21,9 @@ RETRY_LOSS = 0.5
 """Tokens that drafting may lose when it is tried again after a pause."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 8, 128
 """Rounds of plain decoding in the first pause, and at most; each doubles the one before."""
+
+LEAST_CHANCE = 0.005
+"""Probability of acceptance below which a node is never kept, however cheap it is."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +70,21 @@ class AutoState:
             cost=CARRIED * before.cost,
         )
 
-    @property
+    @cached_property
     def rate(self) -> float:
         """Tokens per unit of cost that drafting reaches, or plain decoding where that is faster."""
         plain = self.costs.plain_round
         return max((self.tokens + PLAIN_WEIGHT) / (self.cost + PLAIN_WEIGHT * plain), 1 / plain)
+
+    def least_chance(self, budget: int) -> float:
+        """The probability of acceptance below which no node is worth its share of any pass over a tree of a budget."""
+        if budget not in self._least:
+            self._least[budget] = max(LEAST_CHANCE, self.rate * self.costs.target.cheapest_node(budget))
+        return self._least[budget]
+
+    @cached_property
+    def _least(self) -> dict[int, float]:
+        return {}
 
     def calibration(self, source: int) -> SurvivalCalibration:
         """Of a model of the drafter."""

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-import numpy as np
-
+from drafttree.core.lazy import numpy as np
 from drafttree.core.tree import DraftTree
 
 DEPTHS = 4
@@ -23,12 +22,12 @@ RANKS = (0, 1, 2, 3, 3, 3, 4)
 CLASSES, LAST_RANK = RANKS[-1] + 1, len(RANKS) - 1
 BINS, BIN_SCALE = 16, 6.0
 """Bins of the log-probability l: the whole part of `BIN_SCALE` times the root of -l, so they are finest near 0."""
-PRIOR_LOGITS, PRIOR_SLOPE = np.array((2.0, 1.3, 1.1, 1.1, 1.0)), 1.3
+PRIOR_LOGITS, PRIOR_SLOPE = (2.0, 1.3, 1.1, 1.1, 1.0), 1.3
 """The log-odds of acceptance before anything is counted: one number for each class of ranks, plus the slope times the
 log-probability. Fitted to the embedded drafters at temperatures 0 and 1 (docs/log.md, 2026-11-22)."""
 PRIOR_WEIGHT, POOLED_WEIGHT = 4.0, 12.0
 """Counts that the fitted curve stands for, and counts that all depths together stand for at one of them."""
-PLACE_PRIOR = 0.5 * 0.3 ** np.arange(CLASSES)
+PLACE_PRIOR = tuple(0.5 * 0.3**place for place in range(CLASSES))
 """Accepted children of an accepted node, by class of their place, before anything is counted."""
 IMPOSSIBLE = -1e30
 """Log-probability below which a token is impossible."""
@@ -43,8 +42,8 @@ class SurvivalCalibration:
         trials: the same of all nodes whose parent was accepted.
     """
 
-    hits: np.ndarray
-    trials: np.ndarray
+    hits: "np.ndarray"
+    trials: "np.ndarray"
 
     @classmethod
     def empty(cls) -> "SurvivalCalibration":
@@ -58,11 +57,11 @@ class SurvivalCalibration:
             tree: of one sequence.
             path: accepted nodes, the root first.
         """
-        children, logprobs, accepted = tree.branches[0].children, tree.node_logprobs[0].tolist(), set(path)
+        children, paths, accepted = tree.branches[0].children, tree.path_logprobs[0].tolist(), set(path)
         hits, trials = self.hits.copy(), self.trials.copy()
         for depth, parent in enumerate(path):
             for rank, node in enumerate(children[parent]):
-                cell = min(depth, DEPTHS - 1), _class(rank), _bin(logprobs[node])
+                cell = min(depth, DEPTHS - 1), _class(rank), _bin(paths[node] - paths[parent])
                 trials[cell] += 1
                 hits[cell] += node in accepted
         return SurvivalCalibration(hits, trials)
@@ -73,7 +72,7 @@ class SurvivalCalibration:
         return SurvivalCalibration(self.hits * share, self.trials * share)
 
     @cached_property
-    def rates(self) -> np.ndarray:
+    def rates(self) -> "np.ndarray":
         """`[DEPTHS, CLASSES, BINS]` probability that a node is accepted if its parent is."""
         pooled = (self.hits.sum(0) + PRIOR_WEIGHT * _prior()) / (self.trials.sum(0) + PRIOR_WEIGHT)
         return (self.hits + POOLED_WEIGHT * pooled) / (self.trials + POOLED_WEIGHT)
@@ -112,9 +111,9 @@ class SurvivalCalibration:
         """By level and class of place, the rate at which drawn children were accepted, never rising."""
         return np.minimum.accumulate(self._by_place(self.trials.sum(2)), axis=1).tolist()
 
-    def _by_place(self, trials: np.ndarray) -> list[list[float]]:
+    def _by_place(self, trials: "np.ndarray") -> list[list[float]]:
         hits = self.hits.sum(2)
-        pooled = (hits.sum(0) + PRIOR_WEIGHT * PLACE_PRIOR) / (trials.sum(0) + PRIOR_WEIGHT)
+        pooled = (hits.sum(0) + PRIOR_WEIGHT * np.array(PLACE_PRIOR)) / (trials.sum(0) + PRIOR_WEIGHT)
         return ((hits + POOLED_WEIGHT * pooled) / (trials + POOLED_WEIGHT)).tolist()
 
 
@@ -129,10 +128,10 @@ def place_rates(places: Sequence[Sequence[float]], depth: int, count: int) -> li
 
 
 @lru_cache(maxsize=1)
-def _prior() -> np.ndarray:
+def _prior() -> "np.ndarray":
     """`[CLASSES, BINS]` rates before anything is counted."""
     middles = ((np.arange(BINS) + 0.5) / BIN_SCALE) ** 2
-    return 1 / (1 + np.exp(PRIOR_SLOPE * middles - PRIOR_LOGITS[:, None]))
+    return 1 / (1 + np.exp(PRIOR_SLOPE * middles - np.array(PRIOR_LOGITS)[:, None]))
 
 
 def _bin(logprob: float) -> int:
