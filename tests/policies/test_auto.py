@@ -300,8 +300,8 @@ def test_each_model_of_a_drafter_has_costs_and_counts_of_its_own():
     state = AutoState.begin(TextContext(two)).observe(RoundOutcome(replace(THREE, source=1), [0, 1]))
     assert [int(each.trials.sum()) for each in state.calibrations] == [0, 3]
     assert state.cost == pytest.approx(two.round(4, (1, 2), source=1))
-    assert state.draft_costs(1) is two.draft[1]
-    assert state.draft_costs(5) is two.draft[1]
+    assert state.costs.draft_of(1) is two.draft[1]
+    assert state.costs.draft_of(5) is two.draft[1]
 
 
 def test_a_later_text_begins_with_what_was_learned_and_the_costs_of_its_own():

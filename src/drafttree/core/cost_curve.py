@@ -103,6 +103,10 @@ class CostCurve:
         """The cost of a round that drafts nothing and commits one token."""
         return self.target.at(1) + self.plain_overhead
 
+    def draft_of(self, source: int) -> DraftCosts:
+        """The costs of a model of the drafter; the last where the curve has fewer."""
+        return self.draft[min(source, len(self.draft) - 1)]
+
     def round(self, nodes: int, widths: tuple[int, ...], source: int = 0) -> float:
         """The cost of a round.
 
@@ -113,7 +117,7 @@ class CostCurve:
         """
         if not widths:
             return self.target.at(nodes) + self.plain_overhead
-        draft = self.draft[min(source, len(self.draft) - 1)]
+        draft = self.draft_of(source)
         return self.target.at(nodes) + self.overhead + draft.first + sum(map(draft.later.at, widths[1:]))
 
     def to_json(self) -> dict[str, Any]:

@@ -288,11 +288,6 @@ class PartialTree:
         return self._tree.size
 
     @property
-    def nodes(self) -> Tensor:
-        """`[batch, 1]` nodes so far, the root included and padding not."""
-        return self._tree.nodes.clone()
-
-    @property
     def last_level(self) -> int:
         """Columns of the last level, which are the tree's last."""
         return self._tree.levels[-1][0].shape[1]

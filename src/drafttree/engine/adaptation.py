@@ -68,8 +68,10 @@ class Adaptation:
 
     def _watch(self, request: Request) -> None:
         """Mend measured costs that a text's rounds have shown to be wrong; texts that are under way keep theirs."""
+        if self._given or self.costs is None:
+            return
         self._rounds += request.metrics.rounds[1:]
-        if self._given or self.costs is None or len(self._rounds) < WATCHED:
+        if len(self._rounds) < WATCHED:
             return
         if found := corrected(self.costs, self._rounds):
             logger.info("the measured costs were wrong by more than %.0f %%; they are mended", 100 * WRONG_BY)

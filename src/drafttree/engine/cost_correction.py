@@ -3,6 +3,7 @@
 import statistics
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
 from drafttree.engine.cost_measurement import WRONG_BY
@@ -10,6 +11,7 @@ from drafttree.engine.metrics import Round
 
 FEWEST = 8
 """Rounds from which a part is judged."""
+TARGET, DRAFTING = attrgetter("target_seconds"), attrgetter("drafting_seconds")
 
 
 def corrected(curve: CostCurve, rounds: Sequence[Round]) -> CostCurve | None:
@@ -32,9 +34,16 @@ def corrected(curve: CostCurve, rounds: Sequence[Round]) -> CostCurve | None:
         return found if abs(found - 1) > WRONG_BY else 1.0
 
     after = CostCurve(
-        target=_target(curve.target, rounds, lambda part: factor(part, _target_seconds, _target_costs(curve))),
+        target=_target(curve.target, rounds, lambda part: factor(part, TARGET, _target_costs(curve))),
         draft=tuple(
-            _scaled(draft, factor([turn for turn in drafted if turn.source == source], _drafting, _draft_costs(draft)))
+            _scaled(
+                draft,
+                factor(
+                    [turn for turn in drafted if turn.source == source],
+                    DRAFTING,
+                    _draft_costs(draft),
+                ),
+            )
             for source, draft in enumerate(curve.draft)
         ),
         overhead=curve.overhead * factor(drafted, _outside, lambda _: curve.overhead),
@@ -66,16 +75,8 @@ def _ratio(rounds: Sequence[Round], spent: Callable[[Round], float], costs: Call
     return statistics.median(spent(turn) / costs(turn) if costs(turn) else 1.0 for turn in rounds) or 1.0
 
 
-def _target_seconds(turn: Round) -> float:
-    return turn.target_seconds
-
-
 def _target_costs(curve: CostCurve) -> Callable[[Round], float]:
     return lambda turn: curve.target.at(turn.nodes)
-
-
-def _drafting(turn: Round) -> float:
-    return turn.draft_seconds + turn.growth_seconds
 
 
 def _draft_costs(draft: DraftCosts) -> Callable[[Round], float]:
@@ -83,4 +84,4 @@ def _draft_costs(draft: DraftCosts) -> Callable[[Round], float]:
 
 
 def _outside(turn: Round) -> float:
-    return turn.seconds - turn.draft_seconds - turn.target_seconds - (turn.growth_seconds if turn.widths else 0.0)
+    return turn.outside_seconds - (turn.growth_seconds if turn.widths else 0.0)

@@ -58,7 +58,7 @@ def measure_costs(target: Model, drafter: Drafter, rounds: Rounds) -> CostCurve:
         target=Costs.of(passes),
         draft=tuple(costs for costs, _ in drafted),
         overhead=statistics.fmean(overhead for _, overhead in drafted),
-        plain_overhead=min(_outside(each) for each in _run(rounds(None, CHAIN_OF_1, prompt, length))),
+        plain_overhead=min(each.outside_seconds for each in _run(rounds(None, CHAIN_OF_1, prompt, length))),
     )
 
 
@@ -76,15 +76,15 @@ def _draft_costs(drafter: Drafter, prompt: list[int], length: int, rounds: Round
     """What a model's draft passes cost, growth included, and a round outside of them and of the target's."""
     policies = (CHAIN_OF_1, CHAIN_OF_4, PARALLEL_CHAINS)
     short, long, wide = (_run(rounds(drafter, policy, prompt, length)) for policy in policies)
-    first = min((_drafting(each) for each in short if each.widths), default=0.0)
+    first = min((each.drafting_seconds for each in short if each.widths), default=0.0)
     later = {1: _later(long, first)}
-    overhead = min(_outside(each) - each.growth_seconds for each in long)
+    overhead = min(each.outside_seconds - each.growth_seconds for each in long)
     return DraftCosts(first, Costs.of(later | {WIDE: _later(wide, first)})), overhead
 
 
 def _later(rounds: list[Round], first: float) -> float:
     """Seconds for each level of rounds behind the first level; 0 where there was no other."""
-    deep = [(_drafting(each) - first) / (each.levels - 1) for each in rounds if each.levels > 1]
+    deep = [(each.drafting_seconds - first) / (each.levels - 1) for each in rounds if each.levels > 1]
     return max(min(deep), 0.0) if deep else 0.0
 
 
@@ -96,11 +96,3 @@ def _run(rounds: Iterator[Round]) -> list[Round]:
         if time.perf_counter() > end and len(done) > 2:
             break
     return done[1:] or done
-
-
-def _drafting(turn: Round) -> float:
-    return turn.draft_seconds + turn.growth_seconds
-
-
-def _outside(turn: Round) -> float:
-    return turn.seconds - turn.draft_seconds - turn.target_seconds

@@ -51,6 +51,16 @@ class Round:
     widths: tuple[int, ...] = ()
     source: int = 0
 
+    @property
+    def drafting_seconds(self) -> float:
+        """Draft passes, and growing the tree from them."""
+        return self.draft_seconds + self.growth_seconds
+
+    @property
+    def outside_seconds(self) -> float:
+        """Outside the two models' passes."""
+        return self.seconds - self.draft_seconds - self.target_seconds
+
 
 @dataclass
 class Metrics:
@@ -184,8 +194,7 @@ class Metrics:
     @property
     def overhead(self) -> float:
         """Seconds per round outside the two models' passes, mean."""
-        outside = sum(r.seconds - r.draft_seconds - r.target_seconds for r in self.rounds)
-        return _ratio(outside, len(self.rounds))
+        return _ratio(sum(r.outside_seconds for r in self.rounds), len(self.rounds))
 
     def summary(self) -> dict[str, object]:
         """Every figure by name, for printing and JSON."""

@@ -11,6 +11,9 @@ from drafttree.policies.calibration import next_level
 from drafttree.policies.cost_aware import CostAware
 from drafttree.policies.tree_value import best_size, best_width
 
+LATER_CHILDREN = 4
+"""Children of a node at most below the first level, where a node is seldom probable enough for as many."""
+
 
 class Auto(CostAware):
     """The tree that commits most tokens per second by the speed-up law, from measured costs and counted acceptance.
@@ -30,6 +33,9 @@ class Auto(CostAware):
         if proposal is Proposal.TOP_K and not chain:
             return self
         return AutoSampled(depth=self.depth, children=1 if chain else self.children, budget=self.budget)
+
+    def candidates(self, depth: int) -> int:
+        return super().candidates(depth) if depth == 1 else min(super().candidates(depth), LATER_CHILDREN)
 
     # Lists, not tensors: a level's numbers are few, and a target pass evicts what torch needs for an operation.
 
@@ -66,7 +72,7 @@ class Auto(CostAware):
             [*map(math.exp, earlier[1:]), *leaves],
             next_level(state.calibration(layer.source).children, layer.depth),
             state.costs.target.up_to(self.budget),
-            state.draft_costs(layer.source).later,
+            state.costs.draft_of(layer.source).later,
             state.rate,
             least,
         )

@@ -50,7 +50,7 @@ class AutoSampled(CostAware):
             self.depth,
             self.budget,
             state.costs.target,
-            state.draft_costs(layer.source).later,
+            state.costs.draft_of(layer.source).later,
             state.rate,
         )
         return levels, math.log(chance) - ROUNDING

@@ -2,8 +2,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from drafttree.core.cost_curve import CostCurve, DraftCosts
+from drafttree.core.cost_curve import CostCurve
 from drafttree.core.errors import ConfigError
+from drafttree.core.tree import DraftTree
 from drafttree.policies.base import RoundOutcome, TextContext
 from drafttree.policies.calibration import SurvivalCalibration
 
@@ -90,10 +91,6 @@ class AutoState:
         """Of a model of the drafter."""
         return self.calibrations[min(source, len(self.calibrations) - 1)]
 
-    def draft_costs(self, source: int) -> DraftCosts:
-        """Of a model of the drafter."""
-        return self.costs.draft[min(source, len(self.costs.draft) - 1)]
-
     def observe(self, outcome: RoundOutcome) -> "AutoState":
         """The state after a round."""
         tree = outcome.tree
@@ -112,7 +109,7 @@ class AutoState:
         )
         return after._paused() if after.surplus < LARGEST_LOSS else after
 
-    def _counted(self, path: Sequence[int], tree) -> tuple[SurvivalCalibration, ...]:
+    def _counted(self, path: Sequence[int], tree: DraftTree) -> tuple[SurvivalCalibration, ...]:
         counted = list(self.calibrations)
         place = min(tree.source, len(counted) - 1)
         counted[place] = counted[place].observe(tree, path)

@@ -5,9 +5,6 @@ from pydantic import Field
 from drafttree.policies.auto_state import AutoState
 from drafttree.policies.base import RoundOutcome, TextContext, TreePolicy
 
-LATER_CHILDREN = 4
-"""Children of a node at most below the first level, where a node is seldom probable enough for as many."""
-
 
 class CostAware(TreePolicy):
     """Base of the two forms of `auto`: what they know of a text, and when they draft at all."""
@@ -19,8 +16,7 @@ class CostAware(TreePolicy):
     budget: int = Field(default=64, ge=1, le=4096, description="nodes of the tree at most, root included")
 
     def candidates(self, depth: int) -> int:
-        most = self.children if depth == 1 else min(self.children, LATER_CHILDREN)
-        return min(most, max(self.budget - 1, 1))
+        return min(self.children, max(self.budget - 1, 1))
 
     def most_kept(self, depth: int) -> int:
         return self.budget - 1
