@@ -154,14 +154,11 @@ class DraftTree:
         if self.size <= size:
             return self
         order = self.scores.argsort(dim=1, descending=True, stable=True)[:, :size].sort(dim=1).values
-        renamed = torch.full_like(self.parents, -1).scatter_(
-            1, order, torch.arange(size, device=order.device).expand_as(order)
-        )
         parents = self.parents.gather(1, order)
         return replace(
             self,
             tokens=self.tokens.gather(1, order),
-            parents=renamed.gather(1, parents.clamp_min(0)).masked_fill(parents < 0, -1),
+            parents=torch.searchsorted(order, parents, right=True) - 1,  # their places in the order, -1 for the root's
             path_logprobs=self.path_logprobs.gather(1, order),
             scores=self.scores.gather(1, order),
             is_chain=False,

@@ -245,11 +245,11 @@ class _Growth:
         more True entries than that. Padding is None if there is none.
         """
         mask = mask.flatten(1)
+        if self._trim and len(mask) == 1:
+            return mask.nonzero()[:, 1][None], None
         counts = mask.sum(1).tolist() if self._trim else [0, most]
         if min(counts) == mask.shape[1]:
             return _numbers(0, mask.shape[1], mask.device).expand_as(mask), None
-        if self._trim and min(counts) == max(counts):
-            return mask.nonzero()[:, 1].view(len(mask), -1), None
         index = mask.logical_not().argsort(dim=1, stable=True)[:, : max(counts)]
         return index, None if min(counts) == max(counts) else ~mask.gather(1, index)
 

@@ -49,7 +49,7 @@ class Auto(CostAware):
             ]
             for state, *nodes in zip(layer.states, parents, logprobs, strict=True)
         ]
-        return torch.tensor(scores, device=layer.logprobs.device).view(layer.logprobs.shape)
+        return torch.tensor(scores, device=layer.logprobs.device)
 
     def keep(self, layer: Layer) -> Tensor:
         """The candidates that could be worth their share of the cheapest target pass."""

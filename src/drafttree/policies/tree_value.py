@@ -41,7 +41,7 @@ def best_width(
 ) -> int:
     """How many of the newest nodes to expand, 0 if another level does not pay.
 
-    Widths are tried by doubling them, until one pays less than the one before.
+    Widths are tried by doubling them, those that could pay, until one pays less than the one before.
 
     Args:
         leaves: probabilities that the newest nodes are accepted, in falling order.
@@ -52,10 +52,14 @@ def best_width(
         rate: tokens per unit of cost.
         least: probability below which no node is worth its share of any target pass.
     """
+    each = sum(children)
+    widths = [width for width in _widths(len(leaves)) if each * sum(leaves[:width]) > rate * draft.at(width)]
+    if not widths:  # most rounds end here, so what follows is spared: not even free target nodes would pay
+        return 0
     known = sorted((chance for chance in chances if chance >= least), reverse=True)
     _, best = best_size(known, costs, rate)
     found = 0
-    for width in _widths(len(leaves)):
+    for width in widths:
         expected = [chance for leaf in leaves[:width] for child in children if (chance := leaf * child) >= least]
         _, value = best_size(sorted([*known, *expected], reverse=True), costs, rate)
         value -= rate * draft.at(width)
