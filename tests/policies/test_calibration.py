@@ -2,8 +2,8 @@
 
 import itertools
 import math
+from collections import Counter
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,6 +19,7 @@ from drafttree.policies.calibration import (
     PRIOR_SLOPE,
     PRIOR_WEIGHT,
     RANKS,
+    Cell,
     SurvivalCalibration,
     next_level,
     place_rates,
@@ -26,7 +27,6 @@ from drafttree.policies.calibration import (
 from helpers.trees import tree_of
 
 EMPTY = SurvivalCalibration.empty()
-Cell = tuple[int, int, int]
 
 
 def bin_of(prob: float) -> int:
@@ -36,9 +36,10 @@ def bin_of(prob: float) -> int:
 
 def counted(calibration: SurvivalCalibration) -> dict[Cell, tuple[float, float]]:
     """Hits and trials of all cells that have any."""
-    cells = [tuple(cell) for cell in np.argwhere(calibration.trials)]
-    assert not calibration.hits[calibration.trials == 0].any()
-    return {cell: (float(calibration.hits[cell]), float(calibration.trials[cell])) for cell in cells}
+    both = calibration.hits, calibration.trials
+    hits, trials = ({cell: count for cell, count in counts.items() if count} for counts in both)
+    assert hits.keys() <= trials.keys()
+    return {cell: (hits.get(cell, 0.0), count) for cell, count in trials.items()}
 
 
 @pytest.fixture
@@ -120,11 +121,11 @@ counts = st.lists(
 
 
 def calibration_of(found) -> SurvivalCalibration:
-    made = SurvivalCalibration.empty()
-    for cell, hits, misses in found:
-        made.hits[cell] += hits
-        made.trials[cell] += hits + misses
-    return made
+    hits, trials = Counter(), Counter()
+    for cell, accepted, rejected in found:
+        hits[cell] += accepted
+        trials[cell] += accepted + rejected
+    return SurvivalCalibration(hits, trials)
 
 
 def acceptance(found, level: int, rank: int, bin_: int) -> float:
@@ -145,9 +146,9 @@ def acceptance(found, level: int, rank: int, bin_: int) -> float:
 @settings(max_examples=40, deadline=None)
 @given(counts, st.integers(0, DEPTHS - 1))
 def test_a_cell_backs_off_to_all_levels_and_these_to_the_curve(found, level):
-    rates = calibration_of(found).rates[level]
+    made = calibration_of(found)
     for rank, bin_ in itertools.product(range(CLASSES), range(BINS)):
-        assert rates[rank][bin_] == pytest.approx(acceptance(found, level, rank, bin_), rel=1e-4)
+        assert made.rate((level, rank, bin_)) == pytest.approx(acceptance(found, level, rank, bin_), rel=1e-9)
 
 
 @settings(max_examples=40, deadline=None)

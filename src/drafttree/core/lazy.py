@@ -1,4 +1,4 @@
-"""torch, transformers and numpy, imported when they are first used: together they take seconds.
+"""torch and transformers, imported when they are first used: together they take seconds.
 
 `core`, `policies` and `verifiers` take them from here and folders above them are lazy doors, so that methods can be
 listed, named and checked without them. Annotations are evaluated when a function is defined, so `Tensor` stands for
@@ -13,7 +13,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, ForwardRef
 
 if TYPE_CHECKING:
-    import numpy as numpy
     import torch as torch
     import transformers as transformers
     from torch import Tensor as Tensor
@@ -34,7 +33,7 @@ class LazyModule:
 
 
 if not TYPE_CHECKING:
-    numpy, torch, transformers = LazyModule("numpy"), LazyModule("torch"), LazyModule("transformers")
+    torch, transformers = LazyModule("torch"), LazyModule("transformers")
     Tensor = ForwardRef("torch.Tensor")
 
 

@@ -14,7 +14,7 @@ from drafttree.drafters.base import Drafter
 from drafttree.engine.metrics import Round
 from drafttree.engine.pass_times import time_passes
 from drafttree.models import Model
-from drafttree.policies import Chain, Template, TreePolicy
+from drafttree.policies import Auto, Chain, TreePolicy
 
 Rounds = Callable[[Drafter | None, TreePolicy, list[int], int], Iterator[Round]]
 SIZES = (1, 4, 16, 64, 2, 8, 32)
@@ -24,15 +24,22 @@ CONTEXT = 64
 TOKENS = 64
 """Tokens of the rounds' text at most."""
 WIDE = 8
-"""The frontier whose draft passes are measured beside those of a single node."""
+"""Nodes of the frontiers, at most, whose draft passes are measured beside those of a single node."""
 PASS_SECONDS, ROUND_SECONDS, REPEATS = 0.9, 0.25, 12
 """The time for all passes, for the rounds of each policy, and how often each is measured at most."""
 QUICK_REPEATS, QUICK_SECONDS = 4, 0.3
 """The same for the passes that tell whether costs of an earlier process still hold."""
 WRONG_BY = 0.15
 """The share by which costs may be wrong before they are mended or measured anew."""
-CHAIN_OF_1, CHAIN_OF_4 = Chain(depth=1), Chain(depth=4)
-PARALLEL_CHAINS = Template(paths=tuple((rank, *[0] * deep) for deep in range(3) for rank in range(WIDE)))
+PLAIN, CHAIN_OF_1, CHAIN_OF_4 = Chain(depth=1), Auto(depth=1, children=1), Auto(depth=4, children=1)
+WIDE_LEVELS = Auto(depth=3, children=WIDE, budget=4 * WIDE)
+TRIAL_COSTS = CostCurve(
+    target=Costs((1,), (1.0,)),
+    draft=(DraftCosts(0.0, Costs.of({1: 1e-9, WIDE: 1e-9, WIDE + 1: 1e9})),),
+    overhead=0.0,
+    plain_overhead=0.0,
+)
+"""Costs by which `auto` drafts as deep and wide as it may; the rounds that are measured are its own."""
 
 
 def measure_costs(target: Model, drafter: Drafter, rounds: Rounds) -> CostCurve:
@@ -42,7 +49,7 @@ def measure_costs(target: Model, drafter: Drafter, rounds: Rounds) -> CostCurve:
         target: whose passes are timed.
         drafter: whose passes are timed, and those of its models apart if it has several.
         rounds: decodes a prompt greedily with a drafter, or plainly, and a policy, a round at a time; the last
-            argument is how many tokens at most.
+            argument is how many tokens at most. A policy that uses costs is to be given `TRIAL_COSTS`.
     """
     contexts = [each for each in (target.context, drafter.context) if each is not None]
     room = min(contexts, default=4 * (CONTEXT + max(SIZES)))
@@ -58,7 +65,7 @@ def measure_costs(target: Model, drafter: Drafter, rounds: Rounds) -> CostCurve:
         target=Costs.of(passes),
         draft=tuple(costs for costs, _ in drafted),
         overhead=statistics.fmean(overhead for _, overhead in drafted),
-        plain_overhead=min(each.outside_seconds for each in _run(rounds(None, CHAIN_OF_1, prompt, length))),
+        plain_overhead=min(each.outside_seconds for each in _run(rounds(None, PLAIN, prompt, length))),
     )
 
 
@@ -74,18 +81,30 @@ def is_current(costs: CostCurve, target: Model) -> bool:
 
 def _draft_costs(drafter: Drafter, prompt: list[int], length: int, rounds: Rounds) -> tuple[DraftCosts, float]:
     """What a model's draft passes cost, growth included, and a round outside of them and of the target's."""
-    policies = (CHAIN_OF_1, CHAIN_OF_4, PARALLEL_CHAINS)
+    policies = (CHAIN_OF_1, CHAIN_OF_4, WIDE_LEVELS)
     short, long, wide = (_run(rounds(drafter, policy, prompt, length)) for policy in policies)
     first = min((each.drafting_seconds for each in short if each.widths), default=0.0)
-    later = {1: _later(long, first)}
+    level = _each(long, first, lambda width: 1)
+    node = _each(wide, first, lambda width: width - 1, level)
     overhead = min(each.outside_seconds - each.growth_seconds for each in long)
-    return DraftCosts(first, Costs.of(later | {WIDE: _later(wide, first)})), overhead
+    return DraftCosts(first, Costs.of({1: level, WIDE: level + (WIDE - 1) * node})), overhead
 
 
-def _later(rounds: list[Round], first: float) -> float:
-    """Seconds for each level of rounds behind the first level; 0 where there was no other."""
-    deep = [(each.drafting_seconds - first) / (each.levels - 1) for each in rounds if each.levels > 1]
-    return max(min(deep), 0.0) if deep else 0.0
+def _each(rounds: list[Round], first: float, count: Callable[[int], int], level: float = 0.0) -> float:
+    """Seconds that each of something adds to levels behind the first one; 0 where there was none.
+
+    Args:
+        rounds: that were timed.
+        first: seconds of the first level.
+        count: how many a level has, by its width.
+        level: seconds of a level without any.
+    """
+    found = [
+        (each.drafting_seconds - first - level * len(each.widths[1:])) / counted
+        for each in rounds
+        if (counted := sum(map(count, each.widths[1:])))
+    ]
+    return max(min(found, default=0.0), 0.0)
 
 
 def _run(rounds: Iterator[Round]) -> list[Round]:

@@ -25,6 +25,7 @@ from drafttree.engine import compatibility
 from drafttree.engine.adaptation import Adaptation
 from drafttree.engine.chat import is_conversation
 from drafttree.engine.child_sampler import ChildSampler
+from drafttree.engine.cost_measurement import TRIAL_COSTS
 from drafttree.engine.detokenizer import Detokenizer
 from drafttree.engine.draft_logits import AdjustedDraft, Constrain
 from drafttree.engine.generation_options import GenerationOptions, RequestOptions
@@ -141,8 +142,8 @@ class Decoder:
         return self.adaptation.measured(self.target, self.drafter, self._trial)
 
     def _trial(self, drafter: Drafter | None, policy: TreePolicy, prompt: list[int], length: int) -> Iterator[Round]:
-        """Greedy rounds with another drafter and policy."""
-        decoder = self.with_drafter(drafter).with_policy(policy).with_verifier(None)
+        """Greedy rounds with another drafter and policy, as `measure_costs` needs them."""
+        decoder = self._with(drafter=drafter, policy=policy, verifier=None, adaptation=Adaptation(TRIAL_COSTS))
         request = decoder.new_request(prompt, temperature=0.0, ignore_eos=True, max_new_tokens=length)
         while not request.finish_reason:
             decoder.step(request)

@@ -8,11 +8,11 @@ the cells of the same rank and log-probability at all depths, and those follow a
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import accumulate
 
-from drafttree.core.lazy import numpy as np
 from drafttree.core.tree import DraftTree
 
 DEPTHS = 4
@@ -33,22 +33,28 @@ IMPOSSIBLE = -1e30
 """Log-probability below which a token is impossible."""
 
 
+Cell = tuple[int, int, int]
+"""Level from 0, class of rank, and bin."""
+
+
 @dataclass(frozen=True, eq=False)
 class SurvivalCalibration:
     """How often nodes were accepted whose parent was.
 
+    Plain numbers, not tensors: of every round a few cells are counted and a few are read.
+
     Attributes:
-        hits: `[DEPTHS, CLASSES, BINS]` accepted nodes, by depth, class of rank and bin.
+        hits: accepted nodes by cell; a cell without any may be missing.
         trials: the same of all nodes whose parent was accepted.
     """
 
-    hits: "np.ndarray"
-    trials: "np.ndarray"
+    hits: Mapping[Cell, float]
+    trials: Mapping[Cell, float]
 
     @classmethod
     def empty(cls) -> "SurvivalCalibration":
         """Nothing counted yet."""
-        return cls(np.zeros((DEPTHS, CLASSES, BINS)), np.zeros((DEPTHS, CLASSES, BINS)))
+        return cls({}, {})
 
     def observe(self, tree: DraftTree, path: Sequence[int]) -> "SurvivalCalibration":
         """Count the nodes that a round has judged: those whose parent was accepted.
@@ -58,24 +64,33 @@ class SurvivalCalibration:
             path: accepted nodes, the root first.
         """
         children, paths, accepted = tree.branches[0].children, tree.path_logprobs[0].tolist(), set(path)
-        hits, trials = self.hits.copy(), self.trials.copy()
+        hits, trials, changed = dict(self.hits), dict(self.trials), set[tuple[int, int]]()
         for depth, parent in enumerate(path):
             for rank, node in enumerate(children[parent]):
                 cell = min(depth, DEPTHS - 1), _class(rank), _bin(paths[node] - paths[parent])
-                trials[cell] += 1
-                hits[cell] += node in accepted
-        return SurvivalCalibration(hits, trials)
+                changed.add(cell[1:])
+                trials[cell] = trials.get(cell, 0.0) + 1
+                if node in accepted:
+                    hits[cell] = hits.get(cell, 0.0) + 1
+        after = SurvivalCalibration(hits, trials)
+        after._log_rates.update((cell, rate) for cell, rate in self._log_rates.items() if cell[1:] not in changed)
+        return after
 
     def faded(self, limit: float) -> "SurvivalCalibration":
         """The same rates with at most `limit` counts in a cell: what a later text begins with."""
-        share = limit / self.trials.clip(limit)
-        return SurvivalCalibration(self.hits * share, self.trials * share)
+        shares = {cell: limit / max(count, limit) for cell, count in self.trials.items()}
+        hits, trials = (
+            {cell: shares[cell] * count for cell, count in counts.items()} for counts in (self.hits, self.trials)
+        )
+        return SurvivalCalibration(hits, trials)
 
-    @cached_property
-    def rates(self) -> "np.ndarray":
-        """`[DEPTHS, CLASSES, BINS]` probability that a node is accepted if its parent is."""
-        pooled = (self.hits.sum(0) + PRIOR_WEIGHT * _prior()) / (self.trials.sum(0) + PRIOR_WEIGHT)
-        return (self.hits + POOLED_WEIGHT * pooled) / (self.trials + POOLED_WEIGHT)
+    def rate(self, cell: Cell) -> float:
+        """The probability that a node of a cell is accepted if its parent is."""
+        _, kind, place = cell
+        levels = [(level, kind, place) for level in range(DEPTHS)]
+        hits, trials = (sum(counts.get(each, 0.0) for each in levels) for counts in (self.hits, self.trials))
+        pooled = _shrunk(hits, trials, _prior()[kind][place], PRIOR_WEIGHT)
+        return _shrunk(self.hits.get(cell, 0.0), self.trials.get(cell, 0.0), pooled, POOLED_WEIGHT)
 
     def log_acceptance(self, logprobs: Sequence[float], depth: int, parent: float = 0.0) -> list[float]:
         """The log-probability that siblings are accepted, given that of their parent; it never rises along them.
@@ -85,18 +100,22 @@ class SurvivalCalibration:
             depth: their level, 1 for children of the root.
             parent: the log-probability that the parent is accepted.
         """
-        rates, found, lowest = self._log_rates[min(depth, DEPTHS) - 1], [], 0.0
-        for rank, logprob in enumerate(logprobs):  # of every level of every round, so nothing is called in here
-            place = int(math.sqrt(-logprob) * BIN_SCALE) if IMPOSSIBLE < logprob < 0 else 0
-            rate = rates[rank if rank < LAST_RANK else LAST_RANK][place if place < BINS else BINS - 1]
-            lowest = rate if rate < lowest else lowest
-            found.append(parent + lowest if logprob > IMPOSSIBLE else -math.inf)
+        rates, level, found, lowest = self._log_rates, min(depth, DEPTHS) - 1, [], 0.0
+        for rank, logprob in enumerate(logprobs):
+            if not logprob > IMPOSSIBLE:
+                found.append(-math.inf)
+                continue
+            cell = level, _class(rank), _bin(logprob)
+            if cell not in rates:
+                rates[cell] = math.log(self.rate(cell))
+            lowest = min(lowest, rates[cell])
+            found.append(parent + lowest)
         return found
 
     @cached_property
-    def _log_rates(self) -> list[list[list[float]]]:
-        """The logarithms of the rates, by level, rank and bin."""
-        return np.log(self.rates[:, list(RANKS)]).tolist()
+    def _log_rates(self) -> dict[Cell, float]:
+        """The logarithms of the rates that were asked for."""
+        return {}
 
     @cached_property
     def children(self) -> list[list[float]]:
@@ -104,17 +123,38 @@ class SurvivalCalibration:
 
         A child that was not drafted counts as not accepted, so this is what an expansion has yielded.
         """
-        return self._by_place(self.trials[:, :1].sum(2))
+        return self._by_place([[each[0]] * CLASSES for each in _sums(self.trials)])
 
     @cached_property
     def places(self) -> list[list[float]]:
         """By level and class of place, the rate at which drawn children were accepted, never rising."""
-        return np.minimum.accumulate(self._by_place(self.trials.sum(2)), axis=1).tolist()
+        return [list(accumulate(rates, min)) for rates in self._by_place(_sums(self.trials))]
 
-    def _by_place(self, trials: "np.ndarray") -> list[list[float]]:
-        hits = self.hits.sum(2)
-        pooled = (hits.sum(0) + PRIOR_WEIGHT * np.array(PLACE_PRIOR)) / (trials.sum(0) + PRIOR_WEIGHT)
-        return ((hits + POOLED_WEIGHT * pooled) / (trials + POOLED_WEIGHT)).tolist()
+    def _by_place(self, trials: Sequence[Sequence[float]]) -> list[list[float]]:
+        hits = _sums(self.hits)
+        pooled = [
+            _shrunk(sum(accepted), sum(judged), prior, PRIOR_WEIGHT)
+            for accepted, judged, prior in zip(
+                zip(*hits, strict=True), zip(*trials, strict=True), PLACE_PRIOR, strict=True
+            )
+        ]
+        return [
+            [_shrunk(*counts, POOLED_WEIGHT) for counts in zip(accepted, judged, pooled, strict=True)]
+            for accepted, judged in zip(hits, trials, strict=True)
+        ]
+
+
+def _shrunk(hits: float, trials: float, expected: float, weight: float) -> float:
+    """A rate that begins as the expected one, which stands for so many trials."""
+    return (hits + weight * expected) / (trials + weight)
+
+
+def _sums(counts: Mapping[Cell, float]) -> list[list[float]]:
+    """By level and class of rank, the counts of all bins."""
+    sums = [[0.0] * CLASSES for _ in range(DEPTHS)]
+    for (level, kind, _), count in counts.items():
+        sums[level][kind] += count
+    return sums
 
 
 def next_level(rates: Sequence[Sequence[float]], depth: int) -> Sequence[float]:
@@ -128,10 +168,10 @@ def place_rates(places: Sequence[Sequence[float]], depth: int, count: int) -> li
 
 
 @lru_cache(maxsize=1)
-def _prior() -> "np.ndarray":
-    """`[CLASSES, BINS]` rates before anything is counted."""
-    middles = ((np.arange(BINS) + 0.5) / BIN_SCALE) ** 2
-    return 1 / (1 + np.exp(PRIOR_SLOPE * middles - np.array(PRIOR_LOGITS)[:, None]))
+def _prior() -> list[list[float]]:
+    """By class of rank and bin, the rates before anything is counted."""
+    middles = [((place + 0.5) / BIN_SCALE) ** 2 for place in range(BINS)]
+    return [[1 / (1 + math.exp(PRIOR_SLOPE * middle - logit)) for middle in middles] for logit in PRIOR_LOGITS]
 
 
 def _bin(logprob: float) -> int:
