@@ -323,7 +323,7 @@ def test_without_costs_there_is_no_state():
 def test_texts_of_a_batch_have_states_of_their_own():
     (fresh,) = new_states(Auto())
     sure = unsure = fresh
-    for _ in range(40):
+    for _ in range(100):
         sure, unsure = (
             state.observe(RoundOutcome(tree_of([0, 1, 2], [prob] * 3, (1, 1, 1)), path))
             for state, prob, path in ((sure, 0.9, [0, 1, 2, 3]), (unsure, 0.4, [0]))

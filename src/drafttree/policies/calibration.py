@@ -25,7 +25,7 @@ BINS, BIN_SCALE = 16, 6.0
 PRIOR_LOGITS, PRIOR_SLOPE = (2.0, 1.3, 1.1, 1.1, 1.0), 1.3
 """The log-odds of acceptance before anything is counted: one number for each class of ranks, plus the slope times the
 log-probability. Fitted to the embedded drafters at temperatures 0 and 1 (docs/log.md, 2026-11-22)."""
-PRIOR_WEIGHT, POOLED_WEIGHT = 4.0, 12.0
+PRIOR_WEIGHT, POOLED_WEIGHT = 8.0, 48.0
 """Counts that the fitted curve stands for, and counts that all depths together stand for at one of them."""
 PLACE_PRIOR = tuple(0.5 * 0.3**place for place in range(CLASSES))
 """Accepted children of an accepted node, by class of their place, before anything is counted."""
