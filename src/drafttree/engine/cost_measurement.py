@@ -4,7 +4,6 @@ Of repeated measurements the fastest counts: what else a machine does lengthens 
 from such a moment would be wrong for hours.
 """
 
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -60,11 +59,11 @@ def measure_costs(target: Model, drafter: Drafter, rounds: Rounds) -> CostCurve:
     prompt = [token % period for token in range(context)]  # a text that repeats itself
     models: Sequence[Drafter] = getattr(drafter, "sources", None) or (drafter,)
     length = min(TOKENS, room - context)
-    drafted = [_draft_costs(model, prompt, length, rounds) for model in models]
+    drafting = _run(rounds(drafter, CHAIN_OF_4, prompt, length))
     return CostCurve(
         target=Costs.of(passes),
-        draft=tuple(costs for costs, _ in drafted),
-        overhead=statistics.fmean(overhead for _, overhead in drafted),
+        draft=tuple(_draft_costs(model, prompt, length, rounds) for model in models),
+        overhead=min(each.outside_seconds - each.growth_seconds for each in drafting),
         plain_overhead=min(each.outside_seconds for each in _run(rounds(None, PLAIN, prompt, length))),
     )
 
@@ -79,15 +78,14 @@ def is_current(costs: CostCurve, target: Model) -> bool:
     return abs(found[WIDE] / found[1] / known - 1) <= WRONG_BY
 
 
-def _draft_costs(drafter: Drafter, prompt: list[int], length: int, rounds: Rounds) -> tuple[DraftCosts, float]:
-    """What a model's draft passes cost, growth included, and a round outside of them and of the target's."""
+def _draft_costs(drafter: Drafter, prompt: list[int], length: int, rounds: Rounds) -> DraftCosts:
+    """What a model's draft passes cost, growth included."""
     policies = (CHAIN_OF_1, CHAIN_OF_4, WIDE_LEVELS)
     short, long, wide = (_run(rounds(drafter, policy, prompt, length)) for policy in policies)
     first = min((each.drafting_seconds for each in short if each.widths), default=0.0)
     level = _each(long, first, lambda width: 1)
     node = _each(wide, first, lambda width: width - 1, level)
-    overhead = min(each.outside_seconds - each.growth_seconds for each in long)
-    return DraftCosts(first, Costs.of({1: level, WIDE: level + (WIDE - 1) * node})), overhead
+    return DraftCosts(first, Costs.of({1: level, WIDE: level + (WIDE - 1) * node}))
 
 
 def _each(rounds: list[Round], first: float, count: Callable[[int], int], level: float = 0.0) -> float:
