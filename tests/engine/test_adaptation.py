@@ -8,6 +8,7 @@ from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
 from drafttree.engine import adaptation
 from drafttree.engine.adaptation import WATCHED, Adaptation
 from drafttree.engine.cost_correction import FEWEST, corrected
+from drafttree.engine.cost_file import KeptCosts
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.metrics import Round
 from drafttree.evaluation.toy_models import TOY_COSTS
@@ -136,7 +137,7 @@ def clock(monkeypatch) -> FakeClock:
 
 
 def test_measured_costs_are_mended_between_texts_and_given_ones_are_not(clock, monkeypatch):
-    monkeypatch.setattr(adaptation, "measure_costs", lambda *_: TOY_COSTS)
+    monkeypatch.setattr(adaptation, "measure_costs", lambda *_: KeptCosts(TOY_COSTS, 1.5))
     drafter = TimedDrafter(DRAFT, clock, SLOW_TREES)
     made = Decoder(TimedModel(TARGET, clock, SLOW_TREES), drafter, Auto(budget=12))
     first = made.generate(PROMPT, max_new_tokens=6 * WATCHED)

@@ -10,7 +10,7 @@ import torch
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
 from drafttree.drafters import LanguageModelDrafter, MixedDrafter, PromptLookupDrafter, SuffixDrafter
 from drafttree.engine import adaptation
-from drafttree.engine.cost_file import CostFile, cost_key
+from drafttree.engine.cost_file import CostFile, KeptCosts, cost_key
 from drafttree.engine.decoder import Decoder
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.models import TargetModel
@@ -27,12 +27,12 @@ def measured(monkeypatch, tmp_path) -> list[tuple]:
     """What was measured, of which the costs are the toy ones; the user's cache folder is empty."""
     calls: list[tuple] = []
 
-    def measure(target, drafter, rounds) -> CostCurve:
+    def measure(target, drafter, rounds) -> KeptCosts:
         calls.append((target, drafter))
-        return TOY_COSTS
+        return KeptCosts(TOY_COSTS, 1.5)
 
     monkeypatch.setattr(adaptation, "measure_costs", measure)
-    monkeypatch.setattr(adaptation, "is_current", lambda costs, target: True)
+    monkeypatch.setattr(adaptation, "is_current", lambda kept, target: kept.alone == 1.5)
     monkeypatch.setattr("drafttree.core.disk_cache.user_cache_path", lambda name: tmp_path / name)
     return calls
 
@@ -48,14 +48,14 @@ def files(tmp_path: Path) -> list[Path]:
 def test_costs_are_measured_once_and_read_back(measured, tmp_path):
     assert decoder().costs == TOY_COSTS
     (file,) = files(tmp_path)
-    assert json.loads(file.read_text())["value"] == TOY_COSTS.to_json()
+    assert json.loads(file.read_text())["value"] == {"costs": TOY_COSTS.to_json(), "alone": 1.5}
     assert decoder().costs == TOY_COSTS
     assert len(measured) == 1
 
 
 def test_costs_that_do_not_hold_any_more_are_measured_again(measured, monkeypatch):
     assert decoder().costs == TOY_COSTS
-    monkeypatch.setattr(adaptation, "is_current", lambda costs, target: False)
+    monkeypatch.setattr(adaptation, "is_current", lambda kept, target: False)
     assert decoder().costs == TOY_COSTS
     assert len(measured) == 2
 
@@ -71,7 +71,18 @@ def test_a_broken_file_is_measured_again_and_mended(broken, measured, tmp_path):
     assert len(measured) == 2
 
 
-@pytest.mark.parametrize("change", [{"target": {"4": 1.0}}, {"v": 1}, {"overhead": "fast"}], ids=str)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"costs": TOY_COSTS.to_json() | {"target": {"4": 1.0}}},
+        {"costs": TOY_COSTS.to_json() | {"v": 1}},
+        {"costs": TOY_COSTS.to_json() | {"overhead": "fast"}},
+        {"costs": None},
+        {"alone": "slow"},
+        {"alone": -1.0},
+    ],
+    ids=str,
+)
 def test_a_curve_of_another_version_is_measured_again(change, measured, tmp_path):
     assert decoder().costs == TOY_COSTS
     (file,) = files(tmp_path)
@@ -97,7 +108,8 @@ def test_given_costs_are_neither_measured_nor_kept(measured, tmp_path):
 
 def test_a_model_that_cannot_be_told_apart_is_not_kept(measured, tmp_path):
     assert cost_key(ToyModel(Table()), LOOKUP) is None
-    assert CostFile(ToyModel(Table()), LOOKUP).write(OTHER) is OTHER
+    kept = KeptCosts(OTHER, 1.5)
+    assert CostFile(ToyModel(Table()), LOOKUP).write(kept) is kept
     assert CostFile(ToyModel(Table()), LOOKUP).read() is None
     assert not files(tmp_path)
 

@@ -5,6 +5,7 @@ import pytest
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
 from drafttree.core.errors import ConfigError
 from drafttree.engine import decoder as decoder_module
+from drafttree.engine.cost_file import KeptCosts
 from drafttree.engine.cost_measurement import PASS_SECONDS, SIZES, is_current
 from drafttree.engine.decoder import Decoder
 from drafttree.policies import Auto, Chain
@@ -102,7 +103,8 @@ def test_a_few_passes_tell_whether_costs_still_hold(clock, slower, current):
     """The costs of a machine as a whole do not matter, those of eight nodes against those of one do."""
     passes = Costs((1, 2, 4, 8, 16), (2e-3, 2e-3, 2.5e-3, 3.2e-3 * slower, 5e-3))
     now = CostCurve(passes, KNOWN.draft, 0.0, 0.0)
-    assert is_current(KNOWN, TimedModel(TARGET, clock, now)) is current
+    kept = KeptCosts(KNOWN, PASSES.at(8) / PASSES.at(1))
+    assert is_current(kept, TimedModel(TARGET, clock, now)) is current
 
 
 def test_a_policy_that_weighs_nothing_measures_nothing(clock):

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from drafttree.core.cost_curve import CostCurve
@@ -42,11 +43,11 @@ class Adaptation:
     def measured(self, target: Model, drafter: Drafter, rounds: Rounds) -> CostCurve:
         """The costs, which are measured if they are not known; arguments as for `measure_costs`."""
         if self.costs is None:
-            self._kept = CostFile(target, drafter)
-            kept = self._kept.read()
+            self._file = CostFile(target, drafter)
+            kept = self._file.read()
             if kept is None or not is_current(kept, target):
-                kept = self._kept.write(measure_costs(target, drafter, rounds))
-            self.costs = kept
+                kept = self._file.write(measure_costs(target, drafter, rounds))
+            self._kept, self.costs = kept, kept.costs
         return self.costs
 
     def learned(self, policy: TreePolicy, verifier: Verifier) -> Any:
@@ -75,7 +76,8 @@ class Adaptation:
             return
         if found := corrected(self.costs, self._rounds):
             logger.info("the measured costs were wrong by more than %.0f %%; they are mended", 100 * WRONG_BY)
-            self.costs = self._kept.write(found)
+            self._kept = self._file.write(replace(self._kept, costs=found))
+            self.costs = found
         self._rounds = []
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,6 +13,36 @@ from drafttree.core.disk_cache import DiskCache
 from drafttree.core.errors import ConfigError
 from drafttree.drafters.base import Drafter
 from drafttree.models import Model, TargetModel
+
+
+@dataclass(frozen=True)
+class KeptCosts:
+    """What is kept of a target and a drafter.
+
+    Attributes:
+        costs: as they were measured, or mended since.
+        alone: what a target pass over several nodes cost in passes over one, without other work between them; it tells
+            whether the machine is still as it was when the costs were measured.
+    """
+
+    costs: CostCurve
+    alone: float
+
+    @classmethod
+    def parse(cls, kept: object) -> "KeptCosts":
+        """What `to_json` made.
+
+        Raises:
+            ConfigError: it is no such thing.
+        """
+        match kept:
+            case {"costs": costs, "alone": float(alone)} if alone > 0:
+                return cls(parse_cost_curve(costs), alone)
+        raise ConfigError("these are no kept costs; let them be measured again")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain numbers by name."""
+        return {"costs": self.costs.to_json(), "alone": self.alone}
 
 
 class CostFile:
@@ -25,19 +56,19 @@ class CostFile:
     def __init__(self, target: Model, drafter: Drafter) -> None:
         self._cache, self._key = DiskCache("costs"), cost_key(target, drafter)
 
-    def read(self) -> CostCurve | None:
+    def read(self) -> KeptCosts | None:
         """The costs that are kept, None where there are none, or none that can be read."""
         kept = self._cache.get(self._key) if self._key else None
         try:
-            return None if kept is None else parse_cost_curve(kept)
+            return None if kept is None else KeptCosts.parse(kept)
         except ConfigError:
             return None
 
-    def write(self, costs: CostCurve) -> CostCurve:
+    def write(self, kept: KeptCosts) -> KeptCosts:
         """Keep the costs, and return them."""
         if self._key:
-            self._cache.put(self._key, costs.to_json())
-        return costs
+            self._cache.put(self._key, kept.to_json())
+        return kept
 
 
 def cost_key(target: Model, drafter: Drafter) -> str | None:

@@ -10,6 +10,7 @@ from itertools import islice
 
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
 from drafttree.drafters.base import Drafter
+from drafttree.engine.cost_file import KeptCosts
 from drafttree.engine.metrics import Round
 from drafttree.engine.pass_times import time_passes
 from drafttree.models import Model
@@ -30,7 +31,7 @@ QUICK_REPEATS, QUICK_SECONDS = 4, 0.3
 """The same for the passes that tell whether costs of an earlier process still hold."""
 WRONG_BY = 0.15
 """The share by which costs may be wrong before they are mended or measured anew."""
-PLAIN, CHAIN_OF_1, CHAIN_OF_4 = Chain(depth=1), Auto(depth=1, children=1), Auto(depth=4, children=1)
+PLAIN, CHAIN_OF_1, CHAIN_OF_3 = Chain(depth=1), Auto(depth=1, children=1), Auto(depth=3, children=1)
 WIDE_LEVELS = Auto(depth=3, children=WIDE, budget=4 * WIDE)
 TRIAL_COSTS = CostCurve(
     target=Costs((1,), (1.0,)),
@@ -41,7 +42,7 @@ TRIAL_COSTS = CostCurve(
 """Costs by which `auto` drafts as deep and wide as it may; the rounds that are measured are its own."""
 
 
-def measure_costs(target: Model, drafter: Drafter, rounds: Rounds) -> CostCurve:
+def measure_costs(target: Model, drafter: Drafter, rounds: Rounds) -> KeptCosts:
     """Measure the costs of a target and a drafter, by passes and greedy rounds behind a short text.
 
     Args:
@@ -59,28 +60,35 @@ def measure_costs(target: Model, drafter: Drafter, rounds: Rounds) -> CostCurve:
     prompt = [token % period for token in range(context)]  # a text that repeats itself
     models: Sequence[Drafter] = getattr(drafter, "sources", None) or (drafter,)
     length = min(TOKENS, room - context)
-    drafting = _run(rounds(drafter, CHAIN_OF_4, prompt, length))
-    return CostCurve(
-        target=Costs.of(passes),
+    drafting, plain = _run(rounds(drafter, CHAIN_OF_3, prompt, length)), _run(rounds(None, PLAIN, prompt, length))
+    alone = Costs.of(passes)
+    one, several = _in_rounds(alone, plain), _in_rounds(alone, drafting)
+    costs = CostCurve(
+        target=Costs.of({size: cost * (one if size == 1 else several) for size, cost in passes.items()}),
         draft=tuple(_draft_costs(model, prompt, length, rounds) for model in models),
         overhead=min(each.outside_seconds - each.growth_seconds for each in drafting),
-        plain_overhead=min(each.outside_seconds for each in _run(rounds(None, PLAIN, prompt, length))),
+        plain_overhead=min(each.outside_seconds for each in plain),
     )
+    return KeptCosts(costs, alone.at(WIDE) / alone.at(1))
 
 
-def is_current(costs: CostCurve, target: Model) -> bool:
-    """Whether target passes still compare as the costs have it, by a few of one node and of several."""
+def _in_rounds(alone: Costs, rounds: list[Round]) -> float:
+    """What target passes cost where they stand, behind draft passes or other work, in passes alone."""
+    return min(each.target_seconds / alone.at(each.nodes) for each in rounds)
+
+
+def is_current(kept: KeptCosts, target: Model) -> bool:
+    """Whether target passes still compare as when the costs were measured, by a few of one node and of several."""
     context = max(min(CONTEXT, (target.context or 4 * CONTEXT) // 4), 1)
     if target.context is not None and context + WIDE > target.context:
         return True
     found = time_passes(target, (1, WIDE), context, QUICK_REPEATS, QUICK_SECONDS, min)
-    known = costs.target.at(WIDE) / costs.target.at(1)
-    return abs(found[WIDE] / found[1] / known - 1) <= WRONG_BY
+    return abs(found[WIDE] / found[1] / kept.alone - 1) <= WRONG_BY
 
 
 def _draft_costs(drafter: Drafter, prompt: list[int], length: int, rounds: Rounds) -> DraftCosts:
     """What a model's draft passes cost, growth included."""
-    policies = (CHAIN_OF_1, CHAIN_OF_4, WIDE_LEVELS)
+    policies = (CHAIN_OF_1, CHAIN_OF_3, WIDE_LEVELS)
     short, long, wide = (_run(rounds(drafter, policy, prompt, length)) for policy in policies)
     first = min((each.drafting_seconds for each in short if each.widths), default=0.0)
     level = _each(long, first, lambda width: 1)
