@@ -95,7 +95,7 @@ def test_another_target_drafter_or_dtype_is_refused_by_name(tuned, path):
     with pytest.raises(ModelError, match=r"tuned\.json was tuned with 'lookup', and this drafter is another"):
         drafttree.load("embedded", policy=path)
     tuned.write(path)
-    with pytest.raises(ModelError, match=r"tuned with 'lookup', and this drafter is another; leave it at \"auto\""):
+    with pytest.raises(ModelError, match=r"tuned with 'lookup', and this drafter is another; tune with it"):
         drafttree.load("embedded", "suffix", policy=path)
     with pytest.raises(ModelError, match=r"tuned\.json was tuned in float32, not in bfloat16"):
         drafttree.load("embedded", policy=path, dtype="bfloat16")
@@ -135,6 +135,15 @@ def test_files_that_are_no_json(text, fault, path):
         path.write_text(text)
     with pytest.raises(InputError, match=rf"tuned\.json: {fault}"):
         drafttree.load("embedded", policy=str(path))
+
+
+def test_a_file_without_a_drafter_is_refused(tuned, path):
+    tuned.write(path)
+    path.write_text(
+        json.dumps({name: value for name, value in json.loads(path.read_text()).items() if name != "drafter"})
+    )
+    with pytest.raises(InputError, match="its 'drafter' is missing; make one by drafttree tune --save"):
+        drafttree.load("embedded", policy=path)
 
 
 def test_a_file_to_save_in_is_checked_before_time_is_spent(tmp_path, path):

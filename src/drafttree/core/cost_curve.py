@@ -26,7 +26,7 @@ class Costs:
 
     Attributes:
         sizes: ascending; the first is 1.
-        costs: one for each size, positive and not falling.
+        costs: one for each size, not falling; positive but for draft passes, which may cost nothing.
     """
 
     sizes: tuple[int, ...]

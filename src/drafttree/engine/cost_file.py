@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import platform
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,10 +84,10 @@ def cost_key(target: Model, drafter: Drafter) -> str | None:
 
 
 def machine(device: torch.device) -> str:
-    """The part of a machine that passes take their time on."""
+    """The part of a machine that passes take their time on; processors of two machines are taken to differ."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{device}, {torch.get_num_threads()} threads"
+    return f"{device} of {platform.node()}, {platform.machine()}, {torch.get_num_threads()} threads"
 
 
 def _digest(model: Any) -> str:

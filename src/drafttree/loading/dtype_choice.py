@@ -4,13 +4,13 @@ Instructions for bfloat16 are no promise: a small product takes longer to set up
 than in float32, so small models are faster in float32 and large ones, which wait for memory, in bfloat16.
 """
 
-import platform
 import time
 from collections.abc import Sequence
 
 import torch
 
 from drafttree.core.disk_cache import DiskCache
+from drafttree.engine.cost_file import machine
 from drafttree.models.fused_linear import FusedLinear
 
 ROWS = (1, 8)
@@ -31,8 +31,7 @@ def measured_times(shapes: Sequence[Shape]) -> dict[str, float]:
         shapes: `(out, in)`.
     """
     shapes = _first(shapes)
-    machine = platform.node(), platform.machine(), torch.get_num_threads(), torch.__version__
-    cache, key = DiskCache("dtype"), f"{machine} {shapes}"
+    cache, key = DiskCache("dtype"), f"{machine(torch.device('cpu'))} {torch.__version__} {shapes}"
     if times := cache.get(key):
         return times
     times, rounds = _measure(shapes)

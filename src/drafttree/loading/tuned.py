@@ -33,7 +33,7 @@ class TunedPolicy:
         policy: its specification.
         verifier: the name of the verifier, or "auto".
         dtype: of the target, such as "float32".
-        machine: on which the costs were measured, as `drafttree.engine.cost_measurement.machine` has it.
+        machine: on which the costs were measured, as `drafttree.engine.cost_file.machine` has it.
         costs: the cost curve; None without a drafter.
         measured: figures of the tuning, for people.
         drafttree: the version that tuned.
@@ -89,7 +89,7 @@ class TunedPolicy:
             raise ModelError(f'{self.path} says not to speculate; leave the drafter at "auto", or name another policy')
         if digest != self.drafter.digest:
             name = self.drafter.name
-            raise ModelError(f'{self.path} was tuned with {name!r}, and this drafter is another; leave it at "auto"')
+            raise ModelError(f"{self.path} was tuned with {name!r}, and this drafter is another; tune with it")
 
 
 def find_policy(policy: PolicyLike | TunedPolicy | Path) -> TreePolicy | TunedPolicy:
@@ -141,7 +141,9 @@ def _parse(found: dict[str, Any], path: str) -> TunedPolicy:
     find_verifier(texts["verifier"])
     if not isinstance(measured := found.get("measured"), dict):
         raise ConfigError(f"its 'measured' is {measured!r}, no object; {AGAIN}")
-    drafter = _model(found, "drafter") if found.get("drafter") is not None else None
+    if "drafter" not in found:
+        raise ConfigError(f"its 'drafter' is missing; {AGAIN}")
+    drafter = None if found["drafter"] is None else _model(found, "drafter")
     return TunedPolicy(
         target=_model(found, "target"),
         drafter=drafter,

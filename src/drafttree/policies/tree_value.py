@@ -2,7 +2,7 @@
 
 A round commits 1 + sum of p(u) tokens in expectation, p(u) being the probability that node u is accepted, and costs
 v(n) + c * delta + h. The ratio of the two is largest for the trees that maximise tokens - rate * cost, where the rate
-is that largest ratio itself (Dinkelbach 1967). So a node pays if its p(u) is at least the rate times what it adds to
+is that largest ratio itself (Dinkelbach 1967). So a node pays if its p(u) is more than the rate times what it adds to
 the target pass, and a level if its best nodes add more than the rate times its draft pass.
 """
 
@@ -41,7 +41,7 @@ def best_width(
 ) -> int:
     """How many of the newest nodes to expand, 0 if another level does not pay.
 
-    Widths are tried by doubling them, those that could pay, until one pays less than the one before.
+    Widths that could pay are tried, doubling, until one pays less than the best so far.
 
     Args:
         leaves: probabilities that the newest nodes are accepted, in falling order.
