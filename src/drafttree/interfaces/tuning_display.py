@@ -57,7 +57,7 @@ def _notes(tuning: Tuning, minutes: float, out: Path | None) -> list[str]:
 
 def _recommendation(tuning: Tuning) -> str:
     if tuning.best is None or tuning.gain is None:
-        return "Do not speculate, as far as this can tell: nothing but plain decoding could be measured."
+        return "Nothing is recommended, and nothing saved: no drafter could be measured in that time."
     how = f"{tuning.best.drafter} with {tuning.best.policy}"
     speed = f"{1 + tuning.gain.mean:.2f} times plain decoding's speed"
     told = "confirmed" if tuning.confirmed else "not confirmed, measured on the texts it was chosen on"

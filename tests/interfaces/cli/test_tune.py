@@ -92,6 +92,13 @@ def test_without_a_file_the_lines_name_the_pair(prompts, speeds):
     assert line in result.stdout
 
 
+def test_nothing_is_saved_where_nothing_was_measured(prompts, speeds, tmp_path):
+    saved = tmp_path / "tuned.json"
+    result = tune(prompts, "--drafter", "lookup", "--minutes", 0.001, "--save", saved)
+    assert "Nothing is recommended, and nothing saved" in result.stdout
+    assert not saved.exists()
+
+
 def test_too_short_says_so_and_more_minutes_go_on(prompts, speeds, tmp_path):
     speeds["auto"], out = 0.5, tmp_path / "out"
     result = tune(prompts, "--drafter", "lookup", "--minutes", 0.12, "--out", out)

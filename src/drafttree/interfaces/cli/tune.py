@@ -76,13 +76,13 @@ def tune(
     with progress(tuning.planned_texts(len(texts), len(found) * len(tuning.GRID))) as advance:
         options |= {"minutes": minutes, "left_out": left_out, "progress": advance, "store": store}
         result = tuning.tune(decoder, found, texts, **options)
-    complete = not store.interrupted
-    if save and complete:
-        tuning.tuned_policy(result, decoder, target, verifier).write(save)
-    lines = tuning.python_lines(result, target, save if complete else None, verifier, _dtype(decoder))
+    saved = save if result.best and not store.interrupted else None
+    if saved:
+        tuning.tuned_policy(result, decoder, target, verifier).write(saved)
+    lines = tuning.python_lines(result, target, saved, verifier, _dtype(decoder))
     flags = tuning.engine_flags(export, result) if export else None
     summary = result.summary() | {"python": lines, "export": flags and vars(flags)}
-    finish(store, json_, summary, lambda: show_tuning(result, lines, minutes, out, save if complete else None, flags))
+    finish(store, json_, summary, lambda: show_tuning(result, lines, minutes, out, saved, flags))
 
 
 def _check(minutes: float, save: Path | None) -> None:
