@@ -36,14 +36,7 @@ def corrected(curve: CostCurve, rounds: Sequence[Round]) -> CostCurve | None:
     after = CostCurve(
         target=_target(curve.target, rounds, lambda part: factor(part, TARGET, _target_costs(curve))),
         draft=tuple(
-            _scaled(
-                draft,
-                factor(
-                    [turn for turn in drafted if turn.source == source],
-                    DRAFTING,
-                    _draft_costs(draft),
-                ),
-            )
+            _scaled(draft, factor([turn for turn in drafted if turn.source == source], DRAFTING, _draft_costs(draft)))
             for source, draft in enumerate(curve.draft)
         ),
         overhead=curve.overhead * factor(drafted, _outside, lambda _: curve.overhead),

@@ -19,7 +19,7 @@ DEPTHS = 4
 """Levels told apart; the last stands for all deeper ones."""
 RANKS = (0, 1, 2, 3, 3, 3, 4)
 """The class of each rank among siblings; the last stands for all further ones."""
-CLASSES, LAST_RANK = RANKS[-1] + 1, len(RANKS) - 1
+CLASSES = RANKS[-1] + 1
 BINS, BIN_SCALE = 16, 6.0
 """Bins of the log-probability l: the whole part of `BIN_SCALE` times the root of -l, so they are finest near 0."""
 PRIOR_LOGITS, PRIOR_SLOPE = (2.0, 1.3, 1.1, 1.1, 1.0), 1.3
@@ -31,8 +31,6 @@ PLACE_PRIOR = tuple(0.5 * 0.3**place for place in range(CLASSES))
 """Accepted children of an accepted node, by class of their place, before anything is counted."""
 IMPOSSIBLE = -1e30
 """Log-probability below which a token is impossible."""
-
-
 Cell = tuple[int, int, int]
 """Level from 0, class of rank, and bin."""
 
@@ -179,4 +177,4 @@ def _bin(logprob: float) -> int:
 
 
 def _class(rank: int) -> int:
-    return RANKS[min(rank, LAST_RANK)]
+    return RANKS[min(rank, len(RANKS) - 1)]
