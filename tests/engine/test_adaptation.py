@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
-from drafttree.engine import adaptation
-from drafttree.engine.adaptation import WATCHED, Adaptation
+from drafttree.engine import watched_costs
 from drafttree.engine.cost_correction import FEWEST, corrected
 from drafttree.engine.cost_file import KeptCosts
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.metrics import Round
+from drafttree.engine.watched_costs import WATCHED
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.policies import Auto, Chain
 from drafttree.verifiers import RRS, Block, Coupled, PointMass, Traversal
@@ -88,9 +88,9 @@ def test_forms_of_a_decoder_share_it_and_other_drafters_and_targets_do_not():
     made = decoder()
     assert made.with_policy(Chain()).adaptation is made.with_verifier(Coupled).adaptation is made.adaptation
     assert made.with_costs(SLOW_TREES).adaptation is not made.adaptation
-    assert made.with_costs(SLOW_TREES).costs is SLOW_TREES
-    assert made.with_drafter(ToyDrafter(DRAFT)).adaptation.costs is None
-    assert made.with_target(ToyModel(TARGET)).adaptation.costs is None
+    assert made.with_costs(SLOW_TREES).costs() is SLOW_TREES
+    assert made.with_drafter(ToyDrafter(DRAFT)).adaptation.given is None
+    assert made.with_target(ToyModel(TARGET)).adaptation.given is None
 
 
 # Mending.
@@ -137,20 +137,17 @@ def clock(monkeypatch) -> FakeClock:
 
 
 def test_measured_costs_are_mended_between_texts_and_given_ones_are_not(clock, monkeypatch):
-    monkeypatch.setattr(adaptation, "measure_costs", lambda *_: KeptCosts(TOY_COSTS, 1.5))
+    monkeypatch.setattr(watched_costs, "measure_costs", lambda *_: KeptCosts(TOY_COSTS, 1.5))
     drafter = TimedDrafter(DRAFT, clock, SLOW_TREES)
     made = Decoder(TimedModel(TARGET, clock, SLOW_TREES), drafter, Auto(budget=12))
     first = made.generate(PROMPT, max_new_tokens=6 * WATCHED)
     assert first.costs is TOY_COSTS
     later = made.generate(PROMPT, max_new_tokens=8).costs
     assert later not in (TOY_COSTS, None)
+    assert made.costs() is later
+    assert made.costs(greedy=False) is TOY_COSTS
     assert later.draft[0].first / later.target.at(6) > 2 * TOY_COSTS.draft[0].first / TOY_COSTS.target.at(6)
     given = made.with_costs(TOY_COSTS)
     for _ in range(2):
         assert given.generate(PROMPT, max_new_tokens=6 * WATCHED).costs is TOY_COSTS
-    assert given.costs is TOY_COSTS
-
-
-def test_costs_that_are_given_are_known():
-    assert Adaptation(TOY_COSTS).costs is TOY_COSTS
-    assert Adaptation().costs is None
+    assert given.costs() is given.costs(greedy=False) is TOY_COSTS

@@ -9,7 +9,7 @@ import torch
 
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
 from drafttree.drafters import LanguageModelDrafter, MixedDrafter, PromptLookupDrafter, SuffixDrafter
-from drafttree.engine import adaptation
+from drafttree.engine import watched_costs
 from drafttree.engine.cost_file import CostFile, KeptCosts, cost_key
 from drafttree.engine.decoder import Decoder
 from drafttree.evaluation.toy_models import TOY_COSTS
@@ -31,8 +31,8 @@ def measured(monkeypatch, tmp_path) -> list[tuple]:
         calls.append((target, drafter))
         return KeptCosts(TOY_COSTS, 1.5)
 
-    monkeypatch.setattr(adaptation, "measure_costs", measure)
-    monkeypatch.setattr(adaptation, "is_current", lambda kept, target: kept.alone == 1.5)
+    monkeypatch.setattr(watched_costs, "measure_costs", measure)
+    monkeypatch.setattr(watched_costs, "is_current", lambda kept, target: kept.alone == 1.5)
     monkeypatch.setattr("drafttree.core.disk_cache.user_cache_path", lambda name: tmp_path / name)
     return calls
 
@@ -46,28 +46,28 @@ def files(tmp_path: Path) -> list[Path]:
 
 
 def test_costs_are_measured_once_and_read_back(measured, tmp_path):
-    assert decoder().costs == TOY_COSTS
+    assert decoder().costs() == TOY_COSTS
     (file,) = files(tmp_path)
     assert json.loads(file.read_text())["value"] == {"costs": TOY_COSTS.to_json(), "alone": 1.5}
-    assert decoder().costs == TOY_COSTS
+    assert decoder().costs() == TOY_COSTS
     assert len(measured) == 1
 
 
 def test_costs_that_do_not_hold_any_more_are_measured_again(measured, monkeypatch):
-    assert decoder().costs == TOY_COSTS
-    monkeypatch.setattr(adaptation, "is_current", lambda kept, target: False)
-    assert decoder().costs == TOY_COSTS
+    assert decoder().costs() == TOY_COSTS
+    monkeypatch.setattr(watched_costs, "is_current", lambda kept, target: False)
+    assert decoder().costs() == TOY_COSTS
     assert len(measured) == 2
 
 
 @pytest.mark.parametrize("broken", ["", "{", "[]", '{"key": 1}', "\x00"])
 def test_a_broken_file_is_measured_again_and_mended(broken, measured, tmp_path):
-    assert decoder().costs == TOY_COSTS
+    assert decoder().costs() == TOY_COSTS
     (file,) = files(tmp_path)
     file.write_text(broken)
-    assert decoder().costs == TOY_COSTS
+    assert decoder().costs() == TOY_COSTS
     assert len(measured) == 2
-    assert decoder().costs == TOY_COSTS
+    assert decoder().costs() == TOY_COSTS
     assert len(measured) == 2
 
 
@@ -84,24 +84,30 @@ def test_a_broken_file_is_measured_again_and_mended(broken, measured, tmp_path):
     ids=str,
 )
 def test_a_curve_of_another_version_is_measured_again(change, measured, tmp_path):
-    assert decoder().costs == TOY_COSTS
+    assert decoder().costs() == TOY_COSTS
     (file,) = files(tmp_path)
     kept = json.loads(file.read_text())
     file.write_text(json.dumps(kept | {"value": kept["value"] | change}))
-    assert decoder().costs == TOY_COSTS
+    assert decoder().costs() == TOY_COSTS
     assert len(measured) == 2
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs the permissions of POSIX")
 def test_a_folder_that_cannot_be_written_is_no_error(measured, tmp_path):
     (tmp_path / "drafttree").write_text("a file where the folder should be")
-    assert decoder().costs == TOY_COSTS
-    assert decoder().costs == TOY_COSTS
+    assert decoder().costs() == TOY_COSTS
+    assert decoder().costs() == TOY_COSTS
     assert len(measured) == 2
 
 
+def test_costs_of_sampled_texts_are_measured_and_kept_apart(measured, tmp_path):
+    made = decoder()
+    assert made.costs() == made.costs(greedy=False) == decoder().costs(greedy=False) == TOY_COSTS
+    assert len(measured) == len(files(tmp_path)) == 2
+
+
 def test_given_costs_are_neither_measured_nor_kept(measured, tmp_path):
-    assert decoder().with_costs(OTHER).costs is OTHER
+    assert decoder().with_costs(OTHER).costs() is OTHER
     assert not measured
     assert not files(tmp_path)
 

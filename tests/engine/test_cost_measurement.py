@@ -9,6 +9,7 @@ from drafttree.engine.cost_file import KeptCosts
 from drafttree.engine.cost_measurement import PASS_SECONDS, SIZES, is_current
 from drafttree.engine.decoder import Decoder
 from drafttree.policies import Auto, Chain
+from drafttree.verifiers import Coupled
 from helpers.small_trees import DRAFT, TARGET
 from helpers.timed import FakeClock, TimedDrafter, TimedModel
 from helpers.toy import ToyModel
@@ -43,7 +44,7 @@ def assert_same(found: CostCurve, known: CostCurve) -> None:
 
 def test_known_costs_come_out(clock):
     one = CostCurve(PASSES, KNOWN.draft[:1], KNOWN.overhead, 0.0)
-    assert_same(timed(clock).costs, one)
+    assert_same(timed(clock).costs(), one)
 
 
 def test_what_every_round_takes_is_overhead_of_plain_rounds_too(clock, monkeypatch):
@@ -54,19 +55,19 @@ def test_what_every_round_takes_is_overhead_of_plain_rounds_too(clock, monkeypat
         check(*arguments)
 
     monkeypatch.setattr(decoder_module, "check_verdict", slow)
-    found = timed(clock).costs
+    found = timed(clock).costs()
     assert (found.overhead, found.plain_overhead) == pytest.approx((5e-4, 2e-4))
 
 
 def test_each_model_of_a_drafter_is_measured_apart(clock):
     both = TimedDrafter(DRAFT, clock, KNOWN)
     both.sources = (both, TimedDrafter(DRAFT, clock, KNOWN, source=1))
-    assert_same(Decoder(TimedModel(TARGET, clock, KNOWN), both, Auto()).costs, KNOWN)
+    assert_same(Decoder(TimedModel(TARGET, clock, KNOWN), both, Auto()).costs(), KNOWN)
 
 
 def test_a_slow_model_is_measured_at_the_first_sizes_only(clock):
     slow = CostCurve(Costs((1, 4, 64), (PASS_SECONDS / 2, PASS_SECONDS, PASS_SECONDS)), KNOWN.draft, 0.0, 0.0)
-    found = timed(clock, slow).costs.target
+    found = timed(clock, slow).costs().target
     assert found.sizes[:1] == (1,)
     assert set(SIZES[:2]) <= set(found.sizes) < set(SIZES)
     assert found.at(4) == pytest.approx(PASS_SECONDS)
@@ -75,7 +76,7 @@ def test_a_slow_model_is_measured_at_the_first_sizes_only(clock):
 
 @pytest.mark.parametrize("context", [6, 12, 40, 100])
 def test_a_short_context_bounds_what_is_measured(clock, context):
-    found = timed(clock, context=context).costs
+    found = timed(clock, context=context).costs()
     assert found.target.sizes[0] == 1
     assert max(found.target.sizes) <= context
     if context > 6:  # where there is room for rounds that draft
@@ -84,18 +85,32 @@ def test_a_short_context_bounds_what_is_measured(clock, context):
 
 def test_a_drafter_of_a_short_context_is_measured_within_it(clock):
     short = TimedDrafter(DRAFT, clock, KNOWN, context=24)
-    found = Decoder(TimedModel(TARGET, clock, KNOWN), short, Auto()).costs
+    found = Decoder(TimedModel(TARGET, clock, KNOWN), short, Auto()).costs()
     assert found.draft[0].first == pytest.approx(KNOWN.draft[0].first)
     assert found.draft[0].later.at(1) == pytest.approx(KNOWN.draft[0].later.at(1))
 
 
 def test_costs_are_measured_once_and_shared_by_the_forms_of_a_decoder(clock):
     made = timed(clock)
-    costs, before = made.costs, clock.now
-    assert made.with_policy(Auto(budget=9)).costs is costs
+    costs, before = made.costs(), clock.now
+    assert made.with_policy(Auto(budget=9)).costs() is costs
     assert clock.now == before
     assert made.generate([1], max_new_tokens=8).costs is costs
-    assert made.with_drafter(TimedDrafter(DRAFT, clock, KNOWN)).costs is not costs
+    assert made.with_drafter(TimedDrafter(DRAFT, clock, KNOWN)).costs() is not costs
+
+
+def test_rounds_that_sample_are_measured_apart(clock, monkeypatch):
+    verify = Coupled.verify
+
+    def slow(*arguments):
+        clock.now += 2e-4
+        return verify(*arguments)
+
+    monkeypatch.setattr(Coupled, "verify", slow)
+    made = timed(clock)
+    assert made.costs().overhead == pytest.approx(KNOWN.overhead)
+    assert made.costs(greedy=False).overhead == pytest.approx(KNOWN.overhead + 2e-4)
+    assert made.generate([1], max_new_tokens=4, temperature=1.0, seed=1).costs is made.costs(greedy=False)
 
 
 @pytest.mark.parametrize(("slower", "current"), [(1.1, True), (1.3, False), (0.8, False)])
@@ -111,9 +126,9 @@ def test_a_policy_that_weighs_nothing_measures_nothing(clock):
     made = timed(clock).with_policy(Chain())
     out = made.generate([1], max_new_tokens=8)
     assert out.costs is None
-    assert made.adaptation.costs is None
+    assert not made.adaptation.measured
 
 
 def test_without_a_drafter_there_are_no_costs():
     with pytest.raises(ConfigError, match="without a drafter there are no costs to weigh; name a drafter"):
-        _ = Decoder(ToyModel(TARGET), None, Auto()).costs
+        _ = Decoder(ToyModel(TARGET), None, Auto()).costs()

@@ -1,54 +1,44 @@
 """What is known of a target and a drafter together: their costs, and what policies have learned of earlier texts."""
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 from drafttree.core.cost_curve import CostCurve
 from drafttree.drafters.base import Drafter
 from drafttree.engine.compatibility import is_text_of_seed
-from drafttree.engine.cost_correction import corrected
-from drafttree.engine.cost_file import CostFile
-from drafttree.engine.cost_measurement import WRONG_BY, Rounds, is_current, measure_costs
-from drafttree.engine.metrics import Round
+from drafttree.engine.cost_measurement import Rounds
 from drafttree.engine.request import Request
+from drafttree.engine.watched_costs import WatchedCosts
 from drafttree.models import Model
 from drafttree.policies.base import TreePolicy
 from drafttree.verifiers.base import Verifier
-
-WATCHED = 64
-"""Rounds after which the costs are compared with those that were spent."""
-logger = logging.getLogger("drafttree")
 
 
 class Adaptation:
     """Shared by the decoders of one target and one drafter.
 
     Args:
-        costs: the cost curve, which then stays as it is; None to measure it when it is needed, and to mend it between
-            texts when it is found wrong.
+        costs: the cost curve of all texts, which stays as it is; None to measure one of greedy texts and one of others,
+            each when it is needed, and to mend it between texts when it is found wrong.
 
     Attributes:
-        costs: as given, or as measured and mended; None as long as nobody has needed it.
+        given: as given.
+        measured: what was needed of the others, by whether it is of greedy texts.
     """
 
     def __init__(self, costs: CostCurve | None = None) -> None:
-        self.costs = costs
-        self._given = costs is not None
-        self._rounds: list[Round] = []
+        self.given = costs
+        self.measured: dict[bool, WatchedCosts] = {}
         self._learned: dict[Any, Any] = {}
 
-    def measured(self, target: Model, drafter: Drafter, rounds: Rounds) -> CostCurve:
-        """The costs, which are measured if they are not known; arguments as for `measure_costs`."""
-        if self.costs is None:
-            self._file = CostFile(target, drafter)
-            kept = self._file.read()
-            if kept is None or not is_current(kept, target):
-                kept = self._file.write(measure_costs(target, drafter, rounds))
-            self._kept, self.costs = kept, kept.costs
-        return self.costs
+    def costs(self, target: Model, drafter: Drafter, rounds: Rounds, *, greedy: bool) -> CostCurve:
+        """The costs of greedy texts or of others, measured if they are not known; arguments as for `WatchedCosts`."""
+        if self.given:
+            return self.given
+        if greedy not in self.measured:
+            self.measured[greedy] = WatchedCosts(target, drafter, rounds, greedy=greedy)
+        return self.measured[greedy].curve
 
     def learned(self, policy: TreePolicy, verifier: Verifier) -> Any:
         """The state of the last text of this policy and kind of verifier, greedy or not; None if there is none.
@@ -65,20 +55,8 @@ class Adaptation:
         finally:
             if request.costs and request.metrics.rounds:
                 self._learned[_key(request.policy, request.verifier)] = request.state
-                self._watch(request)
-
-    def _watch(self, request: Request) -> None:
-        """Mend measured costs that a text's rounds have shown to be wrong; texts that are under way keep theirs."""
-        if self._given or self.costs is None:
-            return
-        self._rounds += request.metrics.rounds[1:]
-        if len(self._rounds) < WATCHED:
-            return
-        if found := corrected(self.costs, self._rounds):
-            logger.info("the measured costs were wrong by more than %.0f %%; they are mended", 100 * WRONG_BY)
-            self._kept = self._file.write(replace(self._kept, costs=found))
-            self.costs = found
-        self._rounds = []
+                if watched := self.measured.get(request.verifier.sampling.greedy):
+                    watched.watch(request.metrics.rounds)
 
 
 def _key(policy: TreePolicy, verifier: Verifier) -> Any:

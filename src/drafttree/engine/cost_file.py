@@ -52,10 +52,11 @@ class CostFile:
     Args:
         target: by its architecture, device, dtype and threads; one that is no transformers model is not kept.
         drafter: by its architecture.
+        greedy: whether rounds are; costs of the others are kept apart.
     """
 
-    def __init__(self, target: Model, drafter: Drafter) -> None:
-        self._cache, self._key = DiskCache("costs"), cost_key(target, drafter)
+    def __init__(self, target: Model, drafter: Drafter, *, greedy: bool = True) -> None:
+        self._cache, self._key = DiskCache("costs"), cost_key(target, drafter, greedy=greedy)
 
     def read(self) -> KeptCosts | None:
         """The costs that are kept, None where there are none, or none that can be read."""
@@ -72,14 +73,15 @@ class CostFile:
         return kept
 
 
-def cost_key(target: Model, drafter: Drafter) -> str | None:
+def cost_key(target: Model, drafter: Drafter, *, greedy: bool = True) -> str | None:
     """What decides the costs, as a text; None where the target is no transformers model and cannot be told apart.
 
     Shapes and types of weights decide, their values do not.
     """
     if not isinstance(target, TargetModel):
         return None
-    parts = (_digest(target), _digest(drafter), machine(target.device), str(target.dtype), torch.__version__)
+    rounds = "greedy" if greedy else "sampled"
+    parts = (_digest(target), _digest(drafter), machine(target.device), str(target.dtype), rounds, torch.__version__)
     return " | ".join(parts)
 
 

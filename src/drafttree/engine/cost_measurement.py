@@ -1,12 +1,15 @@
 """Measures a `CostCurve`, by a second or two of passes and rounds.
 
-Of repeated measurements the fastest counts: what else a machine does lengthens some passes and not others, and a curve
-from such a moment would be wrong for hours.
+Of repeated passes the fastest counts, since what else a machine does lengthens some and not others, and of repeated
+rounds the median, which is what rounds of a text take too.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import islice
+from statistics import median
 
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
 from drafttree.drafters.base import Drafter
@@ -31,6 +34,8 @@ QUICK_REPEATS, QUICK_SECONDS = 4, 0.3
 """The same for the passes that tell whether costs of an earlier process still hold."""
 WRONG_BY = 0.15
 """The share by which costs may be wrong before they are mended or measured anew."""
+TRIAL_TEMPERATURE = 0.3
+"""Of sampled rounds: low enough that lookup finds drafts in their text, high enough that trees grow wide."""
 PLAIN, CHAIN_OF_1, CHAIN_OF_3 = Chain(depth=1), Auto(depth=1, children=1), Auto(depth=3, children=1)
 WIDE_LEVELS = Auto(depth=3, children=WIDE, budget=4 * WIDE)
 TRIAL_COSTS = CostCurve(
@@ -43,12 +48,12 @@ TRIAL_COSTS = CostCurve(
 
 
 def measure_costs(target: Model, drafter: Drafter, rounds: Rounds) -> KeptCosts:
-    """Measure the costs of a target and a drafter, by passes and greedy rounds behind a short text.
+    """Measure the costs of a target and a drafter, by passes and rounds behind a short text.
 
     Args:
         target: whose passes are timed.
         drafter: whose passes are timed, and those of its models apart if it has several.
-        rounds: decodes a prompt greedily with a drafter, or plainly, and a policy, a round at a time; the last
+        rounds: decodes a prompt with a drafter, or plainly, and a policy, a round at a time; the last
             argument is how many tokens at most. A policy that uses costs is to be given `TRIAL_COSTS`.
     """
     contexts = [each for each in (target.context, drafter.context) if each is not None]
@@ -60,21 +65,31 @@ def measure_costs(target: Model, drafter: Drafter, rounds: Rounds) -> KeptCosts:
     prompt = [token % period for token in range(context)]  # a text that repeats itself
     models: Sequence[Drafter] = getattr(drafter, "sources", None) or (drafter,)
     length = min(TOKENS, room - context)
-    drafting, plain = _run(rounds(drafter, CHAIN_OF_3, prompt, length)), _run(rounds(None, PLAIN, prompt, length))
-    alone = Costs.of(passes)
-    one, several = _in_rounds(alone, plain), _in_rounds(alone, drafting)
+    run = partial(_run, rounds, prompt, length)
+    alone, plain, whole = Costs.of(passes), run(None, PLAIN), _Drafting.of(run, drafter)
+    single = len(models) == 1
     costs = CostCurve(
-        target=Costs.of({size: cost * (one if size == 1 else several) for size, cost in passes.items()}),
-        draft=tuple(_draft_costs(model, prompt, length, rounds) for model in models),
-        overhead=min(each.outside_seconds - each.growth_seconds for each in drafting),
-        plain_overhead=min(each.outside_seconds for each in plain),
+        target=Costs.of(_in_rounds(passes, alone, plain, whole.levels, whole.wide)),
+        draft=tuple((whole if single else _Drafting.of(run, model)).costs for model in models),
+        overhead=median(each.outside_seconds - each.growth_seconds for each in whole.levels + whole.wide),
+        plain_overhead=median(each.outside_seconds for each in plain),
     )
     return KeptCosts(costs, alone.at(WIDE) / alone.at(1))
 
 
-def _in_rounds(alone: Costs, rounds: list[Round]) -> float:
-    """What target passes cost where they stand, behind draft passes or other work, in passes alone."""
-    return min(each.target_seconds / alone.at(each.nodes) for each in rounds)
+def _in_rounds(passes: Mapping[int, float], alone: Costs, *kinds: Sequence[Round]) -> dict[int, float]:
+    """What target passes cost where they stand, behind draft passes or other work.
+
+    Args:
+        passes: what they cost alone, by nodes.
+        alone: the same.
+        kinds: rounds of several kinds; each pass is as much dearer as in those with trees nearest to it in size.
+    """
+    dearer = {
+        median(each.nodes for each in rounds): median(each.target_seconds / alone.at(each.nodes) for each in rounds)
+        for rounds in kinds
+    }
+    return {size: cost * dearer[min(dearer, key=lambda nodes: abs(nodes - size))] for size, cost in passes.items()}
 
 
 def is_current(kept: KeptCosts, target: Model) -> bool:
@@ -86,14 +101,26 @@ def is_current(kept: KeptCosts, target: Model) -> bool:
     return abs(found[WIDE] / found[1] / kept.alone - 1) <= WRONG_BY
 
 
-def _draft_costs(drafter: Drafter, prompt: list[int], length: int, rounds: Rounds) -> DraftCosts:
-    """What a model's draft passes cost, growth included."""
-    policies = (CHAIN_OF_1, CHAIN_OF_3, WIDE_LEVELS)
-    short, long, wide = (_run(rounds(drafter, policy, prompt, length)) for policy in policies)
-    first = min((each.drafting_seconds for each in short if each.widths), default=0.0)
-    level = _each(long, first, lambda width: 1)
-    node = _each(wide, first, lambda width: width - 1, level)
-    return DraftCosts(first, Costs.of({1: level, WIDE: level + (WIDE - 1) * node}))
+@dataclass(frozen=True)
+class _Drafting:
+    """Rounds in which a drafter drafts one level of one node, several of one node, and several of several nodes."""
+
+    level: list[Round]
+    levels: list[Round]
+    wide: list[Round]
+
+    @classmethod
+    def of(cls, run: Callable[[Drafter, TreePolicy], list[Round]], drafter: Drafter) -> "_Drafting":
+        return cls(*(run(drafter, policy) for policy in (CHAIN_OF_1, CHAIN_OF_3, WIDE_LEVELS)))
+
+    @property
+    def costs(self) -> DraftCosts:
+        """What the draft passes cost, growth included."""
+        found = [each.drafting_seconds for each in self.level if each.widths]
+        first = median(found) if found else 0.0
+        level = _each(self.levels, first, lambda width: 1)
+        node = _each(self.wide, first, lambda width: width - 1, level)
+        return DraftCosts(first, Costs.of({1: level, WIDE: level + (WIDE - 1) * node}))
 
 
 def _each(rounds: list[Round], first: float, count: Callable[[int], int], level: float = 0.0) -> float:
@@ -110,13 +137,13 @@ def _each(rounds: list[Round], first: float, count: Callable[[int], int], level:
         for each in rounds
         if (counted := sum(map(count, each.widths[1:])))
     ]
-    return max(min(found, default=0.0), 0.0)
+    return max(median(found), 0.0) if found else 0.0
 
 
-def _run(rounds: Iterator[Round]) -> list[Round]:
+def _run(rounds: Rounds, prompt: list[int], length: int, drafter: Drafter | None, policy: TreePolicy) -> list[Round]:
     """Some rounds, without the first, in which drafters read what a prompt has left."""
     end, done = time.perf_counter() + ROUND_SECONDS, []
-    for turn in islice(rounds, REPEATS + 1):
+    for turn in islice(rounds(drafter, policy, prompt, length), REPEATS + 1):
         done.append(turn)
         if time.perf_counter() > end and len(done) > 2:
             break

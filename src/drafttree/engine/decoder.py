@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Unpack, overload
 
@@ -25,7 +26,7 @@ from drafttree.engine import compatibility
 from drafttree.engine.adaptation import Adaptation
 from drafttree.engine.chat import is_conversation
 from drafttree.engine.child_sampler import ChildSampler
-from drafttree.engine.cost_measurement import TRIAL_COSTS
+from drafttree.engine.cost_measurement import TRIAL_COSTS, TRIAL_TEMPERATURE
 from drafttree.engine.detokenizer import Detokenizer
 from drafttree.engine.draft_logits import AdjustedDraft, Constrain
 from drafttree.engine.generation_options import GenerationOptions, RequestOptions
@@ -130,21 +131,23 @@ class Decoder:
         """The same decoder with another verifier."""
         return self._with(verifier=verifier)
 
-    @property
-    def costs(self) -> CostCurve:
-        """The costs of target and drafter, which are measured where they are not known.
+    def costs(self, *, greedy: bool = True) -> CostCurve:
+        """The costs of target and drafter in greedy texts or in others, measured where they are not known.
 
         Raises:
             ConfigError: there is no drafter.
         """
         if self.drafter is None:
             raise ConfigError("without a drafter there are no costs to weigh; name a drafter")
-        return self.adaptation.measured(self.target, self.drafter, self._trial)
+        rounds = partial(self._trial, 0.0 if greedy else TRIAL_TEMPERATURE)
+        return self.adaptation.costs(self.target, self.drafter, rounds, greedy=greedy)
 
-    def _trial(self, drafter: Drafter | None, policy: TreePolicy, prompt: list[int], length: int) -> Iterator[Round]:
-        """Greedy rounds with another drafter and policy, as `measure_costs` needs them."""
+    def _trial(
+        self, temperature: float, drafter: Drafter | None, policy: TreePolicy, prompt: list[int], length: int
+    ) -> Iterator[Round]:
+        """Rounds with another drafter and policy, as `measure_costs` needs them."""
         decoder = self._with(drafter=drafter, policy=policy, verifier=None, adaptation=Adaptation(TRIAL_COSTS))
-        request = decoder.new_request(prompt, temperature=0.0, ignore_eos=True, max_new_tokens=length)
+        request = decoder.new_request(prompt, temperature=temperature, ignore_eos=True, max_new_tokens=length, seed=0)
         while not request.finish_reason:
             decoder.step(request)
             yield request.metrics.rounds[-1]
@@ -248,7 +251,7 @@ class Decoder:
         """What a policy may know when a text begins."""
         if self.drafter is None or not policy.uses_costs:
             return TextContext()
-        return TextContext(self.costs, self.adaptation.learned(policy, verifier))
+        return TextContext(self.costs(greedy=verifier.sampling.greedy), self.adaptation.learned(policy, verifier))
 
     def _start_draft(self, tokens: list[int], capacity: int) -> DraftSession | None:
         """The drafter's session for a prompt, if there is a drafter."""

@@ -100,9 +100,9 @@ def test_short_prompts_are_left_out_and_refused_where_there_are_no_others(toy, t
 def test_a_drafter_that_cannot_draft_is_left_out(toy, toy_drafters, speeds, monkeypatch):
     usual = tuning.measure_costs
 
-    def measure(decoder):
+    def measure(decoder, *, greedy):
         failed = decoder.drafter is toy_drafters["bad"]
-        return tuning.MeasuredCosts(None, 0.1, "it has another vocabulary") if failed else usual(decoder)
+        return tuning.MeasuredCosts(None, 0.1, "it has another vocabulary") if failed else usual(decoder, greedy=greedy)
 
     monkeypatch.setattr(tuning, "measure_costs", measure)
     found = tune(toy, toy_drafters, PROMPTS, policies=POLICIES, left_out={"gone": "no such folder"})

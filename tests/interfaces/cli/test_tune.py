@@ -31,7 +31,7 @@ def speeds(monkeypatch):
         return timed(seconds.get(policy_spec(decoder.policy), 1.5) + rest, **CHAIN)
 
     monkeypatch.setattr(tuning, "time_text", time_text)
-    monkeypatch.setattr(tuning, "measure_costs", lambda decoder: tuning.MeasuredCosts(CURVE, 0.5))
+    monkeypatch.setattr(tuning, "measure_costs", lambda decoder, greedy: tuning.MeasuredCosts(CURVE, 0.5))
     return seconds
 
 

@@ -7,7 +7,6 @@ need no clock. Only plain decoding, `auto`, the counted best policy and two defa
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property, partial
-from itertools import product
 from typing import Any
 
 from drafttree.core.cost_curve import CostCurve, parse_cost_curve
@@ -27,6 +26,8 @@ from drafttree.policies import TreePolicy
 LEAST_PROMPT = 4
 """Tokens of a prompt at least: a shorter one says nothing about its set."""
 DEFAULTS = (TALON, DYNATREE)
+SAMPLED = ", sampled"
+"""Behind the name of a drafter whose costs are those of rounds above temperature 0."""
 READ_ONCE = {"reuse_prefix": True}
 """Where nothing is timed, a prompt is read once for all policies."""
 Cell = tuple[str, str, float]
@@ -127,7 +128,7 @@ class AutoBench:
 
     Attributes:
         rows: as they were run.
-        costs: by place and drafter.
+        costs: by place and drafter, `SAMPLED` behind its name where they are those above temperature 0.
     """
 
     rows: list[AutoRow]
@@ -197,10 +198,11 @@ def bench_auto(
         for place in places:
             for name in place.drafters:
                 load = cache(partial(place.load, name)) if place.load else None
-                curve = runner.costs(place.name, name, load) if load else place.costs[name]
-                costs.setdefault(place.name, {})[name] = curve
-                for temperature, group in product(temperatures, sets):
-                    rows.append(runner.row(place.name, name, group, temperature, curve, load))
+                for temperature in temperatures:
+                    greedy = temperature == 0
+                    curve = runner.costs(place.name, name, load, greedy=greedy) if load else place.costs[name]
+                    costs.setdefault(place.name, {})[name if greedy else f"{name}{SAMPLED}"] = curve
+                    rows += [runner.row(place.name, name, group, temperature, curve, load) for group in sets]
     if not rows:
         raise KeyboardInterrupt
     return AutoBench(rows, costs)
@@ -236,9 +238,10 @@ class _Runner:
     store: RunStore
     grids: dict[Cell, dict[str, RoundCounts]] = field(default_factory=dict)
 
-    def costs(self, place: str, drafter: str, load: Callable[[], Decoder]) -> CostCurve:
-        """The costs measured at a place."""
-        kept = self.store.run((place, drafter, "costs"), dict[str, Any], lambda: load().costs.to_json())
+    def costs(self, place: str, drafter: str, load: Callable[[], Decoder], *, greedy: bool) -> CostCurve:
+        """The costs of greedy or other texts measured at a place."""
+        key = (place, drafter, "costs" if greedy else "sampled costs")
+        kept = self.store.run(key, dict[str, Any], lambda: load().costs(greedy=greedy).to_json())
         return parse_cost_curve(kept)
 
     def row(

@@ -184,7 +184,7 @@ def _curve(
     decoder: Decoder, name: str, prompts: Sequence[Sequence[int]], options: Mapping[str, Any]
 ) -> ReliabilityCurve:
     policy = RecordingAuto()
-    recording = decoder.with_costs(decoder.costs).with_policy(policy)
+    recording = decoder.with_costs(decoder.costs(greedy=not options["temperature"])).with_policy(policy)
     for prompt in prompts:
         recording.generate(list(prompt), **options)
     return ReliabilityCurve.of(name, options["temperature"], policy.judged)

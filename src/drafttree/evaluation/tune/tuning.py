@@ -174,7 +174,8 @@ def tune(
     if not long:
         raise InputError(f"no prompt has {LEAST_TOKENS} tokens or more; tuning needs prompts such as yours will be")
     store = store or RunStore()
-    decoders, unfit, spent = _with_costs(decoder, drafters, store)
+    greedy = not options.get("temperature", decoder.defaults.get("temperature"))
+    decoders, unfit, spent = _with_costs(decoder, drafters, store, greedy=greedy)
     unfit = dict(left_out or {}) | unfit
     if not decoders:
         raise no_drafter(unfit)
@@ -206,11 +207,11 @@ def time_text(decoder: Decoder, prompt: list[int], options: Mapping[str, Any]) -
     return decoder.generate(prompt, **options).metrics
 
 
-def measure_costs(decoder: Decoder) -> MeasuredCosts:
-    """Measure the cost curve of a decoder's target and drafter."""
+def measure_costs(decoder: Decoder, *, greedy: bool) -> MeasuredCosts:
+    """Measure the cost curve of a decoder's target and drafter in greedy texts or in others."""
     started = time.perf_counter()
     try:
-        curve = decoder.costs.to_json()
+        curve = decoder.costs(greedy=greedy).to_json()
     except DraftTreeError as error:
         return MeasuredCosts(None, time.perf_counter() - started, str(error))
     return MeasuredCosts(curve, time.perf_counter() - started)
@@ -242,13 +243,13 @@ class _Timer:
 
 
 def _with_costs(
-    decoder: Decoder, drafters: Mapping[str, Drafter], store: RunStore
+    decoder: Decoder, drafters: Mapping[str, Drafter], store: RunStore, *, greedy: bool
 ) -> tuple[dict[str, Decoder], dict[str, str], float]:
     """Decoders that know the costs of their drafter, drafters that failed with the reason, and the seconds it took."""
     found, unfit, spent = {}, {}, 0.0
     for name, drafter in drafters.items():
         drafting = decoder.with_drafter(drafter)
-        measured = store.run(("costs", name), MeasuredCosts, functools.partial(measure_costs, drafting))
+        measured = store.run(("costs", name), MeasuredCosts, functools.partial(measure_costs, drafting, greedy=greedy))
         spent += measured.seconds
         if measured.curve is None:
             unfit[name] = measured.error
@@ -280,7 +281,7 @@ def _result(
     confirmed = bool(best and (gain := confirming.gain(best)) and math.isfinite(gain.margin))
     judged = confirming if confirmed else choosing
     metrics, plain = judged.totals(best) if best else (Metrics(), Metrics())
-    costs = arms[best].decoder.costs if best else None
+    costs = arms[best].decoder.costs() if best else None
     return Tuning(
         best=ways[0] if ways else None,
         decoder=arms[best].decoder if best else None,
