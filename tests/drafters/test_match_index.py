@@ -127,6 +127,6 @@ def test_expected_tokens_are_the_path_probabilities_of_the_likeliest_path(kind):
         total += share
         path.append(token)
     draft = drafter.start(text, 64)
-    assert draft.expected_accepted(3) == pytest.approx(total)
+    assert draft.expect(3) == pytest.approx(total)
     assert draft.passes == 0
-    assert drafter.start([0, 1, 2], 64).expected_accepted(3) == 0
+    assert drafter.start([0, 1, 2], 64).expect(3) == 0

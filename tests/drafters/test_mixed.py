@@ -55,7 +55,7 @@ class CheckedDraft(LanguageModelSession):
 def test_the_models_cache_is_right_after_rounds_it_did_not_draft(turns, monkeypatch):
     """Lookup and the model take turns; the model reads the tokens it missed, once."""
     turn = itertools.cycle(turns)
-    monkeypatch.setattr(LookupSession, "expected_accepted", lambda self, levels: next(turn))
+    monkeypatch.setattr(LookupSession, "expect", lambda self, levels: next(turn))
     target, module = tiny.wrap(tiny.build("llama"))[0], tiny.wrap(tiny.build("qwen3", seed=4))[0]
     mixed = Watched(MixedDrafter(SuffixDrafter(tiny.VOCAB), Checked(module)))
     decoder = Decoder(target, mixed, Talon(width=3, budget=9))
@@ -143,3 +143,11 @@ def test_a_mixed_drafter_has_the_context_and_hidden_layers_of_its_model():
 
     both = MixedDrafter(SuffixDrafter(VOCAB), Headed())
     assert (both.vocab_size, both.context, both.hidden_layers) == (VOCAB, 32, (1, 2))
+
+
+@pytest.mark.parametrize(("expected", "told"), [(0.0, None), (0.3, None), (0.4, 0.4), (9.0, 9.0)])
+def test_it_tells_what_it_expects_where_lookup_drafts(expected, told, monkeypatch):
+    """Before the model's first round it is taken to have one token accepted: lookup drafts from 2/3 * 2 - 1 on."""
+    monkeypatch.setattr(LookupSession, "expect", lambda self, levels: expected)
+    session = MixedDrafter(SuffixDrafter(tiny.VOCAB), SuffixDrafter(tiny.VOCAB)).start([1, 2, 3], 32)
+    assert session.expected_accepted == told

@@ -33,6 +33,12 @@ def test_the_term_whose_ideal_value_would_raise_the_ratio_most(factor, levels, t
     assert limit.sentence.endswith(f"(R could be {possible:.2f})")
 
 
+def test_where_most_rounds_drafted_nothing_that_is_the_limit():
+    limit = found([0, 0, 3], tau=1.2, v=1.1, c=0.1, delta=1, h=0.5, h0=0.1)
+    assert limit.factor == "acceptance"
+    assert "nothing was drafted in 2 of 3 rounds, where it did not pay" in limit.sentence
+
+
 def test_ideal_terms_leave_nothing_to_name():
     limit = found([3], tau=4, v=0.9, c=0, delta=3, h=0.1, h0=0.1)
     assert (limit.factor, limit.possible) == ("nothing", pytest.approx(4.4))

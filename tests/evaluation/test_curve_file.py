@@ -37,12 +37,17 @@ def test_curves_by_drafter(write):
     assert {name: curve.overhead for name, curve in found.items()} == {"a": 0.1, "b": 0.7}
 
 
+def test_what_generate_prints_as_json_holds_a_curve(write):
+    assert read_cost_curves(write({"text": "...", "costs": CURVE}), ["a"]) == {"a": parse_cost_curve(CURVE)}
+
+
 @pytest.mark.parametrize(
     ("value", "said"),
     [
         ("{", "not JSON"),
         ("[1]", "is no JSON object"),
         ({**CURVE, "target": {"1": 1.0, "64": 2.0}}, "gap between 1 and 64; measure 8 too"),
+        ({**CURVE, "target": {"1": 1.0, "4": 0.8}}, "falls from 1 at 1 to 0.8 at 4; a larger pass is no cheaper"),
         ({"a": CURVE}, "no cost curve of b; it has a"),
         ({"a": CURVE, "b": 3}, "is no JSON object"),
     ],

@@ -95,9 +95,11 @@ def test_another_target_drafter_or_dtype_is_refused_by_name(tuned, path):
     with pytest.raises(ModelError, match=r"tuned\.json was tuned with 'lookup', and this drafter is another"):
         drafttree.load("embedded", policy=path)
     tuned.write(path)
-    with pytest.raises(ModelError, match=r"tuned with 'lookup', and this drafter is another; tune with it"):
+    with pytest.raises(ModelError, match=r"drafter is another, of other weights, or quantized otherwise; tune with it"):
         drafttree.load("embedded", "suffix", policy=path)
-    with pytest.raises(ModelError, match=r"tuned\.json was tuned in float32, not in bfloat16"):
+    with pytest.raises(
+        ModelError, match=r"tuned\.json was tuned for a target in float32, and this one is in bfloat16; load"
+    ):
         drafttree.load("embedded", policy=path, dtype="bfloat16")
 
 

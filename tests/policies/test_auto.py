@@ -5,6 +5,7 @@ import math
 import random
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -290,9 +291,18 @@ def test_rounds_of_plain_decoding_only_pass_the_time():
     alone = RoundOutcome(tree_of([], [], ()), [0])
     assert state.observe(alone) == state
     waiting = replace(state, waiting=2)
-    assert not Auto().wants_draft(waiting)
+    assert not Auto().wants_draft(waiting, None)
     assert waiting.observe(alone).waiting == 1
-    assert Auto().wants_draft(waiting.observe(alone).observe(alone))
+    assert Auto().wants_draft(waiting.observe(alone).observe(alone), None)
+
+
+@pytest.mark.parametrize("waiting", [0, 5])
+def test_a_drafter_that_tells_what_it_expects_is_asked_where_that_is_worth_a_round(waiting):
+    state = replace(new_states(Auto())[0], waiting=waiting)
+    least = TOY_COSTS.round(2, (1,)) / TOY_COSTS.plain_round - 1
+    assert Auto().wants_draft(state, SimpleNamespace(expected_accepted=1.01 * least))
+    assert not Auto().wants_draft(state, SimpleNamespace(expected_accepted=0.99 * least))
+    assert Auto().wants_draft(state, SimpleNamespace(expected_accepted=None)) is not bool(waiting)
 
 
 def test_each_model_of_a_drafter_has_costs_and_counts_of_its_own():

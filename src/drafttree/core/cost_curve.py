@@ -173,6 +173,11 @@ def _costs(value: Any, where: str, *, zero: bool = False) -> Costs:
             raise ConfigError(
                 f"a cost curve's {where} has a gap between {small} and {large}; measure {LARGEST_STEP * small} too"
             )
+        if measured[large] < measured[small]:
+            raise ConfigError(
+                f"a cost curve's {where} falls from {measured[small]:g} at {small} to {measured[large]:g} at {large}; "
+                "a larger pass is no cheaper, so measure both again"
+            )
     return Costs.of(measured)
 
 

@@ -25,6 +25,8 @@ PRIOR_HIT_RATES = (0.25, 0.25, 0.45, 0.6, 0.75, 0.9, 0.95)
 """Prior probability that a match predicts the next token, indexed by the bit length of the match's length."""
 PRIOR_WEIGHT = 2.0
 """Observations the prior counts as."""
+USUAL_LEVELS = 8
+"""Levels over which the accepted tokens are expected where it is not known how deep the policy drafts."""
 FADE_AFTER = 32
 """Observations of a bucket after which older ones are halved whenever a new one comes."""
 
@@ -163,7 +165,12 @@ class LookupSession(PassCounter):
     def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
         self._unread += tokens
 
-    def expected_accepted(self, levels: int) -> float:
+    @property
+    def expected_accepted(self) -> float:
+        """Expected number of accepted tokens of the likeliest path of `USUAL_LEVELS`."""
+        return self.expect(USUAL_LEVELS)
+
+    def expect(self, levels: int) -> float:
         """Expected number of accepted tokens of the likeliest path of at most `levels` tokens."""
         with self.timer:
             self._index_unread()

@@ -3,12 +3,10 @@
 from torch import Tensor
 
 from drafttree.drafters.base import Drafter, DraftSession, HiddenStates, ShownBySize
-from drafttree.drafters.match_index import LookupDrafter, LookupSession
+from drafttree.drafters.match_index import USUAL_LEVELS, LookupDrafter, LookupSession
 
 LOOKUP_ROUND_COST = 2 / 3
 """Cost of a round drafted by lookup over one drafted by the model: v + h against v + c * delta + h."""
-INITIAL_LEVELS = 8
-"""Levels over which lookup's expectation is taken until the model's first round shows how deep the policy drafts."""
 INITIAL_ACCEPTED = 1.0
 """Accepted tokens per round assumed of the model before its first round."""
 UPDATE_RATE, RESET_RATE = 0.2, 0.02
@@ -57,7 +55,7 @@ class MixedSession:
         self.lookup_rounds = 0
         self._lookup, self._model = lookup, model
         self._drafting: DraftSession | None = None
-        self._accepted, self._levels = INITIAL_ACCEPTED, INITIAL_LEVELS
+        self._accepted, self._levels = INITIAL_ACCEPTED, USUAL_LEVELS
         self._passes_before = 0
 
     @property
@@ -90,9 +88,18 @@ class MixedSession:
         resume = getattr(self._model, "resume", None)
         return resume(kept, tokens) if resume else 0
 
+    @property
+    def expected_accepted(self) -> float | None:
+        """What lookup expects to have accepted, where it drafts the next round; None where the model does."""
+        expected = self._lookup.expect(self._levels)
+        return expected if self._takes_lookup(expected) else None
+
+    def _takes_lookup(self, expected: float) -> bool:
+        return expected > 0 and 1 + expected >= LOOKUP_ROUND_COST * (1 + self._accepted)
+
     def root(self) -> Tensor:
-        expected = self._lookup.expected_accepted(self._levels)
-        use_lookup = expected > 0 and 1 + expected >= LOOKUP_ROUND_COST * (1 + self._accepted)
+        expected = self._lookup.expect(self._levels)
+        use_lookup = self._takes_lookup(expected)
         self._drafting = self._lookup if use_lookup else self._model
         self._passes_before = self._drafting.passes
         self.lookup_rounds += use_lookup

@@ -333,7 +333,7 @@ class Decoder:
         """Draft the tree of a request's next round."""
         root = torch.tensor([request.tokens[-1:]], device=self.target.device)
         proposal, randomness = request.verifier.proposal, [request.randomness.at(len(request.tokens) - 1)]
-        if not (request.draft and request.policy.wants_draft(request.state)):
+        if not (request.draft and request.policy.wants_draft(request.state, request.draft)):
             return DraftTree.rooted(root, proposal)
         with request.clock.propose:
             constrain = self._constrain(request) if request.constraints else None

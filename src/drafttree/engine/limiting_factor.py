@@ -28,6 +28,10 @@ class LimitingFactor:
             return cls(
                 "acceptance", law.predicted, "acceptance limits the gain: nothing was drafted; try another drafter"
             )
+        paused = sum(not each.levels for each in speculative.rounds)
+        if 2 * paused > len(speculative.rounds):
+            said = f"nothing was drafted in {paused} of {len(speculative.rounds)} rounds, where it did not pay"
+            return cls("acceptance", law.predicted, f"acceptance limits the gain: {said}; try another drafter")
         ideals = {
             "acceptance": replace(law, tau=most).predicted,
             "verification": replace(law, v=1.0).predicted,

@@ -11,7 +11,8 @@ from drafttree.loading.json_file import read_json_file
 def read_cost_curves(path: Path, drafters: Sequence[str]) -> dict[str, CostCurve]:
     """The cost curves of a JSON file by drafter.
 
-    The file holds one curve as `CostCurve.to_json` gives it, for all drafters, or an object of curves by drafter.
+    The file holds one curve as `CostCurve.to_json` gives it, for all drafters, or an object of curves by drafter, or
+    what `drafttree generate --json` prints.
 
     Args:
         path: the file.
@@ -21,6 +22,8 @@ def read_cost_curves(path: Path, drafters: Sequence[str]) -> dict[str, CostCurve
         InputError: it cannot be read, is not JSON, lacks a drafter, or a curve in it is not one or has gaps.
     """
     found = read_json_file(path)
+    if isinstance(found, dict) and "target" in (found.get("costs") or ()):
+        found = found["costs"]
     if not isinstance(found, dict) or "target" in found:
         found = dict.fromkeys(drafters, found)
     elif lacking := [name for name in drafters if name not in found]:

@@ -50,19 +50,28 @@ def _notes(tuning: Tuning, minutes: float, out: Path | None) -> list[str]:
     if tuning.confirmed and not tuning.apart:
         notes.append("there are too few prompts to confirm on others than those the choice was made on")
     if tuning.missing:
-        onward = f"more minutes go on from {out}" if out else "give more; with --out FOLDER they go on from there"
-        notes.append(f"{minutes:g} minutes are too short for all of it: {'; '.join(tuning.missing)} ({onward})")
+        notes.append(f"{_ended(tuning, minutes)} all of it was measured: {'; '.join(tuning.missing)} ({_onward(out)})")
     return notes
+
+
+def _ended(tuning: Tuning, minutes: float) -> str:
+    return "it was interrupted before" if tuning.interrupted else f"{minutes:g} minutes were over before"
+
+
+def _onward(out: Path | None) -> str:
+    return f"the same command goes on from {out}" if out else "with --out FOLDER the same command would go on"
 
 
 def _recommendation(tuning: Tuning) -> str:
     if tuning.best is None or tuning.gain is None:
-        return "Nothing is recommended, and nothing saved: no drafter could be measured in that time."
+        return "Nothing is recommended, and nothing saved: no drafter was measured yet."
     how = f"{tuning.best.drafter} with {tuning.best.policy}"
     speed = f"{1 + tuning.gain.mean:.2f} times plain decoding's speed"
     told = "confirmed" if tuning.confirmed else "not confirmed, measured on the texts it was chosen on"
     margin = f"± {tuning.gain.margin:.2f}" if math.isfinite(tuning.gain.margin) else "on one text, without an interval"
     figures = f"{speed} {margin} ({told}), {tuning.expected:.2f} expected by the law"
+    if tuning.interrupted:
+        return f"Nothing is recommended, and nothing saved; so far the best is {how}: {figures}."
     if tuning.speculates:
         return f"Speculate: {how}: {figures}."
     return f"Do not speculate: the best way, {how}, is not faster by more than its interval: {figures}."

@@ -75,9 +75,15 @@ class TunedPolicy:
             ModelError: it is another one, or in another dtype.
         """
         if dtype != self.dtype:
-            raise ModelError(f"{self.path} was tuned in {self.dtype}, not in {dtype}; load the target in {self.dtype}")
+            raise ModelError(
+                f"{self.path} was tuned for a target in {self.dtype}, and this one is in {dtype}; "
+                f"load it with dtype={self.dtype!r}, or tune again"
+            )
         if digest != self.target.digest:
-            raise ModelError(f"{self.path} was tuned for {self.target.name!r}, and this target is another; tune for it")
+            raise ModelError(
+                f"{self.path} was tuned for {self.target.name!r}, and this target is another, of other weights, or "
+                "quantized otherwise; tune for it"
+            )
 
     def check_drafter(self, digest: str) -> None:
         """Refuse a drafter that is not the one the policy was tuned with.
@@ -89,7 +95,10 @@ class TunedPolicy:
             raise ModelError(f'{self.path} says not to speculate; leave the drafter at "auto", or name another policy')
         if digest != self.drafter.digest:
             name = self.drafter.name
-            raise ModelError(f"{self.path} was tuned with {name!r}, and this drafter is another; tune with it")
+            raise ModelError(
+                f"{self.path} was tuned with {name!r}, and this drafter is another, of other weights, or quantized "
+                "otherwise; tune with it"
+            )
 
 
 def find_policy(policy: PolicyLike | TunedPolicy | Path) -> TreePolicy | TunedPolicy:
@@ -147,11 +156,18 @@ def _parse(found: dict[str, Any], path: str) -> TunedPolicy:
     return TunedPolicy(
         target=_model(found, "target"),
         drafter=drafter,
-        costs=parse_cost_curve(found.get("costs")) if drafter else None,
+        costs=_parse_costs(found) if drafter else None,
         measured=measured,
         path=path,
         **texts,
     )
+
+
+def _parse_costs(found: dict[str, Any]) -> CostCurve:
+    try:
+        return parse_cost_curve(found.get("costs"))
+    except ConfigError as error:
+        raise ConfigError(f"its 'costs' are wrong: {error}; or {AGAIN}") from None
 
 
 def _text(found: dict[str, Any], name: str) -> str:

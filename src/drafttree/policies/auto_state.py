@@ -91,6 +91,10 @@ class AutoState:
         """Of a model of the drafter."""
         return self.calibrations[min(source, len(self.calibrations) - 1)]
 
+    def is_worth(self, accepted: float) -> bool:
+        """Whether so many accepted tokens would be worth the round that drafts least."""
+        return accepted * self.costs.plain_round > self.costs.round(2, (1,)) - self.costs.plain_round
+
     def observe(self, outcome: RoundOutcome) -> "AutoState":
         """The state after a round."""
         tree = outcome.tree

@@ -133,8 +133,14 @@ class TreePolicy(BaseModel):
     def init_state(self, context: TextContext) -> Any:
         """The state of a text before its first round; None for a policy that learns nothing."""
 
-    def wants_draft(self, state: Any) -> bool:
-        """Whether to draft in a text's next round; without, the drafter is not asked and the round is a plain one."""
+    def wants_draft(self, state: Any, session: object) -> bool:
+        """Whether to draft in a text's next round; without, the drafter is not asked and the round is a plain one.
+
+        Args:
+            state: of the text.
+            session: the drafter's; one that can tell without a draft pass how many tokens it expects to have accepted
+                says so by an attribute `expected_accepted`, which is None in rounds for which it cannot.
+        """
         return True
 
     def keep(self, layer: Layer) -> Tensor:

@@ -30,5 +30,6 @@ class CostAware(TreePolicy):
     def observe(self, state: AutoState, outcome: RoundOutcome) -> AutoState:
         return state.observe(outcome)
 
-    def wants_draft(self, state: AutoState) -> bool:
-        return not state.waiting
+    def wants_draft(self, state: AutoState, session: object) -> bool:
+        expected = getattr(session, "expected_accepted", None)
+        return not state.waiting if expected is None else state.is_worth(expected)

@@ -1,5 +1,8 @@
 """What is said of rows that were made by hand."""
 
+import math
+from dataclasses import replace
+
 import pytest
 
 from drafttree.engine.metrics import SpeedupLaw
@@ -50,6 +53,12 @@ def test_the_aims_over_all_rows():
     ]
     assert found[0].sentence.endswith("counted: 1 of 2")
     assert found[2].sentence == "mean of auto over that of the best single setting, chain, counted: 1.000 (2.00 / 2.00)"
+
+
+def test_an_interval_of_one_text_reaches_no_aim():
+    single = replace(TIMED, over_plain=TIMED.over_plain | {"auto": Estimate(-0.1, math.inf)})
+    found = aims([replace(ROWS[0], timed=single)])
+    assert not [aim for aim in found if aim.least == 0.97]
 
 
 def test_rows_below_their_aims_are_listed_with_their_cause():

@@ -7,6 +7,8 @@ import pytest
 from drafttree.evaluation.tune.halving import FIRST_TEXTS, Race, Timed, halve, planned_runs
 from helpers.timed_metrics import timed
 
+MANY = 100
+"""Prompts, more than texts."""
 WAYS = ["a", "b", "c", "d", "e", "f", "g", "h"]
 
 
@@ -28,7 +30,7 @@ class Speeds:
 
 def test_the_fastest_way_wins_and_each_rung_halves_the_ways_and_doubles_the_texts():
     speeds = Speeds(a=0.9, b=0.8, c=0.7, d=1.2, e=0.5, f=2.0, g=0.6, h=1.1)
-    race = Race(speeds)
+    race = Race(speeds, MANY)
     ranked, rungs = halve(race, WAYS, math.inf)
     assert ranked[:2] == ["e", "g"]
     assert set(ranked) == set(WAYS)
@@ -40,12 +42,12 @@ def test_the_fastest_way_wins_and_each_rung_halves_the_ways_and_doubles_the_text
 
 def test_plain_decoding_is_run_in_every_rung_and_the_order_rotates():
     speeds = Speeds()
-    halve(Race(speeds), WAYS[:2], math.inf)
+    halve(Race(speeds, MANY), WAYS[:2], math.inf)
     assert speeds.runs == [("plain", 0), ("a", 0), ("b", 0), ("a", 1), ("b", 1), ("plain", 1)]
 
 
 def test_a_way_is_judged_on_the_texts_that_plain_decoding_has_run_too():
-    race = Race(Speeds(a=0.5))
+    race = Race(Speeds(a=0.5), MANY)
     race.run(["a"], 3, math.inf)
     assert race.ratio("a") == 0
     assert race.ranked(["a"]) == []
@@ -56,7 +58,7 @@ def test_a_way_is_judged_on_the_texts_that_plain_decoding_has_run_too():
 
 
 def test_the_gain_has_an_interval_over_texts():
-    race = Race(Speeds(a=0.5))
+    race = Race(Speeds(a=0.5), MANY)
     race.run(["plain", "a"], 1, math.inf)
     assert race.gain("a").margin == math.inf
     race.run(["plain", "a"], 4, math.inf)
@@ -64,10 +66,31 @@ def test_the_gain_has_an_interval_over_texts():
     assert race.gain("a").margin == pytest.approx(0.0, abs=1e-9)
 
 
+def test_texts_of_one_prompt_are_one_sample_of_the_interval():
+    seconds = {0: 0.5, 1: 0.6, 2: 0.4}
+
+    def measure(way: str, text: int) -> Timed:
+        metrics = timed(1.0 if way == "plain" else seconds[text % 3])
+        return Timed(metrics, metrics.seconds)
+
+    race = Race(measure, 3)
+    race.run(["plain", "a"], 3, math.inf)
+    once = race.gain("a")
+    race.run(["plain", "a"], 30, math.inf)
+    assert race.gain("a").mean == pytest.approx(once.mean)
+    assert race.gain("a").margin == pytest.approx(once.margin)
+
+
+def test_with_one_prompt_the_interval_is_that_of_its_repeats():
+    race = Race(Speeds(a=0.5), 1)
+    race.run(["plain", "a"], 4, math.inf)
+    assert race.gain("a").margin == pytest.approx(0.0, abs=1e-9)
+
+
 def test_short_time_leaves_out_the_last_ways_and_not_the_later_rungs():
     speeds = Speeds()
     affordable = planned_runs(3) * 2.2
-    ranked, rungs = halve(Race(speeds), WAYS, affordable)
+    ranked, rungs = halve(Race(speeds, MANY), WAYS, affordable)
     assert set(ranked) == {"a", "b", "c"}
     assert rungs[-1].ways == 2
     assert rungs[-1].complete
@@ -75,7 +98,7 @@ def test_short_time_leaves_out_the_last_ways_and_not_the_later_rungs():
 
 def test_no_run_begins_when_the_time_is_up_but_one_of_plain_decoding():
     speeds = Speeds()
-    ranked, rungs = halve(Race(speeds, spent=100.0), WAYS, 10.0)
+    ranked, rungs = halve(Race(speeds, MANY, spent=100.0), WAYS, 10.0)
     assert speeds.runs == [("plain", 0)]
     assert ranked == []
     assert not rungs[-1].complete
@@ -83,6 +106,6 @@ def test_no_run_begins_when_the_time_is_up_but_one_of_plain_decoding():
 
 def test_time_that_ends_in_a_rung_ends_the_race():
     speeds = Speeds(a=30.0)
-    ranked, rungs = halve(Race(speeds), ["a", "b"], 20.0)
+    ranked, rungs = halve(Race(speeds, MANY), ["a", "b"], 20.0)
     assert [(rung.texts, rung.complete) for rung in rungs] == [(FIRST_TEXTS, False)]
     assert ranked == ["a"]

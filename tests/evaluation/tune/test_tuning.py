@@ -33,10 +33,10 @@ def test_the_fastest_pair_is_recommended_and_confirmed_on_prompts_apart(toy, toy
     losers = {prompt for decoder, prompt, _ in written if decoder.drafter and decoder is not found.decoder}
     assert not held & losers
     assert all(options["seed"] == 0 for _, options in of_winner)
-    # 16 texts over prompts of 6, 9 and 12 tokens: 1.06, 1.09 and 1.12 seconds against 0.56, 0.59 and 0.62
-    plain, own = 6 * 1.06 + 5 * (1.09 + 1.12), 6 * 0.56 + 5 * (0.59 + 0.62)
+    # prompts of 6, 9 and 12 tokens: 1.06, 1.09 and 1.12 seconds against 0.56, 0.59 and 0.62
+    plain, own = 1.06 + 1.09 + 1.12, 0.56 + 0.59 + 0.62
     assert found.gain.mean == pytest.approx(plain / own - 1)
-    assert 0 < found.gain.margin < 0.05
+    assert 0 < found.gain.margin < 0.2
 
 
 def test_the_expected_gain_is_that_of_the_law_with_the_measured_curve(toy, toy_drafters, speeds):
@@ -70,7 +70,7 @@ def test_too_short_a_time_says_what_is_missing(toy, toy_drafters, speeds):
     found = tune(toy, toy_drafters, PROMPTS, policies=POLICIES, minutes=0.1)
     assert found.missing == [
         "5 of 6 ways were not tried",
-        "the choice among 1 ways rests on fewer than 2 texts of each",
+        "the choice rests on fewer than 2 texts of each",
         "the gain was not confirmed after the choice",
     ]
     assert not found.speculates
@@ -81,8 +81,19 @@ def test_no_time_at_all_leaves_plain_decoding_alone(toy, toy_drafters, speeds):
     found = tune(toy, toy_drafters, PROMPTS, policies=POLICIES, minutes=0.001)
     assert found.best is None
     assert not found.speculates
-    assert found.missing[0] == "6 of 6 ways were not tried"
+    assert found.missing == ["none of 6 ways was tried"]
     assert "law" not in found.summary()
+
+
+def test_ctrl_c_in_the_race_ends_it_with_what_is_known(toy, toy_drafters, speeds):
+    def stop(way: str) -> None:
+        if len(speeds[1]) == 30:
+            raise KeyboardInterrupt
+
+    found = tune(toy, toy_drafters, PROMPTS, policies=POLICIES, progress=stop, store=RunStore(partial=True))
+    assert found.interrupted
+    assert found.ways
+    assert found.missing
 
 
 @pytest.mark.parametrize("minutes", [0, -1, float("inf"), float("nan"), "5"])
@@ -93,7 +104,7 @@ def test_minutes_that_are_none(minutes, toy, toy_drafters):
 
 def test_short_prompts_are_left_out_and_refused_where_there_are_no_others(toy, toy_drafters, speeds):
     assert tune(toy, toy_drafters, [[1, 2], *PROMPTS], policies=POLICIES).too_short == 1
-    with pytest.raises(InputError, match="no prompt has 4 tokens or more"):
+    with pytest.raises(InputError, match="no prompt has 4 tokens or more, the longest has 2; give longer ones"):
         tune(toy, toy_drafters, [[1, 2], [3]])
 
 

@@ -95,17 +95,37 @@ def test_without_a_file_the_lines_name_the_pair(prompts, speeds):
 def test_nothing_is_saved_where_nothing_was_measured(prompts, speeds, tmp_path):
     saved = tmp_path / "tuned.json"
     result = tune(prompts, "--drafter", "lookup", "--minutes", 0.001, "--save", saved)
+    assert "0.001 minutes were over before all of it was measured: none of 13 ways was tried" in result.stdout
     assert "Nothing is recommended, and nothing saved" in result.stdout
+    assert "import drafttree" not in result.stdout
+    assert not saved.exists()
+
+
+def test_an_interrupted_race_recommends_and_saves_nothing(prompts, speeds, tmp_path, monkeypatch):
+    speeds["auto"], saved, usual, texts = 0.5, tmp_path / "tuned.json", tuning.time_text, []
+
+    def time_text(*arguments):
+        texts.append(arguments)
+        if len(texts) > 10:
+            raise KeyboardInterrupt
+        return usual(*arguments)
+
+    monkeypatch.setattr(tuning, "time_text", time_text)
+    result = tune(prompts, "--drafter", "lookup", "--save", saved)
+    assert result.exit_code == 130
+    assert "it was interrupted before all of it was measured: " in result.stdout
+    assert "Nothing is recommended, and nothing saved; so far the best is lookup with " in result.stdout
+    assert "import drafttree" not in result.stdout
     assert not saved.exists()
 
 
 def test_too_short_says_so_and_more_minutes_go_on(prompts, speeds, tmp_path):
     speeds["auto"], out = 0.5, tmp_path / "out"
     result = tune(prompts, "--drafter", "lookup", "--minutes", 0.12, "--out", out)
-    assert "0.12 minutes are too short for all of it: 12 of 13 ways were not tried" in result.stdout
-    assert f"(more minutes go on from {out})" in result.stdout
+    assert "0.12 minutes were over before all of it was measured: 12 of 13 ways were not tried" in result.stdout
+    assert f"(the same command goes on from {out})" in result.stdout
     longer = tune(prompts, "--drafter", "lookup", "--minutes", 60, "--out", out)
-    assert "too short" not in longer.stdout
+    assert "were over" not in longer.stdout
     assert "Speculate: lookup with auto" in longer.stdout
 
 

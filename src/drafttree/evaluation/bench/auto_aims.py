@@ -1,5 +1,6 @@
 """What `auto` is meant to reach, and the rows in which it does not, with the reason. Nothing is asserted."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -46,8 +47,8 @@ def aims(rows: Sequence[AutoRow]) -> list[Aim]:
         if timed:
             ours, theirs = (fmean(1 + each.over_plain[way].mean for each in timed) for way in (AUTO, name))
             found.append(_ratio(f"{said}, timed", ours, theirs, OVER_DEFAULTS))
-    if timed:
-        high = min(1 + each.over_plain[AUTO].high for each in timed)
+    if bounded := [each.over_plain[AUTO] for each in timed if math.isfinite(each.over_plain[AUTO].margin)]:
+        high = min(1 + each.high for each in bounded)
         found.append(Aim(f"lowest upper end of an interval of auto over plain decoding: {high:.3f}", high, OF_PLAIN))
     return found
 

@@ -26,7 +26,7 @@ from drafttree.loading import zoo
 from drafttree.loading.drafters import MIXED
 
 NO_PAUSES = "it drafts in every round; auto stops drafting where that is slower than plain decoding"
-NO_COSTS = "its trees follow neither measured costs nor counted acceptance; their sizes are of the median round here"
+NO_COSTS = "its drafts follow neither measured costs nor counted acceptance; their size is the median round's here"
 OTHER_VERIFIER = "its verification is its own; above temperature 0 a seed gives another text, and trees do not keep it"
 
 
@@ -95,7 +95,8 @@ def engine_flags(engine: str, tuning: Tuning) -> EngineFlags:
     if shape.width > 1 and not _has_trees(engine, _kind(drafter)):
         notes.append(f"it drafts chains only; the tree of {shape.nodes} nodes becomes a chain of {shape.levels}")
     notes += [NO_PAUSES] if best.policy.startswith("auto") else []
-    return EngineFlags(engine, text, [*notes, NO_COSTS, OTHER_VERIFIER])
+    notes += [NO_COSTS] if shape.width > 1 or best.policy.startswith("auto") else []
+    return EngineFlags(engine, text, [*notes, OTHER_VERIFIER])
 
 
 def check_engine(engine: str) -> None:

@@ -8,6 +8,7 @@ give the same choice.
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from drafttree.engine.metrics import Metrics, SpeedupLaw
 from drafttree.evaluation.bench.estimate import Estimate
@@ -15,6 +16,8 @@ from drafttree.evaluation.bench.policies import PLAIN
 
 FIRST_TEXTS = 2
 """Texts of every way in the first rung."""
+LEAST_PROMPTS = 3
+"""With fewer, nothing can be said about other prompts."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class Race:
 
     Args:
         measure: runs a text, by number, in one way, by name.
+        prompts: how many there are; the texts whose numbers differ by it are of the same prompt.
         spent: seconds that are spent already.
 
     Attributes:
@@ -57,8 +61,8 @@ class Race:
         runs: by way and number of the text.
     """
 
-    def __init__(self, measure: Callable[[str, int], Timed], spent: float = 0.0) -> None:
-        self.measure, self.spent = measure, spent
+    def __init__(self, measure: Callable[[str, int], Timed], prompts: int, spent: float = 0.0) -> None:
+        self.measure, self.prompts, self.spent = measure, prompts, spent
         self.runs: dict[str, dict[int, Timed]] = {}
 
     def run(self, ways: Sequence[str], texts: int, until: float) -> bool:
@@ -84,7 +88,7 @@ class Race:
     def totals(self, way: str) -> tuple[Metrics, Metrics]:
         """The metrics of a way and of plain decoding, over the texts that both have run."""
         pairs = self._pairs(way)
-        return Metrics.total(own for own, _ in pairs), Metrics.total(plain for _, plain in pairs)
+        return Metrics.total(own for _, own, _ in pairs), Metrics.total(plain for _, _, plain in pairs)
 
     def ratio(self, way: str) -> float:
         """Decoding speed over plain decoding's; 0 for a way without a text."""
@@ -95,13 +99,21 @@ class Race:
         return sorted((way for way in ways if self._pairs(way)), key=self.ratio, reverse=True)
 
     def gain(self, way: str) -> Estimate | None:
-        """The gain in decoding speed over plain decoding, with its interval over texts; None without a text."""
-        pairs = [(_seconds_per_token(plain), _seconds_per_token(own)) for own, plain in self._pairs(way)]
-        return Estimate.of_gain(*zip(*pairs, strict=True)) if pairs else None
+        """The gain in decoding speed over plain decoding, with its interval over prompts; None without a text.
 
-    def _pairs(self, way: str) -> list[tuple[Metrics, Metrics]]:
-        plain = self.runs.get(PLAIN, {})
-        return [(run.metrics, plain[text].metrics) for text, run in self.runs.get(way, {}).items() if text in plain]
+        With fewer than `LEAST_PROMPTS` it is the interval over texts, which holds for these prompts only.
+        """
+        texts: dict[int, list[tuple[float, float]]] = {}
+        for text, own, plain in self._pairs(way):
+            sample = text % self.prompts if self.prompts >= LEAST_PROMPTS else text
+            texts.setdefault(sample, []).append((_seconds_per_token(plain), _seconds_per_token(own)))
+        means = [map(fmean, zip(*each, strict=True)) for each in texts.values()]
+        return Estimate.of_gain(*zip(*means, strict=True)) if means else None
+
+    def _pairs(self, way: str) -> list[tuple[int, Metrics, Metrics]]:
+        """The number of every text that a way and plain decoding have both run, with the metrics of the two."""
+        plain, own = self.runs.get(PLAIN, {}), self.runs.get(way, {})
+        return [(text, run.metrics, plain[text].metrics) for text, run in own.items() if text in plain]
 
 
 def halve(race: Race, ways: Sequence[str], until: float) -> tuple[list[str], list[Rung]]:

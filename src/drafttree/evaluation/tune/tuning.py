@@ -84,6 +84,7 @@ class Tuning:
         missing: what was not measured for lack of time, a clause each.
         left_out: drafters that cannot be used, with the reason.
         too_short: prompts left out as too short.
+        interrupted: whether Ctrl-C has ended it before it was done.
     """
 
     best: Way | None
@@ -100,6 +101,7 @@ class Tuning:
     missing: list[str] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
     too_short: int = 0
+    interrupted: bool = False
 
     @property
     def speculates(self) -> bool:
@@ -132,6 +134,7 @@ class Tuning:
             "missing": self.missing,
             "left_out": self.left_out,
             "too_short": self.too_short,
+            "interrupted": self.interrupted,
         }
 
 
@@ -172,7 +175,8 @@ def tune(
         raise ConfigError(f"minutes is {minutes!r}; give a number above 0, such as 5")
     long = [list(prompt) for prompt in prompts if len(prompt) >= LEAST_TOKENS]
     if not long:
-        raise InputError(f"no prompt has {LEAST_TOKENS} tokens or more; tuning needs prompts such as yours will be")
+        longest = max(map(len, prompts), default=0)
+        raise InputError(f"no prompt has {LEAST_TOKENS} tokens or more, the longest has {longest}; give longer ones")
     store = store or RunStore()
     greedy = not options.get("temperature", decoder.defaults.get("temperature"))
     decoders, unfit, spent = _with_costs(decoder, drafters, store, greedy=greedy)
@@ -182,8 +186,9 @@ def tune(
     arms = make_arms(decoders, policies)
     timer = _Timer({PLAIN: decoder.plain()} | {name: arm.decoder for name, arm in arms.items()}, options, store)
     chosen_on, held = _split(long)
-    choosing = Race(functools.partial(timer.run, "choose", chosen_on, progress), spent)
-    confirming = Race(functools.partial(timer.run, "confirm", held or chosen_on, progress))
+    choosing = Race(functools.partial(timer.run, "choose", chosen_on, progress), len(chosen_on), spent)
+    confirmed_on = held or chosen_on
+    confirming = Race(functools.partial(timer.run, "confirm", confirmed_on, progress), len(confirmed_on))
     ranked, rungs = [], []
     with store.interruptible():
         ranked, rungs = halve(choosing, list(arms), 60 * minutes * CHOOSING)
@@ -194,7 +199,7 @@ def tune(
         raise KeyboardInterrupt
     ranked = ranked or choosing.ranked(arms)
     found = _result(arms, choosing, confirming, ranked, rungs, apart=bool(held))
-    return replace(found, left_out=unfit, too_short=len(prompts) - len(long))
+    return replace(found, left_out=unfit, too_short=len(prompts) - len(long), interrupted=store.interrupted)
 
 
 def planned_texts(prompts: int, arms: int) -> int:
@@ -309,12 +314,18 @@ def _expected(metrics: Metrics, costs: CostCurve) -> float:
 
 
 def _missing(arms: Mapping[str, Arm], choosing: Race, rungs: list[Rung], *, confirmed: bool) -> list[str]:
-    untried = [name for name in arms if not choosing.runs.get(name)]
-    found = [f"{len(untried)} of {len(arms)} ways were not tried"] if untried else []
+    tried = [name for name in arms if choosing.runs.get(name)]
+    if not tried:
+        return [f"none of {_ways(len(arms))} was tried"]
+    found = [f"{len(arms) - len(tried)} of {_ways(len(arms))} were not tried"] if len(tried) < len(arms) else []
     if not rungs or not rungs[-1].complete:
-        rung = rungs[-1] if rungs else Rung(len(arms), FIRST_TEXTS, complete=False)
-        found.append(f"the choice among {rung.ways} ways rests on fewer than {rung.texts} texts of each")
+        texts = rungs[-1].texts if rungs else FIRST_TEXTS
+        found.append(f"the choice rests on fewer than {texts} texts of each")
     return found if confirmed else [*found, "the gain was not confirmed after the choice"]
+
+
+def _ways(count: int) -> str:
+    return f"{count} ways" if count > 1 else "1 way"
 
 
 def _finite(number: float) -> float | None:

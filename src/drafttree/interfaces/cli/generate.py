@@ -1,12 +1,15 @@
 """`drafttree generate`: write from a prompt."""
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
+from drafttree.core.cost_curve import CostCurve
 from drafttree.core.errors import ConfigError
+from drafttree.evaluation.curve_file import read_cost_curves
 from drafttree.evaluation.prompts import read_prompt
 from drafttree.interfaces.cli.options import (
     AsJson,
@@ -55,6 +58,9 @@ def generate(
     exact_text: ExactText = False,
     quantize: Quantize = None,
     quantize_drafter: QuantizeDrafter = None,
+    costs: Annotated[
+        Path | None, typer.Option(help="Cost curve for the policy auto: the costs of an earlier --json, as a file.")
+    ] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Also time plain decoding and transformers.")] = False,
     repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each way for --compare.")] = 3,
     json_: AsJson = False,
@@ -70,6 +76,7 @@ def generate(
     options = shaping | given_options({"seed": seed, "max_new_tokens": max_new_tokens, "stop": stop})
     options |= {"ignore_eos": ignore_eos, "draft_temperature": draft_temperature}
     text, chosen = read_prompt(prompt), (find_policy(policy), find_verifier(verifier))
+    curve = _read_costs(costs, drafter, chosen[0]) if costs else None
 
     from drafttree.engine.generation_options import show_options
     from drafttree.interfaces import display
@@ -77,6 +84,7 @@ def generate(
 
     kinds: dict[str, Any] = {"quantize": quantize, "quantize_drafter": quantize_drafter}
     decoder = load_named(target, drafter, *chosen, dtype=dtype, device=device, exact_text=exact_text, **kinds)
+    decoder = decoder.with_costs(curve) if curve else decoder
     if decoder.defaults and not json_:
         note = f"the model's own options: {show_options(decoder.defaults)}"
         make_console(stderr=True).print(Text(note, style="dim"))
@@ -93,6 +101,17 @@ def generate(
     else:
         display.show_speed(generation)
     raise typer.Exit(INTERRUPTED if interrupted else 0)
+
+
+def _read_costs(path: Path, drafter: str, policy: object) -> CostCurve:
+    """The cost curve of a file.
+
+    Raises:
+        ConfigError: the policy weighs no costs.
+    """
+    if not getattr(policy, "uses_costs", False):
+        raise ConfigError(f"--costs {str(path)!r} is for the policy auto; add --policy auto, or leave it out")
+    return read_cost_curves(path, [drafter])[drafter]
 
 
 def _write(decoder: "Decoder", prompt: "Prompt", options: dict, *, quiet: bool, echo: str) -> "Generation":
@@ -129,6 +148,7 @@ def _report(generation: "Generation", compared: "Comparison | None") -> dict[str
         "tokens": generation.tokens,
         "finish_reason": generation.finish_reason,
         "seed": generation.seed,
+        "costs": generation.costs and generation.costs.to_json(),
         "metrics": generation.metrics.summary(),
     }
     return report | ({"comparison": compared.summary()} if compared else {})

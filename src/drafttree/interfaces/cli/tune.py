@@ -76,11 +76,12 @@ def tune(
     with progress(tuning.planned_texts(len(texts), len(found) * len(tuning.GRID))) as advance:
         options |= {"minutes": minutes, "left_out": left_out, "progress": advance, "store": store}
         result = tuning.tune(decoder, found, texts, **options)
-    saved = save if result.best and not store.interrupted else None
+    recommended = bool(result.best and not result.interrupted)
+    saved = save if recommended else None
     if saved:
         tuning.tuned_policy(result, decoder, target, verifier).write(saved)
-    lines = tuning.python_lines(result, target, saved, verifier, _dtype(decoder))
-    flags = tuning.engine_flags(export, result) if export else None
+    lines = tuning.python_lines(result, target, saved, verifier, _dtype(decoder)) if recommended else []
+    flags = tuning.engine_flags(export, result) if export and recommended else None
     summary = result.summary() | {"python": lines, "export": flags and vars(flags)}
     finish(store, json_, summary, lambda: show_tuning(result, lines, minutes, out, saved, flags))
 
