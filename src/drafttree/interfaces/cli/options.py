@@ -177,6 +177,7 @@ def with_options(options: Callable[..., Any], result: str) -> Callable[[Command]
     shared = inspect.signature(options).parameters
 
     def decorate(command: Command) -> Command:
+        """The command with these options."""
         own = {name: option for name, option in inspect.signature(command).parameters.items() if name != result}
 
         @functools.wraps(command)
