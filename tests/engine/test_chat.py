@@ -2,25 +2,14 @@
 
 import pytest
 import torch
-from tokenizers.pre_tokenizers import Whitespace
 
 from drafttree.core.errors import InputError
 from drafttree.engine.chat import render_chat, turn_end
 from drafttree.engine.prompt import encode, is_batch
-from helpers.tokenizers import words
-
-TEMPLATE = (
-    "{% for message in messages %}{{ message.role }} {{ message.content }} end {% endfor %}"
-    "{% if add_generation_prompt %}assistant{% endif %}"
-)
-VOCABULARY = ("?", "system", "user", "assistant", "end", "hello", "you", "bye")
-
-
-def tokenizer(template: str | None = TEMPLATE):
-    made = words(*VOCABULARY)
-    made.backend_tokenizer.pre_tokenizer = Whitespace()
-    made.chat_template = template
-    return made
+from helpers.tokenizers import CHAT_TEMPLATE as TEMPLATE
+from helpers.tokenizers import CHAT_WORDS as VOCABULARY
+from helpers.tokenizers import chat_words as tokenizer
+from helpers.tokenizers import spelled
 
 
 def say(role: str, content: object) -> dict:
@@ -31,8 +20,8 @@ CONVERSATION = [say("system", "you"), say("user", "hello you"), say("assistant",
 
 
 def test_a_conversation_is_rendered_up_to_the_next_answer():
-    spelled = "system you end user hello you end assistant hello end user bye end assistant"
-    assert encode(CONVERSATION, tokenizer(), len(VOCABULARY)) == [VOCABULARY.index(word) for word in spelled.split()]
+    expected = spelled("system you end user hello you end assistant hello end user bye end assistant")
+    assert encode(CONVERSATION, tokenizer(), len(VOCABULARY)) == expected
 
 
 def test_a_list_of_messages_is_one_prompt_and_a_list_of_conversations_many():

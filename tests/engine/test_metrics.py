@@ -45,6 +45,10 @@ def test_acceptance_is_of_drafted_tokens_alone():
     assert first().acceptance_rate == pytest.approx(4 / 16)
 
 
+def test_level_acceptance_is_of_the_longest_paths_there_could_have_been():
+    assert first().level_acceptance == pytest.approx(4 / 7)
+
+
 def test_acceptance_by_depth_is_of_the_rounds_that_drafted_that_level():
     assert first().acceptance_by_depth == pytest.approx([2 / 3, 1 / 2, 1 / 2])
 

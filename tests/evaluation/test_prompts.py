@@ -6,7 +6,15 @@ import sys
 import pytest
 
 from drafttree.core.errors import InputError
-from drafttree.evaluation.prompts import EXCERPT, read_examples, read_prompt, read_prompts, spread_prompts
+from drafttree.evaluation.prompts import (
+    EXCERPT,
+    Example,
+    read_examples,
+    read_prompt,
+    read_prompts,
+    spread_examples,
+    spread_prompts,
+)
 
 
 def write(path, *lines):
@@ -50,7 +58,34 @@ def test_a_wikitext_file_gives_the_beginnings_of_its_articles(tmp_path):
 
 def test_examples_have_references_where_the_file_has(tmp_path):
     path = write(tmp_path / "p.jsonl", '{"prompt": "one", "reference": "two"}', '{"prompt": "three"}')
-    assert read_examples([path]) == [("one", "two"), ("three", None)]
+    assert read_examples([path]) == [Example("one", "two"), Example("three")]
+
+
+def test_turns_after_the_first_and_the_category_are_kept(tmp_path):
+    line = {"prompt": "one", "turns": ["one", "two", "three"], "category": "writing"}
+    (found,) = read_examples(write(tmp_path / "p.jsonl", json.dumps(line)))
+    assert found == Example("one", None, "writing", ("two", "three"))
+
+
+def test_a_category_chooses_the_lines_it_begins(tmp_path):
+    lines = [{"prompt": str(number), "category": name} for number, name in enumerate(["qa", "mt/a", "mt/b", "mt/c"])]
+    path = write(tmp_path / "p.jsonl", *map(json.dumps, lines), '{"prompt": "none"}')
+    assert [each.prompt for each in read_examples(path, 2, category="mt")] == ["1", "2"]
+    assert [each.prompt for each in spread_examples([path], 2, category="mt/")] == ["1", "2"]
+
+
+def test_a_category_without_prompts_is_named_with_those_there_are(tmp_path):
+    path = write(tmp_path / "p.jsonl", '{"prompt": "one", "category": "qa"}', '{"prompt": "two", "category": "math"}')
+    with pytest.raises(InputError, match="no prompts in it of the category 'code'; known: math, qa"):
+        read_examples(path, category="code")
+
+
+def test_long_texts_are_whole_where_no_excerpt_is_wanted(tmp_path):
+    text = "sentence " * 200
+    path = write(tmp_path / "p.jsonl", json.dumps({"text": text}))
+    articles = write(tmp_path / "w.raw", " = First = ", text)
+    assert read_examples(path, excerpt=None)[0].prompt == text
+    assert read_examples(articles, excerpt=None)[0].prompt.endswith(text.strip())
 
 
 def test_prompts_spread_over_files(tmp_path):
@@ -79,6 +114,8 @@ def test_a_long_text_is_cut_at_a_whole_word(tmp_path):
         ('{"prompt": "  "}', "'prompt' holds no text"),
         ('{"turns": []}', "'turns' holds no text"),
         ('{"prompt": "one", "reference": 3}', "'reference' holds no text"),
+        ('{"prompt": "one", "category": 3}', "'category' holds no text"),
+        ('{"prompt": "one", "turns": ["one", 2]}', "'turns' holds no text"),
     ],
 )
 def test_a_bad_line_is_named_with_its_number(tmp_path, line, reason):

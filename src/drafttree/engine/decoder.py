@@ -281,12 +281,12 @@ class Decoder:
             if request.constraints:
                 logits = request.constraints.score(request.tokens, tree, logits)
             verdict = request.verifier.verify(tree, logits, [request.randomness.at(len(request.tokens) - 1)])
-        committed, accepted = self._commit(request, tree, verdict, output.hidden)
+        committed, path = self._commit(request, tree, verdict, output.hidden), verdict.host[0][0]
         if request.recorder:
-            rows = verdict.host[0][0][:committed]
+            rows = path[:committed]
             request.recorder.add(output.logits[0, rows], logits[0, rows], request.tokens[-committed:])
         now = time.perf_counter()
-        turn = request.clock.round(committed, accepted, tree, request.draft, now - started)
+        turn = request.clock.round(committed, path, tree, request.draft, now - started)
         request.metrics.record(turn, now - begun)
         return committed
 
@@ -363,7 +363,7 @@ class Decoder:
             wanted = self._hidden_layers
             return self.target.forward(request.cache, tree.tokens, positions, visible, hidden_layers=wanted)
 
-    def _commit(self, request: Request, tree: DraftTree, verdict: Verdict, hidden: HiddenStates) -> tuple[int, int]:
+    def _commit(self, request: Request, tree: DraftTree, verdict: Verdict, hidden: HiddenStates) -> int:
         with request.clock.commit:
             ((path, bonus),) = verdict.host
             check_verdict(request.verifier, tree.branches[0], path, bonus, self.target.vocab_size)
@@ -374,8 +374,7 @@ class Decoder:
                 request.draft.commit(tokens, accepted_rows(hidden, path))
                 request.state = request.policy.observe(request.state, RoundOutcome(tree, path))
         with request.clock.text:
-            committed = request.commit(tokens, len(path) - 1)
-        return committed, min(committed, len(path) - 1)
+            return request.commit(tokens, len(path) - 1)
 
     def _finish(self, request: Request) -> Generation:
         with self.prefixes.keeping(request), self.adaptation.learning(request):

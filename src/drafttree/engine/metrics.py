@@ -33,6 +33,8 @@ class Round:
         text_seconds: turning committed tokens into text.
         widths: of the frontiers the drafter was asked about, the root's first; empty if it was not asked.
         source: which model of the drafter drafted, 0 unless it has several.
+        ranks: of the accepted nodes among their siblings, from the first level down: 1 for the one the drafter thinks
+            likeliest, in drawn trees for the one drawn first.
     """
 
     committed: int
@@ -50,6 +52,7 @@ class Round:
     text_seconds: float = 0.0
     widths: tuple[int, ...] = ()
     source: int = 0
+    ranks: tuple[int, ...] = ()
 
     @property
     def drafting_seconds(self) -> float:
@@ -163,6 +166,11 @@ class Metrics:
         return _ratio(sum(r.accepted for r in self.rounds), sum(r.nodes - 1 for r in self.rounds))
 
     @property
+    def level_acceptance(self) -> float:
+        """Accepted drafted tokens per drafted level: the share of the longest possible paths that was accepted."""
+        return _ratio(sum(r.accepted for r in self.rounds), sum(r.levels for r in self.rounds))
+
+    @property
     def mean_nodes(self) -> float:
         """Nodes scored per target pass, the root included."""
         return _ratio(sum(r.nodes for r in self.rounds), len(self.rounds))
@@ -209,6 +217,7 @@ class Metrics:
             "mean_path_length": self.mean_path_length,
             "draft_efficiency": self.draft_efficiency,
             "acceptance_rate": self.acceptance_rate,
+            "level_acceptance": self.level_acceptance,
             "acceptance_by_depth": self.acceptance_by_depth,
             "rounds": len(self.rounds),
             "prefill_passes": self.prefill_passes,

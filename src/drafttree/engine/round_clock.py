@@ -1,6 +1,8 @@
 """The one clock of a round: metrics and `bench overhead` read what the loop has timed."""
 
 import operator
+from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 
@@ -33,13 +35,13 @@ class RoundClock:
         self._read: list[float] = [0.0] * (len(PARTS) + 2)
 
     def round(
-        self, committed: int, accepted: int, tree: DraftTree, draft: DraftSession | None, seconds: float
+        self, committed: int, path: Sequence[int], tree: DraftTree, draft: DraftSession | None, seconds: float
     ) -> Round:
         """The cost of the round that has just ended.
 
         Args:
             committed: tokens that became part of the text.
-            accepted: how many of them were drafted.
+            path: the accepted nodes, the root's first; the text may end before its last.
             tree: that was verified.
             draft: the drafter's session, which times its own passes.
             seconds: of the whole round.
@@ -48,10 +50,11 @@ class RoundClock:
         total = [*own, draft.seconds, draft.passes] if draft else [*own, 0.0, 0]
         propose, masks, target, verify, commit, text, drafting, passes = map(operator.sub, total, self._read)
         self._read = total
+        branches, accepted = tree.branches[0], min(committed, len(path) - 1)
         return Round(
             committed=committed,
             accepted=accepted,
-            nodes=tree.branches[0].size,
+            nodes=branches.size,
             levels=tree.levels,
             draft_passes=int(passes),
             draft_seconds=drafting,
@@ -64,4 +67,5 @@ class RoundClock:
             seconds=seconds,
             widths=tree.widths,
             source=tree.source,
+            ranks=tuple(1 + branches.children[node].index(below) for node, below in pairwise(path[: accepted + 1])),
         )

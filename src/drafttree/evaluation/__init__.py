@@ -5,7 +5,9 @@ This door is empty on purpose: `import drafttree` needs `exactness` alone, and t
 - `certify`: is a policy's text the reference's, token for token?
 - `exactness` and `pair_sweep`: the exact law of a verifier, by enumeration.
 - `reference`: transformers' own `generate` on the same weights.
-- `prompts`: prompt files.
+- `prompts`: prompt files; `prompt_form` and `prompt_encoding`: in which form they are asked.
+- `method`: a drafter, a policy and a verifier by one specification; `method_decoders`: the decoders of methods.
+- `text_record`: what is kept of a single text.
 - `support`: which architectures of transformers are exact.
 - `json_lines`: files of results that are written as they come.
 - `run_store`: finished runs, from which an interrupted command goes on.

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
+from typing import Any
 
 from drafttree.core.errors import InputError, unknown
-from drafttree.evaluation.prompts import spread_prompts
+from drafttree.evaluation.prompts import Example, spread_examples
 
 SETS = {
     "books": "books/test",
@@ -19,7 +20,9 @@ NOT_SHIPPED = {"summaries"}
 """Sets whose licence does not let them ship."""
 
 
-def read_prompt_sets(names: Sequence[str], folder: Path | None, limit: int) -> dict[str, list[str]]:
+def read_prompt_sets(
+    names: Sequence[str], folder: Path | None, limit: int, **selection: Any
+) -> dict[str, list[Example]]:
     """The prompts of some sets by name, as many of each, evenly spaced over its file.
 
     Args:
@@ -27,6 +30,7 @@ def read_prompt_sets(names: Sequence[str], folder: Path | None, limit: int) -> d
         folder: with the files that `SETS` names, each as .jsonl or .jsonl.gz; None for the shipped ones, which lack
             those of `NOT_SHIPPED`.
         limit: take no more prompts of each set than this.
+        **selection: as for `spread_examples`.
 
     Raises:
         ConfigError: a set is unknown.
@@ -35,12 +39,12 @@ def read_prompt_sets(names: Sequence[str], folder: Path | None, limit: int) -> d
     if wrong := next((name for name in names if name not in SETS), None):
         raise unknown("prompt set", wrong, SETS)
     if folder:
-        return {name: spread_prompts([_find(folder, name)], limit) for name in names}
+        return {name: spread_examples([_find(folder, name)], limit, **selection) for name in names}
     shipped = [name for name in names if name not in NOT_SHIPPED]
     if not shipped:
         raise InputError(f"{', '.join(names) or 'no set'}: no such prompts ship; name a folder with --data")
     with as_file(files("drafttree.evaluation.bench") / "data") as data:
-        return {name: spread_prompts([_find(data, name)], limit) for name in shipped}
+        return {name: spread_examples([_find(data, name)], limit, **selection) for name in shipped}
 
 
 def _find(folder: Path, name: str) -> Path:

@@ -6,21 +6,33 @@ import re
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 from drafttree.core.errors import InputError
 
 EXCERPT = 600
+"""Characters of a long text that are its prompt by default."""
 SUFFIXES = (".jsonl", ".txt", ".raw", ".jsonl.gz", ".txt.gz", ".raw.gz")
 
 
-class Example(NamedTuple):
-    """A prompt, and what somebody answered to it if that is known."""
+@dataclass(frozen=True)
+class Example:
+    """A prompt, and what is known of it.
+
+    Attributes:
+        prompt: its text, the first turn of a conversation.
+        reference: what somebody answered to it.
+        category: of the task, such as "writing".
+        later_turns: what the user says after the answers.
+    """
 
     prompt: str
     reference: str | None = None
+    category: str | None = None
+    later_turns: tuple[str, ...] = ()
 
 
 def read_prompt(argument: str | None) -> str:
@@ -63,25 +75,42 @@ def read_prompts(paths: Path | Iterable[Path], limit: int | None = None) -> list
     return [example.prompt for example in read_examples(paths, limit)]
 
 
-def read_examples(paths: Path | Iterable[Path], limit: int | None = None) -> list[Example]:
-    """The prompts of one or more files, with their references.
+def read_examples(
+    paths: Path | Iterable[Path],
+    limit: int | None = None,
+    *,
+    category: str | None = None,
+    excerpt: int | None = EXCERPT,
+) -> list[Example]:
+    """The prompts of one or more files, with what is known of them.
 
     A `.jsonl` file holds objects with "prompt", "text" (its beginning is the prompt) or "turns" (the first is), and
-    perhaps a "reference"; a `.txt` file one prompt a line; a `.raw` file articles as WikiText has them, the beginnings
-    of which are the prompts. Each may be compressed (`.gz`). Blank lines are skipped.
+    perhaps a "reference" and a "category"; a `.txt` file one prompt a line; a `.raw` file articles as WikiText has
+    them, the beginnings of which are the prompts. Each may be compressed (`.gz`). Blank lines are skipped.
 
     Args:
         paths: the files, read in this order.
         limit: take no more prompts than this.
+        category: take those alone whose category begins with this.
+        excerpt: characters of a "text" or an article at most; None for all of it.
 
     Raises:
         InputError: a file cannot be read, a line is bad (the message has its number), or there is no prompt at all.
     """
     paths = [Path(paths)] if isinstance(paths, str | Path) else [Path(path) for path in paths]
-    prompts = list(islice(chain.from_iterable(map(_prompts, paths)), limit))
-    if not prompts:
-        raise InputError(f"{', '.join(map(str, paths))}: no prompts in it")
-    return prompts
+    examples = chain.from_iterable(_prompts(path, excerpt) for path in paths)
+    found = list(islice((each for each in examples if (each.category or "").startswith(category or "")), limit))
+    if not found:
+        raise InputError(f"{', '.join(map(str, paths))}: no prompts in it{_of_category(paths, category)}")
+    return found
+
+
+def _of_category(paths: list[Path], category: str | None) -> str:
+    """What to say of a category without prompts."""
+    if not category:
+        return ""
+    known = {each.category for path in paths for each in _prompts(path) if each.category}
+    return f" of the category {category!r}; known: {', '.join(sorted(known)) or 'none, as no line has a category'}"
 
 
 def read_text(path: Path) -> str:
@@ -99,18 +128,24 @@ def read_text(path: Path) -> str:
 
 
 def spread_prompts(paths: Iterable[Path], limit: int | None = None) -> list[str]:
+    """The texts of `spread_examples`."""
+    return [example.prompt for example in spread_examples(paths, limit)]
+
+
+def spread_examples(paths: Iterable[Path], limit: int | None = None, **selection: Any) -> list[Example]:
     """The prompts of some files, as many of each file as of the others, evenly spaced over it.
 
     Args:
         paths: the files.
         limit: take no more prompts than this in all.
+        **selection: `category` and `excerpt` as for `read_examples`.
 
     Raises:
-        InputError: as for `read_prompts`.
+        InputError: as for `read_examples`.
     """
-    files = [read_prompts(path) for path in paths]
+    files = [read_examples(path, **selection) for path in paths]
     if limit is None:
-        return [prompt for file in files for prompt in file]
+        return [example for file in files for example in file]
     shares = [limit // len(files) + (index < limit % len(files)) for index in range(len(files))]
     return [
         file[index * len(file) // count]
@@ -120,31 +155,31 @@ def spread_prompts(paths: Iterable[Path], limit: int | None = None) -> list[str]
     ]
 
 
-def _prompts(path: Path) -> Iterator[Example]:
+def _prompts(path: Path, excerpt: int | None = EXCERPT) -> Iterator[Example]:
     name = path.name.removesuffix(".gz")
     if not path.name.endswith(SUFFIXES):
         raise InputError(f"{path}: not a prompt file; known: {', '.join(SUFFIXES)}")
     if name.endswith(".raw"):
-        yield from _articles(path)
+        yield from (Example(_excerpt(article, excerpt)) for article in _articles(path))
         return
     for number, raw in enumerate(_lines(path), start=1):
         try:
             line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
             if line.strip():
-                yield _from_json(line) if name.endswith(".jsonl") else Example(line)
+                yield _from_json(line, excerpt) if name.endswith(".jsonl") else Example(line)
         except UnicodeDecodeError:
             raise InputError(f"{path}, line {number}: not UTF-8 text") from None
         except ValueError as error:
             raise InputError(f"{path}, line {number}: {error}") from None
 
 
-def _articles(path: Path) -> Iterator[Example]:
+def _articles(path: Path) -> list[str]:
     try:
         text = b"".join(_lines(path)).decode()
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 text (byte {error.start})") from None
     articles = re.split(r"^(?= = [^=])", text, flags=re.MULTILINE)
-    yield from (Example(_excerpt(article.strip())) for article in articles if article.strip())
+    return [article.strip() for article in articles if article.strip()]
 
 
 def _lines(path: Path) -> Iterator[bytes]:
@@ -155,7 +190,7 @@ def _lines(path: Path) -> Iterator[bytes]:
         raise InputError(f"{path}: cannot be read: {_reason(error)}") from None
 
 
-def _from_json(line: str) -> Example:
+def _from_json(line: str, excerpt: int | None) -> Example:
     """The prompt of one object.
 
     Raises:
@@ -170,27 +205,45 @@ def _from_json(line: str) -> Example:
     if not isinstance(entry, dict):
         raise ValueError(f"not an object but {type(entry).__name__}")
     turns = entry.get("turns")
-    candidates = {
-        "prompt": entry.get("prompt"),
-        "text": entry.get("text"),
-        "turns": turns[0] if isinstance(turns, list) and turns else turns,
-    }
-    for key, value in candidates.items():
-        if key in entry:
-            if not isinstance(value, str) or not value.strip():
-                raise ValueError(f"{key!r} holds no text")
-            if any("\ud800" <= character <= "\udfff" for character in value):
-                raise ValueError(f"{key!r} holds half a surrogate pair, which is no text")
-            reference = entry.get("reference")
-            if reference is not None and not isinstance(reference, str):
-                raise ValueError("'reference' holds no text")
-            return Example(_excerpt(value) if key == "text" else value, reference)
-    raise ValueError("neither 'prompt' nor 'text' nor 'turns' in it")
+    turns = turns if isinstance(turns, list) and turns else [turns]
+    candidates = {"prompt": entry.get("prompt"), "text": entry.get("text"), "turns": turns[0]}
+    key = next((key for key in candidates if key in entry), None)
+    if key is None:
+        raise ValueError("neither 'prompt' nor 'text' nor 'turns' in it")
+    prompt, later = _text(key, candidates[key]), tuple(_text("turns", turn) for turn in turns[1:])
+    reference, category = (_string(name, entry.get(name)) for name in ("reference", "category"))
+    return Example(_excerpt(prompt, excerpt) if key == "text" else prompt, reference, category, later)
 
 
-def _excerpt(text: str) -> str:
+def _text(key: str, value: object) -> str:
+    """A value that is text.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"{key!r} holds no text")
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        raise ValueError(f"{key!r} holds half a surrogate pair, which is no text")
+    return value
+
+
+def _string(key: str, value: object) -> str | None:
+    """A value that may be missing.
+
+    Raises:
+        ValueError: it is there and no string.
+    """
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"{key!r} holds no text")
+    return value
+
+
+def _excerpt(text: str, characters: int | None) -> str:
     """The beginning of a long text, up to a whole word."""
-    return text if len(text) <= EXCERPT else text[:EXCERPT].rsplit(None, 1)[0]
+    if characters is None or len(text) <= characters:
+        return text
+    return text[:characters].rsplit(None, 1)[0]
 
 
 def _reason(error: Exception) -> str:

@@ -1,6 +1,6 @@
 """Printing of results on a terminal or into a pipe."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 
 from rich.console import Console
@@ -20,6 +20,7 @@ from drafttree.evaluation.bench import (
     Overhead,
     PeerRow,
     PolicyBench,
+    PolicyRow,
     VerifierBench,
 )
 from drafttree.evaluation.bench.acceptance import PUBLISHED_GAIN
@@ -128,40 +129,38 @@ def show_exact_text(rows: list[ExactTextRow]) -> None:
 
 def show_bench(result: PolicyBench) -> None:
     """Every term of the law per policy, looping texts apart."""
-    columns = ["policy", "tau", "delta", "v", "c", "h", "R law", "R", "tokens/s", "accepted", "nodes"]
     for group in dict.fromkeys(row.group for row in result.rows):
-        rows = [row for row in result.rows if row.group == group]
-        table = make_table(*columns, right=len(columns) - 1)
-        table.title = f"{group}: {rows[0].prompts} prompts"
-        for row in rows:
-            law = row.law
-            terms = [law.tau, law.delta, law.v, law.c, law.h, row.predicted, law.measured]
-            rest = [f"{row.tokens_per_second:.1f}", f"{row.acceptance_rate:.1%}", f"{row.mean_nodes:.1f}"]
-            table.add_row(row.policy, *(f"{term:.2f}" for term in terms), *rest)
-        make_console().print(table)
+        rows = {row.policy: row for row in result.rows if row.group == group}
+        make_console().print(_law_rows("policy", group, rows))
         if peers := [peer for peer in result.peers if peer.group == group]:
             make_console().print(_peers(peers))
     print(f"{result.looping} of {result.prompts} texts loop (their last 48 tokens repeat with a period of at most 16)")
 
 
 def show_drafters(result: DrafterBench) -> None:
-    """The law's terms of every drafter and policy by set of prompts, then what the drafters cost."""
-    columns = ["drafter", "policy", "tau", "delta", "v", "c", "h", "R law", "R", "tokens/s", "nodes"]
+    """The law's terms of every method by set of prompts, then what the drafters cost."""
     for group in dict.fromkeys(each.row.group for each in result.rows):
-        rows = [each for each in result.rows if each.row.group == group]
-        table = make_table(*columns, right=len(columns) - 2)
-        table.title = f"{group}: {rows[0].row.prompts} prompts"
-        for each in rows:
-            row, law = each.row, each.row.law
-            terms = [law.tau, law.delta, law.v, law.c, law.h, row.predicted, law.measured]
-            rest = [f"{row.tokens_per_second:.1f}", f"{row.mean_nodes:.1f}"]
-            table.add_row(each.drafter, row.policy, *(f"{term:.2f}" for term in terms), *rest)
-        make_console().print(table)
+        rows = {each.name: each.row for each in result.rows if each.row.group == group}
+        make_console().print(_law_rows("method", group, rows))
     table = make_table("drafter", "passes a round", "ms a pass", "weights, MB", "cache, MB", right=4)
     for cost in result.costs:
         sizes = [f"{size / 1e6:.2f}" for size in (cost.weight_bytes, cost.cache_bytes)]
         table.add_row(cost.drafter, f"{cost.passes:.2f}", f"{cost.seconds * 1e3:.2f}", *sizes)
     make_console().print(table)
+
+
+def _law_rows(kind: str, group: str, rows: Mapping[str, PolicyRow]) -> Table:
+    """The terms of the law, and the shares of the drafted nodes and levels that were accepted."""
+    columns = ["tau", "delta", "v", "c", "h", "R law", "R", "tokens/s", "of nodes", "of levels", "nodes"]
+    table = make_table(kind, *columns, right=len(columns))
+    table.title = f"{group}: {next(iter(rows.values())).prompts} prompts"
+    for name, row in rows.items():
+        law = row.law
+        terms = [law.tau, law.delta, law.v, law.c, law.h, row.predicted, law.measured]
+        shares = [f"{row.acceptance_rate:.1%}", f"{row.level_acceptance:.1%}"]
+        cells = [f"{row.tokens_per_second:.1f}", *shares, f"{row.mean_nodes:.1f}"]
+        table.add_row(name, *(f"{term:.2f}" for term in terms), *cells)
+    return table
 
 
 def show_law(law: LawBench) -> None:
@@ -243,19 +242,21 @@ def show_verifier_times(result: VerifierBench) -> None:
 
 
 def show_acceptance(result: Acceptance) -> None:
-    """Tokens per round of every shape and verifier, a table per temperature."""
-    for temperature in dict.fromkeys(row.temperature for row in result.rows):
-        rows = [row for row in result.rows if row.temperature == temperature]
-        names = list(rows[0].tokens)
-        table = make_table("tree", *names, "traversal over rrsw", right=len(names) + 1)
-        table.title = f"T = {temperature:g}: tokens per round, {result.prompts} prompts"
+    """Tokens per round of every shape and verifier, a table per temperature and task."""
+    for temperature, task in dict.fromkeys((row.temperature, row.task) for row in result.rows):
+        rows = [row for row in result.rows if (row.temperature, row.task) == (temperature, task)]
+        names = [*rows[0].tokens, *(["traversal over rrsw"] if rows[0].gain else [])]
+        table = make_table("tree", *names, right=len(names))
+        table.title = f"T = {temperature:g}, {task}: tokens per round, {rows[0].prompts} prompts"
         for row in rows:
             cells = [f"{each.mean:.3f} ±{each.margin:.3f}" for each in row.tokens.values()]
-            table.add_row(row.shape, *cells, f"{row.gain.mean:+.1%} ±{row.gain.margin:.1%}")
+            gain = [f"{row.gain.mean:+.1%} ±{row.gain.margin:.1%}"] if row.gain else []
+            table.add_row(row.shape, *cells, *gain)
         make_console().print(table, "")
     low, high = PUBLISHED_GAIN
     print(f"± is half a 95 % confidence interval over prompts; {result.rounds} rounds, {result.stride} tokens apart")
-    print(f"published gain of traversal over rrsw at T = 1: {low:.1%} to {high:.1%}")
+    if any(row.gain for row in result.rows):
+        print(f"published gain of traversal over rrsw at T = 1: {low:.1%} to {high:.1%}")
 
 
 def show_enumeration(result: PairSweep) -> None:

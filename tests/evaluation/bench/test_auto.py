@@ -11,12 +11,18 @@ from drafttree.drafters import PromptLookupDrafter
 from drafttree.engine.decoder import Decoder
 from drafttree.evaluation.bench.auto import Place, bench_auto, encode_sets
 from drafttree.evaluation.bench.timed_row import learning_way
+from drafttree.evaluation.prompt_form import AS_TEXT
+from drafttree.evaluation.prompts import Example
 from drafttree.evaluation.run_store import RunStore
 from drafttree.loading import make_policy
 
 CURVE = CostCurve(Costs.of({1: 1.0, 8: 1.1, 64: 2.0}), (DraftCosts(0.1, Costs.of({1: 0.1, 8: 0.1})),), 0.1, 0.1)
 FREE = CostCurve(Costs.of({1: 1.0, 8: 1.0, 64: 1.0}), (DraftCosts(0.01, Costs.of({1: 0.01, 8: 0.01})),), 0.0, 0.0)
 TEXTS = ["The old man looked at the sea", "one, two, three, one, two, three, one,"]
+
+
+def examples(**sets: list[str]) -> dict[str, list[Example]]:
+    return {name: [Example(text) for text in texts] for name, texts in sets.items()}
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +32,7 @@ def decoder():
 
 @pytest.fixture(scope="module")
 def prompts(decoder):
-    return encode_sets(decoder, {"books": TEXTS[:1], "lists": TEXTS[1:]}, 8)
+    return encode_sets(decoder, examples(books=TEXTS[:1], lists=TEXTS[1:]), AS_TEXT, 8)
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +117,6 @@ def test_nothing_to_measure_is_said(decoder, found, prompts):
 
 
 def test_prompts_that_are_too_short_are_left_out_and_a_set_without_others_is_named(decoder):
-    assert len(encode_sets(decoder, {"chat": ["a", TEXTS[0]]}, 8)["chat"]) == 1
+    assert len(encode_sets(decoder, examples(chat=["a", TEXTS[0]]), AS_TEXT, 8)["chat"]) == 1
     with pytest.raises(InputError, match="chat: no prompt is long enough; 4 tokens are needed, the longest has 1"):
-        encode_sets(decoder, {"books": TEXTS, "chat": ["a"]}, 8)
+        encode_sets(decoder, examples(books=TEXTS, chat=["a"]), AS_TEXT, 8)

@@ -21,7 +21,7 @@ def counted(tau, cost):
 
 def timed_row(tau, v):
     law = SpeedupLaw(tau=tau, v=v, c=0.1, delta=1.0, h=0.1, h0=0.0, measured=1.0, decoding=1.0)
-    return PolicyRow("", "all", 2, law, law.predicted, 1.0, 0.5, 4.0)
+    return PolicyRow("", "all", 2, law, law.predicted, 1.0, 0.5, 0.5, 4.0)
 
 
 def row(auto, chain, talon, dynatree, timed=None):

@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 import drafttree
 from drafttree.core.errors import ConfigError
 from drafttree.drafters import MixedDrafter, PromptLookupDrafter, SuffixDrafter
-from drafttree.evaluation.bench import bench_drafters
+from drafttree.evaluation.bench import bench_drafters, bench_methods
 from drafttree.loading.zoo import folder
 
 SETS = {"openings": ["The old man looked at the sea"], "lists": ["one, two, three, one, two, three, one,", "A B A B A"]}
@@ -36,6 +36,28 @@ def test_every_pair_is_measured_on_every_set_beside_plain_decoding(decoder, foun
     plain = [each.row for each in result.rows if each.drafter == "none"]
     assert all(row.law.tau == row.law.measured == 1 for row in plain)
     assert result.summary()["rows"][0]["row"]["group"] == "openings"
+
+
+def test_methods_are_measured_as_they_are_listed_and_not_crossed(decoder):
+    methods = ["lookup|chain:depth=2;suffix|talon:budget=4|coupled", "none"]
+    result = bench_methods(decoder.plain(), methods, SETS, max_new_tokens=4, temperature=1.0)
+    found = [(each.drafter, each.row.policy, each.verifier, each.row.group) for each in result.rows]
+    assert found == [
+        (*method, group)
+        for group in SETS
+        for method in (
+            ("none", "plain", "auto"),
+            ("lookup", "chain:depth=2", "auto"),
+            ("suffix", "talon:budget=4", "coupled"),
+        )
+    ]
+    assert [cost.drafter for cost in result.costs] == ["lookup", "suffix"]
+
+
+def test_records_count_the_prompts_of_every_set(decoder):
+    result = bench_methods(decoder.plain(), ["lookup|chain:depth=2"], SETS, max_new_tokens=4)
+    records = [(text.group, text.prompt) for text in result.texts if text.way == "lookup|chain:depth=2"]
+    assert records == [("openings", 0), ("lists", 0), ("lists", 1)]
 
 
 def test_a_drafters_memory_is_that_of_its_files_and_caches(decoder, found):

@@ -81,10 +81,10 @@ def test_drafting_is_timed_alone():
 def test_code_edits_are_renamings_of_our_own_files():
     examples = code_edits()
     assert len(examples) >= 10
-    for prompt, reference in examples:
-        old, new = re.findall(r"`(\w+)`", prompt)[:2]
-        source = prompt.split("```python\n")[1].rsplit("```", 1)[0]
-        edited = reference.removesuffix("```\n")
+    for example in examples:
+        old, new = re.findall(r"`(\w+)`", example.prompt)[:2]
+        source = example.prompt.split("```python\n")[1].rsplit("```", 1)[0]
+        edited = example.reference.removesuffix("```\n")
         ast.parse(edited)
         assert re.search(rf"\b{old}\b", source)
         assert not re.search(rf"\b{old}\b", edited)

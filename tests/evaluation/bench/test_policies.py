@@ -5,6 +5,7 @@ from drafttree.core.errors import ConfigError
 from drafttree.evaluation.bench import bench_policies, compare, measure_overhead
 from drafttree.evaluation.bench.overhead import PARTS
 from drafttree.evaluation.bench.policies import loops, shipped_prompts
+from drafttree.verifiers import RRSw
 
 PROMPT = "The old man looked at the sea"
 
@@ -64,6 +65,32 @@ def test_policies_are_measured_against_plain_decoding(decoder):
     assert chain.law.tau >= 1
     assert 0 <= chain.acceptance_rate <= 1
     assert result.summary()["rows"][1]["policy"] == "chain"
+
+
+def test_every_text_of_every_repeat_has_a_record(decoder):
+    result = bench_policies(decoder, [PROMPT, [5, 6, 7]], ["chain:depth=2"], repeats=2, max_new_tokens=6)
+    assert {(text.way, text.prompt, text.repeat) for text in result.texts} == {
+        (way, prompt, repeat) for way in ("plain", "chain:depth=2") for prompt in (0, 1) for repeat in (0, 1)
+    }
+    assert len(result.texts) == 8
+    for text in result.texts:
+        assert text.tokens == sum(text.committed) == 6
+        assert [len(ranks) for ranks in text.ranks] == text.accepted
+        assert all(rank == 1 for ranks in text.ranks for rank in ranks)
+    assert result.summary()["texts"][0]["group"] == "all"
+
+
+def test_acceptance_is_told_by_node_and_by_level(decoder):
+    result = bench_policies(decoder, [PROMPT], ["talon"], repeats=1, max_new_tokens=24)
+    (text,) = (text for text in result.texts if text.way == "talon")
+    row = result.rows[1]
+    assert row.acceptance_rate == pytest.approx(sum(text.accepted) / sum(nodes - 1 for nodes in text.nodes))
+    assert row.level_acceptance == pytest.approx(sum(text.accepted) / sum(text.levels))
+
+
+def test_a_pair_that_is_not_lossless_is_refused_before_anything_runs(decoder):
+    with pytest.raises(ConfigError, match="Eagle with RRSw is not lossless"):
+        bench_policies(decoder.with_verifier(RRSw), [PROMPT], ["chain", "eagle"], temperature=1.0)
 
 
 def test_what_loops():

@@ -6,7 +6,7 @@ Everything that is compared runs interleaved in one process, after a warm-up, an
 from drafttree.evaluation.bench.acceptance import Acceptance, AcceptanceRow, bench_acceptance
 from drafttree.evaluation.bench.auto import AutoBench, AutoRow, bench_auto
 from drafttree.evaluation.bench.compare import Comparison, compare
-from drafttree.evaluation.bench.drafters import DrafterBench, bench_drafters
+from drafttree.evaluation.bench.drafters import DrafterBench, bench_drafters, bench_methods
 from drafttree.evaluation.bench.edits import code_edits
 from drafttree.evaluation.bench.exact_text import ExactTextRow, bench_exact_text
 from drafttree.evaluation.bench.inflation import inflate
@@ -40,6 +40,7 @@ __all__ = [
     "bench_drafters",
     "bench_exact_text",
     "bench_lookup",
+    "bench_methods",
     "bench_policies",
     "bench_reliability",
     "bench_verifiers",

@@ -18,7 +18,9 @@ from drafttree.evaluation.bench.policies import way
 from drafttree.evaluation.bench.round_counts import RoundCounts
 from drafttree.evaluation.bench.round_terms import RoundTerms
 from drafttree.evaluation.bench.timed_row import AUTO, TimedRow, learning_way, time_row
-from drafttree.evaluation.certify import fit
+from drafttree.evaluation.prompt_encoding import encode_prompts
+from drafttree.evaluation.prompt_form import PromptForm
+from drafttree.evaluation.prompts import Example
 from drafttree.evaluation.run_store import RunStore
 from drafttree.loading import parse_policies
 from drafttree.policies import TreePolicy
@@ -208,13 +210,15 @@ def bench_auto(
     return AutoBench(rows, costs)
 
 
-def encode_sets(decoder: Decoder, sets: Mapping[str, Sequence[str]], max_new_tokens: int) -> dict[str, list[list[int]]]:
+def encode_sets(
+    decoder: Decoder, sets: Mapping[str, Sequence[Example]], form: PromptForm, max_new_tokens: int
+) -> dict[str, list[list[int]]]:
     """The token ids of the prompts of each set, with room for so many new tokens; those too short are left out.
 
     Raises:
         InputError: no prompt of a set is long enough.
     """
-    encoded = {name: [fit(decoder, text, max_new_tokens)[0] for text in texts] for name, texts in sets.items()}
+    encoded = {name: encode_prompts(decoder, examples, form, max_new_tokens) for name, examples in sets.items()}
     found = {name: [ids for ids in each if len(ids) >= LEAST_PROMPT] for name, each in encoded.items()}
     if short := next((name for name, each in found.items() if not each), None):
         longest = max(map(len, encoded[short]), default=0)

@@ -1,38 +1,47 @@
-"""Every drafter under every policy, on one target and several sets of prompts, interleaved in one process."""
+"""Drafters, policies and verifiers on one target and several sets of prompts, interleaved in one process."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
-from transformers import PreTrainedModel
-
 from drafttree.core.errors import ConfigError
-from drafttree.drafters import Drafter
 from drafttree.engine.decoder import Decoder, Prompt
-from drafttree.evaluation.bench.policies import PLAIN, PolicyRow, policy_row, race, totals, way
-from drafttree.evaluation.reference import transformers_model
+from drafttree.evaluation.bench.policies import PLAIN, PolicyRow, policy_row, race, text_records, totals, way
+from drafttree.evaluation.method import Method, parse_methods
+from drafttree.evaluation.method_decoders import make_decoders
 from drafttree.evaluation.run_store import RunStore
-from drafttree.loading import DrafterSource, PolicyLike, find_drafter, parse_policies
+from drafttree.evaluation.text_record import TextRecord
+from drafttree.loading import DrafterSource, PolicyLike, parse_policies
 
 
 @dataclass(frozen=True)
 class DrafterRow:
-    """One drafter and policy on one set of prompts.
+    """One method on one set of prompts.
 
     Attributes:
         drafter: its name, or "none" for plain decoding.
         row: the rest; its group is the set.
+        verifier: its name, or "auto" where the method names none.
     """
 
     drafter: str
     row: PolicyRow
+    verifier: str = "auto"
+
+    @property
+    def name(self) -> str:
+        """The method in words."""
+        if self.drafter == "none":
+            return PLAIN
+        judged = "" if self.verifier == "auto" else f", {self.verifier}"
+        return f"{self.drafter}, {self.row.policy}{judged}"
 
 
 @dataclass(frozen=True)
 class DrafterCost:
-    """The cost of a drafter; medians over its policies on all prompts.
+    """The cost of a drafter; medians over its methods on all prompts.
 
     Attributes:
         drafter: its name.
@@ -51,10 +60,11 @@ class DrafterCost:
 
 @dataclass(frozen=True)
 class DrafterBench:
-    """Everything measured."""
+    """Everything measured; of every single text, `texts`."""
 
     rows: list[DrafterRow]
     costs: list[DrafterCost]
+    texts: list[TextRecord] = field(default_factory=list)
 
     def summary(self) -> dict[str, object]:
         """Every figure, for JSON."""
@@ -66,10 +76,6 @@ def bench_drafters(
     drafters: Mapping[str, DrafterSource],
     sets: Mapping[str, Sequence[Prompt]],
     policies: Sequence[PolicyLike],
-    *,
-    repeats: int = 1,
-    progress: Callable[[str], None] = lambda _: None,
-    store: RunStore | None = None,
     **options,
 ) -> DrafterBench:
     """Run plain decoding and every drafter with every policy over the prompts, by turns.
@@ -79,35 +85,74 @@ def bench_drafters(
         drafters: by name; each as for `drafttree.load`, "auto" and "none" excepted.
         sets: prompts by the name of their set.
         policies: as for `parse_policies`.
-        repeats: times everything runs, after a warm-up.
-        progress: called after every text with what was run.
-        store: keeps finished runs; by default none.
-        **options: as for `Decoder.new_request`; without a seed it is 0, since all write the same texts then.
+        **options: as for `bench_methods`.
 
     Raises:
         ConfigError: there is no drafter, no policy or no prompt.
     """
-    for name, given in {"drafter": drafters, "policy": policies, "prompt": [*sets.values()]}.items():
-        if not given or not all(given):
-            raise ConfigError(f"there is no {name} to measure; give at least one")
+    _check_given({"drafter": drafters, "policy": policies})
+    methods = [Method(name, policy) for name in drafters for policy in parse_policies(policies).values()]
+    return bench_methods(decoder, methods, sets, drafters=drafters, **options)
+
+
+def bench_methods(
+    decoder: Decoder,
+    methods: Sequence[str | Method],
+    sets: Mapping[str, Sequence[Prompt]],
+    *,
+    drafters: Mapping[str, DrafterSource] = MappingProxyType({}),
+    repeats: int = 1,
+    progress: Callable[[str], None] = lambda _: None,
+    store: RunStore | None = None,
+    **options,
+) -> DrafterBench:
+    """Run plain decoding and every method over the prompts, by turns.
+
+    Args:
+        decoder: for its target and tokenizer, and its verifier where a method names none.
+        methods: as for `parse_methods`.
+        sets: prompts by the name of their set.
+        drafters: sources by the names that methods have for them, as for `make_decoders`.
+        repeats: times everything runs, after a warm-up.
+        progress: called after every text with what was run.
+        store: keeps finished runs; by default none.
+        **options: as for `Decoder.new_request`; without a seed it is 0, since lossless methods all write the same texts
+            then.
+
+    Raises:
+        ConfigError: there is no method or no prompt, or as for `make_decoders`.
+    """
+    _check_given({"prompt": [*sets.values()]})
     settings: dict[str, Any] = {"seed": 0} | options
-    grown, made = parse_policies(policies), {name: _drafter(decoder, each) for name, each in drafters.items()}
-    pairs = {f"{name}, {spec}": (name, spec) for name in made for spec in grown}
-    ways = {PLAIN: way(decoder.plain(), settings)}
-    for key, (name, spec) in pairs.items():
-        ways[key] = way(decoder.with_drafter(made[name]).with_policy(grown[spec]), settings)
+    chosen = {spec: method for spec, method in parse_methods(methods).items() if method.drafter}
+    decoders = {PLAIN: decoder.plain()} | make_decoders(decoder, chosen.values(), drafters)
+    ways = {name: way(each, settings) for name, each in decoders.items()}
     prompts = [(group, decoder.new_request(prompt, **settings).tokens) for group in sets for prompt in sets[group]]
     runs = race(ways, [ids for _, ids in prompts], repeats, progress, store or RunStore())
-    rows, prompts = [], prompts[: len(runs[0])]
-    for group in dict(prompts):
-        chosen = [owner == group for owner, _ in prompts]
-        for key in ways:
-            name, spec = pairs.get(key, ("none", PLAIN))
-            rows.append(DrafterRow(name, replace(policy_row(key, group, chosen, runs), policy=spec)))
-    everything = [True] * len(prompts)
-    spent = {key: totals(key, everything, runs) for key in pairs}
-    own = {name: [spent[key] for key, (owner, _) in pairs.items() if owner == name] for name in drafters}
-    return DrafterBench(rows, [_cost(name, metrics) for name, metrics in own.items()])
+    groups = [group for group, _ in prompts[: len(runs[0])]]
+    rows = [
+        _row(chosen.get(name), policy_row(name, group, [each == group for each in groups], runs))
+        for group in dict.fromkeys(groups)
+        for name in ways
+    ]
+    spent = {spec: totals(spec, [True] * len(groups), runs) for spec in chosen}
+    owners = dict.fromkeys(method.drafter for method in chosen.values() if method.drafter)
+    costs = [_cost(name, [spent[spec] for spec in chosen if chosen[spec].drafter == name]) for name in owners]
+    return DrafterBench(rows, costs, text_records(runs, groups))
+
+
+def _check_given(given: Mapping[str, Any]) -> None:
+    """Refuse to measure nothing."""
+    for name, each in given.items():
+        if not each or not all(each):
+            raise ConfigError(f"there is no {name} to measure; give at least one")
+
+
+def _row(method: Method | None, row: PolicyRow) -> DrafterRow:
+    """The row of a method, None for plain decoding."""
+    if method is None or method.drafter is None:
+        return DrafterRow("none", row)
+    return DrafterRow(method.drafter, replace(row, policy=method.policy_spec), method.verifier_name)
 
 
 def _cost(name: str, spent: list) -> DrafterCost:
@@ -119,12 +164,3 @@ def _cost(name: str, spent: list) -> DrafterCost:
         weight_bytes=max(each.draft_weight_bytes for each in metrics),
         cache_bytes=max(each.draft_cache_bytes for each in metrics),
     )
-
-
-def _drafter(decoder: Decoder, source: DrafterSource) -> Drafter:
-    """The drafter of a source, which may be one already."""
-    if not isinstance(source, str | Path | type | PreTrainedModel):
-        return source
-    if found := find_drafter(source, transformers_model(decoder), decoder.tokenizer):
-        return found
-    raise ConfigError(f"{source!r} is no drafter to measure; plain decoding is run in any case")

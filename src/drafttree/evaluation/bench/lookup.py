@@ -21,6 +21,8 @@ from drafttree.drafters import LOOKUPS, LookupDrafter
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.metrics import Metrics
 from drafttree.evaluation.certify import fit
+from drafttree.evaluation.prompt_encoding import encode_turns
+from drafttree.evaluation.prompt_form import AS_TEXT, PromptForm
 from drafttree.evaluation.prompts import Example
 from drafttree.evaluation.run_store import RunStore
 from drafttree.loading import PolicyLike, parse_policies
@@ -125,6 +127,7 @@ def bench_lookup(
     sets: Mapping[str, Sequence[Example]],
     policies: Sequence[PolicyLike],
     *,
+    form: PromptForm = AS_TEXT,
     max_new_tokens: int = 128,
     repeats: int = 3,
     progress: Callable[[str], None] = lambda _: None,
@@ -133,9 +136,10 @@ def bench_lookup(
     """Measure every lookup drafter with every policy on every set, then the cost of drafting.
 
     Args:
-        decoder: whose target and tokenizer to use.
+        decoder: whose target, verifier and tokenizer to use.
         sets: prompts by the name of their set; those with a reference are replayed too.
         policies: as for `parse_policies`.
+        form: of the prompts.
         max_new_tokens: tokens per prompt at most, in both ways.
         repeats: of the timings, whose medians are taken.
         progress: called after every text with what was run.
@@ -149,7 +153,7 @@ def bench_lookup(
     drafters = {name: kind(decoder.target.vocab_size, decoder.target.device) for name, kind in LOOKUPS.items()}
     rows, costs, grown, store = [], [], parse_policies(policies), store or RunStore()
     with store.interruptible():
-        for name, way, runs in _ways(decoder, sets, max_new_tokens):
+        for name, way, runs in _ways(decoder, sets, form, max_new_tokens):
             for spec, drafter in product(grown, drafters):
                 work = functools.partial(_measure, name, way, drafter, spec, drafters[drafter], grown[spec], runs)
                 rows.append(store.run((name, way, spec, drafter), LookupRow, work))
@@ -164,32 +168,35 @@ def bench_lookup(
 Run = Callable[[LookupDrafter, TreePolicy], Metrics]
 
 
-def _ways(decoder: Decoder, sets: Mapping[str, Sequence[Example]], length: int) -> Iterator[tuple[str, str, list[Run]]]:
-    """The names of every set and way, and its runs."""
+def _ways(
+    decoder: Decoder, sets: Mapping[str, Sequence[Example]], form: PromptForm, length: int
+) -> Iterator[tuple[str, str, list[Run]]]:
+    """The names of every set and way, and its runs; a reference answers the first turn."""
     for name, examples in sets.items():
-        yield name, "target", [_decoding(decoder, example, length) for example in examples]
-        if replays := [_replaying(decoder, example, length) for example in examples if example.reference]:
+        turns = [(example, encode_turns(decoder, example, form, length)) for example in examples]
+        yield name, "target", [_decoding(decoder, prompt, length) for _, prompts in turns for prompt in prompts]
+        if replays := [_replaying(decoder, each[0], own.reference, length) for own, each in turns if own.reference]:
             yield name, "replay", replays
 
 
-def _decoding(decoder: Decoder, example: Example, length: int) -> Run:
+def _decoding(decoder: Decoder, prompt: Sequence[int], length: int) -> Run:
     """The target decodes a prompt."""
-    prompt, _ = fit(decoder, example.prompt, length)
+    ids, _ = fit(decoder, prompt, length)
 
     def run(drafter: LookupDrafter, policy: TreePolicy) -> Metrics:
-        engine = Decoder(decoder.target, drafter, policy)
-        return _metrics(engine, prompt, length)
+        engine = Decoder(decoder.target, drafter, policy, decoder.verifier)
+        return _metrics(engine, ids, length)
 
     return run
 
 
-def _replaying(decoder: Decoder, example: Example, length: int) -> Run:
+def _replaying(decoder: Decoder, prompt: list[int], said: str, length: int) -> Run:
     """A prompt's reference is said once more."""
-    prompt, reference = _ids(decoder, example.prompt), _ids(decoder, example.reference or "")[:length]
+    reference = _ids(decoder, said)[:length]
 
     def run(drafter: LookupDrafter, policy: TreePolicy) -> Metrics:
         target = Recording(prompt + reference, decoder.target.vocab_size)
-        engine = Decoder(target, type(drafter)(drafter.vocab_size), policy)
+        engine = Decoder(target, type(drafter)(drafter.vocab_size), policy, decoder.verifier)
         return _metrics(engine, prompt, len(reference))
 
     return run
@@ -238,7 +245,13 @@ def _time(drafter: LookupDrafter, stream: Sequence[int], context: int) -> tuple[
 def _stream(decoder: Decoder, sets: Mapping[str, Sequence[Example]]) -> list[int]:
     """The texts of all sets one after the other, and over again until they are long enough."""
     stream: list[int] = []
-    texts = [text for examples in sets.values() for example in examples for text in example if text]
+    texts = [
+        text
+        for examples in sets.values()
+        for example in examples
+        for text in (example.prompt, example.reference)
+        if text
+    ]
     while len(stream) < CONTEXTS[-1] + ROUNDS * COMMITTED:
         stream += [token for text in texts for token in _ids(decoder, text)]
     return stream

@@ -7,7 +7,7 @@ reported apart from those whose text does not.
 import functools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from types import MappingProxyType
 from typing import Any
@@ -19,6 +19,7 @@ from drafttree.engine.request import Generation
 from drafttree.evaluation.bench.peers import Peer
 from drafttree.evaluation.reference import ReferenceRun
 from drafttree.evaluation.run_store import RunStore
+from drafttree.evaluation.text_record import TextRecord
 from drafttree.loading import PolicyLike, parse_policies
 
 PLAIN = "plain"
@@ -39,6 +40,7 @@ class PolicyRow:
         predicted: R by the law.
         tokens_per_second: prompts included.
         acceptance_rate: accepted drafted tokens per drafted token.
+        level_acceptance: accepted drafted tokens per drafted level.
         mean_nodes: nodes scored per target pass.
     """
 
@@ -49,6 +51,7 @@ class PolicyRow:
     predicted: float
     tokens_per_second: float
     acceptance_rate: float
+    level_acceptance: float
     mean_nodes: float
 
 
@@ -75,12 +78,13 @@ class PeerRow:
 
 @dataclass(frozen=True)
 class PolicyBench:
-    """All rows, those of peers apart, and how many of the texts loop."""
+    """All rows, those of peers apart, how many of the texts loop, and every single text but those of peers."""
 
     rows: list[PolicyRow]
     peers: list[PeerRow]
     prompts: int
     looping: int
+    texts: list[TextRecord] = field(default_factory=list)
 
     def summary(self) -> dict[str, object]:
         """Every figure, for JSON."""
@@ -141,6 +145,7 @@ def bench_policies(
         peers=[_peer(name, group, chosen, runs) for group, chosen in groups.items() for name in peers],
         prompts=len(looping),
         looping=sum(looping),
+        texts=text_records(runs, ["all"] * len(looping)),
     )
 
 
@@ -185,6 +190,23 @@ def race(
     return [run for run in runs if len(run) == len(prompts)] or runs[:1]
 
 
+def text_records(runs: Sequence[Sequence[Turn]], groups: Sequence[str]) -> list[TextRecord]:
+    """The records of all texts that have metrics.
+
+    Args:
+        runs: as `race` returns them.
+        groups: per prompt, the name of its group.
+    """
+    numbers = [groups[:place].count(group) for place, group in enumerate(groups)]
+    return [
+        TextRecord.of(text.metrics, name, number, group=group, repeat=repeat)
+        for repeat, run in enumerate(runs)
+        for turn, group, number in zip(run, groups, numbers, strict=True)
+        for name, text in turn.items()
+        if isinstance(text, Generation)
+    ]
+
+
 def _peer(name: str, group: str, chosen: list[bool], runs: list[list[Turn]]) -> PeerRow:
     taken = [[turn for turn, wanted in zip(run, chosen, strict=True) if wanted] for run in runs]
     speeds = [_speed(turns, name) for turns in taken]
@@ -222,5 +244,6 @@ def policy_row(spec: str, group: str, chosen: Sequence[bool], runs: list[list[Tu
         predicted=SpeedupLaw(**terms).predicted,
         tokens_per_second=statistics.median(metrics.tokens_per_second for metrics in own),
         acceptance_rate=statistics.median(metrics.acceptance_rate for metrics in own),
+        level_acceptance=statistics.median(metrics.level_acceptance for metrics in own),
         mean_nodes=statistics.median(metrics.mean_nodes for metrics in own),
     )

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from drafttree.core.errors import ConfigError
+from drafttree.evaluation.prompt_form import PromptForm
+from drafttree.evaluation.prompts import Example
 from drafttree.evaluation.shapes import SHAPES, find_shape
 from drafttree.interfaces.cli.options import (
     AsJson,
@@ -15,6 +17,8 @@ from drafttree.interfaces.cli.options import (
     Length,
     Seed,
     Target,
+    VerifierName,
+    formed,
     name_files,
     parse_drafters,
     parse_temperatures,
@@ -22,6 +26,7 @@ from drafttree.interfaces.cli.options import (
 )
 from drafttree.interfaces.cli.results import Out, finish, open_store
 from drafttree.interfaces.console import progress
+from drafttree.loading import find_verifier
 
 if TYPE_CHECKING:
     from drafttree.engine.decoder import Decoder
@@ -43,6 +48,7 @@ Names = Annotated[
 ]
 
 
+@formed
 def bench_auto_(
     context: typer.Context,
     data: Data = None,
@@ -55,6 +61,7 @@ def bench_auto_(
     costs: Annotated[
         list[Path] | None, typer.Option(help="Cost curves of another machine; then nothing is timed. May be repeated.")
     ] = None,
+    verifier: VerifierName = "auto",
     temperatures: Temperatures = "0,1",
     max_new_tokens: Length = 64,
     limit: PerSet = 4,
@@ -64,12 +71,15 @@ def bench_auto_(
     device: Device = "auto",
     out: Out = None,
     json_: AsJson = False,
+    *,
+    form: PromptForm,
 ) -> None:
     """The auto policy against plain decoding and a grid of other policies: counted all, timed by turns the best.
 
     Speed-ups of the grid are counted rounds at the measured costs. Aims are printed, and every row that misses one.
     """
     warmth, places = parse_temperatures(temperatures, zero=True), split_names(sizes)
+    judge = find_verifier(verifier)
     for size in places:
         if size != OWN:
             find_shape(size)
@@ -79,22 +89,22 @@ def bench_auto_(
     from drafttree.evaluation.bench.inflation import load_inflated
     from drafttree.evaluation.curve_file import read_cost_curves
     from drafttree.interfaces import display_auto
-    from drafttree.interfaces.cli.decoders import load_named
+    from drafttree.interfaces.cli.decoders import judged_by, load_named
 
     small, large = _drafter_names(drafters, ALL, target), _drafter_names(drafters, HEADS, target)
-    prompts = _read_sets(sets, data, limit)
+    prompts = _read_sets(sets, data, limit, form)
     given = {name: read_cost_curves(path, small) for name, path in name_files(costs)}
-    decoder = load_named(target, "none", dtype=dtype, device=device)
+    decoder = judged_by(load_named(target, "none", dtype=dtype, device=device), judge)
     found = _find_drafters(decoder, dict.fromkeys([*small, *large]))
     loaders = {
-        size: (lambda name, size=size: load_inflated(target, name, size, dtype, device))
+        size: (lambda name, size=size: judged_by(load_inflated(target, name, size, dtype, device), judge))
         if size != OWN
         else lambda name: decoder.with_drafter(found[name])
         for size in places
     }
     measured = [Place(size, small if size == OWN else large, load) for size, load in loaders.items()]
     others = [Place(name, small, costs=curves) for name, curves in given.items()]
-    texts = encode_sets(decoder, prompts, max_new_tokens)
+    texts = encode_sets(decoder, prompts, form, max_new_tokens)
     options: dict[str, Any] = {"temperatures": warmth, "seed": seed, "max_new_tokens": max_new_tokens}
     rows = sum(len(place.drafters) for place in measured + others) * (1 if others else 2) + len(found) * len(GRID)
     store = open_store(context, texts, given)
@@ -104,6 +114,7 @@ def bench_auto_(
     finish(store, json_, result.summary(), lambda: display_auto.show_auto(result))
 
 
+@formed
 def bench_calibration(
     context: typer.Context,
     data: Data = None,
@@ -118,6 +129,8 @@ def bench_calibration(
     device: Device = "auto",
     out: Out = None,
     json_: AsJson = False,
+    *,
+    form: PromptForm,
 ) -> None:
     """The drafter's probabilities beside the share that was accepted, before and after auto's calibration."""
     warmth = parse_temperatures(temperatures, zero=True)
@@ -127,9 +140,9 @@ def bench_calibration(
     from drafttree.interfaces import display_auto
     from drafttree.interfaces.cli.decoders import load_named
 
-    names, prompts = _drafter_names(drafters, ALL, target), _read_sets(sets, data, limit)
+    names, prompts = _drafter_names(drafters, ALL, target), _read_sets(sets, data, limit, form)
     decoder = load_named(target, "none", dtype=dtype, device=device)
-    texts = encode_sets(decoder, prompts, max_new_tokens)
+    texts = encode_sets(decoder, prompts, form, max_new_tokens)
     found, ids = _find_drafters(decoder, names), [prompt for each in texts.values() for prompt in each]
     options: dict[str, Any] = {"temperatures": warmth, "seed": seed, "max_new_tokens": max_new_tokens}
     store = open_store(context, texts)
@@ -157,12 +170,12 @@ def _find_drafters(decoder: "Decoder", names: Any) -> dict[str, Any]:
     return {name: find_drafter(name, model, decoder.tokenizer) for name in names}
 
 
-def _read_sets(names: str, folder: Path | None, limit: int) -> dict[str, list[str]]:
+def _read_sets(names: str, folder: Path | None, limit: int, form: PromptForm) -> dict[str, list[Example]]:
     """The prompts by set; those that do not ship are named as left out."""
     from drafttree.evaluation.prompt_sets import read_prompt_sets
 
     wanted = split_names(names)
-    found = read_prompt_sets(wanted, folder, limit)
+    found = read_prompt_sets(wanted, folder, limit, **form.selection)
     if left_out := [name for name in wanted if name not in found]:
         print(f"left out: {', '.join(left_out)}, which may not ship; --data FOLDER names prompts", file=sys.stderr)
     return found

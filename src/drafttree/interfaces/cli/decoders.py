@@ -11,10 +11,16 @@ from drafttree.core.errors import ConfigError
 from drafttree.engine.decoder import Decoder
 from drafttree.evaluation.bench.inflation import load_inflated
 from drafttree.evaluation.bench.policies import shipped_prompts
-from drafttree.evaluation.certify import fit
-from drafttree.evaluation.prompts import read_prompts
+from drafttree.evaluation.prompt_encoding import encode_prompts
+from drafttree.evaluation.prompt_form import AS_TEXT, PromptForm
+from drafttree.evaluation.prompts import Example, read_examples, spread_examples
 from drafttree.loading import TunedPolicy, choose_drafter, zoo
 from drafttree.loading.load import load
+from drafttree.policies import Chain
+from drafttree.verifiers import Verifier
+
+NO_TASK = "other"
+"""The task of prompts without a category."""
 
 
 def load_named(target: str, drafter: str, *arguments: Any, **options: Any) -> Decoder:
@@ -41,12 +47,14 @@ def load_speculative(
     device: str,
     shape: str | None = None,
     *,
+    verifier: type[Verifier] | None = None,
     exact_text: bool = False,
     **kinds: str | None,
 ) -> Decoder:
     """A decoder that has a drafter, its target inflated to a shape if one is named.
 
     Args:
+        verifier: as for `judged_by`.
         **kinds: `quantize` and `quantize_drafter`; these and the others as for `drafttree.load`.
 
     Raises:
@@ -57,13 +65,53 @@ def load_speculative(
     decoder = decoder or load_named(target, drafter, dtype=dtype, device=device, exact_text=exact_text, **kinds)
     if decoder.drafter is None:
         raise ConfigError(f"there is no drafter for {target!r}; name one with --drafter")
-    return decoder
+    return judged_by(decoder, verifier)
 
 
-def read_token_ids(decoder: Decoder, paths: list[Path] | None, limit: int | None, length: int) -> list[list[int]]:
+def judged_by(decoder: Decoder, verifier: type[Verifier] | None) -> Decoder:
+    """The decoder with a verifier, if one is named; it grows chains then, which every verifier may judge."""
+    return decoder.with_policy(Chain()).with_verifier(verifier) if verifier else decoder
+
+
+def read_token_ids(
+    decoder: Decoder, paths: list[Path] | None, limit: int | None, length: int, form: PromptForm = AS_TEXT
+) -> list[list[int]]:
     """The token ids of the prompts of some files, or of the shipped ones, with room for so many new tokens."""
-    texts = read_prompts(paths, limit) if paths else shipped_prompts()[:limit]
-    return [fit(decoder, text, length)[0] for text in texts]
+    examples = read_examples(paths, limit, **form.selection) if paths else shipped_examples(limit, form)
+    return encode_prompts(decoder, examples, form, length)
+
+
+def read_sets(
+    decoder: Decoder, files: list[tuple[str, Path]], limit: int | None, length: int, form: PromptForm
+) -> dict[str, list[list[int]]]:
+    """The same by the names of the files, evenly spaced over each."""
+    examples = {name: spread_examples([path], limit, **form.selection) for name, path in files}
+    sets = examples or {"openings": shipped_examples(limit, form)}
+    return {name: encode_prompts(decoder, each, form, length) for name, each in sets.items()}
+
+
+def shipped_examples(limit: int | None, form: PromptForm) -> list[Example]:
+    """The shipped prompts, where no file is named.
+
+    Raises:
+        ConfigError: those of a category are wanted.
+    """
+    if form.category:
+        raise ConfigError(f"--category {form.category!r} chooses from prompt files; name one with --prompts")
+    return [Example(text) for text in shipped_prompts()[:limit]]
+
+
+def read_tasks(
+    decoder: Decoder, paths: list[Path] | None, limit: int | None, length: int, form: PromptForm
+) -> list[tuple[str, list[int]]]:
+    """The token ids of prompts evenly spaced over some files, each with its task, the first part of its category."""
+    examples = spread_examples(paths, limit, **form.selection) if paths else shipped_examples(limit, form)
+    tasks = [(example.category or NO_TASK).partition("/")[0] for example in examples]
+    return [
+        (task, ids)
+        for task, example in zip(tasks, examples, strict=True)
+        for ids in encode_prompts(decoder, [example], form, length)
+    ]
 
 
 def _hide_bars() -> None:

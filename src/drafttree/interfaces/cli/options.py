@@ -12,6 +12,7 @@ import typer
 
 from drafttree.core.errors import ConfigError
 from drafttree.core.sampling import Sampling
+from drafttree.evaluation.prompt_form import PromptForm
 from drafttree.evaluation.prompts import read_text
 from drafttree.loading import POLICY_CLASSES, VERIFIER_CLASSES
 from drafttree.verifiers import VERIFIERS
@@ -102,6 +103,15 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document in
 Files = Annotated[list[Path] | None, typer.Option(help="Prompt file (.jsonl or .txt, also .gz); may be repeated.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="Take only so many prompts.")]
 Repeats = Annotated[int, typer.Option(min=1, help="Runs of everything; medians are reported.")]
+Chat = Annotated[bool, typer.Option("--chat", help="Render prompts by the tokenizer's chat template, all turns.")]
+Category = Annotated[str | None, typer.Option(help="Take only lines whose category begins so (.jsonl).")]
+Turns = Annotated[
+    int | None,
+    typer.Option(min=1, help="Turns of a prompt at most, each behind the target's own answers; 1, with --chat all."),
+]
+PromptTokens = Annotated[
+    int | None, typer.Option(min=1, help="Tokens of a turn at most, cut at its end; no long text is cut otherwise.")
+]
 PromptText = Annotated[str | None, typer.Argument(help="The prompt; - or nothing reads standard input.")]
 
 
@@ -142,25 +152,51 @@ def shaping_options(
     return given_options(options)
 
 
+def prompt_form(
+    chat: Chat = False, category: Category = None, turns: Turns = None, prompt_tokens: PromptTokens = None
+) -> PromptForm:
+    """The form in which prompts are asked."""
+    return PromptForm(chat, category, turns, prompt_tokens)
+
+
 def given_options(options: dict[str, Any]) -> dict[str, Any]:
     """The options that were given on the command line; the others are the model's own."""
     return {name: value for name, value in options.items() if value is not None}
 
 
-def shaped(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with the options of `shaping_options`, whose result becomes its `shaping`."""
-    shared = inspect.signature(shaping_options).parameters
-    own = {name: option for name, option in inspect.signature(command).parameters.items() if name != "shaping"}
+Command = Callable[..., None]
 
-    @functools.wraps(command)
-    def shaped(**arguments: Any) -> None:
-        shaping = shaping_options(**{name: arguments.pop(name) for name in shared})
-        command(shaping=shaping, **arguments)
 
-    parameters = [*own.values(), *shared.values()]
-    vars(shaped)["__signature__"] = inspect.Signature(parameters)
-    shaped.__annotations__ = {option.name: option.annotation for option in parameters}
-    return shaped
+def with_options(options: Callable[..., Any], result: str) -> Callable[[Command], Command]:
+    """A decorator of commands that adds the options of a function, whose result becomes an argument of the command.
+
+    Args:
+        options: the function.
+        result: name of the argument.
+    """
+    shared = inspect.signature(options).parameters
+
+    def decorate(command: Command) -> Command:
+        """The command with these options."""
+        own = {name: option for name, option in inspect.signature(command).parameters.items() if name != result}
+
+        @functools.wraps(command)
+        def decorated(**arguments: Any) -> None:
+            made = options(**{name: arguments.pop(name) for name in shared})
+            command(**{result: made}, **arguments)
+
+        parameters = [*own.values(), *shared.values()]
+        vars(decorated)["__signature__"] = inspect.Signature(parameters)
+        decorated.__annotations__ = {option.name: option.annotation for option in parameters}
+        return decorated
+
+    return decorate
+
+
+shaped = with_options(shaping_options, "shaping")
+"""Gives a command the options of `shaping_options`."""
+formed = with_options(prompt_form, "form")
+"""Gives a command the options of `prompt_form`."""
 
 
 def parse_bias(spec: str) -> list:

@@ -1,0 +1,89 @@
+"""Ways of decoding by specification: who drafts, how the tree grows, what is accepted."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from drafttree.core.errors import ConfigError
+from drafttree.loading import VERIFIER_CLASSES, find_verifier, make_policy, policy_spec
+from drafttree.loading.specs import DEFAULT_POLICY
+from drafttree.policies import TreePolicy
+from drafttree.verifiers import Verifier
+
+PLAIN = "none"
+"""The specification of plain decoding."""
+AUTO = "auto"
+SEPARATOR = "|"
+FORM = "DRAFTER|POLICY|VERIFIER"
+
+
+@dataclass(frozen=True)
+class Method:
+    """A drafter, a tree policy and a verifier.
+
+    Attributes:
+        drafter: its name as for `drafttree.load`, "auto" excepted; None for plain decoding.
+        policy: how the tree grows.
+        verifier: what is accepted; None for the one of the decoder it is made from.
+    """
+
+    drafter: str | None
+    policy: TreePolicy
+    verifier: type[Verifier] | None = None
+
+    @classmethod
+    def parse(cls, spec: str) -> "Method":
+        """The method of a specification such as "embedded-eagle3|talon:budget=60|rrsw"; "none" is plain decoding.
+
+        Without a policy it is the default one, without a verifier (or with "auto") that of the decoder.
+
+        Raises:
+            ConfigError: it is not of that form, or a policy, parameter or verifier is unknown.
+        """
+        parts = [part.strip() for part in spec.split(SEPARATOR)]
+        if not parts[0] or len(parts) > 3:
+            raise ConfigError(f"method {spec!r} is not of the form {FORM}; the last two may be left out")
+        drafter, policy, verifier = [*parts, "", ""][:3]
+        if drafter == PLAIN and (policy or verifier):
+            raise ConfigError(f"method {spec!r} drafts nothing, so it has no policy and no verifier; write {PLAIN!r}")
+        if drafter == AUTO:
+            raise ConfigError(f"method {spec!r}: {AUTO!r} is no drafter of its own; name one")
+        grown, judged = make_policy(policy or DEFAULT_POLICY), find_verifier(verifier or AUTO)
+        return cls(None if drafter == PLAIN else drafter, grown, judged)
+
+    @property
+    def policy_spec(self) -> str:
+        """The canonical specification of the policy; "plain" for plain decoding."""
+        return policy_spec(self.policy) if self.drafter else "plain"
+
+    @property
+    def verifier_name(self) -> str:
+        """The name of the verifier; "auto" where it is the decoder's."""
+        return VERIFIER_CLASSES.name_of(self.verifier) if self.verifier else AUTO
+
+    @property
+    def spec(self) -> str:
+        """The canonical specification, which `parse` reads back."""
+        if self.drafter is None:
+            return PLAIN
+        parts = [self.drafter, self.policy_spec, *([self.verifier_name] if self.verifier else [])]
+        return SEPARATOR.join(parts)
+
+
+def parse_methods(methods: Sequence[str | Method]) -> dict[str, Method]:
+    """Methods by their canonical specifications, from a list whose strings may each hold several.
+
+    Specifications are separated by semicolons: "lookup|chain;embedded-draft|talon:budget=60,width=4|rrsw".
+
+    Raises:
+        ConfigError: there is none, or as for `Method.parse`.
+    """
+    found = [each for method in methods for each in _methods(method)]
+    if not found:
+        raise ConfigError(f"no method in {', '.join(map(repr, methods)) or 'an empty list'}; name one as {FORM}")
+    return {method.spec: method for method in found}
+
+
+def _methods(method: str | Method) -> list[Method]:
+    if isinstance(method, Method):
+        return [method]
+    return [Method.parse(part) for part in method.split(";") if part.strip()]
