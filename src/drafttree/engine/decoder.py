@@ -249,9 +249,9 @@ class Decoder:
 
     def _context(self, policy: TreePolicy, verifier: Verifier) -> TextContext:
         """What a policy may know when a text begins."""
-        if self.drafter is None or not policy.uses_costs:
-            return TextContext()
-        return TextContext(self.costs(greedy=verifier.sampling.greedy), self.adaptation.learned(policy, verifier))
+        weighs = self.drafter is not None and policy.uses_costs
+        costs = self.costs(greedy=verifier.sampling.greedy) if weighs else None
+        return TextContext(costs, self.adaptation.learned(policy, verifier))
 
     def _start_draft(self, tokens: list[int], capacity: int) -> DraftSession | None:
         """The drafter's session for a prompt, if there is a drafter."""
