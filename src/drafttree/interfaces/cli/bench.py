@@ -7,6 +7,7 @@ import typer
 from drafttree.evaluation.prompts import read_examples, spread_prompts
 from drafttree.evaluation.shapes import SHAPES
 from drafttree.interfaces.cli.bench_auto import bench_auto_, bench_calibration
+from drafttree.interfaces.cli.bench_expansion import bench_expansion_
 from drafttree.interfaces.cli.options import (
     AsJson,
     Device,
@@ -37,6 +38,7 @@ Inflate = Annotated[str | None, typer.Option("--inflate", help=f"Cost of the tar
 app = typer.Typer(help="Measure what speculation gains and what it costs.", rich_markup_mode=None)
 app.command(name="auto")(bench_auto_)
 app.command(name="calibration")(bench_calibration)
+app.command(name="expansion")(bench_expansion_)
 
 
 @app.command(name="policies")
