@@ -1,8 +1,8 @@
 """The time it takes to grow a tree, beside the drafter's passes: rows that follow Zipf's law take their place.
 
-TALON's appendix E.6 (figure 15) has this experiment. A row's r-th most probable token has a probability in proportion to
-1 / r ** alpha: 0.7 for texts of high entropy, 1.35 for natural language, 5 for nearly deterministic ones. Rows differ
-in the order of their tokens only, so every policy sees the same probabilities.
+TALON's appendix E.6 (figure 15) has this experiment. The r-th most probable token of a row has a probability in
+proportion to 1 / r ** alpha: 0.7 for texts of high entropy, 1.35 for natural language, 5 for nearly deterministic ones.
+Rows differ in the order of their tokens only, so every policy sees the same probabilities.
 """
 
 import functools
