@@ -358,7 +358,7 @@ class Decoder:
             output, request.root_output = request.root_output, None
             return output
         with request.clock.masks:
-            positions, visible = tree.depths + request.cache.length, tree.ancestors
+            positions, visible = tree.depths + request.cache.next_position, tree.ancestors
         with request.clock.target:
             wanted = self._hidden_layers
             return self.target.forward(request.cache, tree.tokens, positions, visible, hidden_layers=wanted)

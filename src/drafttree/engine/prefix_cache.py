@@ -13,7 +13,7 @@ draw gives another token. So conversations with these verifiers are read anew, a
 unless a call asks for `reuse_prefix`.
 
 Recurrent layers keep one state for the whole text, which cannot be cut to a shorter one, and decode by other sums than
-they read with. So models that have them read every prompt anew.
+they read with. So models that have them read every prompt anew. So do targets with a `lossy_window`, which drop rows.
 """
 
 from collections.abc import Iterator
@@ -74,6 +74,8 @@ class PrefixCache:
             reads_hidden: whether its drafter reads the target's hidden states. They are not kept, so the target then
                 goes on from where the drafter does.
         """
+        if request.cache.window:
+            return
         layout = request.cache.layout
         self._texts = [text for text in self._texts if text.cache.layout is layout]  # others are of other weights
         if not self._texts:

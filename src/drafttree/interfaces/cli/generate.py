@@ -16,12 +16,14 @@ from drafttree.interfaces.cli.options import (
     Dtype,
     ExactText,
     IgnoreEos,
+    LossyWindow,
     MaxNewTokens,
     PolicySpec,
     PromptText,
     Quantize,
     QuantizeDrafter,
     SeedOrNone,
+    Sinks,
     Stop,
     Target,
     VerifierName,
@@ -53,6 +55,8 @@ def generate(
     dtype: Dtype = "auto",
     device: Device = "auto",
     exact_text: ExactText = False,
+    lossy_window: LossyWindow = None,
+    sinks: Sinks = 4,
     quantize: Quantize = None,
     quantize_drafter: QuantizeDrafter = None,
     compare: Annotated[bool, typer.Option("--compare", help="Also time plain decoding and transformers.")] = False,
@@ -76,7 +80,8 @@ def generate(
     from drafttree.interfaces.cli.decoders import load_named
 
     kinds: dict[str, Any] = {"quantize": quantize, "quantize_drafter": quantize_drafter}
-    decoder = load_named(target, drafter, *chosen, dtype=dtype, device=device, exact_text=exact_text, **kinds)
+    kinds |= {"exact_text": exact_text, "lossy_window": lossy_window, "sinks": sinks}
+    decoder = load_named(target, drafter, *chosen, dtype=dtype, device=device, **kinds)
     if decoder.defaults and not json_:
         note = f"the model's own options: {show_options(decoder.defaults)}"
         make_console(stderr=True).print(Text(note, style="dim"))
