@@ -151,6 +151,16 @@ def test_nothing_is_kept_of_windowed_texts_for_later_ones():
     assert later.tokens == expected
 
 
+def test_a_cache_with_a_window_takes_no_rows_of_one_without():
+    layout = CacheLayout.uniform(1, 1, 1)
+    whole, cut = TreeCache(layout, 1, 4), TreeCache(layout, 1, 4)
+    whole.update(torch.ones(1, 1, 3, 1), torch.ones(1, 1, 3, 1), 0)
+    whole.commit(range(3))
+    cut.window = WINDOW
+    assert cut.resume(whole, 3) == 0
+    assert TreeCache(layout, 1, 4).resume(whole, 3) == 3
+
+
 def test_rows_of_whole_texts_do_not_serve_a_windowed_one():
     whole = speculative(TargetModel(build("llama")), "llama")
     whole.generate(PROMPT, max_new_tokens=8, reuse_prefix=True)

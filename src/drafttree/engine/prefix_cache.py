@@ -74,8 +74,6 @@ class PrefixCache:
             reads_hidden: whether its drafter reads the target's hidden states. They are not kept, so the target then
                 goes on from where the drafter does.
         """
-        if request.cache.window:
-            return
         layout = request.cache.layout
         self._texts = [text for text in self._texts if text.cache.layout is layout]  # others are of other weights
         if not self._texts:

@@ -191,11 +191,11 @@ def by_sequence(layer: Layer, values: Sequence[float]) -> float | Tensor:
 
 
 def creation_scores(layer: Layer) -> Tensor:
-    """Scores by which a budget cut keeps the first candidates of a level: equal ones, below those of the level above.
+    """Scores by which a budget cut keeps the first candidates of a level: all are equal.
 
     Candidates stand in the order in which a loop over the frontier would make them, siblings by rank.
     """
-    return torch.full_like(layer.path_logprobs, -layer.depth)
+    return torch.zeros_like(layer.path_logprobs)
 
 
 def best_mask(scores: Tensor, among: Tensor, count: int | Tensor) -> Tensor:
