@@ -455,7 +455,11 @@ class Uncounted(ToyDraft):
 
 FIXED_SHAPE = [Chain(), Template(), Template(tree="binary-4"), Eagle(depth=4, top_k=3), Fixed(threshold=0)]
 FIXED_SHAPE += [Fixed(depth=5, breadth=2, threshold=0, budget=9), Eagle(budget=8), Chain(depth=6, budget=4)]
+FIXED_SHAPE += [Eagle(depth=4, top_k=3, chosen_only=True, budget=9)]
+FIXED_SHAPE += [Fixed(depth=5, breadth=3, threshold=0, first_come=True, budget=20)]
 ADAPTIVE = [Fixed(), DynaTree(), DynaTree(budget=6), Talon(width=3, budget=14), OptTree(budget=12), DySpec(budget=12)]
+ADAPTIVE += [Talon(width=3, robust=robust, budget=14) for robust in (0, 2)]
+ADAPTIVE += [Fixed(breadth=3, first_come=True, budget=16), DynaTree(first_come=True, budget=9)]
 
 
 def untrimmed(policy, worlds: list[ToyPair], patch, sampler=None) -> tuple[DraftTree, Uncounted, int]:
