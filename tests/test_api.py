@@ -43,9 +43,9 @@ EXPORTS = {
     "drafttree.constraints.grammar": {"Grammar", "ebnf", "json_schema", "regex"},
     "drafttree.hf": {"TreeGenerate", "generate"},
     "drafttree.models": {
-        *("NAME", "CacheLayout", "Model", "Output", "TargetModel", "TreeCache", "TreePlan"),
+        *("NAME", "CacheLayout", "LossyWindow", "Model", "Output", "TargetModel", "TreeCache", "TreePlan"),
         *("append", "input_device", "lay_out_for_cpu", "prefill", "prefill_and_score"),
-        *("select_backend", "select_exact_text", "verify_once"),
+        *("select_backend", "select_exact_text", "select_windowed", "verify_once"),
     },
     "drafttree.policies": {
         *(

@@ -12,7 +12,7 @@ from drafttree.engine.decoder import Decoder
 from drafttree.engine.metrics import Round
 from drafttree.engine.watched_costs import WATCHED
 from drafttree.evaluation.toy_models import TOY_COSTS
-from drafttree.policies import Auto, Chain
+from drafttree.policies import Auto, Chain, DynaTree
 from drafttree.verifiers import RRS, Block, Coupled, PointMass, Traversal
 from helpers.costs import toy_decoder
 from helpers.small_trees import DRAFT, LENGTH, PROMPT, TARGET
@@ -82,6 +82,23 @@ def test_a_policy_that_weighs_nothing_leaves_nothing():
     made = decoder(Chain())
     generate(made)
     assert learned(made) is None
+
+
+def test_history_by_prompt_goes_from_text_to_text_and_history_by_round_does_not():
+    made = decoder(DynaTree(per_prompt=True))
+    for texts in range(3):
+        state = made.new_request(PROMPT).state
+        assert len(state.shares) == texts
+        generate(made)
+    by_round = decoder(DynaTree())
+    generate(by_round)
+    assert learned(by_round) is None
+
+
+def test_history_by_prompt_begins_anew_where_drafts_decide_the_draws():
+    made = decoder(DynaTree(per_prompt=True), Traversal)
+    generate(made, 1.0)
+    assert made.new_request(PROMPT, temperature=1.0).state.shares == ()
 
 
 def test_forms_of_a_decoder_share_it_and_other_drafters_and_targets_do_not():

@@ -121,12 +121,21 @@ def test_chain(world, depth, budget):
             "breadth": st.integers(1, 4),
             "threshold": st.one_of(st.just(0.0), st.floats(0, 0.3)),
             "level1_top1": st.booleans(),
+            "first_come": st.booleans(),
             "budget": budgets,
         }
     ),
 )
 def test_fixed_is_dynatree_v1(world, options):
     agree(Fixed(**options), world, papers.fixed(world.q, **options))
+
+
+@few
+@given(worlds, st.integers(1, 4), st.integers(1, 4), st.floats(0, 0.3), budgets)
+def test_first_come_with_a_drafted_root_is_algorithm_1_of_dynatree_v1(world, depth, breadth, threshold, budget):
+    options = {"breadth": breadth, "threshold": threshold, "budget": budget}
+    policy = Fixed(depth=depth + 1, level1_top1=True, first_come=True, **options)
+    agree(policy, world, papers.creation_loop(world.q, depth=depth, **options))
 
 
 @st.composite
@@ -147,6 +156,7 @@ def dynatree_options(draw):
         "breadth": draw(st.booleans()),
         "depth": draw(st.booleans()),
         "level1_top1": draw(st.booleans()),
+        "first_come": draw(st.booleans()),
         "budget": draw(budgets),
     }
 
@@ -162,6 +172,20 @@ def test_dynatree_v2_and_its_ablations(world, options):
 def test_talon(world, budget, width, margin, depth):
     options = {"budget": budget, "width": width, "margin": margin, "depth": depth}
     agree(Talon(**options), world, papers.talon(world.q, **options))
+
+
+@few
+@given(worlds, budgets, st.integers(1, 9), shares, st.integers(0, 3))
+def test_talon_with_k_robust_levels(world, budget, width, margin, robust):
+    options = {"budget": budget, "width": width, "margin": margin, "robust": robust}
+    agree(Talon(**options), world, papers.talon(world.q, **options))
+
+
+@few
+@given(worlds, st.integers(1, 5), st.integers(1, 5), budgets)
+def test_eagle_that_reranks_the_chosen_only_is_algorithm_1_of_talon(world, depth, top_k, budget):
+    options = {"depth": depth, "top_k": top_k, "budget": budget}
+    agree(Eagle(chosen_only=True, **options), world, papers.eagle_by_talon(world.q, **options))
 
 
 @few
@@ -431,7 +455,11 @@ class Uncounted(ToyDraft):
 
 FIXED_SHAPE = [Chain(), Template(), Template(tree="binary-4"), Eagle(depth=4, top_k=3), Fixed(threshold=0)]
 FIXED_SHAPE += [Fixed(depth=5, breadth=2, threshold=0, budget=9), Eagle(budget=8), Chain(depth=6, budget=4)]
+FIXED_SHAPE += [Eagle(depth=4, top_k=3, chosen_only=True, budget=9)]
+FIXED_SHAPE += [Fixed(depth=5, breadth=3, threshold=0, first_come=True, budget=20)]
 ADAPTIVE = [Fixed(), DynaTree(), DynaTree(budget=6), Talon(width=3, budget=14), OptTree(budget=12), DySpec(budget=12)]
+ADAPTIVE += [Talon(width=3, robust=robust, budget=14) for robust in (0, 2)]
+ADAPTIVE += [Fixed(breadth=3, first_come=True, budget=16), DynaTree(first_come=True, budget=9)]
 
 
 def untrimmed(policy, worlds: list[ToyPair], patch, sampler=None) -> tuple[DraftTree, Uncounted, int]:

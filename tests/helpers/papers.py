@@ -24,13 +24,15 @@ def ranked(q: DraftSession, tree: Tree, path: Path) -> list[tuple[Path, float]]:
     return sorted(children, key=lambda item: -item[1])
 
 
-def by_level(q: DraftSession, budget: int, levels: int, breadth: Callable, expands: Callable) -> Tree:
+def by_level(
+    q: DraftSession, budget: int, levels: int, breadth: Callable, expands: Callable, first_come: bool = False
+) -> Tree:
     """Give every node that expands its most probable children, a level at a time, until the budget is spent."""
     tree: Tree = {(): 0.0}
     frontier: list[Path] = [()]
     for level in range(1, levels + 1):
         layer = [child for path in frontier for child in ranked(q, tree, path)[: breadth(level, q(path))]]
-        added = best(layer, budget - len(tree))
+        added = dict(layer[: budget - len(tree)]) if first_come else best(layer, budget - len(tree))
         tree |= added
         frontier = [path for path, logprob in layer if path in added and expands(level, math.exp(logprob))]
     return tree
@@ -40,7 +42,16 @@ def chain(q: DraftSession, *, depth: int, budget: int) -> Tree:
     return by_level(q, budget, depth, lambda level, row: 1, lambda level, p: True)
 
 
-def fixed(q: DraftSession, *, depth: int, breadth: int, threshold: float, level1_top1: bool, budget: int) -> Tree:
+def fixed(
+    q: DraftSession,
+    *,
+    depth: int,
+    breadth: int,
+    threshold: float,
+    level1_top1: bool,
+    budget: int,
+    first_come: bool = False,
+) -> Tree:
     """DynaTree v1: a leaf below tau is not expanded."""
     return by_level(
         q,
@@ -48,6 +59,7 @@ def fixed(q: DraftSession, *, depth: int, breadth: int, threshold: float, level1
         depth,
         lambda level, row: 1 if level1_top1 and level == 1 else breadth,
         lambda level, p: not p < threshold,
+        first_come,
     )
 
 
@@ -73,10 +85,31 @@ def dynatree(q: DraftSession, **o) -> Tree:
             level < o["max_depth"] and p >= o["stop_below"] and (level < round(o["base_depth"]) or p > o["deep_above"])
         )
 
-    return by_level(q, o["budget"], o["max_depth"], breadth, expands)
+    return by_level(q, o["budget"], o["max_depth"], breadth, expands, o["first_come"])
 
 
-def talon(q: DraftSession, *, budget: int, width: int, margin: float, depth: int | None = None) -> Tree:
+def creation_loop(q: DraftSession, *, depth: int, breadth: int, threshold: float, budget: int) -> Tree:
+    """Algorithm 1 of DynaTree v1 as its loops stand: a queue of leaves, each given its children until N_max.
+
+    `budget` counts the committed token, N_max does not; the drafted root has depth 0.
+    """
+    tree: Tree = {(): 0.0} | dict(ranked(q, {(): 0.0}, ())[: min(budget - 1, 1)])
+    leaves = [path for path in tree if path]
+    while leaves:
+        leaf = leaves.pop(0)
+        if len(leaf) - 1 == depth or math.exp(tree[leaf]) < threshold:
+            continue
+        for child, logprob in ranked(q, tree, leaf)[:breadth]:
+            if len(tree) == budget:
+                return tree
+            tree[child] = logprob
+            leaves.append(child)
+    return tree
+
+
+def talon(
+    q: DraftSession, *, budget: int, width: int, margin: float, depth: int | None = None, robust: int = 1
+) -> Tree:
     tree: Tree = {(): 0.0}
     frontier: list[Path] = [()]
     level = 0
@@ -84,7 +117,7 @@ def talon(q: DraftSession, *, budget: int, width: int, margin: float, depth: int
         candidates = [child for path in frontier for child in ranked(q, tree, path)]
         if not candidates:
             break
-        if level == 0:
+        if level < robust:
             kept = list(best(candidates, width).items())
         else:
             anchor = max(logprob for _, logprob in candidates)
@@ -106,6 +139,19 @@ def eagle(q: DraftSession, *, depth: int, top_k: int, budget: int) -> Tree:
         pool += layer
         parents = best(layer, top_k)
     return root | best(pool, budget - 1)
+
+
+def eagle_by_talon(q: DraftSession, *, depth: int, top_k: int, budget: int) -> Tree:
+    """TALON's Algorithm 1: the K chosen of every level make the tree, which is cut to its best N by a heap."""
+    parents: Tree = {(): 0.0}
+    tree: Tree = dict(parents)
+    for _ in range(depth):
+        candidates = [child for path in sorted(parents) for child in ranked(q, parents, path)[:top_k]]
+        parents = best(candidates, top_k)
+        tree |= parents
+    heap = [(-logprob, len(path), path) for path, logprob in tree.items()]
+    heapq.heapify(heap)
+    return {path: -cost for cost, _, path in (heapq.heappop(heap) for _ in range(min(budget, len(heap))))}
 
 
 def opt_tree(q: DraftSession, *, depth: int, threshold: float, budget: int) -> Tree:

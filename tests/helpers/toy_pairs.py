@@ -94,6 +94,12 @@ RERANKING: dict[str, TreePolicy] = {
     "dyspec": DySpec(depth=3, budget=6),
 }
 
+VARIANTS: dict[str, TreePolicy] = {
+    "talon without robust levels": Talon(width=2, margin=0.5, robust=0, depth=3, budget=6),
+    "talon with two robust levels": Talon(width=2, margin=0.5, robust=2, depth=2, budget=6),
+    "fixed, first come": Fixed(depth=2, breadth=2, threshold=0.2, first_come=True, budget=5),
+}
+
 ON_TREES: tuple[type[Verifier], ...] = (
     PointMass,
     PointMassOnSampled,
@@ -110,6 +116,8 @@ PAIRS: list[tuple[str, TreePolicy, type[Verifier]]] = [
     *[(name, policy, verifier) for name, policy in CHAINS.items() for verifier in (*ON_TREES, Block)],
     *[(name, policy, verifier) for name, policy in SMALL_TREES.items() for verifier in ON_TREES],
     *[(name, policy, PointMass) for name, policy in RERANKING.items()],
+    *[(name, policy, verifier) for name, policy in VARIANTS.items() for verifier in (PointMass, RRSw, Traversal)],
+    ("eagle of the chosen", Eagle(depth=3, top_k=2, chosen_only=True, budget=6), PointMass),
 ]
 
 LARGE_PAIRS: list[tuple[str, TreePolicy, type[Verifier]]] = [

@@ -123,6 +123,58 @@ def test_a_round_without_drafts_and_history_switched_off_change_nothing():
     assert observed(DynaTree(history=False), (5, 5)) == [(5, 0.9)]
 
 
+def after_texts(policy: DynaTree, *texts: list[int]) -> list[tuple[float, float, float]]:
+    """The adapted base_depth, high and deep_above that follow each text, given the tokens of its rounds."""
+    state, found = policy.init_state(NEW), []
+    for rounds in texts:
+        for tokens in rounds:
+            state = policy.observe(state, outcome(tokens - 1, 8))
+        state = policy.init_state(TextContext(learned=state))
+        found.append((state.base_depth, state.high, state.deep_above))
+    return found
+
+
+PER_PROMPT = DynaTree(base_depth=5, max_depth=8, high=0.9, deep_above=0.5, per_prompt=True)
+
+
+def test_twelve_texts_with_the_authors_history_end_where_the_authors_logs_do():
+    # 7 tokens a round over D0 + 2 levels are a share of 1: from the fifth text on every text is a step.
+    found = after_texts(PER_PROMPT, *[[7, 7]] * 12)
+    assert found[:4] == [(5, 0.9, 0.5)] * 4
+    assert found[4] == pytest.approx((6, 0.85, 0.45))
+    assert found[5] == pytest.approx((7, 0.8, 0.4))
+    assert found[-1] == pytest.approx((7, 0.5, 0.3))
+
+
+def test_the_authors_history_steps_back_where_few_levels_are_accepted():
+    found = after_texts(PER_PROMPT, *[[1, 3]] * 9)  # a share of 2/7
+    assert found[4] == pytest.approx((4, 0.95, 0.55))
+    assert found[-1] == pytest.approx((2, 0.95, 0.75))
+
+
+def test_the_authors_history_stands_still_near_the_wanted_share():
+    assert after_texts(PER_PROMPT, *[[5, 5]] * 7) == [(5, 0.9, 0.5)] * 7  # 5/7 is within 0.1 of 0.7
+
+
+def test_the_authors_history_is_of_the_last_texts_only():
+    policy = DynaTree(base_depth=5, max_depth=8, per_prompt=True, window=2)
+    found = after_texts(policy, [7], [7], [1], [1])
+    # Mean shares: 1 (one text), 1, 4/7, 1/7; a window of two needs two.
+    assert [round(base) for base, *_ in found] == [5, 6, 5, 4]
+
+
+def test_the_authors_history_changes_nothing_within_a_text():
+    state = PER_PROMPT.init_state(NEW)
+    after = PER_PROMPT.observe(state, outcome(0, 8))
+    assert (after.base_depth, after.high, after.deep_above) == (state.base_depth, state.high, state.deep_above)
+
+
+def test_rho_deep_that_was_learned_decides_which_paths_go_deep():
+    policy = DynaTree(base_depth=1, max_depth=6, stop_below=0, prune_below=0, deep_above=0.8, per_prompt=True)
+    fresh = policy.init_state(NEW)
+    assert len(tokens_of(policy, state=replace(fresh, deep_above=0.01))) > len(tokens_of(policy, state=fresh))
+
+
 def tokens_of(policy, seed: int = 0, state=None) -> list[int]:
     drafted = ToyDraft([Table(seed=seed, scale=0.5)], [[1]], torch.float64)
     states = (policy.init_state(NEW) if state is None else state,)

@@ -78,7 +78,7 @@ class LanguageModelSession(PassCounter):
     def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
         with self.count_pass():
             self._visible = extend_visible(self._visible, origins)
-            positions = torch.full_like(tokens, self._cache.length + len(self._levels))
+            positions = torch.full_like(tokens, self._cache.next_position + len(self._levels))
             self._levels.append((tokens, origins))
             return self._model.forward(self._cache, tokens, positions, self._visible).logits
 

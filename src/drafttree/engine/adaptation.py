@@ -53,10 +53,15 @@ class Adaptation:
         try:
             yield
         finally:
-            if request.costs and request.metrics.rounds:
-                self._learned[_key(request.policy, request.verifier)] = request.state
-                if watched := self.measured.get(request.verifier.sampling.greedy):
-                    watched.watch(request.metrics.rounds)
+            if request.draft and request.metrics.rounds:
+                self._learn(request)
+
+    def _learn(self, request: Request) -> None:
+        if request.policy.remembers:
+            self._learned[_key(request.policy, request.verifier)] = request.state
+        watched = self.measured.get(request.verifier.sampling.greedy)
+        if watched and request.costs:
+            watched.watch(request.metrics.rounds)
 
 
 def _key(policy: TreePolicy, verifier: Verifier) -> Any:

@@ -249,9 +249,9 @@ class Decoder:
 
     def _context(self, policy: TreePolicy, verifier: Verifier) -> TextContext:
         """What a policy may know when a text begins."""
-        if self.drafter is None or not policy.uses_costs:
-            return TextContext()
-        return TextContext(self.costs(greedy=verifier.sampling.greedy), self.adaptation.learned(policy, verifier))
+        weighs = self.drafter is not None and policy.uses_costs
+        costs = self.costs(greedy=verifier.sampling.greedy) if weighs else None
+        return TextContext(costs, self.adaptation.learned(policy, verifier))
 
     def _start_draft(self, tokens: list[int], capacity: int) -> DraftSession | None:
         """The drafter's session for a prompt, if there is a drafter."""
@@ -358,7 +358,7 @@ class Decoder:
             output, request.root_output = request.root_output, None
             return output
         with request.clock.masks:
-            positions, visible = tree.depths + request.cache.length, tree.ancestors
+            positions, visible = tree.depths + request.cache.next_position, tree.ancestors
         with request.clock.target:
             wanted = self._hidden_layers
             return self.target.forward(request.cache, tree.tokens, positions, visible, hidden_layers=wanted)

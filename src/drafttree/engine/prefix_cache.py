@@ -13,7 +13,7 @@ draw gives another token. So conversations with these verifiers are read anew, a
 unless a call asks for `reuse_prefix`.
 
 Recurrent layers keep one state for the whole text, which cannot be cut to a shorter one, and decode by other sums than
-they read with. So models that have them read every prompt anew.
+they read with. So models that have them read every prompt anew. So do targets with a `lossy_window`, which drop rows.
 """
 
 from collections.abc import Iterator

@@ -97,8 +97,13 @@ def transformers_generate(
         assistance: arguments of transformers' own speculation, such as `assistant_model`.
         **options: as for `Decoder.new_request`. transformers draws its own random numbers, so above temperature 0
             the text is another one.
+
+    Raises:
+        ConfigError: the target is none of transformers' models, or has a `lossy_window`, which they do not know.
     """
     chosen, model = RequestOptions.merge(decoder.defaults, options), transformers_model(decoder)
+    if model.lossy_window:
+        raise ConfigError("transformers' generate knows no lossy_window; compare with Decoder.plain()")
     arguments = _arguments(decoder, chosen, len(prompt))
     if chosen.stop:
         arguments["tokenizer"] = decoder.tokenizer

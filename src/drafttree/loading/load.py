@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from drafttree.core.cost_curve import CostCurve
-from drafttree.core.errors import ConfigError, DraftTreeError
+from drafttree.core.errors import DraftTreeError
 from drafttree.drafters import LOOKUPS
 from drafttree.engine import compatibility
 from drafttree.engine.adaptation import Adaptation
@@ -15,13 +15,14 @@ from drafttree.engine.cost_file import machine
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation_options import model_defaults, show_options
 from drafttree.engine.model_digest import model_digest
+from drafttree.loading.backend_choice import choose_backend
 from drafttree.loading.drafters import DrafterSource, check_drafter_exists, choose_drafter, find_drafter
 from drafttree.loading.placement import find_placement
 from drafttree.loading.pretrained import ModelSource, eos_ids, find_model, load_model, load_tokenizer
 from drafttree.loading.quantization import check_quantization
 from drafttree.loading.specs import DEFAULT_POLICY, PolicyLike, VerifierLike, find_verifier, make_policy
 from drafttree.loading.tuned import TunedPolicy, find_policy
-from drafttree.models import TargetModel, select_backend, select_exact_text
+from drafttree.models import TargetModel
 
 logger = logging.getLogger("drafttree")
 
@@ -36,6 +37,8 @@ def load(
     device: str = "auto",
     tokenizer: PreTrainedTokenizerBase | None = None,
     exact_text: bool = False,
+    lossy_window: int | None = None,
+    sinks: int = 4,
     quantize: str | None = None,
     quantize_drafter: str | None = None,
 ) -> Decoder:
@@ -64,6 +67,11 @@ def load(
         exact_text: make the text of every policy and drafter that of plain decoding token for token, in every dtype.
             Without it that holds in float32, and below it up to ties: logits so close that rounding decides. Costs
             time (see docs/performance.md); whether it holds on the device is tried at load.
+        lossy_window: let the target attend to the latest tokens only, so many at most, and to the first `sinks` tokens,
+            and keep the rows of no others in its KV cache (StreamingLLM; `drafttree.models.lossy_window` says how it
+            differs). That is another model, whose text is its own: plain decoding over the same window writes it too.
+            The drafter reads the whole text. DynaTree v1's cache of 1024 is a window of 1020 with 4 sinks.
+        sinks: first tokens that stay visible with `lossy_window`.
         quantize: "int8" rounds the weights of the target's linear layers to eight bits, those of its head excepted.
             That is another model, whose text is its own: plain decoding and transformers' `generate` on
             `decoder.target.module` write it too. It takes less memory; docs/performance.md says where it is faster.
@@ -80,11 +88,10 @@ def load(
             to be quantised.
         InputError: a file that is no tuned policy of this version.
         ModelError: a model or head that cannot be loaded or quantised, does not fit the target, or cannot be verified
-            in a tree; one that is not that of a tuned policy; or `exact_text` cannot hold for the target on its device.
+            in a tree; one that is not that of a tuned policy; or `exact_text` or `lossy_window` cannot hold for it.
         TokenizerMismatch: target and drafter do not share a vocabulary.
     """
-    if not isinstance(exact_text, bool):
-        raise ConfigError(f"exact_text is {exact_text!r}; give True or False")
+    select = choose_backend(exact_text, lossy_window, sinks)
     policy, target = find_policy(policy), find_model(target)
     tuned = policy if isinstance(policy, TunedPolicy) else None
     if tuned:
@@ -104,7 +111,7 @@ def load(
     model = load_model(target, kind, on, quantize)
     tokenizer = tokenizer or load_tokenizer(target)
     eos = eos_ids(model, tokenizer)
-    wrapped = TargetModel(model, select_exact_text if exact_text else select_backend)
+    wrapped = TargetModel(model, select)
     try:
         if tuned:
             tuned.check_target(model_digest(wrapped), str(wrapped.dtype).removeprefix("torch."))

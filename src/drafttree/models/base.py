@@ -46,7 +46,8 @@ class Backend(Protocol):
         """Score tokens and append their keys and values to the drafted rows of the KV cache.
 
         Args:
-            cache: the tokens attend to all of its committed rows, and to the drafted rows that `visible` allows.
+            cache: the tokens attend to all of its committed rows, or to those in its window, and to the drafted rows
+                that `visible` allows.
             tokens: `[batch, nodes]` token ids.
             positions: `[batch, nodes]` absolute positions.
             visible: bool `[batch, nodes, drafted]`: which drafted rows each token attends to. The last `nodes` of
@@ -121,6 +122,6 @@ def prefill_and_score(
 def _read(model: Backend, cache: TreeCache, tokens: list[int], hidden_layers: tuple[int, ...]) -> Output:
     count = len(tokens)
     ids = torch.tensor([tokens], device=model.device)
-    positions = torch.arange(cache.length, cache.length + count, device=model.device)[None]
+    positions = cache.next_position + torch.arange(count, device=model.device)[None]
     causal = torch.ones(1, count, count, dtype=torch.bool, device=model.device).tril()
     return model.forward(cache, ids, positions, causal, last_only=True, hidden_layers=hidden_layers)

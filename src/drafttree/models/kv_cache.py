@@ -2,7 +2,8 @@
 
 One buffer `[slots, batch, heads, capacity, width]` for all keys and values of one shape. The first `length` rows are
 committed and every token may attend to them; the `drafted` rows after them belong to the tree of this round. `commit`
-moves the accepted rows into place with one gather, so an accepted token is never forwarded a second time.
+moves the accepted rows into place with one gather, so an accepted token is never forwarded a second time. With a
+`LossyWindow` committed rows that no later token attends to are dropped, and rows stand before their positions.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ from transformers import Cache
 
 from drafttree.core.errors import ModelError
 from drafttree.models.cache_layout import CacheLayout
+from drafttree.models.lossy_window import LossyWindow
 from drafttree.models.recurrent import LayerStates
 
 
@@ -36,6 +38,8 @@ class TreeCache(Cache):
         is_reading: whether all rows of the pass will be committed, so recurrent layers keep the last state only.
         exact_text: whether attention must give a token the same result in every pass.
         long_rope: whether the text is beyond the original context of a model with LongRoPE.
+        window: which rows tokens attend to, None for all of them.
+        dropped: committed rows that were dropped since no later token attends to them.
     """
 
     def __init__(self, layout: CacheLayout, batch: int, capacity: int) -> None:
@@ -47,6 +51,8 @@ class TreeCache(Cache):
         self.is_reading = False
         self.exact_text = False
         self.long_rope = False
+        self.window: LossyWindow | None = None
+        self.dropped = 0
         self._new_positions: Tensor | None = None
         self.layout = layout
         self._batch = batch
@@ -98,6 +104,29 @@ class TreeCache(Cache):
         self.length += count
         self.drafted = 0
         self.positions = None
+        if self.window:
+            self._drop_hidden(self.window)
+
+    def _drop_hidden(self, window: LossyWindow) -> None:
+        """Drop the rows that no later token attends to, once there are enough of them."""
+        count = self.length - window.rows
+        if count < window.slack:
+            return
+        for buffer in self._buffers:
+            latest = buffer[..., window.sinks + count : self.length, :]
+            buffer[..., window.sinks : window.rows, :] = latest.clone()
+        self.length -= count
+        self.dropped += count
+
+    @property
+    def next_position(self) -> int:
+        """The position of the token after the committed ones."""
+        return self.length + self.dropped
+
+    def committed_positions(self, device: torch.device) -> Tensor:
+        """`[length]` positions of the committed rows."""
+        rows = torch.arange(self.length, device=device)
+        return torch.where(rows < self.window.sinks, rows, rows + self.dropped) if self.window else rows
 
     def drop_last(self, count: int) -> None:
         """Drop the newest drafted rows, which were padding."""
@@ -119,9 +148,10 @@ class TreeCache(Cache):
     def copy_rows(self, rows: int) -> "TreeCache":
         """A cache with copies of the first committed rows, at most so many, and room for no others.
 
-        It is empty where there are recurrent layers, whose states hold for the whole text only.
+        It is empty where there are recurrent layers, whose states hold for the whole text only, and with a window, by
+        which rows were dropped.
         """
-        rows = 0 if self.recurrent else min(rows, self.length)
+        rows = 0 if self.recurrent or self.window else min(rows, self.length)
         copy = TreeCache(self.layout, self._batch, rows)
         copy.length, copy.long_rope = rows, self.long_rope
         copy._buffers = [buffer[..., :rows, :].clone() for buffer in self._buffers]
@@ -132,10 +162,12 @@ class TreeCache(Cache):
         """Commit the first rows of another cache to this empty one, at most so many.
 
         Returns:
-            How many were; 0 where they do not hold for this one: they are of other weights or LongRoPE frequencies.
+            How many were; 0 where they do not hold for this one: they are of other weights, LongRoPE frequencies or
+            another window.
         """
         rows = min(rows, source.length)
-        if source.layout is not self.layout or source.long_rope != self.long_rope or rows <= 0:
+        same = (source.layout, source.long_rope, source.window) == (self.layout, self.long_rope, self.window)
+        if not same or rows <= 0:
             return 0
         self._reserve(source._buffers[0], rows)
         for own, kept in zip(self._buffers, source._buffers, strict=True):
@@ -145,7 +177,7 @@ class TreeCache(Cache):
 
     def reset(self) -> None:
         """Forget all rows."""
-        self.length = 0
+        self.length = self.dropped = 0
         for name in self.recurrent:
             self.recurrent[name] = LayerStates()
         self.commit([])

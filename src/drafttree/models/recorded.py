@@ -112,8 +112,8 @@ class RecordedPasses:
             hidden: `[1, nodes, hidden]` the states a head reads.
         """
         nodes, drafted = visible.shape[1:]
-        if not isinstance(cache, PooledCache) or cache.pool is not self._pool:
-            return None
+        if not isinstance(cache, PooledCache) or cache.pool is not self._pool or cache.window:
+            return None  # a recorded pass makes a mask that knows no window
         if nodes > BUCKETS[-1] or drafted > MAX_DRAFTED:
             return None
         bucket = next(size for size in BUCKETS if size >= nodes)

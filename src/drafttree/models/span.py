@@ -2,6 +2,8 @@
 
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 CONFIGURED = -1
 """Where a layer does not say, its config does."""
 
@@ -16,6 +18,12 @@ class Span(NamedTuple):
 
     window: int | None = None
     chunk: int | None = None
+
+    def hides(self, own: Tensor, keys: Tensor) -> Tensor:
+        """Bool: which keys a token does not attend to, given its position and theirs; not for one without limits."""
+        if self.chunk is not None:
+            return own // self.chunk != keys // self.chunk
+        return own - keys >= (self.window or 0)
 
     def reaches(self, rows: int) -> bool:
         """Whether every one of the first rows attends to all before it."""

@@ -11,9 +11,11 @@ from drafttree.models.exact_text import ExactTextBackend
 from drafttree.models.int8_linear import quantization
 from drafttree.models.kv_cache import TreeCache
 from drafttree.models.long_rope import context_limit, rope_switch
+from drafttree.models.lossy_window import LossyWindow
 from drafttree.models.module_backend import ModuleBackend, restore_attention
 from drafttree.models.module_checks import input_device, logits_width
 from drafttree.models.selected_backend import SelectedBackend
+from drafttree.models.windowed import WindowedBackend
 
 
 class TargetModel:
@@ -44,6 +46,7 @@ class TargetModel:
     def __repr__(self) -> str:
         packed = f" + {self.packed_nbytes / 1e6:.1f} MB packed" if self.packed_nbytes else ""
         parts = [f"{self.nbytes / 1e6:.1f} MB{packed}", self.precision, str(self.device)]
+        parts += [f"lossy_window={self.lossy_window.size}+{self.lossy_window.sinks}"] if self.lossy_window else []
         return f"TargetModel({', '.join([type(self.module).__name__, *parts, type(self.backend).__name__])})"
 
     @property
@@ -66,6 +69,11 @@ class TargetModel:
     def exact_text(self) -> bool:
         """Whether texts are those of plain decoding token for token, whatever trees they are decoded in."""
         return isinstance(self.backend, ExactTextBackend)
+
+    @property
+    def lossy_window(self) -> LossyWindow | None:
+        """The rows that tokens attend to, None for all of them."""
+        return self.backend.window if isinstance(self.backend, WindowedBackend) else None
 
     def release(self) -> None:
         """Give the module its own attention implementation back, to use it without drafttree."""

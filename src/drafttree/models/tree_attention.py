@@ -13,6 +13,7 @@ from transformers import AttentionInterface
 from drafttree.core.errors import ModelError
 from drafttree.models.exact_attention import QueryBlock, attend_exactly, query_blocks
 from drafttree.models.kv_cache import TreeCache
+from drafttree.models.lossy_window import LossyWindow
 from drafttree.models.span import CONFIGURED, EVERYTHING, Span, span_of
 
 NAME = "drafttree"
@@ -48,11 +49,13 @@ class TreePlan:
         self._visible = visible
         self._dtype = dtype
         self._masks: dict[tuple[int, Span], Tensor | None] = {}
+        self._end = cache.next_position + visible.shape[2]
+        self._window = None if cache.window is None or cache.window.reaches(self._end) else cache.window
         self.blocks: list[QueryBlock] | None = query_blocks(cache, positions, visible) if cache.exact_text else None
 
     def mask(self, groups: int, span: Span = EVERYTHING) -> Tensor | None:
         """Additive mask `[batch, 1, groups * nodes, rows]`, None where everything is visible."""
-        key = (groups, EVERYTHING if span.reaches(self._cache.length + self._visible.shape[2]) else span)
+        key = (groups, EVERYTHING if span.reaches(self._end) else span)
         if key not in self._masks:
             self._masks[key] = self._make(*key)
         return self._masks[key]
@@ -63,24 +66,20 @@ class TreePlan:
         return self._visible.new_zeros(1, 1, 1, self._cache.length + 1, dtype=self._dtype) if mask is None else mask
 
     def _make(self, groups: int, span: Span) -> Tensor | None:
-        if span is EVERYTHING and self._visible.shape[1:] == (1, 1):
+        limits: list[Span | LossyWindow] = [] if span is EVERYTHING else [span]
+        limits += [self._window] if self._window else []
+        if not limits and self._visible.shape[1:] == (1, 1):
             return None
         mask = torch.zeros(self._visible.shape, dtype=self._dtype, device=self._visible.device)
         mask = F.pad(mask.masked_fill_(~self._visible, -torch.inf), (self._cache.length, 0))
-        if span is not EVERYTHING:
-            mask = mask.masked_fill(self._beyond(span), -torch.inf)
+        for limit in limits:
+            hidden = limit.hides(self._positions[..., None], self._key_positions()[:, None])
+            mask = mask.masked_fill(hidden, -torch.inf)
         return mask.repeat(1, groups, 1)[:, None]
 
-    def _beyond(self, span: Span) -> Tensor:
-        """Bool `[batch, nodes, rows]`: which rows are too far back."""
-        own, keys = self._positions[..., None], self._key_positions()[:, None]
-        if span.chunk is not None:
-            return own // span.chunk != keys // span.chunk
-        return own - keys >= (span.window or 0)
-
     def _key_positions(self) -> Tensor:
-        """`[batch, rows]` positions of every row; a committed row's position is its index."""
-        prefix = torch.arange(self._cache.length, device=self._positions.device).expand(len(self._positions), -1)
+        """`[batch, rows]` positions of every row."""
+        prefix = self._cache.committed_positions(self._positions.device).expand(len(self._positions), -1)
         drafted = [] if self._cache.positions is None else [self._cache.positions]
         return torch.cat((prefix, *drafted, self._positions), 1)
 

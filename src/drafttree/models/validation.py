@@ -15,6 +15,7 @@ from drafttree.models.fused import FusedBackend, is_supported
 from drafttree.models.incompatibility import takes_mask
 from drafttree.models.int8_linear import Int8Linear
 from drafttree.models.long_rope import context_limit
+from drafttree.models.lossy_window import LossyWindow
 from drafttree.models.module_backend import ModuleBackend, restore_attention
 from drafttree.models.module_checks import check_module, logits_width
 from drafttree.models.probe import Probe, make_probes, own_logits, tree_logits
@@ -24,6 +25,7 @@ from drafttree.models.selected_backend import SelectedBackend
 from drafttree.models.span import EVERYTHING
 from drafttree.models.tree_attention import NoTreeError
 from drafttree.models.uniform_rows import has_uniform_rows
+from drafttree.models.windowed import WindowedBackend
 
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 FUSED_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
@@ -87,6 +89,18 @@ def select_exact_text(module: PreTrainedModel) -> ExactTextBackend:
         f"exact_text cannot hold for {kind} in {where}: a token's logits depend on the others in its pass; "
         "leave it out, or try another dtype"
     )
+
+
+def select_windowed(module: PreTrainedModel, window: LossyWindow) -> WindowedBackend:
+    """Select a backend for `lossy_window`: the one that `select_backend` selects, on KV caches with a window.
+
+    Raises:
+        ModelError: as for `select_backend`, or layers remember what a window would hide.
+    """
+    if recurrent_layers(module):
+        kind = type(module).__name__
+        raise ModelError(f"lossy_window cannot hold for {kind}, whose recurrent layers remember the whole text")
+    return WindowedBackend(select_backend(module), window)
 
 
 def _own_sums(module: PreTrainedModel) -> str | None:

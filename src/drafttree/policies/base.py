@@ -26,8 +26,9 @@ class TextContext:
 
     Attributes:
         costs: of the target and the drafter, None unless the policy `uses_costs`.
-        learned: the state of the last text of this drafter, policy and verifier, None for the first one, and where
-            earlier texts must not decide a text, as its draws depend on the drafts and its seed is to repeat them.
+        learned: the state of the last text of this drafter, policy and verifier, None for the first one, unless the
+            policy `remembers`, and where earlier texts must not decide a text, as its draws depend on the drafts and
+            its seed is to repeat them.
     """
 
     costs: CostCurve | None = None
@@ -95,6 +96,11 @@ class TreePolicy(BaseModel):
     def branches(self) -> bool:
         """Whether a node can have more than one child."""
         return True
+
+    @property
+    def remembers(self) -> bool:
+        """Whether a text begins with what the last one has learned; by default where costs are weighed."""
+        return self.uses_costs
 
     @property
     def fixed_shape(self) -> bool:
@@ -188,6 +194,14 @@ def by_sequence(layer: Layer, values: Sequence[float]) -> float | Tensor:
     if len(values) == 1:
         return values[0]
     return torch.cat([layer.logprobs.new_full((1, 1, 1), value) for value in values])
+
+
+def creation_scores(layer: Layer) -> Tensor:
+    """Scores by which a budget cut keeps the first candidates of a level: all are equal.
+
+    Candidates stand in the order in which a loop over the frontier would make them, siblings by rank.
+    """
+    return torch.zeros_like(layer.path_logprobs)
 
 
 def best_mask(scores: Tensor, among: Tensor, count: int | Tensor) -> Tensor:

@@ -1,12 +1,22 @@
 import math
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import ClassVar
 
 from pydantic import Field, model_validator
 
 from drafttree.core.lazy import Tensor, torch
 from drafttree.core.tree import Layer
-from drafttree.policies.base import RoundOutcome, TextContext, TreePolicy, by_sequence
+from drafttree.policies.base import RoundOutcome, TextContext, TreePolicy, by_sequence, creation_scores
+from drafttree.policies.dynatree_state import DynaTreeState
+
+FEWEST_TEXTS = 5
+"""Texts before the authors' code adapts, unless the window is shorter."""
+DEAD_BAND = 0.1
+"""Distance from the wanted share up to which the authors' code changes nothing."""
+DEEP_STEP = 0.05
+"""What the authors' code moves rho_deep by."""
+DEPTH_FLOOR, HIGH_RANGE, DEEP_RANGE = 2, (0.5, 0.95), (0.3, 0.8)
+"""Bounds of what the authors' code adapts: D0, tau_h and rho_deep."""
 
 
 class DynaTree(TreePolicy):
@@ -18,6 +28,17 @@ class DynaTree(TreePolicy):
     drafted levels that were accepted moves `base_depth` and `high` in proportion to its distance from `target`.
     Each of the three can be switched off; without breadth every node gets `mid_breadth` children, without depth every
     path ends at `base_depth`.
+
+    Level 1 holds the children of the last committed token. The paper's Algorithm 1 drafts a root of its own instead,
+    the drafter's best token, and counts its depth as 0: `level1_top1=True`, `base_depth` D0 + 1, `max_depth` D_max + 1
+    and `budget` N_max + 1 are its tree. The authors' code counts that root as level 1: D0, D_max and N_max + 1 are its.
+
+    Where a level meets the budget, its most probable candidates are kept; `first_come=True` keeps the first ones, as
+    paper and code do. `per_prompt=True` is the authors' history rule: `base_depth`, `high` and `deep_above` stay as
+    they are for a whole text, and move by one step between texts (`depth_rate`, `high_rate` and 0.05) where the mean
+    share of the last `window` texts is more than 0.1 from `target`. The share of a text is its tokens a round, bonus
+    included, over `base_depth` + 2, which reaches 1, so it mostly moves one way. Verifiers whose draws depend on the
+    drafts begin every text anew, as a seed is to repeat it.
     """
 
     source: ClassVar[str] = "DynaTree v2, Algorithm 1 and its history rule"
@@ -35,11 +56,13 @@ class DynaTree(TreePolicy):
     breadth: bool = Field(default=True, description="adapt the breadth")
     depth: bool = Field(default=True, description="adapt the depth")
     history: bool = Field(default=True, description="adapt base_depth and high to past rounds")
-    window: int = Field(default=10, ge=1, le=10_000, description="rounds of history (W)")
+    per_prompt: bool = Field(default=False, description="adapt between texts, by the authors' rule")
+    window: int = Field(default=10, ge=1, le=10_000, description="rounds of history, or texts (W)")
     target: float = Field(default=0.7, ge=0, le=1, description="wanted share of accepted levels (a*)")
     depth_rate: float = Field(default=1.0, ge=0, le=64, description="how fast base_depth adapts (eta_D)")
     high_rate: float = Field(default=0.05, ge=0, le=1, description="how fast high adapts (eta_h)")
     level1_top1: bool = Field(default=False, description="draft only the best token on level 1, as the paper does")
+    first_come: bool = Field(default=False, description="spend the budget in order of creation, as the paper does")
     budget: int = Field(default=256, ge=1, le=4096, description="nodes of the tree at most, root included (N_max)")
 
     @model_validator(mode="after")
@@ -50,8 +73,14 @@ class DynaTree(TreePolicy):
             raise ValueError(f"low {self.low:g} exceeds high {self.high:g}")
         return self
 
-    def init_state(self, context: TextContext) -> "DynaTreeState":
-        return DynaTreeState(self.base_depth, self.high)
+    @property
+    def remembers(self) -> bool:
+        return self.history and self.per_prompt
+
+    def init_state(self, context: TextContext) -> DynaTreeState:
+        if self.remembers and context.learned is not None:
+            return self._next_text(context.learned)
+        return DynaTreeState(self.base_depth, self.high, self.deep_above)
 
     def candidates(self, depth: int) -> int:
         return max(self.min_breadth, self.mid_breadth, self.max_breadth) if self.breadth else self.mid_breadth
@@ -70,42 +99,59 @@ class DynaTree(TreePolicy):
         breadth = breadth.masked_fill(layer.confidence >= high, self.min_breadth)
         return layer.rank < breadth
 
+    def score(self, layer: Layer) -> Tensor:
+        return creation_scores(layer) if self.first_come else layer.path_logprobs
+
     def expand(self, layer: Layer) -> Tensor:
         floor = max(self.prune_below, self.stop_below) if self.depth else self.prune_below
         probable = layer.path_logprobs >= _log(floor)
-        deep = [layer.depth >= round(state.base_depth) for state in layer.states]
-        if not any(deep):
+        if all(layer.depth < round(state.base_depth) for state in layer.states):
             return probable
-        deep_above = _log(self.deep_above) if self.depth else math.inf
-        return probable & (
-            layer.path_logprobs > by_sequence(layer, [deep_above if each else -math.inf for each in deep])
-        )
+        return probable & (layer.path_logprobs > by_sequence(layer, [self._bound(layer, s) for s in layer.states]))
 
-    def observe(self, state: "DynaTreeState", outcome: RoundOutcome) -> "DynaTreeState":
+    def _bound(self, layer: Layer, state: DynaTreeState) -> float:
+        """The log-probability that a path of a level has to exceed to be expanded."""
+        if layer.depth < round(state.base_depth):
+            return -math.inf
+        return _log(state.deep_above) if self.depth else math.inf
+
+    def observe(self, state: DynaTreeState, outcome: RoundOutcome) -> DynaTreeState:
         if not self.history or not outcome.levels:
             return state
+        if self.per_prompt:
+            return replace(state, tokens=state.tokens + len(outcome.path), rounds=state.rounds + 1)
         shares = (*state.shares, outcome.accepted / outcome.levels)[-self.window :]
-        error = sum(shares) / len(shares) - self.target
-        return DynaTreeState(
-            base_depth=min(max(state.base_depth + self.depth_rate * error, 1), max(self.max_depth - 1, 1)),
-            high=min(max(state.high - self.high_rate * error, 0), 1),
-            shares=shares,
+        return self._next_round(replace(state, shares=shares))
+
+    def _next_round(self, state: DynaTreeState) -> DynaTreeState:
+        """Adapt by the paper's rule, in proportion to the error."""
+        error = state.mean_share - self.target
+        return replace(
+            state,
+            base_depth=_clip(state.base_depth + self.depth_rate * error, 1, max(self.max_depth - 1, 1)),
+            high=_clip(state.high - self.high_rate * error, 0, 1),
+        )
+
+    def _next_text(self, last: DynaTreeState) -> DynaTreeState:
+        """The state of a text after another one, by the rule of the authors' code."""
+        if not last.rounds:
+            return last
+        share = last.tokens / (last.rounds * (self.base_depth + 2))
+        state = replace(last, shares=(*last.shares, share)[-self.window :], tokens=0, rounds=0)
+        error = state.mean_share - self.target
+        if len(state.shares) < min(FEWEST_TEXTS, self.window) or abs(error) <= DEAD_BAND:
+            return state
+        step = math.copysign(1, error)
+        return replace(
+            state,
+            base_depth=_clip(state.base_depth + step * self.depth_rate, DEPTH_FLOOR, max(self.max_depth - 1, 1)),
+            high=_clip(state.high - step * self.high_rate, *HIGH_RANGE),
+            deep_above=_clip(state.deep_above - step * DEEP_STEP, *DEEP_RANGE),
         )
 
 
-@dataclass(frozen=True)
-class DynaTreeState:
-    """The parameters that DynaTree's history rule has adapted to one text.
-
-    Attributes:
-        base_depth: the adapted D0.
-        high: the adapted tau_h.
-        shares: of drafted levels that were accepted, in the last `window` rounds.
-    """
-
-    base_depth: float
-    high: float
-    shares: tuple[float, ...] = ()
+def _clip(value: float, low: float, high: float) -> float:
+    return min(max(value, low), high)
 
 
 def _log(probability: float) -> float:

@@ -10,7 +10,14 @@ from drafttree.policies.base import TreePolicy, best_mask
 class Eagle(TreePolicy):
     """Expand the best `top_k` nodes of every level, then keep the best of all candidates: EAGLE-2 and EAGLE-3.
 
-    The authors' code counts one level less: its `depth=7` is 8 drafted levels. `budget` is its `total_token`.
+    `depth` is the number of drafted levels, which is that of draft passes a round (delta). Others count otherwise:
+
+    - the authors' code: one less. Its `depth=7` is the default here, 8; its `total_token` is `budget`.
+    - TALON's D: one less too, since its Algorithm 1 expands for d = 0 to D. Its D = 8, delta = D + 1 = 9 (appendix
+      E.1.2), is `depth=9`.
+    - EAGLE-2's and EAGLE-3's papers: the same number of levels, 6 and 8.
+
+    Algorithm 1 of TALON re-ranks only the `top_k` nodes chosen of each level, not every candidate: `chosen_only=True`.
     """
 
     source: ClassVar[str] = "EAGLE-2 (Li et al. 2024), section 4; EAGLE-3 code"
@@ -18,6 +25,7 @@ class Eagle(TreePolicy):
 
     depth: int = Field(default=8, ge=1, le=64, description="drafted levels")
     top_k: int = Field(default=10, ge=1, le=256, description="nodes expanded per level, and candidates of each")
+    chosen_only: bool = Field(default=False, description="re-rank the chosen nodes only, as TALON's Algorithm 1 does")
     budget: int = Field(default=60, ge=1, le=4096, description="nodes of the final tree, root included")
 
     @property
@@ -28,7 +36,7 @@ class Eagle(TreePolicy):
         return self.top_k
 
     def most_kept(self, depth: int) -> int:
-        return self.top_k if depth == 1 else self.top_k**2
+        return self.top_k if depth == 1 or self.chosen_only else self.top_k**2
 
     def most_expanded(self, depth: int) -> int:
         return self.top_k
@@ -37,9 +45,11 @@ class Eagle(TreePolicy):
         return self.depth
 
     def keep(self, layer: Layer) -> Tensor:
-        return layer.possible
+        return self._chosen(layer) if self.chosen_only and layer.depth > 1 else layer.possible
 
     def expand(self, layer: Layer) -> Tensor | None:
-        if layer.depth == 1:
-            return None
+        return None if self.chosen_only or layer.depth == 1 else self._chosen(layer)
+
+    def _chosen(self, layer: Layer) -> Tensor:
+        """The nodes that the next level grows from."""
         return best_mask(layer.path_logprobs, layer.possible, self.top_k)

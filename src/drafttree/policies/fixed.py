@@ -5,14 +5,15 @@ from pydantic import Field
 
 from drafttree.core.lazy import Tensor
 from drafttree.core.tree import Layer
-from drafttree.policies.base import TreePolicy
+from drafttree.policies.base import TreePolicy, creation_scores
 
 
 class Fixed(TreePolicy):
     """A tree of fixed depth and breadth that does not expand improbable nodes: DynaTree, first version.
 
-    The paper drafts its root as the drafter's single best token; `level1_top1=True` with a depth of one more does the
-    same. Where a level meets the budget, its most probable candidates are kept (the paper: the first ones).
+    The paper drafts its root as the drafter's single best token, and counts depth D from there. `level1_top1=True`,
+    `depth` D + 1 and `budget` N_max + 1, since ours counts the committed token too, are its tree. Where a level meets
+    the budget, its most probable candidates are kept; `first_come=True` keeps the first ones, as the paper does.
     """
 
     source: ClassVar[str] = "DynaTree v1, Algorithm 1"
@@ -21,6 +22,7 @@ class Fixed(TreePolicy):
     breadth: int = Field(default=3, ge=1, le=64, description="children of every expanded node (B)")
     threshold: float = Field(default=0.03, ge=0, le=1, description="path probability to expand a node (tau)")
     level1_top1: bool = Field(default=False, description="draft only the best token on level 1")
+    first_come: bool = Field(default=False, description="spend the budget in order of creation, as the paper does")
     budget: int = Field(default=128, ge=1, le=4096, description="nodes of the tree at most, root included (N_max)")
 
     @property
@@ -38,3 +40,6 @@ class Fixed(TreePolicy):
 
     def expand(self, layer: Layer) -> Tensor | None:
         return layer.path_logprobs >= math.log(self.threshold) if self.threshold else None
+
+    def score(self, layer: Layer) -> Tensor:
+        return creation_scores(layer) if self.first_come else layer.path_logprobs

@@ -9,6 +9,7 @@ from drafttree.evaluation.bench.compare import Comparison, compare
 from drafttree.evaluation.bench.drafters import DrafterBench, bench_drafters, bench_methods
 from drafttree.evaluation.bench.edits import code_edits
 from drafttree.evaluation.bench.exact_text import ExactTextRow, bench_exact_text
+from drafttree.evaluation.bench.expansion import ExpansionBench, ExpansionTime, bench_expansion
 from drafttree.evaluation.bench.inflation import inflate
 from drafttree.evaluation.bench.law import LawBench, measure_law
 from drafttree.evaluation.bench.lookup import LookupBench, bench_lookup
@@ -25,6 +26,8 @@ __all__ = [
     "Comparison",
     "DrafterBench",
     "ExactTextRow",
+    "ExpansionBench",
+    "ExpansionTime",
     "LawBench",
     "LookupBench",
     "Overhead",
@@ -39,6 +42,7 @@ __all__ = [
     "bench_auto",
     "bench_drafters",
     "bench_exact_text",
+    "bench_expansion",
     "bench_lookup",
     "bench_methods",
     "bench_policies",

@@ -23,7 +23,7 @@ class Comparison:
     Attributes:
         speculative: by the decoder.
         plain: by the same engine without speculation.
-        transformers: by transformers; None where the target is none of its models.
+        transformers: by transformers; None where the target is none of its models, or has a `lossy_window`.
         from_plain: where the speculative text departs from the plain one; None if nowhere or not seeded.
         from_transformers: where it departs from transformers' greedy text; None if nowhere or not greedy.
         greedy: whether transformers' text can be compared at all.
@@ -115,7 +115,7 @@ def _ways(decoder: Decoder, prompt: list[int], options: dict) -> dict[str, Calla
         return lambda length: engine.generate(prompt, max_new_tokens=length, **rest)
 
     ways: dict[str, Callable] = {"speculative": by(decoder), "plain": by(decoder.plain())}
-    if isinstance(decoder.target, TargetModel):
+    if isinstance(decoder.target, TargetModel) and not decoder.target.lossy_window:
         ways["transformers"] = lambda length: transformers_generate(decoder, prompt, max_new_tokens=length, **rest)
     return ways
 

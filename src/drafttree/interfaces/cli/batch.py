@@ -16,11 +16,13 @@ from drafttree.interfaces.cli.options import (
     Dtype,
     ExactText,
     IgnoreEos,
+    LossyWindow,
     MaxNewTokens,
     PolicySpec,
     Quantize,
     QuantizeDrafter,
     SeedOrNone,
+    Sinks,
     Stop,
     Target,
     VerifierName,
@@ -50,6 +52,8 @@ def batch(
     dtype: Dtype = "auto",
     device: Device = "auto",
     exact_text: ExactText = False,
+    lossy_window: LossyWindow = None,
+    sinks: Sinks = 4,
     quantize: Quantize = None,
     quantize_drafter: QuantizeDrafter = None,
     ignore_eos: IgnoreEos = False,
@@ -75,7 +79,8 @@ def batch(
     from drafttree.interfaces.cli.decoders import load_named
 
     kinds: dict[str, Any] = {"quantize": quantize, "quantize_drafter": quantize_drafter}
-    decoder = load_named(target, drafter, *chosen, dtype=dtype, device=device, exact_text=exact_text, **kinds)
+    kinds |= {"exact_text": exact_text, "lossy_window": lossy_window, "sinks": sinks}
+    decoder = load_named(target, drafter, *chosen, dtype=dtype, device=device, **kinds)
     try:
         with progress(len(jobs) - len(records)) as advance:
             report = run_batch(decoder, jobs, out, records, options, advance)

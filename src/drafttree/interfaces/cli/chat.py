@@ -18,9 +18,11 @@ from drafttree.interfaces.cli.options import (
     DraftTemperature,
     Dtype,
     ExactText,
+    LossyWindow,
     PolicySpec,
     Quantize,
     QuantizeDrafter,
+    Sinks,
     Target,
     VerifierName,
     given_options,
@@ -61,6 +63,8 @@ def chat(
     dtype: Dtype = "auto",
     device: Device = "auto",
     exact_text: ExactText = False,
+    lossy_window: LossyWindow = None,
+    sinks: Sinks = 4,
     quantize: Quantize = None,
     quantize_drafter: QuantizeDrafter = None,
     *,
@@ -78,7 +82,8 @@ def chat(
     from drafttree.interfaces.cli.decoders import load_named
 
     kinds: dict[str, Any] = {"quantize": quantize, "quantize_drafter": quantize_drafter}
-    decoder = load_named(target, drafter, *chosen, dtype=dtype, device=device, exact_text=exact_text, **kinds)
+    kinds |= {"exact_text": exact_text, "lossy_window": lossy_window, "sinks": sinks}
+    decoder = load_named(target, drafter, *chosen, dtype=dtype, device=device, **kinds)
     if own is not None and decoder.tokenizer:
         decoder.tokenizer.chat_template = own
     if not getattr(decoder.tokenizer, "chat_template", None):

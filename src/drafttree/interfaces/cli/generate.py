@@ -19,12 +19,14 @@ from drafttree.interfaces.cli.options import (
     Dtype,
     ExactText,
     IgnoreEos,
+    LossyWindow,
     MaxNewTokens,
     PolicySpec,
     PromptText,
     Quantize,
     QuantizeDrafter,
     SeedOrNone,
+    Sinks,
     Stop,
     Target,
     VerifierName,
@@ -56,6 +58,8 @@ def generate(
     dtype: Dtype = "auto",
     device: Device = "auto",
     exact_text: ExactText = False,
+    lossy_window: LossyWindow = None,
+    sinks: Sinks = 4,
     quantize: Quantize = None,
     quantize_drafter: QuantizeDrafter = None,
     costs: Annotated[
@@ -83,7 +87,8 @@ def generate(
     from drafttree.interfaces.cli.decoders import load_named
 
     kinds: dict[str, Any] = {"quantize": quantize, "quantize_drafter": quantize_drafter}
-    decoder = load_named(target, drafter, *chosen, dtype=dtype, device=device, exact_text=exact_text, **kinds)
+    kinds |= {"exact_text": exact_text, "lossy_window": lossy_window, "sinks": sinks}
+    decoder = load_named(target, drafter, *chosen, dtype=dtype, device=device, **kinds)
     decoder = decoder.with_costs(curve) if curve else decoder
     if decoder.defaults and not json_:
         note = f"the model's own options: {show_options(decoder.defaults)}"

@@ -69,6 +69,11 @@ Device = Annotated[str, typer.Option(help='"cpu", "cuda", ... or "auto".')]
 ExactText = Annotated[
     bool, typer.Option("--exact-text", help="Write plain decoding's text token for token in every dtype; costs time.")
 ]
+LossyWindow = Annotated[
+    int | None,
+    typer.Option(min=1, help="Let the target see the latest tokens only, so many, and the --sinks: another model."),
+]
+Sinks = Annotated[int, typer.Option(min=0, help="First tokens that stay visible with --lossy-window.")]
 Quantize = Annotated[str | None, typer.Option(help='"int8" rounds the target\'s weights to eight bits: another model.')]
 QuantizeDrafter = Annotated[str | None, typer.Option(help='"int8" does so with a language model that drafts.')]
 Temperature = Annotated[float | None, typer.Option(help="0 decodes greedily.")]

@@ -1,0 +1,28 @@
+"""The choice of a target's backend by the options of `load`."""
+
+from collections.abc import Callable
+from functools import partial
+
+from transformers import PreTrainedModel
+
+from drafttree.core.errors import ConfigError
+from drafttree.models import LossyWindow, select_backend, select_exact_text, select_windowed
+from drafttree.models.base import Backend
+
+
+def choose_backend(exact_text: bool, lossy_window: int | None, sinks: int) -> Callable[[PreTrainedModel], Backend]:
+    """The function that selects the backend of a module; arguments as for `drafttree.load`.
+
+    Raises:
+        ConfigError: an option is out of range, or both are asked for.
+    """
+    if not isinstance(exact_text, bool):
+        raise ConfigError(f"exact_text is {exact_text!r}; give True or False")
+    if lossy_window is None:
+        return select_exact_text if exact_text else select_backend
+    for name, value, least in (("lossy_window", lossy_window, 1), ("sinks", sinks, 0)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ConfigError(f"{name} is {value!r}; give a whole number of tokens, at least {least}")
+    if exact_text:
+        raise ConfigError("exact_text cannot hold with a lossy_window; leave out one of them")
+    return partial(select_windowed, window=LossyWindow(lossy_window, sinks))

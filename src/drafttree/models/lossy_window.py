@@ -1,0 +1,44 @@
+"""Attention to the first tokens and the latest ones only, in a KV cache that holds no others (StreamingLLM).
+
+It is lossy: the text is that of another model, the windowed one. Plain decoding over the same window is its baseline,
+and speculative decoding writes the same text, since every node of a tree attends to the rows that plain decoding
+attends to at its position: which those are is decided by positions, and a row is dropped when no later token sees it.
+
+Xiao et al. (2023, arXiv 2309.17453) number the kept rows anew in every step, so a text may outgrow the model's context.
+Here keys are kept as they were rotated, at their positions in the text: the same rows are seen, the latest ones at the
+same distances, the first ones farther away, and a text ends with the model's context.
+"""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class LossyWindow(NamedTuple):
+    """The rows that a token attends to.
+
+    Attributes:
+        size: of the window: a token attends to itself and to the `size` - 1 tokens before it.
+        sinks: and to so many first tokens of the text.
+    """
+
+    size: int
+    sinks: int = 4
+
+    @property
+    def rows(self) -> int:
+        """Rows that are kept."""
+        return self.sinks + self.size
+
+    @property
+    def slack(self) -> int:
+        """Rows beyond them from which on they are dropped: all at once, since the rows behind them have to be moved."""
+        return max(self.size // 4, 1)
+
+    def reaches(self, rows: int) -> bool:
+        """Whether every one of the first rows attends to all before it."""
+        return rows <= self.rows
+
+    def hides(self, own: Tensor, keys: Tensor) -> Tensor:
+        """Bool: which keys a token does not attend to, given its position and theirs."""
+        return (own - keys >= self.size) & (keys >= self.sinks)
