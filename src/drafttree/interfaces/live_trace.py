@@ -30,18 +30,25 @@ def show_live(tracer: Tracer, pace: float) -> None:
 
     Args:
         tracer: of the text.
-        pace: seconds for a round; the first half of it the tree grows, then the verdict is shown.
+        pace: seconds for a round: half of them the tree grows, then the verdict is shown.
     """
     console, text = make_console(), Text(tracer.prompt, style="dim")
     with Live(console=console, auto_refresh=False, transient=True) as live:
         for number, turn in enumerate(tracer.run(), start=1):
-            pictures = list(frames(turn, console.height - TEXT_ROWS - OTHER_ROWS))
-            for place, picture in enumerate(pictures, start=1):
-                if place == len(pictures):
-                    text.append_text(written(turn))
-                head = Line(f"round {number}: {turn.accepted} of {turn.size - 1} accepted", align="left", style="dim")
-                live.update(Group(_last_rows(text, console), head, picture), refresh=True)
-                time.sleep(pace / 2 if place == len(pictures) else pace / (2 * len(pictures)))
+            *growing, judged = frames(turn, console.height - TEXT_ROWS - OTHER_ROWS)
+            for picture in growing:
+                live.update(_screen(text, number, turn, picture, console), refresh=True)
+                time.sleep(pace / 2 / len(growing))
+            text.append_text(written(turn))
+            live.update(_screen(text, number, turn, judged, console), refresh=True)
+            time.sleep(pace / 2)
+
+
+def _screen(text: Text, number: int, turn: TracedRound, picture: RenderableType, console: Console) -> Group:
+    """The end of the text, a line about the round, and its tree."""
+    head = Line(f"round {number}: {turn.accepted} of {turn.size - 1} accepted", align="left", style="dim")
+    last_rows = Text("\n").join(text.wrap(console, console.width)[-TEXT_ROWS:])
+    return Group(last_rows, head, picture)
 
 
 def frames(turn: TracedRound, rows: int) -> Iterator[RenderableType]:
@@ -89,8 +96,3 @@ def _label(node: TracedNode, judged: bool) -> Text:
     if judged and node.target is not None:
         label.append(f"  target {node.target:.2f}", style="not bold magenta")
     return label
-
-
-def _last_rows(text: Text, console: Console) -> Text:
-    """The end of a text that fits into the rows above the tree."""
-    return Text("\n").join(text.wrap(console, console.width)[-TEXT_ROWS:])

@@ -29,6 +29,7 @@ from drafttree.interfaces.cli.options import (
     shaped,
 )
 from drafttree.interfaces.cli.results import INTERRUPTED
+from drafttree.interfaces.console import progress
 from drafttree.loading import find_policy, find_verifier
 from drafttree.loading.specs import DEFAULT_POLICY
 
@@ -105,12 +106,19 @@ def _write(tracer: "Tracer", pace: float | None) -> None:
 
     try:
         if pace is None:
-            for _ in tracer.run():
-                pass
+            _write_quietly(tracer)
         else:
             show_live(tracer, pace)
     except KeyboardInterrupt:
         tracer.request.end("interrupted")
+
+
+def _write_quietly(tracer: "Tracer") -> None:
+    """Write the text with a progress bar that counts its tokens."""
+    with progress(tracer.request.remaining) as advance:
+        for turn in tracer.run():
+            for _ in range(turn.committed):
+                advance("tokens")
 
 
 def _show(found: "Trace", output: Path | None, json_: bool) -> None:
