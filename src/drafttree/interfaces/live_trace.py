@@ -46,7 +46,7 @@ def show_live(tracer: Tracer, pace: float) -> None:
 
 def _screen(text: Text, number: int, turn: TracedRound, picture: RenderableType, console: Console) -> Group:
     """The end of the text, a line about the round, and its tree."""
-    head = Line(f"round {number}: {turn.accepted} of {turn.size - 1} accepted", align="left", style="dim")
+    head = Line(f"round {number}: {turn.size - 1} drafted", align="left", style="dim")
     last_rows = Text("\n").join(text.wrap(console, console.width)[-TEXT_ROWS:])
     return Group(last_rows, head, picture)
 
@@ -58,7 +58,8 @@ def frames(turn: TracedRound, rows: int) -> Iterator[RenderableType]:
         yield drawn(turn, [node for node in shown if turn.nodes[node].depth <= depth], judged=False)
     cut = ", ".join(f"{rule} {count:,}" for rule, count in turn.cut.items())
     hidden = turn.size - len(shown)
-    notes = [*([f"{hidden} more nodes"] if hidden else []), *([f"cut: {cut}"] if cut else [])]
+    notes = [f"{len(turn.path) - 1} accepted", *([f"{hidden} more nodes"] if hidden else [])]
+    notes += [f"candidates cut: {cut}"] if cut else []
     yield Group(drawn(turn, shown, judged=True), Text("; ".join(notes), style="dim"))
 
 

@@ -75,7 +75,7 @@ def test_the_most_probable_cut_candidates_are_kept_and_all_are_counted():
     turn = first_round(Eagle(depth=4, top_k=4, budget=8))
     assert turn.cut == {"rerank": 4 + 3 * 16 - 7}
     assert len(cut(turn)) == 24
-    assert cut(turn)[0][0] == (3,)
+    assert cut(turn)[0] == ((1, 1), Rule.RERANK)
 
 
 @pytest.mark.parametrize(

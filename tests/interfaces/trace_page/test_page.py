@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ from drafttree.interfaces.trace_page.page import pack, render
 from helpers.traces import hand_trace
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+in_a_browser = pytest.mark.skipif(BROWSER is None, reason="no Chromium")
 NASTY = ("</script><script>alert(1)</script>", "<!--<script>", "\u2028 & \"'<b>\U0001f642")
 
 
@@ -102,15 +104,29 @@ def test_a_page_without_jinja2_says_how_to_get_it(monkeypatch):
         check_jinja()
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no Chromium")
+def drawn(page: str, folder: Path, place: str = "") -> str:
+    """What a browser makes of a page."""
+    path = folder / "trace.html"
+    path.write_text(page, encoding="utf-8")
+    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}", "--dump-dom"]
+    command = [BROWSER, *options, path.as_uri() + place]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+@in_a_browser
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_browser_draws_the_round_that_is_asked_for(tmp_path, number):
-    path = tmp_path / "trace.html"
-    path.write_text(render(nasty_trace()), encoding="utf-8")
-    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"]
-    command = [BROWSER, *options, f"{path.as_uri()}#round={number}"]
-    dom = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    dom = drawn(render(nasty_trace()), tmp_path, f"#round={number}")
     assert f'<output id="number" for="slider">{number} of 2</output>' in dom
-    assert dom.count('data-node="') == {1: 6, 2: 2}[number]
-    assert len(re.findall('class="item bonus', dom)) == 1
+    assert dom.count('<g class="item ') == {1: 6, 2: 2}[number]
+    assert dom.count('<g class="item bonus') == 1
     assert len(Page(dom).scripts) == 2
+
+
+@in_a_browser
+@pytest.mark.parametrize(("keys", "number"), [(["ArrowRight"], 2), (["End", "ArrowLeft"], 1), (["End", "Home"], 1)])
+def test_keys_choose_the_round(tmp_path, keys, number):
+    press = "document.body.dispatchEvent(new KeyboardEvent('keydown', {key, bubbles: true}))"
+    script = f"<script>for (const key of {json.dumps(keys)}) {press};</script></body>"
+    dom = drawn(render(hand_trace()).replace("</body>", script), tmp_path)
+    assert f'<output id="number" for="slider">{number} of 2</output>' in dom

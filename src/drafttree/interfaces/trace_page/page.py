@@ -26,7 +26,7 @@ def render(trace: Trace) -> str:
     from jinja2 import Environment, StrictUndefined
     from jinja2.utils import htmlsafe_json_dumps
 
-    read = partial(_read, files(__package__))
+    read = partial(_read, files("drafttree.interfaces.trace_page"))
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     data = htmlsafe_json_dumps(pack(trace), dumps=partial(dumps, separators=(",", ":"), allow_nan=False))
     parts = {"style": read("trace.css"), "script": read("trace.js"), "version": drafttree.__version__}

@@ -12,8 +12,8 @@ const WORDS = {
 };
 const CUT = {
   keep: "The policy did not keep it.",
-  budget: "The tree was full.",
-  rerank: "It joined the tree while it grew; other nodes were better in the end.",
+  budget: "The policy kept it, but the tree was full.",
+  rerank: "It was in the tree while it grew; in the end other nodes were better.",
   width: "It was not among the candidates that the policy looks at.",
   draw: "It was not drawn.",
 };
@@ -73,12 +73,20 @@ function readNode([text, token, parent, rank, outcome, rule, draft, target, seen
   return { index, text: data.strings[text], token, parent, rank, ...names, draft, target, seen, depth: 0, children: [] };
 }
 
-// The nodes of a round: the tree, what was cut, and the bonus token as the last one.
+// The nodes of a round: the tree, what was cut, and the bonus token as the last one. Where the bonus token is among the
+// cut candidates, it stands for both.
 function readRound(round) {
-  const nodes = [...round.n, round.b].map(readNode);
+  const nodes = [...round.n, round.b].map(readNode), bonus = nodes[nodes.length - 1];
   for (const node of nodes.slice(1)) {
-    node.depth = nodes[node.parent].depth + 1;
-    nodes[node.parent].children.push(node);
+    node.above = nodes[node.parent];
+    node.depth = node.above.depth + 1;
+    node.above.children.push(node);
+  }
+  const twin = bonus.above.children.find((node) => node.outcome === "cut" && node.token === bonus.token);
+  if (twin) {
+    bonus.children = twin.children;
+    for (const child of bonus.children) child.above = bonus;
+    bonus.above.children = bonus.above.children.filter((node) => node !== twin);
   }
   return nodes;
 }
@@ -93,7 +101,7 @@ function writeText() {
     first += round.c;
     const group = make("span", { class: "round", "data-round": index, title: `Round ${index + 1}` });
     const drafted = pieces.slice(0, round.a).join("");
-    const wrong = round.j.map((node) => data.strings[round.n[node][0]]).join("");
+    const wrong = round.j.map((node) => data.strings[round.n[node][0]]).join("").replace(/\n/g, "⏎");
     const added = pieces.slice(round.a).join("");
     for (const [name, text] of [["accepted", drafted], ["rejected", wrong], ["bonus", added]]) {
       if (text) group.append(make("span", { class: name }, text));
@@ -139,7 +147,8 @@ function drawStrip() {
 
 // ---- the tree -------------------------------------------------------------------------------------------------------
 
-const PILL = 38, ROW = 47, GAP = 34, LETTER = 7.9, MARGIN = 8, LONGEST = 18;
+const PILL = 38, ROW = 47, NARROW_ROW = 44, GAP = 34, INDENT = 18, MARGIN = 8;
+const LETTER = 7.9, LONGEST = 18, NARROW = 560;
 
 // Characters of East Asian scripts and pictures take two columns.
 const wide = (character) => (/[ᄀ-ᅟ⺀-꓏가-힣豈-﫿︰-﹏＀-｠\u{1f300}-\u{1faff}]/u.test(character) ? 2 : 1);
@@ -163,31 +172,44 @@ function order(node) {
   return [kind, node.outcome === "cut" ? -node.draft : node.rank];
 }
 
-function place(nodes) {
+// The width of a node: its token, and beside it the rule that cut it.
+const space = (node) => Math.max(88, node.label.width + 20 + (node.outcome === "cut" ? 8 + 6.4 * node.rule.length : 0));
+
+// Where every shown node goes. On wide screens a node stands beside its first child, so that the accepted path is one
+// line; on narrow ones every node has a line of its own.
+function place(root, narrow) {
   const widths = [], shown = [];
   let rows = 0;
   const visit = (node) => {
     node.label = label(node);
-    widths[node.depth] = Math.max(widths[node.depth] ?? 88, node.label.width + 20);
+    widths[node.depth] = Math.max(widths[node.depth] ?? 0, space(node));
     node.row = rows;
     shown.push(node);
     const below = node.children.filter(isShown).sort((a, b) => order(a)[0] - order(b)[0] || order(a)[1] - order(b)[1]);
     below.forEach((child, index) => {
-      if (index) rows += 1;
+      if (index || narrow) rows += 1;
       visit(child);
     });
   };
-  visit(nodes[0]);
+  visit(root);
   const lefts = widths.reduce((sums, width) => [...sums, sums[sums.length - 1] + width + GAP], [MARGIN]);
-  for (const node of shown) Object.assign(node, { x: lefts[node.depth], w: widths[node.depth], y: MARGIN + node.row * ROW });
-  return { shown, width: lefts[widths.length] - GAP + MARGIN, height: (rows + 1) * ROW - (ROW - PILL) + 2 * MARGIN };
+  for (const node of shown) {
+    node.x = narrow ? MARGIN + INDENT * node.depth : lefts[node.depth];
+    node.w = narrow ? space(node) : widths[node.depth];
+    node.y = MARGIN + node.row * (narrow ? NARROW_ROW : ROW);
+  }
+  const far = (side, size) => Math.max(...shown.map((node) => node[side] + (size ?? node.w))) + MARGIN;
+  return { shown, width: far("x"), height: far("y", PILL) };
 }
 
-function edge(parent, node) {
-  const [x1, y1, x2, y2] = [parent.x + parent.w, parent.y + PILL / 2, node.x, node.y + PILL / 2];
-  const middle = x1 + GAP * 0.55;
-  const curve = y1 === y2 ? `M${x1} ${y1}H${x2}` : `M${x1} ${y1}C${middle} ${y1} ${x1 + GAP * 0.35} ${y2} ${x2} ${y2}`;
-  return make("path", { class: `edge ${node.outcome}`, d: curve, "stroke-width": (1.2 + 3 * (node.draft ?? 0)).toFixed(1) });
+function edge(node, narrow) {
+  const { above } = node, bend = 9;
+  const [x1, y1, x2, y2] = [above.x + above.w, above.y + PILL / 2, node.x, node.y + PILL / 2];
+  const trunk = narrow ? above.x + INDENT / 2 : x1 + GAP * 0.45;
+  const start = narrow ? `M${trunk} ${above.y + PILL}` : `M${x1} ${y1}H${trunk - bend}Q${trunk} ${y1} ${trunk} ${y1 + bend}`;
+  const elbow = `${start}V${y2 - bend}Q${trunk} ${y2} ${trunk + bend} ${y2}H${x2}`;
+  const width = (1 + 2.5 * (node.draft ?? 0)).toFixed(1);
+  return make("path", { class: `edge ${node.outcome}`, d: y1 === y2 ? `M${x1} ${y1}H${x2}` : elbow, "stroke-width": width });
 }
 
 function word(node, y) {
@@ -199,23 +221,17 @@ function word(node, y) {
 }
 
 function chances(node) {
-  const base = node.y + 29, half = node.w / 2 - 12;
-  if (node.outcome === "cut" && node.target === null) {
-    return [
-      make("text", { class: "chance draft", x: node.x + 10, y: base }, percent(node.draft)),
-      make("text", { class: "chance rule", x: node.x + node.w - 10, y: base, "text-anchor": "end" }, node.rule),
-    ];
-  }
-  const parts = [];
+  const base = node.y + 29, half = node.w / 2 - 12, parts = [];
   for (const [name, chance, left, x] of [
     ["draft", node.draft, node.x + 10, node.x + 10],
     ["target", node.target, node.x + node.w / 2 + 2, node.x + node.w - 10],
   ]) {
     parts.push(make("text", { class: `chance ${name}`, x, y: base }, percent(chance)));
-    if (chance) parts.push(make("rect", { class: `gauge ${name}`, x: left, y: node.y + 32.5, height: 2.5, rx: 1.2, width: Math.max(half * chance, 1) }));
+    const size = { y: node.y + 32.5, height: 2.5, rx: 1.2, width: Math.max(half * chance, 1) };
+    if (chance) parts.push(make("rect", { class: `gauge ${name}`, x: left, ...size }));
   }
   if (node.outcome === "cut") {
-    parts.push(make("text", { class: "chance rule", x: node.x + node.w / 2, y: base, "text-anchor": "middle" }, node.rule));
+    parts.push(make("text", { class: "chance rule", x: node.x + node.w - 10, y: node.y + 17 }, node.rule));
   }
   return parts;
 }
@@ -230,12 +246,12 @@ function drawNode(node) {
 }
 
 function drawTree() {
-  const nodes = state.nodes, { shown, width, height } = place(nodes);
+  const narrow = at("box").clientWidth < NARROW, { shown, width, height } = place(state.nodes[0], narrow);
   const tree = at("tree");
   for (const [name, value] of [["width", width], ["height", height], ["viewBox", `0 0 ${width} ${height}`]]) {
     tree.setAttribute(name, value);
   }
-  const edges = shown.slice(1).map((node) => edge(nodes[node.parent], node));
+  const edges = shown.slice(1).map((node) => edge(node, narrow));
   edges.sort((a, b) => a.classList.contains("accepted") - b.classList.contains("accepted"));
   fill(tree, ...edges, ...shown.map(drawNode));
   tree.setAttribute("aria-label", `Draft tree of round ${state.round + 1}`);
@@ -252,7 +268,7 @@ function describe(node) {
 function meter(name, chance) {
   const bar = make("b");
   bar.style.width = `${100 * (chance ?? 0)}%`;
-  return make("div", { class: `meter ${name}` }, make("span", {}, name), make("i", {}, bar), make("span", {}, exactly(chance)));
+  return make("div", { class: `meter ${name}` }, make("span", {}, name), make("i", {}, bar), make("span", {}, chance === null ? "–" : exactly(chance)));
 }
 
 function reason(node) {
@@ -260,7 +276,7 @@ function reason(node) {
   if (node.outcome === "cut") return CUT[node.rule] ?? "";
   if (node.outcome !== "bonus") return node.rule ? ENDED[node.rule] : "";
   if (!node.rule) return node.draft === null ? "Nothing was drafted here." : "It was drafted here, and the verifier chose it anew.";
-  return CUT[node.rule] && node.draft !== null ? `Not drafted here: ${CUT[node.rule]}` : `Nothing was drafted behind the path. ${ENDED[node.rule] ?? ""}`;
+  return node.draft !== null ? CUT[node.rule] : `Nothing was drafted behind the accepted path. ${ENDED[node.rule] ?? ""}`;
 }
 
 function rankOf(node) {
@@ -491,6 +507,7 @@ function start() {
     if (item) choose(Number(item.dataset.node));
   });
   document.addEventListener("keydown", onKey);
+  new ResizeObserver(redraw).observe(at("box"));
   show(Number(/round=(\d+)/.exec(location.hash)?.[1] ?? 1) - 1);
 }
 
