@@ -5,6 +5,7 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const at = (id) => document.getElementById(id);
 const last = data.rounds.length - 1;
+const SEEN = 8; // a row of a node has this many entries, and one more where the policy saw another probability
 const state = { round: 0, chosen: 0, nodes: [] };
 const WORDS = {
   root: "last token of the text", accepted: "accepted", rejected: "rejected", unreached: "not reached",
@@ -139,7 +140,7 @@ function drawStrip() {
   const go = (event) => {
     const style = getComputedStyle(strip), box = strip.getBoundingClientRect();
     const [left, right] = [parseFloat(style.paddingLeft), parseFloat(style.paddingRight)];
-    show(Math.floor(((event.clientX - box.left - left) / (box.width - left - right)) * (last + 1)));
+    showSoon(Math.floor(((event.clientX - box.left - left) / (box.width - left - right)) * (last + 1)));
   };
   strip.addEventListener("pointerdown", (event) => { strip.setPointerCapture(event.pointerId); go(event); });
   strip.addEventListener("pointermove", (event) => { if (event.buttons) go(event); });
@@ -214,6 +215,7 @@ function edge(node, narrow) {
 
 function word(node, y) {
   const text = make("text", { class: "word", x: node.x + 10, y });
+  if (/^[␣⏎⇥␍∅]+$/.test(node.label.text)) return fill(text, node.label.text);
   for (const part of node.label.text.split(/([␣⏎⇥␍∅]+)/)) {
     if (part) text.append(/^[␣⏎⇥␍∅]/.test(part) ? make("tspan", { class: "blank" }, part) : part);
   }
@@ -448,6 +450,14 @@ function show(index) {
   history.replaceState(null, "", `#round=${state.round + 1}`);
 }
 
+let wanted = null;
+
+// The slider may ask for more rounds than can be drawn: only the last one of a frame is.
+function showSoon(index) {
+  if (wanted === null) requestAnimationFrame(() => { const round = wanted; wanted = null; show(round); });
+  wanted = index;
+}
+
 let playing = null;
 
 function play(on) {
@@ -494,8 +504,9 @@ function start() {
     return;
   }
   at("slider").max = last + 1;
+  at("guided").hidden = !data.rounds.some((round) => round.n.some((node) => node.length > SEEN));
   for (const draw of [writeText, drawStrip, drawHeat]) draw();
-  at("slider").addEventListener("input", (event) => show(Number(event.target.value) - 1));
+  at("slider").addEventListener("input", (event) => showSoon(Number(event.target.value) - 1));
   at("previous").addEventListener("click", () => show(state.round - 1));
   at("next").addEventListener("click", () => show(state.round + 1));
   at("play").addEventListener("click", () => play(playing === null));
