@@ -23,7 +23,7 @@ def test_links_and_pictures_lead_to_files():
     assert all((ROOT / link).exists() for link in links)
 
 
-@pytest.mark.parametrize("page", ["index", "chat-and-batch", "exactness"])
+@pytest.mark.parametrize("page", ["index", "chat-and-batch", "exactness", "trace"])
 def test_the_code_of_a_page_runs_from_top_to_bottom(page, capsys):
     code = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL)
     exec("\n".join(code), {})

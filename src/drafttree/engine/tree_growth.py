@@ -176,7 +176,7 @@ class _Growth:
         """The candidates of a level and which of them join the tree, within the budget."""
         policy, tree, frontier = self._policy, self._tree, self._frontier
         width = min(policy.candidates(depth), rows.shape[-1])
-        logprobs, tokens = rows.topk(width) if width > 1 else rows.max(-1, keepdim=True)
+        logprobs, tokens = best_candidates(rows, width)
         layer = Layer(
             logprobs=logprobs,
             parent_logprobs=frontier.path_logprobs,
@@ -252,6 +252,11 @@ class _Growth:
             return _numbers(0, mask.shape[1], mask.device).expand_as(mask), None
         index = mask.logical_not().argsort(dim=1, stable=True)[:, : max(counts)]
         return index, None if min(counts) == max(counts) else ~mask.gather(1, index)
+
+
+def best_candidates(rows: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """The log-probabilities and token ids `[..., width]` of the best tokens of rows `[..., vocab]`, best first."""
+    return rows.topk(width) if width > 1 else rows.max(-1, keepdim=True)
 
 
 @lru_cache(maxsize=256)

@@ -14,4 +14,5 @@ This door is empty on purpose: `import drafttree` needs `exactness` alone, and t
 - `shapes`: sizes of larger models, by name.
 - `bench`: what speculation gains and what it costs.
 - `tune`: the drafter and the policy that write given prompts fastest.
+- `trace`: what the draft trees of a text did, round by round.
 """

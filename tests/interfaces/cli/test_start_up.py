@@ -61,6 +61,8 @@ def test_lists(command, shown):
         ["generate", "a", "--verifier", "greddy"],
         ["generate", "a", "--temperature", "-1"],
         ["generate", ""],
+        ["trace", "a", "--live"],
+        ["trace", "a", "-o", "nowhere/trace.html"],
         ["certify"],
         ["certify", "--prompts", "nowhere.txt"],
         ["bench", "policies", "--policies", "talon:budget=none"],

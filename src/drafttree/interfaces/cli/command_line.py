@@ -20,6 +20,7 @@ from drafttree.interfaces.cli.chat import chat
 from drafttree.interfaces.cli.generate import generate
 from drafttree.interfaces.cli.results import INTERRUPTED
 from drafttree.interfaces.cli.support import support
+from drafttree.interfaces.cli.trace import trace
 from drafttree.interfaces.cli.tune import tune
 
 USAGE_ERROR = cast(type[Exception], typer.BadParameter.__base__)
@@ -31,7 +32,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(bench.app, name="bench")
-for command in (generate, chat, batch, lists.policies, lists.inspect, lists.verifiers, tune, certify, support):
+for command in (generate, chat, batch, lists.policies, lists.inspect, lists.verifiers, trace, tune, certify, support):
     app.command()(command)
 
 

@@ -1,0 +1,127 @@
+"""Records what a request's policy and verifier are given and what they answer, while a round runs.
+
+Both are replaced by wrappers that pass every question on, so the loop and the growth of trees know nothing of it, and a
+text without a trace pays nothing. Tensors are only kept here; they are read after the round, outside its clock.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from torch import Tensor
+
+from drafttree.core.randomness import RoundRandomness
+from drafttree.core.tree import DraftTree, Layer, PartialTree, Verdict
+from drafttree.engine.request import Request
+from drafttree.policies.base import TreePolicy
+from drafttree.verifiers.base import Verifier
+
+
+@dataclass
+class RecordedLevel:
+    """What was decided on one level of a growing tree.
+
+    Attributes:
+        logits: `[1, frontier, columns]` of the drafter, before the verifier adds its randomness.
+        guided: the same as the policy sees them.
+        layer: the candidates by probability.
+        keep: bool `[1, frontier, candidates]` of the policy.
+        expand: bool `[1, frontier, candidates or drawn children]` of the policy, None for all.
+        stopped: bool `[1]`, whether the policy ended the tree behind this level, None for not.
+    """
+
+    logits: Tensor
+    guided: Tensor
+    layer: Layer | None = None
+    keep: Tensor | None = None
+    expand: Tensor | None = None
+    stopped: Tensor | None = None
+
+    @property
+    def decided(self) -> tuple[Layer, Tensor]:
+        """The candidates and which of them the policy kept, once it was asked."""
+        assert self.layer is not None
+        assert self.keep is not None
+        return self.layer, self.keep
+
+
+@dataclass
+class RecordedRound:
+    """A round as it was recorded.
+
+    Attributes:
+        levels: of the growing tree; empty if nothing was drafted.
+        tree: that was verified.
+        logits: `[1, nodes, vocab]` of the target, constraints included.
+        verdict: of the verifier.
+    """
+
+    levels: list[RecordedLevel] = field(default_factory=list)
+    tree: DraftTree | None = None
+    logits: Tensor | None = None
+    verdict: Verdict | None = None
+
+    @property
+    def judged(self) -> tuple[DraftTree, Tensor, Verdict]:
+        """The tree, the target's logits and the verdict, once the verifier was asked."""
+        assert self.tree is not None
+        assert self.logits is not None
+        assert self.verdict is not None
+        return self.tree, self.logits, self.verdict
+
+
+@contextmanager
+def recording(request: Request) -> Iterator[RecordedRound]:
+    """Record the round of a request that runs inside the block."""
+    policy, verifier, record = request.policy, request.verifier, RecordedRound()
+    request.policy = cast(TreePolicy, _RecordingPolicy(policy, record))
+    request.verifier = cast(Verifier, _RecordingVerifier(verifier, record))
+    try:
+        yield record
+    finally:
+        request.policy, request.verifier = policy, verifier
+
+
+class _RecordingPolicy:
+    """A policy that notes its answers in the level under way; a verifier's `guide` begins every level."""
+
+    def __init__(self, policy: TreePolicy, record: RecordedRound) -> None:
+        self._policy, self._record = policy, record
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._policy, name)
+
+    def keep(self, layer: Layer) -> Tensor:
+        level = self._record.levels[-1]
+        level.layer, level.keep = layer, self._policy.keep(layer)
+        return level.keep
+
+    def expand(self, layer: Layer) -> Tensor | None:
+        self._record.levels[-1].expand = self._policy.expand(layer)
+        return self._record.levels[-1].expand
+
+    def stop(self, tree: PartialTree, frontier: Tensor) -> Tensor | None:
+        self._record.levels[-1].stopped = self._policy.stop(tree, frontier)
+        return self._record.levels[-1].stopped
+
+
+class _RecordingVerifier:
+    """A verifier that notes the drafter's logits of every level, and what it was given to judge."""
+
+    def __init__(self, verifier: Verifier, record: RecordedRound) -> None:
+        self._verifier, self._record = verifier, record
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._verifier, name)
+
+    def guide(self, logits: Tensor, depth: int, randomness: Sequence[RoundRandomness]) -> Tensor:
+        guided = self._verifier.guide(logits, depth, randomness)
+        copies = logits.clone(), guided.clone()  # a drafter may use their memory again for its next pass
+        self._record.levels.append(RecordedLevel(*copies))
+        return guided
+
+    def verify(self, tree: DraftTree, logits: Tensor, randomness: Sequence[RoundRandomness]) -> Verdict:
+        verdict = self._verifier.verify(tree, logits, randomness)
+        self._record.tree, self._record.logits, self._record.verdict = tree, logits, verdict
+        return verdict

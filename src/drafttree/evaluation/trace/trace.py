@@ -1,0 +1,201 @@
+"""The trace of a text as plain data: what every node of every round's tree was, and what became of it."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+
+PHASES = ("draft", "growth", "masks", "target", "verify", "commit", "text", "other")
+"""The parts of a round's time: draft passes, growing the tree from them, ancestor masks, the target pass, the verifier,
+keeping rows of the KV cache, turning tokens into text, and what is left."""
+
+
+class Outcome(StrEnum):
+    """What became of a node."""
+
+    ROOT = "root"
+    """The last token of the text before the round."""
+    ACCEPTED = "accepted"
+    """A drafted token that the verifier accepted."""
+    REJECTED = "rejected"
+    """A drafted token whose parent was accepted, and which was not."""
+    UNREACHED = "unreached"
+    """A drafted token whose parent was not accepted."""
+    BONUS = "bonus"
+    """The token that the target added behind the accepted path."""
+    CUT = "cut"
+    """A candidate that did not become part of the tree."""
+
+
+class Rule(StrEnum):
+    """What kept a candidate out of the tree, or ended a path."""
+
+    KEEP = "keep"
+    """The policy did not keep the candidate."""
+    BUDGET = "budget"
+    """The policy kept it, but the tree was full."""
+    RERANK = "rerank"
+    """It joined the tree, and other nodes were better in the end."""
+    EXPAND = "expand"
+    """The policy did not expand the node."""
+    STOP = "stop"
+    """The policy ended the tree here."""
+    DEPTH = "depth"
+    """The tree had all its levels: those of the policy, of the drafter, or what is left of the text."""
+    WIDTH = "width"
+    """The token was not among the candidates that the policy looks at."""
+    DRAW = "draw"
+    """The token was not drawn, in a tree whose children are drawn."""
+    NONE = ""
+    """No rule is concerned."""
+
+
+@dataclass(frozen=True)
+class TracedNode:
+    """A node of a round's tree, a candidate that was cut, or the bonus token.
+
+    Attributes:
+        token: its id.
+        text: the token as text, behind its parent.
+        parent: its parent's place among the round's nodes, -1 for the root.
+        depth: its distance from the root.
+        rank: its place among its siblings, 0 for the drafter's most probable token or the one drawn first; -1 where
+            the drafter was not asked.
+        draft: its probability given its parent by the drafter, with the text's temperature and truncation; None for the
+            root and where the drafter was not asked.
+        seen: the same as the policy saw it. Coupled sampling shows the policy the noise that decides the draw.
+        target: its probability by the target, with the text's temperature and truncation; None for the root and where
+            the parent was not scored.
+        outcome: what became of it.
+        rule: what cut a candidate, what ended the path at a leaf, what kept the bonus token out of the tree.
+    """
+
+    token: int
+    text: str
+    parent: int
+    depth: int
+    rank: int
+    draft: float | None
+    seen: float | None
+    target: float | None
+    outcome: Outcome
+    rule: Rule = Rule.NONE
+
+
+@dataclass(frozen=True)
+class TracedRound:
+    """A round of a text.
+
+    Attributes:
+        nodes: the tree in breadth-first order, then the most probable of the candidates that were cut.
+        size: how many of them are the tree.
+        path: the accepted nodes, the root first.
+        bonus: the token that follows the path.
+        committed: tokens that became part of the text; fewer than were accepted where the text ends.
+        accepted: how many of these were drafted.
+        cut: how many candidates each rule has cut.
+        widths: of the frontiers that the drafter was asked about; empty if it was not asked.
+        seconds: by phase, see `PHASES`.
+    """
+
+    nodes: list[TracedNode]
+    size: int
+    path: list[int]
+    bonus: TracedNode
+    committed: int
+    accepted: int
+    cut: dict[str, int]
+    widths: list[int]
+    seconds: dict[str, float]
+
+    @property
+    def rejected(self) -> list[int]:
+        """The drafter's own continuation of the accepted path: the likeliest rejected node, and so on below it."""
+        found, parent = list[int](), self.path[-1]
+        while below := [node for node in range(1, self.size) if self.nodes[node].parent == parent]:
+            parent = max(below, key=lambda node: self.nodes[node].draft or 0.0)
+            found.append(parent)
+        return found
+
+
+@dataclass(frozen=True)
+class AcceptanceCell:
+    """The drafted nodes of one depth and rank in all rounds.
+
+    Attributes:
+        depth: of the nodes.
+        rank: among their siblings.
+        drafted: how many there were.
+        judged: how many of them had an accepted parent.
+        accepted: how many were accepted.
+    """
+
+    depth: int
+    rank: int
+    drafted: int
+    judged: int
+    accepted: int
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What the draft trees of a text did.
+
+    Attributes:
+        prompt: before the text.
+        pieces: the text, in a piece per token; a token may add nothing to it.
+        setting: target, drafter, policy, verifier, temperature and seed, each in words.
+        sampled: whether the children in the trees were drawn.
+        finish_reason: as of a `Generation`.
+        rounds: in order.
+        metrics: as `Metrics.summary` has them.
+    """
+
+    prompt: str
+    pieces: list[str]
+    setting: dict[str, str]
+    sampled: bool
+    finish_reason: str
+    rounds: list[TracedRound]
+    metrics: dict[str, Any]
+
+    @property
+    def text(self) -> str:
+        """What was generated."""
+        return "".join(self.pieces)
+
+    @cached_property
+    def acceptance(self) -> list[AcceptanceCell]:
+        """Acceptance by depth and rank, for every depth and rank that was drafted."""
+        counts: dict[tuple[int, int], Counter[str]] = {}
+        for node, parent in self._drafted():
+            judged = parent.outcome in (Outcome.ROOT, Outcome.ACCEPTED)
+            cell = counts.setdefault((node.depth, node.rank), Counter())
+            cell.update(drafted=1, judged=judged, accepted=node.outcome is Outcome.ACCEPTED)
+        return [
+            AcceptanceCell(*place, cell["drafted"], cell["judged"], cell["accepted"])
+            for place, cell in sorted(counts.items())
+        ]
+
+    @property
+    def cut(self) -> dict[str, int]:
+        """How many candidates each rule has cut, in all rounds."""
+        return dict(sum((Counter(turn.cut) for turn in self.rounds), Counter()))
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Time by phase, in all rounds."""
+        return {phase: sum(turn.seconds[phase] for turn in self.rounds) for phase in PHASES}
+
+    def to_json(self) -> str:
+        """All of it as one line of JSON, with the acceptance by depth and rank."""
+        whole = asdict(self) | {"text": self.text, "acceptance": [asdict(cell) for cell in self.acceptance]}
+        return json.dumps(whole, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+    def _drafted(self) -> Iterator[tuple[TracedNode, TracedNode]]:
+        """Every drafted node of every tree, with its parent."""
+        for turn in self.rounds:
+            yield from ((node, turn.nodes[node.parent]) for node in turn.nodes[1 : turn.size])

@@ -1,0 +1,116 @@
+"""Writing a text by the decoder's own steps, and keeping what its trees did."""
+
+from collections.abc import Iterator
+from typing import Unpack
+
+from drafttree.core.tree import Proposal
+from drafttree.engine.decoder import Decoder
+from drafttree.engine.generation_options import GenerationOptions
+from drafttree.engine.prompt import Prompt
+from drafttree.engine.request import Generation, Request
+from drafttree.evaluation.trace.recording import recording
+from drafttree.evaluation.trace.rounds import RoundReader
+from drafttree.evaluation.trace.token_texts import TokenTexts
+from drafttree.evaluation.trace.trace import Trace, TracedRound
+
+
+class Tracer:
+    """One text while it is written and traced.
+
+    Args:
+        decoder: writes it; it stays as it is.
+        prompt: as for `Decoder.generate`, but not a list of prompts.
+        **options: likewise.
+
+    Attributes:
+        request: the text.
+        rounds: so far.
+
+    Raises:
+        DraftTreeError: as `Decoder.generate` does.
+    """
+
+    def __init__(self, decoder: Decoder, prompt: Prompt, **options: Unpack[GenerationOptions]) -> None:
+        self.request = decoder.new_request(prompt, **options)
+        self.rounds: list[TracedRound] = []
+        self._decoder, self._texts = decoder, TokenTexts(decoder.tokenizer)
+        self._reader = RoundReader(self.request.verifier.sampling, self.request.policy, self._texts)
+        self._setting = _setting(decoder, self.request)
+
+    def run(self) -> Iterator[TracedRound]:
+        """Write the text, yielding every round when it is committed; Ctrl-C in a round ends the text there."""
+        decoder, request = self._decoder, self.request
+        with decoder.prefixes.keeping(request), decoder.adaptation.learning(request):
+            while not request.finish_reason:
+                before = request.tokens[-2] if len(request.tokens) > 1 else None
+                try:
+                    with recording(request) as record:
+                        decoder.step(request)
+                except KeyboardInterrupt:
+                    request.end("interrupted")
+                    return
+                self.rounds.append(self._reader.read(record, before, request.metrics.rounds[-1]))
+                yield self.rounds[-1]
+
+    @property
+    def prompt(self) -> str:
+        """The prompt as text, special tokens by their name."""
+        tokens = self.request.tokens[: self.request.prompt_length]
+        if self._decoder.tokenizer is None:
+            return "".join(self._texts.piece(None, token) for token in tokens).strip()
+        return self._decoder.tokenizer.decode(tokens, skip_special_tokens=False)
+
+    def trace(self) -> Trace:
+        """The trace of what has been written so far."""
+        generation = Generation.of(self.request)
+        return Trace(
+            prompt=self.prompt,
+            pieces=self._pieces(generation),
+            setting=self._setting,
+            sampled=self.request.verifier.proposal is not Proposal.TOP_K,
+            finish_reason=generation.finish_reason,
+            rounds=list(self.rounds),
+            metrics=generation.metrics.summary(),
+        )
+
+    def _pieces(self, generation: Generation) -> list[str]:
+        """The text in a piece per token, as the tokens completed it."""
+        if self._decoder.tokenizer is None:
+            return [self._texts.piece(None, token) for token in generation.tokens]
+        pieces = [""] * len(generation.tokens)
+        for character, token in zip(generation.text, self.request.text.origins, strict=False):
+            pieces[token] += character
+        return pieces
+
+
+def _setting(decoder: Decoder, request: Request) -> dict[str, str]:
+    """The setting of a text in words."""
+    sampling = request.verifier.sampling
+    return {
+        "target": repr(decoder.target),
+        "drafter": "none" if decoder.drafter is None else repr(decoder.drafter),
+        "policy": repr(request.policy),
+        "verifier": type(request.verifier).__name__,
+        "temperature": f"{sampling.temperature:g}",
+        "seed": str(sampling.seed),
+    }
+
+
+def trace_text(decoder: Decoder, prompt: Prompt, **options: Unpack[GenerationOptions]) -> Trace:
+    """Write a text and trace it.
+
+    Args:
+        decoder: writes it.
+        prompt: as for `Decoder.generate`, but not a list of prompts.
+        **options: likewise.
+
+    Returns:
+        The trace; its text is what `Decoder.generate` gives.
+
+    Raises:
+        DraftTreeError: as `Decoder.generate` does.
+    """
+    tracer = Tracer(decoder, prompt, **options)
+    for _ in tracer.run():
+        pass
+    return tracer.trace()

@@ -1,0 +1,135 @@
+"""`drafttree trace`: write a text, and show what its draft trees did."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from drafttree.core.errors import ConfigError
+from drafttree.evaluation.prompts import read_prompt
+from drafttree.interfaces.cli.options import (
+    AsJson,
+    Device,
+    Drafter,
+    DraftTemperature,
+    Dtype,
+    ExactText,
+    IgnoreEos,
+    MaxNewTokens,
+    PolicySpec,
+    PromptText,
+    Quantize,
+    QuantizeDrafter,
+    SeedOrNone,
+    Stop,
+    Target,
+    VerifierName,
+    given_options,
+    shaped,
+)
+from drafttree.interfaces.cli.results import INTERRUPTED
+from drafttree.interfaces.console import progress
+from drafttree.loading import find_policy, find_verifier
+from drafttree.loading.specs import DEFAULT_POLICY
+
+if TYPE_CHECKING:
+    from drafttree.evaluation.trace import Trace, Tracer
+
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the page to this HTML file.")]
+Live = Annotated[bool, typer.Option("--live", help="Grow the trees in the terminal while the text is written.")]
+Pace = Annotated[float, typer.Option(min=0, max=60, help="Seconds that --live shows a round.")]
+
+
+@shaped
+def trace(
+    prompt: PromptText = None,
+    output: Output = None,
+    live: Live = False,
+    pace: Pace = 0.6,
+    target: Target = "embedded",
+    drafter: Drafter = "auto",
+    policy: PolicySpec = DEFAULT_POLICY,
+    verifier: VerifierName = "auto",
+    seed: SeedOrNone = None,
+    draft_temperature: DraftTemperature = 1.0,
+    stop: Stop = None,
+    max_new_tokens: MaxNewTokens = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    exact_text: ExactText = False,
+    quantize: Quantize = None,
+    quantize_drafter: QuantizeDrafter = None,
+    json_: AsJson = False,
+    chat: Annotated[bool, typer.Option("--chat", help="Apply the chat template to the prompt.")] = False,
+    ignore_eos: IgnoreEos = False,
+    *,
+    shaping: dict[str, Any],
+) -> None:
+    """Write from a prompt, and show what the draft trees did: as a page, in the terminal, or as JSON.
+
+    The text is the one that `drafttree generate` writes with the same options.
+    """
+    options = shaping | given_options({"seed": seed, "max_new_tokens": max_new_tokens, "stop": stop})
+    options |= {"ignore_eos": ignore_eos, "draft_temperature": draft_temperature}
+    text, chosen = read_prompt(prompt), (find_policy(policy), find_verifier(verifier))
+    _check(output, live, json_)
+
+    from drafttree.evaluation.trace import Tracer
+    from drafttree.interfaces.cli.decoders import load_named
+
+    kinds: dict[str, Any] = {"quantize": quantize, "quantize_drafter": quantize_drafter}
+    decoder = load_named(target, drafter, *chosen, dtype=dtype, device=device, exact_text=exact_text, **kinds)
+    tracer = Tracer(decoder, [{"role": "user", "content": text}] if chat else text, **options)
+    _write(tracer, pace if live else None)
+    found = tracer.trace()
+    _show(found, output, json_)
+    raise typer.Exit(INTERRUPTED if found.finish_reason == "interrupted" else 0)
+
+
+def _check(output: Path | None, live: bool, json_: bool) -> None:
+    """Refuse, before a model runs, what could not be shown in the end."""
+    if live and json_:
+        raise ConfigError("--live draws where --json prints; give one of them")
+    if live and not sys.stdout.isatty():
+        raise ConfigError("--live draws on a terminal, and standard output is none; give -o FILE for a page instead")
+    if output:
+        from drafttree.interfaces.trace_page.output import check_jinja, check_output
+
+        check_jinja()
+        check_output(output)
+
+
+def _write(tracer: "Tracer", pace: float | None) -> None:
+    """Write the text, shown round by round where a pace is given; Ctrl-C ends it."""
+    from drafttree.interfaces.live_trace import show_live
+
+    try:
+        if pace is None:
+            _write_quietly(tracer)
+        else:
+            show_live(tracer, pace)
+    except KeyboardInterrupt:
+        tracer.request.end("interrupted")
+
+
+def _write_quietly(tracer: "Tracer") -> None:
+    """Write the text with a progress bar that counts its tokens."""
+    with progress(tracer.request.remaining) as advance:
+        for turn in tracer.run():
+            for _ in range(turn.committed):
+                advance("tokens")
+
+
+def _show(found: "Trace", output: Path | None, json_: bool) -> None:
+    """The trace as JSON or in words, and as a page where one is asked for."""
+    from drafttree.interfaces.trace_display import show_trace
+    from drafttree.interfaces.trace_page.page import render
+
+    if json_:
+        print(found.to_json())
+    else:
+        show_trace(found, output)
+    if output:
+        output.write_text(render(found), encoding="utf-8")
+        print(f"drafttree: the page is {output}", file=sys.stderr)

@@ -1,0 +1,99 @@
+"""Draft trees that grow in the terminal while a text is written."""
+
+import time
+from collections.abc import Iterator
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.rule import Rule as Line
+from rich.text import Text
+from rich.tree import Tree
+
+from drafttree.evaluation.trace import Outcome, TracedNode, TracedRound, Tracer
+from drafttree.interfaces.console import make_console
+from drafttree.interfaces.trace_display import ACCEPTED, BONUS, REJECTED
+
+STYLES = {
+    Outcome.ROOT: "bold",
+    Outcome.ACCEPTED: f"bold {ACCEPTED}",
+    Outcome.REJECTED: REJECTED,
+    Outcome.UNREACHED: "dim",
+    Outcome.BONUS: f"bold {BONUS}",
+}
+GROWING = "cyan"
+TEXT_ROWS, OTHER_ROWS = 5, 4
+"""Rows of the text above the tree, and of what else is not the tree."""
+
+
+def show_live(tracer: Tracer, pace: float) -> None:
+    """Write a text and show every round's tree for a time.
+
+    Args:
+        tracer: of the text.
+        pace: seconds for a round: half of them the tree grows, then the verdict is shown.
+    """
+    console, text = make_console(), Text(tracer.prompt, style="dim")
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        for number, turn in enumerate(tracer.run(), start=1):
+            *growing, judged = frames(turn, console.height - TEXT_ROWS - OTHER_ROWS)
+            for picture in growing:
+                live.update(_screen(text, number, turn, picture, console), refresh=True)
+                time.sleep(pace / 2 / len(growing))
+            text.append_text(written(turn))
+            live.update(_screen(text, number, turn, judged, console), refresh=True)
+            time.sleep(pace / 2)
+
+
+def _screen(text: Text, number: int, turn: TracedRound, picture: RenderableType, console: Console) -> Group:
+    """The end of the text, a line about the round, and its tree."""
+    head = Line(f"round {number}: {turn.size - 1} drafted", align="left", style="dim")
+    last_rows = Text("\n").join(text.wrap(console, console.width)[-TEXT_ROWS:])
+    return Group(last_rows, head, picture)
+
+
+def frames(turn: TracedRound, rows: int) -> Iterator[RenderableType]:
+    """The tree of a round level by level, then with its verdict; at most so many nodes."""
+    shown = most_probable(turn, max(rows, 3))
+    for depth in range(1, 1 + max(turn.nodes[node].depth for node in shown)):
+        yield drawn(turn, [node for node in shown if turn.nodes[node].depth <= depth], judged=False)
+    cut = ", ".join(f"{rule} {count:,}" for rule, count in turn.cut.items())
+    hidden = turn.size - len(shown)
+    notes = [f"{len(turn.path) - 1} accepted", *([f"{hidden} more nodes"] if hidden else [])]
+    notes += [f"candidates cut: {cut}"] if cut else []
+    yield Group(drawn(turn, shown, judged=True), Text("; ".join(notes), style="dim"))
+
+
+def most_probable(turn: TracedRound, count: int) -> list[int]:
+    """The accepted path and the nodes of the tree with the most probable paths, in breadth-first order."""
+    paths: list[float] = []
+    for node in turn.nodes[: turn.size]:
+        paths.append(1.0 if node.parent < 0 else paths[node.parent] * (node.draft or 0.0))
+    best = sorted(range(turn.size), key=lambda node: (node not in turn.path, -paths[node], node))
+    return sorted(best[: max(count, len(turn.path))])
+
+
+def drawn(turn: TracedRound, shown: list[int], *, judged: bool) -> Tree:
+    """Some nodes of a round's tree, their parents among them; the bonus token too once they are judged."""
+    branches = {0: Tree(_label(turn.nodes[0], judged), guide_style="dim")}
+    for node in shown[1:]:
+        traced = turn.nodes[node]
+        branches[node] = branches[traced.parent].add(_label(traced, judged))
+    if judged:
+        branches[turn.path[-1]].add(_label(turn.bonus, judged))
+    return branches[0]
+
+
+def written(turn: TracedRound) -> Text:
+    """The tokens that a round adds to the text."""
+    tokens = [*(turn.nodes[node] for node in turn.path[1:]), turn.bonus][: turn.committed]
+    return Text.assemble(*((node.text, f"not dim {STYLES[node.outcome]}") for node in tokens))
+
+
+def _label(node: TracedNode, judged: bool) -> Text:
+    shown = node.text.replace("\n", "\u23ce").replace("\t", "\u21e5").strip(" ") or "\u2423"
+    label = Text(shown, style=STYLES[node.outcome] if judged else GROWING)
+    if node.draft is not None:
+        label.append(f"  draft {node.draft:.2f}", style="not bold blue")
+    if judged and node.target is not None:
+        label.append(f"  target {node.target:.2f}", style="not bold magenta")
+    return label

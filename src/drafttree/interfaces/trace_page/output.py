@@ -1,0 +1,32 @@
+"""What a page needs before a model runs; nothing heavy is imported for it."""
+
+import os
+from pathlib import Path
+
+from drafttree.core.errors import ConfigError, InputError
+
+
+def check_jinja() -> None:
+    """Refuse to go on without jinja2, which makes the page.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        import jinja2  # noqa: F401
+    except ImportError:
+        raise ConfigError('pages need jinja2, which is not installed: pip install "drafttree[report]"') from None
+
+
+def check_output(path: Path) -> None:
+    """Refuse a page that could not be written.
+
+    Raises:
+        InputError: it names a folder, lies in none, or may not be written.
+    """
+    if path.is_dir():
+        raise InputError(f"--output {str(path)!r} is a folder; name a file in it, such as {str(path / 'trace.html')!r}")
+    if not path.parent.is_dir():
+        raise InputError(f"--output {str(path)!r} cannot be written, as there is no such folder; name another")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise InputError(f"--output {str(path)!r} cannot be written, as that is not permitted; name another")
