@@ -103,19 +103,17 @@ class Axis(_Strict):
     Attributes:
         name: for people: "budget N".
         values: in order; of the axis in specifications, or temperatures, or lengths.
-        grid: parameters of a policy with their values, instead of `values`, which are then all combinations, the last
-            parameter running fastest: "depth=4,breadth=2".
-        varies: "policy" fills `{axis}` in specifications, the others set the option of that name; "vocabulary" and
-            "zipf_exponent" are those of synthetic rows.
+        grid: parameters with their values, instead of `values`, which are then all combinations, the last parameter
+            running fastest: "depth=4,breadth=2".
+        varies: "policy" fills `{axis}` in specifications, the others set the option of that name; "rows" are synthetic,
+            with a vocabulary and an exponent of Zipf's law: "vocab=32000,alpha=0.7".
         ours: whether the paper does not tell its values, so that these are ours.
     """
 
     name: str
     values: list[AxisValue] = Field(min_length=1)
     grid: dict[str, list[AxisValue]] = {}
-    varies: Literal["policy", "temperature", "max_new_tokens", "prompt_tokens", "vocabulary", "zipf_exponent"] = (
-        "policy"
-    )
+    varies: Literal["policy", "temperature", "max_new_tokens", "prompt_tokens", "rows"] = "policy"
     ours: bool = False
 
     @model_validator(mode="before")
