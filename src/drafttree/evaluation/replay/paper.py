@@ -318,8 +318,9 @@ class Result(_Strict):
             if isinstance(claim, Trend) and not self.axis:
                 raise ValueError(f"claim {claim.id!r} is a trend, but there is no axis")
         for block in self.published:
-            for column in (block.set, *block.columns):
-                _among(column and str(column), (*places, AVERAGE, UNTOLD), f"columns at line {block.line}")
+            _among(block.set, self.sets, f"set at line {block.line}")
+            for column in block.columns:
+                _among(str(column), (*places, AVERAGE, UNTOLD), f"columns at line {block.line}")
         return self
 
 
