@@ -4,16 +4,21 @@ A paper is a TOML file of the folder `papers`; `docs/replay.md` says how to add 
 """
 
 import tomllib
+from collections.abc import Collection
 from functools import cache
 from importlib.resources import files
-from typing import Annotated, Literal
+from itertools import product
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
 from drafttree.core.errors import ConfigError, unknown
 
 PLAIN = "AR"
 """The method that every paper compares with: plain decoding."""
+AVERAGE, UNTOLD = "average", "untold"
+"""Columns of published values that are no set: the mean over sets, and where a paper does not say of which set."""
+AxisValue = float | int | str
 Metric = Literal[
     "speedup",  # decoding speed over plain decoding's
     "tokens_per_second",
@@ -26,7 +31,10 @@ Metric = Literal[
     "ttft",  # milliseconds to the first token
     "tpot",  # milliseconds per token after the first
     "peak_memory",  # MiB
+    "drafted_share",  # accepted drafted tokens per token of the text
     "gain",  # of one verifier's tau over another's, in per cent
+    "speed_gain",  # of one method's speed over another's, in per cent
+    "memory_gain",  # of a method's peak memory over plain decoding's, in per cent
     "expansion",  # milliseconds of growing a tree, without draft passes
 ]
 KINDS = ("decoding", "acceptance", "memory", "expansion")
@@ -42,14 +50,21 @@ class Method(_Strict):
     Attributes:
         role: who drafts, a name of the paper's `roles`; None for plain decoding.
         policy: its specification; `{axis}` in it stands for the value of the result's axis.
-        verifier: name; None for the one that keeps a seed's text, "greedy" at temperature 0.
+        policies: other specifications, by the set of prompts or the value of the axis that they are for.
+        verifier: name, above temperature 0; None for the one that keeps a seed's text.
         unavailable: why it cannot be replayed; None where it can.
     """
 
     role: str | None = None
     policy: str = "chain"
+    policies: dict[str, str] = {}
     verifier: str | None = None
     unavailable: str | None = None
+
+    def policy_at(self, prompt_set: str, value: AxisValue | None = None) -> str:
+        """The specification on a set of prompts and at a value of the axis, which is filled in."""
+        own = (self.policies[place] for place in (prompt_set, str(value)) if place in self.policies)
+        return next(own, self.policy).replace("{axis}", str(value))
 
 
 class Role(_Strict):
@@ -88,22 +103,37 @@ class Axis(_Strict):
     Attributes:
         name: for people: "budget N".
         values: in order; of the axis in specifications, or temperatures, or lengths.
-        varies: "policy" fills `{axis}` in specifications, the others set the option of that name.
+        grid: parameters with their values, instead of `values`, which are then all combinations, the last parameter
+            running fastest: "depth=4,breadth=2".
+        varies: "policy" fills `{axis}` in specifications, the others set the option of that name; "rows" are synthetic,
+            with a vocabulary and an exponent of Zipf's law: "vocab=32000,alpha=0.7".
+        ours: whether the paper does not tell its values, so that these are ours.
     """
 
     name: str
-    values: list[float | int | str]
-    varies: Literal["policy", "temperature", "max_new_tokens", "prompt_tokens"] = "policy"
+    values: list[AxisValue] = Field(min_length=1)
+    grid: dict[str, list[AxisValue]] = {}
+    varies: Literal["policy", "temperature", "max_new_tokens", "prompt_tokens", "rows"] = "policy"
+    ours: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _combine(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or "grid" not in given or "values" in given:
+            return given
+        points = product(*([f"{name}={value}" for value in values] for name, values in given["grid"].items()))
+        return {**given, "values": [",".join(point) for point in points]}
 
 
 class Published(_Strict):
     """A block of published numbers, as the paper prints it.
 
     Attributes:
-        line: of the paper's text.
-        metric: what the numbers are.
-        columns: names of sets, or values of the axis.
+        line: of the paper's text, where the block begins.
+        metric: what the numbers are; shares are of 1, gains in per cent.
+        columns: names of sets, `AVERAGE`, `UNTOLD`, or values of the axis.
         rows: per method, a number per column; "nan" where there is none.
+        errors: what stands behind a number's ±, in the same places.
         model: the target in the paper.
         temperature: of the target.
         set: of prompts, where columns are values of the axis.
@@ -111,16 +141,19 @@ class Published(_Strict):
 
     line: int
     metric: Metric
-    columns: list[float | int | str]
+    columns: list[AxisValue]
     rows: dict[str, list[float]]
+    errors: dict[str, list[float]] = {}
     model: str
     temperature: float = 0.0
     set: str | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> "Published":
-        if wrong := next((name for name, row in self.rows.items() if len(row) != len(self.columns)), None):
-            raise ValueError(f"the row of {wrong} has {len(self.rows[wrong])} numbers for {len(self.columns)} columns")
+        for name, row in (*self.rows.items(), *self.errors.items()):
+            _among(name, self.rows, f"errors at line {self.line}")
+            if len(row) != len(self.columns):
+                raise ValueError(f"the row of {name} has {len(row)} numbers for {len(self.columns)} columns")
         return self
 
 
@@ -132,7 +165,7 @@ class Comparison(_Strict):
         text: what the paper says, in our words.
         line: of the paper's text.
         metric: what is compared.
-        left: method, or `method@value` for a value of the axis.
+        left: method, or `method@value` for a value of the axis or a set of prompts.
         right: likewise.
         sign: whether left is greater or less.
         temperature: None for all of the result.
@@ -150,6 +183,11 @@ class Comparison(_Strict):
     temperature: float | None = None
     main: bool = False
 
+    @property
+    def names(self) -> list[str]:
+        """What it compares."""
+        return [self.left, self.right]
+
 
 class Order(_Strict):
     """A claim that methods come in an order, the highest first; it is judged by Kendall's tau."""
@@ -163,11 +201,16 @@ class Order(_Strict):
     temperature: float | None = None
     main: bool = False
 
+    @property
+    def names(self) -> list[str]:
+        """What it puts in order."""
+        return self.methods
+
 
 class Trend(_Strict):
     """A claim that a metric of a method rises or falls along the axis, from its first value to its last.
 
-    `left`, if given, is a second method whose ratio to `method` is what rises or falls.
+    With `over`, a second method, it is the ratio of `method` to that one which rises or falls.
     """
 
     kind: Literal["trend"]
@@ -181,6 +224,11 @@ class Trend(_Strict):
     temperature: float | None = None
     main: bool = False
 
+    @property
+    def names(self) -> list[str]:
+        """What it follows along the axis."""
+        return [self.method, self.over] if self.over else [self.method]
+
 
 class NotComparable(_Strict):
     """A claim that cannot be judged here, and why."""
@@ -192,8 +240,24 @@ class NotComparable(_Strict):
     reason: str
     main: bool = False
 
+    @property
+    def names(self) -> list[str]:
+        """Nothing is measured for it."""
+        return []
 
-Claim = Annotated[Comparison | Order | Trend | NotComparable, Field(discriminator="kind")]
+
+def _kind(claim: Any) -> str:
+    return claim.get("kind", "comparison") if isinstance(claim, dict) else claim.kind
+
+
+Claim = Annotated[
+    Annotated[Comparison, Tag("comparison")]
+    | Annotated[Order, Tag("order")]
+    | Annotated[Trend, Tag("trend")]
+    | Annotated[NotComparable, Tag("not_comparable")],
+    Discriminator(_kind),
+]
+"""One of four kinds; without a `kind` it is a comparison."""
 
 
 class Result(_Strict):
@@ -209,6 +273,8 @@ class Result(_Strict):
         sets: names of the paper's sets.
         temperatures: of the target.
         axis: what is varied; None for nothing.
+        second_axis: what a sweep varies beside it, every value with every other; None for nothing. Published values
+            and claims are of the result's own setting.
         metrics: shown, the first one first.
         max_new_tokens: of the paper.
         prompt_tokens: the paper's longest prompt; None if it is not told.
@@ -226,6 +292,7 @@ class Result(_Strict):
     sets: list[str] = []
     temperatures: list[float] = [0.0]
     axis: Axis | None = None
+    second_axis: Axis | None = None
     metrics: list[Metric] = []
     max_new_tokens: int = 512
     prompt_tokens: int | None = None
@@ -233,6 +300,28 @@ class Result(_Strict):
     claims: list[Claim] = []
     not_comparable: str | None = None
     unavailable: str | None = None
+
+    @property
+    def values(self) -> list[AxisValue]:
+        """Of both axes."""
+        return [value for axis in (self.axis, self.second_axis) if axis for value in axis.values]
+
+    @model_validator(mode="after")
+    def _refers_to_itself(self) -> "Result":
+        """Claims and columns name what the result has."""
+        places = [str(each) for each in (*self.sets, *self.values)]
+        for claim in self.claims:
+            for name in claim.names:
+                method, at, place = name.partition("@")
+                _among(method, (PLAIN, *self.methods), f"claim {claim.id!r}")
+                _among(place if at else None, places, f"claim {claim.id!r}")
+            if isinstance(claim, Trend) and not self.axis:
+                raise ValueError(f"claim {claim.id!r} is a trend, but there is no axis")
+        for block in self.published:
+            _among(block.set, self.sets, f"set at line {block.line}")
+            for column in block.columns:
+                _among(str(column), (*places, AVERAGE, UNTOLD), f"columns at line {block.line}")
+        return self
 
 
 class Paper(_Strict):
@@ -244,7 +333,7 @@ class Paper(_Strict):
         roles: who drafts, by the paper's name.
         methods: by name, plain decoding under `PLAIN` always among them.
         sets: of prompts by name.
-        results: tables as "1" and figures as "fig3", by name.
+        results: tables as "1" and figures as "fig3", by name; parts of one that differ in what is run as "fig3a".
     """
 
     title: str
@@ -257,6 +346,7 @@ class Paper(_Strict):
     @model_validator(mode="after")
     def _refers_to_itself(self) -> "Paper":
         """Every name that is used is there."""
+        _among(PLAIN, self.methods, "methods")
         for name, method in self.methods.items():
             _among(method.role, self.roles, f"methods.{name}.role")
         for name, result in self.results.items():
@@ -296,6 +386,6 @@ def _folder():
     return files("drafttree.evaluation.replay") / "papers"
 
 
-def _among(name: str | None, names: dict, where: str) -> None:
+def _among(name: str | None, names: Collection[str], where: str) -> None:
     if name is not None and name not in names:
         raise ValueError(f"{where}: {name!r} is none of {', '.join(names)}")
