@@ -1,6 +1,7 @@
 """Files of JSON lines that are written as results come, and read again after an interruption."""
 
 import json
+import os
 from pathlib import Path
 
 from drafttree.core.errors import InputError
@@ -26,7 +27,7 @@ def whole_lines(path: Path) -> list[str]:
 
 
 def append_line(path: Path, value: object) -> None:
-    """Add a value as one line.
+    """Add a value as one line, which is on the disk when this returns.
 
     Raises:
         InputError: the file cannot be written.
@@ -34,5 +35,7 @@ def append_line(path: Path, value: object) -> None:
     try:
         with path.open("a", encoding="utf-8") as file:
             file.write(f"{json.dumps(value)}\n")
+            file.flush()
+            os.fsync(file.fileno())
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror}; name another") from error

@@ -2,6 +2,8 @@
 
 import functools
 import json
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -12,8 +14,9 @@ from pydantic import TypeAdapter
 
 from drafttree.core.errors import InputError
 from drafttree.evaluation.json_lines import append_line, whole_lines
+from drafttree.evaluation.prompts import read_text
 
-COMMAND, RUNS = "command.json", "runs.jsonl"
+COMMAND, RUNS = "run.json", "cells.jsonl"
 Result = TypeVar("Result")
 
 
@@ -26,26 +29,51 @@ class RunStore:
         folder: where to keep the results, in JSON lines that are written as runs finish.
         command: everything that decides what is run; a folder is for one command.
         partial: whether Ctrl-C ends a measurement with what is finished. If not, it raises KeyboardInterrupt.
+        minutes: after which nothing is run any more, and the measurement ends as by Ctrl-C; None for no end.
 
     Attributes:
         folder: as given.
-        interrupted: whether Ctrl-C has ended a measurement.
+        interrupted: whether Ctrl-C or the time has ended a measurement.
+        out_of_time: whether it was the time.
+        command: as given, with the versions of the packages.
 
     Raises:
         InputError: the folder holds the runs of another command or something else, or cannot be written.
     """
 
     def __init__(
-        self, folder: Path | None = None, command: Mapping[str, Any] | None = None, *, partial: bool = False
+        self,
+        folder: Path | None = None,
+        command: Mapping[str, Any] | None = None,
+        *,
+        partial: bool = False,
+        minutes: float | None = None,
     ) -> None:
-        self.interrupted = False
+        self.interrupted = self.out_of_time = False
+        self._ends = time.monotonic() + 60 * minutes if minutes else math.inf
         self.folder, self._partial = folder, partial
+        self.command: dict[str, Any] = {"versions": _versions(), **(command or {})}
         self._kept: dict[str, Any] = {}
+        self._made: dict[str, Any] = {}
         if folder:
             try:
-                self._open(folder, {"versions": _versions(), **(command or {})})
+                self._open(folder, self.command)
             except OSError as error:
                 raise _refusal(folder, f"cannot be written: {error.strerror}") from error
+
+    @classmethod
+    def read(cls, folder: Path) -> "RunStore":
+        """The results of a folder, whatever command made them; nothing is written to it.
+
+        Raises:
+            InputError: it holds no runs.
+        """
+        if not (folder / COMMAND).is_file():
+            raise InputError(f"{folder}: no runs of drafttree in it; name the folder of a command's --out")
+        store = cls()
+        store.command = _read(folder, read_text(folder / COMMAND))
+        store._read_runs(folder)
+        return store
 
     def run(self, key: tuple[str | int | float, ...], kind: Any, work: Callable[[], Result]) -> Result:
         """The result of a run: the one that is kept, or that of `work`, which is kept from then on.
@@ -57,19 +85,31 @@ class RunStore:
         """
         if (name := json.dumps(key)) in self._kept:
             return _adapter(kind).validate_python(self._kept[name])
-        result = work()
+        self.check_time()
+        result = self._made[name] = work()
         if self.folder:
             kept = {"run": key, "result": _adapter(kind).dump_python(result, mode="json")}
             append_line(self.folder / RUNS, kept)
         return result
 
+    def find(self, key: tuple[str | int | float, ...], kind: Any) -> Any:
+        """The result of a run that was made or is kept, None if there is none; arguments as for `run`."""
+        if (name := json.dumps(key)) not in self._made and name in self._kept:
+            self._made[name] = _adapter(kind).validate_python(self._kept[name])
+        return self._made.get(name)
+
+    def check_time(self) -> None:
+        """End the measurement if its minutes are over; every run begins with this."""
+        if time.monotonic() > self._ends:
+            raise _TimeIsOver
+
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Run a measurement's loop; Ctrl-C ends it, or raises unless what is finished is wanted."""
+        """Run a measurement's loop; Ctrl-C or the time ends it, or raises unless what is finished is wanted."""
         try:
             yield
-        except KeyboardInterrupt:
-            self.interrupted = True
+        except KeyboardInterrupt as error:
+            self.interrupted, self.out_of_time = True, isinstance(error, _TimeIsOver)
             if not self._partial:
                 raise
 
@@ -90,6 +130,10 @@ class RunStore:
     def _read_runs(self, folder: Path) -> None:
         lines = [_read(folder, line) for line in whole_lines(folder / RUNS)]
         self._kept = {json.dumps(line["run"]): line["result"] for line in lines}
+
+
+class _TimeIsOver(KeyboardInterrupt):
+    """The minutes of a measurement are over."""
 
 
 _adapter = functools.cache(TypeAdapter)

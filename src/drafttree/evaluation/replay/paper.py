@@ -4,7 +4,7 @@ A paper is a TOML file of the folder `papers`; `docs/replay.md` says how to add 
 """
 
 import tomllib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import cache
 from importlib.resources import files
 from itertools import product
@@ -32,11 +32,13 @@ Metric = Literal[
     "tpot",  # milliseconds per token after the first
     "peak_memory",  # MiB
     "drafted_share",  # accepted drafted tokens per token of the text
-    "gain",  # of one verifier's tau over another's, in per cent
-    "speed_gain",  # of one method's speed over another's, in per cent
-    "memory_gain",  # of a method's peak memory over plain decoding's, in per cent
+    "gain",  # of a method's tau over another's, in per cent
+    "speed_gain",  # of its speed, likewise
+    "memory_gain",  # of its peak memory, likewise
     "expansion",  # milliseconds of growing a tree, without draft passes
 ]
+GAINS: Mapping[Metric, Metric] = {"gain": "tau", "speed_gain": "speedup", "memory_gain": "peak_memory"}
+"""The metric of which each gain is."""
 KINDS = ("decoding", "acceptance", "memory", "expansion")
 
 
@@ -276,6 +278,7 @@ class Result(_Strict):
         second_axis: what a sweep varies beside it, every value with every other; None for nothing. Published values
             and claims are of the result's own setting.
         metrics: shown, the first one first.
+        over: by method, the one that its gains are over; plain decoding where none is named.
         max_new_tokens: of the paper.
         prompt_tokens: the paper's longest prompt; None if it is not told.
         published: values.
@@ -294,6 +297,7 @@ class Result(_Strict):
     axis: Axis | None = None
     second_axis: Axis | None = None
     metrics: list[Metric] = []
+    over: dict[str, str] = {}
     max_new_tokens: int = 512
     prompt_tokens: int | None = None
     published: list[Published] = []
@@ -309,6 +313,8 @@ class Result(_Strict):
     @model_validator(mode="after")
     def _refers_to_itself(self) -> "Result":
         """Claims and columns name what the result has."""
+        for name in (*self.over, *self.over.values()):
+            _among(name, (PLAIN, *self.methods), "over")
         places = [str(each) for each in (*self.sets, *self.values)]
         for claim in self.claims:
             for name in claim.names:

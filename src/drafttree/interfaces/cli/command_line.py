@@ -18,6 +18,7 @@ from drafttree.interfaces.cli.batch import batch
 from drafttree.interfaces.cli.certify import certify
 from drafttree.interfaces.cli.chat import chat
 from drafttree.interfaces.cli.generate import generate
+from drafttree.interfaces.cli.replay import replay
 from drafttree.interfaces.cli.results import INTERRUPTED
 from drafttree.interfaces.cli.support import support
 from drafttree.interfaces.cli.trace import trace
@@ -32,7 +33,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(bench.app, name="bench")
-for command in (generate, chat, batch, lists.policies, lists.inspect, lists.verifiers, trace, tune, certify, support):
+COMMANDS = (
+    *(generate, chat, batch, lists.policies, lists.inspect, lists.verifiers),
+    *(trace, tune, certify, support, replay),
+)
+for command in COMMANDS:
     app.command()(command)
 
 

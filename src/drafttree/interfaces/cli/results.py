@@ -13,19 +13,23 @@ from drafttree.interfaces.console import print_json
 
 INTERRUPTED = 130
 """The exit code of a command that Ctrl-C has ended, as shells have it."""
+LEFT = 3
+"""The exit code of a command whose minutes were over before all was run."""
 NOT_OF_THE_COMMAND = {"out", "json_", "save", "export", "minutes"}
 """Options that do not change what a run gives."""
+Minutes = Annotated[float | None, typer.Option(help="Begin nothing after so many; the same command goes on.")]
 Out = Annotated[
     Path | None, typer.Option(help="Keep finished runs in this folder; the same command goes on from there.")
 ]
 
 
-def open_store(context: typer.Context, *inputs: object) -> RunStore:
+def open_store(context: typer.Context, *inputs: object, minutes: float | None = None) -> RunStore:
     """The store of a command's finished runs, in the folder of its --out.
 
     Args:
         context: of the command; its options decide what is run, but for `NOT_OF_THE_COMMAND`.
         *inputs: what the files named in the options hold.
+        minutes: after which nothing is run any more.
 
     Raises:
         InputError: the folder cannot be used.
@@ -33,7 +37,7 @@ def open_store(context: typer.Context, *inputs: object) -> RunStore:
     options = {name: str(value) for name, value in context.params.items() if name not in NOT_OF_THE_COMMAND}
     digest = hashlib.sha256(repr(inputs).encode()).hexdigest()
     command = {"command": context.command_path, **options, "digest of the prompts": digest}
-    return RunStore(context.params["out"], command, partial=True)
+    return RunStore(context.params["out"], command, partial=True, minutes=minutes)
 
 
 def finish(store: RunStore, json_: bool, summary: dict[str, object], show: Callable[[], None]) -> None:
@@ -46,7 +50,17 @@ def finish(store: RunStore, json_: bool, summary: dict[str, object], show: Calla
         print_json(summary)
     else:
         show()
-    if store.interrupted:
-        onward = f"the same command goes on from {store.folder}" if store.folder else "--out FOLDER keeps finished runs"
-        print(f"drafttree: interrupted; {onward}", file=sys.stderr)
-        raise typer.Exit(INTERRUPTED)
+    _end_early(store)
+
+
+def _end_early(store: RunStore) -> None:
+    """Say so if Ctrl-C or the time has ended a measurement.
+
+    Raises:
+        typer.Exit: it has.
+    """
+    if not store.interrupted:
+        return
+    onward = f"the same command goes on from {store.folder}" if store.folder else "--out FOLDER keeps finished runs"
+    print(f"drafttree: {'the minutes are over' if store.out_of_time else 'interrupted'}; {onward}", file=sys.stderr)
+    raise typer.Exit(LEFT if store.out_of_time else INTERRUPTED)
