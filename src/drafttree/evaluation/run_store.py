@@ -50,7 +50,7 @@ class RunStore:
         minutes: float | None = None,
     ) -> None:
         self.interrupted = self.out_of_time = False
-        self._ends = time.monotonic() + 60 * minutes if minutes else math.inf
+        self._ends = time.monotonic() + 60 * minutes if minutes is not None else math.inf
         self.folder, self._partial = folder, partial
         self.command: dict[str, Any] = {"versions": _versions(), **(command or {})}
         self._kept: dict[str, Any] = {}
@@ -130,6 +130,18 @@ class RunStore:
     def _read_runs(self, folder: Path) -> None:
         lines = [_read(folder, line) for line in whole_lines(folder / RUNS)]
         self._kept = {json.dumps(line["run"]): line["result"] for line in lines}
+
+
+class NothingFinished(Exception):
+    """A measurement whose partial results are wanted has ended before there were any.
+
+    Attributes:
+        store: of the measurement.
+    """
+
+    def __init__(self, store: RunStore) -> None:
+        super().__init__("nothing is finished")
+        self.store = store
 
 
 class _TimeIsOver(KeyboardInterrupt):

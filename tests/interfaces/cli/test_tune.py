@@ -5,6 +5,7 @@ import json
 import pytest
 
 from drafttree.drafters import PromptLookupDrafter
+from drafttree.evaluation.run_store import RUNS
 from drafttree.evaluation.tune import arms, tuning
 from drafttree.loading import policy_spec
 from helpers.command_line import complaint, run
@@ -161,5 +162,5 @@ def test_a_real_run_of_a_few_seconds_keeps_its_runs(prompts, tmp_path):
     result = tune(prompts, "--drafter", "lookup", "--minutes", 0.05, "--limit", 1, "--out", out, "--json")
     found = json.loads(result.stdout)
     assert found["expected"] >= 0
-    runs = [json.loads(line)["run"] for line in (out / "runs.jsonl").read_text().splitlines()]
+    runs = [json.loads(line)["run"] for line in (out / RUNS).read_text().splitlines()]
     assert runs[:2] == [["costs", "lookup"], ["choose", 0, "plain"]]
