@@ -117,9 +117,11 @@ class RunStore:
         """Take over the results of a folder, or begin it."""
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / COMMAND).exists():
-            if any(folder.iterdir()):
+            begun = folder / f"{COMMAND}.new"
+            if any(path != begun for path in folder.iterdir()):
                 raise _refusal(folder, "holds something else than runs of drafttree")
-            (folder / COMMAND).write_text(json.dumps(command, indent=1), encoding="utf-8")
+            begun.write_text(json.dumps(command, indent=1), encoding="utf-8")
+            begun.replace(folder / COMMAND)
         known = _read(folder, (folder / COMMAND).read_text(encoding="utf-8"))
         for name in {**command, **known}:
             if known.get(name) != command.get(name):
