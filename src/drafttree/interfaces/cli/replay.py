@@ -18,7 +18,7 @@ LIST, REPORT = "list", "report"
 What = Annotated[
     list[str],
     typer.Argument(
-        help='"list", of all or of what follows; "report FOLDER"; or what to replay: "all", papers, and results such as talon/1.'
+        help='"list", of all or of what follows; "report FOLDER"; or "all", papers, and results such as talon/1.'
     ),
 ]
 
