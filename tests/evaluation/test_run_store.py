@@ -13,7 +13,7 @@ from drafttree.evaluation.bench.verifiers import VerifierTime
 from drafttree.evaluation.certify import certify
 from drafttree.evaluation.pair_sweep import PairFinding, sweep_pairs
 from drafttree.evaluation.reference import Difference, ReferenceRun
-from drafttree.evaluation.run_store import RUNS, RunStore
+from drafttree.evaluation.run_store import RUNS, NothingFinished, RunStore
 from drafttree.policies import Chain
 from helpers.toy import Table, ToyModel
 
@@ -136,8 +136,8 @@ def test_a_benchmark_interrupted_in_its_second_repeat_shows_the_first():
     assert result.prompts == 3
 
 
-def test_a_benchmark_interrupted_before_anything_is_finished_raises():
-    with pytest.raises(KeyboardInterrupt):
+def test_a_benchmark_interrupted_before_anything_is_finished_says_so():
+    with pytest.raises(NothingFinished, match="nothing is finished"):
         bench_policies(decoder(), PROMPTS, ["chain"], progress=interrupt_after(1), store=RunStore(partial=True))
 
 

@@ -2,9 +2,14 @@
 
 import json
 import os
+from io import FileIO
 from pathlib import Path
 
 from drafttree.core.errors import InputError
+
+
+class UnwritableError(InputError):
+    """A file of results cannot be written, because the disk is full for one."""
 
 
 def whole_lines(path: Path) -> list[str]:
@@ -30,12 +35,22 @@ def append_line(path: Path, value: object) -> None:
     """Add a value as one line, which is on the disk when this returns.
 
     Raises:
-        InputError: the file cannot be written.
+        UnwritableError: the file cannot be written; it is as it was before.
     """
     try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(f"{json.dumps(value)}\n")
-            file.flush()
-            os.fsync(file.fileno())
+        with path.open("ab", buffering=0) as file:
+            _append(file, f"{json.dumps(value)}\n".encode())
     except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror}; name another") from error
+        raise UnwritableError(f"{path}: cannot be written: {error.strerror}; name another") from error
+
+
+def _append(file: FileIO, line: bytes) -> None:
+    """Add a line, or nothing if it does not fit on the disk."""
+    end = file.seek(0, os.SEEK_END)
+    try:
+        while line:
+            line = line[file.write(line) :]
+        os.fsync(file.fileno())
+    except OSError:
+        file.truncate(end)
+        raise

@@ -50,7 +50,7 @@ class RunStore:
         minutes: float | None = None,
     ) -> None:
         self.interrupted = self.out_of_time = False
-        self._ends = time.monotonic() + 60 * minutes if minutes else math.inf
+        self._ends = time.monotonic() + 60 * minutes if minutes is not None else math.inf
         self.folder, self._partial = folder, partial
         self.command: dict[str, Any] = {"versions": _versions(), **(command or {})}
         self._kept: dict[str, Any] = {}
@@ -117,9 +117,11 @@ class RunStore:
         """Take over the results of a folder, or begin it."""
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / COMMAND).exists():
-            if any(folder.iterdir()):
+            begun = folder / f"{COMMAND}.new"
+            if any(path != begun for path in folder.iterdir()):
                 raise _refusal(folder, "holds something else than runs of drafttree")
-            (folder / COMMAND).write_text(json.dumps(command, indent=1), encoding="utf-8")
+            begun.write_text(json.dumps(command, indent=1), encoding="utf-8")
+            begun.replace(folder / COMMAND)
         known = _read(folder, (folder / COMMAND).read_text(encoding="utf-8"))
         for name in {**command, **known}:
             if known.get(name) != command.get(name):
@@ -130,6 +132,18 @@ class RunStore:
     def _read_runs(self, folder: Path) -> None:
         lines = [_read(folder, line) for line in whole_lines(folder / RUNS)]
         self._kept = {json.dumps(line["run"]): line["result"] for line in lines}
+
+
+class NothingFinished(Exception):
+    """A measurement whose partial results are wanted has ended before there were any.
+
+    Attributes:
+        store: of the measurement.
+    """
+
+    def __init__(self, store: RunStore) -> None:
+        super().__init__("nothing is finished")
+        self.store = store
 
 
 class _TimeIsOver(KeyboardInterrupt):

@@ -348,6 +348,7 @@ def _conclusion(certificate: Certificate) -> str:
     if certificate.truncated:
         lines += f" {certificate.truncated} prompts were cut to their last tokens to fit the context."
     law = "certified" if certificate.keeps_law else "NOT certified"
+    law = "not certified yet" if certificate.keeps_law and certificate.interrupted else law
     lines += f"\nThe law is {law}: {'every' if certificate.keeps_law else 'not every'} text is the reference's"
     if certificate.keeps_law and any(policy.findings for policy in certificate.policies):
         lines += f" or differs by a tie, both tokens within {TOLERANCE_ULPS} ulps of the best logit"

@@ -1,9 +1,14 @@
 """Replays of toy results: what is run, kept, gone on from, and told."""
 
+import errno
+import os
 from dataclasses import replace
 
 import pytest
 
+from drafttree.core.errors import ModelError
+from drafttree.evaluation import json_lines
+from drafttree.evaluation.json_lines import UnwritableError
 from drafttree.evaluation.method import Method
 from drafttree.evaluation.replay.experiment import Block
 from drafttree.evaluation.replay.replay import run_replay
@@ -101,8 +106,44 @@ def test_another_text_ends_the_table(experiment, prompts, make_decoder, tmp_path
             return toy_decoder(ToyModel(TARGET.blurred(3.0)), None, method.policy)
         return make_decoder(method)
 
-    (found,) = run_replay([experiment], prompts, make, no_measure, store(tmp_path)).results
-    assert found.notes[0].startswith("chain wrote another text than AR after prompt 0 of a")
+    for _ in range(2):  # a second command finds the same in what is kept
+        kept = store(tmp_path)
+        (found,) = run_replay([experiment], prompts, make, no_measure, kept).results
+        assert found.notes[0].startswith("chain wrote another text than AR after prompt 0 of a")
+        assert (found.done, found.tasks) == (1, 6)
+
+
+def test_a_method_that_fails_ends_its_table_alone(experiment, prompts, make_decoder, tmp_path):
+    def make(method):
+        if method.drafter == "broken":
+            raise ModelError("the drafter 'broken' is none")
+        return make_decoder(method)
+
+    ways = {**experiment.blocks[0].ways, "chain": Method("broken", Chain())}
+    broken = replace(experiment, name="2", blocks=[replace(experiment.blocks[0], ways=ways)])
+    ended, whole = run_replay([broken, experiment], prompts, make, no_measure, store(tmp_path), timed=False).results
+    assert (ended.done, ended.notes) == (0, ["the drafter 'broken' is none"])
+    assert (whole.done, whole.notes) == (6, [])
+
+
+def test_a_full_disk_ends_all_of_it_and_loses_nothing(experiment, prompts, make_decoder, tmp_path, monkeypatch):
+    run_replay([experiment], prompts, make_decoder, no_measure, store(tmp_path / "whole"), timed=False)
+    synced, sync = [], os.fsync
+
+    def full(file):
+        synced.append(file)
+        if len(synced) > 5:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sync(file)
+
+    monkeypatch.setattr(json_lines.os, "fsync", full)
+    kept = store(tmp_path / "cut")
+    with pytest.raises(UnwritableError, match=r"cells.jsonl: cannot be written: No space left on device"):
+        run_replay([experiment], prompts, make_decoder, no_measure, kept, timed=False)
+    monkeypatch.undo()
+    assert len(counts(tmp_path / "cut")) == 5
+    run_replay([experiment], prompts, make_decoder, no_measure, store(tmp_path / "cut"), timed=False)
+    assert counts(tmp_path / "cut") == counts(tmp_path / "whole")
 
 
 def test_a_law_preserving_verifier_may_write_another_text(experiment, prompts, make_decoder, tmp_path):

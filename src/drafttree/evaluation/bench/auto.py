@@ -21,7 +21,7 @@ from drafttree.evaluation.bench.timed_row import AUTO, TimedRow, learning_way, t
 from drafttree.evaluation.prompt_encoding import encode_prompts
 from drafttree.evaluation.prompt_form import PromptForm
 from drafttree.evaluation.prompts import Example
-from drafttree.evaluation.run_store import RunStore
+from drafttree.evaluation.run_store import NothingFinished, RunStore
 from drafttree.loading import parse_policies
 from drafttree.policies import TreePolicy
 
@@ -206,7 +206,7 @@ def bench_auto(
                     costs.setdefault(place.name, {})[name if greedy else f"{name}{SAMPLED}"] = curve
                     rows += [runner.row(place.name, name, group, temperature, curve, load) for group in sets]
     if not rows:
-        raise KeyboardInterrupt
+        raise NothingFinished(store)
     return AutoBench(rows, costs)
 
 

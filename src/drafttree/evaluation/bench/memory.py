@@ -14,7 +14,7 @@ from typing import Any
 from drafttree.core.errors import ConfigError, ModelError
 from drafttree.engine import compatibility
 from drafttree.evaluation.method import PLAIN, Method, parse_methods
-from drafttree.evaluation.run_store import RunStore
+from drafttree.evaluation.run_store import NothingFinished, RunStore
 
 PROCESS = "drafttree.evaluation.bench.memory_process"
 REFUSED = "refused"
@@ -113,7 +113,7 @@ def bench_memory(
             uses[spec] = store.run((spec,), MemoryUse, partial(measure_in_process, setting, spec))
             progress(spec)
     if not uses:
-        raise KeyboardInterrupt
+        raise NothingFinished(store)
     return MemoryBench(uses)
 
 

@@ -18,7 +18,7 @@ from drafttree.engine.metrics import Metrics, SpeedupLaw
 from drafttree.engine.request import Generation
 from drafttree.evaluation.bench.peers import Peer
 from drafttree.evaluation.reference import ReferenceRun
-from drafttree.evaluation.run_store import RunStore
+from drafttree.evaluation.run_store import NothingFinished, RunStore
 from drafttree.evaluation.text_record import TextRecord
 from drafttree.loading import PolicyLike, parse_policies
 
@@ -186,7 +186,7 @@ def race(
                     progress(name)
                 runs[-1].append(turn)
     if not runs[0]:
-        raise KeyboardInterrupt
+        raise NothingFinished(store)
     return [run for run in runs if len(run) == len(prompts)] or runs[:1]
 
 

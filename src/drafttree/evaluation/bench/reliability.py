@@ -12,7 +12,7 @@ from pydantic import PrivateAttr
 from drafttree.core.errors import ConfigError
 from drafttree.drafters import Drafter
 from drafttree.engine.decoder import Decoder
-from drafttree.evaluation.run_store import RunStore
+from drafttree.evaluation.run_store import NothingFinished, RunStore
 from drafttree.policies import Auto
 from drafttree.policies.auto_state import AutoState
 from drafttree.policies.base import RoundOutcome
@@ -169,7 +169,7 @@ def bench_reliability(
                 curves.append(store.run((name, temperature), ReliabilityCurve, work))
                 progress(name)
     if not curves:
-        raise KeyboardInterrupt
+        raise NothingFinished(store)
     return ReliabilityBench(curves)
 
 

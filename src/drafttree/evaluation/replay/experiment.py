@@ -114,13 +114,13 @@ def find_results(names: Sequence[str]) -> list[tuple[str, str]]:
     """
     found: dict[tuple[str, str], None] = {}
     for name in names:
-        paper, _, result = name.partition("/")
+        paper, slash, result = name.partition("/")
         papers = paper_names() if name == ALL else [paper]
         for each in papers:
             known = read_paper(each).results
-            if result and result not in known:
+            if slash and result not in known:
                 raise unknown(f"table or figure of {paper}", result, known)
-            found |= dict.fromkeys((each, one) for one in ([result] if result else known))
+            found |= dict.fromkeys((each, one) for one in ([result] if slash else known))
     return list(found)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
 
+from drafttree.core.errors import InputError
 from drafttree.evaluation.prompts import Example, spread_examples
 from drafttree.evaluation.replay.paper import PromptSet, read_paper
 
@@ -36,8 +37,10 @@ def read_prompt_texts(papers: Sequence[str], folder: Path | None, limit: int) ->
         limit: prompts of each set.
 
     Raises:
-        InputError: a file is bad; the message has its name and the number of the line.
+        InputError: there is no such folder, or a file is bad; the message has its name and the number of the line.
     """
+    if folder and not folder.is_dir():
+        raise InputError(f"--data {str(folder)!r} is no folder; name one that is laid out as docs/replay.md says")
     texts, missing = {}, {}
     with nullcontext(folder) if folder else as_file(files("drafttree.evaluation.bench") / "data") as base:
         for paper in papers:

@@ -1,6 +1,6 @@
 """The target of a replay, with a decoder for every method."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,15 @@ class ReplayTarget:
         base = self._decoders(method.drafter)
         drafters = {method.drafter: base.drafter} if method.drafter and base.drafter else {}
         return make_decoders(base, [method], drafters)[method.spec]
+
+    def check(self, drafters: Iterable[str]) -> None:
+        """Load drafters, so that one that cannot be used is told before anything is run.
+
+        Raises:
+            ModelError: one cannot be loaded or does not fit the target; the message names it.
+        """
+        for drafter in drafters:
+            self._decoders(drafter)
 
     def measure(self, seed: int, task: Task, ids: Sequence[int]) -> Fractions:
         """What a task of another kind than decoding measures after a prompt.

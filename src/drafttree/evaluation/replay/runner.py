@@ -7,6 +7,7 @@ from drafttree.core.errors import DraftTreeError
 from drafttree.engine.compatibility import is_text_of_seed
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.request import Generation
+from drafttree.evaluation.json_lines import UnwritableError
 from drafttree.evaluation.method import Method as Way
 from drafttree.evaluation.replay.paper import PLAIN
 from drafttree.evaluation.replay.task import Fractions, Task, Turn
@@ -46,15 +47,12 @@ class Runner:
             progress: called after every task with its result.
         """
         for task in todo:
-            if not self.is_done(task):
-                self.store.check_time()
-                self._run(task)
+            if task.experiment.id not in self.ended:
+                self._complete(task)
             progress(task.experiment.id)
 
     def is_done(self, task: Task) -> bool:
-        """Whether all cells of a task are kept, or its result has ended."""
-        if task.experiment.id in self.ended:
-            return True
+        """Whether all cells of a task are kept."""
         if task.experiment.result.kind != "decoding":
             return self.store.find(task.other_key, Fractions) is not None
         if self.timed and self.store.find(task.turn_key, Turn) is None:
@@ -62,9 +60,18 @@ class Runner:
         keys = [task.counts_key(way) for way in task.block.ways.values()]
         return all(self.store.find(key, TextCounts) is not None for key in keys)
 
+    def _complete(self, task: Task) -> None:
+        if not self.is_done(task):
+            self.store.check_time()
+            self._run(task)
+        if difference := self._difference(task):
+            self.ended[task.experiment.id] = difference
+
     def _run(self, task: Task) -> None:
         try:
             self._decode(task) if task.experiment.result.kind == "decoding" else self._measure(task)
+        except UnwritableError:
+            raise
         except DraftTreeError as error:
             self.ended[task.experiment.id] = str(error)
 
@@ -89,8 +96,6 @@ class Runner:
             times[name] = TextTimes.of(generation.metrics)
         if self.timed:
             self.store.run(task.turn_key, Turn, lambda: times)
-        if difference := self._difference(task):
-            self.ended[task.experiment.id] = difference
 
     def _write(self, task: Task, way: Way) -> Generation:
         decoder, setting, prompt = self.make_decoder(way), task.block.setting, self._prompt(task)
@@ -106,11 +111,11 @@ class Runner:
         plain = self.store.find(key(ways[PLAIN]), TextCounts)
         for name, way in ways.items():
             found = self.store.find(key(way), TextCounts)
-            if plain and found and self._is_same_text(task, way) and found.tokens != plain.tokens:
+            if plain and found and _is_same_text(task, way) and found.tokens != plain.tokens:
                 return f"{name} wrote another text than {PLAIN} after prompt {task.prompt} of {task.block.setting.set}"
         return None
 
-    def _is_same_text(self, task: Task, way: Way) -> bool:
-        """Whether a way has to write plain decoding's text, and not only one of the same law."""
-        verifier = self.make_decoder(way).verifier
-        return task.block.setting.temperature == 0 or verifier is None or is_text_of_seed(verifier)
+
+def _is_same_text(task: Task, way: Way) -> bool:
+    """Whether a way has to write plain decoding's text, and not only one of the same law."""
+    return task.block.setting.temperature == 0 or way.verifier is None or is_text_of_seed(way.verifier)

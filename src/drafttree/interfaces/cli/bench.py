@@ -30,7 +30,7 @@ from drafttree.interfaces.cli.options import (
     formed,
     parse_numbers,
 )
-from drafttree.interfaces.cli.results import Out, finish, open_store
+from drafttree.interfaces.cli.results import Minutes, Out, finish, open_store
 from drafttree.interfaces.console import progress
 from drafttree.loading import find_verifier, parse_policies
 
@@ -64,6 +64,7 @@ def bench_policies_(
     dtype: Dtype = "auto",
     device: Device = "auto",
     out: Out = None,
+    minutes: Minutes = None,
     json_: AsJson = False,
     *,
     form: PromptForm,
@@ -78,7 +79,7 @@ def bench_policies_(
     decoder = load_speculative(target, drafter, dtype, device, verifier=judge)
     texts = read_token_ids(decoder, prompts, limit, max_new_tokens, form)
     options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
-    store = open_store(context, texts)
+    store = open_store(context, texts, minutes=minutes)
     with progress(repeats * len(texts) * (len(chosen) + 1)) as advance:
         result = bench_policies(decoder, texts, chosen, repeats=repeats, progress=advance, store=store, **options)
     finish(store, json_, result.summary(), lambda: display.show_bench(result))
@@ -107,6 +108,7 @@ def bench_law(
     quantize: Quantize = None,
     quantize_drafter: QuantizeDrafter = None,
     out: Out = None,
+    minutes: Minutes = None,
     json_: AsJson = False,
     *,
     form: PromptForm,
@@ -127,7 +129,7 @@ def bench_law(
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "draft_temperature": draft_temperature, "peers": peers}
     options["contexts"] = parse_numbers(contexts, "--contexts") if contexts else ()
     ways = len(chosen) + 1 + (4 if peers else 0)
-    store = open_store(context, texts)
+    store = open_store(context, texts, minutes=minutes)
     with progress(repeats * len(texts) * ways) as advance:
         law = measure_law(decoder, texts, chosen, repeats=repeats, progress=advance, store=store, **options)
     finish(store, json_, law.summary(), lambda: display.show_law(law))
@@ -151,6 +153,7 @@ def bench_exact_text_(
     dtype: Dtype = "auto",
     device: Device = "auto",
     out: Out = None,
+    minutes: Minutes = None,
     json_: AsJson = False,
     *,
     form: PromptForm,
@@ -165,7 +168,7 @@ def bench_exact_text_(
     decoder = load_speculative(target, drafter, dtype, device, inflated, verifier=judge)
     texts = read_token_ids(decoder, prompts, limit, max_new_tokens, form)
     options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
-    store = open_store(context, texts)
+    store = open_store(context, texts, minutes=minutes)
     with progress(2 * repeats * len(texts) * (len(chosen) + 1)) as advance:
         rows = bench_exact_text(decoder, texts, chosen, repeats=repeats, progress=advance, store=store, **options)
     finish(store, json_, {"rows": [row.summary() for row in rows]}, lambda: display.show_exact_text(rows))
@@ -188,6 +191,7 @@ def bench_overhead(
     dtype: Dtype = "auto",
     device: Device = "auto",
     out: Out = None,
+    minutes: Minutes = None,
     json_: AsJson = False,
     *,
     form: PromptForm,
@@ -202,6 +206,6 @@ def bench_overhead(
     decoder = load_speculative(target, drafter, dtype, device, verifier=judge)
     texts = read_token_ids(decoder, prompts, limit, max_new_tokens, form)
     options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
-    store = open_store(context, texts)
+    store = open_store(context, texts, minutes=minutes)
     rows = measure_overhead(decoder, texts, chosen, repeats=repeats, store=store, **options)
     finish(store, json_, {"rows": [row.summary() for row in rows]}, lambda: display.show_overhead(rows))

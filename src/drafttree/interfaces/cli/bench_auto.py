@@ -24,7 +24,7 @@ from drafttree.interfaces.cli.options import (
     parse_temperatures,
     split_names,
 )
-from drafttree.interfaces.cli.results import Out, finish, open_store
+from drafttree.interfaces.cli.results import Minutes, Out, finish, open_store
 from drafttree.interfaces.console import progress
 from drafttree.loading import find_verifier
 
@@ -70,6 +70,7 @@ def bench_auto_(
     dtype: Dtype = "auto",
     device: Device = "auto",
     out: Out = None,
+    minutes: Minutes = None,
     json_: AsJson = False,
     *,
     form: PromptForm,
@@ -107,7 +108,7 @@ def bench_auto_(
     texts = encode_sets(decoder, prompts, form, max_new_tokens)
     options: dict[str, Any] = {"temperatures": warmth, "seed": seed, "max_new_tokens": max_new_tokens}
     rows = sum(len(place.drafters) for place in measured + others) * (1 if others else 2) + len(found) * len(GRID)
-    store = open_store(context, texts, given)
+    store = open_store(context, texts, given, minutes=minutes)
     with progress(rows * len(warmth) * len(texts)) as advance:
         options |= {"repeats": repeats, "timed": not others, "progress": advance, "store": store}
         result = bench_auto(decoder, found, measured + others, texts, **options)
@@ -128,6 +129,7 @@ def bench_calibration(
     dtype: Dtype = "auto",
     device: Device = "auto",
     out: Out = None,
+    minutes: Minutes = None,
     json_: AsJson = False,
     *,
     form: PromptForm,
@@ -145,7 +147,7 @@ def bench_calibration(
     texts = encode_sets(decoder, prompts, form, max_new_tokens)
     found, ids = _find_drafters(decoder, names), [prompt for each in texts.values() for prompt in each]
     options: dict[str, Any] = {"temperatures": warmth, "seed": seed, "max_new_tokens": max_new_tokens}
-    store = open_store(context, texts)
+    store = open_store(context, texts, minutes=minutes)
     with progress(len(found) * len(warmth)) as advance:
         result = bench_reliability(decoder, found, ids, progress=advance, store=store, **options)
     finish(store, json_, result.summary(), lambda: display_auto.show_reliability(result))

@@ -27,7 +27,7 @@ from drafttree.interfaces.cli.options import (
     name_files,
     parse_drafters,
 )
-from drafttree.interfaces.cli.results import Out, finish, open_store
+from drafttree.interfaces.cli.results import Minutes, Out, finish, open_store
 from drafttree.interfaces.console import progress
 from drafttree.loading import find_verifier, parse_policies
 
@@ -67,6 +67,7 @@ def bench_drafters_(
     dtype: Dtype = "auto",
     device: Device = "auto",
     out: Out = None,
+    minutes: Minutes = None,
     json_: AsJson = False,
     *,
     form: PromptForm,
@@ -82,7 +83,7 @@ def bench_drafters_(
     texts = read_sets(decoder, name_files(prompts), limit, max_new_tokens, form)
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
     ways = repeats * sum(map(len, texts.values())) * (len(chosen) + 1)
-    store = open_store(context, texts)
+    store = open_store(context, texts, minutes=minutes)
     with progress(ways) as advance:
         options |= {"repeats": repeats, "progress": advance, "store": store}
         result = bench_methods(decoder, chosen, texts, **options)
@@ -102,6 +103,7 @@ def bench_lookup_(
     dtype: Dtype = "auto",
     device: Device = "auto",
     out: Out = None,
+    minutes: Minutes = None,
     json_: AsJson = False,
     *,
     form: PromptForm,
@@ -121,7 +123,7 @@ def bench_lookup_(
     sets |= {name: read_examples(path, limit, **form.selection) for name, path in name_files(prompts)}
     decoder = judged_by(load_named(target, "none", dtype=dtype, device=device), judge)
     ways = sum(1 + any(example.reference for example in examples) for examples in sets.values())
-    store = open_store(context, sets)
+    store = open_store(context, sets, minutes=minutes)
     with progress(ways * len(chosen) * len(LOOKUPS)) as advance:
         options = {"max_new_tokens": max_new_tokens, "repeats": repeats, "progress": advance, "store": store}
         result = bench_lookup(decoder, sets, chosen, form=form, **options)
@@ -142,6 +144,7 @@ def bench_memory_(
     dtype: Dtype = "auto",
     device: Device = "auto",
     out: Out = None,
+    minutes: Minutes = None,
     json_: AsJson = False,
     *,
     form: PromptForm,
@@ -157,7 +160,7 @@ def bench_memory_(
     texts = read_token_ids(load_named(target, "none", dtype=dtype, device=device), prompts, limit, max_new_tokens, form)
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
     setting = MemorySetting(target, dtype, device, texts, options)
-    store = open_store(context, texts)
+    store = open_store(context, texts, minutes=minutes)
     with progress(len(chosen) + 1) as advance:
         result = bench_memory(setting, chosen, progress=advance, store=store)
     finish(store, json_, result.summary(), lambda: display_memory.show_memory(result))

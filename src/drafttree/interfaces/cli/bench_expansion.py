@@ -7,7 +7,7 @@ import typer
 
 from drafttree.core.errors import ConfigError
 from drafttree.interfaces.cli.options import AsJson, Device, PolicySpecs, parse_numbers
-from drafttree.interfaces.cli.results import Out, finish, open_store
+from drafttree.interfaces.cli.results import Minutes, Out, finish, open_store
 from drafttree.interfaces.console import progress
 from drafttree.loading import parse_policies
 
@@ -23,6 +23,7 @@ def bench_expansion_(
     repeats: Annotated[int, typer.Option(min=1, help="Trees grown for every figure.")] = 100,
     device: Device = "auto",
     out: Out = None,
+    minutes: Minutes = None,
     json_: AsJson = False,
 ) -> None:
     """The time every policy takes to grow a tree, and for a level of it, on synthetic rows that follow Zipf's law.
@@ -36,7 +37,7 @@ def bench_expansion_(
     from drafttree.interfaces.display_expansion import show_expansion
     from drafttree.loading import find_device
 
-    on, store = find_device(device), open_store(context)
+    on, store = find_device(device), open_store(context, minutes=minutes)
     with progress(len(vocabs) * len(alphas) * len(chosen)) as advance:
         result = bench_expansion(
             chosen, vocabs=vocabs, alphas=alphas, repeats=repeats, device=on, progress=advance, store=store

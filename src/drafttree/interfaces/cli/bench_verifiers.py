@@ -21,7 +21,7 @@ from drafttree.interfaces.cli.options import (
     parse_numbers,
     parse_temperatures,
 )
-from drafttree.interfaces.cli.results import Out, finish, open_store
+from drafttree.interfaces.cli.results import Minutes, Out, finish, open_store
 from drafttree.interfaces.console import progress
 from drafttree.loading import parse_policies, parse_verifiers
 
@@ -43,6 +43,7 @@ def bench_verifiers_(
     repeats: Repeats = 5,
     device: Device = "auto",
     out: Out = None,
+    minutes: Minutes = None,
     json_: AsJson = False,
 ) -> None:
     """The time every verifier takes for a tree, beside that of the logits it needs, on synthetic trees."""
@@ -55,7 +56,7 @@ def bench_verifiers_(
 
     on = find_device(device)
     options = {"hidden": hidden, "temperature": temperature, "repeats": repeats, "device": on}
-    store = open_store(context)
+    store = open_store(context, minutes=minutes)
     with progress(len(sizes) * len(vocabs) * len(chosen)) as advance:
         result = bench_verifiers(chosen, nodes=sizes, vocabs=vocabs, progress=advance, store=store, **options)
     finish(store, json_, result.summary(), lambda: display.show_verifier_times(result))
@@ -83,6 +84,7 @@ def bench_acceptance_(
     dtype: Dtype = "auto",
     device: Device = "auto",
     out: Out = None,
+    minutes: Minutes = None,
     json_: AsJson = False,
     *,
     form: PromptForm,
@@ -103,7 +105,7 @@ def bench_acceptance_(
     ids = [each for _, each in tasks]
     options = {"temperatures": warmth, "rounds": rounds, "stride": stride, "seed": seed}
     options |= {"shapes": grown, "verifiers": judges, "tasks": [task for task, _ in tasks]}
-    store = open_store(context, tasks)
+    store = open_store(context, tasks, minutes=minutes)
     with progress(len(warmth) * len(ids)) as advance:
         result = bench_acceptance(decoder, ids, progress=advance, store=store, **options)
     finish(store, json_, result.summary(), lambda: display.show_acceptance(result))

@@ -27,13 +27,13 @@ from drafttree.interfaces.cli.options import (
     VerifierNames,
     shaped,
 )
-from drafttree.interfaces.cli.results import Out, finish, open_store
+from drafttree.interfaces.cli.results import Minutes, Out, finish, open_store
 from drafttree.interfaces.console import progress
 from drafttree.loading import parse_policies, parse_verifiers
 from drafttree.policies import TreePolicy
 from drafttree.verifiers import Verifier
 
-EXACT = {"out", "exact", "policies", "verifiers", "models", "json_"}
+EXACT = {"out", "minutes", "exact", "policies", "verifiers", "models", "json_"}
 
 
 @shaped
@@ -53,6 +53,7 @@ def certify(
     quantize_drafter: QuantizeDrafter = None,
     ignore_eos: IgnoreEos = False,
     out: Out = None,
+    minutes: Minutes = None,
     json_: AsJson = False,
     exact: Annotated[bool, typer.Option("--exact", help="Enumerate toy models instead; needs no prompts.")] = False,
     verifiers: VerifierNames = ["all"],  # noqa: B006
@@ -69,7 +70,7 @@ def certify(
     if exact:
         sampling = _exact_sampling(given, shaping)
         pairs = [*parse_policies(policies).values()], [*parse_verifiers(verifiers).values()]
-        _certify_exactly(*pairs, models, sampling, open_store(context), json_)
+        _certify_exactly(*pairs, models, sampling, open_store(context, minutes=minutes), json_)
     for name in ("verifiers", "models"):
         if name in given:
             raise ConfigError(f"{given[name]} is for --exact alone; give --exact, or leave it out")
@@ -85,7 +86,7 @@ def certify(
     kinds: dict[str, Any] = {"quantize": quantize, "quantize_drafter": quantize_drafter}
     decoder = load_speculative(target, drafter, dtype, device, exact_text=exact_text, **kinds)
     runs = len(texts) * (len(chosen) + 1 + sampling.greedy)
-    store = open_store(context, texts, shaping)
+    store = open_store(context, texts, shaping, minutes=minutes)
     with progress(runs) as advance:
         options = shaping | {"seed": seed, "max_new_tokens": max_new_tokens, "ignore_eos": ignore_eos}
         certificate = certify(decoder, texts, chosen, progress=advance, store=store, **options)

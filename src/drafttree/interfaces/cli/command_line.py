@@ -13,13 +13,14 @@ import typer
 
 import drafttree
 from drafttree.core.errors import DraftTreeError
+from drafttree.evaluation.run_store import NothingFinished
 from drafttree.interfaces.cli import bench, lists
 from drafttree.interfaces.cli.batch import batch
 from drafttree.interfaces.cli.certify import certify
 from drafttree.interfaces.cli.chat import chat
 from drafttree.interfaces.cli.generate import generate
 from drafttree.interfaces.cli.replay import replay
-from drafttree.interfaces.cli.results import INTERRUPTED
+from drafttree.interfaces.cli.results import INTERRUPTED, tell_end
 from drafttree.interfaces.cli.support import support
 from drafttree.interfaces.cli.trace import trace
 from drafttree.interfaces.cli.tune import tune
@@ -42,7 +43,11 @@ for command in COMMANDS:
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and exit: 0 if all went well, 1 if a certificate failed, 2 for a mistake of the user's."""
+    """Run the command line and exit.
+
+    With 0 if all went well, 1 if a certificate failed, 2 for a mistake of the user's, 3 if `--minutes` left runs, and
+    130 after Ctrl-C.
+    """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     _quiet()
     if "" not in sys.path:
@@ -59,6 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except KeyboardInterrupt:
         print("drafttree: interrupted", file=sys.stderr)
         code = INTERRUPTED
+    except NothingFinished as ended:
+        print(f"drafttree: {ended}", file=sys.stderr)
+        code = tell_end(ended.store)
     except DraftTreeError as error:
         code = _complain(str(error))
     except USAGE_ERROR as error:

@@ -17,7 +17,9 @@ from drafttree.interfaces.console import progress
 LIST, REPORT = "list", "report"
 What = Annotated[
     list[str],
-    typer.Argument(help='"list"; "report FOLDER"; or what to replay: "all", papers, and results such as talon/1.'),
+    typer.Argument(
+        help='"list", of all or of what follows; "report FOLDER"; or "all", papers, and results such as talon/1.'
+    ),
 ]
 
 
@@ -69,18 +71,21 @@ def replay(
     from drafttree.interfaces import replay_display
 
     costs = CostModel.parse(cost)
-    results = find_results([ALL] if what == [LIST] else what)
+    listed = what[0] == LIST
+    results = find_results((what[1:] or [ALL]) if listed else what)
     papers = list(dict.fromkeys(paper for paper, _ in results))
-    who = find_roles(papers, target, parse_roles(roles or []))
+    given = parse_roles(roles or [])
+    who = find_roles(papers, target, given)
     texts = read_prompt_texts(papers, data, limit)
     sizes = Sizes(limit, max_new_tokens, max_prompt_tokens, repeats, chat, points)
-    if what == [LIST]:
+    if listed:
         known = {*texts.texts, *((paper, NO_PROMPTS) for paper in papers)}
         replay_display.show_list(experiments(results, who, known, texts.missing, sizes), limit, repeats)
         return
     load = ReplayTarget(target, dtype, device, inflate)
     ids = load.encode(texts, max_new_tokens, chat=chat) | {(paper, NO_PROMPTS): [[0]] for paper in papers}
     planned = experiments(results, who, ids, texts.missing, sizes)
+    load.check(given.values())
     store = load.open_store(out, minutes, seed=seed, chat=chat)
     options: dict[str, Any] = {"repeats": repeats, "seed": seed, "timed": not counts_only}
     with progress(sum(len(each.blocks) for each in planned) * limit * repeats) as advance:
@@ -94,8 +99,10 @@ def replay(
             progress=advance,
             **options,
         )
-    write_results(out, found.results, shlex.join(["drafttree", *sys.argv[1:]]))
-    finish(store, json_, found.to_json(), lambda: replay_display.show_replay(found))
+    try:
+        write_results(out, found.results, shlex.join(["drafttree", *sys.argv[1:]]))
+    finally:  # a full disk keeps nobody from seeing them
+        finish(store, json_, found.to_json(), lambda: replay_display.show_replay(found))
 
 
 def _report(folders: list[str], output: Path) -> None:

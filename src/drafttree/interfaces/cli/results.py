@@ -1,6 +1,7 @@
 """The results of measurements: kept in a folder as they are made, and shown in the end or when Ctrl-C ends it."""
 
 import hashlib
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from drafttree.core.errors import ConfigError
 from drafttree.evaluation.run_store import RunStore
 from drafttree.interfaces.console import print_json
 
@@ -17,7 +19,23 @@ LEFT = 3
 """The exit code of a command whose minutes were over before all was run."""
 NOT_OF_THE_COMMAND = {"out", "json_", "save", "export", "minutes"}
 """Options that do not change what a run gives."""
-Minutes = Annotated[float | None, typer.Option(help="Begin nothing after so many; the same command goes on.")]
+
+
+def _check_minutes(minutes: float | None) -> float | None:
+    """The minutes as given.
+
+    Raises:
+        ConfigError: they are not above 0.
+    """
+    if minutes is not None and not 0 < minutes < math.inf:
+        raise ConfigError(f"--minutes is {minutes:g}; give a number above 0, such as 5")
+    return minutes
+
+
+Minutes = Annotated[
+    float | None,
+    typer.Option(callback=_check_minutes, help="Begin nothing after so many; with --out the same command goes on."),
+]
 Out = Annotated[
     Path | None, typer.Option(help="Keep finished runs in this folder; the same command goes on from there.")
 ]
@@ -44,23 +62,18 @@ def finish(store: RunStore, json_: bool, summary: dict[str, object], show: Calla
     """Print a result, as JSON or as a person's tables.
 
     Raises:
-        typer.Exit: if it was interrupted, after it was shown.
+        typer.Exit: if it was ended by Ctrl-C or the time, after it was shown.
     """
     if json_:
         print_json(summary)
     else:
         show()
-    _end_early(store)
+    if store.interrupted:
+        raise typer.Exit(tell_end(store))
 
 
-def _end_early(store: RunStore) -> None:
-    """Say so if Ctrl-C or the time has ended a measurement.
-
-    Raises:
-        typer.Exit: it has.
-    """
-    if not store.interrupted:
-        return
+def tell_end(store: RunStore) -> int:
+    """Say what has ended a measurement, Ctrl-C or the time; the exit code."""
     onward = f"the same command goes on from {store.folder}" if store.folder else "--out FOLDER keeps finished runs"
     print(f"drafttree: {'the minutes are over' if store.out_of_time else 'interrupted'}; {onward}", file=sys.stderr)
-    raise typer.Exit(LEFT if store.out_of_time else INTERRUPTED)
+    return LEFT if store.out_of_time else INTERRUPTED

@@ -1,0 +1,66 @@
+"""`--minutes` of the benches and of certify: what is finished is shown, the exit code is 3, and --out goes on."""
+
+import json
+from itertools import count
+from types import SimpleNamespace
+
+import pytest
+
+from drafttree.evaluation import run_store
+from drafttree.evaluation.run_store import RUNS
+from drafttree.interfaces import cli
+from helpers.command_line import complaint, run
+
+SHORT = ["--policies", "chain", "--max-new-tokens", 6, "--dtype", "float32"]
+
+
+@pytest.fixture
+def stopped(capsys):
+    """What `main` prints on standard error of a command that ends with exit code 3."""
+
+    def stop(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            cli.main([str(argument) for argument in arguments])
+        assert ended.value.code == 3
+        return capsys.readouterr()
+
+    return stop
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_bench_that_is_out_of_time_shows_what_it_has_and_goes_on(prompts, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    bench = ["bench", "policies", *SHORT, "--prompts", prompts, "--repeats", 1, "--out", out, "--json"]
+    seconds = count()
+    with monkeypatch.context() as patch:
+        patch.setattr(run_store, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+        cut = run(*bench, "--minutes", 3.5 / 60)  # one prompt in two ways, and the next one in one
+    assert (cut.exit_code, json.loads(cut.stdout)["prompts"]) == (3, 1)
+    assert f"the minutes are over; the same command goes on from {out}" in cut.stderr
+    kept = (out / RUNS).read_text().splitlines()
+    assert len(kept) == 3
+    result = run(*bench, "--minutes", 60)
+    assert (result.exit_code, json.loads(result.stdout)["prompts"]) == (0, 2)
+    assert (out / RUNS).read_text().splitlines()[:3] == kept
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("command", [["bench", "policies", "--repeats", 1], ["bench", "memory"], ["certify"]])
+def test_a_command_that_finished_nothing_in_time_says_so(command, prompts, stopped):
+    options = SHORT[2:] if "memory" in command else SHORT
+    shown = stopped(*command, *options, "--prompts", prompts, "--minutes", 1e-9)
+    assert shown.out == ""
+    assert "nothing is finished" in shown.err
+    assert "the minutes are over; --out FOLDER keeps finished runs" in shown.err
+
+
+@pytest.mark.parametrize("minutes", [0, -1, "nan", "inf"])
+def test_minutes_are_above_0(minutes, capsys):
+    for command in (["bench", "expansion"], ["certify", "--exact"], ["replay", "talon/1"]):
+        said = complaint(capsys, *command, "--minutes", minutes)
+        assert f"--minutes is {minutes}; give a number above 0" in said
+
+
+def test_a_proof_that_is_out_of_time_is_none(stopped):
+    shown = stopped("certify", "--exact", "--policies", "chain", "--verifiers", "rrsw", "--minutes", 1e-9)
+    assert "INTERRUPTED: this is not all of it" in shown.out
