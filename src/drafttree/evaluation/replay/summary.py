@@ -92,17 +92,18 @@ def summarise(measured: Measured, costs: CostModel, *, ended: str | None, done: 
         tasks: of all.
     """
     experiment = measured.experiment
-    notes = [note for note in (ended, experiment.result.not_comparable) if note]
+    result = experiment.result
+    notes = [note for note in (result.unavailable, ended, result.not_comparable) if note]
     return ResultSummary(
         id=experiment.id,
-        title=experiment.result.title,
-        line=experiment.result.line,
+        title=result.title,
+        line=result.line,
         verdicts=measured.verdicts(),
         not_looping=replace(measured, group="not looping").verdicts() if 0 < measured.looping < 1 else [],
         looping=measured.looping,
         entries=list(_entries(measured, costs)),
         missing=dict(experiment.missing),
-        figure=experiment.result.figure,
+        figure=result.figure,
         points=figure_data(measured),
         notes=notes,
         done=done,

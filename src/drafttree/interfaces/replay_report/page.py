@@ -4,42 +4,32 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import drafttree
 from drafttree.core.errors import ConfigError, InputError
-from drafttree.evaluation.replay.paper import Metric, Paper, read_paper
+from drafttree.evaluation.replay.paper import Order, Paper, Published, read_paper
 from drafttree.evaluation.replay.results_folder import KeptResult
-from drafttree.evaluation.replay.summary import Entry, ResultSummary
-from drafttree.evaluation.replay.verdict import count_outcomes
+from drafttree.evaluation.replay.summary import ResultSummary
+from drafttree.evaluation.replay.verdict import Verdict, count_outcomes
+from drafttree.interfaces.replay_report.interval_strip import Strip, make_strip
+from drafttree.interfaces.replay_report.tables import UNITS, Grid, anchor, make_grids
 
-UNITS: Mapping[Metric, str] = {
-    "speedup": "speed-up over plain decoding",
-    "tokens_per_second": "tokens per second",
-    "tau": "tau, tokens per target pass",
-    "delta": "delta, draft passes per round",
-    "accept": "accepted per drafted level",
-    "node_acceptance": "accepted per drafted node",
-    "path": "accepted tokens per round",
-    "rounds": "target passes per text",
-    "ttft": "time to first token, ms",
-    "tpot": "time per output token, ms",
-    "peak_memory": "peak memory, MiB",
-    "gain": "gain over the first verifier, %",
-    "expansion": "growth of a tree, ms",
-}
+OUTCOMES = ("reproduced", "contradicted", "undecided", "not comparable", "not run")
+"""In the order in which the page counts them."""
 
 
 @dataclass(frozen=True)
-class Grid:
-    """One metric of a result as a table.
+class ClaimRow:
+    """A verdict on the page.
 
     Attributes:
-        metric: in words.
-        columns: sets, with temperature and value of the axis where there are several.
-        rows: per method a cell for every column, None where there is none.
+        result: whose claim it is.
+        verdict: on it.
+        strip: its interval on a scale; None without an estimate.
     """
 
-    metric: str
-    columns: list[str]
-    rows: dict[str, list[Entry | None]]
+    result: str
+    verdict: Verdict
+    strip: Strip | None
 
 
 @dataclass(frozen=True)
@@ -48,13 +38,26 @@ class Section:
 
     Attributes:
         kept: its summary, command and environment.
+        claims: its verdicts.
+        not_looping: its verdicts on texts that do not loop.
         grids: a table for every metric that was measured or published.
         chart: inline SVG; empty for a table.
+        axis: the name of what it varies; empty for nothing.
+        published: every number that the paper prints, of all its models.
     """
 
     kept: KeptResult
+    claims: list[ClaimRow]
+    not_looping: list[ClaimRow]
     grids: list[Grid]
     chart: str
+    axis: str
+    published: list[Published]
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether any number of it is ours."""
+        return any(each.measured for each in self.kept.summary.entries)
 
 
 def write_report(results: Sequence[KeptResult], path: Path) -> None:
@@ -64,6 +67,19 @@ def write_report(results: Sequence[KeptResult], path: Path) -> None:
         ConfigError: jinja2 or matplotlib is not installed.
         InputError: the file cannot be written.
     """
+    text = render(results)
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror}; name another with -o") from None
+
+
+def render(results: Sequence[KeptResult]) -> str:
+    """The page as text.
+
+    Raises:
+        ConfigError: jinja2 or matplotlib is not installed, or a paper is unknown.
+    """
     try:
         import jinja2
 
@@ -71,46 +87,57 @@ def write_report(results: Sequence[KeptResult], path: Path) -> None:
     except ImportError as error:
         raise ConfigError(f'a report needs {error.name}; pip install "drafttree[report]"') from None
     loader = jinja2.PackageLoader("drafttree.interfaces.replay_report", "")
-    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    papers = {name: read_paper(name) for name in dict.fromkeys(_paper(each) for each in results)}
-    sections = [Section(each, make_grids(each.summary), draw(each.summary)) for each in results]
-    text = environment.get_template("report.html").render(**_content(papers, sections))
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror}; name another with -o") from None
+    options = {"trim_blocks": True, "lstrip_blocks": True, "undefined": jinja2.StrictUndefined}
+    environment = jinja2.Environment(loader=loader, autoescape=True, **options)
+    environment.filters |= {"anchor": anchor, "number": number, "printed": printed}
+    papers = {name: read_paper(name) for name in dict.fromkeys(map(_paper, results))}
+    sections = [_section(each, papers[_paper(each)], draw) for each in results]
+    return environment.get_template("report.html").render(**_content(papers, sections))
 
 
-def make_grids(summary: ResultSummary) -> list[Grid]:
-    """The tables of a result."""
-    known = [each for each in summary.entries if each.measured or each.published is not None]
-    metrics: dict[Metric, None] = dict.fromkeys(each.metric for each in known)
-    return [_grid(metric, known) for metric in metrics]
+def number(value: float) -> str:
+    """A measured number with as many digits as are of use."""
+    if abs(value) >= 100:
+        return f"{value:.1f}" if abs(value) < 1000 else f"{value:.0f}"
+    return f"{value:.2f}" if abs(value) >= 0.1 or value == 0 else f"{value:.2g}"
 
 
-def column(entry: Entry) -> str:
-    """The name of an entry's column."""
-    parts = [entry.set, f"T = {entry.temperature:g}"] if entry.temperature else [entry.set]
-    return ", ".join([*parts, *([str(entry.value)] if entry.value is not None else [])])
+def printed(value: float) -> str:
+    """A published number, as the paper prints it but for zeros at the end; empty where it prints none."""
+    return "" if value != value else f"{value:.10g}"
 
 
-def _grid(metric: Metric, known: Sequence[Entry]) -> Grid:
-    entries = [each for each in known if each.metric == metric]
-    columns = list(dict.fromkeys(map(column, entries)))
-    rows: dict[str, list[Entry | None]] = {each.method: [None] * len(columns) for each in entries}
-    for each in entries:
-        rows[each.method][columns.index(column(each))] = each
-    return Grid(UNITS[metric], columns, rows)
+def _section(kept: KeptResult, paper: Paper, draw) -> Section:
+    summary = kept.summary
+    result = paper.results.get(summary.id.partition("/")[2])
+    axis = result.axis.name if result and result.axis else ""
+    orders = {claim.id for claim in result.claims if isinstance(claim, Order)} if result else set()
+    return Section(
+        kept=kept,
+        claims=_claims(summary, summary.verdicts, orders),
+        not_looping=_claims(summary, summary.not_looping, orders),
+        grids=make_grids(summary),
+        chart=draw(summary, axis),
+        axis=axis,
+        published=result.published if result else [],
+    )
+
+
+def _claims(summary: ResultSummary, verdicts: Sequence[Verdict], orders: set[str]) -> list[ClaimRow]:
+    return [ClaimRow(summary.id, each, make_strip(each, is_ratio=each.id not in orders)) for each in verdicts]
 
 
 def _content(papers: Mapping[str, Paper], sections: Sequence[Section]) -> dict[str, object]:
-    verdicts = [(each.kept.summary.id, verdict) for each in sections for verdict in each.kept.summary.verdicts]
+    claims = [claim for each in sections for claim in each.claims]
+    counts = count_outcomes([claim.verdict for claim in claims])
     return {
         "papers": papers,
         "sections": {name: [each for each in sections if _paper(each.kept) == name] for name in papers},
-        "verdicts": sorted(verdicts, key=lambda pair: not pair[1].main),
-        "outcomes": count_outcomes([verdict for _, verdict in verdicts]),
+        "claims": sorted(claims, key=lambda claim: not claim.verdict.main),
+        "outcomes": {name: counts[name] for name in OUTCOMES if name in counts},
         "environment": sections[-1].kept.environment,
+        "units": UNITS,
+        "version": drafttree.__version__,
     }
 
 
