@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 
 from drafttree.evaluation.replay.cost_model import CostModel
 from drafttree.evaluation.replay.experiment import Block, Experiment
 from drafttree.evaluation.replay.figure_data import figure_data
 from drafttree.evaluation.replay.measured import Measured, Value
-from drafttree.evaluation.replay.paper import PLAIN, Metric
+from drafttree.evaluation.replay.paper import AVERAGE, PLAIN, UNTOLD, Metric
 from drafttree.evaluation.replay.verdict import Verdict
 
 PLAIN_TOO: frozenset[Metric] = frozenset({"tokens_per_second", "ttft", "tpot", "rounds", "peak_memory"})
@@ -20,7 +21,7 @@ class Entry:
 
     Attributes:
         method: its row, as the paper has it, with `@value` where the axis varies policies.
-        set: of prompts.
+        set: of prompts, or `AVERAGE` or `UNTOLD`, of which only the paper has numbers.
         temperature: of the target.
         value: of the axis where it varies a setting; None else.
         metric: what it is.
@@ -118,6 +119,20 @@ def _entries(measured: Measured, costs: CostModel) -> Iterator[Entry]:
             for metric in experiment.result.metrics:
                 if name != PLAIN or metric in PLAIN_TOO:
                     yield _entry(measured, block, name, metric, costs)
+    yield from _of_no_set(experiment)
+
+
+def _of_no_set(experiment: Experiment) -> Iterator[Entry]:
+    """The paper's numbers that are of no set, of the first model that has them: means, and where it tells no set."""
+    found: dict[tuple[object, ...], Entry] = {}
+    for each in experiment.result.published:
+        columns = [column for column in each.columns if column in (AVERAGE, UNTOLD)]
+        for column, (method, row) in product(columns, each.rows.items()):
+            number, place = row[each.columns.index(column)], (method, column, each.temperature, each.metric)
+            if number == number and each.metric in experiment.result.metrics:
+                entry = Entry(method, str(column), each.temperature, None, each.metric, number, each.model, None)
+                found.setdefault(place, entry)
+    yield from found.values()
 
 
 def _entry(measured: Measured, block: Block, name: str, metric: Metric, costs: CostModel) -> Entry:

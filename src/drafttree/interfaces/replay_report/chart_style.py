@@ -9,6 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from drafttree.interfaces.replay_report.notation import model_name
+
 INK = "#123456"
 """Stands for the colour of the page's text, which replaces it in the SVG."""
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#a8428a", "#b07a00", "#2aa1c9", "#6b7280")
@@ -65,7 +67,7 @@ def add_legend(figure: Figure, series: Mapping[str, Artist]) -> None:
 
 def published_line(models: Sequence[str]) -> dict[str, Artist]:
     """The legend's entry for the paper's numbers, with the models they are of; empty without any."""
-    found = ", ".join(dict.fromkeys(models))
+    found = ", ".join(map(model_name, dict.fromkeys(models)))
     return {f"published ({found})": Line2D([], [], color=INK, linestyle="--")} if found else {}
 
 

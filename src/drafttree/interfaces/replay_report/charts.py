@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from drafttree.evaluation.replay.summary import ResultSummary
 from drafttree.interfaces.replay_report import round_charts, value_charts
 from drafttree.interfaces.replay_report.chart_style import COLORS, INK, STYLE
-from drafttree.interfaces.replay_report.tables import anchor
+from drafttree.interfaces.replay_report.notation import anchor
 
 VALUES = {"bars": value_charts.bars, "lines": value_charts.lines}
 ROUNDS = {

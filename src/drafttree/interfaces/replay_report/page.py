@@ -11,7 +11,8 @@ from drafttree.evaluation.replay.results_folder import KeptResult
 from drafttree.evaluation.replay.summary import ResultSummary
 from drafttree.evaluation.replay.verdict import Verdict, count_outcomes
 from drafttree.interfaces.replay_report.interval_strip import Strip, make_strip
-from drafttree.interfaces.replay_report.tables import UNITS, Grid, anchor, make_grids
+from drafttree.interfaces.replay_report.notation import FILTERS
+from drafttree.interfaces.replay_report.tables import UNITS, Grid, make_grids
 
 OUTCOMES = ("reproduced", "contradicted", "undecided", "not comparable", "not run")
 """In the order in which the page counts them."""
@@ -89,22 +90,10 @@ def render(results: Sequence[KeptResult]) -> str:
     loader = jinja2.PackageLoader("drafttree.interfaces.replay_report", "")
     options = {"trim_blocks": True, "lstrip_blocks": True, "undefined": jinja2.StrictUndefined}
     environment = jinja2.Environment(loader=loader, autoescape=True, **options)
-    environment.filters |= {"anchor": anchor, "number": number, "printed": printed}
+    environment.filters |= FILTERS
     papers = {name: read_paper(name) for name in dict.fromkeys(map(_paper, results))}
     sections = [_section(each, papers[_paper(each)], draw) for each in results]
     return environment.get_template("report.html").render(**_content(papers, sections))
-
-
-def number(value: float) -> str:
-    """A measured number with as many digits as are of use."""
-    if abs(value) >= 100:
-        return f"{value:.1f}" if abs(value) < 1000 else f"{value:.0f}"
-    return f"{value:.2f}" if abs(value) >= 0.1 or value == 0 else f"{value:.2g}"
-
-
-def printed(value: float) -> str:
-    """A published number, as the paper prints it but for zeros at the end; empty where it prints none."""
-    return "" if value != value else f"{value:.10g}"
 
 
 def _section(kept: KeptResult, paper: Paper, draw) -> Section:

@@ -13,6 +13,7 @@ from matplotlib.patches import Patch
 
 from drafttree.evaluation.replay.summary import ResultSummary
 from drafttree.interfaces.replay_report.chart_style import INK, add_legend, color, panel_grid, set_ticks
+from drafttree.interfaces.replay_report.notation import model_name
 
 PANELS = 2
 """Panels in a row."""
@@ -43,9 +44,9 @@ def scatter(summary: ResultSummary, _axis: str) -> Figure:
         "their mean": Line2D([], [], marker="x", linestyle="", color=INK, markeredgewidth=2),
         "as many tokens as passes": Line2D([], [], linestyle=":", color=INK),
     }
-    models = {each.model: None for each in summary.entries if each.published is not None and each.model}
-    if models:
-        shown[f"published mean ({', '.join(models)})"] = Line2D([], [], marker="P", linestyle="", color=color(1))
+    if models := {each.model for each in summary.entries if each.published is not None and each.model}:
+        names = ", ".join(map(model_name, sorted(models)))
+        shown[f"published mean ({names})"] = Line2D([], [], marker="P", linestyle="", color=color(1))
     add_legend(figure, shown)
     return figure
 
@@ -66,7 +67,7 @@ def heatmap(summary: ResultSummary, _axis: str) -> Figure:
         axes.set_xticks(list(ticks), [*map(str, ticks[:-1]), f"{ranks}+"])
         axes.set_yticks(range(1, len(rows) + 1))
         axes.invert_yaxis()
-        axes.set(xlabel="rank among its siblings", ylabel="level")
+        axes.set(xlabel="rank among its siblings; in the cells % of all rounds", ylabel="level")
 
     return _panels(summary.points, panel)
 
@@ -77,7 +78,7 @@ def boxes(summary: ResultSummary, _axis: str) -> Figure:
     ink = {"color": INK}
     box = {"facecolor": color(0), "alpha": 0.35, "edgecolor": INK}
     looks: Any = {"boxprops": box, "medianprops": ink | {"linewidth": 2}, "whiskerprops": ink, "capprops": ink}
-    for (axes,), (name, values) in zip(grid, _by_set(summary).items(), strict=True):
+    for (axes,), (name, values) in zip(grid, _points(summary).items(), strict=True):
         places = range(len(values))
         axes.boxplot(list(values.values()), positions=places, patch_artist=True, showfliers=False, widths=0.5, **looks)
         for place, own in zip(places, values.values(), strict=True):
@@ -92,8 +93,7 @@ def tokens(summary: ResultSummary, _axis: str) -> Figure:
     figure, grid = panel_grid(1, 1, (8.5, 0.7 + 0.45 * len(summary.points)))
     axes = grid[0][0]
     names = []
-    points: Mapping[str, Any] = summary.points
-    for row, (name, accepted) in enumerate(points.items()):
+    for row, (name, accepted) in enumerate(_points(summary).items()):
         flags = [flag for count in accepted for flag in [True] * count + [False]]
         width = 0.86 if len(flags) <= MOST_PARTED else 1.0
         colors = [ACCEPTED if flag else ADDED for flag in flags]
@@ -128,7 +128,6 @@ def _published(summary: ResultSummary, method: str) -> list[list[float]]:
     return [[], []] if delta is None or tau is None else [[delta], [tau]]
 
 
-def _by_set(summary: ResultSummary) -> Mapping[str, Mapping[str, Sequence[float]]]:
-    """The points of a box plot."""
-    points: Any = summary.points
-    return points
+def _points(summary: ResultSummary) -> Mapping[str, Any]:
+    """By method, what `figure_data` gives for the kind of figure."""
+    return summary.points

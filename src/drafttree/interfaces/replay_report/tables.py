@@ -1,11 +1,11 @@
 """The tables of a result: for every metric methods by columns, ours and the paper's numbers beside each other."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from drafttree.evaluation.replay.paper import Metric
 from drafttree.evaluation.replay.summary import Entry, ResultSummary
+from drafttree.interfaces.replay_report.notation import decimals
 
 UNITS: Mapping[str, str] = {
     "speedup": "speed-up over plain decoding",
@@ -53,6 +53,7 @@ class Grid:
         columns: from left to right.
         rows: per method an entry for every column, None where there is none.
         by_law: whether speed-ups by the law are in it.
+        decimals: of the published numbers.
     """
 
     metric: str
@@ -60,6 +61,7 @@ class Grid:
     columns: list[Column]
     rows: dict[str, list[Entry | None]]
     by_law: bool
+    decimals: int
 
 
 def make_grids(summary: ResultSummary) -> list[Grid]:
@@ -76,19 +78,20 @@ def column(entry: Entry) -> str:
     return ", ".join(filter(None, [*parts, value]))
 
 
-def anchor(name: str) -> str:
-    """The name of a paper or result as an id of the page."""
-    return re.sub(r"[^\w-]", "-", name)
-
-
 def _grid(entries: Sequence[Entry]) -> Grid:
     names = list(dict.fromkeys(map(column, entries)))
     rows: dict[str, list[Entry | None]] = {each.method: [None] * len(names) for each in entries}
     for each in entries:
         rows[each.method][names.index(column(each))] = each
     models = dict.fromkeys(each.model for each in entries if each.model and each.published is not None)
-    law = any(each.by_law for each in entries)
-    return Grid(UNITS[entries[0].metric], list(models), [_column(name, entries) for name in names], rows, law)
+    return Grid(
+        metric=UNITS[entries[0].metric],
+        models=list(models),
+        columns=[_column(name, entries) for name in names],
+        rows=rows,
+        by_law=any(each.by_law for each in entries),
+        decimals=decimals([each.published for each in entries if each.published is not None]),
+    )
 
 
 def _column(name: str, entries: Sequence[Entry]) -> Column:

@@ -30,11 +30,12 @@ def bars(summary: ResultSummary, axis: str) -> Figure:
     """A panel for every measured metric: bars by method and column, the paper's numbers dashed over them."""
     metrics = _metrics(summary)
     figure, grid = panel_grid(len(metrics), 1, BARS, sharex=True)
-    columns = list(dict.fromkeys(column(each) for each in summary.entries if each.metric in metrics))
+    columns = list(dict.fromkeys(column(each) for each in summary.entries if each.measured))
     shown: dict[str, Artist] = {}
     for (axes,), (metric, entries) in zip(grid, metrics.items(), strict=True):
         shown |= _bars(axes, entries, columns, list(_methods(summary)))
         axes.set_ylabel(_unit(metric))
+        _mark_plain(axes, metric)
     set_ticks(grid[-1][0], columns)
     grid[-1][0].set_xlabel(axis)
     add_legend(figure, shown | published_line(_models(summary)))
@@ -44,16 +45,18 @@ def bars(summary: ResultSummary, axis: str) -> Figure:
 def lines(summary: ResultSummary, axis: str) -> Figure:
     """A panel for every measured metric and place: lines by method, the paper's numbers dashed."""
     metrics = _metrics(summary)
-    places = list(dict.fromkeys(map(_place, summary.entries)))
-    figure, grid = panel_grid(len(metrics), len(places), LINE, sharex=True, sharey="row")
-    scale = Scale.of([point for each in summary.entries if (point := _point(each)) is not None])
+    scale = Scale.of(summary.entries)
+    panels = list(dict.fromkeys(scale.panel(each) for each in summary.entries if each.measured))
+    figure, grid = panel_grid(len(metrics), len(panels), LINE, sharex=True, sharey="row")
     shown: dict[str, Artist] = {}
     for row, (metric, entries) in zip(grid, metrics.items(), strict=True):
         row[0].set_ylabel(_unit(metric))
-        for axes, place in zip(row, places, strict=True):
-            shown |= _lines(axes, [each for each in entries if _place(each) == place], scale, _methods(summary))
-    for axes, place in zip(grid[0], places, strict=True):
-        axes.set_title(place)
+        for axes, panel in zip(row, panels, strict=True):
+            own = [each for each in entries if scale.panel(each) == panel]
+            shown |= _lines(axes, own, scale, _methods(summary))
+            _mark_plain(axes, metric)
+    for axes, panel in zip(grid[0], panels, strict=True):
+        axes.set_title(panel)
     for axes in grid[-1]:
         scale.apply(axes)
         axes.set_xlabel(axis)
@@ -63,26 +66,37 @@ def lines(summary: ResultSummary, axis: str) -> Figure:
 
 @dataclass(frozen=True)
 class Scale:
-    """Where the values of an axis lie: numbers at themselves, in order; others side by side as they come.
+    """The horizontal axis of lines: numbers lie at themselves, in order; other values side by side as they come.
 
     Attributes:
         names: of the values, in order.
         numeric: whether all are numbers.
+        of_policies: whether the axis varies policies, whose methods have its value behind an @, not a setting.
     """
 
     names: list[str]
     numeric: bool
+    of_policies: bool
 
     @classmethod
-    def of(cls, values: Sequence[str]) -> "Scale":
-        """The scale of some values."""
-        names = list(dict.fromkeys(values))
+    def of(cls, entries: Sequence[Entry]) -> "Scale":
+        """The scale of the entries of a result."""
+        of_policies = any("@" in each.method for each in entries)
+        names = list(dict.fromkeys(value for each in entries if (value := _value(each, of_policies))))
         numeric = all(map(_is_number, names))
-        return cls(sorted(names, key=float) if numeric else names, numeric)
+        return cls(sorted(names, key=float) if numeric else names, numeric, of_policies)
 
-    def place(self, name: str) -> float:
-        """Where a value lies."""
-        return float(name) if self.numeric else float(self.names.index(name))
+    def places(self, entries: Sequence[Entry]) -> list[tuple[float, Entry]]:
+        """The entries that have a value, with where it lies, from left to right."""
+        named = [(value, each) for each in entries if (value := _value(each, self.of_policies))]
+        found = [(float(name) if self.numeric else self.names.index(name), each) for name, each in named]
+        return sorted(found, key=lambda place: place[0])
+
+    def panel(self, entry: Entry) -> str:
+        """What the panel of an entry is of: set, temperature, and the value of a setting beside policies."""
+        varied = entry.value == entry.temperature
+        parts = [entry.set, f"T = {entry.temperature:g}" if entry.temperature and not varied else ""]
+        return ", ".join(filter(None, [*parts, str(entry.value or "") if self.of_policies else ""]))
 
     def apply(self, axes: Axes) -> None:
         """Name the values on the horizontal axis."""
@@ -121,8 +135,7 @@ def _lines(axes: Axes, entries: Sequence[Entry], scale: Scale, methods: Mapping[
     shown: dict[str, Artist] = {}
     for method, index in methods.items():
         own = [each for each in entries if _method(each) == method]
-        along = [(scale.place(x), each) for each in own if (x := _point(each)) is not None]
-        along.sort(key=lambda at: at[0])
+        along = scale.places(own)
         if measured := [(x, each.measured) for x, each in along if each.measured]:
             shown[method] = _line(axes, measured, index)
         elif level := next((each.measured for each in own if each.measured), None):
@@ -142,9 +155,13 @@ def _line(axes: Axes, points: Sequence[tuple[float, Value]], index: int) -> Arti
 
 
 def _metrics(summary: ResultSummary) -> dict[str, list[Entry]]:
-    """The entries of each metric that was measured."""
-    measured = dict.fromkeys(each.metric for each in summary.entries if each.measured)
-    return {metric: [each for each in summary.entries if each.metric == metric] for metric in measured}
+    """The entries of each metric that was measured, on the sets on which it was."""
+    found: dict[str, list[Entry]] = {each.metric: [] for each in summary.entries if each.measured}
+    sets = {each.set for each in summary.entries if each.measured}
+    for each in summary.entries:
+        if each.metric in found and each.set in sets:
+            found[each.metric].append(each)
+    return found
 
 
 def _methods(summary: ResultSummary) -> dict[str, int]:
@@ -153,30 +170,30 @@ def _methods(summary: ResultSummary) -> dict[str, int]:
 
 
 def _models(summary: ResultSummary) -> list[str]:
-    metrics = _metrics(summary)
-    return [each.model or "" for each in summary.entries if each.metric in metrics and each.published is not None]
+    entries = [each for own in _metrics(summary).values() for each in own]
+    return [each.model for each in entries if each.model and each.published is not None]
 
 
 def _method(entry: Entry) -> str:
     return entry.method.partition("@")[0]
 
 
-def _point(entry: Entry) -> str | None:
-    """The value of the axis, None for a method that does not vary."""
-    _, at, value = entry.method.partition("@")
-    if at:
-        return value
-    return None if entry.value is None else str(entry.value)
-
-
-def _place(entry: Entry) -> str:
-    """What a panel of lines is of: a set, temperature and value of the second axis."""
-    parts = [entry.set, f"T = {entry.temperature:g}" if entry.temperature else ""]
-    return ", ".join(filter(None, [*parts, str(entry.value) if "@" in entry.method and entry.value else ""]))
+def _value(entry: Entry, of_policies: bool) -> str:
+    """The value of the axis, empty for a method that does not vary."""
+    if of_policies:
+        return entry.method.partition("@")[2]
+    return "" if entry.value is None else str(entry.value)
 
 
 def _unit(metric: str) -> str:
-    return UNITS.get(metric, metric).replace(", ", ",\n").replace(" over ", "\nover ")
+    """A metric in words, on two lines where it is long."""
+    return UNITS[metric].replace(", ", ",\n").replace(" over ", "\nover ")
+
+
+def _mark_plain(axes: Axes, metric: str) -> None:
+    """Show where plain decoding's speed lies."""
+    if metric == "speedup":
+        axes.axhline(1.0, color=INK, linewidth=0.7, alpha=0.5)
 
 
 def _is_number(name: str) -> bool:
