@@ -65,10 +65,10 @@ def add_legend(figure: Figure, series: Mapping[str, Artist]) -> None:
         figure.legend(list(series.values()), list(series), loc="outside upper left", ncols=columns)
 
 
-def published_line(models: Sequence[str]) -> dict[str, Artist]:
+def published_line(models: Sequence[str], color: str = INK) -> dict[str, Artist]:
     """The legend's entry for the paper's numbers, with the models they are of; empty without any."""
     found = ", ".join(map(model_name, dict.fromkeys(models)))
-    return {f"published ({found})": Line2D([], [], color=INK, linestyle="--")} if found else {}
+    return {f"published ({found})": Line2D([], [], color=color, linestyle="--")} if found else {}
 
 
 def set_ticks(axes: Axes, labels: Sequence[str], most: int = 12) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from drafttree.evaluation.replay.verdict import Verdict
 
-WIDEST = 2.0
+WIDEST = 1.5
 """The ratio at the right end; its inverse is at the left."""
 
 
@@ -22,6 +22,11 @@ class Strip:
     low: float
     middle: float
     high: float
+
+    @property
+    def beyond(self) -> int:
+        """-1 or 1 where the estimate lies behind the left or the right end, 0 on the scale."""
+        return (self.middle == 100) - (self.middle == 0)
 
 
 def make_strip(verdict: Verdict, *, is_ratio: bool) -> Strip | None:

@@ -12,8 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from drafttree.evaluation.replay.summary import ResultSummary
-from drafttree.interfaces.replay_report.chart_style import INK, add_legend, color, panel_grid, set_ticks
-from drafttree.interfaces.replay_report.notation import model_name
+from drafttree.interfaces.replay_report.chart_style import INK, add_legend, color, panel_grid, published_line, set_ticks
 
 PANELS = 2
 """Panels in a row."""
@@ -33,7 +32,9 @@ def scatter(summary: ResultSummary, _axis: str) -> Figure:
         axes.scatter([x for x, _, _ in points], [y for _, y, _ in points], s=sizes, alpha=0.55, color=color(0))
         means = [sum(point[place] * point[2] for point in points) / total for place in (0, 1)]
         axes.plot(*means, "x", color=INK, markersize=9, markeredgewidth=2)
-        axes.plot(*_published(summary, name), "P", color=color(1), markersize=8)
+        for metric, mark in (("delta", axes.axvline), ("tau", axes.axhline)):
+            if (paper := _published(summary, name, metric)) is not None:
+                mark(paper, color=color(1), linestyle="--")
         axes.axline((1, 1), slope=1, color=INK, linestyle=":", linewidth=0.8)
         axes.set(xlabel="draft passes of a round", ylabel="tokens of a round")
         axes.margins(0.12)
@@ -44,10 +45,8 @@ def scatter(summary: ResultSummary, _axis: str) -> Figure:
         "their mean": Line2D([], [], marker="x", linestyle="", color=INK, markeredgewidth=2),
         "as many tokens as passes": Line2D([], [], linestyle=":", color=INK),
     }
-    if models := {each.model for each in summary.entries if each.published is not None and each.model}:
-        names = ", ".join(map(model_name, sorted(models)))
-        shown[f"published mean ({names})"] = Line2D([], [], marker="P", linestyle="", color=color(1))
-    add_legend(figure, shown)
+    models = [each.model for each in summary.entries if each.published is not None and each.model]
+    add_legend(figure, shown | published_line(models, color(1)))
     return figure
 
 
@@ -121,11 +120,10 @@ def _panels(points: Mapping[str, Any], draw_panel: Callable[[Axes, str, Any], No
     return figure
 
 
-def _published(summary: ResultSummary, method: str) -> list[list[float]]:
-    """The paper's draft passes and tokens per round of a method; empty without both."""
-    found = {each.metric: each.published for each in summary.entries if each.method == method}
-    delta, tau = found.get("delta"), found.get("tau")
-    return [[], []] if delta is None or tau is None else [[delta], [tau]]
+def _published(summary: ResultSummary, method: str, metric: str) -> float | None:
+    """The paper's number of a method."""
+    own = (each.published for each in summary.entries if (each.method, each.metric) == (method, metric))
+    return next((value for value in own if value is not None), None)
 
 
 def _points(summary: ResultSummary) -> Mapping[str, Any]:

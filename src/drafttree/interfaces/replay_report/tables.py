@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from drafttree.evaluation.replay.paper import Metric
+from drafttree.evaluation.replay.paper import UNTOLD, Metric
 from drafttree.evaluation.replay.summary import Entry, ResultSummary
 from drafttree.interfaces.replay_report.notation import decimals
 
@@ -73,7 +73,8 @@ def make_grids(summary: ResultSummary) -> list[Grid]:
 
 def column(entry: Entry) -> str:
     """The name of an entry's column."""
-    parts = [entry.set, f"T = {entry.temperature:g}" if entry.temperature else ""]
+    name = "set not told" if entry.set == UNTOLD else entry.set
+    parts = [name, f"T = {entry.temperature:g}" if entry.temperature else ""]
     value = "" if entry.value in (None, entry.temperature) else str(entry.value)
     return ", ".join(filter(None, [*parts, value]))
 
