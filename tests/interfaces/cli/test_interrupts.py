@@ -91,3 +91,28 @@ def test_what_is_finished_is_printed_and_kept(name, tmp_path):
     _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 2
     assert "holds the runs of another command (limit = 'None' there, '2' here)" in err
+
+
+def killed(process, path, count):
+    """Kill a process when so many runs are kept."""
+    wait_for_runs(path, count)
+    process.kill()
+    process.communicate(timeout=PATIENCE)
+
+
+def test_a_replay_that_was_killed_twice_ends_with_the_counts_of_one_that_was_not(tmp_path):
+    command = [*DRAFTTREE, "replay", "talon/1", "--limit", 2, "--max-new-tokens", 48, "--counts-only", "--out"]
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    for count in (3, 11):
+        killed(start(*command, cut), cut / RUNS, count)
+    interrupted_at = start(*command, cut)
+    wait_for_runs(cut / RUNS, 17)
+    _, err = interrupted(interrupted_at)
+    assert f"the same command goes on from {cut}" in err
+    for folder in (whole, cut):
+        process = start(*command, folder)
+        _, err = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 0, err
+    first, second = (sorted((folder / RUNS).read_text().splitlines()) for folder in (whole, cut))
+    assert first == second
+    assert len(first) > 20

@@ -94,9 +94,9 @@ class ReplayTarget:
             InputError: the folder holds the runs of another target, or something else.
         """
         loaded: Any = self.plain.target
-        target = {"target": self._name, "digest": model_digest(loaded), "dtype": str(loaded.dtype)}
-        place = {"device": str(loaded.device), "inflate": self._shape or ""}
-        command = {"command": "drafttree replay", **target, **place, **options}
+        target = {"target": self._name, "dtype": str(loaded.dtype), "device": str(loaded.device)}
+        weights = {"inflate": self._shape or "", "digest": model_digest(loaded)}
+        command = {"command": "drafttree replay", **target, **weights, **options}
         return RunStore(folder, command, partial=True, minutes=minutes)
 
     def _load(self, drafter: str | None) -> Decoder:

@@ -146,8 +146,10 @@ def _entry(measured: Measured, block: Block, name: str, metric: Metric, costs: C
 def _published(experiment: Experiment, block: Block, name: str, metric: Metric) -> tuple[float | None, str | None]:
     """The paper's number for a cell, of the first model that has one."""
     method, _, value = name.partition("@")
+    axis = experiment.result.axis
+    warmth = None if axis and axis.varies == "temperature" else block.setting.temperature  # the columns tell it
     for each in experiment.result.published:
-        fits = each.metric == metric and each.temperature == block.setting.temperature and method in each.rows
+        fits = each.metric == metric and warmth in (None, each.temperature) and method in each.rows
         if not fits or each.set not in (None, block.setting.set):
             continue
         wanted = {block.setting.set, value, str(block.value)} - {"", "None"}
