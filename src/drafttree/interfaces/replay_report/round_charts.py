@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 from matplotlib.artist import Artist
@@ -19,6 +20,8 @@ PANELS = 2
 PANEL = (4.2, 3.2)
 """Inches of one."""
 ACCEPTED, ADDED = color(2), color(1)
+DARK = 0.4
+"""Share below which a cell of a heat map is dark."""
 MOST_PARTED = 160
 """Tokens of a strip up to which each is drawn apart from the next."""
 
@@ -27,17 +30,10 @@ def scatter(summary: ResultSummary, _axis: str) -> Figure:
     """Rounds by draft passes and committed tokens, as large as there are many, with their means."""
 
     def panel(axes: Axes, name: str, points: Any) -> None:
-        total = sum(count for _, _, count in points)
-        sizes = [700 * count / total for _, _, count in points]
-        axes.scatter([x for x, _, _ in points], [y for _, y, _ in points], s=sizes, alpha=0.55, color=color(0))
-        means = [sum(point[place] * point[2] for point in points) / total for place in (0, 1)]
-        axes.plot(*means, "x", color=INK, markersize=9, markeredgewidth=2)
+        _draw_rounds(axes, points)
         for metric, mark in (("delta", axes.axvline), ("tau", axes.axhline)):
             if (paper := _published(summary, name, metric)) is not None:
                 mark(paper, color=color(1), linestyle="--")
-        axes.axline((1, 1), slope=1, color=INK, linestyle=":", linewidth=0.8)
-        axes.set(xlabel="draft passes of a round", ylabel="tokens of a round")
-        axes.margins(0.12)
 
     figure = _panels(summary.points, panel, share=True)
     shown: dict[str, Artist] = {
@@ -50,25 +46,36 @@ def scatter(summary: ResultSummary, _axis: str) -> Figure:
     return figure
 
 
+def _draw_rounds(axes: Axes, points: Sequence[tuple[int, int, int]]) -> None:
+    """Draft passes, tokens and number of rounds as discs."""
+    passes, committed, counts = zip(*points, strict=True)
+    total = sum(counts)
+    axes.scatter(passes, committed, s=[700 * count / total for count in counts], alpha=0.55, color=color(0))
+    means = [sum(map(math.prod, zip(own, counts, strict=True))) / total for own in (passes, committed)]
+    axes.plot(*means, "x", color=INK, markersize=9, markeredgewidth=2)
+    axes.axline((1, 1), slope=1, color=INK, linestyle=":", linewidth=0.8)
+    axes.set(xlabel="draft passes of a round", ylabel="tokens of a round")
+    axes.margins(0.12)
+
+
 def heatmap(summary: ResultSummary, _axis: str) -> Figure:
     """The share of rounds that accepted a node of each rank on each level, in per cent."""
+    return _panels(summary.points, _draw_ranks)
 
-    def panel(axes: Axes, _name: str, rows: Sequence[Sequence[float]]) -> None:
-        ranks = max(map(len, rows))
-        edges = [rank + 0.5 for rank in range(ranks + 1)], [level + 0.5 for level in range(len(rows) + 1)]
-        axes.pcolormesh(*edges, rows, cmap="viridis", norm=PowerNorm(0.5, 0.0, 1.0))
-        for level, row in enumerate(rows, 1):
-            for rank, share in enumerate(row, 1):
-                ink = "white" if share < 0.4 else "black"
-                text = f"{100 * share:.0f}" if share >= 0.005 else ("·" if share else "")
-                axes.text(rank, level, text, ha="center", va="center", fontsize=8, color=ink)
-        ticks = range(1, ranks + 1)
-        axes.set_xticks(list(ticks), [*map(str, ticks[:-1]), f"{ranks}+"])
-        axes.set_yticks(range(1, len(rows) + 1))
-        axes.invert_yaxis()
-        axes.set(xlabel="rank among its siblings; in the cells % of all rounds", ylabel="level")
 
-    return _panels(summary.points, panel)
+def _draw_ranks(axes: Axes, _name: str, rows: Sequence[Sequence[float]]) -> None:
+    ranks, levels = range(1, len(rows[0]) + 1), range(1, len(rows) + 1)
+    edges = [[0.5, *(place + 0.5 for place in own)] for own in (ranks, levels)]
+    axes.pcolormesh(*edges, rows, cmap="viridis", norm=PowerNorm(0.5, 0.0, 1.0))
+    for level, rank in product(levels, ranks):
+        share = rows[level - 1][rank - 1]
+        text = f"{100 * share:.0f}" if share >= 0.005 else ("·" if share else "")
+        ink = "white" if share < DARK else "black"
+        axes.text(rank, level, text, ha="center", va="center", fontsize=8, color=ink)
+    axes.set_xticks(ranks, [*map(str, ranks[:-1]), f"{ranks[-1]}+"])
+    axes.set_yticks(levels)
+    axes.invert_yaxis()
+    axes.set(xlabel="rank among its siblings; in the cells % of all rounds", ylabel="level")
 
 
 def boxes(summary: ResultSummary, _axis: str) -> Figure:

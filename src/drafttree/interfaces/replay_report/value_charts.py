@@ -22,6 +22,8 @@ from drafttree.interfaces.replay_report.tables import UNITS, column
 
 BARS, LINE = (8.5, 2.2), (4.2, 2.4)
 """Inches of a panel."""
+ONE_LINE = 25
+"""Letters of a metric from which on it takes two lines."""
 LOG_SPAN = 16
 """The last value of an axis over its first from which on its scale is logarithmic."""
 
@@ -33,7 +35,8 @@ def bars(summary: ResultSummary, axis: str) -> Figure:
     columns = list(dict.fromkeys(column(each) for each in summary.entries if each.measured))
     shown: dict[str, Artist] = {}
     for (axes,), (metric, entries) in zip(grid, metrics.items(), strict=True):
-        shown |= _bars(axes, entries, columns, list(_methods(summary)))
+        own = [each for each in entries if column(each) in columns]
+        shown |= _bars(axes, own, columns, list(_methods(summary)))
         axes.set_ylabel(_unit(metric))
         _mark_plain(axes, metric)
     set_ticks(grid[-1][0], columns)
@@ -49,17 +52,15 @@ def lines(summary: ResultSummary, axis: str) -> Figure:
     panels = list(dict.fromkeys(scale.panel(each) for each in summary.entries if each.measured))
     figure, grid = panel_grid(len(metrics), len(panels), LINE, sharex=True, sharey="row")
     shown: dict[str, Artist] = {}
-    for row, (metric, entries) in zip(grid, metrics.items(), strict=True):
+    for row, metric in zip(grid, metrics, strict=True):
         row[0].set_ylabel(_unit(metric))
         for axes, panel in zip(row, panels, strict=True):
-            own = [each for each in entries if scale.panel(each) == panel]
+            own = [each for each in metrics[metric] if scale.panel(each) == panel]
             shown |= _lines(axes, own, scale, _methods(summary))
             _mark_plain(axes, metric)
-    for axes, panel in zip(grid[0], panels, strict=True):
-        axes.set_title(panel)
-    for axes in grid[-1]:
-        scale.apply(axes)
-        axes.set_xlabel(axis)
+    for top, bottom, panel in zip(grid[0], grid[-1], panels, strict=True):
+        top.set_title(panel)
+        scale.apply(bottom, axis)
     add_legend(figure, shown | published_line(_models(summary)))
     return figure
 
@@ -98,8 +99,9 @@ class Scale:
         parts = [entry.set, f"T = {entry.temperature:g}" if entry.temperature and not varied else ""]
         return ", ".join(filter(None, [*parts, str(entry.value or "") if self.of_policies else ""]))
 
-    def apply(self, axes: Axes) -> None:
-        """Name the values on the horizontal axis."""
+    def apply(self, axes: Axes, name: str) -> None:
+        """Name the horizontal axis and its values."""
+        axes.set_xlabel(name)
         if not self.numeric:
             set_ticks(axes, self.names, most=8)
         elif self.names:
@@ -187,7 +189,8 @@ def _value(entry: Entry, of_policies: bool) -> str:
 
 def _unit(metric: str) -> str:
     """A metric in words, on two lines where it is long."""
-    return UNITS[metric].replace(", ", ",\n").replace(" over ", "\nover ")
+    name = UNITS[metric]
+    return name if len(name) < ONE_LINE else name.replace(", ", ",\n").replace(" over ", "\nover ")
 
 
 def _mark_plain(axes: Axes, metric: str) -> None:
