@@ -30,7 +30,9 @@ def replay(
         list[str] | None, typer.Option("--as", help="ROLE=DRAFTER: who drafts for a role of the papers. Repeatable.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Keep finished runs here, and go on from there.")] = Path("build/replay"),
-    output: Annotated[Path, typer.Option("--output", "-o", help="The page that report writes.")] = Path("replay.html"),
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The page that report writes; a .md file has the claims alone.")
+    ] = Path("replay.html"),
     limit: Annotated[int, typer.Option(min=1, help="Prompts of each set, evenly spaced.")] = 3,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a text at most; the papers' are 500 up.")] = 128,
     max_prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Instead of the papers' L_max.")] = None,

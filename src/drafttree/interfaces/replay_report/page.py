@@ -10,10 +10,12 @@ from drafttree.evaluation.replay.paper import Order, Paper, Published, read_pape
 from drafttree.evaluation.replay.results_folder import KeptResult
 from drafttree.evaluation.replay.summary import ResultSummary
 from drafttree.evaluation.replay.verdict import Verdict, count_outcomes
+from drafttree.interfaces.replay_report.claims_table import claims_table
 from drafttree.interfaces.replay_report.interval_strip import Strip, make_strip
 from drafttree.interfaces.replay_report.notation import FILTERS
 from drafttree.interfaces.replay_report.tables import UNITS, Grid, make_grids
 
+MARKDOWN = ".md"
 OUTCOMES = ("reproduced", "contradicted", "undecided", "not comparable", "not run")
 """In the order in which the page counts them."""
 
@@ -62,13 +64,13 @@ class Section:
 
 
 def write_report(results: Sequence[KeptResult], path: Path) -> None:
-    """Write the page.
+    """Write the page, or the table of its claims alone to a file that ends in `.md`.
 
     Raises:
-        ConfigError: jinja2 or matplotlib is not installed.
+        ConfigError: jinja2 or matplotlib is not installed, and the page needs them.
         InputError: the file cannot be written.
     """
-    text = render(results)
+    text = claims_table(results) if path.suffix == MARKDOWN else render(results)
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
