@@ -18,7 +18,8 @@ def entry(method: str, mean: float | None, published: float | None = None, **opt
     measured = None if mean is None else Value(mean, 0.9 * mean, 1.1 * mean, 3)
     plain: dict[str, Any] = {"set": "Alpaca", "temperature": 0.0, "value": None, "metric": "tau"}
     model = "Vicuna-13B" if published is not None else None
-    return Entry(method=method, published=published, measured=measured, **(plain | {"model": model} | options))
+    fields: dict[str, Any] = {**plain, "model": model, **options}
+    return Entry(method=method, published=published, measured=measured, **fields)
 
 
 def verdict(**options: Any) -> Verdict:

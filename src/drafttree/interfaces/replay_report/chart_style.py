@@ -36,6 +36,8 @@ STYLE: Any = {
 WIDTH = 8.5
 """Inches of a figure, less than which none has."""
 POINTS = 72 * WIDTH
+LETTER = 5.2
+"""Pixels of a letter, as matplotlib counts them."""
 
 
 def color(index: int) -> str:
@@ -75,8 +77,9 @@ def set_ticks(axes: Axes, labels: Sequence[str], most: int = 12) -> None:
     """Names at 0, 1, 2 and so on, some of them left out where there are many, and turned where they are long."""
     step = -(-len(labels) // most)
     places = range(0, len(labels), step)
-    axes.set_xticks(list(places), [labels[place] for place in places])
-    if sum(len(labels[place]) + 2 for place in places) > 14 * axes.bbox.width / 72:
+    shown = [labels[place].replace(", ", ",").replace(",", "\n") for place in places]
+    axes.set_xticks(list(places), shown)
+    if sum(max(map(len, label.split("\n"))) + 2 for label in shown) * LETTER > axes.bbox.width:
         axes.tick_params(axis="x", rotation=25)
         for label in axes.get_xticklabels():
             label.set(horizontalalignment="right", rotation_mode="anchor")
