@@ -3,12 +3,15 @@
 import json
 import shutil
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 PIPED = 'exec "$0" "$@" 3<&0 4>&1 >/dev/null 2>&1'
 """Chromium reads commands from its file 3 and answers on 4."""
+LOADED = "location.protocol == 'file:' && document.readyState == 'complete'"
+"""Not so of the empty page that stands before it."""
 
 
 class BrowserPage:
@@ -35,8 +38,9 @@ class BrowserPage:
         attached = self.send("Target.attachToTarget", targetId=target, flatten=True)
         self._session = {"sessionId": attached["sessionId"]}
         self.send("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
-        ready = "new Promise(done => document.readyState == 'complete' ? done() : addEventListener('load', done))"
-        self.evaluate(ready)
+        deadline = time.monotonic() + 30
+        while not self.evaluate(LOADED) and time.monotonic() < deadline:
+            time.sleep(0.02)
 
     def __enter__(self) -> "BrowserPage":
         return self
@@ -46,7 +50,7 @@ class BrowserPage:
         self._process.communicate()
 
     def send(self, method: str, **params: object) -> dict[str, Any]:
-        """The answer to a command of the DevTools protocol."""
+        """The answer to a command of the DevTools protocol; empty where it is refused."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": params} | self._session
         assert self._process.stdin
@@ -54,12 +58,12 @@ class BrowserPage:
         self._process.stdin.flush()
         while (answer := self._read()).get("id") != self._number:
             pass
-        return answer["result"]
+        return answer.get("result", {})
 
     def evaluate(self, expression: str) -> Any:
-        """The value of a JavaScript expression, after it is fulfilled if it is a promise."""
-        found = self.send("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
-        return found["result"].get("value")
+        """The value of a JavaScript expression; None where there is none."""
+        found = self.send("Runtime.evaluate", expression=expression, returnByValue=True)
+        return found.get("result", {}).get("value")
 
     def press(self, key: str, code: int, text: str = "") -> None:
         """Press a key and let it go."""
