@@ -53,7 +53,9 @@ def test_an_order_is_judged_by_kendalls_tau():
     claim = Order(**ABOUT, kind="order", methods=["a", "b", "c"])
     found = judge(claim, means.__getitem__, [], 5, enough=True)
     assert found.estimate == pytest.approx(1 / 3)  # two of three pairs are in order
-    assert found.outcome == "reproduced"
+    assert found.outcome == "contradicted"  # an order is the claimed one from a tau of 0.5 on
+    same = judge(claim.model_copy(update={"methods": ["a", "c", "b"]}), means.__getitem__, [], 5, enough=True)
+    assert (same.estimate, same.outcome) == (1.0, "reproduced")
     backwards = judge(claim.model_copy(update={"methods": ["b", "c", "a"]}), means.__getitem__, [], 5, enough=True)
     assert (backwards.estimate, backwards.outcome) == (-1.0, "contradicted")
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from drafttree.evaluation.replay.bootstrap import Bootstrap, Fraction, interval
 from drafttree.evaluation.replay.experiment import Block, Experiment
-from drafttree.evaluation.replay.paper import GAINS, PLAIN, Claim, Metric, NotComparable
+from drafttree.evaluation.replay.paper import GAINS, PLAIN, Claim, Metric, NotComparable, Trend
 from drafttree.evaluation.replay.task import Fractions, Task, Turn
 from drafttree.evaluation.replay.text_cell import TIMED, TextCounts, TextTimes
 from drafttree.evaluation.replay.verdict import LEAST_PROMPTS, Verdict, judge, without
@@ -141,7 +141,10 @@ class Measured:
         if not shared:
             return without(claim, "not run", "no prompt was run in all its methods yet")
         blocks = [block for block in blocks if block.setting.set in shared]
-        if lacking := next((name for name in claim.names if not _places(name, blocks)), None):
+        axis = self._axis(blocks)
+        ends = [f"@{axis[0]}", f"@{axis[-1]}"] if isinstance(claim, Trend) and axis else [""]
+        names = [name + end for name in claim.names for end in ends]
+        if lacking := next((name for name in names if not _places(name, blocks)), None):
             return without(claim, "not run", f"{lacking} is not among what was run")
         bootstrap = Bootstrap({name: len(numbers) for name, numbers in shared.items()})
 
@@ -152,7 +155,7 @@ class Measured:
             )
 
         enough = min(map(len, shared.values())) >= LEAST_PROMPTS
-        return judge(claim, means, self._axis(blocks), sum(map(len, shared.values())), enough=enough)
+        return judge(claim, means, axis, sum(map(len, shared.values())), enough=enough)
 
     def _shared(self, blocks: Sequence[Block], metric: Metric) -> dict[str, list[int]]:
         """By set, the prompts that all blocks of it have finished; sets without any are left out."""

@@ -47,7 +47,7 @@ class Task:
     def other_key(self) -> Key:
         """Of its cell, in a result of another kind than decoding."""
         ways = short_digest(sorted((name, way.spec) for name, way in self.block.ways.items()))
-        return (self.experiment.result.kind, ways, *setting_key(self.block.setting), self.digest)
+        return (self.experiment.result.kind, ways, str(self.block.value), *setting_key(self.block.setting), self.digest)
 
     def counts_key(self, way: Way) -> Key:
         """Of the counts of one of its ways, which every result with the same setting shares."""

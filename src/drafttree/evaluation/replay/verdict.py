@@ -16,6 +16,8 @@ Outcome = Literal["reproduced", "contradicted", "undecided", "not comparable", "
 MOST_PROMPTS = 100_000
 LEAST_PROMPTS = 3
 """With fewer prompts of a set, resampling them says nothing."""
+SAME_ORDER = 0.5
+"""Kendall's tau above which an order is the claimed one: three of four pairs of methods stand in it."""
 Means = Callable[[str], Tensor]
 """By the name of a method, or `method@value`, the mean of the claim's metric, as `Bootstrap.mean` gives it."""
 
@@ -69,7 +71,7 @@ def judge(
         enough: whether every set has `LEAST_PROMPTS`; if not, nothing is decided.
     """
     if isinstance(claim, Order):
-        values, neutral, name = _kendall(claim.methods, means), 0.0, "Kendall's tau"
+        values, neutral, name = _kendall(claim.methods, means), SAME_ORDER, "Kendall's tau"
         reached = ">"
     else:
         values, name = _ratio(claim, means, axis)
