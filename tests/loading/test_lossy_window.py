@@ -26,6 +26,7 @@ def test_a_loaded_window_is_the_targets_and_speculation_writes_plain_decodings_t
         ({"lossy_window": 2.5}, "lossy_window is 2.5"),
         ({"lossy_window": True}, "lossy_window is True"),
         ({"lossy_window": 8, "sinks": -1}, "sinks is -1; give a whole number of tokens, at least 0"),
+        ({"sinks": 2}, "sinks is 2, but there is no lossy_window; give one, or leave sinks out"),
         ({"lossy_window": 8, "exact_text": True}, "exact_text cannot hold with a lossy_window"),
     ],
 )

@@ -1,5 +1,6 @@
 """Printing of results on a terminal or into a pipe."""
 
+import math
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 
@@ -24,6 +25,7 @@ from drafttree.evaluation.bench import (
     VerifierBench,
 )
 from drafttree.evaluation.bench.acceptance import PUBLISHED_GAIN
+from drafttree.evaluation.bench.estimate import Estimate
 from drafttree.evaluation.bench.law import BEHIND
 from drafttree.evaluation.bench.overhead import PARTS
 from drafttree.evaluation.certify import Certificate
@@ -249,14 +251,20 @@ def show_acceptance(result: Acceptance) -> None:
         table = make_table("tree", *names, right=len(names))
         table.title = f"T = {temperature:g}, {task}: tokens per round, {rows[0].prompts} prompts"
         for row in rows:
-            cells = [f"{each.mean:.3f} ±{each.margin:.3f}" for each in row.tokens.values()]
-            gain = [f"{row.gain.mean:+.1%} ±{row.gain.margin:.1%}"] if row.gain else []
+            cells = [_with_margin(each) for each in row.tokens.values()]
+            gain = [_with_margin(row.gain, "+.1%", ".1%")] if row.gain else []
             table.add_row(row.shape, *cells, *gain)
         make_console().print(table, "")
     low, high = PUBLISHED_GAIN
     print(f"± is half a 95 % confidence interval over prompts; {result.rounds} rounds, {result.stride} tokens apart")
     if any(row.gain for row in result.rows):
         print(f"published gain of traversal over rrsw at T = 1: {low:.1%} to {high:.1%}")
+
+
+def _with_margin(each: Estimate, form: str = ".3f", margin: str = ".3f") -> str:
+    """An estimate with its interval, which one prompt does not have."""
+    own = f"{each.mean:{form}}"
+    return f"{own} ±{each.margin:{margin}}" if math.isfinite(each.margin) else own
 
 
 def show_enumeration(result: PairSweep) -> None:

@@ -1,6 +1,6 @@
 """Printing of replays: the list of what there is, tables with published values beside measured ones, verdicts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.text import Text
 
@@ -23,9 +23,15 @@ def show_list(planned: Sequence[Experiment], prompts: int, repeats: int) -> None
     for each in planned:
         runs = sum(len(block.ways) for block in each.blocks) * prompts * repeats
         tokens = sum(len(block.ways) * block.setting.max_new_tokens for block in each.blocks) * prompts * repeats
-        reason = each.result.unavailable or "; ".join(f"{name}: {why}" for name, why in each.missing.items())
+        reason = each.result.unavailable or "; ".join(_reasons(each.missing))
         table.add_row(each.id, each.result.title, str(runs or ""), f"{tokens / PACE / 60:.0f}" if runs else "", reason)
     make_console().print(table)
+
+
+def _reasons(missing: Mapping[str, str]) -> Iterator[str]:
+    """Each reason once, behind the names of all it holds for."""
+    for why in dict.fromkeys(missing.values()):
+        yield f"{', '.join(name for name, own in missing.items() if own == why)}: {why}"
 
 
 def show_replay(found: Replay) -> None:

@@ -15,7 +15,7 @@ from drafttree.engine.cost_file import machine
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation_options import model_defaults, show_options
 from drafttree.engine.model_digest import model_digest
-from drafttree.loading.backend_choice import choose_backend
+from drafttree.loading.backend_choice import SINKS, choose_backend
 from drafttree.loading.drafters import DrafterSource, check_drafter_exists, choose_drafter, find_drafter
 from drafttree.loading.placement import find_placement
 from drafttree.loading.pretrained import ModelSource, eos_ids, find_model, load_model, load_tokenizer
@@ -38,7 +38,7 @@ def load(
     tokenizer: PreTrainedTokenizerBase | None = None,
     exact_text: bool = False,
     lossy_window: int | None = None,
-    sinks: int = 4,
+    sinks: int = SINKS,
     quantize: str | None = None,
     quantize_drafter: str | None = None,
 ) -> Decoder:

@@ -23,7 +23,7 @@ def test_a_table_is_replayed_kept_and_reported(tmp_path):
     shown = run(*command)
     assert shown.exit_code == 0
     assert "talon/fig7" in shown.stdout
-    assert "GSM8K: its prompts (prompts/gsm8k) do not ship; give a folder that has them with --data" in shown.stdout
+    assert "these prompts do not ship; give a folder that has them with --data" in shown.stdout
     kept = (tmp_path / "out" / RUNS).read_text()
     again = run(*command, "--json")
     assert again.exit_code == 0

@@ -30,7 +30,8 @@ def measure(setting: MemorySetting, method: Method) -> MemoryUse:
     reset_peak()
     _on_device(torch.cuda.reset_peak_memory_stats)
     tokens = sum(len(decoder.generate(prompt, **setting.options).tokens) for prompt in setting.prompts)
-    return MemoryUse(loaded, resident("VmHWM"), device_loaded, _on_device(torch.cuda.max_memory_allocated), tokens)
+    peak = max(loaded, resident("VmHWM"))  # memory may be given back between the reading and the reset
+    return MemoryUse(loaded, peak, device_loaded, _on_device(torch.cuda.max_memory_allocated), tokens)
 
 
 def reset_peak() -> None:

@@ -11,6 +11,7 @@ from drafttree.evaluation.prompts import Example, spread_examples
 from drafttree.evaluation.replay.paper import PromptSet, read_paper
 
 ENDINGS = (".jsonl", ".jsonl.gz", ".raw.gz", ".raw", ".txt", ".txt.gz")
+NOT_SHIPPED = "these prompts do not ship; give a folder that has them with --data"
 Sets = Mapping[tuple[str, str], Sequence[Example]]
 """Prompts by the name of the paper and of the set."""
 
@@ -48,14 +49,10 @@ def read_prompt_texts(papers: Sequence[str], folder: Path | None, limit: int) ->
                 if path := _find(Path(base), each):
                     texts[paper, name] = spread_examples([path], limit, category=each.category, excerpt=None)
                 else:
-                    missing[paper, name] = f"{each.file} is not in {folder}" if folder else _not_shipped(each)
+                    missing[paper, name] = f"{each.file} is not in {folder}" if folder else NOT_SHIPPED
     return PromptTexts(texts, missing)
 
 
 def _find(folder: Path, each: PromptSet) -> Path | None:
     paths = (folder / f"{each.file}{ending}" for ending in ENDINGS)
     return next((path for path in paths if path.is_file()), None)
-
-
-def _not_shipped(each: PromptSet) -> str:
-    return f"its prompts ({each.file}) do not ship; give a folder that has them with --data"

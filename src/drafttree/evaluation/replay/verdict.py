@@ -81,7 +81,7 @@ def judge(
     said = f"{name} {estimate:.2f} [{low:.2f}, {high:.2f}]"
     found: dict[str, Any] = {"estimate": estimate, "low": low, "high": high, "prompts": prompts}
     if not enough:
-        said += f", too few to judge: give {LEAST_PROMPTS} prompts of every set"
+        said = f"{name} {estimate:.2f}, on too few prompts to judge: give {LEAST_PROMPTS} of every set"
     elif outcome == "undecided":
         found["needed"] = _needed(estimate, low, high, neutral, prompts)
     return Verdict(claim.id, claim.text, claim.line, claim.main, outcome, said, **found)
