@@ -49,11 +49,15 @@ class DraftSession(DraftLogits, Protocol):
         """Bytes of the request's state, such as the KV cache."""
         ...
 
-    def prefill(self, hidden_states: HiddenStates) -> None:
-        """Process the prompt as far as possible before the first round; not counted in `passes` or `seconds`.
+    def prefill(self, hidden_states: HiddenStates, tokens: int) -> None:
+        """Process the next tokens of the prompt before the first round; not counted in `passes` or `seconds`.
+
+        A prompt may be read in several parts. The first round reads its last token and what no part has covered.
 
         Args:
-            hidden_states: of every prompt token but the last, and without those taken over by `resume`.
+            hidden_states: of these tokens.
+            tokens: how many of the prompt's tokens behind those taken over by `resume` and by earlier parts; all but
+                the last where there are fewer.
         """
         ...
 
@@ -86,7 +90,7 @@ class ResumableSession(DraftSession, Protocol):
                 after them.
 
         Returns:
-            How many first tokens it has taken over. `prefill` is given the hidden states of those after them.
+            How many first tokens it has taken over. `prefill` begins with the token after them.
         """
         ...
 
