@@ -1,5 +1,6 @@
 """The drafter protocol: given a request, a drafter gives logits of the next token after every node of a draft tree."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -22,6 +23,25 @@ class DraftLogits(Protocol):
         Args:
             tokens: `[batch, frontier]` token ids of the nodes.
             origins: `[batch, frontier]` index of each node's parent in the previous frontier; the root is 0.
+        """
+        ...
+
+
+class PackedDraft(Protocol):
+    """The sessions of several requests that draft together: one draft pass per level for all of them."""
+
+    def root(self) -> Tensor:
+        """Return logits `[batch, 1, vocab]` of the token after each request's root."""
+        ...
+
+    def expand(self, tokens: Tensor, origins: Tensor, widths: Sequence[int]) -> Tensor:
+        """Return logits `[batch, frontier, vocab]` of the token after each node of the new frontiers.
+
+        Args:
+            tokens: `[batch, frontier]` token ids of the nodes.
+            origins: `[batch, frontier]` index of each node's parent in the previous frontier of its request.
+            widths: per request, how many nodes its frontier has, 0 for a request that drafts no further. They come
+                first; the others are padding, whose logits are finite and mean nothing.
         """
         ...
 
