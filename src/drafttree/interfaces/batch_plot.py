@@ -63,13 +63,15 @@ def _draw_speeds(axes: Axes, rows: Sequence[BatchRow]) -> Mapping[str, Artist]:
 def _draw_ratios(axes: Axes, rows: Sequence[BatchRow]) -> None:
     """Each ratio with its interval as a band, and a line where both are equally fast."""
     axes.axhline(1.0, color=INK, linewidth=0.7, alpha=0.5)
+    top = 1.0
     for index, (label, name) in enumerate(RATIOS.items()):
         found = {row.size: ratio for row in rows if (ratio := getattr(row, name))}
         if found:
             _line(axes, index, [(size, ratio.mean) for size, ratio in found.items()], label)
             _band(axes, index, found)
+            top = max(top, *(ratio.mean for ratio in found.values()))
     _scale(axes, [row.size for row in rows], RATIO_LABEL)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.3 * top)  # the intervals of a few turns may be much wider than what they are of
     if axes.get_legend_handles_labels()[0]:
         axes.legend()
 

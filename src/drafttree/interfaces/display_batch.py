@@ -17,7 +17,7 @@ RATIOS = "tokens per second in the steady state: ratios over the turns, with 95 
 DRAFTS = "speculative: k nodes per request and round; v to h0 in target passes of plain decoding at this batch"
 SPEEDS = "tokens per second of all requests together: in the steady state / end to end"
 NONE = "-"
-TERMS = ("tau", "v", "c", "delta", "h", "h0")
+TERMS = ("v", "c", "delta", "h", "h0")
 SHOWN = 10
 """Differing texts that are listed at most."""
 
@@ -34,8 +34,6 @@ def show_batch(result: BatchBench) -> None:
 def _ratios(result: BatchBench) -> Table:
     columns = ["batch", "turns", "plain/s", "spec/plain", "end to end", "best fixed", "spec/best fixed"]
     table = make_table(*columns, "spec/transformers", "plain/transformers", "plain/one by one", right=10)
-        "tokens per second in the steady state: ratios over the turns, with 95 % intervals (Student's t on logs)"
-    )
     for row in result.rows:
         speed = row.speeds.get("plain")
         others = (row.over_best_fixed, row.over_transformers, row.plain_over_transformers, row.plain_over_one_by_one)
@@ -52,10 +50,10 @@ def _ratios(result: BatchBench) -> Table:
 
 
 def _drafts(result: BatchBench) -> Table:
-    table = make_table("batch", "k", "drafted", "tau", "tau expected", "gain predicted", *TERMS[1:], "R law", right=11)
+    table = make_table("batch", "k", "drafted", "tau", "tau expected", "gain predicted", *TERMS, "R law", right=11)
     for row in result.rows:
         gain = f"{row.predicted_gain:.2f}" if row.predicted_gain else NONE
-        law = [f"{getattr(row.law, term):.2f}" for term in TERMS[1:]] if row.law else [NONE] * len(TERMS[1:])
+        law = [f"{getattr(row.law, term):.2f}" for term in TERMS] if row.law else [NONE] * len(TERMS)
         shape = [f"{row.drafted:.1f}", f"{row.drafting:.0%}", f"{row.tau:.2f}", f"{row.expected_tau:.2f}"]
         table.add_row(str(row.size), *shape, gain, *law, f"{row.speedup:.2f}" if row.speedup else NONE)
     return table

@@ -103,7 +103,7 @@ class BatchTurns:
         for name in names[first:] + names[:first]:
             runs[name] = self.store.run((number, size, name), BatchRun, partial(self._run, name, size, prompts))
             self.progress(f"{size}: {name}")
-        return BatchTurn(number, prompts, runs)
+        return BatchTurn(number, prompts, {name: runs[name] for name in names})
 
     def _run(self, name: str, size: int, prompts: Sequence[Sequence[int]]) -> BatchRun:
         if name not in self._warm:

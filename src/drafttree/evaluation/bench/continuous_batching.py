@@ -47,7 +47,7 @@ def generate_batch(decoder: Decoder, prompts: Sequence[Sequence[int]], max_new_t
         raise ModelError(f"transformers' generate_batch wrote {len(outputs)} of {len(prompts)} texts")
     times = [each.timestamps or [] for each in outputs]
     seconds = max(own[-1] for own in times) - min(each.created_time for each in outputs)
-    return BatchRun([each.generated_tokens for each in outputs], seconds, _steady(times))
+    return BatchRun([each.generated_tokens for each in outputs], seconds, steady_rounds(times))
 
 
 def _memory(prompts: Sequence[Sequence[int]], max_new_tokens: int, *, flash: bool) -> ContinuousBatchingConfig:
@@ -82,7 +82,7 @@ def describe(decoder: Decoder) -> str:
     return f"generate_batch of transformers {transformers.__version__}, {attention} attention"
 
 
-def _steady(times: Sequence[Sequence[float]]) -> SteadyRounds:
+def steady_rounds(times: Sequence[Sequence[float]]) -> SteadyRounds:
     """The passes between the last prompt's first token and the end of a text, each with a token for every text.
 
     Args:
