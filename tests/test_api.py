@@ -43,9 +43,9 @@ EXPORTS = {
     "drafttree.constraints.grammar": {"Grammar", "ebnf", "json_schema", "regex"},
     "drafttree.hf": {"TreeGenerate", "generate"},
     "drafttree.models": {
-        *("NAME", "CacheLayout", "LossyWindow", "Model", "Output", "TargetModel", "TreeCache", "TreePlan"),
-        *("append", "input_device", "lay_out_for_cpu", "prefill", "prefill_and_score"),
-        *("select_backend", "select_exact_text", "select_windowed", "verify_once"),
+        *("NAME", "CacheLayout", "LossyWindow", "Model", "Output", "Segment", "TargetModel", "TreeCache", "TreePlan"),
+        *("append", "forward_packed", "input_device", "lay_out_for_cpu", "prefill", "prefill_and_score"),
+        *("select_backend", "select_exact_text", "select_windowed", "shares_passes", "verify_once"),
     },
     "drafttree.policies": {
         *(

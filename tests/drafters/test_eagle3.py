@@ -84,7 +84,7 @@ class Session:
         self.hidden_states = self.states(prompt - 1)
         self.forwarded = self.drafter.backend.forwarded
         del self.forwarded[:]
-        self.draft.prefill(self.hidden_states)
+        self.draft.prefill(self.hidden_states, prompt - 1)
         self.calls = 0
 
     def draw(self, count: int) -> list[int]:

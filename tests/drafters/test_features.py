@@ -22,9 +22,9 @@ class Recorder:
         self.draft = self.inner.start(prompt, capacity)
         return self
 
-    def prefill(self, hidden_states):
+    def prefill(self, hidden_states, tokens):
         self.shown.append(hidden_states)
-        self.draft.prefill(())
+        self.draft.prefill((), tokens)
 
     def commit(self, tokens, hidden_states):
         self.shown.append(hidden_states)

@@ -157,7 +157,7 @@ def test_logits_of_a_tree_equal_the_formula_in_every_round(tensors, config):
     drafter = hydra.load(tensors, config, TARGET)
     root, hidden = PROMPT[-1], states(5, 1)
     draft = drafter.start(PROMPT, capacity=4)
-    draft.prefill((hidden,))
+    draft.prefill((hidden,), 5)
     for round_ in range(4):
         levels = [[[root]], [[root, 7], [root, 8], [root, 9]], [[root, 7, 3], [root, 9, 3], [root, 9, 4]]]
         expected = [np.stack([formula(tensors, exact(hidden[0]), path) for path in paths]) for paths in levels]
@@ -174,7 +174,7 @@ def test_logits_of_a_tree_equal_the_formula_in_every_round(tensors, config):
 def test_rounds_without_a_draft_are_read_by_the_next_one():
     drafter, tensors = hydra.load(checkpoint(prefix=True), {}, TARGET), checkpoint(prefix=True)
     draft = drafter.start(PROMPT, capacity=4)
-    draft.prefill((states(5, 1),))
+    draft.prefill((states(5, 1),), 5)
     draft.commit([3], (states(1, 2),))
     draft.commit([4, 5], (states(2, 3),))
     hidden = torch.cat((states(5, 1), states(1, 2), states(2, 3)), 1)
@@ -186,7 +186,7 @@ def test_a_prompt_longer_than_a_chunk_is_read_in_parts(monkeypatch):
     monkeypatch.setattr("drafttree.drafters.hydra.PREFILL_CHUNK", 3)
     drafter, tensors = hydra.load(checkpoint(prefix=True), {}, TARGET), checkpoint(prefix=True)
     draft = drafter.start([1] * 10 + [6], capacity=4)
-    draft.prefill((states(10, 1),))
+    draft.prefill((states(10, 1),), 10)
     assert_close(draft.root(), formula(tensors, exact(states(10, 1)[0]), [6])[None])
 
 
@@ -242,7 +242,7 @@ def test_two_drafts_of_one_drafter_do_not_disturb_each_other():
     drafter, tensors = hydra.load(checkpoint(prefix=True), {}, TARGET), checkpoint(prefix=True)
     drafts = [drafter.start([token], 8) for token in (1, 2)]
     for seed, draft in enumerate(drafts):
-        draft.prefill((states(4, seed),))
+        draft.prefill((states(4, seed),), 4)
     for seed, draft in enumerate(drafts):
         assert_close(draft.root(), formula(tensors, exact(states(4, seed)[0]), [seed + 1])[None])
 

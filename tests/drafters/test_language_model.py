@@ -31,7 +31,7 @@ class Session:
         self.reference = tiny.build(name)
         self.model = Counted(tiny.build(name))
         self.draft = LanguageModelDrafter(self.model).start(prompt, capacity=32)
-        self.draft.prefill(())
+        self.draft.prefill((), len(prompt) - 1)
         self.committed = list(prompt)
         self.calls = 0
 

@@ -38,7 +38,7 @@ def every_link(monkeypatch):
 def test_rows_along_a_path_are_those_of_a_search_through_the_text(kind, text, path):
     drafter, most = KINDS[kind]
     draft = drafter.start(text, 64)
-    draft.prefill(())
+    draft.prefill((), len(text) - 1)
     for length, found in enumerate(rows(draft, path)):
         assert found == pytest.approx(repeats.row(text, path[:length], most), abs=1e-5)
 

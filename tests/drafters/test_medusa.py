@@ -75,7 +75,7 @@ def counter(count=3) -> medusa.MedusaDrafter:
 def test_logits_of_a_tree_equal_the_formula_in_every_round(tensors, config):
     drafter = medusa.load(tensors, config, TARGET)
     draft = drafter.start(PROMPT, capacity=32)
-    draft.prefill((states(5, 1),))
+    draft.prefill((states(5, 1),), 5)
     newest = states(5, 1)[0, -1]
     for round_ in range(3):
         expected = [formula(tensors, exact(newest), head) for head in range(drafter.levels)]
@@ -149,7 +149,7 @@ def test_two_drafts_of_one_drafter_do_not_disturb_each_other():
     drafter, tensors = medusa.load(checkpoint(), {}, TARGET), checkpoint()
     first, second = drafter.start(PROMPT, 32), drafter.start(PROMPT, 32)
     for draft, seed in ((first, 1), (second, 2)):
-        draft.prefill((states(4, seed),))
+        draft.prefill((states(4, seed),), 4)
         draft.root()
     below = first.expand(torch.tensor([[5]]), torch.tensor([[0]]))
     assert_close(below, formula(tensors, exact(states(4, 1)[0, -1]), head=1)[None])

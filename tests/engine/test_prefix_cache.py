@@ -153,7 +153,7 @@ class HiddenReader:
         self.passes, self.seconds, self.prompt = 0, 0.0, prompt
         return self
 
-    def prefill(self, hidden_states):
+    def prefill(self, hidden_states, tokens):
         assert hidden_states[0].shape[1] == len(self.prompt) - 1
 
     def commit(self, tokens, hidden_states): ...

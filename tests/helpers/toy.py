@@ -141,7 +141,7 @@ class ToyDraft:
         self.laws, self.prefixes, self.dtype = laws, [list(prefix) for prefix in prefixes], dtype
         self.frontier: list[list[list[int]]] = []
 
-    def prefill(self, hidden_states: HiddenStates) -> None:
+    def prefill(self, hidden_states: HiddenStates, tokens: int) -> None:
         """Do nothing: a law has no cache."""
 
     def root(self) -> Tensor:

@@ -244,7 +244,7 @@ def test_the_enumeration_finds_a_drawn_tree_that_was_cut_by_what_was_drawn(verif
     policy, forms = CutsDrawn(depth=2, children=2, budget=4), AutoSampled(depth=2, children=2, budget=4)
     pairs = [toy_pair(seed) for seed in (0, 1)]
     monkeypatch.setattr(exactness, "TOY_COSTS", STEEP)
-    monkeypatch.setattr(tree_growth._Growth, "finish", cut_in_the_end)
+    monkeypatch.setattr(tree_growth.Growth, "finish", cut_in_the_end)
     assert max(law(each.target, each.draft, policy, verifier, levels=2).total_variation for each in pairs) > 1e-3
     monkeypatch.undo()
     monkeypatch.setattr(exactness, "TOY_COSTS", STEEP)

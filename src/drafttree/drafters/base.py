@@ -1,5 +1,6 @@
 """The drafter protocol: given a request, a drafter gives logits of the next token after every node of a draft tree."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -22,6 +23,25 @@ class DraftLogits(Protocol):
         Args:
             tokens: `[batch, frontier]` token ids of the nodes.
             origins: `[batch, frontier]` index of each node's parent in the previous frontier; the root is 0.
+        """
+        ...
+
+
+class PackedDraft(Protocol):
+    """The sessions of several requests that draft together: one draft pass per level for all of them."""
+
+    def root(self) -> Tensor:
+        """Return logits `[batch, 1, vocab]` of the token after each request's root."""
+        ...
+
+    def expand(self, tokens: Tensor, origins: Tensor, widths: Sequence[int]) -> Tensor:
+        """Return logits `[batch, frontier, vocab]` of the token after each node of the new frontiers.
+
+        Args:
+            tokens: `[batch, frontier]` token ids of the nodes.
+            origins: `[batch, frontier]` index of each node's parent in the previous frontier of its request.
+            widths: per request, how many nodes its frontier has, 0 for a request that drafts no further. They come
+                first; the others are padding, whose logits are finite and mean nothing.
         """
         ...
 
@@ -49,11 +69,15 @@ class DraftSession(DraftLogits, Protocol):
         """Bytes of the request's state, such as the KV cache."""
         ...
 
-    def prefill(self, hidden_states: HiddenStates) -> None:
-        """Process the prompt as far as possible before the first round; not counted in `passes` or `seconds`.
+    def prefill(self, hidden_states: HiddenStates, tokens: int) -> None:
+        """Process the next tokens of the prompt before the first round; not counted in `passes` or `seconds`.
+
+        A prompt may be read in several parts. The first round reads its last token and what no part has covered.
 
         Args:
-            hidden_states: of every prompt token but the last, and without those taken over by `resume`.
+            hidden_states: of these tokens.
+            tokens: how many of the prompt's tokens behind those taken over by `resume` and by earlier parts; all but
+                the last where there are fewer.
         """
         ...
 
@@ -86,7 +110,7 @@ class ResumableSession(DraftSession, Protocol):
                 after them.
 
         Returns:
-            How many first tokens it has taken over. `prefill` is given the hidden states of those after them.
+            How many first tokens it has taken over. `prefill` begins with the token after them.
         """
         ...
 

@@ -224,15 +224,16 @@ class Eagle3Session(PassCounter):
         return self._cache.nbytes
 
     @torch.inference_mode()
-    def prefill(self, hidden_states: HiddenStates) -> None:
-        rows = len(self._unread) - 1
+    def prefill(self, hidden_states: HiddenStates, tokens: int) -> None:
+        rows = min(tokens, len(self._unread) - 1)
         for start in range(0, rows, PREFILL_CHUNK):
             part = slice(start, min(start + PREFILL_CHUNK, rows))
             self._forward_committed(
                 self._unread[part], self._backend.fuse(tuple(state[:, part] for state in hidden_states))
             )
-        self._unread = self._unread[-1:]
-        self._hidden_states = [tuple(state[:, -1:] for state in hidden_states)] if self._unread else []
+        if tokens >= len(self._unread) > 0:  # the last hidden state goes with the last token, the first round's root
+            self._hidden_states = [tuple(state[:, rows:] for state in hidden_states)]
+        self._unread = self._unread[max(rows, 0) :]
 
     def keep(self, tokens: int) -> object:
         return self._cache.copy_rows(tokens)

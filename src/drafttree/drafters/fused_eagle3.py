@@ -14,10 +14,10 @@ from drafttree.models.cuda_graphs import CudaGraphs
 from drafttree.models.fused import STATIC_ROPES
 from drafttree.models.fused_layers import LlamaLayer, PassContext, rms_norm, rotary_angles
 from drafttree.models.fused_linear import fuse
+from drafttree.models.packed_inputs import PackedInputs
 from drafttree.models.pass_inputs import PassInputs
 from drafttree.models.plain_module import is_plain_module
 from drafttree.models.recorded import RecordedPasses, Recorder
-from drafttree.models.span import EVERYTHING
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
 REDUCED_TOLERANCE = 0.1
@@ -60,19 +60,18 @@ class FusedEagle3:
         cache.grow(positions)
         return output
 
-    def run(self, inputs: PassInputs) -> Tensor:
+    def run(self, inputs: PassInputs | PackedInputs) -> Tensor:
         """A pass on the memory of its inputs; the output `[batch, rows, hidden]`."""
         head, hidden = self._module, inputs.hidden
         angles = rotary_angles(head.rotary, inputs.positions, hidden.dtype)
-        batch, nodes = inputs.tokens.shape
-        context = PassContext(batch, nodes, *angles, inputs.masks[EVERYTHING], inputs.new_rows)
+        context = PassContext(*angles, inputs.attention())
         x = hidden.flatten(0, 1)
         normed = self._state_norm(x)
         pair = torch.cat((self._token_norm(head.embed_tokens(inputs.tokens).flatten(0, 1)), normed), -1)
         residual = normed if head.config.normed_residual else x
-        x = self._first.forward_from(residual, pair, context, *inputs.rows[0])
-        for layer, own in zip(self._rest, inputs.rows[1:], strict=True):
-            x = layer.forward(x, context, *own)
+        x = self._first.forward_from(residual, pair, context, inputs.rows[0])
+        for layer, rows in zip(self._rest, inputs.rows[1:], strict=True):
+            x = layer.forward(x, context, rows)
         return x.view(hidden.shape)
 
     def next_hidden(self, output: Tensor) -> Tensor:

@@ -178,10 +178,10 @@ class HydraSession(PassCounter):
     def nbytes(self) -> int:
         return self._cache.nbytes + self._context.nbytes
 
-    def prefill(self, hidden_states: HiddenStates) -> None:
-        for layer in hidden_states:
-            self._extend_context(layer[:, :-1])
-            self._unread = layer[:, -1:]
+    def prefill(self, hidden_states: HiddenStates, tokens: int) -> None:
+        read = torch.cat((self._unread, *hidden_states), 1)
+        self._extend_context(read[:, :-1])
+        self._unread = read[:, -1:]
 
     def keep(self, tokens: int) -> object:
         return self._cache.copy_rows(tokens)

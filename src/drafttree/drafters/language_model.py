@@ -51,9 +51,10 @@ class LanguageModelSession(PassCounter):
     def nbytes(self) -> int:
         return self._cache.nbytes
 
-    def prefill(self, hidden_states: HiddenStates) -> None:
-        prefill(self._model, self._cache, self._clamp_to_vocab(self._unread[:-1]))
-        self._unread = self._unread[-1:]
+    def prefill(self, hidden_states: HiddenStates, tokens: int) -> None:
+        count = min(tokens, len(self._unread) - 1)
+        prefill(self._model, self._cache, self._clamp_to_vocab(self._unread[:count]))
+        self._unread = self._unread[count:]
 
     def keep(self, tokens: int) -> object:
         return self._cache.copy_rows(tokens)

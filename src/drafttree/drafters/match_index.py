@@ -149,8 +149,8 @@ class LookupSession(PassCounter):
     def nbytes(self) -> int:
         return self._index.nbytes
 
-    def prefill(self, hidden_states: HiddenStates) -> None:
-        self._index_unread()
+    def prefill(self, hidden_states: HiddenStates, tokens: int) -> None:
+        self._index_unread(tokens)
 
     def root(self) -> Tensor:
         with self.count_pass():
@@ -185,12 +185,13 @@ class LookupSession(PassCounter):
                 cursor = self._index.step(cursor, token)
         return total
 
-    def _index_unread(self) -> None:
-        for token in self._unread:
+    def _index_unread(self, count: int | None = None) -> None:
+        """Index the next `count` tokens, by default all that are left."""
+        for token in self._unread[:count]:
             if match := self._index.match(self._index.end()):
                 self._confidence.learn(match, token)
             self._index.append(token)
-        self._unread = []
+        self._unread = [] if count is None else self._unread[count:]
 
     def _logits(self, cursors: list[Any]) -> Tensor:
         """Log-probabilities `[1, cursors, vocab + 1]` after each cursor, which become the frontier's."""

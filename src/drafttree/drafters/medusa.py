@@ -80,7 +80,7 @@ class MedusaSession(PassCounter):
     def nbytes(self) -> int:
         return self._hidden.nbytes
 
-    def prefill(self, hidden_states: HiddenStates) -> None:
+    def prefill(self, hidden_states: HiddenStates, tokens: int) -> None:
         for layer in hidden_states:
             self._hidden = layer[:, -1:]
 
@@ -101,4 +101,4 @@ class MedusaSession(PassCounter):
         return self._logits[:, self._level, None].expand(-1, tokens.shape[1], -1)
 
     def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
-        self.prefill(hidden_states)
+        self.prefill(hidden_states, len(tokens))

@@ -75,9 +75,9 @@ class MixedSession:
     def nbytes(self) -> int:
         return self._lookup.nbytes + self._model.nbytes
 
-    def prefill(self, hidden_states: HiddenStates) -> None:
-        self._lookup.prefill(hidden_states)
-        self._model.prefill(hidden_states)
+    def prefill(self, hidden_states: HiddenStates, tokens: int) -> None:
+        self._lookup.prefill(hidden_states, tokens)
+        self._model.prefill(hidden_states, tokens)
 
     def keep(self, tokens: int) -> object:
         keep = getattr(self._model, "keep", None)

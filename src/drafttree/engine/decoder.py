@@ -303,7 +303,7 @@ class Decoder:
             passes, hidden_states = prefill(self.target, request.cache, unread[:-1], wanted)
         request.metrics.prefill_passes = passes
         if request.draft and (request.root_output or self._levels(request) > 0):
-            request.draft.prefill(hidden_states)
+            request.draft.prefill(hidden_states, len(request.tokens) - 1)
 
     def _is_long(self, request: Request) -> bool:
         """Whether the root lies beyond the original context of a target with LongRoPE."""

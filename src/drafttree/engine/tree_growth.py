@@ -105,15 +105,12 @@ def grow(
     Returns:
         The trees to verify, at most `policy.budget` nodes each.
     """
-    trim = root.device.type == "cpu" if trim is None else trim
-    growth = _Growth(policy, root, states or tuple(policy.init_state(TextContext()) for _ in root), sampler, trim)
-    levels = min(max_levels, policy.levels() or max_levels) if policy.budget > 1 else 0
+    growth = Growth(policy, root, states, sampler, trim)
+    levels = growth.levels(max_levels)
     logits, widths = (draft.root(), [1]) if levels > 0 else (root, [])
     source = getattr(draft, "source", 0)
     for depth in range(1, levels + 1):
-        rows = logits.log_softmax(-1)
-        frontier = growth.add_level(rows if vocab == rows.shape[-1] else rows[..., :vocab], depth, source)
-        frontier = growth.trimmed(frontier)
+        frontier = growth.trimmed(growth.add_level(logits, depth, vocab, source))
         if depth == levels or growth.ends(frontier):
             break
         logits = draft.expand(frontier.tokens, frontier.origins)
@@ -121,7 +118,7 @@ def grow(
     return replace(growth.finish(), widths=tuple(widths), source=source)
 
 
-class _Growth:
+class Growth:
     """The trees of one round while they grow.
 
     Args:
@@ -133,21 +130,35 @@ class _Growth:
     """
 
     def __init__(
-        self, policy: TreePolicy, root: Tensor, states: tuple[Any, ...], sampler: ChildSampler | None, trim: bool
+        self,
+        policy: TreePolicy,
+        root: Tensor,
+        states: tuple[Any, ...] | None,
+        sampler: ChildSampler | None,
+        trim: bool | None,
     ) -> None:
-        self._policy, self._states, self._sampler, self._trim = policy, states, sampler, trim
+        self._policy, self._sampler = policy, sampler
+        self._states = states or tuple(policy.init_state(TextContext()) for _ in root)
+        self._trim = root.device.type == "cpu" if trim is None else trim
         self._tree, self._frontier = TreeBuilder(root), Frontier.at_root(root)
         self._room: int | None = None
         self._stops = type(policy).stop is not TreePolicy.stop
 
-    def add_level(self, rows: Tensor, depth: int, source: int) -> Frontier:
+    def levels(self, limit: int) -> int:
+        """The levels that may be drafted where no node may be deeper than a limit."""
+        return min(limit, self._policy.levels() or limit) if self._policy.budget > 1 else 0
+
+    def add_level(self, logits: Tensor, depth: int, vocab: int | None, source: int) -> Frontier:
         """Add a level to the trees; the frontier the policy expands next.
 
         Args:
-            rows: `[batch, frontier, vocab]` log-probabilities of the draft.
+            logits: `[batch, frontier, vocab]` of the draft.
             depth: of the level.
+            vocab: as for `grow`.
             source: which model of the drafter gave them.
         """
+        rows = logits.log_softmax(-1)
+        rows = rows if vocab == rows.shape[-1] else rows[..., :vocab]
         layer, tokens, keep, most, room = self._choose(rows, depth, source)
         policy, tree = self._policy, self._tree
         index, padding = self._compact(keep, policy.most_kept(depth) if most is None else most)
@@ -250,8 +261,16 @@ class _Growth:
         counts = mask.sum(1).tolist() if self._trim else [0, most]
         if min(counts) == mask.shape[1]:
             return _numbers(0, mask.shape[1], mask.device).expand_as(mask), None
-        index = mask.logical_not().argsort(dim=1, stable=True)[:, : max(counts)]
-        return index, None if min(counts) == max(counts) else ~mask.gather(1, index)
+        return compacted(mask, min(counts), max(counts))
+
+
+def compacted(mask: Tensor, least: int, most: int) -> tuple[Tensor, Tensor | None]:
+    """Indices `[batch, most]` of the True entries of each row, in order, and which of them are padding.
+
+    Rows have at least `least` True entries and at most `most`; padding is None if these are the same.
+    """
+    index = mask.logical_not().argsort(dim=1, stable=True)[:, :most]
+    return index, None if least == most else ~mask.gather(1, index)
 
 
 def best_candidates(rows: Tensor, width: int) -> tuple[Tensor, Tensor]:

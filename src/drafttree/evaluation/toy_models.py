@@ -120,7 +120,7 @@ class TabularSession:
         self._table, self._context = table, tuple(prompt[1:])
         self._frontier: list[Context] = []
 
-    def prefill(self, hidden_states: HiddenStates) -> None: ...
+    def prefill(self, hidden_states: HiddenStates, tokens: int) -> None: ...
 
     def root(self) -> Tensor:
         return self._logits([self._context])

@@ -6,6 +6,8 @@ from drafttree.models.kv_cache import TreeCache
 from drafttree.models.lossy_window import LossyWindow
 from drafttree.models.module_backend import lay_out_for_cpu
 from drafttree.models.module_checks import input_device
+from drafttree.models.packed import forward_packed, shares_passes
+from drafttree.models.segment import Segment
 from drafttree.models.target_model import TargetModel
 from drafttree.models.tree_attention import NAME, TreePlan
 from drafttree.models.validation import select_backend, select_exact_text, select_windowed, verify_once
@@ -16,10 +18,12 @@ __all__ = [
     "LossyWindow",
     "Model",
     "Output",
+    "Segment",
     "TargetModel",
     "TreeCache",
     "TreePlan",
     "append",
+    "forward_packed",
     "input_device",
     "lay_out_for_cpu",
     "prefill",
@@ -27,5 +31,6 @@ __all__ = [
     "select_backend",
     "select_exact_text",
     "select_windowed",
+    "shares_passes",
     "verify_once",
 ]

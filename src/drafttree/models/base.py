@@ -1,11 +1,13 @@
 """The protocols by which logits are computed, the same for target and drafter, and the prefill."""
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from drafttree.models.kv_cache import TreeCache
+from drafttree.models.segment import Segment
 
 
 class Output(NamedTuple):
@@ -55,6 +57,32 @@ class Backend(Protocol):
             last_only: return only the last token's logits.
             hidden_layers: which hidden states to return, counted as transformers' `hidden_states`: index i is the
                 input of layer i. No other layer's states are kept.
+        """
+        ...
+
+
+class PackedBackend(Backend, Protocol):
+    """A backend that scores several requests in one pass; `drafttree.models.forward_packed` serves the others too.
+
+    Attributes:
+        shares_passes: whether it does so for its model; else it runs one request after the other.
+    """
+
+    @property
+    def shares_passes(self) -> bool: ...
+
+    def forward_packed(self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = ()) -> list[Output]:
+        """Score the segments of several requests and append their rows to each KV cache, as `forward` does for one.
+
+        All nodes lie behind each other in a pass of batch 1, and only attention knows whose rows are whose. Nothing
+        is padded, and requests join and leave between passes.
+
+        Args:
+            segments: each with a KV cache of its own.
+            hidden_layers: which hidden states to return, as for `forward`.
+
+        Returns:
+            For every segment the logits `[1, wanted, vocab]`, and hidden states `[1, nodes, hidden]` of all its nodes.
         """
         ...
 

@@ -7,17 +7,22 @@ functions treat the last few values of a tensor differently. Which numbers of ro
 its libraries, so it is tried out.
 """
 
+import itertools
+from collections.abc import Hashable, Sequence
+
 import torch
 from torch import Tensor
 
 from drafttree.models.base import Backend, Output
 from drafttree.models.kv_cache import TreeCache
+from drafttree.models.packed import forward_in_groups, forward_packed, shares_passes
+from drafttree.models.segment import Segment
 
 
 class ExactTextBackend:
     """Runs another backend with attention that is the same in every pass, on numbers of rows that are safe.
 
-    See `drafttree.models.base.Backend` for the protocol.
+    See `drafttree.models.base.PackedBackend` for the protocol.
 
     Args:
         inner: runs the passes.
@@ -49,37 +54,74 @@ class ExactTextBackend:
         last_only: bool = False,
         hidden_layers: tuple[int, ...] = (),
     ) -> Output:
-        nodes, drafted = visible.shape[1:]
-        step, before = self._most or nodes, drafted - nodes
-        outputs = []
-        for first in range(0, nodes, step):
-            part = slice(first, min(first + step, nodes))
-            seen = visible[:, part, : before + part.stop]
-            outputs.append(self._padded(cache, tokens[:, part], positions[:, part], seen, last_only, hidden_layers))
-        logits = outputs[-1].logits if last_only else torch.cat([output.logits for output in outputs], 1)
-        hidden = zip(*(output.hidden for output in outputs), strict=True)
-        return Output(logits, tuple(torch.cat(parts, 1) for parts in hidden))
+        wanted = slice(-1, None) if last_only else slice(None)
+        segment = Segment(cache, tokens, positions, visible, wanted)
+        return self._run([segment], hidden_layers)[0]
 
-    def _padded(
-        self,
-        cache: TreeCache,
-        tokens: Tensor,
-        positions: Tensor,
-        visible: Tensor,
-        last_only: bool,
-        hidden_layers: tuple[int, ...],
-    ) -> Output:
-        """A pass padded with copies of its last token, which see all rows, so a chain stays one."""
-        nodes = tokens.shape[1]
-        padding = max(0, self._least - nodes)
-        if not padding:
-            return self._inner.forward(
-                cache, tokens, positions, visible, last_only=last_only, hidden_layers=hidden_layers
-            )
-        seen = visible.new_ones(1, nodes + padding, visible.shape[2] + padding).tril(visible.shape[2] - nodes)
-        seen[:, :nodes, : visible.shape[2]] = visible
-        tokens, positions = (torch.cat((each, each[:, -1:].expand(-1, padding)), 1) for each in (tokens, positions))
-        output = self._inner.forward(cache, tokens, positions, seen, hidden_layers=hidden_layers)
-        cache.drop_last(padding)
-        logits = output.logits[:, nodes - 1 : nodes] if last_only else output.logits[:, :nodes]
-        return Output(logits, tuple(states[:, :nodes] for states in output.hidden))
+    @property
+    def shares_passes(self) -> bool:
+        return shares_passes(self._inner)
+
+    def forward_packed(self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = ()) -> list[Output]:
+        def group_of(segment: Segment) -> Hashable:
+            """Segments that the inner backend would not run together do not add to each other's rows."""
+            return segment.cache.long_rope if shares_passes(self._inner) else id(segment)
+
+        return forward_in_groups(segments, group_of, lambda group: self._run(group, hidden_layers))
+
+    def _run(self, segments: Sequence[Segment], hidden_layers: tuple[int, ...]) -> list[Output]:
+        """Run segments that share passes, cut where a pass has its most rows."""
+        sizes = [segment.nodes for segment in segments]
+        step = self._most or sum(sizes)
+        starts = [*itertools.accumulate(sizes, initial=0)]
+        parts: list[list[Output]] = [[] for _ in segments]
+        for first in range(0, starts[-1], step):
+            cut = [
+                (index, segment.part(max(first - start, 0), min(first + step - start, segment.nodes)))
+                for index, (segment, start) in enumerate(zip(segments, starts, strict=False))
+                if start < first + step and start + segment.nodes > first
+            ]
+            outputs = self._padded([part for _, part in cut], hidden_layers)
+            for (index, _), output in zip(cut, outputs, strict=True):
+                parts[index].append(output)
+        return [_joined(outputs) for outputs in parts]
+
+    def _padded(self, segments: list[Segment], hidden_layers: tuple[int, ...]) -> list[Output]:
+        """A pass whose last segment is padded, if there are too few rows."""
+        *others, last = segments
+        padding = max(0, self._least - sum(segment.nodes for segment in segments))
+        outputs = self._scored([*others, _pad(last, padding) if padding else last], hidden_layers)
+        last.cache.drop_last(padding)
+        hidden = tuple(states[:, : last.nodes] for states in outputs[-1].hidden)
+        return [*outputs[:-1], outputs[-1]._replace(hidden=hidden)]
+
+    def _scored(self, segments: list[Segment], hidden_layers: tuple[int, ...]) -> list[Output]:
+        """A pass whose head is given enough rows as well, if any."""
+        wanted = [range(segment.nodes)[segment.wanted] for segment in segments]
+        if not 0 < sum(map(len, wanted)) < self._least:
+            return forward_packed(self._inner, segments, hidden_layers)
+        starts = [own.start if own else segment.nodes for own, segment in zip(wanted, segments, strict=True)]
+        firsts = [max(0, min(start, each.nodes - self._least)) for start, each in zip(starts, segments, strict=True)]
+        more = [each._replace(wanted=slice(first, None)) for first, each in zip(firsts, segments, strict=True)]
+        outputs = forward_packed(self._inner, more, hidden_layers)
+        return [
+            output._replace(logits=output.logits[:, start - first : start - first + len(own)])
+            for output, start, first, own in zip(outputs, starts, firsts, wanted, strict=True)
+        ]
+
+
+def _pad(segment: Segment, padding: int) -> Segment:
+    """A segment padded with copies of its last token, which see all rows, so a chain stays one."""
+    nodes, visible = segment.nodes, segment.visible
+    seen = visible.new_ones(1, nodes + padding, visible.shape[2] + padding).tril(visible.shape[2] - nodes)
+    seen[:, :nodes, : visible.shape[2]] = visible
+    tokens, positions = (torch.cat((each, each[:, -1:].expand(-1, padding)), 1) for each in segment[1:3])
+    return Segment(segment.cache, tokens, positions, seen, segment.wanted)
+
+
+def _joined(outputs: list[Output]) -> Output:
+    """The output of a segment from those of its parts."""
+    if len(outputs) == 1:
+        return outputs[0]
+    hidden = zip(*(output.hidden for output in outputs), strict=True)
+    return Output(torch.cat([output.logits for output in outputs], 1), tuple(torch.cat(parts, 1) for parts in hidden))

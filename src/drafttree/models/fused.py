@@ -6,8 +6,10 @@ the module's own: its parameters become views of them, and the module keeps work
 `drafttree.models.validation.select_backend` compares the two before it prefers this one.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -25,15 +27,17 @@ from drafttree.models.fused_layers import (
 from drafttree.models.fused_linear import FusedProduct, fuse
 from drafttree.models.kv_cache import TreeCache
 from drafttree.models.long_rope import ropes
+from drafttree.models.packed_inputs import PackedInputs, pack_inputs
 from drafttree.models.pass_inputs import PassInputs
 from drafttree.models.plain_module import is_plain_module
+from drafttree.models.segment import Segment, split_states
 
 LLAMAS = {"gemma3_text", "granite", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3"}
 STATIC_ROPES = {"default", "linear", "llama3", "yarn"}
 
 
 class FusedBackend:
-    """Runs fused layers. See `drafttree.models.base.Backend` for the protocol.
+    """Runs fused layers. See `drafttree.models.base.PackedBackend` for the protocol.
 
     Args:
         module: a model for which `is_supported` is true.
@@ -46,6 +50,8 @@ class FusedBackend:
         empty: an empty tensor of the model's dtype, on its device.
         packed_nbytes: memory of packed copies of its weights, beside the weights themselves.
     """
+
+    shares_passes = True
 
     def __init__(self, module: PreTrainedModel, uniform: bool = False) -> None:
         decoder: Any = module.get_decoder()
@@ -81,33 +87,49 @@ class FusedBackend:
         hidden_layers: tuple[int, ...] = (),
     ) -> Output:
         inputs = PassInputs.of(cache, self.layers[0].groups, tokens, positions, visible, self.empty, self.spans)
-        output = self.run(inputs, last_only, hidden_layers)
+        x, hidden = self.run_layers(inputs, hidden_layers)
         cache.grow(positions)
-        return output
+        return Output(self.logits(x[:, -1:] if last_only else x), hidden)
 
-    def run(self, inputs: PassInputs, last_only: bool, hidden_layers: tuple[int, ...]) -> Output:
-        """A pass on the memory of its inputs; the other arguments as for `forward`."""
-        batch, nodes = inputs.tokens.shape
+    def forward_packed(self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = ()) -> list[Output]:
+        if not segments:
+            return []
+        inputs = pack_inputs(segments, self.layers[0].groups, self.empty, self.spans)
+        x, hidden = self.run_layers(inputs, hidden_layers)
+        for segment in segments:
+            segment.cache.grow(segment.positions)
+        sizes = [segment.nodes for segment in segments]
+        scored = [part[:, segment.wanted] for part, segment in zip(x.split(sizes, 1), segments, strict=True)]
+        logits = self.logits(torch.cat(scored, 1)).split([part.shape[1] for part in scored], 1)
+        return [Output(*each) for each in zip(logits, split_states(segments, hidden), strict=True)]
+
+    def run_layers(
+        self, inputs: PassInputs | PackedInputs, hidden_layers: tuple[int, ...]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The states after the last norm `[batch, nodes, hidden]`, and those of the layers asked for, likewise."""
         contexts = {kind: self._context(inputs, kind) for kind in self._kinds}
         x = self._embed(inputs.tokens).flatten(0, 1)
         if self._embedding_scale != 1:
             x = x * self._embedding_scale
         states: dict[int, Tensor] = {}
-        for index, (layer, (keys, values)) in enumerate(zip(self.layers, inputs.rows, strict=True)):
+        for index, (layer, rows) in enumerate(zip(self.layers, inputs.rows, strict=True)):
             if index in hidden_layers:
                 states[index] = x
-            x = layer.forward(x, contexts[layer.kind], keys, values)
+            x = layer.forward(x, contexts[layer.kind], rows)
         x = states[len(self.layers)] = self._norm(x)
-        scored = x.view(batch, nodes, -1)[:, -1:] if last_only else x.view(batch, nodes, -1)
-        logits = self._head(scored.flatten(0, 1)).view(batch, scored.shape[1], -1)
-        if self._logits_divisor != 1:
-            logits.div_(self._logits_divisor)
-        return Output(logits, tuple(states[layer].view(batch, nodes, -1) for layer in hidden_layers))
+        shape = *inputs.tokens.shape, -1
+        return x.view(shape), tuple(states[layer].view(shape) for layer in hidden_layers)
 
-    def _context(self, inputs: PassInputs, kind: LayerKind) -> PassContext:
+    def logits(self, x: Tensor) -> Tensor:
+        """`[batch, nodes, vocab]` of states after the last norm."""
+        if not x.shape[1]:
+            return x.new_empty(*x.shape[:2], self._head.width)
+        logits = self._head(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+        return logits if self._logits_divisor == 1 else logits.div_(self._logits_divisor)
+
+    def _context(self, inputs: PassInputs | PackedInputs, kind: LayerKind) -> PassContext:
         angles = rotary_angles(self._rotary, inputs.positions, self.empty.dtype, kind.layer_type)
-        batch, nodes = inputs.tokens.shape
-        return PassContext(batch, nodes, *angles, inputs.masks[kind.span], inputs.new_rows, kind.span, inputs.blocks)
+        return PassContext(*angles, inputs.attention(kind.span))
 
 
 def is_supported(module: PreTrainedModel) -> bool:

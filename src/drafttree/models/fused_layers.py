@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from drafttree.models.exact_attention import QueryBlock, attend_exactly
 from drafttree.models.fused_linear import FusedProduct, fuse
+from drafttree.models.pass_attention import PassAttention
 from drafttree.models.span import EVERYTHING, Span, span_of
 
 
@@ -42,46 +42,23 @@ def _offset(norm: Any, weight: Tensor) -> int | None:
 
 
 class PassContext(NamedTuple):
-    """The values that all layers of one pass share.
+    """The values that all layers of one kind share in a pass.
 
     Attributes:
-        batch: sequences.
-        nodes: tokens in each.
         cosine: `[batch * nodes, 1, rotated]`.
         sine: the same, negative in its first half.
-        mask: additive attention mask, as `TreePlan.mask` makes it.
-        new_rows: rows of the KV cache that are the nodes'.
-        span: how far back layers attend.
-        blocks: how attention is split where texts must not depend on trees, else None.
+        attention: to the rows of the KV cache.
     """
 
-    batch: int
-    nodes: int
     cosine: Tensor
     sine: Tensor
-    mask: Tensor | None
-    new_rows: slice | Tensor
-    span: Span = EVERYTHING
-    blocks: list[QueryBlock] | None = None
+    attention: PassAttention
 
     def rotate(self, heads: Tensor) -> None:
         """Apply the rotary embedding to queries and keys `[batch * nodes, heads, width]` in place."""
         rotated = heads[..., : self.cosine.shape[-1]]
         halves = rotated.roll(self.cosine.shape[-1] // 2, -1)
         rotated.mul_(self.cosine).addcmul_(halves, self.sine)
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-        """Store new rows `[batch * nodes, key heads, width]` and attend to all; `[batch * nodes, heads * width]`."""
-        heads, width = key.shape[1:]
-        keys[:, :, self.new_rows] = key.unflatten(0, (self.batch, -1)).transpose(1, 2)
-        values[:, :, self.new_rows] = value.unflatten(0, (self.batch, -1)).transpose(1, 2)
-        grouped = query.reshape(self.batch, self.nodes, heads, -1, width).permute(0, 2, 3, 1, 4)
-        if self.blocks is None:
-            stacked = grouped.reshape(self.batch, heads, -1, width)
-            out = F.scaled_dot_product_attention(stacked, keys, values, attn_mask=self.mask, scale=scale)
-        else:
-            out = attend_exactly(grouped, keys, values, self.mask, scale, self.blocks, self.span)
-        return out.reshape(self.batch, -1, self.nodes, width).transpose(1, 2).reshape(len(query), -1)
 
 
 class LayerKind(NamedTuple):
@@ -137,8 +114,8 @@ class FusedLayer(Protocol):
     width: int
     kind: LayerKind
 
-    def forward(self, x: Tensor, context: PassContext, keys: Tensor, values: Tensor) -> Tensor:
-        """The residual stream `[batch * nodes, hidden]` after the layer, given its rows of the KV cache."""
+    def forward(self, x: Tensor, context: PassContext, rows: Any) -> Tensor:
+        """The residual stream `[batch * nodes, hidden]` after the layer, given its part of the pass's rows."""
         ...
 
 
@@ -165,10 +142,10 @@ class LlamaLayer:
         self._out, self._down = (fuse(layer, uniform=uniform) for layer in (attention.o_proj, mlp.down_proj))
         self._multiplier: float = getattr(block, "residual_multiplier", 1.0)
 
-    def forward(self, x: Tensor, context: PassContext, keys: Tensor, values: Tensor) -> Tensor:
-        return self.forward_from(x, self._norms.before_attention(x), context, keys, values)
+    def forward(self, x: Tensor, context: PassContext, rows: Any) -> Tensor:
+        return self.forward_from(x, self._norms.before_attention(x), context, rows)
 
-    def forward_from(self, x: Tensor, normed: Tensor, context: PassContext, keys: Tensor, values: Tensor) -> Tensor:
+    def forward_from(self, x: Tensor, normed: Tensor, context: PassContext, rows: Any) -> Tensor:
         """The residual stream after the layer, whose attention reads `normed` instead of its own input norm."""
         heads = self._qkv(normed).unflatten(1, (-1, self.width))
         rotated, value = heads[:, : self._rotated], heads[:, self._rotated :]
@@ -176,7 +153,7 @@ class LlamaLayer:
             rotated = self._head_norm(rotated)
         context.rotate(rotated)
         query, key = rotated[:, : -self.key_heads], rotated[:, -self.key_heads :]
-        attended = context.attend(query, key, value, keys, values, self._scale)
+        attended = context.attention.attend(query, key, value, rows, self._scale)
         x = self._add(x, self._out, attended, self._norms.after_attention)
         gate, up = self._gate_up(self._norms.before_mlp(x)).chunk(2, -1)
         return self._add(x, self._down, self._activation(gate).mul_(up), self._norms.after_mlp)
@@ -207,12 +184,12 @@ class NeoXLayer:
         self._qkv, self._out, self._up, self._down = (fuse(part, uniform=uniform) for part in parts)
         self._activation = mlp.act
 
-    def forward(self, x: Tensor, context: PassContext, keys: Tensor, values: Tensor) -> Tensor:
+    def forward(self, x: Tensor, context: PassContext, rows: Any) -> Tensor:
         heads = self._qkv(self._input_norm(x)).unflatten(1, (-1, 3, self.width))
         query, key, value = heads.unbind(2)
         context.rotate(query)
         context.rotate(key)
-        attended = self._out.add_to(x, context.attend(query, key, value, keys, values, self._scale))
+        attended = self._out.add_to(x, context.attention.attend(query, key, value, rows, self._scale))
         normed = self._mlp_norm(x if self._parallel else attended)
         return self._down.add_to(attended, self._activation(self._up(normed)))
 

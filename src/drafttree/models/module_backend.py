@@ -1,12 +1,15 @@
 """The backend that runs transformers' own module, with our attention in its layers."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import cached_property, partial
+from itertools import accumulate, chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
-from transformers import PreTrainedModel
+from transformers import Cache, PreTrainedModel
 
 from drafttree.core.errors import ModelError
 from drafttree.models.base import Output
@@ -15,14 +18,19 @@ from drafttree.models.incompatibility import incompatibility, takes_mask
 from drafttree.models.kv_cache import TreeCache
 from drafttree.models.long_rope import long_frequencies, rope_switch
 from drafttree.models.module_checks import decoder_of, input_device
+from drafttree.models.packed import forward_each, forward_in_groups
+from drafttree.models.packed_cache import PackedCache
+from drafttree.models.packed_check import packs_alike
+from drafttree.models.packed_plan import PackedPlan
 from drafttree.models.recurrent import LayerStates, TreeSteps, recurrent_layers, stepping
+from drafttree.models.segment import Segment, split_states
 from drafttree.models.tree_attention import NAME, TreePlan
 
 ORIGINAL_ATTENTION = "_attention_before_drafttree"
 
 
 class ModuleBackend:
-    """Runs the module itself, hooks, adapters and quantised layers included. See `drafttree.models.base.Backend`.
+    """Runs the module itself, hooks, adapters and quantised layers included. See `drafttree.models.base.PackedBackend`.
 
     The module's attention implementation is switched to ours, and again before a pass if it is another then. Families
     that know no attention implementations are given the tree as a mask.
@@ -67,25 +75,70 @@ class ModuleBackend:
             use_tree_attention(self._module)
         plan = TreePlan(cache, positions, visible, self._dtype)
         tree = {"attention_mask": plan.full_mask()} if self._takes_mask else {"tree_plan": plan}
-        with ExitStack() as during:
-            states = during.enter_context(self._capturing(hidden_layers))
-            during.enter_context(self._frequencies(cache))
-            during.enter_context(cache.counting(positions))
-            during.enter_context(self._stepping(cache, positions, visible))
+        scored = [tokens.shape[1] - 1] if last_only else None
+        with cache.counting(positions), self._stepping(cache, positions, visible), self._frequencies(cache):
+            output = self._run(cache, tokens, positions, scored, hidden_layers, **tree)
+        cache.grow(positions)
+        return output
+
+    @cached_property
+    def shares_passes(self) -> bool:
+        """Whether the module's layers can be handed several requests at once, which is tried out."""
+        if self._takes_mask or self._recurrent:
+            return False
+        try:
+            return packs_alike(self, self._module, self._run_together)
+        except Exception:  # whatever a module raises that was made for other passes
+            return False
+
+    def forward_packed(self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = ()) -> list[Output]:
+        if len(segments) <= 1 or not self.shares_passes:
+            return forward_each(self, segments, hidden_layers)
+        run = partial(self._run_together, hidden_layers=hidden_layers)
+        return forward_in_groups(segments, lambda segment: segment.cache.long_rope, run)
+
+    def _run_together(self, segments: Sequence[Segment], hidden_layers: tuple[int, ...] = ()) -> list[Output]:
+        """A packed pass over segments with the same rotary frequencies, by a module whose layers allow that."""
+        use_tree_attention(self._module)
+        cache = PackedCache(segments)
+        starts = accumulate((segment.nodes for segment in segments), initial=0)
+        own = [range(start, start + each.nodes)[each.wanted] for start, each in zip(starts, segments, strict=False)]
+        tokens = torch.cat([segment.tokens for segment in segments], 1)
+        scored = [*chain(*own)]
+        with self._frequencies(segments[0].cache):
+            output = self._run(
+                cache, tokens, cache.positions, scored or [0], hidden_layers, tree_plan=PackedPlan(cache, self._dtype)
+            )
+        for segment in segments:
+            segment.cache.grow(segment.positions)
+        logits = output.logits[:, : len(scored)].split([len(rows) for rows in own], 1)
+        return [Output(*each) for each in zip(logits, split_states(segments, output.hidden), strict=True)]
+
+    def _run(
+        self,
+        cache: Cache,
+        tokens: Tensor,
+        positions: Tensor,
+        scored: list[int] | None,
+        hidden_layers: tuple[int, ...],
+        **tree: Any,
+    ) -> Output:
+        """A pass of the module.
+
+        Args:
+            scored: nodes the head is applied to, None for all. It is given as indices: for the number 1 some models
+                (Gemma 4) leave the other nodes out of their layers.
+        """
+        with self._capturing(hidden_layers) as states:
             out = self._module(
                 input_ids=tokens,
                 position_ids=positions,
                 past_key_values=cache,
                 use_cache=True,
-                logits_to_keep=self._last(tokens) if last_only else 0,
+                logits_to_keep=0 if scored is None else torch.tensor(scored, device=self.device),
                 **tree,
             )
-        cache.grow(positions)
         return Output(out.logits, tuple(states[layer] for layer in hidden_layers))
-
-    def _last(self, tokens: Tensor) -> Tensor:
-        """The index of the last token. For the number 1 some models (Gemma 4) leave the others out of their layers."""
-        return torch.tensor([tokens.shape[1] - 1], device=self.device)
 
     def _stepping(self, cache: TreeCache, positions: Tensor, visible: Tensor) -> AbstractContextManager[None]:
         """Run recurrent layers along the tree."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from drafttree.models.exact_attention import QueryBlock
 from drafttree.models.kv_cache import TreeCache
+from drafttree.models.pass_attention import RowAttention
 from drafttree.models.span import EVERYTHING, Span
 from drafttree.models.tree_attention import TreePlan
 
@@ -56,6 +57,11 @@ class PassInputs(NamedTuple):
         new_rows = slice(cache.get_seq_length(), None)
         rows = cache.rows(hidden, tokens.shape[1])
         return cls(tokens, positions, new_rows, masks, rows, hidden, plan.blocks)
+
+    def attention(self, span: Span = EVERYTHING) -> RowAttention:
+        """Attention of the layers that attend so far back."""
+        batch, nodes = self.tokens.shape
+        return RowAttention(batch, nodes, self.masks[span], self.new_rows, span, self.blocks)
 
 
 class StaticInputs:

@@ -15,12 +15,16 @@ from drafttree.models.long_rope import context_limit, rope_switch
 from drafttree.models.module_checks import input_device, logits_width
 from drafttree.models.plain_module import is_plain_module
 from drafttree.models.recurrent import recurrent_layers
+from drafttree.models.segment import Segment
 
 PREFIX = 20
 """Tokens before the first tree, read in two passes."""
 PARENTS = (-1, 0, 0, 1, 2, 4)
 LEAVES = (3, 5)
 """Nodes that are compared: the ends of two paths of different lengths."""
+TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
+REDUCED_TOLERANCE = 0.1
+"""For dtypes of less precision than float32."""
 ALIGNMENT = 1 << 13
 """Late positions begin at a multiple of this, so that chunks of attention begin there too."""
 
@@ -100,6 +104,12 @@ class _LateCache(DynamicCache):
 @torch.inference_mode()
 def tree_logits(backend: Backend, probe: Probe) -> Tensor:
     """`[leaves, vocab]` of a backend, which scores the whole tree in one pass."""
+    return backend.forward(*segment_of(backend, probe)[:4]).logits[0, LEAVES].float()
+
+
+@torch.inference_mode()
+def segment_of(backend: Backend, probe: Probe) -> Segment:
+    """The tree, and a KV cache with its prefix."""
     cache = backend.new_cache(1, len(probe.prefix) + len(probe.nodes))
     cache.long_rope = probe.long_rope
     _read(backend, cache, probe.prefix)
@@ -108,7 +118,17 @@ def tree_logits(backend: Backend, probe: Probe) -> Tensor:
         visible[node] |= visible[parent]
     ids = torch.tensor([probe.nodes], device=backend.device)
     positions = visible.sum(1)[None] - 1 + probe.start + len(probe.prefix)
-    return backend.forward(cache, ids, positions, visible[None]).logits[0, LEAVES].float()
+    return Segment(cache, ids, positions, visible[None])
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """The largest `relative_gap` that rounding explains."""
+    return TOLERANCE.get(dtype, REDUCED_TOLERANCE)
+
+
+def relative_gap(found: Tensor, own: Tensor) -> float:
+    """The largest difference of logits, relative to the largest of them if that is above 1."""
+    return float((found - own).abs().max()) / max(float(own.abs().max()), 1.0)
 
 
 def _read(backend: Backend, cache: TreeCache, tokens: list[int]) -> None:

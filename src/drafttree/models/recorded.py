@@ -6,7 +6,7 @@ capacity of the KV cache, and how much of it is in use are numbers on the device
 attention mask. Buffers of finished texts are kept with the passes recorded on them, and serve the next text.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -15,7 +15,9 @@ from drafttree.models.buffer_pool import BufferPool, PooledCache, RecordedPass
 from drafttree.models.cache_layout import CacheLayout
 from drafttree.models.fused import FusedBackend
 from drafttree.models.kv_cache import TreeCache, layer_rows
+from drafttree.models.packed import forward_each
 from drafttree.models.pass_inputs import PassInputs, StaticInputs
+from drafttree.models.segment import Segment
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Nodes of a recorded pass; larger passes, which are prompts, are not recorded."""
@@ -27,7 +29,7 @@ Recorder = Callable[[RecordedPass], RecordedPass | None]
 
 
 class RecordedBackend:
-    """Replays recorded passes of fused layers. See `drafttree.models.base.Backend` for the protocol.
+    """Replays recorded passes of fused layers. See `drafttree.models.base.PackedBackend` for the protocol.
 
     Texts may take turns on it, threads may not: every pass reads its inputs from the same memory. If a pass cannot be
     recorded, it and all later ones run on the fused layers directly.
@@ -36,6 +38,8 @@ class RecordedBackend:
         fused: its weights stay where they are from then on.
         recorder: of passes.
     """
+
+    shares_passes = True
 
     def __init__(self, fused: FusedBackend, recorder: Recorder) -> None:
         self.device = fused.device
@@ -58,14 +62,20 @@ class RecordedBackend:
         fused = self._fused
 
         def run(inputs: PassInputs) -> tuple[Tensor, ...]:
-            output = fused.run(inputs, False, hidden_layers)
-            return output.logits, *output.hidden
+            x, hidden = fused.run_layers(inputs, hidden_layers)
+            return fused.logits(x), *hidden
 
         outputs = self._passes.replay(cache, tokens, positions, visible, run, variant=hidden_layers)
         if outputs is None:
             return fused.forward(cache, tokens, positions, visible, last_only=last_only, hidden_layers=hidden_layers)
         logits, *hidden = outputs
         return Output(logits[:, -1:] if last_only else logits, tuple(hidden))
+
+    def forward_packed(self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = ()) -> list[Output]:
+        """As the protocol says: one segment in a recorded pass, several in one on the fused layers."""
+        if len(segments) > 1:
+            return self._fused.forward_packed(segments, hidden_layers=hidden_layers)
+        return forward_each(self, segments, hidden_layers)
 
 
 class RecordedPasses:

@@ -1,6 +1,6 @@
 """A transformers model that scores trees: the target, or a language model that drafts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from drafttree.models.long_rope import context_limit, rope_switch
 from drafttree.models.lossy_window import LossyWindow
 from drafttree.models.module_backend import ModuleBackend, restore_attention
 from drafttree.models.module_checks import input_device, logits_width
+from drafttree.models.packed import forward_packed, shares_passes
+from drafttree.models.segment import Segment
 from drafttree.models.selected_backend import SelectedBackend
 from drafttree.models.windowed import WindowedBackend
 
@@ -103,6 +105,16 @@ class TargetModel:
         """Score tokens; see `drafttree.models.base.Backend.forward`."""
         run = self._selected.backend.forward
         return run(cache, tokens, positions, visible, last_only=last_only, hidden_layers=hidden_layers)
+
+    @property
+    def shares_passes(self) -> bool:
+        """Whether several requests share a pass; the first time a module is asked, it is tried out."""
+        return shares_passes(self.backend)
+
+    @torch.inference_mode()
+    def forward_packed(self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = ()) -> list[Output]:
+        """Score several requests; see `drafttree.models.base.PackedBackend.forward_packed`."""
+        return forward_packed(self.backend, segments, hidden_layers)
 
     def _describe(self) -> None:
         module = self.module

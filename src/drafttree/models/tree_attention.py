@@ -5,6 +5,8 @@ or with chunked attention attend only to the rows of both that lie within the wi
 share a key head are stacked as rows of one attention, so grouped-query models need no copy of keys and values.
 """
 
+from typing import NamedTuple, Protocol
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -28,6 +30,23 @@ FOREIGN_SCORES = {
 
 class NoTreeError(ModelError):
     """A layer that attends to trees was called without one."""
+
+
+class AttentionPart(NamedTuple):
+    """The queries of one KV cache `[batch, heads, nodes, width]`, all of its rows, and the masks between them."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    plan: "TreePlan"
+
+
+class Plan(Protocol):
+    """The plan of a pass over one KV cache or several."""
+
+    def parts(self, query: Tensor, key: Tensor, value: Tensor) -> list[AttentionPart]:
+        """What a layer attends from and to, by KV cache, from what it hands to its attention function."""
+        ...
 
 
 class TreePlan:
@@ -60,6 +79,10 @@ class TreePlan:
             self._masks[key] = self._make(*key)
         return self._masks[key]
 
+    def parts(self, query: Tensor, key: Tensor, value: Tensor) -> "list[AttentionPart]":
+        """What a layer attends from and to: one part, since there is one KV cache."""
+        return [AttentionPart(query, key, value, self)]
+
     def full_mask(self) -> Tensor:
         """Additive mask `[batch, 1, nodes, rows]`, for modules that add it to their scores themselves."""
         mask = self.mask(1)
@@ -91,7 +114,7 @@ def attend(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    tree_plan: TreePlan | None = None,
+    tree_plan: Plan | None = None,
     scaling: float | None = None,
     sliding_window: int | None = CONFIGURED,
     softcap: float | None = None,
@@ -115,11 +138,20 @@ def attend(
     given = {"attention_mask": attention_mask, **others}
     if foreign := [kind for name, kind in FOREIGN_SCORES.items() if given.get(name) is not None]:
         raise ModelError(f"{type(module).__name__} layers with {foreign[0]} cannot be verified in a tree")
+    span = span_of(module, sliding_window)
+    outs = [_attend(part, span, scaling, softcap, s_aux) for part in tree_plan.parts(query, key, value)]
+    return outs[0] if len(outs) == 1 else torch.cat(outs, 1), None
+
+
+def _attend(
+    part: AttentionPart, span: Span, scaling: float | None, softcap: float | None, s_aux: Tensor | None
+) -> Tensor:
+    """Attention of one KV cache `[batch, nodes, heads, width]`; arguments as for `attend`."""
+    query, key, value, plan = part
     batch, heads, nodes, width = query.shape
     groups = heads // key.shape[1]
     stacked = query.reshape(batch, key.shape[1], groups * nodes, width)
-    span = span_of(module, sliding_window)
-    mask, blocks = tree_plan.mask(groups, span), tree_plan.blocks
+    mask, blocks = plan.mask(groups, span), plan.blocks
     if softcap is not None or s_aux is not None:
         sinks = None if s_aux is None else s_aux.view(1, key.shape[1], groups, 1).repeat_interleave(nodes, 2)
         dtype = query.dtype if blocks is None else torch.float64
@@ -129,7 +161,7 @@ def attend(
         out = attend_exactly(stacked.unflatten(2, (groups, nodes)), key, value, mask, scaling, blocks, span)
     else:
         out = F.scaled_dot_product_attention(stacked, key, value, attn_mask=mask, scale=scaling)
-    return out.to(query.dtype).reshape(batch, heads, nodes, -1).transpose(1, 2).contiguous(), None
+    return out.to(query.dtype).reshape(batch, heads, nodes, -1).transpose(1, 2).contiguous()
 
 
 def _attend_by_scores(

@@ -18,7 +18,7 @@ from drafttree.models.long_rope import context_limit
 from drafttree.models.lossy_window import LossyWindow
 from drafttree.models.module_backend import ModuleBackend, restore_attention
 from drafttree.models.module_checks import check_module, logits_width
-from drafttree.models.probe import Probe, make_probes, own_logits, tree_logits
+from drafttree.models.probe import Probe, make_probes, own_logits, relative_gap, tolerance, tree_logits
 from drafttree.models.recorded import RecordedBackend
 from drafttree.models.recurrent import recurrent_layers
 from drafttree.models.selected_backend import SelectedBackend
@@ -27,10 +27,7 @@ from drafttree.models.tree_attention import NoTreeError
 from drafttree.models.uniform_rows import has_uniform_rows
 from drafttree.models.windowed import WindowedBackend
 
-TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 FUSED_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
-REDUCED_TOLERANCE = 0.1
-"""For dtypes of less precision than float32."""
 FUSED_NOISES = 3
 """Fused layers may differ from a module of such a dtype by this many times what `_extra_rounding` changes.
 
@@ -168,7 +165,7 @@ def _verify(module: PreTrainedModel) -> tuple[ModuleBackend, Reference]:
         raise ModelError(f"{type(module).__name__} cannot compute its own logits ({reason}); load it anew") from error
     if not all(logits.isfinite().all() for _, logits in own):
         raise ModelError(f"{type(module).__name__} computes no finite logits; its weights may be damaged")
-    if reason := _incompatibility(backend, own, TOLERANCE.get(module.dtype, REDUCED_TOLERANCE)):
+    if reason := _incompatibility(backend, own, tolerance(module.dtype)):
         restore_attention(module)
         raise ModelError(f"{type(module).__name__} cannot be verified in a tree: {reason}")
     return backend, own
@@ -189,12 +186,8 @@ def _incompatibility(backend: ModuleBackend, own: Reference, allowed: float) -> 
 
 
 def _gap(backend: Backend, own: Reference) -> float:
-    """The largest difference from the module's own logits, relative to the largest of them if that is above 1."""
-    return max(_relative(tree_logits(backend, probe), logits) for probe, logits in own)
-
-
-def _relative(found: Tensor, own: Tensor) -> float:
-    return float((found - own).abs().max()) / max(float(own.abs().max()), 1.0)
+    """The largest gap between the logits of probes and the module's own."""
+    return max(relative_gap(tree_logits(backend, probe), logits) for probe, logits in own)
 
 
 def _repeats(recorded: RecordedBackend, own: Reference, allowed: float) -> bool:

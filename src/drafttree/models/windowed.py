@@ -1,17 +1,21 @@
 """The backend of `lossy_window`; see `drafttree.models.lossy_window` for what it computes."""
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from drafttree.models.base import Backend, Output
 from drafttree.models.kv_cache import TreeCache
 from drafttree.models.lossy_window import LossyWindow
+from drafttree.models.packed import forward_packed, shares_passes
+from drafttree.models.segment import Segment
 
 LONGEST_PASS = 512
 """Tokens of a pass for which room is made beforehand: a part of a prompt."""
 
 
 class WindowedBackend:
-    """Runs another backend on KV caches with a window. See `drafttree.models.base.Backend` for the protocol.
+    """Runs another backend on KV caches with a window. See `drafttree.models.base.PackedBackend` for the protocol.
 
     Args:
         inner: runs the passes.
@@ -46,3 +50,10 @@ class WindowedBackend:
     ) -> Output:
         run = self._inner.forward
         return run(cache, tokens, positions, visible, last_only=last_only, hidden_layers=hidden_layers)
+
+    @property
+    def shares_passes(self) -> bool:
+        return shares_passes(self._inner)
+
+    def forward_packed(self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = ()) -> list[Output]:
+        return forward_packed(self._inner, segments, hidden_layers)

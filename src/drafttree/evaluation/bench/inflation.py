@@ -127,8 +127,8 @@ class NarrowSession:
     def nbytes(self) -> int:
         return self._session.nbytes
 
-    def prefill(self, hidden_states: HiddenStates) -> None:
-        self._session.prefill(self._narrow(hidden_states))
+    def prefill(self, hidden_states: HiddenStates, tokens: int) -> None:
+        self._session.prefill(self._narrow(hidden_states), tokens)
 
     def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
         self._session.commit(tokens, self._narrow(hidden_states))

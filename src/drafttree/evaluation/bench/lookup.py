@@ -229,7 +229,7 @@ def _time(drafter: LookupDrafter, stream: Sequence[int], context: int) -> tuple[
     """Seconds to read a token of the prompt, and of a round."""
     draft = drafter.start(list(stream[:context]), context)
     started = time.perf_counter()
-    draft.prefill(())
+    draft.prefill((), context)
     reading = (time.perf_counter() - started) / context
     rounds, zero = [], torch.zeros(1, 1, dtype=torch.long, device=drafter.device)
     for place in range(context, context + ROUNDS * COMMITTED, COMMITTED):

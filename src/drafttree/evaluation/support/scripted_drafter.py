@@ -43,7 +43,7 @@ class ScriptedSession:
     def __init__(self, logits: Tensor, length: int) -> None:
         self._logits, self._length, self._level = logits, length, 0
 
-    def prefill(self, hidden_states: HiddenStates) -> None: ...
+    def prefill(self, hidden_states: HiddenStates, tokens: int) -> None: ...
 
     def root(self) -> Tensor:
         self._level = 0

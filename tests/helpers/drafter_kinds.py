@@ -1,0 +1,72 @@
+"""A drafter of every kind on the embedded target, and random prompts and hidden states for it."""
+
+from collections.abc import Callable
+from functools import cache
+
+import torch
+
+import drafttree
+from drafttree.drafters import Drafter, Eagle3Drafter, HydraDrafter, LanguageModelDrafter
+from drafttree.drafters.base import HiddenStates
+from drafttree.drafters.hydra import HydraHeads
+from drafttree.loading import load_model
+from helpers.toy import Table, ToyModel
+
+HIDDEN, VOCAB = 256, 4096
+
+
+def _embedded(name: str) -> Drafter:
+    found = drafttree.load("embedded", name, dtype="float32").drafter
+    assert found
+    return found
+
+
+def _module_eagle3() -> Drafter:
+    """The embedded head on its module backend."""
+    fused = _embedded("embedded-eagle3")
+    assert isinstance(fused, Eagle3Drafter)
+    return Eagle3Drafter(fused.head, fused.hidden_layers, fused.nbytes)
+
+
+@torch.no_grad()
+def _plain_hydra() -> Drafter:
+    """Random heads without a prefix layer."""
+    target = load_model("embedded", torch.float32, torch.device("cpu"))
+    torch.manual_seed(0)
+    return HydraDrafter(HydraHeads(3, 1, HIDDEN, VOCAB).eval(), target)
+
+
+def _users_model() -> Drafter:
+    """A model that has no packed pass of its own."""
+    return LanguageModelDrafter(ToyModel(Table(vocab=16, order=1), vocab=16))
+
+
+DRAFTERS: dict[str, Callable[[], Drafter]] = {
+    "language model": lambda: _embedded("embedded-draft"),
+    "a user's model": _users_model,
+    "eagle3": lambda: _embedded("embedded-eagle3"),
+    "eagle3, module": _module_eagle3,
+    "medusa": lambda: _embedded("embedded-medusa"),
+    "hydra": _plain_hydra,
+    "hydra++": lambda: _embedded("embedded-hydra"),
+    "lookup": lambda: _embedded("lookup"),
+    "suffix": lambda: _embedded("suffix"),
+    "mixed": lambda: _embedded("mixed:embedded-eagle3"),
+}
+
+
+@cache
+def drafter_of(kind: str) -> Drafter:
+    """The drafter of a kind, made once."""
+    return DRAFTERS[kind]()
+
+
+def random_text(count: int, seed: int) -> list[int]:
+    """Token ids that repeat themselves now and then."""
+    return torch.randint(9, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def random_states(drafter: Drafter, count: int, seed: int) -> HiddenStates:
+    """Hidden states of the layers a drafter reads; which ones makes no difference to how it reads them."""
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randn(1, count, HIDDEN, generator=generator) for _ in drafter.hidden_layers)
