@@ -17,6 +17,7 @@ RESULT = BatchBench(
     prompts=8,
     texts=8,
     differences=[],
+    drafter_failures=0,
     alone=None,
     transformers="",
 )

@@ -17,6 +17,7 @@ RESULT = BatchBench(
     prompts=8,
     texts=40,
     differences=[],
+    drafter_failures=0,
     alone=16,
     transformers="not measured: no such attention",
 )
@@ -47,6 +48,11 @@ def test_what_was_not_run_is_said(shown):
     assert "transformers: not measured: no such attention" in said
     assert "first 4 prompts of each turn at 16" in said
     assert "8 different prompts: larger batches hold some of them more than once" in said
+
+
+def test_a_failing_drafter_is_told(shown):
+    assert "FAILED" not in shown()
+    assert "the drafter FAILED in 7 rounds" in shown(replace(RESULT, drafter_failures=7))
 
 
 def test_every_aim_has_a_verdict(shown):

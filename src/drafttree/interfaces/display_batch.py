@@ -92,6 +92,8 @@ def _notes(result: BatchBench) -> Iterator[str]:
             f"one by one: plain decoding, without a batch, of the first {ALONE} prompts of each turn at {result.alone};"
             " as its tokens per second do not depend on the batch, it is run there alone, and elsewhere has no interval"
         )
+    if result.drafter_failures:
+        yield f"the drafter FAILED in {result.drafter_failures} rounds, which went on without drafts; the log says why"
     if result.transformers:
         yield f"transformers: {result.transformers}"
     largest = max(row.size for row in result.rows)

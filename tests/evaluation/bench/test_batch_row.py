@@ -45,9 +45,10 @@ def test_what_was_drafted_is_per_request_and_round():
     assert (row.tau, row.expected_tau, row.drafted, row.drafting) == (5.0, 5.0, 3.0, 0.8)
 
 
-def test_the_predicted_gain_is_the_mean_of_the_turns_that_have_one():
-    runs = [BatchRun([TEXT], 1.0, SteadyRounds(), gain) for gain in (1.5, None, 2.5)]
-    assert BatchRow.of(1, [{"speculative": each, "plain": each} for each in runs]).predicted_gain == 2.0
+def test_the_predicted_gain_is_the_mean_over_all_rounds_that_have_one():
+    runs = [run(20, predictions=3, predicted_gains=6.0), run(20, predictions=1, predicted_gains=4.0), run(20)]
+    found = BatchRow.of(2, [{"speculative": each, "plain": run(10)} for each in runs])
+    assert found.predicted_gain == 2.5
 
 
 def test_the_law_has_the_steady_ratio_in_passes_of_plain_decoding_at_the_same_batch():

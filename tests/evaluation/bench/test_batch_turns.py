@@ -1,5 +1,6 @@
 """Turns of ways of decoding that do nothing but note what they are given."""
 
+from dataclasses import replace
 from itertools import count
 from types import SimpleNamespace
 
@@ -48,9 +49,18 @@ def test_another_way_goes_first_in_every_turn(calls):
     assert [timed[0], timed[3], timed[6]] == list(WAYS)
 
 
-def test_each_way_is_warmed_up_once(calls):
+def test_each_way_is_warmed_up_once_at_every_size(calls):
     make(calls).run([1, 2], 2)
-    assert [name for name, *rest in calls if rest == ["warm-up"]] == ["speculative", "plain", "one by one"]
+    assert sorted(name for name, *rest in calls if rest == ["warm-up"]) == sorted([*WAYS, "plain", "speculative"])
+
+
+def test_prompts_are_cut_so_that_one_pass_reads_all_of_a_turn(calls):
+    long = [list(range(number, number + 600)) for number in range(2)]
+    found = replace(make(calls), prompts=long).run([1, 2, 64], 1)
+    given = {size: turn.prompts for size, (turn,) in found.items()}
+    assert given[1] == [long[0][-513:]]
+    assert given[2] == [each[-257:] for each in long]
+    assert sum(len(ids) - 1 for ids in given[64]) == 512
 
 
 def test_texts_are_decoded_one_by_one_at_one_size_only(calls):

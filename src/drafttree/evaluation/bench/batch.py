@@ -32,6 +32,7 @@ class BatchBench:
         prompts: different ones there were.
         texts: that were compared with plain decoding's.
         differences: those that were not the same.
+        drafter_failures: rounds, of all ways, that went on without drafts, since the drafter raised an error.
         alone: the size at which prompts were decoded one by one too, None if none were.
         transformers: what of transformers was run, or why nothing was; empty if it was not asked for.
     """
@@ -42,6 +43,7 @@ class BatchBench:
     prompts: int
     texts: int
     differences: list[TextDifference]
+    drafter_failures: int
     alone: int | None
     transformers: str
 
@@ -91,13 +93,15 @@ def bench_batch(
     ways = BatchWays.of(decoder, budgets, trial=trial, one_by_one=one_by_one, temperature=temperature)
     turns = BatchTurns(ways.ways, prompts, settings, alone_at(sizes), progress, store or RunStore())
     found = turns.run(list(dict.fromkeys(sizes)), repeats)
+    runs = [run for own in found.values() for turn in own for run in turn.runs.values()]
     return BatchBench(
         rows=make_rows({size: [turn.runs for turn in own] for size, own in found.items()}),
         target=repr(decoder.target),
         threads=torch.get_num_threads(),
         prompts=len(prompts),
-        texts=sum(len(run.texts) for own in found.values() for turn in own for run in turn.runs.values()),
+        texts=sum(len(run.texts) for run in runs),
         differences=list(find_differences(decoder, found, **settings)),
+        drafter_failures=sum(run.drafter_failures for run in runs),
         alone=turns.alone if one_by_one and turns.alone in found else None,
         transformers=ways.transformers,
     )

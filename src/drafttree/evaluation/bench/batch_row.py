@@ -37,8 +37,8 @@ class BatchRow:
         expected_tau: the same as the engine expected it.
         drafted: nodes per request and round, their roots left out.
         drafting: share of the rounds in which anything was drafted.
-        predicted_gain: of drafting over plain rounds, as the engine predicted it, the mean over the turns; None where
-            it predicted nothing.
+        predicted_gain: of drafting over plain rounds, as the engine predicted it, the mean over the rounds that draft;
+            None where it predicted nothing.
         law: the terms of speculative decoding, in target passes of plain decoding over as many requests.
     """
 
@@ -66,7 +66,6 @@ class BatchRow:
         speeds = {way: _geometric_mean(found) for way in turns[0] if (found := _steady_speeds(turns, way))}
         fixed = [way for way in speeds if way.startswith(FIXED)]
         best = max(fixed, key=speeds.__getitem__, default=None)
-        predicted = [gain for turn in turns if (gain := turn[SPECULATIVE].predicted_gain) is not None]
         steady = SteadyRounds.total(turn[SPECULATIVE].steady for turn in turns)
         return cls(
             size=size,
@@ -84,7 +83,7 @@ class BatchRow:
             expected_tau=_share(steady.expected, steady.requests),
             drafted=_share(steady.drafted, steady.requests),
             drafting=_share(steady.drafting, steady.rounds),
-            predicted_gain=fmean(predicted) if predicted else None,
+            predicted_gain=steady.predicted_gain,
             law=_law(turns),
         )
 

@@ -6,13 +6,15 @@ from functools import cached_property, partial
 from itertools import cycle, islice
 from typing import Any
 
+from drafttree.engine.batching.prompt_reading import LONGEST_PART
 from drafttree.engine.decoder import Decoder
 from drafttree.evaluation.bench.batch_run import BatchRun
 from drafttree.evaluation.bench.batch_ways import ONE_BY_ONE, PLAIN, Way
 from drafttree.evaluation.reference import find_difference
 from drafttree.evaluation.run_store import NothingFinished, RunStore
 
-WARM_UP_PROMPTS, WARM_UP_TOKENS = 2, 8
+WARM_UP_TOKENS = 16
+"""Of the prompts and of the texts of the turn by which a way is warmed up at a size."""
 TIE = 1e-5
 """The distance of the two best logits up to which either may be taken."""
 
@@ -61,8 +63,10 @@ class BatchTurns:
 
     Attributes:
         ways: of decoding, by name.
-        prompts: token ids; a turn takes the next ones, and begins anew where they end.
-        options: as for `run_engine`, of all texts.
+        prompts: token ids; a turn takes the next ones, and begins anew where they end. So much is cut off at their
+            beginning that one pass can read all of a turn: texts begin together then, and the batch is full from their
+            first tokens to the end of one.
+        options: as for `EngineWay.run`, of all texts.
         alone: the size at which prompts are decoded one by one too.
         progress: called after every run with what it was.
         store: keeps finished runs.
@@ -97,7 +101,7 @@ class BatchTurns:
 
     def _turn(self, number: int, size: int, first: int) -> BatchTurn:
         """One turn, beginning with the first-th way."""
-        prompts = list(islice(cycle(self.prompts), number * size, (number + 1) * size))
+        prompts = self._next_prompts(number, size)
         names, runs = self.names(size), {}
         first %= len(names)
         for name in names[first:] + names[:first]:
@@ -105,16 +109,21 @@ class BatchTurns:
             self.progress(f"{size}: {name}")
         return BatchTurn(number, prompts, {name: runs[name] for name in names})
 
+    def _next_prompts(self, number: int, size: int) -> list[Sequence[int]]:
+        """The prompts of a turn."""
+        longest = LONGEST_PART // size + 1  # the last token of a prompt is not read with the others
+        return [prompt[-longest:] for prompt in islice(cycle(self.prompts), number * size, (number + 1) * size)]
+
     def _run(self, name: str, size: int, prompts: Sequence[Sequence[int]]) -> BatchRun:
-        if name not in self._warm:
-            few = self.prompts[:WARM_UP_PROMPTS]
-            self.ways[name](len(few), few, **{**self.options, "max_new_tokens": WARM_UP_TOKENS})
-            self._warm.add(name)
+        if (name, size) not in self._warm:
+            short = [prompt[-WARM_UP_TOKENS:] for prompt in self._next_prompts(0, size)]
+            self.ways[name](size, short, **{**self.options, "max_new_tokens": WARM_UP_TOKENS})
+            self._warm.add((name, size))
         return self.ways[name](size, prompts, **self.options)
 
     @cached_property
-    def _warm(self) -> set[str]:
-        """The ways that have been warmed up."""
+    def _warm(self) -> set[tuple[str, int]]:
+        """The ways that have been warmed up, at which size."""
         return set()
 
 
@@ -126,7 +135,7 @@ def find_differences(
     Args:
         decoder: whose target judges how close the choice was.
         turns: by size.
-        seed: of the first prompt's draws in every turn, as for `run_engine`.
+        seed: of the first prompt's draws in every turn, as for `EngineWay.run`.
         **options: that the texts were written with.
     """
     for size, own in turns.items():

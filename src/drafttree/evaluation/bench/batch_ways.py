@@ -8,7 +8,7 @@ from typing import Any
 from drafttree.core.errors import ConfigError
 from drafttree.engine.decoder import Decoder
 from drafttree.evaluation.bench import continuous_batching
-from drafttree.evaluation.bench.batch_run import BatchRun, run_engine
+from drafttree.evaluation.bench.batch_run import BatchRun, EngineWay
 
 PLAIN, SPECULATIVE, ONE_BY_ONE, TRANSFORMERS = "plain", "speculative", "one by one", "transformers"
 FIXED = "fixed "
@@ -16,7 +16,7 @@ FIXED = "fixed "
 ALONE = 4
 """Prompts of a turn that are decoded one by one; how many there are does not change tokens per second."""
 Way = Callable[..., BatchRun]
-"""Takes the batch size, the prompts, and options as for `run_engine`."""
+"""Takes the batch size, the prompts, and options as for `EngineWay.run`."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,10 @@ class BatchWays:
         """
         if decoder.drafter is None:
             raise ConfigError("there is nothing to compare with plain decoding; name a drafter")
-        ways = {SPECULATIVE: partial(run_engine, decoder), PLAIN: partial(run_engine, decoder.plain())}
-        costs = decoder.costs(greedy=not temperature)
-        ways |= {f"{FIXED}{nodes}": _fixed(decoder.with_costs(costs), nodes) for nodes in dict.fromkeys(budgets)}
+        ways: dict[str, Way] = {SPECULATIVE: EngineWay(decoder).run, PLAIN: EngineWay(decoder.plain()).run}
+        ways |= {f"{FIXED}{nodes}": EngineWay(_apart(decoder), nodes).run for nodes in dict.fromkeys(budgets)}
         if one_by_one:
-            ways[ONE_BY_ONE] = partial(_run_one_by_one, decoder.plain())
+            ways[ONE_BY_ONE] = partial(_run_one_by_one, EngineWay(decoder.plain()))
         if trial is None:
             return cls(ways)
         if reason := continuous_batching.why_not(decoder, trial, temperature):
@@ -67,13 +66,13 @@ class BatchWays:
         return cls(ways | {TRANSFORMERS: partial(_run_transformers, decoder)}, continuous_batching.describe(decoder))
 
 
-def _fixed(decoder: Decoder, nodes: int) -> Way:
-    """Speculation under a budget that stays the same; what its policy learns of its texts is its own."""
-    return partial(run_engine, decoder, budget=nodes)
+def _apart(decoder: Decoder) -> Decoder:
+    """The same decoder, which measures and learns for itself."""
+    return decoder.with_target(decoder.target)
 
 
-def _run_one_by_one(decoder: Decoder, size: int, prompts: Sequence[Sequence[int]], **options: Any) -> BatchRun:
-    return run_engine(decoder, 1, prompts[:ALONE], **options)
+def _run_one_by_one(engine: EngineWay, size: int, prompts: Sequence[Sequence[int]], **options: Any) -> BatchRun:
+    return engine.run(1, prompts[:ALONE], **options)
 
 
 def _run_transformers(
