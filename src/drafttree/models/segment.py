@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from drafttree.models.kv_cache import TreeCache
@@ -24,6 +25,15 @@ class Segment(NamedTuple):
     positions: Tensor
     visible: Tensor
     wanted: slice = slice(None)
+
+    @classmethod
+    def of_text(cls, cache: TreeCache, tokens: list[int], device: torch.device) -> "Segment":
+        """The next tokens of a text, each of which attends to those before it; the last one's logits are wanted."""
+        count = len(tokens)
+        ids = torch.tensor([tokens], device=device)
+        positions = cache.next_position + torch.arange(count, device=device)[None]
+        causal = torch.ones(1, count, count, dtype=torch.bool, device=device).tril()
+        return cls(cache, ids, positions, causal, slice(-1, None))
 
     @property
     def nodes(self) -> int:
