@@ -13,7 +13,18 @@ import drafttree
 
 EXPORTS = {
     "drafttree": {
-        *("Chunk", "Decoder", "DraftTree", "DraftTreeError", "Generation", "Layer", "Metrics", "Sampling"),
+        *(
+            "Chunk",
+            "Decoder",
+            "DraftTree",
+            "DraftTreeError",
+            "Engine",
+            "Generation",
+            "Handle",
+            "Layer",
+            "Metrics",
+            "Sampling",
+        ),
         *(
             "SpeedupLaw",
             "Verdict",
@@ -67,7 +78,7 @@ EXPORTS = {
         *("RRSw", "Traversal", "Verifier"),
     },
 }
-ERRORS = {"ConfigError", "InputError", "ContextError", "ModelError", "TokenizerMismatch"}
+ERRORS = {"ConfigError", "ContextError", "EngineClosedError", "InputError", "ModelError", "TokenizerMismatch"}
 MODULES = [name for _, name, _ in pkgutil.walk_packages(drafttree.__path__, "drafttree.")]
 
 PROBE = """
