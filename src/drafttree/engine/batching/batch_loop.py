@@ -16,6 +16,7 @@ import torch
 
 from drafttree.core.tree import DraftTree
 from drafttree.engine.batching.batch_drafting import BatchDrafting, Drafts
+from drafttree.engine.batching.draft_switch import RoundRate
 from drafttree.engine.batching.engine_metrics import EngineMetrics, EngineRound
 from drafttree.engine.batching.experience import Experience
 from drafttree.engine.batching.kv_memory import KVMemory
@@ -88,6 +89,7 @@ class BatchLoop:
         self._costs, self._switch = experience.costs, experience.switch
         self._reading = PromptReading(rounds, self._costs)
         self._drafting = BatchDrafting(rounds, experience, budget)
+        self._predicted = RoundRate()
 
     @property
     def busy(self) -> bool:
@@ -175,7 +177,7 @@ class BatchLoop:
         requests, batch = [served.request for served in plan.writing], len(plan.writing)
         if reason := self._reason_not_to_draft(batch):
             return self._drafting.plain(requests), reason
-        rate = self._switch.rate(batch) or batch / self._costs.round(batch, batch)
+        rate = self._switch.rate(batch)
         drafts = self._drafting.draft(requests, plan.rows, rate)
         if drafts.failure:
             self.metrics.drafter_failures += 1
@@ -246,8 +248,8 @@ class BatchLoop:
             drafted=bool(drafts.groups),
         )
         if drafts.groups:
-            plain = turn.batch / self._costs.round(turn.batch, turn.batch)
-            self.metrics.predicted_gain = drafts.expected / cost / plain
+            self._predicted.add(drafts.expected * self._costs.round(turn.batch, turn.batch) / turn.batch, cost)
+            self.metrics.predicted_gain = self._predicted.value
         self.metrics.measured_gain = self._switch.gain(turn.batch)
 
     def _leave(self, served: ServedRequest) -> None:

@@ -1,16 +1,19 @@
 """Whether drafting pays at a batch size, from the tokens and the time of rounds with and without it."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 MEMORY = 16.0
 """Rounds after which a round counts 1/e."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 8, 128
 """Rounds without drafts before they are tried again; each pause doubles the one before."""
-ENOUGH = 3
+ENOUGH = 6
 """Rounds with drafts, in weight, that are needed to judge them."""
 PROBE = 128
 """Rounds with drafts after which a plain one shows what it costs by now."""
+EXPECTED_WEIGHT = 4.0
+"""Plain rounds that the cost expected of one stands for: a single slow or quick one must not decide."""
 
 
 @dataclass
@@ -50,9 +53,14 @@ class _Size:
 
 
 class DraftSwitch:
-    """Turns drafting off where rounds with it commit fewer tokens by time than plain ones, and tries it again later."""
+    """Turns drafting off where rounds with it commit fewer tokens by time than plain ones, and tries it again later.
 
-    def __init__(self) -> None:
+    Args:
+        plain_cost: what a plain round of so many requests is expected to cost.
+    """
+
+    def __init__(self, plain_cost: Callable[[int], float]) -> None:
+        self._plain_cost = plain_cost
         self._sizes: dict[int, _Size] = {}
 
     def decide(self, batch: int) -> str | None:
@@ -61,7 +69,7 @@ class DraftSwitch:
         if size.waiting:
             size.waiting -= 1
             return f"drafting was {self.gain(batch) or 0:.2f} times plain decoding at this batch"
-        if size.since_plain >= PROBE or not size.plain.weight:
+        if size.since_plain >= PROBE or not size.plain.tokens:
             return "a plain round, to know what it costs"
         return None
 
@@ -74,25 +82,28 @@ class DraftSwitch:
             return
         size.drafted.add(tokens, cost)
         size.since_plain += 1
-        gain = self.gain(batch)
-        if gain is None or size.drafted.weight < ENOUGH:
+        if size.drafted.weight < ENOUGH:
             return
-        if gain < 1:
+        if (self.gain(batch) or 1.0) < 1:
             size.waiting, size.pause = size.pause, min(2 * size.pause, LONGEST_PAUSE)
             size.drafted.fade()
         else:
             size.pause = SHORTEST_PAUSE
 
     def gain(self, batch: int) -> float | None:
-        """Tokens by time of drafted rounds over plain ones at about this size; None before both were seen."""
-        size = self._of(batch)
-        drafted, plain = size.drafted.value, size.plain.value
-        return drafted / plain if drafted and plain else None
+        """Tokens by time of drafted rounds over plain ones at about this size; None before any of the first."""
+        drafted = self._of(batch).drafted.value
+        return drafted and drafted / self._plain_rate(batch)
 
-    def rate(self, batch: int) -> float | None:
-        """The tokens by time of the better kind of rounds at about this size; None before any was seen."""
-        size = self._of(batch)
-        return max((rate for rate in (size.drafted.value, size.plain.value) if rate), default=None)
+    def rate(self, batch: int) -> float:
+        """The tokens by time of the better kind of rounds at about this size."""
+        return max(self._of(batch).drafted.value or 0.0, self._plain_rate(batch))
+
+    def _plain_rate(self, batch: int) -> float:
+        """Tokens by time of plain rounds, by those that were seen and by what is expected of one."""
+        plain = self._of(batch).plain
+        tokens, cost = EXPECTED_WEIGHT * batch, EXPECTED_WEIGHT * self._plain_cost(batch)
+        return (plain.tokens + tokens) / (plain.cost + cost)
 
     def _of(self, batch: int) -> _Size:
         return self._sizes.setdefault(round(2 * math.log2(max(batch, 1))), _Size())

@@ -10,6 +10,7 @@ from drafttree.engine.batching.batch_loop import BatchLoop
 from drafttree.engine.batching.engine_metrics import EngineMetrics
 from drafttree.engine.batching.handle import Handle
 from drafttree.engine.batching.kv_memory import KVMemory
+from drafttree.engine.batching.openmp import release_idle_workers
 from drafttree.engine.batching.served_request import ServedRequest
 from drafttree.engine.compatibility import check_budget
 from drafttree.engine.generation_options import GenerationOptions
@@ -60,6 +61,7 @@ class Engine:
         self._inbox: deque[ServedRequest] = deque()
         self._submitted = 0
         self._closing = False
+        release_idle_workers()
         self._thread = threading.Thread(target=self._run, name="drafttree-engine", daemon=True)
         self._thread.start()
 

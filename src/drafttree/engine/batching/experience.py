@@ -24,21 +24,20 @@ class Experience:
     """
 
     costs: BatchCosts
-    switch: DraftSwitch = field(default_factory=DraftSwitch)
+    switch: DraftSwitch
     limits: LevelLimit = field(default_factory=LevelLimit)
     calibrations: dict[Kind, SurvivalCalibration] = field(default_factory=dict)
 
     @classmethod
     def of(cls, rounds: RequestRounds) -> "Experience":
-        """What earlier batches of a decoder's target, drafter, policy and verifier have shown; the costs are measured
-        where they are not known.
-        """
+        """What earlier batches of a decoder have shown; costs that are not known are measured."""
         return rounds.adaptation.batches((rounds.policy, rounds.verifier), lambda: cls._new(rounds))
 
     @classmethod
     def _new(cls, rounds: RequestRounds) -> "Experience":
         curve = None if rounds.drafter is None else rounds.costs()
-        return cls(BatchCosts(curve, frozen=rounds.adaptation.given is not None))
+        costs = BatchCosts(curve, frozen=rounds.adaptation.given is not None)
+        return cls(costs, DraftSwitch(lambda batch: costs.round(batch, batch)))
 
     def calibration(self, kind: Kind) -> SurvivalCalibration:
         """How often nodes of a kind of drafts are accepted."""
