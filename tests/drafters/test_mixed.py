@@ -7,6 +7,7 @@ import pytest
 from drafttree.drafters import LanguageModelDrafter, MixedDrafter, SuffixDrafter
 from drafttree.drafters.language_model import LanguageModelSession
 from drafttree.drafters.match_index import LookupSession
+from drafttree.drafters.mixed import MixedSession
 from drafttree.engine.decoder import Decoder
 from drafttree.policies import Chain, Talon
 from helpers import tiny
@@ -151,3 +152,48 @@ def test_it_tells_what_it_expects_where_lookup_drafts(expected, told, monkeypatc
     monkeypatch.setattr(LookupSession, "expect", lambda self, levels: expected)
     session = MixedDrafter(SuffixDrafter(tiny.VOCAB), SuffixDrafter(tiny.VOCAB)).start([1, 2, 3], 32)
     assert session.expected_accepted == told
+
+
+TURNS = [9.0, 0.0, 0.0, 9.0]
+"""What lookup expects to have accepted in four rounds: it drafts the first and the last."""
+
+
+def session() -> MixedSession:
+    model = LanguageModelDrafter(ToyModel(DRAFT, VOCAB))
+    started = MixedDrafter(SuffixDrafter(VOCAB), model).start(PROMPT, 64)
+    assert isinstance(started, MixedSession)
+    return started
+
+
+def test_who_drafts_is_chosen_once_a_round(monkeypatch):
+    expected = iter([9.0, 0.0])
+    monkeypatch.setattr(LookupSession, "expect", lambda self, levels: next(expected))
+    draft = session()
+    assert draft.choose() is draft.choose()
+    assert draft.source == 0
+    draft.commit([1], ())
+    assert isinstance(draft.choose(), LanguageModelSession)
+    assert draft.source == 1
+
+
+def test_a_chosen_drafter_that_does_not_draft_teaches_nothing(monkeypatch):
+    chosen, unasked = session(), session()
+    for expected in TURNS:
+        monkeypatch.setattr(LookupSession, "expect", lambda self, levels, expected=expected: expected)
+        chosen.choose()
+        for draft in (chosen, unasked):
+            draft.commit([1, 2], ())
+    assert chosen.lookup_rounds == 0
+    assert vars(chosen)["_accepted"] == vars(unasked)["_accepted"]
+
+
+def test_a_drafter_that_is_asked_directly_counts_as_asked_by_the_session(monkeypatch):
+    direct, asked = session(), session()
+    for expected in TURNS:
+        monkeypatch.setattr(LookupSession, "expect", lambda self, levels, expected=expected: expected)
+        direct.choose().root()
+        asked.root()
+        for draft in (direct, asked):
+            draft.commit([1, 2], ())
+    assert direct.lookup_rounds == asked.lookup_rounds == 2
+    assert vars(direct)["_accepted"] == vars(asked)["_accepted"]

@@ -246,3 +246,32 @@ def test_every_request_is_told_the_whole_time_of_a_shared_pass(monkeypatch):
     pack(sessions).root()
     assert [session.seconds for session in sessions] == [2.5, 2.5, 2.5]
     assert [session.passes for session in sessions] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("kind", ["language model", "eagle3"])
+@pytest.mark.parametrize("failing", [1, 2])
+@torch.inference_mode()
+def test_a_round_whose_pass_fails_leaves_the_sessions_ready_for_the_next_one(kind, failing, monkeypatch):
+    drafter: Any = drafter_of(kind)
+    requests = [Request(drafter, random.Random(seed), prompt=4 + seed) for seed in range(3)]
+    owner = TargetModel if kind == "language model" else type(drafter.backend)
+    method, calls = owner.forward_packed, iter(range(1, 99))
+
+    def fails(self, segments, *others, **named):
+        if next(calls) == failing:
+            if kind == "language model":  # some requests' rows have been computed
+                method(self, segments[:1], *others, **named)
+            raise torch.OutOfMemoryError
+        return method(self, segments, *others, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, "forward_packed", fails)
+        together = pack([request.packed for request in requests])
+        nodes = torch.full((3, 1), 5)
+        with pytest.raises(torch.OutOfMemoryError):  # noqa: PT012
+            together.root()
+            together.expand(nodes, 0 * nodes, [1, 1, 1])
+    for request in requests:
+        request.nodes = [[(5, 0)]]
+        request.commit()
+    assert draft(requests, levels=2) >= 3

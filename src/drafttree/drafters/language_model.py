@@ -84,12 +84,11 @@ class LanguageModelSession(PassCounter):
         self._cache.commit(range(len(self._unread)))
         self._root, self._unread = logits, []
 
-    def _begin_tree(self) -> Tensor:
-        """The logits at the root of a new tree."""
+    def _begin_tree(self) -> None:
+        """Drop the rows of an earlier tree."""
         self._cache.commit([])
         self._levels = []
         self._visible = self._visible[:, :1, :0]
-        return self._root
 
     def _next_level(self, tokens: Tensor, origins: Tensor) -> Segment:
         """The nodes of a new frontier."""
@@ -107,13 +106,18 @@ class LanguageModelSession(PassCounter):
         self._unread = tokens[len(path) :]
 
     def _accepted_rows(self, tokens: list[int]) -> list[int]:
-        """Indices of the drafted cache rows along an accepted path, up to the first node that was not expanded."""
+        """Indices of the drafted cache rows along an accepted path, up to the first node that was not expanded.
+
+        A level whose pass failed has no rows.
+        """
         path: list[int] = []
         first, parent = 0, 0
         for token, children in zip(tokens, self._levels_on_host(), strict=False):
             if (token, parent) not in children:
                 break
             parent = children.index((token, parent))
+            if first + parent >= self._cache.drafted:
+                break
             path.append(first + parent)
             first += len(children)
         return path
@@ -144,10 +148,12 @@ class PackedLanguageModel:
         self._sessions, self._model = sessions, sessions[0]._model
 
     def root(self) -> Tensor:
+        for session in self._sessions:
+            session._begin_tree()
         if unread := [session for session in self._sessions if session._unread]:
             with count_pass(unread):
                 self._read(unread)
-        return torch.cat([session._begin_tree() for session in self._sessions])
+        return torch.cat([session._root for session in self._sessions])
 
     def _read(self, sessions: Sequence[LanguageModelSession]) -> None:
         model = self._model
