@@ -32,3 +32,11 @@ def test_the_figure_and_its_size_are_said():
 def test_an_aim_without_a_figure_is_not_measured():
     found = batch_aims([row(2, RatioEstimate(1.6), over_best_fixed=None)])
     assert [aim.verdict for aim in found] == ["not measured", "reached", "not measured", "not measured"]
+
+
+def test_an_interval_of_two_turns_reaches_nothing():
+    wide = row(8, RatioEstimate(0.9, 0.1, 8.1), turns=2)
+    assert batch_aims([wide])[0].verdict == "not measured"
+    assert (
+        batch_aims([wide, ROWS[0]])[0].sentence == "lowest upper end of speculative over plain: 2.100 at 1, of 1 sizes"
+    )

@@ -6,13 +6,21 @@ import sys
 
 import pytest
 
+from drafttree.engine.decoder import Decoder
 from drafttree.evaluation import run_store
 from drafttree.evaluation.prompt_form import AS_TEXT, PromptForm
+from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.interfaces.cli import decoders
 from drafttree.interfaces.cli.decoders import read_mixed, read_token_ids
 from helpers.command_line import complaint, run
 
 SMALL = ["--batches", "2,1,2", "--budgets", "2", "--max-new-tokens", 4, "--repeats", 2, "--no-transformers"]
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch):
+    """Costs that need not be measured."""
+    monkeypatch.setattr(Decoder, "costs", lambda self, **_: TOY_COSTS)
 
 
 @pytest.mark.usefixtures("quick")

@@ -7,6 +7,8 @@ from drafttree.evaluation.bench.batch_row import BatchRow
 from drafttree.evaluation.bench.estimate import RatioEstimate
 
 OF_PLAIN, OVER_PLAIN, OF_FIXED, OVER_ONE_BY_ONE = 0.97, 1.5, 0.97, 4.0
+LEAST_TURNS = 3
+"""Turns from which on the upper end of an interval says something: that of two is wide enough to reach any aim."""
 SMALL, LARGE = 4, 16
 """The sizes up to which speculation is to gain much, and at which batching is."""
 
@@ -15,7 +17,7 @@ def batch_aims(rows: Sequence[BatchRow]) -> list[Aim]:
     """All aims over some sizes."""
     small, large = [[row for row in rows if test(row.size)] for test in (lambda size: size <= SMALL, LARGE.__eq__)]
     return [
-        _lowest("upper end of speculative over plain", rows, lambda row: _high(row.over_plain), OF_PLAIN),
+        _lowest("upper end of speculative over plain", rows, _upper_end, OF_PLAIN),
         _lowest(f"speculative over plain up to size {SMALL}", small, lambda row: _mean(row.over_plain), OVER_PLAIN),
         _lowest("speculative over the best fixed budget", rows, lambda row: _mean(row.over_best_fixed), OF_FIXED),
         _lowest(
@@ -40,5 +42,5 @@ def _mean(ratio: RatioEstimate | None) -> float | None:
     return ratio.mean if ratio else None
 
 
-def _high(ratio: RatioEstimate | None) -> float | None:
-    return ratio.high if ratio else None
+def _upper_end(row: BatchRow) -> float | None:
+    return row.over_plain.high if row.over_plain and row.turns >= LEAST_TURNS else None

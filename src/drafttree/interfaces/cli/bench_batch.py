@@ -32,7 +32,7 @@ from drafttree.loading import make_policy
 from drafttree.loading.specs import DEFAULT_POLICY
 
 PLOTS = (".svg", ".png")
-Turns = Annotated[int, typer.Option(min=1, help="Turns of every size, each with other prompts; 3 for an interval.")]
+Turns = Annotated[int, typer.Option(min=1, help="Turns of every size, each with other prompts; aims need 3.")]
 
 
 @formed
