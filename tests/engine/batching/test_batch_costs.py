@@ -102,3 +102,21 @@ def test_without_a_drafter_a_row_adds_a_sixteenth_of_a_pass():
     assert costs.target(1, 17) == pytest.approx(2.0)
     costs.observe(turn(1, 0.1), [])
     assert costs.target(1, 17) == pytest.approx(0.2)
+
+
+def test_the_cost_of_a_further_row_is_known_from_passes_of_several_sizes_and_forgotten_again():
+    costs = BatchCosts(CURVE)
+    assert not costs.knows_rows(3)
+    for _ in range(3):
+        costs.observe(turn(4, 1.3, batch=3), [])
+    assert not costs.knows_rows(3)
+    costs.observe(turn(16, 2.5, batch=3), [])
+    assert costs.knows_rows(3)
+    assert not costs.knows_rows(64)
+    for _ in range(200):
+        costs.observe(turn(4, 1.3, batch=3), [])
+    assert not costs.knows_rows(3)
+
+
+def test_frozen_costs_are_not_tried():
+    assert BatchCosts(CURVE, frozen=True).knows_rows(3)

@@ -71,6 +71,11 @@ class BatchCosts:
             return alone
         return self._passes[min(self._passes, key=lambda known: abs(known - bucket))].at(alone)
 
+    def knows_rows(self, batch: int) -> bool:
+        """Whether it is known what a further row adds to a pass over so many requests."""
+        fit = self._passes.get(_bucket(batch))
+        return self.frozen or (fit is not None and fit.is_informed)
+
     def level(self, source: int, width: int) -> float:
         """Of a packed draft pass over so many nodes, behind the first one."""
         return self._curve.draft_of(source).later.at(width) * self._drafts.at(width)

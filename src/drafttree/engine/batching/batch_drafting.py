@@ -173,7 +173,9 @@ class BatchDrafting:
     def _count(self, likely: Sequence[float], batch: int, rows: int, spent: float) -> int:
         if self._budget is not None:
             return self._budget * batch
-        return best_count(likely, rows, batch, partial(self._costs.target, batch), spent)
+        count = best_count(likely, rows, batch, partial(self._costs.target, batch), spent)
+        # A wrong cost of further rows would never be found out by always adding as many.
+        return count if self._costs.knows_rows(batch) else count + max(count, batch)
 
     def observe(self, request: Request, tree: DraftTree, turn: Round) -> None:
         """Learn what a round has accepted of a tree, of a text that goes on."""

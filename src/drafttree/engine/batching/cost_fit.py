@@ -4,7 +4,9 @@ MEMORY = 32.0
 """Measurements after which one counts 1/e."""
 SPREAD, WEIGHT = 0.25, 4.0
 """Until sizes differ by more than this share, over more measurements than this, costs are taken to be proportional."""
-LEAST_SLOPE, MOST_SLOPE = 0.5, 2.0
+ENOUGH = 0.25
+"""The share of that spread from which on a further row's cost is known well enough not to try other sizes."""
+LEAST_SLOPE, MOST_SLOPE = 0.25, 4.0
 """The slope is between these multiples of the proportional one: noise must not make a further row free or endless."""
 
 
@@ -27,6 +29,13 @@ class CostFit:
         self._square = kept * self._square + expected * expected
         self._product = kept * self._product + expected * measured
 
+    @property
+    def is_informed(self) -> bool:
+        """Whether sizes differed enough lately to tell what a further row costs."""
+        if not self._weight:
+            return False
+        return self._spread > ENOUGH * self._prior
+
     def at(self, expected: float) -> float:
         """The cost to be measured where this one is expected; what is expected before anything was measured."""
         if not self._weight:
@@ -35,8 +44,16 @@ class CostFit:
         return level + self._slope(middle, level) * (expected - middle)
 
     def _slope(self, middle: float, level: float) -> float:
-        proportional, prior = level / middle, WEIGHT * (SPREAD * middle) ** 2
-        spread = self._square - self._weight * middle**2
-        together = self._product - self._weight * middle * level
-        slope = (together + prior * proportional) / (spread + prior)
+        proportional, together = level / middle, self._product - self._weight * middle * level
+        slope = (together + self._prior * proportional) / (self._spread + self._prior)
         return min(max(slope, LEAST_SLOPE * proportional), MOST_SLOPE * proportional)
+
+    @property
+    def _prior(self) -> float:
+        """The spread that the line through zero stands for."""
+        return WEIGHT * (SPREAD * self._expected / self._weight) ** 2
+
+    @property
+    def _spread(self) -> float:
+        """The sum of squared distances of the sizes from their mean."""
+        return self._square - self._expected**2 / self._weight
