@@ -1,5 +1,6 @@
 """The examples run offline, and print what they promise."""
 
+import ast
 import json
 import runpy
 from pathlib import Path
@@ -53,6 +54,13 @@ def test_chat_answers_every_question(run):
     printed = run("chat.py", "Where is the ship?", "And who is on it?")
     assert [line for line in printed if line.startswith("> ")] == ["> Where is the ship?", "> And who is on it?"]
     assert len(printed) == 4
+
+
+def test_many_requests_writes_every_text(run):
+    printed = run("many_requests.py")
+    assert len(printed) == 8
+    assert printed[6].startswith("48 tokens in ")
+    assert sorted(ast.literal_eval(printed[7])) == sorted(map(ast.literal_eval, printed[:3]))
 
 
 def test_every_example_is_tested():

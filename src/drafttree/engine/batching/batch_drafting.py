@@ -66,6 +66,7 @@ class BatchDrafting:
     def __init__(self, rounds: RequestRounds, experience: Experience, budget: int | None = None) -> None:
         self._rounds, self._experience, self._budget = rounds, experience, budget
         self._costs = experience.costs
+        self._failure = ""
 
     def plain(self, requests: Sequence[Request]) -> Drafts:
         """Roots alone."""
@@ -95,11 +96,17 @@ class BatchDrafting:
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            logger.warning("the drafter failed, so this round goes on without drafts: %s", error)
-            drafts = self.plain(requests)
-            drafts.failure = error
-            return drafts
+            return self._without(requests, error)
         return self._within_budget(requests, drafts, rows)
+
+    def _without(self, requests: Sequence[Request], error: Exception) -> Drafts:
+        """A round without drafts, since the drafter has failed; the log says so unless it just did."""
+        if str(error) != self._failure:
+            self._failure = str(error)
+            logger.warning("the drafter failed, so rounds go on without drafts: %s: %s", type(error).__name__, error)
+        drafts = self.plain(requests)
+        drafts.failure = error
+        return drafts
 
     def _is_drafted_for(self, request: Request) -> bool:
         if not request.draft or self._rounds.max_levels(request) <= 0:

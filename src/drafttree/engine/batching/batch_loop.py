@@ -244,12 +244,9 @@ class BatchLoop:
             return
         drafting = sum(self._costs.drafting(*group) for group in drafts.groups)
         cost = self._costs.round(turn.batch, turn.rows, drafting)
-        self._switch.observe(
-            turn.batch,
-            turn.committed,
-            cost if self._costs.frozen else turn.seconds,
-            drafted=bool(drafts.groups),
-        )
+        if self._budget is None:
+            spent = cost if self._costs.frozen else turn.seconds
+            self._switch.observe(turn.batch, turn.committed, spent, drafted=bool(drafts.groups))
         if drafts.groups:
             self._predicted.add(drafts.expected * self._costs.round(turn.batch, turn.batch) / turn.batch, cost)
             self.metrics.predicted_gain = self._predicted.value
