@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from drafttree.constraints import grammar
     from drafttree.core import DraftTree, Layer, Sampling, Verdict, errors
     from drafttree.core.errors import DraftTreeError
-    from drafttree.engine import Chunk, Decoder, Generation, Metrics, SpeedupLaw
+    from drafttree.engine import Chunk, Decoder, Engine, Generation, Handle, Metrics, SpeedupLaw
     from drafttree.loading.load import load
 
 __version__ = "0.1.0"
@@ -24,7 +24,9 @@ __all__ = [
     "Decoder",
     "DraftTree",
     "DraftTreeError",
+    "Engine",
     "Generation",
+    "Handle",
     "Layer",
     "Metrics",
     "Sampling",

@@ -4,8 +4,9 @@ DraftTreeError
 ├── ConfigError      a policy, verifier, parameter or option that does not exist or is out of range
 ├── InputError       a prompt or a file that cannot be used
 ├── ContextError     a prompt and a length that do not fit into the model's context
-└── ModelError       a model that cannot be loaded, or cannot be verified in a tree
-    └── TokenizerMismatch   a target and a drafter that do not share a vocabulary
+├── ModelError       a model that cannot be loaded, or cannot be verified in a tree
+│   └── TokenizerMismatch   a target and a drafter that do not share a vocabulary
+└── EngineClosedError   an engine that takes no more requests
 """
 
 import difflib
@@ -37,6 +38,10 @@ class ModelError(DraftTreeError):
 
 class TokenizerMismatch(ModelError):
     """Target and drafter do not share one vocabulary."""
+
+
+class EngineClosedError(DraftTreeError, RuntimeError):
+    """An engine was closed before a request was submitted, or while it ran."""
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> ConfigError:

@@ -1,8 +1,20 @@
 """The loop: a request is drafted for, scored, verified and committed, round after round."""
 
+from drafttree.engine.batching import Engine, EngineMetrics, Handle
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.metrics import Metrics, SpeedupLaw
 from drafttree.engine.request import Chunk, Generation, Request
 from drafttree.engine.tree_growth import grow
 
-__all__ = ["Chunk", "Decoder", "Generation", "Metrics", "Request", "SpeedupLaw", "grow"]
+__all__ = [
+    "Chunk",
+    "Decoder",
+    "Engine",
+    "EngineMetrics",
+    "Generation",
+    "Handle",
+    "Metrics",
+    "Request",
+    "SpeedupLaw",
+    "grow",
+]

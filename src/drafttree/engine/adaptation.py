@@ -56,9 +56,13 @@ class Adaptation:
             if request.draft and request.metrics.rounds:
                 self._learn(request)
 
-    def _learn(self, request: Request) -> None:
-        if request.policy.remembers:
+    def remember(self, request: Request) -> None:
+        """Remember what a text's policy has learned, for texts that begin later."""
+        if request.draft and request.policy.remembers:
             self._learned[_key(request.policy, request.verifier)] = request.state
+
+    def _learn(self, request: Request) -> None:
+        self.remember(request)
         watched = self.measured.get(request.verifier.sampling.greedy)
         if watched and request.costs:
             watched.watch(request.metrics.rounds)

@@ -5,6 +5,7 @@ A verifier that is lossy says so in its name and in `lossless`; every other pair
 
 from drafttree.core.errors import ConfigError
 from drafttree.core.sampling import Sampling
+from drafttree.core.tree import Proposal
 from drafttree.policies.base import TreePolicy
 from drafttree.verifiers import Coupled, Greedy, Verifier
 
@@ -48,6 +49,27 @@ def check(policy: TreePolicy, verifier: type[Verifier]) -> None:
     """
     if reason := incompatibility(policy, verifier):
         raise ConfigError(f"{type(policy).__name__} with {verifier.__name__} is not lossless: {reason}")
+
+
+def check_budget(budget: int | None, verifier: type[Verifier] | None) -> None:
+    """Refuse a number of nodes to which the trees of a batch would have to be cut.
+
+    Args:
+        budget: drafted nodes of a request and round, None for no such number.
+        verifier: of the trees, None for `default_verifier`, which may be cut.
+
+    Raises:
+        ConfigError: the number is below 1, or the children of the trees are drawn at random.
+    """
+    if budget is None:
+        return
+    if budget < 1:
+        raise ConfigError(f"budget is {budget}; give a number of at least 1, or None for as many nodes as pay")
+    if verifier is not None and verifier.proposal is not Proposal.TOP_K:
+        raise ConfigError(
+            f"a budget of {budget} nodes cannot hold with {verifier.__name__}: its trees are drawn, and a drawn node "
+            "must stay in its tree; leave the budget out, and their levels are limited before they are drawn"
+        )
 
 
 def incompatibility(policy: TreePolicy, verifier: type[Verifier]) -> str | None:

@@ -1,54 +1,42 @@
-"""The loop: draft a tree, score it in one target pass, verify it, commit the accepted path and the bonus token.
+"""The decoder: any drafter, tree policy and verifier over one target, and the requests that are made of it."""
 
-    prefill -> [ propose -> score -> verify -> commit ]*
-
-`Decoder.step` is the only loop body; generating, streaming, benchmarks and the command line all drive it.
-"""
-
-import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Unpack, overload
-
-import torch
 
 from drafttree.constraints.options import ProcessorContext
 from drafttree.constraints.processors import PathConstraints
 from drafttree.core.cost_curve import CostCurve
 from drafttree.core.errors import ConfigError, InputError
 from drafttree.core.randomness import SeededRandomness, random_seed
-from drafttree.core.tree import DraftTree, Proposal, Verdict
-from drafttree.drafters.base import Drafter, DraftSession, HiddenStates, accepted_rows
+from drafttree.drafters.base import Drafter
 from drafttree.engine import compatibility
 from drafttree.engine.adaptation import Adaptation
+from drafttree.engine.batching.generate_all import generate_all
+from drafttree.engine.batching.shared_engine import SharedEngine
 from drafttree.engine.chat import is_conversation
-from drafttree.engine.child_sampler import ChildSampler
 from drafttree.engine.cost_measurement import TRIAL_COSTS, TRIAL_TEMPERATURE
 from drafttree.engine.detokenizer import Detokenizer
-from drafttree.engine.draft_logits import AdjustedDraft, Constrain
 from drafttree.engine.generation_options import GenerationOptions, RequestOptions
 from drafttree.engine.logprobs import Logprobs
 from drafttree.engine.metrics import Metrics, Round
 from drafttree.engine.prefix_cache import PrefixCache
 from drafttree.engine.prompt import Prompt, check_room, encode, is_batch
 from drafttree.engine.request import Chunk, Generation, Request
+from drafttree.engine.request_rounds import RequestRounds
 from drafttree.engine.round_clock import RoundClock
 from drafttree.engine.stopping import StoppingText
-from drafttree.engine.tree_growth import grow
-from drafttree.models import Model, Output, prefill, prefill_and_score
-from drafttree.policies.base import RoundOutcome, TextContext, TreePolicy
+from drafttree.models import Model
+from drafttree.policies.base import TextContext, TreePolicy
 from drafttree.policies.chain import Chain
 from drafttree.verifiers import Verifier
-from drafttree.verifiers.base import check_verdict
 
 TREE_HEADROOM = 64
-SESSION_PARTS = ("root", "expand", "prefill", "commit", "passes", "seconds", "nbytes")
 
 
-class Decoder:
+class Decoder(RequestRounds):
     """Any drafter, any tree policy, any verifier, over one target.
 
     Args:
@@ -96,6 +84,7 @@ class Decoder:
         self.defaults: Mapping[str, Any] = MappingProxyType(dict(defaults or {}))
         self.prefixes = PrefixCache() if prefixes is None else prefixes
         self.adaptation = Adaptation() if adaptation is None else adaptation
+        self._shared_engine = SharedEngine()
 
     def __repr__(self) -> str:
         verifier = self.verifier.__name__ if self.verifier else "auto"
@@ -153,7 +142,8 @@ class Decoder:
             yield request.metrics.rounds[-1]
 
     def _with(self, **changes: Any) -> "Decoder":
-        return Decoder(**{**vars(self), **changes})
+        parts = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        return Decoder(**{**parts, **changes})
 
     @overload
     def generate(  # pyright: ignore[reportOverlappingOverload]
@@ -187,7 +177,8 @@ class Decoder:
         ids = [self._encode(single) for single in prompt]
         for single in ids:
             check_room(len(single), chosen.max_new_tokens(len(single)), self.target.context)
-        return [self._finish(self._request(tokens, chosen, single)) for tokens, single in zip(ids, prompt, strict=True)]
+        requests = [self._request(tokens, chosen, single) for tokens, single in zip(ids, prompt, strict=True)]
+        return generate_all(self, requests)
 
     def stream(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> Iterator[Chunk]:
         """Generate from one prompt, yielding what each round adds; arguments and errors as for `generate`.
@@ -198,13 +189,43 @@ class Decoder:
             raise InputError("stream takes one prompt; call it for each of a list, or call generate")
         return self.stream_request(self.new_request(prompt, **options))
 
+    async def astream(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> AsyncIterator[Chunk]:
+        """As `stream`, for `async for`; texts that are streamed at the same time are written together, by an `Engine`.
+
+        Closing the iterator ends the generation. While texts are streamed so, the decoder belongs to that engine.
+        """
+        if is_batch(prompt):
+            raise InputError("astream takes one prompt; call it for each of a list, or call generate")
+        async with self._shared_engine.use(self) as engine:
+            handle = engine.submit(prompt, **options)
+            try:
+                async for chunk in handle:
+                    yield chunk
+            finally:
+                handle.cancel()
+
     def new_request(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> Request:
         """Check a prompt and its options and make the request that `step` advances; no model runs yet.
 
         Arguments and errors as for `generate`.
         """
+        request = self.prepare(prompt, **options)
+        self.open(request)
+        return request
+
+    def prepare(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> Request:
+        """Check a prompt and its options and make a request without touching a model; `open` gives it a KV cache.
+
+        Arguments and errors as for `generate`.
+        """
         chosen = RequestOptions.merge(self.defaults, options)
         return self._request(self._encode(prompt), chosen, prompt)
+
+    def open(self, request: Request) -> None:
+        super().open(request)
+        if request.context is None:
+            request.context = self._context(request.policy, request.verifier)
+            request.state = request.policy.init_state(request.context) if self.drafter else None
 
     def _encode(self, prompt: object) -> list[int]:
         return encode(prompt, self.tokenizer, self.target.vocab_size)
@@ -224,17 +245,13 @@ class Decoder:
         state = grammar.new_state(self.tokenizer, vocab, eos) if grammar else None
         policy = self.policy.form_for(verifier.proposal, chain=verifier.chains_only) or self.policy
         capacity, logprobs = limit + min(policy.budget, TREE_HEADROOM), options.get("logprobs")
-        context = self._context(policy, verifier)
         return Request(
             tokens=tokens,
             prompt_length=len(tokens),
             limit=limit,
             eos=frozenset(eos),
-            cache=self.target.new_cache(1, capacity),
-            draft=self._start_draft(tokens, capacity),
+            capacity=capacity,
             policy=policy,
-            state=policy.init_state(context) if self.drafter else None,
-            costs=context.costs,
             verifier=verifier,
             randomness=SeededRandomness(verifier.sampling.seed, vocab, device),
             text=Detokenizer(self.tokenizer, tokens, options.stop),
@@ -252,129 +269,6 @@ class Decoder:
         weighs = self.drafter is not None and policy.uses_costs
         costs = self.costs(greedy=verifier.sampling.greedy) if weighs else None
         return TextContext(costs, self.adaptation.learned(policy, verifier))
-
-    def _start_draft(self, tokens: list[int], capacity: int) -> DraftSession | None:
-        """The drafter's session for a prompt, if there is a drafter."""
-        if self.drafter is None:
-            return None
-        session = self.drafter.start(tokens, capacity)
-        if missing := [part for part in SESSION_PARTS if not hasattr(session, part)]:
-            name = type(self.drafter).__name__
-            raise ConfigError(f"{name}.start returns a session that lacks {', '.join(missing)}; see docs/writing.md")
-        return session
-
-    @torch.inference_mode()
-    def step(self, request: Request) -> int:
-        """Advance a request by one round and return how many tokens were committed: 0 where its text has ended."""
-        if request.finish_reason:
-            return 0
-        begun = time.perf_counter()
-        if not request.metrics.rounds:
-            self.prefill(request)
-        elif self._is_long(request) and not request.cache.long_rope:
-            self._read_again(request)
-        started = time.perf_counter()
-        tree = self.propose(request)
-        output = self.score(request, tree)
-        with request.clock.verify:
-            logits = output.logits
-            if request.constraints:
-                logits = request.constraints.score(request.tokens, tree, logits)
-            verdict = request.verifier.verify(tree, logits, [request.randomness.at(len(request.tokens) - 1)])
-        committed, path = self._commit(request, tree, verdict, output.hidden), verdict.host[0][0]
-        if request.recorder:
-            rows = path[:committed]
-            request.recorder.add(output.logits[0, rows], logits[0, rows], request.tokens[-committed:])
-        now = time.perf_counter()
-        turn = request.clock.round(committed, path, tree, request.draft, now - started)
-        request.metrics.record(turn, now - begun)
-        return committed
-
-    def prefill(self, request: Request) -> None:
-        """Read a new request's prompt, all but its last token and what its KV cache holds, as target and as drafter."""
-        request.cache.long_rope = self._is_long(request)
-        if request.reuse_prefix:
-            self.prefixes.restore(request, reads_hidden=bool(self._hidden_layers))
-        unread, wanted = request.tokens[request.cache.length :], self._hidden_layers
-        if request.cache.recurrent:
-            passes, hidden_states, output = prefill_and_score(self.target, request.cache, unread, wanted)
-            request.root_output = output
-        else:
-            passes, hidden_states = prefill(self.target, request.cache, unread[:-1], wanted)
-        request.metrics.prefill_passes = passes
-        if request.draft and (request.root_output or self._levels(request) > 0):
-            request.draft.prefill(hidden_states, len(request.tokens) - 1)
-
-    def _is_long(self, request: Request) -> bool:
-        """Whether the root lies beyond the original context of a target with LongRoPE."""
-        return self.target.rope_switch is not None and len(request.tokens) > self.target.rope_switch
-
-    def _read_again(self, request: Request) -> None:
-        """Compute the KV cache anew, with the frequencies of long texts."""
-        request.cache.reset()
-        request.cache.long_rope = True
-        prefill(self.target, request.cache, request.tokens[:-1])
-
-    @property
-    def _hidden_layers(self) -> tuple[int, ...]:
-        return self.drafter.hidden_layers if self.drafter else ()
-
-    def _levels(self, request: Request) -> int:
-        """The levels a tree may have, by the text's limit, the drafter's context and the levels it can draft."""
-        if self.drafter is None or request.root_output:
-            return 0
-        context, levels = self.drafter.context, self.drafter.levels
-        beyond = sys.maxsize if context is None else context - len(request.tokens)
-        switch = self.target.rope_switch
-        short = sys.maxsize if switch is None or self._is_long(request) else switch - len(request.tokens)
-        return min(request.remaining - 1, beyond, short, sys.maxsize if levels is None else levels)
-
-    def propose(self, request: Request) -> DraftTree:
-        """Draft the tree of a request's next round."""
-        root = torch.tensor([request.tokens[-1:]], device=self.target.device)
-        proposal, randomness = request.verifier.proposal, [request.randomness.at(len(request.tokens) - 1)]
-        if not (request.draft and request.policy.wants_draft(request.state, request.draft)):
-            return DraftTree.rooted(root, proposal)
-        with request.clock.propose:
-            constrain = self._constrain(request) if request.constraints else None
-            return grow(
-                request.policy,
-                AdjustedDraft(request.draft, request.verifier, randomness, request.draft_temperature, constrain),
-                root,
-                self._levels(request),
-                states=(request.state,),
-                sampler=None if proposal is Proposal.TOP_K else ChildSampler(proposal, randomness),
-                vocab=self.target.vocab_size,
-            )
-
-    def _constrain(self, request: Request) -> Constrain:
-        """Constrain drafted tokens to what the request's text may be."""
-        tokens, vocab = list(request.tokens), self.target.vocab_size
-        return lambda paths, logits: request.constraints.apply_to_draft(tokens, paths, logits, vocab)
-
-    def score(self, request: Request, tree: DraftTree) -> Output:
-        """The target's logits of every node, whose keys and values become drafted rows of the request's KV cache."""
-        if request.root_output:
-            output, request.root_output = request.root_output, None
-            return output
-        with request.clock.masks:
-            positions, visible = tree.depths + request.cache.next_position, tree.ancestors
-        with request.clock.target:
-            wanted = self._hidden_layers
-            return self.target.forward(request.cache, tree.tokens, positions, visible, hidden_layers=wanted)
-
-    def _commit(self, request: Request, tree: DraftTree, verdict: Verdict, hidden: HiddenStates) -> int:
-        with request.clock.commit:
-            ((path, bonus),) = verdict.host
-            check_verdict(request.verifier, tree.branches[0], path, bonus, self.target.vocab_size)
-            request.cache.commit(path)
-            drafted = tree.branches[0].tokens
-            tokens = [*(drafted[node] for node in path[1:]), bonus]
-            if request.draft:
-                request.draft.commit(tokens, accepted_rows(hidden, path))
-                request.state = request.policy.observe(request.state, RoundOutcome(tree, path))
-        with request.clock.text:
-            return request.commit(tokens, len(path) - 1)
 
     def _finish(self, request: Request) -> Generation:
         with self.prefixes.keeping(request), self.adaptation.learning(request):

@@ -107,11 +107,12 @@ class PrefixCache:
         try:
             yield
         except (KeyboardInterrupt, GeneratorExit):
-            self._keep_if_wanted(request)
+            self.keep_if_wanted(request)
             raise
-        self._keep_if_wanted(request)
+        self.keep_if_wanted(request)
 
-    def _keep_if_wanted(self, request: Request) -> None:
+    def keep_if_wanted(self, request: Request) -> None:
+        """Keep a text that has begun and wants it."""
         if request.reuse_prefix and request.metrics.rounds:
             self.keep(request)
 

@@ -14,7 +14,7 @@ from drafttree.engine.metrics import Metrics
 from drafttree.engine.round_clock import RoundClock
 from drafttree.engine.stopping import StoppingText
 from drafttree.models import Output, TreeCache
-from drafttree.policies.base import TreePolicy
+from drafttree.policies.base import TextContext, TreePolicy
 from drafttree.verifiers.base import Verifier
 
 SHOWN = 60
@@ -30,11 +30,8 @@ class Request:
         prompt_length: how many of them are the prompt.
         limit: how many tokens there may be in all.
         eos: token ids that end the text.
-        cache: the target's keys and values of all tokens but the last.
-        draft: the drafter's view, None for plain decoding.
+        capacity: rows of the KV cache that it needs at most.
         policy: how its trees grow.
-        state: what the policy has learned of this text.
-        costs: the cost curve its policy uses, None for one that needs none.
         verifier: with the sampling the text is drawn by.
         randomness: of this text.
         text: turns tokens into text and watches for stop strings.
@@ -42,6 +39,10 @@ class Request:
         constraints: what else decides which tokens are possible.
         recorder: sees the rows the tokens are chosen from, None where nothing of them is wanted.
         clock: times the parts of its rounds.
+        cache: the target's keys and values of all tokens but the last; there is none until `RequestRounds.open`.
+        draft: the drafter's view, None for plain decoding and before that.
+        context: what its policy was told when the text began.
+        state: what the policy has learned of this text.
         root_output: the target's output for the first root, where the pass over the prompt has given it.
         draft_temperature: divides the drafter's logits.
         reuse_prefix: whether it goes on from a beginning in the decoder's prefix cache, and is kept there.
@@ -55,17 +56,18 @@ class Request:
     prompt_length: int
     limit: int
     eos: frozenset[int]
-    cache: TreeCache
-    draft: DraftSession | None
+    capacity: int
     policy: TreePolicy
-    state: Any
     verifier: Verifier
     randomness: Randomness
     text: Detokenizer
     stopping: StoppingText
     constraints: PathConstraints
     clock: RoundClock
-    costs: CostCurve | None = None
+    cache: TreeCache = field(init=False)
+    draft: DraftSession | None = None
+    context: TextContext | None = None
+    state: Any = None
     recorder: RowRecorder | None = None
     draft_temperature: float = 1.0
     reuse_prefix: bool = False
@@ -75,9 +77,19 @@ class Request:
     root_output: Output | None = None
 
     @property
+    def costs(self) -> CostCurve | None:
+        """The cost curve its policy uses, None for one that needs none."""
+        return self.context.costs if self.context else None
+
+    @property
     def remaining(self) -> int:
         """Tokens that may still be committed."""
         return self.limit - len(self.tokens)
+
+    def take_root_output(self) -> Output | None:
+        """The target's output for the first root where reading the prompt has given it, once."""
+        output, self.root_output = self.root_output, None
+        return output
 
     def commit(self, tokens: list[int], accepted: int) -> int:
         """Append a round's tokens up to where the text ends, and note why it ends there.

@@ -7,7 +7,9 @@ line that fails, the error. "input" is a digest of the line and of the command, 
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,8 +19,11 @@ from drafttree.evaluation.json_lines import append_line, whole_lines
 from drafttree.evaluation.prompts import read_text
 
 if TYPE_CHECKING:
-    from drafttree.engine.decoder import Decoder
-    from drafttree.engine.request import Generation
+    from drafttree.engine import Decoder, Engine, Generation, Handle
+
+MAX_BATCH = 16
+LINES_AHEAD = 4
+"""Lines for each text at once that are submitted before the first of them has ended; a long one then holds up none."""
 
 OBJECTS = {"generation_config", "grammar", "logits_processor", "stopping_criteria", "watermarking_config"}
 """Options of `Decoder.generate` that JSON cannot say."""
@@ -41,7 +46,7 @@ class BatchReport:
         skipped: those that had a record already, failed ones included.
         failed: those whose record is an error, in earlier runs too.
         tokens: generated in this run.
-        seconds: generating them.
+        seconds: generating them, many at once.
     """
 
     lines: int
@@ -98,47 +103,82 @@ def run_batch(
     records: Sequence[Mapping[str, Any]],
     options: Mapping[str, Any],
     progress: Callable[[str], None] = lambda _: None,
+    max_batch: int = MAX_BATCH,
 ) -> BatchReport:
-    """Write the texts of the lines that have no record yet.
+    """Write the texts of the lines that have no record yet, many at once.
 
     Args:
-        decoder: writes them, one after another.
+        decoder: writes them.
         jobs: of `read_jobs`.
         target: the file that records are appended to.
         records: of `read_records`.
         options: of `Decoder.generate`, where a line does not have its own.
         progress: called after every line with its number.
+        max_batch: texts at once, at most.
 
     Raises:
+        ConfigError: `max_batch` is below 1.
         InputError: the file cannot be written.
     """
+    from drafttree.engine import Engine
+
     report = BatchReport(len(jobs), len(records), sum("error" in record for record in records))
-    for job in jobs[len(records) :]:
-        head: dict[str, Any] = {"line": job.line, "input": job.digest}
-        try:
-            record = _write(decoder, job, head, options, report)
-        except Exception as error:  # whatever it is, the other lines have nothing to do with it
-            record = {"error": {"type": type(error).__name__, "message": " ".join(str(error).split())}}
-            report.failed += 1
-        append_line(target, {**head, **record})
-        progress(f"line {job.line}")
+    begun = time.perf_counter()
+    with Engine(decoder, max_batch=max_batch) as engine:
+        for line in _in_order(engine, jobs[len(records) :], options, LINES_AHEAD * max_batch):
+            append_line(target, {**line.head, **_record_of(line, report)})
+            report.seconds = time.perf_counter() - begun
+            progress(f"line {line.head['line']}")
     return report
 
 
-def _write(
-    decoder: "Decoder", job: Job, head: dict[str, Any], options: Mapping[str, Any], report: BatchReport
-) -> dict[str, Any]:
-    """The record of one line, whose id is noted in its head as soon as it is known."""
-    entry = _entry(job.text)
-    if "id" in entry:
-        head["id"] = entry.pop("id")
-    prompt = _prompt(entry)
-    if refused := OBJECTS.intersection(entry):
-        raise InputError(f"{min(refused)} cannot be given in a line; give it to the command")
-    chosen: dict[str, Any] = {**options, **entry}
-    generation = decoder.generate(prompt, **chosen)
+class _Line(NamedTuple):
+    """A line whose text is being written, or why it cannot be.
+
+    Attributes:
+        head: what its record begins with.
+        text: of the line.
+    """
+
+    head: dict[str, Any]
+    text: "Handle | Exception"
+
+
+def _in_order(engine: "Engine", jobs: Sequence[Job], options: Mapping[str, Any], ahead: int) -> Iterator[_Line]:
+    """The lines in their order, so many of which are submitted before the first is given out."""
+    submitted: deque[_Line] = deque()
+    for job in jobs:
+        submitted.append(_submit(engine, job, options))
+        if len(submitted) > ahead:
+            yield submitted.popleft()
+    yield from submitted
+
+
+def _submit(engine: "Engine", job: Job, options: Mapping[str, Any]) -> _Line:
+    head: dict[str, Any] = {"line": job.line, "input": job.digest}
+    try:
+        entry = _entry(job.text)
+        if "id" in entry:
+            head["id"] = entry.pop("id")
+        prompt = _prompt(entry)
+        if refused := OBJECTS.intersection(entry):
+            raise InputError(f"{min(refused)} cannot be given in a line; give it to the command")
+        chosen: dict[str, Any] = {**options, **entry}
+        return _Line(head, engine.submit(prompt, **chosen))
+    except Exception as error:  # whatever it is, the other lines have nothing to do with it
+        return _Line(head, error)
+
+
+def _record_of(line: _Line, report: BatchReport) -> dict[str, Any]:
+    """The record of a line when its text has ended, without its head."""
+    try:
+        if isinstance(line.text, Exception):
+            raise line.text
+        generation = line.text.result()
+    except Exception as error:  # as above
+        report.failed += 1
+        return {"error": {"type": type(error).__name__, "message": " ".join(str(error).split())}}
     report.tokens += len(generation.tokens)
-    report.seconds += generation.seconds
     return _record(generation)
 
 

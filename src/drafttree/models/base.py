@@ -148,8 +148,5 @@ def prefill_and_score(
 
 
 def _read(model: Backend, cache: TreeCache, tokens: list[int], hidden_layers: tuple[int, ...]) -> Output:
-    count = len(tokens)
-    ids = torch.tensor([tokens], device=model.device)
-    positions = cache.next_position + torch.arange(count, device=model.device)[None]
-    causal = torch.ones(1, count, count, dtype=torch.bool, device=model.device).tril()
-    return model.forward(cache, ids, positions, causal, last_only=True, hidden_layers=hidden_layers)
+    segment = Segment.of_tokens(cache, tokens, model.device)
+    return model.forward(*segment[:4], last_only=True, hidden_layers=hidden_layers)

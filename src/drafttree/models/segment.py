@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from drafttree.models.kv_cache import TreeCache
@@ -24,6 +25,16 @@ class Segment(NamedTuple):
     positions: Tensor
     visible: Tensor
     wanted: slice = slice(None)
+
+    @classmethod
+    def of_tokens(
+        cls, cache: TreeCache, tokens: Sequence[int], device: torch.device, wanted: slice = slice(None)
+    ) -> "Segment":
+        """Consecutive tokens of a text, which follow the committed rows of its cache."""
+        count = len(tokens)
+        positions = cache.next_position + torch.arange(count, device=device)[None]
+        causal = torch.ones(1, count, count, dtype=torch.bool, device=device).tril()
+        return cls(cache, torch.tensor([tokens], device=device), positions, causal, wanted)
 
     @property
     def nodes(self) -> int:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from drafttree.core.errors import InputError
-from drafttree.interfaces.batch import BatchReport, read_jobs, read_records, run_batch
+from drafttree.interfaces.batch import MAX_BATCH, BatchReport, read_jobs, read_records, run_batch
 from drafttree.interfaces.cli.options import (
     AsJson,
     Device,
@@ -17,6 +17,7 @@ from drafttree.interfaces.cli.options import (
     ExactText,
     IgnoreEos,
     LossyWindow,
+    MaxBatch,
     MaxNewTokens,
     PolicySpec,
     Quantize,
@@ -33,7 +34,7 @@ from drafttree.interfaces.console import print_json, progress
 from drafttree.loading import find_policy, find_verifier
 from drafttree.loading.specs import DEFAULT_POLICY
 
-NOT_OF_THE_TEXT = {"source", "out", "json_", "device"}
+NOT_OF_THE_TEXT = {"source", "out", "json_", "device", "max_batch"}
 
 
 @shaped
@@ -57,11 +58,12 @@ def batch(
     quantize: Quantize = None,
     quantize_drafter: QuantizeDrafter = None,
     ignore_eos: IgnoreEos = False,
+    max_batch: MaxBatch = MAX_BATCH,
     json_: AsJson = False,
     *,
     shaping: dict[str, Any],
 ) -> None:
-    """Write a text for every line of a file, in order; the same command goes on where it was interrupted.
+    """Write a text for every line of a file, in order, many at once; the same command goes on where it was interrupted.
 
     A line is {"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}, or a JSON string, which is a
     prompt; it may have an "id", and options of `Decoder.generate` that go over those of the command. A line that fails
@@ -83,7 +85,7 @@ def batch(
     decoder = load_named(target, drafter, *chosen, dtype=dtype, device=device, **kinds)
     try:
         with progress(len(jobs) - len(records)) as advance:
-            report = run_batch(decoder, jobs, out, records, options, advance)
+            report = run_batch(decoder, jobs, out, records, options, advance, max_batch)
     except KeyboardInterrupt:
         print(f"drafttree: interrupted; the same command goes on from {out}", file=sys.stderr)
         raise

@@ -101,6 +101,7 @@ Stop = Annotated[list[str] | None, typer.Option(help="A string that ends the tex
 MaxNewTokens = Annotated[
     int | None, typer.Option(min=1, help="Tokens to generate at most; by default what the model says, or 128.")
 ]
+MaxBatch = Annotated[int, typer.Option(min=1, help="Texts that are written at once, at most.")]
 Seed = Annotated[int, typer.Option(help="Of the draws.")]
 Length = Annotated[int, typer.Option(min=1, help="Tokens to generate at most, per prompt.")]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end of the text.")]

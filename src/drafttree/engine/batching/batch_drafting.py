@@ -1,0 +1,206 @@
+"""Drafts the trees of a round for many requests: one packed draft pass per level, one budget for all of them."""
+
+import logging
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from drafttree.core.tree import DraftTree, Proposal
+from drafttree.drafters.base import DraftSession
+from drafttree.drafters.packed import pack
+from drafttree.engine.batching.batch_costs import BatchCosts
+from drafttree.engine.batching.expansion_gate import ExpansionGate, Rates
+from drafttree.engine.batching.level_limit import LevelLimit
+from drafttree.engine.batching.shared_budget import best_count, cut, falling, survival
+from drafttree.engine.child_sampler import ChildSampler
+from drafttree.engine.draft_logits import AdjustedPackedDraft, LogitsAdjustment
+from drafttree.engine.metrics import Round
+from drafttree.engine.out_of_memory import is_out_of_memory
+from drafttree.engine.packed_growth import grow_packed
+from drafttree.engine.request import Request
+from drafttree.engine.request_rounds import RequestRounds
+from drafttree.policies.calibration import SurvivalCalibration
+
+logger = logging.getLogger("drafttree")
+
+
+@dataclass
+class Drafts:
+    """The trees of a round.
+
+    Attributes:
+        trees: one for each request; a root alone where nothing was drafted for it.
+        groups: source and widths, over all requests, of what was drafted.
+        expected: tokens that the round is expected to commit.
+        failure: what the drafter raised, None if it did not.
+    """
+
+    trees: list[DraftTree]
+    groups: list[tuple[int, list[int]]] = field(default_factory=list)
+    expected: float = 0.0
+    failure: Exception | None = None
+
+    @property
+    def passes(self) -> int:
+        """Packed draft passes."""
+        return sum(len(widths) for _, widths in self.groups)
+
+    @property
+    def drafted(self) -> int:
+        """Nodes beside the roots."""
+        return sum(tree.size - 1 for tree in self.trees)
+
+
+Key = tuple[bool, int]
+"""Of a calibration: whether texts are greedy, and which model of the drafter drafted."""
+
+
+class BatchDrafting:
+    """Drafts for requests of one decoder, and learns what is accepted.
+
+    Args:
+        rounds: the decoder.
+        costs: of packed passes.
+        budget: drafted nodes of a request and round, as a mean over the batch; None for the number that pays.
+    """
+
+    def __init__(self, rounds: RequestRounds, costs: BatchCosts, budget: int | None = None) -> None:
+        self._rounds, self._costs, self._budget = rounds, costs, budget
+        self._calibrations: dict[Key, SurvivalCalibration] = {}
+        self._limits = LevelLimit()
+
+    def plain(self, requests: Sequence[Request]) -> Drafts:
+        """Roots alone."""
+        return Drafts([self._rounds.root_tree(request) for request in requests], expected=float(len(requests)))
+
+    def draft(self, requests: Sequence[Request], rows: int, rate: float) -> Drafts:
+        """Draft a round.
+
+        Args:
+            requests: that a token is chosen for.
+            rows: of the target pass without drafted nodes.
+            rate: tokens by time that the batch reaches.
+        """
+        drafts = self.plain(requests)
+        groups: dict[tuple[Any, ...], list[tuple[int, DraftSession]]] = {}
+        for place, request in enumerate(requests):
+            if self._is_drafted_for(request):
+                source, session = _drafting(request)
+                key = source, type(session), request.policy, request.verifier.proposal
+                groups.setdefault(key, []).append((place, session))
+        try:
+            for (source, *_), members in groups.items():
+                rates = Rates(self._costs.target, partial(self._costs.level, source), rows, rate)
+                self._draft_group(requests, members, source, rates, drafts)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            logger.warning("the drafter failed, so this round goes on without drafts: %s", error)
+            drafts = self.plain(requests)
+            drafts.failure = error
+            return drafts
+        return self._within_budget(requests, drafts, rows)
+
+    def _is_drafted_for(self, request: Request) -> bool:
+        if not request.draft or self._rounds.max_levels(request) <= 0:
+            return False
+        return request.policy.wants_draft(request.state, request.draft)
+
+    def _draft_group(
+        self,
+        requests: Sequence[Request],
+        members: Sequence[tuple[int, DraftSession]],
+        source: int,
+        rates: Rates,
+        drafts: Drafts,
+    ) -> None:
+        """Draft for requests whose sessions draft by the same model, for the same kind of verifier."""
+        own = [requests[place] for place, _ in members]
+        proposal = own[0].verifier.proposal
+        randomness = [request.randomness.at(len(request.tokens) - 1) for request in own]
+        selected = proposal is Proposal.TOP_K
+        calibrations = [self._calibration(request, source) for request in own]
+        with ExitStack() as timed:
+            for request in own:
+                timed.enter_context(request.clock.propose)
+            grown = grow_packed(
+                own[0].policy,
+                AdjustedPackedDraft(
+                    pack([session for _, session in members]),
+                    [self._adjustment(*each) for each in zip(own, randomness, strict=True)],
+                ),
+                torch.cat([drafts.trees[place].tokens for place, _ in members]),
+                self._levels(own, rates, selected=selected),
+                states=tuple(request.state for request in own),
+                sampler=None if selected else ChildSampler(proposal, randomness),
+                vocab=self._rounds.target.vocab_size,
+                gate=ExpansionGate(calibrations, rates) if selected and self._budget is None else None,
+                source=source,
+            )
+        for (place, _), tree in zip(members, grown, strict=True):
+            drafts.trees[place] = tree
+        levels = max(len(tree.widths) for tree in grown)
+        drafts.groups.append((source, [sum(_width(tree, level) for tree in grown) for level in range(levels)]))
+
+    def _levels(self, own: Sequence[Request], rates: Rates, *, selected: bool) -> list[int]:
+        """The levels that each request may be drafted for."""
+        allowed = [self._rounds.max_levels(request) for request in own]
+        if selected or self._budget is not None:
+            return allowed
+        limit = self._limits.choose(len(own), rates.rows, rates.target, rates.level)
+        return allowed if limit is None else [min(each, limit) for each in allowed]
+
+    def _adjustment(self, request: Request, randomness: Any) -> LogitsAdjustment:
+        constrain = self._rounds.constrain(request) if request.constraints else None
+        return LogitsAdjustment(request.verifier, [randomness], request.draft_temperature, constrain)
+
+    def _within_budget(self, requests: Sequence[Request], drafts: Drafts, rows: int) -> Drafts:
+        """The drafts cut to the budget where their trees may be cut."""
+        chances = [
+            survival(tree, self._calibration(request, tree.source))
+            for request, tree in zip(requests, drafts.trees, strict=True)
+        ]
+        likely = falling(chances)
+        drafts.expected = len(requests) + sum(likely)
+        if any(tree.proposal is not Proposal.TOP_K for tree in drafts.trees):
+            return drafts
+        spent = sum(self._costs.drafting(*group) for group in drafts.groups)
+        count = self._count(likely, len(requests), rows, spent)
+        drafts.trees = cut(drafts.trees, chances, count)
+        drafts.expected = len(requests) + sum(likely[:count])
+        return drafts
+
+    def _count(self, likely: Sequence[float], batch: int, rows: int, spent: float) -> int:
+        if self._budget is not None:
+            return self._budget * batch
+        return best_count(likely, rows, batch, self._costs.target, spent)
+
+    def observe(self, request: Request, tree: DraftTree, turn: Round) -> None:
+        """Learn what a round has accepted of a tree, of a text that goes on."""
+        if tree.size == 1:
+            return
+        path, children = [0], tree.branches[0].children
+        for rank in turn.ranks:
+            path.append(children[path[-1]][rank - 1])
+        key = request.verifier.sampling.greedy, tree.source
+        self._calibrations[key] = self._calibration(request, tree.source).observe(tree, path)
+        if tree.proposal is not Proposal.TOP_K:
+            self._limits.observe(tree, len(path) - 1)
+
+    def _calibration(self, request: Request, source: int) -> SurvivalCalibration:
+        return self._calibrations.setdefault((request.verifier.sampling.greedy, source), SurvivalCalibration.empty())
+
+
+def _drafting(request: Request) -> tuple[int, DraftSession]:
+    """Which of the drafter's models drafts the next round of a request, and its session."""
+    choose = getattr(request.draft, "choose", None)
+    session: Any = choose() if choose else request.draft
+    return getattr(request.draft, "source", 0), session
+
+
+def _width(tree: DraftTree, level: int) -> int:
+    return tree.widths[level] if level < len(tree.widths) else 0

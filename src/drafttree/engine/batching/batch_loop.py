@@ -1,0 +1,290 @@
+"""The loop of an engine: every round advances all requests that run, in one target pass.
+
+    admit -> budget -> draft (one packed pass per level) -> one packed target pass -> verify each -> commit -> publish
+
+Trees, single nodes and parts of prompts lie behind each other in the pass, and only attention knows whose rows are
+whose. So a request joins by adding a segment and leaves by adding none. A loop belongs to one thread.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+
+from drafttree.core.tree import DraftTree
+from drafttree.engine.batching.batch_costs import BatchCosts
+from drafttree.engine.batching.batch_drafting import BatchDrafting, Drafts
+from drafttree.engine.batching.draft_switch import DraftSwitch
+from drafttree.engine.batching.engine_metrics import EngineMetrics, EngineRound
+from drafttree.engine.batching.kv_memory import KVMemory
+from drafttree.engine.batching.packed_scoring import score
+from drafttree.engine.batching.prompt_reading import Part, PromptReading
+from drafttree.engine.batching.scheduler import Scheduler
+from drafttree.engine.batching.served_request import ServedRequest
+from drafttree.engine.out_of_memory import is_out_of_memory
+from drafttree.engine.request_rounds import RequestRounds
+from drafttree.models import Output
+
+logger = logging.getLogger("drafttree")
+
+
+class Plan(NamedTuple):
+    """What a round does.
+
+    Attributes:
+        writing: requests that a token is chosen for.
+        parts: of prompts, to be read.
+    """
+
+    writing: list[ServedRequest]
+    parts: list[Part]
+
+    @property
+    def prefill_rows(self) -> int:
+        """Rows of prompts."""
+        return sum(part.size for part in self.parts)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the target pass without drafted nodes."""
+        return len(self.writing) + self.prefill_rows
+
+
+@dataclass
+class Laps:
+    """When the parts of a round began: drafting, the target pass, what follows it."""
+
+    times: list[float] = field(default_factory=lambda: [time.perf_counter()])
+
+    def lap(self) -> None:
+        """The next part begins."""
+        self.times.append(time.perf_counter())
+
+    def seconds(self, part: int) -> float:
+        """Of a part."""
+        return self.times[part + 1] - self.times[part]
+
+
+class BatchLoop:
+    """Runs requests of one decoder.
+
+    Args:
+        rounds: the decoder.
+        max_batch: requests at once, at most.
+        memory: what their KV caches may take.
+        budget: as for `Engine`.
+
+    Attributes:
+        metrics: of all rounds.
+    """
+
+    def __init__(self, rounds: RequestRounds, max_batch: int, memory: KVMemory, budget: int | None = None) -> None:
+        self.metrics = EngineMetrics()
+        self._rounds, self._budget = rounds, budget
+        self._scheduler = Scheduler(max_batch, memory)
+        drafts = rounds.drafter is not None
+        self._costs = BatchCosts(rounds.costs() if drafts else None, frozen=rounds.adaptation.given is not None)
+        self._reading = PromptReading(rounds, self._costs)
+        self._drafting = BatchDrafting(rounds, self._costs, budget)
+        self._switch = DraftSwitch()
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request waits or runs."""
+        return bool(self._scheduler.waiting or self._scheduler.running)
+
+    def add(self, served: ServedRequest) -> None:
+        """Let a request wait for its turn."""
+        self._scheduler.add(served)
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """Advance every request that runs by one round. An error of one of them ends that one alone."""
+        self._drop_cancelled()
+        try:
+            self._admit()
+            self._advance(self._scheduler.running)
+        except Exception as error:
+            if is_out_of_memory(error):
+                self._relieve(error)
+            else:
+                self._advance_one_by_one()
+        self.metrics.running, self.metrics.waiting = len(self._scheduler.running), len(self._scheduler.waiting)
+
+    def stop(self, reason: str) -> None:
+        """End all requests where they are."""
+        for served in [*self._scheduler.running, *self._scheduler.waiting]:
+            self._leave(served)
+            served.end(reason)
+
+    def cancel_all(self) -> None:
+        """Let no request go on beyond this round; any thread may call it."""
+        for served in [*self._scheduler.running, *self._scheduler.waiting]:
+            served.cancelled = True
+
+    def fail(self, error: Exception) -> None:
+        """End all requests with an error."""
+        for served in [*self._scheduler.running, *self._scheduler.waiting]:
+            self._fail(served, error)
+
+    def _drop_cancelled(self) -> None:
+        for served in [*self._scheduler.running, *self._scheduler.waiting]:
+            if served.cancelled:
+                self._leave(served)
+                self.metrics.cancelled += 1
+                served.end("cancelled")
+
+    def _admit(self) -> None:
+        for served in self._scheduler.admit():
+            try:
+                self._reading.begin(served)
+            except Exception as error:
+                if is_out_of_memory(error):
+                    raise
+                self._fail(served, error)
+
+    def _advance(self, running: Sequence[ServedRequest]) -> None:
+        """One packed pass, and what stands before and after it."""
+        plan = self._plan(running)
+        if not plan.rows:
+            return
+        laps = Laps()
+        drafts, reason = self._draft(plan)
+        laps.lap()
+        outputs, read = score(self._rounds, [each.request for each in plan.writing], drafts.trees, plan.parts)
+        laps.lap()
+        for part, output in zip(plan.parts, read, strict=True):
+            self._reading.commit(part, output)
+        committed = [
+            self._settle(served, tree, output, laps)
+            for served, tree, output in zip(plan.writing, drafts.trees, outputs, strict=True)
+        ]
+        laps.lap()
+        self._learn(plan, drafts, self._turn(plan, drafts, sum(committed), laps, reason))
+
+    def _plan(self, running: Sequence[ServedRequest]) -> Plan:
+        reading = [served for served in running if served.unread]
+        writing = [served for served in running if not served.unread]
+        for served in writing:
+            self._rounds.read_again_if_long(served.request)
+        return Plan(writing, self._reading.parts(reading, len(writing)))
+
+    def _draft(self, plan: Plan) -> tuple[Drafts, str | None]:
+        """The trees of a round, and why nothing was drafted if nothing was."""
+        requests, batch = [served.request for served in plan.writing], len(plan.writing)
+        if reason := self._reason_not_to_draft(batch):
+            return self._drafting.plain(requests), reason
+        rate = self._switch.rate(batch) or batch / self._costs.round(batch, batch)
+        drafts = self._drafting.draft(requests, plan.rows, rate)
+        if drafts.failure:
+            self.metrics.drafter_failures += 1
+            return drafts, f"the drafter failed: {drafts.failure}"
+        return drafts, None if drafts.groups else "no request wants drafts"
+
+    def _reason_not_to_draft(self, batch: int) -> str | None:
+        if self._rounds.drafter is None:
+            return "there is no drafter"
+        if not batch:
+            return "prompts are read"
+        return None if self._budget is not None else self._switch.decide(batch)
+
+    def _settle(self, served: ServedRequest, tree: DraftTree, output: Output, laps: Laps) -> int:
+        """Verify and commit the tree of one request, and tell its reader; how many tokens were committed."""
+        request, known = served.request, len(served.request.tokens)
+        try:
+            committed, turn = self._rounds.settle(request, tree, output, laps.times[0])
+            served.record(turn)
+            self.metrics.count(turn)
+            if not request.finish_reason:
+                self._drafting.observe(request, tree, turn)
+            else:
+                self._finish(served)
+            served.publish(known)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            self._fail(served, error)
+            return 0
+        return committed
+
+    def _finish(self, served: ServedRequest) -> None:
+        """Keep what a text leaves for later ones."""
+        self._leave(served)
+        self.metrics.finished += 1
+        self._rounds.prefixes.keep_if_wanted(served.request)
+        self._rounds.adaptation.remember(served.request)
+
+    def _turn(self, plan: Plan, drafts: Drafts, committed: int, laps: Laps, reason: str | None) -> EngineRound:
+        return EngineRound(
+            batch=len(plan.writing),
+            waiting=len(self._scheduler.waiting),
+            drafted=drafts.drafted,
+            rows=plan.rows + drafts.drafted,
+            prefill_rows=plan.prefill_rows,
+            committed=committed,
+            draft_passes=drafts.passes,
+            draft_seconds=laps.seconds(0),
+            target_seconds=laps.seconds(1),
+            seconds=laps.times[-1] - laps.times[0],
+            expected=drafts.expected if drafts.groups else None,
+            reason=reason,
+        )
+
+    def _learn(self, plan: Plan, drafts: Drafts, turn: EngineRound) -> None:
+        """Mend the costs by a round, and judge drafting where nothing but writing was done in it."""
+        self.metrics.record(turn)
+        self._costs.observe(turn, drafts.groups)
+        if plan.parts or not turn.batch or drafts.failure:
+            return
+        drafting = sum(self._costs.drafting(*group) for group in drafts.groups)
+        cost = self._costs.round(turn.batch, turn.rows, drafting)
+        self._switch.observe(
+            turn.batch,
+            turn.committed,
+            cost if self._costs.frozen else turn.seconds,
+            drafted=bool(drafts.groups),
+        )
+        if drafts.groups:
+            plain = turn.batch / self._costs.round(turn.batch, turn.batch)
+            self.metrics.predicted_gain = drafts.expected / cost / plain
+        self.metrics.measured_gain = self._switch.gain(turn.batch)
+
+    def _leave(self, served: ServedRequest) -> None:
+        self._scheduler.remove(served)
+
+    def _fail(self, served: ServedRequest, error: Exception) -> None:
+        """End a request with an error."""
+        self._leave(served)
+        self.metrics.failed += 1
+        served.reader.end(error)
+
+    def _advance_one_by_one(self) -> None:
+        """Advance each request by a round of its own, after one of them has broken the pass of all."""
+        for served in list(self._scheduler.running):
+            try:
+                self._advance([served])
+            except Exception as error:
+                if is_out_of_memory(error):
+                    self._relieve(error)
+                    return
+                self._fail(served, error)
+
+    def _relieve(self, error: Exception) -> None:
+        """Make room after memory ran out: half of the batch waits again, or the only request fails."""
+        youngest = self._scheduler.halve()
+        if not youngest:
+            for served in list(self._scheduler.running):
+                self._fail(served, error)
+        for served in youngest:
+            self._rounds.close(served.request)
+        for served in self._scheduler.running:
+            served.request.cache.commit([])  # what the broken pass may have drafted
+        self.metrics.preempted = self._scheduler.preempted
+        if self._rounds.target.device.type == "cuda":
+            torch.cuda.empty_cache()
+        logger.warning(
+            "memory ran out; %d requests wait again and %d go on", len(youngest), len(self._scheduler.running)
+        )

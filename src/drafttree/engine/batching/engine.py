@@ -1,0 +1,154 @@
+"""The engine: a thread that owns the model and writes many texts at once."""
+
+import threading
+from collections import deque
+from types import TracebackType
+from typing import Self, Unpack
+
+from drafttree.core.errors import ConfigError, EngineClosedError
+from drafttree.engine.batching.batch_loop import BatchLoop
+from drafttree.engine.batching.engine_metrics import EngineMetrics
+from drafttree.engine.batching.handle import Handle
+from drafttree.engine.batching.kv_memory import KVMemory
+from drafttree.engine.batching.served_request import ServedRequest
+from drafttree.engine.compatibility import check_budget
+from drafttree.engine.generation_options import GenerationOptions
+from drafttree.engine.prompt import Prompt
+from drafttree.engine.request_rounds import RequestRounds
+
+
+class Engine:
+    """Writes the texts of many requests at once (continuous batching), each as if it were alone.
+
+    Requests join and leave at any round. In a round every request drafts its tree, one packed draft pass per level for
+    all of them, and one packed target pass scores all trees and parts of new prompts. How many drafted nodes are
+    scored is one budget for all, by how likely each is to be accepted and what a row costs; it may be none.
+
+    Use it as a context manager, or call `close`. From `submit` on, the decoder belongs to the engine's thread: do not
+    generate with it elsewhere until then.
+
+    Args:
+        decoder: whose target, drafter, policy and verifier are used.
+        max_batch: requests that run at once, at most; the others wait in the order they came.
+        max_kv_tokens: rows that their KV caches may take together, prompt, text and largest tree of each; None for half
+            of the device's memory.
+        budget: drafted nodes of a request and round, as a mean over the batch, always drafted; None for as many as
+            are worth their time, which is measured.
+
+    Attributes:
+        decoder: as given.
+
+    Raises:
+        ConfigError: a number is below 1, or a budget is given for trees that may not be cut to it.
+    """
+
+    def __init__(
+        self,
+        decoder: RequestRounds,
+        *,
+        max_batch: int = 16,
+        max_kv_tokens: int | None = None,
+        budget: int | None = None,
+    ) -> None:
+        if max_batch < 1:
+            raise ConfigError(f"max_batch is {max_batch}; give a number of at least 1")
+        check_budget(budget, decoder.verifier)
+        self.decoder = decoder
+        self._memory = KVMemory(decoder.target, max_kv_tokens)
+        self._loop = BatchLoop(decoder, max_batch, self._memory, budget)
+        self._changed = threading.Condition()
+        self._inbox: deque[ServedRequest] = deque()
+        self._submitted = 0
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="drafttree-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def metrics(self) -> EngineMetrics:
+        """What it has done so far."""
+        return self._loop.metrics
+
+    def submit(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> Handle:
+        """Check a request and let it wait for its turn; may be called from any thread.
+
+        Args:
+            prompt: as for `Decoder.generate`, but not a list of prompts.
+            **options: as for `Decoder.generate`.
+
+        Raises:
+            EngineClosedError: the engine was closed.
+            ContextError: the request could never run: it needs more rows than there are.
+            DraftTreeError: as for `Decoder.generate`.
+        """
+        self._check_open()
+        request = self.decoder.prepare(prompt, **options)
+        self._memory.check(request.capacity)
+        served = ServedRequest(request)
+        served.reader = handle = Handle(lambda: self._cancel(served), request.metrics)
+        with self._changed:
+            self._check_open()
+            served.order = self._submitted
+            self._submitted += 1
+            self._inbox.append(served)
+            self._changed.notify_all()
+        return handle
+
+    def close(self, *, drain: bool = False) -> None:
+        """End the engine; a second call does nothing.
+
+        Args:
+            drain: write all submitted texts to their end first. Without, they end where they are, with the finish
+                reason "cancelled".
+        """
+        with self._changed:
+            self._closing = True
+            if not drain:
+                for served in self._inbox:
+                    served.cancelled = True
+                self._loop.cancel_all()
+            self._changed.notify_all()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(drain=kind is None)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closing else "open"
+        return f"Engine({state}, {self.metrics.running} running, {self.metrics.waiting} waiting, {self.decoder!r})"
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise EngineClosedError("the engine is closed; make another one to submit requests")
+
+    def _cancel(self, served: ServedRequest) -> None:
+        served.cancelled = True
+        with self._changed:
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        """Run rounds while there are requests, and wait for some where there are none."""
+        try:
+            while self._take():
+                self._loop.step()
+        except BaseException as error:
+            self._closing = True
+            self._take_all()
+            self._loop.fail(error if isinstance(error, Exception) else EngineClosedError(f"the engine died: {error!r}"))
+            raise
+
+    def _take(self) -> bool:
+        """Hand what was submitted to the loop; whether there is anything to do, or will be."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._inbox or self._loop.busy or self._closing)
+            self._take_all()
+            return self._loop.busy
+
+    def _take_all(self) -> None:
+        while self._inbox:
+            self._loop.add(self._inbox.popleft())

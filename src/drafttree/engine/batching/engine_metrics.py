@@ -1,0 +1,95 @@
+"""What an engine has done: its latest rounds, and counts since it began."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from drafttree.engine.metrics import Round
+
+LATEST = 4096
+"""Rounds that are kept."""
+
+
+@dataclass(frozen=True)
+class EngineRound:
+    """One round of all requests that run.
+
+    Attributes:
+        batch: requests that a token was chosen for.
+        waiting: requests in the queue.
+        drafted: nodes that were verified beside the roots, over all requests: the k that the budget chose.
+        rows: of the target pass: roots, drafted nodes and parts of prompts.
+        prefill_rows: of them, those of prompts.
+        committed: tokens that became part of texts.
+        draft_passes: packed draft passes.
+        draft_seconds: drafting: the passes, growth and bookkeeping.
+        target_seconds: in the target pass.
+        seconds: wall time of the round.
+        expected: tokens that the calibration expected to be committed, None where nothing was drafted.
+        reason: why nothing was drafted, None where something was.
+    """
+
+    batch: int
+    waiting: int
+    drafted: int
+    rows: int
+    prefill_rows: int
+    committed: int
+    draft_passes: int
+    draft_seconds: float
+    target_seconds: float
+    seconds: float
+    expected: float | None = None
+    reason: str | None = None
+
+
+@dataclass
+class EngineMetrics:
+    """Counts since the engine began, and its latest rounds.
+
+    Attributes:
+        rounds: the latest.
+        tokens: committed.
+        drafted: nodes that were verified.
+        accepted: of them, those that became part of a text.
+        accepted_by_position: per level, how often a node of it was accepted.
+        finished: requests whose text ended.
+        failed: requests that ended with an error.
+        cancelled: requests that nobody wanted any more.
+        preempted: requests that had to be read again, since memory ran out.
+        drafter_failures: rounds in which the drafter raised an error, so that they went on without drafts.
+        running: requests that run now.
+        waiting: requests that wait now.
+        predicted_gain: of drafting over plain rounds at the present batch, by costs and calibration; None before any.
+        measured_gain: the same from the tokens and seconds of recent rounds of both kinds; None before any.
+        drafting_off: why the latest round drafted nothing, None where it drafted.
+    """
+
+    rounds: deque[EngineRound] = field(default_factory=lambda: deque(maxlen=LATEST))
+    tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    accepted_by_position: list[int] = field(default_factory=list)
+    finished: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    preempted: int = 0
+    drafter_failures: int = 0
+    running: int = 0
+    waiting: int = 0
+    predicted_gain: float | None = None
+    measured_gain: float | None = None
+    drafting_off: str | None = None
+
+    def record(self, turn: EngineRound) -> None:
+        """Count a round that has ended."""
+        self.rounds.append(turn)
+        self.tokens += turn.committed
+        self.drafted += turn.drafted
+        self.drafting_off = turn.reason
+
+    def count(self, turn: Round) -> None:
+        """Count what was accepted of one request's tree."""
+        self.accepted += turn.accepted
+        self.accepted_by_position += [0] * (turn.accepted - len(self.accepted_by_position))
+        for level in range(turn.accepted):
+            self.accepted_by_position[level] += 1

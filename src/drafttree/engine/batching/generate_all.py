@@ -1,0 +1,61 @@
+"""Writes the texts of a list of prompts, many at once, in the thread of the caller."""
+
+from collections.abc import Sequence
+
+from drafttree.engine.batching.batch_loop import BatchLoop
+from drafttree.engine.batching.kv_memory import KVMemory
+from drafttree.engine.batching.served_request import Ended, Reader, ServedRequest
+from drafttree.engine.request import Generation, Request
+from drafttree.engine.request_rounds import RequestRounds
+
+MAX_BATCH = 16
+
+
+class _Result(Reader):
+    """Keeps what came of a request."""
+
+    def __init__(self) -> None:
+        self._ended: Ended | None = None
+
+    def end(self, ended: Ended) -> None:
+        self._ended = ended
+
+    def raise_error(self) -> None:
+        """Raise what the request failed with, if it did."""
+        if isinstance(self._ended, Exception):
+            raise self._ended
+
+    @property
+    def text(self) -> Generation:
+        """The finished text."""
+        assert isinstance(self._ended, Generation)
+        return self._ended
+
+
+def generate_all(rounds: RequestRounds, requests: Sequence[Request], max_batch: int = MAX_BATCH) -> list[Generation]:
+    """The texts of requests, in their order.
+
+    Args:
+        rounds: the decoder.
+        requests: prepared by it, not opened.
+        max_batch: of them at once, at most.
+
+    Raises:
+        ContextError: one needs more rows of the KV cache than there are.
+        Exception: what a request failed with; the others end there.
+    """
+    memory = KVMemory(rounds.target)
+    for request in requests:
+        memory.check(request.capacity)
+    loop, results = BatchLoop(rounds, max_batch, memory), [_Result() for _ in requests]
+    for order, (request, result) in enumerate(zip(requests, results, strict=True)):
+        loop.add(ServedRequest(request, result, order))
+    try:
+        while loop.busy:
+            loop.step()
+            for result in results:
+                result.raise_error()
+    except BaseException:
+        loop.stop("interrupted")
+        raise
+    return [result.text for result in results]

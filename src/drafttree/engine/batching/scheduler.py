@@ -1,0 +1,77 @@
+"""The scheduler: who waits, who runs, and who has to wait again. First come, first served."""
+
+from collections import deque
+
+from drafttree.engine.batching.kv_memory import KVMemory
+from drafttree.engine.batching.served_request import ServedRequest
+
+REGAIN_ROUNDS = 256
+"""Rounds after which a batch that memory made smaller may grow by one again."""
+
+
+class Scheduler:
+    """Admits requests in the order they came in, as far as the batch and the memory have room.
+
+    The first that waits is never passed by a later one that needs less, so none starves.
+
+    Args:
+        max_batch: requests that run at once, at most.
+        memory: what their KV caches may take.
+
+    Attributes:
+        waiting: in order of arrival.
+        running: likewise.
+        preempted: how often a running request had to wait again.
+    """
+
+    def __init__(self, max_batch: int, memory: KVMemory) -> None:
+        self.waiting: deque[ServedRequest] = deque()
+        self.running: list[ServedRequest] = []
+        self.preempted = 0
+        self._most = self._room = max_batch
+        self._calm = 0
+        self._memory = memory
+
+    def add(self, served: ServedRequest) -> None:
+        """Let a request wait for its turn."""
+        self.waiting.append(served)
+
+    def admit(self) -> list[ServedRequest]:
+        """Move what there is room for from the waiting to the running; the requests that were moved."""
+        self._regain()
+        admitted = []
+        while self.waiting and len(self.running) < self._room and self._memory.fits(self.waiting[0].rows):
+            served = self.waiting.popleft()
+            self._memory.reserved += served.rows
+            self.running.append(served)
+            admitted.append(served)
+        return admitted
+
+    def remove(self, served: ServedRequest) -> None:
+        """Take an ended request out of the queue or the batch, and give its memory back."""
+        if served in self.running:
+            self.running.remove(served)
+            self._memory.reserved -= served.rows
+        elif served in self.waiting:
+            self.waiting.remove(served)
+
+    def halve(self) -> list[ServedRequest]:
+        """Let the younger half of the batch wait again, in front of the others, and admit no more than are left.
+
+        Returns:
+            Those that wait again, the oldest first; none if only one request runs.
+        """
+        self._room = max(len(self.running) // 2, 1)
+        self._calm = 0
+        youngest = sorted(self.running, key=lambda served: served.order)[self._room :]
+        for served in youngest:
+            self.remove(served)
+        self.waiting.extendleft(reversed(youngest))
+        self.preempted += len(youngest)
+        return youngest
+
+    def _regain(self) -> None:
+        self._calm += 1
+        if self._room < self._most and self._calm >= REGAIN_ROUNDS:
+            self._room += 1
+            self._calm = 0

@@ -1,0 +1,212 @@
+"""The rounds of a text: draft a tree, score it in one target pass, verify it, commit the accepted path and the bonus.
+
+    prefill -> [ propose -> score -> settle ]*
+
+`RequestRounds.step` advances one text by one round. `drafttree.engine.batching` runs the same parts for many texts,
+whose trees share a target pass.
+"""
+
+import sys
+import time
+from abc import ABC, abstractmethod
+from typing import Unpack
+
+import torch
+
+from drafttree.core.cost_curve import CostCurve
+from drafttree.core.errors import ConfigError
+from drafttree.core.tree import DraftTree, Proposal, Verdict
+from drafttree.drafters.base import Drafter, DraftSession, HiddenStates, accepted_rows
+from drafttree.engine.adaptation import Adaptation
+from drafttree.engine.child_sampler import ChildSampler
+from drafttree.engine.draft_logits import AdjustedDraft, Constrain
+from drafttree.engine.generation_options import GenerationOptions
+from drafttree.engine.metrics import Round
+from drafttree.engine.prefix_cache import PrefixCache
+from drafttree.engine.prompt import Prompt
+from drafttree.engine.request import Request
+from drafttree.engine.tree_growth import grow
+from drafttree.models import Model, Output, prefill, prefill_and_score
+from drafttree.policies.base import RoundOutcome
+from drafttree.verifiers import Verifier
+from drafttree.verifiers.base import check_verdict
+
+SESSION_PARTS = ("root", "expand", "prefill", "commit", "passes", "seconds", "nbytes")
+
+
+class RequestRounds(ABC):
+    """Runs the rounds of requests over one target.
+
+    Attributes:
+        target: the model whose output is wanted.
+        drafter: who proposes, None to decode plainly.
+        verifier: what is accepted, None for the default of each text.
+        prefixes: the beginnings of earlier texts.
+        adaptation: what is known of target and drafter together.
+    """
+
+    target: Model
+    drafter: Drafter | None
+    verifier: type[Verifier] | None
+    prefixes: PrefixCache
+    adaptation: Adaptation
+
+    def open(self, request: Request) -> None:
+        """Give a request an empty KV cache and a session of the drafter, for the tokens that it has."""
+        request.cache = self.target.new_cache(1, request.capacity)
+        request.draft = self._start_draft(request.tokens, request.capacity)
+
+    def close(self, request: Request) -> None:
+        """Give back the memory of a request that is to be opened again later."""
+        request.cache, request.draft = self.target.new_cache(1, 1), None
+
+    @abstractmethod
+    def prepare(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> Request:
+        """A checked request that touches no model yet; see `Decoder.prepare`."""
+
+    @abstractmethod
+    def costs(self, *, greedy: bool = True) -> CostCurve:
+        """What passes and rounds cost; see `Decoder.costs`."""
+
+    def _start_draft(self, tokens: list[int], capacity: int) -> DraftSession | None:
+        """The drafter's session for a text so far, if there is a drafter."""
+        if self.drafter is None:
+            return None
+        session = self.drafter.start(tokens, capacity)
+        if missing := [part for part in SESSION_PARTS if not hasattr(session, part)]:
+            name = type(self.drafter).__name__
+            raise ConfigError(f"{name}.start returns a session that lacks {', '.join(missing)}; see docs/writing.md")
+        return session
+
+    @torch.inference_mode()
+    def step(self, request: Request) -> int:
+        """Advance a request by one round and return how many tokens were committed: 0 where its text has ended."""
+        if request.finish_reason:
+            return 0
+        begun = time.perf_counter()
+        if not request.metrics.rounds:
+            self.prefill(request)
+        self.read_again_if_long(request)
+        started = time.perf_counter()
+        tree = self.propose(request)
+        committed, turn = self.settle(request, tree, self.score(request, tree), started)
+        request.metrics.record(turn, time.perf_counter() - begun)
+        return committed
+
+    def settle(self, request: Request, tree: DraftTree, output: Output, started: float) -> tuple[int, Round]:
+        """Verify a scored tree and commit what is accepted.
+
+        Args:
+            request: whose tree it is.
+            tree: that was proposed.
+            output: of the target for its nodes.
+            started: when the round began, by `time.perf_counter`.
+
+        Returns:
+            How many tokens were committed, and the cost of the round, which the request's metrics do not have yet.
+        """
+        with request.clock.verify:
+            logits = output.logits
+            if request.constraints:
+                logits = request.constraints.score(request.tokens, tree, logits)
+            verdict = request.verifier.verify(tree, logits, [request.randomness.at(len(request.tokens) - 1)])
+        committed, path = self._commit(request, tree, verdict, output.hidden), verdict.host[0][0]
+        if request.recorder:
+            rows = path[:committed]
+            request.recorder.add(output.logits[0, rows], logits[0, rows], request.tokens[-committed:])
+        return committed, request.clock.round(committed, path, tree, request.draft, time.perf_counter() - started)
+
+    def prefill(self, request: Request) -> None:
+        """Read a new request's prompt, all but its last token and what its KV cache holds, as target and as drafter."""
+        self.resume_prefix(request)
+        unread, wanted = request.tokens[request.cache.length :], self.hidden_layers
+        if request.cache.recurrent:
+            passes, hidden_states, output = prefill_and_score(self.target, request.cache, unread, wanted)
+            request.root_output = output
+        else:
+            passes, hidden_states = prefill(self.target, request.cache, unread[:-1], wanted)
+        request.metrics.prefill_passes = passes
+        if request.draft and (request.root_output or self.max_levels(request) > 0):
+            request.draft.prefill(hidden_states, len(request.tokens) - 1)
+
+    def is_long(self, request: Request) -> bool:
+        """Whether the root lies beyond the original context of a target with LongRoPE."""
+        return self.target.rope_switch is not None and len(request.tokens) > self.target.rope_switch
+
+    def resume_prefix(self, request: Request) -> None:
+        """Take over what an earlier text has left of a request's prompt, if it wants that."""
+        request.cache.long_rope = self.is_long(request)
+        if request.reuse_prefix:
+            self.prefixes.restore(request, reads_hidden=bool(self.hidden_layers))
+
+    def read_again_if_long(self, request: Request) -> None:
+        """Compute the KV cache anew, with the frequencies of long texts, where a text has just become one."""
+        if request.cache.long_rope or not self.is_long(request):
+            return
+        request.cache.reset()
+        request.cache.long_rope = True
+        prefill(self.target, request.cache, request.tokens[:-1])
+
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        return self.drafter.hidden_layers if self.drafter else ()
+
+    def max_levels(self, request: Request) -> int:
+        """The levels a tree may have, by the text's limit, the drafter's context and the levels it can draft."""
+        if self.drafter is None or request.root_output:
+            return 0
+        context, levels = self.drafter.context, self.drafter.levels
+        beyond = sys.maxsize if context is None else context - len(request.tokens)
+        switch = self.target.rope_switch
+        short = sys.maxsize if switch is None or self.is_long(request) else switch - len(request.tokens)
+        return min(request.remaining - 1, beyond, short, sys.maxsize if levels is None else levels)
+
+    def propose(self, request: Request) -> DraftTree:
+        """Draft the tree of a request's next round."""
+        tree, randomness = self.root_tree(request), [request.randomness.at(len(request.tokens) - 1)]
+        if not (request.draft and request.policy.wants_draft(request.state, request.draft)):
+            return tree
+        with request.clock.propose:
+            constrain = self.constrain(request) if request.constraints else None
+            return grow(
+                request.policy,
+                AdjustedDraft(request.draft, request.verifier, randomness, request.draft_temperature, constrain),
+                tree.tokens,
+                self.max_levels(request),
+                states=(request.state,),
+                sampler=None if tree.proposal is Proposal.TOP_K else ChildSampler(tree.proposal, randomness),
+                vocab=self.target.vocab_size,
+            )
+
+    def root_tree(self, request: Request) -> DraftTree:
+        """The tree of a round that drafts nothing: the last committed token."""
+        root = torch.tensor([request.tokens[-1:]], device=self.target.device)
+        return DraftTree.rooted(root, request.verifier.proposal)
+
+    def constrain(self, request: Request) -> Constrain:
+        """Constrain drafted tokens to what the request's text may be."""
+        tokens, vocab = list(request.tokens), self.target.vocab_size
+        return lambda paths, logits: request.constraints.apply_to_draft(tokens, paths, logits, vocab)
+
+    def score(self, request: Request, tree: DraftTree) -> Output:
+        """The target's logits of every node, whose keys and values become drafted rows of the request's KV cache."""
+        if output := request.take_root_output():
+            return output
+        with request.clock.masks:
+            positions, visible = tree.depths + request.cache.next_position, tree.ancestors
+        with request.clock.target:
+            wanted = self.hidden_layers
+            return self.target.forward(request.cache, tree.tokens, positions, visible, hidden_layers=wanted)
+
+    def _commit(self, request: Request, tree: DraftTree, verdict: Verdict, hidden: HiddenStates) -> int:
+        with request.clock.commit:
+            ((path, bonus),) = verdict.host
+            check_verdict(request.verifier, tree.branches[0], path, bonus, self.target.vocab_size)
+            request.cache.commit(path)
+            drafted = tree.branches[0].tokens
+            tokens = [*(drafted[node] for node in path[1:]), bonus]
+            if request.draft:
+                request.draft.commit(tokens, accepted_rows(hidden, path))
+                request.state = request.policy.observe(request.state, RoundOutcome(tree, path))
+        with request.clock.text:
+            return request.commit(tokens, len(path) - 1)

@@ -1,0 +1,74 @@
+import pytest
+
+from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
+from drafttree.engine.batching.batch_costs import BatchCosts
+from drafttree.engine.batching.engine_metrics import EngineRound
+
+CURVE = CostCurve(
+    target=Costs.of({1: 1.0, 4: 1.3, 16: 2.5}),
+    draft=(DraftCosts(0.2, Costs.of({1: 0.1, 8: 0.24})),),
+    overhead=0.05,
+    plain_overhead=0.03,
+)
+
+
+def turn(rows: int, target: float, draft: float = 0.0, outside: float = 0.0, batch: int = 1) -> EngineRound:
+    """A round with passes of these costs."""
+    return EngineRound(
+        batch=batch,
+        waiting=0,
+        drafted=rows - batch,
+        rows=rows,
+        prefill_rows=0,
+        committed=batch,
+        draft_passes=int(draft > 0),
+        draft_seconds=draft,
+        target_seconds=target,
+        seconds=target + draft + outside,
+    )
+
+
+def test_costs_are_those_of_the_curve_before_any_round():
+    costs = BatchCosts(CURVE)
+    assert costs.target(4) == 1.3
+    assert costs.round(1, 4, 0.5) == pytest.approx(1.3 + 0.5 + 0.03)
+    assert costs.drafting(0, [1, 8]) == pytest.approx(0.2 + 0.24)
+    assert costs.drafting(0, []) == 0
+
+
+def test_the_first_level_of_several_requests_costs_what_more_nodes_add():
+    assert BatchCosts(CURVE).drafting(0, [8]) == pytest.approx(0.2 + 0.14)
+
+
+def test_costs_follow_the_rounds_and_sizes_near_them():
+    costs = BatchCosts(CURVE)
+    for _ in range(100):
+        costs.observe(turn(4, 2.6, outside=0.5), [])
+    assert costs.target(4) == pytest.approx(2.6)
+    assert costs.target(16) == pytest.approx(5.0)
+    assert costs.round(1, 4) == pytest.approx(3.1)
+
+
+def test_drafting_follows_the_rounds_too():
+    costs = BatchCosts(CURVE)
+    for _ in range(100):
+        costs.observe(turn(4, 1.3, draft=0.88), [(0, [1, 8])])
+    assert costs.drafting(0, [1, 8]) == pytest.approx(0.88)
+
+
+def test_frozen_costs_stay_as_they_are():
+    costs = BatchCosts(CURVE, frozen=True)
+    costs.observe(turn(4, 99.0, draft=9.0, outside=7.0), [(0, [1])])
+    assert costs.target(4) == 1.3
+    assert costs.round(1, 4) == pytest.approx(1.33)
+
+
+def test_rows_within_are_the_most_that_stretch_a_pass_so_far():
+    costs = BatchCosts(CURVE)
+    found = costs.rows_within(4, 512, 1.7)
+    assert costs.target(4 + found) <= 1.7 * costs.target(4) < costs.target(4 + found + 1)
+    assert costs.rows_within(4, 3, 100.0) == 3
+
+
+def test_without_a_drafter_a_row_adds_a_sixteenth_of_a_pass():
+    assert BatchCosts(None).target(17) == pytest.approx(2.0)
