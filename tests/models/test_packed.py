@@ -124,7 +124,9 @@ def test_every_family_runs_packed_or_one_by_one(name):
     check_rounds(TargetModel(built), 1e-4 if name in families.HYBRIDS else TOLERANCE)
 
 
-@pytest.mark.parametrize(("name", "shares"), {"gpt_oss": True, "llama4": True, "gptj": False, "lfm2": False}.items())
+@pytest.mark.parametrize(
+    ("name", "shares"), {"gpt_oss": True, "deepseek_v3": True, "gptj": False, "lfm2": False}.items()
+)
 def test_layers_that_cannot_be_packed_are_found(name, shares):
     model = TargetModel(tiny.from_config(families.config(name)))
     assert model.shares_passes is shares

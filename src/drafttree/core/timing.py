@@ -1,6 +1,8 @@
 """Times forward passes: with the host's clock on a CPU, with events of the stream on CUDA."""
 
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -17,7 +19,7 @@ class PassTimer:
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._cuda = device, device.type == "cuda"
-        self._seconds = self._began = 0.0
+        self._seconds = self._began = self._latest = 0.0
         self._events: list[torch.cuda.Event] = []
 
     @property
@@ -40,9 +42,29 @@ class PassTimer:
         if self._cuda:
             self._mark()
         else:
-            self._seconds += time.perf_counter() - self._began
+            self._latest = time.perf_counter() - self._began
+            self._seconds += self._latest
+
+    def add_latest(self, other: "PassTimer") -> None:
+        """Add the latest block of another timer of the same device, whose `seconds` were not read since."""
+        if self._cuda:
+            self._events += other._events[-2:]
+        else:
+            self._seconds += other._latest
 
     def _mark(self) -> None:
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self._device))
         self._events.append(event)
+
+
+@contextmanager
+def time_together(timers: Sequence[PassTimer]) -> Iterator[None]:
+    """Time a block once for several timers, each of which counts all of it."""
+    first, *others = timers
+    try:
+        with first:
+            yield
+    finally:
+        for other in others:
+            other.add_latest(first)

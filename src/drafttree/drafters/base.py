@@ -56,12 +56,15 @@ class DraftSession(DraftLogits, Protocol):
 
     @property
     def passes(self) -> int:
-        """Draft passes so far, prefill not included."""
+        """Draft passes so far, prefill not included; one that several requests share is one for each."""
         ...
 
     @property
     def seconds(self) -> float:
-        """Seconds spent in draft passes; on CUDA, reading it waits for the last of them."""
+        """Seconds spent in draft passes; on CUDA, reading it waits for the last of them.
+
+        A pass that several requests share counts in full for each, since each waits for the whole of it.
+        """
         ...
 
     @property

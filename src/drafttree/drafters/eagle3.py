@@ -5,20 +5,24 @@ hidden state of a committed token is fused from three layers of the target, whic
 of a drafted token is the head's own output at its parent.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig, Qwen3Config
+from transformers import Cache, LlamaConfig, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
-from drafttree.drafters.base import DraftSession, HiddenStates, ShownBySize, extend_visible
-from drafttree.drafters.pass_counter import PassCounter
-from drafttree.models import NAME, CacheLayout, TreeCache, TreePlan
+from drafttree.drafters.base import DraftSession, HiddenStates, PackedDraft, ShownBySize, extend_visible
+from drafttree.drafters.packed import DraftEach, drafting_sessions, share, unpack
+from drafttree.drafters.pass_counter import PassCounter, count_pass
+from drafttree.models import NAME, CacheLayout, Segment, TreeCache, TreePlan
+from drafttree.models.packed_cache import PackedCache
+from drafttree.models.packed_plan import PackedPlan
 from drafttree.models.selected_backend import SelectedBackend
+from drafttree.models.tree_attention import Plan
 
 PREFILL_CHUNK = 512
 
@@ -107,7 +111,26 @@ class Eagle3Head(nn.Module):
             positions: `[batch, rows]` positions of the hidden states, one less than their tokens'.
             visible: bool `[batch, rows, drafted]`, as in `Model.forward`.
         """
-        plan = TreePlan(cache, positions, visible, hidden.dtype)
+        output = self._run(cache, tokens, hidden, positions, TreePlan(cache, positions, visible, hidden.dtype))
+        cache.grow(positions)
+        return output
+
+    def forward_packed(self, segments: Sequence[Segment], hidden: Tensor) -> Tensor:
+        """Compute the outputs `[1, rows, hidden]` of the new rows of several requests, which lie behind each other.
+
+        Args:
+            segments: their rows, each with a KV cache of its own.
+            hidden: `[1, rows, hidden]` hidden states of all of them.
+        """
+        cache = PackedCache(segments)
+        tokens = torch.cat([segment.tokens for segment in segments], 1)
+        output = self._run(cache, tokens, hidden, cache.positions, PackedPlan(cache, hidden.dtype))
+        for segment in segments:
+            segment.cache.grow(segment.positions)
+        return output
+
+    def _run(self, cache: Cache, tokens: Tensor, hidden: Tensor, positions: Tensor, plan: Plan) -> Tensor:
+        """Run the layers over rows whose plan says what they attend to."""
         rotary = self.rotary(hidden, positions)
         shared = {"position_embeddings": rotary, "past_key_values": cache, "tree_plan": plan, "attention_mask": None}
         first: Any = self.layers[0]
@@ -117,7 +140,6 @@ class Eagle3Head(nn.Module):
         hidden = hidden + first.mlp(first.post_attention_layernorm(hidden))
         for layer in self.layers[1:]:
             hidden = layer(hidden, **shared)
-        cache.grow(positions)
         return hidden
 
     def next_hidden(self, output: Tensor) -> Tensor:
@@ -149,6 +171,10 @@ class Eagle3Backend(Protocol):
 
     def __call__(self, cache: TreeCache, tokens: Tensor, hidden: Tensor, positions: Tensor, visible: Tensor) -> Tensor:
         """The output `[batch, rows, hidden]` of new rows; arguments as for `Eagle3Head.forward`."""
+        ...
+
+    def forward_packed(self, segments: Sequence[Segment], hidden: Tensor) -> Tensor:
+        """The output `[1, rows, hidden]` of the new rows of several requests, in one pass."""
         ...
 
     def next_hidden(self, output: Tensor) -> Tensor:
@@ -243,55 +269,104 @@ class Eagle3Session(PassCounter):
         self._unread = self._unread[resumed:]
         return resumed
 
-    @torch.inference_mode()
-    def root(self) -> Tensor:
-        with self.count_pass():
-            if self._unread:
-                states = zip(*self._hidden_states, strict=True)
-                hidden = self._backend.fuse(tuple(torch.cat(parts, 1) for parts in states))
-                output = self._forward_committed(self._unread, hidden)[:, -1:]
-            else:
-                output = self._forward_without_state()
-            self._unread, self._hidden_states = [], []
-            self._visible, self._levels = self._visible[:, :1, :0], 0
-            return self._logits(output)
+    @staticmethod
+    def pack(sessions: "Sequence[Eagle3Session]") -> PackedDraft:
+        return PackedEagle3(sessions) if share(each._backend for each in sessions) else DraftEach(sessions)
 
-    @torch.inference_mode()
+    def root(self) -> Tensor:
+        return PackedEagle3([self]).root()
+
     def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
-        with self.count_pass():
-            hidden = self._hidden.gather(1, origins[..., None].expand(-1, -1, self._hidden.shape[2]))
-            positions = torch.full_like(tokens, self._cache.length + self._levels)
-            self._visible, self._levels = extend_visible(self._visible, origins), self._levels + 1
-            return self._logits(self._backend(self._cache, tokens, hidden, positions, self._visible))
+        return PackedEagle3([self]).expand(tokens, origins, [tokens.shape[1]])
 
     def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
         self._cache.commit([])
         self._unread += tokens
         self._hidden_states.append(hidden_states)
 
-    def _forward_committed(self, tokens: list[int], hidden: Tensor) -> Tensor:
-        """Compute the outputs `[1, rows, hidden]` of committed tokens and keep their rows in the cache."""
-        rows, start = len(tokens), self._cache.length
-        ids = torch.tensor([tokens], device=hidden.device)
-        positions = torch.arange(start, start + rows, device=hidden.device)[None]
-        causal = torch.ones(1, rows, rows, dtype=torch.bool, device=hidden.device).tril()
-        output = self._backend(self._cache, ids, hidden, positions, causal)
-        self._cache.commit(range(rows))
-        return output
+    def _forward_committed(self, tokens: list[int], hidden: Tensor) -> None:
+        """Compute the rows of committed tokens and keep them in the cache."""
+        _forward(self._backend, [Segment.of_text(self._cache, tokens, hidden.device)], hidden)
+        self._cache.commit(range(len(tokens)))
 
-    def _forward_without_state(self) -> Tensor:
-        """Compute the output after a prompt of one token, with zeros as hidden state; its row is not kept."""
-        weight = self._head.fc.weight
-        ids, position = torch.tensor([self._first], device=weight.device), self._visible.new_zeros(1, 1).long()
-        own_row = torch.ones(1, 1, 1, dtype=torch.bool, device=weight.device)
-        output = self._backend(self._cache, ids, weight.new_zeros(1, 1, len(weight)), position, own_row)
-        self._cache.commit([])
-        return output
+    def _unread_rows(self) -> tuple[Segment, HiddenStates]:
+        """The rows of unread tokens, and the target's hidden states before them.
 
-    def _logits(self, output: Tensor) -> Tensor:
-        """Return the logits of a pass, and keep the hidden states that the next level reads."""
-        self._hidden = self._backend.next_hidden(output)
+        After a prompt of one token there are none: its own row, with zeros as hidden state, is computed and not kept.
+        """
+        tokens, states = self._unread, self._hidden_states
+        if not tokens:
+            config = self._head.config
+            tokens, zero = self._first, self._head.fc.weight.new_zeros(1, 1, config.target_hidden)
+            states = [(zero,) * config.states]
+        layers = zip(*states, strict=True)
+        return Segment.of_text(self._cache, tokens, self._visible.device), tuple(torch.cat(own, 1) for own in layers)
+
+    def _begin_tree(self) -> None:
+        """Commit the rows of the unread tokens."""
+        self._cache.commit(range(len(self._unread)))
+        self._unread, self._hidden_states = [], []
+        self._visible, self._levels = self._visible[:, :1, :0], 0
+
+    def _next_rows(self, tokens: Tensor, origins: Tensor) -> tuple[Segment, Tensor]:
+        """The rows of a new frontier, and the hidden states `[1, frontier, hidden]` of its parents."""
+        hidden = self._hidden.gather(1, origins[..., None].expand(-1, -1, self._hidden.shape[2]))
+        positions = torch.full_like(tokens, self._cache.length + self._levels)
+        self._visible, self._levels = extend_visible(self._visible, origins), self._levels + 1
+        return Segment(self._cache, tokens, positions, self._visible), hidden
+
+
+class PackedEagle3:
+    """The passes of a head for several requests. See `drafttree.drafters.base.PackedDraft`.
+
+    Args:
+        sessions: whose head runs on the same backend.
+    """
+
+    def __init__(self, sessions: Sequence[Eagle3Session]) -> None:
+        self._sessions = sessions
+        self._head, self._backend = sessions[0]._head, sessions[0]._backend
+
+    @torch.inference_mode()
+    def root(self) -> Tensor:
+        sessions = self._sessions
+        with count_pass(sessions):
+            segments, states = zip(*(session._unread_rows() for session in sessions), strict=True)
+            hidden = self._backend.fuse(tuple(torch.cat(layer, 1) for layer in zip(*states, strict=True)))
+            output = _forward(self._backend, segments, hidden)
+            for session in sessions:
+                session._begin_tree()
+            lasts = torch.cat([rows[:, -1:] for rows in output.split([each.nodes for each in segments], 1)], 1)
+            return self._logits(sessions, lasts, [1] * len(sessions)).transpose(0, 1)
+
+    @torch.inference_mode()
+    def expand(self, tokens: Tensor, origins: Tensor, widths: Sequence[int]) -> Tensor:
+        drafting = drafting_sessions(self._sessions, tokens, origins, widths)
+        sessions = [session for session, *_ in drafting]
+        with count_pass(sessions):
+            segments, hidden = zip(*(session._next_rows(*nodes) for session, *nodes in drafting), strict=True)
+            output = _forward(self._backend, segments, torch.cat(hidden, 1))
+            return unpack(self._logits(sessions, output, [each.nodes for each in segments]), widths)
+
+    def _logits(self, sessions: Sequence[Eagle3Session], output: Tensor, widths: Sequence[int]) -> Tensor:
+        """The logits `[1, nodes, vocab]` of a pass; every session keeps the hidden states that its next level reads.
+
+        Args:
+            sessions: that have nodes.
+            output: `[1, nodes, hidden]`.
+            widths: how many nodes each of them has.
+        """
+        for session, own in zip(sessions, self._backend.next_hidden(output).split(list(widths), 1), strict=True):
+            session._hidden = own
         return self._head.in_target_vocab(self._backend.draft_logits(output))
+
+
+def _forward(backend: Eagle3Backend, segments: Sequence[Segment], hidden: Tensor) -> Tensor:
+    """The outputs `[1, rows, hidden]` of the rows of one request or several."""
+    if len(segments) > 1:
+        return backend.forward_packed(segments, hidden)
+    cache, tokens, positions, visible, _ = segments[0]
+    return backend(cache, tokens, hidden, positions, visible)
 
 
 def _layers(config: LlamaConfig | Qwen3Config) -> nn.ModuleList:

@@ -4,17 +4,19 @@ A head is one layer, so the price of calling it weighs more than in any model: t
 operations as a fused one.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from drafttree.drafters.base import HiddenStates
 from drafttree.drafters.eagle3 import Eagle3Backend, Eagle3Head
-from drafttree.models import TreeCache
+from drafttree.models import Segment, TreeCache
 from drafttree.models.cuda_graphs import CudaGraphs
 from drafttree.models.fused import STATIC_ROPES
 from drafttree.models.fused_layers import LlamaLayer, PassContext, rms_norm, rotary_angles
 from drafttree.models.fused_linear import fuse
-from drafttree.models.packed_inputs import PackedInputs
+from drafttree.models.packed_inputs import PackedInputs, pack_inputs
 from drafttree.models.pass_inputs import PassInputs
 from drafttree.models.plain_module import is_plain_module
 from drafttree.models.recorded import RecordedPasses, Recorder
@@ -58,6 +60,12 @@ class FusedEagle3:
     def __call__(self, cache: TreeCache, tokens: Tensor, hidden: Tensor, positions: Tensor, visible: Tensor) -> Tensor:
         output = self.run(PassInputs.of(cache, self.groups, tokens, positions, visible, hidden))
         cache.grow(positions)
+        return output
+
+    def forward_packed(self, segments: Sequence[Segment], hidden: Tensor) -> Tensor:
+        output = self.run(pack_inputs(segments, self.groups, hidden))
+        for segment in segments:
+            segment.cache.grow(segment.positions)
         return output
 
     def run(self, inputs: PassInputs | PackedInputs) -> Tensor:
@@ -107,6 +115,9 @@ class RecordedEagle3:
 
         outputs = self._passes.replay(cache, tokens, positions, visible, run, hidden=hidden)
         return fused(cache, tokens, hidden, positions, visible) if outputs is None else outputs[0]
+
+    def forward_packed(self, segments: Sequence[Segment], hidden: Tensor) -> Tensor:
+        return self._fused.forward_packed(segments, hidden)
 
     def next_hidden(self, output: Tensor) -> Tensor:
         return self._fused.next_hidden(output)

@@ -5,16 +5,17 @@ target's last hidden state (after the final norm) at the token before the root; 
 of the whole text through one attention layer. Hydra (Ankner et al. 2024), sections 3 and 4.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaModel, PreTrainedConfig, PreTrainedModel
 
-from drafttree.drafters.base import DraftSession, HiddenStates, ShownBySize
+from drafttree.drafters.base import DraftSession, HiddenStates, PackedDraft, ShownBySize
 from drafttree.drafters.heads import ResBlock, embedding, last_layer, own_bytes, projection, zero_hidden
-from drafttree.drafters.pass_counter import PassCounter
+from drafttree.drafters.packed import DraftEach, drafting_sessions, share, unpack
+from drafttree.drafters.pass_counter import PassCounter, count_pass
 from drafttree.models import NAME, CacheLayout, TreeCache, TreePlan
 
 PREFILL_CHUNK = 512
@@ -172,6 +173,7 @@ class HydraSession(PassCounter):
         self._cache = TreeCache(drafter.heads.layout, 1, capacity)
         self._context = drafter.zero_hidden
         self._unread = drafter.zero_hidden[:, :0]
+        self._inputs = drafter.zero_hidden[:, :0]
         self._level = 0
 
     @property
@@ -191,29 +193,70 @@ class HydraSession(PassCounter):
             return tokens  # the newest hidden state is all that is read
         return self._cache.resume(kept, tokens) if isinstance(kept, TreeCache) else 0
 
+    @staticmethod
+    def pack(sessions: "Sequence[HydraSession]") -> PackedDraft:
+        return PackedHydra(sessions) if share(each._drafter for each in sessions) else DraftEach(sessions)
+
     def root(self) -> Tensor:
-        with self.count_pass():
-            self._extend_context(self._unread)
-            self._unread = self._unread[:, :0]
-            root = torch.tensor([[self._root]], device=self._context.device)
-            return self._draft(0, self._context, root)
+        return PackedHydra([self]).root()
 
     def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
-        with self.count_pass():
-            inputs = self._inputs.gather(1, origins[..., None].expand(-1, -1, self._inputs.shape[2]))
-            return self._draft(self._level + 1, inputs, tokens)
+        return PackedHydra([self]).expand(tokens, origins, [tokens.shape[1]])
 
     def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
         self._root = tokens[-1]
         self._unread = torch.cat((self._unread, *hidden_states), 1)
 
-    def _draft(self, level: int, inputs: Tensor, tokens: Tensor) -> Tensor:
-        """Logits of a level from the parents' inputs `[1, frontier, width]` and the nodes' tokens `[1, frontier]`."""
-        self._level = level
-        self._inputs = torch.cat((inputs, self._drafter.embed(tokens)), 2)
-        return self._drafter.logits(level, self._inputs)
+    def _read(self) -> Tensor:
+        """The newest context vector `[1, 1, hidden]`."""
+        self._extend_context(self._unread)
+        self._unread = self._unread[:, :0]
+        return self._context
+
+    def _inherited(self, origins: Tensor) -> Tensor:
+        """The inputs `[1, frontier, width]` of the parents of a new frontier."""
+        return self._inputs.gather(1, origins[..., None].expand(-1, -1, self._inputs.shape[2]))
 
     def _extend_context(self, hidden: Tensor) -> None:
         for part in hidden.split(PREFILL_CHUNK, 1):
             if part.shape[1]:
                 self._context = self._drafter.extend_context(self._cache, part)[:, -1:]
+
+
+class PackedHydra:
+    """The heads' products for several requests. See `drafttree.drafters.base.PackedDraft`.
+
+    Args:
+        sessions: of the same drafter; the prefix layer of Hydra++ runs for each of them.
+    """
+
+    def __init__(self, sessions: Sequence[HydraSession]) -> None:
+        self._sessions, self._drafter = sessions, sessions[0]._drafter
+
+    def root(self) -> Tensor:
+        with count_pass(self._sessions):
+            contexts = [session._read() for session in self._sessions]
+            roots = torch.tensor([[session._root for session in self._sessions]], device=contexts[0].device)
+            return self._draft(0, self._sessions, contexts, roots.split(1, 1)).transpose(0, 1)
+
+    def expand(self, tokens: Tensor, origins: Tensor, widths: Sequence[int]) -> Tensor:
+        sessions, ids, above = zip(*drafting_sessions(self._sessions, tokens, origins, widths), strict=True)
+        with count_pass(sessions):
+            inherited = [session._inherited(own) for session, own in zip(sessions, above, strict=True)]
+            return unpack(self._draft(sessions[0]._level + 1, sessions, inherited, ids), widths)
+
+    def _draft(
+        self, level: int, sessions: Sequence[HydraSession], inherited: Sequence[Tensor], tokens: Sequence[Tensor]
+    ) -> Tensor:
+        """Logits `[1, nodes, vocab]` of a level.
+
+        Args:
+            level: of all nodes.
+            sessions: that have nodes, behind each other.
+            inherited: by session the parents' inputs `[1, width, inputs]`; the context vectors of roots.
+            tokens: by session, `[1, width]`.
+        """
+        inputs = torch.cat((torch.cat(list(inherited), 1), self._drafter.embed(torch.cat(list(tokens), 1))), 2)
+        for session, own in zip(sessions, inputs.split([ids.shape[1] for ids in tokens], 1), strict=True):
+            session._inputs, session._level = own, level
+        return self._drafter.logits(level, inputs)

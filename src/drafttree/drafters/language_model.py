@@ -1,13 +1,17 @@
 """Drafts with a smaller language model."""
 
+from collections.abc import Sequence
+from contextlib import ExitStack
 from itertools import islice
 
 import torch
 from torch import Tensor
 
-from drafttree.drafters.base import DraftSession, HiddenStates, ShownBySize, extend_visible
-from drafttree.drafters.pass_counter import PassCounter
-from drafttree.models import Model, TreeCache, append, prefill
+from drafttree.drafters.base import DraftSession, HiddenStates, PackedDraft, ShownBySize, extend_visible
+from drafttree.drafters.packed import DraftEach, drafting_sessions, share, unpack
+from drafttree.drafters.pass_counter import PassCounter, count_pass
+from drafttree.models import Model, Output, Segment, TreeCache, forward_packed, prefill
+from drafttree.models.packed import forward_each
 
 
 class LanguageModelDrafter(ShownBySize):
@@ -64,24 +68,35 @@ class LanguageModelSession(PassCounter):
         self._unread = self._unread[resumed:]
         return resumed
 
+    @staticmethod
+    def pack(sessions: "Sequence[LanguageModelSession]") -> PackedDraft:
+        return PackedLanguageModel(sessions) if share(each._model for each in sessions) else DraftEach(sessions)
+
     def root(self) -> Tensor:
         """As in `DraftLogits`; a second call before the next commit begins another tree at the same root."""
-        if self._unread:
-            with self.count_pass():
-                self._root = append(self._model, self._cache, self._clamp_to_vocab(self._unread)).logits
-            self._unread = []
-        else:
-            self._cache.commit([])
+        return PackedLanguageModel([self]).root()
+
+    def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
+        return PackedLanguageModel([self]).expand(tokens, origins, [tokens.shape[1]])
+
+    def _read(self, logits: Tensor) -> None:
+        """Commit the unread tokens' rows, given the last one's logits."""
+        self._cache.commit(range(len(self._unread)))
+        self._root, self._unread = logits, []
+
+    def _begin_tree(self) -> Tensor:
+        """The logits at the root of a new tree."""
+        self._cache.commit([])
         self._levels = []
         self._visible = self._visible[:, :1, :0]
         return self._root
 
-    def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
-        with self.count_pass():
-            self._visible = extend_visible(self._visible, origins)
-            positions = torch.full_like(tokens, self._cache.next_position + len(self._levels))
-            self._levels.append((tokens, origins))
-            return self._model.forward(self._cache, tokens, positions, self._visible).logits
+    def _next_level(self, tokens: Tensor, origins: Tensor) -> Segment:
+        """The nodes of a new frontier."""
+        self._visible = extend_visible(self._visible, origins)
+        positions = torch.full_like(tokens, self._cache.next_position + len(self._levels))
+        self._levels.append((tokens, origins))
+        return Segment(self._cache, tokens, positions, self._visible)
 
     def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
         if self._unread:
@@ -116,3 +131,44 @@ class LanguageModelSession(PassCounter):
     def _clamp_to_vocab(self, tokens: list[int]) -> list[int]:
         """Replace ids beyond the draft model's vocabulary; this stays lossless, since it only changes the drafts."""
         return [min(token, self._model.vocab_size - 1) for token in tokens]
+
+
+class PackedLanguageModel:
+    """The passes of a draft model for several requests. See `drafttree.drafters.base.PackedDraft`.
+
+    Args:
+        sessions: of the same model.
+    """
+
+    def __init__(self, sessions: Sequence[LanguageModelSession]) -> None:
+        self._sessions, self._model = sessions, sessions[0]._model
+
+    def root(self) -> Tensor:
+        if unread := [session for session in self._sessions if session._unread]:
+            with count_pass(unread):
+                self._read(unread)
+        return torch.cat([session._begin_tree() for session in self._sessions])
+
+    def _read(self, sessions: Sequence[LanguageModelSession]) -> None:
+        model = self._model
+        with ExitStack() as reading:
+            for session in sessions:
+                reading.enter_context(session._cache.reading())
+            texts = [
+                Segment.of_text(session._cache, session._clamp_to_vocab(session._unread), model.device)
+                for session in sessions
+            ]
+            for session, output in zip(sessions, _forward(model, texts), strict=True):
+                session._read(output.logits)
+
+    def expand(self, tokens: Tensor, origins: Tensor, widths: Sequence[int]) -> Tensor:
+        drafting = drafting_sessions(self._sessions, tokens, origins, widths)
+        with count_pass([session for session, *_ in drafting]):
+            levels = [session._next_level(*nodes) for session, *nodes in drafting]
+            rows = torch.cat([output.logits for output in _forward(self._model, levels)], 1)
+            return unpack(rows, widths)
+
+
+def _forward(model: Model, segments: Sequence[Segment]) -> list[Output]:
+    """Score the segments of one request, by the model's `forward`, or of several."""
+    return forward_packed(model, segments) if len(segments) > 1 else forward_each(model, segments)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from drafttree.drafters.base import HiddenStates, ShownBySize
-from drafttree.drafters.pass_counter import PassCounter
+from drafttree.drafters.pass_counter import PassCounter, count_pass
 
 MAX_FOLLOWERS = 32
 """Followers of a match that are proposed at most, the most recently seen first."""
@@ -153,12 +153,12 @@ class LookupSession(PassCounter):
         self._index_unread(tokens)
 
     def root(self) -> Tensor:
-        with self.count_pass():
+        with count_pass([self]):
             self._index_unread()
             return self._logits([self._index.end()])
 
     def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
-        with self.count_pass():
+        with count_pass([self]):
             pairs = zip(tokens[0].tolist(), origins[0].tolist(), strict=True)
             return self._logits([self._index.step(self._cursors[origin], token) for token, origin in pairs])
 

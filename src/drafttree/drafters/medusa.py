@@ -4,13 +4,16 @@ Head k reads the hidden state (after the final norm) of the token before the roo
 levels below the root, independent of the path to it. Medusa (Cai et al. 2024), section 2.1.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from drafttree.drafters.base import DraftSession, HiddenStates, ShownBySize
+from drafttree.drafters.base import DraftSession, HiddenStates, PackedDraft, ShownBySize
 from drafttree.drafters.heads import ResBlock, last_layer, own_bytes, projection, zero_hidden
-from drafttree.drafters.pass_counter import PassCounter
+from drafttree.drafters.packed import DraftEach, share
+from drafttree.drafters.pass_counter import PassCounter, count_pass
 
 
 class MedusaHeads(nn.ModuleList):
@@ -63,7 +66,7 @@ class MedusaDrafter(ShownBySize):
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits `[1, heads, vocab]` from the hidden state `[1, 1, hidden]` of the token before the root."""
+        """Logits `[batch, heads, vocab]` from the hidden states `[batch, 1, hidden]` of the tokens before the roots."""
         return self._project(self.heads(hidden))[:, 0]
 
 
@@ -74,6 +77,7 @@ class MedusaSession(PassCounter):
         super().__init__(hidden.device)
         self._drafter = drafter
         self._hidden = hidden
+        self._logits = hidden[:, :0]
         self._level = 0
 
     @property
@@ -82,7 +86,7 @@ class MedusaSession(PassCounter):
 
     def prefill(self, hidden_states: HiddenStates, tokens: int) -> None:
         for layer in hidden_states:
-            self._hidden = layer[:, -1:]
+            self._hidden = torch.cat((self._hidden, layer), 1)[:, -1:]
 
     def keep(self, tokens: int) -> object:
         return None
@@ -90,15 +94,39 @@ class MedusaSession(PassCounter):
     def resume(self, kept: object, tokens: int) -> int:
         return tokens  # the newest hidden state is all that is read
 
+    @staticmethod
+    def pack(sessions: "Sequence[MedusaSession]") -> PackedDraft:
+        return PackedMedusa(sessions) if share(each._drafter for each in sessions) else DraftEach(sessions)
+
     def root(self) -> Tensor:
-        with self.count_pass():
-            self._logits = self._drafter.logits(self._hidden)
-        self._level = 0
-        return self._logits[:, :1]
+        return PackedMedusa([self]).root()
 
     def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
-        self._level += 1
-        return self._logits[:, self._level, None].expand(-1, tokens.shape[1], -1)
+        return PackedMedusa([self]).expand(tokens, origins, [tokens.shape[1]])
 
     def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
         self.prefill(hidden_states, len(tokens))
+
+
+class PackedMedusa:
+    """The heads' products for several requests. See `drafttree.drafters.base.PackedDraft`.
+
+    Args:
+        sessions: of the same drafter.
+    """
+
+    def __init__(self, sessions: Sequence[MedusaSession]) -> None:
+        self._sessions, self._drafter = sessions, sessions[0]._drafter
+
+    def root(self) -> Tensor:
+        with count_pass(self._sessions):
+            logits = self._drafter.logits(torch.cat([session._hidden for session in self._sessions]))
+        for session, own in zip(self._sessions, logits.split(1), strict=True):
+            session._logits, session._level = own, 0
+        return logits[:, :1]
+
+    def expand(self, tokens: Tensor, origins: Tensor, widths: Sequence[int]) -> Tensor:
+        for session, width in zip(self._sessions, widths, strict=True):
+            session._level += width > 0
+        levels = [session._logits[:, session._level, None] for session in self._sessions]
+        return torch.cat(levels).expand(-1, tokens.shape[1], -1)

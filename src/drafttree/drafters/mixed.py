@@ -97,24 +97,32 @@ class MixedSession:
     def _takes_lookup(self, expected: float) -> bool:
         return expected > 0 and 1 + expected >= LOOKUP_ROUND_COST * (1 + self._accepted)
 
+    def choose(self) -> DraftSession:
+        """The session that drafts in this round, the same until the next commit.
+
+        It may draft by calls of its own, or of a `PackedDraft`, in place of those of this session.
+        """
+        if self._drafting is None:
+            use_lookup = self._takes_lookup(self._lookup.expect(self._levels))
+            self._drafting = self._lookup if use_lookup else self._model
+            self._passes_before = self._drafting.passes
+        return self._drafting
+
     def root(self) -> Tensor:
-        expected = self._lookup.expect(self._levels)
-        use_lookup = self._takes_lookup(expected)
-        self._drafting = self._lookup if use_lookup else self._model
-        self._passes_before = self._drafting.passes
-        self.lookup_rounds += use_lookup
-        return self._drafting.root()
+        return self.choose().root()
 
     def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
         assert self._drafting
         return self._drafting.expand(tokens, origins)
 
     def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
-        if self._drafting is self._model:
+        levels = self._drafting.passes - self._passes_before if self._drafting else 0
+        if levels and self._drafting is self._model:
             self._accepted += UPDATE_RATE * (len(tokens) - 1 - self._accepted)
-            self._levels = self._model.passes - self._passes_before
+            self._levels = levels
         else:
             self._accepted += RESET_RATE * (INITIAL_ACCEPTED - self._accepted)
+            self.lookup_rounds += levels > 0
         self._drafting = None
         self._lookup.commit(tokens, hidden_states)
         self._model.commit(tokens, hidden_states)

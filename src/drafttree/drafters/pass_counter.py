@@ -1,15 +1,15 @@
 """Counts and times a drafter's forward passes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 
-from drafttree.core.timing import PassTimer
+from drafttree.core.timing import PassTimer, time_together
 
 
 class PassCounter:
-    """Base of draft sessions: `with self.count_pass():` around a forward pass counts and times it.
+    """Base of draft sessions: `with count_pass(sessions):` around a forward pass counts and times it.
 
     Args:
         device: of the passes.
@@ -27,9 +27,11 @@ class PassCounter:
         """Seconds spent in the passes; on CUDA, reading it waits for the last of them."""
         return self.timer.seconds
 
-    @contextmanager
-    def count_pass(self) -> Iterator[None]:
-        """Count and time the block as one forward pass."""
-        with self.timer:
-            yield
-        self.passes += 1
+
+@contextmanager
+def count_pass(sessions: Sequence[PassCounter]) -> Iterator[None]:
+    """Count and time the block as one forward pass of each session, which all wait for the whole of it."""
+    with time_together([session.timer for session in sessions]):
+        yield
+    for session in sessions:
+        session.passes += 1

@@ -148,5 +148,5 @@ def prefill_and_score(
 
 
 def _read(model: Backend, cache: TreeCache, tokens: list[int], hidden_layers: tuple[int, ...]) -> Output:
-    segment = Segment.of_tokens(cache, tokens, model.device)
-    return model.forward(*segment[:4], last_only=True, hidden_layers=hidden_layers)
+    nodes = Segment.of_text(cache, tokens, model.device)[:4]
+    return model.forward(*nodes, last_only=True, hidden_layers=hidden_layers)

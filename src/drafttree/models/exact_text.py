@@ -13,9 +13,9 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import Tensor
 
-from drafttree.models.base import Backend, Output
+from drafttree.models.base import Output, PackedBackend
 from drafttree.models.kv_cache import TreeCache
-from drafttree.models.packed import forward_in_groups, forward_packed, shares_passes
+from drafttree.models.packed import forward_in_groups
 from drafttree.models.segment import Segment
 
 
@@ -33,7 +33,7 @@ class ExactTextBackend:
         packed_nbytes: memory of packed copies of its weights, beside the weights themselves.
     """
 
-    def __init__(self, inner: Backend, least: int, most: int | None) -> None:
+    def __init__(self, inner: PackedBackend, least: int, most: int | None) -> None:
         self.device = inner.device
         self._inner = inner
         self.packed_nbytes: int = getattr(inner, "packed_nbytes", 0)
@@ -60,12 +60,12 @@ class ExactTextBackend:
 
     @property
     def shares_passes(self) -> bool:
-        return shares_passes(self._inner)
+        return self._inner.shares_passes
 
     def forward_packed(self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = ()) -> list[Output]:
         def group_of(segment: Segment) -> Hashable:
             """Segments that the inner backend would not run together do not add to each other's rows."""
-            return segment.cache.long_rope if shares_passes(self._inner) else id(segment)
+            return segment.cache.long_rope if self._inner.shares_passes else id(segment)
 
         return forward_in_groups(segments, group_of, lambda group: self._run(group, hidden_layers))
 
@@ -99,11 +99,11 @@ class ExactTextBackend:
         """A pass whose head is given enough rows as well, if any."""
         wanted = [range(segment.nodes)[segment.wanted] for segment in segments]
         if not 0 < sum(map(len, wanted)) < self._least:
-            return forward_packed(self._inner, segments, hidden_layers)
+            return self._inner.forward_packed(segments, hidden_layers=hidden_layers)
         starts = [own.start if own else segment.nodes for own, segment in zip(wanted, segments, strict=True)]
         firsts = [max(0, min(start, each.nodes - self._least)) for start, each in zip(starts, segments, strict=True)]
         more = [each._replace(wanted=slice(first, None)) for first, each in zip(firsts, segments, strict=True)]
-        outputs = forward_packed(self._inner, more, hidden_layers)
+        outputs = self._inner.forward_packed(more, hidden_layers=hidden_layers)
         return [
             output._replace(logits=output.logits[:, start - first : start - first + len(own)])
             for output, start, first, own in zip(outputs, starts, firsts, wanted, strict=True)

@@ -80,6 +80,16 @@ class TreeCache(Cache):
         self._reserve(like, end)
         return layer_rows(self.layout, [buffer[..., :end, :] for buffer in self._buffers])
 
+    def new_rows(self, nodes: int) -> list[tuple[Tensor, Tensor]]:
+        """Per layer, views `[nodes, heads, width]` of the only sequence's keys and values that a pass will write.
+
+        Args:
+            nodes: tokens about to be scored, for which `rows` has made room.
+        """
+        start = self.get_seq_length()
+        new = [buffer[:, 0, :, start : start + nodes].transpose(1, 2) for buffer in self._buffers]
+        return layer_rows(self.layout, new)
+
     def grow(self, positions: Tensor) -> None:
         """Count the rows of a finished pass, whose positions are `[batch, nodes]`."""
         self.drafted += positions.shape[1]

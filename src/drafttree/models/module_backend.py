@@ -18,8 +18,8 @@ from drafttree.models.incompatibility import incompatibility, takes_mask
 from drafttree.models.kv_cache import TreeCache
 from drafttree.models.long_rope import long_frequencies, rope_switch
 from drafttree.models.module_checks import decoder_of, input_device
-from drafttree.models.packed import forward_each, forward_in_groups
-from drafttree.models.packed_cache import PackedCache
+from drafttree.models.packed import forward_in_groups
+from drafttree.models.packed_cache import JoinedCache, PackedCache
 from drafttree.models.packed_check import packs_alike
 from drafttree.models.packed_plan import PackedPlan
 from drafttree.models.recurrent import LayerStates, TreeSteps, recurrent_layers, stepping
@@ -71,47 +71,55 @@ class ModuleBackend:
         last_only: bool = False,
         hidden_layers: tuple[int, ...] = (),
     ) -> Output:
+        segment = Segment(cache, tokens, positions, visible, slice(-1, None) if last_only else slice(None))
+        return self._run_alone(segment, hidden_layers)
+
+    @property
+    def shares_passes(self) -> bool:
+        return self._packed_cache is not None
+
+    def forward_packed(self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = ()) -> list[Output]:
+        if len(segments) <= 1 or self._packed_cache is None:
+            return [self._run_alone(segment, hidden_layers) for segment in segments]
+        run = partial(self._run_together, self._packed_cache, hidden_layers=hidden_layers)
+        return forward_in_groups(segments, lambda segment: segment.cache.long_rope, run)
+
+    @cached_property
+    def _packed_cache(self) -> type[PackedCache] | None:
+        """The cheapest KV cache with which layers can be handed several requests at once, which is tried out."""
+        if self._takes_mask or self._recurrent:
+            return None
+        kinds = (PackedCache, JoinedCache)
+        return next(
+            (kind for kind in kinds if packs_alike(self, self._module, partial(self._run_together, kind))), None
+        )
+
+    def _run_alone(self, segment: Segment, hidden_layers: tuple[int, ...]) -> Output:
         if not self._takes_mask:
             use_tree_attention(self._module)
+        cache, tokens, positions, visible, wanted = segment
         plan = TreePlan(cache, positions, visible, self._dtype)
         tree = {"attention_mask": plan.full_mask()} if self._takes_mask else {"tree_plan": plan}
-        scored = [tokens.shape[1] - 1] if last_only else None
+        scored = range(segment.nodes)[wanted]
         with cache.counting(positions), self._stepping(cache, positions, visible), self._frequencies(cache):
             output = self._run(cache, tokens, positions, scored, hidden_layers, **tree)
         cache.grow(positions)
         return output
 
-    @cached_property
-    def shares_passes(self) -> bool:
-        """Whether the module's layers can be handed several requests at once, which is tried out."""
-        if self._takes_mask or self._recurrent:
-            return False
-        try:
-            return packs_alike(self, self._module, self._run_together)
-        except Exception:  # whatever a module raises that was made for other passes
-            return False
-
-    def forward_packed(self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = ()) -> list[Output]:
-        if len(segments) <= 1 or not self.shares_passes:
-            return forward_each(self, segments, hidden_layers)
-        run = partial(self._run_together, hidden_layers=hidden_layers)
-        return forward_in_groups(segments, lambda segment: segment.cache.long_rope, run)
-
-    def _run_together(self, segments: Sequence[Segment], hidden_layers: tuple[int, ...] = ()) -> list[Output]:
-        """A packed pass over segments with the same rotary frequencies, by a module whose layers allow that."""
+    def _run_together(
+        self, kind: type[PackedCache], segments: Sequence[Segment], hidden_layers: tuple[int, ...] = ()
+    ) -> list[Output]:
+        """A packed pass over segments with the same rotary frequencies."""
         use_tree_attention(self._module)
-        cache = PackedCache(segments)
-        starts = accumulate((segment.nodes for segment in segments), initial=0)
+        cache = kind(segments)
+        starts = accumulate(cache.sizes, initial=0)
         own = [range(start, start + each.nodes)[each.wanted] for start, each in zip(starts, segments, strict=False)]
-        tokens = torch.cat([segment.tokens for segment in segments], 1)
-        scored = [*chain(*own)]
+        tokens, plan = torch.cat([segment.tokens for segment in segments], 1), PackedPlan(cache, self._dtype)
         with self._frequencies(segments[0].cache):
-            output = self._run(
-                cache, tokens, cache.positions, scored or [0], hidden_layers, tree_plan=PackedPlan(cache, self._dtype)
-            )
+            output = self._run(cache, tokens, cache.positions, [*chain(*own)], hidden_layers, tree_plan=plan)
         for segment in segments:
             segment.cache.grow(segment.positions)
-        logits = output.logits[:, : len(scored)].split([len(rows) for rows in own], 1)
+        logits = output.logits.split([len(rows) for rows in own], 1)
         return [Output(*each) for each in zip(logits, split_states(segments, output.hidden), strict=True)]
 
     def _run(
@@ -119,26 +127,26 @@ class ModuleBackend:
         cache: Cache,
         tokens: Tensor,
         positions: Tensor,
-        scored: list[int] | None,
+        scored: Sequence[int],
         hidden_layers: tuple[int, ...],
         **tree: Any,
     ) -> Output:
-        """A pass of the module.
+        """A pass of the module, whose head is given indices: for the number 1 some models (Gemma 4) leave out nodes.
 
         Args:
-            scored: nodes the head is applied to, None for all. It is given as indices: for the number 1 some models
-                (Gemma 4) leave the other nodes out of their layers.
+            scored: the nodes whose logits are returned.
         """
+        is_all = len(scored) == tokens.shape[1]
         with self._capturing(hidden_layers) as states:
             out = self._module(
                 input_ids=tokens,
                 position_ids=positions,
                 past_key_values=cache,
                 use_cache=True,
-                logits_to_keep=0 if scored is None else torch.tensor(scored, device=self.device),
+                logits_to_keep=0 if is_all else torch.tensor(scored or [0], device=self.device),
                 **tree,
             )
-        return Output(out.logits, tuple(states[layer] for layer in hidden_layers))
+        return Output(out.logits[:, : len(scored)], tuple(states[layer] for layer in hidden_layers))
 
     def _stepping(self, cache: TreeCache, positions: Tensor, visible: Tensor) -> AbstractContextManager[None]:
         """Run recurrent layers along the tree."""

@@ -1,4 +1,4 @@
-"""The KV cache that layers of transformers are given in a packed pass."""
+"""The KV caches that layers of transformers are given in a packed pass."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
+from drafttree.core.errors import ModelError
 from drafttree.models.segment import Segment
 
 
@@ -33,23 +34,44 @@ class PackedCache(Cache):
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object):
         """Store a layer's new rows `[1, heads, nodes, width]`, which are returned."""
-        new = zip(key_states.split(self.sizes, 2), value_states.split(self.sizes, 2), strict=True)
-        rows = [segment.cache.update(*own, layer_idx) for segment, own in zip(self.segments, new, strict=True)]
+        rows = self._store(key_states, value_states, layer_idx)
         self._rows[id(key_states)] = key_states, value_states, rows
         return key_states, value_states
 
     def rows_of(self, key: Tensor, value: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """All keys and values by segment `[1, heads, rows, width]`, given the new ones that `update` returned.
+        """All keys and values by segment `[1, heads, rows, width]`, given what `update` returned.
 
         Raises:
-            KeyError: the layer changed them before it attends, or did not store them.
+            ModelError: the layer changed that before it attends.
         """
-        keys, values, rows = self._rows[id(key)]
+        keys, values, rows = self._rows.get(id(key), (None, None, []))
         if keys is not key or values is not value:
-            raise KeyError("keys and values of different layers")
+            raise ModelError("keys and values that are changed after they are stored cannot be packed as new rows only")
         return rows
 
     def get_seq_length(self, layer_idx: int | None = None) -> Any:
         """What a node's index has to be added to, to find its position, for a layer that counts (Llama 4)."""
         own = self.positions[0]
         return 0 if layer_idx is None else own - torch.arange(len(own), device=own.device)
+
+    def _store(self, keys: Tensor, values: Tensor, layer: int) -> list[tuple[Tensor, Tensor]]:
+        """Store new rows; all rows of the layer by segment."""
+        new = zip(keys.split(self.sizes, 2), values.split(self.sizes, 2), strict=True)
+        return [segment.cache.update(*own, layer) for segment, own in zip(self.segments, new, strict=True)]
+
+
+class JoinedCache(PackedCache):
+    """Hands out all rows of all segments behind each other, for layers that expand what they stored (latent attention).
+
+    That copies them, so it is for layers that need it.
+    """
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object):
+        """Store a layer's new rows `[1, heads, nodes, width]`; those of all segments `[1, heads, rows, width]`."""
+        keys, values = zip(*self._store(key_states, value_states, layer_idx), strict=True)
+        return torch.cat(keys, 2), torch.cat(values, 2)
+
+    def rows_of(self, key: Tensor, value: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """All keys and values by segment, given what a layer made of all rows, row by row."""
+        counts = [segment.cache.get_seq_length() + segment.nodes for segment in self.segments]
+        return [*zip(key.split(counts, 2), value.split(counts, 2), strict=True)]

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from drafttree.models.packed_attention import PackedAttention
+from drafttree.models.packed_attention import PackedAttention, PackedRows
 from drafttree.models.pass_inputs import PassInputs
 from drafttree.models.segment import Segment
 from drafttree.models.span import EVERYTHING, Span
@@ -19,14 +19,14 @@ class PackedInputs(NamedTuple):
         tokens: `[1, nodes]` token ids.
         positions: `[1, nodes]`.
         hidden: `[1, nodes, hidden]`, the states an EAGLE-3 head reads; empty for a model.
-        rows: per layer keys and values `[1, heads, rows, width]` of every segment.
+        rows: per layer.
         parts: the inputs of every segment.
     """
 
     tokens: Tensor
     positions: Tensor
     hidden: Tensor
-    rows: list[tuple[tuple[Tensor, Tensor], ...]]
+    rows: list[PackedRows]
     parts: list[PassInputs]
 
     def attention(self, span: Span = EVERYTHING) -> PackedAttention:
@@ -42,4 +42,7 @@ def pack_inputs(
     if len(parts) == 1:
         return parts[0]
     tokens, positions = torch.cat([part.tokens for part in parts], 1), torch.cat([part.positions for part in parts], 1)
-    return PackedInputs(tokens, positions, hidden, [*zip(*(part.rows for part in parts), strict=True)], parts)
+    stored = zip(*(part.rows for part in parts), strict=True)
+    new = zip(*(segment.cache.new_rows(segment.nodes) for segment in segments), strict=True)
+    rows = [PackedRows(every, *zip(*own, strict=True)) for every, own in zip(stored, new, strict=True)]
+    return PackedInputs(tokens, positions, hidden, rows, parts)

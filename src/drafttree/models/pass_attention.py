@@ -49,14 +49,18 @@ class RowAttention(NamedTuple):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, rows: tuple[Tensor, Tensor], scale: float) -> Tensor:
         """See `PassAttention`; `rows` are the keys and values `[batch, key heads, rows, width]` of a layer."""
-        keys, values = rows
-        heads, width = key.shape[1:]
-        keys[:, :, self.new_rows] = key.unflatten(0, (self.batch, -1)).transpose(1, 2)
-        values[:, :, self.new_rows] = value.unflatten(0, (self.batch, -1)).transpose(1, 2)
-        grouped = query.reshape(self.batch, self.nodes, heads, -1, width).permute(0, 2, 3, 1, 4)
+        for stored, new in zip(rows, (key, value), strict=True):
+            stored[:, :, self.new_rows] = new.unflatten(0, (self.batch, -1)).transpose(1, 2)
+        return self.read(query.unflatten(1, (key.shape[1], -1)), *rows, scale).flatten(1)
+
+    def read(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        """Attend `[batch * nodes, key heads, groups, width]` to stored rows; the result has the query's shape."""
+        if self.blocks is None and self.nodes == 1:
+            return F.scaled_dot_product_attention(query, keys, values, attn_mask=self.mask, scale=scale)
+        grouped = query.unflatten(0, (self.batch, self.nodes)).permute(0, 2, 3, 1, 4)
         if self.blocks is None:
-            stacked = grouped.reshape(self.batch, heads, -1, width)
+            stacked = grouped.flatten(2, 3)
             out = F.scaled_dot_product_attention(stacked, keys, values, attn_mask=self.mask, scale=scale)
         else:
             out = attend_exactly(grouped, keys, values, self.mask, scale, self.blocks, self.span)
-        return out.reshape(self.batch, -1, self.nodes, width).transpose(1, 2).reshape(len(query), -1)
+        return out.view(grouped.shape).permute(0, 3, 1, 2, 4).flatten(0, 1)

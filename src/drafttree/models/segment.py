@@ -27,14 +27,13 @@ class Segment(NamedTuple):
     wanted: slice = slice(None)
 
     @classmethod
-    def of_tokens(
-        cls, cache: TreeCache, tokens: Sequence[int], device: torch.device, wanted: slice = slice(None)
-    ) -> "Segment":
-        """Consecutive tokens of a text, which follow the committed rows of its cache."""
+    def of_text(cls, cache: TreeCache, tokens: list[int], device: torch.device) -> "Segment":
+        """The next tokens of a text, each of which attends to those before it; the last one's logits are wanted."""
         count = len(tokens)
+        ids = torch.tensor([tokens], device=device)
         positions = cache.next_position + torch.arange(count, device=device)[None]
         causal = torch.ones(1, count, count, dtype=torch.bool, device=device).tril()
-        return cls(cache, torch.tensor([tokens], device=device), positions, causal, wanted)
+        return cls(cache, ids, positions, causal, slice(-1, None))
 
     @property
     def nodes(self) -> int:

@@ -9,6 +9,7 @@ Added layers have output projections of zero.
 
 import copy
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,7 +17,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from drafttree.core.errors import ConfigError
-from drafttree.drafters.base import Drafter, DraftSession, HiddenStates
+from drafttree.drafters.base import Drafter, DraftSession, HiddenStates, PackedDraft
+from drafttree.drafters.packed import pack
 from drafttree.engine.decoder import Decoder
 from drafttree.evaluation.shapes import Shape, find_shape
 from drafttree.loading import choose_drafter, find_device, find_drafter, find_dtype, load_model, load_tokenizer
@@ -114,6 +116,10 @@ class NarrowSession:
     def __init__(self, session: DraftSession, hidden: int) -> None:
         self._session, self._hidden = session, hidden
         self.root, self.expand = session.root, session.expand
+
+    @staticmethod
+    def pack(sessions: "Sequence[NarrowSession]") -> PackedDraft:
+        return pack([each._session for each in sessions])
 
     @property
     def passes(self) -> int:
