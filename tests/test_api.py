@@ -67,7 +67,7 @@ EXPORTS = {
         *("RRSw", "Traversal", "Verifier"),
     },
 }
-ERRORS = {"ConfigError", "InputError", "ContextError", "ModelError", "TokenizerMismatch"}
+ERRORS = {"ConfigError", "ContextError", "EngineClosedError", "InputError", "ModelError", "TokenizerMismatch"}
 MODULES = [name for _, name, _ in pkgutil.walk_packages(drafttree.__path__, "drafttree.")]
 
 PROBE = """

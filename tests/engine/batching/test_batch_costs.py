@@ -30,7 +30,7 @@ def turn(rows: int, target: float, draft: float = 0.0, outside: float = 0.0, bat
 
 def test_costs_are_those_of_the_curve_before_any_round():
     costs = BatchCosts(CURVE)
-    assert costs.target(4) == 1.3
+    assert costs.target(1, 4) == 1.3
     assert costs.round(1, 4, 0.5) == pytest.approx(1.3 + 0.5 + 0.03)
     assert costs.drafting(0, [1, 8]) == pytest.approx(0.2 + 0.24)
     assert costs.drafting(0, []) == 0
@@ -40,13 +40,39 @@ def test_the_first_level_of_several_requests_costs_what_more_nodes_add():
     assert BatchCosts(CURVE).drafting(0, [8]) == pytest.approx(0.2 + 0.14)
 
 
-def test_costs_follow_the_rounds_and_sizes_near_them():
+def test_passes_of_one_size_are_taken_to_be_as_much_dearer_as_all():
     costs = BatchCosts(CURVE)
     for _ in range(100):
-        costs.observe(turn(4, 2.6, outside=0.5), [])
-    assert costs.target(4) == pytest.approx(2.6)
-    assert costs.target(16) == pytest.approx(5.0)
-    assert costs.round(1, 4) == pytest.approx(3.1)
+        costs.observe(turn(4, 2.6, outside=0.5, batch=3), [])
+    assert costs.target(3, 4) == pytest.approx(2.6)
+    assert costs.target(3, 16) == pytest.approx(5.0)
+    assert costs.round(3, 4) == pytest.approx(3.1)
+
+
+def test_passes_of_several_sizes_tell_what_a_further_row_costs():
+    costs = BatchCosts(CURVE)
+    for _ in range(500):
+        costs.observe(turn(4, 1.3 + 0.9, batch=3), [])
+        costs.observe(turn(16, 2.5 + 0.9, batch=3), [])
+    assert costs.target(3, 4) == pytest.approx(2.2, rel=0.02)
+    assert costs.target(3, 10) == pytest.approx(1.9 + 0.9, rel=0.02)
+    assert costs.target(3, 16) == pytest.approx(3.4, rel=0.02)
+
+
+def test_batches_that_were_not_seen_follow_the_nearest():
+    costs = BatchCosts(CURVE)
+    costs.observe(turn(4, 2.6, batch=3), [])
+    costs.observe(turn(16, 7.5, batch=16), [])
+    assert costs.target(4, 4) == pytest.approx(2.6)
+    assert costs.target(64, 4) == pytest.approx(3.9)
+
+
+def test_noise_makes_no_row_free_and_none_endless():
+    costs = BatchCosts(CURVE)
+    for _ in range(100):
+        costs.observe(turn(4, 2.0, batch=1), [])
+        costs.observe(turn(16, 1.0, batch=1), [])
+    assert costs.target(1, 17) > costs.target(1, 16)
 
 
 def test_drafting_follows_the_rounds_too():
@@ -59,16 +85,20 @@ def test_drafting_follows_the_rounds_too():
 def test_frozen_costs_stay_as_they_are():
     costs = BatchCosts(CURVE, frozen=True)
     costs.observe(turn(4, 99.0, draft=9.0, outside=7.0), [(0, [1])])
-    assert costs.target(4) == 1.3
+    assert costs.target(1, 4) == 1.3
     assert costs.round(1, 4) == pytest.approx(1.33)
 
 
 def test_rows_within_are_the_most_that_stretch_a_pass_so_far():
     costs = BatchCosts(CURVE)
     found = costs.rows_within(4, 512, 1.7)
-    assert costs.target(4 + found) <= 1.7 * costs.target(4) < costs.target(4 + found + 1)
+    limit = 1.7 * costs.target(4, 4)
+    assert costs.target(4, 4 + found) <= limit < costs.target(4, 4 + found + 1)
     assert costs.rows_within(4, 3, 100.0) == 3
 
 
 def test_without_a_drafter_a_row_adds_a_sixteenth_of_a_pass():
-    assert BatchCosts(None).target(17) == pytest.approx(2.0)
+    costs = BatchCosts(None)
+    assert costs.target(1, 17) == pytest.approx(2.0)
+    costs.observe(turn(1, 0.1), [])
+    assert costs.target(1, 17) == pytest.approx(0.2)

@@ -73,14 +73,14 @@ def test_a_bad_line_becomes_an_error_and_the_others_are_written(lines, tmp_path)
 
 
 def test_an_error_of_any_kind_is_that_lines_own(lines, tmp_path, monkeypatch):
-    generate = drafttree.Decoder.generate
+    submit = drafttree.Engine.submit
 
     def fail(self, prompt, **options):
         if prompt == "fail":
             raise RuntimeError("out of\nmemory")
-        return generate(self, prompt, **options)
+        return submit(self, prompt, **options)
 
-    monkeypatch.setattr(drafttree.Decoder, "generate", fail)
+    monkeypatch.setattr(drafttree.Engine, "submit", fail)
     source, out = lines('"fail"', json.dumps(PROMPT)), tmp_path / "out.jsonl"
     assert run("batch", source, out, "--max-new-tokens", 2).exit_code == 1
     assert records(out)[0]["error"] == {"type": "RuntimeError", "message": "out of memory"}
@@ -88,13 +88,13 @@ def test_an_error_of_any_kind_is_that_lines_own(lines, tmp_path, monkeypatch):
 
 
 def test_messages_are_given_to_the_decoder(lines, tmp_path, monkeypatch):
-    given, generate = [], drafttree.Decoder.generate
+    given, submit = [], drafttree.Engine.submit
 
-    def generate_from(self, prompt, **options):
+    def submit_other(self, prompt, **options):
         given.append(prompt)
-        return generate(self, PROMPT, **options)
+        return submit(self, PROMPT, **options)
 
-    monkeypatch.setattr(drafttree.Decoder, "generate", generate_from)
+    monkeypatch.setattr(drafttree.Engine, "submit", submit_other)
     messages = [{"role": "user", "content": "hello"}]
     assert run("batch", lines({"messages": messages}), tmp_path / "out", "--max-new-tokens", 2).exit_code == 0
     assert given == [messages]
@@ -104,22 +104,24 @@ def test_an_interrupted_run_goes_on(lines, tmp_path, monkeypatch):
     source, out = lines(*(json.dumps(f"{PROMPT} {number}") for number in range(3)), "bad"), tmp_path / "out.jsonl"
     command = ["batch", source, out, "--max-new-tokens", 3]
     run(*command)
-    whole, generate = out.read_text(), drafttree.Decoder.generate
+    whole, results = out.read_text(), []
     written = [line.partition(', "seconds"')[0] for line in whole.splitlines()]
     out.unlink()
 
-    def interrupted(self, prompt, **options):
-        if prompt.endswith("2"):
+    def interrupted(self, timeout=None):
+        if len(results) == 2:
             raise KeyboardInterrupt
-        return generate(self, prompt, **options)
+        results.append(wait(self, timeout))
+        return results[-1]
 
-    monkeypatch.setattr(drafttree.Decoder, "generate", interrupted)
+    wait = drafttree.Handle.result
+    monkeypatch.setattr(drafttree.Handle, "result", interrupted)
     result = run(*command)
     assert "the same command goes on from" in result.stderr
     kept = out.read_text()
     assert len(kept.splitlines()) == 2
     out.write_text(f'{kept}{{"line": 3, "input": "cut sh')
-    monkeypatch.setattr(drafttree.Decoder, "generate", generate)
+    monkeypatch.setattr(drafttree.Handle, "result", wait)
     result = run(*command, "--json")
     assert result.exit_code == 1
     assert json.loads(result.stdout)["skipped"] == 2

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
+from drafttree.engine.batching.cost_fit import CostFit
 from drafttree.engine.batching.engine_metrics import EngineRound
 
 MEMORY = 8.0
@@ -12,24 +13,29 @@ UNKNOWN = CostCurve(Costs((1, 2), (1.0, 1.0625)), (DraftCosts(0.0, Costs((1,), (
 """Without a drafter there is no curve: a row adds a sixteenth of a pass until passes have been seen."""
 
 
-class Scale:
-    """How much dearer something is than expected, by its size; sizes that were not seen follow the nearest that was."""
+class Mean:
+    """The latest values of something, by size; sizes that were not seen follow the nearest that was.
 
-    def __init__(self) -> None:
-        self._ratios: dict[int, float] = {}
+    Args:
+        unknown: the value before anything was seen.
+    """
+
+    def __init__(self, unknown: float) -> None:
+        self._unknown = unknown
+        self._values: dict[int, float] = {}
 
     def at(self, size: float) -> float:
-        """The ratio for a size; 1 before anything was seen."""
-        if not self._ratios:
-            return 1.0
+        """The value for a size."""
+        if not self._values:
+            return self._unknown
         bucket = _bucket(size)
-        return self._ratios[min(self._ratios, key=lambda known: abs(known - bucket))]
+        return self._values[min(self._values, key=lambda known: abs(known - bucket))]
 
-    def observe(self, size: float, ratio: float) -> None:
-        """Take note of the ratio that a round has shown."""
+    def observe(self, size: float, value: float) -> None:
+        """Take note of the value that a round has shown."""
         bucket = _bucket(size)
-        before = self._ratios.get(bucket, ratio)
-        self._ratios[bucket] = before + (ratio - before) / MEMORY
+        before = self._values.get(bucket, value)
+        self._values[bucket] = before + (value - before) / MEMORY
 
 
 def _bucket(size: float) -> int:
@@ -38,7 +44,10 @@ def _bucket(size: float) -> int:
 
 
 class BatchCosts:
-    """The costs of passes and rounds, in the unit of a curve until rounds are seen, and in seconds from then on.
+    """The costs of passes and rounds.
+
+    The curve is of passes over one request, and perhaps of another hour; each number of requests has a line of its own
+    that leads from it to what passes over so many cost.
 
     Args:
         curve: of target and drafter, None where there is no drafter.
@@ -51,32 +60,35 @@ class BatchCosts:
     def __init__(self, curve: CostCurve | None, *, frozen: bool = False) -> None:
         self.frozen = frozen
         self._curve = curve or UNKNOWN
-        self._target, self._draft = Scale(), Scale()
-        self._overhead: dict[int, float] = {}
+        self._passes: dict[int, CostFit] = {}
+        self._drafts = Mean(1.0)
+        self._overhead = Mean(self._curve.plain_overhead)
 
-    def target(self, rows: int) -> float:
-        """Of a target pass."""
-        return self._curve.target.at(rows) * self._target.at(rows)
+    def target(self, batch: int, rows: int) -> float:
+        """Of a target pass over the rows of so many requests."""
+        alone, bucket = self._curve.target.at(rows), _bucket(batch)
+        if not self._passes:
+            return alone
+        return self._passes[min(self._passes, key=lambda known: abs(known - bucket))].at(alone)
 
     def level(self, source: int, width: int) -> float:
         """Of a packed draft pass over so many nodes, behind the first one."""
-        return self._curve.draft_of(source).later.at(width) * self._draft.at(width)
+        return self._curve.draft_of(source).later.at(width) * self._drafts.at(width)
 
     def drafting(self, source: int, widths: Sequence[int]) -> float:
         """Of drafting levels of these widths over all requests, the first being that of the roots."""
-        return self._expected_drafting(source, widths) * self._draft.at(_mean(widths))
+        return self._expected_drafting(source, widths) * self._drafts.at(_mean(widths))
 
     def round(self, batch: int, rows: int, drafting: float = 0.0) -> float:
         """Of a whole round."""
-        overhead = self._overhead.get(_bucket(batch), self._curve.plain_overhead)
-        return self.target(rows) + drafting + overhead
+        return self.target(batch, rows) + drafting + self._overhead.at(batch)
 
-    def rows_within(self, rows: int, most: int, share: float) -> int:
-        """How many rows, at most so many, can join a pass before it costs `share` times what it does."""
-        limit, low, high = share * self.target(rows), 0, most
+    def rows_within(self, batch: int, most: int, share: float) -> int:
+        """How many rows, at most so many, can join a pass over a node of each request before it costs `share` of it."""
+        limit, low, high = share * self.target(batch, batch), 0, most
         while low < high:
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.target(rows + middle) <= limit else (low, middle - 1)
+            low, high = (middle, high) if self.target(batch, batch + middle) <= limit else (low, middle - 1)
         return low
 
     def observe(self, turn: EngineRound, drafted: Sequence[tuple[int, Sequence[int]]]) -> None:
@@ -88,14 +100,13 @@ class BatchCosts:
         """
         if self.frozen or not turn.rows:
             return
-        self._target.observe(turn.rows, turn.target_seconds / self._curve.target.at(turn.rows))
+        fit = self._passes.setdefault(_bucket(turn.batch), CostFit())
+        fit.observe(self._curve.target.at(turn.rows), turn.target_seconds)
         expected = sum(self._expected_drafting(*group) for group in drafted)
         if expected > 0:
             widths = [width for _, each in drafted for width in each]
-            self._draft.observe(_mean(widths), turn.draft_seconds / expected)
-        outside = turn.seconds - turn.target_seconds - turn.draft_seconds
-        before = self._overhead.get(_bucket(turn.batch), outside)
-        self._overhead[_bucket(turn.batch)] = before + (outside - before) / MEMORY
+            self._drafts.observe(_mean(widths), turn.draft_seconds / expected)
+        self._overhead.observe(turn.batch, turn.seconds - turn.target_seconds - turn.draft_seconds)
 
     def _expected_drafting(self, source: int, widths: Sequence[int]) -> float:
         """By the curve, in which the first level is that of one request."""

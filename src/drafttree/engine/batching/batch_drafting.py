@@ -94,7 +94,9 @@ class BatchDrafting:
                 groups.setdefault(key, []).append((place, session))
         try:
             for (source, *_), members in groups.items():
-                rates = Rates(self._costs.target, partial(self._costs.level, source), rows, rate)
+                rates = Rates(
+                    partial(self._costs.target, len(requests)), partial(self._costs.level, source), rows, rate
+                )
                 self._draft_group(requests, members, source, rates, drafts)
         except Exception as error:
             if is_out_of_memory(error):
@@ -177,7 +179,7 @@ class BatchDrafting:
     def _count(self, likely: Sequence[float], batch: int, rows: int, spent: float) -> int:
         if self._budget is not None:
             return self._budget * batch
-        return best_count(likely, rows, batch, self._costs.target, spent)
+        return best_count(likely, rows, batch, partial(self._costs.target, batch), spent)
 
     def observe(self, request: Request, tree: DraftTree, turn: Round) -> None:
         """Learn what a round has accepted of a tree, of a text that goes on."""

@@ -48,4 +48,5 @@ def _segment(request: Request, tree: DraftTree) -> Segment:
 
 def _part(rounds: RequestRounds, part: Part) -> Segment:
     """A part of a prompt, of which no logits are wanted."""
-    return Segment.of_tokens(part.served.request.cache, part.tokens, rounds.target.device, wanted=slice(0, 0))
+    text = Segment.of_text(part.served.request.cache, part.tokens, rounds.target.device)
+    return text._replace(wanted=slice(0, 0))
