@@ -13,7 +13,18 @@ import drafttree
 
 EXPORTS = {
     "drafttree": {
-        *("Chunk", "Decoder", "DraftTree", "DraftTreeError", "Generation", "Layer", "Metrics", "Sampling"),
+        *(
+            "Chunk",
+            "Decoder",
+            "DraftTree",
+            "DraftTreeError",
+            "Engine",
+            "Generation",
+            "Handle",
+            "Layer",
+            "Metrics",
+            "Sampling",
+        ),
         *(
             "SpeedupLaw",
             "Verdict",

@@ -1,8 +1,8 @@
 """What is known of a target and a drafter together: their costs, and what policies have learned of earlier texts."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from drafttree.core.cost_curve import CostCurve
 from drafttree.drafters.base import Drafter
@@ -13,6 +13,8 @@ from drafttree.engine.watched_costs import WatchedCosts
 from drafttree.models import Model
 from drafttree.policies.base import TreePolicy
 from drafttree.verifiers.base import Verifier
+
+T = TypeVar("T")
 
 
 class Adaptation:
@@ -31,6 +33,7 @@ class Adaptation:
         self.given = costs
         self.measured: dict[bool, WatchedCosts] = {}
         self._learned: dict[Any, Any] = {}
+        self._batches: dict[Any, Any] = {}
 
     def costs(self, target: Model, drafter: Drafter, rounds: Rounds, *, greedy: bool) -> CostCurve:
         """The costs of greedy texts or of others, measured if they are not known; arguments as for `WatchedCosts`."""
@@ -55,6 +58,12 @@ class Adaptation:
         finally:
             if request.draft and request.metrics.rounds:
                 self._learn(request)
+
+    def batches(self, key: object, make: Callable[[], T]) -> T:
+        """What batches of a kind have shown, made where there were none."""
+        if key not in self._batches:
+            self._batches[key] = make()
+        return self._batches[key]
 
     def remember(self, request: Request) -> None:
         """Remember what a text's policy has learned, for texts that begin later."""

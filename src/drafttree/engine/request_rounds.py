@@ -27,7 +27,7 @@ from drafttree.engine.prompt import Prompt
 from drafttree.engine.request import Request
 from drafttree.engine.tree_growth import grow
 from drafttree.models import Model, Output, prefill, prefill_and_score
-from drafttree.policies.base import RoundOutcome
+from drafttree.policies.base import RoundOutcome, TreePolicy
 from drafttree.verifiers import Verifier
 from drafttree.verifiers.base import check_verdict
 
@@ -40,6 +40,7 @@ class RequestRounds(ABC):
     Attributes:
         target: the model whose output is wanted.
         drafter: who proposes, None to decode plainly.
+        policy: how trees grow.
         verifier: what is accepted, None for the default of each text.
         prefixes: the beginnings of earlier texts.
         adaptation: what is known of target and drafter together.
@@ -47,6 +48,7 @@ class RequestRounds(ABC):
 
     target: Model
     drafter: Drafter | None
+    policy: TreePolicy
     verifier: type[Verifier] | None
     prefixes: PrefixCache
     adaptation: Adaptation

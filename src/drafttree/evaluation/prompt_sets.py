@@ -21,7 +21,7 @@ NOT_SHIPPED = {"summaries"}
 
 
 def read_prompt_sets(
-    names: Sequence[str], folder: Path | None, limit: int, **selection: Any
+    names: Sequence[str], folder: Path | None, limit: int | None, **selection: Any
 ) -> dict[str, list[Example]]:
     """The prompts of some sets by name, as many of each, evenly spaced over its file.
 
@@ -29,7 +29,7 @@ def read_prompt_sets(
         names: of the sets.
         folder: with the files that `SETS` names, each as .jsonl or .jsonl.gz; None for the shipped ones, which lack
             those of `NOT_SHIPPED`.
-        limit: take no more prompts of each set than this.
+        limit: take no more prompts of each set than this; None for all.
         **selection: as for `spread_examples`.
 
     Raises:

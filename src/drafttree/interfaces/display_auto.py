@@ -109,5 +109,5 @@ def _show_trees(result: AutoBench) -> None:
 
 def _conclusions(rows: Sequence[AutoRow]) -> Iterator[str]:
     for aim in aims(rows):
-        yield f"{aim.sentence}; {'reached' if aim.reached else 'MISSED'} (aim {aim.least:.0%})"
+        yield f"{aim.sentence}; {aim.verdict} (aim {aim.least:.0%})"
     yield from shortfalls(rows)

@@ -1,9 +1,9 @@
 import math
 
 import pytest
-from scipy.stats import t
+from scipy.stats import sem, t
 
-from drafttree.evaluation.bench.estimate import Estimate, student_t
+from drafttree.evaluation.bench.estimate import Estimate, RatioEstimate, student_t
 
 
 def test_estimates_by_hand():
@@ -22,3 +22,15 @@ def test_estimates_by_hand():
 @pytest.mark.parametrize("freedom", [1, 2, 3, 4, 7, 15, 199])
 def test_the_quantile_is_students(freedom):
     assert student_t(freedom) == pytest.approx(t.ppf(0.975, freedom), rel=0.01)
+
+
+def test_a_ratio_is_the_geometric_mean_with_students_interval_of_the_logarithms():
+    found = RatioEstimate.of([2.0, 3.0, 4.0], [1.0, 2.0, 2.0])
+    logs = [math.log(ratio) for ratio in (2.0, 1.5, 2.0)]
+    low, high = t.interval(0.95, 2, sum(logs) / 3, sem(logs))
+    assert found.mean == pytest.approx(6 ** (1 / 3))
+    assert (found.low, found.high) == (pytest.approx(math.exp(low), rel=1e-3), pytest.approx(math.exp(high), rel=1e-3))
+
+
+def test_a_ratio_of_a_single_turn_has_no_interval():
+    assert RatioEstimate.of([3.0], [2.0]) == RatioEstimate(pytest.approx(1.5))

@@ -70,12 +70,19 @@ def test_mistakes_are_named():
         find_shape("300M")
 
 
-@pytest.mark.parametrize("name", zoo.HEADS)
+@pytest.mark.parametrize("name", [*zoo.HEADS, "mixed:embedded-eagle3"])
 def test_a_head_drafts_for_the_inflated_target_what_it_drafts_for_the_small_one(name):
     large = load_inflated("embedded", name, "100m", "float32", "cpu")
     small = drafttree.load("embedded", name, dtype="float32", device="cpu")
-    outs = [each.generate("The old man", max_new_tokens=16) for each in (large, small)]
+    outs = [each.generate("one two one two", max_new_tokens=16) for each in (large, small)]
     assert outs[0].tokens == outs[1].tokens
     assert outs[0].drafted == outs[1].drafted
     assert outs[0].metrics.draft_efficiency == outs[1].metrics.draft_efficiency > 0
+    assert outs[0].metrics.lookup_rounds == outs[1].metrics.lookup_rounds
     assert outs[0].metrics.draft_cache_bytes == outs[1].metrics.draft_cache_bytes
+
+
+def test_an_inflated_targets_mixed_drafter_still_names_who_drafts():
+    drafter = load_inflated("embedded", "mixed:embedded-eagle3", "100m", "float32", "cpu").drafter
+    lookup, head = drafter.sources
+    assert (lookup.hidden_layers, len(head.hidden_layers)) == ((), 3)

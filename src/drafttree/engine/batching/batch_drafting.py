@@ -12,9 +12,8 @@ import torch
 from drafttree.core.tree import DraftTree, Proposal
 from drafttree.drafters.base import DraftSession
 from drafttree.drafters.packed import pack
-from drafttree.engine.batching.batch_costs import BatchCosts
 from drafttree.engine.batching.expansion_gate import ExpansionGate, Rates
-from drafttree.engine.batching.level_limit import LevelLimit
+from drafttree.engine.batching.experience import Experience
 from drafttree.engine.batching.shared_budget import best_count, cut, falling, survival
 from drafttree.engine.child_sampler import ChildSampler
 from drafttree.engine.draft_logits import AdjustedPackedDraft, LogitsAdjustment
@@ -55,23 +54,18 @@ class Drafts:
         return sum(tree.size - 1 for tree in self.trees)
 
 
-Key = tuple[bool, int]
-"""Of a calibration: whether texts are greedy, and which model of the drafter drafted."""
-
-
 class BatchDrafting:
     """Drafts for requests of one decoder, and learns what is accepted.
 
     Args:
         rounds: the decoder.
-        costs: of packed passes.
+        experience: of its batches.
         budget: drafted nodes of a request and round, as a mean over the batch; None for the number that pays.
     """
 
-    def __init__(self, rounds: RequestRounds, costs: BatchCosts, budget: int | None = None) -> None:
-        self._rounds, self._costs, self._budget = rounds, costs, budget
-        self._calibrations: dict[Key, SurvivalCalibration] = {}
-        self._limits = LevelLimit()
+    def __init__(self, rounds: RequestRounds, experience: Experience, budget: int | None = None) -> None:
+        self._rounds, self._experience, self._budget = rounds, experience, budget
+        self._costs = experience.costs
 
     def plain(self, requests: Sequence[Request]) -> Drafts:
         """Roots alone."""
@@ -153,7 +147,7 @@ class BatchDrafting:
         allowed = [self._rounds.max_levels(request) for request in own]
         if selected or self._budget is not None:
             return allowed
-        limit = self._limits.choose(len(own), rates.rows, rates.target, rates.level)
+        limit = self._experience.limits.choose(len(own), rates.rows, rates.target, rates.level)
         return allowed if limit is None else [min(each, limit) for each in allowed]
 
     def _adjustment(self, request: Request, randomness: Any) -> LogitsAdjustment:
@@ -188,13 +182,13 @@ class BatchDrafting:
         path, children = [0], tree.branches[0].children
         for rank in turn.ranks:
             path.append(children[path[-1]][rank - 1])
-        key = request.verifier.sampling.greedy, tree.source
-        self._calibrations[key] = self._calibration(request, tree.source).observe(tree, path)
+        kind = request.verifier.sampling.greedy, tree.source
+        self._experience.calibrations[kind] = self._experience.calibration(kind).observe(tree, path)
         if tree.proposal is not Proposal.TOP_K:
-            self._limits.observe(tree, len(path) - 1)
+            self._experience.limits.observe(tree, len(path) - 1)
 
     def _calibration(self, request: Request, source: int) -> SurvivalCalibration:
-        return self._calibrations.setdefault((request.verifier.sampling.greedy, source), SurvivalCalibration.empty())
+        return self._experience.calibration((request.verifier.sampling.greedy, source))
 
 
 def _drafting(request: Request) -> tuple[int, DraftSession]:

@@ -15,10 +15,9 @@ from typing import NamedTuple
 import torch
 
 from drafttree.core.tree import DraftTree
-from drafttree.engine.batching.batch_costs import BatchCosts
 from drafttree.engine.batching.batch_drafting import BatchDrafting, Drafts
-from drafttree.engine.batching.draft_switch import DraftSwitch
 from drafttree.engine.batching.engine_metrics import EngineMetrics, EngineRound
+from drafttree.engine.batching.experience import Experience
 from drafttree.engine.batching.kv_memory import KVMemory
 from drafttree.engine.batching.packed_scoring import score
 from drafttree.engine.batching.prompt_reading import Part, PromptReading
@@ -85,11 +84,10 @@ class BatchLoop:
         self.metrics = EngineMetrics()
         self._rounds, self._budget = rounds, budget
         self._scheduler = Scheduler(max_batch, memory)
-        drafts = rounds.drafter is not None
-        self._costs = BatchCosts(rounds.costs() if drafts else None, frozen=rounds.adaptation.given is not None)
+        experience = Experience.of(rounds)
+        self._costs, self._switch = experience.costs, experience.switch
         self._reading = PromptReading(rounds, self._costs)
-        self._drafting = BatchDrafting(rounds, self._costs, budget)
-        self._switch = DraftSwitch()
+        self._drafting = BatchDrafting(rounds, experience, budget)
 
     @property
     def busy(self) -> bool:

@@ -5,6 +5,7 @@ Everything that is compared runs interleaved in one process, after a warm-up, an
 
 from drafttree.evaluation.bench.acceptance import Acceptance, AcceptanceRow, bench_acceptance
 from drafttree.evaluation.bench.auto import AutoBench, AutoRow, bench_auto
+from drafttree.evaluation.bench.batch import BatchBench, bench_batch
 from drafttree.evaluation.bench.compare import Comparison, compare
 from drafttree.evaluation.bench.drafters import DrafterBench, bench_drafters, bench_methods
 from drafttree.evaluation.bench.edits import code_edits
@@ -23,6 +24,7 @@ __all__ = [
     "AcceptanceRow",
     "AutoBench",
     "AutoRow",
+    "BatchBench",
     "Comparison",
     "DrafterBench",
     "ExactTextRow",
@@ -40,6 +42,7 @@ __all__ = [
     "VerifierTime",
     "bench_acceptance",
     "bench_auto",
+    "bench_batch",
     "bench_drafters",
     "bench_exact_text",
     "bench_expansion",

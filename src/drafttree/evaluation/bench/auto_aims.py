@@ -2,34 +2,14 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 
+from drafttree.evaluation.bench.aim import Aim
 from drafttree.evaluation.bench.auto import AutoRow
 from drafttree.evaluation.bench.grid import DYNATREE, TALON
 from drafttree.evaluation.bench.timed_row import AUTO
 
 OF_BEST, OVER_SINGLE, OVER_DEFAULTS, OF_PLAIN = 0.98, 1.05, 1.10, 0.97
-
-
-@dataclass(frozen=True)
-class Aim:
-    """One figure over all rows and the least it should be.
-
-    Attributes:
-        sentence: what it says, with the figure.
-        value: the figure.
-        least: the aim.
-    """
-
-    sentence: str
-    value: float
-    least: float
-
-    @property
-    def reached(self) -> bool:
-        """Whether the figure is as aimed at."""
-        return self.value >= self.least
 
 
 def aims(rows: Sequence[AutoRow]) -> list[Aim]:

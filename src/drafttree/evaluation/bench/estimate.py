@@ -36,6 +36,29 @@ class Estimate:
         return self.mean + self.margin
 
 
+@dataclass(frozen=True)
+class RatioEstimate:
+    """A ratio over turns: the geometric mean, and its 95 % interval by Student's t on the logarithms.
+
+    Attributes:
+        mean: of the turns.
+        low: the lower end of the interval; None of a single turn, which tells nothing of the spread.
+        high: the upper end, likewise.
+    """
+
+    mean: float
+    low: float | None = None
+    high: float | None = None
+
+    @classmethod
+    def of(cls, ours: Sequence[float], theirs: Sequence[float]) -> "RatioEstimate":
+        """The ratio of two figures above 0, from a pair of values per turn."""
+        found = Estimate.of([math.log(mine / other) for mine, other in zip(ours, theirs, strict=True)])
+        if math.isinf(found.margin):
+            return cls(math.exp(found.mean))
+        return cls(*(math.exp(value) for value in (found.mean, found.mean - found.margin, found.high)))
+
+
 def student_t(freedom: int) -> float:
     """The 97.5 % quantile of Student's t, within 1 % from 3 degrees of freedom on (Abramowitz and Stegun 26.7.5)."""
     if freedom < 3:

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from drafttree.core.errors import ConfigError
+from drafttree.drafters import MixedDrafter
 from drafttree.drafters.base import Drafter, DraftSession, HiddenStates, PackedDraft
 from drafttree.drafters.packed import pack
 from drafttree.engine.decoder import Decoder
@@ -84,7 +85,14 @@ def load_inflated(
     decoder = load(large, "none", tokenizer=tokenizer, device=device)
     name = choose_drafter(target).name if drafter == "auto" else drafter
     found = find_drafter(name, TargetModel(small, select_backend), tokenizer, quantize_drafter)
-    return decoder.with_drafter(NarrowDrafter(found, small, large) if found and found.hidden_layers else found)
+    return decoder.with_drafter(_narrowed(found, small, large) if found else None)
+
+
+def _narrowed(drafter: Drafter, small: PreTrainedModel, large: PreTrainedModel) -> Drafter:
+    """The drafter, whose head drafts for the inflated target if it has one; a mixed one still mixes it with lookup."""
+    if isinstance(drafter, MixedDrafter):
+        return MixedDrafter(drafter.lookup, _narrowed(drafter.model, small, large))
+    return NarrowDrafter(drafter, small, large) if drafter.hidden_layers else drafter
 
 
 class NarrowDrafter:

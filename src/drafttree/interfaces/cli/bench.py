@@ -5,8 +5,8 @@ from typing import Annotated, Any
 import typer
 
 from drafttree.evaluation.prompt_form import PromptForm
-from drafttree.evaluation.shapes import SHAPES
 from drafttree.interfaces.cli.bench_auto import bench_auto_, bench_calibration
+from drafttree.interfaces.cli.bench_batch import bench_batch_
 from drafttree.interfaces.cli.bench_drafters import bench_drafters_, bench_lookup_, bench_memory_
 from drafttree.interfaces.cli.bench_expansion import bench_expansion_
 from drafttree.interfaces.cli.bench_verifiers import bench_acceptance_, bench_verifiers_
@@ -17,6 +17,7 @@ from drafttree.interfaces.cli.options import (
     DraftTemperature,
     Dtype,
     Files,
+    Inflate,
     Length,
     Limit,
     PolicySpecs,
@@ -34,10 +35,9 @@ from drafttree.interfaces.cli.results import Minutes, Out, finish, open_store
 from drafttree.interfaces.console import progress
 from drafttree.loading import find_verifier, parse_policies
 
-Inflate = Annotated[str | None, typer.Option("--inflate", help=f"Cost of the target: {', '.join(SHAPES)}.")]
-
 app = typer.Typer(help="Measure what speculation gains and what it costs.", rich_markup_mode=None)
 app.command(name="auto")(bench_auto_)
+app.command(name="batch")(bench_batch_)
 app.command(name="calibration")(bench_calibration)
 app.command(name="drafters")(bench_drafters_)
 app.command(name="lookup")(bench_lookup_)

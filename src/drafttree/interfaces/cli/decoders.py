@@ -1,6 +1,7 @@
 """Decoders and prompts from the options of commands; importing this imports torch, so commands do it when they run."""
 
 import sys
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from drafttree.evaluation.bench.inflation import load_inflated
 from drafttree.evaluation.bench.policies import shipped_prompts
 from drafttree.evaluation.prompt_encoding import encode_prompts
 from drafttree.evaluation.prompt_form import AS_TEXT, PromptForm
+from drafttree.evaluation.prompt_sets import NOT_SHIPPED, SETS, read_prompt_sets
 from drafttree.evaluation.prompts import Example, read_examples, spread_examples
 from drafttree.loading import TunedPolicy, choose_drafter, zoo
 from drafttree.loading.load import load
@@ -79,6 +81,18 @@ def read_token_ids(
     """The token ids of the prompts of some files, or of the shipped ones, with room for so many new tokens."""
     examples = read_examples(paths, limit, **form.selection) if paths else shipped_examples(limit, form)
     return encode_prompts(decoder, examples, form, length)
+
+
+def read_mixed(
+    decoder: Decoder, paths: list[Path] | None, limit: int | None, length: int, form: PromptForm
+) -> list[list[int]]:
+    """The same, but by default all prompts that ship, one of each kind after the other."""
+    if paths:
+        return read_token_ids(decoder, paths, limit, length, form)
+    openings = shipped_examples(None, form)
+    sets = read_prompt_sets([name for name in SETS if name not in NOT_SHIPPED], None, None, **form.selection)
+    mixed = [each for turn in zip_longest(*sets.values(), openings) for each in turn if each]
+    return encode_prompts(decoder, mixed[:limit], form, length)
 
 
 def read_sets(

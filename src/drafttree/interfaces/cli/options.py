@@ -14,6 +14,7 @@ from drafttree.core.errors import ConfigError
 from drafttree.core.sampling import Sampling
 from drafttree.evaluation.prompt_form import PromptForm
 from drafttree.evaluation.prompts import read_text
+from drafttree.evaluation.shapes import SHAPES
 from drafttree.loading import POLICY_CLASSES, VERIFIER_CLASSES
 from drafttree.verifiers import VERIFIERS
 
@@ -75,6 +76,7 @@ LossyWindow = Annotated[
 ]
 Sinks = Annotated[int, typer.Option(min=0, help="First tokens that stay visible with --lossy-window.")]
 Quantize = Annotated[str | None, typer.Option(help='"int8" rounds the target\'s weights to eight bits: another model.')]
+Inflate = Annotated[str | None, typer.Option("--inflate", help=f"Cost of the target: {', '.join(SHAPES)}.")]
 QuantizeDrafter = Annotated[str | None, typer.Option(help='"int8" does so with a language model that drafts.')]
 Temperature = Annotated[float | None, typer.Option(help="0 decodes greedily.")]
 TopK = Annotated[int | None, typer.Option(help="Keep the k most probable tokens; 0 keeps all.")]
@@ -235,15 +237,15 @@ def parse_grammar(schema: Path | None, pattern: str | None, text: Path | None) -
     return getattr(grammar, kind)(read_text(value) if isinstance(value, Path) else value)
 
 
-def parse_numbers(text: str, option: str) -> list[int]:
-    """Whole numbers above 1 from a list separated by commas.
+def parse_numbers(text: str, option: str, least: int = 2) -> list[int]:
+    """Whole numbers, none below the least one, from a list separated by commas.
 
     Raises:
         ConfigError: they are not.
     """
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdigit() and int(part) > 1 for part in parts):
-        raise ConfigError(f"{option} is {text!r}; give whole numbers above 1, separated by commas")
+    if not all(part.isdecimal() and int(part) >= least for part in parts):
+        raise ConfigError(f"{option} is {text!r}; give whole numbers above {least - 1}, separated by commas")
     return [int(part) for part in parts]
 
 

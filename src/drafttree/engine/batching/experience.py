@@ -1,0 +1,45 @@
+"""What the batches of a decoder have shown, which a later engine of the same decoder begins with."""
+
+from dataclasses import dataclass, field
+
+from drafttree.engine.batching.batch_costs import BatchCosts
+from drafttree.engine.batching.draft_switch import DraftSwitch
+from drafttree.engine.batching.level_limit import LevelLimit
+from drafttree.engine.request_rounds import RequestRounds
+from drafttree.policies.calibration import SurvivalCalibration
+
+Kind = tuple[bool, int]
+"""Of drafts: whether the text is greedy, and which model of the drafter drafted."""
+
+
+@dataclass
+class Experience:
+    """Costs of packed rounds, and what was accepted in them.
+
+    Attributes:
+        costs: of passes and rounds.
+        switch: whether drafting pays, by batch size.
+        limits: of levels, for drawn trees.
+        calibrations: how often nodes are accepted, over all requests.
+    """
+
+    costs: BatchCosts
+    switch: DraftSwitch = field(default_factory=DraftSwitch)
+    limits: LevelLimit = field(default_factory=LevelLimit)
+    calibrations: dict[Kind, SurvivalCalibration] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, rounds: RequestRounds) -> "Experience":
+        """What earlier batches of a decoder's target, drafter, policy and verifier have shown; the costs are measured
+        where they are not known.
+        """
+        return rounds.adaptation.batches((rounds.policy, rounds.verifier), lambda: cls._new(rounds))
+
+    @classmethod
+    def _new(cls, rounds: RequestRounds) -> "Experience":
+        curve = None if rounds.drafter is None else rounds.costs()
+        return cls(BatchCosts(curve, frozen=rounds.adaptation.given is not None))
+
+    def calibration(self, kind: Kind) -> SurvivalCalibration:
+        """How often nodes of a kind of drafts are accepted."""
+        return self.calibrations.setdefault(kind, SurvivalCalibration.empty())
