@@ -136,12 +136,14 @@ class BatchLoop:
                 served.end("cancelled")
 
     def _admit(self) -> None:
-        for served in self._scheduler.admit():
+        admitted = self._scheduler.admit()
+        for place, served in enumerate(admitted):
             try:
                 self._reading.begin(served)
             except Exception as error:
-                if is_out_of_memory(error):
-                    raise
+                if is_out_of_memory(error) and len(self._scheduler.running) > 1:
+                    self._put_back(admitted[place:])
+                    return
                 self._fail(served, error)
 
     def _advance(self, running: Sequence[ServedRequest]) -> None:
@@ -202,9 +204,10 @@ class BatchLoop:
                 self._finish(served)
             served.publish(known)
         except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            self._fail(served, error)
+            if is_out_of_memory(error) and len(self._scheduler.running) > 1:
+                self._put_back([served])  # its KV cache may be ahead of its tokens
+            else:
+                self._fail(served, error)
             return 0
         return committed
 
@@ -261,6 +264,7 @@ class BatchLoop:
 
     def _advance_one_by_one(self) -> None:
         """Advance each request by a round of its own, after one of them has broken the pass of all."""
+        self._drop_drafted()
         for served in list(self._scheduler.running):
             try:
                 self._advance([served])
@@ -276,13 +280,24 @@ class BatchLoop:
         if not youngest:
             for served in list(self._scheduler.running):
                 self._fail(served, error)
-        for served in youngest:
+        self._drop_drafted()
+        self._let_wait(youngest)
+
+    def _put_back(self, requests: Sequence[ServedRequest]) -> None:
+        self._scheduler.put_back(requests)
+        self._let_wait(requests)
+
+    def _let_wait(self, requests: Sequence[ServedRequest]) -> None:
+        """Give back the memory of requests that wait again; they are read again from their tokens."""
+        for served in requests:
             self._rounds.close(served.request)
-        for served in self._scheduler.running:
-            served.request.cache.commit([])  # what the broken pass may have drafted
         self.metrics.preempted = self._scheduler.preempted
         if self._rounds.target.device.type == "cuda":
             torch.cuda.empty_cache()
-        logger.warning(
-            "memory ran out; %d requests wait again and %d go on", len(youngest), len(self._scheduler.running)
-        )
+        going_on = len(self._scheduler.running)
+        logger.warning("memory ran out; %d requests wait again and %d go on", len(requests), going_on)
+
+    def _drop_drafted(self) -> None:
+        """Drop the rows that a broken pass may have drafted."""
+        for served in self._scheduler.running:
+            served.request.cache.commit([])

@@ -5,7 +5,7 @@ from collections import deque
 from types import TracebackType
 from typing import Self, Unpack
 
-from drafttree.core.errors import ConfigError, EngineClosedError
+from drafttree.core.errors import ConfigError, EngineClosedError, InputError
 from drafttree.engine.batching.batch_loop import BatchLoop
 from drafttree.engine.batching.engine_metrics import EngineMetrics
 from drafttree.engine.batching.handle import Handle
@@ -13,7 +13,7 @@ from drafttree.engine.batching.kv_memory import KVMemory
 from drafttree.engine.batching.served_request import ServedRequest
 from drafttree.engine.compatibility import check_budget
 from drafttree.engine.generation_options import GenerationOptions
-from drafttree.engine.prompt import Prompt
+from drafttree.engine.prompt import Prompt, is_batch
 from drafttree.engine.request_rounds import RequestRounds
 
 
@@ -81,6 +81,8 @@ class Engine:
             DraftTreeError: as for `Decoder.generate`.
         """
         self._check_open()
+        if is_batch(prompt):
+            raise InputError("submit takes one prompt; call it for each of a list, or call Decoder.generate")
         request = self.decoder.prepare(prompt, **options)
         self._memory.check(request.capacity)
         served = ServedRequest(request)

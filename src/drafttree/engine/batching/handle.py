@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 
 from drafttree.core.errors import InputError
@@ -28,7 +29,7 @@ class Handle(Reader):
         self.metrics = metrics
         self._cancel = cancel
         self._changed = threading.Condition()
-        self._chunks: list[Chunk] = []
+        self._chunks: deque[Chunk] = deque()
         self._ended: Ended | None = None
         self._listeners: set[Callable[[], None]] = set()
         self._reading = threading.Lock()
@@ -77,10 +78,10 @@ class Handle(Reader):
             while True:
                 with self._changed:
                     self._changed.wait_for(lambda: self._chunks or self.done)
-                    chunks, self._chunks = self._chunks, []
-                yield from chunks
-                if self.done and not self._chunks:
-                    break
+                    if not self._chunks:
+                        break
+                    chunk = self._chunks.popleft()
+                yield chunk
         self._raise_error()
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
@@ -95,10 +96,8 @@ class Handle(Reader):
             try:
                 while True:
                     news.clear()
-                    with self._changed:
-                        chunks, self._chunks = self._chunks, []
-                    for chunk in chunks:
-                        yield chunk
+                    while self._chunks:
+                        yield self._chunks.popleft()
                     if self.done and not self._chunks:
                         break
                     await news.wait()

@@ -1,6 +1,7 @@
 """The scheduler: who waits, who runs, and who has to wait again. First come, first served."""
 
 from collections import deque
+from collections.abc import Sequence
 
 from drafttree.engine.batching.kv_memory import KVMemory
 from drafttree.engine.batching.served_request import ServedRequest
@@ -61,14 +62,19 @@ class Scheduler:
         Returns:
             Those that wait again, the oldest first; none if only one request runs.
         """
-        self._room = max(len(self.running) // 2, 1)
-        self._calm = 0
-        youngest = sorted(self.running, key=lambda served: served.order)[self._room :]
-        for served in youngest:
-            self.remove(served)
-        self.waiting.extendleft(reversed(youngest))
-        self.preempted += len(youngest)
+        left = max(len(self.running) // 2, 1)
+        youngest = sorted(self.running, key=lambda served: served.order)[left:]
+        self.put_back(youngest)
         return youngest
+
+    def put_back(self, requests: Sequence[ServedRequest]) -> None:
+        """Let running requests wait again in their place of the queue, and admit no more than are left."""
+        for served in requests:
+            self.remove(served)
+        self.waiting = deque(sorted([*requests, *self.waiting], key=lambda served: served.order))
+        self.preempted += len(requests)
+        self._room = max(len(self.running), 1)
+        self._calm = 0
 
     def _regain(self) -> None:
         self._calm += 1
