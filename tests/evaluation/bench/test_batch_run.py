@@ -1,9 +1,9 @@
 """Runs of an engine: which rounds are of the steady state, and what they amount to."""
 
 import pytest
-from drafttree.engine.batching import EngineRound
 
 import drafttree
+from drafttree.engine.batching import EngineRound
 from drafttree.evaluation.bench.batch_run import BatchRun, EngineWay, SteadyRounds, TimedRound
 
 
