@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import zip_longest
 from typing import Any
 
@@ -29,11 +28,11 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 PIECES = ["<eos>", *LETTERS, *"0123456789", *(first + second for first in "abcde" for second in LETTERS[:12])]
 
 
-@cache
-def tokenizer() -> PreTrainedTokenizerFast:
-    """Letters, digits and pairs of letters for the vocabulary of the tiny models."""
-    model = WordLevel({piece: index for index, piece in enumerate(PIECES)}, unk_token="<eos>")
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model), eos_token="<eos>")
+TOKENIZER = PreTrainedTokenizerFast(
+    tokenizer_object=Tokenizer(WordLevel({piece: index for index, piece in enumerate(PIECES)}, unk_token="<eos>")),
+    eos_token="<eos>",
+)
+"""Letters, digits and pairs of letters, for the vocabulary of the tiny models."""
 
 
 @dataclass(frozen=True)
