@@ -1,0 +1,431 @@
+"""The engine as it is used: handles, many prompts, event loops, ends of all kinds, and what is refused."""
+
+import asyncio
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from drafttree.core.errors import ConfigError, ContextError, EngineClosedError, InputError
+from drafttree.engine.batching import Engine, Handle, shared_engine
+from drafttree.engine.decoder import Decoder
+from drafttree.engine.request import Chunk
+from drafttree.policies import Talon
+from drafttree.verifiers import RRSw
+from helpers.costs import toy_decoder
+from helpers.held_model import HeldModel
+from helpers.small_trees import DRAFT, TARGET
+from helpers.toy import PieceTokenizer, ToyDrafter
+
+LETTERS = PieceTokenizer([bytes([code]) for code in b"abcdefgh"])
+PROMPTS = [[place % 8, 1, 4, 1, 5][: 1 + place % 5] for place in range(6)]
+LENGTH = 20
+TREES = Talon(width=4, budget=12)
+SAMPLED = {"temperature": 0.9, "seed": 4}
+
+
+@pytest.fixture
+def target() -> Iterator[HeldModel]:
+    """The model of `decoder`; no thread of an engine is left behind it."""
+    model = HeldModel(TARGET)
+    yield model
+    model.go.set()
+    for thread in engine_threads():
+        thread.join(10)
+    assert not engine_threads()
+
+
+@pytest.fixture
+def decoder(target) -> Decoder:
+    return toy_decoder(target, ToyDrafter(DRAFT), TREES, tokenizer=LETTERS)
+
+
+def engine_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "drafttree-engine"]
+
+
+def interrupt_soon(target: HeldModel) -> None:
+    """Press Ctrl-C once the main thread waits for the model, and let that go on."""
+
+    def press() -> None:
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        target.go.set()
+
+    threading.Timer(0.2, press).start()
+
+
+async def read(handle: Handle) -> list[Chunk]:
+    return [chunk async for chunk in handle]
+
+
+def test_the_chunks_of_a_handle_are_its_text(decoder):
+    with Engine(decoder) as engine:
+        handle = engine.submit("abc", max_new_tokens=LENGTH)
+        chunks, whole = list(handle), handle.result()
+    assert whole.tokens == decoder.generate("abc", max_new_tokens=LENGTH).tokens
+    assert [token for chunk in chunks for token in chunk.tokens] == whole.tokens
+    assert "".join(chunk.text for chunk in chunks) == whole.text
+    assert [drafted for chunk in chunks for drafted in chunk.drafted] == whole.drafted
+    assert [chunk.finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
+
+
+def test_chunks_come_while_the_text_is_written(decoder, target):
+    with Engine(decoder) as engine:
+        handle = engine.submit("abc", max_new_tokens=LENGTH)
+        first = next(iter(handle))
+        target.go.clear()
+        assert first.tokens
+        assert first.finish_reason is None
+        target.go.set()
+
+
+def test_handles_are_read_in_an_event_loop_side_by_side(decoder):
+    async def all_of(engine):
+        return await asyncio.gather(*(read(engine.submit(prompt, max_new_tokens=LENGTH)) for prompt in PROMPTS))
+
+    with Engine(decoder) as engine:
+        read_chunks = asyncio.run(all_of(engine))
+    for prompt, chunks in zip(PROMPTS, read_chunks, strict=True):
+        tokens = [token for chunk in chunks for token in chunk.tokens]
+        assert tokens == decoder.generate(prompt, max_new_tokens=LENGTH).tokens
+
+
+def test_a_loop_that_is_left_early_can_be_gone_on_with(decoder):
+    with Engine(decoder) as engine:
+        handle = engine.submit([1], max_new_tokens=LENGTH)
+        whole = handle.result(10)
+        tokens = [*next(iter(handle)).tokens]
+        tokens += [token for chunk in handle for token in chunk.tokens]
+    assert tokens == whole.tokens
+
+
+def test_a_loop_in_an_event_loop_that_is_left_early_can_be_gone_on_with(decoder):
+    async def two_loops(handle) -> list[int]:
+        chunks = handle.__aiter__()
+        first = await chunks.__anext__()
+        await chunks.aclose()
+        return [*first.tokens, *(token for chunk in await read(handle) for token in chunk.tokens)]
+
+    with Engine(decoder) as engine:
+        handle = engine.submit([1], max_new_tokens=LENGTH)
+        whole = handle.result(10)
+        assert asyncio.run(two_loops(handle)) == whole.tokens
+
+
+def test_a_result_is_waited_for_and_given_to_all_who_ask(decoder, target):
+    target.go.clear()
+    with Engine(decoder) as engine, ThreadPoolExecutor(4) as pool:
+        handle = engine.submit([1, 2], max_new_tokens=LENGTH)
+        with pytest.raises(TimeoutError, match=r"within 0\.05 seconds; it goes on"):
+            handle.result(timeout=0.05)
+        assert not handle.done
+        waiting = [pool.submit(handle.result, 10) for _ in range(4)]
+        target.go.set()
+        results = [future.result() for future in waiting]
+    assert handle.done
+    assert all(result is results[0] or result == results[0] for result in results)
+    assert handle.result().tokens == decoder.generate([1, 2], max_new_tokens=LENGTH).tokens
+
+
+def test_the_metrics_of_a_handle_are_those_of_its_text(decoder):
+    with Engine(decoder, budget=6) as engine:
+        handles = [engine.submit(prompt, max_new_tokens=LENGTH) for prompt in PROMPTS]
+        results = [handle.result(10) for handle in handles]
+    for prompt, handle, result in zip(PROMPTS, handles, results, strict=True):
+        assert handle.metrics is result.metrics
+        assert handle.metrics.tokens == len(result.tokens)
+        assert sum(turn.accepted for turn in handle.metrics.rounds) == sum(result.drafted)
+        assert (handle.metrics.prefill_passes > 0) is (len(prompt) > 1)
+
+
+def test_the_metrics_of_an_engine_add_up(decoder):
+    with Engine(decoder, max_batch=3, budget=6) as engine:
+        handles = [engine.submit(prompt, max_new_tokens=LENGTH) for prompt in PROMPTS]
+        results = [handle.result(10) for handle in handles]
+    metrics = engine.metrics
+    assert metrics.tokens == sum(turn.committed for turn in metrics.rounds) == sum(len(each.tokens) for each in results)
+    assert metrics.accepted == sum(metrics.accepted_by_position) == sum(sum(each.drafted) for each in results)
+    assert metrics.drafted == sum(turn.drafted for turn in metrics.rounds) >= metrics.accepted
+    assert sum(turn.prefill_rows for turn in metrics.rounds) == sum(len(prompt) - 1 for prompt in PROMPTS)
+    assert all(turn.rows == turn.batch + turn.prefill_rows + turn.drafted for turn in metrics.rounds)
+    assert max(turn.batch for turn in metrics.rounds) <= 3
+    assert (metrics.finished, metrics.failed, metrics.cancelled, metrics.running, metrics.waiting) == (6, 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("options", [{}, SAMPLED, {"stop": ["a", "h"]}, {"logprobs": 2}], ids=str)
+def test_a_list_of_prompts_gives_the_texts_of_each(decoder, options):
+    many = decoder.generate(PROMPTS * 4, max_new_tokens=LENGTH, **options)
+    each = [decoder.generate(prompt, max_new_tokens=LENGTH, **options) for prompt in PROMPTS * 4]
+    assert [(text.tokens, text.text, text.finish_reason) for text in many] == [
+        (text.tokens, text.text, text.finish_reason) for text in each
+    ]
+    if "logprobs" in options:
+        assert [text.logprobs for text in many] == [pytest.approx(text.logprobs) for text in each]
+
+
+def test_texts_streamed_at_the_same_time_share_one_engine(decoder, monkeypatch):
+    made = []
+
+    class Counted(Engine):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            made.append(self)
+
+    monkeypatch.setattr(shared_engine, "Engine", Counted)
+
+    async def stream_all() -> list[list[int]]:
+        async def stream(prompt) -> list[int]:
+            chunks = decoder.astream(prompt, max_new_tokens=LENGTH, **SAMPLED)
+            return [token async for chunk in chunks for token in chunk.tokens]
+
+        return await asyncio.gather(*map(stream, PROMPTS))
+
+    texts = asyncio.run(stream_all())
+    assert texts == [decoder.generate(prompt, max_new_tokens=LENGTH, **SAMPLED).tokens for prompt in PROMPTS]
+    (engine,) = made
+    assert max(turn.batch for turn in engine.metrics.rounds) > 1
+    assert not engine_threads()
+
+
+def test_closing_a_stream_ends_its_text(decoder):
+    async def first() -> object:
+        chunks = decoder.astream([1, 2], max_new_tokens=500)
+        chunk = await chunks.__anext__()
+        await chunks.aclose()
+        return chunk
+
+    assert asyncio.run(first()).tokens
+    assert not engine_threads()
+
+
+def test_a_large_request_is_not_passed_by_smaller_ones_that_fit(decoder, target):
+    """The memory has room for two small requests or one large one."""
+    target.go.clear()
+    small = len([1]) + 8 + TREES.budget
+    ended = []
+    with Engine(decoder, max_kv_tokens=2 * small) as engine:
+        sizes = [8, 8 + small, 8, 8]
+        handles = [engine.submit([1], max_new_tokens=size) for size in sizes]
+        target.go.set()
+        for handle in handles:
+            handle.result(10)
+            ended.append([other.done for other in handles])
+    assert ended[0] == [True, False, False, False]
+    assert ended[1][:2] == [True, True]
+    assert not any(ended[1][2:])
+    assert [turn.batch for turn in engine.metrics.rounds][-1] == 2
+
+
+def test_a_request_joins_a_batch_that_is_running(decoder, target):
+    with Engine(decoder) as engine:
+        long = engine.submit([1, 2], max_new_tokens=400)
+        next(iter(long))
+        short = engine.submit([3], max_new_tokens=2)
+        short.result(10)
+        assert not long.done
+        long.cancel()
+
+
+def test_a_request_that_is_cancelled_while_it_waits_never_runs(decoder, target):
+    target.go.clear()
+    with Engine(decoder, max_batch=1) as engine:
+        first, waits = (engine.submit([place], max_new_tokens=LENGTH) for place in (1, 2))
+        waits.cancel()
+        target.go.set()
+        assert waits.result(10).tokens == []
+        assert waits.result().finish_reason == "cancelled"
+        assert first.result(10).tokens == decoder.generate([1], max_new_tokens=LENGTH).tokens
+    assert not waits.metrics.rounds
+
+
+def test_a_cancelled_text_is_a_beginning_of_the_whole_and_the_others_go_on(decoder):
+    whole = decoder.generate([1, 2], max_new_tokens=400, **SAMPLED)
+    with Engine(decoder) as engine:
+        cancelled = engine.submit([1, 2], max_new_tokens=400, **SAMPLED)
+        other = engine.submit([3], max_new_tokens=60)
+        chunks = iter(cancelled)
+        read_tokens = [*next(chunks).tokens]
+        cancelled.cancel()
+        read_tokens += [token for chunk in chunks for token in chunk.tokens]
+        ended = cancelled.result(10)
+        assert other.result(10).tokens == decoder_alone([3], 60)
+    assert ended.finish_reason == "cancelled"
+    assert 0 < len(ended.tokens) < 400
+    assert read_tokens == ended.tokens == whole.tokens[: len(ended.tokens)]
+    assert engine.metrics.cancelled == 1
+
+
+def decoder_alone(prompt: list[int], length: int) -> list[int]:
+    """A text by a decoder of its own, while an engine runs."""
+    other = toy_decoder(HeldModel(TARGET), ToyDrafter(DRAFT), TREES)
+    return other.generate(prompt, max_new_tokens=length).tokens
+
+
+def test_a_cancelled_handle_can_be_read_again(decoder):
+    with Engine(decoder) as engine:
+        handle = engine.submit([1, 2], max_new_tokens=400)
+        handle.cancel()
+        list(handle)
+        assert list(handle) == []
+        assert handle.result().finish_reason == "cancelled"
+        assert handle.error is None
+
+
+def test_cancelling_a_text_that_has_ended_changes_nothing(decoder):
+    with Engine(decoder) as engine:
+        handle = engine.submit([1, 2], max_new_tokens=LENGTH)
+        whole = handle.result(10)
+        handle.cancel()
+        engine.submit([1], max_new_tokens=2).result(10)
+        assert handle.result() == whole
+        assert whole.finish_reason == "length"
+    assert engine.metrics.cancelled == 0
+
+
+def test_leaving_the_with_block_waits_for_all_texts(decoder):
+    with Engine(decoder, max_batch=2) as engine:
+        handles = [engine.submit(prompt, max_new_tokens=LENGTH) for prompt in PROMPTS]
+    assert [handle.done for handle in handles] == [True] * len(PROMPTS)
+    assert {handle.result().finish_reason for handle in handles} == {"length"}
+
+
+def test_an_error_inside_the_with_block_ends_all_texts_and_comes_out(decoder):
+    handles: list[Handle] = []
+
+    def run() -> None:
+        with Engine(decoder, max_batch=2) as engine:
+            handles.extend(engine.submit(prompt, max_new_tokens=5000) for prompt in PROMPTS)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        run()
+    assert {handle.result(1).finish_reason for handle in handles} == {"cancelled"}
+
+
+def test_closing_without_draining_ends_all_texts(decoder, target):
+    target.go.clear()
+    engine = Engine(decoder, max_batch=2)
+    handles = [engine.submit(prompt, max_new_tokens=5000) for prompt in PROMPTS]
+    assert target.began.wait(10)
+    threading.Timer(0.05, target.go.set).start()
+    engine.close()
+    assert {handle.result(0).finish_reason for handle in handles} == {"cancelled"}
+    assert engine.metrics.cancelled == len(PROMPTS)
+
+
+def test_closing_twice_is_closing_once(decoder):
+    with Engine(decoder) as engine:
+        handle = engine.submit([1], max_new_tokens=LENGTH)
+        engine.close(drain=True)
+        engine.close()
+    assert handle.result(0).finish_reason == "length"
+    assert "closed" in repr(engine)
+
+
+def test_an_engine_nobody_used_closes_at_once(decoder):
+    with Engine(decoder):
+        assert len(engine_threads()) == 1
+
+
+def test_the_decoder_can_be_used_again_behind_an_engine(decoder):
+    before = decoder.generate(PROMPTS, max_new_tokens=LENGTH)
+    for _ in range(2):
+        with Engine(decoder) as engine:
+            handles = [engine.submit(prompt, max_new_tokens=LENGTH) for prompt in PROMPTS]
+        assert [handle.result().tokens for handle in handles] == [text.tokens for text in before]
+
+
+def test_ctrl_c_in_a_list_of_prompts_comes_out_and_the_decoder_goes_on(decoder, target):
+    expected = [text.tokens for text in decoder.generate(PROMPTS, max_new_tokens=LENGTH)]
+    target.interrupt_at = target.passes + 12
+    with pytest.raises(KeyboardInterrupt):
+        decoder.generate(PROMPTS, max_new_tokens=LENGTH)
+    assert [text.tokens for text in decoder.generate(PROMPTS, max_new_tokens=LENGTH)] == expected
+
+
+@pytest.mark.parametrize("wait", [list, lambda handle: handle.result()], ids=["iterating", "waiting for the result"])
+def test_ctrl_c_while_a_handle_is_waited_for_ends_all(decoder, target, wait):
+    handles: list[Handle] = []
+    target.go.clear()
+
+    def run() -> None:
+        with Engine(decoder, max_batch=2) as engine:
+            handles.extend(engine.submit(prompt, max_new_tokens=5000) for prompt in PROMPTS)
+            interrupt_soon(target)
+            wait(handles[0])
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert {handle.result(0).finish_reason for handle in handles} == {"cancelled"}
+    assert not engine_threads()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_batch": 0}, "max_batch is 0; give a number of at least 1"),
+        ({"budget": 0}, "budget is 0; give a number of at least 1"),
+        ({"max_kv_tokens": 0}, "max_kv_tokens is 0; give a number of at least 1"),
+    ],
+)
+def test_numbers_below_one_are_refused(decoder, options, message):
+    with pytest.raises(ConfigError, match=message):
+        Engine(decoder, **options)
+    assert not engine_threads()
+
+
+def test_a_budget_for_drawn_trees_is_refused(decoder):
+    with pytest.raises(ConfigError, match="a budget of 4 nodes cannot hold with RRSw: its trees are drawn"):
+        Engine(decoder.with_verifier(RRSw), budget=4)
+
+
+def test_a_request_that_can_never_fit_says_how_much_it_needs_and_there_is(decoder):
+    needed = 2 + 30 + TREES.budget
+    with Engine(decoder, max_kv_tokens=needed - 1) as engine:
+        message = f"needs {needed} rows of the KV cache .* the engine has {needed - 1}; shorten"
+        with pytest.raises(ContextError, match=message):
+            engine.submit([1, 2], max_new_tokens=30)
+        assert engine.submit([1, 2], max_new_tokens=29).result(10).finish_reason == "length"
+
+
+def test_nothing_can_be_submitted_to_a_closed_engine(decoder):
+    engine = Engine(decoder)
+    engine.close()
+    with pytest.raises(EngineClosedError, match="the engine is closed; make another one"):
+        engine.submit([1])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "error", "message"),
+    [
+        ([], {}, InputError, "empty"),
+        ([99], {}, InputError, "99"),
+        (["a", "b"], {}, InputError, "submit takes one prompt; call it for each of a list"),
+        ([1], {"temperatur": 1}, ConfigError, "temperatur"),
+        ([1], {"num_beams": 4}, ConfigError, "num_beams"),
+        ([1], {"max_new_tokens": 0}, ConfigError, "max_new_tokens is 0"),
+    ],
+    ids=str,
+)
+def test_a_bad_request_is_refused_before_it_runs(decoder, prompt, options, error, message):
+    with Engine(decoder) as engine:
+        with pytest.raises(error, match=re.escape(message)):
+            engine.submit(prompt, **options)
+        assert engine.submit([1], max_new_tokens=2).result(10).tokens
+    assert engine.metrics.failed == 0
+
+
+def test_a_handle_is_read_in_one_thread_at_a_time(decoder, target):
+    with Engine(decoder) as engine, ThreadPoolExecutor(1) as pool:
+        handle = engine.submit([1, 2], max_new_tokens=LENGTH)
+        reading = iter(handle)
+        first = next(reading)
+        for read_too in (lambda: list(handle), lambda: asyncio.run(read(handle))):
+            with pytest.raises(InputError, match="being read by another thread or task"):
+                pool.submit(read_too).result(10)
+        tokens = [*first.tokens, *(token for chunk in reading for token in chunk.tokens)]
+        assert tokens == handle.result().tokens
+        assert pool.submit(list, handle).result(10) == []

@@ -1,0 +1,298 @@
+"""What fails ends alone or costs its round the drafts, memory that runs out costs time, and no other text changes."""
+
+import logging
+from collections.abc import Callable
+from copy import deepcopy
+
+import pytest
+import torch
+
+from drafttree.core.errors import EngineClosedError
+from drafttree.drafters import LanguageModelDrafter
+from drafttree.engine.batching import Engine, Handle
+from drafttree.engine.decoder import Decoder
+from drafttree.models import TargetModel
+from drafttree.policies import Talon
+from helpers import tiny
+from helpers.costs import toy_decoder
+from helpers.held_model import FailingModel
+from helpers.small_trees import DRAFT, TARGET
+from helpers.toy import ToyDraft, ToyDrafter, ToyModel
+
+PROMPTS = [[place % 8, 1, 4, 1, 5][: 1 + place % 5] for place in range(7)]
+OPTIONS = [{"temperature": 0.9, "seed": place} if place % 3 else {} for place in range(len(PROMPTS))]
+LENGTH = 24
+TREES = Talon(width=4, budget=12)
+OUT_OF_MEMORY = {
+    "Python's": MemoryError,
+    "CUDA's": lambda: torch.OutOfMemoryError("CUDA out of memory"),
+    "the CPU allocator's": lambda: RuntimeError(
+        "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: not enough memory"
+    ),
+}
+
+
+def toys(target: ToyModel | None = None, drafter: ToyDrafter | None = None) -> Decoder:
+    return toy_decoder(target or ToyModel(TARGET), drafter or ToyDrafter(DRAFT), TREES)
+
+
+def alone(decoder: Decoder | None = None) -> list[list[int]]:
+    """The texts of all prompts, each alone."""
+    decoder, pairs = decoder or toys(), zip(PROMPTS, OPTIONS, strict=True)
+    return [decoder.generate(prompt, max_new_tokens=LENGTH, **options).tokens for prompt, options in pairs]
+
+
+def submit_all(engine: Engine) -> list[Handle]:
+    """Submit all prompts, which come to the loop in one round, so that every run does the same."""
+    with engine._changed:
+        pairs = zip(PROMPTS, OPTIONS, strict=True)
+        return [engine.submit(prompt, max_new_tokens=LENGTH, **options) for prompt, options in pairs]
+
+
+def tokens_of(handles: list[Handle]) -> list[list[int]]:
+    return [handle.result(20).tokens for handle in handles]
+
+
+class Raises:
+    """A logits processor or stopping criterion that fails when the text has so many tokens."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __call__(self, input_ids, scores, **_):
+        if input_ids.shape[1] >= self.length:
+            raise ArithmeticError("told to fail")
+        return input_ids[:, -1] < 0 if scores is None else scores
+
+
+@pytest.mark.parametrize("option", ["logits_processor", "stopping_criteria"])
+@pytest.mark.parametrize("length", [6, 12])
+def test_a_request_that_fails_ends_alone_with_its_error(option, length):
+    with Engine(toys(), max_batch=5) as engine:
+        before = submit_all(engine)
+        failing = engine.submit([1, 2, 3, 4, 5], max_new_tokens=LENGTH, **{option: [Raises(length)]})
+        after = submit_all(engine)
+        with pytest.raises(ArithmeticError, match="told to fail"):
+            failing.result(20)
+        assert tokens_of(before) == tokens_of(after) == alone()
+    assert isinstance(failing.error, ArithmeticError)
+    assert (engine.metrics.failed, engine.metrics.finished) == (1, 2 * len(PROMPTS))
+
+
+def test_the_chunks_of_a_failing_request_come_before_its_error():
+    read: list[int] = []
+    with Engine(toys()) as engine:
+        handle = engine.submit([1, 2, 3], max_new_tokens=LENGTH, stopping_criteria=[Raises(10)])
+        with pytest.raises(ArithmeticError):
+            read.extend(token for chunk in handle for token in chunk.tokens)
+    assert read
+    assert read == toys().generate([1, 2, 3], max_new_tokens=LENGTH).tokens[: len(read)]
+
+
+@pytest.mark.parametrize("poisoned", [[7, 1, 2], [2, 7, 3, 4, 5], [3, 7]], ids=str)
+def test_a_target_pass_that_fails_for_one_request_ends_that_one_alone(poisoned):
+    """Token 7 breaks every pass that has it, and no other text contains it."""
+    never = {"max_new_tokens": LENGTH, "suppress_tokens": [7]}
+    expected = [toys().generate(prompt, **never).tokens for prompt in PROMPTS]
+    target = FailingModel(TARGET, lambda: ArithmeticError("a poisoned token"), poison=7)
+    with Engine(toys(target), budget=4) as engine:
+        handles = [engine.submit(prompt, **never) for prompt in PROMPTS[:4]]
+        next(iter(handles[0]))
+        failing = engine.submit(poisoned, **never)
+        handles += [engine.submit(prompt, **never) for prompt in PROMPTS[4:]]
+        assert tokens_of(handles) == expected
+        with pytest.raises(ArithmeticError, match="a poisoned token"):
+            failing.result(20)
+    assert engine.metrics.failed == 1
+
+
+class FailingDrafter(ToyDrafter):
+    """A drafter some of whose sessions' calls fail, counted over all of them."""
+
+    def __init__(self, name: str, fails: Callable[[int], bool]) -> None:
+        super().__init__(DRAFT)
+        self.name, self.fails, self.calls = name, fails, 0
+
+    def start(self, prompt, capacity):
+        session = super().start(prompt, capacity)
+        call = getattr(session, self.name)
+
+        def failing(*arguments):
+            self.calls += 1
+            if self.fails(self.calls):
+                raise ArithmeticError("the draft broke")
+            return call(*arguments)
+
+        setattr(session, self.name, failing)
+        return session
+
+
+@pytest.mark.parametrize("name", ["root", "expand"])
+@pytest.mark.parametrize("fails", [lambda call: call == 3, lambda call: call % 5 == 0], ids=["once", "often"])
+def test_a_failing_drafter_costs_its_round_the_drafts(name, fails):
+    with Engine(toys(drafter=FailingDrafter(name, fails)), budget=6) as engine:
+        assert tokens_of(submit_all(engine)) == alone()
+    metrics = engine.metrics
+    assert metrics.drafter_failures > 0
+    assert metrics.failed == 0
+    broken = [turn for turn in metrics.rounds if turn.reason == "the drafter failed: the draft broke"]
+    assert len(broken) == metrics.drafter_failures
+    assert all(turn.drafted == 0 for turn in broken)
+    assert metrics.drafted > 0
+
+
+def test_a_drafter_that_always_fails_leaves_plain_decoding():
+    with Engine(toys(drafter=FailingDrafter("root", lambda call: True)), budget=6) as engine:
+        assert tokens_of(submit_all(engine)) == alone()
+    assert engine.metrics.drafted == 0
+    assert engine.metrics.failed == 0
+
+
+def test_a_failing_drafter_is_logged(caplog):
+    with caplog.at_level(logging.WARNING, "drafttree"):
+        toys(drafter=FailingDrafter("root", lambda call: call == 2)).generate(PROMPTS, max_new_tokens=LENGTH)
+    assert "the drafter failed, so this round goes on without drafts: the draft broke" in caplog.text
+
+
+@pytest.mark.parametrize("every", [2, 3, 5])
+def test_a_drafter_with_a_cache_that_fails_in_a_packed_pass_changes_no_text(every, monkeypatch):
+    """The rows that the broken round has left in the drafter's caches do not stay there."""
+    target, near = tiny.build("llama"), tiny.build("llama")
+    with torch.no_grad():
+        near.lm_head.weight += 0.05
+    drafter = LanguageModelDrafter(TargetModel(near))
+    decoder = toy_decoder(TargetModel(target), drafter, TREES)
+    expected = alone(decoder)
+    run, passes = TargetModel.forward_packed, []
+
+    def failing(model, *arguments, **options):
+        output = run(model, *arguments, **options)
+        if model is drafter.model:
+            passes.append(model)
+            if len(passes) % every == 0:
+                raise ArithmeticError("the draft broke")
+        return output
+
+    monkeypatch.setattr(TargetModel, "forward_packed", failing)
+    with Engine(decoder, budget=6) as engine:
+        assert tokens_of(submit_all(engine)) == expected
+    assert engine.metrics.drafter_failures > 0
+    assert engine.metrics.failed == 0
+
+
+@pytest.mark.parametrize("error", OUT_OF_MEMORY.values(), ids=OUT_OF_MEMORY)
+@pytest.mark.parametrize("passes", [{1}, {9}, {12, 13}, {20, 40}], ids=str)
+def test_memory_that_runs_out_halves_the_batch_and_changes_no_text(error, passes):
+    target = FailingModel(TARGET, error, passes)
+    with Engine(toys(target)) as engine:
+        assert tokens_of(submit_all(engine)) == alone()
+    assert target.raised == len(passes)
+    assert engine.metrics.preempted > 0
+    assert engine.metrics.failed == 0
+
+
+def test_the_youngest_wait_again_and_the_oldest_go_on():
+    target, ended = FailingModel(TARGET, MemoryError, {30}), []
+    with Engine(toys(target)) as engine:
+        with engine._changed:
+            handles = [engine.submit([place, 1], max_new_tokens=LENGTH) for place in range(4)]
+        for place in range(4):
+            handles[place].result(20)
+            ended.append(sum(handle.done for handle in handles))
+    assert engine.metrics.preempted == 2
+    assert ended[0] < 4
+
+
+def test_a_single_request_for_which_memory_never_suffices_ends_with_the_error():
+    target = FailingModel(TARGET, MemoryError, range(8, 10_000))
+    with Engine(toys(target)) as engine:
+        handle = engine.submit([1, 2, 3], max_new_tokens=LENGTH)
+        with pytest.raises(MemoryError):
+            handle.result(20)
+    assert (engine.metrics.failed, engine.metrics.preempted) == (1, 0)
+
+
+def test_memory_that_never_suffices_ends_all_requests_and_the_engine_goes_on():
+    target = FailingModel(TARGET, MemoryError, range(8, 200))
+    with Engine(toys(target)) as engine:
+        for handle in submit_all(engine):
+            with pytest.raises(MemoryError):
+                handle.result(20)
+        target.fails_at = frozenset()
+        assert tokens_of(submit_all(engine)) == alone()
+
+
+@pytest.mark.parametrize("calls", [{2}, {5}], ids=str)
+def test_memory_that_runs_out_for_a_new_request_changes_no_text(calls, monkeypatch):
+    target, made = ToyModel(TARGET), []
+    new_cache = target.new_cache
+
+    def failing(batch, capacity):
+        if capacity > 1:
+            made.append(capacity)
+            if len(made) in calls:
+                raise MemoryError
+        return new_cache(batch, capacity)
+
+    with Engine(toys(target)) as engine:
+        monkeypatch.setattr(target, "new_cache", failing)
+        assert tokens_of(submit_all(engine)) == alone()
+    assert engine.metrics.failed == 0
+
+
+@pytest.mark.parametrize("name", ["root", "expand", "commit", "prefill"])
+@pytest.mark.parametrize("call", [1, 4, 9])
+def test_memory_that_runs_out_in_the_drafter_changes_no_text(name, call):
+    drafter = ToyDrafter(DRAFT)
+    start, calls = drafter.start, []
+
+    def starting(prompt: list[int], capacity: int) -> ToyDraft:
+        session = start(prompt, capacity)
+        run = getattr(session, name)
+
+        def failing(*arguments):
+            calls.append(name)
+            if len(calls) == call:
+                raise MemoryError
+            return run(*arguments)
+
+        setattr(session, name, failing)
+        return session
+
+    drafter.start = starting
+    with Engine(toys(drafter=drafter), budget=6) as engine:
+        assert tokens_of(submit_all(engine)) == alone()
+    assert engine.metrics.failed == 0
+
+
+def test_texts_do_not_change_where_memory_runs_out_in_a_packed_pass_of_a_real_model(monkeypatch):
+    near = deepcopy(module := tiny.build("llama"))
+    with torch.no_grad():
+        near.lm_head.weight += 0.05
+    decoder = toy_decoder(target := TargetModel(module), LanguageModelDrafter(TargetModel(near)), TREES)
+    expected = alone(decoder)
+    run, passes = TargetModel.forward_packed, []
+
+    def failing(model, *arguments, **options):
+        output = run(model, *arguments, **options)
+        if model is target:
+            passes.append(model)
+            if len(passes) in (2, 9):
+                raise torch.OutOfMemoryError("CUDA out of memory")
+        return output
+
+    monkeypatch.setattr(TargetModel, "forward_packed", failing)
+    with Engine(decoder, budget=4) as engine:
+        assert tokens_of(submit_all(engine)) == expected
+    assert engine.metrics.preempted >= 4
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_engine_that_dies_tells_all_handles_and_takes_no_more():
+    engine = Engine(toys(FailingModel(TARGET, lambda: SystemExit("killed"), {10})))
+    for handle in submit_all(engine):
+        with pytest.raises(EngineClosedError, match="the engine died"):
+            handle.result(20)
+    with pytest.raises(EngineClosedError, match="closed"):
+        engine.submit([1])
+    engine.close()

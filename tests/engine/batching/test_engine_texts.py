@@ -1,0 +1,142 @@
+"""Texts of a batch are those that each request gives alone: every drafter, all kinds of options, in any company."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+import drafttree
+from drafttree.drafters import Drafter
+from drafttree.engine.batching import Engine
+from drafttree.engine.decoder import Decoder
+from drafttree.evaluation.toy_models import TOY_COSTS
+from drafttree.models.packed import shares_passes
+from drafttree.policies import Chain, DynaTree, Talon, TreePolicy
+from helpers import families, random_cases
+from helpers.batches import TOKENIZER, Asked, check_text, check_texts, mixed_requests, submit_from_threads
+from helpers.drafter_kinds import drafter_of
+
+TREES = Talon(width=4, budget=16)
+TINY_DRAFTERS = ["none", "near", "mixed:near", "lookup", "suffix"]
+EMBEDDED_DRAFTERS = ["language model", "eagle3", "eagle3, module", "medusa", "hydra", "hydra++", "lookup", "mixed"]
+POLICIES = {"chain": Chain(depth=4), "dynatree": DynaTree(), "auto": drafttree.policies.Auto()}
+EXACT_DRAFTERS = ["embedded-draft", "embedded-eagle3", "embedded-medusa", "embedded-hydra", "mixed:embedded-eagle3"]
+
+
+def tiny_decoder(kind: str = "near", family: str = "llama", policy: TreePolicy = TREES) -> Decoder:
+    """Random weights and a tokenizer of letters."""
+    target, drafter = random_cases.target(family).target, random_cases.drafter(family, kind)
+    return with_known_costs(Decoder(target, drafter, policy, tokenizer=TOKENIZER, eos=(0,)))
+
+
+def embedded_decoder(drafter: Drafter | None) -> Decoder:
+    return with_known_costs(random_cases.target("embedded").with_drafter(drafter).with_policy(TREES))
+
+
+def with_known_costs(decoder: Decoder) -> Decoder:
+    """No clock decides what is drafted, so that every run does the same."""
+    return decoder.with_costs(TOY_COSTS) if decoder.drafter else decoder
+
+
+def check_batch(decoder: Decoder, asked: Sequence[Asked], *, max_batch: int = 16, budget: int | None = 5) -> None:
+    """The texts of requests that join at random, against each alone."""
+    budget = budget if decoder.drafter else None
+    with Engine(decoder, max_batch=max_batch, budget=budget) as engine:
+        found = [handle.result(300) for handle in submit_from_threads(engine, asked)]
+    check_texts(decoder, asked, found)
+    metrics = engine.metrics
+    assert (metrics.drafter_failures, metrics.failed, metrics.preempted) == (0, 0, 0)
+    assert (metrics.accepted > 0) is (decoder.drafter is not None)
+    assert max(turn.batch for turn in metrics.rounds) > 2
+
+
+@pytest.mark.parametrize("kind", TINY_DRAFTERS)
+def test_texts_of_a_batch_are_those_of_each_alone(kind):
+    check_batch(tiny_decoder(kind), mixed_requests(28, seed=1), max_batch=6)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_texts_of_a_batch_do_not_depend_on_the_policy(name):
+    check_batch(tiny_decoder(policy=POLICIES[name]), mixed_requests(14, seed=2), max_batch=5)
+
+
+@pytest.mark.parametrize("budget", [1, 2, 9, None])
+def test_texts_do_not_depend_on_the_budget(budget):
+    check_batch(tiny_decoder(), mixed_requests(14, seed=3), max_batch=7, budget=budget)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "medusa", "hydra++"])
+def test_texts_of_trained_heads_are_those_of_each_alone(kind):
+    check_batch(embedded_decoder(drafter_of(kind)), mixed_requests(8, seed=4, most_tokens=10), max_batch=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", EMBEDDED_DRAFTERS)
+def test_64_texts_of_every_drafter_are_those_of_each_alone(kind):
+    check_batch(embedded_decoder(drafter_of(kind)), mixed_requests(64, seed=5, longest_prompt=700, most_tokens=40))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", TINY_DRAFTERS)
+def test_64_texts_of_a_random_model_are_those_of_each_alone(kind):
+    for seed in range(6, 9):
+        budget = random.Random(seed).choice([1, 3, 8])
+        check_batch(tiny_decoder(kind), mixed_requests(64, seed=seed), budget=budget)
+
+
+@pytest.mark.parametrize("kind", ["none", "near", "mixed:near"])
+def test_cancelling_some_texts_changes_no_other_one(kind):
+    rng, decoder, asked = random.Random(9), tiny_decoder(kind), mixed_requests(28, seed=9)
+    leave = {place: rng.randint(0, 3) for place in rng.sample(range(len(asked)), 9)}
+    with Engine(decoder, max_batch=5) as engine:
+        handles = submit_from_threads(engine, asked)
+        for place, chunks in leave.items():
+            for _ in zip(range(chunks), handles[place], strict=False):
+                pass
+            handles[place].cancel()
+        found = [handle.result(60) for handle in handles]
+    for place, (each, got) in enumerate(zip(asked, found, strict=True)):
+        whole = each.alone(decoder)
+        if got.finish_reason == "cancelled":
+            assert place in leave
+            assert got.tokens == whole.tokens[: len(got.tokens)]
+        else:
+            check_text(decoder, each, got, whole)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gemma3", "mistral_sliding", "qwen2_moe_sliding"])
+def test_texts_of_families_that_share_passes_are_those_of_each_alone(family):
+    decoder = tiny_decoder("near", family)
+    assert shares_passes(decoder.target)
+    check_batch(decoder, mixed_requests(14, seed=10), max_batch=5)
+
+
+@pytest.mark.parametrize("family", [*families.hybrids()[:2], "falcon_h1", "gemma2", "gpt_oss"])
+def test_texts_of_other_families_are_those_of_each_alone(family):
+    """Recurrent layers, bounded scores and sinks: some share passes, the others run one request after the other."""
+    if family not in families.known():
+        pytest.skip("the installed transformers does not have it")
+    check_batch(tiny_decoder("near", family), mixed_requests(10, seed=11, most_tokens=10), max_batch=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXACT_DRAFTERS)
+def test_with_exact_text_texts_in_bfloat16_are_bit_for_bit_those_of_each_alone(name):
+    decoder = random_cases.target("embedded exact")
+    decoder = with_known_costs(decoder.with_drafter(random_cases.drafter("embedded exact", name)).with_policy(TREES))
+    asked = mixed_requests(28, seed=12, longest_prompt=120)
+    with Engine(decoder, max_batch=8, budget=4) as engine:
+        found = [handle.result(300) for handle in submit_from_threads(engine, asked)]
+    expected = [each.alone(decoder) for each in asked]
+    assert [text.tokens for text in found] == [text.tokens for text in expected]
+    assert [text.logprobs for text in found] == [text.logprobs for text in expected]
+
+
+def test_a_batch_that_shares_a_long_beginning_takes_it_over():
+    decoder, beginning = tiny_decoder(), [place % 90 for place in range(30)]
+    asked = [Asked([*beginning, place], {"max_new_tokens": 8, "reuse_prefix": True}) for place in range(6)]
+    with Engine(decoder, max_batch=2) as engine:
+        found = [handle.result(60) for handle in submit_from_threads(engine, asked)]
+    for each, got in zip(asked, found, strict=True):
+        check_text(decoder, each, got, tiny_decoder().generate(each.prompt, max_new_tokens=8))
+    assert sum(turn.prefill_rows for turn in engine.metrics.rounds) < 4 * len(beginning)
