@@ -24,9 +24,12 @@ class Experience:
     """
 
     costs: BatchCosts
-    switch: DraftSwitch
+    switch: DraftSwitch = field(init=False)
     limits: LevelLimit = field(default_factory=LevelLimit)
     calibrations: dict[Kind, SurvivalCalibration] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.switch = DraftSwitch(lambda batch: self.costs.round(batch, batch))
 
     @classmethod
     def of(cls, rounds: RequestRounds) -> "Experience":
@@ -36,8 +39,7 @@ class Experience:
     @classmethod
     def _new(cls, rounds: RequestRounds) -> "Experience":
         curve = None if rounds.drafter is None else rounds.costs()
-        costs = BatchCosts(curve, frozen=rounds.adaptation.given is not None)
-        return cls(costs, DraftSwitch(lambda batch: costs.round(batch, batch)))
+        return cls(BatchCosts(curve, frozen=rounds.adaptation.given is not None))
 
     def calibration(self, kind: Kind) -> SurvivalCalibration:
         """How often nodes of a kind of drafts are accepted."""
