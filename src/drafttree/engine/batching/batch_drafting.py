@@ -81,14 +81,8 @@ class BatchDrafting:
             rate: tokens by time that the batch reaches.
         """
         drafts = self.plain(requests)
-        groups: dict[tuple[Any, ...], list[tuple[int, DraftSession]]] = {}
-        for place, request in enumerate(requests):
-            if self._is_drafted_for(request):
-                source, session = _drafting(request)
-                key = source, type(session), request.policy, request.verifier.proposal
-                groups.setdefault(key, []).append((place, session))
         try:
-            for (source, *_), members in groups.items():
+            for source, members in self._groups(requests):
                 rates = Rates(
                     partial(self._costs.target, len(requests)), partial(self._costs.level, source), rows, rate
                 )
@@ -98,6 +92,16 @@ class BatchDrafting:
                 raise
             return self._without(requests, error)
         return self._within_budget(requests, drafts, rows)
+
+    def _groups(self, requests: Sequence[Request]) -> list[tuple[int, list[tuple[int, DraftSession]]]]:
+        """The requests to draft for, by what must be alike to draft together: the source of a group and its members."""
+        groups: dict[tuple[Any, ...], list[tuple[int, DraftSession]]] = {}
+        for place, request in enumerate(requests):
+            if self._is_drafted_for(request):
+                source, session = _drafting(request)
+                key = source, type(session), request.policy, request.verifier.proposal
+                groups.setdefault(key, []).append((place, session))
+        return [(source, members) for (source, *_), members in groups.items()]
 
     def _without(self, requests: Sequence[Request], error: Exception) -> Drafts:
         """A round without drafts, since the drafter has failed; the log says so unless it just did."""
