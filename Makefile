@@ -7,7 +7,7 @@ TORCH := $(shell $(PYTHON) -c "import torch; assert tuple(map(int, torch.__versi
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH),,--constraint constraints.txt)
 CPU_TORCH := --no-deps --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu torch
 
-.PHONY: demo test test-lowest test-slow gpu gpu-tests fuzz check bench docs recording clean
+.PHONY: demo test test-lowest test-slow gpu gpu-tests fuzz soak check bench docs recording clean
 
 demo: .venv/.installed
 	$(BIN)/drafttree generate --compare --max-new-tokens 200 --policy talon:budget=16,width=4 \
@@ -46,6 +46,11 @@ fuzz: SEED := $(shell $(PYTHON) -c "import random; print(random.randrange(10**9)
 fuzz: .venv/.developing
 	@echo "make fuzz SEED=$(SEED)"
 	FUZZ_CASES=500 $(BIN)/python -m pytest tests/fuzz --hypothesis-seed $(SEED) --hypothesis-show-statistics
+
+# Random requests to an engine for so many minutes: every text is compared with its text alone, and memory is watched.
+soak: MINUTES := 15
+soak: .venv/.developing
+	SOAK_MINUTES=$(MINUTES) $(BIN)/python -m pytest -m slow -s tests/engine/batching/test_soak.py
 
 check: .venv/.developing
 	$(BIN)/ruff check .

@@ -1,0 +1,37 @@
+"""An engine under random requests for a while: no text is mixed up, nothing is left behind. `make soak` runs longer."""
+
+import os
+import threading
+
+import pytest
+
+from drafttree.engine.decoder import Decoder
+from drafttree.evaluation.toy_models import TOY_COSTS
+from drafttree.policies import Talon
+from helpers import random_cases
+from helpers.batches import TOKENIZER, mixed_requests
+from helpers.soak import Soak
+
+MINUTES = float(os.environ.get("SOAK_MINUTES", "1"))
+GROWTH = 16e6
+"""Bytes by which memory may grow behind the warm-up: rounds that metrics keep, and what the allocator holds."""
+
+
+@pytest.mark.slow
+def test_an_engine_lives_through_random_requests():
+    target, drafter = random_cases.target("llama").target, random_cases.drafter("llama", "mixed:near")
+    decoder = Decoder(target, drafter, Talon(width=4, budget=16), tokenizer=TOKENIZER, eos=(0,)).with_costs(TOY_COSTS)
+    soak = Soak(decoder, mixed_requests(200, seed=0), seconds=60 * MINUTES)
+    engine = soak.run(max_batch=5, max_kv_tokens=300)
+    metrics, (warm, *later) = engine.metrics, soak.memory[len(soak.memory) // 4 :]
+    growth = later[-1] - warm
+    print(f"memory {growth / 1e6:+.1f} MB since it was warm; {metrics.drafted} drafted, {metrics.accepted} accepted")
+    assert not soak.wrong, soak.wrong[0]
+    assert metrics.finished + metrics.cancelled + metrics.failed == soak.handles > 100 * MINUTES
+    assert (metrics.cancelled, metrics.failed) == (soak.cancelled, soak.failed)
+    assert soak.cancelled > 0.02 * soak.handles
+    assert metrics.tokens == soak.tokens
+    assert (metrics.running, metrics.waiting, metrics.preempted) == (0, 0, 0)
+    assert engine._memory.reserved == 0
+    assert growth < GROWTH
+    assert not [thread for thread in threading.enumerate() if thread.name == "drafttree-engine"]
