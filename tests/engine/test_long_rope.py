@@ -9,6 +9,7 @@ from drafttree.engine.decoder import Decoder
 from drafttree.models import TargetModel
 from drafttree.policies import Chain, Talon
 from helpers import tiny
+from helpers.costs import toy_decoder
 
 ORIGINAL = 24
 FACTORS = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.0, 4.0, 9.0, 16.0]}
@@ -43,6 +44,16 @@ def test_the_text_is_that_of_whole_passes(name, prompt_length, policy):
     decoder = Decoder(target, LanguageModelDrafter(draft) if policy else None, policy)
     prompt = tiny.random_tokens(prompt_length, 5)
     assert decoder.generate(prompt, max_new_tokens=20).tokens == whole_passes(reference, prompt, 20)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_texts_of_a_batch_cross_each_at_its_own_place(name):
+    target, reference = tiny.wrap(tiny.from_config(CONFIGS[name]()))
+    draft = TargetModel(tiny.from_config(CONFIGS[name](), seed=0))
+    decoder = toy_decoder(target, LanguageModelDrafter(draft), Talon(budget=12))
+    prompts = [tiny.random_tokens(length, 5) for length in (4, ORIGINAL - 9, ORIGINAL - 1, ORIGINAL, ORIGINAL + 7)]
+    texts = decoder.generate(prompts, max_new_tokens=20)
+    assert [text.tokens for text in texts] == [whole_passes(reference, prompt, 20) for prompt in prompts]
 
 
 def test_a_draft_model_is_used_within_its_original_context_only():

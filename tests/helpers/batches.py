@@ -120,6 +120,19 @@ def submit_from_threads(
     return [handles[place] for place in range(len(asked))]
 
 
+def watch_ends(monkeypatch: pytest.MonkeyPatch) -> list[Handle]:
+    """The handles in the order in which their texts will end."""
+    ended: list[Handle] = []
+    end = Handle.end
+
+    def ending(handle: Handle, what) -> None:
+        ended.append(handle)
+        end(handle, what)
+
+    monkeypatch.setattr(Handle, "end", ending)
+    return ended
+
+
 def check_texts(decoder: Decoder, asked: Sequence[Asked], found: Sequence[Generation]) -> None:
     """Compare texts with those that each request gives alone."""
     for each, got in zip(asked, found, strict=True):

@@ -15,6 +15,7 @@ from drafttree.engine.decoder import Decoder
 from drafttree.engine.request import Chunk
 from drafttree.policies import Talon
 from drafttree.verifiers import RRSw
+from helpers.batches import watch_ends
 from helpers.costs import toy_decoder
 from helpers.held_model import HeldModel
 from helpers.small_trees import DRAFT, TARGET
@@ -72,14 +73,12 @@ def test_the_chunks_of_a_handle_are_its_text(decoder):
     assert [chunk.finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
 
 
-def test_chunks_come_while_the_text_is_written(decoder, target):
+def test_chunks_come_while_the_text_is_written(decoder):
     with Engine(decoder) as engine:
-        handle = engine.submit("abc", max_new_tokens=LENGTH)
-        first = next(iter(handle))
-        target.go.clear()
-        assert first.tokens
-        assert first.finish_reason is None
-        target.go.set()
+        handle = engine.submit("abc", max_new_tokens=5000)
+        assert next(iter(handle)).tokens
+        assert not handle.done
+        handle.cancel()
 
 
 def test_handles_are_read_in_an_event_loop_side_by_side(decoder):
@@ -201,27 +200,23 @@ def test_closing_a_stream_ends_its_text(decoder):
     assert not engine_threads()
 
 
-def test_a_large_request_is_not_passed_by_smaller_ones_that_fit(decoder, target):
+def test_a_large_request_is_not_passed_by_smaller_ones_that_fit(decoder, target, monkeypatch):
     """The memory has room for two small requests or one large one."""
     target.go.clear()
-    small = len([1]) + 8 + TREES.budget
-    ended = []
+    ended, small = watch_ends(monkeypatch), len([1]) + 8 + TREES.budget
     with Engine(decoder, max_kv_tokens=2 * small) as engine:
-        sizes = [8, 8 + small, 8, 8]
-        handles = [engine.submit([1], max_new_tokens=size) for size in sizes]
+        handles = [engine.submit([1], max_new_tokens=size) for size in (8, 8 + small, 8, 8)]
         target.go.set()
-        for handle in handles:
-            handle.result(10)
-            ended.append([other.done for other in handles])
-    assert ended[0] == [True, False, False, False]
-    assert ended[1][:2] == [True, True]
-    assert not any(ended[1][2:])
-    assert [turn.batch for turn in engine.metrics.rounds][-1] == 2
+    assert ended[:2] == handles[:2]
+    assert {*ended[2:]} == {*handles[2:]}
+    batches = [turn.batch for turn in engine.metrics.rounds]
+    assert batches == sorted(batches)
+    assert {*batches} == {1, 2}
 
 
-def test_a_request_joins_a_batch_that_is_running(decoder, target):
+def test_a_request_joins_a_batch_that_is_running(decoder):
     with Engine(decoder) as engine:
-        long = engine.submit([1, 2], max_new_tokens=400)
+        long = engine.submit([1, 2], max_new_tokens=5000)
         next(iter(long))
         short = engine.submit([3], max_new_tokens=2)
         short.result(10)

@@ -13,8 +13,10 @@ from drafttree.engine.batching import Engine, Handle
 from drafttree.engine.decoder import Decoder
 from drafttree.models import TargetModel
 from drafttree.policies import Talon
-from helpers import tiny
+from helpers import families, random_cases, tiny
+from helpers.batches import watch_ends
 from helpers.costs import toy_decoder
+from helpers.drafter_kinds import drafter_of
 from helpers.held_model import FailingModel
 from helpers.small_trees import DRAFT, TARGET
 from helpers.toy import ToyDraft, ToyDrafter, ToyModel
@@ -34,6 +36,22 @@ OUT_OF_MEMORY = {
 
 def toys(target: ToyModel | None = None, drafter: ToyDrafter | None = None) -> Decoder:
     return toy_decoder(target or ToyModel(TARGET), drafter or ToyDrafter(DRAFT), TREES)
+
+
+def near_llama() -> Decoder:
+    near = deepcopy(module := tiny.build("llama"))
+    with torch.no_grad():
+        near.lm_head.weight += 0.05
+    return toy_decoder(TargetModel(module), LanguageModelDrafter(TargetModel(near)), TREES)
+
+
+def hybrid() -> Decoder:
+    family = families.hybrids()[0]
+    return toy_decoder(random_cases.target(family).target, random_cases.drafter(family, "near"), TREES)
+
+
+def trained_head() -> Decoder:
+    return toy_decoder(random_cases.target("embedded").target, drafter_of("eagle3"), TREES)
 
 
 def alone(decoder: Decoder | None = None) -> list[list[int]]:
@@ -157,17 +175,13 @@ def test_a_failing_drafter_is_logged(caplog):
 @pytest.mark.parametrize("every", [2, 3, 5])
 def test_a_drafter_with_a_cache_that_fails_in_a_packed_pass_changes_no_text(every, monkeypatch):
     """The rows that the broken round has left in the drafter's caches do not stay there."""
-    target, near = tiny.build("llama"), tiny.build("llama")
-    with torch.no_grad():
-        near.lm_head.weight += 0.05
-    drafter = LanguageModelDrafter(TargetModel(near))
-    decoder = toy_decoder(TargetModel(target), drafter, TREES)
+    decoder = near_llama()
     expected = alone(decoder)
     run, passes = TargetModel.forward_packed, []
 
     def failing(model, *arguments, **options):
         output = run(model, *arguments, **options)
-        if model is drafter.model:
+        if model is not decoder.target:
             passes.append(model)
             if len(passes) % every == 0:
                 raise ArithmeticError("the draft broke")
@@ -191,16 +205,13 @@ def test_memory_that_runs_out_halves_the_batch_and_changes_no_text(error, passes
     assert engine.metrics.failed == 0
 
 
-def test_the_youngest_wait_again_and_the_oldest_go_on():
-    target, ended = FailingModel(TARGET, MemoryError, {30}), []
-    with Engine(toys(target)) as engine:
-        with engine._changed:
-            handles = [engine.submit([place, 1], max_new_tokens=LENGTH) for place in range(4)]
-        for place in range(4):
-            handles[place].result(20)
-            ended.append(sum(handle.done for handle in handles))
+def test_the_youngest_wait_again_and_the_oldest_go_on(monkeypatch):
+    ended = watch_ends(monkeypatch)
+    with Engine(toys(FailingModel(TARGET, MemoryError, {30}))) as engine, engine._changed:
+        handles = [engine.submit([place, 1], max_new_tokens=LENGTH) for place in range(4)]
     assert engine.metrics.preempted == 2
-    assert ended[0] < 4
+    assert {*ended[:2]} == {*handles[:2]}
+    assert {turn.batch for turn in engine.metrics.rounds} >= {4, 2}
 
 
 def test_a_single_request_for_which_memory_never_suffices_ends_with_the_error():
@@ -265,26 +276,25 @@ def test_memory_that_runs_out_in_the_drafter_changes_no_text(name, call):
     assert engine.metrics.failed == 0
 
 
-def test_texts_do_not_change_where_memory_runs_out_in_a_packed_pass_of_a_real_model(monkeypatch):
-    near = deepcopy(module := tiny.build("llama"))
-    with torch.no_grad():
-        near.lm_head.weight += 0.05
-    decoder = toy_decoder(target := TargetModel(module), LanguageModelDrafter(TargetModel(near)), TREES)
-    expected = alone(decoder)
-    run, passes = TargetModel.forward_packed, []
+@pytest.mark.parametrize("make", [near_llama, hybrid, trained_head])
+def test_texts_do_not_change_where_memory_runs_out_in_a_packed_pass_of_a_real_model(make, monkeypatch):
+    """A pass over prompts, and one over trees."""
+    decoder = make()
+    expected, target = alone(decoder), decoder.target
+    run, passes = target.forward_packed, []
 
-    def failing(model, *arguments, **options):
-        output = run(model, *arguments, **options)
-        if model is target:
-            passes.append(model)
-            if len(passes) in (2, 9):
-                raise torch.OutOfMemoryError("CUDA out of memory")
+    def failing(segments, **options):
+        output = run(segments, **options)
+        passes.append(len(segments))
+        if len(passes) in (2, 9):
+            raise torch.OutOfMemoryError("CUDA out of memory")
         return output
 
-    monkeypatch.setattr(TargetModel, "forward_packed", failing)
+    monkeypatch.setattr(target, "forward_packed", failing)
     with Engine(decoder, budget=4) as engine:
         assert tokens_of(submit_all(engine)) == expected
     assert engine.metrics.preempted >= 4
+    assert engine.metrics.accepted > 0
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
