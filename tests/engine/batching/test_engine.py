@@ -58,6 +58,14 @@ def interrupt_soon(target: HeldModel) -> None:
     threading.Timer(0.2, press).start()
 
 
+@pytest.fixture
+def ctrl_c():
+    """Lets Ctrl-C come through: workers of pytest-xdist ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 async def read(handle: Handle) -> list[Chunk]:
     return [chunk async for chunk in handle]
 
@@ -341,6 +349,7 @@ def test_ctrl_c_in_a_list_of_prompts_comes_out_and_the_decoder_goes_on(decoder, 
     assert [text.tokens for text in decoder.generate(PROMPTS, max_new_tokens=LENGTH)] == expected
 
 
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("wait", [list, lambda handle: handle.result()], ids=["iterating", "waiting for the result"])
 def test_ctrl_c_while_a_handle_is_waited_for_ends_all(decoder, target, wait):
     handles: list[Handle] = []

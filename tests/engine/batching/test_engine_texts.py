@@ -47,7 +47,7 @@ def check_batch(decoder: Decoder, asked: Sequence[Asked], *, max_batch: int = 16
     metrics = engine.metrics
     assert (metrics.drafter_failures, metrics.failed, metrics.preempted) == (0, 0, 0)
     assert (metrics.accepted > 0) is (decoder.drafter is not None)
-    assert max(turn.batch for turn in metrics.rounds) > 2
+    assert max(turn.batch for turn in metrics.rounds) > 1
 
 
 @pytest.mark.parametrize("kind", TINY_DRAFTERS)
