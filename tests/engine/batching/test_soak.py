@@ -1,5 +1,6 @@
 """An engine under random requests for a while: no text is mixed up, nothing is left behind. `make soak` runs longer."""
 
+import logging
 import os
 import threading
 
@@ -13,12 +14,13 @@ from helpers.batches import TOKENIZER, mixed_requests
 from helpers.soak import Soak
 
 MINUTES = float(os.environ.get("SOAK_MINUTES", "1"))
-GROWTH = 16e6
+GROWTH = 12e6
 """Bytes by which memory may grow behind the warm-up: rounds that metrics keep, and what the allocator holds."""
 
 
 @pytest.mark.slow
-def test_an_engine_lives_through_random_requests():
+def test_an_engine_lives_through_random_requests(caplog):
+    caplog.set_level(logging.ERROR, "drafttree")  # records that pytest keeps would hold the requests that fail
     target, drafter = random_cases.target("llama").target, random_cases.drafter("llama", "mixed:near")
     decoder = Decoder(target, drafter, Talon(width=4, budget=16), tokenizer=TOKENIZER, eos=(0,)).with_costs(TOY_COSTS)
     soak = Soak(decoder, mixed_requests(200, seed=0), seconds=60 * MINUTES)
