@@ -120,3 +120,35 @@ def test_the_cost_of_a_further_row_is_known_from_passes_of_several_sizes_and_for
 
 def test_frozen_costs_are_not_tried():
     assert BatchCosts(CURVE, frozen=True).knows_rows(3)
+
+
+def test_passes_that_something_else_has_slowed_down_change_little():
+    costs = BatchCosts(CURVE)
+    for number in range(200):
+        slow = 20.0 if number % 20 == 10 else 1.0
+        costs.observe(turn(4, slow * 1.3, draft=slow * 0.44, batch=3), [(0, [1, 8])])
+    assert costs.target(3, 4) == pytest.approx(1.3, rel=0.06)
+    assert costs.drafting(0, [1, 8]) == pytest.approx(0.44, rel=0.06)
+
+
+def test_passes_that_stay_slow_are_believed():
+    costs = BatchCosts(CURVE)
+    for factor, rounds in ((1.0, 100), (3.0, 300)):
+        for _ in range(rounds):
+            costs.observe(turn(4, factor * 1.3, batch=3), [])
+    assert costs.target(3, 4) == pytest.approx(3.9, rel=0.02)
+
+
+def test_a_round_counts_as_half_as_much_again_as_expected_at_most():
+    costs = BatchCosts(CURVE)
+    assert costs.without_outlier(9.0, 2.0) == 3.0
+    assert costs.without_outlier(1.0, 2.0) == 1.0
+    assert BatchCosts(CURVE, frozen=True).without_outlier(9.0, 2.0) == 2.0
+
+
+def test_a_steep_line_makes_no_pass_free():
+    costs = BatchCosts(CURVE)
+    for _ in range(200):
+        costs.observe(turn(16, 1.0, batch=3), [])
+        costs.observe(turn(15, 0.1, batch=3), [])
+    assert costs.target(3, 1) > 0

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
-from drafttree.engine.batching.cost_fit import CostFit
+from drafttree.engine.batching.cost_fit import OUTLIER, CostFit
 from drafttree.engine.batching.engine_metrics import EngineRound
 
 MEMORY = 8.0
@@ -35,7 +35,7 @@ class Mean:
         """Take note of the value that a round has shown."""
         bucket = _bucket(size)
         before = self._values.get(bucket, value)
-        self._values[bucket] = before + (value - before) / MEMORY
+        self._values[bucket] = before + (min(value, OUTLIER * before) - before) / MEMORY
 
 
 def _bucket(size: float) -> int:
@@ -87,6 +87,10 @@ class BatchCosts:
     def round(self, batch: int, rows: int, drafting: float = 0.0) -> float:
         """Of a whole round."""
         return self.target(batch, rows) + drafting + self._overhead.at(batch)
+
+    def without_outlier(self, seconds: float, cost: float) -> float:
+        """What a round counts for that took so long where this cost was expected of it."""
+        return cost if self.frozen else min(seconds, OUTLIER * cost)
 
     def rows_within(self, batch: int, most: int, share: float) -> int:
         """How many rows, at most so many, can join a pass over a node of each request before it costs `share` of it."""

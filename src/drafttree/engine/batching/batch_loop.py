@@ -245,7 +245,7 @@ class BatchLoop:
         drafting = sum(self._costs.drafting(*group) for group in drafts.groups)
         cost = self._costs.round(turn.batch, turn.rows, drafting)
         if self._budget is None:
-            spent = cost if self._costs.frozen else turn.seconds
+            spent = self._costs.without_outlier(turn.seconds, cost)
             self._switch.observe(turn.batch, turn.committed, spent, drafted=bool(drafts.groups))
         if drafts.groups:
             self._predicted.add(drafts.expected * self._costs.round(turn.batch, turn.batch) / turn.batch, cost)

@@ -6,6 +6,9 @@ SPREAD, WEIGHT = 0.25, 4.0
 """Until sizes differ by more than this share, over more measurements than this, costs are taken to be proportional."""
 ENOUGH = 0.25
 """The share of that spread from which on a further row's cost is known well enough not to try other sizes."""
+SETTLED, OUTLIER = 4.0, 1.5
+"""Behind so many measurements, one counts as this multiple of what was to be expected of it at most: what else the
+machine was busy with for a moment must not decide for many rounds."""
 LEAST_SLOPE, MOST_SLOPE = 0.25, 4.0
 """The slope is between these multiples of the proportional one: noise must not make a further row free or endless."""
 
@@ -22,6 +25,8 @@ class CostFit:
 
     def observe(self, expected: float, measured: float) -> None:
         """Take note of a cost."""
+        if self._weight >= SETTLED:
+            measured = min(measured, OUTLIER * self.at(expected))
         kept = 1 - 1 / MEMORY
         self._weight = kept * self._weight + 1
         self._expected = kept * self._expected + expected
@@ -41,7 +46,8 @@ class CostFit:
         if not self._weight:
             return expected
         middle, level = self._expected / self._weight, self._measured / self._weight
-        return level + self._slope(middle, level) * (expected - middle)
+        line = level + self._slope(middle, level) * (expected - middle)
+        return max(line, LEAST_SLOPE * expected * level / middle)
 
     def _slope(self, middle: float, level: float) -> float:
         proportional, together = level / middle, self._product - self._weight * middle * level

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 MEMORY = 16.0
 """Rounds after which a round counts 1/e."""
-SHORTEST_PAUSE, LONGEST_PAUSE = 8, 128
-"""Rounds without drafts before they are tried again; each pause doubles the one before."""
+SHORTEST_PAUSE, LONGEST_PAUSE = 8, 256
+"""Rounds without drafts before they are tried again."""
 ENOUGH = 6
 """Rounds with drafts, in weight, that are needed to judge them."""
+LOSS = 0.02
+"""The share of all time that trying drafts may lose: the more they lost, the longer the pause."""
 PROBE = 128
 """Rounds with drafts after which a plain one shows what it costs by now."""
 EXPECTED_WEIGHT = 4.0
@@ -49,7 +51,6 @@ class _Size:
     def __init__(self) -> None:
         self.drafted, self.plain = RoundRate(), RoundRate()
         self.waiting = self.since_plain = 0
-        self.pause = SHORTEST_PAUSE
 
 
 class DraftSwitch:
@@ -82,13 +83,10 @@ class DraftSwitch:
             return
         size.drafted.add(tokens, cost)
         size.since_plain += 1
-        if size.drafted.weight < ENOUGH:
-            return
-        if (self.gain(batch) or 1.0) < 1:
-            size.waiting, size.pause = size.pause, min(2 * size.pause, LONGEST_PAUSE)
+        gain = self.gain(batch) or 1.0
+        if size.drafted.weight >= ENOUGH and gain < 1:
+            size.waiting = _pause(gain)
             size.drafted.fade()
-        else:
-            size.pause = SHORTEST_PAUSE
 
     def gain(self, batch: int) -> float | None:
         """Tokens by time of drafted rounds over plain ones at about this size; None before any of the first."""
@@ -107,3 +105,9 @@ class DraftSwitch:
 
     def _of(self, batch: int) -> _Size:
         return self._sizes.setdefault(round(2 * math.log2(max(batch, 1))), _Size())
+
+
+def _pause(gain: float) -> int:
+    """Rounds without drafts where drafts were so many times plain decoding: half of `ENOUGH` are tried after each."""
+    lost = ENOUGH / 2 * (1 / gain - 1)
+    return round(min(max(lost / LOSS, SHORTEST_PAUSE), LONGEST_PAUSE))
