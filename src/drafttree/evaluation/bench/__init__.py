@@ -4,6 +4,7 @@ Everything that is compared runs interleaved in one process, after a warm-up, an
 """
 
 from drafttree.evaluation.bench.acceptance import Acceptance, AcceptanceRow, bench_acceptance
+from drafttree.evaluation.bench.arrival import Arrival, ArrivalBench, bench_arrival
 from drafttree.evaluation.bench.auto import AutoBench, AutoRow, bench_auto
 from drafttree.evaluation.bench.batch import BatchBench, bench_batch
 from drafttree.evaluation.bench.compare import Comparison, compare
@@ -22,6 +23,8 @@ from drafttree.evaluation.bench.verifiers import VerifierBench, VerifierTime, be
 __all__ = [
     "Acceptance",
     "AcceptanceRow",
+    "Arrival",
+    "ArrivalBench",
     "AutoBench",
     "AutoRow",
     "BatchBench",
@@ -41,6 +44,7 @@ __all__ = [
     "VerifierBench",
     "VerifierTime",
     "bench_acceptance",
+    "bench_arrival",
     "bench_auto",
     "bench_batch",
     "bench_drafters",

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from drafttree.evaluation.prompt_form import PromptForm
+from drafttree.interfaces.cli.bench_arrival import bench_arrival_
 from drafttree.interfaces.cli.bench_auto import bench_auto_, bench_calibration
 from drafttree.interfaces.cli.bench_batch import bench_batch_
 from drafttree.interfaces.cli.bench_drafters import bench_drafters_, bench_lookup_, bench_memory_
@@ -36,6 +37,7 @@ from drafttree.interfaces.console import progress
 from drafttree.loading import find_verifier, parse_policies
 
 app = typer.Typer(help="Measure what speculation gains and what it costs.", rich_markup_mode=None)
+app.command(name="arrival")(bench_arrival_)
 app.command(name="auto")(bench_auto_)
 app.command(name="batch")(bench_batch_)
 app.command(name="calibration")(bench_calibration)
