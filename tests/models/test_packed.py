@@ -22,12 +22,14 @@ from drafttree.models import (
     select_windowed,
     shares_passes,
 )
+from drafttree.models.buffer_pool import Recorder
 from drafttree.models.exact_text import ExactTextBackend
 from drafttree.models.fused import FusedBackend
 from drafttree.models.int8_linear import quantize_int8
 from drafttree.models.recorded import RecordedBackend
 from helpers import families, tiny
-from helpers.replays import Replays
+from helpers.replays import Operations, Replays, unrecorded
+from helpers.varlen import stand_in
 
 TOLERANCE = 1e-5
 LAYERS = (0, 2)
@@ -100,10 +102,16 @@ def exact_text(module: PreTrainedModel, limits: tuple[int, int | None]) -> Exact
     return ExactTextBackend(FusedBackend(module, uniform=True), *limits)
 
 
+def paged(module: PreTrainedModel, recorder: Recorder) -> TargetModel:
+    return TargetModel(module, lambda each: RecordedBackend(FusedBackend(each), recorder, stand_in()))
+
+
 BACKENDS = {
     "module": TargetModel,
     "fused": lambda module: TargetModel(module, FusedBackend),
     "recorded": lambda module: TargetModel(module, lambda each: RecordedBackend(FusedBackend(each), Replays())),
+    "paged": lambda module: paged(module, unrecorded),
+    "paged and recorded": lambda module: paged(module, Operations()),
     "windowed": partial(windowed, window=LossyWindow(6, 2)),
     "int8": lambda module: TargetModel(quantized(module), select_backend),
 }
