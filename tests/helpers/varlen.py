@@ -1,9 +1,17 @@
 """A stand-in for torch's attention over sequences of different lengths, on a CPU."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn.attention.varlen import AuxRequest
+from transformers import PreTrainedModel
 
+from drafttree.models import TargetModel
+from drafttree.models.buffer_pool import Recorder
+from drafttree.models.fused import FusedBackend
+from drafttree.models.recorded import RecordedBackend
 from drafttree.models.varlen_attention import VarlenAttention, find_varlen_attention
 
 
@@ -65,8 +73,13 @@ def _attend(
     return out, sizes
 
 
-def stand_in() -> VarlenAttention:
-    """The stand-in, as it is used where the kernel serves the rows."""
-    found = find_varlen_attention(torch.zeros(0), 2, 8, varlen_attn)
+def stand_in(kernel: Callable[..., Any] = varlen_attn) -> VarlenAttention:
+    """The stand-in, or another, as it is used where it serves the rows."""
+    found = find_varlen_attention(torch.zeros(0), 2, 8, kernel)
     assert found is not None
     return found
+
+
+def paged(module: PreTrainedModel, recorder: Recorder, kernel: Callable[..., Any] = varlen_attn) -> TargetModel:
+    """A model on fused layers whose packed passes use the stand-in, or another."""
+    return TargetModel(module, lambda each: RecordedBackend(FusedBackend(each), recorder, stand_in(kernel)))

@@ -22,14 +22,13 @@ from drafttree.models import (
     select_windowed,
     shares_passes,
 )
-from drafttree.models.buffer_pool import Recorder
 from drafttree.models.exact_text import ExactTextBackend
 from drafttree.models.fused import FusedBackend
 from drafttree.models.int8_linear import quantize_int8
 from drafttree.models.recorded import RecordedBackend
 from helpers import families, tiny
 from helpers.replays import Operations, Replays, unrecorded
-from helpers.varlen import stand_in
+from helpers.varlen import paged
 
 TOLERANCE = 1e-5
 LAYERS = (0, 2)
@@ -100,10 +99,6 @@ def quantized(module: PreTrainedModel) -> PreTrainedModel:
 
 def exact_text(module: PreTrainedModel, limits: tuple[int, int | None]) -> ExactTextBackend:
     return ExactTextBackend(FusedBackend(module, uniform=True), *limits)
-
-
-def paged(module: PreTrainedModel, recorder: Recorder) -> TargetModel:
-    return TargetModel(module, lambda each: RecordedBackend(FusedBackend(each), recorder, stand_in()))
 
 
 BACKENDS = {

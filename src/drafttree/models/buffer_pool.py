@@ -34,6 +34,12 @@ class PooledBuffers:
     start: int = 0
     passes: dict[tuple[int, tuple[int, ...]], RecordedPass] = field(default_factory=dict)
 
+    @torch.inference_mode()
+    def clear(self) -> None:
+        """Set all rows to zero."""
+        for buffer in self.buffers:
+            buffer.zero_()
+
 
 class BufferPool:
     """The buffers of finished texts, the latest last.
@@ -46,7 +52,6 @@ class BufferPool:
         self._layout = layout
         self._free: list[PooledBuffers] = []
 
-    @torch.inference_mode()
     def take(self, capacity: int, like: Tensor) -> PooledBuffers:
         """Buffers of this capacity, of the dtype and device of a tensor; new ones where none are free.
 
@@ -56,8 +61,7 @@ class BufferPool:
         if found is None:
             return self._make(capacity, like)
         self._free.remove(found)
-        for buffer in found.buffers:
-            buffer.zero_()
+        found.clear()
         return found
 
     def give(self, pooled: PooledBuffers) -> None:

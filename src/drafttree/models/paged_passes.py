@@ -98,10 +98,10 @@ class PagedPasses:
     def _bucket(self, segments: Sequence[Segment]) -> PagedSizes | None:
         """The sizes of a recorded pass that these requests fit in, None where they are too large."""
         own = PagedSizes.of(segments)
-        fitting = [next((size for size in BUCKETS if size >= count), 0) for count in own[:2]]
-        if not all(fitting) or own.requests > MAX_REQUESTS:
+        nodes, drafted = (next((size for size in BUCKETS if size >= count), None) for count in own[:2])
+        if nodes is None or drafted is None or own.requests > MAX_REQUESTS:
             return None
-        return PagedSizes(*fitting, min(fitting[0], MAX_REQUESTS), self.pool.pages, fitting[0])
+        return PagedSizes(nodes, drafted, min(nodes, MAX_REQUESTS), self.pool.pages, nodes)
 
     def _inputs(self, tensors: PagedTensors, sizes: PagedSizes) -> PagedInputs:
         layers = layer_rows(self._layout, self.pool.buffers)

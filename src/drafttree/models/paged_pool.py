@@ -42,8 +42,7 @@ class PagedPool(BufferPool):
         if start is None:
             start = self._grow(capacity, like)
         made = PooledBuffers(self._views(start, capacity), start)
-        for buffer in made.buffers:
-            buffer.zero_()
+        made.clear()
         self._ranges.add(made)
         return made
 

@@ -52,7 +52,7 @@ class VarlenAttention(Protocol):
 
 
 def attend_densely(query: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Attention of every query to the rows that are visible to it, in float32 at least.
+    """Attention of every query to the rows that are visible to it, in float32 at least; no other row has a say.
 
     Args:
         query: and `keys`, `values`, `scale` as for `VarlenAttention`.
@@ -64,7 +64,8 @@ def attend_densely(query: Tensor, keys: Tensor, values: Tensor, visible: Tensor,
     dtype = torch.promote_types(query.dtype, torch.float32)
     scores = query.transpose(0, 1).to(dtype) @ keys.to(dtype).transpose(1, 2) * scale
     scores = scores.masked_fill(~visible, torch.finfo(dtype).min)
-    return (scores.softmax(-1) @ values.to(dtype)).transpose(0, 1), scores.logsumexp(-1)
+    values = values.to(dtype).nan_to_num()  # a hidden row has weight zero, and zero times NaN is NaN
+    return (scores.softmax(-1) @ values).transpose(0, 1), scores.logsumexp(-1)
 
 
 @torch.inference_mode()
