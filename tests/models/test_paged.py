@@ -13,7 +13,8 @@ from torch import Tensor
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.engine.decoder import Decoder
 from drafttree.loading import make_policy
-from drafttree.models import CacheLayout, Output, Segment, TargetModel, append, select_backend
+from drafttree.models import CacheLayout, LossyWindow, Output, Segment, TargetModel, append, select_backend
+from drafttree.models.base import Backend
 from drafttree.models.buffer_pool import MIN_CAPACITY, PooledCache
 from drafttree.models.fused import FusedBackend
 from drafttree.models.paged_attention import PagedAttention
@@ -21,6 +22,7 @@ from drafttree.models.paged_passes import BUCKETS, MAX_REQUESTS
 from drafttree.models.paged_pool import PagedPool
 from drafttree.models.recorded import RecordedBackend
 from drafttree.models.varlen_attention import PAGE, Prefixes, find_varlen_attention
+from drafttree.models.windowed import WindowedBackend
 from helpers import tiny
 from helpers.replays import Operations, unrecorded
 from helpers.varlen import paged, stand_in, varlen_attn
@@ -65,7 +67,7 @@ def test_merged_attention_is_dense_attention(groups, lengths):
     assert torch.equal(rows[0][:, places], key.transpose(0, 1))
 
 
-def segments_of(model: TargetModel, lengths: tuple[int, ...], branches: tuple[int, ...] = (3, 2)) -> list[Segment]:
+def segments_of(model: Backend, lengths: tuple[int, ...], branches: tuple[int, ...] = (3, 2)) -> list[Segment]:
     """A tree behind a prefix of each length."""
     found = []
     for seed, length in enumerate(lengths):
@@ -194,6 +196,21 @@ def test_a_request_may_move_the_rows_of_all(recorder):
     assert moved[0]
     for ours, theirs in zip(*results, strict=True):
         close(ours.logits, theirs.logits)
+
+
+@torch.inference_mode()
+def test_rows_may_be_moved_in_a_pass_with_a_call_per_request():
+    """Which texts with a window need. The second one takes its first rows in the pass, for which those of all move."""
+    module, window = tiny.build("llama"), LossyWindow(6, 2)
+    backend = WindowedBackend(RecordedBackend(FusedBackend(module), Operations(), stand_in()), window)
+    segments = segments_of(backend, (3, 0))
+    first = segments[0]
+    before = first.cache.committed()[0][0].data_ptr()
+    outputs = backend.forward_packed(segments)
+    assert before != first.cache.committed()[0][0].data_ptr()
+    alone = WindowedBackend(FusedBackend(module), window)
+    for output, segment in zip(outputs, segments_of(alone, (3, 0)), strict=True):
+        close(output.logits, alone.forward(*segment[:4]).logits)
 
 
 def one(segment: Segment) -> Segment:

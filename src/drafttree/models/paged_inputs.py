@@ -10,7 +10,7 @@ from torch import Tensor
 
 from drafttree.models.buffer_pool import PooledCache
 from drafttree.models.paged_attention import PagedAttention
-from drafttree.models.paged_pool import PADDING_ROW, ZERO_ROW
+from drafttree.models.paged_pool import PADDING_ROW
 from drafttree.models.segment import Segment
 from drafttree.models.span import EVERYTHING, Span
 from drafttree.models.varlen_attention import PAGE, Prefixes, VarlenAttention
@@ -157,7 +157,7 @@ class _RowIndex(NamedTuple):
         ends = [*accumulate(counts, initial=0)]
         columns = (
             _padded(chain(*(rows[-count:] for rows, count in zip(trees, counts, strict=True))), nodes, PADDING_ROW),
-            _padded(chain(*trees), drafted, ZERO_ROW),
+            _padded(chain(*trees), drafted, PADDING_ROW),
             _padded(_repeated(range(requests), counts), nodes, -1),
             _padded(_repeated(range(requests), map(len, trees)), drafted, -2),
             _padded(_repeated([segment.cache.length > 0 for segment in segments], counts), nodes, 0),

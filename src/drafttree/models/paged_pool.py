@@ -11,8 +11,8 @@ from drafttree.models.cache_layout import CacheLayout
 from drafttree.models.kv_cache import zero_buffers
 from drafttree.models.varlen_attention import PAGE
 
-PADDING_ROW, ZERO_ROW = 0, 1
-"""Rows of the first page, which is no cache's: padding nodes write to the one and gather the other."""
+PADDING_ROW = 0
+"""Where padding nodes write, and what pads the rows of trees: on the first page, which is no cache's."""
 
 
 class PagedPool(BufferPool):

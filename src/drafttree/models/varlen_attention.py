@@ -74,8 +74,8 @@ def find_varlen_attention(
 ) -> VarlenAttention | None:
     """Torch's kernel where it serves such rows, which is tried on small ones; None elsewhere.
 
-    It wants bfloat16 or float16 on an NVIDIA GPU of compute capability 8.0 and torch 2.13, or the paged kernels of
-    FlashAttention 3 activated in torch 2.12.
+    It wants bfloat16 or float16, an NVIDIA GPU of compute capability 8.0 or later and torch 2.13: 2.12 refuses
+    `num_splits` unless FlashAttention 3 is activated.
 
     Args:
         like: a tensor of the rows' dtype, on their device.
