@@ -15,7 +15,7 @@ from drafttree.drafters.fused_eagle3 import FusedEagle3, RecordedEagle3, select_
 from drafttree.engine.decoder import Decoder
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.models import TargetModel, TreeCache
-from drafttree.models.recorded import Recorder
+from drafttree.models.buffer_pool import Recorder
 from drafttree.policies import POLICIES, Chain, Talon
 from drafttree.verifiers import VERIFIERS
 from helpers import eagle3_files as files

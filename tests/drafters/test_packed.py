@@ -22,6 +22,7 @@ PACKED = {
     "a user's model": PackedLanguageModel,
     "eagle3": PackedEagle3,
     "eagle3, module": PackedEagle3,
+    "eagle3, paged": PackedEagle3,
     "medusa": PackedMedusa,
     "hydra": PackedHydra,
     "hydra++": PackedHydra,
@@ -182,7 +183,7 @@ def two_levels(kind: str) -> None:
     together.expand(nodes, 0 * nodes, [2, 0, 1, 2])
 
 
-@pytest.mark.parametrize("kind", ["language model", "eagle3", "eagle3, module"])
+@pytest.mark.parametrize("kind", ["language model", "eagle3", "eagle3, module", "eagle3, paged"])
 def test_a_level_is_one_pass_for_all_requests_that_go_on(kind, monkeypatch):
     drafter: Any = drafter_of(kind)
     owner = TargetModel if kind == "language model" else type(drafter.backend)

@@ -8,9 +8,12 @@ import torch
 import drafttree
 from drafttree.drafters import Drafter, Eagle3Drafter, HydraDrafter, LanguageModelDrafter
 from drafttree.drafters.base import HiddenStates
+from drafttree.drafters.fused_eagle3 import FusedEagle3, RecordedEagle3
 from drafttree.drafters.hydra import HydraHeads
 from drafttree.loading import load_model
+from helpers.replays import Operations
 from helpers.toy import Table, ToyModel
+from helpers.varlen import stand_in
 
 HIDDEN, VOCAB = 256, 4096
 
@@ -26,6 +29,18 @@ def _module_eagle3() -> Drafter:
     fused = _embedded("embedded-eagle3")
     assert isinstance(fused, Eagle3Drafter)
     return Eagle3Drafter(fused.head, fused.hidden_layers, fused.nbytes)
+
+
+def _paged_eagle3() -> Drafter:
+    """The embedded head, whose passes are recorded and attend to the prefixes of all requests at once."""
+    fused = _embedded("embedded-eagle3")
+    assert isinstance(fused, Eagle3Drafter)
+    return Eagle3Drafter(
+        fused.head,
+        fused.hidden_layers,
+        fused.nbytes,
+        lambda head: RecordedEagle3(FusedEagle3(head), Operations(), stand_in()),
+    )
 
 
 @torch.no_grad()
@@ -46,6 +61,7 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "a user's model": _users_model,
     "eagle3": lambda: _embedded("embedded-eagle3"),
     "eagle3, module": _module_eagle3,
+    "eagle3, paged": _paged_eagle3,
     "medusa": lambda: _embedded("embedded-medusa"),
     "hydra": _plain_hydra,
     "hydra++": lambda: _embedded("embedded-hydra"),

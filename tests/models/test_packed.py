@@ -27,7 +27,8 @@ from drafttree.models.fused import FusedBackend
 from drafttree.models.int8_linear import quantize_int8
 from drafttree.models.recorded import RecordedBackend
 from helpers import families, tiny
-from helpers.replays import Replays
+from helpers.replays import Operations, Replays, unrecorded
+from helpers.varlen import paged
 
 TOLERANCE = 1e-5
 LAYERS = (0, 2)
@@ -104,6 +105,8 @@ BACKENDS = {
     "module": TargetModel,
     "fused": lambda module: TargetModel(module, FusedBackend),
     "recorded": lambda module: TargetModel(module, lambda each: RecordedBackend(FusedBackend(each), Replays())),
+    "paged": lambda module: paged(module, unrecorded),
+    "paged and recorded": lambda module: paged(module, Operations()),
     "windowed": partial(windowed, window=LossyWindow(6, 2)),
     "int8": lambda module: TargetModel(quantized(module), select_backend),
 }

@@ -11,11 +11,11 @@ from drafttree.drafters import LanguageModelDrafter
 from drafttree.engine.decoder import Decoder
 from drafttree.loading import make_policy
 from drafttree.models import Output, TargetModel, append, prefill, select_backend, validation
-from drafttree.models.buffer_pool import MIN_CAPACITY, POOL_SIZE
+from drafttree.models.buffer_pool import MIN_CAPACITY, POOL_SIZE, Recorder
 from drafttree.models.cuda_graphs import CudaGraphs
 from drafttree.models.fused import FusedBackend
 from drafttree.models.probe import make_probes, own_logits
-from drafttree.models.recorded import BUCKETS, MAX_DRAFTED, RecordedBackend, Recorder
+from drafttree.models.recorded import BUCKETS, MAX_DRAFTED, RecordedBackend
 from helpers import tiny
 from helpers.replays import Replays, frozen
 

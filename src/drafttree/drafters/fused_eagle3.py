@@ -12,14 +12,17 @@ from torch import Tensor
 from drafttree.drafters.base import HiddenStates
 from drafttree.drafters.eagle3 import Eagle3Backend, Eagle3Head
 from drafttree.models import Segment, TreeCache
+from drafttree.models.buffer_pool import Recorder
 from drafttree.models.cuda_graphs import CudaGraphs
 from drafttree.models.fused import STATIC_ROPES
 from drafttree.models.fused_layers import LlamaLayer, PassContext, rms_norm, rotary_angles
 from drafttree.models.fused_linear import fuse
-from drafttree.models.packed_inputs import PackedInputs, pack_inputs
+from drafttree.models.packed_inputs import LayerInputs, pack_inputs
+from drafttree.models.paged_inputs import PagedInputs
 from drafttree.models.pass_inputs import PassInputs
 from drafttree.models.plain_module import is_plain_module
-from drafttree.models.recorded import RecordedPasses, Recorder
+from drafttree.models.recorded import RecordedPasses
+from drafttree.models.varlen_attention import VarlenAttention, find_varlen_attention
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
 REDUCED_TOLERANCE = 0.1
@@ -68,7 +71,7 @@ class FusedEagle3:
             segment.cache.grow(segment.positions)
         return output
 
-    def run(self, inputs: PassInputs | PackedInputs) -> Tensor:
+    def run(self, inputs: LayerInputs) -> Tensor:
         """A pass on the memory of its inputs; the output `[batch, rows, hidden]`."""
         head, hidden = self._module, inputs.hidden
         angles = rotary_angles(head.rotary, inputs.positions, hidden.dtype)
@@ -95,11 +98,12 @@ class RecordedEagle3:
     Args:
         fused: its weights stay where they are from then on.
         recorder: of passes.
+        varlen: attends to the prefixes of several requests at once; without, each has calls of its own, unrecorded.
     """
 
-    def __init__(self, fused: FusedEagle3, recorder: Recorder) -> None:
+    def __init__(self, fused: FusedEagle3, recorder: Recorder, varlen: VarlenAttention | None = None) -> None:
         self._fused = fused
-        self._passes = RecordedPasses(recorder, fused.layout, fused.groups, fused.like, fused.hidden)
+        self._passes = RecordedPasses(recorder, fused.layout, fused.groups, fused.like, fused.hidden, varlen)
 
     def new_cache(self, capacity: int) -> TreeCache:
         return self._passes.new_cache(capacity)
@@ -117,7 +121,13 @@ class RecordedEagle3:
         return fused(cache, tokens, hidden, positions, visible) if outputs is None else outputs[0]
 
     def forward_packed(self, segments: Sequence[Segment], hidden: Tensor) -> Tensor:
-        return self._fused.forward_packed(segments, hidden)
+        fused = self._fused
+
+        def run(inputs: PagedInputs) -> tuple[Tensor]:
+            return (fused.run(inputs),)
+
+        outputs = self._passes.replay_packed(segments, run, hidden=hidden) if len(segments) > 1 else None
+        return fused.forward_packed(segments, hidden) if outputs is None else outputs[0]
 
     def next_hidden(self, output: Tensor) -> Tensor:
         return self._fused.next_hidden(output)
@@ -141,7 +151,8 @@ def select_backend(head: Eagle3Head) -> Eagle3Backend:
         return head
     if own.device.type != "cuda":
         return fused
-    recorded = RecordedEagle3(fused, CudaGraphs(own.device))
+    layer = fused.layout.buffers[0]
+    recorded = RecordedEagle3(fused, CudaGraphs(own.device), find_varlen_attention(fused.like, *layer[:2]))
     return recorded if _repeats(recorded, head, own) else fused
 
 

@@ -27,7 +27,7 @@ from drafttree.models.fused_layers import (
 from drafttree.models.fused_linear import FusedProduct, fuse
 from drafttree.models.kv_cache import TreeCache
 from drafttree.models.long_rope import ropes
-from drafttree.models.packed_inputs import PackedInputs, pack_inputs
+from drafttree.models.packed_inputs import LayerInputs, pack_inputs
 from drafttree.models.pass_inputs import PassInputs
 from drafttree.models.plain_module import is_plain_module
 from drafttree.models.segment import Segment, split_states
@@ -98,14 +98,16 @@ class FusedBackend:
         x, hidden = self.run_layers(inputs, hidden_layers)
         for segment in segments:
             segment.cache.grow(segment.positions)
+        return self.outputs_of(segments, x, hidden)
+
+    def outputs_of(self, segments: Sequence[Segment], x: Tensor, hidden: tuple[Tensor, ...]) -> list[Output]:
+        """The outputs of a packed pass by segment, given what `run_layers` returns."""
         sizes = [segment.nodes for segment in segments]
         scored = [part[:, segment.wanted] for part, segment in zip(x.split(sizes, 1), segments, strict=True)]
         logits = self.logits(torch.cat(scored, 1)).split([part.shape[1] for part in scored], 1)
         return [Output(*each) for each in zip(logits, split_states(segments, hidden), strict=True)]
 
-    def run_layers(
-        self, inputs: PassInputs | PackedInputs, hidden_layers: tuple[int, ...]
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def run_layers(self, inputs: LayerInputs, hidden_layers: tuple[int, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The states after the last norm `[batch, nodes, hidden]`, and those of the layers asked for, likewise."""
         contexts = {kind: self._context(inputs, kind) for kind in self._kinds}
         x = self._embed(inputs.tokens).flatten(0, 1)
@@ -127,7 +129,7 @@ class FusedBackend:
         logits = self._head(x.flatten(0, 1)).unflatten(0, x.shape[:2])
         return logits if self._logits_divisor == 1 else logits.div_(self._logits_divisor)
 
-    def _context(self, inputs: PassInputs | PackedInputs, kind: LayerKind) -> PassContext:
+    def _context(self, inputs: LayerInputs, kind: LayerKind) -> PassContext:
         angles = rotary_angles(self._rotary, inputs.positions, self.empty.dtype, kind.layer_type)
         return PassContext(*angles, inputs.attention(kind.span))
 

@@ -76,9 +76,13 @@ class TreeCache(Cache):
             like: a tensor of the cache's dtype and device.
             nodes: tokens about to be scored; the last rows are theirs to be written.
         """
+        self.reserve(like, nodes)
         end = self.get_seq_length() + nodes
-        self._reserve(like, end)
         return layer_rows(self.layout, [buffer[..., :end, :] for buffer in self._buffers])
+
+    def reserve(self, like: Tensor, nodes: int) -> None:
+        """Make room for a pass; arguments as for `rows`."""
+        self._reserve(like, self.get_seq_length() + nodes)
 
     def new_rows(self, nodes: int) -> list[tuple[Tensor, Tensor]]:
         """Per layer, views `[nodes, heads, width]` of the only sequence's keys and values that a pass will write.
@@ -244,8 +248,12 @@ class TreeCache(Cache):
 
     def _allocate(self, like: Tensor) -> list[Tensor]:
         """Buffers of zeros of the cache's capacity."""
-        shapes = self.layout.buffers
-        return [like.new_zeros(slots, self._batch, heads, self.capacity, width) for heads, width, slots in shapes]
+        return zero_buffers(self.layout, self._batch, self.capacity, like)
+
+
+def zero_buffers(layout: CacheLayout, batch: int, rows: int, like: Tensor) -> list[Tensor]:
+    """Buffers of a layout, of the dtype and device of a tensor."""
+    return [like.new_zeros(slots, batch, heads, rows, width) for heads, width, slots in layout.buffers]
 
 
 def layer_rows(layout: CacheLayout, buffers: list[Tensor]) -> list[tuple[Tensor, Tensor]]:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from drafttree.models.packed_attention import PackedAttention, PackedRows
+from drafttree.models.paged_inputs import PagedInputs
 from drafttree.models.pass_inputs import PassInputs
 from drafttree.models.segment import Segment
 from drafttree.models.span import EVERYTHING, Span
@@ -34,10 +35,16 @@ class PackedInputs(NamedTuple):
         return PackedAttention([part.attention(span) for part in self.parts])
 
 
+LayerInputs = PassInputs | PackedInputs | PagedInputs
+"""The inputs of a pass through fused layers, over one request or several."""
+
+
 def pack_inputs(
     segments: Sequence[Segment], groups: int, hidden: Tensor, spans: Iterable[Span] = (EVERYTHING,)
 ) -> PassInputs | PackedInputs:
     """Inputs of segments on the rows that their caches have; other arguments as for `PassInputs.of`."""
+    for segment in segments:  # making room for one may move the rows of all
+        segment.cache.reserve(hidden, segment.nodes)
     parts = [PassInputs.of(segment.cache, groups, *segment[1:4], hidden, spans) for segment in segments]
     if len(parts) == 1:
         return parts[0]

@@ -11,21 +11,23 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from drafttree.models.base import Output
-from drafttree.models.buffer_pool import BufferPool, PooledCache, RecordedPass
+from drafttree.models.buffer_pool import BufferPool, PooledCache, RecordedPass, Recorder
 from drafttree.models.cache_layout import CacheLayout
 from drafttree.models.fused import FusedBackend
 from drafttree.models.kv_cache import TreeCache, layer_rows
 from drafttree.models.packed import forward_each
+from drafttree.models.paged_inputs import PagedInputs
+from drafttree.models.paged_passes import PagedPasses
+from drafttree.models.paged_pool import PagedPool
 from drafttree.models.pass_inputs import PassInputs, StaticInputs
 from drafttree.models.segment import Segment
+from drafttree.models.span import EVERYTHING
+from drafttree.models.varlen_attention import VarlenAttention
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Nodes of a recorded pass; larger passes, which are prompts, are not recorded."""
 MAX_DRAFTED = 1024
 """Drafted rows a recorded pass can see; one behind more of them is not recorded."""
-
-Recorder = Callable[[RecordedPass], RecordedPass | None]
-"""Makes something that repeats a pass out of the pass, or None where it cannot."""
 
 
 class RecordedBackend:
@@ -37,14 +39,16 @@ class RecordedBackend:
     Args:
         fused: its weights stay where they are from then on.
         recorder: of passes.
+        varlen: attends to the prefixes of several requests at once; without, each has calls of its own, unrecorded.
     """
 
     shares_passes = True
 
-    def __init__(self, fused: FusedBackend, recorder: Recorder) -> None:
+    def __init__(self, fused: FusedBackend, recorder: Recorder, varlen: VarlenAttention | None = None) -> None:
         self.device = fused.device
         self._fused = fused
-        self._passes = RecordedPasses(recorder, fused.layout, fused.layers[0].groups, fused.empty)
+        varlen = varlen if fused.spans == (EVERYTHING,) else None
+        self._passes = RecordedPasses(recorder, fused.layout, fused.layers[0].groups, fused.empty, varlen=varlen)
 
     def new_cache(self, batch: int, capacity: int) -> TreeCache:
         return self._fused.new_cache(batch, capacity) if batch > 1 else self._passes.new_cache(capacity)
@@ -72,10 +76,19 @@ class RecordedBackend:
         return Output(logits[:, -1:] if last_only else logits, tuple(hidden))
 
     def forward_packed(self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = ()) -> list[Output]:
-        """As the protocol says: one segment in a recorded pass, several in one on the fused layers."""
-        if len(segments) > 1:
-            return self._fused.forward_packed(segments, hidden_layers=hidden_layers)
-        return forward_each(self, segments, hidden_layers)
+        if len(segments) <= 1:
+            return forward_each(self, segments, hidden_layers)
+        fused = self._fused
+
+        def run(inputs: PagedInputs) -> tuple[Tensor, ...]:
+            x, hidden = fused.run_layers(inputs, hidden_layers)
+            return x, *hidden
+
+        outputs = self._passes.replay_packed(segments, run, variant=hidden_layers)
+        if outputs is None:
+            return fused.forward_packed(segments, hidden_layers=hidden_layers)
+        x, *hidden = outputs
+        return fused.outputs_of(segments, x, tuple(hidden))
 
 
 class RecordedPasses:
@@ -87,14 +100,24 @@ class RecordedPasses:
         groups: query heads that share a key head.
         like: a tensor of the cache's dtype, on its device.
         hidden: width of the states a head reads.
+        varlen: attends to the prefixes of several requests at once.
     """
 
-    def __init__(self, recorder: Recorder, layout: CacheLayout, groups: int, like: Tensor, hidden: int = 0) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        layout: CacheLayout,
+        groups: int,
+        like: Tensor,
+        hidden: int = 0,
+        varlen: VarlenAttention | None = None,
+    ) -> None:
         self._recorder: Recorder | None = recorder
         self._layout = layout
         self._groups = groups
         self._like = like
-        self._pool = BufferPool()
+        self._paged = PagedPasses(recorder, PagedPool(layout), layout, groups, varlen) if varlen else None
+        self._pool = self._paged.pool if self._paged else BufferPool(layout)
         self._inputs = StaticInputs(like, hidden, BUCKETS[-1], MAX_DRAFTED)
 
     def new_cache(self, capacity: int) -> PooledCache:
@@ -135,6 +158,24 @@ class RecordedPasses:
         outputs = replay()
         cache.grow(positions)
         return tuple(output[:, :nodes].clone() for output in outputs)
+
+    def replay_packed(
+        self,
+        segments: Sequence[Segment],
+        run: Callable[[PagedInputs], tuple[Tensor, ...]],
+        *,
+        variant: tuple[int, ...] = (),
+        hidden: Tensor | None = None,
+    ) -> tuple[Tensor, ...] | None:
+        """The outputs of a packed pass, recorded or not, whose rows are counted; None if it needs other attention.
+
+        Args:
+            segments: of the pass.
+            run: and `variant`, `hidden` as for `replay`.
+        """
+        if self._paged is None or not self._paged.serves(segments):
+            return None
+        return self._paged.replay(segments, run, self._like if hidden is None else hidden, variant)
 
     def _recorded(
         self,

@@ -25,6 +25,7 @@ from drafttree.models.selected_backend import SelectedBackend
 from drafttree.models.span import EVERYTHING
 from drafttree.models.tree_attention import NoTreeError
 from drafttree.models.uniform_rows import has_uniform_rows
+from drafttree.models.varlen_attention import find_varlen_attention
 from drafttree.models.windowed import WindowedBackend
 
 FUSED_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
@@ -60,7 +61,8 @@ def select_backend(module: PreTrainedModel) -> Backend:
         return backend
     if module.device.type != "cuda" or fused.spans != (EVERYTHING,):
         return fused
-    recorded = RecordedBackend(fused, CudaGraphs(module.device))
+    varlen = find_varlen_attention(fused.empty, fused.layers[0].key_heads, fused.layers[0].width)
+    recorded = RecordedBackend(fused, CudaGraphs(module.device), varlen)
     return recorded if _repeats(recorded, own, allowed) else fused
 
 
