@@ -1,5 +1,6 @@
 """Grammars at every node, compared with brute force by `re` and with xgrammar one token at a time; and their errors."""
 
+import copy
 import functools
 import itertools
 import json
@@ -306,3 +307,10 @@ def test_a_lossy_verifier_keeps_to_the_grammar(tokenizer):
     made = decoder(tokenizer, POLICIES["binary"], LossyTypical)
     out = made.generate(PROMPT, max_new_tokens=12, temperature=1.0, grammar=grammar.regex("(abc){2,3}"))
     assert re.fullmatch("(abc){2,3}", spell(out.tokens[:-1]))
+
+
+def test_a_grammar_can_be_copied_into_another_process(tokenizer):
+    copied = copy.deepcopy(grammar.regex("ab"))
+    state = copied.new_state(tokenizer, VOCAB, (EOS,))
+    logits = state.restrict([()], torch.zeros(1, VOCAB))
+    assert [PIECES[token] for token in logits[0].isfinite().nonzero().flatten()] == ["a", "ab"]

@@ -100,10 +100,15 @@ class Grammar:
 
     def __init__(self, name: str, parse: Callable[[Any], Any]) -> None:
         self.name = name
+        self._parse = parse
         try:
             self._parsed = parse(_xgrammar())
         except RuntimeError as error:
             raise ConfigError(f"invalid {name}: {_reason(error)}") from None
+
+    def __reduce__(self) -> tuple[type["Grammar"], tuple[object, ...]]:
+        """Parse anew where a copy is unpickled, as in a process of Ray; xgrammar's own objects are not pickled."""
+        return Grammar, (self.name, self._parse)
 
     def new_state(
         self, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int, eos: tuple[int, ...]

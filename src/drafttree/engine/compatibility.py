@@ -6,6 +6,7 @@ A verifier that is lossy says so in its name and in `lossless`; every other pair
 from drafttree.core.errors import ConfigError
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import Proposal
+from drafttree.models import Model
 from drafttree.policies.base import TreePolicy
 from drafttree.verifiers import Coupled, Greedy, Verifier
 
@@ -49,6 +50,41 @@ def check(policy: TreePolicy, verifier: type[Verifier]) -> None:
     """
     if reason := incompatibility(policy, verifier):
         raise ConfigError(f"{type(policy).__name__} with {verifier.__name__} is not lossless: {reason}")
+
+
+def is_sharded(target: Model) -> bool:
+    """Whether a target's weights are sharded over processes, each of which runs the whole loop."""
+    return getattr(target, "tensor_parallel_size", 1) > 1
+
+
+def check_sharded(target: Model, verifier: type[Verifier] | None) -> None:
+    """Refuse a verifier by which the processes of a sharded target might decide differently.
+
+    Those of `is_text_of_seed` compare nothing but the target's logits, which are the same bits in all processes; the
+    others also weigh the drafter's, which each process computes for itself.
+
+    Raises:
+        ConfigError: names it and what to give instead.
+    """
+    if verifier and is_sharded(target) and not is_text_of_seed(verifier):
+        raise ConfigError(
+            f"{verifier.__name__} cannot judge for a target that is sharded over processes: it weighs the drafter's "
+            "probabilities, which may round differently in each; use 'greedy' or 'coupled'"
+        )
+
+
+def refuse_sharded(target: Model, what: str) -> None:
+    """Refuse what goes by a clock, which is another one in every process.
+
+    Args:
+        target: which may be sharded.
+        what: cannot be served; the beginning of the message.
+
+    Raises:
+        ConfigError: the target is sharded.
+    """
+    if is_sharded(target):
+        raise ConfigError(f"{what} by a clock, which the processes of a sharded target do not share")
 
 
 def check_budget(budget: int | None, verifier: type[Verifier] | None) -> None:

@@ -29,6 +29,7 @@ from drafttree.engine.request_rounds import RequestRounds
 from drafttree.engine.round_clock import RoundClock
 from drafttree.engine.stopping import StoppingText
 from drafttree.models import Model
+from drafttree.models.tensor_parallel import of_first_process
 from drafttree.policies.base import TextContext, TreePolicy
 from drafttree.policies.chain import Chain
 from drafttree.verifiers import Verifier
@@ -57,7 +58,8 @@ class Decoder(RequestRounds):
         adaptation: as given.
 
     Raises:
-        ConfigError: policy and verifier are not proven lossless together.
+        ConfigError: policy and verifier are not proven lossless together, or the verifier cannot serve a target that is
+            sharded over processes.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Decoder(RequestRounds):
         compatibility.check_kinds(self.policy, drafter, verifier)
         if verifier is not None:
             compatibility.check(self.policy, verifier)
+        compatibility.check_sharded(target, verifier)
         self.tokenizer = tokenizer
         self.eos = tuple(eos)
         self.defaults: Mapping[str, Any] = MappingProxyType(dict(defaults or {}))
@@ -124,10 +127,12 @@ class Decoder(RequestRounds):
         """The costs of target and drafter in greedy texts or in others, measured where they are not known.
 
         Raises:
-            ConfigError: there is no drafter.
+            ConfigError: there is no drafter, or the target is sharded over processes.
         """
         if self.drafter is None:
             raise ConfigError("without a drafter there are no costs to weigh; name a drafter")
+        if not self.adaptation.given:
+            compatibility.refuse_sharded(self.target, "costs, which the policy auto weighs, are measured")
         rounds = partial(self._trial, 0.0 if greedy else TRIAL_TEMPERATURE)
         return self.adaptation.costs(self.target, self.drafter, rounds, greedy=greedy)
 
@@ -233,13 +238,15 @@ class Decoder(RequestRounds):
     def _request(self, tokens: list[int], options: RequestOptions, prompt: object) -> Request:
         new_tokens = options.max_new_tokens(len(tokens))
         check_room(len(tokens), new_tokens, self.target.context)
+        if options.get("max_time") is not None:
+            compatibility.refuse_sharded(self.target, "max_time ends a text")
         if options.stop and self.tokenizer is None:
             raise ConfigError("stop strings need a tokenizer; give the decoder one")
         vocab, device = self.target.vocab_size, self.target.device
         limit, eos, grammar = len(tokens) + new_tokens, options.eos(self.eos, vocab), options.get("grammar")
         processors, sampling = options.processors(ProcessorContext(len(tokens), limit, eos, vocab, device))
         if not sampling.greedy and options.get("seed") is None:
-            sampling = replace(sampling, seed=random_seed())
+            sampling = replace(sampling, seed=self._new_seed())
         verifier = (self.verifier or compatibility.default_verifier(sampling))(sampling)
         repeats = compatibility.is_text_of_seed(type(verifier))
         state = grammar.new_state(self.tokenizer, vocab, eos) if grammar else None
@@ -263,6 +270,9 @@ class Decoder(RequestRounds):
             reuse_prefix=options.get("reuse_prefix", is_conversation(prompt) and repeats),
             metrics=Metrics(draft_weight_bytes=self.drafter.nbytes if self.drafter else 0),
         )
+
+    def _new_seed(self) -> int:
+        return of_first_process(random_seed()) if compatibility.is_sharded(self.target) else random_seed()
 
     def _context(self, policy: TreePolicy, verifier: Verifier) -> TextContext:
         """What a policy may know when a text begins."""

@@ -9,7 +9,8 @@ import hashlib
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,6 +28,10 @@ LINES_AHEAD = 4
 
 OBJECTS = {"generation_config", "grammar", "logits_processor", "stopping_criteria", "watermarking_config"}
 """Options of `Decoder.generate` that JSON cannot say."""
+
+
+Records = Generator[dict[str, Any], None, None]
+"""Records as they are made, of which the last may never be asked for."""
 
 
 class Job(NamedTuple):
@@ -97,39 +102,71 @@ def read_records(target: Path, jobs: Sequence[Job]) -> list[dict[str, Any]]:
 
 
 def run_batch(
-    decoder: "Decoder",
+    made: Records,
     jobs: Sequence[Job],
     target: Path,
     records: Sequence[Mapping[str, Any]],
-    options: Mapping[str, Any],
     progress: Callable[[str], None] = lambda _: None,
-    max_batch: int = MAX_BATCH,
 ) -> BatchReport:
-    """Write the texts of the lines that have no record yet, many at once.
+    """Add the records of the lines that have none yet to a file, each when it is made.
 
     Args:
-        decoder: writes them.
+        made: the records, in the order of the lines; see `write_texts`. It is closed in the end.
         jobs: of `read_jobs`.
         target: the file that records are appended to.
         records: of `read_records`.
-        options: of `Decoder.generate`, where a line does not have its own.
         progress: called after every line with its number.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    report = BatchReport(len(jobs), len(records), sum("error" in record for record in records))
+    begun = time.perf_counter()
+    with closing(made):
+        for record in made:
+            append_line(target, record)
+            report.failed += "error" in record
+            report.tokens += len(record.get("tokens", ()))
+            report.seconds = time.perf_counter() - begun
+            progress(f"line {record['line']}")
+    return report
+
+
+def write_texts(
+    decoder: "Decoder", jobs: Sequence[Job], options: Mapping[str, Any], max_batch: int = MAX_BATCH
+) -> Records:
+    """The records of lines in their order, many texts at once; those of a failed line have an "error".
+
+    Args:
+        decoder: writes the texts.
+        jobs: the lines.
+        options: of `Decoder.generate`, where a line does not have its own.
         max_batch: texts at once, at most.
 
     Raises:
         ConfigError: `max_batch` is below 1.
-        InputError: the file cannot be written.
     """
     from drafttree.engine import Engine
 
-    report = BatchReport(len(jobs), len(records), sum("error" in record for record in records))
-    begun = time.perf_counter()
     with Engine(decoder, max_batch=max_batch) as engine:
-        for line in _in_order(engine, jobs[len(records) :], options, LINES_AHEAD * max_batch):
-            append_line(target, {**line.head, **_record_of(line, report)})
-            report.seconds = time.perf_counter() - begun
-            progress(f"line {line.head['line']}")
-    return report
+        yield from engine_records(engine, jobs, options, LINES_AHEAD * max_batch)
+
+
+def engine_records(engine: "Engine", jobs: Sequence[Job], options: Mapping[str, Any], ahead: int) -> Records:
+    """The same, of an engine that goes on to be used.
+
+    Args:
+        engine: writes the texts.
+        jobs: the lines.
+        options: as for `write_texts`.
+        ahead: lines that are submitted before the record of the first is given out.
+    """
+    submitted: deque[_Line] = deque()
+    for job in jobs:
+        submitted.append(_submit(engine, job, options))
+        if len(submitted) > ahead:
+            yield _record_of(submitted.popleft())
+    yield from map(_record_of, submitted)
 
 
 class _Line(NamedTuple):
@@ -142,16 +179,6 @@ class _Line(NamedTuple):
 
     head: dict[str, Any]
     text: "Handle | Exception"
-
-
-def _in_order(engine: "Engine", jobs: Sequence[Job], options: Mapping[str, Any], ahead: int) -> Iterator[_Line]:
-    """The lines in their order, so many of which are submitted before the first is given out."""
-    submitted: deque[_Line] = deque()
-    for job in jobs:
-        submitted.append(_submit(engine, job, options))
-        if len(submitted) > ahead:
-            yield submitted.popleft()
-    yield from submitted
 
 
 def _submit(engine: "Engine", job: Job, options: Mapping[str, Any]) -> _Line:
@@ -169,17 +196,14 @@ def _submit(engine: "Engine", job: Job, options: Mapping[str, Any]) -> _Line:
         return _Line(head, error)
 
 
-def _record_of(line: _Line, report: BatchReport) -> dict[str, Any]:
-    """The record of a line when its text has ended, without its head."""
+def _record_of(line: _Line) -> dict[str, Any]:
+    """The record of a line, when its text has ended."""
     try:
         if isinstance(line.text, Exception):
             raise line.text
-        generation = line.text.result()
+        return line.head | _record(line.text.result())
     except Exception as error:  # as above
-        report.failed += 1
-        return {"error": {"type": type(error).__name__, "message": " ".join(str(error).split())}}
-    report.tokens += len(generation.tokens)
-    return _record(generation)
+        return line.head | {"error": {"type": type(error).__name__, "message": " ".join(str(error).split())}}
 
 
 def _entry(text: str) -> dict[str, Any]:

@@ -17,9 +17,10 @@ from drafttree.engine.generation_options import model_defaults, show_options
 from drafttree.engine.model_digest import model_digest
 from drafttree.loading.backend_choice import SINKS, choose_backend
 from drafttree.loading.drafters import DrafterSource, check_drafter_exists, choose_drafter, find_drafter
-from drafttree.loading.placement import find_placement
+from drafttree.loading.placement import find_device, find_dtype, find_placement
 from drafttree.loading.pretrained import ModelSource, eos_ids, find_model, load_model, load_tokenizer
 from drafttree.loading.quantization import check_quantization
+from drafttree.loading.sharding import check_sharding
 from drafttree.loading.specs import DEFAULT_POLICY, PolicyLike, VerifierLike, find_verifier, make_policy
 from drafttree.loading.tuned import TunedPolicy, find_policy
 from drafttree.models import TargetModel
@@ -41,6 +42,7 @@ def load(
     sinks: int = SINKS,
     quantize: str | None = None,
     quantize_drafter: str | None = None,
+    tensor_parallel_size: int = 1,
 ) -> Decoder:
     """A decoder from names, paths or loaded models.
 
@@ -76,6 +78,8 @@ def load(
             That is another model, whose text is its own: plain decoding and transformers' `generate` on
             `decoder.target.module` write it too. It takes less memory; docs/performance.md says where it is faster.
         quantize_drafter: the same for a language model that drafts; the text stays the target's.
+        tensor_parallel_size: processes that the target's weights are sharded over, for a target too large for one
+            device; as many have to run the same program, started by torchrun. See docs/large-scale.md.
 
     The options that the target's generation config sets are the decoder's `defaults`, as for transformers' `generate`:
     a model that asks for sampling samples, unless a call gives `temperature=0`. The logger "drafttree" says which.
@@ -84,8 +88,8 @@ def load(
     `decoder.target.release()`.
 
     Raises:
-        ConfigError: a policy, verifier, parameter, dtype, device or quantisation that does not exist, or a loaded model
-            to be quantised.
+        ConfigError: a policy, verifier, parameter, dtype, device or quantisation that does not exist, a loaded model to
+            be quantised, or what cannot be had of a sharded target.
         InputError: a file that is no tuned policy of this version.
         ModelError: a model or head that cannot be loaded or quantised, does not fit the target, or cannot be verified
             in a tree; one that is not that of a tuned policy; or `exact_text` or `lossy_window` cannot hold for it.
@@ -103,12 +107,16 @@ def load(
         compatibility.check(chosen_policy, chosen_verifier)
     check_quantization("quantize", quantize, target)
     check_quantization("quantize_drafter", quantize_drafter, drafter)
+    unserved = {"exact_text": exact_text, "quantize": quantize, "a tuned policy": tuned}
+    check_sharding(tensor_parallel_size, target, unserved)
+    if tensor_parallel_size > 1:  # the faster dtype is measured, and processes might measure different ones
+        dtype = find_dtype(dtype, find_device(device))
     on, kind = find_placement(target, dtype, device, quantize)
     if isinstance(drafter, str) and drafter == "auto":
         drafter, reason = choose_drafter(target)
         logger.log(logging.WARNING if drafter in LOOKUPS else logging.INFO, "drafter: %s (%s)", drafter, reason)
     check_drafter_exists(drafter)
-    model = load_model(target, kind, on, quantize)
+    model = load_model(target, kind, on, quantize, tensor_parallel_size)
     tokenizer = tokenizer or load_tokenizer(target)
     eos = eos_ids(model, tokenizer)
     wrapped = TargetModel(model, select)

@@ -25,13 +25,14 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from drafttree.core.errors import ConfigError, ModelError, TokenizerMismatch, unknown
+from drafttree.core.errors import ConfigError, DraftTreeError, ModelError, TokenizerMismatch, unknown
 from drafttree.drafters import LOOKUPS
 from drafttree.drafters.formats import INDICES, LANGUAGE_MODEL, UnsupportedDrafter, download, read_json, recognise
 from drafttree.engine.generation_options import is_token_ids
 from drafttree.loading import zoo
 from drafttree.loading.drafter_methods import head_formats
 from drafttree.loading.quantization import apply_quantization, check_unquantized
+from drafttree.loading.sharding import check_shares, sharding_options
 from drafttree.models import lay_out_for_cpu
 
 LAYER_COUNT = re.compile("(n|num)_((hidden|encoder|decoder)_)?layers?|(encoder|decoder)_layers")
@@ -77,14 +78,19 @@ def find_model(source: Any) -> ModelSource:
 
 
 def load_model(
-    source: ModelSource, dtype: torch.dtype, device: torch.device, quantize: str | None = None
+    source: ModelSource,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantize: str | None = None,
+    tensor_parallel_size: int = 1,
 ) -> PreTrainedModel:
     """A transformers model from an embedded name, a folder or a hub name; a loaded model passes as it is.
 
     A model of images and text is loaded whole, to be used on text alone.
 
     Raises:
-        ModelError: there is none, its weights are missing, truncated or of another shape, or they cannot be quantised.
+        ModelError: there is none, its weights are missing, truncated or of another shape, or they cannot be quantised
+            or sharded.
     """
     if isinstance(source, PreTrainedModel):
         return source.eval()
@@ -98,13 +104,16 @@ def load_model(
             check_unquantized(source, settings)
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
         model_class: Any = _check_kind(source, config)
-        if (options := Path(path) / "generation_config.json").is_file():
-            _check_settings(options)
+        if tensor_parallel_size > 1:
+            check_shares(source, config, tensor_parallel_size, device)
+        if (settings_file := Path(path) / "generation_config.json").is_file():
+            _check_settings(settings_file)
         with _quiet():
+            options = _attention(config) | sharding_options(tensor_parallel_size)
             loaded: Any = model_class.from_pretrained(
-                path, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **_attention(config)
+                path, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
             )
-    except ModelError:
+    except DraftTreeError:
         raise
     except (SafetensorError, EOFError, struct.error) as error:
         reason = f"truncated or damaged ({_first_lines(error)}); download or copy them again"
@@ -119,7 +128,7 @@ def load_model(
     model = model.to(device).eval()
     if quantize:
         apply_quantization(model, quantize, source)
-    if device.type == "cpu" and dtype == torch.float32:
+    if device.type == "cpu" and dtype == torch.float32 and tensor_parallel_size == 1:
         lay_out_for_cpu(model)
         model.register_state_dict_post_hook(_make_contiguous)
     return model
@@ -282,7 +291,7 @@ def _refuse_head(source: str | Path, path: Path) -> None:
         raise ModelError(f"{str(source)!r} is a head ({kind}), which drafts; as target give the model it is for")
 
 
-def _attention(config: PreTrainedConfig) -> dict[str, str]:
+def _attention(config: PreTrainedConfig) -> dict[str, Any]:
     """The attention to load with: transformers 5.17 picks one for Gemma 2 that does not bound its scores."""
     capped = getattr(config.get_text_config(), "attn_logit_softcapping", None)
     return {"attn_implementation": "eager"} if capped else {}

@@ -17,6 +17,7 @@ from drafttree.models.module_checks import input_device, logits_width
 from drafttree.models.packed import forward_packed, shares_passes
 from drafttree.models.segment import Segment
 from drafttree.models.selected_backend import SelectedBackend
+from drafttree.models.tensor_parallel import tensor_parallel_size
 from drafttree.models.windowed import WindowedBackend
 
 
@@ -36,6 +37,8 @@ class TargetModel:
         dtype: of its weights, but those that are quantised.
         quantization: how they are, None if none is.
 
+        tensor_parallel_size: processes that its weights are sharded over; 1 if they are whole.
+
     Raises:
         ModelError: the model has layers that cannot be verified in a tree; the message names their kind.
     """
@@ -49,6 +52,7 @@ class TargetModel:
         packed = f" + {self.packed_nbytes / 1e6:.1f} MB packed" if self.packed_nbytes else ""
         parts = [f"{self.nbytes / 1e6:.1f} MB{packed}", self.precision, str(self.device)]
         parts += [f"lossy_window={self.lossy_window.size}+{self.lossy_window.sinks}"] if self.lossy_window else []
+        parts += [f"1 of {self.tensor_parallel_size} processes"] if self.tensor_parallel_size > 1 else []
         return f"TargetModel({', '.join([type(self.module).__name__, *parts, type(self.backend).__name__])})"
 
     @property
@@ -124,4 +128,5 @@ class TargetModel:
         self.device = input_device(module)
         self.dtype = module.dtype
         self.quantization = quantization(module)
+        self.tensor_parallel_size = tensor_parallel_size(module)
         self.nbytes = sum(parameter.nbytes for parameter in module.parameters())

@@ -23,6 +23,7 @@ from drafttree.models.recorded import RecordedBackend
 from drafttree.models.recurrent import recurrent_layers
 from drafttree.models.selected_backend import SelectedBackend
 from drafttree.models.span import EVERYTHING
+from drafttree.models.tensor_parallel import ShardedBackend, tensor_parallel_size
 from drafttree.models.tree_attention import NoTreeError
 from drafttree.models.uniform_rows import has_uniform_rows
 from drafttree.models.varlen_attention import find_varlen_attention
@@ -49,12 +50,15 @@ KEPT = "_verified_by_drafttree"
 def select_backend(module: PreTrainedModel) -> Backend:
     """Select the fastest backend whose tree pass gives the module's own logits along both of a small tree's paths.
 
-    Fused layers are preferred where they support the module; on CUDA their passes are recorded.
+    Fused layers are preferred where they support the module; on CUDA their passes are recorded. A module that is
+    sharded over processes is run as it is: fused layers would leave out the sums over its shares.
 
     Raises:
         ModelError: the model has layers that cannot be verified in a tree, or its tree pass gives other logits.
     """
     backend, own = _verify(module)
+    if tensor_parallel_size(module) > 1:
+        return ShardedBackend(backend)
     allowed = _allowed_for_fused(module, backend, own)
     fused = _trusted_fused(module, own, allowed)
     if fused is None:
@@ -104,6 +108,8 @@ def select_windowed(module: PreTrainedModel, window: LossyWindow) -> WindowedBac
 
 def _own_sums(module: PreTrainedModel) -> str | None:
     """What a module has whose sums are not ours to arrange; None without."""
+    if tensor_parallel_size(module) > 1:
+        return "weights that are sharded over processes"
     if takes_mask(module):
         return "attention of its own"
     return (

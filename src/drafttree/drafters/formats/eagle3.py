@@ -33,6 +33,7 @@ from drafttree.drafters.formats.head_checkpoint import (
 from drafttree.drafters.formats.head_format import HeadFormat
 from drafttree.drafters.fused_eagle3 import select_backend
 from drafttree.drafters.heads import embedding, own_bytes, projection
+from drafttree.models.tensor_parallel import whole
 
 KIND = "EAGLE-3"
 FIRST, FIRST_ELSEWHERE = "layers.0.", "midlayer."
@@ -245,9 +246,9 @@ def _target_ids(maps: dict[str, Tensor]) -> Tensor | None:
 def _complete(checkpoint: Eagle3Checkpoint, target: PreTrainedModel, ids: Tensor | None) -> dict[str, Tensor]:
     """The head's tensors with those it borrows from the target."""
     tensors = dict(checkpoint.tensors)
-    tensors.setdefault(EMBEDDING, embedding(target).weight.detach()[: checkpoint.config.vocab])
+    tensors.setdefault(EMBEDDING, whole(embedding(target).weight.detach())[: checkpoint.config.vocab])
     if HEAD not in tensors:
-        weight = projection(target).weight.detach()
+        weight = whole(projection(target).weight.detach())
         tensors[HEAD] = weight if ids is None else weight[ids.to(weight.device)]
     return tensors
 

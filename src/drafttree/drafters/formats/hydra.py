@@ -28,6 +28,7 @@ from drafttree.drafters.formats.head_checkpoint import (
 from drafttree.drafters.formats.head_format import HeadFormat
 from drafttree.drafters.heads import embedding
 from drafttree.drafters.hydra import HydraDrafter, HydraHeads, layer_config, prefix_config
+from drafttree.models.tensor_parallel import whole
 
 KIND = "Hydra"
 MLP, PREFIX_MLP = "mlp", "prefix-mlp"
@@ -80,7 +81,7 @@ def load(tensors: Mapping[str, Tensor], config: Mapping[str, Any], target: PreTr
     fill(heads, found.tensors, target)
     if prefix := heads.prefix_embeding_layer:
         prefix.rotary_emb = LlamaRotaryEmbedding(prefix.config).to(target.device)
-    if heads.input_embed_fn and torch.equal(heads.input_embed_fn.weight, embedding(target).weight):
+    if heads.input_embed_fn and torch.equal(heads.input_embed_fn.weight, whole(embedding(target).weight)):
         heads.input_embed_fn = None
     return HydraDrafter(heads, target)
 

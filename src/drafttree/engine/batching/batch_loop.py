@@ -24,6 +24,7 @@ from drafttree.engine.batching.packed_scoring import score
 from drafttree.engine.batching.prompt_reading import Part, PromptReading
 from drafttree.engine.batching.scheduler import Scheduler
 from drafttree.engine.batching.served_request import ServedRequest
+from drafttree.engine.compatibility import refuse_sharded
 from drafttree.engine.out_of_memory import is_out_of_memory
 from drafttree.engine.request_rounds import RequestRounds
 from drafttree.models import Output
@@ -79,9 +80,13 @@ class BatchLoop:
 
     Attributes:
         metrics: of all rounds.
+
+    Raises:
+        ConfigError: the target is sharded over processes.
     """
 
     def __init__(self, rounds: RequestRounds, max_batch: int, memory: KVMemory, budget: int | None = None) -> None:
+        refuse_sharded(rounds.target, "the drafts of many requests at once are budgeted")
         self.metrics = EngineMetrics()
         self._rounds, self._budget = rounds, budget
         self._scheduler = Scheduler(max_batch, memory)

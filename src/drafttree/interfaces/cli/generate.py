@@ -29,10 +29,12 @@ from drafttree.interfaces.cli.options import (
     Sinks,
     Stop,
     Target,
+    TensorParallelSize,
     VerifierName,
     given_options,
     shaped,
 )
+from drafttree.interfaces.cli.processes import one_voice
 from drafttree.interfaces.cli.results import INTERRUPTED
 from drafttree.interfaces.console import make_console, print_json
 from drafttree.loading import find_policy, find_verifier
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 
 @shaped
 def generate(
+    context: typer.Context,
     prompt: PromptText = None,
     target: Target = "embedded",
     drafter: Drafter = "auto",
@@ -62,6 +65,7 @@ def generate(
     sinks: Sinks = 4,
     quantize: Quantize = None,
     quantize_drafter: QuantizeDrafter = None,
+    tensor_parallel_size: TensorParallelSize = 1,
     costs: Annotated[
         Path | None, typer.Option(help="Cost curve for the policy auto: the costs of an earlier --json, as a file.")
     ] = None,
@@ -77,6 +81,9 @@ def generate(
 
     Options that are not given are those of the model's own generation config.
     """
+    if tensor_parallel_size > 1:
+        _check_sharded(prompt, compare)
+        context.with_resource(one_voice())
     options = shaping | given_options({"seed": seed, "max_new_tokens": max_new_tokens, "stop": stop})
     options |= {"ignore_eos": ignore_eos, "draft_temperature": draft_temperature}
     text, chosen = read_prompt(prompt), (find_policy(policy), find_verifier(verifier))
@@ -88,6 +95,7 @@ def generate(
 
     kinds: dict[str, Any] = {"quantize": quantize, "quantize_drafter": quantize_drafter}
     kinds |= {"exact_text": exact_text, "lossy_window": lossy_window, "sinks": sinks}
+    kinds["tensor_parallel_size"] = tensor_parallel_size
     decoder = load_named(target, drafter, *chosen, dtype=dtype, device=device, **kinds)
     decoder = decoder.with_costs(curve) if curve else decoder
     if decoder.defaults and not json_:
@@ -106,6 +114,18 @@ def generate(
     else:
         display.show_speed(generation)
     raise typer.Exit(INTERRUPTED if interrupted else 0)
+
+
+def _check_sharded(prompt: str | None, compare: bool) -> None:
+    """Refuse what several processes cannot share.
+
+    Raises:
+        ConfigError: the message names it.
+    """
+    if prompt in (None, "-"):
+        raise ConfigError("with --tensor-parallel-size every process needs the prompt; give it as an argument")
+    if compare:
+        raise ConfigError("--compare times one process; leave it out, or --tensor-parallel-size")
 
 
 def _read_costs(path: Path, drafter: str, policy: object) -> CostCurve:

@@ -78,6 +78,9 @@ Sinks = Annotated[int, typer.Option(min=0, help="First tokens that stay visible 
 Quantize = Annotated[str | None, typer.Option(help='"int8" rounds the target\'s weights to eight bits: another model.')]
 Inflate = Annotated[str | None, typer.Option("--inflate", help=f"Cost of the target: {', '.join(SHAPES)}.")]
 QuantizeDrafter = Annotated[str | None, typer.Option(help='"int8" does so with a language model that drafts.')]
+TensorParallelSize = Annotated[
+    int, typer.Option(min=1, help="Processes of torchrun that the target's weights are sharded over.")
+]
 Temperature = Annotated[float | None, typer.Option(help="0 decodes greedily.")]
 TopK = Annotated[int | None, typer.Option(help="Keep the k most probable tokens; 0 keeps all.")]
 TopP = Annotated[float | None, typer.Option(help="Keep the most probable tokens up to this probability.")]

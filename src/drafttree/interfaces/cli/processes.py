@@ -1,0 +1,27 @@
+"""The processes of torchrun, of which one prints."""
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+
+
+@contextmanager
+def one_voice() -> Iterator[None]:
+    """Print nothing but in the first process; errors that end the block are for the others to tell too.
+
+    In the end the process leaves the group that loading a sharded target has made.
+    """
+    with ExitStack() as stack:
+        stack.callback(_leave)
+        if int(os.environ.get("RANK", "0")):
+            nowhere = stack.enter_context(open(os.devnull, "w"))
+            stack.enter_context(redirect_stdout(nowhere))
+            stack.enter_context(redirect_stderr(nowhere))
+        yield
+
+
+def _leave() -> None:
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,192 @@
+"""Texts written by many processes of a Ray cluster, one engine each.
+
+Ray Data hands the lines out in blocks and gives the records back in order. A process that dies is started again and
+its blocks are written anew; a text is a function of its prompt and seed, so it is the same one.
+"""
+
+import json
+import logging
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from drafttree.core import errors
+from drafttree.core.errors import ConfigError, DraftTreeError
+from drafttree.interfaces.batch import LINES_AHEAD, MAX_BATCH, Job, Records, engine_records
+
+if TYPE_CHECKING:
+    from drafttree.engine import Decoder, Engine
+
+
+REFUSAL = "refusal"
+"""Key of a record that holds the class and the message of an error, which is no line's."""
+
+
+class Worker:
+    """An engine in a process of Ray, which stays for all blocks that the process is handed.
+
+    Args:
+        load: makes the decoder, when the first lines come.
+        options: of `Decoder.generate`, where a line does not have its own.
+        max_batch: texts at once, at most.
+    """
+
+    def __init__(self, load: "Callable[[], Decoder]", options: Mapping[str, Any], max_batch: int) -> None:
+        self._load = load
+        self._options = options
+        self._max_batch = max_batch
+
+    @cached_property
+    def _engine(self) -> "Engine":
+        from drafttree.engine import Engine
+
+        return Engine(self._load(), max_batch=self._max_batch)
+
+    def __call__(self, block: Mapping[str, Sequence[Any]]) -> dict[str, list[str]]:
+        """The records of a block of lines, as JSON; or one that tells why there is no decoder."""
+        columns = (block[name] for name in Job._fields)
+        jobs = [Job(int(line), str(text), str(digest)) for line, text, digest in zip(*columns, strict=True)]
+        try:
+            engine = self._engine
+        except DraftTreeError as error:  # Ray would wrap it, and add to its message
+            return {"record": [json.dumps({REFUSAL: [type(error).__name__, str(error)]})]}
+        return {"record": [json.dumps(each) for each in engine_records(engine, jobs, self._options, len(jobs))]}
+
+
+class WorkerShare(NamedTuple):
+    """The number of workers, and the CPU cores and GPUs of each."""
+
+    workers: int
+    cpus: int
+    gpus: int
+
+
+def share_cluster(nodes: Sequence[Mapping[str, float]], workers: int | None, *, use_gpus: bool = True) -> WorkerShare:
+    """Share the machines of a cluster among workers, each of which runs on one of them.
+
+    Args:
+        nodes: what each machine has ("CPU", "GPU").
+        workers: how many; None for one per GPU, or one in all where there are none.
+        use_gpus: whether workers compute on GPUs where there are some.
+
+    Raises:
+        ConfigError: there are too few cores or GPUs for so many.
+    """
+    kind = "GPU" if use_gpus and any(node.get("GPU") for node in nodes) else "CPU"
+    counts = [int(node.get(kind, 0)) for node in nodes]
+    wanted = workers or (sum(counts) if kind == "GPU" else 1)
+    each = next((size for size in range(max(counts, default=0), 0, -1) if sum(n // size for n in counts) >= wanted), 0)
+    if not each:
+        raise ConfigError(f"--workers is {wanted}, but the cluster has {sum(counts)} {kind}s; give as many at most")
+    return WorkerShare(wanted, 1, 1) if kind == "GPU" else WorkerShare(wanted, each, 0)
+
+
+def block_size(lines: int, workers: int, max_batch: int) -> int:
+    """Lines of a block: several times `max_batch`, so that batches are full, but fewer where some worker had none."""
+    return max(1, min(LINES_AHEAD * max_batch, math.ceil(lines / (2 * workers))))
+
+
+def import_ray() -> Any:
+    """Ray with Ray Data.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        import_module("ray.data")
+        return import_module("ray")
+    except ImportError:
+        raise ConfigError("--ray needs Ray Data, which is not installed: pip install drafttree[ray]") from None
+
+
+def write_texts_by_ray(
+    load: "Callable[[], Decoder]",
+    jobs: Sequence[Job],
+    options: Mapping[str, Any],
+    max_batch: int = MAX_BATCH,
+    workers: int | None = None,
+    *,
+    use_gpus: bool = True,
+) -> Records:
+    """As `drafttree.interfaces.batch.write_texts`, by the cluster that RAY_ADDRESS names, or else by this machine.
+
+    Args:
+        load: makes the decoder, in every worker; it is pickled.
+        jobs: the lines.
+        options: as for `write_texts`; they are pickled.
+        max_batch: texts at once in a worker, at most.
+        workers: as for `share_cluster`.
+        use_gpus: as for `share_cluster`.
+
+    Raises:
+        ConfigError: Ray is not installed, its cluster cannot be reached or is too small, or its workers failed.
+        DraftTreeError: as for `load`.
+    """
+    if not jobs:
+        return
+    ray = import_ray()
+    try:
+        _connect(ray)
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        share = share_cluster(nodes, workers, use_gpus=use_gpus)
+        arguments = load, dict(options), max_batch
+        for row in _dataset(ray, jobs, arguments, share).iter_rows():
+            yield checked(json.loads(row["record"]))
+    except ray.exceptions.RayError as error:
+        last = str(error).strip().rpartition("\n")[2]
+        raise ConfigError(
+            f"the workers of Ray failed ({last}); the same command goes on from what is written"
+        ) from None
+    finally:
+        ray.shutdown()
+
+
+def checked(record: dict[str, Any]) -> dict[str, Any]:
+    """The record of a worker, if it is one of a line.
+
+    Raises:
+        DraftTreeError: the worker has no decoder.
+    """
+    if REFUSAL in record:
+        kind, message = record[REFUSAL]
+        raise getattr(errors, kind)(message)
+    return record
+
+
+def _connect(ray: Any) -> None:
+    try:
+        ray.init(log_to_driver=False, include_dashboard=False, logging_level="ERROR")
+    except ConnectionError as error:
+        where = os.environ.get("RAY_ADDRESS")
+        raise ConfigError(
+            f"no Ray cluster at RAY_ADDRESS={where!r} ({error}); start it, or unset RAY_ADDRESS"
+        ) from None
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # it logs tracebacks of errors that are raised as well
+
+
+def _dataset(ray: Any, jobs: Sequence[Job], arguments: tuple[Any, ...], share: WorkerShare) -> Any:
+    """The dataset of the records, in the order of the lines; nothing runs before it is read.
+
+    Args:
+        ray: the module.
+        jobs: the lines.
+        arguments: of `Worker`.
+        share: of the cluster.
+    """
+    settings = ray.data.DataContext.get_current()
+    settings.execution_options.preserve_order = True
+    settings.enable_progress_bars = False
+    settings.execution_no_progress_timeout_s = -1  # long texts are no reason to give up
+    blocks = math.ceil(len(jobs) / block_size(len(jobs), share.workers, arguments[-1]))
+    lines = ray.data.from_items([job._asdict() for job in jobs], override_num_blocks=blocks)
+    return lines.map_batches(
+        Worker,
+        batch_size=None,
+        compute=ray.data.ActorPoolStrategy(size=share.workers),
+        fn_constructor_args=arguments,
+        num_cpus=share.cpus,
+        num_gpus=share.gpus,
+    )

@@ -1,0 +1,102 @@
+"""Targets whose weights are sharded over the processes of torchrun (tensor parallelism of transformers).
+
+Every process runs the whole loop and its share of every layer. The sums over the shares are the same bits in all of
+them, so all see the same logits and decide the same, and nothing is sent but what the layers send. What they could
+only decide apart, such as a seed that nobody gave, is taken from the first process.
+"""
+
+import hashlib
+from itertools import chain
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from drafttree.core.errors import ModelError
+from drafttree.models.base import Backend, Output
+from drafttree.models.kv_cache import TreeCache
+
+
+def tensor_parallel_size(module: PreTrainedModel) -> int:
+    """The number of processes that a module's weights are sharded over, 1 for a module that is whole.
+
+    Raises:
+        ModelError: it is sharded in another way.
+    """
+    size: int = getattr(module, "tp_size", None) or 1
+    if dist.is_available() and dist.is_initialized() and _is_sharded(module) and dist.get_world_size() != size:
+        raise ModelError(
+            f"{type(module).__name__} is sharded, but not by tensor parallelism over all {dist.get_world_size()} "
+            "processes; load it by drafttree.load with tensor_parallel_size"
+        )
+    return size
+
+
+def whole(weight: Tensor) -> Tensor:
+    """A weight as one tensor, gathered from the processes if it is sharded."""
+    return getattr(weight, "full_tensor", lambda: weight)()
+
+
+def of_first_process(value: int) -> int:
+    """The value that the first process has, in all of them."""
+    values = [value]
+    dist.broadcast_object_list(values)
+    return values[0]
+
+
+class ShardedBackend:
+    """Runs a sharded module, after a look whether all processes run the same pass.
+
+    Processes that drafted different trees would add up shares of different rows, or wait for each other for ever.
+
+    Args:
+        inner: runs the passes.
+    """
+
+    def __init__(self, inner: Backend) -> None:
+        self.device = inner.device
+        self._inner = inner
+
+    def new_cache(self, batch: int, capacity: int) -> TreeCache:
+        return self._inner.new_cache(batch, capacity)
+
+    def forward(
+        self,
+        cache: TreeCache,
+        tokens: Tensor,
+        positions: Tensor,
+        visible: Tensor,
+        *,
+        last_only: bool = False,
+        hidden_layers: tuple[int, ...] = (),
+    ) -> Output:
+        check_same_pass(tokens, positions, visible)
+        run = self._inner.forward
+        return run(cache, tokens, positions, visible, last_only=last_only, hidden_layers=hidden_layers)
+
+
+def check_same_pass(*inputs: Tensor) -> None:
+    """Compare the inputs of a pass in all processes, by a digest of 64 bits.
+
+    Raises:
+        ModelError: they differ; it is raised in every process.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    for tensor in inputs:
+        digest.update(repr(tensor.shape).encode() + tensor.cpu().numpy().tobytes())
+    own = int.from_bytes(digest.digest(), signed=True)
+    extremes = torch.tensor([own, ~own], device=inputs[0].device)
+    dist.all_reduce(extremes, dist.ReduceOp.MAX)
+    largest, inverse_of_least = extremes.tolist()
+    if largest != ~inverse_of_least:
+        raise ModelError(
+            "the processes of the sharded target drafted different trees; give all of them the same prompt, options "
+            "and drafter, on devices of one kind"
+        )
+
+
+def _is_sharded(module: PreTrainedModel) -> bool:
+    from torch.distributed.tensor import DTensor
+
+    return any(isinstance(tensor, DTensor) for tensor in chain(module.parameters(), module.buffers()))
