@@ -70,6 +70,11 @@ class Engine:
         """What it has done so far."""
         return self._loop.metrics
 
+    @property
+    def memory(self) -> KVMemory:
+        """Rows of the KV caches: how many there are, and how many are reserved."""
+        return self._memory
+
     def submit(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> Handle:
         """Check a request and let it wait for its turn; may be called from any thread.
 

@@ -24,6 +24,7 @@ from drafttree.interfaces.cli.results import INTERRUPTED, tell_end
 from drafttree.interfaces.cli.support import support
 from drafttree.interfaces.cli.trace import trace
 from drafttree.interfaces.cli.tune import tune
+from drafttree.interfaces.cli.worker import worker
 
 USAGE_ERROR = cast(type[Exception], typer.BadParameter.__base__)
 
@@ -36,7 +37,7 @@ app = typer.Typer(
 app.add_typer(bench.app, name="bench")
 COMMANDS = (
     *(generate, chat, batch, lists.policies, lists.inspect, lists.verifiers),
-    *(trace, tune, certify, support, replay),
+    *(trace, tune, certify, support, replay, worker),
 )
 for command in COMMANDS:
     app.command()(command)
