@@ -1,11 +1,11 @@
 """A fleet on this machine whose worker is killed: nobody who reads a text can tell. `make fleet` runs this."""
 
 import asyncio
-from importlib.util import find_spec
 
 import httpx
 import pytest
 
+from helpers.dynamo import INSTALLED
 from helpers.fleet import Fleet, Streamed, stream_all
 
 OPENINGS = ("Once upon a time", "The old man looked at the sea", "She opened the letter and", "It was a dark night")
@@ -19,7 +19,7 @@ BEGUN = 5
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(find_spec("dynamo") is None, reason="ai-dynamo is not installed: pip install drafttree[dynamo]"),
+    pytest.mark.skipif(not INSTALLED, reason="ai-dynamo is not installed: pip install drafttree[dynamo]"),
 ]
 
 

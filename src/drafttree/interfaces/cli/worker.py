@@ -62,7 +62,8 @@ def worker(
     """
     find_policy(policy), find_verifier(verifier)
 
-    from drafttree.interfaces.dynamo.serving import FleetSettings, check_installed
+    from drafttree.interfaces.dynamo.fleet_settings import FleetSettings
+    from drafttree.interfaces.dynamo.serving import check_installed
     from drafttree.interfaces.dynamo.supervisor import supervise
 
     check_installed()

@@ -8,13 +8,20 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import suppress
 from typing import Any, Self
 
-from dynamo.common.backend import EngineConfig, LLMEngine, LlmRegistration, WorkerConfig
-from dynamo.common.backend.health_check import build_health_check_payload
-from dynamo.common.backend.publisher import ComponentSnapshot
-from dynamo.llm.exceptions import EngineShutdown, InvalidArgument
+from dynamo.common.backend import (  # pyright: ignore[reportMissingImports]
+    EngineConfig,
+    LLMEngine,
+    LlmRegistration,
+    WorkerConfig,
+)
+from dynamo.common.backend.health_check import build_health_check_payload  # pyright: ignore[reportMissingImports]
+from dynamo.common.backend.publisher import ComponentSnapshot  # pyright: ignore[reportMissingImports]
+from dynamo.llm.exceptions import EngineShutdown, InvalidArgument  # pyright: ignore[reportMissingImports]
 
 from drafttree.core.errors import ConfigError, DraftTreeError, EngineClosedError
 from drafttree.engine.batching import Engine, Handle
+from drafttree.engine.decoder import Decoder
+from drafttree.interfaces.dynamo.fleet_settings import FleetSettings
 from drafttree.interfaces.dynamo.released_chunks import ReleasedChunks
 from drafttree.interfaces.dynamo.request_options import read_options
 
@@ -32,18 +39,14 @@ class FleetWorker(LLMEngine):
     request that came from another worker.
 
     Args:
-        engine: that writes the texts; it is closed in the end.
-        files: the folder or hub name of the target, from which the frontend takes tokenizer and chat template.
-        name: by which clients ask for the model.
-        max_batch: of the engine.
+        decoder: that writes the texts; it belongs to an engine until `close`.
+        settings: the worker's place in its fleet.
         registered: called with the worker's id when it is known.
     """
 
-    def __init__(
-        self, engine: Engine, files: str, name: str, max_batch: int, registered: Callable[[int], None]
-    ) -> None:
-        self._engine, self._files, self._name, self._max_batch = engine, files, name, max_batch
-        self._registered = registered
+    def __init__(self, decoder: Decoder, settings: FleetSettings, registered: Callable[[int], None]) -> None:
+        self._decoder, self._settings, self._registered = decoder, settings, registered
+        self._engine = Engine(decoder, max_batch=settings.max_batch, max_kv_tokens=settings.max_kv_tokens)
         self._handles: dict[str, Handle] = {}
         self._publisher: Any = None
         self._publishing: asyncio.Task[None] | None = None
@@ -58,13 +61,13 @@ class FleetWorker(LLMEngine):
         self._registered(worker_id)
         self._publishing = asyncio.create_task(self._publish())
         return EngineConfig(
-            model=self._files,
-            served_model_name=self._name,
+            model=self._settings.files,
+            served_model_name=self._settings.name,
             llm=LlmRegistration(
-                context_length=self._engine.decoder.target.context,
+                context_length=self._decoder.target.context,
                 kv_cache_block_size=BLOCK,
                 total_kv_blocks=self._blocks,
-                max_num_seqs=self._max_batch,
+                max_num_seqs=self._settings.max_batch,
             ),
         )
 
@@ -104,9 +107,13 @@ class FleetWorker(LLMEngine):
                 await self._publishing
         await asyncio.to_thread(self._engine.close, drain=True)
 
+    def close(self) -> None:
+        """End all texts where they are, if `cleanup` was never reached."""
+        self._engine.close()
+
     async def health_check_payload(self) -> dict[str, Any]:
         """One token, for the frontend's probes."""
-        return build_health_check_payload(next(iter(self._engine.decoder.eos), 0))
+        return build_health_check_payload(next(iter(self._decoder.eos), 0))
 
     def component_metrics_dp_ranks(self) -> list[int]:
         """One rank, whose use of the KV cache is published."""
@@ -122,8 +129,8 @@ class FleetWorker(LLMEngine):
 
     def _submit(self, request: Mapping[str, Any]) -> tuple[Handle, ReleasedChunks]:
         """Submit a request. Its tokens are checked and its grammar is compiled here, away from the event loop."""
-        tokenizer: Any = self._engine.decoder.tokenizer
-        options = read_options(request, self._engine)
+        tokenizer: Any = self._decoder.tokenizer
+        options = read_options(request, self._decoder)
         handle = self._engine.submit(request["token_ids"], **options)
         decode = (lambda token: tokenizer.decode([token])) if tokenizer else str
         return handle, ReleasedChunks(decode, holds="stop" in options)

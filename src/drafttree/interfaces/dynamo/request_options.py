@@ -13,7 +13,7 @@ from typing import Any
 from drafttree.constraints import grammar
 from drafttree.constraints.refusals import Refused
 from drafttree.core.errors import ConfigError, InputError
-from drafttree.engine.batching import Engine
+from drafttree.engine.decoder import Decoder
 
 _MOVES = "it counts from where the text began, which a text that moved to another worker cannot tell"
 _ONE_PLACE = "a worker of drafttree reads and writes in one place; leave it out"
@@ -31,8 +31,6 @@ REFUSED: dict[str, Refused] = {
     "use_beam_search": Refused("a draft tree belongs to one text; leave it out"),
     "length_penalty": Refused("it is for beam search; leave it out", (1,)),
     "include_stop_str_in_output": Refused("texts end before their stop string; add it again"),
-    "skip_special_tokens": Refused("texts hold no special tokens; leave it out", (True,)),
-    "detokenize": Refused("texts come with their tokens; leave it out", (True,)),
     "allowed_token_ids": Refused("give guided_regex or guided_choice"),
     "bad_words_token_ids": Refused("leave it out"),
     "return_tokens_as_token_ids": Refused("leave it out"),
@@ -41,6 +39,8 @@ REFUSED: dict[str, Refused] = {
     "prefill_result": Refused(_ONE_PLACE),
     "bootstrap_info": Refused(_ONE_PLACE),
 }
+ALWAYS = {"skip_special_tokens": "texts hold no special tokens", "detokenize": "texts come with their tokens"}
+"""What cannot be turned off, and why."""
 GUIDES: dict[str, Callable[[Any], grammar.Grammar]] = {
     "json": grammar.json_schema,
     "regex": grammar.regex,
@@ -50,24 +50,24 @@ GUIDES: dict[str, Callable[[Any], grammar.Grammar]] = {
 """Makers of grammars by the names of `guided_decoding`."""
 SAME_NAME = ("temperature", "seed", "top_p", "min_p", "repetition_penalty", "ignore_eos")
 READ = {*SAME_NAME, *("top_k", "guided_decoding", "max_tokens", "stop", "stop_token_ids", "logprobs")}
-WITHOUT_EFFECT = {"stop_token_ids_hidden", "stop_token_ids_visible", "formatted_prompt"}
+WITHOUT_EFFECT = {"stop_token_ids_hidden", "stop_token_ids_visible", "formatted_prompt", *ALWAYS}
 """EOS tokens as the frontend knows them, and what it does itself."""
 
 
-def read_options(request: Mapping[str, Any], engine: Engine) -> dict[str, Any]:
+def read_options(request: Mapping[str, Any], decoder: Decoder) -> dict[str, Any]:
     """The options of the text that a request wants.
 
     Args:
         request: as Dynamo hands it to a worker.
-        engine: that is to write the text.
+        decoder: that is to write the text.
 
     Raises:
         ConfigError: something is asked for that is not served, named with what to do instead.
         InputError: the text has no end.
     """
     asked = _asked(request)
-    options = {name: asked[name] for name in SAME_NAME if name in asked} | _ends(asked, engine.decoder.eos)
-    options["max_new_tokens"] = _length(asked, len(request["token_ids"]), engine.decoder.target.context)
+    options = {name: asked[name] for name in SAME_NAME if name in asked} | _ends(asked, decoder.eos)
+    options["max_new_tokens"] = _length(asked, len(request["token_ids"]), decoder.target.context)
     if (top_k := asked.get("top_k")) is not None:
         options["top_k"] = max(top_k, 0)  # vLLM's -1 keeps all, as 0 does here
     if (count := asked.get("logprobs")) is not None:
@@ -86,6 +86,8 @@ def _asked(request: Mapping[str, Any]) -> dict[str, Any]:
         if name not in READ | WITHOUT_EFFECT and not REFUSED.get(name, Refused("")).accepts(value):
             advice = REFUSED[name].advice if name in REFUSED else "leave it out"
             raise ConfigError(f"{name}={value!r} is not served: {advice}")
+    if off := [name for name in ALWAYS if asked.get(name) is False]:
+        raise ConfigError(f"{off[0]}=False is not served: {ALWAYS[off[0]]}; leave it out")
     return asked
 
 
