@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from enum import StrEnum
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -60,14 +61,15 @@ def worker(
     If a worker dies, another one goes on with its texts, and they are the same: a text is a function of its prompt and
     its seed.
     """
-    find_policy(policy), find_verifier(verifier)
+    for find, spec in ((find_policy, policy), (find_verifier, verifier)):
+        find(spec)
 
     from drafttree.interfaces.dynamo.fleet_settings import FleetSettings
     from drafttree.interfaces.dynamo.serving import check_installed
     from drafttree.interfaces.dynamo.supervisor import supervise
 
     check_installed()
-    settings = FleetSettings(model, name or model, discovery.value, namespace, max_batch, max_kv_tokens)
+    settings = FleetSettings(model, name or served_name(model), discovery.value, namespace, max_batch, max_kv_tokens)
     kinds = {"quantize": quantize, "quantize_drafter": quantize_drafter, "exact_text": exact_text}
     kinds |= {"lossy_window": lossy_window, "sinks": sinks, "dtype": dtype, "device": device}
     serves = partial(_serve, (model, drafter, policy, verifier), kinds, settings)
@@ -75,6 +77,11 @@ def worker(
         serves(lambda _: None)
         return
     raise typer.Exit(supervise(serves))
+
+
+def served_name(model: str) -> str:
+    """By which clients ask for a model that was given no name: a folder's last part, or the name as it is."""
+    return Path(model).resolve().name if Path(model).is_dir() else model
 
 
 def _serve(

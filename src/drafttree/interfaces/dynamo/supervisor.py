@@ -28,7 +28,7 @@ def supervise(serve: Serve) -> int:
         serve: can be pickled.
 
     Returns:
-        The exit code: 0 if it ended as told, 1 if it died.
+        The exit code: 0 if it ended as it was told, 1 if it died or was forgotten by its fleet.
 
     Raises:
         DraftTreeError: what `serve` has raised.
@@ -52,7 +52,7 @@ class _Watch:
     def __init__(self, process: BaseProcess, news: Connection) -> None:
         self._process, self._news = process, news
         self._worker_id: int | None = None
-        self._known = self._told_to_end = False
+        self._known = self._forgotten = self._told_to_end = False
 
     def until_end(self) -> int:
         """Wait for the process; its exit code, or 1 if it was killed."""
@@ -84,10 +84,11 @@ class _Watch:
         if self._worker_id is None or self._told_to_end:
             return
         known = bool(file_discovery.entries(self._worker_id))
-        if self._known and not known:
+        self._forgotten = self._known and not known
+        self._known = known
+        if self._forgotten:
             _say("the fleet has forgotten this worker, which stood still for ten seconds or more; it ends")
             self._end()
-        self._known = known
 
     def _end(self) -> None:
         self._told_to_end = True
@@ -97,6 +98,8 @@ class _Watch:
         code = self._process.exitcode or 0
         if self._worker_id is not None:
             file_discovery.remove(self._worker_id)
+        if self._told_to_end and code in (0, -signal.SIGTERM):
+            return int(self._forgotten)
         if code < 0:
             _say(f"the worker was killed by {signal.Signals(-code).name}; its place in the fleet is free")
         return 1 if code < 0 else code
