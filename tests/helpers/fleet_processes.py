@@ -45,7 +45,7 @@ def is_killed(registered: Registered) -> None:
 def is_forgotten(registered: Registered) -> None:
     """Be removed by the frontend, and wait for requests in vain."""
     register(registered)
-    time.sleep(1.5)
+    time.sleep(0.5)
     entry().unlink()
     time.sleep(60)
 

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from drafttree.core.errors import ConfigError
+from drafttree.interfaces.dynamo import supervisor
 from drafttree.interfaces.dynamo.supervisor import supervise
 from helpers import fleet_processes
 
@@ -48,7 +49,9 @@ def test_a_killed_worker_is_removed_from_the_fleet(capfd):
     assert not fleet_processes.entry().exists()
 
 
-def test_a_worker_that_the_fleet_has_forgotten_ends(capfd):
+def test_a_worker_that_the_fleet_has_forgotten_ends(capfd, monkeypatch):
+    monkeypatch.setattr(supervisor, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(supervisor, "MISSING_SECONDS", 0.2)
     assert supervise(fleet_processes.is_forgotten) == 1
     assert "forgotten" in capfd.readouterr().err
 

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
@@ -19,6 +20,8 @@ Serve = Callable[[Callable[[int], None]], None]
 """Serves until it is told to end; calls its argument with the worker's id when that is known."""
 LOOK_SECONDS = 1.0
 """Time between two looks at whether the fleet still knows the worker."""
+MISSING_SECONDS = 3.0
+"""Time after which a worker that is known no more, and has not ended, is taken to be forgotten."""
 
 
 def supervise(serve: Serve) -> int:
@@ -52,7 +55,8 @@ class _Watch:
     def __init__(self, process: BaseProcess, news: Connection) -> None:
         self._process, self._news = process, news
         self._worker_id: int | None = None
-        self._known = self._forgotten = self._told_to_end = False
+        self._last_known: float | None = None
+        self._forgotten = self._told_to_end = False
 
     def until_end(self) -> int:
         """Wait for the process; its exit code, or 1 if it was killed."""
@@ -83,10 +87,11 @@ class _Watch:
         """End a worker that the fleet has forgotten, since it would wait for requests in vain."""
         if self._worker_id is None or self._told_to_end:
             return
-        known = bool(file_discovery.entries(self._worker_id))
-        self._forgotten = self._known and not known
-        self._known = known
-        if self._forgotten:
+        now = time.monotonic()
+        if file_discovery.entries(self._worker_id):
+            self._last_known = now
+        elif self._last_known and now - self._last_known > MISSING_SECONDS:
+            self._forgotten = True
             _say("the fleet has forgotten this worker, which stood still for ten seconds or more; it ends")
             self._end()
 
