@@ -70,6 +70,16 @@ class Engine:
         """What it has done so far."""
         return self._loop.metrics
 
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no more requests: it was closed, or its thread has died."""
+        return self._closing
+
+    @property
+    def kv_cache_usage(self) -> float:
+        """The share of the rows of the KV cache that running requests have reserved, from 0 to 1."""
+        return self._memory.usage
+
     def submit(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> Handle:
         """Check a request and let it wait for its turn; may be called from any thread.
 
@@ -88,7 +98,7 @@ class Engine:
         request = self.decoder.prepare(prompt, **options)
         self._memory.check(request.capacity)
         served = ServedRequest(request)
-        served.reader = handle = Handle(lambda: self._cancel(served), request.metrics)
+        served.reader = handle = Handle(lambda reason: self._cancel(served, reason), request.metrics)
         with self._changed:
             self._check_open()
             served.order = self._submitted
@@ -130,8 +140,8 @@ class Engine:
         if self._closing:
             raise EngineClosedError("the engine is closed; make another one to submit requests")
 
-    def _cancel(self, served: ServedRequest) -> None:
-        served.cancelled = True
+    def _cancel(self, served: ServedRequest, reason: str) -> None:
+        served.cancel(reason)
         with self._changed:
             self._changed.notify_all()
 

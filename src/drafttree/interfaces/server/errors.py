@@ -44,7 +44,18 @@ class ServerError(Exception):
     def body(self) -> dict[str, Any]:
         """The reply."""
         kind = STATUS_TYPES.get(self.status, INVALID if self.status < 500 else SERVER_ERROR)
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        message, param = _as_text(self.message), self.param and _as_text(self.param)
+        return {"error": {"message": message, "type": kind, "param": param, "code": self.code}}
+
+    @property
+    def response(self) -> JSONResponse:
+        """The same with status and headers."""
+        return JSONResponse(self.body, self.status, self.headers)
+
+
+def _as_text(quoted: str) -> str:
+    """A text that may quote a request's, where half a surrogate pair is possible."""
+    return quoted.encode(errors="backslashreplace").decode()
 
 
 def as_server_error(error: Exception) -> ServerError:
@@ -66,22 +77,31 @@ def add_error_handlers(app: FastAPI) -> None:
     """Answer every error of an application in this form."""
 
     async def answer(request: Request, error: Exception) -> JSONResponse:
-        found = as_server_error(error)
-        return JSONResponse(found.body, found.status, found.headers)
+        return as_server_error(error).response
 
     async def answer_invalid(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        return await answer(request, _of_validation(error))
+        return _of_validation(error).response
 
     async def answer_http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        named = f"{error.detail}: {request.method} {request.url.path}"
-        return await answer(request, ServerError(error.status_code, named, headers=error.headers))
+        return _of_http(error, request).response
 
     app.add_exception_handler(RequestValidationError, answer_invalid)
     app.add_exception_handler(HTTPException, answer_http)
     for kind in (ServerError, DraftTreeError, Exception):
         app.add_exception_handler(kind, answer)
+
+
+def _of_http(error: HTTPException, request: Request) -> ServerError:
+    """An error of the framework's; it says little of why it could not read a body."""
+    match error.__cause__:
+        case UnicodeDecodeError():
+            return ServerError(400, "the body is no UTF-8 text", code="invalid_utf8")
+        case RecursionError():
+            return ServerError(400, "the body is nested too deeply", code="invalid_json")
+    message = f"{error.detail}: {request.method} {request.url.path}"
+    return ServerError(error.status_code, message, headers=error.headers)
 
 
 def _of_validation(error: RequestValidationError) -> ServerError:
