@@ -26,6 +26,10 @@ from drafttree.core.errors import ConfigError
 __all__ = ["Grammar", "ebnf", "json_schema", "regex", "structural_tag"]
 
 
+CACHE_BYTES = 256 << 20
+"""What xgrammar may keep of compiled grammars."""
+
+
 def json_schema(schema: str | dict[str, Any] | type[BaseModel], *, any_whitespace: bool = False) -> "Grammar":
     """Make a grammar of the JSON texts that conform to a schema.
 
@@ -86,13 +90,14 @@ def _prepare_structure(part: Any) -> Any:
     return {name: _prepare_structure(each) for name, each in part.items()}
 
 
-def token_bytes(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> list[bytes]:
+@functools.lru_cache(maxsize=4)
+def token_bytes(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> tuple[bytes, ...]:
     """The bytes that every token of a vocabulary stands for; a token may be a part of a character.
 
     Raises:
         ConfigError: xgrammar is not installed or cannot read the tokenizer.
     """
-    return [bytes(each) for each in _tokenizer_info(tokenizer, vocab_size, ()).decoded_vocab]
+    return tuple(bytes(each) for each in _tokenizer_info(tokenizer, vocab_size, ()).decoded_vocab)
 
 
 def _load_schema(schema: object) -> Any:
@@ -238,7 +243,8 @@ def _compiled(grammar: Grammar, tokenizer: PreTrainedTokenizerBase, vocab_size: 
 
 @functools.lru_cache(maxsize=4)
 def _compiler(tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: tuple[int, ...]) -> Any:
-    return _xgrammar().GrammarCompiler(_tokenizer_info(tokenizer, vocab_size, eos))
+    info = _tokenizer_info(tokenizer, vocab_size, eos)
+    return _xgrammar().GrammarCompiler(info, cache_limit_bytes=CACHE_BYTES)
 
 
 def _tokenizer_info(tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: tuple[int, ...]) -> Any:
