@@ -48,6 +48,7 @@ def _echo(request: CompletionRequest, place: int, tokens: list[int], serving: Se
     """The prompt at a place, if it is to be repeated."""
     if not request.echo:
         return None
-    given = request.prompt[place]
-    text = given if isinstance(given, str) else serving.decoder.tokenizer.decode(tokens, skip_special_tokens=True)
-    return EchoedPrompt(text, tokens)
+    given, tokenizer = request.prompt[place], serving.decoder.tokenizer
+    if not isinstance(given, str):
+        given = tokenizer.decode(tokens, skip_special_tokens=True) if tokenizer else ""
+    return EchoedPrompt(given, tokens)

@@ -73,11 +73,9 @@ def _limit(wanted: int | None, prompt_length: int, decoder: Decoder) -> int:
     context = decoder.target.context
     room = None if context is None else context - prompt_length
     if room is not None and room < max(wanted or 1, 1):
-        asked = (
-            "leaves no room for a text" if room < 1 else f"and {wanted} tokens of text exceed what there is room for"
-        )
-        advice = "shorten the prompt" + (f" or ask for at most {room} tokens" if room > 0 else "")
-        message = f"the prompt of {prompt_length} tokens {asked} in the model's context of {context}; {advice}"
+        asked = f"and {wanted} tokens of text exceed" if room > 0 else "leaves no room for a text in"
+        advice = f" or ask for at most {room} tokens" if room > 0 else ""
+        message = f"the prompt of {prompt_length} tokens {asked} the model's context of {context}; shorten it{advice}"
         raise ServerError(400, message, param="max_tokens" if room > 0 else None, code="context_length_exceeded")
     default = decoder.defaults.get("max_new_tokens") or DEFAULT_LIMIT
     return wanted if wanted is not None else min(default, default if room is None else room)

@@ -1,5 +1,7 @@
 """Which model is served."""
 
+import time
+
 from fastapi import APIRouter
 
 from drafttree.interfaces.server.errors import ServerError
@@ -7,6 +9,7 @@ from drafttree.interfaces.server.protocol.models_reply import ModelCard, ModelLi
 from drafttree.interfaces.server.serving import Serving, ServingContext
 
 router = APIRouter(prefix="/v1/models", tags=["models"])
+STARTED = int(time.time())
 
 
 def check_model(serving: ServingContext, name: str | None) -> None:
@@ -34,4 +37,4 @@ async def show_model(model: str, serving: Serving) -> ModelCard:
 
 
 def _card(serving: ServingContext) -> ModelCard:
-    return ModelCard(id=serving.model_name, object="model", created=serving.started, owned_by="drafttree")
+    return ModelCard(id=serving.model_name, object="model", created=STARTED, owned_by="drafttree")

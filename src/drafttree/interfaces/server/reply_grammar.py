@@ -67,10 +67,8 @@ def _of_outputs(outputs: StructuredOutputs) -> Grammar:
         return _made("ebnf", _short(outputs.grammar, field))
     if outputs.choice is not None:
         return _made("json_choice", _dump(outputs.choice, field))
-    schema = outputs.json_schema
-    return _made(
-        "json_schema", _short(schema, field) if isinstance(schema, str) else _dump(schema or ANY_OBJECT, field)
-    )
+    schema = ANY_OBJECT if outputs.json_schema is None else outputs.json_schema
+    return _made("json_schema", _short(schema, field) if isinstance(schema, str) else _dump(schema, field))
 
 
 def _dump(value: Any, field: str) -> str:

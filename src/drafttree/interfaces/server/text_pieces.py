@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from typing import Literal, NamedTuple
 
 from drafttree.engine.logprobs import Logprobs
@@ -83,7 +82,8 @@ def scored_tokens(
     tokens: Sequence[int], logprobs: Sequence[float], top: Sequence[dict[int, float]]
 ) -> list[ScoredToken]:
     """Tokens with what is known of them; `top` may be empty."""
-    return [_scored(*each) for each in zip_longest(tokens, logprobs, top, fillvalue={})]
+    pairs = zip(tokens, logprobs, top or [{}] * len(tokens), strict=True)
+    return [_scored(*each) for each in pairs]
 
 
 def _scored(token: int, logprob: float, top: dict[int, float]) -> ScoredToken:

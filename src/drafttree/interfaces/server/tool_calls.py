@@ -9,7 +9,8 @@ This is the form of Hermes and Qwen; the grammar keeps the model to it to the le
 
 import re
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from drafttree.engine.detokenizer import unfinished
 from drafttree.interfaces.server.protocol.tools import FunctionDefinition
@@ -36,20 +37,23 @@ def call_format(name: str, tool: FunctionDefinition) -> dict[str, Any]:
     return {"type": "tag", "begin": begin, "content": content, "end": end}
 
 
-class Said(NamedTuple):
+@dataclass(frozen=True)
+class Said:
     """Text beside the calls."""
 
     text: str
 
 
-class CallBegun(NamedTuple):
+@dataclass(frozen=True)
+class CallBegun:
     """A call whose name is known."""
 
     index: int
     name: str
 
 
-class CallArguments(NamedTuple):
+@dataclass(frozen=True)
+class CallArguments:
     """More of the arguments of a call, which are JSON when all of them are put together."""
 
     index: int
