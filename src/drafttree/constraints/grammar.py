@@ -70,7 +70,7 @@ def structural_tag(structure: dict[str, Any]) -> "Grammar":
     """Make a grammar of texts some parts of which have a form, such as the calls of tools.
 
     Args:
-        structure: the `format` of an xgrammar structural tag; JSON schemas in it are checked as by `json_schema`.
+        structure: the `format` of an xgrammar structural tag; JSON schemas in it mean what they mean to `json_schema`.
 
     Raises:
         ConfigError: xgrammar is not installed, the structure is malformed, or a schema in it cannot be enforced.
@@ -80,13 +80,13 @@ def structural_tag(structure: dict[str, Any]) -> "Grammar":
 
 
 def _prepare_structure(part: Any) -> Any:
-    """A copy of a structure with prepared schemas."""
+    """A copy of a structure with grammars in place of its schemas."""
     if isinstance(part, list):
         return [_prepare_structure(each) for each in part]
     if not isinstance(part, dict):
         return part
     if part.get("type") == "json_schema":
-        return {**part, "json_schema": prepare_schema(_load_schema(part.get("json_schema")))}
+        return {"type": "grammar", "grammar": str(json_schema(part.get("json_schema"))._parsed)}
     return {name: _prepare_structure(each) for name, each in part.items()}
 
 

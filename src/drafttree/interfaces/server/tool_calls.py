@@ -20,8 +20,6 @@ ARGUMENTS = '", "arguments": '
 END = "}\n</tool_call>"
 HEAD = re.compile(re.escape(BEGIN) + r'\n\{"name": "([^"]*)' + re.escape(ARGUMENTS))
 BETWEEN = "\n"
-MAX_SPACES = 1
-"""White space in a row between the elements of arguments, so that a model cannot go on writing it for ever."""
 
 
 def call_text(name: str, arguments: str) -> str:
@@ -32,7 +30,7 @@ def call_text(name: str, arguments: str) -> str:
 def call_format(name: str, tool: FunctionDefinition) -> dict[str, Any]:
     """The tag of a structural tag that calls of a tool conform to."""
     schema = {"type": "object", "properties": {}} if tool.parameters is None else tool.parameters
-    content = {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": MAX_SPACES}
+    content = {"type": "json_schema", "json_schema": schema}
     begin, _, end = call_text(name, "\0").partition("\0")
     return {"type": "tag", "begin": begin, "content": content, "end": end}
 
