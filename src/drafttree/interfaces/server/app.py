@@ -11,7 +11,13 @@ from starlette.middleware.cors import CORSMiddleware
 
 import drafttree
 from drafttree.engine.decoder import Decoder
-from drafttree.interfaces.server import health_routes, metrics_routes
+from drafttree.interfaces.server import (
+    chat_routes,
+    completion_routes,
+    health_routes,
+    metrics_routes,
+    model_routes,
+)
 from drafttree.interfaces.server.api_key import ApiKey, refuse
 from drafttree.interfaces.server.body_limit import BodyLimit
 from drafttree.interfaces.server.client_presence import ClientPresence
@@ -37,7 +43,7 @@ def create_app(decoder: Decoder, settings: ServerSettings) -> FastAPI:
         middleware=_middleware(serving),
     )
     app.state.serving = serving
-    for routes in (health_routes, metrics_routes):
+    for routes in (chat_routes, completion_routes, model_routes, health_routes, metrics_routes):
         app.include_router(routes.router)
     add_error_handlers(app)
     return app
