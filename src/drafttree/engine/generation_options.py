@@ -68,6 +68,8 @@ class GenerationOptions(ProcessorOptions, total=False):
         draft_temperature: divides the drafter's logits before the policy looks at them. Below 1 policies trust the
             drafter more, which pays where it understates how often it is right; it never changes the law.
         logprobs: True for the log-probability of every token, a number for that many most probable ones beside it.
+        speculate: False writes this text plainly, one token a round, for comparison: no drafter is asked. By a greedy
+            or coupled verifier the text is the same.
     """
 
     max_new_tokens: int | None
@@ -96,9 +98,10 @@ class GenerationOptions(ProcessorOptions, total=False):
     reuse_prefix: bool | None
     draft_temperature: float
     logprobs: bool | int | None
+    speculate: bool | None
 
 
-FLAGS = ("do_sample", "ignore_eos", "renormalize_logits", "remove_invalid_values", "reuse_prefix")
+FLAGS = ("do_sample", "ignore_eos", "renormalize_logits", "remove_invalid_values", "reuse_prefix", "speculate")
 SERVED = frozenset(GenerationOptions.__annotations__)
 NOT_ADOPTED = {"max_length", "eos_token_id", "output_scores", "output_logits", "output_attentions"}
 NOT_ADOPTED |= {"output_hidden_states"}

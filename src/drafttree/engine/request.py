@@ -12,6 +12,7 @@ from drafttree.engine.detokenizer import Detokenizer
 from drafttree.engine.logprobs import Logprobs, RowRecorder
 from drafttree.engine.metrics import Metrics
 from drafttree.engine.round_clock import RoundClock
+from drafttree.engine.round_observer import RoundObserver
 from drafttree.engine.stopping import StoppingText
 from drafttree.models import Output, TreeCache
 from drafttree.policies.base import TextContext, TreePolicy
@@ -46,6 +47,8 @@ class Request:
         root_output: the target's output for the first root, where the pass over the prompt has given it.
         draft_temperature: divides the drafter's logits.
         reuse_prefix: whether it goes on from a beginning in the decoder's prefix cache, and is kept there.
+        speculate: whether anything is drafted for it.
+        observer: sees its rounds, None where nobody does.
         metrics: of this text.
         drafted: per committed token, whether the drafter proposed it.
         finish_reason: "stop" (an EOS token, stop string or stopping criterion), "length", "interrupted", or None
@@ -71,6 +74,8 @@ class Request:
     recorder: RowRecorder | None = None
     draft_temperature: float = 1.0
     reuse_prefix: bool = False
+    speculate: bool = True
+    observer: RoundObserver | None = None
     metrics: Metrics = field(default_factory=Metrics)
     drafted: list[bool] = field(default_factory=list)
     finish_reason: str | None = None

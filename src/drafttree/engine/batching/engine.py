@@ -16,6 +16,7 @@ from drafttree.engine.compatibility import check_budget
 from drafttree.engine.generation_options import GenerationOptions
 from drafttree.engine.prompt import Prompt, is_batch
 from drafttree.engine.request_rounds import RequestRounds
+from drafttree.engine.round_observer import RoundObserver
 
 
 class Engine:
@@ -70,11 +71,14 @@ class Engine:
         """What it has done so far."""
         return self._loop.metrics
 
-    def submit(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> Handle:
+    def submit(
+        self, prompt: Prompt, *, observer: RoundObserver | None = None, **options: Unpack[GenerationOptions]
+    ) -> Handle:
         """Check a request and let it wait for its turn; may be called from any thread.
 
         Args:
             prompt: as for `Decoder.generate`, but not a list of prompts.
+            observer: sees the rounds of the text, each before its chunk is given out.
             **options: as for `Decoder.generate`.
 
         Raises:
@@ -86,6 +90,7 @@ class Engine:
         if is_batch(prompt):
             raise InputError("submit takes one prompt; call it for each of a list, or call Decoder.generate")
         request = self.decoder.prepare(prompt, **options)
+        request.observer = observer
         self._memory.check(request.capacity)
         served = ServedRequest(request)
         served.reader = handle = Handle(lambda: self._cancel(served), request.metrics)
