@@ -118,7 +118,7 @@ class RequestRounds(ABC):
             request.recorder.add(output.logits[0, rows], logits[0, rows], request.tokens[-committed:])
         turn = request.clock.round(committed, path, tree, request.draft, time.perf_counter() - started)
         if request.observer:
-            request.observer.settled(tree, logits, verdict, turn)
+            request.observer.settled(request, tree, logits, verdict, turn)
         return committed, turn
 
     def prefill(self, request: Request) -> None:

@@ -26,11 +26,11 @@ class Seen:
     verdicts: list = field(default_factory=list)
     turns: list = field(default_factory=list)
 
-    def drafted(self, grown, reason):
+    def drafted(self, request, grown, reason):
         self.grown.append(grown)
         self.reasons.append(reason)
 
-    def settled(self, tree, logits, verdict, turn):
+    def settled(self, request, tree, logits, verdict, turn):
         self.trees.append(tree)
         self.shapes.append(tuple(logits.shape))
         self.verdicts.append(verdict)

@@ -181,7 +181,7 @@ class BatchLoop:
         drafts = self._drafted(requests, plan.rows)
         for request, grown in zip(requests, drafts.grown, strict=True):
             if request.observer:
-                request.observer.drafted(grown, drafts.reason)
+                request.observer.drafted(request, grown, drafts.reason)
         return drafts
 
     def _drafted(self, requests: list[Request], rows: int) -> Drafts:

@@ -15,8 +15,8 @@ from drafttree.engine.batching.served_request import ServedRequest
 from drafttree.engine.compatibility import check_budget
 from drafttree.engine.generation_options import GenerationOptions
 from drafttree.engine.prompt import Prompt, is_batch
+from drafttree.engine.request import RoundObserver
 from drafttree.engine.request_rounds import RequestRounds
-from drafttree.engine.round_observer import RoundObserver
 
 
 class Engine:
