@@ -9,6 +9,7 @@ from typing import Any
 import drafttree
 from drafttree.core.errors import ConfigError
 
+OWN = "drafttree.interfaces.page_parts"
 STYLES, SCRIPTS = ("base.css", "draft_tree.css"), ("elements.js", "draft_tree.js")
 """What every page begins with."""
 
@@ -44,8 +45,8 @@ def assemble(package: str, style: str, script: str, data: Any, **values: Any) ->
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     parts = {
-        "style": _read([*STYLES], __package__) + _read([style], package),
-        "script": _read([*SCRIPTS], __package__) + _read([script], package),
+        "style": _read(STYLES, OWN) + _read([style], package),
+        "script": _read(SCRIPTS, OWN) + _read([script], package),
         "data": htmlsafe_json_dumps(data, dumps=partial(dumps, separators=(",", ":"), allow_nan=False)),
         "version": drafttree.__version__,
     }

@@ -145,3 +145,29 @@ function scrollTo(box, node) {
   if (node.x < box.scrollLeft || node.x + node.w > box.scrollLeft + box.clientWidth - 16) box.scrollLeft = node.x - box.clientWidth / 3;
   if (node.y < box.scrollTop || node.y + ROW > box.scrollTop + box.clientHeight) box.scrollTop = node.y - box.clientHeight / 3;
 }
+
+function meter(name, chance) {
+  const bar = make("b");
+  bar.style.width = `${100 * (chance ?? 0)}%`;
+  return make("div", { class: `meter ${name}` }, make("span", {}, name), make("i", {}, bar), make("span", {}, chance === null ? "–" : exactly(chance)));
+}
+
+// The nodes of a round as a table; `why` tells what cut a node, or ended a path at it.
+function listNodes(table, nodes, why) {
+  const rows = nodes.map((node) => {
+    const numbers = [node.depth, node.rank < 0 ? "–" : node.rank + 1, exactly(node.draft), exactly(node.target)];
+    const cells = numbers.map((number) => make("td", { class: "n" }, node.outcome === "root" ? "–" : number));
+    const words = make("td", { class: node.outcome }, WORDS[node.outcome]);
+    return make("tr", {}, make("td", { class: "word" }, visible(node.text)), ...cells, words, make("td", {}, why(node)));
+  });
+  const head = header("token", "depth", "rank", "draft", "target");
+  head.firstChild.append(make("th", { scope: "col" }, "outcome"), make("th", { scope: "col" }, "why"));
+  fill(table, head, make("tbody", {}, ...rows));
+}
+
+// The shown node above or below another one.
+function neighbour(shown, index, direction) {
+  const by_row = [...shown].sort((a, b) => a.row - b.row || a.depth - b.depth);
+  const now = by_row.findIndex((node) => node.index === index);
+  return by_row[Math.max(0, Math.min(by_row.length - 1, now + direction))].index;
+}

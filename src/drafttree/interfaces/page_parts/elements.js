@@ -40,3 +40,22 @@ function visible(text) {
   const shown = text.replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/\r/g, "␍");
   return shown.replace(/^ +| +$/g, (blanks) => "␣".repeat(blanks.length));
 }
+
+// The head of a table; all columns but the first are numbers.
+function header(...names) {
+  const cells = names.map((name, index) => make("th", { scope: "col", class: index ? "n" : "" }, name));
+  return make("thead", {}, make("tr", {}, ...cells));
+}
+
+const total = (times) => times.reduce((sum, seconds) => sum + seconds, 0);
+
+
+// The parts of a bar, as wide as the time of each phase.
+function stack(times) {
+  return times.map((seconds, phase) => {
+    const part = make("div");
+    part.style.width = `${(100 * seconds) / (total(times) || 1)}%`;
+    part.style.background = `var(--p${phase})`;
+    return part;
+  });
+}

@@ -15,7 +15,7 @@ def render(trace: Trace) -> str:
     Raises:
         ConfigError: jinja2 is not installed.
     """
-    return assemble(__package__, "trace.css", "trace.js", pack(trace))
+    return assemble("drafttree.interfaces.trace_page", "trace.css", "trace.js", pack(trace))
 
 
 def pack(trace: Trace) -> dict[str, Any]:

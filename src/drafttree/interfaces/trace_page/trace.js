@@ -85,12 +85,6 @@ function isShown(node) {
 
 // ---- the details ----------------------------------------------------------------------------------------------------
 
-function meter(name, chance) {
-  const bar = make("b");
-  bar.style.width = `${100 * (chance ?? 0)}%`;
-  return make("div", { class: `meter ${name}` }, make("span", {}, name), make("i", {}, bar), make("span", {}, chance === null ? "–" : exactly(chance)));
-}
-
 function reason(node) {
   if (node.outcome === "root") return "The tree grows behind it; the target reads it in the same pass.";
   if (node.outcome === "cut") return CUT[node.rule] ?? "";
@@ -120,11 +114,6 @@ function choose(index, scroll = false) {
   if (scroll && node.x !== undefined) scrollTo(at("box"), node);
 }
 
-function header(...names) {
-  const cells = names.map((name, index) => make("th", { scope: "col", class: index ? "n" : "" }, name));
-  return make("thead", {}, make("tr", {}, ...cells));
-}
-
 const cutInAll = data.rules.map((_, rule) => data.rounds.reduce((sum, round) => sum + round.x[rule], 0));
 
 function listRules() {
@@ -137,18 +126,10 @@ function listRules() {
   fill(at("rules"), header("rule", "round", "all"), make("tbody", {}, ...rows));
 }
 
-function listNodes() {
-  if (!at("listing").open) return;
-  const rows = state.nodes.map((node) => {
-    const why = node.outcome === "cut" || node.outcome === "bonus" ? (CUT[node.rule] ?? "") : (ENDED[node.rule] ?? "");
-    const numbers = [node.depth, node.rank < 0 ? "–" : node.rank + 1, exactly(node.draft), exactly(node.target)];
-    const cells = numbers.map((number) => make("td", { class: "n" }, node.outcome === "root" ? "–" : number));
-    const words = make("td", { class: node.outcome }, WORDS[node.outcome]);
-    return make("tr", {}, make("td", { class: "word" }, visible(node.text)), ...cells, words, make("td", {}, why));
-  });
-  const head = header("token", "depth", "rank", "draft", "target");
-  head.firstChild.append(make("th", { scope: "col" }, "outcome"), make("th", { scope: "col" }, "why"));
-  fill(at("nodes"), head, make("tbody", {}, ...rows));
+const whyOf = (node) => (node.outcome === "cut" || node.outcome === "bonus" ? CUT : ENDED)[node.rule] ?? "";
+
+function listRound() {
+  if (at("listing").open) listNodes(at("nodes"), state.nodes, whyOf);
 }
 
 // ---- acceptance and time --------------------------------------------------------------------------------------------
@@ -201,17 +182,6 @@ function markHeat() {
 }
 
 const timeInAll = data.phases.map((_, phase) => data.rounds.reduce((sum, round) => sum + round.t[phase], 0));
-const total = (times) => times.reduce((sum, seconds) => sum + seconds, 0);
-
-function stack(times) {
-  return times.map((seconds, phase) => {
-    const part = make("div");
-    part.style.width = `${(100 * seconds) / (total(times) || 1)}%`;
-    part.style.background = `var(--p${phase})`;
-    return part;
-  });
-}
-
 function listTimes() {
   const now = data.rounds[state.round].t;
   fill(at("stack-round"), ...stack(now));
@@ -259,7 +229,7 @@ function show(index) {
   at("next").disabled = state.round === last;
   redraw();
   at("box").scrollTo(0, 0);
-  for (const update of [markText, summarise, listRules, listNodes, markHeat, listTimes]) update();
+  for (const update of [markText, summarise, listRules, listRound, markHeat, listTimes]) update();
   history.replaceState(null, "", `#round=${state.round + 1}`);
 }
 
@@ -280,18 +250,12 @@ function play(on) {
   at("play").setAttribute("aria-pressed", on);
 }
 
-function step(direction) {
-  const by_row = [...state.shown].sort((a, b) => a.row - b.row || a.depth - b.depth);
-  const now = by_row.findIndex((node) => node.index === state.chosen);
-  choose(by_row[Math.max(0, Math.min(by_row.length - 1, now + direction))].index, true);
-}
-
 function onKey(event) {
   if (event.altKey || event.ctrlKey || event.metaKey || event.target === at("slider")) return;
   if (event.target.closest(".scroll")) return;
   const rounds = { ArrowLeft: state.round - 1, ArrowRight: state.round + 1, Home: 0, End: last };
   if (event.key in rounds) show(rounds[event.key]);
-  else if (event.target === at("box") && (event.key === "ArrowUp" || event.key === "ArrowDown")) step(event.key === "ArrowUp" ? -1 : 1);
+  else if (event.target === at("box") && (event.key === "ArrowUp" || event.key === "ArrowDown")) choose(neighbour(state.shown, state.chosen, event.key === "ArrowUp" ? -1 : 1), true);
   else return;
   event.preventDefault();
 }
@@ -323,7 +287,7 @@ function start() {
   at("previous").addEventListener("click", () => show(state.round - 1));
   at("next").addEventListener("click", () => show(state.round + 1));
   at("play").addEventListener("click", () => play(playing === null));
-  at("listing").addEventListener("toggle", listNodes);
+  at("listing").addEventListener("toggle", listRound);
   for (const id of ["show-cut", "show-unreached"]) at(id).addEventListener("change", redraw);
   at("show-rejected").addEventListener("change", (event) => at("text").classList.toggle("plain", !event.target.checked));
   at("tree").addEventListener("click", (event) => {
