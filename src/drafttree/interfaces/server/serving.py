@@ -1,0 +1,41 @@
+"""What the routes of a server share."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from drafttree.engine.batching import Engine
+from drafttree.engine.decoder import Decoder
+from drafttree.interfaces.server.admission import Admission
+from drafttree.interfaces.server.settings import ServerSettings
+
+
+@dataclass(frozen=True)
+class ServingContext:
+    """A model that is served.
+
+    Attributes:
+        decoder: of the model.
+        engine: writes the texts.
+        admission: lets requests into it.
+        settings: of the server.
+    """
+
+    decoder: Decoder
+    engine: Engine
+    admission: Admission
+    settings: ServerSettings
+
+    @property
+    def model_name(self) -> str:
+        """By which requests name the model."""
+        return self.settings.model_name
+
+
+def _find(request: Request) -> ServingContext:
+    return request.app.state.serving
+
+
+Serving = Annotated[ServingContext, Depends(_find)]
+"""A parameter of a route."""
