@@ -4,7 +4,7 @@ from fastapi import FastAPI
 
 from drafttree.engine.batching import Engine
 from drafttree.engine.decoder import Decoder
-from drafttree.interfaces.server import health_routes
+from drafttree.interfaces.server import health_routes, playground
 from drafttree.interfaces.server.admission import Admission
 from drafttree.interfaces.server.errors import add_error_handlers
 from drafttree.interfaces.server.serving import ServingContext
@@ -22,5 +22,6 @@ def create_app(decoder: Decoder, settings: ServerSettings) -> FastAPI:
     app = FastAPI(title="drafttree", docs_url=None, redoc_url=None)
     app.state.serving = ServingContext(decoder, engine, Admission(engine, settings), settings)
     app.include_router(health_routes.router)
+    app.include_router(playground.router)
     add_error_handlers(app)
     return app

@@ -49,7 +49,10 @@ class Asked(BaseModel):
 
     def decoder_prompt(self) -> Prompt:
         """The prompt as `Engine.submit` takes it."""
-        return self.prompt if self.messages is None else [message.model_dump() for message in self.messages]
+        if self.messages is not None:
+            return [message.model_dump() for message in self.messages]
+        assert self.prompt is not None
+        return self.prompt
 
     def options(self, tokenizer: Any) -> dict[str, Any]:
         """The options of `Engine.submit`."""

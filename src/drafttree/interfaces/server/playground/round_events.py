@@ -11,7 +11,7 @@ from drafttree.engine.metrics import Metrics
 from drafttree.engine.request import Chunk
 from drafttree.evaluation.trace import TracingObserver
 from drafttree.interfaces.page_parts.round_packing import pack_round
-from drafttree.interfaces.server.errors import error_of
+from drafttree.interfaces.server.errors import as_server_error
 
 FIGURES = (
     "tokens",
@@ -47,7 +47,7 @@ class RoundEvents:
                 yield JSONServerSentEvent(self._round(chunk), event="round")
             yield JSONServerSentEvent(self._end(), event="end")
         except Exception as error:
-            yield JSONServerSentEvent(error_of(error).body, event="error")
+            yield JSONServerSentEvent(as_server_error(error).body, event="error")
         finally:
             self._handle.cancel()
 

@@ -16,16 +16,15 @@ router = APIRouter(include_in_schema=False)
 @router.get("/")
 def page(serving: Serving) -> HTMLResponse:
     """The page."""
-    settings = serving.settings
-    made = make_page(Facts.of(serving.decoder, settings.model_name, wants_key=settings.api_key is not None))
+    made = make_page(Facts.of(serving.decoder, serving.model_name, wants_key=serving.settings.api_key is not None))
     headers = {"Content-Security-Policy": made.security_policy, "Cache-Control": "no-store"}
     return HTMLResponse(made.html, headers=headers)
 
 
-@router.post("/playground/rounds")
+@router.post("/v1/playground/rounds")
 async def rounds(asked: Asked, serving: Serving) -> EventSourceResponse:
     """Write a text and stream its rounds."""
-    observer = TracingObserver(TokenTexts(serving.tokenizer))
-    options = asked.options(serving.tokenizer)
+    observer = TracingObserver(TokenTexts(serving.decoder.tokenizer))
+    options = asked.options(serving.decoder.tokenizer)
     handle = await serving.admission.submit(asked.decoder_prompt(), observer=observer, **options)
     return EventSourceResponse(RoundEvents(handle, observer))
