@@ -6,7 +6,7 @@ const facts = JSON.parse(at("data").textContent);
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 const LEVEL = 75, CUT_TIME = 130, VERDICT_TIME = 240; // milliseconds of a round that is shown while the text is written
 const SLOW = 3; // times longer where a finished text is played
-const ENDS = { stop: "it came to its end", length: "the limit of tokens", cancelled: "stopped" };
+const ENDS = { stop: "it came to its end", length: "it reached the limit of tokens", cancelled: "stopped" };
 const NO_ANSWER = "The server does not answer. Is drafttree serve still running?";
 const LOST = "The connection was lost before the text was finished.";
 
@@ -137,6 +137,7 @@ function begin(text) {
   }
   at("text").scrollTop = at("text").scrollHeight;
   at("text").setAttribute("aria-busy", "true");
+  if (at("text").getBoundingClientRect().top > innerHeight - 120) at("text").scrollIntoView({ block: "center" });
   at("status").textContent = text.asked.speculate ? "writing ..." : "writing, without speculation ...";
   at("guided").hidden = text.asked.temperature === 0;
   at("cancel").disabled = false;
@@ -258,6 +259,7 @@ function stage(depth, moment) {
 // Lets the tree of a round grow, be cut and be judged; whether nothing else was shown meanwhile.
 async function animate(index, pace) {
   select(index);
+  if (!still.matches) choose(0);
   const mine = state.show, after = async (milliseconds) => { await sleep(pace * milliseconds); return mine === state.show; };
   const drafted = state.nodes.filter((node) => node.outcome !== "bonus");
   const deepest = Math.max(...drafted.map((node) => node.depth));
@@ -270,6 +272,7 @@ async function animate(index, pace) {
     if (!(await after(CUT_TIME))) return false;
   }
   stage(deepest, "judged");
+  choose(state.nodes.length - 1);
   return after(VERDICT_TIME);
 }
 
@@ -412,6 +415,8 @@ function start() {
     if (group) show(Number(group.dataset.round));
   });
   document.addEventListener("keydown", onKey);
+  at("form").addEventListener("invalid", () => { at("options").open = true; }, true); // what is closed cannot be pointed at
+  at("options").open = innerWidth > 820;
   new ResizeObserver(redraw).observe(at("box"));
   showFigures(newText({ speculate: true }));
   changeMode();
