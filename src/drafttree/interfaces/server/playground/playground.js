@@ -30,7 +30,7 @@ function readForm() {
   const number = (id) => Number(at(id).value), stop = at("stop").value;
   const asked = {
     max_tokens: number("max_tokens"), temperature: number("temperature"), top_p: number("top_p"),
-    seed: at("seed").value === "" ? null : number("seed"), stop: stop ? [stop] : [],
+    seed: at("seed").value === "" ? crypto.getRandomValues(new Uint32Array(1))[0] : number("seed"), stop: stop ? [stop] : [],
   };
   if (!chats()) return { ...asked, prompt: at("prompt").value };
   return { ...asked, messages: [...state.messages, { role: "user", content: at("prompt").value }] };
@@ -100,10 +100,9 @@ function takeRound(text, { text: pieces, seconds, round, strings, passes, reason
 
 async function run(...speculations) {
   if (isRunning() || !at("form").reportValidity()) return;
-  let asked = readForm();
+  const asked = readForm();
   for (const speculate of speculations) {
     if (!(await write({ ...asked, speculate }))) return;
-    asked = { ...asked, seed: state.text.end.seed };
   }
   if (!chats()) return;
   state.messages = [...asked.messages, { role: "assistant", content: state.text.whole.trim() }];
@@ -161,7 +160,7 @@ function finish(text) {
   for (const id of ["write", "compare"]) at(id).removeAttribute("aria-disabled");
   const why = ENDS[text.end?.finish] ?? text.end?.finish ?? "stopped";
   const cost = `${count(text.tokens, "token")} in ${count(text.rounds.length, "round")}`;
-  at("status").textContent = `${cost}; ${why}.`;
+  at("status").textContent = `${cost}; ${why}${text.asked.temperature ? `; seed ${text.asked.seed}` : ""}.`;
   if (text.end) remember(text);
   showFigures(text);
   drawSpeeds();

@@ -70,7 +70,7 @@ class RoundEvents:
         whole = self._handle.result()
         summary = whole.metrics.summary()
         figures = {name: summary[name] for name in FIGURES}
-        return {"finish": whole.finish_reason, "seed": whole.seed, "figures": figures}
+        return {"finish": whole.finish_reason, "figures": figures}
 
 
 def _pieces(chunk: Chunk) -> list[tuple[str, bool]]:
