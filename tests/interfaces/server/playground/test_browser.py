@@ -214,7 +214,7 @@ def test_a_visit_leaves_the_server_alone_and_the_console_empty(browser, address)
     write(page, "#compare")
     page.click("#play")
     page.click("text=All nodes of this round")
-    assert page.locator("#nodes tbody tr").count() > 1
+    playwright.expect(page.locator("#nodes tbody tr").nth(1)).to_be_visible(timeout=WAIT)
     page.close()
     assert said == []
     assert {url.removeprefix(address) for url in asked if not url.startswith("data:")} == {"/", STREAM}
