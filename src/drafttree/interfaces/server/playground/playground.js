@@ -158,9 +158,9 @@ function finish(text) {
   at("text").setAttribute("aria-busy", "false");
   at("cancel").disabled = true;
   for (const id of ["write", "compare"]) at(id).removeAttribute("aria-disabled");
-  const why = ENDS[text.end?.finish] ?? text.end?.finish ?? "stopped";
-  const cost = `${count(text.tokens, "token")} in ${count(text.rounds.length, "round")}`;
-  at("status").textContent = `${cost}; ${why}${text.asked.temperature ? `; seed ${text.asked.seed}` : ""}.`;
+  const why = text.end ? ENDS[text.end.finish] ?? text.end.finish : text.abort.signal.aborted ? "stopped" : "broken off";
+  const cost = `${count(text.tokens, "token")} in ${count(text.rounds.length, "round")}; ${why}`;
+  at("status").textContent = text.rounds.length ? `${cost}${text.asked.temperature ? `; seed ${text.asked.seed}` : ""}.` : "";
   if (text.end) remember(text);
   showFigures(text);
   drawSpeeds();
@@ -223,7 +223,8 @@ function drawSpeeds() {
 }
 
 function verdict({ drafted, plain }) {
-  if (!drafted || !plain) return facts.drafter === "none" ? [] : ["Compare, or the switch, puts the other way of writing beside it."];
+  if (!drafted && !plain) return [];
+  if (!drafted || !plain) return facts.drafter === "none" ? [] : ["Press Compare to see both ways of writing beside each other."];
   const same = drafted.whole === plain.whole ? "the same text" : "another text";
   return ["With speculation: ", make("b", {}, same), ", ", make("b", {}, `${(drafted.speed / plain.speed).toFixed(2)} times`), " as fast."];
 }
@@ -290,7 +291,8 @@ function summarise(text, round) {
   if (cut) parts.push(`, ${cut} more cut by the budget`);
   if (drafted) parts.push(", ", make("b", {}, `${round.p.length - 1} accepted`));
   const bonus = state.nodes[state.nodes.length - 1];
-  parts.push("; the target added ", make("b", {}, `“${bonus.text.trim() || visible(bonus.text)}”`), `. ${time(total(round.t))}.`);
+  const added = make("b", {}, `“${bonus.text.trim() || visible(bonus.text)}”`);
+  parts.push(...(round.c > round.a ? ["; the target added ", added] : ["; the text ends on the way"]), `. ${time(total(round.t))}.`);
   fill(at("summary"), ...parts);
 }
 
