@@ -15,6 +15,7 @@ from drafttree.engine.batching.served_request import ServedRequest
 from drafttree.engine.compatibility import check_budget
 from drafttree.engine.generation_options import GenerationOptions
 from drafttree.engine.prompt import Prompt, is_batch
+from drafttree.engine.request import RoundObserver
 from drafttree.engine.request_rounds import RequestRounds
 
 
@@ -80,11 +81,14 @@ class Engine:
         """The share of the rows of the KV cache that running requests have reserved, from 0 to 1."""
         return self._memory.usage
 
-    def submit(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> Handle:
+    def submit(
+        self, prompt: Prompt, *, observer: RoundObserver | None = None, **options: Unpack[GenerationOptions]
+    ) -> Handle:
         """Check a request and let it wait for its turn; may be called from any thread.
 
         Args:
             prompt: as for `Decoder.generate`, but not a list of prompts.
+            observer: sees the rounds of the text, each before its chunk is given out.
             **options: as for `Decoder.generate`.
 
         Raises:
@@ -96,6 +100,7 @@ class Engine:
         if is_batch(prompt):
             raise InputError("submit takes one prompt; call it for each of a list, or call Decoder.generate")
         request = self.decoder.prepare(prompt, **options)
+        request.observer = observer
         self._memory.check(request.capacity)
         served = ServedRequest(request)
         served.reader = handle = Handle(lambda reason: self._cancel(served, reason), request.metrics)

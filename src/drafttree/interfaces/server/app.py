@@ -17,6 +17,7 @@ from drafttree.interfaces.server import (
     health_routes,
     metrics_routes,
     model_routes,
+    playground,
 )
 from drafttree.interfaces.server.api_key import ApiKey, refuse
 from drafttree.interfaces.server.body_limit import BodyLimit
@@ -43,7 +44,7 @@ def create_app(decoder: Decoder, settings: ServerSettings) -> FastAPI:
         middleware=_middleware(serving),
     )
     app.state.serving = serving
-    for routes in (chat_routes, completion_routes, model_routes, health_routes, metrics_routes):
+    for routes in (chat_routes, completion_routes, model_routes, health_routes, metrics_routes, playground):
         app.include_router(routes.router)
     add_error_handlers(app)
     return app
