@@ -14,6 +14,7 @@ from drafttree.core.errors import ContextError, DraftTreeError, EngineClosedErro
 logger = logging.getLogger("drafttree")
 
 INVALID, SERVER_ERROR = "invalid_request_error", "server_error"
+STATUS_CODES = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
 STATUS_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 503: "overloaded_error"}
 
 
@@ -101,7 +102,8 @@ def _of_http(error: HTTPException, request: Request) -> ServerError:
         case RecursionError():
             return ServerError(400, "the body is nested too deeply", code="invalid_json")
     message = f"{error.detail}: {request.method} {request.url.path}"
-    return ServerError(error.status_code, message, headers=error.headers)
+    code = STATUS_CODES.get(error.status_code)
+    return ServerError(error.status_code, message, code=code, headers=error.headers)
 
 
 def _of_validation(error: RequestValidationError) -> ServerError:
@@ -111,5 +113,6 @@ def _of_validation(error: RequestValidationError) -> ServerError:
     what = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "json_invalid":
         return ServerError(400, f"the body is no JSON: {first.get('ctx', {}).get('error', what)}", code="invalid_json")
-    message = f"{place}: {what}" if place else what
-    return ServerError(400, message, param=place or None, code=first["type"])
+    if first["type"] == "model_attributes_type" and not place:
+        what = "send a JSON object, with the header Content-Type: application/json"
+    return ServerError(400, f"{place or 'the body'}: {what}", param=place or None, code=first["type"])

@@ -1,7 +1,7 @@
 """Metrics for Prometheus."""
 
-from fastapi import APIRouter, Request, Response
-from prometheus_client.exposition import choose_encoder
+from fastapi import APIRouter, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from drafttree.interfaces.server.serving import Serving
 
@@ -9,7 +9,6 @@ router = APIRouter(tags=["metrics"])
 
 
 @router.get("/metrics", response_class=Response)
-def metrics(request: Request, serving: Serving) -> Response:
-    """All metrics, in the format that the reader accepts."""
-    encode, media_type = choose_encoder(request.headers.get("accept", ""))
-    return Response(encode(serving.metrics.registry), media_type=media_type)
+def metrics(serving: Serving) -> Response:
+    """All metrics as text; OpenMetrics, which a reader may prefer, would have other names, without colons."""
+    return Response(generate_latest(serving.metrics.registry), media_type=CONTENT_TYPE_LATEST)
