@@ -95,7 +95,8 @@ def _made(kind: str, text: str) -> Grammar:
         case "ebnf":
             return grammar.ebnf(text)
         case "json_choice":
-            return grammar.ebnf("root ::= " + " | ".join(json.dumps(each) for each in json.loads(text)))
+            quoted = (json.dumps(each, ensure_ascii=False) for each in json.loads(text))
+            return grammar.ebnf(f"root ::= {' | '.join(quoted)}")
         case "structural_tag":
             return grammar.structural_tag(json.loads(text))
     return grammar.json_schema(text)
