@@ -18,6 +18,7 @@ def stand_ins() -> dict[str, ModuleType]:
         "dynamo.common": {},
         "dynamo.common.backend": {"LLMEngine": type("LLMEngine", (), {}), **backend},
         "dynamo.common.backend.health_check": {"build_health_check_payload": lambda token: {"token_ids": [token]}},
+        "dynamo.common.backend.metrics": {"register_engine_registry": print},
         "dynamo.common.backend.publisher": {"ComponentSnapshot": type("ComponentSnapshot", (record,), {})},
         "dynamo.llm": {},
         "dynamo.llm.exceptions": {name: type(name, (Exception,), {}) for name in ("EngineShutdown", "InvalidArgument")},

@@ -314,6 +314,7 @@ def test_logprobs_of_prompts_that_are_read_in_parts_and_again_stay_the_same(monk
     monkeypatch.setattr(prompt_reading, "LONGEST_PART", 2)
     target = FailingModel(TARGET, MemoryError, fails_at=(5,))
     with Engine(toys(target), max_batch=2) as engine:
-        handles = [engine.submit(prompt, max_new_tokens=LENGTH, prompt_logprobs=True) for _ in range(2)]
+        with engine._changed:
+            handles = [engine.submit(prompt, max_new_tokens=LENGTH, prompt_logprobs=True) for _ in range(2)]
         assert [handle.result(20).prompt_logprobs for handle in handles] == [pytest.approx(expected)] * 2
     assert engine.metrics.preempted

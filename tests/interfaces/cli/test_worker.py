@@ -4,7 +4,6 @@ import importlib.util
 
 import pytest
 
-from drafttree.interfaces.cli import worker
 from drafttree.interfaces.dynamo import serving, supervisor
 from drafttree.interfaces.dynamo.fleet_settings import FleetSettings
 from helpers.command_line import complaint, run
@@ -31,19 +30,13 @@ def test_options_that_do_not_exist_are_told_before_a_process_starts(capsys, supe
 
 
 def test_file_discovery_is_supervised(supervised):
-    assert run("worker", "--dtype", "float32", "--max-batch", 3, "--name", "mine").exit_code == 0
+    assert run("worker", "--dtype", "float32", "--max-batch", 3, "--served-model-name", "mine").exit_code == 0
     parts, kinds, settings = supervised[0].args
     assert parts[:2] == ("embedded", "auto")
     assert kinds["dtype"] == "float32"
     assert settings == FleetSettings("embedded", "mine", "file", "dynamo", 3, None)
 
 
-def test_a_folder_is_served_by_its_name(tmp_path):
-    (tmp_path / "pythia").mkdir()
-    assert worker.served_name(str(tmp_path / "pythia")) == "pythia"
-    assert worker.served_name("EleutherAI/pythia-70m") == "EleutherAI/pythia-70m"
-
-
 def test_the_frontend_finds_the_embedded_tokenizer(supervised):
     run("worker")
-    assert (supervised[0].args[2].files).endswith("zoo/target")
+    assert supervised[0].args[2].files.endswith("zoo/target")

@@ -161,6 +161,14 @@ def test_the_use_of_the_kv_cache_is_published(worker, prompt):
     assert published[0][0] == 0
 
 
+def test_what_the_engine_counts_is_among_the_metrics(fleet_worker, worker, prompt, monkeypatch):
+    registries = []
+    monkeypatch.setattr(fleet_worker, "register_engine_registry", lambda _, registry: registries.append(registry))
+    asyncio.run(worker.register_prometheus(object()))
+    written(worker, request(prompt, max_tokens=6, temperature=0.0))
+    assert registries[0].get_sample_value("drafttree:generation_tokens_total", {"model_name": "mine"}) == 6
+
+
 def test_a_worker_is_not_made_from_arguments_of_its_own(fleet_worker):
     with pytest.raises(ConfigError, match="drafttree worker"):
         asyncio.run(fleet_worker.FleetWorker.from_args([]))

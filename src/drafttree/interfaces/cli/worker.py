@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from enum import StrEnum
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -35,11 +34,13 @@ class Discovery(StrEnum):
 
 
 def worker(
-    model: Annotated[str, typer.Argument(help='"embedded", a folder or a hub name.')] = "embedded",
+    model: Annotated[str, typer.Argument(help='The model: "embedded", a folder or a hub name.')] = "embedded",
     discovery: Annotated[
         Discovery, typer.Option(help="How frontend and workers find each other; file is for one machine.")
     ] = Discovery.FILE,
-    name: Annotated[str | None, typer.Option(help="By which clients ask for the model; its own by default.")] = None,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="By which requests name the model; by default MODEL.")
+    ] = None,
     namespace: Annotated[str, typer.Option(help="Of the fleet.")] = "dynamo",
     drafter: Drafter = "auto",
     policy: PolicySpec = DEFAULT_POLICY,
@@ -69,7 +70,7 @@ def worker(
     from drafttree.interfaces.dynamo.supervisor import supervise
 
     check_installed()
-    settings = FleetSettings(model, name or served_name(model), discovery.value, namespace, max_batch, max_kv_tokens)
+    settings = FleetSettings(model, served_model_name or model, discovery.value, namespace, max_batch, max_kv_tokens)
     kinds = {"quantize": quantize, "quantize_drafter": quantize_drafter, "exact_text": exact_text}
     kinds |= {"lossy_window": lossy_window, "sinks": sinks, "dtype": dtype, "device": device}
     serves = partial(_serve, (model, drafter, policy, verifier), kinds, settings)
@@ -77,11 +78,6 @@ def worker(
         serves(lambda _: None)
         return
     raise typer.Exit(supervise(serves))
-
-
-def served_name(model: str) -> str:
-    """By which clients ask for a model that was given no name: a folder's last part, or the name as it is."""
-    return Path(model).resolve().name if Path(model).is_dir() else model
 
 
 def _serve(

@@ -15,8 +15,10 @@ from dynamo.common.backend import (  # pyright: ignore[reportMissingImports]
     WorkerConfig,
 )
 from dynamo.common.backend.health_check import build_health_check_payload  # pyright: ignore[reportMissingImports]
+from dynamo.common.backend.metrics import register_engine_registry  # pyright: ignore[reportMissingImports]
 from dynamo.common.backend.publisher import ComponentSnapshot  # pyright: ignore[reportMissingImports]
 from dynamo.llm.exceptions import EngineShutdown, InvalidArgument  # pyright: ignore[reportMissingImports]
+from prometheus_client import CollectorRegistry
 
 from drafttree.core.errors import ConfigError, DraftTreeError, EngineClosedError
 from drafttree.engine.batching import Engine, Handle
@@ -24,6 +26,7 @@ from drafttree.engine.decoder import Decoder
 from drafttree.interfaces.dynamo.fleet_settings import FleetSettings
 from drafttree.interfaces.dynamo.released_chunks import ReleasedChunks
 from drafttree.interfaces.dynamo.request_options import read_options
+from drafttree.interfaces.server.engine_collector import EngineCollector
 
 BLOCK = 16
 """Rows of the KV cache in a block, the unit in which Dynamo counts them."""
@@ -114,6 +117,12 @@ class FleetWorker(LLMEngine):
     async def health_check_payload(self) -> dict[str, Any]:
         """One token, for the frontend's probes."""
         return build_health_check_payload(next(iter(self._decoder.eos), 0))
+
+    async def register_prometheus(self, metrics: Any) -> None:
+        """Let the runtime's own `/metrics` tell what the engine counts."""
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(EngineCollector(self._engine, {"model_name": self._settings.name}))
+        register_engine_registry(metrics, registry)
 
     def component_metrics_dp_ranks(self) -> list[int]:
         """One rank, whose use of the KV cache is published."""
