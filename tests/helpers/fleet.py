@@ -18,7 +18,7 @@ import httpx
 
 FRONTEND = ["-m", "dynamo.frontend", "--discovery-backend", "file", "--request-plane", "tcp", "--migration-limit", "3"]
 WORKER = ["-m", "drafttree", "worker", "embedded", "--discovery", "file", "--dtype", "float32"]
-START_SECONDS = 240
+START_SECONDS = 600
 SERVES = re.compile(r"worker (\d+) serves")
 
 

@@ -1,10 +1,12 @@
 """`drafttree worker`: what it hands to the fleet, and what it says where there is none."""
 
-import importlib.util
+import subprocess
+import sys
 
 import pytest
 
-from drafttree.interfaces.dynamo import serving, supervisor
+from drafttree.interfaces.cli import worker
+from drafttree.interfaces.dynamo import supervisor
 from drafttree.interfaces.dynamo.fleet_settings import FleetSettings
 from helpers.command_line import complaint, run
 
@@ -13,13 +15,13 @@ from helpers.command_line import complaint, run
 def supervised(monkeypatch):
     """The function that would be served by another process."""
     served = []
-    monkeypatch.setattr(serving, "check_installed", lambda: None)
+    monkeypatch.setattr(worker, "find_spec", lambda name: name)
     monkeypatch.setattr(supervisor, "supervise", lambda serve: served.append(serve) or 0)
     return served
 
 
 def test_a_missing_extra_is_named(capsys, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(worker, "find_spec", lambda name: None)
     assert "pip install drafttree[dynamo]" in complaint(capsys, "worker")
 
 
@@ -40,3 +42,9 @@ def test_file_discovery_is_supervised(supervised):
 def test_the_frontend_finds_the_embedded_tokenizer(supervised):
     run("worker")
     assert supervised[0].args[2].files.endswith("zoo/target")
+
+
+def test_the_supervisor_imports_no_model():
+    program = "import sys, drafttree.interfaces.cli, drafttree.interfaces.dynamo.supervisor as _\n"
+    program += "import drafttree.interfaces.dynamo.fleet_settings; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "False\n"

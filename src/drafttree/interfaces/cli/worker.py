@@ -3,10 +3,12 @@
 from collections.abc import Callable
 from enum import StrEnum
 from functools import partial
+from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
 
+from drafttree.core.errors import ConfigError
 from drafttree.interfaces.batch import MAX_BATCH
 from drafttree.interfaces.cli.options import (
     Device,
@@ -66,10 +68,9 @@ def worker(
         find(spec)
 
     from drafttree.interfaces.dynamo.fleet_settings import FleetSettings
-    from drafttree.interfaces.dynamo.serving import check_installed
     from drafttree.interfaces.dynamo.supervisor import supervise
 
-    check_installed()
+    _check_extra()
     settings = FleetSettings(model, served_model_name or model, discovery.value, namespace, max_batch, max_kv_tokens)
     kinds = {"quantize": quantize, "quantize_drafter": quantize_drafter, "exact_text": exact_text}
     kinds |= {"lossy_window": lossy_window, "sinks": sinks, "dtype": dtype, "device": device}
@@ -78,6 +79,12 @@ def worker(
         serves(lambda _: None)
         return
     raise typer.Exit(supervise(serves))
+
+
+def _check_extra() -> None:
+    """Raise a ConfigError where the extra is missing."""
+    if find_spec("dynamo") is None:
+        raise ConfigError("a worker needs NVIDIA Dynamo, which is not installed: pip install drafttree[dynamo]")
 
 
 def _serve(

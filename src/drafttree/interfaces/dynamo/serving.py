@@ -1,6 +1,5 @@
 """Serves a decoder as a worker of a fleet, in this process."""
 
-import importlib.util
 import os
 import sys
 from collections.abc import Callable
@@ -13,16 +12,6 @@ from drafttree.interfaces.dynamo.fleet_settings import FleetSettings
 QUIET = {"DYN_LOG": "warn"}
 ONE_MACHINE = {"DYN_TCP_RPC_HOST": "127.0.0.1", "DYN_SELF_HOST_METADATA": "0"}
 """Where Dynamo's runtime listens, and that the frontend finds the tokenizer's files on this disk."""
-
-
-def check_installed() -> None:
-    """Refuse to go on without the extra.
-
-    Raises:
-        ConfigError: it is missing.
-    """
-    if importlib.util.find_spec("dynamo") is None:
-        raise ConfigError("a worker needs NVIDIA Dynamo, which is not installed: pip install drafttree[dynamo]")
 
 
 def serve(decoder: Decoder, settings: FleetSettings, registered: Callable[[int], None] = lambda _: None) -> None:
