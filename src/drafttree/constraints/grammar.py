@@ -23,7 +23,11 @@ from drafttree.constraints.json_schema import prepare_schema
 from drafttree.constraints.processors import Path
 from drafttree.core.errors import ConfigError
 
-__all__ = ["Grammar", "ebnf", "json_schema", "regex"]
+__all__ = ["Grammar", "ebnf", "json_schema", "regex", "structural_tag"]
+
+
+CACHE_BYTES = 256 << 20
+"""What xgrammar may keep of compiled grammars."""
 
 
 def json_schema(schema: str | dict[str, Any] | type[BaseModel], *, any_whitespace: bool = False) -> "Grammar":
@@ -62,6 +66,40 @@ def ebnf(text: str) -> "Grammar":
     return Grammar("EBNF grammar", lambda xgr: xgr.Grammar.from_ebnf(text))
 
 
+def structural_tag(structure: dict[str, Any]) -> "Grammar":
+    """Make a grammar of texts some parts of which have a form, such as the calls of tools.
+
+    Args:
+        structure: the `format` of an xgrammar structural tag; JSON schemas in it mean what they mean to `json_schema`.
+
+    Raises:
+        ConfigError: xgrammar is not installed, the structure is malformed, or a schema in it cannot be enforced.
+    """
+    text = json.dumps({"type": "structural_tag", "format": _prepare_structure(structure)})
+    return Grammar("structural tag", lambda xgr: xgr.Grammar.from_structural_tag(text))
+
+
+def _prepare_structure(part: Any) -> Any:
+    """A copy of a structure with grammars in place of its schemas."""
+    if isinstance(part, list):
+        return [_prepare_structure(each) for each in part]
+    if not isinstance(part, dict):
+        return part
+    if part.get("type") == "json_schema":
+        return {"type": "grammar", "grammar": str(json_schema(part.get("json_schema"))._parsed)}
+    return {name: _prepare_structure(each) for name, each in part.items()}
+
+
+@functools.lru_cache(maxsize=4)
+def token_bytes(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> tuple[bytes, ...]:
+    """The bytes that every token of a vocabulary stands for; a token may be a part of a character.
+
+    Raises:
+        ConfigError: xgrammar is not installed or cannot read the tokenizer.
+    """
+    return tuple(bytes(each) for each in _tokenizer_info(tokenizer, vocab_size, ()).decoded_vocab)
+
+
 def _load_schema(schema: object) -> Any:
     """Convert JSON text, a dictionary or a pydantic model to what `json.loads` returns."""
     try:
@@ -88,7 +126,7 @@ def _check_text(name: str, text: object) -> None:
 
 
 class Grammar:
-    """A constraint on whole texts; made by `json_schema`, `regex` or `ebnf` and usable for any number of requests.
+    """A constraint on whole texts, made by a function of this module and usable for any number of requests.
 
     Args:
         name: name in error messages.
@@ -210,14 +248,16 @@ def _compiled(grammar: Grammar, tokenizer: PreTrainedTokenizerBase, vocab_size: 
 
 @functools.lru_cache(maxsize=4)
 def _compiler(tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: tuple[int, ...]) -> Any:
-    xgrammar = _xgrammar()
+    info = _tokenizer_info(tokenizer, vocab_size, eos)
+    return _xgrammar().GrammarCompiler(info, cache_limit_bytes=CACHE_BYTES)
+
+
+def _tokenizer_info(tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: tuple[int, ...]) -> Any:
+    read = _xgrammar().TokenizerInfo.from_huggingface
     try:
-        tokenizer_info = xgrammar.TokenizerInfo.from_huggingface(
-            tokenizer, vocab_size=vocab_size, stop_token_ids=list(eos)
-        )
+        return read(tokenizer, vocab_size=vocab_size, stop_token_ids=list(eos) or None)
     except (ValueError, RuntimeError) as error:
         raise ConfigError(f"xgrammar cannot read the tokenizer: {_reason(error)}") from None
-    return xgrammar.GrammarCompiler(tokenizer_info)
 
 
 def _xgrammar() -> Any:

@@ -229,8 +229,8 @@ class Decoder(RequestRounds):
     def open(self, request: Request) -> None:
         super().open(request)
         if request.context is None:
-            request.context = self._context(request.policy, request.verifier)
-            request.state = request.policy.init_state(request.context) if self.drafter else None
+            request.context = self._context(request)
+            request.state = request.policy.init_state(request.context) if request.draft else None
 
     def _encode(self, prompt: object) -> list[int]:
         return encode(prompt, self.tokenizer, self.target.vocab_size)
@@ -251,7 +251,9 @@ class Decoder(RequestRounds):
         repeats = compatibility.is_text_of_seed(type(verifier))
         state = grammar.new_state(self.tokenizer, vocab, eos) if grammar else None
         policy = self.policy.form_for(verifier.proposal, chain=verifier.chains_only) or self.policy
-        capacity, logprobs = limit + min(policy.budget, TREE_HEADROOM), options.get("logprobs")
+        capacity = limit + min(policy.budget, TREE_HEADROOM)
+        prompt_logprobs = Logprobs.asked_for(options.get("prompt_logprobs"))
+        reuses = is_conversation(prompt) and repeats and prompt_logprobs is None
         return Request(
             tokens=tokens,
             prompt_length=len(tokens),
@@ -264,19 +266,22 @@ class Decoder(RequestRounds):
             text=Detokenizer(self.tokenizer, tokens, options.stop),
             stopping=StoppingText(options.criteria, tokens, new_tokens, device),
             constraints=PathConstraints(processors, state, frozenset(eos)),
-            recorder=Logprobs(0 if logprobs is True else logprobs) if logprobs else None,
+            recorder=Logprobs.asked_for(options.get("logprobs")),
+            prompt_logprobs=prompt_logprobs,
             clock=RoundClock(device),
             draft_temperature=options.get("draft_temperature", 1.0),
-            reuse_prefix=options.get("reuse_prefix", is_conversation(prompt) and repeats),
+            reuse_prefix=options.get("reuse_prefix", reuses),
+            speculate=options.get("speculate", True),
             metrics=Metrics(draft_weight_bytes=self.drafter.nbytes if self.drafter else 0),
         )
 
     def _new_seed(self) -> int:
         return of_first_process(random_seed()) if compatibility.is_sharded(self.target) else random_seed()
 
-    def _context(self, policy: TreePolicy, verifier: Verifier) -> TextContext:
-        """What a policy may know when a text begins."""
-        weighs = self.drafter is not None and policy.uses_costs
+    def _context(self, request: Request) -> TextContext:
+        """What a request's policy may know when its text begins."""
+        policy, verifier = request.policy, request.verifier
+        weighs = request.draft is not None and policy.uses_costs
         costs = self.costs(greedy=verifier.sampling.greedy) if weighs else None
         return TextContext(costs, self.adaptation.learned(policy, verifier))
 

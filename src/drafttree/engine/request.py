@@ -1,16 +1,20 @@
 """A request while its text is generated, and the `Generation` and `Chunk`s it gives."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
+
+from torch import Tensor
 
 from drafttree.constraints.processors import PathConstraints
 from drafttree.core.cost_curve import CostCurve
 from drafttree.core.randomness import Randomness
+from drafttree.core.tree import DraftTree, Verdict
 from drafttree.drafters.base import DraftSession
 from drafttree.drafters.mixed import MixedSession
 from drafttree.engine.detokenizer import Detokenizer
 from drafttree.engine.logprobs import Logprobs, RowRecorder
-from drafttree.engine.metrics import Metrics
+from drafttree.engine.metrics import Metrics, Round
 from drafttree.engine.round_clock import RoundClock
 from drafttree.engine.stopping import StoppingText
 from drafttree.models import Output, TreeCache
@@ -19,6 +23,32 @@ from drafttree.verifiers.base import Verifier
 
 SHOWN = 60
 """Characters of a text that its `repr` shows."""
+
+
+class RoundObserver(Protocol):
+    """Sees every round of a request, on the thread that owns the model; all texts wait while it looks."""
+
+    def drafted(self, request: "Request", grown: DraftTree, reason: str | None) -> None:
+        """Take the tree of a round that begins; an `Engine` calls this.
+
+        Args:
+            request: whose round it is.
+            grown: as the policy left it; the budget of the batch may cut it before it is verified.
+            reason: why nothing was drafted for any request, None where something was.
+        """
+        ...
+
+    def settled(self, request: "Request", tree: DraftTree, logits: Tensor, verdict: Verdict, turn: Round) -> None:
+        """Take the end of a round, before its chunk is given out.
+
+        Args:
+            request: with the tokens of the round.
+            tree: that was verified.
+            logits: `[1, nodes, vocab]` of the target, constraints included; the next pass may use their memory again.
+            verdict: of the verifier.
+            turn: the cost of the round.
+        """
+        ...
 
 
 @dataclass
@@ -38,6 +68,7 @@ class Request:
         stopping: stopping criteria and the tokens they are asked about.
         constraints: what else decides which tokens are possible.
         recorder: sees the rows the tokens are chosen from, None where nothing of them is wanted.
+        prompt_logprobs: of the prompt's tokens after the first, None where they are not wanted.
         clock: times the parts of its rounds.
         cache: the target's keys and values of all tokens but the last; there is none until `RequestRounds.open`.
         draft: the drafter's view, None for plain decoding and before that.
@@ -46,6 +77,8 @@ class Request:
         root_output: the target's output for the first root, where the pass over the prompt has given it.
         draft_temperature: divides the drafter's logits.
         reuse_prefix: whether it goes on from a beginning in the decoder's prefix cache, and is kept there.
+        speculate: whether anything is drafted for it.
+        observer: sees its rounds, None where nobody does.
         metrics: of this text.
         drafted: per committed token, whether the drafter proposed it.
         finish_reason: "stop" (an EOS token, stop string or stopping criterion), "length", "interrupted", or None
@@ -69,8 +102,11 @@ class Request:
     context: TextContext | None = None
     state: Any = None
     recorder: RowRecorder | None = None
+    prompt_logprobs: Logprobs | None = None
     draft_temperature: float = 1.0
     reuse_prefix: bool = False
+    speculate: bool = True
+    observer: RoundObserver | None = None
     metrics: Metrics = field(default_factory=Metrics)
     drafted: list[bool] = field(default_factory=list)
     finish_reason: str | None = None
@@ -90,6 +126,30 @@ class Request:
         """The target's output for the first root where reading the prompt has given it, once."""
         output, self.root_output = self.root_output, None
         return output
+
+    @property
+    def logprobs(self) -> Logprobs | None:
+        """Of the generated tokens, None unless asked for."""
+        return self.recorder if isinstance(self.recorder, Logprobs) else None
+
+    def prompt_reader(self, begin: int) -> Callable[[Tensor], None] | None:
+        """What takes the rows of the prompt's tokens from position `begin` on, None where they are not wanted.
+
+        A request that had to wait is read again: rows that are known are skipped.
+        """
+        if self.prompt_logprobs is None:
+            return None
+        kept, position = self.prompt_logprobs, begin
+
+        def read(logits: Tensor) -> None:
+            nonlocal position
+            first = len(kept.tokens) + 1
+            tokens = self.tokens[first : min(position + 1 + len(logits), self.prompt_length)]
+            if tokens:
+                kept.read(logits[first - position - 1 :][: len(tokens)], tokens)
+            position += len(logits)
+
+        return read
 
     def commit(self, tokens: list[int], accepted: int) -> int:
         """Append a round's tokens up to where the text ends, and note why it ends there.
@@ -140,6 +200,8 @@ class Generation:
         logprobs: per token, its log-probability by the target itself (see `engine.logprobs.Logprobs`), None unless
             asked for.
         top_logprobs: per token, the most probable token ids and their log-probabilities, None unless asked for.
+        prompt_logprobs: as `logprobs`, of the prompt's tokens after the first.
+        prompt_top_logprobs: as `top_logprobs`, of the prompt's tokens after the first.
     """
 
     text: str
@@ -151,6 +213,8 @@ class Generation:
     costs: CostCurve | None = None
     logprobs: list[float] | None = None
     top_logprobs: list[dict[int, float]] | None = None
+    prompt_logprobs: list[float] | None = None
+    prompt_top_logprobs: list[dict[int, float]] | None = None
 
     def __repr__(self) -> str:
         return f"Generation({_beginning(self.text)!r}, {self.finish_reason}, seed={self.seed}, {self.metrics!r})"
@@ -163,7 +227,7 @@ class Generation:
     @classmethod
     def of(cls, request: Request) -> "Generation":
         """The generation that a finished request has made."""
-        kept = request.recorder if isinstance(request.recorder, Logprobs) else None
+        kept, prompt = request.logprobs, request.prompt_logprobs
         return cls(
             text=request.text.text,
             tokens=request.tokens[request.prompt_length :],
@@ -174,6 +238,8 @@ class Generation:
             costs=request.costs,
             logprobs=kept and kept.tokens,
             top_logprobs=(kept and kept.top) or None,
+            prompt_logprobs=prompt and prompt.tokens,
+            prompt_top_logprobs=(prompt and prompt.top) or None,
         )
 
 
@@ -191,6 +257,10 @@ class Chunk:
         drafted: per token, whether the drafter proposed it.
         finish_reason: set in the last chunk.
         drafted_text: per character of `text`, whether the drafter proposed its token.
+        origins: per character of `text`, the index in the whole text of the token that completed it.
+        logprobs: per token, its log-probability by the target itself; empty unless asked for.
+        top_logprobs: per token, the most probable token ids and their log-probabilities; empty unless asked for.
+        prompt_logprobs: in the first chunk, those of the prompt's tokens after the first; None unless asked for.
     """
 
     text: str
@@ -198,6 +268,10 @@ class Chunk:
     drafted: list[bool]
     finish_reason: str | None
     drafted_text: list[bool] = field(default_factory=list)
+    origins: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[dict[int, float]] = field(default_factory=list)
+    prompt_logprobs: Logprobs | None = None
 
     @classmethod
     def since(cls, known: int, request: Request) -> "Chunk":
@@ -206,5 +280,16 @@ class Chunk:
         drafted = request.drafted[len(request.drafted) - len(tokens) :]
         shown = stream.shown
         text = stream.read(final=bool(request.finish_reason))
-        drafted_text = [request.drafted[token] for token in stream.origins[shown : shown + len(text)]]
-        return cls(text, tokens, drafted, request.finish_reason, drafted_text)
+        origins = stream.origins[shown : shown + len(text)]
+        begin, kept = known - request.prompt_length, request.logprobs
+        return cls(
+            text,
+            tokens,
+            drafted,
+            request.finish_reason,
+            drafted_text=[request.drafted[token] for token in origins],
+            origins=origins,
+            logprobs=kept.tokens[begin:] if kept else [],
+            top_logprobs=kept.top[begin:] if kept else [],
+            prompt_logprobs=None if begin else request.prompt_logprobs,
+        )

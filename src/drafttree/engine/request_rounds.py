@@ -56,7 +56,7 @@ class RequestRounds(ABC):
     def open(self, request: Request) -> None:
         """Give a request an empty KV cache and a session of the drafter, for the tokens that it has."""
         request.cache = self.target.new_cache(1, request.capacity)
-        request.draft = self._start_draft(request.tokens, request.capacity)
+        request.draft = self._start_draft(request.tokens, request.capacity) if request.speculate else None
 
     def close(self, request: Request) -> None:
         """Give back the memory of a request that is to be opened again later."""
@@ -116,17 +116,21 @@ class RequestRounds(ABC):
         if request.recorder:
             rows = path[:committed]
             request.recorder.add(output.logits[0, rows], logits[0, rows], request.tokens[-committed:])
-        return committed, request.clock.round(committed, path, tree, request.draft, time.perf_counter() - started)
+        turn = request.clock.round(committed, path, tree, request.draft, time.perf_counter() - started)
+        if request.observer:
+            request.observer.settled(request, tree, logits, verdict, turn)
+        return committed, turn
 
     def prefill(self, request: Request) -> None:
         """Read a new request's prompt, all but its last token and what its KV cache holds, as target and as drafter."""
         self.resume_prefix(request)
         unread, wanted = request.tokens[request.cache.length :], self.hidden_layers
+        read = request.prompt_reader(request.cache.length)
         if request.cache.recurrent:
-            passes, hidden_states, output = prefill_and_score(self.target, request.cache, unread, wanted)
+            passes, hidden_states, output = prefill_and_score(self.target, request.cache, unread, wanted, read=read)
             request.root_output = output
         else:
-            passes, hidden_states = prefill(self.target, request.cache, unread[:-1], wanted)
+            passes, hidden_states = prefill(self.target, request.cache, unread[:-1], wanted, read=read)
         request.metrics.prefill_passes = passes
         if request.draft and (request.root_output or self.max_levels(request) > 0):
             request.draft.prefill(hidden_states, len(request.tokens) - 1)

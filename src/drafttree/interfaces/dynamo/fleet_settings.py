@@ -1,0 +1,31 @@
+"""A worker's place in its fleet."""
+
+from dataclasses import dataclass
+
+from drafttree.loading import zoo
+
+
+@dataclass(frozen=True)
+class FleetSettings:
+    """What a worker tells of itself, and what it may take.
+
+    Attributes:
+        model: what was loaded: an embedded name, a folder or a hub name.
+        name: by which clients ask for the model.
+        discovery: how frontend and workers find each other: "file", "etcd" or "kubernetes".
+        namespace: of the fleet.
+        max_batch: texts that are written at once, at most.
+        max_kv_tokens: rows of all KV caches, None for what fits.
+    """
+
+    model: str
+    name: str
+    discovery: str
+    namespace: str
+    max_batch: int
+    max_kv_tokens: int | None
+
+    @property
+    def files(self) -> str:
+        """Where the frontend finds the tokenizer and the chat template."""
+        return str(zoo.folder(self.model)) if self.model in zoo.MODELS else self.model

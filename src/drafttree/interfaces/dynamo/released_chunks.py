@@ -1,0 +1,71 @@
+"""A text's chunks in Dynamo's form, with no token whose text may yet be cut by a stop string.
+
+A worker that dies leaves what it has sent. Another goes on behind the last token of that, and looks for stop strings
+only in what it writes itself, so the tokens that may begin one are held back with their text. Texts are ours, since
+those that the frontend makes of the tokens show the beginning of a stop string.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from drafttree.engine.request import Chunk
+
+DecodeToken = Callable[[int], str]
+
+
+class ReleasedChunks:
+    """The chunks of one text.
+
+    Args:
+        decode: the text of a token id.
+        holds: whether there are stop strings.
+    """
+
+    def __init__(self, decode: DecodeToken, *, holds: bool) -> None:
+        self._decode, self._holds = decode, holds
+        self._tokens: list[int] = []
+        self._logprobs: list[float] = []
+        self._top: list[dict[int, float]] = []
+        self._text, self._origins = "", []
+        self._released = 0
+
+    def add(self, chunk: Chunk) -> dict[str, Any] | None:
+        """What a chunk of the engine's allows to be sent, as a `GenerateChunk`; None for nothing."""
+        self._tokens += chunk.tokens
+        self._logprobs += chunk.logprobs
+        self._top += chunk.top_logprobs
+        self._text += chunk.text
+        self._origins += chunk.origins
+        count = len(self._tokens) if chunk.finish_reason or not self._holds else self._settled()
+        if not count and not chunk.finish_reason:
+            return None
+        sent = self._release(count)
+        return sent | {"finish_reason": chunk.finish_reason} if chunk.finish_reason else sent
+
+    def _settled(self) -> int:
+        """Held tokens before the one of the last character that is known; more of its own text may follow."""
+        return self._origins[-1] - self._released if self._origins else 0
+
+    def _release(self, count: int) -> dict[str, Any]:
+        self._released += count
+        tokens, self._tokens = self._tokens[:count], self._tokens[count:]
+        logprobs, self._logprobs = self._logprobs[:count], self._logprobs[count:]
+        top, self._top = self._top[:count], self._top[count:]
+        end = bisect_left(self._origins, self._released)
+        text, self._text, self._origins = self._text[:end], self._text[end:], self._origins[end:]
+        sent = {"index": 0, "token_ids": tokens, "tokens": self._spell(tokens), "text": text}
+        if logprobs:
+            sent["log_probs"] = logprobs
+        if top:
+            sent["top_logprobs"] = [self._ranked(best) for best in top]
+        return sent
+
+    def _ranked(self, best: dict[int, float]) -> list[dict[str, Any]]:
+        return [
+            {"rank": rank, "token_id": token, "token": self._decode(token), "logprob": value}
+            for rank, (token, value) in enumerate(best.items(), start=1)
+        ]
+
+    def _spell(self, tokens: Sequence[int]) -> list[str]:
+        return [self._decode(token) for token in tokens]

@@ -1,0 +1,125 @@
+"""What a request of Dynamo's frontend asks for, as options of `Engine.submit`.
+
+A text that moves to another worker arrives there as a longer prompt, with fewer tokens to go. So an option is served
+here if it means the same in the middle of a text as at its beginning: seeds do, since noise is a function of the
+position in prompt and text; `repetition_penalty` does, since it counts the prompt too. What counts from the beginning
+of the text is refused, and so is whatever else the engine cannot do: nothing is passed over in silence.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from drafttree.constraints import grammar
+from drafttree.constraints.refusals import Refused
+from drafttree.core.errors import ConfigError, InputError
+from drafttree.engine.decoder import Decoder
+
+_MOVES = "it counts from where the text began, which a text that moved to another worker cannot tell"
+_ONE_PLACE = "a worker of drafttree reads and writes in one place; leave it out"
+_NOT_TEXT = "drafttree reads text; leave it out"
+REFUSED: dict[str, Refused] = {
+    "presence_penalty": Refused(f"{_MOVES}; repetition_penalty counts the prompt too and is served", (0,)),
+    "frequency_penalty": Refused(f"{_MOVES}; repetition_penalty counts the prompt too and is served", (0,)),
+    "min_tokens": Refused(f"{_MOVES}; leave it out", (0,)),
+    "max_thinking_tokens": Refused(f"{_MOVES}; leave it out"),
+    "prompt_logprobs": Refused("the frontend has no place for them, so it can echo no prompt either; leave out echo"),
+    "n": Refused(
+        "the frontend ends a request with the first of its texts; ask once for each, with a seed of its own", (1,)
+    ),
+    "best_of": Refused("ask once for every text, with a seed of its own", (1,)),
+    "use_beam_search": Refused("a draft tree belongs to one text; leave it out"),
+    "length_penalty": Refused("it is for beam search; leave it out", (1,)),
+    "include_stop_str_in_output": Refused("texts end before their stop string; add it again"),
+    "allowed_token_ids": Refused("give guided_regex or guided_choice"),
+    "bad_words_token_ids": Refused("leave it out"),
+    "return_tokens_as_token_ids": Refused("leave it out"),
+    "multi_modal_data": Refused(_NOT_TEXT),
+    "prompt_embeds": Refused(_NOT_TEXT),
+    "prefill_result": Refused(_ONE_PLACE),
+    "bootstrap_info": Refused(_ONE_PLACE),
+}
+ALWAYS = {"skip_special_tokens": "texts hold no special tokens", "detokenize": "texts come with their tokens"}
+"""What cannot be turned off, and why."""
+GUIDES: dict[str, Callable[[Any], grammar.Grammar]] = {
+    "json": grammar.json_schema,
+    "regex": grammar.regex,
+    "grammar": grammar.ebnf,
+    "choice": lambda choices: grammar.ebnf(f"root ::= {' | '.join(map(_quoted, choices))}"),
+}
+"""Makers of grammars by the names of `guided_decoding`."""
+SAME_NAME = ("temperature", "seed", "top_p", "min_p", "repetition_penalty", "ignore_eos")
+READ = {*SAME_NAME, *("top_k", "guided_decoding", "max_tokens", "stop", "stop_token_ids", "logprobs")}
+WITHOUT_EFFECT = {"stop_token_ids_hidden", "stop_token_ids_visible", "formatted_prompt", *ALWAYS}
+"""EOS tokens as the frontend knows them, and what it does itself."""
+
+
+def read_options(request: Mapping[str, Any], decoder: Decoder) -> dict[str, Any]:
+    """The options of the text that a request wants.
+
+    Args:
+        request: as Dynamo hands it to a worker.
+        decoder: that is to write the text.
+
+    Raises:
+        ConfigError: something is asked for that is not served, named with what to do instead.
+        InputError: the text has no end.
+    """
+    asked = _asked(request)
+    options = {name: asked[name] for name in SAME_NAME if name in asked} | _ends(asked, decoder.eos)
+    options["max_new_tokens"] = _length(asked, len(request["token_ids"]), decoder.target.context)
+    if (top_k := asked.get("top_k")) is not None:
+        options["top_k"] = max(top_k, 0)  # vLLM's -1 keeps all, as 0 does here
+    if (count := asked.get("logprobs")) is not None:
+        options["logprobs"] = count or True
+    if guide := asked.get("guided_decoding"):
+        options["grammar"] = _grammar(guide)
+    return options
+
+
+def _asked(request: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that are set, by their names."""
+    groups = [request.get(name) or {} for name in ("stop_conditions", "sampling_options", "output_options")]
+    outside = {name: request[name] for name in REFUSED if name in request}
+    asked = {name: value for group in [*groups, outside] for name, value in group.items() if value is not None}
+    for name, value in asked.items():
+        if name not in READ | WITHOUT_EFFECT and not REFUSED.get(name, Refused("")).accepts(value):
+            advice = REFUSED[name].advice if name in REFUSED else "leave it out"
+            raise ConfigError(f"{name}={value!r} is not served: {advice}")
+    if off := [name for name in ALWAYS if asked.get(name) is False]:
+        raise ConfigError(f"{off[0]}=False is not served: {ALWAYS[off[0]]}; leave it out")
+    return asked
+
+
+def _ends(asked: Mapping[str, Any], eos: tuple[int, ...]) -> dict[str, Any]:
+    """What ends a text."""
+    ends: dict[str, Any] = {"stop": asked["stop"]} if asked.get("stop") else {}
+    if ids := asked.get("stop_token_ids"):
+        ends["eos_token_id"] = [*ids] if asked.get("ignore_eos") else [*eos, *ids]
+        ends["ignore_eos"] = False
+    return ends
+
+
+def _length(asked: Mapping[str, Any], prompt: int, context: int | None) -> int:
+    """Tokens to write at most; by default all that the context has room for, which is the same for a moved text.
+
+    Raises:
+        InputError: the model has no context to fill, and no number is given.
+    """
+    if (count := asked.get("max_tokens")) is not None:
+        return count
+    if context is None:
+        raise InputError("the model's context has no end; give max_tokens")
+    return max(context - prompt, 1)
+
+
+def _grammar(guide: Mapping[str, Any]) -> grammar.Grammar:
+    given = {name: value for name, value in guide.items() if value is not None and name != "backend"}
+    if len(given) != 1 or not given.keys() <= GUIDES.keys():
+        raise ConfigError(f"guided decoding by {', '.join(given) or 'nothing'} is not served; give one of {[*GUIDES]}")
+    ((name, value),) = given.items()
+    return GUIDES[name](value)
+
+
+def _quoted(choice: str) -> str:
+    return json.dumps(choice, ensure_ascii=False)

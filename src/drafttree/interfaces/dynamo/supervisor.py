@@ -1,0 +1,131 @@
+"""Runs a worker in a process of its own and frees its place in the fleet when that process dies.
+
+Dynamo takes ten seconds to notice that a worker was killed, and sends it new requests meanwhile, which fail.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+
+from drafttree.core.errors import DraftTreeError
+from drafttree.interfaces.dynamo import file_discovery
+
+Serve = Callable[[Callable[[int], None]], None]
+"""Serves until it is told to end; calls its argument with the worker's id when that is known."""
+LOOK_SECONDS = 1.0
+"""Time between two looks at whether the fleet still knows the worker."""
+MISSING_SECONDS = 3.0
+"""Time after which a worker that is known no more, and has not ended, is taken to be forgotten."""
+
+
+def supervise(serve: Serve) -> int:
+    """Serve in another process until it ends; SIGTERM and Ctrl-C let it finish its texts.
+
+    Args:
+        serve: can be pickled.
+
+    Returns:
+        The exit code: 0 if it ended as it was told, 1 if it died or was forgotten by its fleet.
+
+    Raises:
+        DraftTreeError: what `serve` has raised.
+    """
+    context = get_context("spawn")
+    news, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_run, args=(serve, sender), name="drafttree-worker")
+    process.start()
+    sender.close()
+    return _Watch(process, news).until_end()
+
+
+class _Watch:
+    """Of a worker's process.
+
+    Args:
+        process: that serves.
+        news: its id, or the error it ends with.
+    """
+
+    def __init__(self, process: BaseProcess, news: Connection) -> None:
+        self._process, self._news = process, news
+        self._worker_id: int | None = None
+        self._last_known: float | None = None
+        self._forgotten = self._told_to_end = False
+
+    def until_end(self) -> int:
+        """Wait for the process; its exit code, or 1 if it was killed."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._end())
+        open_ends: list[Connection | int] = [self._news, self._process.sentinel]
+        while self._process.is_alive():
+            if self._news in wait(open_ends, LOOK_SECONDS) and not self._listen():
+                open_ends.remove(self._news)
+            self._check_known()
+        self._listen()
+        self._process.join()
+        return self._after_death()
+
+    def _listen(self) -> bool:
+        """Hear what the process says; whether it may say more."""
+        try:
+            said = self._news.recv() if self._news.poll() else None
+        except EOFError:
+            return False
+        if isinstance(said, DraftTreeError):
+            self._process.join()
+            raise said
+        self._worker_id = self._worker_id if said is None else said
+        return True
+
+    def _check_known(self) -> None:
+        """End a worker that the fleet has forgotten, since it would wait for requests in vain."""
+        if self._worker_id is None or self._told_to_end:
+            return
+        now = time.monotonic()
+        if file_discovery.entries(self._worker_id):
+            self._last_known = now
+        elif self._last_known and now - self._last_known > MISSING_SECONDS:
+            self._forgotten = True
+            _say("the fleet has forgotten this worker, which stood still for ten seconds or more; it ends")
+            self._end()
+
+    def _end(self) -> None:
+        self._told_to_end = True
+        self._process.terminate()
+
+    def _after_death(self) -> int:
+        code = self._process.exitcode or 0
+        if self._worker_id is not None:
+            file_discovery.remove(self._worker_id)
+        if self._told_to_end and code in (0, -signal.SIGTERM):
+            return int(self._forgotten)
+        if code < 0:
+            _say(f"the worker was killed by {signal.Signals(-code).name}; its place in the fleet is free")
+        return 1 if code < 0 else code
+
+
+def _run(serve: Serve, sender: Connection) -> None:
+    """The worker's process: apart from the terminal's Ctrl-C, and ending when its supervisor dies."""
+    os.setsid()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        serve(sender.send)
+    except DraftTreeError as error:
+        sender.send(error)
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _say(text: str) -> None:
+    print(f"drafttree: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,118 @@
+"""Errors as OpenAI's API words them: `{"error": {message, type, param, code}}`."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from drafttree.core.errors import ContextError, DraftTreeError, EngineClosedError
+
+logger = logging.getLogger("drafttree")
+
+INVALID, SERVER_ERROR = "invalid_request_error", "server_error"
+STATUS_CODES = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
+STATUS_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 503: "overloaded_error"}
+
+
+class ServerError(Exception):
+    """A request that is answered by an error.
+
+    Args:
+        status: HTTP's.
+        message: what is wrong, and what to do.
+        param: the field of the request that is wrong.
+        code: a word by which programs know the error.
+        headers: of the reply.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code, self.headers = status, message, param, code, headers
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The reply."""
+        kind = STATUS_TYPES.get(self.status, INVALID if self.status < 500 else SERVER_ERROR)
+        message, param = _as_text(self.message), self.param and _as_text(self.param)
+        return {"error": {"message": message, "type": kind, "param": param, "code": self.code}}
+
+    @property
+    def response(self) -> JSONResponse:
+        """The same with status and headers."""
+        return JSONResponse(self.body, self.status, self.headers)
+
+
+def _as_text(quoted: str) -> str:
+    """A text that may quote a request's, where half a surrogate pair is possible."""
+    return quoted.encode(errors="backslashreplace").decode()
+
+
+def as_server_error(error: Exception) -> ServerError:
+    """The reply for what was raised; what nobody expected is logged, and its details stay here."""
+    match error:
+        case ServerError():
+            return error
+        case EngineClosedError():
+            return ServerError(503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "5"})
+        case ContextError():
+            return ServerError(400, str(error), code="context_length_exceeded")
+        case DraftTreeError():
+            return ServerError(400, str(error), code="invalid_value")
+    logger.error("a request failed", exc_info=error)
+    return ServerError(500, "the server failed to answer this request; its log says why", code="internal_error")
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Answer every error of an application in this form."""
+
+    async def answer(request: Request, error: Exception) -> JSONResponse:
+        return as_server_error(error).response
+
+    async def answer_invalid(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        return _of_validation(error).response
+
+    async def answer_http(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        return _of_http(error, request).response
+
+    app.add_exception_handler(RequestValidationError, answer_invalid)
+    app.add_exception_handler(HTTPException, answer_http)
+    for kind in (ServerError, DraftTreeError, Exception):
+        app.add_exception_handler(kind, answer)
+
+
+def _of_http(error: HTTPException, request: Request) -> ServerError:
+    """An error of the framework's; it says little of why it could not read a body."""
+    match error.__cause__:
+        case UnicodeDecodeError():
+            return ServerError(400, "the body is no UTF-8 text", code="invalid_utf8")
+        case RecursionError():
+            return ServerError(400, "the body is nested too deeply", code="invalid_json")
+    message = f"{error.detail}: {request.method} {request.url.path}"
+    code = STATUS_CODES.get(error.status_code)
+    return ServerError(error.status_code, message, code=code, headers=error.headers)
+
+
+def _of_validation(error: RequestValidationError) -> ServerError:
+    """The first thing that is wrong with a body, and where."""
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"] if part != "body")
+    what = str(first["msg"]).removeprefix("Value error, ")
+    if first["type"] == "json_invalid":
+        return ServerError(400, f"the body is no JSON: {first.get('ctx', {}).get('error', what)}", code="invalid_json")
+    if first["type"] == "model_attributes_type" and not place:
+        what = "send a JSON object, with the header Content-Type: application/json"
+    return ServerError(400, f"{place or 'the body'}: {what}", param=place or None, code=first["type"])

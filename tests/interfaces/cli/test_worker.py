@@ -1,0 +1,50 @@
+"""`drafttree worker`: what it hands to the fleet, and what it says where there is none."""
+
+import subprocess
+import sys
+
+import pytest
+
+from drafttree.interfaces.cli import worker
+from drafttree.interfaces.dynamo import supervisor
+from drafttree.interfaces.dynamo.fleet_settings import FleetSettings
+from helpers.command_line import complaint, run
+
+
+@pytest.fixture
+def supervised(monkeypatch):
+    """The function that would be served by another process."""
+    served = []
+    monkeypatch.setattr(worker, "find_spec", lambda name: name)
+    monkeypatch.setattr(supervisor, "supervise", lambda serve: served.append(serve) or 0)
+    return served
+
+
+def test_a_missing_extra_is_named(capsys, monkeypatch):
+    monkeypatch.setattr(worker, "find_spec", lambda name: None)
+    assert "pip install drafttree[dynamo]" in complaint(capsys, "worker")
+
+
+def test_options_that_do_not_exist_are_told_before_a_process_starts(capsys, supervised):
+    assert "talon" in complaint(capsys, "worker", "--policy", "tallon")
+    assert "etcd" in complaint(capsys, "worker", "--discovery", "dns")
+    assert not supervised
+
+
+def test_file_discovery_is_supervised(supervised):
+    assert run("worker", "--dtype", "float32", "--max-batch", 3, "--served-model-name", "mine").exit_code == 0
+    parts, kinds, settings = supervised[0].args
+    assert parts[:2] == ("embedded", "auto")
+    assert kinds["dtype"] == "float32"
+    assert settings == FleetSettings("embedded", "mine", "file", "dynamo", 3, None)
+
+
+def test_the_frontend_finds_the_embedded_tokenizer(supervised):
+    run("worker")
+    assert supervised[0].args[2].files.endswith("zoo/target")
+
+
+def test_the_supervisor_imports_no_model():
+    program = "import sys, drafttree.interfaces.cli, drafttree.interfaces.dynamo.supervisor as _\n"
+    program += "import drafttree.interfaces.dynamo.fleet_settings; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "False\n"
