@@ -224,8 +224,8 @@ class Decoder(RequestRounds):
     def open(self, request: Request) -> None:
         super().open(request)
         if request.context is None:
-            request.context = self._context(request.policy, request.verifier)
-            request.state = request.policy.init_state(request.context) if self.drafter else None
+            request.context = self._context(request)
+            request.state = request.policy.init_state(request.context) if request.draft else None
 
     def _encode(self, prompt: object) -> list[int]:
         return encode(prompt, self.tokenizer, self.target.vocab_size)
@@ -264,12 +264,14 @@ class Decoder(RequestRounds):
             clock=RoundClock(device),
             draft_temperature=options.get("draft_temperature", 1.0),
             reuse_prefix=options.get("reuse_prefix", reuses),
+            speculate=options.get("speculate", True),
             metrics=Metrics(draft_weight_bytes=self.drafter.nbytes if self.drafter else 0),
         )
 
-    def _context(self, policy: TreePolicy, verifier: Verifier) -> TextContext:
-        """What a policy may know when a text begins."""
-        weighs = self.drafter is not None and policy.uses_costs
+    def _context(self, request: Request) -> TextContext:
+        """What a request's policy may know when its text begins."""
+        policy, verifier = request.policy, request.verifier
+        weighs = request.draft is not None and policy.uses_costs
         costs = self.costs(greedy=verifier.sampling.greedy) if weighs else None
         return TextContext(costs, self.adaptation.learned(policy, verifier))
 

@@ -72,6 +72,8 @@ class GenerationOptions(ProcessorOptions, total=False):
             drafter more, which pays where it understates how often it is right; it never changes the law.
         logprobs: True for the log-probability of every token, a number for that many most probable ones beside it.
         prompt_logprobs: the same for the tokens of the prompt, but its first.
+        speculate: False writes this text plainly, one token a round, for comparison: no drafter is asked. By a greedy
+            or coupled verifier the text is the same.
     """
 
     max_new_tokens: int | None
@@ -103,9 +105,10 @@ class GenerationOptions(ProcessorOptions, total=False):
     draft_temperature: float
     logprobs: bool | int | None
     prompt_logprobs: bool | int | None
+    speculate: bool | None
 
 
-FLAGS = ("do_sample", "ignore_eos", "renormalize_logits", "remove_invalid_values", "reuse_prefix")
+FLAGS = ("do_sample", "ignore_eos", "renormalize_logits", "remove_invalid_values", "reuse_prefix", "speculate")
 SERVED = frozenset(GenerationOptions.__annotations__)
 NOT_ADOPTED = {"max_length", "eos_token_id", "output_scores", "output_logits", "output_attentions"}
 NOT_ADOPTED |= {"output_hidden_states"}

@@ -2,18 +2,19 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from drafttree.constraints.processors import PathConstraints
 from drafttree.core.cost_curve import CostCurve
 from drafttree.core.randomness import Randomness
+from drafttree.core.tree import DraftTree, Verdict
 from drafttree.drafters.base import DraftSession
 from drafttree.drafters.mixed import MixedSession
 from drafttree.engine.detokenizer import Detokenizer
 from drafttree.engine.logprobs import Logprobs, RowRecorder
-from drafttree.engine.metrics import Metrics
+from drafttree.engine.metrics import Metrics, Round
 from drafttree.engine.round_clock import RoundClock
 from drafttree.engine.stopping import StoppingText
 from drafttree.models import Output, TreeCache
@@ -22,6 +23,32 @@ from drafttree.verifiers.base import Verifier
 
 SHOWN = 60
 """Characters of a text that its `repr` shows."""
+
+
+class RoundObserver(Protocol):
+    """Sees every round of a request, on the thread that owns the model; all texts wait while it looks."""
+
+    def drafted(self, request: "Request", grown: DraftTree, reason: str | None) -> None:
+        """Take the tree of a round that begins; an `Engine` calls this.
+
+        Args:
+            request: whose round it is.
+            grown: as the policy left it; the budget of the batch may cut it before it is verified.
+            reason: why nothing was drafted for any request, None where something was.
+        """
+        ...
+
+    def settled(self, request: "Request", tree: DraftTree, logits: Tensor, verdict: Verdict, turn: Round) -> None:
+        """Take the end of a round, before its chunk is given out.
+
+        Args:
+            request: with the tokens of the round.
+            tree: that was verified.
+            logits: `[1, nodes, vocab]` of the target, constraints included; the next pass may use their memory again.
+            verdict: of the verifier.
+            turn: the cost of the round.
+        """
+        ...
 
 
 @dataclass
@@ -50,6 +77,8 @@ class Request:
         root_output: the target's output for the first root, where the pass over the prompt has given it.
         draft_temperature: divides the drafter's logits.
         reuse_prefix: whether it goes on from a beginning in the decoder's prefix cache, and is kept there.
+        speculate: whether anything is drafted for it.
+        observer: sees its rounds, None where nobody does.
         metrics: of this text.
         drafted: per committed token, whether the drafter proposed it.
         finish_reason: "stop" (an EOS token, stop string or stopping criterion), "length", "interrupted", or None
@@ -76,6 +105,8 @@ class Request:
     prompt_logprobs: Logprobs | None = None
     draft_temperature: float = 1.0
     reuse_prefix: bool = False
+    speculate: bool = True
+    observer: RoundObserver | None = None
     metrics: Metrics = field(default_factory=Metrics)
     drafted: list[bool] = field(default_factory=list)
     finish_reason: str | None = None

@@ -56,7 +56,7 @@ class RequestRounds(ABC):
     def open(self, request: Request) -> None:
         """Give a request an empty KV cache and a session of the drafter, for the tokens that it has."""
         request.cache = self.target.new_cache(1, request.capacity)
-        request.draft = self._start_draft(request.tokens, request.capacity)
+        request.draft = self._start_draft(request.tokens, request.capacity) if request.speculate else None
 
     def close(self, request: Request) -> None:
         """Give back the memory of a request that is to be opened again later."""
@@ -116,7 +116,10 @@ class RequestRounds(ABC):
         if request.recorder:
             rows = path[:committed]
             request.recorder.add(output.logits[0, rows], logits[0, rows], request.tokens[-committed:])
-        return committed, request.clock.round(committed, path, tree, request.draft, time.perf_counter() - started)
+        turn = request.clock.round(committed, path, tree, request.draft, time.perf_counter() - started)
+        if request.observer:
+            request.observer.settled(request, tree, logits, verdict, turn)
+        return committed, turn
 
     def prefill(self, request: Request) -> None:
         """Read a new request's prompt, all but its last token and what its KV cache holds, as target and as drafter."""

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from drafttree.core.errors import ConfigError, InputError
-from drafttree.interfaces.trace_page.output import check_jinja, check_output
+from drafttree.interfaces.page_parts.assembly import check_jinja
+from drafttree.interfaces.trace_page.output import check_output
 from drafttree.interfaces.trace_page.page import pack, render
 from helpers.traces import hand_trace
 

@@ -33,15 +33,29 @@ class Drafts:
 
     Attributes:
         trees: one for each request; a root alone where nothing was drafted for it.
+        grown: the trees before the budget cut them.
         groups: source and widths, over all requests, of what was drafted.
         expected: tokens that the round is expected to commit.
         failure: what the drafter raised, None if it did not.
+        not_allowed: why nothing may be drafted, None where it may.
     """
 
     trees: list[DraftTree]
+    grown: list[DraftTree] = field(init=False)
     groups: list[tuple[int, list[int]]] = field(default_factory=list)
     expected: float = 0.0
     failure: Exception | None = None
+    not_allowed: str | None = None
+
+    def __post_init__(self) -> None:
+        self.grown = self.trees  # one list, until the cut makes another
+
+    @property
+    def reason(self) -> str | None:
+        """Why nothing was drafted, None where something was."""
+        if self.failure:
+            return f"the drafter failed: {self.failure}"
+        return self.not_allowed or (None if self.groups else "no request wants drafts")
 
     @property
     def passes(self) -> int:
@@ -68,9 +82,10 @@ class BatchDrafting:
         self._costs = experience.costs
         self._failure = ""
 
-    def plain(self, requests: Sequence[Request]) -> Drafts:
-        """Roots alone."""
-        return Drafts([self._rounds.root_tree(request) for request in requests], expected=float(len(requests)))
+    def plain(self, requests: Sequence[Request], reason: str | None = None) -> Drafts:
+        """Roots alone, for a reason."""
+        roots = [self._rounds.root_tree(request) for request in requests]
+        return Drafts(roots, expected=float(len(requests)), not_allowed=reason)
 
     def draft(self, requests: Sequence[Request], rows: int, rate: float) -> Drafts:
         """Draft a round.

@@ -25,6 +25,7 @@ from drafttree.engine.batching.prompt_reading import Part, PromptReading
 from drafttree.engine.batching.scheduler import Scheduler
 from drafttree.engine.batching.served_request import ServedRequest
 from drafttree.engine.out_of_memory import is_out_of_memory
+from drafttree.engine.request import Request
 from drafttree.engine.request_rounds import RequestRounds
 from drafttree.models import Output
 
@@ -135,7 +136,7 @@ class BatchLoop:
             if served.cancelled:
                 self._leave(served)
                 self.metrics.cancelled += 1
-                served.end("cancelled")
+                served.end(served.cancel_reason)
 
     def _admit(self) -> None:
         admitted = self._scheduler.admit()
@@ -154,7 +155,7 @@ class BatchLoop:
         if not plan.rows:
             return
         laps = Laps()
-        drafts, reason = self._draft(plan)
+        drafts = self._draft(plan)
         laps.lap()
         outputs, read = score(self._rounds, [each.request for each in plan.writing], drafts.trees, plan.parts)
         laps.lap()
@@ -165,7 +166,7 @@ class BatchLoop:
             for served, tree, output in zip(plan.writing, drafts.trees, outputs, strict=True)
         ]
         laps.lap()
-        self._learn(plan, drafts, self._turn(plan, drafts, sum(committed), laps, reason))
+        self._learn(plan, drafts, self._turn(plan, drafts, sum(committed), laps))
 
     def _plan(self, running: Sequence[ServedRequest]) -> Plan:
         reading = [served for served in running if served.unread]
@@ -174,17 +175,21 @@ class BatchLoop:
             self._rounds.read_again_if_long(served.request)
         return Plan(writing, self._reading.parts(reading, len(writing)))
 
-    def _draft(self, plan: Plan) -> tuple[Drafts, str | None]:
-        """The trees of a round, and why nothing was drafted if nothing was."""
-        requests, batch = [served.request for served in plan.writing], len(plan.writing)
-        if reason := self._reason_not_to_draft(batch):
-            return self._drafting.plain(requests), reason
-        rate = self._switch.rate(batch)
-        drafts = self._drafting.draft(requests, plan.rows, rate)
-        if drafts.failure:
-            self.metrics.drafter_failures += 1
-            return drafts, f"the drafter failed: {drafts.failure}"
-        return drafts, None if drafts.groups else "no request wants drafts"
+    def _draft(self, plan: Plan) -> Drafts:
+        """The trees of a round, shown to who observes a request."""
+        requests = [served.request for served in plan.writing]
+        drafts = self._drafted(requests, plan.rows)
+        for request, grown in zip(requests, drafts.grown, strict=True):
+            if request.observer:
+                request.observer.drafted(request, grown, drafts.reason)
+        return drafts
+
+    def _drafted(self, requests: list[Request], rows: int) -> Drafts:
+        if reason := self._reason_not_to_draft(len(requests)):
+            return self._drafting.plain(requests, reason)
+        drafts = self._drafting.draft(requests, rows, self._switch.rate(len(requests)))
+        self.metrics.drafter_failures += drafts.failure is not None
+        return drafts
 
     def _reason_not_to_draft(self, batch: int) -> str | None:
         if self._rounds.drafter is None:
@@ -200,6 +205,8 @@ class BatchLoop:
             committed, turn = self._rounds.settle(request, tree, output, laps.times[0])
             served.record(turn)
             self.metrics.count(turn)
+            if known == request.prompt_length:
+                self.metrics.count_prompt(request)
             if not request.finish_reason:
                 self._drafting.observe(request, tree, turn)
             else:
@@ -220,7 +227,7 @@ class BatchLoop:
         self._rounds.prefixes.keep_if_wanted(served.request)
         self._rounds.adaptation.remember(served.request)
 
-    def _turn(self, plan: Plan, drafts: Drafts, committed: int, laps: Laps, reason: str | None) -> EngineRound:
+    def _turn(self, plan: Plan, drafts: Drafts, committed: int, laps: Laps) -> EngineRound:
         return EngineRound(
             batch=len(plan.writing),
             waiting=len(self._scheduler.waiting),
@@ -233,7 +240,7 @@ class BatchLoop:
             target_seconds=laps.seconds(1),
             seconds=laps.times[-1] - laps.times[0],
             expected=drafts.expected if drafts.groups else None,
-            reason=reason,
+            reason=drafts.reason,
         )
 
     def _learn(self, plan: Plan, drafts: Drafts, turn: EngineRound) -> None:

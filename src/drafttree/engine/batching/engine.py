@@ -15,6 +15,7 @@ from drafttree.engine.batching.served_request import ServedRequest
 from drafttree.engine.compatibility import check_budget
 from drafttree.engine.generation_options import GenerationOptions
 from drafttree.engine.prompt import Prompt, is_batch
+from drafttree.engine.request import RoundObserver
 from drafttree.engine.request_rounds import RequestRounds
 
 
@@ -70,11 +71,24 @@ class Engine:
         """What it has done so far."""
         return self._loop.metrics
 
-    def submit(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> Handle:
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no more requests: it was closed, or its thread has died."""
+        return self._closing
+
+    @property
+    def kv_cache_usage(self) -> float:
+        """The share of the rows of the KV cache that running requests have reserved, from 0 to 1."""
+        return self._memory.usage
+
+    def submit(
+        self, prompt: Prompt, *, observer: RoundObserver | None = None, **options: Unpack[GenerationOptions]
+    ) -> Handle:
         """Check a request and let it wait for its turn; may be called from any thread.
 
         Args:
             prompt: as for `Decoder.generate`, but not a list of prompts.
+            observer: sees the rounds of the text, each before its chunk is given out.
             **options: as for `Decoder.generate`.
 
         Raises:
@@ -86,9 +100,10 @@ class Engine:
         if is_batch(prompt):
             raise InputError("submit takes one prompt; call it for each of a list, or call Decoder.generate")
         request = self.decoder.prepare(prompt, **options)
+        request.observer = observer
         self._memory.check(request.capacity)
         served = ServedRequest(request)
-        served.reader = handle = Handle(lambda: self._cancel(served), request.metrics)
+        served.reader = handle = Handle(lambda reason: self._cancel(served, reason), request.metrics)
         with self._changed:
             self._check_open()
             served.order = self._submitted
@@ -130,8 +145,8 @@ class Engine:
         if self._closing:
             raise EngineClosedError("the engine is closed; make another one to submit requests")
 
-    def _cancel(self, served: ServedRequest) -> None:
-        served.cancelled = True
+    def _cancel(self, served: ServedRequest, reason: str) -> None:
+        served.cancel(reason)
         with self._changed:
             self._changed.notify_all()
 

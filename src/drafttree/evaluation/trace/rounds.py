@@ -44,7 +44,7 @@ class RoundReader:
         accepted = [in_tree.index(node) for node in in_tree if node.place in path]
         nodes = self._nodes([*in_tree, *growth.cut], len(in_tree), target, before)
         return TracedRound(
-            nodes=_judged(nodes, len(in_tree), accepted),
+            nodes=judged(nodes, len(in_tree), accepted),
             size=len(in_tree),
             path=accepted,
             bonus=self._bonus(growth, in_tree[accepted[-1]], bonus, target, accepted[-1]),
@@ -52,7 +52,7 @@ class RoundReader:
             accepted=cost.accepted,
             cut={rule.value: count for rule, count in growth.counts.items()},
             widths=list(tree.widths),
-            seconds=_phases(cost),
+            seconds=phases(cost),
         )
 
     def _nodes(self, found: list[Candidate], size: int, target: Tensor, before: int | None) -> list[TracedNode]:
@@ -130,20 +130,20 @@ def _chances(found: Sequence[Candidate], target: Tensor) -> list[float | None]:
     return chances
 
 
-def _judged(nodes: list[TracedNode], size: int, path: list[int]) -> list[TracedNode]:
-    """The nodes with what became of those of the tree."""
-    judged = list(nodes)
+def judged(nodes: Sequence[TracedNode], size: int, path: Sequence[int]) -> list[TracedNode]:
+    """The nodes with what became of those of the tree, given its size and the accepted path."""
+    found = list(nodes)
     for number, node in enumerate(nodes[1:size], start=1):
         if number in path:
-            judged[number] = replace(node, outcome=Outcome.ACCEPTED)
+            found[number] = replace(node, outcome=Outcome.ACCEPTED)
         elif node.parent in path:
-            judged[number] = replace(node, outcome=Outcome.REJECTED)
-    return judged
+            found[number] = replace(node, outcome=Outcome.REJECTED)
+    return found
 
 
-def _phases(cost: Round) -> dict[str, float]:
+def phases(cost: Round) -> dict[str, float]:
     """The time of a round by phase; on a device, passes overlap with the rest."""
-    phases = {
+    seconds = {
         "draft": cost.draft_seconds,
         "growth": max(cost.growth_seconds, 0.0),
         "masks": cost.mask_seconds,
@@ -152,4 +152,4 @@ def _phases(cost: Round) -> dict[str, float]:
         "commit": cost.commit_seconds,
         "text": cost.text_seconds,
     }
-    return phases | {"other": max(cost.seconds - sum(phases.values()), 0.0)}
+    return seconds | {"other": max(cost.seconds - sum(seconds.values()), 0.0)}

@@ -94,7 +94,8 @@ def _check(output: Path | None, live: bool, json_: bool) -> None:
     if live and not sys.stdout.isatty():
         raise ConfigError("--live draws on a terminal, and standard output is none; give -o FILE for a page instead")
     if output:
-        from drafttree.interfaces.trace_page.output import check_jinja, check_output
+        from drafttree.interfaces.page_parts.assembly import check_jinja
+        from drafttree.interfaces.trace_page.output import check_output
 
         check_jinja()
         check_output(output)

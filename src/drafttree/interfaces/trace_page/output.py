@@ -1,21 +1,9 @@
-"""What a page needs before a model runs; nothing heavy is imported for it."""
+"""Where a page goes, checked before a model runs; nothing heavy is imported for it."""
 
 import os
 from pathlib import Path
 
-from drafttree.core.errors import ConfigError, InputError
-
-
-def check_jinja() -> None:
-    """Refuse to go on without jinja2, which makes the page.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
-    try:
-        import jinja2  # noqa: F401
-    except ImportError:
-        raise ConfigError('pages need jinja2, which is not installed: pip install "drafttree[report]"') from None
+from drafttree.core.errors import InputError
 
 
 def check_output(path: Path) -> None:

@@ -1,16 +1,10 @@
 "use strict";
-// The page of a trace: the data stay as they came, and only the current round is drawn. Text of the trace gets into the
-// page through textContent alone.
+// The page of a trace: the data stay as they came, and only the current round is drawn.
 
 const data = JSON.parse(document.getElementById("data").textContent);
-const at = (id) => document.getElementById(id);
 const last = data.rounds.length - 1;
 const SEEN = 8; // a row of a node has this many entries, and one more where the policy saw another probability
 const state = { round: 0, chosen: 0, nodes: [] };
-const WORDS = {
-  root: "last token of the text", accepted: "accepted", rejected: "rejected", unreached: "not reached",
-  bonus: "bonus token", cut: "cut",
-};
 const CUT = {
   keep: "The policy did not keep it.",
   budget: "The policy kept it, but the tree was full.",
@@ -30,67 +24,6 @@ const RULES = {
   keep: "not kept by the policy", budget: "kept, but the tree was full",
   rerank: data.sampled ? "" : "in the tree first, dropped in the end",
 };
-
-function make(tag, attributes = {}, ...children) {
-  const svg = ["svg", "g", "path", "rect", "text", "tspan", "title"].includes(tag);
-  const element = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  element.append(...children);
-  return element;
-}
-
-function fill(element, ...children) {
-  element.replaceChildren(...children);
-  return element;
-}
-
-const count = (number, word) => `${number.toLocaleString("en")} ${word}${number === 1 ? "" : "s"}`;
-
-function percent(chance) {
-  if (chance === null || chance === undefined) return "–";
-  if (chance > 0 && chance < 0.01) return "<1%";
-  return chance > 0.99 && chance < 1 ? ">99%" : `${Math.round(100 * chance)}%`;
-}
-
-function exactly(chance) {
-  if (chance === null || chance === undefined) return "not known";
-  return chance > 0 && chance < 0.0001 ? chance.toExponential(1) : chance.toFixed(4).replace(/0{1,2}$/, "");
-}
-
-function time(seconds) {
-  if (seconds >= 1) return `${seconds.toFixed(2)} s`;
-  return seconds >= 1e-3 ? `${(1e3 * seconds).toFixed(seconds < 0.1 ? 2 : 0)} ms` : `${(1e6 * seconds).toFixed(0)} µs`;
-}
-
-// A token in one line: blanks at its ends, line breaks and tabs are shown.
-function visible(text) {
-  if (!text) return "∅";
-  const shown = text.replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/\r/g, "␍");
-  return shown.replace(/^ +| +$/g, (blanks) => "␣".repeat(blanks.length));
-}
-
-function readNode([text, token, parent, rank, outcome, rule, draft, target, seen], index) {
-  const names = { outcome: data.outcomes[outcome], rule: data.rules[rule] };
-  return { index, text: data.strings[text], token, parent, rank, ...names, draft, target, seen, depth: 0, children: [] };
-}
-
-// The nodes of a round: the tree, what was cut, and the bonus token as the last one. Where the bonus token is among the
-// cut candidates, it stands for both.
-function readRound(round) {
-  const nodes = [...round.n, round.b].map(readNode), bonus = nodes[nodes.length - 1];
-  for (const node of nodes.slice(1)) {
-    node.above = nodes[node.parent];
-    node.depth = node.above.depth + 1;
-    node.above.children.push(node);
-  }
-  const twin = bonus.above.children.find((node) => node.outcome === "cut" && node.token === bonus.token);
-  if (twin) {
-    bonus.children = twin.children;
-    for (const child of bonus.children) child.above = bonus;
-    bonus.above.children = bonus.above.children.filter((node) => node !== twin);
-  }
-  return nodes;
-}
 
 // ---- the text -------------------------------------------------------------------------------------------------------
 
@@ -146,132 +79,11 @@ function drawStrip() {
   strip.addEventListener("pointermove", (event) => { if (event.buttons) go(event); });
 }
 
-// ---- the tree -------------------------------------------------------------------------------------------------------
-
-const PILL = 38, ROW = 47, NARROW_ROW = 44, GAP = 34, INDENT = 18, MARGIN = 8;
-const LETTER = 7.9, LONGEST = 18, NARROW = 560;
-
-// Characters of East Asian scripts and pictures take two columns.
-const wide = (character) => (/[ᄀ-ᅟ⺀-꓏가-힣豈-﫿︰-﹏＀-｠\u{1f300}-\u{1faff}]/u.test(character) ? 2 : 1);
-
-function label(node) {
-  const characters = [...visible(node.text)];
-  let width = 0, end = 0;
-  while (end < characters.length && width + wide(characters[end]) <= LONGEST) width += wide(characters[end++]);
-  const text = characters.slice(0, end).join("") + (end < characters.length ? "…" : "");
-  return { text, width: LETTER * (width + (end < characters.length ? 1 : 0)) };
-}
-
 function isShown(node) {
   return (node.outcome !== "cut" || at("show-cut").checked) && (node.outcome !== "unreached" || at("show-unreached").checked);
 }
 
-// The accepted path and the bonus token come first, so that they are the topmost line; then the tree by rank, then cuts.
-function order(node) {
-  const order = ["accepted", "bonus", "rejected", "unreached", "cut"];
-  const kind = Math.min(order.indexOf(node.outcome), 3) + (node.outcome === "cut" ? 1 : 0);
-  return [kind, node.outcome === "cut" ? -node.draft : node.rank];
-}
-
-// The width of a node: its token, and beside it the rule that cut it.
-const space = (node) => Math.max(88, node.label.width + 20 + (node.outcome === "cut" ? 8 + 6.4 * node.rule.length : 0));
-
-// Where every shown node goes. On wide screens a node stands beside its first child, so that the accepted path is one
-// line; on narrow ones every node has a line of its own.
-function place(root, narrow) {
-  const widths = [], shown = [];
-  let rows = 0;
-  const visit = (node) => {
-    node.label = label(node);
-    widths[node.depth] = Math.max(widths[node.depth] ?? 0, space(node));
-    node.row = rows;
-    shown.push(node);
-    const below = node.children.filter(isShown).sort((a, b) => order(a)[0] - order(b)[0] || order(a)[1] - order(b)[1]);
-    below.forEach((child, index) => {
-      if (index || narrow) rows += 1;
-      visit(child);
-    });
-  };
-  visit(root);
-  const lefts = widths.reduce((sums, width) => [...sums, sums[sums.length - 1] + width + GAP], [MARGIN]);
-  for (const node of shown) {
-    node.x = narrow ? MARGIN + INDENT * node.depth : lefts[node.depth];
-    node.w = narrow ? space(node) : widths[node.depth];
-    node.y = MARGIN + node.row * (narrow ? NARROW_ROW : ROW);
-  }
-  const far = (side, size) => Math.max(...shown.map((node) => node[side] + (size ?? node.w))) + MARGIN;
-  return { shown, width: far("x"), height: far("y", PILL) };
-}
-
-function edge(node, narrow) {
-  const { above } = node, bend = 9;
-  const [x1, y1, x2, y2] = [above.x + above.w, above.y + PILL / 2, node.x, node.y + PILL / 2];
-  const trunk = narrow ? above.x + INDENT / 2 : x1 + GAP * 0.45;
-  const start = narrow ? `M${trunk} ${above.y + PILL}` : `M${x1} ${y1}H${trunk - bend}Q${trunk} ${y1} ${trunk} ${y1 + bend}`;
-  const elbow = `${start}V${y2 - bend}Q${trunk} ${y2} ${trunk + bend} ${y2}H${x2}`;
-  const width = (1 + 2.5 * (node.draft ?? 0)).toFixed(1);
-  return make("path", { class: `edge ${node.outcome}`, d: y1 === y2 ? `M${x1} ${y1}H${x2}` : elbow, "stroke-width": width });
-}
-
-function word(node, y) {
-  const text = make("text", { class: "word", x: node.x + 10, y });
-  if (/^[␣⏎⇥␍∅]+$/.test(node.label.text)) return fill(text, node.label.text);
-  for (const part of node.label.text.split(/([␣⏎⇥␍∅]+)/)) {
-    if (part) text.append(/^[␣⏎⇥␍∅]/.test(part) ? make("tspan", { class: "blank" }, part) : part);
-  }
-  return text;
-}
-
-function chances(node) {
-  const base = node.y + 29, half = node.w / 2 - 12, parts = [];
-  for (const [name, chance, left, x] of [
-    ["draft", node.draft, node.x + 10, node.x + 10],
-    ["target", node.target, node.x + node.w / 2 + 2, node.x + node.w - 10],
-  ]) {
-    parts.push(make("text", { class: `chance ${name}`, x, y: base }, percent(chance)));
-    const size = { y: node.y + 32.5, height: 2.5, rx: 1.2, width: Math.max(half * chance, 1) };
-    if (chance) parts.push(make("rect", { class: `gauge ${name}`, x: left, ...size }));
-  }
-  if (node.outcome === "cut") {
-    parts.push(make("text", { class: "chance rule", x: node.x + node.w - 10, y: node.y + 17 }, node.rule));
-  }
-  return parts;
-}
-
-function drawNode(node) {
-  const group = make("g", { class: `item ${node.outcome}`, "data-node": node.index });
-  group.append(make("title", {}, describe(node)));
-  group.append(make("rect", { class: "pill", x: node.x, y: node.y, width: node.w, height: PILL, rx: 8 }));
-  const root = node.outcome === "root";
-  group.append(word(node, node.y + (root ? 24 : 17)), ...(root ? [] : chances(node)));
-  return group;
-}
-
-function drawTree() {
-  const narrow = at("box").clientWidth < NARROW, { shown, width, height } = place(state.nodes[0], narrow);
-  const tree = at("tree");
-  for (const [name, value] of [["width", width], ["height", height], ["viewBox", `0 0 ${width} ${height}`]]) {
-    tree.setAttribute(name, value);
-  }
-  const edges = shown.slice(1).map((node) => edge(node, narrow));
-  edges.sort((a, b) => a.classList.contains("accepted") - b.classList.contains("accepted"));
-  fill(tree, ...edges, ...shown.map(drawNode));
-  tree.setAttribute("aria-label", `Draft tree of round ${state.round + 1}`);
-  state.shown = shown;
-}
-
-function describe(node) {
-  const chance = node.outcome === "root" ? "" : `, draft ${percent(node.draft)}, target ${percent(node.target)}`;
-  return `“${node.text}”: ${WORDS[node.outcome]}${node.outcome === "cut" ? ` by ${node.rule}` : ""}${chance}`;
-}
-
 // ---- the details ----------------------------------------------------------------------------------------------------
-
-function meter(name, chance) {
-  const bar = make("b");
-  bar.style.width = `${100 * (chance ?? 0)}%`;
-  return make("div", { class: `meter ${name}` }, make("span", {}, name), make("i", {}, bar), make("span", {}, chance === null ? "–" : exactly(chance)));
-}
 
 function reason(node) {
   if (node.outcome === "root") return "The tree grows behind it; the target reads it in the same pass.";
@@ -299,18 +111,7 @@ function choose(index, scroll = false) {
   if (node.seen !== undefined) parts.push(make("p", { class: "facts" }, `The policy saw ${exactly(node.seen)}: with the noise that decides the draw.`));
   parts.push(make("p", { class: "why" }, reason(node)));
   fill(at("node"), ...parts);
-  if (scroll && node.x !== undefined) scrollTo(node);
-}
-
-function scrollTo(node) {
-  const box = at("box");
-  if (node.x < box.scrollLeft || node.x + node.w > box.scrollLeft + box.clientWidth - 16) box.scrollLeft = node.x - box.clientWidth / 3;
-  if (node.y < box.scrollTop || node.y + ROW > box.scrollTop + box.clientHeight) box.scrollTop = node.y - box.clientHeight / 3;
-}
-
-function header(...names) {
-  const cells = names.map((name, index) => make("th", { scope: "col", class: index ? "n" : "" }, name));
-  return make("thead", {}, make("tr", {}, ...cells));
+  if (scroll && node.x !== undefined) scrollTo(at("box"), node);
 }
 
 const cutInAll = data.rules.map((_, rule) => data.rounds.reduce((sum, round) => sum + round.x[rule], 0));
@@ -325,18 +126,10 @@ function listRules() {
   fill(at("rules"), header("rule", "round", "all"), make("tbody", {}, ...rows));
 }
 
-function listNodes() {
-  if (!at("listing").open) return;
-  const rows = state.nodes.map((node) => {
-    const why = node.outcome === "cut" || node.outcome === "bonus" ? (CUT[node.rule] ?? "") : (ENDED[node.rule] ?? "");
-    const numbers = [node.depth, node.rank < 0 ? "–" : node.rank + 1, exactly(node.draft), exactly(node.target)];
-    const cells = numbers.map((number) => make("td", { class: "n" }, node.outcome === "root" ? "–" : number));
-    const words = make("td", { class: node.outcome }, WORDS[node.outcome]);
-    return make("tr", {}, make("td", { class: "word" }, visible(node.text)), ...cells, words, make("td", {}, why));
-  });
-  const head = header("token", "depth", "rank", "draft", "target");
-  head.firstChild.append(make("th", { scope: "col" }, "outcome"), make("th", { scope: "col" }, "why"));
-  fill(at("nodes"), head, make("tbody", {}, ...rows));
+const whyOf = (node) => (node.outcome === "cut" || node.outcome === "bonus" ? CUT : ENDED)[node.rule] ?? "";
+
+function listRound() {
+  if (at("listing").open) listNodes(at("nodes"), state.nodes, whyOf);
 }
 
 // ---- acceptance and time --------------------------------------------------------------------------------------------
@@ -389,17 +182,6 @@ function markHeat() {
 }
 
 const timeInAll = data.phases.map((_, phase) => data.rounds.reduce((sum, round) => sum + round.t[phase], 0));
-const total = (times) => times.reduce((sum, seconds) => sum + seconds, 0);
-
-function stack(times) {
-  return times.map((seconds, phase) => {
-    const part = make("div");
-    part.style.width = `${(100 * seconds) / (total(times) || 1)}%`;
-    part.style.background = `var(--p${phase})`;
-    return part;
-  });
-}
-
 function listTimes() {
   const now = data.rounds[state.round].t;
   fill(at("stack-round"), ...stack(now));
@@ -430,13 +212,14 @@ function summarise() {
 }
 
 function redraw() {
-  drawTree();
+  state.shown = drawTree(at("tree"), at("box"), state.nodes[0], isShown);
+  at("tree").setAttribute("aria-label", `Draft tree of round ${state.round + 1}`);
   choose(state.chosen);
 }
 
 function show(index) {
   state.round = Math.max(0, Math.min(last, index));
-  state.nodes = readRound(data.rounds[state.round]);
+  state.nodes = readRound(data.rounds[state.round], data);
   state.chosen = state.nodes.length - 1;
   at("slider").value = state.round + 1;
   at("slider").setAttribute("aria-valuetext", `round ${state.round + 1} of ${last + 1}`);
@@ -446,7 +229,7 @@ function show(index) {
   at("next").disabled = state.round === last;
   redraw();
   at("box").scrollTo(0, 0);
-  for (const update of [markText, summarise, listRules, listNodes, markHeat, listTimes]) update();
+  for (const update of [markText, summarise, listRules, listRound, markHeat, listTimes]) update();
   history.replaceState(null, "", `#round=${state.round + 1}`);
 }
 
@@ -467,18 +250,12 @@ function play(on) {
   at("play").setAttribute("aria-pressed", on);
 }
 
-function step(direction) {
-  const by_row = [...state.shown].sort((a, b) => a.row - b.row || a.depth - b.depth);
-  const now = by_row.findIndex((node) => node.index === state.chosen);
-  choose(by_row[Math.max(0, Math.min(by_row.length - 1, now + direction))].index, true);
-}
-
 function onKey(event) {
   if (event.altKey || event.ctrlKey || event.metaKey || event.target === at("slider")) return;
   if (event.target.closest(".scroll")) return;
   const rounds = { ArrowLeft: state.round - 1, ArrowRight: state.round + 1, Home: 0, End: last };
   if (event.key in rounds) show(rounds[event.key]);
-  else if (event.target === at("box") && (event.key === "ArrowUp" || event.key === "ArrowDown")) step(event.key === "ArrowUp" ? -1 : 1);
+  else if (event.target === at("box") && (event.key === "ArrowUp" || event.key === "ArrowDown")) choose(neighbour(state.shown, state.chosen, event.key === "ArrowUp" ? -1 : 1), true);
   else return;
   event.preventDefault();
 }
@@ -510,7 +287,7 @@ function start() {
   at("previous").addEventListener("click", () => show(state.round - 1));
   at("next").addEventListener("click", () => show(state.round + 1));
   at("play").addEventListener("click", () => play(playing === null));
-  at("listing").addEventListener("toggle", listNodes);
+  at("listing").addEventListener("toggle", listRound);
   for (const id of ["show-cut", "show-unreached"]) at(id).addEventListener("change", redraw);
   at("show-rejected").addEventListener("change", (event) => at("text").classList.toggle("plain", !event.target.checked));
   at("tree").addEventListener("click", (event) => {

@@ -1,0 +1,57 @@
+"""Puts styles, scripts and data into the template of a page, which needs nothing else then."""
+
+from collections.abc import Sequence
+from functools import partial
+from importlib.resources import files
+from json import dumps
+from typing import Any
+
+import drafttree
+from drafttree.core.errors import ConfigError
+
+OWN = "drafttree.interfaces.page_parts"
+STYLES, SCRIPTS = ("base.css", "draft_tree.css"), ("elements.js", "draft_tree.js")
+"""What every page begins with."""
+
+
+def check_jinja() -> None:
+    """Refuse to go on without jinja2, which makes the page.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        import jinja2  # noqa: F401
+    except ImportError:
+        raise ConfigError('pages need jinja2, which is not installed: pip install "drafttree[report]"') from None
+
+
+def assemble(package: str, style: str, script: str, data: Any, **values: Any) -> str:
+    """The page of a package that has a `template.html`.
+
+    Args:
+        package: where it lies.
+        style: its own style, a file of the package.
+        script: its own script, likewise.
+        data: for its script, as JSON.
+        **values: for its template.
+
+    Raises:
+        ConfigError: jinja2 is not installed.
+    """
+    check_jinja()
+    from jinja2 import Environment, StrictUndefined
+    from jinja2.utils import htmlsafe_json_dumps
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    parts = {
+        "style": _read(STYLES, OWN) + _read([style], package),
+        "script": _read(SCRIPTS, OWN) + _read([script], package),
+        "data": htmlsafe_json_dumps(data, dumps=partial(dumps, separators=(",", ":"), allow_nan=False)),
+        "version": drafttree.__version__,
+    }
+    return environment.from_string(_read(["template.html"], package)).render(**parts, **values)
+
+
+def _read(names: Sequence[str], package: str) -> str:
+    return "\n".join((files(package) / name).read_text(encoding="utf-8") for name in names)

@@ -1,0 +1,76 @@
+"""The page: one file that needs nothing else, with what it must know of the server."""
+
+import re
+from base64 import b64encode
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from hashlib import sha256
+
+from drafttree.engine.compatibility import is_text_of_seed
+from drafttree.engine.decoder import Decoder
+from drafttree.interfaces.page_parts.assembly import assemble
+from drafttree.interfaces.page_parts.round_packing import WORDS
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the page knows of the server.
+
+    Attributes:
+        model: the name it is served under.
+        drafter: in words, "none" without one.
+        policy: in words.
+        verifier: its name, or "auto".
+        context: tokens of prompt and text at most, None for no limit.
+        chats: whether there is a chat template.
+        repeats: whether a text is the same without drafts.
+        wants_key: whether requests need a key.
+    """
+
+    model: str
+    drafter: str
+    policy: str
+    verifier: str
+    context: int | None
+    chats: bool
+    repeats: bool
+    wants_key: bool
+
+    @classmethod
+    def of(cls, decoder: Decoder, model: str, *, wants_key: bool) -> "Facts":
+        """The facts of a decoder that is served under a name."""
+        return cls(
+            model=model,
+            drafter="none" if decoder.drafter is None else repr(decoder.drafter),
+            policy=repr(decoder.policy),
+            verifier="auto" if decoder.verifier is None else decoder.verifier.__name__,
+            context=decoder.target.context,
+            chats=bool(getattr(decoder.tokenizer, "chat_template", None)),
+            repeats=decoder.verifier is None or is_text_of_seed(decoder.verifier),
+            wants_key=wants_key,
+        )
+
+
+@dataclass(frozen=True)
+class Page:
+    """The page and the policy under which a browser shows it: its own style and scripts, and this server alone."""
+
+    html: str
+    security_policy: str
+
+
+@lru_cache(maxsize=1)
+def make_page(facts: Facts) -> Page:
+    """The page for a server."""
+    package = "drafttree.interfaces.server.playground"
+    html = assemble(package, "playground.css", "playground.js", asdict(facts) | WORDS, facts=facts)
+    style, script = (" ".join(map(_hashed, re.findall(pattern, html, re.DOTALL))) for pattern in (STYLE, SCRIPT))
+    rules = f"default-src 'none'; style-src {style}; script-src {script}; connect-src 'self'; img-src data:"
+    return Page(html, f"{rules}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+
+
+STYLE, SCRIPT = "<style>(.*?)</style>", "<script>(.*?)</script>"
+
+
+def _hashed(part: str) -> str:
+    return f"'sha256-{b64encode(sha256(part.encode()).digest()).decode()}'"

@@ -1,0 +1,74 @@
+"""The page as a file: it needs nothing but this server, and says what the server is."""
+
+import re
+
+import pytest
+from fastapi.testclient import TestClient
+
+from drafttree.interfaces.server.app import create_app
+from drafttree.interfaces.server.playground.page import Facts, make_page
+from drafttree.interfaces.server.settings import ServerSettings
+from drafttree.verifiers import VERIFIERS
+from helpers.playground import playground_decoder
+
+FACTS = Facts("tiny", "Lookup()", "Chain()", "auto", 2048, chats=True, repeats=True, wants_key=False)
+
+
+def changed(**facts) -> str:
+    return make_page(Facts(**(vars(FACTS) | facts))).html
+
+
+def test_nothing_comes_from_elsewhere():
+    html = make_page(FACTS).html
+    assert set(re.findall(r"https?://[^\"'\s)]+", html)) == {"http://www.w3.org/2000/svg"}
+    assert not re.search(r"@import|url\(|<script src|<link rel=.stylesheet", html)
+    assert re.findall(r'href="([^:]+):', html) == ["data"]
+
+
+def test_a_browser_may_run_the_pages_own_parts_and_reach_this_server_alone():
+    policy = make_page(FACTS).security_policy
+    assert policy.startswith("default-src 'none'; style-src 'sha256-")
+    assert "connect-src 'self'" in policy
+    assert "unsafe" not in policy
+
+
+def test_names_are_text_whatever_they_are():
+    html = changed(model="</script><script>alert(1)</script>")
+    assert html.count("<script>") == 1
+    assert "&lt;/script&gt;&lt;script&gt;alert(1)" in html
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_key_is_asked_for_where_the_server_wants_one(wanted):
+    assert ('id="key"' in changed(wants_key=wanted)) is wanted
+
+
+def test_without_a_drafter_there_is_nothing_to_switch():
+    html = changed(drafter="none")
+    assert "The server has no drafter" in html
+    assert re.search(r'id="speculate"[^>]*disabled', html)
+
+
+def test_a_verifier_whose_draws_depend_on_drafts_promises_no_same_text():
+    assert "The text stays the same" in changed(repeats=True)
+    assert "may be another one" in changed(repeats=False)
+
+
+def test_the_facts_are_those_of_the_decoder():
+    decoder = playground_decoder()
+    facts = Facts.of(decoder, "embedded", wants_key=True)
+    assert (facts.model, facts.verifier, facts.context, facts.wants_key) == ("embedded", "auto", 2048, True)
+    assert (facts.chats, facts.repeats) == (True, True)
+    assert not Facts.of(decoder.with_verifier(VERIFIERS["traversal"]), "embedded", wants_key=False).repeats
+    assert Facts.of(decoder.plain(), "embedded", wants_key=False).drafter == "none"
+
+
+def test_the_server_gives_the_page_with_its_policy_and_no_key():
+    app = create_app(playground_decoder(), ServerSettings("embedded", api_key="secret"))
+    with TestClient(app) as client:
+        reply = client.get("/")
+    app.state.serving.engine.close()
+    assert reply.headers["content-type"] == "text/html; charset=utf-8"
+    assert "script-src 'sha256-" in reply.headers["content-security-policy"]
+    assert 'id="key"' in reply.text
+    assert "secret" not in reply.text

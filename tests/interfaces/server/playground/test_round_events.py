@@ -1,0 +1,136 @@
+"""The stream that the page reads: its text, its rounds and its figures are the engine's; it leaves nothing behind."""
+
+import time
+
+import httpx
+import pytest
+
+from drafttree.interfaces.server.app import create_app
+from drafttree.interfaces.server.settings import ServerSettings
+from helpers.playground import PROMPT, STREAM, playground_decoder, read_events
+from helpers.running_server import running
+
+SAMPLED = {"temperature": 0.9, "seed": 7, "top_p": 0.95}
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """The texts of a decoder of its own."""
+    decoder = playground_decoder()
+    return {
+        "greedy": decoder.generate(PROMPT, max_new_tokens=32),
+        "sampled": decoder.generate(PROMPT, max_new_tokens=32, **SAMPLED),
+    }
+
+
+@pytest.fixture(scope="module")
+def app():
+    return create_app(playground_decoder(), ServerSettings("embedded"))
+
+
+@pytest.fixture(scope="module")
+def address(app):
+    with running(app) as address:
+        yield address
+
+
+def text_of(events) -> str:
+    return "".join(piece for _, data in events for piece, _ in data.get("text", ()))
+
+
+def refusal(address: str, **asked) -> tuple[int, str]:
+    reply = httpx.post(address + STREAM, json=asked)
+    return reply.status_code, reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("speculate", [True, False], ids=["speculating", "plain"])
+@pytest.mark.parametrize(("kind", "options"), [("greedy", {}), ("sampled", SAMPLED)], ids=["greedy", "sampled"])
+def test_the_text_is_the_engines_with_and_without_speculation(address, expected, kind, options, speculate):
+    events = read_events(address, prompt=PROMPT, max_tokens=32, speculate=speculate, **options)
+    assert text_of(events) == expected[kind].text
+
+
+def test_the_sums_of_the_rounds_are_the_figures_of_the_end(address):
+    events = read_events(address, prompt=PROMPT, max_tokens=32)
+    rounds, (_, end) = [data for kind, data in events if kind == "round"], events[-1]
+    tokens = sum(data["round"]["c"] for data in rounds)
+    assert (tokens, len(rounds)) == (32, end["figures"]["rounds"])
+    assert end["figures"]["mean_accepted_tokens"] == pytest.approx(tokens / len(rounds))
+    passes = sum(data["passes"] for data in rounds)
+    assert end["figures"]["draft_efficiency"] == pytest.approx(passes / len(rounds))
+    assert passes > 0
+    drafted = sum(data["round"]["s"] - 1 for data in rounds)
+    accepted = sum(data["round"]["a"] for data in rounds)
+    assert end["figures"]["acceptance_rate"] == pytest.approx(accepted / drafted)
+    assert end["finish"] == "length"
+
+
+def test_the_paths_of_the_rounds_are_the_text(address, expected):
+    events, strings, tokens = read_events(address, prompt=PROMPT, max_tokens=32), [], []
+    for kind, data in events:
+        if kind == "round":
+            strings += data["strings"]
+            nodes = [*(data["round"]["n"][place] for place in data["round"]["p"][1:]), data["round"]["b"]]
+            tokens += nodes[: data["round"]["c"]]
+    assert [node[1] for node in tokens] == expected["greedy"].tokens
+    assert "".join(strings[node[0]] for node in tokens) == expected["greedy"].text
+
+
+def test_the_text_is_marked_by_who_proposed_it(address, expected):
+    events, drafted = read_events(address, prompt=PROMPT, max_tokens=32), []
+    for _, data in events:
+        drafted += [flag for piece, flag in data.get("text", ()) for _ in piece]
+    assert any(drafted)
+    assert not all(drafted)
+    plain = read_events(address, prompt=PROMPT, max_tokens=8, speculate=False)
+    assert not any(flag for _, data in plain for _, flag in data.get("text", ()))
+
+
+def test_a_message_is_answered_up_to_the_end_of_the_turn(address):
+    events = read_events(address, messages=[{"role": "user", "content": "Who are you?"}], max_tokens=24)
+    expected = playground_decoder().generate(
+        [{"role": "user", "content": "Who are you?"}], max_new_tokens=24, stop=["\nUser:"]
+    )
+    assert text_of(events) == expected.text
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({}, "either prompt or messages"),
+        ({"prompt": PROMPT, "messages": [{"role": "user", "content": "Hi"}]}, "either prompt or messages"),
+        ({"prompt": PROMPT, "max_tokens": 0}, "max_tokens"),
+        ({"prompt": PROMPT, "temperature": -1}, "temperature"),
+        ({"prompt": PROMPT, "beams": 4}, "beams"),
+        ({"prompt": PROMPT, "max_tokens": 4096}, "context"),
+        ({"prompt": ""}, "empty"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "judge", "content": "Hi"}]}, "role"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_what_cannot_be_written_is_refused_in_words(address, asked, message):
+    status, said = refusal(address, **asked)
+    assert status == 400
+    assert message in said
+
+
+def test_who_goes_away_leaves_no_request_behind(app, address):
+    with httpx.stream("POST", address + STREAM, json={"prompt": PROMPT, "max_tokens": 1900}, timeout=60) as response:
+        next(response.iter_text())
+    metrics, deadline = app.state.serving.engine.metrics, time.monotonic() + 30
+    while (metrics.running or metrics.waiting) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert (metrics.running, metrics.waiting) == (0, 0)
+    assert metrics.cancelled == 1
+
+
+def test_a_failure_while_a_text_is_written_ends_its_stream_with_an_error(app, address, monkeypatch):
+    def fail(*_: object) -> None:
+        raise RuntimeError("/secret/path")
+
+    monkeypatch.setattr(app.state.serving.engine._loop._rounds, "settle", fail)
+    ((kind, data),) = read_events(address, prompt=PROMPT, max_tokens=4)
+    assert kind == "error"
+    assert data["error"]["type"] == "server_error"
+    assert "secret" not in data["error"]["message"]
