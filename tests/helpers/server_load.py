@@ -1,4 +1,4 @@
-"""Many clients of a server at once: some go away, some send nonsense, and every text is compared with its text alone."""
+"""Many clients at once: some go away, some send nonsense, and every text is compared with its text alone."""
 
 import asyncio
 import json
