@@ -263,6 +263,13 @@ def test_malformed_grammars_are_refused_before_a_model_is_loaded(make, words):
     assert "cpp" not in str(error.value)
 
 
+@pytest.mark.parametrize("schema", [{"const": "Grüße"}, {"type": "object", "properties": {"größe": {"const": 1}}}])
+def test_letters_of_latin_1_before_hexadecimal_digits_stay_what_they_are(embedded, schema):
+    made = grammar.json_schema({**schema, **({"required": ["größe"]} if "type" in schema else {})})
+    text = embedded.generate("A word:", grammar=made, max_new_tokens=40).text
+    assert json.loads(text) in ("Grüße", {"größe": 1})
+
+
 def tagged(schema: object) -> dict:
     content = {"type": "json_schema", "json_schema": schema}
     return {"type": "tag", "begin": "<call>", "content": content, "end": "</call>"}

@@ -28,6 +28,9 @@ __all__ = ["Grammar", "ebnf", "json_schema", "regex", "structural_tag"]
 
 CACHE_BYTES = 256 << 20
 """What xgrammar may keep of compiled grammars."""
+PARTS = re.compile(r'\[(?:[^\]\\]|\\.)*\]|"(?:[^"\\]|\\.)*"')
+"""Classes of characters and strings of an EBNF grammar."""
+LATIN_1 = re.compile(r"((?<!\\)(?:\\\\)*\\x[0-9a-f]{2})(?=[0-9a-fA-F])")
 
 
 def json_schema(schema: str | dict[str, Any] | type[BaseModel], *, any_whitespace: bool = False) -> "Grammar":
@@ -140,7 +143,7 @@ class Grammar:
         self.name = name
         self._parse = parse
         try:
-            self._parsed = parse(_xgrammar())
+            self._parsed = _separated(parse(_xgrammar()))
         except RuntimeError as error:
             raise ConfigError(f"invalid {name}: {_reason(error)}") from None
 
@@ -239,6 +242,16 @@ class GrammarState:
                 return False
             self._matched.append(token)
         return True
+
+
+def _separated(parsed: Any) -> Any:
+    """A grammar whose strings are cut before hexadecimal digits that follow a character of Latin-1.
+
+    xgrammar spells "ße" as "\\xdfe" and reads it again as one character, U+0DFE.
+    """
+    text = str(parsed)
+    cut = PARTS.sub(lambda part: part[0] if part[0][0] == "[" else LATIN_1.sub(r'\1" "', part[0]), text)
+    return parsed if cut == text else _xgrammar().Grammar.from_ebnf(cut)
 
 
 @functools.lru_cache(maxsize=32)

@@ -3,13 +3,17 @@
 import openai
 import pytest
 import torch
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionTokenLogprob
 
 from helpers.live_server import events, strict
 
 HELLO = [{"role": "user", "content": "Tell me about the old house."}]
 GREEDY = {"messages": HELLO, "temperature": 0, "max_tokens": 24}
 PATH = "chat/completions"
+
+
+def say(content: object, role: str = "user") -> dict:
+    return {"role": role, "content": content}
 
 
 def text_of(client, **body) -> str:
@@ -24,6 +28,11 @@ def chunks_of(post, **body) -> list[ChatCompletionChunk]:
 
 def joined(chunks: list[ChatCompletionChunk]) -> str:
     return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+
+
+def scored_tokens(chunks: list[ChatCompletionChunk]) -> list[ChatCompletionTokenLogprob]:
+    scores = [chunk.choices[0].logprobs for chunk in chunks]
+    return [scored for each in scores if each for scored in each.content]
 
 
 def test_an_answer_is_the_decoders_text(post, decoder):
@@ -56,17 +65,14 @@ def test_a_stream_is_the_whole_answer_in_parts(client, post):
 def test_usage_ends_a_stream_that_wants_it(client, post):
     *chunks, last = chunks_of(post, stream_options={"include_usage": True})
     assert last.choices == []
-    assert (
-        last.usage.completion_tokens
-        == client.chat.completions.create(model="embedded", **GREEDY).usage.completion_tokens
-    )
+    whole = client.chat.completions.create(model="embedded", **GREEDY).usage
+    assert last.usage.completion_tokens == whole.completion_tokens
     assert all(chunk.usage is None for chunk in chunks)
 
 
 def test_continuous_usage_grows_with_the_text(post):
-    counts = [
-        chunk.usage.completion_tokens for chunk in chunks_of(post, stream_options={"continuous_usage_stats": True})
-    ]
+    chunks = chunks_of(post, stream_options={"continuous_usage_stats": True})
+    counts = [chunk.usage.completion_tokens for chunk in chunks]
     assert counts == sorted(counts)
     assert (counts[0], counts[-1]) == (0, 24)
 
@@ -89,11 +95,9 @@ def test_the_last_seed_wraps_around(client):
 
 
 def test_without_a_temperature_texts_are_sampled_and_differ(client):
-    texts = {
-        client.chat.completions.create(model="embedded", messages=HELLO, max_tokens=16).choices[0].message.content
-        for _ in range(3)
-    }
-    assert len(texts) > 1
+    options = {"model": "embedded", "messages": HELLO, "max_tokens": 16}
+    replies = [client.chat.completions.create(**options) for _ in range(3)]
+    assert len({reply.choices[0].message.content for reply in replies}) > 1
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 5, 8])
@@ -110,9 +114,7 @@ def test_log_probabilities_show_nothing_of_a_stop_string(client, post):
     whole = text_of(client)
     stop = whole[9:15]
     chunks = chunks_of(post, stop=stop, logprobs=True)
-    tokens = "".join(
-        token.token for chunk in chunks if chunk.choices[0].logprobs for token in chunk.choices[0].logprobs.content
-    )
+    tokens = "".join(scored.token for scored in scored_tokens(chunks))
     assert tokens.startswith(joined(chunks))
     assert stop not in tokens
 
@@ -125,9 +127,7 @@ def test_a_character_of_several_tokens_is_never_sent_in_part(post, decoder):
     chunks = chunks_of(post, structured_outputs={"choice": [UNICODE]}, max_tokens=64, logprobs=True)
     assert joined(chunks) == UNICODE
     assert "\ufffd" not in joined(chunks)
-    pieces = [
-        token.bytes for chunk in chunks if chunk.choices[0].logprobs for token in chunk.choices[0].logprobs.content
-    ]
+    pieces = [scored.bytes for scored in scored_tokens(chunks)]
     assert bytes(byte for piece in pieces for byte in piece).decode() == UNICODE
     assert len(pieces) > len(UNICODE) / 2
 
@@ -140,7 +140,7 @@ def test_log_probabilities_are_the_targets_own(post, embedded, decoder):
     content = reply.choices[0].logprobs.content
     prompt = tokenizer.apply_chat_template(HELLO, add_generation_prompt=True)["input_ids"]
     written = decoder.generate(prompt, max_new_tokens=24, temperature=0.7, seed=3, presence_penalty=1.0, stop="\nUser:")
-    rows = module(torch.tensor([prompt + written.tokens])).logits[0, len(prompt) - 1 :].log_softmax(-1)
+    rows = module(torch.tensor([prompt + written.tokens])).logits[0, len(prompt) - 1 :].detach().log_softmax(-1)
     for token, id_, row in zip(content, written.tokens, rows, strict=False):
         assert token.logprob == pytest.approx(float(row[id_]), abs=1e-3)
         assert [each.logprob for each in token.top_logprobs] == pytest.approx(row.topk(2).values.tolist(), abs=1e-3)
@@ -158,9 +158,8 @@ def test_a_conversation_goes_on_from_where_it_was(client):
 def test_parts_of_text_and_the_developers_role_are_read_as_their_plain_forms(client):
     plain = [{"role": "system", "content": "Be brief.\nBe kind."}, *HELLO]
     parts = [{"type": "text", "text": "Be brief."}, {"type": "text", "text": "Be kind."}]
-    assert text_of(client, messages=[{"role": "developer", "content": parts}, *HELLO]) == text_of(
-        client, messages=plain
-    )
+    newer = [{"role": "developer", "content": parts}, *HELLO]
+    assert text_of(client, messages=newer) == text_of(client, messages=plain)
 
 
 @pytest.mark.parametrize("bias", [100, -100])
@@ -198,28 +197,12 @@ def test_a_text_may_be_as_long_as_the_context_by_default(client):
         (
             {"max_tokens": 3000},
             "max_tokens",
-            "3000 tokens of text exceed the model's context of 2048; shorten it or ask for at most 20",
+            "and 3000 tokens of text exceed the model's context of 2048; shorten it or",
         ),
-        (
-            {"messages": [{"role": "user", "content": "word " * 3000}]},
-            None,
-            "leaves no room for a text in the model's context of 2048",
-        ),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-            "messages.0.content.0",
-            "'image_url' is not served",
-        ),
-        (
-            {"messages": [{"role": "bot", "content": "x"}]},
-            "messages.0.role",
-            "'system', 'developer', 'user', 'assistant' or 'tool'",
-        ),
-        (
-            {"messages": [*HELLO, {"role": "assistant", "content": "x"}]},
-            None,
-            "the last message is the assistant's own",
-        ),
+        ({"messages": [say("word " * 3000)]}, None, "leaves no room for a text in the model's context of 2048"),
+        ({"messages": [say([{"type": "image_url"}])]}, "messages.0.content.0", "'image_url' is not served; give text"),
+        ({"messages": [say("x", "bot")]}, "messages.0.role", "'system', 'developer', 'user', 'assistant' or 'tool'"),
+        ({"messages": [*HELLO, say("x", "assistant")]}, None, "the last message is the assistant's own"),
         ({"messages": []}, "messages", "at least 1 item"),
         ({"temperature": -1}, "temperature", "greater than or equal to 0"),
         ({"seed": 2**63}, "seed", "less than"),
@@ -258,8 +241,8 @@ def test_another_model_is_not_found(client):
     [
         (None, "the target's tokenizer has no chat template"),
         (
-            "{{ raise_exception('roles must alternate') }}",
-            "the chat template fails on these messages: TemplateError: roles must alternate",
+            "{{ raise_exception('no') }}",
+            "the chat template fails on these messages: TemplateError: no",
         ),
     ],
 )
