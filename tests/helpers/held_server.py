@@ -72,7 +72,10 @@ def held_server(**settings: Any) -> Iterator[HeldServer]:
 def ask(address: str, path: str = COMPLETIONS, **body: Any) -> socket.socket:
     """A connection on which a request was sent whose answer nobody reads yet."""
     url, content = urlsplit(address), json.dumps(body).encode()
-    connection = socket.create_connection((url.hostname, url.port), timeout=PATIENCE)
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)  # the least there is
+    connection.settimeout(PATIENCE)
+    connection.connect((url.hostname, url.port))
     head = f"POST {path} HTTP/1.1\r\nHost: {url.netloc}\r\nContent-Type: application/json\r\n"
     connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
     return connection

@@ -62,7 +62,7 @@ def serve(
 
     Ctrl-C or SIGTERM lets running texts finish and answers new requests with 503; a second one ends at once.
     """
-    _check_extra()
+    check_extra()
     _check_key(api_key)
     chosen = find_policy(policy), find_verifier(verifier)
 
@@ -89,7 +89,7 @@ def serve(
         run(create_app(decoder, settings), listener, _tell)
 
 
-def _check_extra() -> None:
+def check_extra() -> None:
     """Refuse to serve without the packages that it takes.
 
     Raises:

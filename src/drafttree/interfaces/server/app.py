@@ -22,7 +22,7 @@ from drafttree.interfaces.server import (
 from drafttree.interfaces.server.api_key import ApiKey, refuse
 from drafttree.interfaces.server.body_limit import BodyLimit
 from drafttree.interfaces.server.client_presence import ClientPresence
-from drafttree.interfaces.server.errors import add_error_handlers
+from drafttree.interfaces.server.errors import ErrorReply, add_error_handlers
 from drafttree.interfaces.server.serving import ServingContext
 from drafttree.interfaces.server.settings import ServerSettings
 
@@ -42,6 +42,7 @@ def create_app(decoder: Decoder, settings: ServerSettings) -> FastAPI:
         redoc_url=None,
         lifespan=_lifespan,
         middleware=_middleware(serving),
+        responses={status: {"model": ErrorReply, "description": "An error"} for status in ("4XX", "5XX")},
     )
     app.state.serving = serving
     for routes in (chat_routes, completion_routes, model_routes, health_routes, metrics_routes, playground):

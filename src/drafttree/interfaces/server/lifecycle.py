@@ -98,6 +98,4 @@ def address(host: str, port: int) -> str:
 
 
 def _unavailable(host: str, port: int, error: OSError) -> ConfigError:
-    return ConfigError(
-        f"cannot listen at {address(host, port)}: {error.strerror}; choose others with --host and --port"
-    )
+    return ConfigError(f"cannot listen at {address(host, port)}: {error.strerror}; choose another --host or --port")
