@@ -18,7 +18,7 @@ Kind = TypeVar("Kind", bound=BaseModel)
 @contextmanager
 def serving(app: FastAPI) -> Iterator[str]:
     """Serve an application; its address."""
-    with socket.socket() as listening:
+    with socket.socket(proto=socket.IPPROTO_TCP) as listening:  # asyncio lets parts of others wait
         listening.bind(("127.0.0.1", 0))
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)

@@ -24,9 +24,7 @@ def show_serve(result: ServeBench) -> None:
             waits.add_row(str(row.at_once), way, *_waits(figures))
     console.print(Text(SPEEDS), speeds, "", Text(WAITS), waits, "", sep="\n", soft_wrap=True)
     same, texts = (sum(getattr(row, name) for row in result.rows) for name in ("same", "texts"))
-    console.print(
-        Text(f"{result.turns} turns of each; {same} of {texts} texts are those of the server without a drafter")
-    )
+    console.print(f"{result.turns} turns of each; {same} of {texts} texts are those without a drafter", soft_wrap=True)
 
 
 def _waits(way: ServedWay) -> list[str]:

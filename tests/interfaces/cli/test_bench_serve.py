@@ -60,6 +60,7 @@ def test_figures_are_printed_as_json(started, letters):
     assert set(report["rows"][0]["ways"]) == {"speculative", "no drafter"}
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_start_says_why(capsys):
     error = complaint(capsys, "bench", "serve", "nowhere/at-all", "--device", "nowhere")
     assert "a server does not start:" in error

@@ -2,6 +2,7 @@
 
 import os
 import time
+from copy import deepcopy
 
 import pytest
 import schemathesis
@@ -14,6 +15,8 @@ from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.errors import ErrorReply
 from drafttree.interfaces.server.settings import ServerSettings
 from helpers.batches import TOKENIZER
+from helpers.held_server import wait_until
+from helpers.live_server import serving
 from helpers.toy import Table, ToyModel
 
 MINUTES = float(os.environ.get("SERVER_FUZZ_MINUTES", "1"))
@@ -25,11 +28,14 @@ PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{m
 @pytest.fixture(scope="module")
 def schema():
     """The description of a server whose texts are short, since its context is."""
-    decoder = Decoder(ToyModel(LAW, LAW.vocab, context=40), tokenizer=TOKENIZER, eos=(0,))
+    tokenizer = deepcopy(TOKENIZER)
+    tokenizer.chat_template = "{% for message in messages %}{{ message.role }} {{ message.content }} {% endfor %}"
+    decoder = Decoder(ToyModel(LAW, LAW.vocab, context=40), tokenizer=tokenizer, eos=(0,))
     app = create_app(decoder, ServerSettings("toy", max_batch=4, max_queue=4))
-    yield schemathesis.openapi.from_asgi("/openapi.json", app)
-    assert not app.state.serving.admission.busy
-    app.state.serving.engine.close()
+    with serving(app) as address:
+        yield schemathesis.openapi.from_url(f"{address}/openapi.json")
+        wait_until(lambda: not app.state.serving.admission.busy)
+        assert app.state.serving.engine.metrics.finished > 0
 
 
 def send_random_requests(operation, number: int) -> None:

@@ -97,7 +97,7 @@ def test_running_and_waiting_texts_and_their_rows_are_told():
     with TestClient(held.app) as client:
         for _ in range(3):
             held.engine.submit([1, 2], max_new_tokens=10**5)
-        wait_until(lambda: held.engine.metrics.running)
+        wait_until(lambda: held.engine.metrics.waiting == 2)
         held.model.go.clear()
         found = samples(client)
         held.model.go.set()
