@@ -100,6 +100,15 @@ def test_a_tree_grows_is_cut_and_is_judged_while_it_is_played(page):
     assert {"growing", "growing cutting", ""} <= set(page.evaluate("[...moments]"))
 
 
+def test_a_play_that_was_paused_goes_on(page):
+    write(page)
+    page.locator("#slider").fill("1")
+    for _ in range(3):
+        page.click("#play")
+    playwright.expect(page.locator("#number")).to_contain_text("of round 4", timeout=WAIT)
+    assert page.locator("#play").get_attribute("aria-pressed") == "true"
+
+
 def test_the_figures_are_those_of_the_engine(page):
     write(page)
     figures = page.evaluate("state.text.end.figures")
