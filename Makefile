@@ -7,7 +7,7 @@ TORCH := $(shell $(PYTHON) -c "import torch; assert tuple(map(int, torch.__versi
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH),,--constraint constraints.txt)
 CPU_TORCH := --no-deps --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu torch
 
-.PHONY: demo test test-lowest test-slow gpu gpu-tests fuzz soak check bench docs recording clean
+.PHONY: demo test test-lowest test-slow gpu gpu-tests fuzz soak server-soak server-load server-fuzz check bench docs recording clean
 
 demo: .venv/.installed
 	$(BIN)/drafttree generate --compare --max-new-tokens 200 --policy talon:budget=16,width=4 \
@@ -51,6 +51,20 @@ fuzz: .venv/.developing
 soak: MINUTES := 15
 soak: .venv/.developing
 	SOAK_MINUTES=$(MINUTES) $(BIN)/python -m pytest -m slow -s tests/engine/batching/test_soak.py
+
+# The same over HTTP, with clients that go away and clients that send nonsense.
+server-soak: MINUTES := 15
+server-soak: .venv/.developing
+	SERVER_SOAK_MINUTES=$(MINUTES) $(BIN)/python -m pytest -m slow -s tests/interfaces/server/test_load.py -k while
+
+server-load: REQUESTS := 1000
+server-load: .venv/.developing
+	SERVER_LOAD_REQUESTS=$(REQUESTS) $(BIN)/python -m pytest -m slow -s tests/interfaces/server/test_load.py -k mixed
+
+# Requests that are made from the server's own OpenAPI description.
+server-fuzz: MINUTES := 10
+server-fuzz: .venv/.developing
+	SERVER_FUZZ_MINUTES=$(MINUTES) $(BIN)/python -m pytest -m slow -s tests/interfaces/server/test_fuzz.py
 
 check: .venv/.developing
 	$(BIN)/ruff check .

@@ -262,6 +262,38 @@ def test_malformed_grammars_are_refused_before_a_model_is_loaded(make, words):
     assert "cpp" not in str(error.value)
 
 
+@pytest.mark.parametrize("schema", [{"const": "Grüße"}, {"type": "object", "properties": {"größe": {"const": 1}}}])
+def test_letters_of_latin_1_before_hexadecimal_digits_stay_what_they_are(embedded, schema):
+    made = grammar.json_schema({**schema, **({"required": ["größe"]} if "type" in schema else {})})
+    text = embedded.generate("A word:", grammar=made, max_new_tokens=40).text
+    assert json.loads(text) in ("Grüße", {"größe": 1})
+
+
+def tagged(schema: object) -> dict:
+    content = {"type": "json_schema", "json_schema": schema}
+    return {"type": "tag", "begin": "<call>", "content": content, "end": "</call>"}
+
+
+def test_tagged_parts_of_a_text_follow_their_schemas(embedded):
+    calls = {"type": "tags_with_separator", "tags": [tagged({"enum": ["left", "right"]})], "separator": ", "}
+    made = grammar.structural_tag({**calls, "at_least_one": True})
+    text = embedded.generate("Which way?", grammar=made, max_new_tokens=40).text
+    assert re.match(r'(<call>"(left|right)"</call>(, |$))+', text)
+
+
+def test_a_schema_of_a_tagged_part_is_refused_where_it_cannot_be_enforced():
+    with pytest.raises(ConfigError, match="'not' at # is not enforced by xgrammar"):
+        grammar.structural_tag({"type": "or", "elements": [tagged({"not": {}})]})
+
+
+def test_the_bytes_of_tokens_spell_a_text_whose_characters_are_split(embedded):
+    text = "Grüße, 你好 🎉"
+    pieces = grammar.token_bytes(embedded.tokenizer, embedded.target.vocab_size)
+    spelled = [pieces[token] for token in embedded.tokenizer(text)["input_ids"]]
+    assert b"".join(spelled).decode() == text
+    assert any(piece.decode(errors="replace").encode() != piece for piece in spelled)
+
+
 @pytest.mark.parametrize("pattern", ["", "()", "xyz"])
 def test_a_grammar_without_any_text_is_refused(tokenizer, pattern):
     made = decoder(tokenizer, POLICIES["chain"])

@@ -70,6 +70,12 @@ def test_any_error_of_a_template_is_one_of_ours(template, complaint):
         render_chat([say("user", "hello")], tokenizer(template))
 
 
+def test_variables_reach_the_template_and_a_call_of_a_tool_needs_no_content():
+    made = tokenizer("{{ tools[0].say }} {{ messages[1].tool_calls[0] }}")
+    messages = [say("user", "hello"), {"role": "assistant", "tool_calls": ["bye"]}, say("tool", "you")]
+    assert render_chat(messages, made, tools=[{"say": "hello"}]) == spelled("hello bye")
+
+
 PLAIN = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
 
 

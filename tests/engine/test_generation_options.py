@@ -1,6 +1,7 @@
 """Options over the model's own generation config: the text is stock `generate`'s, and a call has the last word."""
 
 import math
+from collections import Counter
 from copy import deepcopy
 
 import pytest
@@ -178,6 +179,18 @@ def test_criteria_are_asked_about_every_token_as_in_stock_generate(decoder, modu
     assert ours.asked == stock.asked
 
 
+@pytest.mark.parametrize(("presence", "frequency"), [(2.0, 0.0), (0.0, 1.5), (1.0, -0.5)])
+def test_occurrences_in_the_text_are_penalised_and_those_in_the_prompt_are_not(decoder, module, presence, frequency):
+    text = list(PROMPT)
+    for _ in range(NEW):
+        row = module(torch.tensor([text])).logits[0, -1]
+        for token, count in Counter(text[len(PROMPT) :]).items():
+            row[token] -= presence + frequency * count
+        text.append(int(row.argmax()))
+    options = {"presence_penalty": presence, "frequency_penalty": frequency, "max_new_tokens": NEW}
+    assert decoder.generate(PROMPT, **options).tokens == text[len(PROMPT) :]
+
+
 def test_a_watermark_follows_temperature_and_truncation(decoder, module):
     """A bias so strong that only the candidates of the truncation decide."""
     mark = WatermarkingConfig(bias=1e4, greenlist_ratio=0.9)
@@ -206,6 +219,31 @@ def test_logprobs_are_the_models_own(decoder, module):
     assert decoder.generate(PROMPT, **options).logprobs is None
 
 
+@pytest.mark.parametrize("together", [False, True], ids=["alone", "in a batch"])
+def test_logprobs_of_a_prompt_are_those_of_one_pass_over_it(decoder, module, together):
+    rows = module(IDS).logits[0, :-1].double().log_softmax(-1)
+    options = {"max_new_tokens": 3, "prompt_logprobs": 3}
+    (found,) = decoder.generate([PROMPT], **options) if together else [decoder.generate(PROMPT, **options)]
+    expected = rows[torch.arange(len(PROMPT) - 1), torch.tensor(PROMPT[1:])].tolist()
+    assert found.prompt_logprobs == pytest.approx(expected, abs=1e-4)
+    assert [list(top) for top in found.prompt_top_logprobs] == rows.topk(3).indices.tolist()
+    assert decoder.generate(PROMPT, max_new_tokens=3).prompt_logprobs is None
+
+
+def test_logprobs_of_a_prompt_are_in_the_first_chunk(decoder):
+    chunks = [*decoder.stream(PROMPT, max_new_tokens=NEW, prompt_logprobs=True)]
+    assert len(chunks[0].prompt_logprobs.tokens) == len(PROMPT) - 1
+    assert all(chunk.prompt_logprobs is None for chunk in chunks[1:])
+
+
+def test_chunks_have_the_logprobs_of_their_tokens(decoder):
+    options = {"max_new_tokens": NEW, "logprobs": 2}
+    whole, chunks = decoder.generate(PROMPT, **options), [*decoder.stream(PROMPT, **options)]
+    assert [len(chunk.logprobs) for chunk in chunks] == [len(chunk.tokens) for chunk in chunks]
+    assert [value for chunk in chunks for value in chunk.logprobs] == whole.logprobs
+    assert [top for chunk in chunks for top in chunk.top_logprobs] == whole.top_logprobs
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -224,6 +262,10 @@ def test_logprobs_are_the_models_own(decoder, module):
         ({"generation_config": {"top_k": 3}}, "generation_config is of type dict"),
         ({"watermarking_config": 3}, "watermarking_config is of type int"),
         ({"logprobs": -1}, "logprobs is -1"),
+        ({"presence_penalty": math.nan}, "presence_penalty is nan; it must be a number"),
+        ({"frequency_penalty": "2"}, "frequency_penalty is '2'; it must be a number"),
+        ({"prompt_logprobs": 101}, "prompt_logprobs is 101"),
+        ({"prompt_logprobs": 1, "reuse_prefix": True}, "prompt_logprobs needs the whole prompt read"),
         ({"nonsense": 3}, "unknown option 'nonsense'; none of the"),
         ({"temperatur": 3}, "unknown option 'temperatur'; did you mean 'temperature'"),
         ({"eos_token_id": 10**30}, "is outside the vocabulary of 97; give ignore_eos"),

@@ -56,3 +56,11 @@ def test_the_prompt_is_read_as_generate_reads_it():
     prompt = tiny.random_tokens(9, 2)
     expected = deepcopy(module).generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False)[0, 9:].tolist()
     assert Decoder(TargetModel(module)).generate(prompt, max_new_tokens=20).tokens == expected
+
+
+def test_logprobs_of_a_prompt_are_those_of_transformers():
+    reference, target, drafter = models(families.hybrids()[0])
+    prompt = tiny.random_tokens(9, 2)
+    rows = reference(torch.tensor([prompt])).logits[0, :-1].log_softmax(-1)
+    found = Decoder(target, drafter).generate(prompt, max_new_tokens=4, prompt_logprobs=True).prompt_logprobs
+    assert found == pytest.approx(rows[torch.arange(8), torch.tensor(prompt[1:])].tolist(), abs=1e-3)

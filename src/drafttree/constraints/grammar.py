@@ -23,7 +23,14 @@ from drafttree.constraints.json_schema import prepare_schema
 from drafttree.constraints.processors import Path
 from drafttree.core.errors import ConfigError
 
-__all__ = ["Grammar", "ebnf", "json_schema", "regex"]
+__all__ = ["Grammar", "ebnf", "json_schema", "regex", "structural_tag"]
+
+
+CACHE_BYTES = 256 << 20
+"""What xgrammar may keep of compiled grammars."""
+PARTS = re.compile(r'\[(?:[^\]\\]|\\.)*\]|"(?:[^"\\]|\\.)*"')
+"""Classes of characters and strings of an EBNF grammar."""
+LATIN_1 = re.compile(r"((?<!\\)(?:\\\\)*\\x[0-9a-f]{2})(?=[0-9a-fA-F])")
 
 
 def json_schema(schema: str | dict[str, Any] | type[BaseModel], *, any_whitespace: bool = False) -> "Grammar":
@@ -62,6 +69,40 @@ def ebnf(text: str) -> "Grammar":
     return Grammar("EBNF grammar", lambda xgr: xgr.Grammar.from_ebnf(text))
 
 
+def structural_tag(structure: dict[str, Any]) -> "Grammar":
+    """Make a grammar of texts some parts of which have a form, such as the calls of tools.
+
+    Args:
+        structure: the `format` of an xgrammar structural tag; JSON schemas in it mean what they mean to `json_schema`.
+
+    Raises:
+        ConfigError: xgrammar is not installed, the structure is malformed, or a schema in it cannot be enforced.
+    """
+    text = json.dumps({"type": "structural_tag", "format": _prepare_structure(structure)})
+    return Grammar("structural tag", lambda xgr: xgr.Grammar.from_structural_tag(text))
+
+
+def _prepare_structure(part: Any) -> Any:
+    """A copy of a structure with grammars in place of its schemas."""
+    if isinstance(part, list):
+        return [_prepare_structure(each) for each in part]
+    if not isinstance(part, dict):
+        return part
+    if part.get("type") == "json_schema":
+        return {"type": "grammar", "grammar": str(json_schema(part.get("json_schema"))._parsed)}
+    return {name: _prepare_structure(each) for name, each in part.items()}
+
+
+@functools.lru_cache(maxsize=4)
+def token_bytes(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> tuple[bytes, ...]:
+    """The bytes that every token of a vocabulary stands for; a token may be a part of a character.
+
+    Raises:
+        ConfigError: xgrammar is not installed or cannot read the tokenizer.
+    """
+    return tuple(bytes(each) for each in _tokenizer_info(tokenizer, vocab_size, ()).decoded_vocab)
+
+
 def _load_schema(schema: object) -> Any:
     """Convert JSON text, a dictionary or a pydantic model to what `json.loads` returns."""
     try:
@@ -88,7 +129,7 @@ def _check_text(name: str, text: object) -> None:
 
 
 class Grammar:
-    """A constraint on whole texts; made by `json_schema`, `regex` or `ebnf` and usable for any number of requests.
+    """A constraint on whole texts, made by a function of this module and usable for any number of requests.
 
     Args:
         name: name in error messages.
@@ -101,7 +142,7 @@ class Grammar:
     def __init__(self, name: str, parse: Callable[[Any], Any]) -> None:
         self.name = name
         try:
-            self._parsed = parse(_xgrammar())
+            self._parsed = _separated(parse(_xgrammar()))
         except RuntimeError as error:
             raise ConfigError(f"invalid {name}: {_reason(error)}") from None
 
@@ -198,6 +239,16 @@ class GrammarState:
         return True
 
 
+def _separated(parsed: Any) -> Any:
+    """A grammar whose strings are cut before hexadecimal digits that follow a character of Latin-1.
+
+    xgrammar spells "ße" as "\\xdfe" and reads it again as one character, U+0DFE.
+    """
+    text = str(parsed)
+    cut = PARTS.sub(lambda part: part[0] if part[0][0] == "[" else LATIN_1.sub(r'\1" "', part[0]), text)
+    return parsed if cut == text else _xgrammar().Grammar.from_ebnf(cut)
+
+
 @functools.lru_cache(maxsize=32)
 def _compiled(grammar: Grammar, tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: tuple[int, ...]) -> Any:
     return _compiler(tokenizer, vocab_size, eos).compile_grammar(grammar._parsed)
@@ -205,14 +256,16 @@ def _compiled(grammar: Grammar, tokenizer: PreTrainedTokenizerBase, vocab_size: 
 
 @functools.lru_cache(maxsize=4)
 def _compiler(tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: tuple[int, ...]) -> Any:
-    xgrammar = _xgrammar()
+    info = _tokenizer_info(tokenizer, vocab_size, eos)
+    return _xgrammar().GrammarCompiler(info, cache_limit_bytes=CACHE_BYTES)
+
+
+def _tokenizer_info(tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: tuple[int, ...]) -> Any:
+    read = _xgrammar().TokenizerInfo.from_huggingface
     try:
-        tokenizer_info = xgrammar.TokenizerInfo.from_huggingface(
-            tokenizer, vocab_size=vocab_size, stop_token_ids=list(eos)
-        )
+        return read(tokenizer, vocab_size=vocab_size, stop_token_ids=list(eos) or None)
     except (ValueError, RuntimeError) as error:
         raise ConfigError(f"xgrammar cannot read the tokenizer: {_reason(error)}") from None
-    return xgrammar.GrammarCompiler(tokenizer_info)
 
 
 def _xgrammar() -> Any:

@@ -16,13 +16,14 @@ def is_conversation(prompt: object) -> bool:
     return isinstance(first, Mapping) and "input_ids" not in first
 
 
-def render_chat(messages: Sequence[Message], tokenizer: Any) -> list[int]:
+def render_chat(messages: Sequence[Message], tokenizer: Any, **variables: Any) -> list[int]:
     """The token ids of a conversation, up to where the assistant's next answer begins.
 
     Args:
         messages: from the first to the one to be answered, with a role of `ROLES` and text as content; further keys
             are for the template.
         tokenizer: of transformers, with a chat template.
+        **variables: of the template, such as `tools`.
 
     Raises:
         InputError: there is no chat template, the template fails, or the messages are malformed; names the message.
@@ -34,7 +35,8 @@ def render_chat(messages: Sequence[Message], tokenizer: Any) -> list[int]:
     if messages[-1]["role"] == "assistant":
         raise InputError("the last message is the assistant's own; end with the message that it is to answer")
     try:
-        rendered = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=True)
+        options = {**variables, "add_generation_prompt": True, "return_dict": True}
+        rendered = tokenizer.apply_chat_template(list(messages), **options)
     except Exception as error:  # a template is a program: it raises what it likes
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise InputError(f"the chat template fails on these messages: {reason}") from error
@@ -65,6 +67,7 @@ def _check(number: int, message: object) -> None:
         raise InputError(f"message {number} is {message!r}; give a dictionary with role and content")
     if message.get("role") not in ROLES:
         raise InputError(f"message {number} has the role {message.get('role')!r}; known: {', '.join(ROLES)}")
-    if not isinstance(message.get("content"), str):
+    calls_tools = message["role"] == "assistant" and message.get("tool_calls")
+    if not isinstance(message.get("content"), str) and not (calls_tools and message.get("content") is None):
         kind = type(message["content"]).__name__ if "content" in message else "missing"
         raise InputError(f"the content of message {number} is {kind}; give text")

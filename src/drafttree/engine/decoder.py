@@ -244,7 +244,9 @@ class Decoder(RequestRounds):
         repeats = compatibility.is_text_of_seed(type(verifier))
         state = grammar.new_state(self.tokenizer, vocab, eos) if grammar else None
         policy = self.policy.form_for(verifier.proposal, chain=verifier.chains_only) or self.policy
-        capacity, logprobs = limit + min(policy.budget, TREE_HEADROOM), options.get("logprobs")
+        capacity = limit + min(policy.budget, TREE_HEADROOM)
+        prompt_logprobs = Logprobs.asked_for(options.get("prompt_logprobs"))
+        reuses = is_conversation(prompt) and repeats and prompt_logprobs is None
         return Request(
             tokens=tokens,
             prompt_length=len(tokens),
@@ -257,10 +259,11 @@ class Decoder(RequestRounds):
             text=Detokenizer(self.tokenizer, tokens, options.stop),
             stopping=StoppingText(options.criteria, tokens, new_tokens, device),
             constraints=PathConstraints(processors, state, frozenset(eos)),
-            recorder=Logprobs(0 if logprobs is True else logprobs) if logprobs else None,
+            recorder=Logprobs.asked_for(options.get("logprobs")),
+            prompt_logprobs=prompt_logprobs,
             clock=RoundClock(device),
             draft_temperature=options.get("draft_temperature", 1.0),
-            reuse_prefix=options.get("reuse_prefix", is_conversation(prompt) and repeats),
+            reuse_prefix=options.get("reuse_prefix", reuses),
             speculate=options.get("speculate", True),
             metrics=Metrics(draft_weight_bytes=self.drafter.nbytes if self.drafter else 0),
         )

@@ -1,6 +1,6 @@
 """Tokens into text, one at a time, stopping at stop strings."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from drafttree.core.errors import ConfigError
@@ -27,6 +27,11 @@ def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     if not isinstance(strings, list | tuple) or not all(isinstance(each, str) and each for each in strings):
         raise ConfigError(f"stop is {stop!r}; stop strings are text, none of them empty")
     return tuple(strings)
+
+
+def unfinished(text: str, strings: Iterable[str]) -> int:
+    """Length of the longest end of a text that one of these strings begins with, without being the whole string."""
+    return max((n for each in strings for n in range(1, len(each)) if text.endswith(each[:n])), default=0)
 
 
 class Detokenizer:
@@ -106,7 +111,7 @@ class Detokenizer:
     def read(self, final: bool = False) -> str:
         """The text since the last read that can no longer turn out to be part of a stop string."""
         self.flush()
-        end = len(self._text) - (0 if final else self._pending())
+        end = len(self._text) - (0 if final else unfinished(self._text, self._stop))
         news, self.shown = self._text[self.shown : end], max(end, self.shown)
         return news
 
@@ -117,11 +122,6 @@ class Detokenizer:
         if found:
             self._text = self._text[: min(found)]
         return bool(found)
-
-    def _pending(self) -> int:
-        """Length of the longest end of the text that begins a stop string."""
-        lengths = (n for stop in self._stop for n in range(1, len(stop)) if self._text.endswith(stop[:n]))
-        return max(lengths, default=0)
 
     def _decode(self) -> str:
         return self._tokenizer.decode(self._window, skip_special_tokens=True) if self._tokenizer else ""

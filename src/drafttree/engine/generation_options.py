@@ -20,6 +20,7 @@ from transformers import (
 )
 from transformers.generation.logits_process import LogitNormalization
 
+from drafttree.constraints.occurrence_penalty import OccurrencePenalty
 from drafttree.constraints.options import NEUTRAL_VALUES, ProcessorContext, ProcessorOptions, make_processors
 from drafttree.constraints.processors import Constraint
 from drafttree.constraints.refusals import NO_EFFECT, REFUSED, check_options
@@ -61,6 +62,8 @@ class GenerationOptions(ProcessorOptions, total=False):
         watermarking_config: a `WatermarkingConfig` (green lists); SynthID's needs a state and is refused.
         renormalize_logits: end the processors with a log-softmax; it changes no text but those of float rounding.
         generation_config: a `GenerationConfig`, whose values that are set are defaults for this call.
+        presence_penalty: subtracted from the logits of every token that was generated, as by OpenAI and vLLM.
+        frequency_penalty: subtracted from them for every time it was.
         grammar: what the text must look like, of `drafttree.grammar`.
         reuse_prefix: take over what the decoder has kept of an earlier text that begins as the prompt does, instead of
             reading it again, and keep this text (see `engine.prefix_cache`). By default conversations do whose
@@ -68,6 +71,7 @@ class GenerationOptions(ProcessorOptions, total=False):
         draft_temperature: divides the drafter's logits before the policy looks at them. Below 1 policies trust the
             drafter more, which pays where it understates how often it is right; it never changes the law.
         logprobs: True for the log-probability of every token, a number for that many most probable ones beside it.
+        prompt_logprobs: the same for the tokens of the prompt, but its first.
         speculate: False writes this text plainly, one token a round, for comparison: no drafter is asked. By a greedy
             or coupled verifier the text is the same.
     """
@@ -94,10 +98,13 @@ class GenerationOptions(ProcessorOptions, total=False):
     watermarking_config: WatermarkingConfig | None
     renormalize_logits: bool | None
     generation_config: GenerationConfig | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
     grammar: Constraint | None
     reuse_prefix: bool | None
     draft_temperature: float
     logprobs: bool | int | None
+    prompt_logprobs: bool | int | None
     speculate: bool | None
 
 
@@ -239,7 +246,7 @@ class RequestOptions:
             values["min_length"] = None  # as in transformers, where it takes precedence
             if "min_new_tokens" not in self.given:
                 values["min_new_tokens"] = min(values["min_new_tokens"], context.limit - context.prompt_length)
-        made = make_processors(values, self.get("logits_processor", ()), context)
+        made = make_processors(values, [*self._penalties(context), *self.get("logits_processor", ())], context)
         if watermark := _watermark(values.get("watermarking_config"), context):
             # A watermark follows temperature and truncation, which therefore become processors themselves.
             if not sampling.greedy:
@@ -249,6 +256,10 @@ class RequestOptions:
         if sampling.greedy and self.get("renormalize_logits", False):
             made.append(LogitNormalization())
         return made, sampling
+
+    def _penalties(self, context: ProcessorContext) -> list[LogitsProcessor]:
+        presence, frequency = self.get("presence_penalty", 0.0), self.get("frequency_penalty", 0.0)
+        return [OccurrencePenalty(context.prompt_length, presence, frequency)] if presence or frequency else []
 
 
 class SamplingProcessor(LogitsProcessor):
@@ -285,9 +296,16 @@ def _check_values(values: Mapping[str, Any]) -> None:
     trust = values.get("draft_temperature")
     if trust is not None and not _between(trust, Real, MIN_TEMPERATURE, sys.float_info.max):
         raise ConfigError(f"draft_temperature is {trust!r}; it must be a number of at least {MIN_TEMPERATURE}")
-    count = values.get("logprobs")
-    if count is not None and not _between(count, Integral, 0, MAX_LOGPROBS):
-        raise ConfigError(f"logprobs is {count!r}; give True, or how many alternatives, at most {MAX_LOGPROBS}")
+    for name in ("presence_penalty", "frequency_penalty"):
+        penalty = values.get(name)
+        if penalty is not None and not _between(penalty, Real, -sys.float_info.max, sys.float_info.max):
+            raise ConfigError(f"{name} is {penalty!r}; it must be a number")
+    for name in ("logprobs", "prompt_logprobs"):
+        count = values.get(name)
+        if count is not None and not _between(count, Integral, 0, MAX_LOGPROBS):
+            raise ConfigError(f"{name} is {count!r}; give True, or how many alternatives, at most {MAX_LOGPROBS}")
+    if values.get("prompt_logprobs") and values.get("reuse_prefix"):
+        raise ConfigError("prompt_logprobs needs the whole prompt read; leave out reuse_prefix")
 
 
 def _between(value: Any, kind: type, low: float, high: float) -> bool:

@@ -1,7 +1,7 @@
 """Log-probabilities of generated tokens, from the rows the target's passes compute anyway."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, Self
 
 from torch import Tensor
 
@@ -39,8 +39,17 @@ class Logprobs:
         self.top: list[dict[int, float]] = []
         self._alternatives = alternatives
 
+    @classmethod
+    def asked_for(cls, wanted: bool | int | None) -> Self | None:
+        """Those that an option wants: True for none beside the token, a number for so many; None for nothing."""
+        return cls(0 if wanted is True else wanted) if wanted else None
+
     def add(self, logits: Tensor, constrained: Tensor, tokens: Sequence[int]) -> None:
         """Keep the log-probabilities of a round's tokens; see `RowRecorder.add`."""
+        self.read(logits, tokens)
+
+    def read(self, logits: Tensor, tokens: Sequence[int]) -> None:
+        """Keep the log-probabilities of tokens, one for every row of logits `[tokens, vocab]`."""
         rows = logits.float().log_softmax(-1)
         chosen = rows.gather(1, rows.new_tensor([tokens]).long().T)
         self.tokens += chosen[:, 0].tolist()

@@ -1,5 +1,6 @@
 """A request while its text is generated, and the `Generation` and `Chunk`s it gives."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -67,6 +68,7 @@ class Request:
         stopping: stopping criteria and the tokens they are asked about.
         constraints: what else decides which tokens are possible.
         recorder: sees the rows the tokens are chosen from, None where nothing of them is wanted.
+        prompt_logprobs: of the prompt's tokens after the first, None where they are not wanted.
         clock: times the parts of its rounds.
         cache: the target's keys and values of all tokens but the last; there is none until `RequestRounds.open`.
         draft: the drafter's view, None for plain decoding and before that.
@@ -100,6 +102,7 @@ class Request:
     context: TextContext | None = None
     state: Any = None
     recorder: RowRecorder | None = None
+    prompt_logprobs: Logprobs | None = None
     draft_temperature: float = 1.0
     reuse_prefix: bool = False
     speculate: bool = True
@@ -123,6 +126,30 @@ class Request:
         """The target's output for the first root where reading the prompt has given it, once."""
         output, self.root_output = self.root_output, None
         return output
+
+    @property
+    def logprobs(self) -> Logprobs | None:
+        """Of the generated tokens, None unless asked for."""
+        return self.recorder if isinstance(self.recorder, Logprobs) else None
+
+    def prompt_reader(self, begin: int) -> Callable[[Tensor], None] | None:
+        """What takes the rows of the prompt's tokens from position `begin` on, None where they are not wanted.
+
+        A request that had to wait is read again: rows that are known are skipped.
+        """
+        if self.prompt_logprobs is None:
+            return None
+        kept, position = self.prompt_logprobs, begin
+
+        def read(logits: Tensor) -> None:
+            nonlocal position
+            first = len(kept.tokens) + 1
+            tokens = self.tokens[first : min(position + 1 + len(logits), self.prompt_length)]
+            if tokens:
+                kept.read(logits[first - position - 1 :][: len(tokens)], tokens)
+            position += len(logits)
+
+        return read
 
     def commit(self, tokens: list[int], accepted: int) -> int:
         """Append a round's tokens up to where the text ends, and note why it ends there.
@@ -173,6 +200,8 @@ class Generation:
         logprobs: per token, its log-probability by the target itself (see `engine.logprobs.Logprobs`), None unless
             asked for.
         top_logprobs: per token, the most probable token ids and their log-probabilities, None unless asked for.
+        prompt_logprobs: as `logprobs`, of the prompt's tokens after the first.
+        prompt_top_logprobs: as `top_logprobs`, of the prompt's tokens after the first.
     """
 
     text: str
@@ -184,6 +213,8 @@ class Generation:
     costs: CostCurve | None = None
     logprobs: list[float] | None = None
     top_logprobs: list[dict[int, float]] | None = None
+    prompt_logprobs: list[float] | None = None
+    prompt_top_logprobs: list[dict[int, float]] | None = None
 
     def __repr__(self) -> str:
         return f"Generation({_beginning(self.text)!r}, {self.finish_reason}, seed={self.seed}, {self.metrics!r})"
@@ -196,7 +227,7 @@ class Generation:
     @classmethod
     def of(cls, request: Request) -> "Generation":
         """The generation that a finished request has made."""
-        kept = request.recorder if isinstance(request.recorder, Logprobs) else None
+        kept, prompt = request.logprobs, request.prompt_logprobs
         return cls(
             text=request.text.text,
             tokens=request.tokens[request.prompt_length :],
@@ -207,6 +238,8 @@ class Generation:
             costs=request.costs,
             logprobs=kept and kept.tokens,
             top_logprobs=(kept and kept.top) or None,
+            prompt_logprobs=prompt and prompt.tokens,
+            prompt_top_logprobs=(prompt and prompt.top) or None,
         )
 
 
@@ -224,6 +257,10 @@ class Chunk:
         drafted: per token, whether the drafter proposed it.
         finish_reason: set in the last chunk.
         drafted_text: per character of `text`, whether the drafter proposed its token.
+        origins: per character of `text`, the index in the whole text of the token that completed it.
+        logprobs: per token, its log-probability by the target itself; empty unless asked for.
+        top_logprobs: per token, the most probable token ids and their log-probabilities; empty unless asked for.
+        prompt_logprobs: in the first chunk, those of the prompt's tokens after the first; None unless asked for.
     """
 
     text: str
@@ -231,6 +268,10 @@ class Chunk:
     drafted: list[bool]
     finish_reason: str | None
     drafted_text: list[bool] = field(default_factory=list)
+    origins: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[dict[int, float]] = field(default_factory=list)
+    prompt_logprobs: Logprobs | None = None
 
     @classmethod
     def since(cls, known: int, request: Request) -> "Chunk":
@@ -239,5 +280,16 @@ class Chunk:
         drafted = request.drafted[len(request.drafted) - len(tokens) :]
         shown = stream.shown
         text = stream.read(final=bool(request.finish_reason))
-        drafted_text = [request.drafted[token] for token in stream.origins[shown : shown + len(text)]]
-        return cls(text, tokens, drafted, request.finish_reason, drafted_text)
+        origins = stream.origins[shown : shown + len(text)]
+        begin, kept = known - request.prompt_length, request.logprobs
+        return cls(
+            text,
+            tokens,
+            drafted,
+            request.finish_reason,
+            drafted_text=[request.drafted[token] for token in origins],
+            origins=origins,
+            logprobs=kept.tokens[begin:] if kept else [],
+            top_logprobs=kept.top[begin:] if kept else [],
+            prompt_logprobs=None if begin else request.prompt_logprobs,
+        )

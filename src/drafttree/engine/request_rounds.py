@@ -125,11 +125,12 @@ class RequestRounds(ABC):
         """Read a new request's prompt, all but its last token and what its KV cache holds, as target and as drafter."""
         self.resume_prefix(request)
         unread, wanted = request.tokens[request.cache.length :], self.hidden_layers
+        read = request.prompt_reader(request.cache.length)
         if request.cache.recurrent:
-            passes, hidden_states, output = prefill_and_score(self.target, request.cache, unread, wanted)
+            passes, hidden_states, output = prefill_and_score(self.target, request.cache, unread, wanted, read=read)
             request.root_output = output
         else:
-            passes, hidden_states = prefill(self.target, request.cache, unread[:-1], wanted)
+            passes, hidden_states = prefill(self.target, request.cache, unread[:-1], wanted, read=read)
         request.metrics.prefill_passes = passes
         if request.draft and (request.root_output or self.max_levels(request) > 0):
             request.draft.prefill(hidden_states, len(request.tokens) - 1)

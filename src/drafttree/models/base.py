@@ -1,6 +1,6 @@
 """The protocols by which logits are computed, the same for target and drafter, and the prefill."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -104,29 +104,57 @@ class Model(Backend, Protocol):
     nbytes: int
 
 
+RowReader = Callable[[Tensor], None]
+"""Told of the logits `[tokens, vocab]` of every pass over a prompt."""
+
+
 def prefill(
-    model: Backend, cache: TreeCache, tokens: list[int], hidden_layers: tuple[int, ...] = (), chunk: int = 512
+    model: Backend,
+    cache: TreeCache,
+    tokens: list[int],
+    hidden_layers: tuple[int, ...] = (),
+    chunk: int = 512,
+    read: RowReader | None = None,
 ) -> tuple[int, tuple[Tensor, ...]]:
     """Append committed tokens to the KV cache, at most `chunk` of them in a pass.
+
+    Args:
+        model: that reads them.
+        cache: of its keys and values.
+        tokens: their ids.
+        hidden_layers: whose outputs are wanted.
+        chunk: tokens of a pass at most.
+        read: told of all rows of logits; None to compute none but the last one.
 
     Returns:
         The number of passes, and the hidden layers asked for, each `[batch, tokens, hidden]`.
     """
     starts = range(0, len(tokens), chunk)
-    outputs = [append(model, cache, tokens[start : start + chunk], hidden_layers) for start in starts]
+    outputs = [append(model, cache, tokens[start : start + chunk], hidden_layers, read) for start in starts]
     return len(starts), tuple(torch.cat(parts, 1) for parts in zip(*(out.hidden for out in outputs), strict=True))
 
 
-def append(model: Backend, cache: TreeCache, tokens: list[int], hidden_layers: tuple[int, ...] = ()) -> Output:
+def append(
+    model: Backend,
+    cache: TreeCache,
+    tokens: list[int],
+    hidden_layers: tuple[int, ...] = (),
+    read: RowReader | None = None,
+) -> Output:
     """Append committed tokens to the KV cache in one pass and return the last one's logits `[batch, 1, vocab]`."""
     with cache.reading():
-        output = _read(model, cache, tokens, hidden_layers)
+        output = _read(model, cache, tokens, hidden_layers, read)
         cache.commit(range(len(tokens)))
     return output
 
 
 def prefill_and_score(
-    model: Backend, cache: TreeCache, tokens: list[int], hidden_layers: tuple[int, ...] = (), chunk: int = 512
+    model: Backend,
+    cache: TreeCache,
+    tokens: list[int],
+    hidden_layers: tuple[int, ...] = (),
+    chunk: int = 512,
+    read: RowReader | None = None,
 ) -> tuple[int, tuple[Tensor, ...], Output]:
     """As `prefill`, but the last token is scored as well, and its row becomes a drafted one: the root of a tree.
 
@@ -138,15 +166,20 @@ def prefill_and_score(
     """
     chunk -= len(tokens) % chunk == 1  # a last pass over a single token would be decoding
     cut = (len(tokens) - 1) // chunk * chunk
-    passes, hidden = prefill(model, cache, tokens[:cut], hidden_layers, chunk)
+    passes, hidden = prefill(model, cache, tokens[:cut], hidden_layers, chunk, read)
     with cache.reading():
-        output = _read(model, cache, tokens[cut:], hidden_layers)
+        output = _read(model, cache, tokens[cut:], hidden_layers, read)
         cache.hold_last()
-    read = [layer[:, :-1] for layer in output.hidden]
-    before = tuple(torch.cat(parts, 1) for parts in zip(hidden, read, strict=True)) if passes else tuple(read)
+    last = [layer[:, :-1] for layer in output.hidden]
+    before = tuple(torch.cat(parts, 1) for parts in zip(hidden, last, strict=True)) if passes else tuple(last)
     return passes + 1, before, Output(output.logits, tuple(layer[:, -1:] for layer in output.hidden))
 
 
-def _read(model: Backend, cache: TreeCache, tokens: list[int], hidden_layers: tuple[int, ...]) -> Output:
+def _read(
+    model: Backend, cache: TreeCache, tokens: list[int], hidden_layers: tuple[int, ...], read: RowReader | None
+) -> Output:
     nodes = Segment.of_text(cache, tokens, model.device)[:4]
-    return model.forward(*nodes, last_only=True, hidden_layers=hidden_layers)
+    output = model.forward(*nodes, last_only=read is None, hidden_layers=hidden_layers)
+    if read:
+        read(output.logits[0])
+    return output._replace(logits=output.logits[:, -1:])

@@ -9,7 +9,7 @@ import torch
 
 from drafttree.core.errors import EngineClosedError
 from drafttree.drafters import LanguageModelDrafter
-from drafttree.engine.batching import Engine, Handle
+from drafttree.engine.batching import Engine, Handle, prompt_reading
 from drafttree.engine.decoder import Decoder
 from drafttree.models import TargetModel
 from drafttree.policies import Talon
@@ -306,3 +306,15 @@ def test_an_engine_that_dies_tells_all_handles_and_takes_no_more():
     with pytest.raises(EngineClosedError, match="closed"):
         engine.submit([1])
     engine.close()
+
+
+def test_logprobs_of_prompts_that_are_read_in_parts_and_again_stay_the_same(monkeypatch):
+    decoder, prompt = toys(), [3, 1, 4, 1, 5, 2, 6]
+    expected = decoder.generate(prompt, max_new_tokens=LENGTH, prompt_logprobs=True).prompt_logprobs
+    monkeypatch.setattr(prompt_reading, "LONGEST_PART", 2)
+    target = FailingModel(TARGET, MemoryError, fails_at=(5,))
+    with Engine(toys(target), max_batch=2) as engine:
+        with engine._changed:
+            handles = [engine.submit(prompt, max_new_tokens=LENGTH, prompt_logprobs=True) for _ in range(2)]
+        assert [handle.result(20).prompt_logprobs for handle in handles] == [pytest.approx(expected)] * 2
+    assert engine.metrics.preempted

@@ -136,7 +136,7 @@ class BatchLoop:
             if served.cancelled:
                 self._leave(served)
                 self.metrics.cancelled += 1
-                served.end("cancelled")
+                served.end(served.cancel_reason)
 
     def _admit(self) -> None:
         admitted = self._scheduler.admit()
@@ -205,6 +205,8 @@ class BatchLoop:
             committed, turn = self._rounds.settle(request, tree, output, laps.times[0])
             served.record(turn)
             self.metrics.count(turn)
+            if known == request.prompt_length:
+                self.metrics.count_prompt(request)
             if not request.finish_reason:
                 self._drafting.observe(request, tree, turn)
             else:

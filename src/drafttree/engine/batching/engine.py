@@ -71,6 +71,16 @@ class Engine:
         """What it has done so far."""
         return self._loop.metrics
 
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no more requests: it was closed, or its thread has died."""
+        return self._closing
+
+    @property
+    def kv_cache_usage(self) -> float:
+        """The share of the rows of the KV cache that running requests have reserved, from 0 to 1."""
+        return self._memory.usage
+
     def submit(
         self, prompt: Prompt, *, observer: RoundObserver | None = None, **options: Unpack[GenerationOptions]
     ) -> Handle:
@@ -93,7 +103,7 @@ class Engine:
         request.observer = observer
         self._memory.check(request.capacity)
         served = ServedRequest(request)
-        served.reader = handle = Handle(lambda: self._cancel(served), request.metrics)
+        served.reader = handle = Handle(lambda reason: self._cancel(served, reason), request.metrics)
         with self._changed:
             self._check_open()
             served.order = self._submitted
@@ -135,8 +145,8 @@ class Engine:
         if self._closing:
             raise EngineClosedError("the engine is closed; make another one to submit requests")
 
-    def _cancel(self, served: ServedRequest) -> None:
-        served.cancelled = True
+    def _cancel(self, served: ServedRequest, reason: str) -> None:
+        served.cancel(reason)
         with self._changed:
             self._changed.notify_all()
 

@@ -4,6 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from drafttree.engine.metrics import Round
+from drafttree.engine.request import Request
 
 LATEST = 4096
 """Rounds that are kept."""
@@ -49,6 +50,9 @@ class EngineMetrics:
     Attributes:
         rounds: the latest.
         tokens: committed.
+        prompt_tokens: of prompts behind which a text has begun.
+        reused_tokens: of them, those that were not read, since an earlier text began with them.
+        drafts: trees with drafted nodes that were verified.
         drafted: nodes that were verified.
         accepted: of them, those that became part of a text.
         accepted_by_position: per level, how often a node of it was accepted.
@@ -66,6 +70,9 @@ class EngineMetrics:
 
     rounds: deque[EngineRound] = field(default_factory=lambda: deque(maxlen=LATEST))
     tokens: int = 0
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    drafts: int = 0
     drafted: int = 0
     accepted: int = 0
     accepted_by_position: list[int] = field(default_factory=list)
@@ -89,7 +96,13 @@ class EngineMetrics:
 
     def count(self, turn: Round) -> None:
         """Count what was accepted of one request's tree."""
+        self.drafts += turn.nodes > 1
         self.accepted += turn.accepted
         self.accepted_by_position += [0] * (turn.accepted - len(self.accepted_by_position))
         for level in range(turn.accepted):
             self.accepted_by_position[level] += 1
+
+    def count_prompt(self, request: Request) -> None:
+        """Count the prompt of a request whose text has begun."""
+        self.prompt_tokens += request.prompt_length
+        self.reused_tokens += request.metrics.reused_tokens

@@ -18,14 +18,14 @@ class Handle(Reader):
     once, to one reader at a time; `result` may be asked as often and from as many threads as wanted.
 
     Args:
-        cancel: tells the engine that nobody wants the rest.
+        cancel: tells the engine that nobody wants the rest, and the finish reason.
         metrics: of the text; they grow while it is written.
 
     Attributes:
         metrics: as given.
     """
 
-    def __init__(self, cancel: Callable[[], None], metrics: Metrics) -> None:
+    def __init__(self, cancel: Callable[[str], None], metrics: Metrics) -> None:
         self.metrics = metrics
         self._cancel = cancel
         self._changed = threading.Condition()
@@ -48,9 +48,24 @@ class Handle(Reader):
         """Why it failed; None if it has not."""
         return self._ended if isinstance(self._ended, Exception) else None
 
-    def cancel(self) -> None:
-        """End the text where it is, within a round, with the finish reason "cancelled"; one that has ended stays so."""
-        self._cancel()
+    def cancel(self, reason: str = "cancelled") -> None:
+        """End the text where it is, within a round; one that has ended stays so.
+
+        Args:
+            reason: its finish reason.
+        """
+        self._cancel(reason)
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call back now, and whenever there is more of the text or it has ended.
+
+        Args:
+            listener: is called by the engine's thread, which waits for it.
+        """
+        with self._changed:
+            if not self.done:
+                self._listeners.add(listener)
+            listener()
 
     def result(self, timeout: float | None = None) -> Generation:
         """Wait for the whole text.
@@ -114,6 +129,7 @@ class Handle(Reader):
         with self._changed:
             self._ended = ended
             self._tell()
+            self._listeners.clear()
 
     def _tell(self) -> None:
         self._changed.notify_all()

@@ -33,6 +33,11 @@ class KVMemory:
         self.rows = _rows_that_fit(target) if max_tokens is None else float(max_tokens)
         self.reserved = 0
 
+    @property
+    def usage(self) -> float:
+        """The share of the rows that is reserved; 0 where it is not known how many there are."""
+        return self.reserved / max(self.rows, 1)
+
     def check(self, rows: int) -> None:
         """Refuse a request that could never run.
 

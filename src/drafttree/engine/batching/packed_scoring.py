@@ -24,7 +24,7 @@ def score(
         parts: of prompts.
 
     Returns:
-        The target's output for every tree, and that for every part, without logits.
+        The target's output for every tree, and that for every part, with logits where those of a prompt are wanted.
     """
     known = [request.take_root_output() for request in requests]
     open_requests = [request for request, output in zip(requests, known, strict=True) if output is None]
@@ -47,6 +47,6 @@ def _segment(request: Request, tree: DraftTree) -> Segment:
 
 
 def _part(rounds: RequestRounds, part: Part) -> Segment:
-    """A part of a prompt, of which no logits are wanted."""
+    """A part of a prompt, of which no logits are wanted unless its request wants log-probabilities."""
     text = Segment.of_text(part.served.request.cache, part.tokens, rounds.target.device)
-    return text._replace(wanted=slice(0, 0))
+    return text._replace(wanted=slice(None) if part.served.request.prompt_logprobs else slice(0, 0))

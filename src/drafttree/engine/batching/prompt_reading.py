@@ -23,11 +23,14 @@ class Part(NamedTuple):
     size: int
 
     @property
+    def begin(self) -> int:
+        """Position of the first."""
+        return len(self.served.request.tokens) - 1 - self.served.unread
+
+    @property
     def tokens(self) -> list[int]:
         """Their ids."""
-        tokens = self.served.request.tokens
-        begin = len(tokens) - 1 - self.served.unread
-        return tokens[begin : begin + self.size]
+        return self.served.request.tokens[self.begin : self.begin + self.size]
 
 
 class PromptReading:
@@ -75,6 +78,8 @@ class PromptReading:
     def commit(self, part: Part, output: Output) -> None:
         """Keep the rows of a part, and let the drafter read it."""
         request = part.served.request
+        if read := request.prompt_reader(part.begin):
+            read(output.logits[0])
         request.cache.commit(range(part.size))
         request.metrics.prefill_passes += 1
         if request.draft and part.served.drafts_prompt:

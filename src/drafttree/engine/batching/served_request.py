@@ -29,6 +29,7 @@ class ServedRequest:
         reader: told of the text.
         order: place in the order of arrival; the smallest came first.
         cancelled: whether nobody wants the rest of its text; set by any thread.
+        cancel_reason: the finish reason of its text then.
         drafts_prompt: whether its drafter reads the prompt too.
     """
 
@@ -36,6 +37,7 @@ class ServedRequest:
     reader: Reader = field(default_factory=Reader)
     order: int = 0
     cancelled: bool = False
+    cancel_reason: str = "cancelled"
     drafts_prompt: bool = False
     _last: float = field(default_factory=time.perf_counter)
 
@@ -59,6 +61,10 @@ class ServedRequest:
         """End the text here, for a reason of ours, and tell the reader."""
         self.request.end(reason)
         self.publish(len(self.request.tokens))
+
+    def cancel(self, reason: str) -> None:
+        """End the text at the next round, for a reason."""
+        self.cancel_reason, self.cancelled = reason, True
 
     def record(self, turn: Round) -> None:
         """Count a round, with the time since the last one or since the request came."""

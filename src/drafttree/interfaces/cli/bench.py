@@ -9,6 +9,7 @@ from drafttree.interfaces.cli.bench_auto import bench_auto_, bench_calibration
 from drafttree.interfaces.cli.bench_batch import bench_batch_
 from drafttree.interfaces.cli.bench_drafters import bench_drafters_, bench_lookup_, bench_memory_
 from drafttree.interfaces.cli.bench_expansion import bench_expansion_
+from drafttree.interfaces.cli.bench_serve import bench_serve_
 from drafttree.interfaces.cli.bench_verifiers import bench_acceptance_, bench_verifiers_
 from drafttree.interfaces.cli.options import (
     AsJson,
@@ -42,6 +43,7 @@ app.command(name="calibration")(bench_calibration)
 app.command(name="drafters")(bench_drafters_)
 app.command(name="lookup")(bench_lookup_)
 app.command(name="memory")(bench_memory_)
+app.command(name="serve")(bench_serve_)
 app.command(name="verifiers")(bench_verifiers_)
 app.command(name="acceptance")(bench_acceptance_)
 app.command(name="expansion")(bench_expansion_)

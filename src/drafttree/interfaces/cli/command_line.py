@@ -21,6 +21,7 @@ from drafttree.interfaces.cli.chat import chat
 from drafttree.interfaces.cli.generate import generate
 from drafttree.interfaces.cli.replay import replay
 from drafttree.interfaces.cli.results import INTERRUPTED, tell_end
+from drafttree.interfaces.cli.serve import serve
 from drafttree.interfaces.cli.support import support
 from drafttree.interfaces.cli.trace import trace
 from drafttree.interfaces.cli.tune import tune
@@ -35,7 +36,7 @@ app = typer.Typer(
 )
 app.add_typer(bench.app, name="bench")
 COMMANDS = (
-    *(generate, chat, batch, lists.policies, lists.inspect, lists.verifiers),
+    *(generate, chat, batch, serve, lists.policies, lists.inspect, lists.verifiers),
     *(trace, tune, certify, support, replay),
 )
 for command in COMMANDS:

@@ -95,6 +95,12 @@ def read_mixed(
     return encode_prompts(decoder, mixed[:limit], form, length)
 
 
+def read_openings(paths: list[Path] | None, limit: int | None) -> list[str]:
+    """The texts of the prompts of some files, or of the shipped ones."""
+    examples = read_examples(paths, limit) if paths else shipped_examples(limit, AS_TEXT)
+    return [example.prompt for example in examples]
+
+
 def read_sets(
     decoder: Decoder, files: list[tuple[str, Path]], limit: int | None, length: int, form: PromptForm
 ) -> dict[str, list[list[int]]]:

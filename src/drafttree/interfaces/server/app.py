@@ -1,27 +1,69 @@
 """The application: one model, one engine, and the routes over it."""
 
-from fastapi import FastAPI
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
-from drafttree.engine.batching import Engine
+from fastapi import FastAPI
+from starlette.middleware import Middleware
+from starlette.middleware.authentication import AuthenticationMiddleware
+from starlette.middleware.cors import CORSMiddleware
+
+import drafttree
 from drafttree.engine.decoder import Decoder
-from drafttree.interfaces.server import health_routes, playground
-from drafttree.interfaces.server.admission import Admission
-from drafttree.interfaces.server.errors import add_error_handlers
+from drafttree.interfaces.server import (
+    chat_routes,
+    completion_routes,
+    health_routes,
+    metrics_routes,
+    model_routes,
+    playground,
+)
+from drafttree.interfaces.server.api_key import ApiKey, refuse
+from drafttree.interfaces.server.body_limit import BodyLimit
+from drafttree.interfaces.server.client_presence import ClientPresence
+from drafttree.interfaces.server.errors import ErrorReply, add_error_handlers
 from drafttree.interfaces.server.serving import ServingContext
 from drafttree.interfaces.server.settings import ServerSettings
 
 
 def create_app(decoder: Decoder, settings: ServerSettings) -> FastAPI:
-    """An application that serves a decoder.
+    """An application that serves a decoder until its lifespan ends.
 
     Args:
         decoder: whose target, drafter, policy and verifier are used; it belongs to the application from here on.
         settings: of the server.
     """
-    engine = Engine(decoder, max_batch=settings.max_batch)
-    app = FastAPI(title="drafttree", docs_url=None, redoc_url=None)
-    app.state.serving = ServingContext(decoder, engine, Admission(engine, settings), settings)
-    app.include_router(health_routes.router)
-    app.include_router(playground.router)
+    serving = ServingContext.of(decoder, settings)
+    app = FastAPI(
+        title="drafttree",
+        version=drafttree.__version__,
+        docs_url=None,
+        redoc_url=None,
+        lifespan=_lifespan,
+        middleware=_middleware(serving),
+        responses={status: {"model": ErrorReply, "description": "An error"} for status in ("4XX", "5XX")},
+    )
+    app.state.serving = serving
+    for routes in (chat_routes, completion_routes, model_routes, health_routes, metrics_routes, playground):
+        app.include_router(routes.router)
     add_error_handlers(app)
     return app
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    yield
+    await asyncio.to_thread(app.state.serving.engine.close)
+
+
+def _middleware(serving: ServingContext) -> list[Middleware]:
+    """What every request passes, the outermost first."""
+    settings, found = serving.settings, []
+    if settings.cors:
+        allowed = {"allow_origins": settings.cors, "allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
+        found.append(Middleware(CORSMiddleware, **allowed))
+    if settings.api_key is not None:
+        found.append(Middleware(AuthenticationMiddleware, backend=ApiKey(settings.api_key), on_error=refuse))
+    found.append(Middleware(BodyLimit, most=settings.max_body_bytes))
+    return [*found, Middleware(ClientPresence, admission=serving.admission)]

@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from drafttree.core.errors import ContextError, DraftTreeError, EngineClosedError
@@ -14,7 +15,23 @@ from drafttree.core.errors import ContextError, DraftTreeError, EngineClosedErro
 logger = logging.getLogger("drafttree")
 
 INVALID, SERVER_ERROR = "invalid_request_error", "server_error"
+STATUS_CODES = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
 STATUS_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 503: "overloaded_error"}
+
+
+class ErrorBody(BaseModel):
+    """What is wrong with a request."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorReply(BaseModel):
+    """Every reply but those with status 200."""
+
+    error: ErrorBody
 
 
 class ServerError(Exception):
@@ -44,7 +61,18 @@ class ServerError(Exception):
     def body(self) -> dict[str, Any]:
         """The reply."""
         kind = STATUS_TYPES.get(self.status, INVALID if self.status < 500 else SERVER_ERROR)
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        message, param = _as_text(self.message), self.param and _as_text(self.param)
+        return {"error": {"message": message, "type": kind, "param": param, "code": self.code}}
+
+    @property
+    def response(self) -> JSONResponse:
+        """The same with status and headers."""
+        return JSONResponse(self.body, self.status, self.headers)
+
+
+def _as_text(quoted: str) -> str:
+    """A text that may quote a request's, where half a surrogate pair is possible."""
+    return quoted.encode(errors="backslashreplace").decode()
 
 
 def as_server_error(error: Exception) -> ServerError:
@@ -66,22 +94,32 @@ def add_error_handlers(app: FastAPI) -> None:
     """Answer every error of an application in this form."""
 
     async def answer(request: Request, error: Exception) -> JSONResponse:
-        found = as_server_error(error)
-        return JSONResponse(found.body, found.status, found.headers)
+        return as_server_error(error).response
 
     async def answer_invalid(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        return await answer(request, _of_validation(error))
+        return _of_validation(error).response
 
     async def answer_http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        named = f"{error.detail}: {request.method} {request.url.path}"
-        return await answer(request, ServerError(error.status_code, named, headers=error.headers))
+        return _of_http(error, request).response
 
     app.add_exception_handler(RequestValidationError, answer_invalid)
     app.add_exception_handler(HTTPException, answer_http)
     for kind in (ServerError, DraftTreeError, Exception):
         app.add_exception_handler(kind, answer)
+
+
+def _of_http(error: HTTPException, request: Request) -> ServerError:
+    """An error of the framework's; it says little of why it could not read a body."""
+    match error.__cause__:
+        case UnicodeDecodeError():
+            return ServerError(400, "the body is no UTF-8 text", code="invalid_utf8")
+        case RecursionError():
+            return ServerError(400, "the body is nested too deeply", code="invalid_json")
+    message = f"{error.detail}: {request.method} {request.url.path}"
+    code = STATUS_CODES.get(error.status_code)
+    return ServerError(error.status_code, message, code=code, headers=error.headers)
 
 
 def _of_validation(error: RequestValidationError) -> ServerError:
@@ -91,5 +129,6 @@ def _of_validation(error: RequestValidationError) -> ServerError:
     what = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "json_invalid":
         return ServerError(400, f"the body is no JSON: {first.get('ctx', {}).get('error', what)}", code="invalid_json")
-    message = f"{place}: {what}" if place else what
-    return ServerError(400, message, param=place or None, code=first["type"])
+    if first["type"] == "model_attributes_type" and not place:
+        what = "send a JSON object, with the header Content-Type: application/json"
+    return ServerError(400, f"{place or 'the body'}: {what}", param=place or None, code=first["type"])

@@ -8,6 +8,7 @@ from fastapi import Depends, Request
 from drafttree.engine.batching import Engine
 from drafttree.engine.decoder import Decoder
 from drafttree.interfaces.server.admission import Admission
+from drafttree.interfaces.server.server_metrics import ServerMetrics
 from drafttree.interfaces.server.settings import ServerSettings
 
 
@@ -20,12 +21,21 @@ class ServingContext:
         engine: writes the texts.
         admission: lets requests into it.
         settings: of the server.
+        metrics: of the server.
     """
 
     decoder: Decoder
     engine: Engine
     admission: Admission
     settings: ServerSettings
+    metrics: ServerMetrics
+
+    @classmethod
+    def of(cls, decoder: Decoder, settings: ServerSettings) -> "ServingContext":
+        """A decoder that is served; its engine begins."""
+        engine = Engine(decoder, max_batch=settings.max_batch)
+        metrics = ServerMetrics(engine, settings.model_name)
+        return cls(decoder, engine, Admission(engine, settings, metrics), settings, metrics)
 
     @property
     def model_name(self) -> str:

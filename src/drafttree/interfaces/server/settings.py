@@ -9,8 +9,6 @@ class ServerSettings:
 
     Attributes:
         model_name: by which requests name the model, and `/v1/models` lists it.
-        host: address to listen at.
-        port: to listen at; 0 for one that is free.
         api_key: that every request to `/v1` must carry; None for none.
         cors: origins whose pages may call the server from a browser.
         max_batch: requests that run at once, at most.
@@ -20,8 +18,6 @@ class ServerSettings:
     """
 
     model_name: str
-    host: str = "127.0.0.1"
-    port: int = 8000
     api_key: str | None = None
     cors: tuple[str, ...] = ()
     max_batch: int = 16

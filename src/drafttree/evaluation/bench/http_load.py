@@ -1,0 +1,132 @@
+"""Clients of an OpenAI-compatible server, and how long each waited for its tokens."""
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from drafttree.core.errors import InputError
+
+COMPLETIONS = "/v1/completions"
+STREAMED = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+PATIENCE = 600.0
+"""Seconds that a server may be silent."""
+
+
+@dataclass
+class ServedText:
+    """A text as a client saw it come.
+
+    Attributes:
+        text: as far as it has come.
+        tokens: that had come by then.
+        first_token: seconds from the request to the first of them.
+        gaps: seconds from token to token, those that came together being even.
+    """
+
+    text: str = ""
+    tokens: int = 0
+    first_token: float = 0.0
+    gaps: list[float] = field(default_factory=list)
+
+    def add(self, text: str, tokens: int, seconds: float) -> None:
+        """Take what a chunk has brought.
+
+        Args:
+            text: of the chunk.
+            tokens: that there are with it.
+            seconds: since the last chunk with tokens, or since the request.
+        """
+        new = tokens - self.tokens
+        if not self.tokens:
+            self.first_token = seconds
+        else:
+            self.gaps += [seconds / new] * new
+        self.text, self.tokens = self.text + text, tokens
+
+
+@dataclass(frozen=True)
+class LoadRun:
+    """Some texts that were asked for by so many clients at once.
+
+    Attributes:
+        texts: in the order of the prompts.
+        seconds: from the first request to the last token.
+    """
+
+    texts: list[ServedText]
+    seconds: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all clients together."""
+        return sum(text.tokens for text in self.texts) / self.seconds
+
+
+async def run_load(address: str, prompts: Sequence[str], at_once: int, options: Mapping[str, Any]) -> LoadRun:
+    """Ask a server for the texts of some prompts, so many at once; the next one as soon as one has ended.
+
+    Args:
+        address: of the server.
+        prompts: their texts.
+        at_once: clients.
+        options: of all requests; the i-th text has the seed + i.
+
+    Raises:
+        InputError: the server refused one or went away.
+    """
+    texts = [ServedText() for _ in prompts]
+    waiting = iter(enumerate(prompts))
+    limits = httpx.Limits(max_connections=at_once)
+    async with httpx.AsyncClient(base_url=address, limits=limits, timeout=PATIENCE) as client:
+
+        async def ask() -> None:
+            for place, prompt in waiting:
+                body = {**options, **STREAMED, "prompt": prompt, "seed": options.get("seed", 0) + place}
+                await _read(client, body, texts[place])
+
+        begun = time.perf_counter()
+        try:
+            await asyncio.gather(*(ask() for _ in range(at_once)))
+        except httpx.HTTPError as error:
+            raise InputError(f"{address}: {error or type(error).__name__}") from None
+        return LoadRun(texts, time.perf_counter() - begun)
+
+
+async def _read(client: httpx.AsyncClient, body: Mapping[str, Any], text: ServedText) -> None:
+    """Read a text to its end.
+
+    Raises:
+        InputError: the server refused it.
+    """
+    last = time.perf_counter()
+    async with client.stream("POST", COMPLETIONS, json=body) as reply:
+        if reply.status_code != 200:
+            raise InputError(f"{client.base_url}: {reply.status_code} {(await reply.aread()).decode()[:300]}")
+        async for line in reply.aiter_lines():
+            for chunk in _chunks(line):
+                now, tokens = time.perf_counter(), chunk["usage"]["completion_tokens"]
+                if tokens > text.tokens:
+                    text.add("".join(choice["text"] for choice in chunk["choices"]), tokens, now - last)
+                    last = now
+                else:
+                    text.text += "".join(choice["text"] for choice in chunk["choices"])
+
+
+def _chunks(line: str) -> Iterator[Any]:
+    """The chunk of a line, if it has one.
+
+    Raises:
+        InputError: it has an error.
+    """
+    data = line.removeprefix("data: ")
+    if data == line or data == "[DONE]":
+        return
+    chunk = json.loads(data)
+    if "error" in chunk:
+        raise InputError(f"a stream ended with an error: {chunk['error']['message']}")
+    yield chunk

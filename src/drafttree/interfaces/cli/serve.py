@@ -1,0 +1,113 @@
+"""`drafttree serve`: an OpenAI-compatible server."""
+
+import sys
+from importlib.util import find_spec
+from typing import Annotated, Any
+
+import typer
+
+from drafttree.core.errors import ConfigError
+from drafttree.interfaces.cli.options import (
+    Device,
+    Drafter,
+    Dtype,
+    ExactText,
+    LossyWindow,
+    MaxBatch,
+    PolicySpec,
+    Quantize,
+    QuantizeDrafter,
+    Sinks,
+    VerifierName,
+)
+from drafttree.loading import find_policy, find_verifier
+from drafttree.loading.specs import DEFAULT_POLICY
+
+NEEDED = ("fastapi", "uvicorn", "sse_starlette", "prometheus_client", "jinja2")
+"""The packages of the extra `serve`, by module."""
+LOCAL = ("127.0.0.1", "::1", "localhost")
+
+
+def serve(
+    model: Annotated[str, typer.Argument(help='The model: "embedded", a folder or a hub name.')] = "embedded",
+    drafter: Drafter = "auto",
+    policy: PolicySpec = DEFAULT_POLICY,
+    verifier: VerifierName = "auto",
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    exact_text: ExactText = False,
+    lossy_window: LossyWindow = None,
+    sinks: Sinks = 4,
+    quantize: Quantize = None,
+    quantize_drafter: QuantizeDrafter = None,
+    max_batch: MaxBatch = 16,
+    max_queue: Annotated[int, typer.Option(min=0, help="Texts that may wait; one more is answered 429.")] = 256,
+    timeout: Annotated[
+        float | None, typer.Option(min=0.001, help="Seconds after which a text ends where it is; by default never.")
+    ] = None,
+    host: Annotated[str, typer.Option(help='Address to listen at; "0.0.0.0" for all of this machine.')] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="To listen at; 0 for one that is free.")] = 8000,
+    api_key: Annotated[
+        str | None,
+        typer.Option(envvar="DRAFTTREE_API_KEY", help="That requests to /v1 must carry; other users see arguments."),
+    ] = None,
+    cors: Annotated[
+        list[str] | None, typer.Option(help='An origin whose pages may call the server, or "*"; may be repeated.')
+    ] = None,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="By which requests name the model; by default MODEL.")
+    ] = None,
+) -> None:
+    """Serve a model over HTTP as OpenAI's API does, many requests at once, with a playground at /.
+
+    Ctrl-C or SIGTERM lets running texts finish and answers new requests with 503; a second one ends at once.
+    """
+    check_extra()
+    _check_key(api_key)
+    chosen = find_policy(policy), find_verifier(verifier)
+
+    from drafttree.interfaces.server.lifecycle import listen, run
+    from drafttree.interfaces.server.settings import ServerSettings
+
+    settings = ServerSettings(
+        model_name=served_model_name or model,
+        api_key=api_key,
+        cors=tuple(cors or ()),
+        max_batch=max_batch,
+        max_queue=max_queue,
+        timeout=timeout,
+    )
+    with listen(host, port) as listener:
+        from drafttree.interfaces.cli.decoders import load_named
+        from drafttree.interfaces.server.app import create_app
+
+        kinds: dict[str, Any] = {"quantize": quantize, "quantize_drafter": quantize_drafter}
+        kinds |= {"exact_text": exact_text, "lossy_window": lossy_window, "sinks": sinks}
+        decoder = load_named(model, drafter, *chosen, dtype=dtype, device=device, **kinds)
+        if host not in LOCAL and api_key is None:
+            _tell("whoever can reach this machine can use the server; --api-key asks for a key")
+        run(create_app(decoder, settings), listener, _tell)
+
+
+def check_extra() -> None:
+    """Refuse to serve without the packages that it takes.
+
+    Raises:
+        ConfigError: names the first one that is missing.
+    """
+    if missing := next((module for module in NEEDED if find_spec(module) is None), None):
+        raise ConfigError(f'serving needs {missing.replace("_", "-")}; pip install "drafttree[serve]"')
+
+
+def _check_key(key: str | None) -> None:
+    """Refuse a key that no request could carry.
+
+    Raises:
+        ConfigError: says why.
+    """
+    if key is not None and not (key and key.isascii() and key.isprintable() and " " not in key):
+        raise ConfigError("--api-key is empty or has other than printable ASCII characters; give another one")
+
+
+def _tell(what: str) -> None:
+    print(f"drafttree: {what}", file=sys.stderr, flush=True)

@@ -1,0 +1,109 @@
+"""One answer of a chat, as the pieces of its text make it: for a stream, and as a whole."""
+
+import uuid
+from collections.abc import Sequence
+
+from drafttree.interfaces.server.protocol.chat_reply import (
+    AnswerMessage,
+    CalledFunction,
+    ChatChoice,
+    ChatChunkChoice,
+    ChatLogprobs,
+    Delta,
+    FinishReason,
+    TokenLogprob,
+    ToolCall,
+    ToolCallDelta,
+    TopLogprob,
+)
+from drafttree.interfaces.server.text_pieces import Piece, ScoredToken
+from drafttree.interfaces.server.token_names import TokenNames
+from drafttree.interfaces.server.tool_calls import CallArguments, CallBegun, Part, Said, ToolCallReader
+
+
+class Answer:
+    """An answer while it is written.
+
+    Args:
+        index: its place among the answers of a request.
+        names: of the tokens, None where no log-probabilities are wanted.
+        calls_tools: whether its text may have calls of tools.
+    """
+
+    def __init__(self, index: int, names: TokenNames | None, *, calls_tools: bool) -> None:
+        self._index, self._names = index, names
+        self._reader = ToolCallReader() if calls_tools else None
+        self._said: list[str] = []
+        self._calls: list[ToolCall] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._finish_reason: FinishReason = "length"
+
+    def begin(self) -> list[ChatChunkChoice]:
+        """The first chunk of a stream, which says whose turn it is."""
+        return [self._chunk(Delta(role="assistant", content=""), None)]
+
+    def add(self, piece: Piece) -> list[ChatChunkChoice]:
+        """What a piece of text adds."""
+        final = piece.finish_reason is not None
+        parts = self._reader.read(piece.text, final=final) if self._reader else [Said(piece.text)] if piece.text else []
+        deltas = [self._delta(part) for part in parts] or [Delta()] * bool(piece.tokens)
+        logprobs = self._score(piece.tokens)
+        scores = [logprobs, *[None] * len(deltas)]
+        chunks = [self._chunk(delta, score) for delta, score in zip(deltas, scores, strict=False)]
+        return [*chunks, self._end(piece.finish_reason)] if piece.finish_reason else chunks
+
+    @property
+    def whole(self) -> ChatChoice:
+        """The whole answer."""
+        content = "".join(self._said)
+        message = AnswerMessage(
+            role="assistant", content=None if self._calls and not content else content, refusal=None
+        )
+        if self._calls:
+            message.tool_calls = self._calls
+        logprobs = None if self._names is None else ChatLogprobs(content=self._logprobs, refusal=None)
+        return ChatChoice(index=self._index, message=message, logprobs=logprobs, finish_reason=self._finish_reason)
+
+    def _chunk(self, delta: Delta, logprobs: ChatLogprobs | None) -> ChatChunkChoice:
+        return ChatChunkChoice(index=self._index, delta=delta, logprobs=logprobs, finish_reason=None)
+
+    def _end(self, reason: FinishReason) -> ChatChunkChoice:
+        """The last chunk, which says why the answer ends."""
+        self._finish_reason = "tool_calls" if self._calls and reason == "stop" else reason
+        return ChatChunkChoice(index=self._index, delta=Delta(), logprobs=None, finish_reason=self._finish_reason)
+
+    def _delta(self, part: Part) -> Delta:
+        """A part as a chunk has it; it joins the whole."""
+        match part:
+            case Said(text=text):
+                self._said.append(text)
+                return Delta(content=text)
+            case CallBegun(index=index, name=name):
+                call = ToolCall(
+                    id=f"call_{uuid.uuid4().hex}", type="function", function=CalledFunction(name=name, arguments="")
+                )
+                self._calls.append(call)
+                began = call.function.model_copy()
+                return Delta(tool_calls=[ToolCallDelta(index=index, id=call.id, type=call.type, function=began)])
+            case CallArguments(index=index, text=text):
+                self._calls[index].function.arguments += text
+                return Delta(tool_calls=[ToolCallDelta(index=index, function=CalledFunction(arguments=text))])
+
+    def _score(self, tokens: Sequence[ScoredToken]) -> ChatLogprobs | None:
+        if self._names is None:
+            return None
+        found = [self._token(scored, self._names) for scored in tokens]
+        self._logprobs += found
+        return ChatLogprobs(content=found, refusal=None)
+
+    @staticmethod
+    def _token(scored: ScoredToken, names: TokenNames) -> TokenLogprob:
+        token, logprob, top = scored
+        likeliest = [
+            TopLogprob(token=names.name(each), bytes=list(names.bytes(each)), logprob=value)
+            for each, value in top.items()
+        ]
+        assert logprob is not None  # an answer's tokens stand behind a prompt
+        return TokenLogprob(
+            token=names.name(token), bytes=list(names.bytes(token)), logprob=logprob, top_logprobs=likeliest
+        )

@@ -1,0 +1,84 @@
+"""The prompt of a chat request: its messages and tools in the words of the model's chat template."""
+
+import inspect
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from drafttree.engine.chat import render_chat
+from drafttree.interfaces.server.errors import ServerError
+from drafttree.interfaces.server.protocol.chat_request import ChatRequest
+from drafttree.interfaces.server.protocol.messages import Message, ToolCall
+from drafttree.interfaces.server.protocol.tools import Tool
+from drafttree.interfaces.server.tool_calls import BEGIN, BETWEEN, call_text
+
+TOOLS_INTRODUCTION = "You may call these functions, described by one line of JSON each:"
+HOW_TO_CALL = f"To call one, write its name and arguments in this form:\n{call_text('NAME', '{...}')}"
+OWN_ARGUMENTS = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters)
+"""Arguments of `apply_chat_template` itself, which a request may not set."""
+
+
+def read_prompt(request: ChatRequest, tokenizer: Any) -> list[int]:
+    """The token ids of a conversation.
+
+    A template that does not know how calls are written here (see `tool_calls`) is told of the tools by the system
+    message, and sees calls and their results as text.
+
+    Raises:
+        ServerError: `chat_template_kwargs` has arguments that are no variables of a template.
+        InputError: as for `render_chat`.
+    """
+    variables = dict(request.chat_template_kwargs or {})
+    if wrong := next((name for name in variables if name in OWN_ARGUMENTS), None):
+        raise ServerError(400, f"{wrong!r} is no variable of a chat template", param="chat_template_kwargs")
+    template = str(getattr(tokenizer, "chat_template", ""))
+    tools = [] if request.tool_choice == "none" else request.tools or []
+    if "tools" in template and BEGIN in template:
+        messages = [_native(message, template) for message in request.messages]
+        described = [tool.model_dump(exclude_none=True) for tool in tools] or None
+        return render_chat(messages, tokenizer, **{**variables, "tools": described})
+    messages = [_as_text(message, template) for message in request.messages]
+    return render_chat(_with_tools(messages, tools), tokenizer, **variables)
+
+
+def _role(message: Message, template: str) -> str:
+    """The role, "system" for "developer" where a template does not know that newer name."""
+    return "system" if message.role == "developer" and message.role not in template else message.role
+
+
+def _native(message: Message, template: str) -> dict[str, Any]:
+    """A message as templates that know tools want it."""
+    found = message.model_dump(include={"name", "tool_call_id"}, exclude_none=True)
+    found |= {"role": _role(message, template), "content": message.text}
+    if message.tool_calls:
+        found["tool_calls"] = [_native_call(call) for call in message.tool_calls]
+    return found
+
+
+def _native_call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.function.name, "arguments": call.function.parsed_arguments}
+    return {"id": call.id, "type": call.type, "function": function}
+
+
+def _as_text(message: Message, template: str) -> dict[str, Any]:
+    """A message without calls and results of tools, which become text."""
+    if message.role == "tool":
+        return {"role": "user", "content": f"<tool_response>\n{message.text}\n</tool_response>"}
+    calls = [call_text(call.function.name, call.function.arguments) for call in message.tool_calls or ()]
+    named = {} if message.name is None else {"name": message.name}
+    content = BETWEEN.join(filter(None, [message.text, *calls]))
+    return {"role": _role(message, template), "content": content, **named}
+
+
+def _with_tools(messages: Sequence[Mapping[str, Any]], tools: Iterable[Tool]) -> list[Mapping[str, Any]]:
+    """The messages, the first of which tells of the tools if there are any."""
+    described = [json.dumps(tool.function.model_dump(exclude_none=True, exclude={"strict"})) for tool in tools]
+    if not described:
+        return [*messages]
+    told = "\n".join([TOOLS_INTRODUCTION, *described, HOW_TO_CALL])
+    first, rest = messages[0], messages[1:]
+    if first["role"] == "system":
+        return [{**first, "content": f"{first['content']}\n\n{told}"}, *rest]
+    return [{"role": "system", "content": told}, *messages]

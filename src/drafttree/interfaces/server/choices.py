@@ -1,0 +1,132 @@
+"""The texts of one request: submitted together, read as they grow, and counted."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from itertools import product
+from typing import Any
+
+from drafttree.engine.batching import Handle
+from drafttree.engine.request import Chunk
+from drafttree.interfaces.server.errors import ServerError
+from drafttree.interfaces.server.protocol.usage import CompletionTokensDetails, PromptTokensDetails, Usage
+from drafttree.interfaces.server.serving import ServingContext
+from drafttree.interfaces.server.text_pieces import Piece, TextPieces
+
+
+class Choices:
+    """The texts of one request.
+
+    Args:
+        prompts: token ids of each prompt.
+        handles: of the texts, as many for each prompt, those of the first prompt first.
+        wanted: whether texts are, not only what is known of the prompts.
+    """
+
+    def __init__(self, prompts: Sequence[list[int]], handles: Sequence[Handle], *, wanted: bool = True) -> None:
+        self._prompts, self._handles = prompts, handles
+        self._texts = [TextPieces(wanted=wanted) for _ in handles]
+        self._generated = self._accepted = 0
+
+    @classmethod
+    async def submit(
+        cls,
+        serving: ServingContext,
+        prompts: Sequence[list[int]],
+        options: Sequence[dict[str, Any]],
+        seeds: Sequence[int | None],
+        *,
+        wanted: bool = True,
+    ) -> "Choices":
+        """Submit all texts of a request, or none of them.
+
+        Args:
+            serving: the model.
+            prompts: token ids of each.
+            options: of the engine, for each prompt.
+            seeds: of the texts of a prompt.
+            wanted: as for the class.
+
+        Raises:
+            ServerError: there are too many for the server's queue, now or ever.
+            DraftTreeError: as for `Engine.submit`.
+        """
+        handles: list[Handle] = []
+        most, texts = serving.settings.max_batch + serving.settings.max_queue, len(prompts) * len(seeds)
+        if texts > most:
+            raise ServerError(400, f"{texts} texts are more than the server takes at once, {most}", param="n")
+        try:
+            for (prompt, given), seed in product(zip(prompts, options, strict=True), seeds):
+                handles.append(await serving.admission.submit(prompt, **given, seed=seed))
+        except BaseException:
+            for handle in handles:
+                handle.cancel()
+            raise
+        return cls(prompts, handles, wanted=wanted)
+
+    def cancel(self) -> None:
+        """Let all texts end where they are."""
+        for handle in self._handles:
+            handle.cancel()
+
+    async def read(self) -> AsyncGenerator[tuple[int, Piece]]:
+        """The pieces of all texts as they come, each with its place among the texts.
+
+        Leaving it early cancels all texts.
+        """
+        try:
+            async with aclosing(_merged(self._handles)) as chunks:
+                async for place, chunk in chunks:
+                    piece = self._texts[place].piece(chunk)
+                    self._generated += piece.generated
+                    self._accepted += piece.accepted
+                    yield place, piece
+        finally:
+            self.cancel()
+
+    @property
+    def usage(self) -> Usage:
+        """The tokens so far."""
+        metrics, prompt = [handle.metrics for handle in self._handles], sum(map(len, self._prompts))
+        each = len(metrics) // len(self._prompts)
+        firsts = range(0, len(metrics), each)
+        reused = sum(max(part.reused_tokens for part in metrics[first : first + each]) for first in firsts)
+        drafted = sum(turn.nodes - 1 for part in metrics for turn in tuple(part.rounds))
+        return Usage(
+            prompt_tokens=prompt,
+            completion_tokens=self._generated,
+            total_tokens=prompt + self._generated,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=reused),
+            completion_tokens_details=CompletionTokensDetails(
+                accepted_prediction_tokens=self._accepted,
+                rejected_prediction_tokens=max(drafted - self._accepted, 0),
+            ),
+        )
+
+
+async def _merged(handles: Sequence[Handle]) -> AsyncGenerator[tuple[int, Chunk]]:
+    """The chunks of all handles as they come, each with the place of its handle."""
+    news: asyncio.Queue[tuple[int, Chunk] | Exception | None] = asyncio.Queue()
+
+    async def read(place: int, handle: Handle) -> None:
+        try:
+            async for chunk in handle:
+                news.put_nowait((place, chunk))
+            news.put_nowait(None)
+        except Exception as error:
+            news.put_nowait(error)
+
+    readers = [asyncio.create_task(read(place, handle)) for place, handle in enumerate(handles)]
+    try:
+        running = len(readers)
+        while running:
+            match await news.get():
+                case None:
+                    running -= 1
+                case Exception() as error:
+                    raise error
+                case found:
+                    yield found
+    finally:
+        for reader in readers:
+            reader.cancel()

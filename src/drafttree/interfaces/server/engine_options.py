@@ -1,0 +1,98 @@
+"""The engine's options for a request."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from drafttree.engine.compatibility import is_text_of_seed
+from drafttree.engine.decoder import Decoder
+from drafttree.interfaces.server.errors import ServerError
+from drafttree.interfaces.server.protocol.sampling_fields import INT64, SamplingFields
+from drafttree.interfaces.server.reply_grammar import reply_grammar
+
+DEFAULT_LIMIT = 2048
+"""Tokens of an answer at most where neither the request nor the model says."""
+SAME_NAMES = ("top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "ignore_eos", "stop")
+
+
+def engine_options(request: SamplingFields, decoder: Decoder, prompt_length: int, wanted: int | None) -> dict[str, Any]:
+    """The options of a prompt's texts, all but their seeds.
+
+    Args:
+        request: of the client.
+        decoder: of the model.
+        prompt_length: tokens of the prompt.
+        wanted: tokens of a text at most, None where the request does not say.
+
+    Raises:
+        ServerError: a token id is outside the vocabulary, the grammar is too long, or prompt and text do not fit into
+            the model's context.
+        ConfigError: the grammar is malformed.
+    """
+    limit = _limit(wanted, prompt_length, decoder)
+    options = {name: value for name in SAME_NAMES if (value := getattr(request, name)) is not None}
+    options["max_new_tokens"] = limit
+    adopted = decoder.defaults.get("temperature", 1.0)
+    options["temperature"] = adopted if request.temperature is None else request.temperature
+    if request.top_k is not None:
+        options["top_k"] = max(request.top_k, 0)
+    if grammar := reply_grammar(request):
+        options["grammar"] = grammar
+    return options | _token_options(request, decoder, limit)
+
+
+def _token_options(request: SamplingFields, decoder: Decoder, limit: int) -> dict[str, Any]:
+    """The options that are about single tokens."""
+    found: dict[str, Any] = {}
+    if request.min_tokens:
+        _check_min_tokens(request.min_tokens, limit)
+        found["min_new_tokens"] = request.min_tokens
+    if request.logit_bias:
+        bias = {int(token): added for token, added in request.logit_bias.items()}
+        _check_tokens("logit_bias", bias, decoder)
+        found["sequence_bias"] = [[[token], float(added)] for token, added in bias.items()]
+    if request.stop_token_ids:
+        _check_tokens("stop_token_ids", request.stop_token_ids, decoder)
+        found["eos_token_id"] = [*(() if request.ignore_eos else decoder.eos), *request.stop_token_ids]
+        found["ignore_eos"] = False
+    return found
+
+
+def seeds(request: SamplingFields) -> list[int | None]:
+    """The seed of each of a prompt's texts: they differ, and the first one's is the request's."""
+    if request.seed is None:
+        return [None] * request.choices
+    return [(request.seed + choice + INT64) % (2 * INT64) - INT64 for choice in range(request.choices)]
+
+
+def _limit(wanted: int | None, prompt_length: int, decoder: Decoder) -> int:
+    """Tokens of a text at most, by default as many as the context has room for, up to the model's own or 2,048.
+
+    Raises:
+        ServerError: prompt and text would not fit into the model's context.
+    """
+    context = decoder.target.context
+    room = None if context is None else context - prompt_length
+    if room is not None and room < max(wanted or 1, 1):
+        asked = f"and {wanted} tokens of text exceed" if room > 0 else "leaves no room for a text in"
+        advice = f" or ask for at most {room} tokens" if room > 0 else ""
+        message = f"the prompt of {prompt_length} tokens {asked} the model's context of {context}; shorten it{advice}"
+        raise ServerError(400, message, param="max_tokens" if room > 0 else None, code="context_length_exceeded")
+    default = decoder.defaults.get("max_new_tokens") or DEFAULT_LIMIT
+    return wanted if wanted is not None else min(default, default if room is None else room)
+
+
+def keeps_beginnings(decoder: Decoder) -> bool:
+    """Whether a conversation may go on from what an earlier one has left, as it does in the engine by default."""
+    return decoder.verifier is None or is_text_of_seed(decoder.verifier)
+
+
+def _check_min_tokens(least: int, limit: int) -> None:
+    if least > limit:
+        raise ServerError(400, f"min_tokens is {least}, but the text may have {limit} tokens", param="min_tokens")
+
+
+def _check_tokens(field: str, tokens: Iterable[int], decoder: Decoder) -> None:
+    vocab = decoder.target.vocab_size
+    if wrong := next((token for token in tokens if token >= vocab), None):
+        message = f"{field}: token id {wrong} is outside the vocabulary of {vocab}"
+        raise ServerError(400, message, param=field)

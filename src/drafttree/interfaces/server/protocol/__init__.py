@@ -1,0 +1,1 @@
+"""Requests and replies of OpenAI's API, as pydantic models."""

@@ -1,0 +1,74 @@
+"""A request to /v1/chat/completions."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from drafttree.interfaces.server.protocol.messages import Messages
+from drafttree.interfaces.server.protocol.request_model import NotServed, mistake
+from drafttree.interfaces.server.protocol.response_format import ResponseFormat
+from drafttree.interfaces.server.protocol.sampling_fields import MAX_LOGPROBS, SamplingFields
+from drafttree.interfaces.server.protocol.tools import ToolFields
+
+NO_EFFECT = "has no effect on a reply"
+
+
+class ChatRequest(SamplingFields, ToolFields):
+    """A conversation whose next answer is wanted."""
+
+    messages: Messages = Field(description="roles system, developer, user, assistant and tool; content is text")
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="tokens at most; by default what the context has room for, 2,048 at most"
+    )
+    max_tokens: Annotated[int, Field(ge=1)] | None = Field(None, description="the older name of max_completion_tokens")
+    logprobs: bool | None = Field(None, description="the target model's own log-probability of every token")
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
+        None, description="likeliest tokens beside each, with logprobs"
+    )
+    response_format: ResponseFormat | None = Field(None, description="text, json_object or json_schema")
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="vLLM's: variables of the model's chat template, such as enable_thinking"
+    )
+    modalities: list[Literal["text"]] | None = Field(None, description="only text")
+    service_tier: Literal["auto", "default"] | None = Field(None, description="there is one tier")
+    verbosity: Literal["medium"] | None = Field(None, description="only medium")
+    safety_identifier: str | None = Field(None, description=NO_EFFECT)
+    prompt_cache_key: str | None = Field(None, description=f"{NO_EFFECT}: what conversations share is found by itself")
+    audio: Annotated[object, NotServed("the model writes text")] = None
+    functions: Annotated[object, NotServed("it is deprecated; give tools")] = None
+    function_call: Annotated[object, NotServed("it is deprecated; give tool_choice")] = None
+    metadata: Annotated[object, NotServed("nothing is stored")] = None
+    store: Annotated[object, NotServed("nothing is stored")] = None
+    moderation: Annotated[object, NotServed("there is no moderation")] = None
+    prediction: Annotated[object, NotServed("the drafter predicts; start the server with --drafter lookup")] = None
+    prompt_cache_options: Annotated[object, NotServed("what conversations share is found by itself")] = None
+    prompt_cache_retention: Annotated[object, NotServed("prompts are kept in memory", ("in_memory",))] = None
+    reasoning_effort: Annotated[object, NotServed("give chat_template_kwargs where the template knows it")] = None
+    web_search_options: Annotated[object, NotServed("there is no search; give a tool")] = None
+    chat_template: Annotated[object, NotServed("the server's own template is used")] = None
+    add_generation_prompt: Annotated[object, NotServed("an answer always begins", (True,))] = None
+    continue_final_message: Annotated[object, NotServed("give the text to /v1/completions")] = None
+    documents: Annotated[object, NotServed("give them as messages")] = None
+
+    @model_validator(mode="after")
+    def _check(self) -> "ChatRequest":
+        self.check_stream()
+        self.check_tools()
+        older, newer = self.max_tokens, self.max_completion_tokens
+        if older is not None and newer is not None and older != newer:
+            raise mistake("two_limits", "max_tokens and max_completion_tokens differ; give one of them")
+        if self.top_logprobs and not self.logprobs:
+            raise mistake("no_logprobs", "top_logprobs needs logprobs to be true")
+        if self.structured_outputs and (self.tools or self.response_format):
+            raise mistake("two_forms", "structured_outputs excludes tools and response_format")
+        return self
+
+    @property
+    def limit(self) -> int | None:
+        """Tokens of an answer at most, None where the request does not say."""
+        return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
+
+    @property
+    def wanted_logprobs(self) -> bool | int | None:
+        """The engine's option."""
+        return (self.top_logprobs or True) if self.logprobs else None

@@ -1,0 +1,91 @@
+"""The text of one choice as it grows, with the log-probabilities of the tokens it is made of."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from drafttree.engine.logprobs import Logprobs
+from drafttree.engine.request import Chunk
+from drafttree.interfaces.server.errors import ServerError
+
+MIN_LOGPROB = -9999.0
+"""What stands for minus infinity, which JSON does not know; vLLM's number."""
+
+
+class ScoredToken(NamedTuple):
+    """A token, its log-probability, None where nothing stands before it, and the likeliest ones at its place."""
+
+    token: int
+    logprob: float | None
+    top: dict[int, float]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What a round adds to a text.
+
+    Attributes:
+        text: that no later token can change.
+        tokens: those it is made of, where their log-probabilities are wanted.
+        finish_reason: in the last piece.
+        generated: tokens of the round.
+        accepted: of them, those that were drafted.
+        prompt: log-probabilities of the prompt's tokens after the first, in the first piece if they are wanted.
+    """
+
+    text: str
+    tokens: list[ScoredToken] = field(default_factory=list)
+    finish_reason: Literal["stop", "length"] | None = None
+    generated: int = 0
+    accepted: int = 0
+    prompt: Logprobs | None = None
+
+
+class TextPieces:
+    """Turns the chunks of one text into pieces.
+
+    A token is given out with the piece that has the last of its characters, so what may still turn out to be a stop
+    string shows in no log-probability either. A stop string's own tokens and EOS are no part of the text.
+
+    Args:
+        wanted: whether a text is; without, the one token that an engine writes at least is left out.
+    """
+
+    def __init__(self, *, wanted: bool = True) -> None:
+        self._wanted = wanted
+        self._held: deque[ScoredToken] = deque()
+        self._given = 0
+
+    def piece(self, chunk: Chunk) -> Piece:
+        """The next piece.
+
+        Raises:
+            ServerError: the text ended since the server is shutting down.
+        """
+        if chunk.logprobs:
+            self._held += scored_tokens(chunk.tokens, chunk.logprobs, chunk.top_logprobs)
+        reason = chunk.finish_reason
+        if reason not in (None, "stop", "length"):
+            raise ServerError(503, f"the text was {reason} before its end", code=reason)
+        if not self._wanted:
+            return Piece("", finish_reason=reason and "length", prompt=chunk.prompt_logprobs)
+        complete = chunk.origins[-1] + 1 - self._given if chunk.origins else 0
+        tokens = [self._held.popleft() for _ in range(min(len(self._held), complete))]
+        self._given += len(tokens)
+        if reason == "length":
+            tokens += self._held
+        return Piece(chunk.text, tokens, reason, len(chunk.tokens), sum(chunk.drafted), chunk.prompt_logprobs)
+
+
+def scored_tokens(
+    tokens: Sequence[int], logprobs: Sequence[float], top: Sequence[dict[int, float]]
+) -> list[ScoredToken]:
+    """Tokens with what is known of them; `top` may be empty."""
+    pairs = zip(tokens, logprobs, top or [{}] * len(tokens), strict=True)
+    return [_scored(*each) for each in pairs]
+
+
+def _scored(token: int, logprob: float, top: dict[int, float]) -> ScoredToken:
+    """A token whose numbers JSON can say."""
+    return ScoredToken(token, max(logprob, MIN_LOGPROB), {each: max(value, MIN_LOGPROB) for each, value in top.items()})

@@ -1,0 +1,80 @@
+"""`drafttree serve`: what it is told reaches the server, and mistakes are one line."""
+
+import socket
+import sys
+
+import pytest
+from fastapi import FastAPI
+
+from drafttree.interfaces.cli import serve as command
+from drafttree.interfaces.server import lifecycle
+from helpers.command_line import complaint, run
+
+
+@pytest.fixture
+def served(quick, monkeypatch):
+    """The application that a command would serve."""
+    found: list[FastAPI] = []
+    monkeypatch.setattr(lifecycle, "run", lambda app, listener, tell: found.append(app))
+    yield found
+    for app in found:
+        app.state.serving.engine.close()
+
+
+def serve(*arguments, **options):
+    result = run("serve", "--port", 0, *arguments, **options)
+    assert result.exit_code == 0, result.exception
+    return result
+
+
+def test_options_reach_the_server(served):
+    limits = ("--max-batch", 3, "--max-queue", 5, "--timeout", 2.5)
+    serve("--drafter", "none", *limits, "--api-key", "k", "--cors", "https://a", "--cors", "https://b")
+    serving = served[0].state.serving
+    settings = serving.settings
+    assert (settings.max_batch, settings.max_queue, settings.timeout) == (3, 5, 2.5)
+    assert (settings.api_key, settings.cors) == ("k", ("https://a", "https://b"))
+    assert settings.model_name == serving.model_name == "embedded"
+    assert serving.decoder.drafter is None
+
+
+def test_a_model_is_served_under_the_name_it_is_given(served):
+    serve("embedded", "--served-model-name", "mine")
+    assert served[0].state.serving.model_name == "mine"
+
+
+def test_the_key_may_come_from_the_environment(served):
+    serve(env={"DRAFTTREE_API_KEY": "from outside"[:4]})
+    assert served[0].state.serving.settings.api_key == "from"
+
+
+def test_a_server_that_others_reach_without_a_key_says_so(served):
+    assert "--api-key asks for a key" in serve("--host", "0.0.0.0").stderr
+    assert "--api-key" not in serve("--host", "0.0.0.0", "--api-key", "k").stderr
+    assert "--api-key" not in serve().stderr
+
+
+@pytest.mark.parametrize("package", ["fastapi", "uvicorn", "sse_starlette", "prometheus_client"])
+def test_a_missing_extra_is_one_line(capsys, monkeypatch, package):
+    monkeypatch.setattr(command, "find_spec", lambda name: None if name == package else sys)
+    error = complaint(capsys, "serve")
+    assert error.endswith(f'serving needs {package.replace("_", "-")}; pip install "drafttree[serve]"\n')
+
+
+def test_a_port_in_use_is_one_line(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert "in use; choose another" in complaint(capsys, "serve", "--port", taken.getsockname()[1])
+
+
+@pytest.mark.parametrize("key", ["", "two words", "schlüssel", "line\n"])
+def test_a_key_that_no_request_could_carry_is_one_line(capsys, key):
+    assert "--api-key" in complaint(capsys, "serve", "--api-key", key)
+
+
+def test_numbers_out_of_range_are_one_line(capsys):
+    assert "--port" in complaint(capsys, "serve", "--port", 65536)
+    assert "--timeout" in complaint(capsys, "serve", "--timeout", 0)
+
+
+def test_an_unknown_policy_is_one_line(capsys):
+    assert "did you mean 'talon'?" in complaint(capsys, "serve", "--policy", "talom")

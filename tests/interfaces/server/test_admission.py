@@ -1,0 +1,112 @@
+"""Texts are let in up to a limit, end in time, and are let go where nobody waits for them."""
+
+import asyncio
+import threading
+
+import httpx
+import pytest
+
+from drafttree.interfaces.server.admission import Admission
+from drafttree.interfaces.server.errors import ServerError
+from drafttree.interfaces.server.settings import ServerSettings
+from helpers.held_server import COMPLETIONS, LONG, ask, held_app, held_server, wait_until
+
+TEXT = [1, 2, 3]
+
+
+@pytest.fixture
+def held():
+    found = held_app(max_batch=1, max_queue=2)
+    found.model.go.clear()
+    yield found
+    found.model.go.set()
+    found.engine.close()
+
+
+def test_as_many_as_fit_are_let_in_when_all_come_at_once(held):
+    async def submit_all():
+        return await asyncio.gather(*(held.admission.submit(TEXT) for _ in range(7)), return_exceptions=True)
+
+    found = asyncio.run(submit_all())
+    refused = [each for each in found if isinstance(each, ServerError)]
+    assert len(refused) == 4
+    assert {(each.status, each.code, *(each.headers or {})) for each in refused} == {(429, "queue_full", "Retry-After")}
+    assert held.admission.open == 3
+
+
+def test_a_place_is_free_again_when_its_text_has_ended(held):
+    async def fill():
+        return [await held.admission.submit(TEXT, max_new_tokens=1) for _ in range(3)]
+
+    handles = asyncio.run(fill())
+    with pytest.raises(ServerError, match="3 texts are running or waiting"):
+        held.admission.check()
+    held.model.go.set()
+    for handle in handles:
+        handle.result(20)
+    held.admission.check()
+
+
+def test_a_refused_prompt_takes_no_place(held):
+    with pytest.raises(ValueError, match="outside the vocabulary"):
+        asyncio.run(held.admission.submit([10**6]))
+    assert not held.admission.busy
+
+
+def test_a_server_that_shuts_down_lets_nothing_in(held):
+    held.admission.draining = True
+    with pytest.raises(ServerError) as refused:
+        asyncio.run(held.admission.submit(TEXT))
+    assert (refused.value.status, refused.value.headers) == (503, {"Retry-After": "1"})
+
+
+class SlowEngine:
+    """Takes its time to read a prompt."""
+
+    def __init__(self, engine) -> None:
+        self.engine, self.go, self.handles = engine, threading.Event(), []
+
+    def submit(self, *arguments, **options):
+        assert self.go.wait(20)
+        self.handles.append(self.engine.submit(*arguments, **options))
+        return self.handles[-1]
+
+
+def test_a_text_whose_client_left_before_it_was_submitted_is_cancelled(held):
+    engine = SlowEngine(held.engine)
+    admission = Admission(engine, ServerSettings("toy"), held.app.state.serving.metrics)
+
+    async def leave():
+        submitting = asyncio.ensure_future(admission.submit(TEXT))
+        await asyncio.sleep(0)
+        submitting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await submitting
+        assert admission.open == 1
+        engine.go.set()
+        while not engine.handles or not held.engine.metrics.cancelled:
+            held.model.go.set()
+            await asyncio.sleep(0.005)
+
+    asyncio.run(leave())
+    assert engine.handles[0].result(20).finish_reason == "cancelled"
+    assert not admission.busy
+
+
+def test_a_text_ends_in_time_with_what_there_is():
+    with held_server(timeout=0.05) as held:
+        reply = httpx.post(held.address + COMPLETIONS, json={**LONG, "max_tokens": 10**6}, timeout=20).json()
+        assert reply["choices"][0]["finish_reason"] == "length"
+        assert reply["usage"]["completion_tokens"] < 10**6
+
+
+def test_a_text_that_waits_ends_in_time_too():
+    with held_server(max_batch=1, timeout=0.2) as held:
+        held.model.go.clear()
+        with ask(held.address, **LONG) as first, ask(held.address, **LONG) as second:
+            wait_until(lambda: held.admission.open == 2)
+            asyncio.run(asyncio.sleep(0.3))
+            held.model.go.set()
+            assert b"200 OK" in first.recv(100)
+            assert b"200 OK" in second.recv(100)
+        assert held.engine.metrics.cancelled == 2

@@ -1,0 +1,253 @@
+"""Chat completions: replies, streams, log-probabilities, and what is refused."""
+
+import openai
+import pytest
+import torch
+from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionTokenLogprob
+
+from helpers.live_server import events, strict
+
+HELLO = [{"role": "user", "content": "Tell me about the old house."}]
+GREEDY = {"messages": HELLO, "temperature": 0, "max_tokens": 24}
+PATH = "chat/completions"
+
+
+def say(content: object, role: str = "user") -> dict:
+    return {"role": role, "content": content}
+
+
+def text_of(client, **body) -> str:
+    return client.chat.completions.create(model="embedded", **{**GREEDY, **body}).choices[0].message.content
+
+
+def chunks_of(post, **body) -> list[ChatCompletionChunk]:
+    reply = post(PATH, **{**GREEDY, **body}, stream=True)
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    return [strict(ChatCompletionChunk, event) for event in events(reply.text)]
+
+
+def joined(chunks: list[ChatCompletionChunk]) -> str:
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+
+
+def scored_tokens(chunks: list[ChatCompletionChunk]) -> list[ChatCompletionTokenLogprob]:
+    scores = [chunk.choices[0].logprobs for chunk in chunks]
+    return [scored for each in scores if each for scored in each.content]
+
+
+def test_an_answer_is_the_decoders_text(post, decoder):
+    reply = strict(ChatCompletion, post(PATH, **GREEDY).json())
+    alone = decoder.generate(HELLO, max_new_tokens=24, stop="\nUser:")
+    (choice,) = reply.choices
+    assert (choice.message.content, choice.finish_reason) == (alone.text, alone.finish_reason)
+    assert (reply.model, reply.usage.completion_tokens) == ("embedded", len(alone.tokens))
+
+
+def test_the_usage_tells_how_drafting_went(client, decoder):
+    usage = client.chat.completions.create(model="embedded", **GREEDY).usage
+    prompt = decoder.tokenizer.apply_chat_template(HELLO, add_generation_prompt=True)["input_ids"]
+    assert usage.prompt_tokens == len(prompt)
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+    details = usage.completion_tokens_details
+    assert 0 < details.accepted_prediction_tokens < usage.completion_tokens
+    assert details.rejected_prediction_tokens > 0
+
+
+def test_a_stream_is_the_whole_answer_in_parts(client, post):
+    chunks = chunks_of(post)
+    assert joined(chunks) == text_of(client)
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert [chunk.choices[0].finish_reason for chunk in chunks].count(None) == len(chunks) - 1
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert all(chunk.usage is None for chunk in chunks)
+
+
+def test_usage_ends_a_stream_that_wants_it(client, post):
+    *chunks, last = chunks_of(post, stream_options={"include_usage": True})
+    assert last.choices == []
+    whole = client.chat.completions.create(model="embedded", **GREEDY).usage
+    assert last.usage.completion_tokens == whole.completion_tokens
+    assert all(chunk.usage is None for chunk in chunks)
+
+
+def test_continuous_usage_grows_with_the_text(post):
+    chunks = chunks_of(post, stream_options={"continuous_usage_stats": True})
+    counts = [chunk.usage.completion_tokens for chunk in chunks]
+    assert counts == sorted(counts)
+    assert (counts[0], counts[-1]) == (0, 24)
+
+
+def test_several_answers_of_a_seed_differ_and_repeat(client, post):
+    options = {"temperature": 1, "max_tokens": 16}
+    several = client.chat.completions.create(model="embedded", messages=HELLO, n=3, seed=7, **options)
+    texts = [choice.message.content for choice in several.choices]
+    assert len(set(texts)) == 3
+    assert texts == [text_of(client, seed=7 + place, **options) for place in range(3)]
+    streamed = chunks_of(post, n=3, seed=7, **options)
+    for place, text in enumerate(texts):
+        assert joined([chunk for chunk in streamed if chunk.choices[0].index == place]) == text
+
+
+def test_the_last_seed_wraps_around(client):
+    options = {"temperature": 1, "max_tokens": 12}
+    several = client.chat.completions.create(model="embedded", messages=HELLO, n=2, seed=2**63 - 1, **options)
+    assert several.choices[1].message.content == text_of(client, seed=-(2**63), **options)
+
+
+def test_without_a_temperature_texts_are_sampled_and_differ(client):
+    options = {"model": "embedded", "messages": HELLO, "max_tokens": 16}
+    replies = [client.chat.completions.create(**options) for _ in range(3)]
+    assert len({reply.choices[0].message.content for reply in replies}) > 1
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 5, 8])
+def test_no_beginning_of_a_stop_string_leaks_into_a_stream(client, post, length):
+    whole = text_of(client)
+    stop = whole[9 : 9 + length]
+    chunks = chunks_of(post, stop=[stop, "never written"])
+    assert joined(chunks) == whole[: whole.index(stop)]
+    assert chunks[-1].choices[0].finish_reason == "stop"
+    assert text_of(client, stop=stop) == whole[: whole.index(stop)]
+
+
+def test_log_probabilities_show_nothing_of_a_stop_string(client, post):
+    whole = text_of(client)
+    stop = whole[9:15]
+    chunks = chunks_of(post, stop=stop, logprobs=True)
+    tokens = "".join(scored.token for scored in scored_tokens(chunks))
+    assert tokens.startswith(joined(chunks))
+    assert stop not in tokens
+
+
+UNICODE = "🎉 Grüße, 你好"
+
+
+def test_a_character_of_several_tokens_is_never_sent_in_part(post, decoder):
+    assert len(decoder.tokenizer("🎉")["input_ids"]) > 1
+    chunks = chunks_of(post, structured_outputs={"choice": [UNICODE]}, max_tokens=64, logprobs=True)
+    assert joined(chunks) == UNICODE
+    assert "\ufffd" not in joined(chunks)
+    pieces = [scored.bytes for scored in scored_tokens(chunks)]
+    assert bytes(byte for piece in pieces for byte in piece).decode() == UNICODE
+    assert len(pieces) > len(UNICODE) / 2
+
+
+def test_log_probabilities_are_the_targets_own(post, embedded, decoder):
+    """Whatever the temperature, penalties and biases of the text they belong to."""
+    module, tokenizer = embedded
+    options = {"temperature": 0.7, "seed": 3, "presence_penalty": 1.0, "logprobs": True, "top_logprobs": 2}
+    reply = strict(ChatCompletion, post(PATH, **{**GREEDY, **options}).json())
+    content = reply.choices[0].logprobs.content
+    prompt = tokenizer.apply_chat_template(HELLO, add_generation_prompt=True)["input_ids"]
+    written = decoder.generate(prompt, max_new_tokens=24, temperature=0.7, seed=3, presence_penalty=1.0, stop="\nUser:")
+    rows = module(torch.tensor([prompt + written.tokens])).logits[0, len(prompt) - 1 :].detach().log_softmax(-1)
+    for token, id_, row in zip(content, written.tokens, rows, strict=False):
+        assert token.logprob == pytest.approx(float(row[id_]), abs=1e-3)
+        assert [each.logprob for each in token.top_logprobs] == pytest.approx(row.topk(2).values.tolist(), abs=1e-3)
+        assert token.bytes == list(tokenizer.decode([id_]).encode())
+    assert "".join(token.token for token in content) == reply.choices[0].message.content
+
+
+def test_a_conversation_goes_on_from_where_it_was(client):
+    first = client.chat.completions.create(model="embedded", **GREEDY).choices[0].message
+    follow_up = [*HELLO, first, {"role": "user", "content": "And the garden?"}]
+    usage = client.chat.completions.create(model="embedded", messages=follow_up, max_tokens=4).usage
+    assert usage.prompt_tokens_details.cached_tokens > len(["Tell", "me", "about", "the", "old", "house."])
+
+
+def test_parts_of_text_and_the_developers_role_are_read_as_their_plain_forms(client):
+    plain = [{"role": "system", "content": "Be brief.\nBe kind."}, *HELLO]
+    parts = [{"type": "text", "text": "Be brief."}, {"type": "text", "text": "Be kind."}]
+    newer = [{"role": "developer", "content": parts}, *HELLO]
+    assert text_of(client, messages=newer) == text_of(client, messages=plain)
+
+
+@pytest.mark.parametrize("bias", [100, -100])
+def test_a_bias_forces_or_bans_a_token(client, decoder, bias):
+    (token,) = decoder.tokenizer(" the")["input_ids"]
+    text = text_of(client, logit_bias={str(token): bias}, max_tokens=6)
+    assert text == " the" * 6 if bias > 0 else " the" not in text
+
+
+def test_vllms_parameters_reach_the_engine(client, decoder):
+    (token,) = decoder.tokenizer(" the")["input_ids"]
+    extra = {"top_k": 1, "min_p": 0.1, "repetition_penalty": 1.3, "min_tokens": 3, "stop_token_ids": [token]}
+    found = text_of(client, temperature=1, extra_body=extra)
+    alone = decoder.generate(
+        HELLO, max_new_tokens=24, stop="\nUser:", repetition_penalty=1.3, min_new_tokens=3, eos_token_id=[0, token]
+    )
+    assert found == alone.text
+
+
+def test_the_older_name_of_the_limit_is_known(client):
+    reply = client.chat.completions.create(model="embedded", messages=HELLO, max_completion_tokens=3, temperature=0)
+    assert (reply.usage.completion_tokens, reply.choices[0].finish_reason) == (3, "length")
+
+
+def test_a_text_may_be_as_long_as_the_context_by_default(client):
+    bias = {"0": -100}
+    long = [{"role": "user", "content": "word " * 2020}]
+    usage = client.chat.completions.create(model="embedded", messages=long, logit_bias=bias, temperature=0).usage
+    assert 2040 < usage.total_tokens <= 2048
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "message"),
+    [
+        (
+            {"max_tokens": 3000},
+            "max_tokens",
+            "and 3000 tokens of text exceed the model's context of 2048; shorten it or",
+        ),
+        ({"messages": [say("word " * 3000)]}, None, "leaves no room for a text in the model's context of 2048"),
+        ({"messages": [say([{"type": "image_url"}])]}, "messages.0.content.0", "'image_url' is not served; give text"),
+        ({"messages": [say("x", "bot")]}, "messages.0.role", "'system', 'developer', 'user', 'assistant' or 'tool'"),
+        ({"messages": [*HELLO, say("x", "assistant")]}, None, "the last message is the assistant's own"),
+        ({"messages": []}, "messages", "at least 1 item"),
+        ({"temperature": -1}, "temperature", "greater than or equal to 0"),
+        ({"seed": 2**63}, "seed", "less than"),
+        ({"n": 0}, "n", "greater than or equal to 1"),
+        ({"audio": {"voice": "x"}}, "audio", "not served; the model writes text"),
+        ({"prediction": {"type": "content", "content": "x"}}, "prediction", "--drafter lookup"),
+        ({"functions": [{"name": "f"}]}, "functions", "give tools"),
+        ({"unheard_of": 1}, "unheard_of", "Extra inputs are not permitted"),
+        ({"logit_bias": {"4096": 1}}, "logit_bias", "token id 4096 is outside the vocabulary of 4096"),
+        ({"logit_bias": {"the": 1}}, "logit_bias", "'the' is no token id"),
+        ({"stop_token_ids": [4096]}, "stop_token_ids", "outside the vocabulary"),
+        ({"min_tokens": 25}, "min_tokens", "min_tokens is 25, but the text may have 24 tokens"),
+        ({"stream_options": {"include_usage": True}}, None, "stream_options needs stream"),
+        ({"top_logprobs": 2}, None, "top_logprobs needs logprobs"),
+        ({"stop": ""}, "stop.0", "at least 1 character"),
+        ({"max_completion_tokens": 3}, None, "max_tokens and max_completion_tokens differ"),
+        ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs", "'tokenize' is no variable"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_name(post, body, param, message):
+    reply = post(PATH, **{**GREEDY, **body})
+    error = reply.json()["error"]
+    assert reply.status_code == 400
+    assert message in error["message"]
+    assert error["param"] == param
+    assert error["type"] == "invalid_request_error"
+
+
+def test_another_model_is_not_found(client):
+    with pytest.raises(openai.NotFoundError, match="the model 'gpt-4' is not served; 'embedded' is"):
+        client.chat.completions.create(model="gpt-4", messages=HELLO)
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (None, "the target's tokenizer has no chat template"),
+        (
+            "{{ raise_exception('no') }}",
+            "the chat template fails on these messages: TemplateError: no",
+        ),
+    ],
+)
+def test_a_template_that_fails_or_is_not_there_is_told(post, decoder, monkeypatch, template, message):
+    monkeypatch.setattr(decoder.tokenizer, "chat_template", template)
+    reply = post(PATH, **GREEDY)
+    assert reply.status_code == 400
+    assert message in reply.json()["error"]["message"]

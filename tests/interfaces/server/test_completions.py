@@ -1,0 +1,168 @@
+"""Completions: prompts of every form, echo, log-probabilities, streams, and what is refused."""
+
+import re
+
+import pytest
+import torch
+from openai.types import Completion
+
+from helpers.live_server import events, strict
+
+PROMPT = "It was the best of times"
+GREEDY = {"prompt": PROMPT, "temperature": 0, "max_tokens": 12}
+PATH = "completions"
+
+
+def reply_of(post, **body) -> Completion:
+    return strict(Completion, post(PATH, **{**GREEDY, **body}).json())
+
+
+def test_a_text_is_the_decoders(post, decoder):
+    (choice,) = reply_of(post).choices
+    alone = decoder.generate(PROMPT, max_new_tokens=12)
+    assert (choice.text, choice.finish_reason) == (alone.text, "length")
+
+
+def test_without_a_limit_there_are_sixteen_tokens(client):
+    reply = client.completions.create(model="embedded", prompt=PROMPT, logit_bias={"0": -100})
+    assert reply.usage.completion_tokens == 16
+
+
+def test_prompts_of_every_form_give_the_same_texts(post, decoder):
+    other = "She opened the letter"
+    ids = [decoder.tokenizer(text)["input_ids"] for text in (PROMPT, other)]
+    one, two = (decoder.generate(text, max_new_tokens=12).text for text in (PROMPT, other))
+    for prompt, texts in ((PROMPT, [one]), ([PROMPT, other], [one, two]), (ids[0], [one]), (ids, [one, two])):
+        reply = reply_of(post, prompt=prompt)
+        assert [choice.text for choice in reply.choices] == texts
+        assert [choice.index for choice in reply.choices] == list(range(len(texts)))
+        assert reply.usage.prompt_tokens == sum(map(len, ids[: len(texts)]))
+
+
+def test_several_texts_of_several_prompts_are_numbered_prompt_by_prompt(client):
+    options = {"model": "embedded", "max_tokens": 8, "temperature": 1}
+    several = client.completions.create(prompt=[PROMPT, "She"], n=2, seed=3, **options).choices
+    alone = [
+        client.completions.create(prompt=prompt, seed=seed, **options).choices[0].text
+        for prompt in (PROMPT, "She")
+        for seed in (3, 4)
+    ]
+    assert [choice.text for choice in several] == alone
+
+
+def test_echo_begins_with_the_prompt(post, decoder):
+    alone = decoder.generate(PROMPT, max_new_tokens=12).text
+    assert reply_of(post, echo=True).choices[0].text == PROMPT + alone
+    ids = decoder.tokenizer(PROMPT)["input_ids"]
+    assert reply_of(post, prompt=ids, echo=True).choices[0].text == PROMPT + alone
+
+
+def scores(embedded, tokens: list[int]) -> torch.Tensor:
+    """Log-probabilities of every next token, as transformers computes them."""
+    with torch.no_grad():
+        return embedded[0](torch.tensor([tokens])).logits[0].log_softmax(-1)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_probabilities_of_an_echoed_prompt_and_its_text_are_the_targets_own(post, embedded, decoder, stream):
+    body = {**GREEDY, "echo": True, "logprobs": 2, "stream": stream}
+    reply = post(PATH, **body)
+    bodies = events(reply.text) if stream else [reply.json()]
+    parts = [each["choices"][0]["logprobs"] for each in bodies]
+    found = {name: [each for part in parts for each in part[name]] for name in parts[0]}
+    tokens = decoder.tokenizer(PROMPT)["input_ids"] + decoder.generate(PROMPT, max_new_tokens=12).tokens
+    rows = scores(embedded, tokens)[:-1]
+    expected = rows[torch.arange(len(rows)), torch.tensor(tokens[1:])].tolist()
+    assert found["token_logprobs"][0] is found["top_logprobs"][0] is None  # nothing stands before the first token
+    assert found["token_logprobs"][1:] == pytest.approx(expected, abs=1e-3)
+    text = decoder.tokenizer.decode(tokens)
+    assert found["tokens"] == [decoder.tokenizer.decode([token]) for token in tokens]
+    assert all(text.startswith(token, at) for token, at in zip(found["tokens"], found["text_offset"], strict=True))
+    for top, row, token in zip(found["top_logprobs"][1:], rows, found["tokens"][1:], strict=True):
+        likeliest = {decoder.tokenizer.decode([each]) for each in row.topk(2).indices.tolist()}
+        assert top.keys() == likeliest | {token}
+
+
+def test_a_prompt_alone_is_scored_without_any_text(post, embedded, decoder):
+    reply = post(PATH, prompt=PROMPT, echo=True, max_tokens=0, logprobs=0).json()
+    (choice,) = reply["choices"]
+    tokens = decoder.tokenizer(PROMPT)["input_ids"]
+    rows = scores(embedded, tokens)
+    expected = rows[torch.arange(len(tokens) - 1), torch.tensor(tokens[1:])].tolist()
+    assert (choice["text"], choice["finish_reason"]) == (PROMPT, "length")
+    assert choice["logprobs"]["token_logprobs"][1:] == pytest.approx(expected, abs=1e-3)
+    assert reply["usage"]["completion_tokens"] == 0
+
+
+def test_the_names_of_tokens_that_are_no_text_are_their_bytes(post, decoder):
+    body = {"structured_outputs": {"choice": ["🎉x"]}, "logprobs": 0, "max_tokens": 20}
+    (choice,) = reply_of(post, **body).choices
+    assert choice.text == "🎉x"
+    broken = [token for token in choice.logprobs.tokens if token.startswith("bytes:")]
+    spelled = bytes.fromhex("".join(broken).replace("bytes:", "").replace("\\x", ""))
+    assert spelled.decode() == "🎉"
+    assert choice.logprobs.text_offset == [0] * len(broken) + [1]
+
+
+def test_a_stream_is_the_whole_text_in_parts(post):
+    chunks = events(post(PATH, **GREEDY, stream=True, stream_options={"include_usage": True}).text)
+    whole = reply_of(post)
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks[:-1]) == whole.choices[0].text
+    reasons = [chunk["choices"][0].pop("finish_reason") for chunk in chunks[:-1]]
+    assert reasons == [None] * (len(reasons) - 1) + ["length"]
+    for chunk in chunks[:-1]:  # the package's type is of whole replies: it knows no text that goes on
+        chunk["choices"][0]["finish_reason"] = "stop"
+        strict(Completion, chunk)
+    assert strict(Completion, chunks[-1]).choices == []
+    assert chunks[-1]["usage"]["completion_tokens"] == whole.usage.completion_tokens
+
+
+@pytest.mark.parametrize(
+    ("outputs", "pattern"),
+    [
+        ({"regex": "[ab]{3}c"}, "[ab]{3}c"),
+        ({"choice": ["left", 'say "no"']}, 'left|say "no"'),
+        ({"grammar": 'root ::= "yes" | "no"'}, "yes|no"),
+        ({"json": {"enum": [1, 2]}}, "1|2"),
+        ({"json": '{"const": "x"}'}, '"x"'),
+    ],
+)
+def test_structured_outputs_shape_the_whole_text(post, outputs, pattern):
+    assert re.fullmatch(pattern, reply_of(post, structured_outputs=outputs, max_tokens=30).choices[0].text)
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "message"),
+    [
+        ({"prompt": ""}, "prompt", "a prompt is empty"),
+        ({"prompt": []}, "prompt", "a prompt is empty"),
+        ({"prompt": ["x", ""]}, "prompt", "a prompt is empty"),
+        ({"prompt": [[1], []]}, "prompt", "a prompt is empty"),
+        ({"prompt": [1, "x"]}, "prompt", "a prompt is text, a list of texts, token ids"),
+        ({"prompt": 3}, "prompt", "a prompt is text"),
+        ({"prompt": [-1]}, "prompt", "-1 is no token id"),
+        ({"prompt": [4096]}, None, "token id 4096 is outside the vocabulary of 4096"),
+        ({"max_tokens": 0}, None, "nothing to send without echo"),
+        ({"suffix": "end"}, "suffix", "not served"),
+        ({"best_of": 3}, "best_of", "not served; give n"),
+        ({"logprobs": 21}, "logprobs", "less than or equal to 20"),
+        ({"use_beam_search": True}, "use_beam_search", "a draft tree belongs to one text"),
+        ({"n": 128, "prompt": ["a", "b", "c"]}, "n", "384 texts are more than the server takes at once"),
+        ({"structured_outputs": {"regex": "(", "choice": ["x"]}}, "structured_outputs", "exactly one of"),
+        ({"structured_outputs": {"regex": "("}}, None, "The parenthesis is not closed"),
+        ({"structured_outputs": {"json": {"enum": ["x" * 40000]}}}, "structured_outputs", "give at most 32768"),
+        ({"structured_outputs": {"json": {"not": {}}}}, None, "'not' at # is not enforced"),
+        ({"messages": []}, "messages", "Extra inputs are not permitted"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_name(post, body, param, message):
+    reply = post(PATH, **{**GREEDY, **body})
+    error = reply.json()["error"]
+    assert reply.status_code == 400
+    assert message in error["message"]
+    assert error["param"] == param
+
+
+@pytest.mark.parametrize("neutral", [{"best_of": 1}, {"suffix": None}, {"suffix": ""}, {"use_beam_search": False}])
+def test_what_asks_for_nothing_is_accepted(post, neutral):
+    assert reply_of(post, **neutral).choices[0].text == reply_of(post).choices[0].text

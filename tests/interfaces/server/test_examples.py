@@ -1,0 +1,33 @@
+"""The examples of the page about the server run as they stand, but for the port."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from openai.types import Completion
+
+from helpers.live_server import strict
+
+PAGE = (Path(__file__).parents[3] / "docs" / "server.md").read_text()
+API = PAGE[PAGE.index("## The API") : PAGE.index("## Playground")]
+ADDRESS = "http://127.0.0.1:8000"
+
+
+def code(language: str, address: str) -> list[str]:
+    return [each.replace(ADDRESS, address) for each in re.findall(rf"```{language}\n(.*?)```", API, re.DOTALL)]
+
+
+def test_the_examples_in_python_print_texts(address, capsys):
+    for example in code("python", address):
+        exec(example, {})
+        assert len(capsys.readouterr().out.split()) > 5
+
+
+@pytest.mark.skipif(not shutil.which("curl"), reason="there is no curl")
+def test_the_examples_of_curl_get_texts(address):
+    for example in code("bash", address):
+        reply = subprocess.run(["bash", "-c", example], capture_output=True, check=True, timeout=60, text=True).stdout
+        assert strict(Completion, json.loads(reply)).choices[0].text

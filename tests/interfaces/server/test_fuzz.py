@@ -1,0 +1,75 @@
+"""Requests made from the server's own OpenAPI description, right and wrong ones: it fails at none of them."""
+
+import os
+import time
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import status_code_conformance
+
+from drafttree.engine.decoder import Decoder
+from drafttree.interfaces.server.app import create_app
+from drafttree.interfaces.server.errors import ErrorReply
+from drafttree.interfaces.server.settings import ServerSettings
+from helpers.batches import TOKENIZER
+from helpers.toy import Table, ToyModel
+
+MINUTES = float(os.environ.get("SERVER_FUZZ_MINUTES", "1"))
+LAW = Table(len(TOKENIZER), order=1)
+EXAMPLES = 20
+PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model}", "/health", "/ready", "/metrics"]
+
+
+@pytest.fixture(scope="module")
+def schema():
+    """The description of a server whose texts are short, since its context is."""
+    decoder = Decoder(ToyModel(LAW, LAW.vocab, context=40), tokenizer=TOKENIZER, eos=(0,))
+    app = create_app(decoder, ServerSettings("toy", max_batch=4, max_queue=4))
+    yield schemathesis.openapi.from_asgi("/openapi.json", app)
+    assert not app.state.serving.admission.busy
+    app.state.serving.engine.close()
+
+
+def send_random_requests(operation, number: int) -> None:
+    """Send some requests to one path."""
+
+    @seed(number)
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=[*HealthCheck],
+    )
+    @given(case=operation.as_strategy())
+    def send(case) -> None:
+        response = case.call()
+        case.validate_response(response, checks=[not_a_server_error, status_code_conformance])
+        if response.status_code != 200:
+            ErrorReply.model_validate_json(response.content, strict=True)
+
+    send()
+
+
+def test_every_path_is_described(schema):
+    assert {result.ok().path for result in schema.get_all_operations()} == {*PATHS}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_no_request_makes_the_server_fail(schema, path):
+    for operation in (result.ok() for result in schema.get_all_operations()):
+        if operation.path == path:
+            send_random_requests(operation, 0)
+
+
+@pytest.mark.slow
+def test_no_request_makes_the_server_fail_in_a_while(schema):
+    operations = [result.ok() for result in schema.get_all_operations() if result.ok().method == "post"]
+    ends, number = time.monotonic() + 60 * MINUTES, 0
+    while time.monotonic() < ends:
+        number += 1
+        for operation in operations:
+            send_random_requests(operation, number)
+    print(f"{number * EXAMPLES * len(operations)} requests")

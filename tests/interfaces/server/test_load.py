@@ -1,0 +1,66 @@
+"""A server under many clients at once: nothing is lost or mixed up, and nothing stays behind."""
+
+import os
+
+import pytest
+
+from drafttree.engine.decoder import Decoder
+from drafttree.evaluation.toy_models import TOY_COSTS
+from drafttree.interfaces.server.app import create_app
+from drafttree.interfaces.server.settings import ServerSettings
+from drafttree.policies import Talon
+from helpers.batches import TOKENIZER
+from helpers.held_server import wait_until
+from helpers.live_server import serving
+from helpers.server_load import LEAVING, MALFORMED, ServerLoad, bodies
+from helpers.toy import Table, ToyDrafter, ToyModel
+
+REQUESTS = int(os.environ.get("SERVER_LOAD_REQUESTS", "1000"))
+MINUTES = float(os.environ.get("SERVER_SOAK_MINUTES", "0.5"))
+GROWTH = 24e6
+"""Bytes by which memory may grow behind the first requests: rounds that metrics keep, and what allocators hold."""
+LAW = Table(len(TOKENIZER), order=1, scale=4)
+
+
+@pytest.fixture
+def app():
+    """A toy model whose logits are the same in every batch, so that its texts have no ties to fall over."""
+    model, drafter = ToyModel(LAW, LAW.vocab, context=450), ToyDrafter(LAW.blurred(1), LAW.vocab)
+    decoder = Decoder(model, drafter, Talon(width=4, budget=8), tokenizer=TOKENIZER, eos=(0,)).with_costs(TOY_COSTS)
+    return create_app(decoder, ServerSettings("toy", max_batch=16))
+
+
+def check(app, load: ServerLoad) -> None:
+    """What must hold when all clients have gone."""
+    admission, engine = app.state.serving.admission, app.state.serving.engine
+    wait_until(lambda: not admission.busy)
+    metrics = engine.metrics
+    print(f"{dict(load.statuses)}, {load.left} left; {metrics.finished} finished, {metrics.cancelled} cancelled")
+    assert not load.wrong, load.wrong[0]
+    assert set(load.statuses) <= {200, 400, 404, 413}
+    assert (metrics.running, metrics.waiting, metrics.failed) == (0, 0, 0)
+    assert engine._memory.reserved == 0
+    assert not admission._handles
+    assert metrics.drafter_failures == 0
+
+
+@pytest.mark.slow
+def test_no_text_is_lost_or_mixed_up_under_load(app):
+    with serving(app) as address:
+        load = ServerLoad(address, bodies(60, vocab=LAW.vocab))
+        load.run(requests=REQUESTS)
+        check(app, load)
+        nonsense = sum(count for status, count in load.statuses.items() if status != 200)
+        assert load.left > LEAVING / 2 * REQUESTS
+        assert nonsense > MALFORMED / 2 * REQUESTS
+        assert load.left + sum(load.statuses.values()) > 0.98 * REQUESTS
+        assert load.memory[-1] - load.memory[len(load.memory) // 2] < GROWTH
+
+
+@pytest.mark.slow
+def test_a_server_stays_as_it_is_for_a_while(app):
+    with serving(app) as address:
+        load = ServerLoad(address, bodies(60, vocab=LAW.vocab, seed=1), seed=1)
+        load.run(seconds=60 * MINUTES)
+        check(app, load)
+        assert load.memory[-1] - load.memory[len(load.memory) // 3] < GROWTH
