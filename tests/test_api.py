@@ -51,7 +51,7 @@ EXPORTS = {
         ),
         *("LookupDrafter", "MedusaDrafter", "MixedDrafter", "PromptLookupDrafter", "SuffixDrafter"),
     },
-    "drafttree.constraints.grammar": {"Grammar", "ebnf", "json_schema", "regex"},
+    "drafttree.constraints.grammar": {"Grammar", "ebnf", "json_schema", "regex", "structural_tag"},
     "drafttree.hf": {"TreeGenerate", "generate"},
     "drafttree.models": {
         *("NAME", "CacheLayout", "LossyWindow", "Model", "Output", "Segment", "TargetModel", "TreeCache", "TreePlan"),

@@ -16,7 +16,7 @@ def is_conversation(prompt: object) -> bool:
     return isinstance(first, Mapping) and "input_ids" not in first
 
 
-def render_chat(messages: Sequence[Message], tokenizer: Any, **variables: Any) -> list[int]:
+def render_chat(messages: Sequence[Message], tokenizer: Any, /, **variables: Any) -> list[int]:
     """The token ids of a conversation, up to where the assistant's next answer begins.
 
     Args:

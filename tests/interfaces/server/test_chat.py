@@ -1,5 +1,7 @@
 """Chat completions: replies, streams, log-probabilities, and what is refused."""
 
+import json
+
 import openai
 import pytest
 import torch
@@ -220,6 +222,7 @@ def test_a_text_may_be_as_long_as_the_context_by_default(client):
         ({"stop": ""}, "stop.0", "at least 1 character"),
         ({"max_completion_tokens": 3}, None, "max_tokens and max_completion_tokens differ"),
         ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs", "'tokenize' is no variable"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "'messages' is no variable"),
     ],
 )
 def test_what_cannot_be_served_is_refused_by_name(post, body, param, message):
@@ -229,6 +232,17 @@ def test_what_cannot_be_served_is_refused_by_name(post, body, param, message):
     assert message in error["message"]
     assert error["param"] == param
     assert error["type"] == "invalid_request_error"
+
+
+def test_an_error_inside_a_stream_is_its_last_event(post, client):
+    """A penalty that makes the scores infinite is found when the first token is chosen."""
+    broken = {"repetition_penalty": 1e-300}
+    reply = post(PATH, **GREEDY, **broken, stream=True)
+    last = json.loads(reply.text.strip().rpartition("data: ")[2])
+    assert (reply.status_code, last["error"]["type"]) == (200, "invalid_request_error")
+    stream = client.chat.completions.create(model="embedded", **GREEDY, stream=True, extra_body=broken)
+    with pytest.raises(openai.APIError, match="RepetitionPenaltyLogitsProcessor returned NaN"):
+        list(stream)
 
 
 def test_another_model_is_not_found(client):

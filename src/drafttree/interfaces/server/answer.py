@@ -27,12 +27,11 @@ class Answer:
     Args:
         index: its place among the answers of a request.
         names: of the tokens, None where no log-probabilities are wanted.
-        calls_tools: whether its text may have calls of tools.
+        calls: reads calls of tools from its text, None where there are none.
     """
 
-    def __init__(self, index: int, names: TokenNames | None, *, calls_tools: bool) -> None:
-        self._index, self._names = index, names
-        self._reader = ToolCallReader() if calls_tools else None
+    def __init__(self, index: int, names: TokenNames | None, calls: ToolCallReader | None) -> None:
+        self._index, self._names, self._reader = index, names, calls
         self._said: list[str] = []
         self._calls: list[ToolCall] = []
         self._logprobs: list[TokenLogprob] = []

@@ -16,8 +16,8 @@ from drafttree.interfaces.server.tool_calls import BEGIN, BETWEEN, call_text
 
 TOOLS_INTRODUCTION = "You may call these functions, described by one line of JSON each:"
 HOW_TO_CALL = f"To call one, write its name and arguments in this form:\n{call_text('NAME', '{...}')}"
-OWN_ARGUMENTS = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters)
-"""Arguments of `apply_chat_template` itself, which a request may not set."""
+OWN_ARGUMENTS = {"messages", *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters}
+"""What `apply_chat_template` itself takes or sets, so that a request may not."""
 
 
 def read_prompt(request: ChatRequest, tokenizer: Any) -> list[int]:

@@ -18,6 +18,7 @@ from drafttree.interfaces.server.reply import Reply
 from drafttree.interfaces.server.reply_head import reply_head
 from drafttree.interfaces.server.serving import Serving, ServingContext
 from drafttree.interfaces.server.token_names import TokenNames
+from drafttree.interfaces.server.tool_calls import ToolCallReader
 
 router = APIRouter(prefix="/v1/chat", tags=["chat"])
 
@@ -30,14 +31,19 @@ async def answer(request: ChatRequest, serving: Serving) -> Response:
     prompt, options = await asyncio.to_thread(_prepare, request, serving)
     names = await asyncio.to_thread(TokenNames.of, serving.decoder) if request.logprobs else None
     choices = await Choices.submit(serving, [prompt], [options], seeds(request))
-    calls_tools, head = bool(request.callable_tools), reply_head("chatcmpl", serving.model_name)
+    head = reply_head("chatcmpl", serving.model_name)
     reply = Reply(
         choices,
-        [Answer(index, names, calls_tools=calls_tools) for index in range(request.choices)],
+        [Answer(index, names, _calls(request)) for index in range(request.choices)],
         partial(ChatCompletionChunk, object="chat.completion.chunk", **head),
         partial(ChatCompletion, object="chat.completion", **head),
     )
     return await reply.response(request)
+
+
+def _calls(request: ChatRequest) -> ToolCallReader | None:
+    """What reads the calls of an answer, if it may have any."""
+    return ToolCallReader(speaks=not request.must_call) if request.callable_tools else None
 
 
 def _prepare(request: ChatRequest, serving: ServingContext) -> tuple[list[int], dict[str, Any]]:

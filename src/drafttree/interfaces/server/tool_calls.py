@@ -66,12 +66,15 @@ class ToolCallReader:
 
     White space around calls is no part of what is said.
 
+    Args:
+        speaks: whether it may say something besides calls; of what may not, a part of a call alone can be cut short.
+
     Attributes:
         calls: how many have begun.
     """
 
-    def __init__(self) -> None:
-        self.calls = 0
+    def __init__(self, *, speaks: bool = True) -> None:
+        self.calls, self._speaks = 0, speaks
         self._held = ""
         self._inside = False
 
@@ -103,7 +106,7 @@ class ToolCallReader:
         whole = final and begin < 0 and not self.calls
         end = begin if begin >= 0 else len(self._held) - (0 if final else unfinished(self._held, (BEGIN,)))
         known = self._held[:end] if whole else self._held[:end].rstrip()
-        if known:
+        if known and self._speaks:
             yield Said(known)
         self._held = self._held[begin if begin >= 0 else len(known) :]
 
