@@ -215,6 +215,8 @@ def test_a_text_may_be_as_long_as_the_context_by_default(client):
         ({"unheard_of": 1}, "unheard_of", "Extra inputs are not permitted"),
         ({"logit_bias": {"4096": 1}}, "logit_bias", "token id 4096 is outside the vocabulary of 4096"),
         ({"logit_bias": {"the": 1}}, "logit_bias", "'the' is no token id"),
+        ({"logit_bias": {"": 1}}, "logit_bias", "'' is no token id"),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias", "is no token id"),
         ({"stop_token_ids": [4096]}, "stop_token_ids", "outside the vocabulary"),
         ({"min_tokens": 25}, "min_tokens", "min_tokens is 25, but the text may have 24 tokens"),
         ({"stream_options": {"include_usage": True}}, None, "stream_options needs stream"),

@@ -57,7 +57,8 @@ def bench_serve_(
     """
     check_extra()
     sizes = parse_numbers(clients, "--clients", 1)
-    find_policy(policy), find_verifier(verifier)
+    find_policy(policy)
+    find_verifier(verifier)
 
     from drafttree.evaluation.bench.serve import PLAIN, SPECULATIVE, bench_serve
     from drafttree.interfaces.cli.decoders import read_openings

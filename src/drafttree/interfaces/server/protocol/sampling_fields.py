@@ -1,5 +1,6 @@
 """The fields that chat and completion requests share: how tokens are chosen, where a text ends, how it is sent."""
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
@@ -11,6 +12,7 @@ MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
 INT64 = 2**63
+TOKEN_ID = re.compile("[0-9]{1,10}")
 
 StopString = Annotated[str, Field(min_length=1, max_length=1000)]
 StopStrings = Annotated[
@@ -90,8 +92,9 @@ class SamplingFields(RequestModel):
     @field_validator("logit_bias")
     @classmethod
     def _check_token_ids(cls, bias: dict[str, float] | None) -> dict[str, float] | None:
-        if wrong := next((token for token in bias or () if not (token.isascii() and token.isdigit())), None):
-            raise mistake("no_token_id", f"{wrong!r} is no token id")
+        wrong = next((token for token in bias or () if not TOKEN_ID.fullmatch(token)), None)
+        if wrong is not None:
+            raise mistake("no_token_id", f"{wrong[:40]!r} is no token id")
         return bias
 
     def check_stream(self) -> None:
