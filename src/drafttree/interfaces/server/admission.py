@@ -36,6 +36,7 @@ class Admission:
         self._engine, self._settings, self._metrics = engine, settings, metrics
         self._handles: set[Handle] = set()
         self._submitting = self._answering = 0
+        self._cancelled = False
         self.draining = False
 
     @property
@@ -99,14 +100,18 @@ class Admission:
             raise ServerError(429, message, code="queue_full", headers=again)
 
     def cancel_all(self) -> None:
-        """End all texts where they are."""
-        for handle in self._handles:
+        """End all texts where they are, those too that are being submitted."""
+        self._cancelled = True
+        for handle in tuple(self._handles):
             handle.cancel()
 
     def _count(self, submitting: "asyncio.Future[Handle]") -> None:
         self._submitting -= 1
         if not submitting.cancelled() and not submitting.exception():
-            self._handles.add(submitting.result())
+            handle = submitting.result()
+            self._handles.add(handle)
+            if self._cancelled:
+                handle.cancel()
 
     def _end_in_time(self, handle: Handle) -> None:
         """End a text with its request, and when its time is over."""
