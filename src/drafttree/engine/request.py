@@ -70,6 +70,7 @@ class Request:
         recorder: sees the rows the tokens are chosen from, None where nothing of them is wanted.
         prompt_logprobs: of the prompt's tokens after the first, None where they are not wanted.
         clock: times the parts of its rounds.
+        draft_failed: told of an error of its drafter, behind which the text goes on without; None to raise the error.
         cache: the target's keys and values of all tokens but the last; there is none until `RequestRounds.open`.
         draft: the drafter's view, None for plain decoding and before that.
         context: what its policy was told when the text began.
@@ -98,6 +99,7 @@ class Request:
     constraints: PathConstraints
     clock: RoundClock
     cache: TreeCache = field(init=False)
+    draft_failed: Callable[[Exception], None] | None = None
     draft: DraftSession | None = None
     context: TextContext | None = None
     state: Any = None
@@ -168,7 +170,7 @@ class Request:
             ended = token in self.eos or self.text.push(token)
             if self.stopping.push(token) or ended:
                 self.end("stop")
-            elif not self.remaining:
+            elif self.remaining <= 0:
                 self.end("length")
             if self.finish_reason:
                 return count

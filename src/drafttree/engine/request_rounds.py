@@ -9,12 +9,14 @@ whose trees share a target pass.
 import sys
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Unpack
 
 import torch
 
 from drafttree.core.cost_curve import CostCurve
-from drafttree.core.errors import ConfigError
+from drafttree.core.errors import ConfigError, DraftTreeError
 from drafttree.core.tree import DraftTree, Proposal, Verdict
 from drafttree.drafters.base import Drafter, DraftSession, HiddenStates, accepted_rows
 from drafttree.engine.adaptation import Adaptation
@@ -22,6 +24,7 @@ from drafttree.engine.child_sampler import ChildSampler
 from drafttree.engine.draft_logits import AdjustedDraft, Constrain
 from drafttree.engine.generation_options import GenerationOptions
 from drafttree.engine.metrics import Round
+from drafttree.engine.out_of_memory import is_out_of_memory
 from drafttree.engine.prefix_cache import PrefixCache
 from drafttree.engine.prompt import Prompt
 from drafttree.engine.request import Request
@@ -56,7 +59,21 @@ class RequestRounds(ABC):
     def open(self, request: Request) -> None:
         """Give a request an empty KV cache and a session of the drafter, for the tokens that it has."""
         request.cache = self.target.new_cache(1, request.capacity)
-        request.draft = self._start_draft(request.tokens, request.capacity) if request.speculate else None
+        request.draft = None
+        if request.speculate:
+            with self.drafting(request):
+                request.draft = self._start_draft(request.tokens, request.capacity)
+
+    @contextmanager
+    def drafting(self, request: Request) -> Iterator[None]:
+        """Let an error of a request's drafter end its drafts and not the request, if somebody is to be told of it."""
+        try:
+            yield
+        except Exception as error:
+            if request.draft_failed is None or is_out_of_memory(error) or isinstance(error, DraftTreeError):
+                raise
+            request.draft = None
+            request.draft_failed(error)
 
     def close(self, request: Request) -> None:
         """Give back the memory of a request that is to be opened again later."""
@@ -133,7 +150,8 @@ class RequestRounds(ABC):
             passes, hidden_states = prefill(self.target, request.cache, unread[:-1], wanted, read=read)
         request.metrics.prefill_passes = passes
         if request.draft and (request.root_output or self.max_levels(request) > 0):
-            request.draft.prefill(hidden_states, len(request.tokens) - 1)
+            with self.drafting(request):
+                request.draft.prefill(hidden_states, len(request.tokens) - 1)
 
     def is_long(self, request: Request) -> bool:
         """Whether the root lies beyond the original context of a target with LongRoPE."""
@@ -212,7 +230,8 @@ class RequestRounds(ABC):
             drafted = tree.branches[0].tokens
             tokens = [*(drafted[node] for node in path[1:]), bonus]
             if request.draft:
-                request.draft.commit(tokens, accepted_rows(hidden, path))
+                with self.drafting(request):
+                    request.draft.commit(tokens, accepted_rows(hidden, path))
                 request.state = request.policy.observe(request.state, RoundOutcome(tree, path))
         with request.clock.text:
             return request.commit(tokens, len(path) - 1)

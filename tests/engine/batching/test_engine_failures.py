@@ -159,6 +159,37 @@ def test_a_failing_drafter_costs_its_round_the_drafts(name, fails):
     assert metrics.drafted > 0
 
 
+@pytest.mark.parametrize("name", ["commit", "prefill", "start"])
+def test_a_drafter_that_fails_between_rounds_ends_the_drafts_of_one_request(name):
+    """In `commit`, in `prefill` or where a request begins."""
+    drafter = FailingDrafter(name if name != "start" else "root", lambda call: name != "start" and call == 3)
+    if name == "start":
+        begin, begun = drafter.start, []
+        drafter.start = lambda *arguments: begun.append(arguments) or (begin(*arguments) if len(begun) != 2 else 1 / 0)
+    with Engine(toys(drafter=drafter), budget=6) as engine:
+        assert tokens_of(submit_all(engine)) == alone()
+    assert engine.metrics.drafter_failures == 1
+    assert engine.metrics.failed == 0
+    assert engine.metrics.drafted > 0
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("no room"), ArithmeticError("broken")], ids=["memory", "other"]
+)
+def test_a_text_that_cannot_be_kept_is_written_all_the_same(error, monkeypatch):
+    decoder = toys()
+
+    def keep(request):
+        raise error
+
+    monkeypatch.setattr(decoder.prefixes, "keep", keep)
+    expected = [toys().generate(prompt, max_new_tokens=LENGTH).tokens for prompt in PROMPTS]
+    with Engine(decoder) as engine:
+        handles = [engine.submit(prompt, max_new_tokens=LENGTH, reuse_prefix=True) for prompt in PROMPTS]
+        assert tokens_of(handles) == expected
+    assert (engine.metrics.finished, engine.metrics.failed) == (len(PROMPTS), 0)
+
+
 def test_a_drafter_that_always_fails_leaves_plain_decoding():
     with Engine(toys(drafter=FailingDrafter("root", lambda call: True)), budget=6) as engine:
         assert tokens_of(submit_all(engine)) == alone()
@@ -169,7 +200,7 @@ def test_a_drafter_that_always_fails_leaves_plain_decoding():
 def test_a_failing_drafter_is_logged(caplog):
     with caplog.at_level(logging.WARNING, "drafttree"):
         toys(drafter=FailingDrafter("root", lambda call: call == 2)).generate(PROMPTS, max_new_tokens=LENGTH)
-    assert "the drafter failed, so rounds go on without drafts: ArithmeticError: the draft broke" in caplog.text
+    assert "the drafter failed, so texts go on without drafts: ArithmeticError: the draft broke" in caplog.text
 
 
 @pytest.mark.parametrize("every", [2, 3, 5])

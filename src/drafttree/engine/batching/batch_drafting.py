@@ -119,13 +119,17 @@ class BatchDrafting:
         return [(source, members) for (source, *_), members in groups.items()]
 
     def _without(self, requests: Sequence[Request], error: Exception) -> Drafts:
-        """A round without drafts, since the drafter has failed; the log says so unless it just did."""
-        if str(error) != self._failure:
-            self._failure = str(error)
-            logger.warning("the drafter failed, so rounds go on without drafts: %s: %s", type(error).__name__, error)
+        """A round without drafts, since the drafter has failed."""
+        self.log_failure(error)
         drafts = self.plain(requests)
         drafts.failure = error
         return drafts
+
+    def log_failure(self, error: Exception) -> None:
+        """Say in the log that the drafter has failed, unless it just did in the same way."""
+        if str(error) != self._failure:
+            self._failure = str(error)
+            logger.warning("the drafter failed, so texts go on without drafts: %s: %s", type(error).__name__, error)
 
     def _is_drafted_for(self, request: Request) -> bool:
         if not request.draft or self._rounds.max_levels(request) <= 0:

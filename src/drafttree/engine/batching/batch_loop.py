@@ -104,6 +104,7 @@ class BatchLoop:
 
     def add(self, served: ServedRequest) -> None:
         """Let a request wait for its turn."""
+        served.request.draft_failed = self._drafter_failed
         self._scheduler.add(served)
 
     @torch.inference_mode()
@@ -226,11 +227,19 @@ class BatchLoop:
         return committed
 
     def _finish(self, served: ServedRequest) -> None:
-        """Keep what a text leaves for later ones."""
+        """Keep what a text leaves for later ones, if there is memory for it; the text is written all the same."""
         self._leave(served)
         self.metrics.finished += 1
-        self._rounds.prefixes.keep_if_wanted(served.request)
-        self._rounds.adaptation.remember(served.request)
+        try:
+            self._rounds.prefixes.keep_if_wanted(served.request)
+            self._rounds.adaptation.remember(served.request)
+        except Exception:
+            logger.warning("a finished text was not kept for later ones", exc_info=True)
+
+    def _drafter_failed(self, error: Exception) -> None:
+        """Count an error of one request's drafter, which goes on without drafts."""
+        self.metrics.drafter_failures += 1
+        self._drafting.log_failure(error)
 
     def _turn(self, plan: Plan, drafts: Drafts, committed: int, laps: Laps) -> EngineRound:
         return EngineRound(

@@ -83,4 +83,5 @@ class PromptReading:
         request.cache.commit(range(part.size))
         request.metrics.prefill_passes += 1
         if request.draft and part.served.drafts_prompt:
-            request.draft.prefill(output.hidden, part.size)
+            with self._rounds.drafting(request):
+                request.draft.prefill(output.hidden, part.size)
