@@ -89,7 +89,7 @@ def _prepare_structure(part: Any) -> Any:
     if not isinstance(part, dict):
         return part
     if part.get("type") == "json_schema":
-        return {"type": "grammar", "grammar": str(json_schema(part.get("json_schema"))._parsed)}
+        return {"type": "grammar", "grammar": str(json_schema(part.get("json_schema", ""))._parsed)}
     return {name: _prepare_structure(each) for name, each in part.items()}
 
 
