@@ -48,7 +48,7 @@ def observed(decoder):
     """A text and what was seen of it, with four drafted nodes a round."""
     seen = Seen()
     with Engine(decoder, budget=4) as engine:
-        found = engine.submit(PROMPT, observer=seen, **OPTIONS).result(60)
+        found = engine.submit(PROMPT, observer=seen, **OPTIONS).result(300)
     return found, seen
 
 
@@ -78,7 +78,7 @@ def test_trees_are_seen_before_and_after_the_budget_cuts_them(observed):
 def test_why_nothing_is_drafted_is_seen(decoder):
     seen = Seen()
     with Engine(decoder.plain()) as engine:
-        engine.submit(PROMPT, observer=seen, **OPTIONS).result(60)
+        engine.submit(PROMPT, observer=seen, **OPTIONS).result(300)
     assert set(seen.reasons) == {"there is no drafter"}
     assert {tree.size for tree in seen.grown} == {1}
 
@@ -89,7 +89,7 @@ def test_a_text_without_speculation_is_the_same_text(decoder, options):
     with Engine(decoder, budget=4) as engine:
         drafted = engine.submit(PROMPT, **options)
         plain = engine.submit(PROMPT, speculate=False, **options)
-        assert plain.result(60).tokens == drafted.result(60).tokens
+        assert plain.result(300).tokens == drafted.result(300).tokens
     assert drafted.metrics.mean_accepted_tokens > 1
     assert {turn.nodes for turn in plain.metrics.rounds} == {1}
     assert plain.metrics.draft_efficiency == 0

@@ -26,7 +26,7 @@ def decoder():
 def served(decoder: Decoder, budget: int, **options) -> list[ServedRound]:
     observer = TracingObserver(TokenTexts(TOKENIZER))
     with Engine(decoder, budget=budget) as engine:
-        engine.submit(PROMPT, observer=observer, **OPTIONS, **options).result(60)
+        engine.submit(PROMPT, observer=observer, **OPTIONS, **options).result(300)
     return list(iter(observer.take, None))
 
 

@@ -1,8 +1,9 @@
 """A reply as server-sent events: its chunks, then `[DONE]`."""
 
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterable
 from contextlib import aclosing
+from typing import Any
 
 from sse_starlette import EventSourceResponse
 from sse_starlette.sse import AppStatus
@@ -14,12 +15,14 @@ DONE = "[DONE]"
 
 
 def event_stream(chunks: AsyncGenerator[ReplyModel]) -> EventSourceResponse:
-    """A response that sends chunks as they come.
+    """A response that sends chunks as they come; an error after the first byte is one more event."""
+    return stream_response(_events(chunks))
 
-    A server that shuts down lets running streams end by themselves. An error after the first byte is one more event.
-    """
+
+def stream_response(events: AsyncIterable[Any]) -> EventSourceResponse:
+    """A response of server-sent events; a server that shuts down lets it end by itself."""
     AppStatus.disable_automatic_graceful_drain()
-    return EventSourceResponse(_events(chunks), sep="\n")
+    return EventSourceResponse(events, sep="\n")
 
 
 async def _events(chunks: AsyncGenerator[ReplyModel]) -> AsyncGenerator[dict[str, str]]:

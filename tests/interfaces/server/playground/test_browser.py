@@ -8,8 +8,8 @@ import pytest
 from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.settings import ServerSettings
 from helpers.browser import CHROMIUM
+from helpers.live_server import serving
 from helpers.playground import PROMPT, STREAM, playground_decoder
-from helpers.running_server import running
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
@@ -25,7 +25,7 @@ def app():
 
 @pytest.fixture(scope="module")
 def address(app) -> Iterator[str]:
-    with running(app) as address:
+    with serving(app) as address:
         yield address
 
 
@@ -98,6 +98,15 @@ def test_a_tree_grows_is_cut_and_is_judged_while_it_is_played(page):
     playwright.expect(page.locator("#number")).to_contain_text("of round 5", timeout=WAIT)
     page.click("#play")
     assert {"growing", "growing cutting", ""} <= set(page.evaluate("[...moments]"))
+
+
+def test_a_play_that_was_paused_goes_on(page):
+    write(page)
+    page.locator("#slider").fill("1")
+    for _ in range(3):
+        page.click("#play")
+    playwright.expect(page.locator("#number")).to_contain_text("of round 4", timeout=WAIT)
+    assert page.locator("#play").get_attribute("aria-pressed") == "true"
 
 
 def test_the_figures_are_those_of_the_engine(page):
@@ -220,14 +229,28 @@ def test_a_visit_leaves_the_server_alone_and_the_console_empty(browser, address)
     assert {url.removeprefix(address) for url in asked if not url.startswith("data:")} == {"/", STREAM}
 
 
-def test_a_key_is_sent_where_the_server_wants_one(browser):
-    with running(create_app(playground_decoder(), ServerSettings("embedded", api_key="open sesame"))) as address:
-        page = open_page(browser, address)
-        page.fill("#key", "open sesame")
-        with page.expect_request(lambda request: request.url.endswith(STREAM)) as asked:
-            write(page)
-        assert asked.value.headers["authorization"] == "Bearer open sesame"
-        page.close()
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[str]:
+    """A server that wants a key."""
+    with serving(create_app(playground_decoder(), ServerSettings("embedded", api_key="open sesame"))) as address:
+        yield address
+
+
+def test_a_key_opens_a_server_that_wants_one(browser, guarded, expected):
+    page = open_page(browser, guarded)
+    page.fill("#key", "open sesame")
+    write(page)
+    assert page.locator("#answer").text_content() == expected
+    page.close()
+
+
+def test_a_wrong_key_is_told_and_can_be_mended(browser, guarded):
+    page = open_page(browser, guarded)
+    page.fill("#key", "sesame")
+    page.click("#write")
+    playwright.expect(page.locator("#problem")).to_contain_text("the API key is wrong", timeout=WAIT)
+    playwright.expect(page.locator("#key")).to_be_focused()
+    page.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

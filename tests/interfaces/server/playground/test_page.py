@@ -67,7 +67,6 @@ def test_the_server_gives_the_page_with_its_policy_and_no_key():
     app = create_app(playground_decoder(), ServerSettings("embedded", api_key="secret"))
     with TestClient(app) as client:
         reply = client.get("/")
-    app.state.serving.engine.close()
     assert reply.headers["content-type"] == "text/html; charset=utf-8"
     assert "script-src 'sha256-" in reply.headers["content-security-policy"]
     assert 'id="key"' in reply.text

@@ -7,8 +7,8 @@ import pytest
 
 from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.settings import ServerSettings
+from helpers.live_server import serving
 from helpers.playground import PROMPT, STREAM, playground_decoder, read_events
-from helpers.running_server import running
 
 SAMPLED = {"temperature": 0.9, "seed": 7, "top_p": 0.95}
 
@@ -30,7 +30,7 @@ def app():
 
 @pytest.fixture(scope="module")
 def address(app):
-    with running(app) as address:
+    with serving(app) as address:
         yield address
 
 

@@ -10,7 +10,7 @@ const ENDS = { stop: "it came to its end", length: "it reached the limit of toke
 const NO_ANSWER = "The server does not answer. Is drafttree serve still running?";
 const LOST = "The connection was lost before the text was finished.";
 
-const state = { text: null, messages: [], round: -1, chosen: 0, nodes: [], shown: [], show: 0, playing: false, speeds: {} };
+const state = { text: null, messages: [], round: -1, chosen: 0, nodes: [], shown: [], show: 0, playing: false, plays: 0, speeds: {} };
 
 // A text that is being written, or was.
 function newText(asked) {
@@ -366,13 +366,14 @@ function show(index) {
 async function play(on) {
   if (state.playing === on) return;
   state.playing = on;
+  const mine = state.plays += 1;
   at("play").textContent = on ? "Pause" : "Play";
   at("play").setAttribute("aria-pressed", on);
   const last = on ? state.text.rounds.length - 1 : -1;
-  for (let round = state.round < last ? state.round + 1 : 0; round <= last && state.playing; round += 1) {
+  for (let round = state.round < last ? state.round + 1 : 0; round <= last && mine === state.plays; round += 1) {
     if (!(await animate(round, SLOW))) break;
   }
-  if (on) play(false);
+  if (on && mine === state.plays) play(false);
 }
 
 function onKey(event) {

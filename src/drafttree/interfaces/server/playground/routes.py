@@ -5,6 +5,7 @@ from fastapi.responses import HTMLResponse
 from sse_starlette import EventSourceResponse
 
 from drafttree.evaluation.trace import TokenTexts, TracingObserver
+from drafttree.interfaces.server.event_stream import stream_response
 from drafttree.interfaces.server.playground.asked import Asked
 from drafttree.interfaces.server.playground.page import Facts, make_page
 from drafttree.interfaces.server.playground.round_events import RoundEvents
@@ -27,4 +28,4 @@ async def rounds(asked: Asked, serving: Serving) -> EventSourceResponse:
     observer = TracingObserver(TokenTexts(serving.decoder.tokenizer))
     options = asked.options(serving.decoder.tokenizer)
     handle = await serving.admission.submit(asked.decoder_prompt(), observer=observer, **options)
-    return EventSourceResponse(RoundEvents(handle, observer))
+    return stream_response(RoundEvents(handle, observer))
