@@ -26,6 +26,14 @@ PROMPTS = [[place % 8, 1, 4, 1, 5][: 1 + place % 5] for place in range(6)]
 LENGTH = 20
 TREES = Talon(width=4, budget=12)
 SAMPLED = {"temperature": 0.9, "seed": 4}
+OTHERS: set[threading.Thread] = set()
+"""Threads that are none of these tests'."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def others() -> None:
+    """Leave the engines of servers alone that other tests share for longer."""
+    OTHERS.update(threading.enumerate())
 
 
 @pytest.fixture
@@ -45,7 +53,8 @@ def decoder(target) -> Decoder:
 
 
 def engine_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "drafttree-engine"]
+    found = (thread for thread in threading.enumerate() if thread.name == "drafttree-engine")
+    return [thread for thread in found if thread not in OTHERS]
 
 
 def interrupt_soon(target: HeldModel) -> None:

@@ -93,6 +93,21 @@ def test_a_text_whose_client_left_before_it_was_submitted_is_cancelled(held):
     assert not admission.busy
 
 
+def test_a_text_that_is_submitted_while_all_are_ended_ends_too(held):
+    engine = SlowEngine(held.engine)
+    admission = Admission(engine, ServerSettings("toy"), held.app.state.serving.metrics)
+
+    async def end_all():
+        submitting = asyncio.ensure_future(admission.submit(TEXT, max_new_tokens=10**5))
+        await asyncio.sleep(0)
+        admission.cancel_all()
+        engine.go.set()
+        held.model.go.set()
+        return (await submitting).result(20)
+
+    assert asyncio.run(end_all()).finish_reason == "cancelled"
+
+
 def test_a_text_ends_in_time_with_what_there_is():
     with held_server(timeout=0.05) as held:
         reply = httpx.post(held.address + COMPLETIONS, json={**LONG, "max_tokens": 10**6}, timeout=20).json()

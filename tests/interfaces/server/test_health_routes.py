@@ -10,7 +10,9 @@ from helpers.held_server import held_app
 
 @pytest.fixture
 def held():
-    return held_app()
+    found = held_app()
+    yield found
+    found.engine.close()
 
 
 def statuses(held) -> tuple[int, int]:

@@ -22,7 +22,7 @@ def running():
     """A server in a thread, what it serves, its address, and what it has told."""
     held, told = held_app(), []
     with listen("127.0.0.1", 0) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the system keeps little for slow clients
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the least there is
         held.address = address(*listener.getsockname()[:2])
         server = DrainingServer(uvicorn.Config(held.app, log_level="warning"), held.admission, told.append)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)

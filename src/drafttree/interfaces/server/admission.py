@@ -36,8 +36,7 @@ class Admission:
         self._engine, self._settings, self._metrics = engine, settings, metrics
         self._handles: set[Handle] = set()
         self._submitting = self._answering = 0
-        self._cancelled = False
-        self.draining = False
+        self.draining = self._ending = False
 
     @property
     def open(self) -> int:
@@ -100,18 +99,18 @@ class Admission:
             raise ServerError(429, message, code="queue_full", headers=again)
 
     def cancel_all(self) -> None:
-        """End all texts where they are, those too that are being submitted."""
-        self._cancelled = True
-        for handle in tuple(self._handles):
+        """End all texts where they are, those that are being submitted too."""
+        self._ending = True
+        for handle in self._handles:
             handle.cancel()
 
     def _count(self, submitting: "asyncio.Future[Handle]") -> None:
         self._submitting -= 1
-        if not submitting.cancelled() and not submitting.exception():
-            handle = submitting.result()
-            self._handles.add(handle)
-            if self._cancelled:
-                handle.cancel()
+        if submitting.cancelled() or submitting.exception():
+            return
+        self._handles.add(submitting.result())
+        if self._ending:
+            submitting.result().cancel()
 
     def _end_in_time(self, handle: Handle) -> None:
         """End a text with its request, and when its time is over."""
