@@ -1,5 +1,6 @@
 """The engine: a thread that owns the model and writes many texts at once."""
 
+import atexit
 import threading
 from collections import deque
 from types import TracebackType
@@ -26,8 +27,8 @@ class Engine:
     all of them, and one packed target pass scores all trees and parts of new prompts. How many drafted nodes are
     scored is one budget for all, by how likely each is to be accepted and what a row costs; it may be none.
 
-    Use it as a context manager, or call `close`. From `submit` on, the decoder belongs to the engine's thread: do not
-    generate with it elsewhere until then.
+    Use it as a context manager, or call `close`; one that is still open when Python ends is closed then. From `submit`
+    on, the decoder belongs to the engine's thread: do not generate with it elsewhere until then.
 
     Args:
         decoder: whose target, drafter, policy and verifier are used.
@@ -62,8 +63,10 @@ class Engine:
         self._inbox: deque[ServedRequest] = deque()
         self._submitted = 0
         self._closing = False
+        self._ended = threading.Event()
         release_idle_workers()
         self._thread = threading.Thread(target=self._run, name="drafttree-engine", daemon=True)
+        atexit.register(self.close)  # Python aborts if it ends while a daemon thread is inside torch
         self._thread.start()
 
     @property
@@ -122,8 +125,19 @@ class Engine:
 
         Args:
             drain: write all submitted texts to their end first. Without, they end where they are, with the finish
-                reason "cancelled".
+                reason "cancelled". Ctrl-C while it waits ends them so too.
         """
+        try:
+            self._end(drain)
+        except BaseException:
+            self._end(drain=False)
+            raise
+
+    def _end(self, drain: bool) -> None:
+        """Take no more requests, and wait for the thread unless this is it."""
+        if not self._thread.is_alive():  # in a forked process too, where a lock may be held for ever
+            self._closing = True
+            return
         with self._changed:
             self._closing = True
             if not drain:
@@ -132,6 +146,7 @@ class Engine:
                 self._loop.cancel_all()
             self._changed.notify_all()
         if threading.current_thread() is not self._thread:
+            self._ended.wait()  # a join that Ctrl-C interrupts marks the thread as ended (CPython 90882)
             self._thread.join()
 
     def __enter__(self) -> Self:
@@ -165,6 +180,9 @@ class Engine:
             self._take_all()
             self._loop.fail(error if isinstance(error, Exception) else EngineClosedError(f"the engine died: {error!r}"))
             raise
+        finally:
+            atexit.unregister(self.close)
+            self._ended.set()
 
     def _take(self) -> bool:
         """Hand what was submitted to the loop; whether there is anything to do, or will be."""
