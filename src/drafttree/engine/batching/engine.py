@@ -18,6 +18,7 @@ from drafttree.engine.generation_options import GenerationOptions
 from drafttree.engine.prompt import Prompt, is_batch
 from drafttree.engine.request import RoundObserver
 from drafttree.engine.request_rounds import RequestRounds
+from drafttree.engine.target_lock import lock_of
 
 
 class Engine:
@@ -27,8 +28,9 @@ class Engine:
     all of them, and one packed target pass scores all trees and parts of new prompts. How many drafted nodes are
     scored is one budget for all, by how likely each is to be accepted and what a row costs; it may be none.
 
-    Use it as a context manager, or call `close`; one that is still open when Python ends is closed then. From `submit`
-    on, the decoder belongs to the engine's thread: do not generate with it elsewhere until then.
+    Use it as a context manager, or call `close`; one that is still open when Python ends is closed then. The decoder
+    may be used by other threads and engines meanwhile: its target runs their rounds in turn (see `TargetLock`), so each
+    takes longer.
 
     Args:
         decoder: whose target, drafter, policy and verifier are used.
@@ -57,8 +59,9 @@ class Engine:
             raise ConfigError(f"max_batch is {max_batch}; give a number of at least 1")
         check_budget(budget, decoder.verifier)
         self.decoder = decoder
-        self._memory = KVMemory(decoder.target, max_kv_tokens)
-        self._loop = BatchLoop(decoder, max_batch, self._memory, budget)
+        with lock_of(decoder.target):
+            self._memory = KVMemory(decoder.target, max_kv_tokens)
+            self._loop = BatchLoop(decoder, max_batch, self._memory, budget)
         self._changed = threading.Condition()
         self._inbox: deque[ServedRequest] = deque()
         self._submitted = 0
@@ -174,7 +177,8 @@ class Engine:
         """Run rounds while there are requests, and wait for some where there are none."""
         try:
             while self._take():
-                self._loop.step()
+                with lock_of(self.decoder.target):
+                    self._loop.step()
         except BaseException as error:
             self._closing = True
             self._take_all()
