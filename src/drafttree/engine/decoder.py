@@ -28,6 +28,7 @@ from drafttree.engine.request import Chunk, Generation, Request
 from drafttree.engine.request_rounds import RequestRounds
 from drafttree.engine.round_clock import RoundClock
 from drafttree.engine.stopping import StoppingText
+from drafttree.engine.target_lock import lock_of
 from drafttree.models import Model
 from drafttree.models.tensor_parallel import of_first_process
 from drafttree.policies.base import TextContext, TreePolicy
@@ -39,6 +40,8 @@ TREE_HEADROOM = 64
 
 class Decoder(RequestRounds):
     """Any drafter, any tree policy, any verifier, over one target.
+
+    Threads and engines may share it and its target, which then runs their rounds in turn.
 
     Args:
         target: the model whose output is wanted.
@@ -197,7 +200,7 @@ class Decoder(RequestRounds):
     async def astream(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> AsyncIterator[Chunk]:
         """As `stream`, for `async for`; texts that are streamed at the same time are written together, by an `Engine`.
 
-        Closing the iterator ends the generation. While texts are streamed so, the decoder belongs to that engine.
+        Closing the iterator ends the generation.
         """
         if is_batch(prompt):
             raise InputError("astream takes one prompt; call it for each of a list, or call generate")
@@ -227,10 +230,11 @@ class Decoder(RequestRounds):
         return self._request(self._encode(prompt), chosen, prompt)
 
     def open(self, request: Request) -> None:
-        super().open(request)
-        if request.context is None:
-            request.context = self._context(request)
-            request.state = request.policy.init_state(request.context) if request.draft else None
+        with lock_of(self.target):
+            super().open(request)
+            if request.context is None:
+                request.context = self._context(request)
+                request.state = request.policy.init_state(request.context) if request.draft else None
 
     def _encode(self, prompt: object) -> list[int]:
         return encode(prompt, self.tokenizer, self.target.vocab_size)

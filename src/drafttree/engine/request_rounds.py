@@ -28,6 +28,7 @@ from drafttree.engine.out_of_memory import is_out_of_memory
 from drafttree.engine.prefix_cache import PrefixCache
 from drafttree.engine.prompt import Prompt
 from drafttree.engine.request import Request
+from drafttree.engine.target_lock import lock_of
 from drafttree.engine.tree_growth import grow
 from drafttree.models import Model, Output, prefill, prefill_and_score
 from drafttree.policies.base import RoundOutcome, TreePolicy
@@ -102,6 +103,10 @@ class RequestRounds(ABC):
         """Advance a request by one round and return how many tokens were committed: 0 where its text has ended."""
         if request.finish_reason:
             return 0
+        with lock_of(self.target):
+            return self._step(request)
+
+    def _step(self, request: Request) -> int:
         begun = time.perf_counter()
         if not request.metrics.rounds:
             self.prefill(request)

@@ -3,6 +3,8 @@
 import asyncio
 import re
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -374,6 +376,34 @@ def test_ctrl_c_while_a_handle_is_waited_for_ends_all(decoder, target, wait):
         run()
     assert {handle.result(0).finish_reason for handle in handles} == {"cancelled"}
     assert not engine_threads()
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_ctrl_c_while_the_with_block_waits_for_its_texts_ends_all(decoder, target):
+    handles: list[Handle] = []
+    target.go.clear()
+
+    def run() -> None:
+        with Engine(decoder, max_batch=2) as engine:
+            handles.extend(engine.submit(prompt, max_new_tokens=5000) for prompt in PROMPTS)
+            interrupt_soon(target)
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert not engine_threads()
+    assert {handle.result(0).finish_reason for handle in handles} == {"cancelled"}
+
+
+LEFT_OPEN = """
+import drafttree
+engine = drafttree.Engine(drafttree.load("embedded", "none", "chain"))
+next(iter(engine.submit("Once", max_new_tokens=400)))
+"""
+
+
+def test_python_ends_as_usual_with_an_engine_at_work():
+    left = subprocess.run([sys.executable, "-c", LEFT_OPEN], capture_output=True, text=True, timeout=60, check=False)
+    assert left.returncode == 0, left.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The engine: a thread that owns the model and writes many texts at once."""
 
+import atexit
 import threading
 from collections import deque
 from types import TracebackType
@@ -17,6 +18,7 @@ from drafttree.engine.generation_options import GenerationOptions
 from drafttree.engine.prompt import Prompt, is_batch
 from drafttree.engine.request import RoundObserver
 from drafttree.engine.request_rounds import RequestRounds
+from drafttree.engine.target_lock import lock_of
 
 
 class Engine:
@@ -26,8 +28,9 @@ class Engine:
     all of them, and one packed target pass scores all trees and parts of new prompts. How many drafted nodes are
     scored is one budget for all, by how likely each is to be accepted and what a row costs; it may be none.
 
-    Use it as a context manager, or call `close`. From `submit` on, the decoder belongs to the engine's thread: do not
-    generate with it elsewhere until then.
+    Use it as a context manager, or call `close`; one that is still open when Python ends is closed then. The decoder
+    may be used by other threads and engines meanwhile: its target runs their rounds in turn (see `TargetLock`), so each
+    takes longer.
 
     Args:
         decoder: whose target, drafter, policy and verifier are used.
@@ -56,14 +59,17 @@ class Engine:
             raise ConfigError(f"max_batch is {max_batch}; give a number of at least 1")
         check_budget(budget, decoder.verifier)
         self.decoder = decoder
-        self._memory = KVMemory(decoder.target, max_kv_tokens)
-        self._loop = BatchLoop(decoder, max_batch, self._memory, budget)
+        with lock_of(decoder.target):
+            self._memory = KVMemory(decoder.target, max_kv_tokens)
+            self._loop = BatchLoop(decoder, max_batch, self._memory, budget)
         self._changed = threading.Condition()
         self._inbox: deque[ServedRequest] = deque()
         self._submitted = 0
         self._closing = False
+        self._ended = threading.Event()
         release_idle_workers()
         self._thread = threading.Thread(target=self._run, name="drafttree-engine", daemon=True)
+        atexit.register(self.close)  # Python aborts if it ends while a daemon thread is inside torch
         self._thread.start()
 
     @property
@@ -122,8 +128,19 @@ class Engine:
 
         Args:
             drain: write all submitted texts to their end first. Without, they end where they are, with the finish
-                reason "cancelled".
+                reason "cancelled". Ctrl-C while it waits ends them so too.
         """
+        try:
+            self._end(drain)
+        except BaseException:
+            self._end(drain=False)
+            raise
+
+    def _end(self, drain: bool) -> None:
+        """Take no more requests, and wait for the thread unless this is it."""
+        if not self._thread.is_alive():  # in a forked process too, where a lock may be held for ever
+            self._closing = True
+            return
         with self._changed:
             self._closing = True
             if not drain:
@@ -132,6 +149,7 @@ class Engine:
                 self._loop.cancel_all()
             self._changed.notify_all()
         if threading.current_thread() is not self._thread:
+            self._ended.wait()  # a join that Ctrl-C interrupts marks the thread as ended (CPython 90882)
             self._thread.join()
 
     def __enter__(self) -> Self:
@@ -159,12 +177,16 @@ class Engine:
         """Run rounds while there are requests, and wait for some where there are none."""
         try:
             while self._take():
-                self._loop.step()
+                with lock_of(self.decoder.target):
+                    self._loop.step()
         except BaseException as error:
             self._closing = True
             self._take_all()
             self._loop.fail(error if isinstance(error, Exception) else EngineClosedError(f"the engine died: {error!r}"))
             raise
+        finally:
+            atexit.unregister(self.close)
+            self._ended.set()
 
     def _take(self) -> bool:
         """Hand what was submitted to the loop; whether there is anything to do, or will be."""

@@ -7,6 +7,7 @@ from drafttree.engine.batching.kv_memory import KVMemory
 from drafttree.engine.batching.served_request import Ended, Reader, ServedRequest
 from drafttree.engine.request import Generation, Request
 from drafttree.engine.request_rounds import RequestRounds
+from drafttree.engine.target_lock import lock_of
 
 MAX_BATCH = 16
 
@@ -44,15 +45,17 @@ def generate_all(rounds: RequestRounds, requests: Sequence[Request], max_batch: 
         ContextError: one needs more rows of the KV cache than there are.
         Exception: what a request failed with; the others end there.
     """
-    memory = KVMemory(rounds.target)
-    for request in requests:
-        memory.check(request.capacity)
-    loop, results = BatchLoop(rounds, max_batch, memory), [_Result() for _ in requests]
+    with lock_of(rounds.target):
+        memory = KVMemory(rounds.target)
+        for request in requests:
+            memory.check(request.capacity)
+        loop, results = BatchLoop(rounds, max_batch, memory), [_Result() for _ in requests]
     for order, (request, result) in enumerate(zip(requests, results, strict=True)):
         loop.add(ServedRequest(request, result, order))
     try:
         while loop.busy:
-            loop.step()
+            with lock_of(rounds.target):
+                loop.step()
             for result in results:
                 result.raise_error()
     except BaseException:

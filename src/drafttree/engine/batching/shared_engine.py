@@ -5,39 +5,39 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from drafttree.core.errors import EngineClosedError
 from drafttree.engine.batching.engine import Engine
 from drafttree.engine.request_rounds import RequestRounds
 
 
 class SharedEngine:
-    """Makes an engine for its first user and closes it after the last."""
+    """Makes an engine for its first user and closes it after the last; there is never more than one."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._changing = threading.Lock()
         self._engine: Engine | None = None
-        self._users = 0
+        self._users: set[object] = set()
 
     @asynccontextmanager
     async def use(self, decoder: RequestRounds) -> AsyncIterator[Engine]:
         """The engine of a decoder, while it is used; the event loop does not wait for its thread."""
-        engine = await asyncio.to_thread(self._enter, decoder)
+        loop, user = asyncio.get_running_loop(), object()
+        self._users.add(user)
         try:
-            yield engine
+            yield await loop.run_in_executor(None, self._get, decoder)
         finally:
-            if ended := self._leave():
-                await asyncio.to_thread(ended.close)
+            self._users.discard(user)
+            await asyncio.shield(loop.run_in_executor(None, self._close_unused))
 
-    def _enter(self, decoder: RequestRounds) -> Engine:
-        with self._lock:
+    def _get(self, decoder: RequestRounds) -> Engine:
+        with self._changing:
+            if not self._users:
+                raise EngineClosedError("whoever wanted the engine was cancelled before it was made")
             self._engine = self._engine or Engine(decoder)
-            self._users += 1
             return self._engine
 
-    def _leave(self) -> Engine | None:
-        """The engine to close, if nobody uses it any more."""
-        with self._lock:
-            self._users -= 1
-            if self._users:
-                return None
-            ended, self._engine = self._engine, None
-            return ended
+    def _close_unused(self) -> None:
+        with self._changing:
+            if self._engine and not self._users:
+                self._engine.close()
+                self._engine = None
