@@ -472,3 +472,12 @@ def test_a_handle_is_read_in_one_thread_at_a_time(decoder, target):
         tokens = [*first.tokens, *(token for chunk in reading for token in chunk.tokens)]
         assert tokens == handle.result().tokens
         assert pool.submit(list, handle).result(10) == []
+
+
+def test_rounds_can_be_read_while_the_engine_runs():
+    with Engine(toy_decoder()) as engine:
+        handles = [engine.submit(prompt, max_new_tokens=100, ignore_eos=True) for prompt in PROMPTS]
+        while not all(handle.done for handle in handles):
+            assert sum(turn.committed for turn in engine.metrics.rounds) <= 100 * len(handles)
+    assert engine.metrics.latest == engine.metrics.rounds[-1]
+    assert len(repr(engine.metrics)) < 1000

@@ -45,10 +45,9 @@ class EngineRound:
 
 @dataclass
 class EngineMetrics:
-    """Counts since the engine began, and its latest rounds.
+    """Counts since the engine began, and its latest rounds; any thread may read them.
 
     Attributes:
-        rounds: the latest.
         tokens: committed.
         prompt_tokens: of prompts behind which a text has begun.
         reused_tokens: of them, those that were not read, since an earlier text began with them.
@@ -68,7 +67,6 @@ class EngineMetrics:
         drafting_off: why the latest round drafted nothing, None where it drafted.
     """
 
-    rounds: deque[EngineRound] = field(default_factory=lambda: deque(maxlen=LATEST))
     tokens: int = 0
     prompt_tokens: int = 0
     reused_tokens: int = 0
@@ -86,10 +84,21 @@ class EngineMetrics:
     predicted_gain: float | None = None
     measured_gain: float | None = None
     drafting_off: str | None = None
+    _rounds: deque[EngineRound] = field(default_factory=lambda: deque(maxlen=LATEST), repr=False)
+
+    @property
+    def rounds(self) -> list[EngineRound]:
+        """The latest rounds, as they are now."""
+        return list(self._rounds)
+
+    @property
+    def latest(self) -> EngineRound | None:
+        """The last round that has ended."""
+        return self._rounds[-1] if self._rounds else None
 
     def record(self, turn: EngineRound) -> None:
         """Count a round that has ended."""
-        self.rounds.append(turn)
+        self._rounds.append(turn)
         self.tokens += turn.committed
         self.drafted += turn.drafted
         self.drafting_off = turn.reason

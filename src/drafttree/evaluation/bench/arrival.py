@@ -170,7 +170,9 @@ class _Stage:
 
     def _step(self) -> EngineRound:
         self._loop.step()
-        return self._loop.metrics.rounds[-1]
+        latest = self._loop.metrics.latest
+        assert latest is not None
+        return latest
 
     def _reading(self) -> Iterator[EngineRound]:
         """The rounds in which the prompt is read."""

@@ -161,7 +161,8 @@ def _rounds(loop: BatchLoop) -> Iterator[TimedRound]:
         begun = time.perf_counter()
         loop.step()
         metrics = loop.metrics
-        yield TimedRound(metrics.rounds[-1], time.perf_counter() - begun, metrics.predicted_gain)
+        if metrics.latest:
+            yield TimedRound(metrics.latest, time.perf_counter() - begun, metrics.predicted_gain)
 
 
 class _Text(Reader):

@@ -51,7 +51,7 @@ class EngineCollector(Collector):
         for name, (attribute, help_) in GAUGES.items():
             yield self._gauge(name, help_, getattr(metrics, attribute))
         yield self._gauge("kv_cache_usage_perc", "Rows of the KV cache in use, 1 is all.", self._engine.kv_cache_usage)
-        budget = metrics.rounds[-1].drafted if metrics.rounds else None
+        budget = metrics.latest.drafted if metrics.latest else None
         yield self._gauge("draft_budget", "Drafted tokens of the latest round: k, over all requests.", budget)
         yield self._accepted_by_position(metrics)
         yield self._drafting_off(metrics.drafting_off)
