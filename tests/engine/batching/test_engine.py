@@ -1,6 +1,7 @@
 """The engine as it is used: handles, many prompts, event loops, ends of all kinds, and what is refused."""
 
 import asyncio
+import math
 import re
 import signal
 import subprocess
@@ -122,10 +123,11 @@ def test_a_loop_that_is_left_early_can_be_gone_on_with(decoder):
 
 def test_a_loop_in_an_event_loop_that_is_left_early_can_be_gone_on_with(decoder):
     async def two_loops(handle) -> list[int]:
-        chunks = handle.__aiter__()
-        first = await chunks.__anext__()
-        await chunks.aclose()
-        return [*first.tokens, *(token for chunk in await read(handle) for token in chunk.tokens)]
+        tokens = []
+        async for chunk in handle:
+            tokens += chunk.tokens
+            break
+        return [*tokens, *(token for chunk in await read(handle) for token in chunk.tokens)]
 
     with Engine(decoder) as engine:
         handle = engine.submit([1], max_new_tokens=LENGTH)
@@ -146,6 +148,41 @@ def test_a_result_is_waited_for_and_given_to_all_who_ask(decoder, target):
     assert handle.done
     assert all(result is results[0] or result == results[0] for result in results)
     assert handle.result().tokens == decoder.generate([1, 2], max_new_tokens=LENGTH).tokens
+
+
+@pytest.mark.parametrize("timeout", ["x", math.nan, True])
+def test_a_timeout_that_is_no_number_is_refused(decoder, timeout):
+    with Engine(decoder) as engine:
+        handle = engine.submit([1, 2], max_new_tokens=LENGTH)
+        with pytest.raises(InputError, match=f"timeout is {timeout!r}; give seconds, or None"):
+            handle.result(timeout)
+        assert handle.result(math.inf).finish_reason == "length"
+
+
+def test_a_handle_is_awaited_for_its_result(decoder, target):
+    async def both(handle) -> list:
+        return [await handle, await asyncio.wait_for(handle, 10)]
+
+    target.go.clear()
+    with Engine(decoder) as engine:
+        handle = engine.submit([1, 2], max_new_tokens=LENGTH)
+        threading.Timer(0.05, target.go.set).start()
+        assert asyncio.run(both(handle)) == [handle.result(), handle.result()]
+
+
+def test_a_reader_that_is_interrupted_while_it_waits_lets_others_read(decoder, target):
+    async def read_twice(handle) -> list[Chunk]:
+        chunks = aiter(handle)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(chunks), 0.05)
+        target.go.set()
+        return await read(handle)
+
+    target.go.clear()
+    with Engine(decoder) as engine:
+        handle = engine.submit([1, 2], max_new_tokens=LENGTH)
+        chunks = asyncio.run(read_twice(handle))
+        assert [token for chunk in chunks for token in chunk.tokens] == handle.result().tokens
 
 
 def test_the_metrics_of_a_handle_are_those_of_its_text(decoder):

@@ -19,11 +19,11 @@ class HeldEngine(Engine):
     alive = most = 0
 
     def __init__(self, decoder: Decoder) -> None:
+        HeldEngine.alive += 1
+        HeldEngine.most = max(HeldEngine.most, HeldEngine.alive)
         self.made.set()
         assert self.go.wait(20)
         super().__init__(decoder)
-        HeldEngine.alive += 1
-        HeldEngine.most = max(HeldEngine.most, HeldEngine.alive)
 
     def close(self, **options) -> None:
         self.closing.set()

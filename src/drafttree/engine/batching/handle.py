@@ -1,9 +1,14 @@
 """The handle of a submitted request: its text as it is written, from any thread or event loop."""
 
 import asyncio
+import math
 import threading
+import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from contextlib import contextmanager
+from numbers import Real
+from typing import Any, Self
 
 from drafttree.core.errors import InputError
 from drafttree.engine.batching.served_request import Ended, Reader
@@ -14,8 +19,9 @@ from drafttree.engine.request import Chunk, Generation
 class Handle(Reader):
     """A request in an engine.
 
-    Iterate over it, or `async for`, to get its text chunk by chunk; `result` waits for the whole. Chunks are given out
-    once, to one reader at a time; `result` may be asked as often and from as many threads as wanted.
+    Iterate over it, or `async for`, to get its text chunk by chunk; `result` waits for the whole, and so does `await`.
+    Chunks are given out once, to one reader at a time; the whole may be asked for as often and from as many threads as
+    wanted. Leaving a loop over it early cancels nothing: call `cancel`.
 
     Args:
         cancel: tells the engine that nobody wants the rest, and the finish reason.
@@ -32,7 +38,7 @@ class Handle(Reader):
         self._chunks: deque[Chunk] = deque()
         self._ended: Ended | None = None
         self._listeners: set[Callable[[], None]] = set()
-        self._reading = threading.Lock()
+        self._reader: Callable[[], object] = lambda: None
 
     def __repr__(self) -> str:
         state = "running" if self._ended is None else "failed" if self.error else "done"
@@ -74,51 +80,82 @@ class Handle(Reader):
             timeout: seconds to wait at most, None for as long as it takes.
 
         Raises:
+            InputError: the timeout is no number.
             TimeoutError: it has not ended by then; it goes on.
             Exception: what the request failed with.
         """
+        if timeout is not None:
+            if not isinstance(timeout, Real) or isinstance(timeout, bool) or math.isnan(timeout):
+                raise InputError(f"timeout is {timeout!r}; give seconds, or None for as long as it takes")
+            timeout = min(float(timeout), threading.TIMEOUT_MAX)
         with self._changed:
             if not self._changed.wait_for(lambda: self.done, timeout):
                 raise TimeoutError(f"the text has not ended within {timeout} seconds; it goes on")
         return self._whole()
 
+    def __await__(self) -> Generator[Any, None, Generation]:
+        """As `result`, without holding up the event loop."""
+        yield from self._news(lambda: self.done).__await__()
+        return self._whole()
+
     def __iter__(self) -> Iterator[Chunk]:
-        """Yield the chunks that were not read yet, as they come.
+        """Give out the chunks that were not read yet, as they come.
 
         Raises:
             InputError: another thread or task is reading them.
             Exception: what the request failed with.
         """
-        with _Alone(self._reading):
-            while True:
-                with self._changed:
-                    self._changed.wait_for(lambda: self._chunks or self.done)
-                    if not self._chunks:
-                        break
-                    chunk = self._chunks.popleft()
-                yield chunk
-        self._raise_error()
+        return _Chunks(self)
 
-    async def __aiter__(self) -> AsyncIterator[Chunk]:
-        """As iteration, without holding up the event loop. Leaving the loop early cancels nothing: call `cancel`."""
+    def __aiter__(self) -> AsyncIterator[Chunk]:
+        """As iteration, without holding up the event loop."""
+        return _Chunks(self)
+
+    def _next(self, reader: object) -> Chunk | None:
+        with self._read_by(reader), self._changed:
+            self._changed.wait_for(lambda: self._chunks or self.done)
+            return self._take()
+
+    async def _anext(self, reader: object) -> Chunk | None:
+        with self._read_by(reader):
+            await self._news(lambda: bool(self._chunks) or self.done)
+            return self._take()
+
+    def _take(self) -> Chunk | None:
+        """The next chunk, None at the end, where others may read."""
+        if self._chunks:
+            return self._chunks.popleft()
+        self._reader = lambda: None
+        self._raise_error()
+        return None
+
+    @contextmanager
+    def _read_by(self, reader: object) -> Iterator[None]:
+        """Keep other readers out, from here on for as long as this one exists, unless it is interrupted here."""
+        with self._changed:
+            if self._reader() not in (None, reader):
+                raise InputError("this handle is being read by another thread or task; read it in one place")
+            self._reader = weakref.ref(reader)
+        try:
+            yield
+        except BaseException:
+            self._reader = lambda: None
+            raise
+
+    async def _news(self, wanted: Callable[[], bool]) -> None:
+        """Wait until there is what is wanted."""
         loop, news = asyncio.get_running_loop(), asyncio.Event()
 
         def listener() -> None:
             loop.call_soon_threadsafe(news.set)
 
-        with _Alone(self._reading):
-            self._listeners.add(listener)
-            try:
-                while True:
-                    news.clear()
-                    while self._chunks:
-                        yield self._chunks.popleft()
-                    if self.done and not self._chunks:
-                        break
-                    await news.wait()
-            finally:
-                self._listeners.discard(listener)
-        self._raise_error()
+        self._listeners.add(listener)
+        try:
+            while not wanted():
+                await news.wait()
+                news.clear()
+        finally:
+            self._listeners.discard(listener)
 
     def chunk(self, chunk: Chunk) -> None:
         with self._changed:
@@ -149,15 +186,24 @@ class Handle(Reader):
             raise error
 
 
-class _Alone:
-    """Lets one reader in at a time."""
+class _Chunks(Iterator[Chunk], AsyncIterator[Chunk]):
+    """What a loop reads from; leaving the loop drops it at once, whereas an event loop closes a generator later."""
 
-    def __init__(self, lock: threading.Lock) -> None:
-        self._lock = lock
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
 
-    def __enter__(self) -> None:
-        if not self._lock.acquire(blocking=False):
-            raise InputError("this handle is being read by another thread or task; read it in one place")
+    def __iter__(self) -> Self:
+        return self
 
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
+    def __aiter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Chunk:
+        if chunk := self._handle._next(self):
+            return chunk
+        raise StopIteration
+
+    async def __anext__(self) -> Chunk:
+        if chunk := await self._handle._anext(self):
+            return chunk
+        raise StopAsyncIteration
