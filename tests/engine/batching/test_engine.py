@@ -511,8 +511,8 @@ def test_a_handle_is_read_in_one_thread_at_a_time(decoder, target):
         assert pool.submit(list, handle).result(10) == []
 
 
-def test_rounds_can_be_read_while_the_engine_runs():
-    with Engine(toy_decoder()) as engine:
+def test_rounds_can_be_read_while_the_engine_runs(decoder):
+    with Engine(decoder) as engine:
         handles = [engine.submit(prompt, max_new_tokens=100, ignore_eos=True) for prompt in PROMPTS]
         while not all(handle.done for handle in handles):
             assert sum(turn.committed for turn in engine.metrics.rounds) <= 100 * len(handles)
