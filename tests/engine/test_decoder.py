@@ -341,7 +341,7 @@ def test_the_single_row_a_tokenizer_returns_as_tensors_is_a_prompt():
     assert toys().generate(ids, max_new_tokens=5).tokens == expected
     assert [token for chunk in toys().stream(ids, max_new_tokens=5) for token in chunk.tokens] == expected
     assert toys().generate([ids, ids], max_new_tokens=5)[1].tokens == expected
-    with pytest.raises(InputError, match="the tokenizer's output holds 2 prompts; give a list of them"):
+    with pytest.raises(InputError, match="these token ids are 2 prompts in one; give a list of them"):
         toys().generate({"input_ids": row.expand(2, -1)})
     with pytest.raises(InputError, match="the tokenizer's output holds padding; leave it out"):
         toys().generate({"input_ids": row, "attention_mask": torch.zeros_like(row)})

@@ -3,6 +3,7 @@
 A verifier that is lossy says so in its name and in `lossless`; every other pair that is let through is exact.
 """
 
+from drafttree.core.counts import check_count
 from drafttree.core.errors import ConfigError
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import Proposal
@@ -95,12 +96,11 @@ def check_budget(budget: int | None, verifier: type[Verifier] | None) -> None:
         verifier: of the trees, None for `default_verifier`, which may be cut.
 
     Raises:
-        ConfigError: the number is below 1, or the children of the trees are drawn at random.
+        ConfigError: it is no whole number of at least 1, or the children of the trees are drawn at random.
     """
     if budget is None:
         return
-    if budget < 1:
-        raise ConfigError(f"budget is {budget}; give a number of at least 1, or None for as many nodes as pay")
+    check_count("budget", budget, ", or None for as many nodes as pay")
     if verifier is not None and verifier.proposal is not Proposal.TOP_K:
         raise ConfigError(
             f"a budget of {budget} nodes cannot hold with {verifier.__name__}: its trees are drawn, and a drawn node "

@@ -9,6 +9,7 @@ from typing import Any, Unpack, overload
 from drafttree.constraints.options import ProcessorContext
 from drafttree.constraints.processors import PathConstraints
 from drafttree.core.cost_curve import CostCurve
+from drafttree.core.counts import MAX_BATCH, check_count
 from drafttree.core.errors import ConfigError, InputError
 from drafttree.core.randomness import SeededRandomness, random_seed
 from drafttree.drafters.base import Drafter
@@ -155,18 +156,21 @@ class Decoder(RequestRounds):
 
     @overload
     def generate(  # pyright: ignore[reportOverlappingOverload]
-        self, prompt: Prompt, **options: Unpack[GenerationOptions]
+        self, prompt: Prompt, *, max_batch: int = MAX_BATCH, **options: Unpack[GenerationOptions]
     ) -> Generation: ...
 
     @overload
-    def generate(self, prompt: Sequence[Prompt], **options: Unpack[GenerationOptions]) -> list[Generation]: ...
+    def generate(
+        self, prompt: Sequence[Prompt], *, max_batch: int = MAX_BATCH, **options: Unpack[GenerationOptions]
+    ) -> list[Generation]: ...
 
-    def generate(self, prompt, **options: Unpack[GenerationOptions]):
+    def generate(self, prompt, *, max_batch: int = MAX_BATCH, **options: Unpack[GenerationOptions]):
         """Generate from a prompt, or from each of a list of prompts.
 
         Args:
             prompt: text, token ids, or a conversation (a list of messages such as `{"role": "user", "content": "Hi"}`,
                 rendered by the tokenizer's chat template), or a list of these; tensors and arrays of token ids will do.
+            max_batch: texts of a list that are written at once, at most.
             **options: see `drafttree.engine.generation_options.GenerationOptions`; what is not given is taken from
                 `defaults`.
 
@@ -178,15 +182,11 @@ class Decoder(RequestRounds):
             ContextError: a prompt and `max_new_tokens` exceed the model's context.
             ConfigError: an option is out of range, unknown, or nothing speculation can serve.
         """
+        check_count("max_batch", max_batch)
         prompt = prompt.tolist() if hasattr(prompt, "tolist") else prompt
         if not is_batch(prompt):
             return self._finish(self.new_request(prompt, **options))
-        chosen = RequestOptions.merge(self.defaults, options)
-        ids = [self._encode(single) for single in prompt]
-        for single in ids:
-            check_room(len(single), chosen.max_new_tokens(len(single)), self.target.context)
-        requests = [self._request(tokens, chosen, single) for tokens, single in zip(ids, prompt, strict=True)]
-        return generate_all(self, requests)
+        return generate_all(self, [self.prepare(single, **options) for single in prompt], max_batch)
 
     def stream(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> Iterator[Chunk]:
         """Generate from one prompt, yielding what each round adds; arguments and errors as for `generate`.
@@ -227,7 +227,7 @@ class Decoder(RequestRounds):
         Arguments and errors as for `generate`.
         """
         chosen = RequestOptions.merge(self.defaults, options)
-        return self._request(self._encode(prompt), chosen, prompt)
+        return self._request(encode(prompt, self.tokenizer, self.target.vocab_size), chosen, prompt)
 
     def open(self, request: Request) -> None:
         with lock_of(self.target):
@@ -235,9 +235,6 @@ class Decoder(RequestRounds):
             if request.context is None:
                 request.context = self._context(request)
                 request.state = request.policy.init_state(request.context) if request.draft else None
-
-    def _encode(self, prompt: object) -> list[int]:
-        return encode(prompt, self.tokenizer, self.target.vocab_size)
 
     def _request(self, tokens: list[int], options: RequestOptions, prompt: object) -> Request:
         new_tokens = options.max_new_tokens(len(tokens))

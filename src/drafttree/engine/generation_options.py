@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from types import MappingProxyType
-from typing import Any, Self, TypeGuard
+from typing import Any, Self
 
 from torch import Tensor
 from transformers import (
@@ -24,6 +24,7 @@ from drafttree.constraints.occurrence_penalty import OccurrencePenalty
 from drafttree.constraints.options import NEUTRAL_VALUES, ProcessorContext, ProcessorOptions, make_processors
 from drafttree.constraints.processors import Constraint
 from drafttree.constraints.refusals import NO_EFFECT, REFUSED, check_options
+from drafttree.core.counts import check_count, is_whole
 from drafttree.core.errors import ConfigError
 from drafttree.core.sampling import MIN_TEMPERATURE, Sampling
 from drafttree.engine.detokenizer import stop_strings
@@ -135,7 +136,7 @@ def model_defaults(config: GenerationConfig | None) -> Mapping[str, Any]:
 
 def is_token_ids(ids: object) -> bool:
     """True for a list of whole numbers."""
-    return isinstance(ids, list | tuple) and all(_is_whole(token) for token in ids)
+    return isinstance(ids, list | tuple) and all(is_whole(token) for token in ids)
 
 
 def show_options(options: Mapping[str, Any]) -> str:
@@ -205,7 +206,7 @@ class RequestOptions:
         """
         length, count = self.get("max_length"), self.get("max_new_tokens")
         for name in ("max_length", "max_new_tokens"):
-            _check_count(name, self.get(name, 1))
+            check_count(name, self.get(name, 1))
         if count is None and length is not None:
             if length <= prompt_length:
                 raise ConfigError(f"max_length={length} leaves no room after a prompt of {prompt_length} tokens")
@@ -310,15 +311,6 @@ def _check_values(values: Mapping[str, Any]) -> None:
 
 def _between(value: Any, kind: type, low: float, high: float) -> bool:
     return isinstance(value, kind) and not (kind is Real and isinstance(value, bool)) and low <= value <= high
-
-
-def _is_whole(value: object) -> TypeGuard[int]:
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
-def _check_count(name: str, count: object) -> None:
-    if not _is_whole(count) or count < 1:
-        raise ConfigError(f"{name} is {count!r}; it must be a whole number of at least 1")
 
 
 def _temperature(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Any:

@@ -1,9 +1,10 @@
 """Prompts: text, token ids or a conversation, turned into token ids of the target and checked."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from numbers import Integral
+from numbers import Number
 from typing import Any, cast
 
+from drafttree.core.counts import is_whole
 from drafttree.core.errors import ContextError, InputError
 from drafttree.engine.chat import Message, is_conversation, render_chat
 
@@ -14,7 +15,7 @@ def is_batch(prompt: object) -> bool:
     """True for a list of prompts."""
     if not isinstance(prompt, list | tuple) or not prompt:
         return False
-    return not isinstance(prompt[0], Integral) and not is_conversation(prompt)
+    return not isinstance(prompt[0], Number) and not is_conversation(prompt)
 
 
 def encode(prompt: object, tokenizer: Any, vocab_size: int) -> list[int]:
@@ -43,13 +44,13 @@ def encode(prompt: object, tokenizer: Any, vocab_size: int) -> list[int]:
         prompt = _single_row(prompt["input_ids"])
     if isinstance(prompt, bytes | bytearray):
         raise InputError(f"a prompt is text or token ids, not {type(prompt).__name__}; decode it first")
-    prompt = getattr(prompt, "tolist", lambda: prompt)()
+    prompt = _single_row(prompt) if hasattr(prompt, "tolist") else prompt
     if not isinstance(prompt, Iterable) or isinstance(prompt, dict | set | frozenset):
         raise InputError(f"a prompt is text or token ids, not {type(prompt).__name__}")
     tokens = list(prompt)
     if not tokens:
         raise InputError("the prompt is empty; give at least one token")
-    strange = [token for token in tokens if not isinstance(token, Integral) or isinstance(token, bool)]
+    strange = [token for token in tokens if not is_whole(token)]
     if strange:
         raise InputError(f"a token id is a whole number, not {strange[0]!r}")
     tokens = [int(token) for token in tokens]
@@ -60,12 +61,12 @@ def encode(prompt: object, tokenizer: Any, vocab_size: int) -> list[int]:
 
 
 def _single_row(numbers: Any) -> Any:
-    """The only row of what a tokenizer returns as `[1, length]`; a flat list passes as it is."""
+    """The only row of token ids `[1, length]`, as a tokenizer returns them; a flat list passes as it is."""
     rows = getattr(numbers, "tolist", lambda: numbers)()
     if not is_batch(rows):
         return rows
     if len(rows) > 1:
-        raise InputError(f"the tokenizer's output holds {len(rows)} prompts; give a list of them, without padding")
+        raise InputError(f"these token ids are {len(rows)} prompts in one; give a list of them, without padding")
     return rows[0]
 
 

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from drafttree.core.counts import MAX_BATCH
 from drafttree.core.errors import InputError
 from drafttree.evaluation.json_lines import append_line, whole_lines
 from drafttree.evaluation.prompts import read_text
@@ -22,7 +23,6 @@ from drafttree.evaluation.prompts import read_text
 if TYPE_CHECKING:
     from drafttree.engine import Decoder, Engine, Generation, Handle
 
-MAX_BATCH = 16
 LINES_AHEAD = 4
 """Lines for each text at once that are submitted before the first of them has ended; a long one then holds up none."""
 
@@ -144,7 +144,7 @@ def write_texts(
         max_batch: texts at once, at most.
 
     Raises:
-        ConfigError: `max_batch` is below 1.
+        ConfigError: `max_batch` is no whole number of at least 1.
     """
     from drafttree.engine import Engine
 

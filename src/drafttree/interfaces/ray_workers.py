@@ -14,8 +14,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drafttree.core import errors
+from drafttree.core.counts import MAX_BATCH
 from drafttree.core.errors import ConfigError, DraftTreeError
-from drafttree.interfaces.batch import LINES_AHEAD, MAX_BATCH, Job, Records, engine_records
+from drafttree.interfaces.batch import LINES_AHEAD, Job, Records, engine_records
 
 if TYPE_CHECKING:
     from drafttree.engine import Decoder, Engine

@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 
 from drafttree.core.errors import ConfigError, ContextError, EngineClosedError, InputError
 from drafttree.engine.batching import Engine, Handle, shared_engine
+from drafttree.engine.batching.batch_loop import BatchLoop
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.request import Chunk
 from drafttree.policies import Talon
@@ -443,18 +445,45 @@ def test_python_ends_as_usual_with_an_engine_at_work():
     assert left.returncode == 0, left.stderr
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"max_batch": 0}, "max_batch is 0; give a number of at least 1"),
-        ({"budget": 0}, "budget is 0; give a number of at least 1"),
-        ({"max_kv_tokens": 0}, "max_kv_tokens is 0; give a number of at least 1"),
-    ],
-)
-def test_numbers_below_one_are_refused(decoder, options, message):
-    with pytest.raises(ConfigError, match=message):
-        Engine(decoder, **options)
+@pytest.mark.parametrize("name", ["max_batch", "budget", "max_kv_tokens"])
+@pytest.mark.parametrize("value", [0, "4", 2.5, True, math.nan], ids=repr)
+def test_what_counts_nothing_is_refused(decoder, name, value):
+    with pytest.raises(ConfigError, match=f"{name} is {value!r}; it must be a whole number of at least 1"):
+        Engine(decoder, **{name: value})
     assert not engine_threads()
+
+
+def test_an_engine_needs_a_number_of_requests(decoder):
+    with pytest.raises(ConfigError, match="max_batch is None; it must be a whole number of at least 1"):
+        Engine(decoder, max_batch=None)
+
+
+def test_what_is_no_decoder_is_refused():
+    with pytest.raises(ConfigError, match=r"decoder is 'embedded'; give a Decoder, such as drafttree\.load makes"):
+        Engine("embedded")
+
+
+def test_the_only_row_of_a_tensor_is_a_prompt(decoder):
+    with Engine(decoder) as engine:
+        written = engine.submit(torch.tensor([[1, 2]]), max_new_tokens=LENGTH).result(10)
+        with pytest.raises(InputError, match="these token ids are 2 prompts in one; give a list of them"):
+            engine.submit(torch.tensor([[1, 2], [3, 4]]))
+    assert written.tokens == decoder.generate([1, 2], max_new_tokens=LENGTH).tokens
+
+
+@pytest.mark.parametrize("most", [1, 4])
+def test_a_list_of_prompts_is_written_so_many_at_once(decoder, monkeypatch, most):
+    batches, advance = [], BatchLoop._advance
+    monkeypatch.setattr(
+        BatchLoop, "_advance", lambda loop, running: [batches.append(len(running)), advance(loop, running)]
+    )
+    decoder.generate(PROMPTS, max_new_tokens=LENGTH, max_batch=most)
+    assert max(batches) == most
+
+
+def test_a_list_of_prompts_is_not_written_none_at_once(decoder):
+    with pytest.raises(ConfigError, match="max_batch is 0; it must be a whole number"):
+        decoder.generate(PROMPTS, max_batch=0)
 
 
 def test_a_budget_for_drawn_trees_is_refused(decoder):
@@ -483,6 +512,7 @@ def test_nothing_can_be_submitted_to_a_closed_engine(decoder):
     [
         ([], {}, InputError, "empty"),
         ([99], {}, InputError, "99"),
+        ([1.0], {}, InputError, "a token id is a whole number, not 1.0"),
         (["a", "b"], {}, InputError, "submit takes one prompt; call it for each of a list"),
         ([1], {"temperatur": 1}, ConfigError, "temperatur"),
         ([1], {"num_beams": 4}, ConfigError, "num_beams"),

@@ -94,7 +94,7 @@ def test_a_request_that_can_never_run_is_refused_with_what_it_needs(target):
 
 
 def test_a_memory_of_no_rows_is_refused(target):
-    with pytest.raises(ConfigError, match="max_kv_tokens is 0; give a number of at least 1"):
+    with pytest.raises(ConfigError, match="max_kv_tokens is 0; it must be a whole number of at least 1"):
         KVMemory(target, 0)
 
 

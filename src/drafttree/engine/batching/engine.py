@@ -6,6 +6,7 @@ from collections import deque
 from types import TracebackType
 from typing import Self, Unpack
 
+from drafttree.core.counts import MAX_BATCH, check_count
 from drafttree.core.errors import ConfigError, EngineClosedError, InputError
 from drafttree.engine.batching.batch_loop import BatchLoop
 from drafttree.engine.batching.engine_metrics import EngineMetrics
@@ -44,19 +45,21 @@ class Engine:
         decoder: as given.
 
     Raises:
-        ConfigError: a number is below 1, or a budget is given for trees that may not be cut to it.
+        ConfigError: the decoder is none, a number is no whole one of at least 1, or a budget is given for trees that
+            may not be cut to it.
     """
 
     def __init__(
         self,
         decoder: RequestRounds,
         *,
-        max_batch: int = 16,
+        max_batch: int = MAX_BATCH,
         max_kv_tokens: int | None = None,
         budget: int | None = None,
     ) -> None:
-        if max_batch < 1:
-            raise ConfigError(f"max_batch is {max_batch}; give a number of at least 1")
+        if not isinstance(decoder, RequestRounds):
+            raise ConfigError(f"decoder is {decoder!r}; give a Decoder, such as drafttree.load makes")
+        check_count("max_batch", max_batch)
         check_budget(budget, decoder.verifier)
         self.decoder = decoder
         with lock_of(decoder.target):

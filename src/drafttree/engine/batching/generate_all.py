@@ -9,8 +9,6 @@ from drafttree.engine.request import Generation, Request
 from drafttree.engine.request_rounds import RequestRounds
 from drafttree.engine.target_lock import lock_of
 
-MAX_BATCH = 16
-
 
 class _Result(Reader):
     """Keeps what came of a request."""
@@ -33,7 +31,7 @@ class _Result(Reader):
         return self._ended
 
 
-def generate_all(rounds: RequestRounds, requests: Sequence[Request], max_batch: int = MAX_BATCH) -> list[Generation]:
+def generate_all(rounds: RequestRounds, requests: Sequence[Request], max_batch: int) -> list[Generation]:
     """The texts of requests, in their order.
 
     Args:

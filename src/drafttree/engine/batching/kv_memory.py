@@ -5,7 +5,8 @@ import os
 
 import torch
 
-from drafttree.core.errors import ConfigError, ContextError
+from drafttree.core.counts import check_count
+from drafttree.core.errors import ContextError
 from drafttree.models import Model
 
 SHARE = 0.5
@@ -24,12 +25,12 @@ class KVMemory:
         reserved: by the requests that run.
 
     Raises:
-        ConfigError: `max_tokens` is below 1.
+        ConfigError: `max_tokens` is no whole number of at least 1.
     """
 
     def __init__(self, target: Model, max_tokens: int | None = None) -> None:
-        if max_tokens is not None and max_tokens < 1:
-            raise ConfigError(f"max_kv_tokens is {max_tokens}; give a number of at least 1, or None for what fits")
+        if max_tokens is not None:
+            check_count("max_kv_tokens", max_tokens, ", or None for what fits")
         self.rows = _rows_that_fit(target) if max_tokens is None else float(max_tokens)
         self.reserved = 0
 

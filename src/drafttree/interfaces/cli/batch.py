@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from drafttree.core.counts import MAX_BATCH
 from drafttree.core.errors import ConfigError, InputError
-from drafttree.interfaces.batch import MAX_BATCH, BatchReport, read_jobs, read_records, run_batch, write_texts
+from drafttree.interfaces.batch import BatchReport, read_jobs, read_records, run_batch, write_texts
 from drafttree.interfaces.cli.options import (
     AsJson,
     Device,

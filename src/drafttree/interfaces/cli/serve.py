@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from drafttree.core.counts import MAX_BATCH
 from drafttree.core.errors import ConfigError
 from drafttree.interfaces.cli.options import (
     Device,
@@ -40,7 +41,7 @@ def serve(
     sinks: Sinks = 4,
     quantize: Quantize = None,
     quantize_drafter: QuantizeDrafter = None,
-    max_batch: MaxBatch = 16,
+    max_batch: MaxBatch = MAX_BATCH,
     max_queue: Annotated[int, typer.Option(min=0, help="Texts that may wait; one more is answered 429.")] = 256,
     timeout: Annotated[
         float | None, typer.Option(min=0.001, help="Seconds after which a text ends where it is; by default never.")

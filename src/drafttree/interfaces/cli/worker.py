@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from drafttree.core.counts import MAX_BATCH
 from drafttree.core.errors import ConfigError
-from drafttree.interfaces.batch import MAX_BATCH
 from drafttree.interfaces.cli.options import (
     Device,
     Drafter,

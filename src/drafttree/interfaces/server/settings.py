@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from drafttree.core.counts import MAX_BATCH
+
 
 @dataclass(frozen=True)
 class ServerSettings:
@@ -20,7 +22,7 @@ class ServerSettings:
     model_name: str
     api_key: str | None = None
     cors: tuple[str, ...] = ()
-    max_batch: int = 16
+    max_batch: int = MAX_BATCH
     max_queue: int = 256
     timeout: float | None = None
     max_body_bytes: int = 4 << 20

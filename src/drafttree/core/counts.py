@@ -1,0 +1,29 @@
+"""Numbers that count something: how they are checked, and the one that several interfaces share."""
+
+from numbers import Integral
+from typing import TypeGuard
+
+from drafttree.core.errors import ConfigError
+
+MAX_BATCH = 16
+"""Texts that are written at once, at most, unless another number is given."""
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether a value is a whole number, of numpy too, and no truth value."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def check_count(name: str, count: object, otherwise: str = "") -> None:
+    """Refuse what does not count anything.
+
+    Args:
+        name: of the option.
+        count: its value.
+        otherwise: what may be given instead; the end of the message.
+
+    Raises:
+        ConfigError: it is not a whole number of at least 1.
+    """
+    if not is_whole(count) or count < 1:
+        raise ConfigError(f"{name} is {count!r}; it must be a whole number of at least 1{otherwise}")
