@@ -1,0 +1,60 @@
+"""What an engine learns from its rounds: their costs, whether drafting pays, and what it says of that."""
+
+from drafttree.engine.batching import Engine
+from drafttree.engine.batching.batch_costs import BatchCosts
+from drafttree.engine.batching.draft_switch import DraftSwitch
+from drafttree.policies import Talon
+from helpers.costs import toy_decoder
+from helpers.small_trees import DRAFT, TARGET
+from helpers.toy import ToyDrafter, ToyModel
+
+PROMPTS = [[1, 2, 3], [4, 5], [6]]
+
+
+def engine() -> Engine:
+    return Engine(toy_decoder(ToyModel(TARGET), ToyDrafter(DRAFT), Talon(width=4, budget=12)))
+
+
+def write(served: Engine) -> None:
+    with served:
+        for handle in [served.submit(prompt, max_new_tokens=40) for prompt in PROMPTS]:
+            handle.result(60)
+
+
+def test_the_costs_learn_from_every_round(monkeypatch):
+    seen, observe = [], BatchCosts.observe
+
+    def watched(costs, turn, drafted):
+        seen.append(turn)
+        observe(costs, turn, drafted)
+
+    monkeypatch.setattr(BatchCosts, "observe", watched)
+    write(served := engine())
+    assert seen == served.metrics.rounds
+
+
+def test_drafting_is_judged_by_every_round_in_which_nothing_was_read(monkeypatch):
+    seen, observe = [], DraftSwitch.observe
+
+    def watched(switch, batch, tokens, cost, *, drafted):
+        seen.append((batch, tokens, drafted))
+        observe(switch, batch, tokens, cost, drafted=drafted)
+
+    monkeypatch.setattr(DraftSwitch, "observe", watched)
+    write(served := engine())
+    judged = [turn for turn in served.metrics.rounds if turn.batch and not turn.prefill_rows]
+    assert seen == [(turn.batch, turn.committed, turn.draft_passes > 0) for turn in judged]
+    assert {drafted for *_, drafted in seen} == {True, False}
+
+
+def test_the_gain_is_told_as_predicted_and_as_measured():
+    write(served := engine())
+    assert served.metrics.predicted_gain is not None
+    assert served.metrics.measured_gain is not None
+    assert served.metrics.drafting_off == served.metrics.rounds[-1].reason
+
+
+def test_an_engine_without_a_drafter_says_why_nothing_is_drafted():
+    write(served := Engine(toy_decoder(ToyModel(TARGET), ToyDrafter(DRAFT), Talon()).plain()))
+    assert served.metrics.drafting_off == "there is no drafter"
+    assert served.metrics.predicted_gain is None
