@@ -10,6 +10,9 @@ import torch
 from drafttree.core.errors import EngineClosedError
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.engine.batching import Engine, Handle, prompt_reading
+from drafttree.engine.batching.batch_loop import BatchLoop
+from drafttree.engine.batching.kv_memory import KVMemory
+from drafttree.engine.batching.served_request import ServedRequest
 from drafttree.engine.decoder import Decoder
 from drafttree.models import TargetModel
 from drafttree.policies import Talon
@@ -243,6 +246,18 @@ def test_the_youngest_wait_again_and_the_oldest_go_on(monkeypatch):
     assert engine.metrics.preempted == 2
     assert {*ended[:2]} == {*handles[:2]}
     assert {turn.batch for turn in engine.metrics.rounds} >= {4, 2}
+
+
+def test_requests_that_wait_again_give_their_memory_back():
+    decoder = toys(FailingModel(TARGET, MemoryError, {30}))
+    loop = BatchLoop(decoder, 4, KVMemory(decoder.target))
+    requests = [decoder.prepare([place, 1], max_new_tokens=LENGTH) for place in range(4)]
+    for order, request in enumerate(requests):
+        loop.add(ServedRequest(request, order=order))
+    while not loop.metrics.preempted:
+        loop.step()
+    assert [request.cache.length > 0 for request in requests] == [True, True, False, False]
+    assert [request.draft is None for request in requests] == [False, False, True, True]
 
 
 def test_a_single_request_for_which_memory_never_suffices_ends_with_the_error():

@@ -1,4 +1,4 @@
-"""Drawn trees in a batch keep the target's law: their levels are limited before the draws, and they are never cut."""
+"""Trees in a batch keep the target's law: drawn ones are limited before the draws, and selected ones alone are cut."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ from drafttree.engine.request import Request
 from drafttree.evaluation import exactness
 from drafttree.evaluation.exactness import RoundLaw, ToyDecoder, law
 from drafttree.policies import Chain, Talon, Template, TreePolicy
-from drafttree.verifiers import RRS, Block, GreedyMultiDraft, KSeq, RRSw, Traversal, Verifier
+from drafttree.verifiers import RRS, Block, GreedyMultiDraft, KSeq, PointMass, RRSw, Traversal, Verifier
 from helpers.toy_pairs import EXACT, toy_pair
 
 RAGGED = Template(paths=((0,), (1,), (0, 0)))
@@ -100,6 +100,12 @@ def test_cutting_drawn_nodes_for_what_they_are_would_bias_the_text(verifier, mon
     """Why the engine refuses it; and these tests can fail."""
     assert law_of(ToyDecoder, monkeypatch, RAGGED, verifier, levels=2).total_variation < EXACT
     assert law_of(CuttingDecoder, monkeypatch, RAGGED, verifier, levels=2).total_variation > 1e-3
+
+
+def test_cutting_selected_nodes_keeps_the_law_of_a_verifier_that_draws(monkeypatch):
+    found = law_of(CuttingDecoder, monkeypatch, RAGGED, PointMass, levels=2)
+    assert found.total_variation < EXACT
+    assert found.expected_accepted > 0
 
 
 @pytest.mark.parametrize("verifier", DRAWING)
