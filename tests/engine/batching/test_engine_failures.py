@@ -269,6 +269,18 @@ def test_a_single_request_for_which_memory_never_suffices_ends_with_the_error():
     assert (engine.metrics.failed, engine.metrics.preempted) == (1, 0)
 
 
+def test_kept_beginnings_are_dropped_before_a_single_request_fails():
+    target = FailingModel(TARGET, MemoryError)
+    decoder = toys(target)
+    with Engine(decoder) as engine:
+        engine.submit([1, 2, 3], max_new_tokens=LENGTH, reuse_prefix=True).result(20)
+        assert decoder.prefixes.tokens > 0
+        target.fails_at = frozenset({target.passes + 3})
+        again = engine.submit([3, 2, 1], max_new_tokens=LENGTH).result(20)
+    assert (target.raised, engine.metrics.failed, decoder.prefixes.tokens) == (1, 0, 0)
+    assert again.tokens == toys().generate([3, 2, 1], max_new_tokens=LENGTH).tokens
+
+
 def test_memory_that_never_suffices_ends_all_requests_and_the_engine_goes_on():
     target = FailingModel(TARGET, MemoryError, range(8, 200))
     with Engine(toys(target)) as engine:

@@ -96,11 +96,12 @@ class BatchLoop:
         self._reading = PromptReading(rounds, self._costs)
         self._drafting = BatchDrafting(rounds, experience, budget)
         self._predicted = RoundRate()
+        self._cancelled = False
 
     @property
     def busy(self) -> bool:
         """Whether any request waits or runs."""
-        return bool(self._scheduler.waiting or self._scheduler.running)
+        return bool(self._scheduler.requests)
 
     def add(self, served: ServedRequest) -> None:
         """Let a request wait for its turn."""
@@ -123,24 +124,23 @@ class BatchLoop:
 
     def stop(self, reason: str) -> None:
         """End all requests where they are."""
-        for served in [*self._scheduler.running, *self._scheduler.waiting]:
-            self._leave(served)
+        for served in self._scheduler.requests:
+            self._scheduler.remove(served)
             served.end(reason)
 
     def cancel_all(self) -> None:
-        """Let no request go on beyond this round; any thread may call it."""
-        for served in [*self._scheduler.running, *self._scheduler.waiting]:
-            served.cancelled = True
+        """Let no request go on beyond this round, and none begin; any thread may call it."""
+        self._cancelled = True
 
     def fail(self, error: Exception) -> None:
         """End all requests with an error."""
-        for served in [*self._scheduler.running, *self._scheduler.waiting]:
+        for served in self._scheduler.requests:
             self._fail(served, error)
 
     def _drop_cancelled(self) -> None:
-        for served in [*self._scheduler.running, *self._scheduler.waiting]:
-            if served.cancelled:
-                self._leave(served)
+        for served in self._scheduler.requests:
+            if served.cancelled or self._cancelled:
+                self._scheduler.remove(served)
                 self.metrics.cancelled += 1
                 served.end(served.cancel_reason)
 
@@ -150,7 +150,7 @@ class BatchLoop:
             try:
                 self._reading.begin(served)
             except Exception as error:
-                if is_out_of_memory(error) and len(self._scheduler.running) > 1:
+                if is_out_of_memory(error) and self._has_room_to_make:
                     self._put_back(admitted[place:])
                     return
                 self._fail(served, error)
@@ -219,7 +219,7 @@ class BatchLoop:
                 self._finish(served)
             served.publish(known)
         except Exception as error:
-            if is_out_of_memory(error) and len(self._scheduler.running) > 1:
+            if is_out_of_memory(error) and self._has_room_to_make:
                 self._put_back([served])  # its KV cache may be ahead of its tokens
             else:
                 self._fail(served, error)
@@ -228,7 +228,7 @@ class BatchLoop:
 
     def _finish(self, served: ServedRequest) -> None:
         """Keep what a text leaves for later ones, if there is memory for it; the text is written all the same."""
-        self._leave(served)
+        self._scheduler.remove(served)
         self.metrics.finished += 1
         try:
             self._rounds.prefixes.keep_if_wanted(served.request)
@@ -273,12 +273,9 @@ class BatchLoop:
             self.metrics.predicted_gain = self._predicted.value
         self.metrics.measured_gain = self._switch.gain(turn.batch)
 
-    def _leave(self, served: ServedRequest) -> None:
-        self._scheduler.remove(served)
-
     def _fail(self, served: ServedRequest, error: Exception) -> None:
         """End a request with an error."""
-        self._leave(served)
+        self._scheduler.remove(served)
         self.metrics.failed += 1
         served.reader.end(error)
 
@@ -294,28 +291,34 @@ class BatchLoop:
                     return
                 self._fail(served, error)
 
+    @property
+    def _has_room_to_make(self) -> bool:
+        """Whether other requests could wait, or kept beginnings of texts could go, where memory ran out."""
+        return len(self._scheduler.running) > 1 or self._rounds.prefixes.tokens > 0
+
     def _relieve(self, error: Exception) -> None:
-        """Make room after memory ran out: half of the batch waits again, or the only request fails."""
-        youngest = self._scheduler.halve()
-        if not youngest:
+        """Make room after memory ran out in a pass: half of the batch waits again, or the only request fails."""
+        if self._has_room_to_make:
+            self._drop_drafted()
+            self._make_room(self._scheduler.halve())
+        else:
             for served in list(self._scheduler.running):
                 self._fail(served, error)
-        self._drop_drafted()
-        self._let_wait(youngest)
 
     def _put_back(self, requests: Sequence[ServedRequest]) -> None:
         self._scheduler.put_back(requests)
-        self._let_wait(requests)
+        self._make_room(requests)
 
-    def _let_wait(self, requests: Sequence[ServedRequest]) -> None:
-        """Give back the memory of requests that wait again; they are read again from their tokens."""
-        for served in requests:
+    def _make_room(self, waiting: Sequence[ServedRequest]) -> None:
+        """Drop kept beginnings of texts, and the rows of requests that wait again: their tokens are read again."""
+        self._rounds.prefixes.clear()
+        for served in waiting:
             self._rounds.close(served.request)
         self.metrics.preempted = self._scheduler.preempted
         if self._rounds.target.device.type == "cuda":
             torch.cuda.empty_cache()
         going_on = len(self._scheduler.running)
-        logger.warning("memory ran out; %d requests wait again and %d go on", len(requests), going_on)
+        logger.warning("memory ran out; %d requests wait again and %d go on", len(waiting), going_on)
 
     def _drop_drafted(self) -> None:
         """Drop the rows that a broken pass may have drafted."""

@@ -147,8 +147,6 @@ class Engine:
         with self._changed:
             self._closing = True
             if not drain:
-                for served in self._inbox:
-                    served.cancelled = True
                 self._loop.cancel_all()
             self._changed.notify_all()
         if threading.current_thread() is not self._thread:

@@ -33,6 +33,11 @@ class Scheduler:
         self._calm = 0
         self._memory = memory
 
+    @property
+    def requests(self) -> list[ServedRequest]:
+        """All of them, those that run first."""
+        return [*self.running, *self.waiting]
+
     def add(self, served: ServedRequest) -> None:
         """Let a request wait for its turn."""
         self.waiting.append(served)
