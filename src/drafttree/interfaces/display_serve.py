@@ -9,6 +9,10 @@ from drafttree.interfaces.console import make_console, make_table
 SPEEDS = (
     "tokens per second of all clients together, and ratios over the turns with 95 % intervals (Student's t on logs)"
 )
+ROUNDING = (
+    "In bfloat16 and float16, rounding decides between two tokens that are nearly tied, and so texts differ; "
+    "--dtype float32 shows whether that is all."
+)
 WAITS = f"milliseconds that clients waited: percentiles {', '.join(map(str, SHARES))}"
 
 
@@ -25,6 +29,8 @@ def show_serve(result: ServeBench) -> None:
     console.print(Text(SPEEDS), speeds, "", Text(WAITS), waits, "", sep="\n", soft_wrap=True)
     same, texts = (sum(getattr(row, name) for row in result.rows) for name in ("same", "texts"))
     console.print(f"{result.turns} turns of each; {same} of {texts} texts are those without a drafter", soft_wrap=True)
+    if same < texts:
+        console.print(ROUNDING, soft_wrap=True)
 
 
 def _waits(way: ServedWay) -> list[str]:

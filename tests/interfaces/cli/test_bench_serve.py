@@ -5,7 +5,10 @@ from contextlib import contextmanager
 
 import pytest
 
+from drafttree.evaluation.bench.estimate import RatioEstimate
+from drafttree.evaluation.bench.serve import ServeBench, ServedWay, ServeRow
 from drafttree.interfaces.cli import bench_serve as command
+from drafttree.interfaces.display_serve import show_serve
 from helpers.command_line import complaint, run
 from helpers.held_server import held_server
 
@@ -52,6 +55,16 @@ def test_speeds_waits_and_texts_are_printed(started, letters):
     shown = bench(letters)
     assert "first token" in shown
     assert "2 turns of each; 12 of 12 texts are those without a drafter" in shown
+    assert "rounding" not in shown
+
+
+def test_texts_that_differ_are_explained(capsys):
+    way = ServedWay(1.0, {50: 0.1}, {50: 0.1})
+    row = ServeRow(1, {"speculative": way, "no drafter": way}, RatioEstimate.of([1.0], [1.0]), texts=2, same=1)
+    show_serve(ServeBench([row], turns=1, tokens=4))
+    shown = capsys.readouterr().out
+    assert "1 of 2 texts" in shown
+    assert "rounding" in shown
 
 
 def test_figures_are_printed_as_json(started, letters):
