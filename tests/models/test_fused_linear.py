@@ -46,9 +46,21 @@ def packs(monkeypatch):
     return made, rows
 
 
+@pytest.mark.parametrize(("vendor", "threads", "first"), [("Intel", 4, 2), ("AMD", 1, 2), ("AMD", 2, 1)])
+def test_one_float32_row_is_left_to_mkl_where_all_threads_read_it(vendor, threads, first, packs, monkeypatch):
+    _, rows = packs
+    monkeypatch.setattr(fused_linear, "_is_intel", lambda: vendor == "Intel")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    fused = fuse(nn.Linear(24, 40))
+    for count in (1, 2):
+        fused(torch.randn(count, 24))
+    assert rows == [count for count in (1, 2) if count >= first]
+
+
 @pytest.mark.parametrize(("dtype", "first"), [(torch.float32, 2), (torch.bfloat16, 1), (torch.float16, None)])
-def test_packed_from_the_rows_where_it_pays(dtype, first, packs):
+def test_packed_from_the_rows_where_it_pays(dtype, first, packs, monkeypatch):
     made, rows = packs
+    monkeypatch.setattr(fused_linear, "_is_intel", lambda: True)
     layer = nn.Linear(24, 40).to(dtype)
     with torch.inference_mode():
         fused = fuse(layer)

@@ -4,6 +4,9 @@ A packed copy stands beside the weight, which the module keeps: its own `forward
 share a weight go on reading it. So packing costs memory, which `FusedLinear.packed_nbytes` tells.
 """
 
+import platform
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,22 +20,16 @@ PACKED_FROM = 1 << 19
 """Elements of a weight from which a packed copy pays on a CPU."""
 PACKED_FOR = 8
 """Rows the packed copy is laid out for."""
-PACKED_ROWS = {torch.float32: 2, torch.bfloat16: 1}
-"""Rows from which the packed copy is the faster by dtype: for one, MKL reads a float32 weight as it is.
-
-A race at load would decide by noise where the two are close, and below float32 another product may be another text.
-"""
-
 _packed_copies = WeakTensorKeyDictionary()
 
 
 class FusedLinear:
     """One or several linear layers of one input as one product.
 
-    On a CPU MKL reads a float32 weight as it is, which is best for one row; for several it packs the weight anew in
-    every call, which costs two to three passes over one row. A bfloat16 weight is packed anew for any number of rows.
-    oneDNN keeps a packed copy of large weights instead: twice the memory of those, and several rows cost little more
-    than one. The copy does not follow changes of the weight.
+    On a CPU MKL reads a float32 weight as it is for one row; for several it packs the weight anew in every call, which
+    costs two to three passes over one row. A bfloat16 weight is packed anew for any number of rows. oneDNN keeps a
+    packed copy of large weights instead: twice the memory of those, and several rows cost little more than one. The
+    copy does not follow changes of the weight.
 
     Args:
         weight: `[out, in]`.
@@ -49,7 +46,7 @@ class FusedLinear:
         self.width = len(weight)
         packed = _is_packable(weight) and (uniform or weight.numel() >= PACKED_FROM)
         self._packed = _pack(weight) if packed else None
-        self._packed_rows = 1 if uniform else PACKED_ROWS.get(weight.dtype, 1)
+        self._packed_rows = 1 if uniform or weight.dtype != torch.float32 else _float32_rows_to_pack_from()
         self.packed_nbytes = weight.nbytes if packed else 0
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -112,6 +109,23 @@ def multiplies_bfloat16_fast(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return device.type != "cpu" or torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+
+
+def _float32_rows_to_pack_from() -> int:
+    """Rows from which the packed copy of a float32 weight is the faster.
+
+    For one row, MKL reads the weight with all threads on CPUs of Intel, and with one on others (torch 2.13, AMD EPYC).
+    A race at load would decide by noise where the two are close.
+    """
+    return 2 if torch.get_num_threads() == 1 or _is_intel() else 1
+
+
+@lru_cache(maxsize=1)
+def _is_intel() -> bool:
+    try:
+        return "GenuineIntel" in Path("/proc/cpuinfo").read_text()
+    except OSError:  # not Linux
+        return "GenuineIntel" in platform.processor()
 
 
 def _is_packable(weight: Tensor) -> bool:
