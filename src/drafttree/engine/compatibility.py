@@ -27,6 +27,16 @@ def is_text_of_seed(verifier: type[Verifier]) -> bool:
     return issubclass(verifier, (Greedy, Coupled))
 
 
+def precision_of(target: Model) -> str:
+    """The dtype that a target computes in, and how its weights are quantised if they are."""
+    return getattr(target, "precision", "unknown")
+
+
+def keeps_text(target: Model) -> bool:
+    """Whether a target's texts are plain decoding's token for token; in reduced precision rounding decides ties."""
+    return precision_of(target).startswith("float32") or getattr(target, "exact_text", False)
+
+
 def check_kinds(policy: object, drafter: object, verifier: object) -> None:
     """Refuse what is no policy, drafter or class of a verifier.
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from drafttree.core.errors import ConfigError, ContextError, InputError
+from drafttree.engine.compatibility import keeps_text, precision_of
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation_options import RequestOptions
 from drafttree.evaluation.pair_sweep import COUPLED
@@ -141,9 +142,8 @@ def certify(
     runners |= {spec: decoder.with_policy(policy) for spec, policy in parse_policies(policies).items()}
     entries = {name: PolicyCertificate(name) for name in runners}
     reference = "transformers generate" if sampling.greedy else "plain decoding"
-    dtype = getattr(decoder.target, "precision", "unknown")
-    promised = dtype.startswith("float32") or getattr(decoder.target, "exact_text", False)
-    certificate = Certificate(reference, dtype, promised, list(entries.values()))
+    precision, promised = precision_of(decoder.target), keeps_text(decoder.target)
+    certificate = Certificate(reference, precision, promised, list(entries.values()))
     store = store or RunStore()
     with store.interruptible():
         for index, prompt in enumerate(prompts):

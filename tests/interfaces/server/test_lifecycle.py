@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -13,6 +14,7 @@ import pytest
 import uvicorn
 
 from drafttree.core.errors import ConfigError
+from drafttree.interfaces.server import lifecycle
 from drafttree.interfaces.server.lifecycle import DrainingServer, address, listen
 from helpers.held_server import COMPLETIONS, LONG, ask, held_app, wait_until
 
@@ -66,6 +68,20 @@ def test_a_stream_that_is_read_slowly_is_sent_to_its_end(running):
     assert b"data: [DONE]" in found
     thread.join(20)
     assert not thread.is_alive()
+
+
+def test_a_client_that_does_not_read_holds_up_a_server_for_a_while_only(running, monkeypatch):
+    held, server, thread, _ = running
+    monkeypatch.setattr(lifecycle, "PATIENCE", 0.3)
+    server.config.timeout_graceful_shutdown = 0.3
+    with ask(held.address, **{**LONG, "max_tokens": 400, "stream": True, "logprobs": 20}):
+        wait_until(lambda: held.engine.metrics.finished)
+        server.handle_exit(signal.SIGTERM, None)
+        time.sleep(0.2)
+        assert not server.should_exit
+        assert held.admission.busy
+        thread.join(20)
+        assert not thread.is_alive()
 
 
 def test_a_server_without_texts_ends_at_once(running):

@@ -1,7 +1,7 @@
 """Errors as OpenAI's API words them: `{"error": {message, type, param, code}}`."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -125,10 +125,21 @@ def _of_http(error: HTTPException, request: Request) -> ServerError:
 def _of_validation(error: RequestValidationError) -> ServerError:
     """The first thing that is wrong with a body, and where."""
     first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"] if part != "body")
+    place = ".".join(map(str, _place(first["loc"][1:], error.body)))
     what = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "json_invalid":
         return ServerError(400, f"the body is no JSON: {first.get('ctx', {}).get('error', what)}", code="invalid_json")
     if first["type"] == "model_attributes_type" and not place:
         what = "send a JSON object, with the header Content-Type: application/json"
     return ServerError(400, f"{place or 'the body'}: {what}", param=place or None, code=first["type"])
+
+
+def _place(location: Sequence[str | int], body: Any) -> Iterator[str | int]:
+    """The steps to what is wrong that a body has, or lacks in the end, not those between the types it may be of."""
+    for count, step in enumerate(location, 1):
+        if not isinstance(body, dict | list):
+            return
+        inside = step in (body if isinstance(body, dict) else range(len(body)))
+        if inside or count == len(location):
+            yield step
+        body = body[step] if inside else body

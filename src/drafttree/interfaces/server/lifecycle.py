@@ -2,6 +2,7 @@
 
 import os
 import socket
+import time
 from collections.abc import Callable
 from types import FrameType
 
@@ -9,11 +10,14 @@ import uvicorn
 from fastapi import FastAPI
 
 from drafttree.core.errors import ConfigError
+from drafttree.engine.compatibility import precision_of
 from drafttree.interfaces.server.admission import Admission
 from drafttree.interfaces.server.serving import ServingContext
 
 GRACE = 5
 """Seconds that connections have to end once all texts have been sent."""
+PATIENCE = 30
+"""Seconds that clients have to read what was written for them once nothing more is being written."""
 
 
 class DrainingServer(uvicorn.Server):
@@ -29,6 +33,7 @@ class DrainingServer(uvicorn.Server):
         super().__init__(config)
         self._admission, self._tell = admission, tell
         self._told = False
+        self._written: float | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Take a signal."""
@@ -42,8 +47,16 @@ class DrainingServer(uvicorn.Server):
         """Whether to end; asked several times a second."""
         if self._admission.draining:
             self._say_that_it_drains()
-            self.should_exit = self.should_exit or not self._admission.busy
+            self.should_exit = self.should_exit or self._is_done()
         return await super().on_tick(counter)
+
+    def _is_done(self) -> bool:
+        """Whether all texts were sent, or have been written for so long that nobody seems to read them."""
+        if self._admission.open:
+            self._written = None
+            return False
+        self._written = self._written or time.monotonic()
+        return not self._admission.busy or time.monotonic() - self._written > PATIENCE
 
     def _say_that_it_drains(self) -> None:
         if self._admission.busy and not self._told:
@@ -88,7 +101,7 @@ def run(app: FastAPI, listener: socket.socket, tell: Callable[[str], None]) -> N
         listener.listen()
     except OSError as error:
         raise _unavailable(host, port, error) from None
-    tell(f"serving {serving.model_name} at {address(host, port)}")
+    tell(f"serving {serving.model_name} in {precision_of(serving.decoder.target)} at {address(host, port)}")
     DrainingServer(config, serving.admission, tell).run(sockets=[listener])
 
 

@@ -11,7 +11,9 @@ from drafttree.interfaces.server.settings import ServerSettings
 from drafttree.verifiers import VERIFIERS
 from helpers.playground import playground_decoder
 
-FACTS = Facts("tiny", "Lookup()", "Chain()", "auto", 2048, chats=True, repeats=True, wants_key=False)
+FACTS = Facts(
+    "tiny", "Lookup()", "Chain()", "auto", "float32", 2048, chats=True, repeats=True, ties=False, wants_key=False
+)
 
 
 def changed(**facts) -> str:
@@ -52,6 +54,12 @@ def test_without_a_drafter_there_is_nothing_to_switch():
 def test_a_verifier_whose_draws_depend_on_drafts_promises_no_same_text():
     assert "The text stays the same" in changed(repeats=True)
     assert "may be another one" in changed(repeats=False)
+
+
+def test_reduced_precision_promises_no_same_text_where_rounding_decides():
+    assert "The text stays the same.\n" in changed(ties=False)
+    html = " ".join(changed(ties=True, precision="bfloat16").split())
+    assert "The text stays the same, but where rounding to bfloat16 decides between two tokens." in html
 
 
 def test_the_facts_are_those_of_the_decoder():

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from hashlib import sha256
 
-from drafttree.engine.compatibility import is_text_of_seed
+from drafttree.engine.compatibility import is_text_of_seed, keeps_text, precision_of
 from drafttree.engine.decoder import Decoder
 from drafttree.interfaces.page_parts.assembly import assemble
 from drafttree.interfaces.page_parts.round_packing import WORDS
@@ -21,9 +21,11 @@ class Facts:
         drafter: in words, "none" without one.
         policy: in words.
         verifier: its name, or "auto".
+        precision: the dtype of the target.
         context: tokens of prompt and text at most, None for no limit.
         chats: whether there is a chat template.
-        repeats: whether a text is the same without drafts.
+        repeats: whether a text is the same without drafts, in reduced precision up to ties.
+        ties: whether the precision is such that rounding may decide between the two best tokens.
         wants_key: whether requests need a key.
     """
 
@@ -31,9 +33,11 @@ class Facts:
     drafter: str
     policy: str
     verifier: str
+    precision: str
     context: int | None
     chats: bool
     repeats: bool
+    ties: bool
     wants_key: bool
 
     @classmethod
@@ -44,9 +48,11 @@ class Facts:
             drafter="none" if decoder.drafter is None else repr(decoder.drafter),
             policy=repr(decoder.policy),
             verifier="auto" if decoder.verifier is None else decoder.verifier.__name__,
+            precision=precision_of(decoder.target),
             context=decoder.target.context,
             chats=bool(getattr(decoder.tokenizer, "chat_template", None)),
             repeats=decoder.verifier is None or is_text_of_seed(decoder.verifier),
+            ties=not keeps_text(decoder.target),
             wants_key=wants_key,
         )
 
