@@ -1,7 +1,7 @@
 """Errors as OpenAI's API words them: `{"error": {message, type, param, code}}`."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -137,9 +137,16 @@ def _of_validation(error: RequestValidationError) -> ServerError:
 def _place(location: Sequence[str | int], body: Any) -> Iterator[str | int]:
     """The steps to what is wrong that a body has, or lacks in the end, not those between the types it may be of."""
     for count, step in enumerate(location, 1):
-        if not isinstance(body, dict | list):
+        steps = _steps(body)
+        if steps is None:
             return
-        inside = step in (body if isinstance(body, dict) else range(len(body)))
-        if inside or count == len(location):
+        if step in steps or count == len(location):
             yield step
-        body = body[step] if inside else body
+        body = body[step] if step in steps else body
+
+
+def _steps(part: Any) -> Container[object] | None:
+    """The keys of an object and the places of a list; None of anything else."""
+    if isinstance(part, list):
+        return range(len(part))
+    return part if isinstance(part, dict) else None
