@@ -7,7 +7,7 @@ TORCH := $(shell $(PYTHON) -c "import torch; assert tuple(map(int, torch.__versi
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH),,--constraint constraints.txt)
 CPU_TORCH := --no-deps --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu torch
 
-.PHONY: demo test test-lowest test-slow gpu gpu-tests fuzz soak server-soak server-load server-fuzz fleet check bench docs recording clean
+.PHONY: demo test test-lowest test-slow gpu gpu-tests fuzz soak server-soak server-load server-fuzz server-locust fleet check bench docs recording clean
 
 demo: .venv/.installed
 	$(BIN)/drafttree generate --compare --max-new-tokens 200 --policy talon:budget=16,width=4 \
@@ -66,6 +66,17 @@ server-fuzz: MINUTES := 10
 server-fuzz: .venv/.developing
 	SERVER_FUZZ_MINUTES=$(MINUTES) $(BIN)/python -m pytest -m slow -s tests/interfaces/server/test_fuzz.py
 
+# locust's report of a server under load with drafts and without, by turns: 16 users for a minute each.
+server-locust: DRAFTERS := auto none auto none
+server-locust: .venv/.locust
+	for drafter in $(DRAFTERS); do \
+		echo "make server-locust: --drafter $$drafter"; \
+		$(BIN)/drafttree serve --drafter $$drafter --port 8765 & \
+		$(BIN)/locust -f docs/locustfile.py --headless --host http://127.0.0.1:8765 \
+			--users 16 --spawn-rate 16 --run-time 60s --stop-timeout 30 --only-summary; \
+		kill $$!; wait; \
+	done
+
 # Two workers behind NVIDIA Dynamo's frontend on this machine, one killed with 8 streams open: their texts are compared
 # with those of undisturbed streams, and the longest gap is told. Dynamo's packages hold pydantic at 2.13.
 fleet: .venv/.fleet
@@ -109,6 +120,10 @@ recording: .venv/.installed
 
 .venv/.fleet: .venv/.developing
 	$(PIP) --editable '.[dynamo]'
+	touch $@
+
+.venv/.locust: .venv/.installed
+	$(PIP) --editable '.[serve]' 'locust>=2.40'
 	touch $@
 
 .venv/.documenting: .venv/.installed
