@@ -6,6 +6,7 @@ gap. So a wrong mask, a wrong position or a cache row in the wrong place raises 
 
 import math
 import random
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -125,7 +126,7 @@ class ToyDrafter:
 
     def __init__(self, law: Law, vocab: int = 8, context: int | None = None, levels: int | None = None) -> None:
         self.law, self.vocab_size, self.context, self.levels, self.hidden_layers = law, vocab, context, levels, ()
-        self.drafts: list[ToyDraft] = []
+        self.drafts: deque[ToyDraft] = deque(maxlen=8)  # the latest
         self.nbytes = 0
 
     def start(self, prompt: list[int], capacity: int) -> "ToyDraft":
