@@ -21,7 +21,8 @@ test: .venv/.developing
 # plugins of pytest that their lowest versions do not have.
 test-lowest: .venv/.installed
 	$(BIN)/python .ci/lowest.py
-	PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 .venv-lowest/bin/python -m pytest tests/interfaces/cli/test_command_line.py tests/loading tests/test_api.py
+	PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 .venv-lowest/bin/python -m pytest tests/interfaces/cli/test_command_line.py tests/interfaces/server \
+		tests/loading tests/test_api.py
 
 test-slow: .venv/.developing
 	$(BIN)/python -m pytest -m slow --numprocesses logical --maxprocesses 8

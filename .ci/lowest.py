@@ -17,13 +17,16 @@ FOLDER = Path(".venv-lowest")
 PIP = (FOLDER / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
 TOOLS = {"ruff", "pyright", "import-linter"}
 """Dependencies that no test imports."""
+APART = {"dynamo", "ray"}
+"""Extras that fix versions of what they depend on, and are not installed with the others."""
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
 def lowest() -> dict[str, str]:
-    """The lowest versions of the direct dependencies, those of the extras included, `TOOLS` excepted."""
+    """The lowest versions of the direct dependencies, those of the extras but `APART` included, `TOOLS` excepted."""
     project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
-    declared = chain(project["dependencies"], *project["optional-dependencies"].values())
+    extras = [needed for name, needed in project["optional-dependencies"].items() if name not in APART]
+    declared = chain(project["dependencies"], *extras)
     found = (re.match(r"([\w-]+)>=([\w.]+)", each) for each in declared)
     return {match[1]: match[2] for match in found if match and match[1] not in TOOLS}
 
