@@ -121,7 +121,7 @@ def _suppress_at_begin(tokens: list[int], context: ProcessorContext) -> LogitsPr
 
 
 PROCESSOR_FACTORIES: dict[str, Callable[[Any, ProcessorContext], LogitsProcessor | None]] = {
-    "sequence_bias": lambda bias, _: SequenceBiasLogitsProcessor(bias),
+    "sequence_bias": lambda bias, _: SequenceBiasLogitsProcessor(_bias_by_sequence(bias)),  # pyright: ignore[reportArgumentType]
     "repetition_penalty": _repetition_penalty,
     "no_repeat_ngram_size": lambda size, _: NoRepeatNGramLogitsProcessor(size),
     "bad_words_ids": _bad_words,
@@ -184,7 +184,7 @@ def _make(name: str, value: Any, context: ProcessorContext) -> LogitsProcessor |
         if isinstance(value, bool) and name != "remove_invalid_values":
             raise ValueError("it must be a number")
         if name in TOKEN_OPTIONS:
-            _check_tokens(_biased_sequences(value) if name == "sequence_bias" else value, context.vocab_size)
+            _check_tokens([*_bias_by_sequence(value)] if name == "sequence_bias" else value, context.vocab_size)
         return PROCESSOR_FACTORIES[name](value, context)
     except (ValueError, TypeError, AttributeError, LookupError) as error:
         raise ConfigError(f"{name} is {value!r}: {error}") from None
@@ -196,12 +196,12 @@ def _check_tokens(value: object, vocab_size: int) -> None:
         raise ValueError(f"token id {invalid[0]} is outside the vocabulary of {vocab_size}")
 
 
-def _biased_sequences(bias: Any) -> list:
-    """Return the token sequences of `sequence_bias` without their biases, which must be numbers."""
+def _bias_by_sequence(bias: Any) -> dict[tuple[int, ...], float]:
+    """Return `sequence_bias` as a mapping, since transformers 5.17 refuses token 0 in a list of pairs."""
     pairs = [*(bias.items() if isinstance(bias, Mapping) else bias)]
     if wrong := [added for tokens, added in pairs if not tokens or math.isnan(added)]:
         raise ValueError(f"{wrong[0]!r} is added to no sequence of tokens, or no number")
-    return [tokens for tokens, _ in pairs]
+    return {tuple(tokens): added for tokens, added in pairs}
 
 
 def _token_ids(value: object) -> Iterator[int]:
