@@ -7,6 +7,7 @@ from itertools import product
 from typing import Any
 
 from drafttree.engine.batching import Handle
+from drafttree.engine.metrics import Round
 from drafttree.engine.request import Chunk
 from drafttree.interfaces.server.errors import ServerError
 from drafttree.interfaces.server.protocol.usage import CompletionTokensDetails, PromptTokensDetails, Usage
@@ -26,6 +27,7 @@ class Choices:
     def __init__(self, prompts: Sequence[list[int]], handles: Sequence[Handle], *, wanted: bool = True) -> None:
         self._prompts, self._handles = prompts, handles
         self._texts = [TextPieces(wanted=wanted) for _ in handles]
+        self._drafted = [DraftedTokens(handle.metrics.rounds) for handle in handles]
         self._generated = self._accepted = 0
 
     @classmethod
@@ -91,7 +93,7 @@ class Choices:
         each = len(metrics) // len(self._prompts)
         firsts = range(0, len(metrics), each)
         reused = sum(max(part.reused_tokens for part in metrics[first : first + each]) for first in firsts)
-        drafted = sum(turn.nodes - 1 for part in metrics for turn in tuple(part.rounds))
+        drafted = sum(each.count() for each in self._drafted)
         return Usage(
             prompt_tokens=prompt,
             completion_tokens=self._generated,
@@ -102,6 +104,24 @@ class Choices:
                 rejected_prediction_tokens=max(drafted - self._accepted, 0),
             ),
         )
+
+
+class DraftedTokens:
+    """Counts the drafted tokens of a text; what it costs does not grow with the text.
+
+    Args:
+        rounds: of the text; they grow while it is written.
+    """
+
+    def __init__(self, rounds: list[Round]) -> None:
+        self._rounds, self._read, self._tokens = rounds, 0, 0
+
+    def count(self) -> int:
+        """Of all rounds so far."""
+        new = self._rounds[self._read :]
+        self._read += len(new)
+        self._tokens += sum(turn.nodes - 1 for turn in new)
+        return self._tokens
 
 
 async def _merged(handles: Sequence[Handle]) -> AsyncGenerator[tuple[int, Chunk]]:
