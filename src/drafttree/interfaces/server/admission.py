@@ -40,8 +40,8 @@ class Admission:
 
     @property
     def open(self) -> int:
-        """Texts that were let in and have not ended."""
-        self._handles = {handle for handle in self._handles if not handle.done}
+        """Texts that were let in and have not ended; any thread may ask."""
+        self._handles.difference_update([handle for handle in tuple(self._handles) if handle.done])
         return len(self._handles) + self._submitting
 
     @property
