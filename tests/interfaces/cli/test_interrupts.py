@@ -12,7 +12,7 @@ from drafttree.evaluation.run_store import RUNS
 from helpers.command_line import PROMPT
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT to a child")]
-PATIENCE = 120
+PATIENCE = 300
 DRAFTTREE = ["-m", "drafttree"]
 
 
