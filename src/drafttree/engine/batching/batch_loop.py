@@ -101,7 +101,7 @@ class BatchLoop:
     @property
     def busy(self) -> bool:
         """Whether any request waits or runs."""
-        return bool(self._scheduler.requests)
+        return bool(self._scheduler.waiting or self._scheduler.running)
 
     def add(self, served: ServedRequest) -> None:
         """Let a request wait for its turn."""
