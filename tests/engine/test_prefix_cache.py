@@ -129,7 +129,10 @@ def test_draws_that_rounding_could_change_begin_with_a_fresh_prompt():
         assert again.metrics.reused_tokens == 0
         assert once.tokens == again.tokens
     assert decoder.prefixes.tokens == 0
-    assert [decoder.generate(talk, **options, reuse_prefix=True).metrics.reused_tokens for _ in range(2)] == [0, 20]
+    with pytest.raises(ConfigError, match="reuse_prefix=True with Traversal: .*leave reuse_prefix out, use 'coupled'"):
+        decoder.generate(talk, **options, reuse_prefix=True)
+    batches = [decoder.generate([talk], **options, reuse_prefix=True) for _ in range(2)]
+    assert [each.metrics.reused_tokens for (each,) in batches] == [0, 20]
     assert decoder.with_verifier(None).generate(talk, **options).metrics.reused_tokens
 
 

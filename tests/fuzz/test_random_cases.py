@@ -39,8 +39,7 @@ def test_a_random_case(case: Case):
         assert found.tokens == decoder.plain().with_verifier(Coupled).generate(case.prompt, **options).tokens
     event(f"served by {verifier.__name__}")
     assert_well_formed(found, decoder, options)
-    if is_text_of_seed(verifier) or not options.get("reuse_prefix"):  # see engine/prefix_cache.py
-        assert_streams_the_same(found, decoder, case.prompt, options)
+    assert_streams_the_same(found, decoder, case.prompt, options)
 
 
 def outcome(decoder: Decoder, prompt: Any, options: dict[str, Any]) -> Generation | str:

@@ -62,13 +62,14 @@ def gumbel(seed: int, positions: Tensor, vocab: int) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def _key(seed: int, name: str) -> int:
+def derived_seed(seed: int, name: str) -> int:
+    """Another 64-bit seed, whose numbers are independent of those of `seed` and of other names."""
     return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest(), signed=True)
 
 
 def stream(seed: int, name: str, positions: Tensor, size: int) -> Tensor:
     """Uniform numbers of a named stream; arguments and result as for `uniform`."""
-    return uniform(_key(seed, name), positions, size)
+    return uniform(derived_seed(seed, name), positions, size)
 
 
 def random_seed() -> int:
@@ -192,16 +193,21 @@ class SeededRound:
         # A child's number depends on the counts alone, not on `most`: trees are the same wherever padding is trimmed.
         first = torch.arange(len(counts), device=row.device)[:, None] * counts.amax().clamp_min(1)
         shares = row[first + torch.arange(most, device=row.device)]
-        if proposal is Proposal.TOP_K_PLUS_SAMPLE:
-            return _top_k_plus_sample(probs, counts, shares[..., 0], most)
-        if proposal is Proposal.WITHOUT_REPLACEMENT:
-            return _without_replacement(probs, shares), probs
-        return torch.stack([draw(probs, share) for share in shares.unbind(-1)], -1), probs
+        return draw_children(probs, counts, shares, proposal)
 
     def _numbers(self, name: str) -> Iterator[float]:
         """The numbers of a stream one after the other, on the host."""
         for run in itertools.count():
             yield from self._source.stream(f"{name}/{run}", self._position, RUN, "cpu").tolist()
+
+
+def draw_children(probs: Tensor, counts: Tensor, shares: Tensor, proposal: Proposal) -> tuple[Tensor, Tensor]:
+    """Draw children by given uniform numbers `[frontier, most]`; arguments and result as `RoundRandomness.children`."""
+    if proposal is Proposal.TOP_K_PLUS_SAMPLE:
+        return _top_k_plus_sample(probs, counts, shares[..., 0], shares.shape[-1])
+    if proposal is Proposal.WITHOUT_REPLACEMENT:
+        return _without_replacement(probs, shares), probs
+    return torch.stack([draw(probs, share) for share in shares.unbind(-1)], -1), probs
 
 
 def _without_replacement(probs: Tensor, shares: Tensor) -> Tensor:

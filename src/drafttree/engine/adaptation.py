@@ -1,10 +1,12 @@
 """What is known of a target and a drafter together: their costs, and what policies have learned of earlier texts."""
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from drafttree.core.cost_curve import CostCurve
+from drafttree.core.randomness import derived_seed
 from drafttree.drafters.base import Drafter
 from drafttree.engine.compatibility import is_text_of_seed
 from drafttree.engine.cost_measurement import Rounds
@@ -34,6 +36,7 @@ class Adaptation:
         self.measured: dict[bool, WatchedCosts] = {}
         self._learned: dict[Any, Any] = {}
         self._batches: dict[Any, Any] = {}
+        self._texts = itertools.count()
 
     def costs(self, target: Model, drafter: Drafter, rounds: Rounds, *, greedy: bool) -> CostCurve:
         """The costs of greedy texts or of others, measured if they are not known; arguments as for `WatchedCosts`."""
@@ -59,6 +62,15 @@ class Adaptation:
             if request.draft and request.metrics.rounds:
                 self._learn(request)
 
+    def unshared_seed(self, seed: int) -> int:
+        """A seed for one text of a batch, whose numbers no other text uses, whatever the texts' own seeds are.
+
+        In a batch the shape of a drawn tree follows from what other texts have accepted. Had they used the same
+        numbers, the shape would depend on draws the text has yet to make, and its law would be biased. The counter
+        lies here since this object is as widely shared as what batches learn. Any thread may call it.
+        """
+        return derived_seed(seed, f"text {next(self._texts)}")
+
     def batches(self, key: object, make: Callable[[], T]) -> T:
         """What batches of a kind have shown, made where there were none."""
         if key not in self._batches:
@@ -73,7 +85,7 @@ class Adaptation:
     def _learn(self, request: Request) -> None:
         self.remember(request)
         watched = self.measured.get(request.verifier.sampling.greedy)
-        if watched and request.costs:
+        if watched and request.costs and is_text_of_seed(type(request.verifier)):
             watched.watch(request.metrics.rounds)
 
 

@@ -98,6 +98,22 @@ def refuse_sharded(target: Model, what: str) -> None:
         raise ConfigError(f"{what} by a clock, which the processes of a sharded target do not share")
 
 
+def check_reuse(verifier: type[Verifier]) -> None:
+    """Refuse to go on from a kept beginning where a seed is to repeat the text.
+
+    Rows that were read in another pass differ in the last bits, which can change what a verifier draws.
+
+    Raises:
+        ConfigError: the draws of the verifier depend on the drafts.
+    """
+    if not is_text_of_seed(verifier):
+        raise ConfigError(
+            f"reuse_prefix=True with {verifier.__name__}: rounding in the kept beginning may change its draws, so that "
+            "the seed would not repeat the text; leave reuse_prefix out, use 'coupled', or write the text by an Engine, "
+            "where no seed repeats a text of this verifier"
+        )
+
+
 def check_budget(budget: int | None, verifier: type[Verifier] | None) -> None:
     """Refuse a number of nodes to which the trees of a batch would have to be cut.
 

@@ -11,7 +11,7 @@ from drafttree.constraints.processors import PathConstraints
 from drafttree.core.cost_curve import CostCurve
 from drafttree.core.counts import MAX_BATCH, check_count
 from drafttree.core.errors import ConfigError, InputError
-from drafttree.core.randomness import SeededRandomness, random_seed
+from drafttree.core.randomness import Randomness, SeededRandomness, random_seed
 from drafttree.drafters.base import Drafter
 from drafttree.engine import compatibility
 from drafttree.engine.adaptation import Adaptation
@@ -217,17 +217,20 @@ class Decoder(RequestRounds):
 
         Arguments and errors as for `generate`.
         """
-        request = self.prepare(prompt, **options)
+        request = self._prepare(prompt, options, alone=True)
         self.open(request)
         return request
 
     def prepare(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> Request:
-        """Check a prompt and its options and make a request without touching a model; `open` gives it a KV cache.
+        """Check a prompt and its options and make a request of a batch without touching a model.
 
-        Arguments and errors as for `generate`.
+        `open` gives it a KV cache. Arguments and errors as for `generate`.
         """
-        chosen = RequestOptions.merge(self.defaults, options)
-        return self._request(encode(prompt, self.tokenizer, self.target.vocab_size), chosen, prompt)
+        return self._prepare(prompt, options, alone=False)
+
+    def randomness(self, seed: int) -> Randomness:
+        """All random numbers of a text with this seed."""
+        return SeededRandomness(seed, self.target.vocab_size, self.target.device)
 
     def open(self, request: Request) -> None:
         with lock_of(self.target):
@@ -236,7 +239,10 @@ class Decoder(RequestRounds):
                 request.context = self._context(request)
                 request.state = request.policy.init_state(request.context) if request.draft else None
 
-    def _request(self, tokens: list[int], options: RequestOptions, prompt: object) -> Request:
+    def _prepare(self, prompt: Prompt, given: GenerationOptions, *, alone: bool) -> Request:
+        """A request that is written alone, or beside others from which its trees may learn."""
+        tokens = encode(prompt, self.tokenizer, self.target.vocab_size)
+        options = RequestOptions.merge(self.defaults, given)
         new_tokens = options.max_new_tokens(len(tokens))
         check_room(len(tokens), new_tokens, self.target.context)
         if options.get("max_time") is not None:
@@ -249,7 +255,9 @@ class Decoder(RequestRounds):
         if not sampling.greedy and options.get("seed") is None:
             sampling = replace(sampling, seed=self._new_seed())
         verifier = (self.verifier or compatibility.default_verifier(sampling))(sampling)
-        repeats = compatibility.is_text_of_seed(type(verifier))
+        repeats, seed = compatibility.is_text_of_seed(type(verifier)), verifier.sampling.seed
+        if alone and options.get("reuse_prefix"):
+            compatibility.check_reuse(type(verifier))
         state = grammar.new_state(self.tokenizer, vocab, eos) if grammar else None
         policy = self.policy.form_for(verifier.proposal, chain=verifier.chains_only) or self.policy
         capacity = limit + min(policy.budget, TREE_HEADROOM)
@@ -263,7 +271,7 @@ class Decoder(RequestRounds):
             capacity=capacity,
             policy=policy,
             verifier=verifier,
-            randomness=SeededRandomness(verifier.sampling.seed, vocab, device),
+            randomness=self.randomness(seed if alone or repeats else self.adaptation.unshared_seed(seed)),
             text=Detokenizer(self.tokenizer, tokens, options.stop),
             stopping=StoppingText(options.criteria, tokens, new_tokens, device),
             constraints=PathConstraints(processors, state, frozenset(eos)),

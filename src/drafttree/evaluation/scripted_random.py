@@ -2,7 +2,8 @@
 
 A verifier asks for randomness in two ways, and a sampled tree in one. `ScriptedRandom` answers from a script and notes
 what else could have been answered, so running a procedure again for every script gives its exact law, without a line of
-it being written twice.
+it being written twice. The script chooses the interval that a random number lies in; the code that serves turns a number
+of that interval into the token, so that code is enumerated too.
 """
 
 import itertools
@@ -10,26 +11,31 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from drafttree.core.errors import ConfigError
+from drafttree.core.randomness import draw_children
 from drafttree.core.tree import Proposal
+from drafttree.core.vocab_ops import draw
 
 MOST = 50_000
 """Outcomes of a random procedure beyond which enumerating them is given up."""
+
+ROUNDING = 1e-6
+"""Intervals narrower than this may be missed by a sum in float32; what is drawn from them is not compared."""
 
 Result = TypeVar("Result")
 
 
 class ScriptedRandom:
-    """The randomness of a text, answered from a script; where the script ends, by the first possible answer.
+    """The randomness of texts, answered from a script; where the script ends, by the first possible answer.
 
-    As in `SeededRandomness`, every random number has an address: the position of the root, what it is for, and its
-    place among the numbers for that. The numbers are uniform and independent, and an answer tells no more of one than
-    the interval it lies in. So a number that is used twice gives answers that agree, as it does with a real seed.
+    As in `SeededRandomness`, every random number has an address: the seed, the position of the root, what it is for, and
+    its place among the numbers for that. The numbers are uniform and independent, and an answer tells no more of one
+    than the interval it lies in. So a number that is used twice gives answers that agree, as it does with a real seed.
 
     Args:
         script: which of the possible answers to give, in the order of the questions.
@@ -37,7 +43,8 @@ class ScriptedRandom:
     """
 
     def __init__(self, script: Sequence[int], generator: random.Random | None = None) -> None:
-        self._answers, self._position, self._asked = _Answers(script, generator), 0, Counter[str]()
+        self._answers, self._address = _Answers(script, generator), (0, 0)
+        self._asked = Counter[str]()
 
     @property
     def weight(self) -> float:
@@ -49,11 +56,18 @@ class ScriptedRandom:
         """Per question, which answer was given and how many were possible."""
         return self._answers.choices
 
+    def of(self, seed: int) -> "ScriptedRandom":
+        """The randomness of a text with this seed; the script goes on from text to text."""
+        return self._part(seed, 0)
+
     def at(self, position: int) -> "ScriptedRandom":
         """The round whose root is at `position`, from its beginning; the script goes on from round to round."""
-        turn = ScriptedRandom([])
-        turn._answers, turn._position = self._answers, position
-        return turn
+        return self._part(self._address[0], position)
+
+    def _part(self, *address: int) -> "ScriptedRandom":
+        part = ScriptedRandom([])
+        part._answers, part._address = self._answers, address
+        return part
 
     def gumbel(self, depth: int) -> Tensor:
         """Refused: a continuum of answers cannot be enumerated."""
@@ -69,38 +83,66 @@ class ScriptedRandom:
 
     def draw(self, distribution: Tensor) -> int:
         """Every token of positive probability."""
-        return self._token(self._next("bonus"), distribution)
+        chosen = self._choose(self._next("bonus"), distribution)
+        return chosen.checked(draw(distribution, torch.tensor(chosen.uniform, dtype=torch.float64)))
 
     def children(
         self, probs: Tensor, counts: Tensor, most: int, proposal: Proposal, depth: int
     ) -> tuple[Tensor, Tensor]:
         """Every way to draw the children, one after the other."""
-        rows = probs.clone()
-        tokens = torch.zeros(len(counts), most, dtype=torch.long)
+        uniforms = torch.full((len(counts), most), 0.5, dtype=torch.float64)
+        chosen: dict[tuple[int, int], _Chosen] = {}
         for node, count in enumerate(counts.tolist()):
             row = probs[node].clone()
             mixed = proposal is Proposal.TOP_K_PLUS_SAMPLE and count > 0
             if mixed:
-                best = row.topk(count - 1).indices
-                tokens[node, : count - 1] = best
-                row[best] = 0
-                rows[node] = row / row.sum()
+                row[row.topk(count - 1).indices] = 0
             for place in [count - 1] if mixed else range(count):
-                tokens[node, place] = token = self._token((self._position, f"draft/{depth}", node, place), row)
+                address = *self._address, f"draft/{depth}", node, place
+                one = chosen[node, place] = self._choose(address, row)
+                uniforms[node, 0 if mixed else place] = one.uniform
                 if proposal is Proposal.WITHOUT_REPLACEMENT:
-                    row[token] = 0
+                    row[one.token] = 0
+        tokens, rows = draw_children(probs, counts, uniforms, proposal)
+        for (node, place), one in chosen.items():
+            tokens[node, place] = one.checked(tokens[node, place])
         return tokens, rows
 
     def _next(self, name: str) -> Hashable:
         """The address of the next number of a stream of this round."""
         self._asked[name] += 1
-        return self._position, name, self._asked[name]
+        return *self._address, name, self._asked[name]
 
-    def _token(self, address: Hashable, distribution: Tensor) -> int:
-        ends = list(itertools.accumulate(distribution.tolist()))
-        if not ends[-1] > 0:
+    def _choose(self, address: Hashable, distribution: Tensor) -> "_Chosen":
+        columns = distribution.nonzero().flatten().tolist()
+        ends = list(itertools.accumulate(distribution[columns].tolist()))
+        if not ends or not ends[-1] > 0:
             raise ConfigError("the verifier draws from a distribution without mass")
-        return self._answers.interval(address, [0.0, *(end / ends[-1] for end in ends)])
+        place = self._answers.interval(address, [0.0, *(end / ends[-1] for end in ends)])
+        return _Chosen(columns[place], *self._answers.known(address))
+
+
+class _Chosen(NamedTuple):
+    """A token, and the interval of random numbers that give it."""
+
+    token: int
+    low: float
+    high: float
+
+    @property
+    def uniform(self) -> float:
+        """The number in the middle, as `vocab_ops.draw` reads it: columns are reached by 1 - uniform."""
+        return 1 - (self.low + self.high) / 2
+
+    def checked(self, served: Tensor) -> int:
+        """The token, which the code that serves must have drawn too.
+
+        Raises:
+            ConfigError: it drew another one.
+        """
+        if int(served) != self.token and self.high - self.low > ROUNDING:
+            raise ConfigError(f"token {int(served)} was drawn by a number that stands for token {self.token}")
+        return self.token
 
 
 class _Answers:
@@ -112,9 +154,13 @@ class _Answers:
         self._script, self._generator = script, generator
         self._known: dict[Hashable, tuple[float, float]] = {}
 
+    def known(self, address: Hashable) -> tuple[float, float]:
+        """The interval that the number at an address is known to lie in."""
+        return self._known.get(address, (0.0, 1.0))
+
     def interval(self, address: Hashable, ends: list[float]) -> int:
         """Which interval between consecutive ends, the first 0 and the last 1, the number at an address lies in."""
-        low, high = self._known.get(address, (0.0, 1.0))
+        low, high = self.known(address)
         parts = list(itertools.pairwise(min(max(end, low), high) for end in ends))
         possible = [place for place, (first, last) in enumerate(parts) if last > first]
         weights = [parts[place][1] - parts[place][0] for place in possible]
