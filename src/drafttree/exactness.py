@@ -2,6 +2,18 @@
 
 from drafttree.evaluation.exactness import RoundLaw, coupled_text, law, trees
 from drafttree.evaluation.scripted_random import ScriptedRandom, outcomes
+from drafttree.evaluation.text_law import TextLaw, Texts, text_law
 from drafttree.evaluation.toy_models import TabularModel
 
-__all__ = ["RoundLaw", "ScriptedRandom", "TabularModel", "coupled_text", "law", "outcomes", "trees"]
+__all__ = [
+    "RoundLaw",
+    "ScriptedRandom",
+    "TabularModel",
+    "TextLaw",
+    "Texts",
+    "coupled_text",
+    "law",
+    "outcomes",
+    "text_law",
+    "trees",
+]

@@ -9,8 +9,10 @@ from drafttree.core.errors import ConfigError
 from drafttree.core.randomness import SeededRandomness
 from drafttree.core.tree import Proposal, Verdict
 from drafttree.evaluation.exactness import coupled_text, law
-from drafttree.evaluation.pair_sweep import sweep_pair, toy_pair
+from drafttree.evaluation.pair_sweep import sweep_pair
+from drafttree.evaluation.pair_trials import FORMS, LARGE, large_trials, ordinary_trials, toy_pair
 from drafttree.evaluation.scripted_random import ScriptedRandom
+from drafttree.loading import make_policy
 from drafttree.policies import Chain, Eagle, TreePolicy
 from drafttree.verifiers import RRS, Coupled, LossyTypical, PointMass, RRSw, Traversal, Verifier, traversal
 from drafttree.verifiers.base import residual, without
@@ -324,3 +326,102 @@ def test_noise_that_forgets_the_position_is_found_out(policy):
         found = coupled_text(tables.target, tables.draft, Chain(depth=1), ForgetsThePosition, seed=seed, length=1)
         assert found.tokens == found.plain
     assert sweep_pair(policy, ForgetsThePosition, models=1).verdict == "BIASED"
+
+
+def takes_the_likeliest(view, path: list[int], bonus: int, where: bool) -> tuple[list[int], int]:
+    """The verdict with the likeliest token as bonus in some cases."""
+    return path, int(view.target(path[-1]).argmax()) if where else bonus
+
+
+class GreedyWithoutDrafts(RRSw):
+    """Takes the likeliest token where nothing was drafted: in plain rounds, pauses, and for a text's last token."""
+
+    def judge(self, view):
+        return takes_the_likeliest(view, *super().judge(view), where=len(view.tokens) == 1)
+
+
+class RepeatsTheOtherText(RRSw):
+    """Gives the last bonus token again where another text was judged since its own last round."""
+
+    last: tuple[Verifier | None, int] = (None, 0)
+    begun = False
+
+    def judge(self, view):
+        path, bonus = super().judge(view)
+        judged, before = RepeatsTheOtherText.last
+        if self.begun and judged is not self:
+            bonus = before
+        self.begun, RepeatsTheOtherText.last = True, (self, bonus)
+        return path, bonus
+
+
+class GreedyInFloat32(RRSw):
+    """Takes the likeliest token where logits are in float32."""
+
+    def judge(self, view):
+        where = view.target(0).dtype == torch.float32
+        return takes_the_likeliest(view, *super().judge(view), where=where)
+
+
+class GreedyOverManyColumns(RRSw):
+    """Takes the likeliest token where a draw looks at blocks of columns first."""
+
+    def judge(self, view):
+        return takes_the_likeliest(view, *super().judge(view), where=len(view.target(0)) > 4096)
+
+
+class GreedyWhereNodesWereCut(PointMass):
+    """Takes the likeliest token where the tree has lost children of nodes that were expanded."""
+
+    def verify(self, tree, logits, randomness):
+        verdict = super().verify(tree, logits, randomness)
+        ((path, bonus),) = verdict.host
+        cut = sum(tree.widths) > sum(map(bool, tree.branches[0].children))
+        return Verdict([path], [int(logits[0, path[-1]].argmax()) if cut else bonus])
+
+
+class AcceptsAfterAPause(RRSw):
+    """Accepts whatever was drafted in the first round behind one without drafts."""
+
+    paused = False
+
+    def judge(self, view):
+        path, bonus = super().judge(view)
+        after, self.paused = self.paused, len(view.tokens) == 1
+        path = [0] if after else path
+        while after and view.children[path[-1]]:
+            path.append(view.children[path[-1]][0])
+            bonus = view.draw(view.target(path[-1]))
+        return path, bonus
+
+
+class GreedyOnUnknownTokens(RRSw):
+    """Takes the likeliest token where the drafter knows fewer tokens than the target."""
+
+    def verify(self, tree, logits, randomness):
+        verdict = super().verify(tree, logits, randomness)
+        ((path, bonus),) = verdict.host
+        narrow = any(level.shape[-1] < logits.shape[-1] for level in tree.draft_probs or ())
+        return Verdict([path], [int(logits[0, path[-1]].argmax()) if narrow else bonus])
+
+
+BEYOND_ROUNDS = [
+    ("chain", GreedyWithoutDrafts),
+    ("chain", RepeatsTheOtherText),
+    ("template", GreedyInFloat32),
+    ("template", GreedyOverManyColumns),
+    ("auto", GreedyWhereNodesWereCut),
+    ("talon", AcceptsAfterAPause),
+    ("chain", GreedyOnUnknownTokens),
+]
+
+
+@pytest.mark.parametrize(("policy", "verifier"), BEYOND_ROUNDS)
+def test_a_bias_that_no_round_of_a_small_model_alone_shows_is_found_out(policy, verifier):
+    small = [make_policy(form) for form in FORMS[policy]]
+    wide, deep = map(make_policy, LARGE[policy])
+    for trial in [*ordinary_trials(small, 2), *large_trials(wide, deep, verifier)]:
+        assert trial.law(verifier, {}).total_variation < EXACT
+    found = sweep_pair(policy, verifier, models=1)
+    assert found.verdict == "BIASED"
+    assert max(found.total_variation or 0, found.rounded or 0) > FOUND

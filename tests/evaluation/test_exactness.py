@@ -10,7 +10,8 @@ from drafttree.core.tree import Verdict
 from drafttree.engine.compatibility import incompatibility
 from drafttree.evaluation import scripted_random
 from drafttree.evaluation.exactness import RoundLaw, coupled_text, law, trees
-from drafttree.evaluation.pair_sweep import FORMS, LARGE, sweep_pair, sweep_pairs
+from drafttree.evaluation.pair_sweep import sweep_pair, sweep_pairs
+from drafttree.evaluation.pair_trials import FORMS, LARGE
 from drafttree.evaluation.scripted_random import ScriptedRandom, outcomes
 from drafttree.evaluation.toy_models import TabularModel
 from drafttree.loading import make_policy
@@ -81,9 +82,9 @@ def check_pair(policy: str, verifier: str, models: int) -> None:
     else:
         assert refused or verifier.startswith("lossy-")
     if not refused:
-        assert found.levels == 5
+        assert found.reach.levels == 5
         chains = policy == "chain" or VERIFIERS[verifier].chains_only
-        assert found.siblings == 1 if chains else found.siblings >= 4
+        assert found.reach.siblings == 1 if chains else found.reach.siblings >= 4
 
 
 @pytest.mark.parametrize("verifier", ["coupled", "point-mass", "traversal", "lossy-typical"])
@@ -169,7 +170,10 @@ def test_a_pair_has_the_targets_law_under_any_sampling(verifier, shape):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((TabularModel(3, 1, 0), TabularModel(4, 1, 1), Chain(depth=1), RRSw), "the target has 3 tokens, the draft 4"),
+        (
+            (TabularModel(3, 1, 0), TabularModel(4, 1, 1), Chain(depth=1), RRSw),
+            "3 tokens, the draft 4; it may not",
+        ),
         (
             (TabularModel(3, 1, 0), TabularModel(3, 1, 1), Chain(depth=1), "rrsw"),
             "the verifier is 'rrsw'; give a class",
@@ -237,9 +241,9 @@ def test_the_law_of_two_rounds_by_hand():
 def test_the_law_tells_how_large_its_trees_were():
     tables = toy_pair(8)
     found = law(tables.target, tables.draft, SMALL_TREES["every token"], PointMass)
-    assert (found.siblings, found.levels) == (3, 1)
+    assert (found.reach.siblings, found.reach.levels) == (3, 1)
     deep = toy_pair(8, vocab=2)
-    assert law(deep.target, deep.draft, Chain(depth=6), RRSw, levels=5).levels == 5
+    assert law(deep.target, deep.draft, Chain(depth=6), RRSw, levels=5).reach.levels == 5
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from drafttree.evaluation.certify import certify
 from drafttree.evaluation.pair_sweep import PairFinding, sweep_pairs
 from drafttree.evaluation.reference import Difference, ReferenceRun
 from drafttree.evaluation.run_store import RUNS, NothingFinished, RunStore
+from drafttree.evaluation.toy_decoder import Reach
 from drafttree.policies import Chain
 from helpers.toy import Table, ToyModel
 
@@ -51,7 +52,7 @@ def interrupt_after(count):
         (Generation, lambda: decoder().generate(PROMPTS[0], max_new_tokens=3, logprobs=2)),
         (Difference | None, lambda: Difference(3, None, 7, float("inf"), 0.1, False)),
         (Difference | None, lambda: None),
-        (PairFinding, lambda: PairFinding("chain", "rrsw", "exact", 3, 1e-17, siblings=2, levels=3)),
+        (PairFinding, lambda: PairFinding("chain", "rrsw", "exact", 3, 1e-17, 1e-8, reach=Reach(1, 2, 3))),
         (list[VerifierTime], lambda: [VerifierTime("rrsw", 50, 4, 0.5, 1e-5, 1e-6, 1e-4)]),
     ],
 )

@@ -14,7 +14,7 @@ import drafttree
 from drafttree import hf
 from drafttree.core.errors import ConfigError
 from drafttree.drafters import LanguageModelDrafter, MixedDrafter, PromptLookupDrafter
-from drafttree.evaluation.pair_sweep import FORMS
+from drafttree.evaluation.pair_trials import FORMS
 from drafttree.loading import (
     POLICY_CLASSES,
     VERIFIER_CLASSES,

@@ -18,9 +18,8 @@ from drafttree.engine import tree_growth
 from drafttree.engine.compatibility import incompatibility
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.tree_growth import grow
-from drafttree.evaluation import exactness
 from drafttree.evaluation.exactness import law, trees
-from drafttree.evaluation.pair_sweep import EXACT, toy_pair
+from drafttree.evaluation.pair_trials import EXACT, toy_pair
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.policies import Auto, TreePolicy
 from drafttree.policies.auto_sampled import AutoSampled
@@ -243,21 +242,24 @@ def cut_in_the_end(growth) -> DraftTree:
 def test_the_enumeration_finds_a_drawn_tree_that_was_cut_by_what_was_drawn(verifier, monkeypatch):
     policy, forms = CutsDrawn(depth=2, children=2, budget=4), AutoSampled(depth=2, children=2, budget=4)
     pairs = [toy_pair(seed) for seed in (0, 1)]
-    monkeypatch.setattr(exactness, "TOY_COSTS", STEEP)
-    monkeypatch.setattr(tree_growth.Growth, "finish", cut_in_the_end)
-    assert max(law(each.target, each.draft, policy, verifier, levels=2).total_variation for each in pairs) > 1e-3
-    monkeypatch.undo()
-    monkeypatch.setattr(exactness, "TOY_COSTS", STEEP)
-    assert max(law(each.target, each.draft, forms, verifier, levels=2).total_variation for each in pairs) < EXACT
+
+    def worst(policy: TreePolicy) -> float:
+        found = [law(each.target, each.draft, policy, verifier, levels=2, costs=STEEP) for each in pairs]
+        return max(each.total_variation for each in found)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tree_growth.Growth, "finish", cut_in_the_end)
+        assert worst(policy) > 1e-3
+    assert worst(forms) < EXACT
 
 
 @pytest.mark.parametrize("verifier", [PointMass, RRSw, Traversal, Block])
 @pytest.mark.parametrize("place", [{"earlier": 3, "rounds": 2}, {"earlier": 12}], ids=str)
-def test_texts_that_pause_have_the_targets_law(verifier, place, monkeypatch):
+def test_texts_that_pause_have_the_targets_law(verifier, place):
     """Drafting costs three passes, so that it pauses after the first round and is tried again in the eleventh."""
-    monkeypatch.setattr(exactness, "TOY_COSTS", curve(first=3.0))
-    tables = toy_pair(8)
-    found = law(tables.target, tables.draft, Auto(depth=1, children=2, budget=4), verifier, levels=1, **place)
+    tables, costs = toy_pair(8), curve(first=3.0)
+    policy = Auto(depth=1, children=2, budget=4)
+    found = law(tables.target, tables.draft, policy, verifier, levels=1, costs=costs, **place)
     assert found.total_variation < EXACT
 
 

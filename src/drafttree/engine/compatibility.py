@@ -109,8 +109,7 @@ def check_reuse(verifier: type[Verifier]) -> None:
     if not is_text_of_seed(verifier):
         raise ConfigError(
             f"reuse_prefix=True with {verifier.__name__}: rounding in the kept beginning may change its draws, so that "
-            "the seed would not repeat the text; leave reuse_prefix out, use 'coupled', or write the text by an Engine, "
-            "where no seed repeats a text of this verifier"
+            "the seed would not repeat the text; leave reuse_prefix out, or use 'coupled'"
         )
 
 

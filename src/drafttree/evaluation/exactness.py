@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from drafttree.core.cost_curve import CostCurve
 from drafttree.core.errors import ConfigError, unknown
 from drafttree.core.randomness import Randomness, gumbel
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree
 from drafttree.engine import compatibility
-from drafttree.engine.adaptation import Adaptation
-from drafttree.engine.decoder import Decoder
 from drafttree.engine.request import Request
 from drafttree.evaluation.scripted_random import ScriptedRandom, outcomes
-from drafttree.evaluation.toy_models import TOY_COSTS, Context, TabularDrafter, TabularModel, TabularTarget
+from drafttree.evaluation.toy_decoder import Reach, ToyDecoder
+from drafttree.evaluation.toy_models import TOY_COSTS, Context, TabularModel
 from drafttree.policies.base import TreePolicy
 from drafttree.verifiers.base import Verifier
 
@@ -38,8 +38,7 @@ class RoundLaw:
         total_variation: distance of the law they induce from the target's.
         expected_accepted: mean drafted tokens accepted in a round, the bonus not counted.
         lengths: probability of every number of tokens accepted in all rounds.
-        siblings: the most children a node had.
-        levels: the most levels a tree had.
+        reach: what was tried.
         outcomes: draws and decisions in all their combinations.
     """
 
@@ -47,8 +46,7 @@ class RoundLaw:
     total_variation: float
     expected_accepted: float
     lengths: dict[int, float]
-    siblings: int
-    levels: int
+    reach: Reach
     outcomes: int
 
 
@@ -60,56 +58,13 @@ class CoupledText:
         tokens: of the text.
         plain: the tokens decoded one after the other with the same noise.
         expected_accepted: mean drafted tokens accepted in a round.
-        siblings: the most children a node had.
-        levels: the most levels a tree had.
+        reach: what was tried.
     """
 
     tokens: Context
     plain: Context
     expected_accepted: float
-    siblings: int
-    levels: int
-
-
-class ToyDecoder(Decoder):
-    """The decoder of toy models, which notes how large its trees are.
-
-    Args:
-        target: the toy target.
-        draft: the toy draft, of the same vocabulary.
-        policy: how the tree grows.
-        verifier: what is accepted.
-        levels: the trees are no deeper.
-
-    Attributes:
-        levels: as given.
-        siblings: the most children a node had so far.
-        deepest: the most levels a tree had so far.
-    """
-
-    def __init__(
-        self, target: TabularModel, draft: TabularModel, policy: TreePolicy, verifier: type[Verifier], levels: int
-    ) -> None:
-        super().__init__(TabularTarget(target), TabularDrafter(draft, levels), policy, adaptation=Adaptation(TOY_COSTS))
-        self.verifier = verifier  # not given to the base, which refuses a pair that `law` may be told to look at
-        self.levels = levels
-        self.siblings = self.deepest = 0
-
-    def propose(self, request: Request) -> DraftTree:
-        tree = super().propose(request)
-        parents = tree.parents[tree.valid & (tree.parents >= 0)]
-        self.siblings = max(self.siblings, *torch.bincount(parents, minlength=1).tolist())
-        self.deepest = max(self.deepest, tree.levels)
-        return tree
-
-    def request(self, prompt: Context, rounds: int, randomness: Randomness, options: Mapping[str, Any]) -> Request:
-        """A request after some rounds, which has room for more."""
-        length = (rounds + 1) * (self.levels + 1)
-        request = self.new_request(prompt, max_new_tokens=length, **options)
-        request.randomness = randomness
-        for _ in range(rounds):
-            self.step(request)
-        return request
+    reach: Reach
 
 
 def law(
@@ -123,6 +78,7 @@ def law(
     earlier: int = 0,
     position: int = 0,
     checked: bool = True,
+    costs: CostCurve = TOY_COSTS,
     **sampling: float,
 ) -> RoundLaw:
     """The exact law of some rounds of a text, by a policy and a verifier.
@@ -137,26 +93,27 @@ def law(
         earlier: rounds before them, drawn once; the law is the one given what they drew and committed.
         position: of the first root; the prompt is drawn, too.
         checked: refuse a pair that is not proven lossless; without it such a pair's bias can be looked at.
+        costs: of passes, for policies that weigh them.
         **sampling: temperature (1), top_k, top_p, min_p and the other options of `Sampling` but its seed.
 
     Raises:
         ConfigError: the pair is refused or has more than 50,000 outcomes, the verifier accepts nodes that are no path
             or a bonus that is no token, or an argument is none.
     """
-    options = _options(target, draft, policy, verifier, sampling, checked)
-    toy, prompt = ToyDecoder(target, draft, policy, verifier, levels), _prompt(target, position)
-    history = ScriptedRandom([], random.Random(position))
-    context = tuple(toy.request(prompt, earlier, history, options).tokens)
+    options = toy_options(target, draft, policy, verifier, sampling, checked)
+    history, prompt = ScriptedRandom([], random.Random(position)), _prompt(target, position)
+    toy = ToyDecoder(target, draft, policy, verifier, levels, costs=costs, script=history)
+    context = tuple(toy.rounds(prompt, earlier, options).tokens)
     given = [answer for answer, _ in history.choices]
     committed: dict[Context, float] = {}
     accepted: dict[int, float] = {}
-
     count = 0
 
-    def run(randomness: ScriptedRandom) -> Request:
-        return toy.request(prompt, earlier + rounds, randomness, options)
+    def run(script: ScriptedRandom) -> Request:
+        toy.script = script
+        return toy.rounds(prompt, earlier + rounds, options)
 
-    for weight, request in outcomes(run, given, f"{type(policy).__name__} with {verifier.__name__}"):
+    for weight, request in outcomes(run, given, pair_name(policy, verifier)):
         tokens, drafted = tuple(request.tokens[len(context) :]), sum(request.drafted[len(context) - len(prompt) :])
         count += 1
         committed[tokens] = committed.get(tokens, 0.0) + weight / history.weight
@@ -166,13 +123,17 @@ def law(
         total_variation=_distance(committed, target, context[1:], Sampling.from_options(options)),
         expected_accepted=sum(count * weight for count, weight in accepted.items()) / rounds,
         lengths=accepted,
-        siblings=toy.siblings,
-        levels=toy.deepest,
+        reach=toy.reach,
         outcomes=count,
     )
 
 
-def _options(
+def pair_name(policy: TreePolicy, verifier: type[Verifier]) -> str:
+    """A pair in messages."""
+    return f"{type(policy).__name__} with {verifier.__name__}"
+
+
+def toy_options(
     target: TabularModel,
     draft: TabularModel,
     policy: TreePolicy,
@@ -180,24 +141,24 @@ def _options(
     sampling: Mapping[str, float],
     checked: bool = True,
 ) -> dict[str, Any]:
-    """Check the arguments of `law`; the options of its requests."""
+    """Check the arguments of `law`; the options of its requests but the seed."""
     if not isinstance(policy, TreePolicy):
         raise ConfigError(f"the policy is {policy!r}; give a TreePolicy, such as Chain(depth=2)")
     if not isinstance(verifier, type) or not issubclass(verifier, Verifier):
         raise ConfigError(f"the verifier is {verifier!r}; give a class, such as drafttree.verifiers.Traversal")
-    if target.vocab != draft.vocab:
-        raise ConfigError(f"the target has {target.vocab} tokens, the draft {draft.vocab}; they must be the same")
+    if draft.vocab > target.vocab:
+        raise ConfigError(f"the target has {target.vocab} tokens, the draft {draft.vocab}; it may not have more")
     if checked:
         compatibility.check(policy, verifier)
     for name in sampling:
         if name not in OPTIONS:
             raise unknown("option", name, OPTIONS)
-    return {"temperature": 1.0, "seed": 0, **sampling}
+    return {"temperature": 1.0, **sampling}
 
 
 def _prompt(target: TabularModel, position: int) -> Context:
     """Random tokens up to a position."""
-    return tuple(random.Random(position).choices(range(target.vocab), k=position + 1))
+    return tuple(random.Random(position).choices(target.tokens, k=position + 1))
 
 
 def trees(
@@ -212,7 +173,9 @@ def toy_tree(
 ) -> DraftTree:
     """The tree a policy grows for a verifier with this randomness, below a root at position 0."""
     toy = ToyDecoder(draft, draft, policy, verifier, levels)
-    return toy.propose(toy.request((0,), 0, randomness, {"temperature": 1.0, "seed": 0}))
+    request = toy.rounds((0,), 0, {"temperature": 1.0, "seed": 0})
+    request.randomness = randomness
+    return toy.propose(request)
 
 
 def coupled_text(
@@ -247,17 +210,24 @@ def coupled_text(
     Raises:
         ConfigError: as for `law`.
     """
-    options: dict[str, Any] = _options(target, draft, policy, verifier, sampling) | {"seed": seed}
+    options = toy_options(target, draft, policy, verifier, sampling)
     toy, prompt = ToyDecoder(target, draft, policy, verifier, levels), _prompt(target, position)
-    generation = toy.generate(prompt, max_new_tokens=length, **options)
-    shaping, plain = Sampling.from_options(options), list(prompt)
-    for place in range(position + 1, position + 1 + length):
-        scores = shaping.process(target.logits(tuple(plain[1:])))
-        if not shaping.greedy:
-            scores = scores + gumbel(seed, torch.tensor(place), target.vocab)
-        plain.append(int(scores.argmax()))
-    accepted = generation.metrics.mean_path_length
-    return CoupledText(tuple(generation.tokens), tuple(plain[len(prompt) :]), accepted, toy.siblings, toy.deepest)
+    generation = toy.generate(prompt, max_new_tokens=length, seed=seed, **options)
+    plain = plain_text(target, prompt, length, Sampling.from_options(options | {"seed": seed}))
+    return CoupledText(tuple(generation.tokens), plain, generation.metrics.mean_path_length, toy.reach)
+
+
+def plain_text(
+    target: TabularModel, prompt: Context, length: int, sampling: Sampling, eos: Context = ()
+) -> tuple[int, ...]:
+    """The text after a prompt, token after token by the noise of the seed, up to a token of `eos`."""
+    text = list(prompt)
+    while len(text) < len(prompt) + length and (len(text) == len(prompt) or text[-1] not in eos):
+        scores = sampling.process(target.logits(tuple(text[1:])))
+        if not sampling.greedy:
+            scores = scores + gumbel(sampling.seed, torch.tensor(len(text)), target.vocab)
+        text.append(int(scores.argmax()))
+    return tuple(text[len(prompt) :])
 
 
 def node_logits(target: TabularModel, tree: DraftTree) -> Tensor:
@@ -267,13 +237,19 @@ def node_logits(target: TabularModel, tree: DraftTree) -> Tensor:
 
 def _distance(committed: Mapping[Context, float], target: TabularModel, context: Context, sampling: Sampling) -> float:
     """Total variation between committed tokens, continued by the target to the same length, and the target's text."""
-    inner = {tokens[:length] for tokens in committed for length in range(len(tokens))}
+    followers: dict[Context, set[int]] = {}
+    for tokens in committed:
+        for length, token in enumerate(tokens):
+            followers.setdefault(tokens[:length], set()).add(token)
 
     def below(tokens: Context, found: float, wanted: float) -> float:
-        if tokens not in inner:
+        if tokens not in followers:
             return abs(found - wanted)
-        longer = [(*tokens, token) for token in range(target.vocab)]
-        chances = zip(longer, target.law((*context, *tokens), sampling), strict=True)
-        return sum(below(text, found * chance + committed.get(text, 0.0), wanted * chance) for text, chance in chances)
+        law = target.law((*context, *tokens), sampling)
+        total = 0.0
+        for token in law.keys() | followers[tokens]:
+            text, chance = (*tokens, token), law.get(token, 0.0)
+            total += below(text, found * chance + committed.get(text, 0.0), wanted * chance)
+        return total
 
     return below((), 0.0, 1.0) / 2

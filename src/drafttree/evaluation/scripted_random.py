@@ -2,8 +2,8 @@
 
 A verifier asks for randomness in two ways, and a sampled tree in one. `ScriptedRandom` answers from a script and notes
 what else could have been answered, so running a procedure again for every script gives its exact law, without a line of
-it being written twice. The script chooses the interval that a random number lies in; the code that serves turns a number
-of that interval into the token, so that code is enumerated too.
+it being written twice. The script chooses the interval that a random number lies in; the code that serves turns a
+number of that interval into the token, so that code is enumerated too.
 """
 
 import itertools
@@ -33,9 +33,9 @@ Result = TypeVar("Result")
 class ScriptedRandom:
     """The randomness of texts, answered from a script; where the script ends, by the first possible answer.
 
-    As in `SeededRandomness`, every random number has an address: the seed, the position of the root, what it is for, and
-    its place among the numbers for that. The numbers are uniform and independent, and an answer tells no more of one
-    than the interval it lies in. So a number that is used twice gives answers that agree, as it does with a real seed.
+    As in `SeededRandomness`, every random number has an address: the seed, the position of the root, what it is for,
+    and its place among the numbers for that. The numbers are uniform and independent, and an answer tells no more of
+    one than the interval it lies in. So a number that is used twice gives answers that agree, as with a real seed.
 
     Args:
         script: which of the possible answers to give, in the order of the questions.

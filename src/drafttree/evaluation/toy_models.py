@@ -1,6 +1,9 @@
 """Toy models whose next-token distributions are written in a table: as target and as drafter of a `Decoder`."""
 
+import copy
 import itertools
+import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -34,6 +37,11 @@ class TabularModel:
         spread: standard deviation of the logits; larger is more peaked.
         near: another table whose logits these perturb, such as a target for its draft.
 
+    Attributes:
+        vocab: columns of its logits.
+        tokens: the ids of the tokens that its rows are about, in their order.
+        dtype: of its logits.
+
     Raises:
         ConfigError: there are no tokens, or the depth is negative.
     """
@@ -48,19 +56,41 @@ class TabularModel:
         generator = torch.Generator().manual_seed(seed)
         contexts = [c for length in range(depth + 1) for c in itertools.product(range(vocab), repeat=length)]
         base = {} if near is None else near.rows
-        self.vocab, self.depth = vocab, depth
+        self.vocab, self.depth, self.dtype = vocab, depth, torch.float64
+        self.tokens: Sequence[int] = range(vocab)
         self.rows = {
             context: base.get(context, 0.0) + spread * torch.randn(vocab, generator=generator, dtype=torch.float64)
             for context in contexts
         }
 
-    def logits(self, context: Context) -> Tensor:
-        """Float64 `[vocab]` for the tokens of a text but its first, which only gives a tree its root."""
-        return self.rows[context[-self.depth :] if self.depth else ()]
+    def in_dtype(self, dtype: torch.dtype) -> "TabularModel":
+        """The model with its logits rounded to another dtype."""
+        other = copy.copy(self)
+        other.dtype = dtype
+        return other
 
-    def law(self, context: Context, sampling: Sampling = PLAIN) -> list[float]:
-        """Probabilities of the next token."""
-        return sampling.process(self.logits(context)).softmax(-1).tolist()
+    def over(self, tokens: Sequence[int], vocab: int) -> "TabularModel":
+        """The model over a larger vocabulary, in which its tokens have other ids and all other tokens are impossible.
+
+        Tokens beyond the vocabulary are never proposed, though they may be in a context.
+        """
+        other = copy.copy(self)
+        other.tokens, other.vocab = tokens, vocab
+        return other
+
+    def logits(self, context: Context) -> Tensor:
+        """`[vocab]` for the tokens of a text but its first, which only gives a tree its root."""
+        places = {token: place for place, token in enumerate(self.tokens)}
+        row = self.rows[tuple(places[token] for token in context[-self.depth :]) if self.depth else ()].to(self.dtype)
+        if len(self.tokens) == self.vocab:
+            return row
+        known = [token for token in self.tokens if token < self.vocab]
+        return row.new_full((self.vocab,), -math.inf).index_copy(0, torch.tensor(known), row[: len(known)])
+
+    def law(self, context: Context, sampling: Sampling = PLAIN) -> dict[int, float]:
+        """The probability of each next token of `tokens`."""
+        probs = sampling.process(self.logits(context).double()).softmax(-1).tolist()
+        return {token: probs[token] for token in self.tokens if token < self.vocab}
 
 
 class TabularTarget:

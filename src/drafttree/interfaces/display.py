@@ -31,6 +31,7 @@ from drafttree.evaluation.bench.overhead import PARTS
 from drafttree.evaluation.certify import Certificate
 from drafttree.evaluation.pair_sweep import PairFinding, PairSweep
 from drafttree.evaluation.reference import TOLERANCE_ULPS, Difference
+from drafttree.evaluation.toy_decoder import Reach
 from drafttree.interfaces.console import make_console, make_table
 from drafttree.loading.inspect import Inspection
 
@@ -276,21 +277,21 @@ def show_enumeration(result: PairSweep) -> None:
         for policy in dict.fromkeys(finding.policy for finding in findings):
             table.add_row(policy, *(finding.verdict for finding in findings if finding.policy == policy))
         console.print(table, "")
-    table = make_table("policy", "verifier", "models", "siblings", "levels", "total variation", "accepted", "verdict")
+    header = ("trials", "siblings", "levels", "total variation", "in float32", "accepted", "verdict")
+    table = make_table("policy", "verifier", *header)
     for finding in findings:
         if finding.expected_accepted is not None:
-            distance = "" if finding.total_variation is None else f"{finding.total_variation:.1e}"
-            sizes = map(str, (finding.models, finding.siblings, finding.levels))
-            cells = [*sizes, distance, f"{finding.expected_accepted:.3f}", _explained(finding)]
+            found = ("" if each is None else f"{each:.1e}" for each in (finding.total_variation, finding.rounded))
+            sizes = map(str, (finding.trials, finding.reach.siblings, finding.reach.levels))
+            cells = [*sizes, *found, f"{finding.expected_accepted:.3f}", _explained(finding)]
             table.add_row(finding.policy, finding.verifier, *cells)
     console.print(table)
     for finding in findings:
         if finding.reason:
             console.print(Text(f"{finding.policy} with {finding.verifier}: refused, {finding.reason}", style="dim"))
     conclusion = _verdict(result, "Every pair is what it claims to be.", "A pair is BIASED.")
-    if any(finding.models for finding in findings):
-        console.print("Siblings and levels are those of the largest trees tried, in the first seven rounds of a text;")
-        console.print("larger trees and later rounds are not covered.")
+    if any(finding.trials for finding in findings):
+        console.print(f"Tried: {_bounds(result.reach)}. Nothing is said of what lies beyond.")
     console.print(Text(f"Temperature {result.sampling.temperature:g}. {conclusion}"))
 
 
@@ -304,6 +305,13 @@ def _peers(rows: list[PeerRow]) -> Table:
 
 def _milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:.2f}"
+
+
+def _bounds(reach: Reach) -> str:
+    """How far texts were tried."""
+    trees = f"trees of up to {reach.siblings} siblings and {reach.levels} levels"
+    texts = f"up to {reach.rounds} rounds of a text, roots up to position {reach.position}"
+    return f"{texts}, {trees}, up to {reach.columns:,} columns, up to {reach.texts} texts at once, float64 and float32"
 
 
 def _explained(finding: PairFinding) -> str:

@@ -1,62 +1,91 @@
-"""Trees in a batch keep the target's law: drawn ones are limited before the draws, and selected ones alone are cut."""
+"""Texts of a batch keep the target's law, whatever is learned from them and whichever seeds they have."""
 
 from dataclasses import replace
 
 import pytest
 import torch
 
-from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
 from drafttree.core.errors import ConfigError
 from drafttree.core.tree import DraftTree
-from drafttree.engine.batching.batch_costs import BatchCosts
-from drafttree.engine.batching.batch_drafting import BatchDrafting
-from drafttree.engine.batching.experience import Experience
+from drafttree.engine.adaptation import Adaptation
+from drafttree.engine.batching import draft_switch
+from drafttree.engine.batching.level_limit import LevelLimit
 from drafttree.engine.batching.shared_budget import cut
+from drafttree.engine.decoder import Decoder
 from drafttree.engine.request import Request
 from drafttree.evaluation import exactness
 from drafttree.evaluation.exactness import RoundLaw, ToyDecoder, law
+from drafttree.evaluation.pair_trials import COSTLY_DRAFTS
+from drafttree.evaluation.text_law import TextLaw, Texts, text_law
+from drafttree.evaluation.toy_models import TabularDrafter, TabularTarget
 from drafttree.policies import Chain, Talon, Template, TreePolicy
 from drafttree.verifiers import RRS, Block, GreedyMultiDraft, KSeq, PointMass, RRSw, Traversal, Verifier
+from helpers.statistics import p_value
 from helpers.toy_pairs import EXACT, toy_pair
 
 RAGGED = Template(paths=((0,), (1,), (0, 0)))
+SIBLINGS = Talon(width=2, margin=0.5, budget=3)
 DRAWING = [RRSw, RRS, Traversal, KSeq, GreedyMultiDraft, Block]
-COSTS = CostCurve(
-    target=Costs((1, 2, 4, 8), (1.0, 1.1, 1.3, 1.9)),
-    draft=(DraftCosts(first=0.05, later=Costs((1, 4), (0.3, 0.3))),),
-    overhead=0.1,
-    plain_overhead=0.05,
-)
-"""Drafting is so dear that a level pays only where it was accepted before."""
+SAME, DIFFERENT = ((0,), (0,)), ((0,), (0, 1))
 
 
-class BatchedDecoder(ToyDecoder):
-    """Drafts its trees as an engine does, which learns from the earlier rounds of the same text.
+def batch_law(
+    policy: TreePolicy, verifier: type[Verifier], prompts=SAME, *, seeds=(0, 0), at_once: int, length: int = 3
+) -> TextLaw:
+    """The exact law of two texts of a batch; a level is drafted only where levels were accepted before."""
+    tables = toy_pair(1, 2)
+    texts = Texts(prompts, seeds, length, eos=(1,), batch=at_once, levels=2, costs=COSTLY_DRAFTS)
+    return text_law(tables.target, tables.draft, policy, verifier, texts)
 
-    Attributes:
-        depths: the levels of all trees.
-    """
 
-    depths: set[int]
+@pytest.mark.parametrize("at_once", [1, 2])
+@pytest.mark.parametrize("prompts", [SAME, DIFFERENT], ids=["same prompt", "different prompts"])
+@pytest.mark.parametrize("verifier", [*DRAWING, PointMass])
+def test_equal_seeds_keep_the_law(verifier, prompts, at_once):
+    found = batch_law(Chain(depth=2), verifier, prompts, at_once=at_once, length=4 if at_once == 2 else 3)
+    assert found.total_variation < EXACT
+    assert found.expected_accepted > 0
 
-    def request(self, *arguments) -> Request:
-        costs = BatchCosts(COSTS, frozen=True)
-        self._drafting = BatchDrafting(self, Experience(costs))
-        return super().request(*arguments)
 
-    def propose(self, request: Request) -> DraftTree:
-        drafts = self._drafting.draft([request], rows=1, rate=1.0)
-        if drafts.failure:
-            raise drafts.failure
-        (tree,) = drafts.trees
-        type(self).depths.add(tree.levels)
-        return tree
+@pytest.mark.parametrize("seeds", [(0, 0), (0, 1)], ids=["equal seeds", "different seeds"])
+@pytest.mark.parametrize("verifier", [RRSw, Traversal, GreedyMultiDraft, PointMass])
+def test_trees_that_branch_keep_the_law(verifier, seeds):
+    found = batch_law(SIBLINGS, verifier, seeds=seeds, at_once=1)
+    assert found.total_variation < EXACT
+    assert found.reach.siblings == 2
 
-    def settle(self, request, tree, output, started):
-        committed, turn = super().settle(request, tree, output, started)
-        if not request.finish_reason:
-            self._drafting.observe(request, tree, turn)
-        return committed, turn
+
+@pytest.mark.parametrize("verifier", [RRSw, Traversal])
+def test_limits_of_levels_do_change_with_what_was_accepted(verifier, monkeypatch):
+    limits, own = set(), LevelLimit.choose
+    monkeypatch.setattr(LevelLimit, "choose", lambda *args: (limits.add(found := own(*args)), found)[1])
+    assert batch_law(Chain(depth=2), verifier, at_once=2, length=5).total_variation < EXACT
+    assert limits == {None, 1, 2}
+
+
+@pytest.mark.parametrize("verifier", [RRSw, Traversal, Block, PointMass])
+def test_drafting_that_is_switched_off_by_other_texts_keeps_the_law(verifier, monkeypatch):
+    """One round with drafts decides here, where six do else."""
+    decisions, own = set(), draft_switch.DraftSwitch.decide
+    monkeypatch.setattr(draft_switch, "ENOUGH", 1)
+    monkeypatch.setattr(
+        draft_switch.DraftSwitch, "decide", lambda *args: (decisions.add((found := own(*args)) is None), found)[1]
+    )
+    found = batch_law(Chain(depth=2), verifier, at_once=1, length=4)
+    assert found.total_variation < EXACT
+    assert decisions == {True, False}
+
+
+@pytest.mark.parametrize("verifier", [RRSw, RRS, Traversal, KSeq])
+def test_numbers_that_texts_share_would_bias_them(verifier, monkeypatch):
+    """Why each text has its own; and these tests can fail."""
+    monkeypatch.setattr(Adaptation, "unshared_seed", lambda _, seed: seed)
+    found = batch_law(Chain(depth=2), verifier, at_once=1)
+    alone = batch_law(Chain(depth=2), verifier, seeds=(0, 1), at_once=1)
+    assert alone.total_variation < EXACT
+    later = {text: sum(weight for texts, weight in found.texts.items() if texts[1] == text) for _, text in alone.texts}
+    wanted = {text: sum(weight for texts, weight in alone.texts.items() if texts[1] == text) for text in later}
+    assert sum(abs(later[text] - wanted[text]) for text in later) / 2 > 1e-3
 
 
 class CuttingDecoder(ToyDecoder):
@@ -72,27 +101,6 @@ def law_of(decoder: type[ToyDecoder], monkeypatch, policy: TreePolicy, verifier:
     monkeypatch.setattr(exactness, "ToyDecoder", decoder)
     tables = toy_pair(3)
     return law(tables.target, tables.draft, policy, verifier, **options)
-
-
-@pytest.mark.parametrize("verifier", DRAWING)
-def test_limits_of_levels_by_earlier_rounds_keep_the_law(verifier, monkeypatch):
-    """Two rounds of a text; the second is limited by what was accepted in the first."""
-    decoder = type("Recorded", (BatchedDecoder,), {"depths": set()})
-    found = law_of(decoder, monkeypatch, Chain(depth=2), verifier, levels=2, rounds=2)
-    assert found.total_variation < EXACT
-    assert decoder.depths == {1, 2}
-
-
-@pytest.mark.parametrize("verifier", [RRSw, Traversal, GreedyMultiDraft])
-@pytest.mark.parametrize(
-    "policy", [Template(paths=((0,), (1,), (0, 0))), Talon(width=2, margin=0.5, budget=4)], ids=str
-)
-def test_limited_trees_that_branch_keep_the_law(policy, verifier, monkeypatch):
-    """The second round of a text whose first one was drawn."""
-    decoder = type("Recorded", (BatchedDecoder,), {"depths": set()})
-    found = law_of(decoder, monkeypatch, policy, verifier, levels=2, rounds=1, earlier=1)
-    assert found.total_variation < EXACT
-    assert found.expected_accepted > 0
 
 
 @pytest.mark.parametrize("verifier", [RRSw, RRS, Traversal, KSeq])
@@ -113,3 +121,26 @@ def test_the_engine_refuses_to_cut_drawn_trees(verifier):
     tree = DraftTree.rooted(torch.zeros(1, 1, dtype=torch.long), verifier.proposal)
     with pytest.raises(ConfigError, match="cannot be cut; limit their levels before they are drawn"):
         cut([tree], [[0.0]], 1)
+
+
+@pytest.mark.slow
+def test_texts_of_lists_with_one_seed_follow_the_law_over_seeds():
+    """Eight prompts, two at once, by the public interface, without a line of the enumeration."""
+    tables = toy_pair(1)
+    prompts, length = [[0, *divmod(place, 3)] for place in range(8)], 3
+    found: list[list[tuple[int, ...]]] = [[] for _ in prompts]
+    for seed in range(2000):
+        target, drafter = TabularTarget(tables.target), TabularDrafter(tables.draft, 3)
+        decoder = Decoder(target, drafter, Chain(depth=2), RRSw, adaptation=Adaptation(COSTLY_DRAFTS))
+        texts = decoder.generate(prompts, temperature=1.0, seed=seed, max_new_tokens=length, max_batch=2)
+        for place, text in enumerate(texts):
+            found[place].append(tuple(text.tokens))
+    for prompt, texts in zip(prompts, found, strict=True):
+        law = {(): 1.0}
+        for _ in range(length):
+            law = {
+                (*text, token): weight * chance
+                for text, weight in law.items()
+                for token, chance in enumerate(tables.target.logits((*prompt[1:], *text)).softmax(-1).tolist())
+            }
+        assert p_value(texts, law) > 0.01 / len(prompts)

@@ -125,9 +125,12 @@ def _certify_exactly(
     store: RunStore,
     json_: bool,
 ) -> NoReturn:
+    import torch
+
     from drafttree.evaluation.pair_sweep import MODELS, sweep_pairs
     from drafttree.interfaces.display import show_enumeration
 
+    torch.set_num_threads(1)  # toy models are too small to gain from more
     with progress(len(policies) * len(verifiers)) as advance:
         chosen = models or MODELS
         table = sweep_pairs(policies, verifiers, models=chosen, progress=advance, store=store, **sampling)

@@ -1,0 +1,294 @@
+"""Where a pair of policy and verifier is tried: toy models, policies of small trees, rounds and whole texts."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+
+from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
+from drafttree.core.tree import Proposal
+from drafttree.evaluation.exactness import CoupledText, RoundLaw, coupled_text, law
+from drafttree.evaluation.text_law import TextLaw, Texts, coupled_texts, text_law
+from drafttree.evaluation.toy_models import TabularModel
+from drafttree.policies import TreePolicy
+from drafttree.verifiers import Verifier
+
+EXACT = 1e-12
+"""Total variation up to which a pair counts as lossless: what rounding in float64 can add up to."""
+ROUNDED = 1e-5
+"""The same in float32."""
+
+MOST_OF_ROUNDS = 1000
+"""Outcomes of several rounds beyond which the first of them are drawn instead."""
+FEW_OF_TEXTS = 60
+"""Outcomes of texts up to which texts one token longer are enumerated too."""
+SHORTEST = 3
+"""Tokens of the texts that are enumerated at least: a round with drafts, one without, and a later one."""
+
+POSITIONS = (0, 1, 7, 70)
+"""Positions of the first root, by turns."""
+
+FORMS: dict[str, list[str]] = {
+    "auto": ["auto:depth=3,children=2,budget=4", "auto:depth=2,children=3,budget=4"],
+    "chain": ["chain:depth=1", "chain:depth=2", "chain:depth=3"],
+    "fixed": [
+        "fixed:depth=2,breadth=2,threshold=0.4,budget=5",
+        "fixed:depth=2,breadth=2,threshold=0,budget=4",
+    ],
+    "template": [
+        "template:tree=binary-1",
+        "template:tree=binary-2,budget=5",
+        "template:paths=0+1+0.0",
+        "template:paths=0+0.0+0.1",
+        "template:paths=0+1+1.0+1.0.0",
+    ],
+    "dynatree": [
+        "dynatree:base_depth=1,max_depth=3,mid_breadth=2,max_breadth=2,high=0.6,low=0.4,stop_below=0.2,deep_above=0.4,"
+        "prune_below=0,budget=5",
+        "dynatree:base_depth=2,max_depth=2,mid_breadth=1,max_breadth=3,high=0.7,low=0.5,stop_below=0.3,budget=4",
+    ],
+    "talon": ["talon:width=2,margin=0.5,budget=5", "talon:width=1,margin=0.6,depth=3,budget=5"],
+    "eagle": ["eagle:depth=2,top_k=2,budget=5", "eagle:depth=3,top_k=3,budget=7"],
+    "opt-tree": ["opt-tree:threshold=0.2,depth=3,budget=6", "opt-tree:threshold=0,depth=2,budget=4"],
+    "dyspec": ["dyspec:depth=3,budget=6", "dyspec:depth=2,budget=4"],
+}
+"""Parameters of every policy whose trees are small enough to enumerate: chains, binary, ragged, adaptive."""
+
+
+LARGE: dict[str, tuple[str, str]] = {
+    "auto": ("auto:depth=1,children=4,budget=6", "auto:depth=5,children=1,budget=8"),
+    "chain": ("chain:depth=1", "chain:depth=5"),
+    "fixed": ("fixed:depth=1,breadth=4,threshold=0", "fixed:depth=5,breadth=1,threshold=0.01"),
+    "template": ("template:paths=0+1+2+3", "template:paths=0+0.0+0.0.0+0.0.0.0+0.0.0.0.0"),
+    "dynatree": (
+        "dynatree:base_depth=1,max_depth=1,min_breadth=4,mid_breadth=4,max_breadth=4",
+        "dynatree:base_depth=4,max_depth=5,mid_breadth=1,max_breadth=1,stop_below=0.01,deep_above=0.05",
+    ),
+    "talon": ("talon:width=4,depth=1", "talon:width=1,margin=1,depth=5"),
+    "eagle": ("eagle:depth=1,top_k=5", "eagle:depth=5,top_k=2,budget=8"),
+    "opt-tree": ("opt-tree:threshold=0,depth=1,budget=6", "opt-tree:threshold=0,depth=5,budget=8"),
+    "dyspec": ("dyspec:depth=1,budget=6", "dyspec:depth=5,budget=8"),
+}
+"""Parameters of every policy whose trees are wide, or deep, and still small enough to enumerate."""
+
+
+COSTLY_DRAFTS = CostCurve(
+    target=Costs((1, 2, 4, 8), (1.0, 1.1, 1.3, 1.9)),
+    draft=(DraftCosts(first=0.05, later=Costs((1, 4), (0.3, 0.3))),),
+    overhead=0.1,
+    plain_overhead=0.05,
+)
+"""A level pays only where levels were accepted before, so a batch limits levels by what its texts have accepted."""
+LOSING_DRAFTS = replace(COSTLY_DRAFTS, draft=(DraftCosts(first=4.0, later=Costs((1, 4), (0.3, 0.3))),))
+"""A round with drafts costs as much as five without, so `auto` pauses after the first."""
+CUT = "auto:depth=4,children=3,budget=8"
+"""Parameters of `auto` by which it cuts nodes that it has expanded, where passes cost next to nothing."""
+
+
+@dataclass(frozen=True)
+class ToyPair:
+    """A target and a draft whose vocabulary is the target's, or its first columns."""
+
+    target: TabularModel
+    draft: TabularModel
+
+    @property
+    def tolerance(self) -> float:
+        """Total variation that rounding may make."""
+        return EXACT if self.target.dtype == torch.float64 else ROUNDED
+
+    def rounded(self) -> "ToyPair":
+        """The same models in float32."""
+        return ToyPair(self.target.in_dtype(torch.float32), self.draft.in_dtype(torch.float32))
+
+    def spread(self) -> "ToyPair":
+        """The same models over 4,200 columns, few of them possible; the draft does not know the last tokens.
+
+        From 4,097 columns on a draw looks at blocks of columns before it looks at columns.
+        """
+        tokens = [*(0, 127, 128, 300, 4099)[: self.target.vocab - 1], 4199]
+        return ToyPair(self.target.over(tokens, 4200), self.draft.over(tokens, 4150))
+
+
+def toy_pair(seed: int, vocab: int = 3) -> ToyPair:
+    """Make the toy target and draft of a seed: flat, ordinary or peaked, and more or less alike."""
+    spread = (0.3, 1.0, 1.0, 2.5)[seed % 4]
+    target = TabularModel(vocab, 2, seed, spread)
+    draft = TabularModel(vocab, 2, seed + 10_000, (0.5, 1.0, 2.0)[seed % 3], near=target)
+    match seed % 7:
+        case 1:
+            draft = TabularModel(vocab, 2, seed + 20_000, spread)
+        case 2:
+            return ToyPair(target, target)
+        case 3:
+            draft = cut(draft, 2)
+        case 4:
+            target = cut(target, vocab - 1)
+        case 5:
+            target, draft = cut(target, 2), cut(draft, vocab - 1)
+    return ToyPair(target, draft)
+
+
+def cut(table: TabularModel, keep: int) -> TabularModel:
+    """The table with all but the best tokens of every row impossible."""
+    copy = TabularModel(table.vocab, table.depth, 0)
+    copy.rows = {
+        context: row.masked_fill(row < row.topk(keep).values[-1], -math.inf) for context, row in table.rows.items()
+    }
+    return copy
+
+
+class Trial(Protocol):
+    """Where a pair is tried."""
+
+    @property
+    def models(self) -> ToyPair:
+        """The target and the draft."""
+        ...
+
+    def law(self, verifier: type[Verifier], sampling: Mapping[str, Any]) -> RoundLaw | TextLaw:
+        """The exact law of a verifier that draws."""
+        ...
+
+    def texts(self, verifier: type[Verifier], seed: int, sampling: Mapping[str, Any]) -> list[CoupledText]:
+        """Texts of a verifier that draws nothing itself, beside plain decoding's."""
+        ...
+
+
+@dataclass(frozen=True)
+class RoundTrial:
+    """Some rounds of a text.
+
+    Attributes:
+        models: the target and the draft.
+        policy: how the trees grow.
+        levels: they are no deeper.
+        rounds: as for `exactness.law`.
+        earlier: as for `exactness.law`.
+        position: as for `exactness.law`.
+    """
+
+    models: ToyPair
+    policy: TreePolicy
+    levels: int
+    rounds: int = 1
+    earlier: int = 0
+    position: int = 0
+
+    def law(self, verifier: type[Verifier], sampling: Mapping[str, Any]) -> RoundLaw:
+        """The law; where rounds have too many outcomes, the first of them are drawn instead."""
+        rounds, earlier = self.rounds, self.earlier
+        found = self._law(verifier, 1, earlier, sampling)
+        while rounds > 1 and found.outcomes**rounds > MOST_OF_ROUNDS:
+            rounds, earlier = rounds - 1, earlier + 1
+        return self._law(verifier, rounds, earlier, sampling) if self.rounds > 1 else found
+
+    def _law(self, verifier: type[Verifier], rounds: int, earlier: int, sampling: Mapping[str, Any]) -> RoundLaw:
+        options = {"levels": self.levels, "rounds": rounds, "earlier": earlier, "position": self.position, **sampling}
+        return law(self.models.target, self.models.draft, self.policy, verifier, **options)
+
+    def texts(self, verifier: type[Verifier], seed: int, sampling: Mapping[str, Any]) -> list[CoupledText]:
+        options = {"seed": seed, "levels": self.levels, "position": self.position, **sampling}
+        return [coupled_text(self.models.target, self.models.draft, self.policy, verifier, **options)]
+
+
+@dataclass(frozen=True)
+class TextTrial:
+    """Whole texts.
+
+    Attributes:
+        models: the target and the draft.
+        policy: how the trees grow.
+        written: the texts; of enumerated ones the length is the largest that is tried.
+    """
+
+    models: ToyPair
+    policy: TreePolicy
+    written: Texts
+
+    def law(self, verifier: type[Verifier], sampling: Mapping[str, Any]) -> TextLaw:
+        """The law of texts as long as their outcomes are few."""
+        found = self._law(SHORTEST, verifier, sampling)
+        for length in range(SHORTEST + 1, self.written.length + 1):
+            if found.total_variation < self.models.tolerance and found.outcomes <= FEW_OF_TEXTS:
+                found = self._law(length, verifier, sampling)
+        return found
+
+    def _law(self, length: int, verifier: type[Verifier], sampling: Mapping[str, Any]) -> TextLaw:
+        texts = replace(self.written, length=length)
+        return text_law(self.models.target, self.models.draft, self.policy, verifier, texts, **sampling)
+
+    def texts(self, verifier: type[Verifier], seed: int, sampling: Mapping[str, Any]) -> list[CoupledText]:
+        texts = replace(self.written, length=24, seeds=[seed + own for own in self.written.seeds])
+        return coupled_texts(self.models.target, self.models.draft, self.policy, verifier, texts, **sampling)
+
+
+def ordinary_trials(policies: Sequence[TreePolicy], models: int) -> list[RoundTrial]:
+    """A round of each toy model, at any position and after another one or not, with one of the policies.
+
+    The models have three tokens and trees of up to three levels, or four and two.
+    """
+    trials = []
+    for index in range(models):
+        vocab = 3 + index // len(policies) % 2
+        place = {"earlier": index % 2, "position": POSITIONS[index % len(POSITIONS)]}
+        trials.append(RoundTrial(toy_pair(index, vocab), policies[index % len(policies)], 6 - vocab, **place))
+    return trials
+
+
+def large_trials(wide: TreePolicy, deep: TreePolicy, verifier: type[Verifier]) -> list[RoundTrial]:
+    """One level of a wide tree, five levels of a deep one, whole texts of some rounds, and rounds late in a text.
+
+    The wide tree is over six tokens, more than a node has children, or over five where children are drawn; there tokens
+    are cut, since there would be 3,125 trees with replacement.
+    """
+    many, peaked, flat = toy_pair(7, 6), toy_pair(3, 2), toy_pair(0, 2)
+    if verifier.proposal is not Proposal.TOP_K:
+        few = 3 if verifier.proposal is Proposal.WITH_REPLACEMENT else 5
+        five = toy_pair(7, 5)
+        many = ToyPair(cut(five.target, few), cut(five.draft, 4))
+    return [
+        RoundTrial(many, wide, levels=1, position=5),
+        RoundTrial(peaked, deep, levels=5, position=1),
+        RoundTrial(flat, deep, levels=2, earlier=3, position=3),
+        RoundTrial(flat, deep, levels=2, earlier=6, position=4),
+        RoundTrial(flat, deep, levels=1, rounds=3, position=2),
+        RoundTrial(flat, deep, levels=2, rounds=2, position=3),
+    ]
+
+
+def precision_trials(small: TreePolicy) -> list[RoundTrial]:
+    """A round in float32, and one over a large vocabulary of which the draft knows a part."""
+    target, draft = toy_pair(1, 5).target, toy_pair(1, 5).draft
+    return [
+        RoundTrial(toy_pair(1).rounded(), small, levels=2, position=2),
+        RoundTrial(ToyPair(cut(target, 3), cut(draft, 3)).spread(), small, levels=1, position=3),
+    ]
+
+
+def text_trials(small: TreePolicy, cutting: TreePolicy, verifier: type[Verifier]) -> list[TextTrial]:
+    """Whole texts, alone and in company, with equal seeds and with different ones.
+
+    Args:
+        small: grows trees of few outcomes.
+        cutting: stands for a policy that cuts its finished trees.
+        verifier: decides whether trees may be cut; of children that may be equal there are too many for larger trees.
+    """
+    two, three = toy_pair(1, 2), toy_pair(1, 3)
+    if verifier.proposal is Proposal.WITH_REPLACEMENT:
+        small, three = small.model_copy(update={"budget": min(small.budget, 3)}), two
+    last = (three.target.vocab - 1,)
+    same, other = {"prompts": ((0,), (0,)), "seeds": (0, 0)}, {"prompts": ((0,), (0, 1)), "eos": (1,), "levels": 2}
+    trials = [
+        TextTrial(three, small, Texts(length=4, eos=last, levels=2)),
+        TextTrial(two, small, Texts(**same, eos=(1,), levels=2, batch=1, costs=COSTLY_DRAFTS)),
+        TextTrial(two, small, Texts(**other, seeds=(0, 0), length=4, batch=2, costs=COSTLY_DRAFTS)),
+        TextTrial(two, small, Texts(**other, seeds=(0, 1), batch=2)),
+    ]
+    if small.uses_costs:
+        trials.append(TextTrial(two, small, Texts(**same, length=4, levels=2, costs=LOSING_DRAFTS)))
+        if verifier.proposal is Proposal.TOP_K and not verifier.chains_only:
+            trials.append(TextTrial(toy_pair(2), cutting, Texts(length=5, eos=(2,), levels=4)))
+    return trials

@@ -1,0 +1,189 @@
+"""The exact law of whole texts, written alone or together by the loop that serves, over all draws and decisions.
+
+Where `exactness.law` enumerates some rounds in the middle of a text, this follows texts to their end: rounds without
+drafts, tokens that end a text, the last token, and what a batch decides from the rounds of all its texts.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from drafttree.core.cost_curve import CostCurve
+from drafttree.core.sampling import Sampling
+from drafttree.engine.batching.generate_all import generate_all
+from drafttree.engine.request import Generation
+from drafttree.evaluation.exactness import CoupledText, pair_name, plain_text, toy_options
+from drafttree.evaluation.scripted_random import ScriptedRandom, outcomes
+from drafttree.evaluation.toy_decoder import Reach, ToyDecoder
+from drafttree.evaluation.toy_models import TOY_COSTS, Context, TabularModel
+from drafttree.policies.base import TreePolicy
+from drafttree.verifiers.base import Verifier
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Which texts are written, and how.
+
+    Attributes:
+        prompts: one for each text.
+        seeds: likewise.
+        length: tokens of a text at most.
+        eos: token ids that end one.
+        batch: texts written at once; None for one after the other, each alone.
+        levels: the trees are no deeper.
+        costs: of passes, for what weighs them.
+    """
+
+    prompts: Sequence[Context] = ((0,),)
+    seeds: Sequence[int] = (0,)
+    length: int = 3
+    eos: Context = ()
+    batch: int | None = None
+    levels: int = 3
+    costs: CostCurve = TOY_COSTS
+
+    def write(self, toy: ToyDecoder, options: Mapping[str, float]) -> list[Generation]:
+        """The texts, by a decoder that has written none before."""
+        each = [{"max_new_tokens": self.length, "seed": seed, **options} for seed in self.seeds]
+        if self.batch is None:
+            return [toy.generate(prompt, **own) for prompt, own in zip(self.prompts, each, strict=True)]
+        requests = [toy.prepare(prompt, **own) for prompt, own in zip(self.prompts, each, strict=True)]
+        return generate_all(toy, requests, self.batch)
+
+    def decoder(
+        self,
+        target: TabularModel,
+        draft: TabularModel,
+        policy: TreePolicy,
+        verifier: type[Verifier],
+        script: ScriptedRandom | None = None,
+    ) -> ToyDecoder:
+        """A new decoder for them."""
+        toy = ToyDecoder(target, draft, policy, verifier, self.levels, costs=self.costs, eos=self.eos, script=script)
+        toy.reach = replace(toy.reach, texts=min(self.batch or 1, len(self.prompts)))
+        return toy
+
+
+@dataclass(frozen=True)
+class TextLaw:
+    """The exact law of texts.
+
+    Attributes:
+        texts: probability of every combination of texts.
+        total_variation: distance from the target's law. Texts of a batch are independent under it; of texts that are
+            written alone, where equal seeds give equal numbers, each is compared by itself.
+        expected_accepted: mean drafted tokens accepted in a round.
+        reach: what was tried.
+        outcomes: draws and decisions in all their combinations.
+    """
+
+    texts: dict[tuple[Context, ...], float]
+    total_variation: float
+    expected_accepted: float
+    reach: Reach
+    outcomes: int
+
+
+def text_law(
+    target: TabularModel,
+    draft: TabularModel,
+    policy: TreePolicy,
+    verifier: type[Verifier],
+    texts: Texts = Texts(),
+    *,
+    checked: bool = True,
+    **sampling: float,
+) -> TextLaw:
+    """The exact law of texts of a verifier that draws.
+
+    Args:
+        target: the toy target.
+        draft: the toy draft, of the same vocabulary or a smaller one.
+        policy: how the tree grows.
+        verifier: what is accepted.
+        texts: which are written, and how.
+        checked: as for `exactness.law`.
+        **sampling: as for `exactness.law`.
+
+    Raises:
+        ConfigError: as for `exactness.law`.
+    """
+    options = toy_options(target, draft, policy, verifier, sampling, checked)
+    found: dict[tuple[Context, ...], float] = {}
+    accepted, reach, count = 0.0, Reach(), 0
+
+    def run(script: ScriptedRandom) -> tuple[ToyDecoder, list[Generation]]:
+        toy = texts.decoder(target, draft, policy, verifier, script)
+        return toy, texts.write(toy, options)
+
+    for weight, (toy, written) in outcomes(run, what=pair_name(policy, verifier)):
+        text = tuple(tuple(each.tokens) for each in written)
+        found[text] = found.get(text, 0.0) + weight
+        accepted += weight * sum(each.metrics.mean_path_length for each in written) / len(written)
+        reach, count = reach | toy.reach, count + 1
+    laws = [_law(target, prompt, texts, Sampling.from_options(options)) for prompt in texts.prompts]
+    if texts.batch is None:
+        distance = max(_distance(_of_text(found, place), law) for place, law in enumerate(laws))
+    else:
+        distance = _distance(found, _independent(laws))
+    return TextLaw(found, distance, accepted, reach, count)
+
+
+def coupled_texts(
+    target: TabularModel,
+    draft: TabularModel,
+    policy: TreePolicy,
+    verifier: type[Verifier],
+    texts: Texts,
+    **sampling: float,
+) -> list[CoupledText]:
+    """Texts of a verifier whose draws are a function of seed and position, each beside the plain one of its seed.
+
+    Args and raises as for `text_law`.
+    """
+    options = toy_options(target, draft, policy, verifier, sampling)
+    toy = texts.decoder(target, draft, policy, verifier)
+    plain = [
+        plain_text(target, prompt, texts.length, Sampling.from_options(options | {"seed": seed}), texts.eos)
+        for prompt, seed in zip(texts.prompts, texts.seeds, strict=True)
+    ]
+    return [
+        CoupledText(tuple(each.tokens), own, each.metrics.mean_path_length, toy.reach)
+        for each, own in zip(texts.write(toy, options), plain, strict=True)
+    ]
+
+
+def _law(target: TabularModel, prompt: Context, texts: Texts, sampling: Sampling) -> dict[Context, float]:
+    """The target's own law of a text."""
+    law, going = dict[Context, float](), {(): 1.0}
+    for length in range(1, texts.length + 1):
+        longer = {
+            (*text, token): weight * chance
+            for text, weight in going.items()
+            for token, chance in target.law((*prompt[1:], *text), sampling).items()
+        }
+        ended = {text for text in longer if length == texts.length or text[-1] in texts.eos}
+        law |= {text: longer[text] for text in ended}
+        going = {text: weight for text, weight in longer.items() if text not in ended}
+    return law
+
+
+def _of_text(found: Mapping[tuple[Context, ...], float], place: int) -> dict[Context, float]:
+    """The law of one of the texts."""
+    law: dict[Context, float] = {}
+    for texts, weight in found.items():
+        law[texts[place]] = law.get(texts[place], 0.0) + weight
+    return law
+
+
+def _distance(found: Mapping[Any, float], wanted: Mapping[Any, float]) -> float:
+    """Total variation between two laws."""
+    return sum(abs(found.get(each, 0.0) - wanted.get(each, 0.0)) for each in found.keys() | wanted.keys()) / 2
+
+
+def _independent(laws: Sequence[Mapping[Context, float]]) -> dict[tuple[Context, ...], float]:
+    """The law of texts that have nothing to do with each other."""
+    joint: dict[tuple[Context, ...], float] = {(): 1.0}
+    for law in laws:
+        joint = {(*texts, own): weight * chance for texts, weight in joint.items() for own, chance in law.items()}
+    return joint

@@ -1,0 +1,95 @@
+"""The decoder of toy models: the one that serves, with randomness that may be enumerated."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from drafttree.core.cost_curve import CostCurve
+from drafttree.core.randomness import Randomness
+from drafttree.core.tree import DraftTree
+from drafttree.engine.adaptation import Adaptation
+from drafttree.engine.decoder import Decoder
+from drafttree.engine.metrics import Round
+from drafttree.engine.request import Request
+from drafttree.evaluation.scripted_random import ScriptedRandom
+from drafttree.evaluation.toy_models import TOY_COSTS, Context, TabularDrafter, TabularModel, TabularTarget
+from drafttree.models import Output
+from drafttree.policies.base import TreePolicy
+from drafttree.verifiers.base import Verifier
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How far texts were tried: nothing is said of what lies beyond.
+
+    Attributes:
+        rounds: the most rounds of a text.
+        position: the last position of a root.
+        siblings: the most children of a node.
+        levels: the most levels of a tree.
+        columns: of the target's logits.
+        texts: written at once.
+    """
+
+    rounds: int = 0
+    position: int = 0
+    siblings: int = 0
+    levels: int = 0
+    columns: int = 0
+    texts: int = 1
+
+    def __or__(self, other: "Reach") -> "Reach":
+        return Reach(*map(max, vars(self).values(), vars(other).values()))
+
+
+class ToyDecoder(Decoder):
+    """Writes texts of toy models and notes how far they go.
+
+    Args:
+        target: the toy target.
+        draft: the toy draft; its vocabulary may be smaller.
+        policy: how the tree grows.
+        verifier: what is accepted; a pair that is not lossless is not refused.
+        levels: the trees are no deeper.
+        costs: of passes.
+        eos: token ids that end a text.
+        script: answers for the numbers of all seeds; None for the numbers themselves.
+
+    Attributes:
+        levels: as given.
+        script: as given.
+        reach: of the rounds so far.
+    """
+
+    def __init__(
+        self,
+        target: TabularModel,
+        draft: TabularModel,
+        policy: TreePolicy,
+        verifier: type[Verifier],
+        levels: int,
+        *,
+        costs: CostCurve = TOY_COSTS,
+        eos: Context = (),
+        script: ScriptedRandom | None = None,
+    ) -> None:
+        drafter = TabularDrafter(draft, levels)
+        super().__init__(TabularTarget(target), drafter, policy, eos=eos, adaptation=Adaptation(costs))
+        self.verifier = verifier  # not given to the base, which refuses pairs that are not lossless
+        self.levels, self.script, self.reach = levels, script, Reach(columns=target.vocab)
+
+    def randomness(self, seed: int) -> Randomness:
+        return self.script.of(seed) if self.script else super().randomness(seed)
+
+    def settle(self, request: Request, tree: DraftTree, output: Output, started: float) -> tuple[int, Round]:
+        rounds, position = len(request.metrics.rounds) + 1, len(request.tokens) - 1
+        settled = super().settle(request, tree, output, started)
+        self.reach |= Reach(rounds, position, max(map(len, tree.branches[0].children)), tree.levels)
+        return settled
+
+    def rounds(self, prompt: Context, count: int, options: Mapping[str, Any]) -> Request:
+        """A text after some rounds, which has room for more."""
+        request = self.new_request(prompt, max_new_tokens=(count + 1) * (self.levels + 1), **options)
+        for _ in range(count):
+            self.step(request)
+        return request
