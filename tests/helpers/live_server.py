@@ -13,6 +13,8 @@ from fastapi import FastAPI
 from pydantic import BaseModel, TypeAdapter
 
 Kind = TypeVar("Kind", bound=BaseModel)
+OWN = {"lossless", "lossy", "quantization"}
+"""Fields of a whole reply and of a chunk that are not OpenAI's."""
 
 
 @contextmanager
@@ -35,8 +37,12 @@ def serving(app: FastAPI) -> Iterator[str]:
 
 
 def strict(kind: type[Kind], reply: Any) -> Kind:
-    """A reply as a type of the openai package, without lenience: no other types, no fields that it does not have."""
-    found = TypeAdapter(kind).validate_json(json.dumps(reply), strict=True)
+    """A reply as a type of the openai package, without lenience: no other types, no fields that it does not have.
+
+    Only the fields of `OWN` may stand beside them, at the top.
+    """
+    own = {name: value for name, value in reply.items() if name not in OWN}
+    found = TypeAdapter(kind).validate_json(json.dumps(own), strict=True)
     _refuse_unknown(found)
     return found
 

@@ -13,9 +13,9 @@ STREAM = "/v1/playground/rounds"
 PROMPT = "The old man looked at the sea and"
 
 
-def playground_decoder() -> Decoder:
-    """The embedded model with a drafter."""
-    return drafttree.load("embedded", dtype="float32").with_costs(TOY_COSTS)
+def playground_decoder(**options: Any) -> Decoder:
+    """The embedded model with a drafter; options as for `drafttree.load`."""
+    return drafttree.load("embedded", dtype="float32", **options).with_costs(TOY_COSTS)
 
 
 def read_events(address: str, **asked: Any) -> list[tuple[str, dict[str, Any]]]:

@@ -20,6 +20,7 @@ from drafttree.engine.batching.shared_engine import SharedEngine
 from drafttree.engine.chat import is_conversation
 from drafttree.engine.cost_measurement import TRIAL_COSTS, TRIAL_TEMPERATURE
 from drafttree.engine.detokenizer import Detokenizer
+from drafttree.engine.fidelity import Fidelity
 from drafttree.engine.generation_options import GenerationOptions, RequestOptions
 from drafttree.engine.logprobs import Logprobs
 from drafttree.engine.metrics import Metrics, Round
@@ -102,6 +103,11 @@ class Decoder(RequestRounds):
             "a Decoder is not pickled or copied, since it holds a running model; call drafttree.load where another is "
             "needed, and with_policy, with_drafter or with_verifier for one that differs"
         )
+
+    @property
+    def fidelity(self) -> Fidelity:
+        """Whether its texts have the law of the target's own, and why not."""
+        return Fidelity.of(self.target, self.verifier)
 
     def plain(self) -> "Decoder":
         """The same decoder without speculation: the baseline every speed-up is measured against."""
@@ -278,6 +284,7 @@ class Decoder(RequestRounds):
             recorder=Logprobs.asked_for(options.get("logprobs")),
             prompt_logprobs=prompt_logprobs,
             clock=RoundClock(device),
+            fidelity=self.fidelity,
             draft_temperature=options.get("draft_temperature", 1.0),
             reuse_prefix=options.get("reuse_prefix", reuses),
             speculate=options.get("speculate", True),

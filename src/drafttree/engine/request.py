@@ -13,6 +13,7 @@ from drafttree.core.tree import DraftTree, Verdict
 from drafttree.drafters.base import DraftSession
 from drafttree.drafters.mixed import MixedSession
 from drafttree.engine.detokenizer import Detokenizer
+from drafttree.engine.fidelity import Fidelity
 from drafttree.engine.logprobs import Logprobs, RowRecorder
 from drafttree.engine.metrics import Metrics, Round
 from drafttree.engine.round_clock import RoundClock
@@ -70,6 +71,7 @@ class Request:
         recorder: sees the rows the tokens are chosen from, None where nothing of them is wanted.
         prompt_logprobs: of the prompt's tokens after the first, None where they are not wanted.
         clock: times the parts of its rounds.
+        fidelity: whether the text has the law of the target's own.
         draft_failed: told of an error of its drafter, behind which the text goes on without; None to raise the error.
         cache: the target's keys and values of all tokens but the last; there is none until `RequestRounds.open`.
         draft: the drafter's view, None for plain decoding and before that.
@@ -98,6 +100,7 @@ class Request:
     stopping: StoppingText
     constraints: PathConstraints
     clock: RoundClock
+    fidelity: Fidelity
     cache: TreeCache = field(init=False)
     draft_failed: Callable[[Exception], None] | None = None
     draft: DraftSession | None = None
@@ -197,6 +200,7 @@ class Generation:
         finish_reason: "stop", "length" or "interrupted".
         metrics: what it cost.
         seed: of the draws; the same prompt and options give this text again with it.
+        fidelity: whether the text has the law of the target's own, and whether the target is quantised.
         costs: the cost curve the policy used, None for one that needs none. Where the verifier's draws depend on the
             drafts (neither greedy nor coupled), a seed gives this text again with this curve (`Decoder.with_costs`).
         logprobs: per token, its log-probability by the target itself (see `engine.logprobs.Logprobs`), None unless
@@ -212,6 +216,7 @@ class Generation:
     finish_reason: str
     metrics: Metrics
     seed: int
+    fidelity: Fidelity
     costs: CostCurve | None = None
     logprobs: list[float] | None = None
     top_logprobs: list[dict[int, float]] | None = None
@@ -220,6 +225,16 @@ class Generation:
 
     def __repr__(self) -> str:
         return f"Generation({_beginning(self.text)!r}, {self.finish_reason}, seed={self.seed}, {self.metrics!r})"
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the text has the law of the target's own; that of a quantised target is another model's."""
+        return self.fidelity.lossless
+
+    @property
+    def lossy(self) -> str | None:
+        """Why the text is not lossless: the verifier, a window over the KV cache, or both; None where it is."""
+        return self.fidelity.lossy
 
     @property
     def seconds(self) -> float:
@@ -237,6 +252,7 @@ class Generation:
             finish_reason=request.finish_reason or "interrupted",
             metrics=request.metrics,
             seed=request.verifier.sampling.seed,
+            fidelity=request.fidelity,
             costs=request.costs,
             logprobs=kept and kept.tokens,
             top_logprobs=(kept and kept.top) or None,

@@ -1,8 +1,9 @@
 """A text for every line of a file: one record a line, in order, from which an interrupted run goes on.
 
 A line is a JSON object with "prompt" (text or token ids) or "messages", perhaps an "id", and options of
-`Decoder.generate`, or a string alone, which is a prompt. A record has the line's "id", its text and why it ends; of a
-line that fails, the error. "input" is a digest of the line and of the command, by which a record is known again.
+`Decoder.generate`, or a string alone, which is a prompt. A record has the line's "id", its text, why it ends and
+whether it is lossless; of a line that fails, the error. "input" is a digest of the line and of the command, by which a
+record is known again.
 """
 
 import hashlib
@@ -248,6 +249,7 @@ def _record(generation: "Generation") -> dict[str, Any]:
         "finish_reason": generation.finish_reason,
         "seed": generation.seed,
         "seconds": generation.seconds,
+        **generation.fidelity.to_json(),
     }
     extra = {"logprobs": generation.logprobs, "top_logprobs": generation.top_logprobs}
     return record | {name: value for name, value in extra.items() if value is not None}

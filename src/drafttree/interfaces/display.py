@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from drafttree.engine.decoder import Decoder
+from drafttree.engine.fidelity import Fidelity
 from drafttree.engine.metrics import SpeedupLaw
 from drafttree.engine.request import Chunk, Generation
 from drafttree.evaluation.bench import (
@@ -36,6 +37,7 @@ from drafttree.interfaces.console import make_console, make_table
 from drafttree.loading.inspect import Inspection
 
 DRAFTED = "green"
+WARNING = "bold red"
 PART = "INTERRUPTED: this is not all of it."
 
 
@@ -71,6 +73,12 @@ def show_speed(generation: Generation) -> None:
     make_console(stderr=True).print(Text(line, style="dim"))
 
 
+def show_lossy(fidelity: Fidelity) -> None:
+    """One line on standard error where texts are not lossless, and nothing where they are."""
+    if not fidelity.lossless:
+        make_console(stderr=True).print(_fidelity(fidelity), soft_wrap=True)
+
+
 def show_comparison(compared: Comparison, policy: str) -> None:
     """Speeds side by side, the terms of the law, and what they mean in plain words."""
     console, law = make_console(), compared.law
@@ -84,6 +92,7 @@ def show_comparison(compared: Comparison, policy: str) -> None:
         table.add_row(names[way], f"{speed:.1f}", f"{speed / compared.speeds['plain']:.2f}")
     console.print("", table, "", sep="\n")
     console.print(law_table(law, compared.speculative.metrics.mean_nodes), "", sep="\n")
+    console.print(_fidelity(compared.speculative.fidelity), soft_wrap=True)
     for line in _agreement(compared):
         console.print(Text(line))
     console.print(Text(compared.verdict, style="bold"), Text(compared.limit.sentence), sep="\n", soft_wrap=True)
@@ -320,6 +329,10 @@ def _explained(finding: PairFinding) -> str:
         how = f"{finding.equal} of {finding.texts} texts equal plain decoding's"
         return f"exact by coupling: {how}" if finding.passed else f"BIASED: {how}"
     return {"exact": "exact by enumeration", "lossy": "lossy, as its name says"}.get(finding.verdict, finding.verdict)
+
+
+def _fidelity(fidelity: Fidelity) -> Text:
+    return Text(fidelity.words, style="" if fidelity.lossless else WARNING)
 
 
 def _agreement(compared: Comparison) -> Iterator[str]:

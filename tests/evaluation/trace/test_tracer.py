@@ -43,6 +43,17 @@ def test_a_traced_text_is_the_one_without_a_trace(policy, verifier):
     assert [turn.size for turn in tracer.rounds] == [turn.nodes for turn in expected.metrics.rounds]
 
 
+@pytest.mark.parametrize(
+    ("verifier", "words"),
+    [
+        ("traversal", "lossless"),
+        ("lossy-typical", "NOT lossless: the verifier lossy-typical does not follow the target's distribution"),
+    ],
+)
+def test_a_trace_says_whether_its_text_is_lossless(verifier, words):
+    assert trace_text(toys("talon", verifier), PROMPT, **OPTIONS, temperature=1.0).setting["text"] == words
+
+
 @pytest.mark.parametrize("drafter", ["embedded-eagle3", "lookup", "mixed:embedded-eagle3", "none"])
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {"temperature": 0.9, "top_p": 0.9, "seed": 3}], ids=str)
 def test_real_drafters_write_the_same_text_when_traced(drafter, options):

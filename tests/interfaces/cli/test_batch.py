@@ -5,6 +5,7 @@ import json
 import pytest
 
 import drafttree
+from drafttree.interfaces.cli import decoders
 from helpers.command_line import PROMPT, complaint, run
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -150,3 +151,43 @@ def test_files_that_cannot_be_used_are_named(lines, tmp_path, capsys):
     assert "No such file" in complaint(capsys, "batch", tmp_path / "nowhere", tmp_path / "out")
     assert "cannot be written" in complaint(capsys, "batch", source, tmp_path / "nowhere" / "out")
     assert "no lines in it" in complaint(capsys, "batch", lines(""), tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("options", "fields"),
+    [
+        ([], {"lossless": True}),
+        (["--quantize", "int8"], {"lossless": True, "quantization": "int8"}),
+        (
+            ["--verifier", "lossy-typical"],
+            {"lossless": False, "lossy": "the verifier lossy-typical does not follow the target's distribution"},
+        ),
+        (
+            ["--lossy-window", 16, "--sinks", 2],
+            {
+                "lossless": False,
+                "lossy": "lossy_window lets the target attend to the last 16 tokens and the first 2 only",
+            },
+        ),
+    ],
+    ids=str,
+)
+def test_every_record_says_whether_its_text_is_lossless(lines, tmp_path, monkeypatch, options, fields):
+    monkeypatch.setattr(decoders, "load", drafttree.load)
+    source, out = lines({"prompt": PROMPT}, {"prompt": "One"}), tmp_path / "out.jsonl"
+    assert run("batch", source, out, "--max-new-tokens", 2, "--temperature", 0.8, *options).exit_code == 0
+    for record in records(out):
+        said = {name: record[name] for name in record if name in ("lossless", "lossy", "quantization")}
+        assert said == fields
+
+
+def test_a_file_that_was_begun_before_records_said_so_goes_on(lines, tmp_path):
+    source, out = lines({"prompt": PROMPT}, {"prompt": "One"}), tmp_path / "out.jsonl"
+    command = ("batch", source, out, "--max-new-tokens", 2)
+    run(*command)
+    first, second = records(out)
+    first.pop("lossless")
+    out.write_text(json.dumps(first) + "\n")
+    assert run(*command).exit_code == 0
+    assert [record.get("lossless") for record in records(out)] == [None, True]
+    assert records(out)[1]["text"] == second["text"]

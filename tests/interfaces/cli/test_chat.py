@@ -185,3 +185,15 @@ def test_the_keys_of_a_terminal(embedded, tmp_path):
     terminal.type("\x04")
     assert terminal.child.wait(timeout=60) == 0
     assert json.loads(path.read_text())[1]["content"]
+
+
+def test_a_conversation_that_is_not_lossless_begins_by_saying_so():
+    said = "NOT lossless: lossy_window lets the target attend to the last 64 tokens and the first 4 only"
+    result = run("chat", *GREEDY, "--lossy-window", 64, input="Hello\nWhy?\n")
+    assert result.stderr.splitlines()[0] == said
+    assert result.stderr.count("lossless") == 1
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_lossless_conversation_says_nothing_of_it():
+    assert "lossless" not in run("chat", *GREEDY, input="Hello\n").stderr

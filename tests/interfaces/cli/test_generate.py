@@ -188,3 +188,26 @@ def test_the_models_own_options_hold_and_are_shown(embedded, tmp_path):
     assert "the model's own options: max_new_tokens=9, repetition_penalty=1.5" in result.stderr
     free = run(*common, "--repetition-penalty", 1)
     assert free.stdout == embedded.generate(PROMPT, max_new_tokens=9).text + "\n" != result.stdout
+
+
+TYPICAL = "NOT lossless: the verifier lossy-typical does not follow the target's distribution"
+WINDOW = "NOT lossless: lossy_window lets the target attend to the last 64 tokens and the first 4 only"
+FIDELITIES = [
+    ([], "lossless", {"lossless": True}),
+    (["--verifier", "traversal"], "lossless", {"lossless": True}),
+    (["--quantize", "int8"], "lossless with respect to the int8 target", {"lossless": True, "quantization": "int8"}),
+    (["--verifier", "lossy-typical"], TYPICAL, {"lossless": False, "lossy": TYPICAL.partition(": ")[2]}),
+    (["--lossy-window", 64], WINDOW, {"lossless": False, "lossy": WINDOW.partition(": ")[2]}),
+]
+
+
+@pytest.mark.parametrize(("options", "words", "fields"), FIDELITIES, ids=lambda each: str(each)[:32])
+def test_it_is_said_whether_a_text_is_lossless_and_why_not(options, words, fields):
+    common = ["generate", PROMPT, "--temperature", 0.8, "--dtype", "float32", "--max-new-tokens", 4, *options]
+    compared = run(*common, "--compare", "--repeats", 1)
+    assert compared.exit_code == 0
+    assert words in compared.stdout.splitlines()
+    report = json.loads(run(*common, "--json").stdout)
+    assert {name: report[name] for name in report if name in ("lossless", "lossy", "quantization")} == fields
+    told = run(*common).stderr.splitlines()
+    assert [line for line in told if "lossless" in line] == ([words] if words.startswith("NOT") else [])

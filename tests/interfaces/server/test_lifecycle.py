@@ -8,14 +8,20 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import cast
 
 import httpx
 import pytest
 import uvicorn
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
 
+import drafttree
 from drafttree.core.errors import ConfigError
 from drafttree.interfaces.server import lifecycle
+from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.lifecycle import DrainingServer, address, listen
+from drafttree.interfaces.server.settings import ServerSettings
 from helpers.held_server import COMPLETIONS, LONG, ask, held_app, wait_until
 
 
@@ -113,6 +119,33 @@ def test_a_port_in_use_is_refused_in_one_line():
 def test_an_address_of_another_machine_is_refused_in_one_line():
     with pytest.raises(ConfigError, match=r"cannot listen at http://203\.0\.113\.1:80"):
         listen("203.0.113.1", 80)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "lossless"),
+        ({"quantize": "int8"}, "lossless with respect to the int8 target"),
+        (
+            {"lossy_window": 64, "sinks": 0},
+            "NOT lossless: lossy_window lets the target attend to the last 64 tokens only",
+        ),
+        (
+            {"verifier": "lossy-typical"},
+            "NOT lossless: the verifier lossy-typical does not follow the target's distribution",
+        ),
+    ],
+    ids=str,
+)
+def test_the_first_line_says_whether_texts_are_lossless(monkeypatch, options, words):
+    monkeypatch.setattr(DrainingServer, "run", lambda *_, **__: None)
+    told: list[str] = []
+    decoder = drafttree.load(drafter="none", dtype="float32", **options)
+    with listen("127.0.0.1", 0) as listener, TestClient(create_app(decoder, ServerSettings("mine"))) as client:
+        lifecycle.run(cast("FastAPI", client.app), listener, told.append)
+        where = address(*listener.getsockname()[:2])
+    precision = "float32 with int8 weights" if "quantize" in options else "float32"
+    assert told == [f"serving mine in {precision} at {where} ({words})"]
 
 
 def test_addresses_are_those_that_browsers_take():

@@ -93,6 +93,7 @@ def _setting(decoder: Decoder, request: Request) -> dict[str, str]:
         "verifier": type(request.verifier).__name__,
         "temperature": f"{sampling.temperature:g}",
         "seed": str(sampling.seed),
+        "text": request.fidelity.words,
     }
 
 

@@ -80,6 +80,7 @@ def chat(
 
     from drafttree.engine.chat import turn_end
     from drafttree.interfaces.cli.decoders import load_named
+    from drafttree.interfaces.display import show_lossy
 
     kinds: dict[str, Any] = {"quantize": quantize, "quantize_drafter": quantize_drafter}
     kinds |= {"exact_text": exact_text, "lossy_window": lossy_window, "sinks": sinks}
@@ -95,6 +96,7 @@ def chat(
     interactive = sys.stdin is not None and sys.stdin.isatty()
     if interactive:
         _say("/help lists the commands")
+    show_lossy(decoder.fidelity)
     for line in _typed_lines() if interactive else _piped_lines():
         try:
             conversation.take(line)

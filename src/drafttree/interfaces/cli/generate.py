@@ -113,6 +113,7 @@ def generate(
         display.show_comparison(compared, policy)
     else:
         display.show_speed(generation)
+        display.show_lossy(generation.fidelity)
     raise typer.Exit(INTERRUPTED if interrupted else 0)
 
 
@@ -175,5 +176,6 @@ def _report(generation: "Generation", compared: "Comparison | None") -> dict[str
         "seed": generation.seed,
         "costs": generation.costs and generation.costs.to_json(),
         "metrics": generation.metrics.summary(),
+        **generation.fidelity.to_json(),
     }
     return report | ({"comparison": compared.summary()} if compared else {})

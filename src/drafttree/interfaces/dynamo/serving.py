@@ -35,7 +35,8 @@ def serve(decoder: Decoder, settings: FleetSettings, registered: Callable[[int],
     def tell(worker_id: int) -> None:
         registered(worker_id)
         frontend = f"python -m dynamo.frontend --discovery-backend {settings.discovery} --migration-limit 3"
-        print(f"drafttree: worker {os.getpid()} serves {settings.name!r}; its frontend: {frontend}", file=sys.stderr)
+        served = f"{settings.name!r} ({decoder.fidelity.words})"
+        print(f"drafttree: worker {os.getpid()} serves {served}; its frontend: {frontend}", file=sys.stderr)
 
     worker = FleetWorker(decoder, settings, tell)
     try:

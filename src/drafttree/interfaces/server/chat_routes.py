@@ -31,7 +31,7 @@ async def answer(request: ChatRequest, serving: Serving) -> Response:
     prompt, options = await asyncio.to_thread(_prepare, request, serving)
     names = await asyncio.to_thread(TokenNames.of, serving.decoder) if request.logprobs else None
     choices = await Choices.submit(serving, [prompt], [options], seeds(request))
-    head = reply_head("chatcmpl", serving.model_name)
+    head = reply_head("chatcmpl", serving)
     reply = Reply(
         choices,
         [Answer(index, names, _calls(request)) for index in range(request.choices)],

@@ -11,6 +11,7 @@ from fastapi import FastAPI
 
 from drafttree.core.errors import ConfigError
 from drafttree.engine.compatibility import precision_of
+from drafttree.engine.decoder import Decoder
 from drafttree.interfaces.server.admission import Admission
 from drafttree.interfaces.server.serving import ServingContext
 
@@ -101,8 +102,12 @@ def run(app: FastAPI, listener: socket.socket, tell: Callable[[str], None]) -> N
         listener.listen()
     except OSError as error:
         raise _unavailable(host, port, error) from None
-    tell(f"serving {serving.model_name} in {precision_of(serving.decoder.target)} at {address(host, port)}")
+    tell(_first_line(serving.model_name, serving.decoder, address(host, port)))
     DrainingServer(config, serving.admission, tell).run(sockets=[listener])
+
+
+def _first_line(model: str, decoder: Decoder, where: str) -> str:
+    return f"serving {model} in {precision_of(decoder.target)} at {where} ({decoder.fidelity.words})"
 
 
 def address(host: str, port: int) -> str:

@@ -5,16 +5,22 @@ import uuid
 from typing import Any
 
 import drafttree
+from drafttree.interfaces.server.serving import ServingContext
 
 FINGERPRINT = f"drafttree-{drafttree.__version__}"
 
 
-def reply_head(kind: str, model: str) -> dict[str, Any]:
+def reply_head(kind: str, serving: ServingContext) -> dict[str, Any]:
     """The fields that say which reply it is.
 
     Args:
         kind: what its id begins with.
-        model: the name of the served model.
+        serving: the served model.
     """
-    created = int(time.time())
-    return {"id": f"{kind}-{uuid.uuid4().hex}", "created": created, "model": model, "system_fingerprint": FINGERPRINT}
+    return {
+        "id": f"{kind}-{uuid.uuid4().hex}",
+        "created": int(time.time()),
+        "model": serving.model_name,
+        "system_fingerprint": FINGERPRINT,
+        **serving.decoder.fidelity.to_json(),
+    }

@@ -7,6 +7,7 @@ import pytest
 
 from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.settings import ServerSettings
+from drafttree.verifiers import LossyTypical
 from helpers.browser import CHROMIUM
 from helpers.live_server import serving
 from helpers.playground import PROMPT, STREAM, playground_decoder
@@ -134,6 +135,18 @@ def test_both_ways_of_writing_are_compared(page):
     page.click("#compare")
     playwright.expect(page.locator("#verdict")).to_contain_text("the same text", timeout=WAIT)
     assert page.locator("#speeds .bar").count() == 2
+
+
+def test_a_comparison_of_texts_that_are_not_lossless_says_so(browser):
+    decoder = playground_decoder().with_verifier(LossyTypical)
+    with serving(create_app(decoder, ServerSettings("embedded"))) as address:
+        page = open_page(browser, address)
+        page.fill("#temperature", "0.8")
+        page.click("#compare")
+        told = "Texts are NOT lossless: the verifier lossy-typical does not follow the target's distribution."
+        playwright.expect(page.locator("#verdict")).to_contain_text(told, timeout=WAIT)
+        assert page.locator("#lossy-note").inner_text() == told
+        page.close()
 
 
 def test_a_text_can_be_stopped_and_another_one_written(app, page, expected):

@@ -12,7 +12,19 @@ from drafttree.verifiers import VERIFIERS
 from helpers.playground import playground_decoder
 
 FACTS = Facts(
-    "tiny", "Lookup()", "Chain()", "auto", "float32", 2048, chats=True, repeats=True, ties=False, wants_key=False
+    "tiny",
+    "Lookup()",
+    "Chain()",
+    "auto",
+    "float32",
+    lossless=True,
+    fidelity="lossless",
+    same_law=True,
+    context=2048,
+    chats=True,
+    repeats=True,
+    ties=False,
+    wants_key=False,
 )
 
 
@@ -54,6 +66,41 @@ def test_without_a_drafter_there_is_nothing_to_switch():
 def test_a_verifier_whose_draws_depend_on_drafts_promises_no_same_text():
     assert "The text stays the same" in changed(repeats=True)
     assert "may be another one" in changed(repeats=False)
+
+
+def served(verifier: str | None = None, **options) -> str:
+    """The page of the embedded model, with a verifier."""
+    decoder = playground_decoder(**options).with_verifier(VERIFIERS[verifier] if verifier else None)
+    return " ".join(make_page(Facts.of(decoder, "embedded", wants_key=False)).html.split())
+
+
+def test_the_page_says_what_a_lossless_verifier_keeps():
+    text, law = "The text stays the same.", "so a drawn text may be another one, of the same law."
+    for verifier in (None, "coupled", "traversal"):
+        page = served(verifier)
+        assert "<dt>texts</dt><dd>lossless</dd>" in page
+        assert "NOT lossless" not in page
+        assert (text in page, law in page) == (verifier != "traversal", verifier == "traversal")
+
+
+def test_the_page_says_that_a_lossy_verifier_keeps_no_law():
+    page = served("lossy-typical")
+    reason = "NOT lossless: the verifier lossy-typical does not follow the target&#39;s distribution"
+    assert "of the same law" not in page
+    assert "The text stays the same" not in page
+    assert "This verifier is lossy, so a drawn text may be another one, of another law." in page
+    assert f"<dt>texts</dt><dd>{reason}</dd>" in page
+    assert f"Texts are {reason}." in page
+
+
+def test_the_page_says_that_a_window_is_lossy_and_keeps_the_text():
+    page = served(lossy_window=64)
+    assert "NOT lossless: lossy_window lets the target attend to the last 64 tokens and the first 4 only." in page
+    assert "The text stays the same." in page
+
+
+def test_the_page_says_to_which_model_a_text_is_lossless():
+    assert "<dt>texts</dt><dd>lossless with respect to the int8 target</dd>" in served(quantize="int8")
 
 
 def test_reduced_precision_promises_no_same_text_where_rounding_decides():

@@ -22,6 +22,9 @@ class Facts:
         policy: in words.
         verifier: its name, or "auto".
         precision: the dtype of the target.
+        lossless: whether texts have the law of the target's own.
+        fidelity: the same in words, with why they do not.
+        same_law: whether texts have one law with drafts and without.
         context: tokens of prompt and text at most, None for no limit.
         chats: whether there is a chat template.
         repeats: whether a text is the same without drafts, in reduced precision up to ties.
@@ -34,6 +37,9 @@ class Facts:
     policy: str
     verifier: str
     precision: str
+    lossless: bool
+    fidelity: str
+    same_law: bool
     context: int | None
     chats: bool
     repeats: bool
@@ -49,6 +55,9 @@ class Facts:
             policy=repr(decoder.policy),
             verifier="auto" if decoder.verifier is None else decoder.verifier.__name__,
             precision=precision_of(decoder.target),
+            lossless=decoder.fidelity.lossless,
+            fidelity=decoder.fidelity.words,
+            same_law=decoder.verifier is None or decoder.verifier.lossless,
             context=decoder.target.context,
             chats=bool(getattr(decoder.tokenizer, "chat_template", None)),
             repeats=decoder.verifier is None or is_text_of_seed(decoder.verifier),

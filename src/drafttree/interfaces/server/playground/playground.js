@@ -226,7 +226,8 @@ function verdict({ drafted, plain }) {
   if (!drafted && !plain) return [];
   if (!drafted || !plain) return facts.drafter === "none" ? [] : ["Press Compare to see both ways of writing beside each other."];
   const same = drafted.whole === plain.whole ? "the same text" : "another text";
-  return ["With speculation: ", make("b", {}, same), ", ", make("b", {}, `${(drafted.speed / plain.speed).toFixed(2)} times`), " as fast."];
+  const parts = ["With speculation: ", make("b", {}, same), ", ", make("b", {}, `${(drafted.speed / plain.speed).toFixed(2)} times`), " as fast."];
+  return facts.lossless ? parts : [...parts, ` Texts are ${facts.fidelity}.`];
 }
 
 // ---- the tree -------------------------------------------------------------------------------------------------------

@@ -96,6 +96,9 @@ class ChatCompletion(ReplyModel):
     created: int
     model: str
     system_fingerprint: str
+    lossless: bool
+    lossy: str | None = None
+    quantization: str | None = None
     choices: list[ChatChoice]
     usage: Usage
 
@@ -108,5 +111,8 @@ class ChatCompletionChunk(ReplyModel):
     created: int
     model: str
     system_fingerprint: str
+    lossless: bool
+    lossy: str | None = None
+    quantization: str | None = None
     choices: list[ChatChunkChoice]
     usage: Usage | None = None

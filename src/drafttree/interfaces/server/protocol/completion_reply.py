@@ -35,5 +35,8 @@ class Completion(ReplyModel):
     created: int
     model: str
     system_fingerprint: str
+    lossless: bool
+    lossy: str | None = None
+    quantization: str | None = None
     choices: list[CompletionChoice]
     usage: Usage | None = None

@@ -1,0 +1,53 @@
+"""Every reply says whether its texts are lossless, and why not: whole ones and all chunks of a stream."""
+
+import pytest
+from fastapi.testclient import TestClient
+
+import drafttree
+from drafttree.interfaces.server.app import create_app
+from drafttree.interfaces.server.settings import ServerSettings
+from helpers.live_server import OWN, events
+
+TEXT = {"max_tokens": 3, "temperature": 0.8, "seed": 1}
+BODIES = {
+    "completions": {"prompt": "Once upon", **TEXT},
+    "chat/completions": {"messages": [{"role": "user", "content": "Hello"}], **TEXT},
+}
+FIELDS = [
+    ({}, {"lossless": True}),
+    ({"verifier": "traversal"}, {"lossless": True}),
+    ({"quantize": "int8"}, {"lossless": True, "quantization": "int8"}),
+    (
+        {"verifier": "lossy-typical"},
+        {"lossless": False, "lossy": "the verifier lossy-typical does not follow the target's distribution"},
+    ),
+    (
+        {"lossy_window": 64},
+        {"lossless": False, "lossy": "lossy_window lets the target attend to the last 64 tokens and the first 4 only"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "fields"), FIELDS, ids=str)
+def test_replies_and_chunks_say_it(options, fields):
+    decoder = drafttree.load("embedded", "lookup", "chain", dtype="float32", **options)
+    with TestClient(create_app(decoder, ServerSettings("embedded"))) as client:
+        for route, body in BODIES.items():
+            assert said(client.post(f"/v1/{route}", json=body).json()) == fields
+            streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
+            chunks = events(client.post(f"/v1/{route}", json=streamed).text)
+            assert len(chunks) > 2
+            assert all(said(chunk) == fields for chunk in chunks)
+
+
+def test_they_are_documented_in_the_schema():
+    app = create_app(drafttree.load(drafter="none", dtype="float32"), ServerSettings("embedded"))
+    with TestClient(app) as client:
+        schemas = client.get("/openapi.json").json()["components"]["schemas"]
+    for kind in ("Completion", "ChatCompletion"):
+        assert schemas[kind]["properties"].keys() >= OWN
+        assert "lossless" in schemas[kind]["required"]
+
+
+def said(reply: dict) -> dict:
+    return {name: value for name, value in reply.items() if name in OWN}
