@@ -295,6 +295,38 @@ def test_the_bytes_of_tokens_spell_a_text_whose_characters_are_split(embedded):
     assert any(piece.decode(errors="replace").encode() != piece for piece in spelled)
 
 
+@pytest.mark.parametrize("most", [128, 129, 200])
+def test_patterns_of_schemas_repeat_as_often_as_they_say(most):
+    schema = {
+        "type": "object",
+        "patternProperties": {f"^a{{1,{most}}}$": {"type": "string", "pattern": f"^a{{{most}}}$"}},
+    }
+    vocab = ["<eos>", "a", '"', "{", "}", ": "]
+    spelled = WordLevel({piece: index for index, piece in enumerate(vocab)}, unk_token="<eos>")
+    letters = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(spelled), eos_token="<eos>")
+    state = grammar.json_schema(schema).new_state(letters, len(vocab), (0,))
+
+    def following() -> list[str]:
+        row = state.restrict([()], torch.zeros(1, len(vocab)))[0]
+        return [vocab[token] for token in row.isfinite().nonzero().flatten()]
+
+    for piece in ["{", '"', *["a"] * most]:
+        assert piece in following()
+        state.commit(vocab.index(piece))
+    assert following() == ['"']
+    for piece in ['"', ": ", '"', *["a"] * most, '"', "}", "<eos>"]:
+        assert following() == [piece]
+        state.commit(vocab.index(piece))
+
+
+@pytest.mark.parametrize("pattern", ["a{2147483648}", "(ab){3000000000}"])
+def test_what_xgrammar_cannot_compile_is_refused_with_its_reason(tokenizer, pattern):
+    with pytest.raises(ConfigError, match=r"xgrammar cannot compile the regex '.*': .*[Ii]nvalid repetition range"):
+        grammar.regex(pattern).new_state(tokenizer, VOCAB, (EOS,))
+    with pytest.raises(ConfigError, match=r"xgrammar cannot compile the JSON schema: "):
+        grammar.json_schema({"type": "string", "pattern": pattern}).processor(tokenizer, VOCAB, (EOS,))
+
+
 @pytest.mark.parametrize("pattern", ["", "()", "xyz"])
 def test_a_grammar_without_any_text_is_refused(tokenizer, pattern):
     made = decoder(tokenizer, POLICIES["chain"])

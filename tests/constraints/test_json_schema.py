@@ -56,13 +56,14 @@ REFUSED = {
     "format 'regex'": {"type": "string", "format": "regex"},
     "looks ahead": {"type": "string", "pattern": "^(?=a)."},
     "border of a word": {"type": "string", "pattern": r"a\\b"},
+    "looks ahead, behind or for the border of a word in 'patternProperties'": obj(patternProperties={"^(?!a)": WHOLE}),
     "'multipleOf' of other": {"type": "number", "multipleOf": 5},
     "'multipleOf' of other than": {"type": "integer", "multipleOf": 2.5},
     "'multipleOf' beside 'minimum'": {"type": "integer", "multipleOf": 5, "minimum": 7},
     "'required' of 'a', which is not": obj(properties={"b": WHOLE}, required=["a"], additionalProperties=False),
     "'required' of 'a'": obj(properties={"b": WHOLE}, required=["b", "a"]),
     "'patternProperties' of several": obj(patternProperties={"^a": WHOLE, "b$": TEXT}),
-    "which 'aa' of 'properties' matches": obj(properties={"aa": TEXT}, patternProperties={"^a+$": {"const": "q"}}),
+    "which 'aa' of 'properties' may match": obj(properties={"aa": TEXT}, patternProperties={"^a+$": {"const": "q"}}),
     "'propertyNames' beside 'properties'": obj(properties={"aa": TEXT}, propertyNames={"maxLength": 1}),
     "'propertyNames' beside 'patternProperties'": obj(patternProperties={"a": TEXT}, propertyNames={"maxLength": 1}),
 }
@@ -117,6 +118,7 @@ OWN = obj(properties={"a": WHOLE}, required=["a"], additionalProperties=False)
         ({"type": "array", "items": WHOLE, "uniqueItems": False, "minItems": 1}, [1, 1], []),
         (obj(propertyNames={"maxLength": 2}, additionalProperties=WHOLE), {"ab": 1}, {"abc": 1}),
         (obj(properties={"z": TEXT}, patternProperties={"^a+$": WHOLE}, minProperties=1), {"aa": 1}, {}),
+        (obj(properties={"name": TEXT}, patternProperties={"^x-[0-9]$": WHOLE}), {"name": "a", "x-1": 2}, {"x-1": "a"}),
         (obj(properties={"child": {"$ref": "#"}}, additionalProperties=False), {"child": {}}, {"child": 1}),
         ({"type": "string", "format": "something", "maxLength": 2}, "ab", "abc"),
         ({"type": "string", "format": "something", "pattern": "^a+$"}, "aa", "b"),
@@ -128,6 +130,13 @@ def test_accepted_schemas_are_enforced(schema, good, bad, capfd):
     assert _is_grammar_accept_string(parsed, json.dumps(good))
     assert not _is_grammar_accept_string(parsed, json.dumps(bad))
     assert not capfd.readouterr().err
+
+
+def test_names_and_a_pattern_on_which_a_search_never_ends_are_accepted():
+    schema = obj(properties={"a" * 40 + "!": {}}, patternProperties={"^(a+)+$": WHOLE})
+    parsed = grammar.json_schema(schema)._parsed
+    assert _is_grammar_accept_string(parsed, json.dumps({"a" * 40 + "!": "b", "aaa": 1}))
+    assert not _is_grammar_accept_string(parsed, json.dumps({"aaa": "b"}))
 
 
 def test_ordinary_pydantic_models_are_accepted():

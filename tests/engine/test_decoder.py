@@ -325,6 +325,32 @@ def test_what_cannot_be_done_is_said_before_any_model_runs(prompt, options, erro
     assert decoder.target.passes == 0
 
 
+@pytest.mark.parametrize(
+    ("prompts", "error", "message"),
+    [
+        (["a", "", "b"], InputError, "prompt 2 of 3: the prompt is empty; give at least one token"),
+        ([[0], [0] * 64], ContextError, "prompt 2 of 2: the prompt of 64 tokens leaves no room for a text"),
+        (([8], [9]), InputError, "prompt 1 of 2: token id 8 is outside the vocabulary of 8"),
+    ],
+)
+def test_a_prompt_of_a_list_is_named_by_its_place(prompts, error, message):
+    with pytest.raises(InputError) as raised:
+        toys(context=64, tokenizer=LETTERS).generate(prompts, max_new_tokens=8)
+    assert type(raised.value) is error
+    assert str(raised.value).startswith(message)
+
+
+def test_an_option_is_no_mistake_of_the_first_prompt():
+    with pytest.raises(ConfigError, match=r"^temperature is -1"):
+        toys().generate([[0], [1]], temperature=-1)
+
+
+def test_a_list_of_no_prompts_has_no_texts():
+    assert toys().generate([], max_new_tokens=8) == []
+    with pytest.raises(InputError, match=r"^the prompt is empty"):
+        toys().generate(torch.tensor([], dtype=torch.int64), max_new_tokens=8)
+
+
 def test_no_stop_strings_may_be_none():
     assert len(toys().generate([0], max_new_tokens=3, stop=None).tokens) == 3
 

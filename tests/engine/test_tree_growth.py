@@ -601,6 +601,26 @@ def test_a_mask_that_is_none_is_named(kept, found):
         draft(Wrong(), ToyPair(0))
 
 
+@pytest.mark.parametrize("hook", ["expand", "label"])
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        (torch.ones(1, 4), r"torch.float32 \[1, 4\]"),
+        (torch.ones(1, 1, 4), r"torch.float32 \[1, 1, 4\]"),
+        (torch.ones(4).bool(), r"torch.bool \[4\]"),
+        (torch.ones(1, 1, 2).long(), r"torch.int64 \[1, 1, 2\]"),
+        ([True], "list"),
+    ],
+)
+def test_what_another_hook_returns_is_named_if_it_does_not_fit(hook, given, found):
+    wrong = type("Wrong", (KeepsMore,), {hook: lambda self, layer: given})
+    dtype = {"expand": "bool", "label": "int64"}[hook]
+    with pytest.raises(
+        ConfigError, match=rf"Wrong.{hook} returns {found}; it must return a {dtype} tensor \[1, 1, 4\]"
+    ):
+        draft(wrong(budget=5), ToyPair(0), max_levels=2)
+
+
 class Meddles(Template):
     """A user's policy that writes into all it is given to look at."""
 

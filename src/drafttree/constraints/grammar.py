@@ -162,7 +162,8 @@ class Grammar:
             eos: token ids that end a text.
 
         Raises:
-            ConfigError: there is no tokenizer or EOS token, or the vocabulary cannot spell any text of the grammar.
+            ConfigError: there is no tokenizer or EOS token, xgrammar cannot compile the grammar, or the vocabulary
+                cannot spell any text of it.
         """
         state = GrammarState(self._compile(tokenizer, vocab_size, eos), vocab_size)
         logits = torch.zeros(1, vocab_size).index_fill_(1, torch.tensor(eos), -torch.inf)
@@ -181,7 +182,10 @@ class Grammar:
             raise ConfigError("a grammar needs the target's tokenizer, which spells its tokens; give the decoder one")
         if not eos:
             raise ConfigError("a grammar needs an EOS token to end the text with; give the decoder eos token ids")
-        return _compiled(self, tokenizer, vocab_size, eos)
+        try:
+            return _compiled(self, tokenizer, vocab_size, eos)
+        except RuntimeError as error:
+            raise ConfigError(f"xgrammar cannot compile the {self.name}: {_reason(error)}") from None
 
 
 class GrammarState:
@@ -256,13 +260,19 @@ def _separated(parsed: Any) -> Any:
 
 @functools.lru_cache(maxsize=32)
 def _compiled(grammar: Grammar, tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: tuple[int, ...]) -> Any:
-    return _compiler(tokenizer, vocab_size, eos).compile_grammar(grammar._parsed)
+    shared, alone = _compilers(tokenizer, vocab_size, eos)
+    try:
+        return shared.compile_grammar(grammar._parsed)
+    except RuntimeError:
+        # xgrammar 0.2.8 cannot look up patterns of schemas that repeat something more than 128 times in its cache.
+        return alone.compile_grammar(grammar._parsed)
 
 
 @functools.lru_cache(maxsize=4)
-def _compiler(tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: tuple[int, ...]) -> Any:
-    info = _tokenizer_info(tokenizer, vocab_size, eos)
-    return _xgrammar().GrammarCompiler(info, cache_limit_bytes=CACHE_BYTES)
+def _compilers(tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: tuple[int, ...]) -> tuple[Any, Any]:
+    """A compiler that keeps what grammars have in common, and one that keeps nothing."""
+    info, compiler = _tokenizer_info(tokenizer, vocab_size, eos), _xgrammar().GrammarCompiler
+    return compiler(info, cache_limit_bytes=CACHE_BYTES), compiler(info, cache_enabled=False)
 
 
 def _tokenizer_info(tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: tuple[int, ...]) -> Any:

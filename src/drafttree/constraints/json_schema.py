@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from drafttree.constraints.name_patterns import NamePatterns
 from drafttree.constraints.schema_comparison import (
     ARRAY_KEYWORDS,
     OBJECT_KEYWORDS,
@@ -78,11 +79,11 @@ def prepare_schema(root: Any) -> Any:
             too deeply, or its members refer to each other too often to be compared.
     """
     _check_nesting(root)
-    pending, comparison = [("#", root)], SchemaComparison(root)
+    pending, comparison, names = [("#", root)], SchemaComparison(root), NamePatterns()
     while pending:
         location, schema = pending.pop()
         if isinstance(schema, dict):
-            if found := next(_ignored_parts(schema, comparison), None):
+            if found := next(_ignored_parts(schema, comparison, names), None):
                 part = f"{found} at {location}"
                 raise ConfigError(f"invalid JSON schema: {part} is not enforced by xgrammar; leave it out")
             pending += [(f"{location}/{name}", below) for name, below in _subschemas(schema)]
@@ -115,7 +116,7 @@ def _subschemas(schema: Schema) -> Iterator[tuple[str, Any]]:
             yield from ((f"{keyword}/{place}", each) for place, each in enumerate(inside))
 
 
-def _ignored_parts(schema: Schema, comparison: SchemaComparison) -> Iterator[str]:
+def _ignored_parts(schema: Schema, comparison: SchemaComparison, names: NamePatterns) -> Iterator[str]:
     """Yield the parts of a schema that xgrammar would ignore, without looking into the schemas inside it."""
     yield from (repr(keyword) for keyword in UNSUPPORTED_KEYWORDS if keyword in schema)
     if schema.get("uniqueItems"):
@@ -131,7 +132,7 @@ def _ignored_parts(schema: Schema, comparison: SchemaComparison) -> Iterator[str
     for keyword, others in IGNORED_BESIDE.items():
         yield from (f"{keyword!r} beside {other!r}" for other in others if {keyword, other} <= read)
     yield from _ignored_in_values(schema)
-    yield from _ignored_in_properties(schema)
+    yield from _ignored_in_properties(schema, names)
 
 
 def _ignored_beside_choice(choice: str, schema: Schema, comparison: SchemaComparison) -> Iterator[str]:
@@ -161,27 +162,26 @@ def _ignored_in_values(schema: Schema) -> Iterator[str]:
         yield "'multipleOf' of other than whole_multiple numbers"
     if str(schema.get("format")) in UNENFORCED_FORMATS:
         yield f"format {schema['format']!r}"
-    if isinstance(pattern := schema.get("pattern"), str) and re.search(r"\(\?<?[=!]|\\[bB]", pattern):
-        yield f"what looks ahead, behind or for the border of a word in 'pattern' {pattern!r}"
+    if isinstance(pattern := schema.get("pattern"), str):
+        yield from _ignored_in_pattern("pattern", pattern)
 
 
-def _ignored_in_properties(schema: Schema) -> Iterator[str]:
+def _ignored_in_pattern(keyword: str, pattern: str) -> Iterator[str]:
+    if re.search(r"\(\?<?[=!]|\\[bB]", pattern):
+        yield f"what looks ahead, behind or for the border of a word in {keyword!r} {pattern!r}"
+
+
+def _ignored_in_properties(schema: Schema, names: NamePatterns) -> Iterator[str]:
     """Yield the constraints on property names that xgrammar ignores."""
     properties, patterns = (dict_entry(schema, keyword) for keyword in ("properties", "patternProperties"))
     missing = [name for name in required(schema) if name not in properties]
     yield from (f"'required' of {name!r}, which is not among 'properties'," for name in missing)
     if len(patterns) > 1:
         yield "'patternProperties' of several patterns, which may both match,"
+    for pattern in patterns:
+        yield from _ignored_in_pattern("patternProperties", pattern)
     yield from (
-        f"'patternProperties' {pattern!r}, which {name!r} of 'properties' matches,"
+        f"'patternProperties' {pattern!r}, which {name!r} of 'properties' may match,"
         for pattern, name in itertools.product(patterns, properties)
-        if _matches(pattern, name)
+        if names.may_match(pattern, name)
     )
-
-
-def _matches(pattern: str, name: str) -> bool:
-    """Whether a pattern may match a name; a pattern that Python cannot parse may match any."""
-    try:
-        return re.search(pattern, name) is not None
-    except re.error:
-        return True

@@ -181,18 +181,26 @@ class Decoder(RequestRounds):
                 `defaults`.
 
         Returns:
-            One `Generation`, or a list of them for a list of prompts.
+            One `Generation`, or a list of them for a list of prompts; an empty list is one of no prompts.
 
         Raises:
-            InputError: a prompt is empty or needs a tokenizer that is not there.
+            InputError: a prompt is empty or needs a tokenizer that is not there; of a list, the message tells which.
             ContextError: a prompt and `max_new_tokens` exceed the model's context.
             ConfigError: an option is out of range, unknown, or nothing speculation can serve.
         """
         check_count("max_batch", max_batch)
-        prompt = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+        if isinstance(prompt, list | tuple) and not prompt:
+            return []
+        prompt = getattr(prompt, "tolist", lambda: prompt)()
         if not is_batch(prompt):
             return self._finish(self.new_request(prompt, **options))
-        return generate_all(self, [self.prepare(single, **options) for single in prompt], max_batch)
+        requests = []
+        for number, single in enumerate(prompt, start=1):
+            try:
+                requests.append(self.prepare(single, **options))
+            except InputError as error:
+                raise type(error)(f"prompt {number} of {len(prompt)}: {error}") from None
+        return generate_all(self, requests, max_batch)
 
     def stream(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> Iterator[Chunk]:
         """Generate from one prompt, yielding what each round adds; arguments and errors as for `generate`.

@@ -166,6 +166,10 @@ class Growth:
         # Copied before the policy looks again: one that wrote into the layer could drop nodes that were drawn.
         path_logprobs = _pick(layer.path_logprobs, index, padding)
         scores, labels, expand = layer.scores, policy.label(layer), policy.expand(layer)
+        if labels is not None:
+            labels = _checked(policy, "label", labels, torch.int64, layer)
+        if expand is not None:
+            expand = _checked(policy, "expand", expand, torch.bool, layer)
         kept = Frontier(
             nodes=_numbers(tree.size, tree.size + index.shape[1], index.device).expand_as(index),
             tokens=_pick(tokens, index),
@@ -199,7 +203,7 @@ class Growth:
             states=self._states,
             source=source,
         )
-        keep = _checked(policy, policy.keep(layer), layer)
+        keep = _checked(policy, "keep", policy.keep(layer), torch.bool, layer)
         keep = keep if keep is layer.possible else keep & layer.possible
         if self._sampler:
             trim = self._trim or (keep.shape[2] > FEW and not policy.fixed_shape)
@@ -284,13 +288,14 @@ def _numbers(start: int, end: int, device: torch.device) -> Tensor:
     return torch.arange(start, end, device=device)
 
 
-def _checked(policy: TreePolicy, keep: Any, layer: Layer) -> Tensor:
-    """The mask a policy keeps, if it is one."""
+def _checked(policy: TreePolicy, hook: str, given: Any, dtype: torch.dtype, layer: Layer) -> Tensor:
+    """What a hook of a policy returns, if it is a tensor of the layer's shape and the right type."""
     wanted = layer.logprobs.shape
-    if isinstance(keep, Tensor) and keep.dtype is torch.bool and keep.shape == wanted:
-        return keep
-    found = f"{keep.dtype} {list(keep.shape)}" if isinstance(keep, Tensor) else type(keep).__name__
-    raise ConfigError(f"{type(policy).__name__}.keep returns {found}; it must return a bool tensor {list(wanted)}")
+    if isinstance(given, Tensor) and given.dtype is dtype and given.shape == wanted:
+        return given
+    found = f"{given.dtype} {list(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
+    kind = str(dtype).removeprefix("torch.")
+    raise ConfigError(f"{type(policy).__name__}.{hook} returns {found}; it must return a {kind} tensor {list(wanted)}")
 
 
 def _pick(values: Tensor, index: Tensor, padding: Tensor | None = None) -> Tensor:

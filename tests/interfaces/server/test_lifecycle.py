@@ -155,15 +155,21 @@ def test_addresses_are_those_that_browsers_take():
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGTERM to a child")
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
-def test_a_process_under_load_finishes_its_texts_and_exits_with_0(sent):
+def serve_process() -> tuple[subprocess.Popen[str], str]:
+    """A process that serves the embedded pair, and its address."""
     command = [sys.executable, "-m", "drafttree", "serve", "--port", "0", "--dtype", "float32"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     found = re.search(r"http://\S+", process.stderr.readline())
     assert found
+    return process, found[0]
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_a_process_under_load_finishes_its_texts_and_exits_with_0(sent):
+    process, found = serve_process()
     body = {"prompt": "Once upon a time", "max_tokens": 100, "temperature": 0, "ignore_eos": True}
-    with httpx.Client(base_url=found[0], timeout=120) as client, ThreadPoolExecutor(6) as pool:
+    with httpx.Client(base_url=found, timeout=120) as client, ThreadPoolExecutor(6) as pool:
         alone = client.post(COMPLETIONS, json=body).json()["choices"][0]["text"]
         replies = [pool.submit(client.post, COMPLETIONS, json={**body, "stream": place > 2}) for place in range(6)]
         wait_until(lambda: 'num_requests_running{model_name="embedded"} 6' in client.get("/metrics").text)
@@ -176,3 +182,17 @@ def test_a_process_under_load_finishes_its_texts_and_exits_with_0(sent):
     _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     assert "Traceback" not in err
+
+
+def test_a_pattern_on_which_a_search_never_ends_does_not_hold_up_the_server():
+    """The server is a process of its own, since a search would hold up the threads of this one too."""
+    schema = {"type": "object", "properties": {"a" * 40 + "!": {}}, "patternProperties": {"^(a+)+$": {}}}
+    body = {"prompt": "x", "max_tokens": 4, "structured_outputs": {"json": schema}}
+    process, found = serve_process()
+    try:
+        with httpx.Client(base_url=found, timeout=20) as client:
+            assert client.post(COMPLETIONS, json=body).status_code == 200
+            assert client.get("/health").status_code == 200
+    finally:
+        process.kill()
+        process.communicate()
