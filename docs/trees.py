@@ -1,5 +1,6 @@
 """Draw images/tree-*.svg: a draft tree of each policy on the embedded pair, with the path that the target accepted."""
 
+import math
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import torch
 
 import drafttree
-from drafttree.core.tree import Branches, DraftTree
+from drafttree.core.tree import DraftTree
 from drafttree.loading import parse_policies
 
 IMAGES = Path(__file__).parent / "images"
@@ -34,13 +35,13 @@ class Picture:
     Attributes:
         labels: per node, its token as text.
         probabilities: per node, of its path, by the drafter.
-        branches: who is whose child.
+        tree: that was grown.
         accepted: the nodes of the accepted path.
     """
 
     labels: list[str]
     probabilities: list[float]
-    branches: Branches
+    tree: DraftTree
     accepted: frozenset[int]
 
 
@@ -56,19 +57,19 @@ def pictured(decoder: drafttree.Decoder) -> Picture:
 
 def of_tree(tree: DraftTree, text: list[int], decode) -> Picture:
     """A tree and the nodes that a text goes through."""
-    branches, path = tree.branches[0], [0]
+    path = [0]
     for token in text:
-        child = branches.child(path[-1], token)
+        child = tree.child(path[-1], token)
         if child is None:
             break
         path.append(child)
-    labels = [decode([token]).replace(" ", "\u2423").replace("\n", "\u23ce") for token in branches.tokens]
-    return Picture(labels, tree.path_logprobs[0].exp().tolist(), branches, frozenset(path))
+    labels = [decode([token]).replace(" ", "\u2423").replace("\n", "\u23ce") for token in tree.tokens]
+    return Picture(labels, [*map(math.exp, tree.path_logprobs)], tree, frozenset(path))
 
 
 def drawn(picture: Picture) -> str:
     """The tree as SVG: one column per level, lines as thick as the drafter is sure, the accepted path in green."""
-    places = _places(picture.branches)
+    places = _places(picture.tree)
     width = MARGIN + WIDTH * (1 + max(x for x, _ in places.values()))
     height = 2 * MARGIN + HEIGHT * max(y for _, y in places.values())
     lines, words = [], []
@@ -77,7 +78,7 @@ def drawn(picture: Picture) -> str:
         accepted = node in picture.accepted
         words.append(f'<text x="{left:.0f}" y="{middle + 4:.1f}"{_class("word", accepted)}>')
         words.append(f"{escape(picture.labels[node])}</text>")
-        for child in picture.branches.children[node]:
+        for child in picture.tree.children[node]:
             (start, end), below = (left + 58, left + WIDTH - 4), MARGIN + HEIGHT * places[child][1]
             curve = f"M{start:.0f} {middle:.1f} C{start + 20:.0f} {middle:.1f} {end - 20:.0f} {below:.1f} {end:.0f}"
             thick = f' stroke-width="{0.6 + 3 * picture.probabilities[child]:.1f}"'
@@ -88,14 +89,14 @@ def drawn(picture: Picture) -> str:
     )
 
 
-def _places(branches: Branches) -> dict[int, tuple[int, float]]:
+def _places(tree: DraftTree) -> dict[int, tuple[int, float]]:
     """Per node its column and row: leaves below each other, every other node beside the middle of its children."""
     places: dict[int, tuple[int, float]] = {}
     rows = 0
 
     def place(node: int, depth: int) -> float:
         nonlocal rows
-        below = [place(child, depth + 1) for child in branches.children[node]]
+        below = [place(child, depth + 1) for child in tree.children[node]]
         rows += not below
         places[node] = (depth, (below[0] + below[-1]) / 2 if below else rows - 1)
         return places[node][1]

@@ -6,7 +6,7 @@ import drafttree
 
 PROMPTS = ["Once upon a time", "The old man looked at the sea", "She opened the letter and"]
 
-decoder = drafttree.load()
+decoder = drafttree.load(dtype="float32")
 for text in decoder.generate(PROMPTS, max_new_tokens=16):
     print(repr(text.text))
 

@@ -2,8 +2,8 @@
 
 from typing import ClassVar
 
+from numpy import ndarray
 from pydantic import Field
-from torch import Tensor
 
 import drafttree
 from drafttree import Layer
@@ -21,8 +21,8 @@ class Pyramid(TreePolicy):
     def levels(self) -> int:
         return self.width
 
-    def keep(self, layer: Layer) -> Tensor:
-        return (layer.rank <= self.width - layer.depth).expand_as(layer.logprobs)
+    def keep(self, layer: Layer) -> ndarray:
+        return layer.rank <= self.width - layer.depth
 
 
 decoder = drafttree.load(policy=Pyramid(width=4, budget=24))

@@ -7,7 +7,6 @@ from types import ModuleType
 from xml.etree import ElementTree
 
 import pytest
-import torch
 
 from drafttree.core.tree import DraftTree
 
@@ -32,8 +31,8 @@ def test_the_figure_of_speed_is_that_of_the_table():
 
 def test_a_tree_is_drawn_with_every_node_and_the_accepted_path():
     trees = command("trees")
-    zero = torch.zeros(1, 6)
-    tree = DraftTree(torch.tensor([[9, 1, 2, 3, 4, 5]]), torch.tensor([[-1, 0, 0, 1, 1, 4]]), zero, zero, 3)
+    zero = [0.0] * 6
+    tree = DraftTree([9, 1, 2, 3, 4, 5], [-1, 0, 0, 1, 1, 4], zero, zero, 3)
     picture = trees.of_tree(tree, [1, 4, 7], lambda tokens: f"<{tokens[0]}>")
     assert picture.accepted == {0, 1, 4}
     drawn = ElementTree.fromstring(trees.drawn(picture))

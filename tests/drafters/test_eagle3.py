@@ -238,8 +238,8 @@ def test_trees_for_sampling_verifiers_have_tokens_of_the_draft_vocabulary(name, 
     decoder = Decoder(plain.target, plain.drafter, policy, verifier)
     known = set(files.ids_of(files.KINDS["SafeAILab"]))
     sequence = decoder.new_request([3, 1, 4], max_new_tokens=30, temperature=1.0, seed=3)
-    expand, seen = sequence.draft.expand, []
-    sequence.draft.expand = lambda tokens, origins: seen.extend(tokens[0].tolist()) or expand(tokens, origins)
+    seen, propose = [], decoder.propose
+    decoder.propose = lambda request: seen.extend((tree := propose(request)).tokens[1:]) or tree
     while not sequence.finish_reason:
         decoder.step(sequence)
     assert seen

@@ -11,9 +11,10 @@ from drafttree.core import randomness as noises
 from drafttree.core.randomness import SeededRandomness, stream
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Proposal
+from drafttree.drafters.packed import pack
 from drafttree.engine.child_sampler import MIN_LOGPROB, ChildSampler
 from drafttree.engine.decoder import Decoder
-from drafttree.engine.draft_logits import AdjustedDraft
+from drafttree.engine.draft_logits import AdjustedDraft, LogitsAdjustment
 from drafttree.engine.tree_growth import grow
 from drafttree.evaluation.scripted_random import ScriptedRandom, outcomes
 from drafttree.policies import Chain, Template
@@ -21,6 +22,7 @@ from drafttree.verifiers import RRS, Block, Coupled, GreedyMultiDraft, KSeq, Poi
 from helpers.statistics import DRAFT, LENGTH, PROMPT, RAGGED, SMALL_P, TARGET, VOCAB, p_value, texts_law
 from helpers.toy import ToyDraft, ToyDrafter, ToyModel, softmax
 
+CPU = torch.device("cpu")
 DRAWN = [Proposal.WITHOUT_REPLACEMENT, Proposal.WITH_REPLACEMENT, Proposal.TOP_K_PLUS_SAMPLE]
 ROWS = torch.tensor(
     [[0.4, 0.3, 0.2, 0.1, 0.0], [0.1, 0.0, 0.6, 0.0, 0.3], [0.2, 0.2, 0.2, 0.2, 0.2], [0.01, 0.02, 0.9, 0.03, 0.04]]
@@ -117,65 +119,48 @@ def test_the_same_seed_draws_the_same(proposal):
 def sampled_tree(logits: list[float], policy, seed: int = 0) -> DraftTree:
     """A tree drawn for RRSw with the same draft row everywhere."""
     drafter = ToyDrafter(lambda prefix: logits, len(logits))
-    randomness = [SeededRandomness(seed, len(logits), torch.device("cpu")).at(4)]
-    draft = AdjustedDraft(drafter.start([1], 9), RRSw(Sampling(1.0)), randomness)
-    sampler = ChildSampler(Proposal.WITHOUT_REPLACEMENT, randomness)
-    return grow(policy, draft, torch.tensor([[1]]), 5, sampler=sampler)
+    randomness = SeededRandomness(seed, len(logits), CPU).at(4)
+    adjustment = LogitsAdjustment(RRSw(Sampling(1.0)), randomness)
+    draft = AdjustedDraft(pack([drafter.start([1], 9)]), [adjustment], CPU)
+    sampler = ChildSampler(Proposal.WITHOUT_REPLACEMENT, [randomness])
+    (tree,) = grow(policy, draft, [1], [5], states=[None], sampler=sampler)
+    return tree
 
 
 def test_tokens_whose_probability_float32_would_lose_are_not_drawn():
     tree = sampled_tree([0.0, -30.0, MIN_LOGPROB - 1, MIN_LOGPROB - 200], Template(tree="binary-1"))
-    assert sorted(tree.tokens[0, 1:].tolist()) == [0, 1]
-    assert sampled_tree([0.0, MIN_LOGPROB - 1, MIN_LOGPROB - 200], Template(tree="binary-1")).tokens.tolist() == [
-        [1, 0]
-    ]
+    assert sorted(tree.tokens[1:]) == [0, 1]
+    assert sampled_tree([0.0, MIN_LOGPROB - 1, MIN_LOGPROB - 200], Template(tree="binary-1")).tokens == [1, 0]
 
 
 def test_a_tree_tells_the_row_of_every_node_that_has_children():
     tree = sampled_tree([1.0, 0.5, 0.0, -1.0], Template(tree="binary-2", budget=6))
     assert tree.proposal is Proposal.WITHOUT_REPLACEMENT
     assert tree.size == 6
-    assert tree.draft_rows is not None
-    assert tree.draft_probs is not None
-    rows = torch.cat(tree.draft_probs, 1)
-    for parent in set(tree.parents[0, 1:].tolist()):
-        row = rows[0, tree.draft_rows[0, parent]]
-        assert row.tolist() == pytest.approx(softmax([1.0, 0.5, 0.0, -1.0]))
-    assert tree.node_logprobs[0, 1:].tolist() == pytest.approx([math.log(row[t]) for t in tree.tokens[0, 1:].tolist()])
+    row = softmax([1.0, 0.5, 0.0, -1.0])
+    for parent in set(tree.parents[1:]):
+        assert tree.draft_probs[parent].tolist() == pytest.approx(row)
+    assert tree.node_logprobs[1:] == pytest.approx([math.log(row[token]) for token in tree.tokens[1:]])
 
 
-def batch_of(seeds: list[int], positions: list[int]) -> DraftTree:
-    """Sampled trees of equal texts, each with its own seed and position."""
-    drafter = ToyDraft([lambda prefix: [0.0] * 6] * len(seeds), [[1]] * len(seeds), torch.float32)
+def batch_of(seeds: list[int], positions: list[int]) -> list[list[int]]:
+    """The tokens of sampled trees of equal texts, each with its own seed and position."""
+    sessions = [ToyDraft([lambda prefix: [0.0] * 6], [[1]], torch.float32) for _ in seeds]
     places = zip(seeds, positions, strict=True)
-    randomness = [SeededRandomness(seed, 6, torch.device("cpu")).at(position) for seed, position in places]
-    sampler = ChildSampler(Proposal.WITHOUT_REPLACEMENT, randomness)
-    return grow(Template(tree="binary-3"), drafter, torch.ones(len(seeds), 1, dtype=torch.long), 3, sampler=sampler)
+    randomness = [SeededRandomness(seed, 6, CPU).at(position) for seed, position in places]
+    draft = AdjustedDraft(pack(sessions), [LogitsAdjustment(RRSw(Sampling(1.0)), own) for own in randomness], CPU)
+    sampler, count = ChildSampler(Proposal.WITHOUT_REPLACEMENT, randomness), len(seeds)
+    trees = grow(Template(tree="binary-3"), draft, [1] * count, [3] * count, states=[None] * count, sampler=sampler)
+    return [tree.tokens for tree in trees]
 
 
 def test_equal_texts_of_a_batch_draw_the_children_of_their_own_seed_and_position():
-    tree = batch_of([3, 3, 4, 3], [5, 6, 5, 5])
-    first, moved, other, same = tree.tokens.tolist()
+    first, moved, other, same = batch_of([3, 3, 4, 3], [5, 6, 5, 5])
     assert first == same
     assert first != moved
     assert first != other
-    assert moved == batch_of([3], [6]).tokens[0].tolist()
-    assert other == batch_of([4], [5]).tokens[0].tolist()
-
-
-def test_every_tree_of_a_batch_is_judged_by_its_own_randomness():
-    logits = torch.zeros(40, 1, 6)
-    texts = [SeededRandomness(seed, 6, torch.device("cpu")) for seed in range(20)]
-    randomness = [text.at(position) for text in texts for position in (4, 5)]
-    tree = DraftTree.rooted(torch.zeros(40, 1, dtype=torch.long))
-    for verifier in (Coupled, PointMass):
-        together = verifier(Sampling(1.0)).verify(tree, logits, randomness).bonus
-        alone = [
-            verifier(Sampling(1.0)).verify(DraftTree.rooted(torch.zeros(1, 1).long()), logits[:1], [own]).bonus[0]
-            for own in (text.at(position) for text in texts for position in (4, 5))
-        ]
-        assert list(together) == alone
-        assert len(set(together)) > 3
+    assert [moved] == batch_of([3], [6])
+    assert [other] == batch_of([4], [5])
 
 
 def test_a_tree_of_the_root_alone_is_signed_too():

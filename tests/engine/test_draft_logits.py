@@ -1,36 +1,42 @@
 """Every request of a round sees the drafter's logits in its own way."""
 
+import numpy as np
 import pytest
 import torch
 
 from drafttree.core.randomness import SeededRandomness
 from drafttree.core.sampling import Sampling
-from drafttree.engine.draft_logits import AdjustedDraft, AdjustedPackedDraft, LogitsAdjustment
+from drafttree.engine.draft_logits import AdjustedDraft, LogitsAdjustment
 from drafttree.verifiers import Coupled, Greedy, RRSw
 
 VOCAB, CPU = 7, torch.device("cpu")
-TOKENS, ORIGINS, WIDTHS = torch.tensor([[1, 2, 3]]), torch.tensor([[0, 0, 0]]), [3, 2, 1, 0, 3]
+TOKENS, ORIGINS, WIDTHS = np.array([[1, 2, 3]]), np.zeros((1, 3), dtype=np.int64), [3, 2, 1, 0, 3]
 
 
 class Rows:
-    """Random logits for each level, the same at every call."""
+    """Random logits `[nodes, vocab]` for each level, the same at every call."""
 
-    def __init__(self, batch: int, dtype: torch.dtype = torch.float32, columns: int = VOCAB) -> None:
+    def __init__(self, levels: list[list[torch.Tensor]]) -> None:
+        self.requests, self.given = levels, list[torch.Tensor]()
+
+    @classmethod
+    def random(cls, batch: int, dtype: torch.dtype = torch.float32) -> "Rows":
         generator = torch.Generator().manual_seed(0)
-        self.levels = [torch.randn(batch, width, columns, generator=generator).to(dtype) for width in (1, 3, 3)]
+        shapes = [[1, width, width] for width in [*WIDTHS][:batch]]
+        return cls([[torch.randn(each, VOCAB, generator=generator).to(dtype) for each in own] for own in shapes])
 
     def root(self):
-        self.left = iter(self.levels)
-        return next(self.left)
+        self.level = 0
+        return self._next()
 
-    def expand(self, tokens, origins, widths=None):
-        level = next(self.left)
-        return level if level.shape[1] == tokens.shape[1] else level[:, : tokens.shape[1]]
+    def expand(self, tokens, origins, widths):
+        return self._next()
 
-    def of(self, place: int) -> "Rows":
-        alone = Rows(1)
-        alone.levels = [level[place : place + 1] for level in self.levels]
-        return alone
+    def _next(self):
+        rows = torch.cat([own[self.level] for own in self.requests])
+        self.given.append(rows)
+        self.level += 1
+        return rows
 
 
 def only_after(token: int, columns: int):
@@ -49,7 +55,7 @@ def only_after(token: int, columns: int):
 
 def adjustments(constrain=None) -> list[tuple]:
     """Verifier, randomness, temperature and constraint of five requests."""
-    noise = [[SeededRandomness(seed, VOCAB, CPU).at(5 + seed)] for seed in range(5)]
+    noise = [SeededRandomness(seed, VOCAB, CPU).at(5 + seed) for seed in range(5)]
     warm, cold = Sampling(0.7, seed=1), Sampling(0.0)
     return [
         (Greedy(cold), noise[0], 1.0, None),
@@ -60,41 +66,43 @@ def adjustments(constrain=None) -> list[tuple]:
     ]
 
 
+def adjusted(rows: Rows, given: list[tuple]) -> AdjustedDraft:
+    return AdjustedDraft(rows, [LogitsAdjustment(*each) for each in given], CPU)
+
+
 @pytest.mark.parametrize("columns", [VOCAB, VOCAB + 2])
 def test_requests_of_a_round_see_the_logits_that_each_sees_alone(columns):
-    rows, given = Rows(5), adjustments(only_after(2, columns))
-    packed = AdjustedPackedDraft(rows, [LogitsAdjustment(*each) for each in given])
-    tokens, origins = TOKENS.expand(5, -1), ORIGINS.expand(5, -1)
-    levels = [packed.root(), packed.expand(tokens, origins, WIDTHS), packed.expand(tokens, origins, WIDTHS)]
+    rows, given = Rows.random(5), adjustments(only_after(2, columns))
+    together, tokens, origins = adjusted(rows, given), TOKENS.repeat(5, 0), ORIGINS.repeat(5, 0)
+    levels = [together.root().split([1] * 5)]
+    levels += [together.expand(tokens, origins, WIDTHS).split(WIDTHS) for _ in range(2)]
     for place, (width, each) in enumerate(zip(WIDTHS, given, strict=True)):
-        alone = AdjustedDraft(rows.of(place), *each)
-        own = slice(width)
+        alone = adjusted(Rows(rows.requests[place : place + 1]), [each])
         expected = [alone.root()]
         if width:
-            expected += [alone.expand(TOKENS[:, own], ORIGINS[:, own]) for _ in range(2)]
+            expected += [alone.expand(TOKENS[:, :width], ORIGINS[:, :width], [width]) for _ in range(2)]
         for depth, logits in enumerate(expected):
-            seen = levels[depth][place : place + 1, : logits.shape[1]]
-            torch.testing.assert_close(seen[..., : logits.shape[2]], logits, atol=1e-6, rtol=0)
-            assert seen[..., logits.shape[2] :].isneginf().all()
+            seen = levels[depth][place]
+            torch.testing.assert_close(seen[:, : logits.shape[1]], logits, atol=1e-6, rtol=0)
+            assert seen[:, logits.shape[1] :].isneginf().all()
 
 
 def test_requests_without_anything_to_adjust_cost_nothing():
-    rows = Rows(2)
-    packed = AdjustedPackedDraft(rows, [LogitsAdjustment(*adjustments()[0]) for _ in range(2)])
-    assert packed.root() is rows.levels[0]
-    tokens, origins = TOKENS.expand(2, -1), ORIGINS.expand(2, -1)
-    assert packed.expand(tokens, origins, [3, 1]) is rows.levels[1]
+    rows = Rows.random(2)
+    draft = adjusted(rows, [adjustments()[0]] * 2)
+    assert draft.root() is rows.given[0]
+    assert draft.expand(TOKENS.repeat(2, 0), ORIGINS.repeat(2, 0), [3, 2]) is rows.given[1]
 
 
 def test_the_drafters_own_logits_stay_as_they_are():
-    rows = Rows(5)
-    before = rows.levels[0].clone()
-    AdjustedPackedDraft(rows, [LogitsAdjustment(*each) for each in adjustments()]).root()
-    assert torch.equal(rows.levels[0], before)
+    rows = Rows.random(5)
+    before = [own[0].clone() for own in rows.requests]
+    adjusted(rows, adjustments()).root()
+    assert all(torch.equal(own[0], kept) for own, kept in zip(rows.requests, before, strict=True))
 
 
 def test_one_request_in_a_higher_precision_lifts_the_others():
-    rows = Rows(5, torch.bfloat16)
-    seen = AdjustedPackedDraft(rows, [LogitsAdjustment(*each) for each in adjustments()]).root()
+    rows = Rows.random(5, torch.bfloat16)
+    seen = adjusted(rows, adjustments()).root()
     assert seen.dtype is torch.float32
-    assert torch.equal(seen[0], rows.levels[0][0].float())
+    assert torch.equal(seen[0], rows.requests[0][0][0].float())

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -82,23 +83,55 @@ worlds = st.builds(
 )
 
 
-def draft(policy, *worlds: ToyPair, max_levels: int = FAR) -> tuple[DraftTree, ToyDraft]:
-    """Grow a tree per world in one batch; the tree and the drafter that was asked."""
-    drafted = ToyDraft(worlds, [[ROOT]] * len(worlds), torch.float64)
-    root = torch.full((len(worlds), 1), ROOT)
-    states = new_states(policy, len(worlds))
-    tree = grow(policy, drafted, root, max_levels, states=states, vocab=worlds[0].vocab)
+class ToyRows:
+    """Sessions that draft one after the other, as growth asks for them.
+
+    Attributes:
+        passes: levels that were asked for.
+    """
+
+    def __init__(self, *laws, dtype: torch.dtype = torch.float64) -> None:
+        self.sessions = [ToyDraft([law], [[ROOT]], dtype) for law in laws]
+        self.passes = 0
+
+    def root(self) -> torch.Tensor:
+        self.passes += 1
+        return torch.cat([session.root()[0] for session in self.sessions])
+
+    def expand(self, tokens, origins, widths) -> torch.Tensor:
+        self.passes += 1
+        own = zip(self.sessions, torch.from_numpy(tokens), torch.from_numpy(origins), widths, strict=True)
+        rows = [
+            session.expand(ids[None, :width], above[None, :width])[0] for session, ids, above, width in own if width
+        ]
+        return torch.cat(rows)
+
+
+def draft_all(policy, *worlds, max_levels: int = FAR, **options) -> tuple[list[DraftTree], ToyRows]:
+    """Grow a tree per world in one batch; the trees and the drafter that was asked."""
+    drafted, states = ToyRows(*worlds), new_states(policy, len(worlds))
+    levels = [max_levels] * len(worlds)
+    vocab = getattr(worlds[0], "vocab", None)
+    return grow(policy, drafted, [ROOT] * len(worlds), levels, states=states, vocab=vocab, **options), drafted
+
+
+def draft(policy, world, **options) -> tuple[DraftTree, ToyRows]:
+    """Grow one tree."""
+    (tree,), drafted = draft_all(policy, world, **options)
     return tree, drafted
 
 
-def paths_of(tree: DraftTree, text: int = 0) -> dict[tuple[int, ...], float]:
+def draft_law(policy, law, dtype: torch.dtype = torch.float64) -> DraftTree:
+    """Grow one tree from a law of its own in a dtype."""
+    (tree,) = grow(policy, ToyRows(law, dtype=dtype), [ROOT], [FAR], states=new_states(policy, 1))
+    return tree
+
+
+def paths_of(tree: DraftTree) -> dict[tuple[int, ...], float]:
     """Every path of tokens with its log-probability."""
-    paths: dict[int, tuple[int, ...]] = {0: ()}
-    for node in range(1, tree.size):
-        if tree.valid[text, node]:
-            paths[node] = (*paths[int(tree.parents[text, node])], int(tree.tokens[text, node]))
-    assert len(set(paths.values())) == len(paths), "a node was drafted twice"
-    return {path: float(tree.path_logprobs[text, node]) for node, path in paths.items()}
+    paths = tree.paths()
+    assert len(set(paths)) == len(paths), "a node was drafted twice"
+    return dict(zip(paths, tree.path_logprobs, strict=True))
 
 
 def agree(policy, world: ToyPair, expected: papers.Tree, max_levels: int = FAR) -> None:
@@ -248,9 +281,7 @@ def ranks_of(policy: Template) -> set[tuple[int, ...]]:
     def falling(prefix):
         return [-0.01 * token for token in range(11)]
 
-    drafted = ToyDraft([falling], [[ROOT]], torch.float64)
-    tree = grow(policy, drafted, torch.tensor([[ROOT]]), FAR)
-    return set(paths_of(tree)) - {()}
+    return set(paths_of(draft_law(policy, falling))) - {()}
 
 
 @pytest.mark.parametrize("name", TREES)
@@ -297,9 +328,9 @@ def test_every_policy_is_tried_here():
 @given(worlds, worlds)
 def test_a_batch_of_two_grows_the_trees_of_two_batches_of_one(name, one, other):
     other.vocab = one.vocab
-    together = draft(small(name), one, other)[0]
-    assert paths_of(together, 0) == pytest.approx(paths_of(draft(small(name), one)[0]), abs=1e-12)
-    assert paths_of(together, 1) == pytest.approx(paths_of(draft(small(name), other)[0]), abs=1e-12)
+    together, _ = draft_all(small(name), one, other)
+    assert paths_of(together[0]) == pytest.approx(paths_of(draft(small(name), one)[0]), abs=1e-12)
+    assert paths_of(together[1]) == pytest.approx(paths_of(draft(small(name), other)[0]), abs=1e-12)
 
 
 @every_policy
@@ -310,8 +341,8 @@ def test_budget_levels_and_passes_hold_for_every_policy(name, world, budget, max
     tree, drafted = draft(policy, world, max_levels=max_levels)
     assert tree.size <= budget
     assert tree.levels <= drafted.passes <= min(tree.levels + bool(world.beyond), max_levels)
-    assert int(tree.depths.max()) <= tree.levels
-    assert all(up < node for node, up in enumerate(tree.parents[0].tolist()))
+    assert max(tree.depths) <= tree.levels
+    assert all(up < node for node, up in enumerate(tree.parents))
     for path, logprob in paths_of(tree).items():
         steps = [world.q(path[:depth])[token] for depth, token in enumerate(path)]
         assert math.isfinite(logprob)
@@ -341,11 +372,8 @@ def test_every_default_grows_a_tree_of_at_most_its_budget(name):
 def test_opt_tree_stops_every_text_of_a_batch_by_its_own_growth():
     # The unsure text expects .67 tokens from its best three nodes on level 1 and .92 from level 2 on: a growth of .25.
     unsure, sure = [math.log(0.55)] + [math.log(0.45 / 7)] * 7, [0.0] + [-30.0] * 7
-    drafted = ToyDraft([lambda _: unsure, lambda _: sure], [[ROOT]] * 2, torch.float64)
-    policy = OptTree(budget=4, threshold=0.4, depth=3)
-    tree = grow(policy, drafted, torch.full((2, 1), ROOT), FAR)
-    assert int(tree.depths[0][tree.valid[0]].max()) == 2
-    assert int(tree.depths[1][tree.valid[1]].max()) == 3
+    trees, _ = draft_all(OptTree(budget=4, threshold=0.4, depth=3), lambda _: unsure, lambda _: sure)
+    assert [max(tree.depths) for tree in trees] == [2, 3]
 
 
 @few
@@ -385,10 +413,9 @@ def certain(prefix) -> list[float]:
 @every_policy
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_certain_drafter_gives_a_connected_tree(name, dtype):
-    drafted = ToyDraft([certain], [[ROOT]], dtype)
-    tree = grow(small(name), drafted, torch.tensor([[ROOT]]), FAR, states=new_states(small(name)))
-    assert tree.parents[0].tolist().count(-1) == 1
-    assert all(up < node for node, up in enumerate(tree.parents[0].tolist()))
+    tree = draft_law(small(name), certain, dtype)
+    assert tree.parents.count(-1) == 1
+    assert all(up < node for node, up in enumerate(tree.parents))
     assert (1,) in paths_of(tree)
 
 
@@ -408,18 +435,16 @@ def equal(prefix) -> list[float]:
     ids=lambda case: type(case).__name__,
 )
 def test_ties_fill_shallow_levels_first_and_waste_no_node(policy, sizes):
-    drafted = ToyDraft([equal], [[ROOT]], torch.float64)
-    tree = grow(policy, drafted, torch.tensor([[ROOT]]), FAR)
-    assert tree.depths[0].bincount().tolist() == sizes
+    depths = draft_law(policy, equal).depths
+    assert [depths.count(level) for level in range(max(depths) + 1)] == sizes
 
 
 def test_talon_keeps_every_tie_of_the_best_at_margin_one():
     def two_best(prefix):
         return [0.0, 0.0, -1.0, -1.0]
 
-    drafted = ToyDraft([two_best], [[ROOT]], torch.float32)
-    tree = grow(Talon(width=1, margin=1.0, budget=8), drafted, torch.tensor([[ROOT]]), FAR)
-    assert tree.depths[0].bincount().tolist() == [1, 1, 2, 4]
+    depths = draft_law(Talon(width=1, margin=1.0, budget=8), two_best, torch.float32).depths
+    assert [depths.count(level) for level in range(4)] == [1, 1, 2, 4]
 
 
 def test_dynatree_goes_deep_only_strictly_above_the_threshold():
@@ -427,50 +452,19 @@ def test_dynatree_goes_deep_only_strictly_above_the_threshold():
         return [0.0, 0.0, -math.inf]
 
     def levels(**options):
-        drafted = ToyDraft([coin], [[ROOT]], torch.float32)
-        policy = DynaTree(base_depth=1, max_depth=5, mid_breadth=2, **options)
-        return grow(policy, drafted, torch.tensor([[ROOT]]), FAR).levels
+        return draft_law(DynaTree(base_depth=1, max_depth=5, mid_breadth=2, **options), coin, torch.float32).levels
 
     assert levels(deep_above=0.5) == 1
     assert levels(deep_above=0.49) == 2
 
 
-class Uncounted(ToyDraft):
-    """A drafter whose own reads do not count."""
-
-    reads: Reads
-
-    def root(self):
-        return self._paused(super().root)
-
-    def expand(self, tokens, origins):
-        return self._paused(super().expand, tokens, origins)
-
-    def _paused(self, function, *args):
-        self.reads.paused = True
-        logits = function(*args)
-        self.reads.paused = False
-        return logits
-
-
-FIXED_SHAPE = [Chain(), Template(), Template(tree="binary-4"), Eagle(depth=4, top_k=3), Fixed(threshold=0)]
-FIXED_SHAPE += [Fixed(depth=5, breadth=2, threshold=0, budget=9), Eagle(budget=8), Chain(depth=6, budget=4)]
-FIXED_SHAPE += [Eagle(depth=4, top_k=3, chosen_only=True, budget=9)]
-FIXED_SHAPE += [Fixed(depth=5, breadth=3, threshold=0, first_come=True, budget=20)]
-ADAPTIVE = [Fixed(), DynaTree(), DynaTree(budget=6), Talon(width=3, budget=14), OptTree(budget=12), DySpec(budget=12)]
-ADAPTIVE += [Talon(width=3, robust=robust, budget=14) for robust in (0, 2)]
-ADAPTIVE += [Fixed(breadth=3, first_come=True, budget=16), DynaTree(first_come=True, budget=9)]
-
-
-def untrimmed(policy, worlds: list[ToyPair], patch, sampler=None) -> tuple[DraftTree, Uncounted, int]:
-    """The trees as on a far device, the drafter, and how often the device was asked."""
-    drafted = Uncounted(worlds, [[ROOT]] * len(worlds), torch.float64)
-    root = torch.full((len(worlds), 1), ROOT)
-    with patch.context() as inner, Reads(inner) as reads:
-        drafted.reads = reads
-        states = new_states(policy, len(worlds))
-        tree = grow(policy, drafted, root, 5, states=states, sampler=sampler, vocab=worlds[0].vocab, trim=False)
-        return tree, drafted, reads.count
+POLICIES_OF_EVERY_SHAPE = [Chain(), Template(), Template(tree="binary-4"), Eagle(depth=4, top_k=3), Fixed(threshold=0)]
+POLICIES_OF_EVERY_SHAPE += [Fixed(depth=5, breadth=2, threshold=0, budget=9), Chain(depth=6, budget=4)]
+POLICIES_OF_EVERY_SHAPE += [Eagle(depth=4, top_k=3, chosen_only=True, budget=9), Eagle(budget=8), Fixed(), DynaTree()]
+POLICIES_OF_EVERY_SHAPE += [Fixed(depth=5, breadth=3, threshold=0, first_come=True, budget=20), DynaTree(budget=6)]
+POLICIES_OF_EVERY_SHAPE += [Talon(width=3, budget=14), OptTree(budget=12), DySpec(budget=12), Auto()]
+POLICIES_OF_EVERY_SHAPE += [Talon(width=3, robust=robust, budget=14) for robust in (0, 2)]
+POLICIES_OF_EVERY_SHAPE += [Fixed(breadth=3, first_come=True, budget=16), DynaTree(first_come=True, budget=9)]
 
 
 def test_reads_of_every_kind_are_counted(monkeypatch):
@@ -484,61 +478,71 @@ def test_reads_of_every_kind_are_counted(monkeypatch):
         assert reads.count == 7
 
 
-@pytest.mark.parametrize("policy", FIXED_SHAPE, ids=repr)
-def test_a_tree_of_fixed_shape_asks_the_device_for_nothing(policy, monkeypatch):
-    for seed in range(10):
-        far, _, reads = untrimmed(policy, [ToyPair(seed)], monkeypatch)
-        near, _ = draft(policy, ToyPair(seed), max_levels=5)
-        assert reads == 0
-        assert paths_of(far) == paths_of(near)
-        assert far.size <= policy.budget
-
-
-@pytest.mark.parametrize("policy", ADAPTIVE, ids=repr)
-def test_any_other_tree_asks_the_device_once_a_level(policy, monkeypatch):
-    for seed in range(10):
-        far, drafted, reads = untrimmed(policy, [ToyPair(seed)], monkeypatch)
-        near, nearer = draft(policy, ToyPair(seed), max_levels=5)
-        assert 0 < reads <= drafted.passes
-        assert paths_of(far) == paths_of(near)
-        assert drafted.passes == nearer.passes
-
-
-def test_auto_asks_the_device_five_times_a_level_and_once_for_the_size(monkeypatch):
-    """It weighs all nodes on the host."""
-    for seed in range(10):
-        far, drafted, reads = untrimmed(Auto(), [ToyPair(seed)], monkeypatch)
-        near, nearer = draft(Auto(), ToyPair(seed), max_levels=5)
-        assert 0 < reads <= 5 * drafted.passes + 1
-        assert paths_of(far) == paths_of(near)
-        assert drafted.passes == nearer.passes
-
-
-@pytest.mark.parametrize("policy", [Auto(), *FIXED_SHAPE, *ADAPTIVE], ids=repr)
-def test_a_batch_on_a_far_device_grows_the_same_trees(policy, monkeypatch):
+@pytest.mark.parametrize("policy", POLICIES_OF_EVERY_SHAPE, ids=repr)
+def test_the_trees_of_a_batch_are_those_of_each_text_alone(policy):
     worlds = [ToyPair(seed) for seed in range(3)]
-    far, _, _ = untrimmed(policy, worlds, monkeypatch)
-    near, _ = draft(policy, *worlds, max_levels=5)
-    assert [paths_of(far, text) for text in range(3)] == [paths_of(near, text) for text in range(3)]
+    together, _ = draft_all(policy, *worlds, max_levels=5)
+    assert list(map(paths_of, together)) == [paths_of(draft(policy, world, max_levels=5)[0]) for world in worlds]
+
+
+@pytest.mark.parametrize("policy", POLICIES_OF_EVERY_SHAPE, ids=repr)
+def test_texts_of_a_batch_end_at_their_own_levels(policy):
+    worlds, states = [ToyPair(seed) for seed in range(4)], new_states(policy, 4)
+    drafted = ToyRows(*worlds)
+    together = grow(policy, drafted, [ROOT] * 4, [2, 1, 5, 3], states=states, vocab=6)
+    alone = [draft(policy, world, max_levels=most)[0] for world, most in zip(worlds, [2, 1, 5, 3], strict=True)]
+    assert [paths_of(tree) for tree in together] == [paths_of(tree) for tree in alone]
+    assert [tree.widths for tree in together if tree.levels] == [tree.widths for tree in alone if tree.levels]
 
 
 WIDE = [Template(tree="medusa-63"), Fixed(threshold=0, breadth=9, depth=2), Talon(width=9, budget=20), Talon()]
 
 
+@pytest.mark.parametrize("proposal", [each for each in Proposal if each is not Proposal.TOP_K])
 @pytest.mark.parametrize("policy", [Chain(), Template(), Fixed(threshold=0), DynaTree(), Fixed(), *WIDE], ids=repr)
-def test_sampled_trees_of_a_far_device_are_those_of_a_near_one(policy, monkeypatch):
-    for seed in range(10):
-        rounds = [SeededRandomness(seed, 12, torch.device("cpu")).at(7) for _ in range(2)]
-        samplers = [ChildSampler(Proposal.WITHOUT_REPLACEMENT, [each]) for each in rounds]
-        far, drafted, reads = untrimmed(policy, [ToyPair(seed, 12)], monkeypatch, samplers[0])
-        near = draft_sampled(policy, ToyPair(seed, 12), samplers[1])
-        assert reads <= (0 if policy.fixed_shape else drafted.passes)
-        assert paths_of(far) == paths_of(near)
+def test_sampled_trees_of_a_batch_are_those_of_each_text_alone(policy, proposal):
+    worlds = [ToyPair(seed, 12) for seed in range(4)]
+    texts = [SeededRandomness(seed, 12, torch.device("cpu")).at(7) for seed in range(4)]
+    together, _ = draft_all(policy, *worlds, max_levels=5, sampler=ChildSampler(proposal, texts))
+    for world, text, tree in zip(worlds, texts, together, strict=True):
+        alone, _ = draft(policy, world, max_levels=5, sampler=ChildSampler(proposal, [text]))
+        assert (tree.paths(), tree.path_logprobs) == (alone.paths(), alone.path_logprobs)
+        assert tree.draft_probs.keys() == alone.draft_probs.keys()
+        assert all(torch.equal(tree.draft_probs[node], alone.draft_probs[node]) for node in tree.draft_probs)
 
 
-def draft_sampled(policy, world: ToyPair, sampler: ChildSampler) -> DraftTree:
-    drafted = ToyDraft([world], [[ROOT]], torch.float64)
-    return grow(policy, drafted, torch.tensor([[ROOT]]), 5, sampler=sampler, vocab=world.vocab)
+class OnlyTheBest:
+    """Expands the best node of every frontier, wherever it stands."""
+
+    def __init__(self) -> None:
+        self.depths = []
+
+    def expand(self, texts, depth):
+        self.depths.append(depth)
+        return [sorted(text.frontier, key=lambda node: -text.path_logprobs[node])[:1] for text in texts]
+
+
+def test_a_gate_narrows_what_the_policy_expands():
+    policy, gate, worlds = Fixed(depth=4, breadth=3, threshold=0.0, budget=60), OnlyTheBest(), map(ToyPair, range(5))
+    trees, drafted = draft_all(policy, *worlds, max_levels=9, gate=gate)
+    assert gate.depths == [1, 2, 3]
+    assert drafted.passes == 4
+    for tree in trees:
+        assert tree.widths == (1,) * tree.levels
+        for node, children in enumerate(tree.children):
+            level = [other for other in range(tree.size) if tree.depths[other] == tree.depths[node]]
+            assert not children or node == max(level, key=tree.path_logprobs.__getitem__)
+    assert max(tree.levels for tree in trees) == 4
+
+
+def test_a_gate_that_leaves_out_nothing_changes_nothing():
+    class Open:
+        def expand(self, texts, depth):
+            return [text.frontier for text in texts]
+
+    worlds = [ToyPair(seed) for seed in range(5)]
+    gated, free = (draft_all(Talon(width=3, budget=14), *worlds, max_levels=9, gate=gate)[0] for gate in (Open(), None))
+    assert list(map(paths_of, gated)) == list(map(paths_of, free))
 
 
 RECORDED = json.loads(Path(__file__).with_name("recorded_trees.json").read_text())
@@ -552,8 +556,7 @@ def digest(spec: str, form: str) -> str:
         table = TabularModel(6, 3, seed, (0.5, 1.5, 3.0, 5.0)[seed % 4])
         randomness = SeededRandomness(seed, 6, torch.device("cpu"))
         tree = toy_tree(table, make_policy(spec), FORMS[form], randomness, 3 + seed % 4)
-        paths = [path for path, valid in zip(tree.paths(), tree.valid[0].tolist(), strict=True) if valid]
-        state.update(repr((tree.levels, paths)).encode())
+        state.update(repr((tree.levels, tree.paths())).encode())
     return state.hexdigest()[:16]
 
 
@@ -578,47 +581,48 @@ class KeepsMore(TreePolicy):
         return layer.possible
 
 
-def test_a_policy_that_keeps_more_than_its_budget_grows_the_same_tree_everywhere(monkeypatch):
+def test_a_policy_that_keeps_more_than_its_budget_is_cut_to_its_best_nodes():
     for seed in range(10):
-        far, _, _ = untrimmed(KeepsMore(budget=5), [ToyPair(seed)], monkeypatch)
-        assert paths_of(far) == paths_of(draft(KeepsMore(budget=5), ToyPair(seed), max_levels=5)[0])
+        (tree, _), world = draft(KeepsMore(budget=5), ToyPair(seed), max_levels=5), ToyPair(seed)
+        whole, _ = draft(KeepsMore(budget=500), world, max_levels=5)
+        assert tree.size == 5
+        assert sorted(tree.path_logprobs) == sorted(whole.path_logprobs)[-5:]
 
 
-@pytest.mark.parametrize(
-    ("kept", "found"),
-    [
-        (None, "NoneType"),
-        (torch.ones(1, 1, 4), r"torch.float32 \[1, 1, 4\]"),
-        (torch.ones(4).bool(), r"torch.bool \[4\]"),
-    ],
-)
-def test_a_mask_that_is_none_is_named(kept, found):
-    class Wrong(KeepsMore):
-        def keep(self, layer):
-            return kept
-
-    with pytest.raises(ConfigError, match=rf"Wrong.keep returns {found}; it must return a bool tensor \[1, 1, 4\]"):
-        draft(Wrong(), ToyPair(0))
-
-
-@pytest.mark.parametrize("hook", ["expand", "label"])
+@pytest.mark.parametrize("hook", ["keep", "expand", "label", "score"])
 @pytest.mark.parametrize(
     ("given", "found"),
     [
-        (torch.ones(1, 4), r"torch.float32 \[1, 4\]"),
-        (torch.ones(1, 1, 4), r"torch.float32 \[1, 1, 4\]"),
-        (torch.ones(4).bool(), r"torch.bool \[4\]"),
-        (torch.ones(1, 1, 2).long(), r"torch.int64 \[1, 1, 2\]"),
+        (np.ones((1, 1, 4), dtype="U1"), r"<U1 \[1, 1, 4\]"),
+        (np.ones((2, 1, 4), dtype=bool), r"bool \[2, 1, 4\]"),
+        (np.ones((1, 1, 3), dtype=bool), r"bool \[1, 1, 3\]"),
         ([True], "list"),
     ],
 )
-def test_what_another_hook_returns_is_named_if_it_does_not_fit(hook, given, found):
+def test_what_a_hook_returns_is_named_if_it_does_not_fit(hook, given, found):
     wrong = type("Wrong", (KeepsMore,), {hook: lambda self, layer: given})
-    dtype = {"expand": "bool", "label": "int64"}[hook]
-    with pytest.raises(
-        ConfigError, match=rf"Wrong.{hook} returns {found}; it must return a {dtype} tensor \[1, 1, 4\]"
-    ):
+    kind = {"label": "integer", "score": "float"}.get(hook, "bool")
+    with pytest.raises(ConfigError, match=rf"Wrong.{hook} returns {found}; .*{kind} array that fits \[1, 1, 4\]"):
         draft(wrong(budget=5), ToyPair(0), max_levels=2)
+
+
+@pytest.mark.parametrize("hook", ["keep", "expand", "label", "score", "stop"])
+def test_a_policy_written_for_torch_is_told_so(hook):
+    wrong = type("Wrong", (KeepsMore,), {hook: lambda self, *_: torch.ones(1, 1, 4).bool()})
+    with pytest.raises(ConfigError, match=rf"Wrong.{hook} returns a torch tensor; policies decide on numpy arrays"):
+        draft(wrong(budget=5), ToyPair(0), max_levels=2)
+
+
+def test_a_mask_may_be_as_small_as_broadcasting_allows():
+    class Least(KeepsMore):
+        def keep(self, layer):
+            return layer.rank < 2
+
+        def expand(self, layer):
+            return np.array(True)
+
+    tree, _ = draft(Least(budget=60), ToyPair(0), max_levels=3)
+    assert [tree.depths.count(level) for level in range(4)] == [1, 2, 4, 8]
 
 
 class Meddles(Template):
@@ -626,12 +630,13 @@ class Meddles(Template):
 
     def stop(self, tree, frontier):
         for shown in (tree.path_logprobs, tree.scores, frontier):
-            shown.fill_(-torch.inf)
+            shown.fill(-math.inf)
 
     def expand(self, layer):
         wanted = super().expand(layer)
-        layer.logprobs.fill_(-torch.inf)
-        layer.path_logprobs.fill_(-torch.inf)
+        for shown in (layer.logprobs, layer.path_logprobs, layer.parent_logprobs, layer.scores, layer.possible):
+            with pytest.raises(ValueError, match="read-only"):
+                shown.fill(False)
         return wanted
 
 
@@ -645,8 +650,7 @@ def test_a_policy_that_writes_into_the_tree_changes_nothing(form):
             for policy in policies
         )
         assert same.paths() == meddled.paths()
-        assert torch.equal(same.path_logprobs, meddled.path_logprobs)
-        assert same.valid.all()
+        assert same.path_logprobs == meddled.path_logprobs
 
 
 @pytest.mark.parametrize("name", ["size", "path_logprobs", "last_level", "anything"])

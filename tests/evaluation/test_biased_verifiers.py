@@ -44,8 +44,9 @@ class ReRanks(RRSw):
     """Keeps the drawn nodes of the best paths only, as EAGLE-2 does with selected ones."""
 
     def verify(self, tree, logits, randomness):
-        kept = torch.zeros_like(tree.valid).scatter(1, tree.path_logprobs.topk(3).indices, True)
-        tree.path_logprobs.masked_fill_(~kept, -torch.inf)
+        best = sorted(range(tree.size), key=lambda node: -tree.path_logprobs[node])[:3]
+        for children in tree.children:
+            children[:] = [child for child in children if child in best]
         return super().verify(tree, logits, randomness)
 
 
@@ -376,7 +377,7 @@ class GreedyWhereNodesWereCut(PointMass):
     def verify(self, tree, logits, randomness):
         verdict = super().verify(tree, logits, randomness)
         ((path, bonus),) = verdict.host
-        cut = sum(tree.widths) > sum(map(bool, tree.branches[0].children))
+        cut = sum(tree.widths) > sum(map(bool, tree.children))
         return Verdict([path], [int(logits[0, path[-1]].argmax()) if cut else bonus])
 
 
@@ -401,7 +402,7 @@ class GreedyOnUnknownTokens(RRSw):
     def verify(self, tree, logits, randomness):
         verdict = super().verify(tree, logits, randomness)
         ((path, bonus),) = verdict.host
-        narrow = any(level.shape[-1] < logits.shape[-1] for level in tree.draft_probs or ())
+        narrow = any(len(row) < logits.shape[-1] for row in tree.draft_probs.values())
         return Verdict([path], [int(logits[0, path[-1]].argmax()) if narrow else bonus])
 
 

@@ -38,7 +38,7 @@ class Pairs(TreePolicy):
         return 1
 
     def keep(self, layer: Layer):
-        return (layer.rank < 2).expand_as(layer.logprobs)
+        return layer.rank < 2
 
 
 class Walk(PointMass):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -123,7 +124,25 @@ def random_tokens(count: int, seed: int) -> list[int]:
     return torch.randint(VOCAB, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def random_tree(widths: Sequence[int], seed: int) -> DraftTree:
+@dataclass(frozen=True)
+class TensorTree:
+    """A tree as a model is handed it, `[batch, nodes]`; `ancestors` is `[batch, nodes, nodes]`."""
+
+    tokens: Tensor
+    parents: Tensor
+    ancestors: Tensor
+    levels: int
+
+    @property
+    def size(self) -> int:
+        return self.tokens.shape[1]
+
+    @property
+    def depths(self) -> Tensor:
+        return self.ancestors.sum(-1) - 1
+
+
+def random_tree(widths: Sequence[int], seed: int) -> TensorTree:
     """A tree with the given numbers of nodes per level, random parents, and different tokens within a level."""
     generator = torch.Generator().manual_seed(seed)
     tokens, parents, first, above = random_tokens(1, seed), [-1], 0, 1
@@ -132,28 +151,29 @@ def random_tree(widths: Sequence[int], seed: int) -> DraftTree:
         tokens += torch.randperm(VOCAB, generator=generator)[:width].tolist()
         parents += hung.tolist()
         first, above = first + above, width
-    zero = torch.zeros(1, len(tokens))
-    return DraftTree(torch.tensor([tokens]), torch.tensor([parents]), zero, zero, len(widths))
+    zero = [0.0] * len(tokens)
+    ancestors = DraftTree(tokens, parents, zero, zero, len(widths)).ancestors
+    return TensorTree(torch.tensor([tokens]), torch.tensor([parents]), torch.from_numpy(ancestors)[None], len(widths))
 
 
-def stacked(trees: Sequence[DraftTree]) -> DraftTree:
+def stacked(trees: Sequence[TensorTree]) -> TensorTree:
     """Trees of the same widths as one batch."""
-    fields = ("tokens", "parents", "path_logprobs", "scores")
-    return DraftTree(**{name: torch.cat([getattr(t, name) for t in trees]) for name in fields}, levels=trees[0].levels)
+    columns = (torch.cat([getattr(tree, name) for tree in trees]) for name in ("tokens", "parents", "ancestors"))
+    return TensorTree(*columns, levels=trees[0].levels)
 
 
-def path_to(tree: DraftTree, node: int, row: int = 0) -> list[int]:
+def path_to(tree: TensorTree, node: int, row: int = 0) -> list[int]:
     """Node indices from the root down to a node."""
     return tree.ancestors[row, node].nonzero().flatten().tolist()
 
 
-def leaf_paths(tree: DraftTree, row: int = 0) -> list[list[int]]:
+def leaf_paths(tree: TensorTree, row: int = 0) -> list[list[int]]:
     """Every root-to-leaf path."""
     inner = set(tree.parents[row].tolist())
     return [path_to(tree, node, row) for node in range(tree.size) if node not in inner]
 
 
-def score(model: TargetModel, cache: TreeCache, tree: DraftTree) -> Tensor:
+def score(model: TargetModel, cache: TreeCache, tree: TensorTree) -> Tensor:
     """Logits of every node of a tree in one pass."""
     return model.forward(cache, tree.tokens, tree.depths + cache.length, tree.ancestors).logits
 

@@ -149,23 +149,12 @@ def drawn_tree(
     tokens: list[int], parents: list[int], draft: list[float], proposal: Proposal = Proposal.WITHOUT_REPLACEMENT
 ) -> DraftTree:
     """A tree of these nodes below the root, every node with children having the same draft row."""
-    nodes = len(tokens) + 1
-    rows = [0 if node in parents else -1 for node in range(nodes)]
-    zero = torch.zeros(1, nodes)
-    up = [-1, *parents]
+    zero, row = [0.0] * (len(tokens) + 1), torch.tensor(draft, dtype=torch.float64)
     depths = [0]
     for parent in parents:
         depths.append(depths[parent] + 1)
-    return DraftTree(
-        tokens=torch.tensor([[0, *tokens]]),
-        parents=torch.tensor([up]),
-        path_logprobs=zero,
-        scores=zero,
-        levels=max(depths),
-        proposal=proposal,
-        draft_probs=(torch.tensor([[draft]], dtype=torch.float64),),
-        draft_rows=torch.tensor([rows]),
-    )
+    probs = dict.fromkeys(set(parents), row)
+    return DraftTree([0, *tokens], [-1, *parents], zero, zero, max(depths), proposal, probs)
 
 
 def judged(verifier: type[Verifier], tree: DraftTree, target: list[float], *answers: bool) -> tuple[Verdict, Told]:

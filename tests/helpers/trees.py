@@ -1,20 +1,32 @@
-"""Draft trees written out by hand."""
+"""Draft trees written out by hand, and what grows them without a decoder."""
 
 import math
 from collections.abc import Sequence
 
 import torch
 
+from drafttree.core.randomness import SeededRandomness
+from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree
+from drafttree.drafters.base import DraftLogits
+from drafttree.drafters.packed import pack
+from drafttree.engine.draft_logits import AdjustedDraft, LogitsAdjustment
+from drafttree.verifiers import Greedy
+
+CPU = torch.device("cpu")
+
+
+def plain_draft(sessions: Sequence[DraftLogits]) -> AdjustedDraft:
+    """The logits of some sessions for `grow`, as they are."""
+    nothing = LogitsAdjustment(Greedy(Sampling()), SeededRandomness(0, 1, CPU).at(0))
+    return AdjustedDraft(pack(sessions), [nothing] * len(sessions), CPU)
 
 
 def tree_of(parents: Sequence[int], probs: Sequence[float], widths: tuple[int, ...] = (1,)) -> DraftTree:
-    """A tree from the parents of its drafted nodes and their probabilities given these; NaN marks padding."""
+    """A tree from the parents of its drafted nodes and their probabilities given these."""
     paths, depths = [0.0], [0]
     for parent, prob in zip(parents, probs, strict=True):
-        paths.append(-math.inf if math.isnan(prob) else paths[parent] + math.log(prob))
+        paths.append(paths[parent] + math.log(prob))
         depths.append(depths[parent] + 1)
-    nodes = torch.arange(len(paths))[None]
-    scores = torch.tensor([[math.inf, *paths[1:]]])
-    up = torch.tensor([[-1, *parents]])
-    return DraftTree(nodes, up, torch.tensor([paths]), scores, levels=max(depths), widths=widths)
+    columns = [*range(len(paths))], [-1, *parents], paths, [math.inf, *paths[1:]]
+    return DraftTree(*columns, levels=max(depths), widths=widths)

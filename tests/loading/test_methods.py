@@ -48,7 +48,7 @@ class Short(TreePolicy):
         return self.depth
 
     def keep(self, layer):
-        return (layer.rank < 1).expand_as(layer.logprobs)
+        return layer.rank < 1
 
 
 class Walk(PointMass):

@@ -13,8 +13,7 @@ import torch
 
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
 from drafttree.core.errors import ConfigError
-from drafttree.core.tree import DraftTree, Proposal
-from drafttree.engine import tree_growth
+from drafttree.core.tree import Proposal
 from drafttree.engine.compatibility import incompatibility
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.tree_growth import grow
@@ -29,7 +28,7 @@ from drafttree.verifiers import RRS, Block, Coupled, Greedy, PointMass, RRSw, Tr
 from helpers.costs import new_states
 from helpers.small_trees import DRAFT, LENGTH, PROMPT, TARGET, VOCAB
 from helpers.toy import ToyDraft, ToyDrafter, ToyModel, argmax, greedy_text
-from helpers.trees import tree_of
+from helpers.trees import plain_draft, tree_of
 
 ONE = Costs((1,), (1.0,))
 
@@ -201,7 +200,7 @@ def test_auto_has_a_form_for_every_kind_of_verifier():
 
 def test_the_shape_of_a_drawn_tree_is_known_before_the_draws():
     shapes = {
-        tuple(tree.parents[0].tolist())
+        tuple(tree.parents)
         for seed in range(2)
         for _, tree in trees(toy_pair(7 * seed).draft, AutoSampled(depth=2, children=2, budget=5), RRSw, levels=2)
     }
@@ -222,7 +221,10 @@ def test_a_policy_that_cuts_drawn_trees_is_refused(verifier):
 
 
 class CutsDrawn(NoOtherForm):
-    """What auto must not do: cut a drawn tree to the nodes that are worth their cost by their own probabilities."""
+    """What auto must not do: cut a drawn tree to the nodes that are worth their cost by their own probabilities.
+
+    Growth cuts the trees of a policy that re-ranks, and only `incompatibility` keeps drawn ones away from it.
+    """
 
     reranks: ClassVar[bool] = True
 
@@ -230,16 +232,8 @@ class CutsDrawn(NoOtherForm):
         return self
 
 
-def cut_in_the_end(growth) -> DraftTree:
-    """Finish every tree as one that was selected is finished."""
-    tree = growth._tree.tree()
-    if growth._sampler:
-        tree = growth._sampler.attach(tree)
-    return tree.cut(growth._policy.sizes(tree.scores, growth._states)) if tree.levels else tree
-
-
 @pytest.mark.parametrize("verifier", [RRSw, RRS, Traversal])
-def test_the_enumeration_finds_a_drawn_tree_that_was_cut_by_what_was_drawn(verifier, monkeypatch):
+def test_the_enumeration_finds_a_drawn_tree_that_was_cut_by_what_was_drawn(verifier):
     policy, forms = CutsDrawn(depth=2, children=2, budget=4), AutoSampled(depth=2, children=2, budget=4)
     pairs = [toy_pair(seed) for seed in (0, 1)]
 
@@ -247,9 +241,7 @@ def test_the_enumeration_finds_a_drawn_tree_that_was_cut_by_what_was_drawn(verif
         found = [law(each.target, each.draft, policy, verifier, levels=2, costs=STEEP) for each in pairs]
         return max(each.total_variation for each in found)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(tree_growth.Growth, "finish", cut_in_the_end)
-        assert worst(policy) > 1e-3
+    assert worst(policy) > 1e-3
     assert worst(forms) < EXACT
 
 
@@ -342,9 +334,9 @@ def test_texts_of_a_batch_have_states_of_their_own():
         )
 
     def grown(*states: AutoState) -> list[list[int]]:
-        drafted = ToyDraft([DRAFT] * len(states), [PROMPT] * len(states), torch.float64)
-        tree = grow(Auto(budget=12), drafted, torch.full((len(states), 1), PROMPT[-1]), 6, states=states)
-        return [row[valid].tolist() for row, valid in zip(tree.tokens, tree.valid, strict=True)]
+        sessions, count = [ToyDraft([DRAFT], [PROMPT], torch.float64) for _ in states], len(states)
+        trees = grow(Auto(budget=12), plain_draft(sessions), [PROMPT[-1]] * count, [6] * count, states=states)
+        return [tree.tokens for tree in trees]
 
     apart = [grown(state)[0] for state in (sure, fresh, unsure)]
     assert grown(sure, fresh, unsure) == apart

@@ -2,8 +2,11 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from drafttree.core.errors import ConfigError
@@ -12,6 +15,7 @@ from drafttree.engine.tree_growth import grow
 from drafttree.policies import POLICIES, DynaTree, OptTree, Talon, Template
 from drafttree.policies.base import RoundOutcome, TextContext, best_mask
 from helpers.toy import Table, ToyDraft
+from helpers.trees import plain_draft
 
 every_policy = pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES.keys())
 
@@ -172,20 +176,23 @@ def test_the_authors_history_changes_nothing_within_a_text():
 def test_rho_deep_that_was_learned_decides_which_paths_go_deep():
     policy = DynaTree(base_depth=1, max_depth=6, stop_below=0, prune_below=0, deep_above=0.8, per_prompt=True)
     fresh = policy.init_state(NEW)
-    assert len(tokens_of(policy, state=replace(fresh, deep_above=0.01))) > len(tokens_of(policy, state=fresh))
+    deep, usual = tokens_of(policy, 0, replace(fresh, deep_above=0.01), fresh)
+    assert len(deep) > len(usual)
 
 
-def tokens_of(policy, seed: int = 0, state=None) -> list[int]:
-    drafted = ToyDraft([Table(seed=seed, scale=0.5)], [[1]], torch.float64)
-    states = (policy.init_state(NEW) if state is None else state,)
-    return grow(policy, drafted, torch.tensor([[1]]), 99, states=states).tokens[0].tolist()
+def tokens_of(policy, seed: int = 0, *states) -> list[list[int]]:
+    """The tokens of a tree for each state, of one new text where there are none."""
+    states = states or (policy.init_state(NEW),)
+    sessions = [ToyDraft([Table(seed=seed, scale=0.5)], [[1]], torch.float64) for _ in states]
+    trees = grow(policy, plain_draft(sessions), [1] * len(states), [99] * len(states), states=states)
+    return [tree.tokens for tree in trees]
 
 
 def test_history_changes_the_tree_of_its_text_and_of_no_other():
     policy = DynaTree(base_depth=2, max_depth=5, stop_below=0, prune_below=0, deep_above=1)
     before = tokens_of(policy)
     state = policy.observe(policy.init_state(NEW), outcome(0, 5))
-    assert len(tokens_of(policy, state=state)) < len(before)
+    assert len(tokens_of(policy, 0, state)[0]) < len(before[0])
     assert tokens_of(policy) == before
 
 
@@ -193,10 +200,8 @@ def test_one_object_serves_a_batch_of_texts_with_different_histories():
     policy = DynaTree(base_depth=2, max_depth=5, stop_below=0, prune_below=0, deep_above=1, high=0.5, low=0.1)
     fresh = policy.init_state(NEW)
     states = (fresh, policy.observe(fresh, outcome(0, 5)), policy.observe(fresh, outcome(5, 5)))
-    drafted = ToyDraft([Table(seed=1, scale=0.5)] * 3, [[1]] * 3, torch.float64)
-    tree = grow(policy, drafted, torch.ones(3, 1, dtype=torch.long), 99, states=states)
-    together = [row[valid].tolist() for row, valid in zip(tree.tokens, tree.valid, strict=True)]
-    assert together == [tokens_of(policy, seed=1, state=state) for state in states]
+    together = tokens_of(policy, 1, *states)
+    assert together == [tokens_of(policy, 1, state)[0] for state in states]
     assert len({tuple(tokens) for tokens in together}) > 1
 
 
@@ -217,8 +222,18 @@ def test_a_tree_does_not_depend_on_the_tree_before_it():
 
 
 def test_best_mask_takes_ties_from_the_left_and_nothing_that_is_not_among():
-    scores = torch.tensor([[1.0, 2.0, 2.0, 2.0], [0.0, 0.0, 0.0, 0.0]])
-    among = torch.tensor([[True, False, True, True], [False, True, True, True]])
+    scores = np.array([[1.0, 2.0, 2.0, 2.0], [0.0, 0.0, 0.0, 0.0]])
+    among = np.array([[True, False, True, True], [False, True, True, True]])
     assert best_mask(scores, among, 1).tolist() == [[False, False, True, False], [False, True, False, False]]
     assert best_mask(scores, among, 9).tolist() == among.tolist()
-    assert best_mask(scores, among, torch.tensor([[2], [0]])).tolist() == [[False, False, True, True], [False] * 4]
+    assert best_mask(scores, among, [2, 0]).tolist() == [[False, False, True, True], [False] * 4]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from([-3.0, -1.0, 0.5, 2.0]), st.booleans()), min_size=1, max_size=30), st.data())
+def test_best_mask_is_a_stable_sort_cut_off(entries, data):
+    count = data.draw(st.integers(-1, len(entries) + 1))
+    scores, among = (np.array([column]) for column in zip(*entries, strict=True))
+    allowed = [place for place, (_, kept) in enumerate(entries) if kept]
+    wanted = sorted(allowed, key=lambda place: -entries[place][0])[: max(count, 0)]
+    assert best_mask(scores, among, count)[0].nonzero()[0].tolist() == sorted(wanted)

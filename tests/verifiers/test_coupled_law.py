@@ -1,6 +1,6 @@
 """At temperature 1 a coupled text has the target's law, whatever tree it was checked in: 5,000 draws per policy.
 
-All seeds are one batch: a text per sequence, each with its own noise, and the policies and the verifier do not notice.
+All seeds grow their trees in one batch, each with its own noise, and the policies do not notice.
 """
 
 import itertools
@@ -14,7 +14,6 @@ from torch.nn.functional import one_hot
 from drafttree.core.randomness import gumbel
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Verdict
-from drafttree.engine.draft_logits import AdjustedDraft
 from drafttree.engine.tree_growth import grow
 from drafttree.policies import POLICIES
 from drafttree.verifiers import Coupled
@@ -61,32 +60,40 @@ class TextNoise:
 
 
 class ManyDrafts:
-    """The drafter's table, read for many texts at once."""
+    """The drafter's table, read for many texts at once; see `tree_growth.DraftRows`."""
 
-    def __init__(self, table: Tensor, last: Tensor) -> None:
-        self.table, self.before, self.tokens = table, last[:, :1], last[:, 1:]
+    def __init__(self, table: Tensor, last: Tensor, noise: Tensor, sampling: Sampling) -> None:
+        self.table, self.noise, self.sampling, self.depth = table, noise, sampling, 0
+        self.frontier = [[(int(before), int(root))] for before, root in last]
 
     def root(self) -> Tensor:
-        return self.table[self.before, self.tokens]
+        return self._rows()
 
-    def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
-        self.before, self.tokens = self.tokens.gather(1, origins), tokens
-        return self.table[self.before, tokens]
+    def expand(self, tokens, origins, widths) -> Tensor:
+        columns = zip(self.frontier, tokens.tolist(), origins.tolist(), widths, strict=True)
+        self.frontier = [
+            [(above[origin][1], token) for token, origin in zip(ids[:width], up[:width], strict=True)]
+            for above, ids, up, width in columns
+        ]
+        return self._rows()
+
+    def _rows(self) -> Tensor:
+        """Guided as `Coupled` does it."""
+        self.depth += 1
+        texts = torch.tensor([text for text, nodes in enumerate(self.frontier) for _ in nodes])
+        before, last = torch.tensor([node for nodes in self.frontier for node in nodes]).unbind(1)
+        return self.sampling.process(self.table[before, last]) + self.noise[texts, self.depth]
 
 
 class Hopeful(Coupled):
     """A verifier that is wrong: it accepts any child that the target finds likelier than 30 %."""
 
     def verify(self, tree: DraftTree, logits: Tensor, randomness) -> Verdict:
-        depths = range(1, tree.levels + 2)
-        rows = torch.stack([torch.stack([own.gumbel(depth) for depth in depths]) for own in randomness])
-        noisy = self.sampling.process(logits) + rows.gather(1, tree.depths[..., None].expand(-1, -1, VOCAB))
-        chosen = noisy.argmax(-1)
+        noise = torch.stack([randomness[0].gumbel(1 + depth) for depth in tree.depths])
+        chosen = (self.sampling.process(logits) + noise).argmax(-1)
         for node in range(1, tree.size):
-            parent, token = tree.parents[:, node], tree.tokens[:, node]
-            texts = torch.arange(len(token))
-            likely = (logits[texts, parent].softmax(-1)[texts, token] > 0.3) & tree.valid[:, node]
-            chosen[texts[likely], parent[likely]] = token[likely]
+            if logits[0, tree.parents[node]].softmax(-1)[tree.tokens[node]] > 0.3:
+                chosen[0, tree.parents[node]] = tree.tokens[node]
         return walk(tree, one_hot(chosen, VOCAB).float(), chosen)
 
 
@@ -105,14 +112,13 @@ def generate(policy, verifier: Coupled, noises: ManyNoises, draws: int = DRAWS) 
         if not group:
             continue
         last, randomness = torch.tensor([texts[index][-2:] for index in group]), noises.at(group, length - 1)
-        drafted = AdjustedDraft(ManyDrafts(draft, last), verifier, randomness)
-        tree = grow(policy, drafted, last[:, 1:], LEVELS, states=new_states(policy, len(group)))
-        before = tree.tokens.gather(1, tree.parents.clamp_min(0))
-        before[:, 0] = last[:, 0]
-        verdict = verifier.verify(tree, target[before, tree.tokens], randomness)
-        for row, index in enumerate(group):
-            path, bonus = verdict.host[row]
-            texts[index] += [*tree.tokens[row, path[1:]].tolist(), bonus]
+        drafted = ManyDrafts(draft, last, noises.rows[group, length - 1 :], verifier.sampling)
+        roots, states = last[:, 1].tolist(), new_states(policy, len(group))
+        trees = grow(policy, drafted, roots, [LEVELS] * len(group), states=states)
+        for index, tree, noise in zip(group, trees, randomness, strict=True):
+            before = [texts[index][-2], *(tree.tokens[parent] for parent in tree.parents[1:])]
+            ((path, bonus),) = verifier.verify(tree, target[before, tree.tokens][None], [noise]).host
+            texts[index] += [*(tree.tokens[node] for node in path[1:]), bonus]
     return [tuple(text[len(PROMPT) :][:LENGTH]) for text in texts]
 
 

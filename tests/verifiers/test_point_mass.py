@@ -37,7 +37,7 @@ def test_the_expected_length_is_the_sum_of_the_targets_path_probabilities(name):
     tables = toy_pair(1)
     ((chance, tree),) = trees(tables.draft, RERANKING[name], PointMass)
     paths = {0: ()}
-    for node, (token, parent) in enumerate(zip(tree.tokens[0].tolist(), tree.parents[0].tolist(), strict=True)):
+    for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
         if node:
             paths[node] = (*paths[parent], token)
     expected = sum(

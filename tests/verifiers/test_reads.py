@@ -1,12 +1,13 @@
-"""How often a verifier asks the device: for the tree, for every probability it needs, and for the bonus token."""
+"""How often a verifier asks the device: for the probabilities it needs, all at once, and for the bonus token."""
 
 import pytest
 import torch
 
 from drafttree.core.randomness import SeededRandomness
 from drafttree.core.sampling import Sampling
+from drafttree.drafters.packed import pack
 from drafttree.engine.child_sampler import ChildSampler
-from drafttree.engine.draft_logits import AdjustedDraft
+from drafttree.engine.draft_logits import AdjustedDraft, LogitsAdjustment
 from drafttree.engine.tree_growth import grow
 from drafttree.policies import Chain, Template
 from drafttree.verifiers import (
@@ -24,19 +25,21 @@ from helpers.reads import Reads
 from helpers.toy import Table, ToyDraft
 
 VOCAB = 8
-MOST = {Greedy: 1, Coupled: 1, RRSw: 6, RRS: 6, PointMass: 6, Traversal: 6, Block: 6}
-"""The tree together with the verdict; or the tree, the probabilities, a check of the row that is drawn from, the draw,
+MOST = {Greedy: 1, Coupled: 1, RRSw: 5, RRS: 5, PointMass: 5, Traversal: 5, Block: 5}
+"""The tokens that the target chooses; or the probabilities, a check of the row that is drawn from, the draw,
 and two streams of uniform numbers, which are made on the host."""
 
 
 def judged(verifier: type[Verifier], seed: int, monkeypatch) -> tuple[int, int]:
     """How often the device was asked, and how many drafted nodes the tree had."""
     sampling = Sampling(0.0 if verifier is Greedy else 1.0, seed=seed)
-    judge, randomness = verifier(sampling), [SeededRandomness(seed, VOCAB, torch.device("cpu")).at(3)]
+    cpu = torch.device("cpu")
+    judge, randomness = verifier(sampling), [SeededRandomness(seed, VOCAB, cpu).at(3)]
     sampler = None if judge.proposal.value == "top-k" else ChildSampler(judge.proposal, randomness)
     policy = Chain(depth=5) if judge.chains_only else Template(tree="binary-3")
-    drafted = AdjustedDraft(ToyDraft([Table(VOCAB, seed=seed)], [[1]], torch.float32), judge, randomness)
-    tree = grow(policy, drafted, torch.tensor([[1]]), 9, sampler=sampler)
+    session = ToyDraft([Table(VOCAB, seed=seed)], [[1]], torch.float32)
+    drafted = AdjustedDraft(pack([session]), [LogitsAdjustment(judge, *randomness)], cpu)
+    (tree,) = grow(policy, drafted, [1], [9], states=[None], sampler=sampler)
     logits = torch.randn(1, tree.size, VOCAB, generator=torch.Generator().manual_seed(seed))
     with monkeypatch.context() as patch, Reads(patch) as reads:
         judge.verify(tree, logits, randomness)

@@ -111,7 +111,7 @@ def test_a_tree_of_another_kind_is_refused(verifier):
 
 def test_a_tree_that_does_not_say_where_its_children_came_from_is_refused():
     tree = drawn_tree([0], [0], Q)
-    blind = replace(tree, draft_probs=None)
+    blind = replace(tree, draft_probs={})
     with pytest.raises(ConfigError, match="which distribution"):
         judged(RRSw, blind, P)
 

@@ -17,7 +17,7 @@ EXAMPLE = drawn_tree(tokens=[0, 1, 2], parents=[0, 1, 1], draft=DRAFT)
 
 def test_the_rows_and_rates_of_the_worked_example():
     logits = torch.tensor(TARGET, dtype=torch.float64).log().expand(4, -1)
-    view = TreeView(EXAMPLE, 0, logits, Sampling(1.0), Told())
+    view = TreeView(EXAMPLE, logits, Sampling(1.0), Told())
     a = ChainNode(view, 0, torch.ones(())).child(1)
     assert float(a.rate) == pytest.approx(0.5)
     assert float(a.child(2).rate) == pytest.approx(2 / 3)

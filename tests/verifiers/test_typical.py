@@ -15,17 +15,17 @@ from helpers.toy import Table, ToyDrafter, ToyModel
 from helpers.toy_pairs import Told, drawn_tree, judged
 
 TREE = DraftTree(
-    tokens=torch.tensor([[0, 0, 1, 0, 1, 2, 0]]),
-    parents=torch.tensor([[-1, 0, 0, 1, 1, 2, 3]]),
-    path_logprobs=torch.zeros(1, 7),
-    scores=torch.zeros(1, 7),
+    tokens=[0, 0, 1, 0, 1, 2, 0],
+    parents=[-1, 0, 0, 1, 1, 2, 3],
+    path_logprobs=[0.0] * 7,
+    scores=[0.0] * 7,
     levels=3,
 )
 
 
 def typical(rows: list[list[float]]) -> tuple[list[int], int]:
     """Every path from the root whose nodes are all accepted; the longest, then the likeliest."""
-    tokens, parents = TREE.tokens[0].tolist(), TREE.parents[0].tolist()
+    tokens, parents = TREE.tokens, TREE.parents
     found = [([0], 0.0)]
     for node in range(1, 7):
         path = [node]

@@ -129,7 +129,7 @@ class PathConstraints:
 
         Args:
             tokens: token ids of the committed text; the last is the root.
-            tree: a draft tree of batch size 1.
+            tree: the draft tree.
             logits: the target's logits.
 
         Raises:
@@ -167,9 +167,9 @@ class PathConstraints:
         possible = processed.amax(1) > -torch.inf
         if possible.all():
             return
-        parents = tree.parents[0]
-        allowed = (processed[parents.clamp_min(0), tree.tokens[0]] > -torch.inf) | (parents < 0)
-        reached = (allowed | ~tree.ancestors[0]).all(1)
+        parents, tokens_of = (torch.tensor(each, device=processed.device) for each in (tree.parents, tree.tokens))
+        allowed = (processed[parents.clamp_min(0), tokens_of] > -torch.inf) | (parents < 0)
+        reached = (allowed | ~torch.from_numpy(tree.ancestors).to(allowed.device)).all(1)
         stuck = (reached & ~possible).nonzero()[:, 0].tolist()
         if stuck:
             raise self._dead_end(tokens, paths[stuck[0]], logits[stuck[0]])

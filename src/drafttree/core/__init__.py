@@ -3,7 +3,7 @@
 from drafttree.core import errors
 from drafttree.core.randomness import Randomness, RoundRandomness, SeededRandomness
 from drafttree.core.sampling import Sampling
-from drafttree.core.tree import DraftTree, Layer, Proposal, TreeBuilder, Verdict
+from drafttree.core.tree import DraftTree, Layer, Proposal, Verdict
 
 __all__ = [
     "DraftTree",
@@ -13,7 +13,6 @@ __all__ = [
     "RoundRandomness",
     "Sampling",
     "SeededRandomness",
-    "TreeBuilder",
     "Verdict",
     "errors",
 ]

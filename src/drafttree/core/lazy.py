@@ -1,8 +1,8 @@
-"""torch and transformers, imported when they are first used: together they take seconds.
+"""numpy, torch and transformers, imported when they are first used: together they take seconds.
 
 `core`, `policies` and `verifiers` take them from here and folders above them are lazy doors, so that methods can be
-listed, named and checked without them. Annotations are evaluated when a function is defined, so `Tensor` stands for
-torch's class, and other classes of theirs are written as strings.
+listed, named and checked without them. Annotations are evaluated when a function is defined, so `Array` and `Tensor`
+stand for numpy's and torch's classes, and other classes of theirs are written as strings.
 """
 
 import sys
@@ -13,8 +13,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, ForwardRef
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch as torch
     import transformers as transformers
+    from numpy import ndarray as Array
     from torch import Tensor as Tensor
 
 
@@ -33,8 +35,8 @@ class LazyModule:
 
 
 if not TYPE_CHECKING:
-    torch, transformers = LazyModule("torch"), LazyModule("transformers")
-    Tensor = ForwardRef("torch.Tensor")
+    np, torch, transformers = LazyModule("numpy"), LazyModule("torch"), LazyModule("transformers")
+    Array, Tensor = ForwardRef("numpy.ndarray"), ForwardRef("torch.Tensor")
 
 
 def lazy_door(package: str, exports: Sequence[str], homes: Sequence[str]) -> Callable[[str], Any]:

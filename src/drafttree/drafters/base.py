@@ -28,20 +28,20 @@ class DraftLogits(Protocol):
 
 
 class PackedDraft(Protocol):
-    """The sessions of several requests that draft together: one draft pass per level for all of them."""
+    """The sessions of requests that draft together: one draft pass per level for all of them."""
 
     def root(self) -> Tensor:
-        """Return logits `[batch, 1, vocab]` of the token after each request's root."""
+        """Return logits `[batch, vocab]` of the token after each request's root."""
         ...
 
     def expand(self, tokens: Tensor, origins: Tensor, widths: Sequence[int]) -> Tensor:
-        """Return logits `[batch, frontier, vocab]` of the token after each node of the new frontiers.
+        """Return logits `[nodes, vocab]` of the token after each node of the new frontiers, one after the other.
 
         Args:
             tokens: `[batch, frontier]` token ids of the nodes.
             origins: `[batch, frontier]` index of each node's parent in the previous frontier of its request.
             widths: per request, how many nodes its frontier has, 0 for a request that drafts no further. They come
-                first; the others are padding, whose logits are finite and mean nothing.
+                first; the others are padding.
         """
         ...
 

@@ -16,7 +16,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from drafttree.drafters.base import DraftSession, HiddenStates, PackedDraft, ShownBySize, extend_visible
-from drafttree.drafters.packed import DraftEach, drafting_sessions, share, unpack
+from drafttree.drafters.packed import DraftEach, drafting_sessions, share
 from drafttree.drafters.pass_counter import PassCounter, count_pass
 from drafttree.models import NAME, CacheLayout, Segment, TreeCache, TreePlan
 from drafttree.models.packed_cache import PackedCache
@@ -274,10 +274,10 @@ class Eagle3Session(PassCounter):
         return PackedEagle3(sessions) if share(each._backend for each in sessions) else DraftEach(sessions)
 
     def root(self) -> Tensor:
-        return PackedEagle3([self]).root()
+        return PackedEagle3([self]).root()[None]
 
     def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
-        return PackedEagle3([self]).expand(tokens, origins, [tokens.shape[1]])
+        return PackedEagle3([self]).expand(tokens, origins, [tokens.shape[1]])[None]
 
     def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
         self._cache.commit([])
@@ -337,7 +337,7 @@ class PackedEagle3:
             for session in sessions:
                 session._begin_tree()
             lasts = torch.cat([rows[:, -1:] for rows in output.split([each.nodes for each in segments], 1)], 1)
-            return self._logits(sessions, lasts, [1] * len(sessions)).transpose(0, 1)
+            return self._logits(sessions, lasts, [1] * len(sessions))
 
     @torch.inference_mode()
     def expand(self, tokens: Tensor, origins: Tensor, widths: Sequence[int]) -> Tensor:
@@ -346,10 +346,10 @@ class PackedEagle3:
         with count_pass(sessions):
             segments, hidden = zip(*(session._next_rows(*nodes) for session, *nodes in drafting), strict=True)
             output = _forward(self._backend, segments, torch.cat(hidden, 1))
-            return unpack(self._logits(sessions, output, [each.nodes for each in segments]), widths)
+            return self._logits(sessions, output, [each.nodes for each in segments])
 
     def _logits(self, sessions: Sequence[Eagle3Session], output: Tensor, widths: Sequence[int]) -> Tensor:
-        """The logits `[1, nodes, vocab]` of a pass; every session keeps the hidden states that its next level reads.
+        """The logits `[nodes, vocab]` of a pass; every session keeps the hidden states that its next level reads.
 
         Args:
             sessions: that have nodes.
@@ -358,7 +358,7 @@ class PackedEagle3:
         """
         for session, own in zip(sessions, self._backend.next_hidden(output).split(list(widths), 1), strict=True):
             session._hidden = own
-        return self._head.in_target_vocab(self._backend.draft_logits(output))
+        return self._head.in_target_vocab(self._backend.draft_logits(output))[0]
 
 
 def _forward(backend: Eagle3Backend, segments: Sequence[Segment], hidden: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaModel, PreTrainedConfig, PreTrainedMo
 
 from drafttree.drafters.base import DraftSession, HiddenStates, PackedDraft, ShownBySize
 from drafttree.drafters.heads import ResBlock, embedding, last_layer, own_bytes, projection, zero_hidden
-from drafttree.drafters.packed import DraftEach, drafting_sessions, share, unpack
+from drafttree.drafters.packed import DraftEach, drafting_sessions, share
 from drafttree.drafters.pass_counter import PassCounter, count_pass
 from drafttree.models import NAME, CacheLayout, TreeCache, TreePlan
 
@@ -198,10 +198,10 @@ class HydraSession(PassCounter):
         return PackedHydra(sessions) if share(each._drafter for each in sessions) else DraftEach(sessions)
 
     def root(self) -> Tensor:
-        return PackedHydra([self]).root()
+        return PackedHydra([self]).root()[None]
 
     def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
-        return PackedHydra([self]).expand(tokens, origins, [tokens.shape[1]])
+        return PackedHydra([self]).expand(tokens, origins, [tokens.shape[1]])[None]
 
     def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
         self._root = tokens[-1]
@@ -237,18 +237,18 @@ class PackedHydra:
         with count_pass(self._sessions):
             contexts = [session._read() for session in self._sessions]
             roots = torch.tensor([[session._root for session in self._sessions]], device=contexts[0].device)
-            return self._draft(0, self._sessions, contexts, roots.split(1, 1)).transpose(0, 1)
+            return self._draft(0, self._sessions, contexts, roots.split(1, 1))
 
     def expand(self, tokens: Tensor, origins: Tensor, widths: Sequence[int]) -> Tensor:
         sessions, ids, above = zip(*drafting_sessions(self._sessions, tokens, origins, widths), strict=True)
         with count_pass(sessions):
             inherited = [session._inherited(own) for session, own in zip(sessions, above, strict=True)]
-            return unpack(self._draft(sessions[0]._level + 1, sessions, inherited, ids), widths)
+            return self._draft(sessions[0]._level + 1, sessions, inherited, ids)
 
     def _draft(
         self, level: int, sessions: Sequence[HydraSession], inherited: Sequence[Tensor], tokens: Sequence[Tensor]
     ) -> Tensor:
-        """Logits `[1, nodes, vocab]` of a level.
+        """Logits `[nodes, vocab]` of a level.
 
         Args:
             level: of all nodes.
@@ -259,4 +259,4 @@ class PackedHydra:
         inputs = torch.cat((torch.cat(list(inherited), 1), self._drafter.embed(torch.cat(list(tokens), 1))), 2)
         for session, own in zip(sessions, inputs.split([ids.shape[1] for ids in tokens], 1), strict=True):
             session._inputs, session._level = own, level
-        return self._drafter.logits(level, inputs)
+        return self._drafter.logits(level, inputs)[0]

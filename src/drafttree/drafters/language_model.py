@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from drafttree.drafters.base import DraftSession, HiddenStates, PackedDraft, ShownBySize, extend_visible
-from drafttree.drafters.packed import DraftEach, drafting_sessions, share, unpack
+from drafttree.drafters.packed import DraftEach, drafting_sessions, share
 from drafttree.drafters.pass_counter import PassCounter, count_pass
 from drafttree.models import Model, Output, Segment, TreeCache, forward_packed, prefill
 from drafttree.models.packed import forward_each
@@ -74,10 +74,10 @@ class LanguageModelSession(PassCounter):
 
     def root(self) -> Tensor:
         """As in `DraftLogits`; a second call before the next commit begins another tree at the same root."""
-        return PackedLanguageModel([self]).root()
+        return PackedLanguageModel([self]).root()[None]
 
     def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
-        return PackedLanguageModel([self]).expand(tokens, origins, [tokens.shape[1]])
+        return PackedLanguageModel([self]).expand(tokens, origins, [tokens.shape[1]])[None]
 
     def _read(self, logits: Tensor) -> None:
         """Commit the unread tokens' rows, given the last one's logits."""
@@ -153,7 +153,7 @@ class PackedLanguageModel:
         if unread := [session for session in self._sessions if session._unread]:
             with count_pass(unread):
                 self._read(unread)
-        return torch.cat([session._root for session in self._sessions])
+        return torch.cat([session._root[:, 0] for session in self._sessions])
 
     def _read(self, sessions: Sequence[LanguageModelSession]) -> None:
         model = self._model
@@ -171,8 +171,7 @@ class PackedLanguageModel:
         drafting = drafting_sessions(self._sessions, tokens, origins, widths)
         with count_pass([session for session, *_ in drafting]):
             levels = [session._next_level(*nodes) for session, *nodes in drafting]
-            rows = torch.cat([output.logits for output in _forward(self._model, levels)], 1)
-            return unpack(rows, widths)
+            return torch.cat([output.logits[0] for output in _forward(self._model, levels)])
 
 
 def _forward(model: Model, segments: Sequence[Segment]) -> list[Output]:

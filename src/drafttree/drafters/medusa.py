@@ -99,10 +99,10 @@ class MedusaSession(PassCounter):
         return PackedMedusa(sessions) if share(each._drafter for each in sessions) else DraftEach(sessions)
 
     def root(self) -> Tensor:
-        return PackedMedusa([self]).root()
+        return PackedMedusa([self]).root()[None]
 
     def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
-        return PackedMedusa([self]).expand(tokens, origins, [tokens.shape[1]])
+        return PackedMedusa([self]).expand(tokens, origins, [tokens.shape[1]])[None]
 
     def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
         self.prefill(hidden_states, len(tokens))
@@ -123,10 +123,10 @@ class PackedMedusa:
             logits = self._drafter.logits(torch.cat([session._hidden for session in self._sessions]))
         for session, own in zip(self._sessions, logits.split(1), strict=True):
             session._logits, session._level = own, 0
-        return logits[:, :1]
+        return logits[:, 0]
 
     def expand(self, tokens: Tensor, origins: Tensor, widths: Sequence[int]) -> Tensor:
         for session, width in zip(self._sessions, widths, strict=True):
             session._level += width > 0
-        levels = [session._logits[:, session._level, None] for session in self._sessions]
-        return torch.cat(levels).expand(-1, tokens.shape[1], -1)
+        own = zip(self._sessions, widths, strict=True)
+        return torch.cat([session._logits[:, session._level].expand(width, -1) for session, width in own])

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from drafttree.drafters.base import DraftLogits, PackedDraft
 
@@ -17,7 +16,7 @@ SessionT = TypeVar("SessionT")
 
 
 def pack(sessions: Sequence[DraftLogits]) -> PackedDraft:
-    """The sessions of several requests as one draft, which runs one pass per level where they can share passes.
+    """The sessions of requests as one draft, which runs one pass per level where they can share passes.
 
     A subclass of a session shares passes by a `pack` of its own only: it may draft in another way than its base.
     """
@@ -37,24 +36,21 @@ class DraftEach:
         self._sessions = sessions
 
     def root(self) -> Tensor:
-        return torch.cat([session.root() for session in self._sessions])
+        return torch.cat([session.root()[0] for session in self._sessions])
 
     def expand(self, tokens: Tensor, origins: Tensor, widths: Sequence[int]) -> Tensor:
         drafting = drafting_sessions(self._sessions, tokens, origins, widths)
-        return unpack(torch.cat([session.expand(*nodes) for session, *nodes in drafting], 1), widths)
+        return torch.cat([session.expand(*nodes)[0] for session, *nodes in drafting])
 
 
 def drafting_sessions(
     sessions: Sequence[SessionT], tokens: Tensor, origins: Tensor, widths: Sequence[int]
 ) -> list[tuple[SessionT, Tensor, Tensor]]:
     """The sessions that have a frontier, each with tokens and origins `[1, width]` of its nodes, without padding."""
+    if len(sessions) == 1:
+        return [(sessions[0], tokens, origins)]
     own = zip(sessions, tokens.split(1), origins.split(1), widths, strict=True)
     return [(session, ids[:, :width], above[:, :width]) for session, ids, above, width in own if width]
-
-
-def unpack(rows: Tensor, widths: Sequence[int]) -> Tensor:
-    """Rows `[1, nodes, vocab]` of all requests behind each other as `[batch, width, vocab]`, zero where padded."""
-    return rows if len(widths) == 1 else pad_sequence(list(rows[0].split(list(widths))), batch_first=True)
 
 
 def share(parts: Iterable[object]) -> bool:

@@ -1,14 +1,15 @@
 """The drafter's logits as a tree policy sees them: constrained, divided by a temperature, guided by the verifier."""
 
 from collections.abc import Callable, Sequence
-from functools import reduce
 
+import numpy as np
 import torch
+from numpy import ndarray as Array
 from torch import Tensor
 from torch.nn.functional import pad
 
 from drafttree.core.randomness import RoundRandomness
-from drafttree.drafters.base import DraftLogits, PackedDraft
+from drafttree.drafters.base import PackedDraft
 from drafttree.verifiers.base import Verifier
 
 Path = tuple[int, ...]
@@ -21,16 +22,15 @@ class LogitsAdjustment:
 
     Args:
         verifier: may show its randomness to the drafter.
-        randomness: of this round, one per sequence.
+        randomness: of this round.
         temperature: divides the drafter's logits.
-        constrain: keeps drafted tokens to what the text may be; None for a text without constraints. It needs the
-            frontier's tokens on the host.
+        constrain: keeps drafted tokens to what the text may be; None for a text without constraints.
     """
 
     def __init__(
         self,
         verifier: Verifier,
-        randomness: Sequence[RoundRandomness],
+        randomness: RoundRandomness,
         temperature: float = 1.0,
         constrain: Constrain | None = None,
     ) -> None:
@@ -42,96 +42,58 @@ class LogitsAdjustment:
         """Go to the root, where the next logits are from."""
         self._depth, self._paths = 0, [()]
 
-    def descend(self, tokens: Tensor, origins: Tensor) -> None:
-        """Go to a new frontier, given as for `DraftLogits.expand`."""
+    def descend(self, tokens: Array, origins: Array, width: int) -> None:
+        """Go to a new frontier of a width: its tokens, and the places of their parents in the frontier before."""
         if self._constrain:
-            nodes = zip(tokens[0].tolist(), origins[0].tolist(), strict=True)
+            nodes = zip(tokens[:width].tolist(), origins[:width].tolist(), strict=True)
             self._paths = [(*self._paths[origin], token) for token, origin in nodes]
 
     def apply(self, logits: Tensor) -> Tensor:
-        """The adjusted logits of the frontier; the same tensor if there is nothing to adjust."""
+        """The adjusted logits `[frontier, vocab]`; the same tensor if there is nothing to adjust."""
         self._depth += 1
         if self._constrain:
-            logits = self._constrain(self._paths, logits)
+            logits = self._constrain(self._paths, logits[None])[0]
         if self._temperature != 1:
             logits = logits / self._temperature
-        return self._verifier.guide(logits, self._depth, self._randomness)
+        guided = self._verifier.guide(given := logits[None], self._depth, [self._randomness])
+        return logits if guided is given else guided[0]
 
 
 class AdjustedDraft:
-    """A drafter's logits for one round, adjusted in one place.
-
-    Args:
-        draft: the drafter's logits, a level at a time.
-        verifier: as for `LogitsAdjustment`.
-        randomness: likewise.
-        temperature: likewise.
-        constrain: likewise.
-    """
-
-    def __init__(
-        self,
-        draft: DraftLogits,
-        verifier: Verifier,
-        randomness: Sequence[RoundRandomness],
-        temperature: float = 1.0,
-        constrain: Constrain | None = None,
-    ) -> None:
-        self._draft = draft
-        self._adjustment = LogitsAdjustment(verifier, randomness, temperature, constrain)
-
-    @property
-    def source(self) -> int:
-        """Which of the drafter's models has given the logits of this round."""
-        return getattr(self._draft, "source", 0)
-
-    def root(self) -> Tensor:
-        self._adjustment.begin()
-        return self._adjustment.apply(self._draft.root())
-
-    def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
-        self._adjustment.descend(tokens, origins)
-        return self._adjustment.apply(self._draft.expand(tokens, origins))
-
-
-class AdjustedPackedDraft:
-    """The drafter's logits for a round of several requests, each adjusted in its own way. See `PackedDraft`.
+    """The drafter's logits for a round of some requests, each adjusted in its own way. See `tree_growth.DraftRows`.
 
     Args:
         draft: of the requests.
-        adjustments: of each, for a batch of one.
+        adjustments: of each.
+        device: where the drafter runs.
     """
 
-    def __init__(self, draft: PackedDraft, adjustments: Sequence[LogitsAdjustment]) -> None:
-        self._draft, self._adjustments = draft, adjustments
+    def __init__(self, draft: PackedDraft, adjustments: Sequence[LogitsAdjustment], device: torch.device) -> None:
+        self._draft, self._adjustments, self._device = draft, adjustments, device
 
     def root(self) -> Tensor:
         for adjustment in self._adjustments:
             adjustment.begin()
         return self._adjust(self._draft.root(), [1] * len(self._adjustments))
 
-    def expand(self, tokens: Tensor, origins: Tensor, widths: Sequence[int]) -> Tensor:
-        for place, (adjustment, width) in enumerate(zip(self._adjustments, widths, strict=True)):
-            own = slice(place, place + 1), slice(width)
-            adjustment.descend(tokens[own], origins[own])
-        return self._adjust(self._draft.expand(tokens, origins, widths), widths)
+    def expand(self, tokens: Array, origins: Array, widths: Sequence[int]) -> Tensor:
+        for adjustment, ids, above, width in zip(self._adjustments, tokens, origins, widths, strict=True):
+            adjustment.descend(ids, above, width)
+        if self._device.type == "cpu":
+            nodes, above_nodes = torch.from_numpy(tokens), torch.from_numpy(origins)
+        else:
+            nodes, above_nodes = torch.from_numpy(np.stack((tokens, origins))).to(self._device)  # one copy for both
+        return self._adjust(self._draft.expand(nodes, above_nodes, widths), widths)
 
     def _adjust(self, logits: Tensor, widths: Sequence[int]) -> Tensor:
         """The logits with each request's nodes adjusted; requests that need no adjustment cost nothing."""
-        changed: dict[int, Tensor] = {}
-        for place, (adjustment, width) in enumerate(zip(self._adjustments, widths, strict=True)):
-            own = logits[place : place + 1, :width]
-            if width and (adjusted := adjustment.apply(own)) is not own:
-                changed[place] = adjusted
-        return _replaced(logits, changed) if changed else logits
-
-
-def _replaced(logits: Tensor, changed: dict[int, Tensor]) -> Tensor:
-    """Logits `[batch, frontier, vocab]` with other ones for some sequences, which may know more tokens."""
-    columns = max(own.shape[-1] for own in changed.values())
-    dtype = reduce(torch.promote_types, [own.dtype for own in changed.values()], logits.dtype)
-    known = pad(logits, (0, max(columns - logits.shape[-1], 0)), value=-torch.inf)
-    replaced = known.to(dtype, copy=True)
-    for place, own in changed.items():
-        replaced[place, : own.shape[1], : own.shape[2]] = own[0]
-    return replaced
+        if len(widths) == 1:
+            return self._adjustments[0].apply(logits)
+        parts = logits.split(list(widths))
+        adjusted = [
+            adjustment.apply(own) if len(own) else own for adjustment, own in zip(self._adjustments, parts, strict=True)
+        ]
+        if all(after is before for after, before in zip(adjusted, parts, strict=True)):
+            return logits
+        columns = max(own.shape[-1] for own in adjusted)
+        return torch.cat([pad(own, (0, columns - own.shape[-1]), value=-torch.inf) for own in adjusted])

@@ -9,9 +9,10 @@ whose trees share a target pass.
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Unpack
+from functools import lru_cache
+from typing import Any, Unpack
 
 import torch
 
@@ -19,9 +20,10 @@ from drafttree.core.cost_curve import CostCurve
 from drafttree.core.errors import ConfigError, DraftTreeError
 from drafttree.core.tree import DraftTree, Proposal, Verdict
 from drafttree.drafters.base import Drafter, DraftSession, HiddenStates, accepted_rows
+from drafttree.drafters.packed import pack
 from drafttree.engine.adaptation import Adaptation
 from drafttree.engine.child_sampler import ChildSampler
-from drafttree.engine.draft_logits import AdjustedDraft, Constrain
+from drafttree.engine.draft_logits import AdjustedDraft, Constrain, LogitsAdjustment
 from drafttree.engine.generation_options import GenerationOptions
 from drafttree.engine.metrics import Round
 from drafttree.engine.out_of_memory import is_out_of_memory
@@ -29,8 +31,8 @@ from drafttree.engine.prefix_cache import PrefixCache
 from drafttree.engine.prompt import Prompt
 from drafttree.engine.request import Request
 from drafttree.engine.target_lock import lock_of
-from drafttree.engine.tree_growth import grow
-from drafttree.models import Model, Output, prefill, prefill_and_score
+from drafttree.engine.tree_growth import Gate, grow
+from drafttree.models import Model, Output, Segment, TreeCache, prefill, prefill_and_score
 from drafttree.policies.base import RoundOutcome, TreePolicy
 from drafttree.verifiers import Verifier
 from drafttree.verifiers.base import check_verdict
@@ -192,28 +194,55 @@ class RequestRounds(ABC):
 
     def propose(self, request: Request) -> DraftTree:
         """Draft the tree of a request's next round."""
-        tree, randomness = self.root_tree(request), [request.randomness.at(len(request.tokens) - 1)]
         if not (request.draft and request.policy.wants_draft(request.state, request.draft)):
-            return tree
+            return self.root_tree(request)
         with request.clock.propose:
-            constrain = self.constrain(request) if request.constraints else None
-            return grow(
-                request.policy,
-                AdjustedDraft(request.draft, request.verifier, randomness, request.draft_temperature, constrain),
-                tree.tokens,
-                self.max_levels(request),
-                states=(request.state,),
-                sampler=None if tree.proposal is Proposal.TOP_K else ChildSampler(tree.proposal, randomness),
-                vocab=self.target.vocab_size,
-            )
+            (tree,) = self.grow([request], [drafting(request.draft)[1]], [self.max_levels(request)])
+        return tree
+
+    def grow(
+        self,
+        requests: Sequence[Request],
+        sessions: Sequence[DraftSession],
+        max_levels: Sequence[int],
+        *,
+        gate: Gate | None = None,
+    ) -> list[DraftTree]:
+        """Draft the trees of requests that have the same policy and kind of verifier, one pass per level for all.
+
+        Args:
+            requests: to draft for.
+            sessions: the session of each that drafts.
+            max_levels: as for `tree_growth.grow`.
+            gate: as for `tree_growth.grow`.
+        """
+        first = requests[0]
+        proposal = first.verifier.proposal
+        randomness = [request.randomness.at(len(request.tokens) - 1) for request in requests]
+        adjustments = [
+            LogitsAdjustment(request.verifier, own, request.draft_temperature, self._constrain(request))
+            for request, own in zip(requests, randomness, strict=True)
+        ]
+        return grow(
+            first.policy,
+            AdjustedDraft(pack(sessions), adjustments, self.target.device),
+            [request.tokens[-1] for request in requests],
+            max_levels,
+            states=[request.state for request in requests],
+            sampler=None if proposal is Proposal.TOP_K else ChildSampler(proposal, randomness),
+            vocab=self.target.vocab_size,
+            gate=gate,
+            source=drafting(first.draft)[0],
+        )
 
     def root_tree(self, request: Request) -> DraftTree:
         """The tree of a round that drafts nothing: the last committed token."""
-        root = torch.tensor([request.tokens[-1:]], device=self.target.device)
-        return DraftTree.rooted(root, request.verifier.proposal)
+        return DraftTree.rooted(request.tokens[-1], request.verifier.proposal)
 
-    def constrain(self, request: Request) -> Constrain:
+    def _constrain(self, request: Request) -> Constrain | None:
         """Constrain drafted tokens to what the request's text may be."""
+        if not request.constraints:
+            return None
         tokens, vocab = list(request.tokens), self.target.vocab_size
         return lambda paths, logits: request.constraints.apply_to_draft(tokens, paths, logits, vocab)
 
@@ -222,21 +251,43 @@ class RequestRounds(ABC):
         if output := request.take_root_output():
             return output
         with request.clock.masks:
-            positions, visible = tree.depths + request.cache.next_position, tree.ancestors
+            cache, tokens, positions, visible, _ = tree_segment(request.cache, tree, self.target.device)
         with request.clock.target:
-            wanted = self.hidden_layers
-            return self.target.forward(request.cache, tree.tokens, positions, visible, hidden_layers=wanted)
+            return self.target.forward(cache, tokens, positions, visible, hidden_layers=self.hidden_layers)
 
     def _commit(self, request: Request, tree: DraftTree, verdict: Verdict, hidden: HiddenStates) -> int:
         with request.clock.commit:
             ((path, bonus),) = verdict.host
-            check_verdict(request.verifier, tree.branches[0], path, bonus, self.target.vocab_size)
+            check_verdict(request.verifier, tree, path, bonus, self.target.vocab_size)
             request.cache.commit(path)
-            drafted = tree.branches[0].tokens
-            tokens = [*(drafted[node] for node in path[1:]), bonus]
+            tokens = [*(tree.tokens[node] for node in path[1:]), bonus]
             if request.draft:
                 with self.drafting(request):
                     request.draft.commit(tokens, accepted_rows(hidden, path))
                 request.state = request.policy.observe(request.state, RoundOutcome(tree, path))
         with request.clock.text:
             return request.commit(tokens, len(path) - 1)
+
+
+def tree_segment(cache: TreeCache, tree: DraftTree, device: torch.device) -> Segment:
+    """The nodes of a tree behind what a KV cache holds, for a target pass."""
+    if tree.is_chain:
+        depths, visible = _chain(tree.size, device)
+        tokens = torch.tensor([tree.tokens], device=device)
+    else:
+        tokens, depths = torch.tensor([[tree.tokens], [tree.depths]]).to(device)
+        visible = torch.from_numpy(tree.ancestors)[None].to(device)
+    return Segment(cache, tokens, depths + cache.next_position, visible)
+
+
+@lru_cache(maxsize=64)
+def _chain(size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Depths and visibility of a chain's nodes, not to be written to."""
+    return torch.arange(size, device=device)[None], torch.ones(1, size, size, dtype=torch.bool, device=device).tril()
+
+
+def drafting(session: Any) -> tuple[int, DraftSession]:
+    """Which of the drafter's models drafts the next round of a text, and its session."""
+    choose = getattr(session, "choose", None)
+    chosen = choose() if choose else session
+    return getattr(session, "source", 0), chosen

@@ -50,11 +50,11 @@ class RoundClock:
         total = [*own, draft.seconds, draft.passes] if draft else [*own, 0.0, 0]
         propose, masks, target, verify, commit, text, drafting, passes = map(operator.sub, total, self._read)
         self._read = total
-        branches, accepted = tree.branches[0], min(committed, len(path) - 1)
+        accepted = min(committed, len(path) - 1)
         return Round(
             committed=committed,
             accepted=accepted,
-            nodes=branches.size,
+            nodes=tree.size,
             levels=tree.levels,
             draft_passes=int(passes),
             draft_seconds=drafting,
@@ -67,5 +67,5 @@ class RoundClock:
             seconds=seconds,
             widths=tree.widths,
             source=tree.source,
-            ranks=tuple(1 + branches.children[node].index(below) for node, below in pairwise(path[: accepted + 1])),
+            ranks=tuple(1 + tree.children[node].index(below) for node, below in pairwise(path[: accepted + 1])),
         )

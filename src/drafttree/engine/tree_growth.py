@@ -1,280 +1,323 @@
-"""Growing a draft tree: the machinery every policy shares.
+"""Growing draft trees: the machinery every policy shares, for one text and for many.
 
-Level by level: the drafter's logits of the frontier become a `Layer`, the policy's masks say which candidates join the
-tree and which are expanded, and this module cuts to the budget, compacts both sets and hands the next frontier to the
-drafter. So the number of draft passes is the depth of the tree, whatever its width.
+Level by level: the drafter's logits of the frontiers become a `Layer` on the host, the policy's masks say which
+candidates join the trees and which are expanded, and this module cuts to the budget, compacts both sets and hands the
+next frontiers to the drafter. So the number of draft passes is the depth of the deepest tree, whatever its width.
 
-Every level has a width that the host knows beforehand, and padding has a path log-probability of -inf, so no number
-has to be read from the device to grow a tree of fixed shape. A tree whose depth depends on the draft's probabilities
-costs one read per level, which trims its padding too.
+A level is read from the device once: its best candidates, log-softmax and top-k being the device's work. A sampled tree
+reads twice: counts are decided on the host, then children are drawn.
 """
 
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Any
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy import ndarray as Array
 from torch import Tensor
 
-from drafttree.core.errors import ConfigError
-from drafttree.core.tree import DraftTree, Layer, PartialTree, TreeBuilder
-from drafttree.drafters.base import DraftLogits
-from drafttree.engine.child_sampler import FEW, Children, ChildSampler
-from drafttree.policies.base import TextContext, TreePolicy, best_mask
+from drafttree.core.tree import DraftTree, Layer, PartialTree, Proposal, padded, read_only
+from drafttree.engine.child_sampler import MIN_LOGPROB, ChildSampler
+from drafttree.engine.growing_tree import GrowingTree
+from drafttree.engine.policy_answers import checked_answer
+from drafttree.policies.base import TreePolicy, best_mask
 
 
-@dataclass(frozen=True)
-class Frontier:
-    """The nodes to expand next, `[batch, width]` each.
+class DraftRows(Protocol):
+    """The drafter's logits for the trees of a batch, as the policy is to see them."""
 
-    Attributes:
-        nodes: index in the tree.
-        tokens: token ids.
-        origins: index of the parent in the frontier before.
-        path_logprobs: -inf marks padding.
-        scores: what the policy ranks them by; the same tensor where that is the path's log-probability.
-        labels: what the policy handed down, or None.
-    """
+    def root(self) -> Tensor:
+        """Return logits `[batch, vocab]` of the token after each root; the first draft pass of a round."""
+        ...
 
-    nodes: Tensor
-    tokens: Tensor
-    origins: Tensor
-    path_logprobs: Tensor
-    scores: Tensor
-    labels: Tensor | None = None
+    def expand(self, tokens: Array, origins: Array, widths: Sequence[int]) -> Tensor:
+        """Return logits `[nodes, vocab]` of the token after each node of the new frontiers, one after the other.
 
-    @classmethod
-    def at_root(cls, root: Tensor) -> "Frontier":
-        """The roots, `[batch, 1]` token ids, as the first frontier."""
-        zero = torch.zeros_like(root)
-        certain = zero.float()
-        return cls(zero, root, zero, certain, certain)
-
-    def take(self, index: Tensor, padding: Tensor | None) -> "Frontier":
-        """The members at `index` `[batch, width]`, of which some may be padding."""
-        paths = _pick(self.path_logprobs, index, padding)
-        return Frontier(
-            nodes=self.nodes.gather(1, index),
-            tokens=self.tokens.gather(1, index),
-            origins=self.origins.gather(1, index),
-            path_logprobs=paths,
-            scores=paths if self.scores is self.path_logprobs else _pick(self.scores, index, padding),
-            labels=None if self.labels is None else self.labels.gather(1, index),
-        )
-
-    def trim(self, width: int) -> "Frontier":
-        """The first `width` columns."""
-        return Frontier(
-            nodes=self.nodes[:, :width],
-            tokens=self.tokens[:, :width],
-            origins=self.origins[:, :width],
-            path_logprobs=self.path_logprobs[:, :width],
-            scores=self.scores[:, :width],
-            labels=None if self.labels is None else self.labels[:, :width],
-        )
-
-    def without(self, stopped: Tensor) -> "Frontier":
-        """The frontier with the sequences in `stopped` `[batch]` turned into padding."""
-        return replace(self, path_logprobs=self.path_logprobs.masked_fill(stopped[:, None], -torch.inf))
+        Args:
+            tokens: `[batch, frontier]` token ids of the nodes.
+            origins: `[batch, frontier]` index of each node's parent in the previous frontier of its sequence.
+            widths: per sequence, how many nodes its frontier has; the others are padding.
+        """
+        ...
 
 
+class Gate(Protocol):
+    """Narrows the frontiers of all requests beyond what the policy does."""
+
+    def expand(self, texts: Sequence[GrowingTree], depth: int) -> Sequence[Sequence[int]]:
+        """Which of the nodes that the policy would expand are worth it, per tree, in order.
+
+        Args:
+            texts: the trees so far; the `frontier` of each is what the policy would expand.
+            depth: of these nodes.
+        """
+        ...
+
+
+@torch.inference_mode()
 def grow(
     policy: TreePolicy,
-    draft: DraftLogits,
-    root: Tensor,
-    max_levels: int,
+    draft: DraftRows,
+    roots: Sequence[int],
+    max_levels: Sequence[int],
     *,
-    states: tuple[Any, ...] | None = None,
+    states: Sequence[Any],
     sampler: ChildSampler | None = None,
     vocab: int | None = None,
-    trim: bool | None = None,
-) -> DraftTree:
+    gate: Gate | None = None,
+    source: int = 0,
+) -> list[DraftTree]:
     """Draft the trees of one round.
 
     Args:
-        policy: decides which candidates join the tree and which are expanded.
-        draft: gives the logits `[batch, frontier, vocab]` of a level, as the policy is to see them.
-        root: `[batch, 1]` the last committed tokens.
-        max_levels: no node is deeper; 0 or less drafts nothing.
-        states: per sequence, what the policy has learned of its text; None for a new text each, of unknown costs.
+        policy: decides which candidates join the trees and which are expanded.
+        draft: gives the logits of a level, as the policy is to see them.
+        roots: the last committed token of each text.
+        max_levels: per text, the depth that no node exceeds; at least 1 for each of several texts.
+        states: per text, what the policy has learned of it.
         sampler: draws the children at random; None takes the draft's best tokens.
         vocab: of the target; columns beyond it count among the probabilities and are never drafted. None for no such.
-        trim: drop padding wherever there is some, which needs numbers from the device; by default on a CPU, where
-            reading is free and padding is computed like anything else.
+        gate: leaves out nodes that the policy would expand.
+        source: which model of the drafter drafts.
 
     Returns:
         The trees to verify, at most `policy.budget` nodes each.
+
+    Raises:
+        ConfigError: the policy answers with something else than masks.
     """
-    growth = Growth(policy, root, states, sampler, trim)
-    levels = growth.levels(max_levels)
-    logits, widths = (draft.root(), [1]) if levels > 0 else (root, [])
-    source = getattr(draft, "source", 0)
-    for depth in range(1, levels + 1):
-        frontier = growth.trimmed(growth.add_level(logits, depth, vocab, source))
-        if depth == levels or growth.ends(frontier):
-            break
-        logits = draft.expand(frontier.tokens, frontier.origins)
-        widths.append(frontier.tokens.shape[1])
-    return replace(growth.finish(), widths=tuple(widths), source=source)
+    growth = Growth(policy, roots, max_levels, states, sampler, source)
+    limit = max(max_levels)
+    levels = min(limit, policy.levels() or limit) if policy.budget > 1 else 0
+    if levels > 0:
+        rows, widths = draft.root(), [1] * len(roots)
+        for depth in range(1, levels + 1):
+            growth.add_level(rows, widths, depth, vocab)
+            if depth == levels or not any(widths := growth.narrow(gate, depth)):
+                break
+            rows = draft.expand(*growth.frontier(), widths)
+    return growth.trees()
 
 
 class Growth:
     """The trees of one round while they grow.
 
+    A level is flat arrays, the candidates that joined of all texts behind each other. Only what a policy looks at has a
+    batch axis, padded to the widest frontier.
+
     Args:
         policy: as for `grow`.
-        root: likewise.
-        states: likewise.
-        sampler: likewise.
-        trim: likewise.
+        roots: as for `grow`.
+        max_levels: as for `grow`.
+        states: as for `grow`.
+        sampler: as for `grow`.
+        source: as for `grow`.
     """
 
     def __init__(
         self,
         policy: TreePolicy,
-        root: Tensor,
-        states: tuple[Any, ...] | None,
+        roots: Sequence[int],
+        max_levels: Sequence[int],
+        states: Sequence[Any],
         sampler: ChildSampler | None,
-        trim: bool | None,
+        source: int,
     ) -> None:
-        self._policy, self._sampler = policy, sampler
-        self._states = states or tuple(policy.init_state(TextContext()) for _ in root)
-        self._trim = root.device.type == "cpu" if trim is None else trim
-        self._tree, self._frontier = TreeBuilder(root), Frontier.at_root(root)
-        self._room: int | None = None
+        self._policy, self._states, self._sampler, self._source = policy, tuple(states), sampler, source
+        self._texts = [GrowingTree(*each) for each in zip(roots, max_levels, strict=True)]
+        self._paths = self._scores = np.zeros((len(roots), 1), dtype=np.float32)
+        self._labels: Array | None = None
+        zero = self._paths[:, 0]
+        self._levels: list[tuple[Array, Array, Sequence[int]]] = [(zero, zero + np.float32(math.inf), [1] * len(roots))]
+        self._tokens = self._origins = np.zeros((len(roots), 1), dtype=np.int64)
         self._stops = type(policy).stop is not TreePolicy.stop
 
-    def levels(self, limit: int) -> int:
-        """The levels that may be drafted where no node may be deeper than a limit."""
-        return min(limit, self._policy.levels() or limit) if self._policy.budget > 1 else 0
+    def frontier(self) -> tuple[Array, Array]:
+        """Token ids `[batch, width]` of the nodes to expand, and the places of their parents in the frontier before."""
+        return self._tokens, self._origins
 
-    def add_level(self, logits: Tensor, depth: int, vocab: int | None, source: int) -> Frontier:
-        """Add a level to the trees; the frontier the policy expands next.
+    def add_level(self, logits: Tensor, widths: Sequence[int], depth: int, vocab: int | None) -> None:
+        """Add a level to the trees.
 
         Args:
-            logits: `[batch, frontier, vocab]` of the draft.
+            logits: `[nodes, vocab]` of the draft for the frontiers.
+            widths: nodes of each frontier.
             depth: of the level.
             vocab: as for `grow`.
-            source: which model of the drafter gave them.
         """
+        for text, width in zip(self._texts, widths, strict=True):
+            if width:
+                text.widths.append(width)
         rows = logits.log_softmax(-1)
-        rows = rows if vocab == rows.shape[-1] else rows[..., :vocab]
-        layer, tokens, keep, most, room = self._choose(rows, depth, source)
-        policy, tree = self._policy, self._tree
-        index, padding = self._compact(keep, policy.most_kept(depth) if most is None else most)
-        origins = index // keep.shape[2] if keep.shape[2] > 1 else index.clone()  # it is handed to the drafter
-        # Copied before the policy looks again: one that wrote into the layer could drop nodes that were drawn.
-        path_logprobs = _pick(layer.path_logprobs, index, padding)
-        scores, labels, expand = layer.scores, policy.label(layer), policy.expand(layer)
-        if labels is not None:
-            labels = _checked(policy, "label", labels, torch.int64, layer)
-        if expand is not None:
-            expand = _checked(policy, "expand", expand, torch.bool, layer)
-        kept = Frontier(
-            nodes=_numbers(tree.size, tree.size + index.shape[1], index.device).expand_as(index),
-            tokens=_pick(tokens, index),
-            origins=origins,
-            path_logprobs=path_logprobs,
-            scores=path_logprobs if scores is layer.path_logprobs else _pick(scores, index, padding),
-            labels=None if labels is None else _pick(labels, index),
+        rows = rows if vocab is None or vocab >= rows.shape[-1] else rows[..., :vocab]
+        layer, tokens, keep = self._choose(rows, widths, depth)
+        policy, shape = self._policy, keep.shape
+        if (expand := policy.expand(layer)) is not None:
+            expand = checked_answer(policy, "expand", expand, "b", shape)
+        if (labels := policy.label(layer)) is not None:
+            labels = checked_answer(policy, "label", labels, "i", shape)
+        at = keep.reshape(-1).nonzero()[0]
+        above, paths = at // keep.shape[2], layer.path_logprobs.reshape(-1)[at]
+        scores = paths if layer.scores is layer.path_logprobs else layer.scores.reshape(-1)[at]
+        self._new = _Level(
+            tokens=tokens.reshape(-1)[at],
+            above=above,
+            paths=paths,
+            scores=scores,
+            labels=None if labels is None else labels.reshape(-1)[at],
+            expand=None if expand is None else expand.reshape(-1)[at],
+            counts=_counts(at, keep),
+            width=keep.shape[1],
         )
-        parents = self._frontier.nodes.gather(1, origins)
-        tree.add(kept.tokens, parents, kept.path_logprobs, kept.scores, padded=padding is not None)
-        self._room = room if expand is None else None
-        if expand is None:
-            return kept
-        wanted = _pick(expand, index)
-        wanted = wanted if padding is None else wanted & ~padding
-        return kept.take(*self._compact(wanted, policy.most_expanded(depth)))
+        self._join()
 
-    def _choose(self, rows: Tensor, depth: int, source: int) -> Children:
-        """The candidates of a level and which of them join the tree, within the budget."""
-        policy, tree, frontier = self._policy, self._tree, self._frontier
-        width = min(policy.candidates(depth), rows.shape[-1])
-        logprobs, tokens = best_candidates(rows, width)
+    def _join(self) -> None:
+        """Append the newest level's nodes to their trees."""
+        new, begin = self._new, 0
+        columns = new.tokens.tolist(), new.above.tolist(), new.paths.tolist()
+        scores = columns[2] if new.scores is new.paths else new.scores.tolist()
+        for place, (text, count) in enumerate(zip(self._texts, new.counts, strict=True)):
+            part, offset = slice(begin, begin := begin + count), place * new.width
+            parents = [text.frontier[above - offset] for above in columns[1][part]]
+            text.add(columns[0][part], parents, columns[2][part], scores[part])
+
+    def _choose(self, rows: Tensor, widths: Sequence[int], depth: int) -> tuple[Layer, Array, Array]:
+        """The candidates of a level, their tokens, and which of them join the trees, within the budget."""
+        policy = self._policy
+        logprobs, tokens = read_candidates(rows, min(policy.candidates(depth), rows.shape[-1]))
         layer = Layer(
-            logprobs=logprobs,
-            parent_logprobs=frontier.path_logprobs,
-            parent_scores=frontier.scores,
+            logprobs=read_only(padded(logprobs, widths, -math.inf)),
+            parent_logprobs=read_only(self._paths),
+            parent_scores=read_only(self._scores),
             depth=depth,
-            tree=PartialTree(tree),
-            score=policy.score,
-            labels=frontier.labels,
+            tree=PartialTree(tuple(self._levels)),
+            score=self._score,
+            labels=self._labels,
             states=self._states,
-            source=source,
+            source=self._source,
         )
-        keep = _checked(policy, "keep", policy.keep(layer), torch.bool, layer)
-        keep = keep if keep is layer.possible else keep & layer.possible
+        keep = policy.keep(layer)
+        if keep is not layer.possible:
+            keep = checked_answer(policy, "keep", keep, "b", layer.logprobs.shape) & layer.possible
+        room = [policy.budget - text.size for text in self._texts]
         if self._sampler:
-            trim = self._trim or (keep.shape[2] > FEW and not policy.fixed_shape)
-            return self._sampler.children(layer, keep, rows, frontier.nodes, policy.budget - tree.nodes, trim)
-        if not policy.reranks and tree.size + keep.shape[1] * keep.shape[2] > policy.budget:
-            keep = best_mask(layer.scores, keep, policy.budget - (tree.nodes if tree.padded else tree.size))
-        return Children(layer, tokens, keep)
+            return self._draw(self._sampler, layer, keep, rows, widths, room)
+        may_exceed = not policy.reranks and keep.size > min(room) * len(room)
+        if may_exceed and any(np.count_nonzero(own) > left for own, left in zip(keep, room, strict=True)):
+            keep = best_mask(layer.scores, keep, room)
+        return layer, padded(tokens, widths, 0), keep
 
-    def trimmed(self, frontier: Frontier) -> Frontier:
-        """The frontier without the sequences that stop here, and without padding as far as its width is known.
+    def _score(self, layer: Layer) -> Array:
+        scores = self._policy.score(layer)
+        if scores is layer.path_logprobs:
+            return scores
+        return checked_answer(self._policy, "score", scores, "f", layer.logprobs.shape)
 
-        A top-k tree whose depth depends on the draft's probabilities asks the device here and nowhere else; a sampled
-        tree may have asked when its children were drawn, and then does not ask again.
-        """
-        policy, tree = self._policy, self._tree
-        if not frontier.nodes.shape[1]:
-            return frontier
-        if not (policy.reranks or tree.padded) and tree.size >= policy.budget:
-            return frontier.trim(0)
-        stopped = policy.stop(PartialTree(tree), frontier.path_logprobs.clone()) if self._stops else None
-        if stopped is not None:
-            frontier = frontier.without(stopped)
-        elif self._room is not None:
-            return frontier
-        if not policy.reranks and tree.size >= policy.budget:
-            frontier = frontier.without(tree.nodes[:, 0] >= policy.budget)
-        elif self._trim and stopped is None:
-            return frontier
-        if self._trim or not policy.fixed_shape:
-            valid = tree.levels[-1][2].isfinite().sum(1), frontier.path_logprobs.isfinite().sum(1)
-            kept, expanded = torch.stack(valid).amax(1).tolist()
-            tree.trim(kept)
-            frontier = frontier.trim(expanded)
-        return frontier
+    def _draw(
+        self, sampler: ChildSampler, layer: Layer, keep: Array, rows: Tensor, widths: Sequence[int], room: Sequence[int]
+    ) -> tuple[Layer, Array, Array]:
+        """As many drawn children as the policy keeps candidates and the budget has room for."""
+        wanted = (keep & (layer.logprobs >= MIN_LOGPROB)).sum(2)
+        counts = np.minimum(wanted, (np.array(room)[:, None] - (wanted.cumsum(1) - wanted)).clip(0))
+        own = [row[:width] for row, width in zip(counts.tolist(), widths, strict=True)]
+        tokens, logprobs, probs = sampler.draw(rows, own, layer.depth)
+        shape = *counts.shape, max(int(counts.max()), 1)
+        ids, seen = np.zeros(shape, dtype=np.int64), np.full(shape, -math.inf, dtype=layer.logprobs.dtype)
+        for place, (nodes, values) in enumerate(zip(tokens, logprobs, strict=True)):
+            if nodes and nodes[0]:
+                ids[place, : len(nodes), : len(nodes[0])] = nodes
+                seen[place, : len(nodes), : len(nodes[0])] = values
+        begin = 0
+        for text, width in zip(self._texts, widths, strict=True):
+            text.probs.update(zip(text.frontier[:width], probs[begin : begin + width], strict=True))
+            begin += width
+        return replace(layer, logprobs=read_only(seen)), ids, np.arange(shape[2]) < counts[..., None]
 
-    def ends(self, frontier: Frontier) -> bool:
-        """Whether nothing is left to expand; otherwise this is the frontier of the next level."""
-        self._frontier = frontier
-        filled = self._policy.fixed_shape and not self._policy.reranks and self._tree.size >= self._policy.budget
-        return not frontier.nodes.shape[1] or self._room == 0 or (filled and not self._trim)
+    def narrow(self, gate: Gate | None, depth: int) -> list[int]:
+        """Choose the nodes to expand next; how many there are of each text."""
+        new, policy = self._new, self._policy
+        self._levels.append((new.paths, new.scores, new.counts))
+        expand = new.expand.tolist() if new.expand is not None else [True] * len(new.tokens)
+        stopped, begin = self._stopped(expand), 0
+        for text, count, stops in zip(self._texts, new.counts, stopped, strict=True):
+            part, begin = expand[begin : begin + count], begin + count
+            ends = stops or text.limit <= depth or (not policy.reranks and text.size >= policy.budget)
+            text.frontier = [] if ends else [text.first + place for place, wanted in enumerate(part) if wanted]
+        if gate:
+            for text, frontier in zip(self._texts, gate.expand(self._texts, depth), strict=True):
+                text.frontier = [*frontier]
+        widths = [len(text.frontier) for text in self._texts]
+        if any(widths):
+            self._descend(widths)
+        return widths
 
-    def finish(self) -> DraftTree:
-        """The trees, cut to the budget: the best nodes of a policy that re-ranks, else all but padding."""
-        tree, policy = self._tree.tree(), self._policy
-        if self._sampler:
-            return self._sampler.attach(tree).best(policy.budget)
-        sizes = policy.sizes(tree.scores, self._states) if policy.reranks and tree.levels else None
-        return tree.cut(sizes) if sizes else tree.best(policy.budget)
+    def _stopped(self, expand: Sequence[bool]) -> Sequence[bool]:
+        """Which trees the policy ends here."""
+        if not self._stops:
+            return [False] * len(self._texts)
+        paths = np.where(np.array(expand, dtype=bool), self._new.paths, -math.inf)
+        stopped = self._policy.stop(PartialTree(tuple(self._levels)), padded(paths, self._new.counts, -math.inf))
+        if stopped is None:
+            return [False] * len(self._texts)
+        return checked_answer(self._policy, "stop", stopped, "b", (len(self._texts),)).tolist()
 
-    def _compact(self, mask: Tensor, most: int) -> tuple[Tensor, Tensor | None]:
-        """Indices `[batch, width]` of the True entries of each sequence, in order, and which of them are padding.
+    def _descend(self, widths: Sequence[int]) -> None:
+        """Go to the new frontiers."""
+        new = self._new
+        columns = [new.tokens, new.above, new.paths, new.scores, *([] if new.labels is None else [new.labels])]
+        if sum(widths) < len(new.tokens):
+            begins = [0, *accumulate(new.counts)]
+            chosen = [
+                begin + node - text.first
+                for text, begin in zip(self._texts, begins, strict=False)
+                for node in text.frontier
+            ]
+            columns = [column[chosen] for column in columns]
+        if len(widths) == 1:
+            columns = [column[None] for column in columns]
+        else:
+            columns[1] = columns[1] % new.width
+            fills = 0, 0, -math.inf, -math.inf, 0
+            columns = [padded(column, widths, fill) for column, fill in zip(columns, fills, strict=False)]
+        self._tokens, self._origins, self._paths, self._scores, *labels = columns
+        self._labels = labels[0] if labels else None
 
-        The width is that of the longest row if padding is trimmed, else `most` or the number of entries; there are no
-        more True entries than that. Padding is None if there is none.
-        """
-        mask = mask.flatten(1)
-        if self._trim and len(mask) == 1:
-            return mask.nonzero()[:, 1][None], None
-        counts = mask.sum(1).tolist() if self._trim else [0, most]
-        if min(counts) == mask.shape[1]:
-            return _numbers(0, mask.shape[1], mask.device).expand_as(mask), None
-        return compacted(mask, min(counts), max(counts))
+    def trees(self) -> list[DraftTree]:
+        """The trees, cut to the budget: the best nodes of a policy that re-ranks, else all."""
+        proposal = self._sampler.proposal if self._sampler else Proposal.TOP_K
+        trees = [text.finish(proposal, self._source) for text in self._texts]
+        if not self._policy.reranks:
+            return trees
+        return [
+            tree.best(self._policy.size(tree.scores, state)) for tree, state in zip(trees, self._states, strict=True)
+        ]
 
 
-def compacted(mask: Tensor, least: int, most: int) -> tuple[Tensor, Tensor | None]:
-    """Indices `[batch, most]` of the True entries of each row, in order, and which of them are padding.
+class _Level(NamedTuple):
+    """The nodes of a level, those of all texts behind each other.
 
-    Rows have at least `least` True entries and at most `most`; padding is None if these are the same.
+    Attributes:
+        tokens: token ids.
+        above: place of the parent among the places of all frontiers, padding counted.
+        paths: path log-probabilities.
+        scores: what the policy ranks them by; the same array where that is the path's log-probability.
+        labels: what the policy hands down, or None.
+        expand: which of them the policy expands, None for all.
+        counts: how many there are of each text.
+        width: of a padded frontier.
     """
-    index = mask.logical_not().argsort(dim=1, stable=True)[:, :most]
-    return index, None if least == most else ~mask.gather(1, index)
+
+    tokens: Array
+    above: Array
+    paths: Array
+    scores: Array
+    labels: Array | None
+    expand: Array | None
+    counts: list[int]
+    width: int
 
 
 def best_candidates(rows: Tensor, width: int) -> tuple[Tensor, Tensor]:
@@ -282,23 +325,18 @@ def best_candidates(rows: Tensor, width: int) -> tuple[Tensor, Tensor]:
     return rows.topk(width) if width > 1 else rows.max(-1, keepdim=True)
 
 
-@lru_cache(maxsize=256)
-def _numbers(start: int, end: int, device: torch.device) -> Tensor:
-    """Consecutive numbers, not to be written to; made once, since a round needs the same ones as the last."""
-    return torch.arange(start, end, device=device)
+def read_candidates(rows: Tensor, width: int) -> tuple[Array, Array]:
+    """The same on the host, in one copy from a device; numpy knows no numbers narrower than float32."""
+    logprobs, tokens = best_candidates(rows, width)
+    logprobs = logprobs if logprobs.dtype.itemsize >= 4 else logprobs.float()
+    if rows.is_cpu:
+        return logprobs.numpy(), tokens.numpy()
+    both = torch.stack((logprobs.double(), tokens.double())).cpu().numpy()  # float64 holds every token id
+    return both[0].astype(np.float64 if logprobs.dtype is torch.float64 else np.float32), both[1].astype(np.int64)
 
 
-def _checked(policy: TreePolicy, hook: str, given: Any, dtype: torch.dtype, layer: Layer) -> Tensor:
-    """What a hook of a policy returns, if it is a tensor of the layer's shape and the right type."""
-    wanted = layer.logprobs.shape
-    if isinstance(given, Tensor) and given.dtype is dtype and given.shape == wanted:
-        return given
-    found = f"{given.dtype} {list(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
-    kind = str(dtype).removeprefix("torch.")
-    raise ConfigError(f"{type(policy).__name__}.{hook} returns {found}; it must return a {kind} tensor {list(wanted)}")
-
-
-def _pick(values: Tensor, index: Tensor, padding: Tensor | None = None) -> Tensor:
-    """Entries `[batch, width]` of `[batch, ...]` values, -inf for padding."""
-    picked = values.flatten(1).gather(1, index)
-    return picked if padding is None else picked.masked_fill(padding, -torch.inf)
+def _counts(at: Array, keep: Array) -> list[int]:
+    """How many entries of a mask `[batch, ...]` at these flat places each text has."""
+    if len(keep) == 1:
+        return [len(at)]
+    return np.bincount(at // keep[0].size, minlength=len(keep)).tolist()

@@ -84,7 +84,7 @@ class ToyDecoder(Decoder):
     def settle(self, request: Request, tree: DraftTree, output: Output, started: float) -> tuple[int, Round]:
         rounds, position = len(request.metrics.rounds) + 1, len(request.tokens) - 1
         settled = super().settle(request, tree, output, started)
-        self.reach |= Reach(rounds, position, max(map(len, tree.branches[0].children)), tree.levels)
+        self.reach |= Reach(rounds, position, max(map(len, tree.children)), tree.levels)
         return settled
 
     def rounds(self, prompt: Context, count: int, options: Mapping[str, Any]) -> Request:

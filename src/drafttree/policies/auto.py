@@ -2,7 +2,7 @@ import math
 from collections.abc import Sequence
 from typing import ClassVar
 
-from drafttree.core.lazy import Tensor, torch
+from drafttree.core.lazy import Array, np
 from drafttree.core.tree import Layer, Proposal
 from drafttree.policies.auto_sampled import AutoSampled
 from drafttree.policies.auto_state import AutoState
@@ -37,9 +37,9 @@ class Auto(CostAware):
     def candidates(self, depth: int) -> int:
         return super().candidates(depth) if depth == 1 else min(super().candidates(depth), LATER_CHILDREN)
 
-    # Lists, not tensors: a level's numbers are few, and a target pass evicts what torch needs for an operation.
+    # Lists, not arrays: a level's numbers are few, and cells are looked up one by one.
 
-    def score(self, layer: Layer) -> Tensor:
+    def score(self, layer: Layer) -> Array:
         """The log-probability that a candidate and all nodes above it are accepted."""
         parents, logprobs = layer.parent_scores.tolist(), layer.logprobs.tolist()
         scores = [
@@ -49,17 +49,17 @@ class Auto(CostAware):
             ]
             for state, *nodes in zip(layer.states, parents, logprobs, strict=True)
         ]
-        return torch.tensor(scores, device=layer.logprobs.device)
+        return np.array(scores, dtype=layer.logprobs.dtype)
 
-    def keep(self, layer: Layer) -> Tensor:
+    def keep(self, layer: Layer) -> Array:
         """The candidates that could be worth their share of the cheapest target pass."""
         return layer.scores >= by_sequence(layer, [math.log(state.least_chance(self.budget)) for state in layer.states])
 
-    def expand(self, layer: Layer) -> Tensor:
+    def expand(self, layer: Layer) -> Array:
         """The most probable kept candidates, as many as are worth their draft pass."""
-        scores, earlier = layer.scores.flatten(1).tolist(), layer.tree.scores.tolist()
+        scores, earlier = layer.scores.reshape(len(layer.scores), -1).tolist(), layer.tree.scores.tolist()
         rows = [self._expanded(layer, *each) for each in zip(layer.states, scores, earlier, strict=True)]
-        return torch.tensor(rows, device=layer.logprobs.device).view(layer.logprobs.shape)
+        return np.array(rows).reshape(layer.logprobs.shape)
 
     def _expanded(self, layer: Layer, state: AutoState, scores: list[float], earlier: list[float]) -> list[bool]:
         """Which candidates of one tree are expanded, ties to the earlier one."""
@@ -82,9 +82,6 @@ class Auto(CostAware):
         ties = width - sum(score > last for score in kept[:width])  # scores are rates of cells, so many are equal
         return [score > last or (score == last and (ties := ties - 1) >= 0) for score in scores]
 
-    def sizes(self, scores: Tensor, states: Sequence[AutoState]) -> list[int]:
-        return [self._size(own, state) for own, state in zip(scores.tolist(), states, strict=True)]
-
-    def _size(self, scores: list[float], state: AutoState) -> int:
+    def size(self, scores: Sequence[float], state: AutoState) -> int:
         chances = sorted(map(math.exp, scores[1:]), reverse=True)
         return best_size(chances, state.costs.target.up_to(self.budget), state.rate)[0]

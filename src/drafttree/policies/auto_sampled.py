@@ -1,7 +1,7 @@
 import math
 from typing import ClassVar
 
-from drafttree.core.lazy import Tensor, torch
+from drafttree.core.lazy import Array, np
 from drafttree.core.tree import Layer
 from drafttree.policies.auto_state import AutoState
 from drafttree.policies.base import by_sequence
@@ -27,20 +27,19 @@ class AutoSampled(CostAware):
     def branches(self) -> bool:
         return self.children > 1
 
-    def score(self, layer: Layer) -> Tensor:
+    def score(self, layer: Layer) -> Array:
         """The log-probability that a child of this place and all nodes above it are accepted."""
         width = layer.logprobs.shape[-1]
         rates = [place_rates(state.calibration(layer.source).places, layer.depth, width) for state in layer.states]
-        return layer.parent_scores[..., None] + layer.parent_scores.new_tensor(rates).log()[:, None]
+        return layer.parent_scores[..., None] + np.log(np.array(rates, dtype=layer.parent_scores.dtype))[:, None]
 
-    def keep(self, layer: Layer) -> Tensor:
+    def keep(self, layer: Layer) -> Array:
         floors = [self._limits(layer, state)[1] for state in layer.states]
         return layer.scores >= by_sequence(layer, floors)
 
-    def expand(self, layer: Layer) -> Tensor:
+    def expand(self, layer: Layer) -> Array:
         deeper = [layer.depth < self._limits(layer, state)[0] for state in layer.states]
-        going = torch.tensor(deeper, device=layer.logprobs.device)
-        return going[:, None, None].expand_as(layer.logprobs)
+        return np.array(deeper)[:, None, None]
 
     def _limits(self, layer: Layer, state: AutoState) -> tuple[int, float]:
         """The levels to draft, and the score from which children are drawn."""

@@ -100,7 +100,7 @@ class AutoState:
         tree = outcome.tree
         if not tree.widths:
             return replace(self, waiting=max(self.waiting - 1, 0))
-        cost, tokens = self.costs.round(tree.branches[0].size, tree.widths, tree.source), len(outcome.path)
+        cost, tokens = self.costs.round(tree.size, tree.widths, tree.source), len(outcome.path)
         gain = tokens - cost / self.costs.plain_round
         memory = 1 - 1 / MEMORY
         after = replace(

@@ -1,13 +1,14 @@
 """A tree policy is two masks over a `Layer`: which candidates join the tree, and which of those are expanded next.
 
 Budget cuts, compaction to the next frontier and padding are shared by all policies and lie in
-`drafttree.engine.tree_growth`, so a paper's method is a dozen lines that can be read beside the paper.
+`drafttree.engine.tree_growth`, so a paper's method is a dozen lines that can be read beside the paper. Masks are numpy
+arrays: what a policy decides on is some hundred numbers on the host, and no operation on a device is as cheap.
 
 A policy is a frozen pydantic model: its fields are the parameters, checked when it is made, and one object serves any
 number of requests. What it learns of one text is a state made by `init_state`, which the request carries.
 """
 
-import sys
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -16,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from drafttree.core.cost_curve import CostCurve
 from drafttree.core.errors import ConfigError, unknown
-from drafttree.core.lazy import Tensor, torch
+from drafttree.core.lazy import Array, np
 from drafttree.core.tree import DraftTree, Layer, PartialTree, Proposal
 
 
@@ -64,10 +65,8 @@ class TreePolicy(BaseModel):
     Attributes:
         source: the paper and the equation or algorithm number.
         branches: whether a node can have more than one child. A class attribute or a property.
-        reranks: grow past the budget; the finished tree is cut to its best `budget` nodes, or to `sizes`.
+        reranks: grow past the budget; the finished tree is cut to its best `budget` nodes, or to `size` of them.
         uses_costs: whether it needs the costs of a `TextContext`, which have to be measured.
-        fixed_shape: the number of nodes of a level does not depend on the draft's probabilities, so growth needs no
-            number from the device to know it. A class attribute or a property.
         budget: nodes of the tree at most, the root included.
 
     Raises:
@@ -102,11 +101,6 @@ class TreePolicy(BaseModel):
         """Whether a text begins with what the last one has learned; by default where costs are weighed."""
         return self.uses_costs
 
-    @property
-    def fixed_shape(self) -> bool:
-        """Whether the width of every level is known without looking at the draft's probabilities."""
-        return False
-
     def form_for(self, proposal: Proposal, *, chain: bool) -> "TreePolicy | None":
         """The policy in the form in which it grows trees for a kind of verifier, None where it has none.
 
@@ -123,14 +117,6 @@ class TreePolicy(BaseModel):
     def candidates(self, depth: int) -> int:
         """The number of a frontier node's best candidates that `keep` needs to see on a level."""
         return max(self.budget - 1, 1)
-
-    def most_kept(self, depth: int) -> int:
-        """The most candidates that `keep` lets into the tree on a level."""
-        return sys.maxsize if self.reranks else self.budget - 1
-
-    def most_expanded(self, depth: int) -> int:
-        """The most nodes that `expand` lets into the frontier behind a level."""
-        return self.most_kept(depth)
 
     def levels(self) -> int | None:
         """The deepest level the policy drafts, None for no limit of its own."""
@@ -149,77 +135,79 @@ class TreePolicy(BaseModel):
         """
         return True
 
-    def keep(self, layer: Layer) -> Tensor:
-        """Bool `[batch, frontier, candidates]`: which candidates join the tree."""
+    def keep(self, layer: Layer) -> Array:
+        """Bool that broadcasts to `[batch, frontier, candidates]`: which candidates join the tree."""
         raise NotImplementedError
 
-    def expand(self, layer: Layer) -> Tensor | None:
-        """Bool `[batch, frontier, candidates]`: which kept candidates are expanded; None for all of them."""
+    def expand(self, layer: Layer) -> Array | None:
+        """Bool as of `keep`: which kept candidates are expanded; None for all of them."""
 
-    def score(self, layer: Layer) -> Tensor:
+    def score(self, layer: Layer) -> Array:
         """`[batch, frontier, candidates]` what budget cuts and re-ranking order by; never above the parent's."""
         return layer.path_logprobs
 
-    def label(self, layer: Layer) -> Tensor | None:
+    def label(self, layer: Layer) -> Array | None:
         """Int64 `[batch, frontier, candidates]` to hand down to the kept candidates, or None."""
 
-    def stop(self, tree: PartialTree, frontier: Tensor) -> Tensor | None:
+    def stop(self, tree: PartialTree, frontier: Array) -> Array | None:
         """Bool `[batch]`: which sequences stop here; None for none of them.
 
         Args:
             tree: the tree so far, to look at.
-            frontier: `[batch, width]` path log-probabilities of the nodes to expand next, a copy; -inf marks padding.
+            frontier: `[batch, width]` path log-probabilities of the nodes to expand next; -inf marks padding.
         """
 
-    def sizes(self, scores: Tensor, states: Sequence[Any]) -> Sequence[int] | None:
-        """How many of the best nodes remain of each finished tree, root included; None for `budget`, which bounds it.
-
-        Only trees of a policy that `reranks` are cut.
+    def size(self, scores: Sequence[float], state: Any) -> int:
+        """How many of the best nodes remain of a finished tree, root included, if the policy `reranks`.
 
         Args:
-            scores: `[batch, nodes]` what the nodes are ranked by; infinite for the root, -inf for padding.
-            states: per sequence.
+            scores: per node, what it is ranked by; infinite for the root.
+            state: of the text.
         """
+        return self.budget
 
     def observe(self, state: Any, outcome: RoundOutcome) -> Any:
         """The state of a text after a round, given the one before it."""
         return state
 
 
-def by_sequence(layer: Layer, values: Sequence[float]) -> float | Tensor:
-    """A number per sequence to compare a layer with: `[batch, 1, 1]`, or the number itself for one sequence.
-
-    Filling a tensor does not wait for the device, copying one to it does.
-    """
-    if len(values) == 1:
-        return values[0]
-    return torch.cat([layer.logprobs.new_full((1, 1, 1), value) for value in values])
+def by_sequence(layer: Layer, values: Sequence[float]) -> Array:
+    """A number per sequence to compare a layer with: `[batch, 1, 1]`, in the layer's dtype."""
+    return np.array(values, dtype=layer.logprobs.dtype)[:, None, None]
 
 
-def creation_scores(layer: Layer) -> Tensor:
+def creation_scores(layer: Layer) -> Array:
     """Scores by which a budget cut keeps the first candidates of a level: all are equal.
 
     Candidates stand in the order in which a loop over the frontier would make them, siblings by rank.
     """
-    return torch.zeros_like(layer.path_logprobs)
+    return np.zeros_like(layer.path_logprobs)
 
 
-def best_mask(scores: Tensor, among: Tensor, count: int | Tensor) -> Tensor:
+def best_mask(scores: Array, among: Array, count: int | Sequence[int]) -> Array:
     """The `count` highest scores among `among` as a mask of the same shape, ties to the lower index.
 
     Args:
         scores: `[batch, ...]`, ranked over everything but the batch axis.
         among: bool of the same shape.
-        count: how many to take at most, one number or `[batch, 1]`; all of `among` where it holds fewer.
+        count: how many to take at most, one number or one per sequence; all of `among` where it holds fewer.
     """
-    flat = scores.masked_fill(~among, -torch.inf).flatten(1)
-    order = flat.argsort(dim=1, descending=True, stable=True)
-    if isinstance(count, int):
-        chosen = torch.zeros_like(flat, dtype=torch.bool).scatter_(1, order[:, :count], True)
-    else:
-        within = torch.arange(flat.shape[1], device=flat.device).expand_as(flat) < count
-        chosen = torch.zeros_like(within).scatter_(1, order, within)
-    return chosen.view_as(scores) & among
+    ranked, counts = np.where(among, scores, -math.inf), [count] * len(scores) if isinstance(count, int) else count
+    best = [_best_of_one(own.reshape(-1), most) for own, most in zip(ranked, counts, strict=True)]
+    return np.stack(best).reshape(scores.shape) & among
+
+
+def _best_of_one(scores: Array, count: int) -> Array:
+    """`best_mask` for one sequence `[candidates]`, by a partition: sorting everything takes eight times as long."""
+    if not 0 < count < len(scores):
+        return np.full(len(scores), count > 0)
+    least = np.partition(scores, len(scores) - count)[len(scores) - count]
+    best = scores >= least
+    if np.count_nonzero(best) > count:  # among those that tie for the last places the first ones stay
+        above = scores > least
+        ties = np.flatnonzero(best & ~above)
+        best[ties[count - np.count_nonzero(above) :]] = False
+    return best
 
 
 def _explain(policy: type[TreePolicy], error: ValidationError) -> ConfigError:

@@ -58,10 +58,10 @@ class SurvivalCalibration:
         """Count the nodes that a round has judged: those whose parent was accepted.
 
         Args:
-            tree: of one sequence.
+            tree: that was judged.
             path: accepted nodes, the root first.
         """
-        children, paths, accepted = tree.branches[0].children, tree.path_logprobs[0].tolist(), set(path)
+        children, paths, accepted = tree.children, tree.path_logprobs, set(path)
         hits, trials, changed = dict(self.hits), dict(self.trials), set[tuple[int, int]]()
         for depth, parent in enumerate(path):
             for rank, node in enumerate(children[parent]):

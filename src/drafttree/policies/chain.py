@@ -2,7 +2,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from drafttree.core.lazy import Tensor
+from drafttree.core.lazy import Array
 from drafttree.core.tree import Layer
 from drafttree.policies.base import TreePolicy
 
@@ -22,15 +22,11 @@ class Chain(TreePolicy):
     def branches(self) -> bool:
         return False
 
-    @property
-    def fixed_shape(self) -> bool:
-        return True
-
     def candidates(self, depth: int) -> int:
         return 1
 
     def levels(self) -> int:
         return self.depth
 
-    def keep(self, layer: Layer) -> Tensor:
+    def keep(self, layer: Layer) -> Array:
         return layer.possible

@@ -18,9 +18,6 @@ class CostAware(TreePolicy):
     def candidates(self, depth: int) -> int:
         return min(self.children, max(self.budget - 1, 1))
 
-    def most_kept(self, depth: int) -> int:
-        return self.budget - 1
-
     def levels(self) -> int:
         return self.depth
 

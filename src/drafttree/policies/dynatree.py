@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from pydantic import Field, model_validator
 
-from drafttree.core.lazy import Tensor, torch
+from drafttree.core.lazy import Array, np
 from drafttree.core.tree import Layer
 from drafttree.policies.base import RoundOutcome, TextContext, TreePolicy, by_sequence, creation_scores
 from drafttree.policies.dynatree_state import DynaTreeState
@@ -88,21 +88,20 @@ class DynaTree(TreePolicy):
     def levels(self) -> int:
         return self.max_depth
 
-    def keep(self, layer: Layer) -> Tensor:
+    def keep(self, layer: Layer) -> Array:
         if self.level1_top1 and layer.depth == 1:
-            return (layer.rank < 1).expand_as(layer.logprobs)
+            return layer.rank < 1
         if not self.breadth:
-            return (layer.rank < self.mid_breadth).expand_as(layer.logprobs)
+            return layer.rank < self.mid_breadth
         high = by_sequence(layer, [state.high for state in layer.states])
-        breadth = torch.full_like(layer.confidence, self.mid_breadth)
-        breadth = breadth.masked_fill(layer.confidence < self.low, self.max_breadth)
-        breadth = breadth.masked_fill(layer.confidence >= high, self.min_breadth)
-        return layer.rank < breadth
+        confidence = layer.confidence
+        breadth = np.where(confidence < self.low, self.max_breadth, self.mid_breadth)
+        return layer.rank < np.where(confidence >= high, self.min_breadth, breadth)
 
-    def score(self, layer: Layer) -> Tensor:
+    def score(self, layer: Layer) -> Array:
         return creation_scores(layer) if self.first_come else layer.path_logprobs
 
-    def expand(self, layer: Layer) -> Tensor:
+    def expand(self, layer: Layer) -> Array:
         floor = max(self.prune_below, self.stop_below) if self.depth else self.prune_below
         probable = layer.path_logprobs >= _log(floor)
         if all(layer.depth < round(state.base_depth) for state in layer.states):

@@ -2,7 +2,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from drafttree.core.lazy import Tensor
+from drafttree.core.lazy import Array, np
 from drafttree.core.tree import Layer, PartialTree
 from drafttree.policies.base import TreePolicy, best_mask
 
@@ -25,20 +25,19 @@ class DySpec(TreePolicy):
     def levels(self) -> int:
         return self.depth
 
-    def most_kept(self, depth: int) -> int:
-        return self.budget - 1
+    def score(self, layer: Layer) -> Array:
+        probs = np.exp(layer.logprobs)
+        with np.errstate(divide="ignore"):
+            remaining = np.log((1 - (probs.cumsum(-1) - probs)).clip(0))
+        return layer.parent_logprobs[..., None] + np.maximum(remaining, layer.logprobs)
 
-    def score(self, layer: Layer) -> Tensor:
-        probs = layer.logprobs.exp()
-        remaining = (1 - (probs.cumsum(-1) - probs)).clamp_min(0).log()
-        return layer.parent_logprobs[..., None] + remaining.maximum(layer.logprobs)
-
-    def keep(self, layer: Layer) -> Tensor:
+    def keep(self, layer: Layer) -> Array:
         return best_mask(layer.scores, layer.possible, self.budget - 1)
 
-    def stop(self, tree: PartialTree, frontier: Tensor) -> Tensor | None:
+    def stop(self, tree: PartialTree, frontier: Array) -> Array | None:
         """Stop once no deeper slot can be among the best: a node's first slot is worth its path probability."""
         if tree.size < self.budget:
             return None
-        worst = tree.scores.topk(self.budget).values[:, -1:]
-        return (frontier <= worst).all(1)
+        place = tree.size - self.budget
+        worst = np.partition(tree.scores, place, axis=1)[:, place, None]
+        return np.all(frontier <= worst, axis=1)

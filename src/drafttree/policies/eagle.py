@@ -2,7 +2,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from drafttree.core.lazy import Tensor
+from drafttree.core.lazy import Array
 from drafttree.core.tree import Layer
 from drafttree.policies.base import TreePolicy, best_mask
 
@@ -28,28 +28,18 @@ class Eagle(TreePolicy):
     chosen_only: bool = Field(default=False, description="re-rank the chosen nodes only, as TALON's Algorithm 1 does")
     budget: int = Field(default=60, ge=1, le=4096, description="nodes of the final tree, root included")
 
-    @property
-    def fixed_shape(self) -> bool:
-        return True
-
     def candidates(self, depth: int) -> int:
-        return self.top_k
-
-    def most_kept(self, depth: int) -> int:
-        return self.top_k if depth == 1 or self.chosen_only else self.top_k**2
-
-    def most_expanded(self, depth: int) -> int:
         return self.top_k
 
     def levels(self) -> int:
         return self.depth
 
-    def keep(self, layer: Layer) -> Tensor:
+    def keep(self, layer: Layer) -> Array:
         return self._chosen(layer) if self.chosen_only and layer.depth > 1 else layer.possible
 
-    def expand(self, layer: Layer) -> Tensor | None:
+    def expand(self, layer: Layer) -> Array | None:
         return None if self.chosen_only or layer.depth == 1 else self._chosen(layer)
 
-    def _chosen(self, layer: Layer) -> Tensor:
+    def _chosen(self, layer: Layer) -> Array:
         """The nodes that the next level grows from."""
         return best_mask(layer.path_logprobs, layer.possible, self.top_k)

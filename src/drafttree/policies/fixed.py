@@ -3,7 +3,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from drafttree.core.lazy import Tensor
+from drafttree.core.lazy import Array
 from drafttree.core.tree import Layer
 from drafttree.policies.base import TreePolicy, creation_scores
 
@@ -25,21 +25,17 @@ class Fixed(TreePolicy):
     first_come: bool = Field(default=False, description="spend the budget in order of creation, as the paper does")
     budget: int = Field(default=128, ge=1, le=4096, description="nodes of the tree at most, root included (N_max)")
 
-    @property
-    def fixed_shape(self) -> bool:
-        return not self.threshold
-
     def candidates(self, depth: int) -> int:
         return 1 if self.level1_top1 and depth == 1 else self.breadth
 
     def levels(self) -> int:
         return self.depth
 
-    def keep(self, layer: Layer) -> Tensor:
-        return (layer.rank < self.candidates(layer.depth)).expand_as(layer.logprobs)
+    def keep(self, layer: Layer) -> Array:
+        return layer.rank < self.candidates(layer.depth)
 
-    def expand(self, layer: Layer) -> Tensor | None:
+    def expand(self, layer: Layer) -> Array | None:
         return layer.path_logprobs >= math.log(self.threshold) if self.threshold else None
 
-    def score(self, layer: Layer) -> Tensor:
+    def score(self, layer: Layer) -> Array:
         return creation_scores(layer) if self.first_come else layer.path_logprobs

@@ -2,7 +2,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from drafttree.core.lazy import Tensor
+from drafttree.core.lazy import Array, np
 from drafttree.core.tree import Layer, PartialTree
 from drafttree.policies.base import TreePolicy, best_mask
 
@@ -24,16 +24,14 @@ class OptTree(TreePolicy):
     def levels(self) -> int:
         return self.depth
 
-    def most_kept(self, depth: int) -> int:
-        return self.budget - 1
-
-    def keep(self, layer: Layer) -> Tensor:
+    def keep(self, layer: Layer) -> Array:
         return best_mask(layer.path_logprobs, layer.possible, self.budget - 1)
 
-    def stop(self, tree: PartialTree, frontier: Tensor) -> Tensor:
+    def stop(self, tree: PartialTree, frontier: Array) -> Array:
         paths = tree.path_logprobs
         return self._expected(paths) - self._expected(paths[:, : -tree.last_level]) <= self.threshold
 
-    def _expected(self, paths: Tensor) -> Tensor:
+    def _expected(self, paths: Array) -> Array:
         """`[batch]` expected tokens of a round: path probabilities of the best `budget` nodes, the root's included."""
-        return paths.topk(min(self.budget, paths.shape[1])).values.exp().sum(1)
+        best = np.partition(paths, paths.shape[1] - min(self.budget, paths.shape[1]), axis=1)[:, -self.budget :]
+        return np.exp(np.sort(best, axis=1)[:, ::-1]).sum(1)

@@ -3,7 +3,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from drafttree.core.lazy import Tensor
+from drafttree.core.lazy import Array
 from drafttree.core.tree import Layer
 from drafttree.policies.base import TreePolicy, best_mask
 
@@ -30,10 +30,10 @@ class Talon(TreePolicy):
     def candidates(self, depth: int) -> int:
         return self.width if depth <= self.robust else max(self.budget - 1, 1)
 
-    def keep(self, layer: Layer) -> Tensor:
+    def keep(self, layer: Layer) -> Array:
         if layer.depth <= self.robust:
             return layer.possible if layer.depth == 1 else best_mask(layer.path_logprobs, layer.possible, self.width)
         if not self.margin:
             return layer.possible
-        anchor = layer.path_logprobs.amax((-2, -1), keepdim=True)
+        anchor = layer.path_logprobs.max(axis=(1, 2), keepdims=True)
         return layer.path_logprobs >= anchor + math.log(self.margin)

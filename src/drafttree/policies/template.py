@@ -3,7 +3,7 @@ from typing import ClassVar, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from drafttree.core.lazy import Tensor, torch
+from drafttree.core.lazy import Array, np
 from drafttree.core.tree import Layer
 from drafttree.policies.base import TreePolicy
 
@@ -83,43 +83,33 @@ class Template(TreePolicy):
         paths = set(_shipped(self.tree) if self.paths is None else self.paths)
         return tuple(sorted(paths, key=lambda path: (len(path), path)))
 
-    @property
-    def fixed_shape(self) -> bool:
-        return True
-
     def candidates(self, depth: int) -> int:
         return 1 + max(path[-1] for path in self._sorted)
-
-    def most_kept(self, depth: int) -> int:
-        return sum(len(path) == depth for path in self._sorted)
-
-    def most_expanded(self, depth: int) -> int:
-        return len({path[:-1] for path in self._sorted if len(path) == depth + 1})
 
     def levels(self) -> int:
         return len(self._sorted[-1])
 
-    def label(self, layer: Layer) -> Tensor:
+    def label(self, layer: Layer) -> Array:
         """The index of each candidate in the list of paths, the root's being 0; -1 for one that is not in the list."""
-        children = _children(self._sorted, layer.logprobs.device)[:, : layer.logprobs.shape[-1]]
-        return children[layer.labels] if layer.labels is not None else children[:1].expand_as(layer.logprobs)
+        children = _children(self._sorted)[:, : layer.logprobs.shape[-1]]
+        return children[np.zeros_like(layer.parent_logprobs, dtype=int) if layer.labels is None else layer.labels]
 
-    def keep(self, layer: Layer) -> Tensor:
+    def keep(self, layer: Layer) -> Array:
         return self.label(layer) >= 0
 
-    def expand(self, layer: Layer) -> Tensor:
-        branches = (_children(self._sorted, layer.logprobs.device) >= 0).any(1)
-        return branches[self.label(layer).clamp_min(0)]
+    def expand(self, layer: Layer) -> Array:
+        branches = np.any(_children(self._sorted) >= 0, axis=1)
+        return branches[self.label(layer).clip(0)]
 
 
 @lru_cache(maxsize=64)
-def _children(paths: tuple[Path, ...], device: "torch.device") -> Tensor:
+def _children(paths: tuple[Path, ...]) -> Array:
     """Int64 `[1 + paths, children]`: the index of the child with a rank of each path, the root first; -1 for none."""
     index = {(): 0} | {path: place for place, path in enumerate(paths, start=1)}
-    children = torch.full((len(index), 1 + max(path[-1] for path in paths)), -1)
+    children = np.full((len(index), 1 + max(path[-1] for path in paths)), -1)
     for path in paths:
         children[index[path[:-1]], path[-1]] = index[path]
-    return children.to(device)
+    return children
 
 
 def _path(text: str) -> Path:

@@ -14,7 +14,7 @@ from drafttree.core.errors import ConfigError, ModelError
 from drafttree.core.lazy import Tensor, torch
 from drafttree.core.randomness import RoundRandomness
 from drafttree.core.sampling import Sampling
-from drafttree.core.tree import Branches, DraftTree, Proposal, Verdict
+from drafttree.core.tree import DraftTree, Proposal, Verdict
 
 NOT_A_NUMBER = -1
 
@@ -64,12 +64,12 @@ class Verifier:
         return logits
 
     def verify(self, tree: DraftTree, logits: Tensor, randomness: Sequence[RoundRandomness]) -> Verdict:
-        """Judge a batch of trees.
+        """Judge a tree.
 
         Args:
-            tree: the draft trees.
-            logits: `[batch, nodes, vocab]` of the target at every node.
-            randomness: of this round, one per sequence; the only source of random numbers.
+            tree: the draft tree.
+            logits: `[1, nodes, vocab]` of the target at every node.
+            randomness: of this round, in a list; the only source of random numbers.
         """
         raise NotImplementedError
 
@@ -84,15 +84,10 @@ class TreeView:
         child: the first child of a node with a token, or None.
     """
 
-    def __init__(
-        self, tree: DraftTree, index: int, logits: Tensor, sampling: Sampling, randomness: RoundRandomness
-    ) -> None:
+    def __init__(self, tree: DraftTree, logits: Tensor, sampling: Sampling, randomness: RoundRandomness) -> None:
         self.randomness = randomness
-        branches = tree.branches[index]
-        self.tokens, self.children, self.child = branches.tokens, branches.children, branches.child
-        self._logits, self._sampling = logits, sampling
-        self._draft = [row for level in tree.draft_probs or () for row in level[index]]
-        self._rows = branches.rows
+        self.tokens, self.children, self.child = tree.tokens, [[*own] for own in tree.children], tree.child
+        self._logits, self._sampling, self._draft = logits, sampling, tree.draft_probs
 
     def target(self, node: int) -> Tensor:
         """`[vocab]` the target's distribution after a node, a new tensor each time."""
@@ -106,9 +101,9 @@ class TreeView:
         Raises:
             ConfigError: the tree does not have it.
         """
-        if not self._draft or self._rows[node] < 0:
+        if node not in self._draft:
             raise ConfigError("this tree does not say which distribution its children were drawn from")
-        row = self._draft[self._rows[node]]
+        row = self._draft[node]
         missing = self._logits.shape[-1] - len(row)
         return torch.nn.functional.pad(row, (0, missing)) if missing else row
 
@@ -150,25 +145,22 @@ class SamplingVerifier(Verifier):
         if tree.proposal not in self.accepts:
             accepted = ", ".join(sorted(self.accepts))
             raise ConfigError(f"{type(self).__name__} judges {accepted} trees, not {tree.proposal} ones")
-        judged = [
-            self.judge(TreeView(tree, index, rows, self.sampling, own))
-            for index, (rows, own) in enumerate(zip(logits, randomness, strict=True))
-        ]
-        return Verdict(*zip(*judged, strict=True))
+        path, bonus = self.judge(TreeView(tree, logits[0], self.sampling, randomness[0]))
+        return Verdict([path], [bonus])
 
     def judge(self, view: TreeView) -> tuple[list[int], int]:
         """The accepted path and the bonus token of one sequence."""
         raise NotImplementedError
 
 
-def check_verdict(verifier: Verifier, branches: Branches, path: Sequence[int], bonus: int, vocab: int) -> None:
+def check_verdict(verifier: Verifier, tree: DraftTree, path: Sequence[int], bonus: int, vocab: int) -> None:
     """Refuse a verdict on one tree that is none: a user's verifier may say anything.
 
     Raises:
         ConfigError: the path is no path from the root down, or the bonus no token.
     """
     name = type(verifier).__name__
-    if path[:1] != [0] or any(below not in branches.children[node] for node, below in pairwise(path)):
+    if path[:1] != [0] or any(below not in tree.children[node] for node, below in pairwise(path)):
         raise ConfigError(f"{name} accepts the nodes {path}, which are no path from the root down")
     if not 0 <= bonus < vocab:
         raise ConfigError(f"{name} gives the bonus token {bonus}; the vocabulary has {vocab}")
@@ -208,25 +200,18 @@ def walk(tree: DraftTree, logits: Tensor, chosen: Tensor) -> Verdict:
     """Follow the tokens the target chooses, from the root for as long as they are in the tree.
 
     Args:
-        tree: the draft trees; siblings differ in their tokens.
-        logits: `[batch, nodes, vocab]` of the target.
-        chosen: int64 `[batch, nodes]` the token that follows each node.
+        tree: siblings differ in their tokens.
+        logits: `[1, nodes, vocab]` of the target.
+        chosen: int64 `[1, nodes]` the token that follows each node.
 
     Raises:
         ModelError: the target's logits are no numbers.
     """
     tokens = chosen[..., None]
     tokens = tokens.masked_fill(logits.gather(-1, tokens).isnan(), NOT_A_NUMBER)
-    read = tree.read(tokens[..., 0])
-    walked = [_descend(branches, own) for branches, own in zip(tree.branches, read, strict=True)]
-    return Verdict(*zip(*walked, strict=True))
-
-
-def _descend(branches: Branches, chosen: list[int]) -> tuple[list[int], int]:
-    """The accepted path and the bonus token of one tree, from the token that follows each of its nodes."""
-    path = [0]
-    while (child := branches.child(path[-1], chosen[path[-1]])) is not None:
+    (read,), path = tokens[..., 0].tolist(), [0]
+    while (child := tree.child(path[-1], read[path[-1]])) is not None:
         path.append(child)
-    if chosen[path[-1]] == NOT_A_NUMBER:
+    if read[path[-1]] == NOT_A_NUMBER:
         raise not_numbers()
-    return path, chosen[path[-1]]
+    return Verdict([path], [read[path[-1]]])

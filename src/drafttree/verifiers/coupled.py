@@ -32,11 +32,10 @@ class Coupled(Verifier):
         return self.sampling.process(logits) + noise
 
     def verify(self, tree: DraftTree, logits: Tensor, randomness: Sequence[RoundRandomness]) -> Verdict:
-        depths = range(1, tree.levels + 2)
-        noise = [_stack([own.gumbel(depth) for depth in depths]) for own in randomness]
+        noise = _stack([randomness[0].gumbel(depth) for depth in range(1, tree.depths[-1] + 2)])
         if not tree.is_chain:
-            noise = [rows.index_select(0, own) for rows, own in zip(noise, tree.depths, strict=True)]
-        drawn = self.sampling.process(logits) + _stack(noise)
+            noise = noise.index_select(0, torch.tensor(tree.depths, device=noise.device))
+        drawn = self.sampling.process(logits) + noise
         return walk(tree, drawn, argmax(drawn))
 
 

@@ -1,64 +1,57 @@
 import math
 
 import pytest
-import torch
 
-from drafttree.core.tree import TreeBuilder
 from drafttree.engine.batching.expansion_gate import ExpansionGate, Rates
-from drafttree.engine.tree_growth import Frontier
+from drafttree.engine.growing_tree import GrowingTree
 from drafttree.policies.calibration import SurvivalCalibration
 
 
-def level(logprobs: list[list[float]]) -> tuple[TreeBuilder, Frontier]:
-    """The trees of some requests after their first level, all of whose nodes are the frontier; -inf is padding."""
-    paths = torch.tensor(logprobs)
-    tree = TreeBuilder(torch.zeros(len(logprobs), 1, dtype=torch.long))
-    tokens = torch.arange(paths.shape[1]).expand(paths.shape)
-    parents = torch.zeros_like(tokens)
-    tree.add(tokens, parents, paths, paths)
-    return tree, Frontier(1 + tokens, tokens, parents, paths, paths)
+def level(logprobs: list[float]) -> GrowingTree:
+    """The tree of a request after its first level, all of whose nodes may be expanded."""
+    tree, count = GrowingTree(0, 9), len(logprobs)
+    tree.add([*range(count)], [0] * count, logprobs, logprobs)
+    tree.frontier = [*range(1, 1 + count)]
+    return tree
 
 
-def expanded(logprobs: list[list[float]], *, row: float, draft: float, rate: float = 1.0) -> list[list[bool]]:
+def expanded(logprobs: list[list[float]], *, row: float, draft: float, rate: float = 1.0) -> list[list[int]]:
     """Which nodes of a first level are expanded where a further row and a draft pass cost so much."""
     rates = Rates(lambda rows: 1 + row * rows, lambda width: draft, rows=len(logprobs), rate=rate)
     gate = ExpansionGate([SurvivalCalibration.empty()] * len(logprobs), rates)
-    mask = gate.expand(*level(logprobs), 1)
-    assert mask is not None
-    return mask.tolist()
+    return gate.expand([level(own) for own in logprobs], 1)
 
 
-LIKELY, UNLIKELY, PADDING = math.log(0.95), math.log(0.01), -math.inf
+LIKELY, UNLIKELY = math.log(0.95), math.log(0.01)
 
 
 def test_everything_is_expanded_where_it_costs_nothing():
-    assert expanded([[LIKELY, -3.0], [-0.5, PADDING]], row=1e-9, draft=1e-9) == [[True, True], [True, False]]
+    assert expanded([[LIKELY, -3.0], [-0.5]], row=1e-9, draft=1e-9) == [[1, 2], [1]]
 
 
 @pytest.mark.parametrize(("row", "draft"), [(10.0, 1e-9), (1e-9, 10.0)])
 def test_nothing_is_expanded_where_rows_or_draft_passes_cost_more_than_they_yield(row, draft):
-    assert expanded([[LIKELY], [LIKELY]], row=row, draft=draft) == [[False], [False]]
+    assert expanded([[LIKELY], [LIKELY]], row=row, draft=draft) == [[], []]
 
 
 def test_the_likeliest_nodes_of_all_requests_are_expanded():
     found = expanded([[UNLIKELY], [LIKELY], [UNLIKELY]], row=0.3, draft=0.01)
-    assert found == [[False], [True], [False]]
+    assert found == [[], [1], []]
 
 
 def test_a_draft_pass_that_one_request_cannot_pay_is_paid_by_many():
-    assert expanded([[LIKELY]], row=0.01, draft=1.0) == [[False]]
-    assert expanded([[LIKELY]] * 8, row=0.01, draft=1.0) == [[True]] * 8
+    assert expanded([[LIKELY]], row=0.01, draft=1.0) == [[]]
+    assert expanded([[LIKELY]] * 8, row=0.01, draft=1.0) == [[1]] * 8
 
 
-def test_padding_that_was_trimmed_since_does_not_shift_later_levels():
+def test_nodes_of_later_levels_are_weighed_by_their_whole_path():
     rates = Rates(lambda rows: 1 + 1e-9 * rows, lambda width: 1e-9, rows=1, rate=1.0)
-    gate = ExpansionGate([SurvivalCalibration.empty()], rates)
-    tree, frontier = level([[LIKELY, PADDING, PADDING]])
-    gate.expand(tree, frontier, 1)
-    tree.trim(1)
-    paths = torch.tensor([[2 * LIKELY]])
-    tokens = torch.tensor([[7]])
-    tree.add(tokens, torch.tensor([[1]]), paths, paths)
-    mask = gate.expand(tree, Frontier(torch.tensor([[2]]), tokens, torch.zeros_like(tokens), paths, paths), 2)
-    assert mask is not None
-    assert mask.tolist() == [[True]]
+    calibration = SurvivalCalibration.empty()
+    gate, tree = ExpansionGate([calibration], rates), level([LIKELY, UNLIKELY])
+    gate.expand([tree], 1)
+    tree.add([7, 8], [1, 2], [2 * LIKELY, 2 * UNLIKELY], [2 * LIKELY, 2 * UNLIKELY])
+    tree.frontier = [3, 4]
+    assert gate.expand([tree], 2) == [[3, 4]]
+    first, second = calibration.log_acceptance([LIKELY, UNLIKELY], 1)
+    below = calibration.log_acceptance([LIKELY], 2, first) + calibration.log_acceptance([UNLIKELY], 2, second)
+    assert gate._chances == [[0.0, first, second, *below]]

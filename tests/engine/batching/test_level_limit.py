@@ -1,7 +1,6 @@
 import itertools
 
 import pytest
-import torch
 
 from drafttree.core.tree import DraftTree
 from drafttree.engine.batching.level_limit import RETRY, LevelLimit, best_levels
@@ -9,9 +8,8 @@ from drafttree.engine.batching.level_limit import RETRY, LevelLimit, best_levels
 
 def chain(levels: int) -> DraftTree:
     """A chain of so many drafted nodes."""
-    parents = torch.arange(-1, levels)[None]
-    zeros = torch.zeros(1, levels + 1)
-    return DraftTree(parents + 1, parents, zeros, zeros, levels)
+    zeros = [0.0] * (levels + 1)
+    return DraftTree([*range(levels + 1)], [*range(-1, levels)], zeros, zeros, levels)
 
 
 def test_the_best_number_of_levels_maximises_tokens_by_time():

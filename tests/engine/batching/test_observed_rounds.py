@@ -57,7 +57,7 @@ def test_the_paths_and_bonus_tokens_that_are_seen_are_the_text(observed):
     tokens = []
     for tree, verdict in zip(seen.trees, seen.verdicts, strict=True):
         ((path, bonus),) = verdict.host
-        tokens += [*(tree.tokens[0, node].item() for node in path[1:]), bonus]
+        tokens += [*(tree.tokens[node] for node in path[1:]), bonus]
     assert tokens[: len(found.tokens)] == found.tokens
     assert seen.turns == found.metrics.rounds
 

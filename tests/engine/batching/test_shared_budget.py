@@ -3,7 +3,6 @@ import math
 import random
 
 import pytest
-import torch
 
 from drafttree.core.errors import ConfigError
 from drafttree.core.tree import DraftTree, Proposal
@@ -17,11 +16,7 @@ def tree_of(parents: list[int], logprobs: list[float], proposal: Proposal = Prop
     for parent, logprob in zip(parents[1:], logprobs[1:], strict=True):
         paths.append(paths[parent] + logprob)
         depths.append(depths[parent] + 1)
-    row = torch.tensor([paths])
-    scores = row.clone()
-    scores[0, 0] = math.inf
-    tokens = torch.arange(len(parents))[None]
-    return DraftTree(tokens, torch.tensor([parents]), row, scores, max(depths), proposal)
+    return DraftTree([*range(len(parents))], parents, paths, [math.inf, *paths[1:]], max(depths), proposal)
 
 
 def random_tree(draws: random.Random) -> DraftTree:
@@ -75,7 +70,7 @@ def test_cut_keeps_the_likeliest_nodes_of_all_trees_and_they_are_trees():
         found = []
         for tree, whole, own in zip(kept, trees, chances, strict=True):
             assert set(tree.paths()) <= set(whole.paths())  # so each node's ancestors are there as well
-            found += [own[token] for token in tree.tokens[0].tolist() if token]
+            found += [own[token] for token in tree.tokens if token]
         assert sorted(found) == pytest.approx(everything[len(everything) - len(found) :])
 
 

@@ -42,7 +42,7 @@ def expectation(target: TabularModel, draft: TabularModel, policy, verifier) -> 
     sampling, total = Sampling(1.0), 0.0
     for chance, tree in trees(draft, policy, verifier):
         randomness = SeededRandomness(0, 1, torch.device("cpu")).at(0)
-        view = TreeView(tree, 0, node_logits(target, tree), sampling, randomness)
+        view = TreeView(tree, node_logits(target, tree), sampling, randomness)
         total += chance * EXPECTED[verifier](view)
     return total
 

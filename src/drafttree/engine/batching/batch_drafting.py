@@ -7,21 +7,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import torch
-
 from drafttree.core.tree import DraftTree, Proposal
 from drafttree.drafters.base import DraftSession
-from drafttree.drafters.packed import pack
 from drafttree.engine.batching.expansion_gate import ExpansionGate, Rates
 from drafttree.engine.batching.experience import Experience
 from drafttree.engine.batching.shared_budget import best_count, cut, falling, survival
-from drafttree.engine.child_sampler import ChildSampler
-from drafttree.engine.draft_logits import AdjustedPackedDraft, LogitsAdjustment
 from drafttree.engine.metrics import Round
 from drafttree.engine.out_of_memory import is_out_of_memory
-from drafttree.engine.packed_growth import grow_packed
 from drafttree.engine.request import Request
-from drafttree.engine.request_rounds import RequestRounds
+from drafttree.engine.request_rounds import RequestRounds, drafting
 from drafttree.policies.calibration import SurvivalCalibration
 
 logger = logging.getLogger("drafttree")
@@ -113,7 +107,7 @@ class BatchDrafting:
         groups: dict[tuple[Any, ...], list[tuple[int, DraftSession]]] = {}
         for place, request in enumerate(requests):
             if self._is_drafted_for(request):
-                source, session = _drafting(request)
+                source, session = drafting(request.draft)
                 key = source, type(session), request.policy, request.verifier.proposal
                 groups.setdefault(key, []).append((place, session))
         return [(source, members) for (source, *_), members in groups.items()]
@@ -146,27 +140,14 @@ class BatchDrafting:
     ) -> None:
         """Draft for requests whose sessions draft by the same model, for the same kind of verifier."""
         own = [requests[place] for place, _ in members]
-        proposal = own[0].verifier.proposal
-        randomness = [request.randomness.at(len(request.tokens) - 1) for request in own]
-        selected = proposal is Proposal.TOP_K
+        selected = own[0].verifier.proposal is Proposal.TOP_K
         calibrations = [self._calibration(request, source) for request in own]
+        gate = ExpansionGate(calibrations, rates) if selected and self._budget is None else None
         with ExitStack() as timed:
             for request in own:
                 timed.enter_context(request.clock.propose)
-            grown = grow_packed(
-                own[0].policy,
-                AdjustedPackedDraft(
-                    pack([session for _, session in members]),
-                    [self._adjustment(*each) for each in zip(own, randomness, strict=True)],
-                ),
-                torch.cat([drafts.trees[place].tokens for place, _ in members]),
-                self._levels(own, rates, selected=selected),
-                states=tuple(request.state for request in own),
-                sampler=None if selected else ChildSampler(proposal, randomness),
-                vocab=self._rounds.target.vocab_size,
-                gate=ExpansionGate(calibrations, rates) if selected and self._budget is None else None,
-                source=source,
-            )
+            levels = self._levels(own, rates, selected=selected)
+            grown = self._rounds.grow(own, [session for _, session in members], levels, gate=gate)
         for (place, _), tree in zip(members, grown, strict=True):
             drafts.trees[place] = tree
         levels = max(len(tree.widths) for tree in grown)
@@ -179,10 +160,6 @@ class BatchDrafting:
             return allowed
         limit = self._experience.limits.choose(len(own), rates.rows, rates.target, rates.level)
         return allowed if limit is None else [min(each, limit) for each in allowed]
-
-    def _adjustment(self, request: Request, randomness: Any) -> LogitsAdjustment:
-        constrain = self._rounds.constrain(request) if request.constraints else None
-        return LogitsAdjustment(request.verifier, [randomness], request.draft_temperature, constrain)
 
     def _within_budget(self, requests: Sequence[Request], drafts: Drafts, rows: int) -> Drafts:
         """The drafts cut to the budget where their trees may be cut."""
@@ -211,7 +188,7 @@ class BatchDrafting:
         """Learn what a round has accepted of a tree, of a text that goes on."""
         if tree.size == 1:
             return
-        path, children = [0], tree.branches[0].children
+        path, children = [0], tree.children
         for rank in turn.ranks:
             path.append(children[path[-1]][rank - 1])
         kind = request.verifier.sampling.greedy, tree.source
@@ -221,13 +198,6 @@ class BatchDrafting:
 
     def _calibration(self, request: Request, source: int) -> SurvivalCalibration:
         return self._experience.calibration((request.verifier.sampling.greedy, source))
-
-
-def _drafting(request: Request) -> tuple[int, DraftSession]:
-    """Which of the drafter's models drafts the next round of a request, and its session."""
-    choose = getattr(request.draft, "choose", None)
-    session: Any = choose() if choose else request.draft
-    return getattr(request.draft, "source", 0), session
 
 
 def _width(tree: DraftTree, level: int) -> int:

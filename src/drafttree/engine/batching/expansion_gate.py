@@ -6,12 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-import torch
-from torch import Tensor
-
 from drafttree.core.cost_curve import Costs
-from drafttree.core.tree import TreeBuilder
-from drafttree.engine.tree_growth import Frontier
+from drafttree.engine.growing_tree import GrowingTree
 from drafttree.policies.calibration import SurvivalCalibration, next_level
 from drafttree.policies.tree_value import best_width
 
@@ -67,33 +63,21 @@ class ExpansionGate:
     def __init__(self, calibrations: Sequence[SurvivalCalibration], rates: Rates) -> None:
         self._calibrations, self._rates = calibrations, rates
         self._chances: list[list[float]] = [[0.0] for _ in calibrations]
-        self._paths: list[list[float]] = [[0.0] for _ in calibrations]
         self._drafted: list[float] = []
 
-    def expand(self, tree: TreeBuilder, frontier: Frontier, depth: int) -> Tensor | None:
-        """Which frontier nodes are worth a draft pass.
-
-        Args:
-            tree: with the level whose nodes are the frontier.
-            frontier: `[batch, width]`.
-            depth: of that level.
-
-        Returns:
-            Bool `[batch, width]`.
-        """
-        self._count(tree, depth)
-        valid = frontier.path_logprobs.isfinite().tolist()
+    def expand(self, texts: Sequence[GrowingTree], depth: int) -> list[list[int]]:
+        """Which frontier nodes are worth a draft pass, per tree; see `tree_growth.Gate`."""
+        for own, calibration, text in zip(self._chances, self._calibrations, texts, strict=True):
+            own += self._level(own, calibration, text, depth)
         leaves = [
-            (self._chances[sequence][node], -sequence, -place)
-            for sequence, nodes in enumerate(frontier.nodes.tolist())
-            for place, node in enumerate(nodes)
-            if valid[sequence][place]
+            (own[node], -sequence, -node)
+            for sequence, (own, text) in enumerate(zip(self._chances, texts, strict=True))
+            for node in text.frontier
         ]
-        chosen = sorted(leaves, reverse=True)
-        mask = torch.zeros_like(frontier.nodes, dtype=torch.bool)
-        for _, sequence, place in chosen[: self._width([math.exp(chance) for chance, *_ in chosen], depth)]:
-            mask[-sequence, -place] = True
-        return mask
+        chosen, found = sorted(leaves, reverse=True), [list[int]() for _ in texts]
+        for _, sequence, node in chosen[: self._width([math.exp(chance) for chance, *_ in chosen], depth)]:
+            found[-sequence].append(-node)
+        return [sorted(nodes) for nodes in found]
 
     def _width(self, leaves: list[float], depth: int) -> int:
         """How many of the frontier's nodes to expand."""
@@ -102,25 +86,17 @@ class ExpansionGate:
         rates = self._rates
         return best_width(leaves[:WIDEST], self._drafted, children, rates.passes, rates.levels, rates.rate, rates.least)
 
-    def _count(self, tree: TreeBuilder, depth: int) -> None:
-        """Note how likely the nodes of the newest level are to be accepted."""
-        _, parents, paths, _ = tree.levels[-1]
-        start = tree.size - paths.shape[1]  # padding at the end of the level before may have been trimmed since
-        for sequence, (above, own) in enumerate(zip(parents.tolist(), paths.tolist(), strict=True)):
-            chances = self._level(sequence, above, own, depth)
-            self._chances[sequence][start:] = chances
-            self._paths[sequence][start:] = own
-            self._drafted += [math.exp(chance) for chance in chances]
-
-    def _level(self, sequence: int, parents: Sequence[int], paths: Sequence[float], depth: int) -> list[float]:
-        """The log-probabilities that nodes of a level are accepted, siblings by rank; -inf for padding."""
+    def _level(
+        self, known: Sequence[float], calibration: SurvivalCalibration, text: GrowingTree, depth: int
+    ) -> list[float]:
+        """The log-probabilities that the nodes of a tree's newest level are accepted, siblings by rank."""
         families: dict[int, list[int]] = {}
-        for node, parent in enumerate(parents):
-            families.setdefault(parent, []).append(node)
-        found = [-math.inf] * len(parents)
+        for node in range(text.first, text.size):
+            families.setdefault(text.parents[node], []).append(node)
+        found, paths = [0.0] * (text.size - text.first), text.path_logprobs
         for parent, nodes in families.items():
-            own = [paths[node] - self._paths[sequence][parent] for node in nodes]
-            chance = self._chances[sequence][parent]
-            for node, each in zip(nodes, self._calibrations[sequence].log_acceptance(own, depth, chance), strict=True):
-                found[node] = each
+            own = [paths[node] - paths[parent] for node in nodes]
+            for node, chance in zip(nodes, calibration.log_acceptance(own, depth, known[parent]), strict=True):
+                found[node - text.first] = chance
+        self._drafted += map(math.exp, found)
         return found

@@ -24,8 +24,8 @@ class LevelLimit:
         self._rounds = 0
 
     def observe(self, tree: DraftTree, accepted: int) -> None:
-        """Count a tree of one sequence, of which so many levels were accepted."""
-        counts = tree.depths[0].bincount().tolist()[1:]
+        """Count a tree, of which so many levels were accepted."""
+        counts = [tree.depths.count(level) for level in range(1, tree.depths[-1] + 1)]
         known = len(self._nodes)
         self._nodes += map(float, counts[known:])
         self._reached += [float(accepted > level) for level in range(known, len(counts))]

@@ -8,7 +8,7 @@ import torch
 from drafttree.core.tree import DraftTree
 from drafttree.engine.batching.prompt_reading import Part
 from drafttree.engine.request import Request
-from drafttree.engine.request_rounds import RequestRounds
+from drafttree.engine.request_rounds import RequestRounds, tree_segment
 from drafttree.models import Output, Segment, forward_packed
 
 
@@ -32,7 +32,8 @@ def score(
     with ExitStack() as timed:
         for request in open_requests:
             timed.enter_context(request.clock.target)
-        segments = [_segment(*each) for each in zip(open_requests, open_trees, strict=True)]
+        device = rounds.target.device
+        segments = [_segment(*each, device) for each in zip(open_requests, open_trees, strict=True)]
         segments += [_part(rounds, part) for part in parts]
         outputs = forward_packed(rounds.target, segments, hidden_layers=rounds.hidden_layers) if segments else []
         if rounds.target.device.type == "cuda":
@@ -41,9 +42,9 @@ def score(
     return [output or next(scored) for output in known], list(scored)
 
 
-def _segment(request: Request, tree: DraftTree) -> Segment:
+def _segment(request: Request, tree: DraftTree, device: torch.device) -> Segment:
     with request.clock.masks:
-        return Segment(request.cache, tree.tokens, tree.depths + request.cache.next_position, tree.ancestors)
+        return tree_segment(request.cache, tree, device)
 
 
 def _part(rounds: RequestRounds, part: Part) -> Segment:

@@ -7,7 +7,6 @@ requests are sorted together. The probability never rises down a path: whatever 
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 
 from drafttree.core.errors import ConfigError
 from drafttree.core.tree import DraftTree, Proposal
@@ -40,7 +39,7 @@ def best_count(
 
 def survival(tree: DraftTree, calibration: SurvivalCalibration) -> list[float]:
     """Per node of one tree, the log-probability that it is accepted: 0 for the root, and never above its parent's."""
-    children, paths = tree.branches[0].children, tree.path_logprobs[0].tolist()
+    children, paths = tree.children, tree.path_logprobs
     found, depths = [0.0] * tree.size, [0] * tree.size
     for node, below in enumerate(children):
         own = [paths[child] - paths[node] for child in below]
@@ -59,7 +58,7 @@ def cut(trees: Sequence[DraftTree], chances: Sequence[Sequence[float]], count: i
     """The trees with the `count` drafted nodes of all of them that are likeliest to be accepted.
 
     Args:
-        trees: of one sequence each.
+        trees: of the batch.
         chances: of each tree, its `survival`.
         count: drafted nodes that remain, roots not included.
 
@@ -73,11 +72,4 @@ def cut(trees: Sequence[DraftTree], chances: Sequence[Sequence[float]], count: i
     kept = [1] * len(trees)
     for _, place, _ in sorted(nodes)[:count]:
         kept[place] += 1
-    return [_best(*each) for each in zip(trees, chances, kept, strict=True)]
-
-
-def _best(tree: DraftTree, chances: Sequence[float], size: int) -> DraftTree:
-    """The nodes of a tree that are likeliest to be accepted."""
-    if size >= tree.size:
-        return tree
-    return replace(tree, scores=tree.scores.new_tensor([[math.inf, *chances[1:]]])).best(size)
+    return [tree.best(size, [math.inf, *own[1:]]) for tree, own, size in zip(trees, chances, kept, strict=True)]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
+from numpy import ndarray as Array
 from torch import Tensor
 
 from drafttree.engine.cost_measurement import TRIAL_COSTS
@@ -92,18 +93,18 @@ class ZipfDraft:
         logprobs = (-alpha * ranks.log()).log_softmax(0).float()
         generator = torch.Generator().manual_seed(0)
         orders = (torch.randperm(vocab, generator=generator) for _ in range(ROWS))
-        self._rows = torch.stack([logprobs[order] for order in orders])[None].to(device)
+        self._rows = torch.stack([logprobs[order] for order in orders]).to(device)
 
     def root(self) -> Tensor:
-        """`[1, 1, vocab]`."""
-        return self._rows[:, :1]
+        """`[1, vocab]`."""
+        return self._rows[:1]
 
-    def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
-        """`[1, frontier, vocab]`; the first tree with a frontier wider than any before takes the time to make rows."""
-        width = tokens.shape[1]
-        if width > self._rows.shape[1]:
-            self._rows = self._rows.repeat(1, -(-width // self._rows.shape[1]), 1)
-        return self._rows[:, :width]
+    def expand(self, tokens: Array, origins: Array, widths: Sequence[int]) -> Tensor:
+        """`[nodes, vocab]`; the first tree with a frontier wider than any before takes the time to make rows."""
+        (width,) = widths
+        if width > len(self._rows):
+            self._rows = self._rows.repeat(-(-width // len(self._rows)), 1)
+        return self._rows[:width]
 
 
 @torch.inference_mode()
@@ -153,17 +154,16 @@ def _time(
     device: torch.device,
 ) -> ExpansionTime:
     """Grow the same tree again and again."""
-    root = torch.zeros(1, 1, dtype=torch.long, device=device)
-    states = (policy.init_state(TextContext(TRIAL_COSTS)),)
-    work = functools.partial(grow, policy, draft(), root, policy.budget, states=states)
-    tree, times = work(), []
+    states = [policy.init_state(TextContext(TRIAL_COSTS))]
+    work = functools.partial(grow, policy, draft(), [0], [policy.budget], states=states)
+    (tree,), times = work(), []
     for _ in range(WARM_UP - 1 + repeats):
         begun = _now(device)
         work()
         times.append(_now(device) - begun)
     kept = times[-repeats:]
     figures = statistics.median(kept), statistics.fmean(kept)
-    return ExpansionTime(spec, vocab, alpha, int(tree.valid.sum()), len(tree.widths), *figures)
+    return ExpansionTime(spec, vocab, alpha, tree.size, len(tree.widths), *figures)
 
 
 def _now(device: torch.device) -> float:

@@ -45,7 +45,7 @@ class JudgedTree:
         text = replace(request, policy=policy, state=policy.init_state(TextContext()), verifier=verifier)
         self._sampling, self._randomness = verifier.sampling, request.randomness.at(len(request.tokens) - 1)
         self.tree = decoder.propose(text)
-        self._depths: list[int] = self.tree.depths[0].tolist()
+        self._depths = self.tree.depths
 
     def accepted(self, verifier: type[Verifier], levels: int) -> float:
         """Drafted tokens that a verifier accepts of the upper levels: expected given the tree if that is known."""
@@ -77,7 +77,7 @@ class JudgedTree:
 
     def _view(self, levels: int) -> TreeView:
         """The tree down to a level."""
-        view = TreeView(self.tree, 0, self.logits[0], self._sampling, self._randomness)
+        view = TreeView(self.tree, self.logits[0], self._sampling, self._randomness)
         view.children = [
             children if depth < levels else [] for depth, children in zip(self._depths, view.children, strict=True)
         ]
@@ -94,11 +94,10 @@ class JudgedTree:
         """The tree without the levels below one; columns are in breadth-first order."""
         if levels >= self.tree.levels:
             return self.tree
-        size, rows = sum(depth <= levels for depth in self._depths), self.tree.draft_rows
-        if rows is not None:
-            rows = rows[:, :size].masked_fill(self.tree.depths[:, :size] == levels, -1)
-        columns = {name: getattr(self.tree, name)[:, :size] for name in COLUMNS}
-        return replace(self.tree, **columns, draft_rows=rows, levels=levels)
+        size = sum(depth <= levels for depth in self._depths)
+        probs = {node: row for node, row in self.tree.draft_probs.items() if self._depths[node] < levels}
+        columns = {name: getattr(self.tree, name)[:size] for name in COLUMNS}
+        return replace(self.tree, **columns, draft_probs=probs, levels=levels)
 
 
 def score_trees(decoder: Decoder, request: Request, grown: list[JudgedTree]) -> None:
@@ -114,12 +113,9 @@ def score_trees(decoder: Decoder, request: Request, grown: list[JudgedTree]) -> 
 
 def _together(trees: list[DraftTree]) -> DraftTree:
     """One tree in which the nodes of all these hang below one root, tree after tree."""
-    tokens, parents, first = [trees[0].tokens[:, :1]], [trees[0].parents[:, :1]], 1
+    tokens, parents = [trees[0].tokens[0]], [-1]
     for tree in trees:
-        above = tree.parents[:, 1:]
-        tokens.append(tree.tokens[:, 1:])
-        parents.append(torch.where(above > 0, above + first - 1, 0))
-        first += tree.size - 1
-    nothing = torch.zeros(1, first)
-    levels = max(tree.levels for tree in trees)
-    return DraftTree(torch.cat(tokens, 1), torch.cat(parents, 1), nothing, nothing, levels)
+        parents += [above + len(tokens) - 1 if above else 0 for above in tree.parents[1:]]
+        tokens += tree.tokens[1:]
+    nothing = [0.0] * len(tokens)
+    return DraftTree(tokens, parents, nothing, nothing, max(tree.levels for tree in trees))

@@ -1,12 +1,12 @@
 """How far a drafter's probabilities, and the calibrated ones of `auto`, are from the shares that are accepted."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from statistics import fmean
 from typing import Any
 
-import torch
 from pydantic import PrivateAttr
 
 from drafttree.core.errors import ConfigError
@@ -114,13 +114,12 @@ class RecordingAuto(Auto):
 
     def observe(self, state: AutoState, outcome: RoundOutcome) -> AutoState:
         tree, path = outcome.tree, outcome.path
-        children = tree.branches[0].children
+        children = tree.children
         parents = [(node, parent) for parent in path for node in children[parent]]
         if parents:
             nodes = [node for node, _ in parents]
-            scores = tree.scores[0].masked_fill(tree.scores[0] == torch.inf, 0)
-            own = scores[nodes] - scores[[parent for _, parent in parents]]
-            chances = torch.stack((tree.node_logprobs[0, nodes], own), 1).exp().tolist()
+            scores, logprobs = [0.0, *tree.scores[1:]], tree.node_logprobs
+            chances = [(math.exp(logprobs[node]), math.exp(scores[node] - scores[parent])) for node, parent in parents]
             accepted = set(path)
             self._judged.extend(
                 JudgedNode(*both, accepted=node in accepted) for node, both in zip(nodes, chances, strict=True)

@@ -19,7 +19,7 @@ from drafttree.core.randomness import RoundRandomness, SeededRandomness
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Proposal
 from drafttree.engine.child_sampler import ChildSampler
-from drafttree.engine.draft_logits import AdjustedDraft
+from drafttree.engine.draft_logits import AdjustedDraft, LogitsAdjustment
 from drafttree.engine.tree_growth import grow
 from drafttree.evaluation.run_store import RunStore
 from drafttree.loading import VerifierLike, parse_verifiers
@@ -139,10 +139,9 @@ class _SyntheticLogits:
         binary = Fixed(depth=16, breadth=2, threshold=0.0, budget=self.nodes)
         policy = Chain(depth=self.nodes - 1, budget=self.nodes) if judge.chains_only else binary
         sampler = None if judge.proposal is Proposal.TOP_K else ChildSampler(judge.proposal, [randomness])
-        root = torch.zeros(1, 1, dtype=torch.long, device=self.device)
-        return grow(
-            policy, AdjustedDraft(_Rows(self.draft), judge, [randomness]), root, 2 * self.nodes, sampler=sampler
-        )
+        draft = AdjustedDraft(_Rows(self.draft[0]), [LogitsAdjustment(judge, randomness)], self.device)
+        (tree,) = grow(policy, draft, [0], [2 * self.nodes], states=[None], sampler=sampler)
+        return tree
 
 
 class _Rows:
@@ -152,11 +151,11 @@ class _Rows:
         self._rows, self._next = rows, 1
 
     def root(self) -> Tensor:
-        return self._rows[:, :1]
+        return self._rows[:1]
 
-    def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
-        first, self._next = self._next, self._next + tokens.shape[1]
-        return self._rows[:, first : self._next]
+    def expand(self, tokens: Tensor, origins: Tensor, widths: Sequence[int]) -> Tensor:
+        first, self._next = self._next, self._next + sum(widths)
+        return self._rows[first : self._next]
 
 
 def _time(name: str, judge: Verifier, synthetic: _SyntheticLogits, repeats: int, logits: float) -> VerifierTime:

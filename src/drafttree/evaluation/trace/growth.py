@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
+import numpy as np
+from numpy import ndarray as Array
 from torch import Tensor
 
 from drafttree.core.sampling import Sampling
@@ -68,10 +69,10 @@ class LevelTable:
         stopped: whether the policy ended the tree behind it.
     """
 
-    possible: Tensor
-    keep: Tensor
-    logprobs: Tensor
-    paths: Tensor
+    possible: Array
+    keep: Array
+    logprobs: Array
+    paths: Array
     tokens: list[list[int]]
     draft: Tensor
     seen: Tensor
@@ -82,13 +83,19 @@ class LevelTable:
     def of(cls, level: RecordedLevel, sampling: Sampling, vocab: int) -> "LevelTable":
         """The table of a level that a policy has decided on."""
         layer, keep = level.decided
-        width = int(layer.parent_logprobs[0].isfinite().sum())
+        width = layer.logprobs.shape[1]
         seen = level.guided.log_softmax(-1)[..., :vocab]
         _, tokens = best_candidates(seen, layer.logprobs.shape[2])
         draft = sampling.process(level.logits).softmax(-1)[..., :vocab]
-        tensors = (layer.possible, keep & layer.possible, layer.logprobs, layer.path_logprobs, tokens, draft, seen)
-        possible, keep, logprobs, paths, tokens, draft, seen = (tensor[0, :width].cpu() for tensor in tensors)
-        expand = None if level.expand is None else level.expand[0, :width].tolist()
+        tokens, draft, seen = (tensor[0, :width].cpu() for tensor in (tokens, draft, seen))
+        keep = np.broadcast_to(keep, layer.logprobs.shape) & layer.possible
+        possible, keep, logprobs, paths = (
+            each[0] for each in (layer.possible, keep, layer.logprobs, layer.path_logprobs)
+        )
+        expand = level.expand
+        if expand is not None:
+            drawn = expand.shape[-1] if expand.ndim and expand.shape[-1] > 1 else layer.logprobs.shape[2]
+            expand = np.broadcast_to(expand, (1, width, drawn))[0].tolist()
         stopped = level.stopped is not None and bool(level.stopped[0])
         return cls(possible, keep, logprobs, paths, tokens.tolist(), draft, seen, expand, stopped)
 
@@ -125,11 +132,11 @@ class Growth:
 
     def __init__(self, record: RecordedRound, sampling: Sampling, *, reranks: bool, budget: int) -> None:
         tree, logits, _ = record.judged
-        self._branches, self._reranks = tree.branches[0], reranks
-        self.drawn, self._full = tree.proposal is not Proposal.TOP_K, tree.branches[0].size >= budget
+        self._tree, self._reranks = tree, reranks
+        self.drawn, self._full = tree.proposal is not Proposal.TOP_K, tree.size >= budget
         self.tables = [LevelTable.of(level, sampling, logits.shape[-1]) for level in record.levels]
         self.cut, self.counts = list[Candidate](), Counter[Rule]()
-        frontier = [Candidate(self._branches.tokens[0])]
+        frontier = [Candidate(self._tree.tokens[0])]
         self.joined = list(frontier)
         for number, table in enumerate(self.tables):
             frontier = frontier[: len(table.tokens)]
@@ -140,7 +147,7 @@ class Growth:
 
     def _grow(self, frontier: list[Candidate], table: LevelTable) -> list[Candidate]:
         """Follow the growth of one level; the frontier of the next one."""
-        after, joined = list[Candidate](), torch.zeros_like(table.keep)
+        after, joined = list[Candidate](), np.zeros_like(table.keep)
         for row, rank, token, place in self._members(frontier, table):
             node = table.candidate(frontier[row], row, rank, token)
             node.place = place
@@ -157,26 +164,26 @@ class Growth:
     def _members(self, frontier: list[Candidate], table: LevelTable) -> Iterator[tuple[int, int, int, int | None]]:
         """The candidates of a level that joined: row of the frontier, rank, token, and place in the finished tree."""
         for row, parent in enumerate(frontier):
-            below = [] if parent.place is None else self._branches.children[parent.place]
-            tokens = [self._branches.tokens[child] for child in below]
+            below = [] if parent.place is None else self._tree.children[parent.place]
+            tokens = [self._tree.tokens[child] for child in below]
             if self.drawn:
                 yield from ((row, order, *pair) for order, pair in enumerate(zip(tokens, below, strict=True)))
                 continue
             places = dict(zip(tokens, below, strict=True))
             if self._reranks:
-                tokens = [table.tokens[row][rank] for rank in table.keep[row].nonzero()[:, 0].tolist()]
+                tokens = [table.tokens[row][rank] for rank in table.keep[row].nonzero()[0].tolist()]
             yield from ((row, table.tokens[row].index(token), token, places.get(token)) for token in tokens)
 
-    def _cut(self, frontier: list[Candidate], table: LevelTable, joined: Tensor) -> None:
+    def _cut(self, frontier: list[Candidate], table: LevelTable, joined: Array) -> None:
         """Note what the policy left out of a level, and what found no room."""
         if self.drawn:
-            drawn = sum(len(self._branches.children[parent.place or 0]) for parent in frontier)
+            drawn = sum(len(self._tree.children[parent.place or 0]) for parent in frontier)
             self.counts[Rule.BUDGET] += int((table.keep & (table.logprobs >= MIN_LOGPROB)).sum()) - drawn
             return
         for rule, mask in ((Rule.KEEP, table.possible & ~table.keep), (Rule.BUDGET, table.keep & ~joined)):
             count = int(mask.sum())
             self.counts[rule] += count
-            best = table.paths.masked_fill(~mask, -torch.inf).flatten().topk(min(MOST_CUT, count)).indices
+            best = np.where(mask, -table.paths, math.inf).argsort(axis=None, kind="stable")[: min(MOST_CUT, count)]
             for row, rank in (divmod(index, mask.shape[1]) for index in best.tolist()):
                 found = table.candidate(frontier[row], row, rank, table.tokens[row][rank])
                 found.place, found.rule = None, rule
@@ -189,7 +196,7 @@ class Growth:
             node.rule = Rule.RERANK
         for node in self.joined:
             if node.place is not None:
-                leaf = not self._branches.children[node.place]
+                leaf = not self._tree.children[node.place]
                 node.rule = (node.rule or self._ending(node)) if leaf else Rule.NONE
         self.counts[Rule.RERANK] = len(dropped)
         self.counts = +self.counts

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from numpy import ndarray as Array
 from torch import Tensor
 
 from drafttree.core.randomness import RoundRandomness
@@ -34,12 +35,12 @@ class RecordedLevel:
     logits: Tensor
     guided: Tensor
     layer: Layer | None = None
-    keep: Tensor | None = None
-    expand: Tensor | None = None
-    stopped: Tensor | None = None
+    keep: Array | None = None
+    expand: Array | None = None
+    stopped: Array | None = None
 
     @property
-    def decided(self) -> tuple[Layer, Tensor]:
+    def decided(self) -> tuple[Layer, Array]:
         """The candidates and which of them the policy kept, once it was asked."""
         assert self.layer is not None
         assert self.keep is not None
@@ -92,16 +93,16 @@ class _RecordingPolicy:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._policy, name)
 
-    def keep(self, layer: Layer) -> Tensor:
+    def keep(self, layer: Layer) -> Array:
         level = self._record.levels[-1]
         level.layer, level.keep = layer, self._policy.keep(layer)
         return level.keep
 
-    def expand(self, layer: Layer) -> Tensor | None:
+    def expand(self, layer: Layer) -> Array | None:
         self._record.levels[-1].expand = self._policy.expand(layer)
         return self._record.levels[-1].expand
 
-    def stop(self, tree: PartialTree, frontier: Tensor) -> Tensor | None:
+    def stop(self, tree: PartialTree, frontier: Array) -> Array | None:
         self._record.levels[-1].stopped = self._policy.stop(tree, frontier)
         return self._record.levels[-1].stopped
 

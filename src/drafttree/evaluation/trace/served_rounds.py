@@ -1,12 +1,13 @@
 """The rounds of a request in an engine as plain data: its trees as they grew, were cut to the budget and judged."""
 
+import math
 from collections import deque
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from drafttree.core.sampling import Sampling
-from drafttree.core.tree import Branches, DraftTree, Verdict
+from drafttree.core.tree import DraftTree, Verdict
 from drafttree.engine.metrics import Round
 from drafttree.engine.request import Request, RoundObserver
 from drafttree.evaluation.trace.rounds import judged, phases
@@ -31,39 +32,6 @@ class ServedRound:
 
 
 @dataclass(frozen=True)
-class _Drafted:
-    """A drafted tree on the host.
-
-    Attributes:
-        branches: its nodes.
-        parents: of each node, -1 of the root.
-        chances: of each node given its parent, by the drafter.
-        widths: of the frontiers that the drafter was asked about.
-    """
-
-    branches: Branches
-    parents: list[int]
-    chances: list[float]
-    widths: tuple[int, ...]
-
-    @classmethod
-    def of(cls, tree: DraftTree) -> "_Drafted":
-        chances = tree.node_logprobs[0].exp().tolist()
-        return cls(tree.branches[0], tree.parents[0].tolist(), chances, tree.widths)
-
-    def places(self, kept: Branches, parents: list[int]) -> list[int]:
-        """The places that the nodes of a cut tree have in this one; siblings of a tree that may be cut differ."""
-        if kept.size == self.branches.size:
-            return list(range(kept.size))
-        places = [0]
-        for token, parent in zip(kept.tokens[1:], parents[1:], strict=True):
-            place = self.branches.child(places[parent], token)
-            assert place is not None
-            places.append(place)
-        return places
-
-
-@dataclass(frozen=True)
 class _Seen:
     """What was seen of a round.
 
@@ -77,7 +45,7 @@ class _Seen:
         reason: why nothing was drafted.
     """
 
-    drafted: _Drafted
+    drafted: DraftTree
     places: list[int]
     path: list[int]
     tokens: tuple[int | None, int]
@@ -103,16 +71,15 @@ class TracingObserver(RoundObserver):
 
     def settled(self, request: Request, tree: DraftTree, logits: Tensor, verdict: Verdict, turn: Round) -> None:
         grown, reason = self._grown or (tree, None)
-        drafted, parents = _Drafted.of(grown), tree.parents[0].tolist()
-        places, ((path, bonus),) = drafted.places(tree.branches[0], parents), verdict.host
+        places, ((path, bonus),) = _places(tree, grown), verdict.host
         root = len(request.tokens) - turn.committed - 1
         self._seen.append(
             _Seen(
-                drafted=drafted,
+                drafted=grown,
                 places=places,
                 path=[places[node] for node in path],
                 tokens=(request.tokens[root - 1] if root else None, bonus),
-                target=_target(drafted, places, logits, (path[-1], bonus), request.verifier.sampling),
+                target=_target(grown, places, logits, (path[-1], bonus), request.verifier.sampling),
                 cost=turn,
                 reason=reason,
             )
@@ -126,15 +93,25 @@ class TracingObserver(RoundObserver):
         return ServedRound(_Reading(seen, self._texts).round(), seen.cost, seen.reason)
 
 
+def _places(kept: DraftTree, grown: DraftTree) -> list[int]:
+    """The places that the nodes of a cut tree have in the grown one; siblings of a tree that may be cut differ."""
+    if kept.size == grown.size:
+        return list(range(kept.size))
+    places = [0]
+    for token, parent in zip(kept.tokens[1:], kept.parents[1:], strict=True):
+        place = grown.child(places[parent], token)
+        assert place is not None
+        places.append(place)
+    return places
+
+
 def _target(
-    drafted: _Drafted, places: list[int], logits: Tensor, bonus: tuple[int, int], sampling: Sampling
+    drafted: DraftTree, places: list[int], logits: Tensor, bonus: tuple[int, int], sampling: Sampling
 ) -> dict[int, float]:
     """The target's probabilities of the nodes behind verified ones, and of the bonus token; see `_Seen`."""
     rows = {place: row for row, place in enumerate(places)}
     nodes = [
-        (place, rows[parent], drafted.branches.tokens[place])
-        for place, parent in enumerate(drafted.parents)
-        if parent in rows
+        (place, rows[parent], drafted.tokens[place]) for place, parent in enumerate(drafted.parents) if parent in rows
     ]
     nodes.append((-1, *bonus))
     wanted = sorted({row for _, row, _ in nodes})
@@ -153,13 +130,9 @@ class _Reading:
 
     def __init__(self, seen: _Seen, texts: TokenTexts) -> None:
         self._seen, self._texts = seen, texts
-        self._branches, self._parents = seen.drafted.branches, seen.drafted.parents
-        kept = set(seen.places)
-        self._order = [*seen.places, *(place for place in range(self._branches.size) if place not in kept)]
+        self._tree, kept = seen.drafted, set(seen.places)
+        self._order = [*seen.places, *(place for place in range(self._tree.size) if place not in kept)]
         self._numbers = {place: number for number, place in enumerate(self._order)}
-        self._depths: list[int] = []
-        for parent in self._parents:
-            self._depths.append(0 if parent < 0 else self._depths[parent] + 1)
 
     def round(self) -> TracedRound:
         """The round."""
@@ -179,16 +152,16 @@ class _Reading:
         )
 
     def _node(self, place: int) -> TracedNode:
-        token, parent, seen = self._branches.tokens[place], self._parents[place], self._seen
-        before = self._branches.tokens[parent] if place else seen.tokens[0]
-        chance = seen.drafted.chances[place] if place else None
+        token, parent, seen = self._tree.tokens[place], self._tree.parents[place], self._seen
+        before = self._tree.tokens[parent] if place else seen.tokens[0]
+        chance = math.exp(self._tree.node_logprobs[place]) if place else None
         cut = self._numbers[place] >= len(seen.places)
         return TracedNode(
             token=token,
             text=self._texts.piece(before, token),
             parent=self._numbers[parent] if place else -1,
-            depth=self._depths[place],
-            rank=self._branches.children[parent].index(place) if place else -1,
+            depth=self._tree.depths[place],
+            rank=self._tree.children[parent].index(place) if place else -1,
             draft=chance,
             seen=chance,
             target=seen.target.get(place),
@@ -199,13 +172,13 @@ class _Reading:
     def _bonus(self) -> TracedNode:
         """The bonus token behind the last accepted node; it may have been drafted there."""
         last, token = self._seen.path[-1], self._seen.tokens[1]
-        twin = self._branches.child(last, token)
+        twin = self._tree.child(last, token)
         drafted = None if twin is None else self._node(twin)
         return TracedNode(
             token=token,
-            text=self._texts.piece(self._branches.tokens[last], token),
+            text=self._texts.piece(self._tree.tokens[last], token),
             parent=self._numbers[last],
-            depth=self._depths[last] + 1,
+            depth=self._tree.depths[last] + 1,
             rank=drafted.rank if drafted else -1,
             draft=drafted.draft if drafted else None,
             seen=drafted.seen if drafted else None,
