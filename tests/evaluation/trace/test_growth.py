@@ -1,9 +1,13 @@
 """What was cut and by which rule, by hand: every node has children of probability 0.5, 0.3, 0.15 and 0.05."""
 
+import math
+from typing import ClassVar
+
+import numpy as np
 import pytest
 
 from drafttree.evaluation.trace import Rule, TracedRound, trace_text
-from drafttree.policies import Chain, Eagle, Fixed, OptTree, Talon
+from drafttree.policies import Chain, Eagle, Fixed, OptTree, Talon, TreePolicy
 from drafttree.verifiers import PointMass, RRSw
 from helpers.traces import DRAFTED, ROOT, always, hand_decoder, prefers
 
@@ -69,6 +73,29 @@ def test_nodes_that_are_dropped_in_the_end_are_cut_by_reranking():
 def test_a_policy_may_stop_a_tree():
     turn = first_round(OptTree(threshold=10, budget=4))
     assert tree(turn) == {(): Rule.NONE, (0,): Rule.STOP, (1,): Rule.STOP, (2,): Rule.STOP}
+
+
+class Broadcast(TreePolicy):
+    """Answers with arrays smaller than the candidates' own."""
+
+    source: ClassVar[str] = "a test"
+
+    def keep(self, layer):
+        return layer.rank < 2
+
+    def expand(self, layer):
+        return layer.parent_logprobs[..., None] > math.log(0.4)
+
+    def stop(self, tree, frontier):
+        return np.array(tree.last_level > 2)
+
+
+def test_answers_that_broadcast_are_those_of_every_candidate():
+    turn = first_round(Broadcast())
+    inner = {(): Rule.NONE, (0,): Rule.NONE, (1,): Rule.NONE}
+    ends = {(0, 0): Rule.STOP, (0, 1): Rule.STOP, (1, 0): Rule.EXPAND, (1, 1): Rule.EXPAND}
+    assert tree(turn) == {**inner, **ends}
+    assert turn.cut == {"keep": 2 + 4}
 
 
 def test_the_most_probable_cut_candidates_are_kept_and_all_are_counted():

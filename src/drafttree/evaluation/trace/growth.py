@@ -55,7 +55,7 @@ class Candidate:
 
 @dataclass
 class LevelTable:
-    """A recorded level on the host, without padding.
+    """A recorded level on the host.
 
     Attributes:
         possible: bool `[frontier, candidates]`.
@@ -83,21 +83,14 @@ class LevelTable:
     def of(cls, level: RecordedLevel, sampling: Sampling, vocab: int) -> "LevelTable":
         """The table of a level that a policy has decided on."""
         layer, keep = level.decided
-        width = layer.logprobs.shape[1]
         seen = level.guided.log_softmax(-1)[..., :vocab]
         _, tokens = best_candidates(seen, layer.logprobs.shape[2])
         draft = sampling.process(level.logits).softmax(-1)[..., :vocab]
-        tokens, draft, seen = (tensor[0, :width].cpu() for tensor in (tokens, draft, seen))
-        keep = np.broadcast_to(keep, layer.logprobs.shape) & layer.possible
-        possible, keep, logprobs, paths = (
-            each[0] for each in (layer.possible, keep, layer.logprobs, layer.path_logprobs)
-        )
-        expand = level.expand
-        if expand is not None:
-            drawn = expand.shape[-1] if expand.ndim and expand.shape[-1] > 1 else layer.logprobs.shape[2]
-            expand = np.broadcast_to(expand, (1, width, drawn))[0].tolist()
-        stopped = level.stopped is not None and bool(level.stopped[0])
-        return cls(possible, keep, logprobs, paths, tokens.tolist(), draft, seen, expand, stopped)
+        tokens, draft, seen = (tensor[0].cpu() for tensor in (tokens, draft, seen))
+        arrays = (layer.possible, keep & layer.possible, layer.logprobs, layer.path_logprobs)
+        possible, keep, logprobs, paths = (array[0] for array in arrays)
+        stopped = level.stopped is not None and bool(level.stopped.item())
+        return cls(possible, keep, logprobs, paths, tokens.tolist(), draft, seen, level.expanded, stopped)
 
     def candidate(self, parent: Candidate, row: int, rank: int, token: int) -> Candidate:
         """A candidate behind the node at a place of the frontier."""

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import numpy as np
 from numpy import ndarray as Array
 from torch import Tensor
 
@@ -27,15 +28,17 @@ class RecordedLevel:
         logits: `[1, frontier, columns]` of the drafter, before the verifier adds its randomness.
         guided: the same as the policy sees them.
         layer: the candidates by probability.
-        keep: bool `[1, frontier, candidates]` of the policy.
-        expand: bool `[1, frontier, candidates or drawn children]` of the policy, None for all.
-        stopped: bool `[1]`, whether the policy ended the tree behind this level, None for not.
+        keep: bool that broadcasts to the candidates, of the policy.
+        joined: what the policy was asked to expand: the candidates, or the drawn children.
+        expand: bool that broadcasts to what joined, of the policy; None for all.
+        stopped: bool of one element, whether the policy ended the tree behind this level, None for not.
     """
 
     logits: Tensor
     guided: Tensor
     layer: Layer | None = None
     keep: Array | None = None
+    joined: Layer | None = None
     expand: Array | None = None
     stopped: Array | None = None
 
@@ -45,6 +48,13 @@ class RecordedLevel:
         assert self.layer is not None
         assert self.keep is not None
         return self.layer, self.keep
+
+    @property
+    def expanded(self) -> list[list[bool]] | None:
+        """Per frontier node, which of what joined behind it the policy expands; None for all of it."""
+        if self.joined is None or self.expand is None:
+            return None
+        return np.broadcast_to(self.expand, self.joined.logprobs.shape)[0].tolist()
 
 
 @dataclass
@@ -99,8 +109,9 @@ class _RecordingPolicy:
         return level.keep
 
     def expand(self, layer: Layer) -> Array | None:
-        self._record.levels[-1].expand = self._policy.expand(layer)
-        return self._record.levels[-1].expand
+        level = self._record.levels[-1]
+        level.joined, level.expand = layer, self._policy.expand(layer)
+        return level.expand
 
     def stop(self, tree: PartialTree, frontier: Array) -> Array | None:
         self._record.levels[-1].stopped = self._policy.stop(tree, frontier)

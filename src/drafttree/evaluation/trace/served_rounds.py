@@ -131,6 +131,7 @@ class _Reading:
     def __init__(self, seen: _Seen, texts: TokenTexts) -> None:
         self._seen, self._texts = seen, texts
         self._tree, kept = seen.drafted, set(seen.places)
+        self._logprobs = seen.drafted.node_logprobs
         self._order = [*seen.places, *(place for place in range(self._tree.size) if place not in kept)]
         self._numbers = {place: number for number, place in enumerate(self._order)}
 
@@ -154,7 +155,7 @@ class _Reading:
     def _node(self, place: int) -> TracedNode:
         token, parent, seen = self._tree.tokens[place], self._tree.parents[place], self._seen
         before = self._tree.tokens[parent] if place else seen.tokens[0]
-        chance = math.exp(self._tree.node_logprobs[place]) if place else None
+        chance = math.exp(self._logprobs[place]) if place else None
         cut = self._numbers[place] >= len(seen.places)
         return TracedNode(
             token=token,
