@@ -13,7 +13,8 @@ import torch
 
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
 from drafttree.core.errors import ConfigError
-from drafttree.core.tree import Proposal
+from drafttree.core.tree import DraftTree, Proposal
+from drafttree.engine import tree_growth
 from drafttree.engine.compatibility import incompatibility
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.tree_growth import grow
@@ -221,10 +222,7 @@ def test_a_policy_that_cuts_drawn_trees_is_refused(verifier):
 
 
 class CutsDrawn(NoOtherForm):
-    """What auto must not do: cut a drawn tree to the nodes that are worth their cost by their own probabilities.
-
-    Growth cuts the trees of a policy that re-ranks, and only `incompatibility` keeps drawn ones away from it.
-    """
+    """What auto must not do: cut a drawn tree to the nodes that are worth their cost by their own probabilities."""
 
     reranks: ClassVar[bool] = True
 
@@ -233,7 +231,7 @@ class CutsDrawn(NoOtherForm):
 
 
 @pytest.mark.parametrize("verifier", [RRSw, RRS, Traversal])
-def test_the_enumeration_finds_a_drawn_tree_that_was_cut_by_what_was_drawn(verifier):
+def test_the_enumeration_finds_a_drawn_tree_that_was_cut_by_what_was_drawn(verifier, monkeypatch):
     policy, forms = CutsDrawn(depth=2, children=2, budget=4), AutoSampled(depth=2, children=2, budget=4)
     pairs = [toy_pair(seed) for seed in (0, 1)]
 
@@ -241,7 +239,16 @@ def test_the_enumeration_finds_a_drawn_tree_that_was_cut_by_what_was_drawn(verif
         found = [law(each.target, each.draft, policy, verifier, levels=2, costs=STEEP) for each in pairs]
         return max(each.total_variation for each in found)
 
-    assert worst(policy) > 1e-3
+    assert worst(policy) < EXACT  # growth leaves drawn trees whole, whatever the policy says
+    whole = tree_growth.Growth.trees
+
+    def cut(growth: tree_growth.Growth) -> list[DraftTree]:
+        sized = zip(whole(growth), growth._states, strict=True)
+        return [tree.best(policy.size(tree.scores, state)) for tree, state in sized]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tree_growth.Growth, "trees", cut)
+        assert worst(policy) > 1e-3
     assert worst(forms) < EXACT
 
 

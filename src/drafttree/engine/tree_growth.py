@@ -286,10 +286,10 @@ class Growth:
         self._labels = labels[0] if labels else None
 
     def trees(self) -> list[DraftTree]:
-        """The trees, cut to the budget: the best nodes of a policy that re-ranks, else all."""
+        """The trees: cut to the best nodes of a policy that re-ranks, unless they were drawn, when every node stays."""
         proposal = self._sampler.proposal if self._sampler else Proposal.TOP_K
         trees = [text.finish(proposal, self._source) for text in self._texts]
-        if not self._policy.reranks:
+        if self._sampler or not self._policy.reranks:
             return trees
         return [
             tree.best(self._policy.size(tree.scores, state)) for tree, state in zip(trees, self._states, strict=True)
