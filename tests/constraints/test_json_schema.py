@@ -1,9 +1,13 @@
 """JSON schemas: parts that xgrammar does not enforce are refused by name, and accepted schemas are enforced."""
 
+import itertools
 import json
+import re
 from typing import Literal
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from drafttree.constraints import grammar, schema_comparison
@@ -87,6 +91,7 @@ def test_unenforced_parts_are_refused_by_name(words, capfd):
         ("#/anyOf/1", {"anyOf": [WHOLE, {"not": TEXT}]}),
         ("#/oneOf/0/properties/a", {"oneOf": [kind("a", a={"not": TEXT}), kind("b")]}),
         ("#/$defs/x", {"$ref": "#/$defs/x", "$defs": {"x": {"not": TEXT}}}),
+        ("#/elsewhere/x", {"$ref": "#/elsewhere/x", "elsewhere": {"x": {"not": TEXT}}}),
         ("#/additionalProperties", obj(additionalProperties={"not": TEXT})),
         ("#/patternProperties/^a", obj(patternProperties={"^a": {"not": TEXT}})),
         ("#/propertyNames", obj(propertyNames={"not": TEXT})),
@@ -130,6 +135,54 @@ def test_accepted_schemas_are_enforced(schema, good, bad, capfd):
     assert _is_grammar_accept_string(parsed, json.dumps(good))
     assert not _is_grammar_accept_string(parsed, json.dumps(bad))
     assert not capfd.readouterr().err
+
+
+PARTS = [".", "[^x]", "[a-b]", r"\u0061", "(a|bb)", "(?:a{2})", r"(?<name>[\]a])", r"[\[a]", r"[^é\"\\\x00-\x1f]"]
+
+
+@given(
+    part=st.sampled_from(PARTS),
+    least=st.integers(0, 300),
+    more=st.none() | st.integers(0, 300),
+    lazy=st.sampled_from(["", "?"]),
+)
+@settings(max_examples=12, deadline=None)
+def test_patterns_match_as_many_repetitions_as_they_say(part, least, more, lazy):
+    pattern = f"^{part}{{{least},{'' if more is None else least + more}}}{lazy}$"
+    values = grammar.json_schema({"type": "string", "pattern": pattern})._parsed
+    names = grammar.json_schema(obj(patternProperties={pattern: WHOLE}, minProperties=1))._parsed
+    matched = re.compile(pattern.replace("?<", "?P<"))
+    for character, length in itertools.product("ab]", {least - 1, least, 2 * least, least + (more or 0), 601}):
+        text = character * length
+        assert _is_grammar_accept_string(values, f'"{text}"') == bool(matched.fullmatch(text))
+        assert _is_grammar_accept_string(names, f'{{"{text}": 1}}') == bool(matched.fullmatch(text))
+    for escaped in '"\\\n':
+        assert not _is_grammar_accept_string(values, f'"{escaped * max(least, 1)}"')
+
+
+@pytest.mark.parametrize("pattern", ["^(.{128}){78}.{16}$", "." * 5000, "((a{2}){2000}){2}", "a{2147483648}"])
+def test_patterns_that_are_too_large_are_refused(pattern):
+    for schema in ({"type": "string", "pattern": pattern}, obj(patternProperties={pattern: WHOLE})):
+        with pytest.raises(ConfigError, match=r"pattern '.*' has more than 4096 characters with those it repeats"):
+            grammar.json_schema(schema)
+
+
+@pytest.mark.parametrize("pattern", ["[^é]", "(é|.)+", r"^\n$", r"^\\{2}\($", "[^é]{2000}", r"é[\s]", r"é\cA"])
+def test_patterns_that_would_be_written_without_escapes_are_refused(pattern):
+    for schema in (
+        {"type": "string", "pattern": pattern},
+        obj(patternProperties={pattern: WHOLE}),
+        obj(propertyNames={"pattern": pattern}),
+    ):
+        with pytest.raises(ConfigError, match=r"xgrammar would not escape .* that pattern '.*' matches; exclude them"):
+            grammar.json_schema(schema)
+
+
+@pytest.mark.parametrize("pattern", ["^é+$", r"^[^é\"\\\x00-\x1f]+$", "^[é-ü]{1,300}$"])
+def test_patterns_beyond_ascii_without_escapes_are_accepted(pattern):
+    parsed = grammar.json_schema({"type": "string", "pattern": pattern})._parsed
+    assert _is_grammar_accept_string(parsed, '"éé"')
+    assert not _is_grammar_accept_string(parsed, '"é"é"')
 
 
 def test_names_and_a_pattern_on_which_a_search_never_ends_are_accepted():

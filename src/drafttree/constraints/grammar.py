@@ -21,6 +21,7 @@ from transformers import LogitsProcessor, PreTrainedTokenizerBase
 
 from drafttree.constraints.json_schema import prepare_schema
 from drafttree.constraints.processors import Path
+from drafttree.constraints.xgrammar_library import library_message, load_xgrammar
 from drafttree.core.errors import ConfigError
 
 __all__ = ["Grammar", "ebnf", "json_schema", "regex", "structural_tag"]
@@ -116,7 +117,7 @@ def _load_schema(schema: object) -> Any:
         message = f"invalid JSON schema: {error.msg} at line {error.lineno}, column {error.colno}"
         raise ConfigError(message) from None
     except (TypeError, ValueError, RecursionError, PydanticUserError) as error:
-        raise ConfigError(f"invalid JSON schema: {_reason(error)}") from None
+        raise ConfigError(f"invalid JSON schema: {library_message(error)}") from None
     kind = schema.__name__ if isinstance(schema, type) else type(schema).__name__
     raise ConfigError(f"a JSON schema is text, a dictionary or a pydantic model, not {kind}")
 
@@ -143,9 +144,9 @@ class Grammar:
         self.name = name
         self._parse = parse
         try:
-            self._parsed = _separated(parse(_xgrammar()))
+            self._parsed = _separated(parse(load_xgrammar()))
         except RuntimeError as error:
-            raise ConfigError(f"invalid {name}: {_reason(error)}") from None
+            raise ConfigError(f"invalid {name}: {library_message(error)}") from None
 
     def __reduce__(self) -> tuple[type["Grammar"], tuple[object, ...]]:
         """Parse anew where a copy is unpickled, as in a process of Ray; xgrammar's own objects are not pickled."""
@@ -175,7 +176,7 @@ class Grammar:
         self, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int, eos: tuple[int, ...]
     ) -> LogitsProcessor:
         """Return xgrammar's own processor for one call of transformers' `generate`; arguments as in `new_state`."""
-        return _xgrammar().contrib.hf.LogitsProcessor(self._compile(tokenizer, vocab_size, eos))
+        return load_xgrammar().contrib.hf.LogitsProcessor(self._compile(tokenizer, vocab_size, eos))
 
     def _compile(self, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int, eos: tuple[int, ...]) -> Any:
         if tokenizer is None:
@@ -185,7 +186,7 @@ class Grammar:
         try:
             return _compiled(self, tokenizer, vocab_size, eos)
         except RuntimeError as error:
-            raise ConfigError(f"xgrammar cannot compile the {self.name}: {_reason(error)}") from None
+            raise ConfigError(f"xgrammar cannot compile the {self.name}: {library_message(error)}") from None
 
 
 class GrammarState:
@@ -197,7 +198,7 @@ class GrammarState:
     """
 
     def __init__(self, compiled: Any, vocab_size: int) -> None:
-        self._xgrammar = _xgrammar()
+        self._xgrammar = load_xgrammar()
         self._matcher = self._xgrammar.GrammarMatcher(compiled)
         self._vocab_size = vocab_size
         self._matched: list[int] = []
@@ -255,42 +256,23 @@ def _separated(parsed: Any) -> Any:
     """
     text = str(parsed)
     cut = PARTS.sub(lambda part: part[0] if part[0][0] == "[" else LATIN_1.sub(r'\1" "', part[0]), text)
-    return parsed if cut == text else _xgrammar().Grammar.from_ebnf(cut)
+    return parsed if cut == text else load_xgrammar().Grammar.from_ebnf(cut)
 
 
 @functools.lru_cache(maxsize=32)
 def _compiled(grammar: Grammar, tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: tuple[int, ...]) -> Any:
-    shared, alone = _compilers(tokenizer, vocab_size, eos)
-    try:
-        return shared.compile_grammar(grammar._parsed)
-    except RuntimeError:
-        # xgrammar 0.2.8 cannot look up patterns of schemas that repeat something more than 128 times in its cache.
-        return alone.compile_grammar(grammar._parsed)
+    return _compiler(tokenizer, vocab_size, eos).compile_grammar(grammar._parsed)
 
 
 @functools.lru_cache(maxsize=4)
-def _compilers(tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: tuple[int, ...]) -> tuple[Any, Any]:
-    """A compiler that keeps what grammars have in common, and one that keeps nothing."""
-    info, compiler = _tokenizer_info(tokenizer, vocab_size, eos), _xgrammar().GrammarCompiler
-    return compiler(info, cache_limit_bytes=CACHE_BYTES), compiler(info, cache_enabled=False)
+def _compiler(tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: tuple[int, ...]) -> Any:
+    info = _tokenizer_info(tokenizer, vocab_size, eos)
+    return load_xgrammar().GrammarCompiler(info, cache_limit_bytes=CACHE_BYTES)
 
 
 def _tokenizer_info(tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: tuple[int, ...]) -> Any:
-    read = _xgrammar().TokenizerInfo.from_huggingface
+    read = load_xgrammar().TokenizerInfo.from_huggingface
     try:
         return read(tokenizer, vocab_size=vocab_size, stop_token_ids=list(eos) or None)
     except (ValueError, RuntimeError) as error:
-        raise ConfigError(f"xgrammar cannot read the tokenizer: {_reason(error)}") from None
-
-
-def _xgrammar() -> Any:
-    try:
-        import xgrammar
-    except ImportError:
-        raise ConfigError("grammars need xgrammar, which is not installed: pip install drafttree[grammar]") from None
-    return xgrammar
-
-
-def _reason(error: Exception) -> str:
-    """The error's message without the time stamp and source location that xgrammar puts before it."""
-    return " ".join(re.sub(r"^\[[\d:]+\] \S+: ", "", str(error)).split())
+        raise ConfigError(f"xgrammar cannot read the tokenizer: {library_message(error)}") from None

@@ -20,6 +20,7 @@ from drafttree.constraints.schema_comparison import (
     dict_entry,
     required,
 )
+from drafttree.constraints.string_patterns import prepare_pattern
 from drafttree.core.errors import ConfigError
 
 UNSUPPORTED_KEYWORDS = (
@@ -80,16 +81,29 @@ def prepare_schema(root: Any) -> Any:
     """
     _check_nesting(root)
     pending, comparison, names = [("#", root)], SchemaComparison(root), NamePatterns()
+    seen: set[int] = set()
     while pending:
         location, schema = pending.pop()
-        if isinstance(schema, dict):
-            if found := next(_ignored_parts(schema, comparison, names), None):
-                part = f"{found} at {location}"
-                raise ConfigError(f"invalid JSON schema: {part} is not enforced by xgrammar; leave it out")
-            pending += [(f"{location}/{name}", below) for name, below in _subschemas(schema)]
-            if isinstance(schema.get("oneOf"), list):
-                schema["anyOf"] = schema.pop("oneOf")
+        if not isinstance(schema, dict) or id(schema) in seen:
+            continue
+        seen.add(id(schema))
+        if found := next(_ignored_parts(schema, comparison, names), None):
+            part = f"{found} at {location}"
+            raise ConfigError(f"invalid JSON schema: {part} is not enforced by xgrammar; leave it out")
+        pending += [(f"{location}/{name}", below) for name, below in _subschemas(schema)]
+        if "$ref" in schema:
+            pending.append((schema["$ref"], comparison.follow_refs(schema)))
+        if isinstance(schema.get("oneOf"), list):
+            schema["anyOf"] = schema.pop("oneOf")
+        _prepare_patterns(schema)
     return root
+
+
+def _prepare_patterns(schema: Schema) -> None:
+    if isinstance(pattern := schema.get("pattern"), str):
+        schema["pattern"] = prepare_pattern(pattern)
+    if names := dict_entry(schema, "patternProperties"):
+        schema["patternProperties"] = {prepare_pattern(name): each for name, each in names.items()}
 
 
 def _check_nesting(root: Any) -> None:
@@ -107,7 +121,8 @@ def _subschemas(schema: Schema) -> Iterator[tuple[str, Any]]:
         if keyword in schema:
             yield keyword, schema[keyword]
     if isinstance(names := schema.get("propertyNames"), dict):
-        yield "propertyNames", {"type": "string", **names}
+        names.setdefault("type", "string")
+        yield "propertyNames", names
     for keyword in MAPS_OF_SCHEMAS:
         if isinstance(inside := schema.get(keyword), dict):
             yield from ((f"{keyword}/{name}", each) for name, each in inside.items())
