@@ -37,6 +37,8 @@ REFUSED = {
     "dependentSchemas": obj(properties={"a": WHOLE}, dependentSchemas={"a": False}),
     "$dynamicRef": {"$dynamicRef": "#x"},
     "'$ref' to 'https://example.org/x.json'": {"$ref": "https://example.org/x.json"},
+    "the part without a name of '$ref' to '#/x//y'": {"$ref": "#/x//y", "x": {"y": {"not": TEXT}}},
+    "the part without a name of '$ref'": {"$ref": "#/x/", "x": {"not": TEXT}},
     "'$ref' to '#name'": {"$ref": "#name", "$defs": {"x": {"$anchor": "name", "type": "integer"}}},
     "'allOf' of several members": {"allOf": [WHOLE, {"type": "integer", "minimum": 4}]},
     "'minimum' beside 'allOf'": {"minimum": 4, "allOf": [{"type": "integer", "maximum": 9}]},
@@ -82,6 +84,9 @@ def test_unenforced_parts_are_refused_by_name(words, capfd):
     assert not capfd.readouterr().err
 
 
+LINKS = {str(place): {"$ref": f"#/d/{place + 1}"} for place in range(19)}
+
+
 @pytest.mark.parametrize(
     ("where", "schema"),
     [
@@ -91,6 +96,10 @@ def test_unenforced_parts_are_refused_by_name(words, capfd):
         ("#/anyOf/1", {"anyOf": [WHOLE, {"not": TEXT}]}),
         ("#/oneOf/0/properties/a", {"oneOf": [kind("a", a={"not": TEXT}), kind("b")]}),
         ("#/$defs/x", {"$ref": "#/$defs/x", "$defs": {"x": {"not": TEXT}}}),
+        (
+            "#/d/19",
+            {"$ref": "#/d/0", "d": {**{str(n): {"$ref": f"#/d/{n + 1}"} for n in range(19)}, "19": {"not": TEXT}}},
+        ),
         ("#/elsewhere/x", {"$ref": "#/elsewhere/x", "elsewhere": {"x": {"not": TEXT}}}),
         ("#/additionalProperties", obj(additionalProperties={"not": TEXT})),
         ("#/patternProperties/^a", obj(patternProperties={"^a": {"not": TEXT}})),
@@ -160,11 +169,30 @@ def test_patterns_match_as_many_repetitions_as_they_say(part, least, more, lazy)
         assert not _is_grammar_accept_string(values, f'"{escaped * max(least, 1)}"')
 
 
-@pytest.mark.parametrize("pattern", ["^(.{128}){78}.{16}$", "." * 5000, "((a{2}){2000}){2}", "a{2147483648}"])
+@pytest.mark.parametrize(
+    "pattern", ["^a{4097}$", "((a{2}){2000}){200}", "a{999999999}", "(((){129,500}){129,500}){129,500}"]
+)
 def test_patterns_that_are_too_large_are_refused(pattern):
     for schema in ({"type": "string", "pattern": pattern}, obj(patternProperties={pattern: WHOLE})):
-        with pytest.raises(ConfigError, match=r"pattern '.*' has more than 4096 characters with those it repeats"):
+        with pytest.raises(ConfigError, match=r"pattern '.*' repeats more than 4096 characters; lower its bounds"):
             grammar.json_schema(schema)
+
+
+WORDS = "^(" + "|".join(f"city{number:04}" for number in range(510)) + ")$"
+
+
+@pytest.mark.parametrize(
+    "pattern", ["." * 5000, "^([a-f0-9]{100}){50}$", "^([a-z]{2,100} ){1,50}$", WORDS, "[[a]|[a||b]"]
+)
+def test_large_patterns_that_repeat_nothing_often_are_left_as_they_are(pattern, recwarn):
+    assert prepare_schema({"type": "string", "pattern": pattern})["pattern"] == pattern
+    assert not recwarn
+
+
+@pytest.mark.parametrize("pattern", ["^a{" + "9" * 5000 + "}$", "^a{1," + "9" * 5000 + "}$", "^a*{130}$"])
+def test_what_is_no_repetition_is_refused(pattern):
+    with pytest.raises(ConfigError):
+        grammar.json_schema({"type": "string", "pattern": pattern})
 
 
 @pytest.mark.parametrize("pattern", ["[^é]", "(é|.)+", r"^\n$", r"^\\{2}\($", "[^é]{2000}", r"é[\s]", r"é\cA"])

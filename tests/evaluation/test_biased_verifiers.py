@@ -371,6 +371,15 @@ class GreedyOverManyColumns(RRSw):
         return takes_the_likeliest(view, *super().judge(view), where=len(view.target(0)) > 4096)
 
 
+class GreedyInFloat32OverManyColumns(RRSw):
+    """Takes the likeliest token where both hold, as in a text of a real model."""
+
+    def judge(self, view):
+        row = view.target(0)
+        where = row.dtype == torch.float32 and len(row) > 4096
+        return takes_the_likeliest(view, *super().judge(view), where=where)
+
+
 class GreedyWhereNodesWereCut(PointMass):
     """Takes the likeliest token where the tree has lost children of nodes that were expanded."""
 
@@ -411,6 +420,7 @@ BEYOND_ROUNDS = [
     ("chain", RepeatsTheOtherText),
     ("template", GreedyInFloat32),
     ("template", GreedyOverManyColumns),
+    ("talon", GreedyInFloat32OverManyColumns),
     ("auto", GreedyWhereNodesWereCut),
     ("talon", AcceptsAfterAPause),
     ("chain", GreedyOnUnknownTokens),

@@ -91,8 +91,8 @@ def prepare_schema(root: Any) -> Any:
             part = f"{found} at {location}"
             raise ConfigError(f"invalid JSON schema: {part} is not enforced by xgrammar; leave it out")
         pending += [(f"{location}/{name}", below) for name, below in _subschemas(schema)]
-        if "$ref" in schema:
-            pending.append((schema["$ref"], comparison.follow_refs(schema)))
+        if isinstance(reference := schema.get("$ref"), str):
+            pending.append((reference, comparison.resolve(reference)))
         if isinstance(schema.get("oneOf"), list):
             schema["anyOf"] = schema.pop("oneOf")
         _prepare_patterns(schema)
@@ -163,6 +163,8 @@ def _ignored_in_choice(choice: str, schema: Schema, comparison: SchemaComparison
     value = schema[choice]
     if choice == "$ref" and isinstance(value, str) and value != "#" and not value.startswith("#/"):
         yield f"'$ref' to {value!r}, which is not of the form #/...,"
+    if choice == "$ref" and isinstance(value, str) and "" in value.split("/")[1:]:
+        yield f"the part without a name of '$ref' to {value!r}"
     if choice == "allOf" and isinstance(value, list) and len(value) > 1:
         yield "'allOf' of several members"
     pairs = itertools.combinations(value, 2) if choice == "oneOf" and isinstance(value, list) else ()

@@ -15,7 +15,7 @@ from drafttree.core.errors import ConfigError
 LONGEST = 128
 """Repetitions that xgrammar compiles as they are written."""
 MAX_CHARACTERS = 4096
-"""Characters that a pattern may have, with those it repeats; xgrammar takes two seconds to read `[a-z]{0,4096}`."""
+"""Characters that a part may repeat more than 128 times; xgrammar takes two seconds to read `[a-z]{0,4096}`."""
 EXCLUDING = r'[^"\\\x00-\x1f]'
 ESCAPED = [*'"\\', *map(chr, range(32))]
 """Characters that stand in a JSON string as escapes only."""
@@ -23,7 +23,7 @@ ESCAPED = [*'"\\', *map(chr, range(32))]
 TOKEN = re.compile(
     r"\\(?:u\{[^}]*\}|u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|[pP]\{[^}]*\}|c.|.)|\[(?:\\.|[^\]\\])*\]"
     r"|(?P<open>\((?:\?(?::|<\w+>))?)|(?P<close>\))"
-    r"|(?P<repeat>\{\s*(?P<least>[0-9]+)\s*(?P<comma>,\s*(?P<most>[0-9]*)\s*)?\}\??)|.",
+    r"|(?P<repeat>\{\s*(?P<least>[0-9]{1,9})\s*(?P<comma>,\s*(?P<most>[0-9]{0,9})\s*)?\}\??+(?![*+?{]))|.",
     re.DOTALL,
 )
 
@@ -48,15 +48,17 @@ def prepare_pattern(pattern: str) -> str:
                 least = int(token["least"])
                 most = least if token["comma"] is None else int(token["most"]) if token["most"] else None
                 part, characters = groups[-1].pop()
-                characters *= max(least, most or 1)
-                _check_size(pattern, characters)
-                long = max(least, most or 0) > LONGEST and (most is None or least <= most)
-                text = _repeated(part, least, most) if long else part + text
+                times = max(least, most or 1)
+                characters *= times
+                if times > LONGEST and (most is None or least <= most):
+                    _check_size(pattern, characters)
+                    text = _repeated(part, least, most)
+                else:
+                    text = part + text
             case None:
                 spells_escaped = spells_escaped or _may_spell_escaped(text)
         groups[-1].append((text, characters))
-    written, characters = _joined([part for group in groups for part in group])
-    _check_size(pattern, characters)
+    written, _ = _joined([part for group in groups for part in group])
     if spells_escaped and not _read_as_json_string(written):
         raise ConfigError(
             f"invalid JSON schema: xgrammar would not escape the quotes, backslashes or control characters that "
@@ -68,8 +70,8 @@ def prepare_pattern(pattern: str) -> str:
 def _check_size(pattern: str, characters: int) -> None:
     if characters > MAX_CHARACTERS:
         raise ConfigError(
-            f"invalid JSON schema: pattern {pattern[:80]!r} has more than {MAX_CHARACTERS} characters with those it "
-            "repeats; lower its bounds, or give 'minLength' and 'maxLength' in its place"
+            f"invalid JSON schema: pattern {pattern[:80]!r} repeats more than {MAX_CHARACTERS} characters; lower its "
+            "bounds, or give 'minLength' and 'maxLength' in its place"
         )
 
 
@@ -77,8 +79,11 @@ def _may_spell_escaped(part: str) -> bool:
     """Whether a class, an escape or a character may match a character that JSON escapes."""
     if part in "^$*+?|":
         return False
+    readable = (
+        re.sub(r"(?<!\\)[\[&|~]", r"\\\g<0>", part[1:]) if part[0] == "[" else part[1:]
+    )  # as Python reads classes
     try:
-        return any(re.fullmatch(part, character, re.DOTALL) for character in ESCAPED)
+        return any(re.fullmatch(part[0] + readable, character, re.DOTALL) for character in ESCAPED)
     except re.error:
         return True
 
@@ -93,7 +98,8 @@ def _read_as_json_string(pattern: str) -> bool:
 
 
 def _joined(parts: list[tuple[str, int]]) -> tuple[str, int]:
-    return "".join(text for text, _ in parts), sum(characters for _, characters in parts)
+    """The parts as one, which counts as a character at least, so that nothing is copied for ever."""
+    return "".join(text for text, _ in parts), max(sum(characters for _, characters in parts), 1)
 
 
 def _repeated(part: str, least: int, most: int | None) -> str:

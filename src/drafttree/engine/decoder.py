@@ -190,6 +190,7 @@ class Decoder(RequestRounds):
         """
         check_count("max_batch", max_batch)
         if isinstance(prompt, list | tuple) and not prompt:
+            RequestOptions.merge(self.defaults, options)
             return []
         prompt = getattr(prompt, "tolist", lambda: prompt)()
         if not is_batch(prompt):

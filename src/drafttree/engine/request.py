@@ -199,7 +199,8 @@ class Generation:
         drafted: per token, whether the drafter proposed it.
         finish_reason: "stop", "length" or "interrupted".
         metrics: what it cost.
-        seed: of the draws; the same prompt and options give this text again with it.
+        seed: of the draws. With it the same prompt and options give this text again; not in a batch, if the verifier is
+            neither greedy nor coupled.
         fidelity: whether the text has the law of the target's own, and whether the target is quantised.
         costs: the cost curve the policy used, None for one that needs none. Where the verifier's draws depend on the
             drafts (neither greedy nor coupled), a seed gives this text again with this curve (`Decoder.with_costs`).

@@ -260,11 +260,13 @@ def large_trials(wide: TreePolicy, deep: TreePolicy, verifier: type[Verifier]) -
 
 
 def precision_trials(small: TreePolicy) -> list[RoundTrial]:
-    """A round in float32, and one over a large vocabulary of which the draft knows a part."""
+    """A round in float32, and rounds over a large vocabulary of which the draft knows a part, in both precisions."""
     target, draft = toy_pair(1, 5).target, toy_pair(1, 5).draft
+    large = ToyPair(cut(target, 3), cut(draft, 3)).spread()
     return [
         RoundTrial(toy_pair(1).rounded(), small, levels=2, position=2),
-        RoundTrial(ToyPair(cut(target, 3), cut(draft, 3)).spread(), small, levels=1, position=3),
+        RoundTrial(large, small, levels=1, position=3),
+        RoundTrial(large.rounded(), small, levels=1, position=3),
     ]
 
 
