@@ -50,8 +50,8 @@ def pictured(decoder: drafttree.Decoder) -> Picture:
     text = decoder.plain().generate(PROMPT, max_new_tokens=16, temperature=0).tokens
     request = decoder.new_request(PROMPT, temperature=0)
     with torch.inference_mode():
-        decoder.prefill(request)
-        tree = decoder.propose(request)
+        decoder.loop.read_prompt(request)
+        (tree,) = decoder.loop.draft([request])
     return of_tree(tree, text, decoder.tokenizer.decode)
 
 

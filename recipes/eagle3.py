@@ -25,6 +25,7 @@ from drafttree.drafters.eagle3 import Eagle3Config, Eagle3Head
 from drafttree.drafters.formats.eagle3 import EMBEDDING, HEAD, save
 from drafttree.drafters.heads import embedding, projection
 from drafttree.drafters.hydra import prefix_config
+from drafttree.models import Segment
 from heads import HeadObjective, HeadRun, command, parser
 from tokens import read_stream
 
@@ -97,7 +98,7 @@ class Eagle3Objective(HeadObjective):
         visible = own_row.new_ones(1, rows, rows).tril()
         for level in range(self.levels):
             tokens = inputs[:, level + 1 : level + 1 + rows]
-            state = self.heads(cache, tokens, state, positions + level, visible)
+            state = self.heads([Segment(cache, tokens, positions + level, visible)], state)
             outputs.append(self.heads.norm(state))
             visible = torch.cat((visible, own_row), 2)
         return torch.stack(outputs, 2)

@@ -55,8 +55,8 @@ EXPORTS = {
     "drafttree.hf": {"TreeGenerate", "generate"},
     "drafttree.models": {
         *("NAME", "CacheLayout", "LossyWindow", "Model", "Output", "Segment", "TargetModel", "TreeCache", "TreePlan"),
-        *("append", "forward_packed", "input_device", "lay_out_for_cpu", "prefill", "prefill_and_score"),
-        *("select_backend", "select_exact_text", "select_windowed", "shares_passes", "verify_once"),
+        *("append", "input_device", "lay_out_for_cpu", "prefill", "prefill_and_score"),
+        *("select_backend", "select_exact_text", "select_windowed", "verify_once"),
     },
     "drafttree.policies": {
         *(

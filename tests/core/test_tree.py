@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafttree.core.tree import DraftTree, Layer, PartialTree, Verdict
+from drafttree.core.tree import DraftTree, Layer, PartialTree
 
 nodes = st.lists(st.tuples(st.integers(0, 10**6), st.sampled_from([0.0, -0.5, -1.0, -2.0])), max_size=24)
 
@@ -114,12 +114,6 @@ def test_a_nodes_own_logprob_is_its_paths_minus_its_parents():
     own = dict(zip(tree.paths(), tree.node_logprobs, strict=True))
     assert sorted(own.values()) == [-2.0, -1.0, -0.5, 0.0]
     assert own[()] == 0.0
-
-
-def test_a_verdict_is_read_as_it_was_made():
-    verdict = Verdict([[0, 2, 5], [0]], [7, 3])
-    assert list(verdict.bonus) == [7, 3]
-    assert verdict.host == [([0, 2, 5], 7), ([0], 3)]
 
 
 def test_a_layer_adds_its_candidates_to_their_parents():

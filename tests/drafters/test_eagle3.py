@@ -7,15 +7,14 @@ import pytest
 import torch
 
 from drafttree.drafters import Eagle3Drafter, fused_eagle3
-from drafttree.drafters.base import extend_visible
 from drafttree.drafters.eagle3 import Eagle3Backend, Eagle3Head
 from drafttree.drafters.formats.checkpoints import read_config, read_tensors
 from drafttree.drafters.formats.eagle3 import load, parse
 from drafttree.drafters.fused_eagle3 import FusedEagle3, RecordedEagle3, select_backend
 from drafttree.engine.decoder import Decoder
 from drafttree.evaluation.toy_models import TOY_COSTS
-from drafttree.models import TargetModel, TreeCache
-from drafttree.models.buffer_pool import Recorder
+from drafttree.models import Segment, TargetModel, TreeCache
+from drafttree.models.cache.buffer_pool import Recorder
 from drafttree.policies import POLICIES, Chain, Talon
 from drafttree.verifiers import VERIFIERS
 from helpers import eagle3_files as files
@@ -48,9 +47,9 @@ class Counted:
     def __getattr__(self, name: str):
         return getattr(self.inner, name)
 
-    def __call__(self, cache, tokens, *arguments):
-        self.forwarded.append(tokens.shape[1])
-        return self.inner(cache, tokens, *arguments)
+    def __call__(self, segments, hidden):
+        self.forwarded.append(hidden.shape[1])
+        return self.inner(segments, hidden)
 
 
 def recorded_by(recorder: Recorder):
@@ -158,7 +157,7 @@ def test_every_committed_row_is_read_once_and_drafted_rows_are_dropped(tmp_path)
         session.round(committed)
     session.root()
     assert session.forwarded == [5, *(1, 3, 4, 2), *(1, 3, 4, 2), *(3, 3, 4, 2), 4]
-    assert session.draft._cache.length == len(session.tokens) - 1
+    assert session.draft.cache.length == len(session.tokens) - 1
     assert session.draft.passes == session.calls == 13
     assert session.draft.seconds > 0
 
@@ -238,8 +237,14 @@ def test_trees_for_sampling_verifiers_have_tokens_of_the_draft_vocabulary(name, 
     decoder = Decoder(plain.target, plain.drafter, policy, verifier)
     known = set(files.ids_of(files.KINDS["SafeAILab"]))
     sequence = decoder.new_request([3, 1, 4], max_new_tokens=30, temperature=1.0, seed=3)
-    seen, propose = [], decoder.propose
-    decoder.propose = lambda request: seen.extend((tree := propose(request)).tokens[1:]) or tree
+    seen, draft = [], decoder.loop.draft
+
+    def noted(requests):
+        trees = draft(requests)
+        seen.extend(token for tree in trees for token in tree.tokens[1:])
+        return trees
+
+    decoder.loop.draft = noted
     while not sequence.finish_reason:
         decoder.step(sequence)
     assert seen
@@ -298,22 +303,20 @@ def test_formats_are_told_apart(name, tmp_path):
 def test_a_fused_head_is_the_module_it_stands_in_for(name, tmp_path):
     kind = files.KINDS[name]
     head = load(*both(files.write(tmp_path, kind, files.weights(kind))), files.target()).head
-    for batch, levels in ((1, 3), (2, 2)):
-        results = []
-        for each in (FusedEagle3(head), head):
-            cache, generator = TreeCache(head.layout, batch, 8), torch.Generator().manual_seed(3)
-            visible = torch.zeros(batch, 2, 0, dtype=torch.bool)
-            for level in range(levels):
-                tokens = torch.randint(files.VOCAB, (batch, 2), generator=generator)
-                states = tuple(torch.randn(batch, 2, files.TARGET_HIDDEN, generator=generator) for _ in kind.states)
-                visible = extend_visible(visible, torch.tensor([[0, 1]] * batch))
-                positions = torch.full((batch, 2), level)
-                with torch.inference_mode():
-                    output = each(cache, tokens, each.fuse(states), positions, visible)
-                    results.append((output, each.next_hidden(output), each.draft_logits(output)))
-        for ours, theirs in zip(results[:levels], results[levels:], strict=True):
-            for one, other in zip(ours, theirs, strict=True):
-                torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+    results, levels = [], 3
+    for each in (FusedEagle3(head), head):
+        cache, generator = TreeCache(head.layout, 8), torch.Generator().manual_seed(3)
+        for level in range(levels):
+            tokens = torch.randint(files.VOCAB, (1, 2), generator=generator)
+            states = tuple(torch.randn(1, 2, files.TARGET_HIDDEN, generator=generator) for _ in kind.states)
+            visible = torch.eye(2, dtype=torch.bool).repeat(1, level + 1)[None]
+            segment = Segment(cache, tokens, torch.full((1, 2), level), visible)
+            with torch.inference_mode():
+                output = each([segment], each.fuse(states))
+                results.append((output, each.next_hidden(output), each.draft_logits(output)))
+    for ours, theirs in zip(results[:levels], results[levels:], strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
 
 
 @every_fused_format
@@ -343,7 +346,8 @@ def _levels(backend: Eagle3Backend, head: Eagle3Head, seed: int):
             torch.randn(1, rows, files.TARGET_HIDDEN, generator=generator).to(device) for _ in range(head.config.states)
         )
         positions = torch.full((1, rows), cache.get_seq_length())
-        yield backend(cache, tokens.to(device), backend.fuse(states), positions.to(device), visible.to(device))
+        segment = Segment(cache, tokens.to(device), positions.to(device), visible.to(device))
+        yield backend([segment], backend.fuse(states))
         if kept:
             cache.commit(kept)
 
@@ -356,7 +360,7 @@ def test_nan_hidden_states_of_one_pass_do_not_affect_the_next(tmp_path):
     recorded = RecordedEagle3(fused, Replays())
     damaged = torch.full((1, 4, head.config.hidden), torch.nan)
     rows, causal = torch.arange(4)[None], torch.ones(1, 4, 4, dtype=torch.bool).tril()
-    recorded(recorded.new_cache(8), rows, damaged, rows, causal)
+    recorded([Segment(recorded.new_cache(8), rows, rows, causal)], damaged)
     results = [list(_levels(each, head, 1)) for each in (fused, recorded)]
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
@@ -405,7 +409,7 @@ def test_a_hook_on_the_head_is_called(tmp_path):
 
 @pytest.mark.parametrize("packed_from", [1, 1 << 30], ids=["packed", "as they are"])
 def test_weights_of_a_head_edited_in_place_are_the_ones_that_draft(packed_from, tmp_path, monkeypatch):
-    monkeypatch.setattr("drafttree.models.fused_linear.PACKED_FROM", packed_from)
+    monkeypatch.setattr("drafttree.models.fused.fused_linear.PACKED_FROM", packed_from)
     kind = files.KINDS["SafeAILab"]
     drafter = load(*both(files.write(tmp_path, kind, files.weights(kind))), files.target())
     with torch.no_grad():

@@ -19,9 +19,9 @@ class Counted(TargetModel):
         super().__init__(module)
         self.forwarded: list[int] = []
 
-    def forward(self, cache, tokens, *arguments, **options):
-        self.forwarded.append(tokens.shape[1])
-        return super().forward(cache, tokens, *arguments, **options)
+    def forward(self, segments, **options):
+        self.forwarded.append(sum(segment.nodes for segment in segments))
+        return super().forward(segments, **options)
 
 
 class Session:

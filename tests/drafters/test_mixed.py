@@ -32,18 +32,18 @@ class Checked(LanguageModelDrafter):
     """A language model drafter that recomputes the root logits of every round from all tokens."""
 
     def start(self, prompt, capacity):
-        return CheckedDraft(self.model, prompt, capacity)
+        return CheckedDraft(self, prompt, capacity)
 
 
 class CheckedDraft(LanguageModelSession):
-    def __init__(self, model, prompt, capacity) -> None:
-        super().__init__(model, prompt, capacity)
-        self.text, self.model, self.checks = list(prompt), model, []
+    def __init__(self, drafter, prompt, capacity) -> None:
+        super().__init__(drafter, prompt, capacity)
+        self.text, self.checks = list(prompt), []
         CheckedDraft.last = self
 
     def root(self):
         logits = super().root()
-        recomputed = LanguageModelSession(self.model, self.text, 8).root()
+        recomputed = LanguageModelSession(self.drafter, self.text, 8).root()
         self.checks.append(float((logits - recomputed).abs().max()))
         return logits
 

@@ -11,7 +11,6 @@ from drafttree.core import randomness as noises
 from drafttree.core.randomness import SeededRandomness, stream
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Proposal
-from drafttree.drafters.packed import pack
 from drafttree.engine.child_sampler import MIN_LOGPROB, ChildSampler
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.draft_logits import AdjustedDraft, LogitsAdjustment
@@ -121,7 +120,7 @@ def sampled_tree(logits: list[float], policy, seed: int = 0) -> DraftTree:
     drafter = ToyDrafter(lambda prefix: logits, len(logits))
     randomness = SeededRandomness(seed, len(logits), CPU).at(4)
     adjustment = LogitsAdjustment(RRSw(Sampling(1.0)), randomness)
-    draft = AdjustedDraft(pack([drafter.start([1], 9)]), [adjustment], CPU)
+    draft = AdjustedDraft([drafter.start([1], 9)], [adjustment], CPU)
     sampler = ChildSampler(Proposal.WITHOUT_REPLACEMENT, [randomness])
     (tree,) = grow(policy, draft, [1], [5], states=[None], sampler=sampler)
     return tree
@@ -148,7 +147,7 @@ def batch_of(seeds: list[int], positions: list[int]) -> list[list[int]]:
     sessions = [ToyDraft([lambda prefix: [0.0] * 6], [[1]], torch.float32) for _ in seeds]
     places = zip(seeds, positions, strict=True)
     randomness = [SeededRandomness(seed, 6, CPU).at(position) for seed, position in places]
-    draft = AdjustedDraft(pack(sessions), [LogitsAdjustment(RRSw(Sampling(1.0)), own) for own in randomness], CPU)
+    draft = AdjustedDraft(sessions, [LogitsAdjustment(RRSw(Sampling(1.0)), own) for own in randomness], CPU)
     sampler, count = ChildSampler(Proposal.WITHOUT_REPLACEMENT, randomness), len(seeds)
     trees = grow(Template(tree="binary-3"), draft, [1] * count, [3] * count, states=[None] * count, sampler=sampler)
     return [tree.tokens for tree in trees]

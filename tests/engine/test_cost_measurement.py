@@ -4,7 +4,7 @@ import pytest
 
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
 from drafttree.core.errors import ConfigError
-from drafttree.engine import request_rounds
+from drafttree.engine import round_loop
 from drafttree.engine.cost_file import KeptCosts
 from drafttree.engine.cost_measurement import PASS_SECONDS, SIZES, is_current
 from drafttree.engine.decoder import Decoder
@@ -48,13 +48,13 @@ def test_known_costs_come_out(clock):
 
 
 def test_what_every_round_takes_is_overhead_of_plain_rounds_too(clock, monkeypatch):
-    check = request_rounds.check_verdict
+    check = round_loop.check_verdict
 
     def slow(*arguments) -> None:
         clock.now += 2e-4
         check(*arguments)
 
-    monkeypatch.setattr(request_rounds, "check_verdict", slow)
+    monkeypatch.setattr(round_loop, "check_verdict", slow)
     found = timed(clock).costs()
     assert (found.overhead, found.plain_overhead) == pytest.approx((5e-4, 2e-4))
 

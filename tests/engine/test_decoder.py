@@ -424,9 +424,9 @@ def test_a_drafter_with_a_smaller_context_stops_drafting(name, context):
 class Bounded(ToyModel):
     """A model that has no position beyond its context."""
 
-    def forward(self, cache, tokens, positions, visible, **options):
-        assert int(positions.max()) < self.context
-        return super().forward(cache, tokens, positions, visible, **options)
+    def score(self, segment):
+        assert int(segment.positions.max()) < self.context
+        return super().score(segment)
 
 
 def test_ctrl_c_in_the_target_is_raised_to_a_loop_over_prompts():

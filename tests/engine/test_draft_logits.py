@@ -1,16 +1,17 @@
 """Every request of a round sees the drafter's logits in its own way."""
 
-import numpy as np
 import pytest
 import torch
 
 from drafttree.core.randomness import SeededRandomness
 from drafttree.core.sampling import Sampling
+from drafttree.drafters.session import Frontier, SharedSession
 from drafttree.engine.draft_logits import AdjustedDraft, LogitsAdjustment
 from drafttree.verifiers import Coupled, Greedy, RRSw
 
 VOCAB, CPU = 7, torch.device("cpu")
-TOKENS, ORIGINS, WIDTHS = np.array([[1, 2, 3]]), np.zeros((1, 3), dtype=np.int64), [3, 2, 1, 0, 3]
+WIDTHS = [3, 2, 1, 0, 3]
+FRONTIERS = [Frontier([1, 2, 3][:width], [0] * width) for width in WIDTHS]
 
 
 class Rows:
@@ -25,11 +26,11 @@ class Rows:
         shapes = [[1, width, width] for width in [*WIDTHS][:batch]]
         return cls([[torch.randn(each, VOCAB, generator=generator).to(dtype) for each in own] for own in shapes])
 
-    def root(self):
+    def root(self, sessions):
         self.level = 0
         return self._next()
 
-    def expand(self, tokens, origins, widths):
+    def expand(self, sessions, frontiers):
         return self._next()
 
     def _next(self):
@@ -43,11 +44,11 @@ def only_after(token: int, columns: int):
     """Allows token 0 alone behind paths that end with a token; the target knows some tokens more than the drafter."""
 
     def constrain(paths, logits):
-        wide = torch.full((1, len(paths), columns), -torch.inf)
+        wide = torch.full((len(paths), columns), -torch.inf)
         wide[..., :VOCAB] = logits
         for place, path in enumerate(paths):
             if path[-1:] == (token,):
-                wide[0, place, 1:] = -torch.inf
+                wide[place, 1:] = -torch.inf
         return wide
 
     return constrain
@@ -67,20 +68,21 @@ def adjustments(constrain=None) -> list[tuple]:
 
 
 def adjusted(rows: Rows, given: list[tuple]) -> AdjustedDraft:
-    return AdjustedDraft(rows, [LogitsAdjustment(*each) for each in given], CPU)
+    sessions = [SharedSession(rows, CPU) for _ in given]
+    return AdjustedDraft(sessions, [LogitsAdjustment(*each) for each in given], CPU)
 
 
 @pytest.mark.parametrize("columns", [VOCAB, VOCAB + 2])
 def test_requests_of_a_round_see_the_logits_that_each_sees_alone(columns):
     rows, given = Rows.random(5), adjustments(only_after(2, columns))
-    together, tokens, origins = adjusted(rows, given), TOKENS.repeat(5, 0), ORIGINS.repeat(5, 0)
+    together = adjusted(rows, given)
     levels = [together.root().split([1] * 5)]
-    levels += [together.expand(tokens, origins, WIDTHS).split(WIDTHS) for _ in range(2)]
+    levels += [together.expand(FRONTIERS).split(WIDTHS) for _ in range(2)]
     for place, (width, each) in enumerate(zip(WIDTHS, given, strict=True)):
         alone = adjusted(Rows(rows.requests[place : place + 1]), [each])
         expected = [alone.root()]
         if width:
-            expected += [alone.expand(TOKENS[:, :width], ORIGINS[:, :width], [width]) for _ in range(2)]
+            expected += [alone.expand([FRONTIERS[place]]) for _ in range(2)]
         for depth, logits in enumerate(expected):
             seen = levels[depth][place]
             torch.testing.assert_close(seen[:, : logits.shape[1]], logits, atol=1e-6, rtol=0)
@@ -91,7 +93,7 @@ def test_requests_without_anything_to_adjust_cost_nothing():
     rows = Rows.random(2)
     draft = adjusted(rows, [adjustments()[0]] * 2)
     assert draft.root() is rows.given[0]
-    assert draft.expand(TOKENS.repeat(2, 0), ORIGINS.repeat(2, 0), [3, 2]) is rows.given[1]
+    assert draft.expand(FRONTIERS[:2]) is rows.given[1]
 
 
 def test_the_drafters_own_logits_stay_as_they_are():

@@ -12,8 +12,8 @@ from drafttree.drafters import LanguageModelDrafter, MixedDrafter, SuffixDrafter
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.prefix_cache import MAX_TEXTS, PrefixCache
 from drafttree.models import TargetModel, select_backend
-from drafttree.models.fused import FusedBackend
-from drafttree.models.recorded import RecordedBackend
+from drafttree.models.fused.fused_backend import FusedBackend
+from drafttree.models.recorded.recorded_backend import RecordedBackend
 from drafttree.policies import Chain, Talon
 from helpers import families, tiny
 from helpers.replays import Replays
@@ -30,9 +30,9 @@ class Reads:
         self.forward, self.passes = model.forward, []
         model.forward = self.count
 
-    def count(self, cache, tokens, *arguments, **options):
-        self.passes.append(tokens.shape[1])
-        return self.forward(cache, tokens, *arguments, **options)
+    def count(self, segments, **options):
+        self.passes.append(sum(segment.nodes for segment in segments))
+        return self.forward(segments, **options)
 
     def take(self) -> list[int]:
         taken, self.passes = self.passes, []
@@ -274,10 +274,10 @@ def test_a_text_cut_short_by_ctrl_c_is_kept():
     decoder = Decoder(random_model())
     request, forward = decoder.new_request(PROMPT, **REUSING), decoder.target.forward
 
-    def interrupted(cache, *arguments, **options):
-        if cache.length > len(PROMPT) + 2:
+    def interrupted(segments, **options):
+        if segments[0].cache.length > len(PROMPT) + 2:
             raise KeyboardInterrupt
-        return forward(cache, *arguments, **options)
+        return forward(segments, **options)
 
     decoder.target.forward = interrupted
     with suppress(KeyboardInterrupt):

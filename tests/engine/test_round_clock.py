@@ -1,7 +1,6 @@
 """The rank of every accepted node among its siblings."""
 
 import pytest
-import torch
 
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.round_clock import RoundClock
@@ -18,7 +17,11 @@ TREE = tree_of([0, 0, 0, 1, 1, 3], [0.5, 0.3, 0.2, 0.6, 0.4, 1.0])
     [(3, [0, 1, 5], (1, 2)), (3, [0, 3, 6], (3, 1)), (1, [0, 3, 6], (3,)), (1, [0], ())],
 )
 def test_ranks_are_places_among_siblings_down_to_where_the_text_ends(committed, path, ranks):
-    turn = RoundClock(torch.device("cpu")).round(committed, path, TREE, None, 1.0)
+    clock = RoundClock()
+    for part in ("draft", "masks", "target", "verify", "commit", "text"):
+        clock.lap(part)
+    request = Decoder(ToyModel(TARGET)).new_request(PROMPT)
+    turn = clock.round(request, TREE, path, committed)
     assert (turn.accepted, turn.ranks) == (len(ranks), ranks)
 
 

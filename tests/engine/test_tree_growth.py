@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from drafttree.core.errors import ConfigError
 from drafttree.core.randomness import SeededRandomness
 from drafttree.core.tree import DraftTree, Proposal
+from drafttree.drafters.session import draft_expand
 from drafttree.engine.child_sampler import ChildSampler
 from drafttree.engine.tree_growth import grow
 from drafttree.evaluation.exactness import toy_tree
@@ -98,13 +99,9 @@ class ToyRows:
         self.passes += 1
         return torch.cat([session.root()[0] for session in self.sessions])
 
-    def expand(self, tokens, origins, widths) -> torch.Tensor:
+    def expand(self, frontiers) -> torch.Tensor:
         self.passes += 1
-        own = zip(self.sessions, torch.from_numpy(tokens), torch.from_numpy(origins), widths, strict=True)
-        rows = [
-            session.expand(ids[None, :width], above[None, :width])[0] for session, ids, above, width in own if width
-        ]
-        return torch.cat(rows)
+        return draft_expand(self.sessions, frontiers, torch.device("cpu"))
 
 
 def draft_all(policy, *worlds, max_levels: int = FAR, **options) -> tuple[list[DraftTree], ToyRows]:

@@ -224,7 +224,7 @@ class SkipsAhead(Coupled):
     """Leaves out the first node of a longer path."""
 
     def verify(self, tree, logits, randomness):
-        ((path, bonus),) = super().verify(tree, logits, randomness).host
+        path, bonus = super().verify(tree, logits, randomness)
         return Verdict([[path[0], path[-1]]], [bonus])
 
 
@@ -269,7 +269,7 @@ class BeginsAgain(RRSw):
     """Takes the random numbers of position 0 in every round."""
 
     def verify(self, tree, logits, randomness):
-        return super().verify(tree, logits, [own.at(0) for own in randomness])
+        return super().verify(tree, logits, randomness.at(0))
 
 
 class ForgetsThePosition(Coupled):
@@ -277,7 +277,7 @@ class ForgetsThePosition(Coupled):
 
     def verify(self, tree, logits, randomness):
         noise = SeededRandomness(self.sampling.seed, logits.shape[-1], logits.device).at(0)
-        return super().verify(tree, logits, [noise])
+        return super().verify(tree, logits, noise)
 
 
 class TrustsTheFourth(RRSw):
@@ -385,9 +385,9 @@ class GreedyWhereNodesWereCut(PointMass):
 
     def verify(self, tree, logits, randomness):
         verdict = super().verify(tree, logits, randomness)
-        ((path, bonus),) = verdict.host
+        path, bonus = verdict
         cut = sum(tree.widths) > sum(map(bool, tree.children))
-        return Verdict([path], [int(logits[0, path[-1]].argmax()) if cut else bonus])
+        return Verdict(path, int(logits[path[-1]].argmax()) if cut else bonus)
 
 
 class AcceptsAfterAPause(RRSw):
@@ -410,9 +410,9 @@ class GreedyOnUnknownTokens(RRSw):
 
     def verify(self, tree, logits, randomness):
         verdict = super().verify(tree, logits, randomness)
-        ((path, bonus),) = verdict.host
+        path, bonus = verdict
         narrow = any(len(row) < logits.shape[-1] for row in tree.draft_probs.values())
-        return Verdict([path], [int(logits[0, path[-1]].argmax()) if narrow else bonus])
+        return Verdict(path, int(logits[path[-1]].argmax()) if narrow else bonus)
 
 
 BEYOND_ROUNDS = [

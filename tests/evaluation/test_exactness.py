@@ -120,8 +120,8 @@ class Hasty(Coupled):
 
     def verify(self, tree, logits, randomness):
         verdict = super().verify(tree, logits, randomness)
-        ((path, bonus),) = verdict.host
-        return verdict if len(path) > 1 or tree.size == 1 else Verdict([[0, 1]], [bonus])
+        path, bonus = verdict
+        return verdict if len(path) > 1 or tree.size == 1 else Verdict([0, 1], bonus)
 
 
 @pytest.mark.parametrize("verifier", [Careless, Hasty])

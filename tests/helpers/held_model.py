@@ -3,9 +3,7 @@
 import threading
 from collections.abc import Callable, Iterable
 
-from torch import Tensor
-
-from drafttree.models import Output, TreeCache
+from drafttree.models import Output, Segment
 from helpers.toy import Law, ToyModel
 
 
@@ -22,10 +20,10 @@ class HeldModel(ToyModel):
         self.go, self.began = threading.Event(), threading.Event()
         self.go.set()
 
-    def forward(self, cache: TreeCache, tokens: Tensor, positions: Tensor, visible: Tensor, **options) -> Output:
+    def score(self, segment: Segment) -> Output:
         self.began.set()
         assert self.go.wait(20), "the test holds the model up for ever"
-        return super().forward(cache, tokens, positions, visible, **options)
+        return super().score(segment)
 
 
 class FailingModel(ToyModel):
@@ -47,9 +45,9 @@ class FailingModel(ToyModel):
         super().__init__(law)
         self.error, self.fails_at, self.poison, self.raised = error, frozenset(fails_at), poison, 0
 
-    def forward(self, cache: TreeCache, tokens: Tensor, positions: Tensor, visible: Tensor, **options) -> Output:
-        output = super().forward(cache, tokens, positions, visible, **options)
-        if self.passes in self.fails_at or self.poison in tokens.flatten().tolist():
+    def score(self, segment: Segment) -> Output:
+        output = super().score(segment)
+        if self.passes in self.fails_at or self.poison in segment.tokens.flatten().tolist():
             self.raised += 1
             raise self.error()
         return output

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from drafttree.models.buffer_pool import RecordedPass
+from drafttree.models.cache.buffer_pool import RecordedPass
 
 
 class Replays:

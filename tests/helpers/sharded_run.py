@@ -44,7 +44,7 @@ def main(folder: Path) -> None:
 
 def cache_heads(decoder: drafttree.Decoder) -> list[int]:
     """The heads of each buffer of a KV cache."""
-    return [heads for heads, _, _ in decoder.target.new_cache(1, 4).layout.buffers]
+    return [heads for heads, _, _ in decoder.target.new_cache(4).layout.buffers]
 
 
 def refusals(decoder: drafttree.Decoder, rank: int) -> dict[str, str]:

@@ -26,9 +26,9 @@ class TimedModel(ToyModel):
         super().__init__(law, **options)
         self.clock, self.curve = clock, curve
 
-    def forward(self, cache, tokens, *rest, **named):
-        self.clock.now += self.curve.target.at(tokens.shape[1])
-        return super().forward(cache, tokens, *rest, **named)
+    def score(self, segment):
+        self.clock.now += self.curve.target.at(segment.nodes)
+        return super().score(segment)
 
 
 class TimedDrafter(ToyDrafter):

@@ -22,7 +22,8 @@ from transformers import (
 )
 
 from drafttree.core.tree import DraftTree
-from drafttree.models import TargetModel, TreeCache
+from drafttree.models import Output, Segment, TargetModel, TreeCache
+from drafttree.models.base import Backend
 
 VOCAB = 97
 WINDOW = 5
@@ -126,7 +127,7 @@ def random_tokens(count: int, seed: int) -> list[int]:
 
 @dataclass(frozen=True)
 class TensorTree:
-    """A tree as a model is handed it, `[batch, nodes]`; `ancestors` is `[batch, nodes, nodes]`."""
+    """A tree as a model is handed it, `[1, nodes]`; `ancestors` is `[1, nodes, nodes]`."""
 
     tokens: Tensor
     parents: Tensor
@@ -156,26 +157,34 @@ def random_tree(widths: Sequence[int], seed: int) -> TensorTree:
     return TensorTree(torch.tensor([tokens]), torch.tensor([parents]), torch.from_numpy(ancestors)[None], len(widths))
 
 
-def stacked(trees: Sequence[TensorTree]) -> TensorTree:
-    """Trees of the same widths as one batch."""
-    columns = (torch.cat([getattr(tree, name) for tree in trees]) for name in ("tokens", "parents", "ancestors"))
-    return TensorTree(*columns, levels=trees[0].levels)
-
-
-def path_to(tree: TensorTree, node: int, row: int = 0) -> list[int]:
+def path_to(tree: TensorTree, node: int) -> list[int]:
     """Node indices from the root down to a node."""
-    return tree.ancestors[row, node].nonzero().flatten().tolist()
+    return tree.ancestors[0, node].nonzero().flatten().tolist()
 
 
-def leaf_paths(tree: TensorTree, row: int = 0) -> list[list[int]]:
+def leaf_paths(tree: TensorTree) -> list[list[int]]:
     """Every root-to-leaf path."""
-    inner = set(tree.parents[row].tolist())
-    return [path_to(tree, node, row) for node in range(tree.size) if node not in inner]
+    inner = set(tree.parents[0].tolist())
+    return [path_to(tree, node) for node in range(tree.size) if node not in inner]
+
+
+def run(
+    model: Backend,
+    cache: TreeCache,
+    tokens: Tensor,
+    positions: Tensor,
+    visible: Tensor,
+    wanted: slice = slice(None),
+    hidden_layers: tuple[int, ...] = (),
+) -> Output:
+    """The output of a pass over one request."""
+    (output,) = model.forward([Segment(cache, tokens, positions, visible, wanted)], hidden_layers=hidden_layers)
+    return output
 
 
 def score(model: TargetModel, cache: TreeCache, tree: TensorTree) -> Tensor:
     """Logits of every node of a tree in one pass."""
-    return model.forward(cache, tree.tokens, tree.depths + cache.length, tree.ancestors).logits
+    return run(model, cache, tree.tokens, tree.depths + cache.length, tree.ancestors).logits
 
 
 @torch.inference_mode()
@@ -196,9 +205,9 @@ def _step(module: PreTrainedModel, cache: DynamicCache, token: int) -> Tensor:
     return module(input_ids=torch.tensor([[token]]), position_ids=position, past_key_values=cache).logits[0]
 
 
-def worst_gap(logits: Tensor, module: PreTrainedModel, prefix: Sequence[int], tree: DraftTree, row: int = 0) -> float:
+def worst_gap(logits: Tensor, module: PreTrainedModel, prefix: Sequence[int], tree: TensorTree) -> float:
     """Largest difference between a tree's logits `[nodes, vocab]` and transformers' own, over every path."""
-    paths = leaf_paths(tree, row)
-    expected = decode(module, prefix, [tree.tokens[row, path].tolist() for path in paths])
+    paths = leaf_paths(tree)
+    expected = decode(module, prefix, [tree.tokens[0, path].tolist() for path in paths])
     gaps = [(logits[path] - along).abs().max() for path, along in zip(paths, expected, strict=True)]
     return float(torch.stack(gaps).max())

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from drafttree.drafters.base import HiddenStates
-from drafttree.models import CacheLayout, Output, TreeCache
+from drafttree.models import CacheLayout, Output, Segment, TreeCache
 
 Law = Callable[[Sequence[int]], list[float]]
 
@@ -77,6 +77,8 @@ class ToyModel:
         interrupt_at: the pass that Ctrl-C hits.
     """
 
+    shares_passes = False
+
     def __init__(self, law: Law, vocab: int = 8, context: int | None = None) -> None:
         self.law, self.vocab_size, self.context = law, vocab, context
         self.rope_switch: int | None = None
@@ -84,34 +86,26 @@ class ToyModel:
         self.passes = self.forwarded = self.nbytes = 0
         self.interrupt_at: int | None = None
 
-    def new_cache(self, batch: int, capacity: int) -> TreeCache:
-        return TreeCache(CacheLayout.uniform(1, 1, 1), batch, capacity)
+    def new_cache(self, capacity: int) -> TreeCache:
+        return TreeCache(CacheLayout.uniform(1, 1, 1), capacity)
 
-    def forward(
-        self,
-        cache: TreeCache,
-        tokens: Tensor,
-        positions: Tensor,
-        visible: Tensor,
-        *,
-        last_only: bool = False,
-        hidden_layers: tuple[int, ...] = (),
-    ) -> Output:
+    def forward(self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = ()) -> list[Output]:
+        return [self.score(segment) for segment in segments]
+
+    def score(self, segment: Segment) -> Output:
+        """The output for one request; subclasses do more before or after it."""
+        cache, tokens, positions, visible, wanted = segment
         self.passes += 1
-        self.forwarded += tokens.numel()
+        self.forwarded += segment.nodes
         if self.passes == self.interrupt_at:
             raise KeyboardInterrupt
         rows = cache.update(tokens[:, None, :, None].double(), positions[:, None, :, None].double(), 0)
-        committed = torch.ones(*tokens.shape, cache.length, dtype=torch.bool)
-        known = [part[:, 0, :, 0].long().tolist() for part in rows]
-        seen = torch.cat((committed, visible), 2)
-        asked = range(tokens.shape[1])[-1:] if last_only else range(tokens.shape[1])
-        logits = [
-            [self.law(_context(seen[text, node], *rows, int(positions[text, node]))) for node in asked]
-            for text, rows in enumerate(zip(*known, strict=True))
-        ]
+        seen = torch.cat((torch.ones(segment.nodes, cache.length, dtype=torch.bool), visible[0]), 1)
+        known = [part.flatten().long().tolist() for part in rows]
+        asked = range(segment.nodes)[wanted]
+        logits = [self.law(_context(seen[node], *known, int(positions[0, node]))) for node in asked]
         cache.grow(positions)
-        return Output(torch.tensor(logits))
+        return Output(torch.tensor(logits)[None] if logits else torch.empty(1, 0, self.vocab_size))
 
 
 def _context(seen: Tensor, tokens: list[int], positions: list[int], own: int) -> list[int]:

@@ -160,5 +160,5 @@ def drawn_tree(
 def judged(verifier: type[Verifier], tree: DraftTree, target: list[float], *answers: bool) -> tuple[Verdict, Told]:
     """The verdict on a tree where every target row is the same, and what was asked for it."""
     randomness = Told(*answers)
-    logits = torch.tensor(target, dtype=torch.float64).log().expand(1, tree.size, -1)
-    return verifier(Sampling(1.0)).verify(tree, logits, [randomness]), randomness
+    logits = torch.tensor(target, dtype=torch.float64).log().expand(tree.size, -1)
+    return verifier(Sampling(1.0)).verify(tree, logits, randomness), randomness

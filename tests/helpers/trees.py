@@ -9,7 +9,6 @@ from drafttree.core.randomness import SeededRandomness
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree
 from drafttree.drafters.base import DraftLogits
-from drafttree.drafters.packed import pack
 from drafttree.engine.draft_logits import AdjustedDraft, LogitsAdjustment
 from drafttree.verifiers import Greedy
 
@@ -19,7 +18,7 @@ CPU = torch.device("cpu")
 def plain_draft(sessions: Sequence[DraftLogits]) -> AdjustedDraft:
     """The logits of some sessions for `grow`, as they are."""
     nothing = LogitsAdjustment(Greedy(Sampling()), SeededRandomness(0, 1, CPU).at(0))
-    return AdjustedDraft(pack(sessions), [nothing] * len(sessions), CPU)
+    return AdjustedDraft(sessions, [nothing] * len(sessions), CPU)
 
 
 def tree_of(parents: Sequence[int], probs: Sequence[float], widths: tuple[int, ...] = (1,)) -> DraftTree:

@@ -9,10 +9,10 @@ from torch.nn.attention.varlen import AuxRequest
 from transformers import PreTrainedModel
 
 from drafttree.models import TargetModel
-from drafttree.models.buffer_pool import Recorder
-from drafttree.models.fused import FusedBackend
-from drafttree.models.recorded import RecordedBackend
-from drafttree.models.varlen_attention import VarlenAttention, find_varlen_attention
+from drafttree.models.attention.varlen_attention import VarlenAttention, find_varlen_attention
+from drafttree.models.cache.buffer_pool import Recorder
+from drafttree.models.fused.fused_backend import FusedBackend
+from drafttree.models.recorded.recorded_backend import RecordedBackend
 
 
 def varlen_attn(

@@ -11,7 +11,7 @@ from drafttree.core.errors import ConfigError, ModelError
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.evaluation.reference import transformers_generate, transformers_model
 from drafttree.loading.inspect import inspect
-from drafttree.models.fused import FusedBackend
+from drafttree.models.fused.fused_backend import FusedBackend
 from helpers import tiny
 from helpers.refusals import told
 from helpers.tokenizers import words

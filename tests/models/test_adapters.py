@@ -11,7 +11,7 @@ import drafttree
 from drafttree.core.errors import ModelError
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.models import TargetModel, prefill, select_backend
-from drafttree.models.fused import FusedBackend
+from drafttree.models.fused.fused_backend import FusedBackend
 from drafttree.models.module_backend import ModuleBackend
 from helpers import tiny
 from helpers.refusals import told
@@ -132,7 +132,7 @@ def test_logits_in_reduced_precision_are_the_adapters(dtype, when):
     adapter = get_peft_model(module, lora(scale=0.1, init_lora_weights=False))
     if when == "before":
         model = drafttree.load(adapter, None).target
-    cache = model.new_cache(1, 24)
+    cache = model.new_cache(24)
     prefill(model, cache, prefix)
     logits = tiny.score(model, cache, tree)[0]
     model.release()

@@ -11,12 +11,12 @@ from drafttree.drafters.language_model import LanguageModelDrafter
 from drafttree.engine.decoder import Decoder
 from drafttree.loading.pretrained import load_model
 from drafttree.models import TargetModel, append, select_exact_text
-from drafttree.models.exact_attention import DEPTH, attend_exactly, query_blocks
+from drafttree.models.attention.exact_attention import DEPTH, attend_exactly, query_blocks
+from drafttree.models.attention.span import EVERYTHING, Span
+from drafttree.models.cache.kv_cache import TreeCache
 from drafttree.models.exact_text import ExactTextBackend
-from drafttree.models.fused import FusedBackend
-from drafttree.models.kv_cache import TreeCache
+from drafttree.models.fused.fused_backend import FusedBackend
 from drafttree.models.module_backend import ModuleBackend
-from drafttree.models.span import EVERYTHING, Span
 from drafttree.models.uniform_rows import has_uniform_rows
 from drafttree.policies import Chain, DynaTree, Eagle, Talon
 from helpers import tiny
@@ -66,14 +66,14 @@ def test_padded_and_split_passes_give_the_logits_and_hidden_states_of_whole_ones
     outputs = []
     for least, most in ((1, None), (16, None), (4, 4), (1, 5)):
         model = ExactTextBackend(inner, least, most)
-        cache = model.new_cache(1, 40)
+        cache = model.new_cache(40)
         for part in (prefix[:6], prefix[6:]):
             append(model, cache, part)
         positions = tree.depths + cache.length
-        outputs.append(model.forward(cache, tree.tokens, positions, tree.ancestors, hidden_layers=(1, 3)))
+        outputs.append(tiny.run(model, cache, tree.tokens, positions, tree.ancestors, hidden_layers=(1, 3)))
         assert cache.drafted == tree.tokens.shape[1]
         seen = tree.ancestors.new_ones(1, 1, cache.drafted + 1)
-        last = model.forward(cache, tree.tokens[:, :1], positions[:, :1], seen, last_only=True)
+        last = tiny.run(model, cache, tree.tokens[:, :1], positions[:, :1], seen, wanted=slice(-1, None))
         assert last.logits.shape[1] == 1
     for output in outputs[1:]:
         torch.testing.assert_close(output.logits, outputs[0].logits)
@@ -123,10 +123,3 @@ def test_a_device_on_which_rows_depend_on_their_pass_is_refused(monkeypatch):
     monkeypatch.setattr("drafttree.models.validation.has_uniform_rows", lambda *_: False)
     with pytest.raises(ModelError, match="exact_text cannot hold for LlamaForCausalLM in float32 on this cpu"):
         TargetModel(build(LLAMA, torch.float32), select_exact_text)
-
-
-def test_a_batch_is_refused():
-    model = TargetModel(build(LLAMA, torch.float32), select_exact_text)
-    tree = tiny.stacked([tiny.random_tree((2, 3), seed) for seed in (1, 2)])
-    with pytest.raises(ModelError, match="one sequence"):
-        tiny.score(model, model.new_cache(2, 8), tree)

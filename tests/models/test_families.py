@@ -15,7 +15,7 @@ every_family = pytest.mark.parametrize("name", families.known())
 def test_rounds_of_trees_equal_incremental_decoding_along_every_path(name, prefix_length):
     committed = tiny.random_tokens(prefix_length, 1)
     model, reference = tiny.wrap(tiny.from_config(families.config(name)))
-    cache = model.new_cache(1, 24)
+    cache = model.new_cache(24)
     prefill(model, cache, committed, chunk=8)
     for seed, widths in enumerate([(3, 5, 4), (2, 4, 2, 3, 1)]):
         tree = tiny.random_tree(widths, seed)

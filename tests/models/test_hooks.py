@@ -74,6 +74,6 @@ def test_hidden_states_of_llama_4_are_found():
     expected = module(IDS, output_hidden_states=True).hidden_states
     backend = ModuleBackend(module)
     with torch.inference_mode():
-        _, states = prefill(backend, backend.new_cache(1, 16), PROMPT, (0, 1, 4))
+        _, states = prefill(backend, backend.new_cache(16), PROMPT, (0, 1, 4))
     for layer, state in zip((0, 1, 4), states, strict=True):
         torch.testing.assert_close(state, expected[layer], atol=1e-4, rtol=1e-4)

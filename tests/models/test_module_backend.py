@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from drafttree.models import prefill
+from drafttree.models import Segment, prefill
 from helpers import tiny
 
 TOLERANCE = 1e-4
@@ -14,7 +14,7 @@ every_architecture = pytest.mark.parametrize("name", tiny.CONFIGS)
 
 def read_prefix(name: str, prefix: list[int], chunk: int = 512):
     model, reference = tiny.wrap(tiny.build(name))
-    cache = model.new_cache(1, 48)
+    cache = model.new_cache(48)
     prefill(model, cache, prefix, chunk=chunk)
     return model, reference, cache
 
@@ -32,7 +32,7 @@ def test_the_comparison_notices_a_mask_that_shows_siblings(name):
     prefix, tree = tiny.random_tokens(4, 1), tiny.random_tree((2, 4, 3), 3)
     model, reference, cache = read_prefix(name, prefix)
     causal = torch.ones_like(tree.ancestors).tril()
-    logits = model.forward(cache, tree.tokens, tree.depths + cache.length, causal).logits
+    logits = tiny.run(model, cache, tree.tokens, tree.depths + cache.length, causal).logits
     assert tiny.worst_gap(logits[0], reference, prefix, tree) > 100 * TOLERANCE
 
 
@@ -59,7 +59,7 @@ def test_prefill_in_chunks_equals_one_pass(name):
 
 def test_prefill_counts_its_passes():
     model, _ = tiny.wrap(tiny.build("llama"))
-    passes = [prefill(model, model.new_cache(1, 16), [1] * count, chunk=4)[0] for count in (0, 1, 4, 5, 9)]
+    passes = [prefill(model, model.new_cache(16), [1] * count, chunk=4)[0] for count in (0, 1, 4, 5, 9)]
     assert passes == [0, 1, 1, 2, 3]
 
 
@@ -68,7 +68,7 @@ def test_hidden_layers_equal_transformers_hidden_states(name):
     prefix, tree = tiny.random_tokens(8, 7), tiny.random_tree((2, 3, 2), 8)
     model, reference, cache = read_prefix(name, prefix)
     layers = tuple(range(tiny.LAYERS + 1))
-    out = model.forward(cache, tree.tokens, tree.depths + cache.length, tree.ancestors, hidden_layers=layers)
+    out = tiny.run(model, cache, tree.tokens, tree.depths + cache.length, tree.ancestors, hidden_layers=layers)
     for path in tiny.leaf_paths(tree):
         tokens = torch.tensor([prefix + tree.tokens[0, path].tolist()])
         with torch.inference_mode():
@@ -83,7 +83,7 @@ def test_hidden_layers_come_in_the_order_asked_for():
     model, _, cache = read_prefix("llama", [1, 2, 3])
     tree = tiny.random_tree((2, 2), 9)
     arguments = (tree.tokens, tree.depths + cache.length, tree.ancestors)
-    last, first = model.forward(cache, *arguments, hidden_layers=(tiny.LAYERS, 0)).hidden
+    last, first = tiny.run(model, cache, *arguments, hidden_layers=(tiny.LAYERS, 0)).hidden
     assert torch.equal(first, model.module.get_input_embeddings()(tree.tokens))
     assert not torch.equal(first, last)
 
@@ -99,31 +99,33 @@ def test_level_by_level_passes_equal_one_pass(name):
     passes = []
     for level in levels:
         visible = tree.ancestors[:, level, : level[-1] + 1]
-        passes.append(model.forward(cache, tree.tokens[:, level], positions[:, level], visible).logits)
+        passes.append(tiny.run(model, cache, tree.tokens[:, level], positions[:, level], visible).logits)
     torch.testing.assert_close(torch.cat(passes, 1), at_once, atol=1e-5, rtol=1e-5)
 
 
 @every_architecture
-def test_two_sequences_of_equal_length_share_a_batch(name):
-    prefixes = [tiny.random_tokens(9, seed) for seed in (20, 21)]
-    tree = tiny.stacked([tiny.random_tree((3, 4, 3), seed) for seed in (22, 23)])
-    assert not torch.equal(*tree.parents)
+def test_two_texts_of_different_lengths_share_a_pass(name):
+    prefixes = [tiny.random_tokens(count, count) for count in (9, 4)]
+    trees = [tiny.random_tree((3, 4, 3), seed) for seed in (22, 23)]
     model, reference = tiny.wrap(tiny.build(name))
-    cache = model.new_cache(2, 32)
-    causal = torch.ones(9, 9, dtype=torch.bool).tril().expand(2, -1, -1)
-    model.forward(cache, torch.tensor(prefixes), torch.arange(9).expand(2, -1), causal)
-    cache.commit(range(9))
-    logits = tiny.score(model, cache, tree)
-    for row, prefix in enumerate(prefixes):
-        assert tiny.worst_gap(logits[row], reference, prefix, tree, row) < TOLERANCE
+    caches = [model.new_cache(32) for _ in prefixes]
+    for cache, prefix in zip(caches, prefixes, strict=True):
+        prefill(model, cache, prefix)
+    own = zip(caches, trees, strict=True)
+    outputs = model.forward(
+        [Segment(cache, tree.tokens, tree.depths + cache.length, tree.ancestors) for cache, tree in own]
+    )
+    for output, prefix, tree in zip(outputs, prefixes, trees, strict=True):
+        assert tiny.worst_gap(output.logits[0], reference, prefix, tree) < TOLERANCE
 
 
-def test_last_only_returns_the_last_row_of_the_logits():
+def test_the_last_node_alone_is_scored():
     model, _, cache = read_prefix("llama", [1, 2, 3])
     tree = tiny.random_tree((2, 3), 13)
     whole = tiny.score(model, cache, tree)
     cache.commit([])
-    last = model.forward(cache, tree.tokens, tree.depths + cache.length, tree.ancestors, last_only=True).logits
+    positions = tree.depths + cache.length
+    last = tiny.run(model, cache, tree.tokens, positions, tree.ancestors, wanted=slice(-1, None)).logits
     assert last.shape == (1, 1, tiny.VOCAB)
     torch.testing.assert_close(last, whole[:, -1:], atol=1e-5, rtol=1e-5)
 
@@ -146,7 +148,7 @@ def test_release_gives_generate_back(name):
     before, implementation = generate(), module.config._attn_implementation
     model, _ = tiny.wrap(module)
     assert module.config._attn_implementation != implementation
-    cache = model.new_cache(1, 16)
+    cache = model.new_cache(16)
     prefill(model, cache, prompt[0].tolist())
     model.release()
     assert module.config._attn_implementation == implementation
@@ -154,14 +156,14 @@ def test_release_gives_generate_back(name):
 
 
 @every_architecture
-@pytest.mark.parametrize("last_only", [True, False])
-def test_hidden_layers_are_transformers_hidden_states(name, last_only):
+@pytest.mark.parametrize("scored", [slice(-1, None), slice(None)])
+def test_hidden_layers_are_transformers_hidden_states(name, scored):
     model, reference = tiny.wrap(tiny.build(name))
     tokens = tiny.random_tokens(6, 8)
     ids, wanted = torch.tensor([tokens]), (tiny.LAYERS, 0, 2, 0)
     causal = torch.ones(1, 6, 6, dtype=torch.bool).tril()
-    options = {"last_only": last_only, "hidden_layers": wanted}
-    found = model.forward(model.new_cache(1, 8), ids, torch.arange(6)[None], causal, **options).hidden
+    options = {"wanted": scored, "hidden_layers": wanted}
+    found = tiny.run(model, model.new_cache(8), ids, torch.arange(6)[None], causal, **options).hidden
     with torch.inference_mode():
         expected = reference(ids, output_hidden_states=True).hidden_states
     assert len(found) == len(wanted)

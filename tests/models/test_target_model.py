@@ -12,10 +12,11 @@ from transformers import LlamaConfig
 
 import drafttree
 from drafttree.core.errors import ModelError
-from drafttree.models import TargetModel, fused_layers, prefill, select_backend
-from drafttree.models.fused import FusedBackend
+from drafttree.models import TargetModel, prefill, select_backend
+from drafttree.models.fused import fused_layers
+from drafttree.models.fused.fused_backend import FusedBackend
 from drafttree.models.module_backend import ModuleBackend
-from drafttree.models.recorded import RecordedBackend
+from drafttree.models.recorded.recorded_backend import RecordedBackend
 from helpers import tiny
 from helpers.replays import Replays
 
@@ -123,7 +124,7 @@ def test_logits_of_changed_weights_are_the_modules(change):
     clone, model = deepcopy(module), TargetModel(module, select_backend)
     change(module)
     change(clone)
-    cache, prefix = model.new_cache(1, 24), tiny.random_tokens(7, 1)
+    cache, prefix = model.new_cache(24), tiny.random_tokens(7, 1)
     prefill(model, cache, prefix)
     assert isinstance(model.backend, FusedBackend)
     assert tiny.worst_gap(tiny.score(model, cache, tree)[0], clone, prefix, tree) < 1e-3
@@ -136,7 +137,7 @@ def test_weights_made_in_inference_mode_are_compared_by_samples():
     for each in (module, clone):
         with torch.inference_mode():
             each.model.layers[0].mlp.down_proj.weight.mul_(-2)
-    cache = model.new_cache(1, 8)
+    cache = model.new_cache(8)
     assert tiny.worst_gap(tiny.score(model, cache, tree)[0], clone, [], tree) < 1e-3
 
 
@@ -146,7 +147,7 @@ def test_an_unchanged_module_keeps_its_backend():
     model.module.generation_config.temperature = 0.5
     model.release()
     for _ in range(3):
-        tiny.score(model, model.new_cache(1, 8), tiny.random_tree((2, 3), 1))
+        tiny.score(model, model.new_cache(8), tiny.random_tree((2, 3), 1))
     assert model.backend is before
 
 
@@ -155,7 +156,7 @@ def test_models_of_one_module_do_not_disturb_each_other():
     models = [TargetModel(module, select_backend) for _ in range(2)]
     before = [model.backend for model in models]
     for model in models:
-        model.new_cache(1, 8)
+        model.new_cache(8)
     assert [model.backend for model in models] == before
 
 
@@ -193,10 +194,10 @@ def test_a_hook_that_changes_the_output_changes_the_text():
 def test_fused_layers_return_when_the_hook_is_gone():
     model = TargetModel(tiny.build("llama"), select_backend)
     handle = model.module.lm_head.register_forward_hook(lambda *_: None)
-    model.new_cache(1, 8)
+    model.new_cache(8)
     assert isinstance(model.backend, ModuleBackend)
     handle.remove()
-    model.new_cache(1, 8)
+    model.new_cache(8)
     assert isinstance(model.backend, FusedBackend)
 
 
@@ -250,7 +251,7 @@ def test_modules_that_are_not_plain_run_as_they_are(change, when):
     clone = deepcopy(module)
     if when == "before":
         model = TargetModel(module, select_backend)
-    cache, tree = model.new_cache(1, 8), tiny.random_tree((3, 4), 2)
+    cache, tree = model.new_cache(8), tiny.random_tree((3, 4), 2)
     assert isinstance(model.backend, ModuleBackend)
     clone.set_attn_implementation("sdpa")
     assert tiny.worst_gap(tiny.score(model, cache, tree)[0], clone, [], tree) < 1e-4
@@ -261,41 +262,28 @@ def test_a_module_changed_into_one_that_cannot_be_verified_is_refused():
     nn.init.constant_(model.module.model.norm.weight, torch.nan)
     for _ in range(2):
         with pytest.raises(ModelError, match="computes no finite logits"):
-            model.new_cache(1, 8)
+            model.new_cache(8)
 
 
 def test_a_moved_model_tells_its_new_dtype():
     model = TargetModel(tiny.build("llama"), select_backend)
     nbytes = model.nbytes
     model.module.to(torch.float64)
-    model.new_cache(1, 8)
+    model.new_cache(8)
     assert (model.dtype, model.nbytes) == (torch.float64, 2 * nbytes)
-    assert tiny.score(model, model.new_cache(1, 8), tiny.random_tree((2,), 1)).dtype == torch.float64
+    assert tiny.score(model, model.new_cache(8), tiny.random_tree((2,), 1)).dtype == torch.float64
 
 
 def test_a_text_goes_on_when_the_backend_is_replaced_under_it():
     model = TargetModel(tiny.build("llama"), lambda module: RecordedBackend(FusedBackend(module), Replays()))
     tree, prefix = tiny.random_tree((3, 4), 2), tiny.random_tokens(7, 1)
-    cache = model.new_cache(1, 24)
+    cache = model.new_cache(24)
     prefill(model, cache, prefix)
     expected = tiny.score(model, cache, tree)
     cache.commit([])
     model.module.lm_head.weight.data = -model.module.lm_head.weight.data
-    model.new_cache(1, 24)
+    model.new_cache(24)
     torch.testing.assert_close(tiny.score(model, cache, tree), -expected, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", ["llama", "gpt_neox"])
-def test_expanded_positions_are_those_of_every_row(backend, name):
-    model = TargetModel(tiny.build(name), BACKENDS[backend])
-    tree = tiny.stacked([tiny.random_tree((2, 3), seed) for seed in (1, 1)])
-    expanded = tree.depths[:1].expand(2, -1)
-    ours, theirs = (
-        model.forward(model.new_cache(2, 8), tree.tokens, positions, tree.ancestors).logits
-        for positions in (expanded, expanded.clone())
-    )
-    torch.testing.assert_close(ours, theirs, atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -320,10 +308,10 @@ def test_only_the_states_asked_for_are_alive_at_the_last_layer(backend, wanted, 
         monkeypatch.setattr(
             fused_layers.LlamaLayer, "forward", lambda self, x, *rest: (note(x), forward(self, x, *rest))[1]
         )
-    cache, tree = model.new_cache(1, 8), tiny.random_tree((2, 3), 1)
+    cache, tree = model.new_cache(8), tiny.random_tree((2, 3), 1)
     inputs.clear()  # a new cache of a module with new hooks selects its backend anew, which takes passes
     alive.clear()
-    model.forward(cache, tree.tokens, tree.depths, tree.ancestors, hidden_layers=wanted)
+    tiny.run(model, cache, tree.tokens, tree.depths, tree.ancestors, hidden_layers=wanted)
     embeddings = {0} if backend == "module" else set()
     """transformers' own loop keeps them."""
     assert set(alive) == {*(layer for layer in wanted if layer < 8), 7} | embeddings

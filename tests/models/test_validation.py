@@ -7,8 +7,9 @@ import torch
 
 import drafttree
 from drafttree.core.errors import ModelError
-from drafttree.models import TargetModel, module_backend, select_backend, tree_attention, validation
-from drafttree.models.fused import FusedBackend
+from drafttree.models import TargetModel, module_inputs, select_backend, validation
+from drafttree.models.attention import tree_attention
+from drafttree.models.fused.fused_backend import FusedBackend
 from drafttree.models.module_backend import ModuleBackend
 from helpers import families, tiny
 
@@ -53,7 +54,7 @@ def test_one_module_can_be_wrapped_twice_and_given_back():
 def test_attention_that_does_not_pass_the_tree_on_is_named_and_the_model_left_as_it_was(monkeypatch):
     module = tiny.build("gpt2")
     before = module.config._attn_implementation
-    monkeypatch.setattr(module_backend, "TreePlan", lambda *_: None)
+    monkeypatch.setattr(module_inputs, "TreePlan", lambda *_: None)
     with pytest.raises(ModelError, match="GPT2LMHeadModel cannot be verified in a tree: its attention layers"):
         TargetModel(module, select_backend)
     assert module.config._attn_implementation == before

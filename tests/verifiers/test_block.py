@@ -18,15 +18,15 @@ def test_the_questions_of_a_chain():
     verdict, randomness = judged(Block, drawn_tree([0, 1], [0, 1], Q), P, False, False)
     assert randomness.asked == pytest.approx([1 / 11, 2 / 3])
     assert randomness.drawn == [pytest.approx([0, 1 / 3, 2 / 3])]
-    assert verdict.host == [([0], 2)]
+    assert verdict == ([0], 2)
 
 
 def test_the_deepest_accepted_place_wins():
     verdict, randomness = judged(Block, drawn_tree([0, 1], [0, 1], Q), P, False, True)
-    assert verdict.host[0][0] == [0, 1, 2]
+    assert verdict.path == [0, 1, 2]
     assert randomness.drawn == [pytest.approx(P)]
     verdict, randomness = judged(Block, drawn_tree([0, 1], [0, 1], Q), P, True, False)
-    assert verdict.host[0][0] == [0, 1]
+    assert verdict.path == [0, 1]
     assert randomness.drawn == [pytest.approx([0, 0, 1])]
 
 
@@ -57,7 +57,7 @@ def test_accepts_at_least_as_many_tokens_as_judging_one_by_one(seed):
 def test_equal_rows_accept_everything():
     verdict, randomness = judged(Block, drawn_tree([0, 1], [0, 1], P), P, False, True)
     assert randomness.asked == [0.0, 1.0]
-    assert verdict.host[0][0] == [0, 1, 2]
+    assert verdict.path == [0, 1, 2]
 
 
 def test_every_row_is_made_once(monkeypatch):

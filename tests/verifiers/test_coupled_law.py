@@ -69,11 +69,10 @@ class ManyDrafts:
     def root(self) -> Tensor:
         return self._rows()
 
-    def expand(self, tokens, origins, widths) -> Tensor:
-        columns = zip(self.frontier, tokens.tolist(), origins.tolist(), widths, strict=True)
+    def expand(self, frontiers) -> Tensor:
         self.frontier = [
-            [(above[origin][1], token) for token, origin in zip(ids[:width], up[:width], strict=True)]
-            for above, ids, up, width in columns
+            [(above[origin][1], token) for token, origin in zip(*own, strict=True)]
+            for above, own in zip(self.frontier, frontiers, strict=True)
         ]
         return self._rows()
 
@@ -89,12 +88,12 @@ class Hopeful(Coupled):
     """A verifier that is wrong: it accepts any child that the target finds likelier than 30 %."""
 
     def verify(self, tree: DraftTree, logits: Tensor, randomness) -> Verdict:
-        noise = torch.stack([randomness[0].gumbel(1 + depth) for depth in tree.depths])
+        noise = torch.stack([randomness.gumbel(1 + depth) for depth in tree.depths])
         chosen = (self.sampling.process(logits) + noise).argmax(-1)
         for node in range(1, tree.size):
-            if logits[0, tree.parents[node]].softmax(-1)[tree.tokens[node]] > 0.3:
-                chosen[0, tree.parents[node]] = tree.tokens[node]
-        return walk(tree, one_hot(chosen, VOCAB).float(), chosen)
+            if logits[tree.parents[node]].softmax(-1)[tree.tokens[node]] > 0.3:
+                chosen[tree.parents[node]] = tree.tokens[node]
+        return walk(tree, one_hot(chosen, VOCAB).float())
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +116,7 @@ def generate(policy, verifier: Coupled, noises: ManyNoises, draws: int = DRAWS) 
         trees = grow(policy, drafted, roots, [LEVELS] * len(group), states=states)
         for index, tree, noise in zip(group, trees, randomness, strict=True):
             before = [texts[index][-2], *(tree.tokens[parent] for parent in tree.parents[1:])]
-            ((path, bonus),) = verifier.verify(tree, target[before, tree.tokens][None], [noise]).host
+            path, bonus = verifier.verify(tree, target[before, tree.tokens], noise)
             texts[index] += [*(tree.tokens[node] for node in path[1:]), bonus]
     return [tuple(text[len(PROMPT) :][:LENGTH]) for text in texts]
 

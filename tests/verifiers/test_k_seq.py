@@ -56,4 +56,4 @@ def test_where_draft_and_target_share_nothing_the_bonus_is_the_targets():
     verdict, randomness = judged(KSeq, tree, [0.4, 0.6, 0.0], False, False)
     assert randomness.asked == [0.0, 0.0]
     assert randomness.drawn == [pytest.approx([0.4, 0.6, 0.0])]
-    assert verdict.host[0][0] == [0]
+    assert verdict.path == [0]

@@ -55,4 +55,4 @@ def test_a_rejected_draw_may_fall_on_a_best_token_and_go_on_from_there():
     verdict, randomness = judged(GreedyMultiDraft, tree, [0.8, 0.1, 0.1], False)
     assert randomness.asked == pytest.approx([0.4])
     assert randomness.drawn[0] == pytest.approx([1, 0, 0])
-    assert verdict.host == [([0, 1], 0)]
+    assert verdict == ([0, 1], 0)

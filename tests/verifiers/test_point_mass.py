@@ -53,14 +53,14 @@ def test_the_expected_length_is_the_sum_of_the_targets_path_probabilities(name):
 @pytest.mark.parametrize("proposal", Proposal)
 def test_it_judges_trees_of_every_kind(proposal):
     verdict, randomness = judged(PointMass, drawn_tree([1, 0], [0, 1], [0.5, 0.5], proposal), [0.3, 0.7], True, False)
-    assert verdict.host[0][0] == [0, 1]
+    assert verdict.path == [0, 1]
     assert randomness.asked == pytest.approx([0.7, 0.3])
     assert randomness.drawn == [pytest.approx([0.0, 1.0])]
 
 
 def test_of_equal_siblings_the_first_is_taken():
     tree = drawn_tree([1, 1], [0, 0], [0.5, 0.5], Proposal.WITH_REPLACEMENT)
-    assert judged(PointMass, tree, [0.3, 0.7], True)[0].host[0][0] == [0, 1]
+    assert judged(PointMass, tree, [0.3, 0.7], True)[0].path == [0, 1]
     verdict, randomness = judged(PointMass, tree, [0.3, 0.7], False, False)
     assert randomness.asked == pytest.approx([0.7, 0.0])
-    assert verdict.host[0][0] == [0]
+    assert verdict.path == [0]

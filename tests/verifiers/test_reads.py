@@ -5,7 +5,6 @@ import torch
 
 from drafttree.core.randomness import SeededRandomness
 from drafttree.core.sampling import Sampling
-from drafttree.drafters.packed import pack
 from drafttree.engine.child_sampler import ChildSampler
 from drafttree.engine.draft_logits import AdjustedDraft, LogitsAdjustment
 from drafttree.engine.tree_growth import grow
@@ -34,13 +33,13 @@ def judged(verifier: type[Verifier], seed: int, monkeypatch) -> tuple[int, int]:
     """How often the device was asked, and how many drafted nodes the tree had."""
     sampling = Sampling(0.0 if verifier is Greedy else 1.0, seed=seed)
     cpu = torch.device("cpu")
-    judge, randomness = verifier(sampling), [SeededRandomness(seed, VOCAB, cpu).at(3)]
-    sampler = None if judge.proposal.value == "top-k" else ChildSampler(judge.proposal, randomness)
+    judge, randomness = verifier(sampling), SeededRandomness(seed, VOCAB, cpu).at(3)
+    sampler = None if judge.proposal.value == "top-k" else ChildSampler(judge.proposal, [randomness])
     policy = Chain(depth=5) if judge.chains_only else Template(tree="binary-3")
     session = ToyDraft([Table(VOCAB, seed=seed)], [[1]], torch.float32)
-    drafted = AdjustedDraft(pack([session]), [LogitsAdjustment(judge, *randomness)], cpu)
+    drafted = AdjustedDraft([session], [LogitsAdjustment(judge, randomness)], cpu)
     (tree,) = grow(policy, drafted, [1], [9], states=[None], sampler=sampler)
-    logits = torch.randn(1, tree.size, VOCAB, generator=torch.Generator().manual_seed(seed))
+    logits = torch.randn(tree.size, VOCAB, generator=torch.Generator().manual_seed(seed))
     with monkeypatch.context() as patch, Reads(patch) as reads:
         judge.verify(tree, logits, randomness)
         return reads.count, tree.size - 1

@@ -53,14 +53,14 @@ def test_the_questions_of_rrsw_in_order():
     tree = drawn_tree([0, 1, 2], [0, 0, 0], Q)
     verdict, randomness = judged(RRSw, tree, P, False, False, False)
     assert randomness.asked == pytest.approx([0.2 / 0.6, 0.5 / 0.75, 1.0])
-    assert verdict.host[0][0] == [0]
+    assert verdict.path == [0]
 
 
 def test_the_questions_of_rrs_in_order():
     tree = drawn_tree([0, 0, 1], [0, 0, 0], Q, Proposal.WITH_REPLACEMENT)
     verdict, randomness = judged(RRS, tree, P, False, False, True)
     assert randomness.asked == pytest.approx([0.2 / 0.6, 0.0, (1 / 3) / 0.3])
-    assert verdict.host == [([0, 3], 1)]
+    assert verdict == ([0, 3], 1)
 
 
 def test_the_bonus_after_a_rejection_comes_from_what_is_left_of_the_target():
@@ -70,7 +70,7 @@ def test_the_bonus_after_a_rejection_comes_from_what_is_left_of_the_target():
 
 def test_the_bonus_after_an_accepted_leaf_comes_from_the_target():
     verdict, randomness = judged(RRSw, drawn_tree([1], [0], Q), P, True)
-    assert verdict.host[0][0] == [0, 1]
+    assert verdict.path == [0, 1]
     assert randomness.drawn == [pytest.approx(P)]
 
 
@@ -82,7 +82,7 @@ def test_equal_rows_that_are_rejected_all_the_same_still_have_a_bonus(verifier, 
     verdict, randomness = judged(verifier, tree, P, False, False)
     assert randomness.asked[0] == pytest.approx(1)
     assert sum(randomness.drawn[0]) == pytest.approx(1)
-    assert verdict.host[0][0] == [0]
+    assert verdict.path == [0]
 
 
 @pytest.mark.parametrize("verifier", [RRSw, RRS, Traversal, Block, KSeq, GreedyMultiDraft])
@@ -90,7 +90,7 @@ def test_a_token_the_draft_does_not_have_is_never_accepted(verifier):
     tree = drawn_tree([1], [0], [1.0, 0.0, 0.0], verifier.proposal)
     verdict, randomness = judged(verifier, tree, P, False)
     assert randomness.asked == [0.0]
-    assert verdict.host[0][0] == [0]
+    assert verdict.path == [0]
 
 
 @pytest.mark.parametrize("verifier", [RRSw, RRS, Traversal, Block, KSeq, GreedyMultiDraft])
@@ -99,7 +99,7 @@ def test_a_drafter_with_a_smaller_vocabulary_offers_the_rest_with_probability_ze
     verdict, randomness = judged(verifier, tree, P, False)
     assert randomness.asked == pytest.approx([0.2 / 0.7])
     assert randomness.drawn == [pytest.approx([0.0, 0.4, 0.6])]
-    assert verdict.host == [([0], 2)]
+    assert verdict == ([0], 2)
 
 
 @pytest.mark.parametrize("verifier", [RRSw, RRS, Traversal, Block, KSeq, GreedyMultiDraft])

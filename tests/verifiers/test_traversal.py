@@ -33,12 +33,12 @@ def test_the_worked_example_asks_for_the_leaves_first_and_last_for_the_root():
     verdict, randomness = judged(Traversal, EXAMPLE, TARGET, False, False, False)
     assert randomness.asked == pytest.approx([2 / 3, 7 / 11, 0])
     assert randomness.drawn == [pytest.approx([0, 1 / 3, 2 / 3])]
-    assert verdict.host == [([0], 2)]
+    assert verdict == ([0], 2)
 
 
 def test_an_accepted_leaf_takes_its_path_and_draws_from_its_own_row():
     verdict, randomness = judged(Traversal, EXAMPLE, TARGET, True)
-    assert verdict.host == [([0, 1, 2], 1)]
+    assert verdict == ([0, 1, 2], 1)
     assert randomness.drawn == [pytest.approx(TARGET)]
 
 
@@ -47,7 +47,7 @@ def test_a_node_accepted_after_its_children_draws_from_what_they_left():
     verdict, randomness = judged(Traversal, tree, TARGET, False, True)
     assert randomness.asked == pytest.approx([2 / 3, 1 / 11])
     assert randomness.drawn == [pytest.approx([0, 0, 1])]
-    assert verdict.host == [([0, 1], 2)]
+    assert verdict == ([0, 1], 2)
 
 
 @pytest.mark.parametrize("policy", CHAINS.values(), ids=CHAINS)
@@ -98,10 +98,10 @@ def test_with_certain_candidates_it_is_the_naive_walk(verifier, seed):
 def test_equal_rows_accept_the_whole_tree():
     verdict, randomness = judged(Traversal, drawn_tree([1, 0], [0, 1], TARGET), TARGET, True)
     assert randomness.asked == [1.0]
-    assert verdict.host[0][0] == [0, 1, 2]
+    assert verdict.path == [0, 1, 2]
 
 
 def test_a_child_the_draft_cannot_have_drawn_is_not_accepted():
     verdict, randomness = judged(Traversal, drawn_tree([1], [0], [1.0, 0.0, 0.0]), TARGET, False)
     assert randomness.asked == [0.0]
-    assert verdict.host[0][0] == [0]
+    assert verdict.path == [0]

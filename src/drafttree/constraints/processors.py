@@ -115,17 +115,17 @@ class PathConstraints:
         Args:
             tokens: token ids of the committed text.
             paths: drafted token ids from below the root to each frontier node.
-            logits: `[1, paths, columns]`; the drafter may know fewer tokens than the target.
+            logits: `[paths, columns]`; the drafter may know fewer tokens than the target.
             vocab_size: of the target.
         """
         missing = max(vocab_size - logits.shape[-1], 0)
-        known = pad(logits[0, :, :vocab_size], (0, missing), value=-torch.inf)
+        known = pad(logits[:, :vocab_size], (0, missing), value=-torch.inf)
         constrained = self.apply(tokens, paths, known)
         # Columns beyond the vocabulary stand for "none of the proposed tokens" and stay (see `DraftSession`).
-        return torch.cat((constrained, logits[0, :, vocab_size:]), -1)[None]
+        return torch.cat((constrained, logits[:, vocab_size:]), -1)
 
     def score(self, tokens: list[int], tree: DraftTree, logits: Tensor) -> Tensor:
-        """Process the target's logits `[1, nodes, vocab]` along every path of a tree.
+        """Process the target's logits `[nodes, vocab]` along every path of a tree.
 
         Args:
             tokens: token ids of the committed text; the last is the root.
@@ -137,9 +137,9 @@ class PathConstraints:
             ModelError: the target's logits contain NaN.
         """
         paths = tree.paths()
-        processed = self._process(tokens, paths, logits[0])
-        self._check_possible(tokens, paths, tree, logits[0], processed)
-        return _keep_dead_rows(processed, logits[0])[None]
+        processed = self._process(tokens, paths, logits)
+        self._check_possible(tokens, paths, tree, logits, processed)
+        return _keep_dead_rows(processed, logits)
 
     def _process(self, tokens: list[int], paths: Sequence[Path], logits: Tensor) -> Tensor:
         processed = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)

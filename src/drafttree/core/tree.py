@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from drafttree.core.lazy import Array, Tensor, np
 
@@ -245,19 +245,13 @@ def read_only(values: Array) -> Array:
     return values
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """The outcome of verifying a batch of trees, on the host, where the loop goes on from it.
+class Verdict(NamedTuple):
+    """The outcome of verifying a tree.
 
     Attributes:
-        paths: per sequence, the accepted node indices from the root (0) down.
-        bonus: per sequence, the token that follows the accepted path.
+        path: the accepted nodes from the root (0) down.
+        bonus: the token that follows the accepted path.
     """
 
-    paths: Sequence[list[int]]
-    bonus: Sequence[int]
-
-    @cached_property
-    def host(self) -> list[tuple[list[int], int]]:
-        """Per sequence the accepted path and the bonus token."""
-        return [(list(path), bonus) for path, bonus in zip(self.paths, self.bonus, strict=True)]
+    path: list[int]
+    bonus: int

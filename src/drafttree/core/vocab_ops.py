@@ -4,8 +4,10 @@ A draw takes two steps: first over blocks of columns, then inside one block. A r
 of 128, where `multinomial` draws a random number for every column.
 """
 
-from drafttree.core.lazy import Tensor, torch
+from drafttree.core.lazy import Tensor, np, torch
 
+NOT_A_NUMBER = -1
+"""Stands for the best token where there is none."""
 BLOCK = 128
 """Columns of a block."""
 UNBLOCKED = 4096
@@ -21,6 +23,17 @@ def argmax(rows: Tensor) -> Tensor:
         return rows.argmax(-1)
     floats = rows.float() if rows.dtype.itemsize < 4 else rows  # numpy knows no bfloat16
     return torch.as_tensor(floats.numpy().argmax(-1))
+
+
+def best_tokens(rows: Tensor) -> list[int]:
+    """The column of the largest entry of each row `[rows, columns]`, on the host; `NOT_A_NUMBER` for a row with NaN."""
+    if not rows.is_cpu:
+        values, chosen = rows.max(-1)
+        return torch.where(values.isnan(), NOT_A_NUMBER, chosen).tolist()
+    floats = rows.float().numpy() if rows.dtype.itemsize < 4 else rows.numpy()
+    chosen = floats.argmax(-1)
+    chosen[np.isnan(floats[np.arange(len(chosen)), chosen])] = NOT_A_NUMBER
+    return chosen.tolist()
 
 
 def draw(weights: Tensor, uniforms: Tensor) -> Tensor:

@@ -1,6 +1,5 @@
 """The drafter protocol: given a request, a drafter gives logits of the next token after every node of a draft tree."""
 
-from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -23,25 +22,6 @@ class DraftLogits(Protocol):
         Args:
             tokens: `[batch, frontier]` token ids of the nodes.
             origins: `[batch, frontier]` index of each node's parent in the previous frontier; the root is 0.
-        """
-        ...
-
-
-class PackedDraft(Protocol):
-    """The sessions of requests that draft together: one draft pass per level for all of them."""
-
-    def root(self) -> Tensor:
-        """Return logits `[batch, vocab]` of the token after each request's root."""
-        ...
-
-    def expand(self, tokens: Tensor, origins: Tensor, widths: Sequence[int]) -> Tensor:
-        """Return logits `[nodes, vocab]` of the token after each node of the new frontiers, one after the other.
-
-        Args:
-            tokens: `[batch, frontier]` token ids of the nodes.
-            origins: `[batch, frontier]` index of each node's parent in the previous frontier of its request.
-            widths: per request, how many nodes its frontier has, 0 for a request that drafts no further. They come
-                first; the others are padding.
         """
         ...
 
@@ -149,21 +129,6 @@ class Drafter(Protocol):
     def start(self, prompt: list[int], capacity: int) -> DraftSession:
         """Begin a request with these prompt token ids; its caches should have room for `capacity` tokens."""
         ...
-
-
-def extend_visible(visible: Tensor, origins: Tensor) -> Tensor:
-    """Return the attention mask of a new frontier: each node attends to the rows its parent attends to, and to itself.
-
-    Args:
-        visible: bool `[batch, parents, drafted]`, the mask of the previous frontier.
-        origins: `[batch, frontier]` index of each node's parent in the previous frontier.
-
-    Returns:
-        Bool `[batch, frontier, drafted + frontier]`.
-    """
-    inherited = visible.gather(1, origins[..., None].expand(-1, -1, visible.shape[2]))
-    itself = torch.eye(origins.shape[1], dtype=torch.bool, device=origins.device).expand(len(origins), -1, -1)
-    return torch.cat((inherited, itself), 2)
 
 
 def accepted_rows(hidden: HiddenStates, path: list[int]) -> HiddenStates:

@@ -7,22 +7,20 @@ of a drafted token is the head's own output at its parent.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, LlamaConfig, Qwen3Config
+from transformers import LlamaConfig, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
-from drafttree.drafters.base import DraftSession, HiddenStates, PackedDraft, ShownBySize, extend_visible
-from drafttree.drafters.packed import DraftEach, drafting_sessions, share
-from drafttree.drafters.pass_counter import PassCounter, count_pass
-from drafttree.models import NAME, CacheLayout, Segment, TreeCache, TreePlan
-from drafttree.models.packed_cache import PackedCache
-from drafttree.models.packed_plan import PackedPlan
-from drafttree.models.selected_backend import SelectedBackend
-from drafttree.models.tree_attention import Plan
+from drafttree.drafters.base import DraftSession, HiddenStates, ShownBySize
+from drafttree.drafters.session import Frontier, TreeSession, count_pass, level_segments
+from drafttree.models import NAME, CacheLayout, Segment, TreeCache
+from drafttree.models.module.selected_backend import SelectedBackend
+from drafttree.models.module_inputs import ModuleInputs
 
 PREFILL_CHUNK = 512
 
@@ -89,7 +87,7 @@ class Eagle3Head(nn.Module):
 
     def new_cache(self, capacity: int) -> TreeCache:
         """Return an empty KV cache for one request of about `capacity` tokens."""
-        return TreeCache(self.layout, 1, capacity)
+        return TreeCache(self.layout, capacity)
 
     def fuse(self, hidden_states: HiddenStates) -> Tensor:
         """Fuse the target's hidden states of committed tokens into the head's, `[batch, rows, hidden]`."""
@@ -101,36 +99,23 @@ class Eagle3Head(nn.Module):
             hidden_states = tuple(norm(state) for norm, state in zip(self.fc_norm, hidden_states, strict=True))
         return self.input_norm(torch.cat(hidden_states, -1))
 
-    def forward(self, cache: TreeCache, tokens: Tensor, hidden: Tensor, positions: Tensor, visible: Tensor) -> Tensor:
-        """Compute the outputs `[batch, rows, hidden]` of new rows; their keys and values join the cache's drafted rows.
+    def forward(self, segments: Sequence[Segment], hidden: Tensor) -> Tensor:
+        """Compute the outputs `[1, rows, hidden]` of the new rows of one request or several, behind each other.
+
+        Their keys and values join the drafted rows of each KV cache.
 
         Args:
-            cache: the KV cache the rows attend to.
-            tokens: `[batch, rows]` token ids of the target.
-            hidden: `[batch, rows, hidden]` hidden state of the token before each token.
-            positions: `[batch, rows]` positions of the hidden states, one less than their tokens'.
-            visible: bool `[batch, rows, drafted]`, as in `Model.forward`.
+            segments: token ids of the target, and positions of the hidden states, one less than their tokens'.
+            hidden: `[1, rows, hidden]` hidden state of the token before each token, of all segments.
         """
-        output = self._run(cache, tokens, hidden, positions, TreePlan(cache, positions, visible, hidden.dtype))
-        cache.grow(positions)
-        return output
-
-    def forward_packed(self, segments: Sequence[Segment], hidden: Tensor) -> Tensor:
-        """Compute the outputs `[1, rows, hidden]` of the new rows of several requests, which lie behind each other.
-
-        Args:
-            segments: their rows, each with a KV cache of its own.
-            hidden: `[1, rows, hidden]` hidden states of all of them.
-        """
-        cache = PackedCache(segments)
-        tokens = torch.cat([segment.tokens for segment in segments], 1)
-        output = self._run(cache, tokens, hidden, cache.positions, PackedPlan(cache, hidden.dtype))
+        output = self._run(ModuleInputs.of(segments, hidden.dtype), hidden)
         for segment in segments:
             segment.cache.grow(segment.positions)
         return output
 
-    def _run(self, cache: Cache, tokens: Tensor, hidden: Tensor, positions: Tensor, plan: Plan) -> Tensor:
+    def _run(self, inputs: ModuleInputs, hidden: Tensor) -> Tensor:
         """Run the layers over rows whose plan says what they attend to."""
+        tokens, positions, cache, plan = inputs
         rotary = self.rotary(hidden, positions)
         shared = {"position_embeddings": rotary, "past_key_values": cache, "tree_plan": plan, "attention_mask": None}
         first: Any = self.layers[0]
@@ -169,12 +154,8 @@ class Eagle3Backend(Protocol):
         """The hidden states `[batch, rows, hidden]` of committed tokens from those of the target."""
         ...
 
-    def __call__(self, cache: TreeCache, tokens: Tensor, hidden: Tensor, positions: Tensor, visible: Tensor) -> Tensor:
-        """The output `[batch, rows, hidden]` of new rows; arguments as for `Eagle3Head.forward`."""
-        ...
-
-    def forward_packed(self, segments: Sequence[Segment], hidden: Tensor) -> Tensor:
-        """The output `[1, rows, hidden]` of the new rows of several requests, in one pass."""
+    def __call__(self, segments: Sequence[Segment], hidden: Tensor) -> Tensor:
+        """The output `[1, rows, hidden]` of the new rows of one request or several; see `Eagle3Head.forward`."""
         ...
 
     def next_hidden(self, output: Tensor) -> Tensor:
@@ -190,7 +171,7 @@ class Eagle3Drafter(ShownBySize):
     """Drafts with an EAGLE-3 head, one draft pass per level of the tree.
 
     When a text begins, hooks, layers and weights of the head are compared with those its backend was made for (see
-    `drafttree.models.fingerprint`), and another backend is selected if they differ.
+    `drafttree.models.module.fingerprint`), and another backend is selected if they differ.
 
     Args:
         head: in the target's dtype and on its device.
@@ -224,72 +205,86 @@ class Eagle3Drafter(ShownBySize):
     def start(self, prompt: list[int], capacity: int) -> DraftSession:
         """Begin a request; its first row pairs the second token with the hidden state of the first."""
         self._selected.refresh()
-        return Eagle3Session(self.head, self.backend, prompt, capacity)
+        return Eagle3Session(self, prompt, capacity)
+
+    @torch.inference_mode()
+    def root(self, sessions: "Sequence[Eagle3Session]") -> Tensor:
+        """Logits `[sessions, vocab]` of the token after each root; see `drafttree.drafters.session.SharedDrafter`."""
+        backend: Eagle3Backend = sessions[0].shared
+        with count_pass(sessions):
+            segments, states = zip(*(session.unread_rows() for session in sessions), strict=True)
+            output = backend(segments, backend.fuse(_joined(states)))
+            for session in sessions:
+                session.begin_tree()
+            ends = [end - 1 for end in accumulate(segment.nodes for segment in segments)]
+            return self._logits(backend, sessions, output[:, ends], [1] * len(sessions))
+
+    @torch.inference_mode()
+    def expand(self, sessions: "Sequence[Eagle3Session]", frontiers: Sequence[Frontier]) -> Tensor:
+        """Logits `[nodes, vocab]` after each node; see `drafttree.drafters.session.SharedDrafter`."""
+        backend: Eagle3Backend = sessions[0].shared
+        with count_pass(sessions):
+            hidden = [session.inherited(own) for session, own in zip(sessions, frontiers, strict=True)]
+            segments = level_segments(sessions, frontiers, hidden[0].device)
+            output = backend(segments, hidden[0] if len(hidden) == 1 else torch.cat(hidden, 1))
+            return self._logits(backend, sessions, output, [len(own.tokens) for own in frontiers])
+
+    def _logits(
+        self, backend: Eagle3Backend, sessions: "Sequence[Eagle3Session]", output: Tensor, widths: list[int]
+    ) -> Tensor:
+        """The logits of an output `[1, nodes, hidden]`; every session keeps the states that its next level reads."""
+        for session, own in zip(sessions, backend.next_hidden(output).split(widths, 1), strict=True):
+            session.hidden = own
+        return self.head.in_target_vocab(backend.draft_logits(output))[0]
 
 
-class Eagle3Session(PassCounter):
+def _joined(states: Sequence[HiddenStates]) -> HiddenStates:
+    return states[0] if len(states) == 1 else tuple(torch.cat(layer, 1) for layer in zip(*states, strict=True))
+
+
+class Eagle3Session(TreeSession):
     """The head's KV cache for one request.
 
     Committed rows are computed from the target's hidden states alone. Rows of drafted tokens, computed from the head's
     own outputs, are dropped after the round; the first pass of the next round computes the accepted tokens' rows anew.
+
+    Attributes:
+        hidden: `[1, frontier, hidden]` what the children of the newest frontier read.
     """
 
-    def __init__(self, head: Eagle3Head, backend: Eagle3Backend, prompt: list[int], capacity: int) -> None:
-        super().__init__(head.fc.weight.device)
-        self._head, self._backend = head, backend
-        self._cache = backend.new_cache(capacity)
+    hidden: Tensor
+
+    def __init__(self, drafter: Eagle3Drafter, prompt: list[int], capacity: int) -> None:
+        self._head, self._backend = drafter.head, drafter.backend
+        device = self._head.fc.weight.device
+        super().__init__(drafter, self._backend.new_cache(capacity), device, shared=self._backend)
         self._first = prompt[:1]
         self._unread = prompt[1:]
         self._hidden_states: list[HiddenStates] = []
-        self._hidden = torch.zeros(0)
-        self._visible = torch.zeros(1, 1, 0, dtype=torch.bool, device=head.fc.weight.device)
-        self._levels = 0
-
-    @property
-    def nbytes(self) -> int:
-        return self._cache.nbytes
 
     @torch.inference_mode()
     def prefill(self, hidden_states: HiddenStates, tokens: int) -> None:
         rows = min(tokens, len(self._unread) - 1)
         for start in range(0, rows, PREFILL_CHUNK):
             part = slice(start, min(start + PREFILL_CHUNK, rows))
-            self._forward_committed(
-                self._unread[part], self._backend.fuse(tuple(state[:, part] for state in hidden_states))
-            )
+            fused = self._backend.fuse(tuple(state[:, part] for state in hidden_states))
+            self._backend([Segment.of_text(self.cache, self._unread[part], fused.device)], fused)
+            self.cache.commit(range(fused.shape[1]))
         if tokens >= len(self._unread) > 0:  # the last hidden state goes with the last token, the first round's root
             self._hidden_states = [tuple(state[:, rows:] for state in hidden_states)]
         self._unread = self._unread[max(rows, 0) :]
 
-    def keep(self, tokens: int) -> object:
-        return self._cache.copy_rows(tokens)
-
     def resume(self, kept: object, tokens: int) -> int:
-        resumed = self._cache.resume(kept, tokens) if isinstance(kept, TreeCache) else 0
+        resumed = self.cache.resume(kept, tokens) if isinstance(kept, TreeCache) else 0
         self._unread = self._unread[resumed:]
         return resumed
 
-    @staticmethod
-    def pack(sessions: "Sequence[Eagle3Session]") -> PackedDraft:
-        return PackedEagle3(sessions) if share(each._backend for each in sessions) else DraftEach(sessions)
-
-    def root(self) -> Tensor:
-        return PackedEagle3([self]).root()[None]
-
-    def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
-        return PackedEagle3([self]).expand(tokens, origins, [tokens.shape[1]])[None]
-
     def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
-        self._cache.commit([])
+        self.cache.commit([])
         self._unread += tokens
         self._hidden_states.append(hidden_states)
 
-    def _forward_committed(self, tokens: list[int], hidden: Tensor) -> None:
-        """Compute the rows of committed tokens and keep them in the cache."""
-        _forward(self._backend, [Segment.of_text(self._cache, tokens, hidden.device)], hidden)
-        self._cache.commit(range(len(tokens)))
-
-    def _unread_rows(self) -> tuple[Segment, HiddenStates]:
+    def unread_rows(self) -> tuple[Segment, HiddenStates]:
         """The rows of unread tokens, and the target's hidden states before them.
 
         After a prompt of one token there are none: its own row, with zeros as hidden state, is computed and not kept.
@@ -299,74 +294,21 @@ class Eagle3Session(PassCounter):
             config = self._head.config
             tokens, zero = self._first, self._head.fc.weight.new_zeros(1, 1, config.target_hidden)
             states = [(zero,) * config.states]
-        layers = zip(*states, strict=True)
-        return Segment.of_text(self._cache, tokens, self._visible.device), tuple(torch.cat(own, 1) for own in layers)
+        device = self._head.fc.weight.device
+        hidden = states[0] if len(states) == 1 else tuple(torch.cat(own, 1) for own in zip(*states, strict=True))
+        return Segment.of_text(self.cache, tokens, device), hidden
 
-    def _begin_tree(self) -> None:
+    def begin_tree(self) -> None:
         """Commit the rows of the unread tokens."""
-        self._cache.commit(range(len(self._unread)))
+        self.cache.commit(range(len(self._unread)))
         self._unread, self._hidden_states = [], []
-        self._visible, self._levels = self._visible[:, :1, :0], 0
+        self.forget_tree()
 
-    def _next_rows(self, tokens: Tensor, origins: Tensor) -> tuple[Segment, Tensor]:
-        """The rows of a new frontier, and the hidden states `[1, frontier, hidden]` of its parents."""
-        hidden = self._hidden.gather(1, origins[..., None].expand(-1, -1, self._hidden.shape[2]))
-        positions = torch.full_like(tokens, self._cache.length + self._levels)
-        self._visible, self._levels = extend_visible(self._visible, origins), self._levels + 1
-        return Segment(self._cache, tokens, positions, self._visible), hidden
-
-
-class PackedEagle3:
-    """The passes of a head for several requests. See `drafttree.drafters.base.PackedDraft`.
-
-    Args:
-        sessions: whose head runs on the same backend.
-    """
-
-    def __init__(self, sessions: Sequence[Eagle3Session]) -> None:
-        self._sessions = sessions
-        self._head, self._backend = sessions[0]._head, sessions[0]._backend
-
-    @torch.inference_mode()
-    def root(self) -> Tensor:
-        sessions = self._sessions
-        with count_pass(sessions):
-            segments, states = zip(*(session._unread_rows() for session in sessions), strict=True)
-            hidden = self._backend.fuse(tuple(torch.cat(layer, 1) for layer in zip(*states, strict=True)))
-            output = _forward(self._backend, segments, hidden)
-            for session in sessions:
-                session._begin_tree()
-            lasts = torch.cat([rows[:, -1:] for rows in output.split([each.nodes for each in segments], 1)], 1)
-            return self._logits(sessions, lasts, [1] * len(sessions))
-
-    @torch.inference_mode()
-    def expand(self, tokens: Tensor, origins: Tensor, widths: Sequence[int]) -> Tensor:
-        drafting = drafting_sessions(self._sessions, tokens, origins, widths)
-        sessions = [session for session, *_ in drafting]
-        with count_pass(sessions):
-            segments, hidden = zip(*(session._next_rows(*nodes) for session, *nodes in drafting), strict=True)
-            output = _forward(self._backend, segments, torch.cat(hidden, 1))
-            return self._logits(sessions, output, [each.nodes for each in segments])
-
-    def _logits(self, sessions: Sequence[Eagle3Session], output: Tensor, widths: Sequence[int]) -> Tensor:
-        """The logits `[nodes, vocab]` of a pass; every session keeps the hidden states that its next level reads.
-
-        Args:
-            sessions: that have nodes.
-            output: `[1, nodes, hidden]`.
-            widths: how many nodes each of them has.
-        """
-        for session, own in zip(sessions, self._backend.next_hidden(output).split(list(widths), 1), strict=True):
-            session._hidden = own
-        return self._head.in_target_vocab(self._backend.draft_logits(output))[0]
-
-
-def _forward(backend: Eagle3Backend, segments: Sequence[Segment], hidden: Tensor) -> Tensor:
-    """The outputs `[1, rows, hidden]` of the rows of one request or several."""
-    if len(segments) > 1:
-        return backend.forward_packed(segments, hidden)
-    cache, tokens, positions, visible, _ = segments[0]
-    return backend(cache, tokens, hidden, positions, visible)
+    def inherited(self, frontier: Frontier) -> Tensor:
+        """The hidden states `[1, frontier, hidden]` that the nodes of a new frontier read."""
+        if frontier.keeps_all:
+            return self.hidden[:, : len(frontier.tokens)]
+        return self.hidden[:, frontier.origins]
 
 
 def _layers(config: LlamaConfig | Qwen3Config) -> nn.ModuleList:

@@ -12,17 +12,16 @@ from torch import Tensor
 from drafttree.drafters.base import HiddenStates
 from drafttree.drafters.eagle3 import Eagle3Backend, Eagle3Head
 from drafttree.models import Segment, TreeCache
-from drafttree.models.buffer_pool import Recorder
-from drafttree.models.cuda_graphs import CudaGraphs
-from drafttree.models.fused import STATIC_ROPES
-from drafttree.models.fused_layers import LlamaLayer, PassContext, rms_norm, rotary_angles
-from drafttree.models.fused_linear import fuse
-from drafttree.models.packed_inputs import LayerInputs, pack_inputs
-from drafttree.models.paged_inputs import PagedInputs
-from drafttree.models.pass_inputs import PassInputs
-from drafttree.models.plain_module import is_plain_module
-from drafttree.models.recorded import RecordedPasses
-from drafttree.models.varlen_attention import VarlenAttention, find_varlen_attention
+from drafttree.models.attention.span import EVERYTHING
+from drafttree.models.attention.varlen_attention import VarlenAttention, find_varlen_attention
+from drafttree.models.cache.buffer_pool import Recorder
+from drafttree.models.fused.fused_backend import STATIC_ROPES
+from drafttree.models.fused.fused_layers import LlamaLayer, PassContext, rms_norm, rotary_angles
+from drafttree.models.fused.fused_linear import fuse
+from drafttree.models.fused.pass_inputs import PassInputs
+from drafttree.models.module.plain_module import is_plain_module
+from drafttree.models.recorded.cuda_graphs import CudaGraphs
+from drafttree.models.recorded.recorded_passes import RecordedPasses
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
 REDUCED_TOLERANCE = 0.1
@@ -60,22 +59,17 @@ class FusedEagle3:
         states = self._module.normed_states(hidden_states)
         return self._fc(states.flatten(0, 1)).unflatten(0, states.shape[:2])
 
-    def __call__(self, cache: TreeCache, tokens: Tensor, hidden: Tensor, positions: Tensor, visible: Tensor) -> Tensor:
-        output = self.run(PassInputs.of(cache, self.groups, tokens, positions, visible, hidden))
-        cache.grow(positions)
-        return output
-
-    def forward_packed(self, segments: Sequence[Segment], hidden: Tensor) -> Tensor:
-        output = self.run(pack_inputs(segments, self.groups, hidden))
+    def __call__(self, segments: Sequence[Segment], hidden: Tensor) -> Tensor:
+        output = self.run(PassInputs.of(segments, self.groups, hidden))
         for segment in segments:
             segment.cache.grow(segment.positions)
         return output
 
-    def run(self, inputs: LayerInputs) -> Tensor:
-        """A pass on the memory of its inputs; the output `[batch, rows, hidden]`."""
+    def run(self, inputs: PassInputs) -> Tensor:
+        """A pass on the memory of its inputs; the output `[1, rows, hidden]`."""
         head, hidden = self._module, inputs.hidden
         angles = rotary_angles(head.rotary, inputs.positions, hidden.dtype)
-        context = PassContext(*angles, inputs.attention())
+        context = PassContext(*angles, inputs.attention(EVERYTHING))
         x = hidden.flatten(0, 1)
         normed = self._state_norm(x)
         pair = torch.cat((self._token_norm(head.embed_tokens(inputs.tokens).flatten(0, 1)), normed), -1)
@@ -93,7 +87,7 @@ class FusedEagle3:
 
 
 class RecordedEagle3:
-    """Replays recorded passes of a fused head, as `drafttree.models.recorded.RecordedBackend` those of a model.
+    """Replays recorded passes of a fused head; see `drafttree.models.recorded.recorded_passes`.
 
     Args:
         fused: its weights stay where they are from then on.
@@ -111,23 +105,13 @@ class RecordedEagle3:
     def fuse(self, hidden_states: HiddenStates) -> Tensor:
         return self._fused.fuse(hidden_states)
 
-    def __call__(self, cache: TreeCache, tokens: Tensor, hidden: Tensor, positions: Tensor, visible: Tensor) -> Tensor:
+    def __call__(self, segments: Sequence[Segment], hidden: Tensor) -> Tensor:
         fused = self._fused
 
         def run(inputs: PassInputs) -> tuple[Tensor]:
             return (fused.run(inputs),)
 
-        outputs = self._passes.replay(cache, tokens, positions, visible, run, hidden=hidden)
-        return fused(cache, tokens, hidden, positions, visible) if outputs is None else outputs[0]
-
-    def forward_packed(self, segments: Sequence[Segment], hidden: Tensor) -> Tensor:
-        fused = self._fused
-
-        def run(inputs: PagedInputs) -> tuple[Tensor]:
-            return (fused.run(inputs),)
-
-        outputs = self._passes.replay_packed(segments, run, hidden=hidden) if len(segments) > 1 else None
-        return fused.forward_packed(segments, hidden) if outputs is None else outputs[0]
+        return self._passes.replay(segments, run, hidden=hidden)[0]
 
     def next_hidden(self, output: Tensor) -> Tensor:
         return self._fused.next_hidden(output)
@@ -176,6 +160,6 @@ def _probe(backend: Eagle3Backend, head: Eagle3Head, shift: int = 0) -> Tensor:
     rows = torch.arange(ROWS, device=weight.device)[None]
     causal = torch.ones(1, ROWS, ROWS, dtype=torch.bool, device=weight.device).tril()
     cache, tokens = backend.new_cache(2 * ROWS), (rows + shift) % head.config.vocab
-    hidden = backend.next_hidden(backend(cache, tokens, hidden, rows, causal))
+    hidden = backend.next_hidden(backend([Segment(cache, tokens, rows, causal)], hidden))
     cache.commit(range(ROWS))
-    return backend.draft_logits(backend(cache, tokens, hidden, rows + ROWS, causal))
+    return backend.draft_logits(backend([Segment(cache, tokens, rows + ROWS, causal)], hidden))

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaModel, PreTrainedConfig, PreTrainedModel
 
-from drafttree.drafters.base import DraftSession, HiddenStates, PackedDraft, ShownBySize
+from drafttree.drafters.base import DraftSession, HiddenStates, ShownBySize
 from drafttree.drafters.heads import ResBlock, embedding, last_layer, own_bytes, projection, zero_hidden
-from drafttree.drafters.packed import DraftEach, drafting_sessions, share
-from drafttree.drafters.pass_counter import PassCounter, count_pass
+from drafttree.drafters.session import Frontier, SharedSession, count_pass
 from drafttree.models import NAME, CacheLayout, TreeCache, TreePlan
 
 PREFILL_CHUNK = 512
@@ -137,6 +136,32 @@ class HydraDrafter(ShownBySize):
         """Begin a request; only Hydra++ uses its KV cache."""
         return HydraSession(self, prompt, capacity)
 
+    def root(self, sessions: "Sequence[HydraSession]") -> Tensor:
+        """Logits `[sessions, vocab]` of the token after each root; see `drafttree.drafters.session.SharedDrafter`.
+
+        The prefix layer of Hydra++ runs for each of them.
+        """
+        with count_pass(sessions):
+            contexts = [session.read() for session in sessions]
+            return self._draft(0, sessions, contexts, [session.token for session in sessions])
+
+    def expand(self, sessions: "Sequence[HydraSession]", frontiers: Sequence[Frontier]) -> Tensor:
+        """Logits `[nodes, vocab]` after each node; see `drafttree.drafters.session.SharedDrafter`."""
+        with count_pass(sessions):
+            inherited = [session.inputs[:, own.origins] for session, own in zip(sessions, frontiers, strict=True)]
+            tokens = [token for own in frontiers for token in own.tokens]
+            return self._draft(sessions[0].level + 1, sessions, inherited, tokens)
+
+    def _draft(
+        self, level: int, sessions: "Sequence[HydraSession]", inherited: Sequence[Tensor], tokens: list[int]
+    ) -> Tensor:
+        """Logits `[nodes, vocab]` of a level, given the parents' inputs `[1, width, inputs]` of each session."""
+        ids = torch.tensor([tokens], device=self.zero_hidden.device)
+        inputs = torch.cat((torch.cat([*inherited], 1), self.embed(ids)), 2)
+        for session, own in zip(sessions, inputs.split([each.shape[1] for each in inherited], 1), strict=True):
+            session.inputs, session.level = own, level
+        return self.logits(level, inputs)[0]
+
     @torch.inference_mode()
     def logits(self, level: int, inputs: Tensor) -> Tensor:
         """Logits `[1, frontier, vocab]` of a level from its inputs `[1, frontier, (level + 2) * hidden]`."""
@@ -163,18 +188,24 @@ class HydraDrafter(ShownBySize):
         return out.last_hidden_state
 
 
-class HydraSession(PassCounter):
-    """One request: the root, the newest context vector, and the heads' inputs at every node of the frontier."""
+class HydraSession(SharedSession):
+    """One request's hidden states.
+
+    Attributes:
+        token: the root.
+        inputs: of the heads at every node of the frontier, `[1, frontier, width]`.
+        level: of the frontier.
+    """
 
     def __init__(self, drafter: HydraDrafter, prompt: list[int], capacity: int) -> None:
-        super().__init__(drafter.zero_hidden.device)
+        super().__init__(drafter, drafter.zero_hidden.device)
         self._drafter = drafter
-        self._root = prompt[-1]
-        self._cache = TreeCache(drafter.heads.layout, 1, capacity)
+        self.token = prompt[-1]
+        self._cache = TreeCache(drafter.heads.layout, capacity)
         self._context = drafter.zero_hidden
         self._unread = drafter.zero_hidden[:, :0]
-        self._inputs = drafter.zero_hidden[:, :0]
-        self._level = 0
+        self.inputs = drafter.zero_hidden[:, :0]
+        self.level = 0
 
     @property
     def nbytes(self) -> int:
@@ -193,70 +224,17 @@ class HydraSession(PassCounter):
             return tokens  # the newest hidden state is all that is read
         return self._cache.resume(kept, tokens) if isinstance(kept, TreeCache) else 0
 
-    @staticmethod
-    def pack(sessions: "Sequence[HydraSession]") -> PackedDraft:
-        return PackedHydra(sessions) if share(each._drafter for each in sessions) else DraftEach(sessions)
-
-    def root(self) -> Tensor:
-        return PackedHydra([self]).root()[None]
-
-    def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
-        return PackedHydra([self]).expand(tokens, origins, [tokens.shape[1]])[None]
-
     def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
-        self._root = tokens[-1]
+        self.token = tokens[-1]
         self._unread = torch.cat((self._unread, *hidden_states), 1)
 
-    def _read(self) -> Tensor:
+    def read(self) -> Tensor:
         """The newest context vector `[1, 1, hidden]`."""
         self._extend_context(self._unread)
         self._unread = self._unread[:, :0]
         return self._context
 
-    def _inherited(self, origins: Tensor) -> Tensor:
-        """The inputs `[1, frontier, width]` of the parents of a new frontier."""
-        return self._inputs.gather(1, origins[..., None].expand(-1, -1, self._inputs.shape[2]))
-
     def _extend_context(self, hidden: Tensor) -> None:
         for part in hidden.split(PREFILL_CHUNK, 1):
             if part.shape[1]:
                 self._context = self._drafter.extend_context(self._cache, part)[:, -1:]
-
-
-class PackedHydra:
-    """The heads' products for several requests. See `drafttree.drafters.base.PackedDraft`.
-
-    Args:
-        sessions: of the same drafter; the prefix layer of Hydra++ runs for each of them.
-    """
-
-    def __init__(self, sessions: Sequence[HydraSession]) -> None:
-        self._sessions, self._drafter = sessions, sessions[0]._drafter
-
-    def root(self) -> Tensor:
-        with count_pass(self._sessions):
-            contexts = [session._read() for session in self._sessions]
-            roots = torch.tensor([[session._root for session in self._sessions]], device=contexts[0].device)
-            return self._draft(0, self._sessions, contexts, roots.split(1, 1))
-
-    def expand(self, tokens: Tensor, origins: Tensor, widths: Sequence[int]) -> Tensor:
-        sessions, ids, above = zip(*drafting_sessions(self._sessions, tokens, origins, widths), strict=True)
-        with count_pass(sessions):
-            inherited = [session._inherited(own) for session, own in zip(sessions, above, strict=True)]
-            return self._draft(sessions[0]._level + 1, sessions, inherited, ids)
-
-    def _draft(
-        self, level: int, sessions: Sequence[HydraSession], inherited: Sequence[Tensor], tokens: Sequence[Tensor]
-    ) -> Tensor:
-        """Logits `[nodes, vocab]` of a level.
-
-        Args:
-            level: of all nodes.
-            sessions: that have nodes, behind each other.
-            inherited: by session the parents' inputs `[1, width, inputs]`; the context vectors of roots.
-            tokens: by session, `[1, width]`.
-        """
-        inputs = torch.cat((torch.cat(list(inherited), 1), self._drafter.embed(torch.cat(list(tokens), 1))), 2)
-        for session, own in zip(sessions, inputs.split([ids.shape[1] for ids in tokens], 1), strict=True):
-            session._inputs, session._level = own, level
-        return self._drafter.logits(level, inputs)[0]

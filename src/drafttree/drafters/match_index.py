@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from drafttree.drafters.base import HiddenStates, ShownBySize
-from drafttree.drafters.pass_counter import PassCounter, count_pass
+from drafttree.drafters.session import PassCounter, count_pass
 
 MAX_FOLLOWERS = 32
 """Followers of a match that are proposed at most, the most recently seen first."""

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from drafttree.drafters.base import DraftSession, HiddenStates, PackedDraft, ShownBySize
+from drafttree.drafters.base import DraftSession, HiddenStates, ShownBySize
 from drafttree.drafters.heads import ResBlock, last_layer, own_bytes, projection, zero_hidden
-from drafttree.drafters.packed import DraftEach, share
-from drafttree.drafters.pass_counter import PassCounter, count_pass
+from drafttree.drafters.session import Frontier, SharedSession, count_pass
 
 
 class MedusaHeads(nn.ModuleList):
@@ -64,29 +63,49 @@ class MedusaDrafter(ShownBySize):
         """Begin a request; its only state is the newest hidden state."""
         return MedusaSession(self, self._zero_hidden)
 
+    def root(self, sessions: "Sequence[MedusaSession]") -> Tensor:
+        """Logits `[sessions, vocab]` of the token after each root; see `drafttree.drafters.session.SharedDrafter`."""
+        with count_pass(sessions):
+            logits = self.logits(torch.cat([session.hidden for session in sessions]))
+        for session, own in zip(sessions, logits, strict=True):
+            session.logits, session.level = own, 0
+        return logits[:, 0]
+
+    def expand(self, sessions: "Sequence[MedusaSession]", frontiers: Sequence[Frontier]) -> Tensor:
+        """Logits `[nodes, vocab]` after each node, which are its head's; see `SharedDrafter`."""
+        for session in sessions:
+            session.level += 1
+        own = zip(sessions, frontiers, strict=True)
+        return torch.cat([session.logits[session.level].expand(len(frontier.tokens), -1) for session, frontier in own])
+
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits `[batch, heads, vocab]` from the hidden states `[batch, 1, hidden]` of the tokens before the roots."""
         return self._project(self.heads(hidden))[:, 0]
 
 
-class MedusaSession(PassCounter):
-    """The newest hidden state of one request, and this round's logits of all heads."""
+class MedusaSession(SharedSession):
+    """The newest hidden state of one request.
+
+    Attributes:
+        hidden: `[1, 1, hidden]` before the root.
+        logits: `[heads, vocab]` of this round.
+        level: drafted last.
+    """
 
     def __init__(self, drafter: MedusaDrafter, hidden: Tensor) -> None:
-        super().__init__(hidden.device)
-        self._drafter = drafter
-        self._hidden = hidden
-        self._logits = hidden[:, :0]
-        self._level = 0
+        super().__init__(drafter, hidden.device)
+        self.hidden = hidden
+        self.logits = hidden[:, :0]
+        self.level = 0
 
     @property
     def nbytes(self) -> int:
-        return self._hidden.nbytes
+        return self.hidden.nbytes
 
     def prefill(self, hidden_states: HiddenStates, tokens: int) -> None:
         for layer in hidden_states:
-            self._hidden = torch.cat((self._hidden, layer), 1)[:, -1:]
+            self.hidden = torch.cat((self.hidden, layer), 1)[:, -1:]
 
     def keep(self, tokens: int) -> object:
         return None
@@ -94,39 +113,5 @@ class MedusaSession(PassCounter):
     def resume(self, kept: object, tokens: int) -> int:
         return tokens  # the newest hidden state is all that is read
 
-    @staticmethod
-    def pack(sessions: "Sequence[MedusaSession]") -> PackedDraft:
-        return PackedMedusa(sessions) if share(each._drafter for each in sessions) else DraftEach(sessions)
-
-    def root(self) -> Tensor:
-        return PackedMedusa([self]).root()[None]
-
-    def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
-        return PackedMedusa([self]).expand(tokens, origins, [tokens.shape[1]])[None]
-
     def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
         self.prefill(hidden_states, len(tokens))
-
-
-class PackedMedusa:
-    """The heads' products for several requests. See `drafttree.drafters.base.PackedDraft`.
-
-    Args:
-        sessions: of the same drafter.
-    """
-
-    def __init__(self, sessions: Sequence[MedusaSession]) -> None:
-        self._sessions, self._drafter = sessions, sessions[0]._drafter
-
-    def root(self) -> Tensor:
-        with count_pass(self._sessions):
-            logits = self._drafter.logits(torch.cat([session._hidden for session in self._sessions]))
-        for session, own in zip(self._sessions, logits.split(1), strict=True):
-            session._logits, session._level = own, 0
-        return logits[:, 0]
-
-    def expand(self, tokens: Tensor, origins: Tensor, widths: Sequence[int]) -> Tensor:
-        for session, width in zip(self._sessions, widths, strict=True):
-            session._level += width > 0
-        own = zip(self._sessions, widths, strict=True)
-        return torch.cat([session._logits[:, session._level].expand(width, -1) for session, width in own])

@@ -100,7 +100,7 @@ class MixedSession:
     def choose(self) -> DraftSession:
         """The session that drafts in this round, the same until the next commit.
 
-        It may draft by calls of its own, or of a `PackedDraft`, in place of those of this session.
+        It may draft together with others, in place of this session.
         """
         if self._drafting is None:
             use_lookup = self._takes_lookup(self._lookup.expect(self._levels))

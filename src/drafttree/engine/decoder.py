@@ -1,5 +1,6 @@
 """The decoder: any drafter, tree policy and verifier over one target, and the requests that are made of it."""
 
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,7 +16,11 @@ from drafttree.core.randomness import Randomness, SeededRandomness, random_seed
 from drafttree.drafters.base import Drafter
 from drafttree.engine import compatibility
 from drafttree.engine.adaptation import Adaptation
+from drafttree.engine.batching.batch_costs import BatchCosts
+from drafttree.engine.batching.batch_loop import BatchLoop
+from drafttree.engine.batching.experience import Experience
 from drafttree.engine.batching.generate_all import generate_all
+from drafttree.engine.batching.kv_memory import KVMemory
 from drafttree.engine.batching.shared_engine import SharedEngine
 from drafttree.engine.chat import is_conversation
 from drafttree.engine.cost_measurement import TRIAL_COSTS, TRIAL_TEMPERATURE
@@ -27,8 +32,7 @@ from drafttree.engine.metrics import Metrics, Round
 from drafttree.engine.prefix_cache import PrefixCache
 from drafttree.engine.prompt import Prompt, check_room, encode, is_batch
 from drafttree.engine.request import Chunk, Generation, Request
-from drafttree.engine.request_rounds import RequestRounds
-from drafttree.engine.round_clock import RoundClock
+from drafttree.engine.round_loop import RoundLoop
 from drafttree.engine.stopping import StoppingText
 from drafttree.engine.target_lock import lock_of
 from drafttree.models import Model
@@ -40,7 +44,7 @@ from drafttree.verifiers import Verifier
 TREE_HEADROOM = 64
 
 
-class Decoder(RequestRounds):
+class Decoder:
     """Any drafter, any tree policy, any verifier, over one target.
 
     Threads and engines may share it and its target, which then runs their rounds in turn.
@@ -61,6 +65,7 @@ class Decoder(RequestRounds):
         defaults: as given; read-only.
         prefixes: as given; `prefixes.max_tokens` bounds its memory and `prefixes.clear()` frees it.
         adaptation: as given.
+        loop: advances its requests.
 
     Raises:
         ConfigError: policy and verifier are not proven lossless together, or the verifier cannot serve a target that is
@@ -92,6 +97,7 @@ class Decoder(RequestRounds):
         self.defaults: Mapping[str, Any] = MappingProxyType(dict(defaults or {}))
         self.prefixes = PrefixCache() if prefixes is None else prefixes
         self.adaptation = Adaptation() if adaptation is None else adaptation
+        self.loop = RoundLoop(target, drafter, self.prefixes, self._context)
         self._shared_engine = SharedEngine()
 
     def __repr__(self) -> str:
@@ -157,7 +163,7 @@ class Decoder(RequestRounds):
             yield request.metrics.rounds[-1]
 
     def _with(self, **changes: Any) -> "Decoder":
-        parts = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        parts = {name: value for name, value in vars(self).items() if not name.startswith("_") and name != "loop"}
         return Decoder(**{**parts, **changes})
 
     @overload
@@ -201,7 +207,9 @@ class Decoder(RequestRounds):
                 requests.append(self.prepare(single, **options))
             except InputError as error:
                 raise type(error)(f"prompt {number} of {len(prompt)}: {error}") from None
-        return generate_all(self, requests, max_batch)
+        with lock_of(self.target):
+            loop = self.batch_loop(max_batch)
+        return generate_all(loop, requests)
 
     def stream(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> Iterator[Chunk]:
         """Generate from one prompt, yielding what each round adds; arguments and errors as for `generate`.
@@ -248,11 +256,46 @@ class Decoder(RequestRounds):
         return SeededRandomness(seed, self.target.vocab_size, self.target.device)
 
     def open(self, request: Request) -> None:
+        """Give a request an empty KV cache and a session of the drafter."""
         with lock_of(self.target):
-            super().open(request)
-            if request.context is None:
-                request.context = self._context(request)
-                request.state = request.policy.init_state(request.context) if request.draft else None
+            self.loop.open(request)
+
+    def step(self, request: Request) -> int:
+        """Advance a request by one round and return how many tokens were committed: 0 where its text has ended.
+
+        The first round of a text reads its prompt.
+        """
+        if request.finish_reason:
+            return 0
+        with lock_of(self.target):
+            begun = time.perf_counter()
+            if not request.metrics.rounds:
+                self.loop.read_prompt(request)
+            (turn,) = self.loop.step([request])
+        if isinstance(turn, Exception):
+            raise turn
+        request.metrics.record(turn, time.perf_counter() - begun)
+        return turn.committed
+
+    def batch_loop(self, max_batch: int, *, memory: KVMemory | None = None, budget: int | None = None) -> BatchLoop:
+        """A loop that runs many requests at once; what it learns, later ones begin with.
+
+        Args:
+            max_batch: requests at once, at most.
+            memory: what their KV caches may take; None for half of the device's.
+            budget: as for `Engine`.
+
+        Raises:
+            ConfigError: the target is sharded over processes.
+        """
+        compatibility.refuse_sharded(self.target, "the drafts of many requests at once are budgeted")
+        experience = self.adaptation.batches((self.policy, self.verifier), self._new_experience)
+        memory = memory or KVMemory(self.target)
+        return BatchLoop(self.loop, experience, self.adaptation.remember, max_batch, memory, budget)
+
+    def _new_experience(self) -> Experience:
+        curve = None if self.drafter is None else self.costs()
+        return Experience(BatchCosts(curve, frozen=self.adaptation.given is not None))
 
     def _prepare(self, prompt: Prompt, given: GenerationOptions, *, alone: bool) -> Request:
         """A request that is written alone, or beside others from which its trees may learn."""
@@ -292,7 +335,6 @@ class Decoder(RequestRounds):
             constraints=PathConstraints(processors, state, frozenset(eos)),
             recorder=Logprobs.asked_for(options.get("logprobs")),
             prompt_logprobs=prompt_logprobs,
-            clock=RoundClock(device),
             fidelity=self.fidelity,
             draft_temperature=options.get("draft_temperature", 1.0),
             reuse_prefix=options.get("reuse_prefix", reuses),

@@ -2,19 +2,18 @@
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
-from numpy import ndarray as Array
 from torch import Tensor
 from torch.nn.functional import pad
 
 from drafttree.core.randomness import RoundRandomness
-from drafttree.drafters.base import PackedDraft
+from drafttree.drafters.base import DraftLogits
+from drafttree.drafters.session import Frontier, draft_expand, draft_root
 from drafttree.verifiers.base import Verifier
 
 Path = tuple[int, ...]
 Constrain = Callable[[list[Path], Tensor], Tensor]
-"""Changes the logits `[1, frontier, vocab]` behind these paths of drafted tokens."""
+"""Changes the logits `[frontier, vocab]` behind these paths of drafted tokens."""
 
 
 class LogitsAdjustment:
@@ -42,48 +41,46 @@ class LogitsAdjustment:
         """Go to the root, where the next logits are from."""
         self._depth, self._paths = 0, [()]
 
-    def descend(self, tokens: Array, origins: Array, width: int) -> None:
-        """Go to a new frontier of a width: its tokens, and the places of their parents in the frontier before."""
+    def descend(self, frontier: Frontier) -> None:
+        """Go to a new frontier."""
         if self._constrain:
-            nodes = zip(tokens[:width].tolist(), origins[:width].tolist(), strict=True)
+            nodes = zip(frontier.tokens, frontier.origins, strict=True)
             self._paths = [(*self._paths[origin], token) for token, origin in nodes]
 
     def apply(self, logits: Tensor) -> Tensor:
         """The adjusted logits `[frontier, vocab]`; the same tensor if there is nothing to adjust."""
         self._depth += 1
         if self._constrain:
-            logits = self._constrain(self._paths, logits[None])[0]
+            logits = self._constrain(self._paths, logits)
         if self._temperature != 1:
             logits = logits / self._temperature
-        guided = self._verifier.guide(given := logits[None], self._depth, [self._randomness])
-        return logits if guided is given else guided[0]
+        return self._verifier.guide(logits, self._depth, self._randomness)
 
 
 class AdjustedDraft:
     """The drafter's logits for a round of some requests, each adjusted in its own way. See `tree_growth.DraftRows`.
 
     Args:
-        draft: of the requests.
+        sessions: of the requests.
         adjustments: of each.
         device: where the drafter runs.
     """
 
-    def __init__(self, draft: PackedDraft, adjustments: Sequence[LogitsAdjustment], device: torch.device) -> None:
-        self._draft, self._adjustments, self._device = draft, adjustments, device
+    def __init__(
+        self, sessions: Sequence[DraftLogits], adjustments: Sequence[LogitsAdjustment], device: torch.device
+    ) -> None:
+        self._sessions, self._adjustments, self._device = sessions, adjustments, device
 
     def root(self) -> Tensor:
         for adjustment in self._adjustments:
             adjustment.begin()
-        return self._adjust(self._draft.root(), [1] * len(self._adjustments))
+        return self._adjust(draft_root(self._sessions), [1] * len(self._adjustments))
 
-    def expand(self, tokens: Array, origins: Array, widths: Sequence[int]) -> Tensor:
-        for adjustment, ids, above, width in zip(self._adjustments, tokens, origins, widths, strict=True):
-            adjustment.descend(ids, above, width)
-        if self._device.type == "cpu":
-            nodes, above_nodes = torch.from_numpy(tokens), torch.from_numpy(origins)
-        else:
-            nodes, above_nodes = torch.from_numpy(np.stack((tokens, origins))).to(self._device)  # one copy for both
-        return self._adjust(self._draft.expand(nodes, above_nodes, widths), widths)
+    def expand(self, frontiers: Sequence[Frontier]) -> Tensor:
+        for adjustment, frontier in zip(self._adjustments, frontiers, strict=True):
+            adjustment.descend(frontier)
+        logits = draft_expand(self._sessions, frontiers, self._device)
+        return self._adjust(logits, [len(frontier.tokens) for frontier in frontiers])
 
     def _adjust(self, logits: Tensor, widths: Sequence[int]) -> Tensor:
         """The logits with each request's nodes adjusted; requests that need no adjustment cost nothing."""

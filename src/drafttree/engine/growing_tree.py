@@ -5,6 +5,7 @@ import math
 from torch import Tensor
 
 from drafttree.core.tree import DraftTree, Proposal
+from drafttree.drafters.session import Frontier
 
 
 class GrowingTree:
@@ -33,20 +34,29 @@ class GrowingTree:
         self.widths: list[int] = []
         self.probs: dict[int, Tensor] = {}
         self.first, self.frontier, self.levels = 0, [0], 0
+        self._above: list[int] = []
 
     @property
     def size(self) -> int:
         """Nodes so far."""
         return len(self.tokens)
 
-    def add(self, tokens: list[int], parents: list[int], path_logprobs: list[float], scores: list[float]) -> None:
-        """Add a level."""
+    def add(self, tokens: list[int], above: list[int], path_logprobs: list[float], scores: list[float]) -> None:
+        """Add a level; `above` are the places of the parents in the frontier."""
         self.first = len(self.tokens)
+        self._above = above
         self.tokens += tokens
-        self.parents += parents
+        self.parents += [self.frontier[place] for place in above]
         self.path_logprobs += path_logprobs
         self.scores += scores
         self.levels += len(tokens) > 0
+
+    def expanding(self) -> Frontier:
+        """The frontier as a drafter is told of it."""
+        first = self.first
+        return Frontier(
+            [self.tokens[node] for node in self.frontier], [self._above[node - first] for node in self.frontier]
+        )
 
     def finish(self, proposal: Proposal, source: int) -> DraftTree:
         """The tree."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from drafttree.models import Model, prefill
+from drafttree.models import Model, Segment, prefill
 
 
 @torch.inference_mode()
@@ -29,7 +29,7 @@ def time_passes(
             was run only once counts with that run.
         typical: of the seconds of one size; their minimum is the same on a machine that does other work beside.
     """
-    cache = model.new_cache(1, context + max(sizes))
+    cache = model.new_cache(context + max(sizes))
     prefill(model, cache, [0] * context)
     times: dict[int, list[float]] = {size: [] for size in sizes}
     end = time.perf_counter() + (seconds or float("inf"))
@@ -47,7 +47,7 @@ def _time_pass(model: Model, cache, size: int, context: int) -> float:
     visible = torch.ones(1, size, size, dtype=torch.bool, device=model.device).tril()
     wait_for(model.device)
     started = time.perf_counter()
-    model.forward(cache, tokens, positions, visible)
+    model.forward([Segment(cache, tokens, positions, visible)])
     wait_for(model.device)
     spent = time.perf_counter() - started
     cache.commit([])

@@ -16,7 +16,6 @@ from drafttree.engine.detokenizer import Detokenizer
 from drafttree.engine.fidelity import Fidelity
 from drafttree.engine.logprobs import Logprobs, RowRecorder
 from drafttree.engine.metrics import Metrics, Round
-from drafttree.engine.round_clock import RoundClock
 from drafttree.engine.stopping import StoppingText
 from drafttree.models import Output, TreeCache
 from drafttree.policies.base import TextContext, TreePolicy
@@ -45,7 +44,7 @@ class RoundObserver(Protocol):
         Args:
             request: with the tokens of the round.
             tree: that was verified.
-            logits: `[1, nodes, vocab]` of the target, constraints included; the next pass may use their memory again.
+            logits: `[nodes, vocab]` of the target, constraints included; the next pass may use their memory again.
             verdict: of the verifier.
             turn: the cost of the round.
         """
@@ -70,11 +69,12 @@ class Request:
         constraints: what else decides which tokens are possible.
         recorder: sees the rows the tokens are chosen from, None where nothing of them is wanted.
         prompt_logprobs: of the prompt's tokens after the first, None where they are not wanted.
-        clock: times the parts of its rounds.
         fidelity: whether the text has the law of the target's own.
         draft_failed: told of an error of its drafter, behind which the text goes on without; None to raise the error.
-        cache: the target's keys and values of all tokens but the last; there is none until `RequestRounds.open`.
+        cache: the target's keys and values of all tokens but the last; there is none until `RoundLoop.open`.
         draft: the drafter's view, None for plain decoding and before that.
+        drafts_prompt: whether its drafter reads the prompt too.
+        draft_costs: seconds and passes of its drafter that were counted.
         context: what its policy was told when the text began.
         state: what the policy has learned of this text.
         root_output: the target's output for the first root, where the pass over the prompt has given it.
@@ -99,11 +99,12 @@ class Request:
     text: Detokenizer
     stopping: StoppingText
     constraints: PathConstraints
-    clock: RoundClock
     fidelity: Fidelity
     cache: TreeCache = field(init=False)
     draft_failed: Callable[[Exception], None] | None = None
     draft: DraftSession | None = None
+    draft_costs: tuple[float, int] = (0.0, 0)
+    drafts_prompt: bool = False
     context: TextContext | None = None
     state: Any = None
     recorder: RowRecorder | None = None
@@ -126,6 +127,19 @@ class Request:
     def remaining(self) -> int:
         """Tokens that may still be committed."""
         return self.limit - len(self.tokens)
+
+    @property
+    def unread(self) -> int:
+        """Tokens before the root that the target has not read."""
+        return len(self.tokens) - 1 - self.cache.next_position
+
+    def read_draft_costs(self) -> tuple[float, int]:
+        """Seconds and passes of its drafter that were not counted yet."""
+        if self.draft is None:
+            return 0.0, 0
+        seconds, passes = self.draft_costs
+        self.draft_costs = self.draft.seconds, self.draft.passes
+        return self.draft_costs[0] - seconds, self.draft_costs[1] - passes
 
     def take_root_output(self) -> Output | None:
         """The target's output for the first root where reading the prompt has given it, once."""

@@ -1,70 +1,62 @@
-"""The one clock of a round: metrics and `bench overhead` read what the loop has timed."""
+"""The clock of a round, which the loop tells when a part has ended."""
 
-import operator
+import time
 from collections.abc import Sequence
 from itertools import pairwise
 
-import torch
-
-from drafttree.core.timing import PassTimer
 from drafttree.core.tree import DraftTree
-from drafttree.drafters.base import DraftSession
 from drafttree.engine.metrics import Round
-
-PARTS = ("propose", "masks", "target", "verify", "commit", "text")
+from drafttree.engine.request import Request
 
 
 class RoundClock:
-    """Times the parts of one request's rounds: each is a `with` block of its own timer.
-
-    Args:
-        device: where the target runs.
+    """Sums up the wall time of the parts of a round: `draft`, `masks` and `target` of all its requests, then `verify`,
+    `commit` and `text` of one after the other.
 
     Attributes:
-        propose: drafting the tree, draft passes included.
-        masks: ancestor masks and positions for the target.
-        target: the target pass.
-        verify: the verifier, and constraints on the text.
-        commit: keeping rows of the KV cache, and telling drafter and policy.
-        text: turning committed tokens into text.
+        began: when it was made, by `time.perf_counter`.
+        seconds: of the latest part of each name.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.propose, self.masks, self.target = PassTimer(device), PassTimer(device), PassTimer(device)
-        self.verify, self.commit, self.text = PassTimer(device), PassTimer(device), PassTimer(device)
-        self._read: list[float] = [0.0] * (len(PARTS) + 2)
+    def __init__(self) -> None:
+        self.began = self._last = time.perf_counter()
+        self.seconds: dict[str, float] = {}
 
-    def round(
-        self, committed: int, path: Sequence[int], tree: DraftTree, draft: DraftSession | None, seconds: float
-    ) -> Round:
-        """The cost of the round that has just ended.
+    def lap(self, part: str) -> None:
+        """Note that a part ends here, which began where the one before it ended."""
+        now = time.perf_counter()
+        self.seconds[part], self._last = now - self._last, now
+
+    @property
+    def total(self) -> float:
+        """Seconds of all parts."""
+        return self._last - self.began
+
+    def round(self, request: Request, tree: DraftTree, path: Sequence[int], committed: int) -> Round:
+        """The cost of a request's round that has just ended.
 
         Args:
-            committed: tokens that became part of the text.
-            path: the accepted nodes, the root's first; the text may end before its last.
+            request: whose round it was; its drafter's session times its own passes.
             tree: that was verified.
-            draft: the drafter's session, which times its own passes.
-            seconds: of the whole round.
+            path: the accepted nodes, the root's first; the text may end before its last.
+            committed: tokens that became part of the text.
         """
-        own = [getattr(self, part).seconds for part in PARTS]
-        total = [*own, draft.seconds, draft.passes] if draft else [*own, 0.0, 0]
-        propose, masks, target, verify, commit, text, drafting, passes = map(operator.sub, total, self._read)
-        self._read = total
-        accepted = min(committed, len(path) - 1)
+        draft_seconds, draft_passes = request.read_draft_costs()
+        accepted, part = min(committed, len(path) - 1), self.seconds
         return Round(
             committed=committed,
             accepted=accepted,
             nodes=tree.size,
             levels=tree.levels,
-            draft_passes=int(passes),
-            draft_seconds=drafting,
-            growth_seconds=propose - drafting,
-            mask_seconds=masks,
-            target_seconds=target,
-            verify_seconds=verify,
-            commit_seconds=commit,
-            text_seconds=text,
-            seconds=seconds,
+            draft_passes=draft_passes,
+            draft_seconds=draft_seconds,
+            growth_seconds=part["draft"] - draft_seconds,
+            mask_seconds=part["masks"],
+            target_seconds=part["target"],
+            verify_seconds=part["verify"],
+            commit_seconds=part["commit"],
+            text_seconds=part["text"],
+            seconds=time.perf_counter() - self.began,
             widths=tree.widths,
             source=tree.source,
             ranks=tuple(1 + tree.children[node].index(below) for node, below in pairwise(path[: accepted + 1])),

@@ -20,6 +20,7 @@ from numpy import ndarray as Array
 from torch import Tensor
 
 from drafttree.core.tree import DraftTree, Layer, PartialTree, Proposal, padded, read_only
+from drafttree.drafters.session import Frontier
 from drafttree.engine.child_sampler import MIN_LOGPROB, ChildSampler
 from drafttree.engine.growing_tree import GrowingTree
 from drafttree.engine.policy_answers import checked_answer
@@ -33,13 +34,11 @@ class DraftRows(Protocol):
         """Return logits `[batch, vocab]` of the token after each root; the first draft pass of a round."""
         ...
 
-    def expand(self, tokens: Array, origins: Array, widths: Sequence[int]) -> Tensor:
+    def expand(self, frontiers: Sequence[Frontier]) -> Tensor:
         """Return logits `[nodes, vocab]` of the token after each node of the new frontiers, one after the other.
 
         Args:
-            tokens: `[batch, frontier]` token ids of the nodes.
-            origins: `[batch, frontier]` index of each node's parent in the previous frontier of its sequence.
-            widths: per sequence, how many nodes its frontier has; the others are padding.
+            frontiers: of every sequence, empty for one that drafts no further.
         """
         ...
 
@@ -98,7 +97,7 @@ def grow(
             growth.add_level(rows, widths, depth, vocab)
             if depth == levels or not any(widths := growth.narrow(gate, depth)):
                 break
-            rows = draft.expand(*growth.frontier(), widths)
+            rows = draft.expand(growth.frontiers())
     return growth.trees()
 
 
@@ -132,12 +131,11 @@ class Growth:
         self._labels: Array | None = None
         zero = self._paths[:, 0]
         self._levels: list[tuple[Array, Array, Sequence[int]]] = [(zero, zero + np.float32(math.inf), [1] * len(roots))]
-        self._tokens = self._origins = np.zeros((len(roots), 1), dtype=np.int64)
         self._stops = type(policy).stop is not TreePolicy.stop
 
-    def frontier(self) -> tuple[Array, Array]:
-        """Token ids `[batch, width]` of the nodes to expand, and the places of their parents in the frontier before."""
-        return self._tokens, self._origins
+    def frontiers(self) -> list[Frontier]:
+        """The nodes to expand."""
+        return [text.expanding() for text in self._texts]
 
     def add_level(self, logits: Tensor, widths: Sequence[int], depth: int, vocab: int | None) -> None:
         """Add a level to the trees.
@@ -181,8 +179,8 @@ class Growth:
         scores = columns[2] if new.scores is new.paths else new.scores.tolist()
         for place, (text, count) in enumerate(zip(self._texts, new.counts, strict=True)):
             part, offset = slice(begin, begin := begin + count), place * new.width
-            parents = [text.frontier[above - offset] for above in columns[1][part]]
-            text.add(columns[0][part], parents, columns[2][part], scores[part])
+            above = [place - offset for place in columns[1][part]] if offset else columns[1][part]
+            text.add(columns[0][part], above, columns[2][part], scores[part])
 
     def _choose(self, rows: Tensor, widths: Sequence[int], depth: int) -> tuple[Layer, Array, Array]:
         """The candidates of a level, their tokens, and which of them join the trees, within the budget."""
@@ -267,7 +265,7 @@ class Growth:
     def _descend(self, widths: Sequence[int]) -> None:
         """Go to the new frontiers."""
         new = self._new
-        columns = [new.tokens, new.above, new.paths, new.scores, *([] if new.labels is None else [new.labels])]
+        columns = [new.paths, new.scores, *([] if new.labels is None else [new.labels])]
         if sum(widths) < len(new.tokens):
             begins = [0, *accumulate(new.counts)]
             chosen = [
@@ -279,10 +277,9 @@ class Growth:
         if len(widths) == 1:
             columns = [column[None] for column in columns]
         else:
-            columns[1] = columns[1] % new.width
-            fills = 0, 0, -math.inf, -math.inf, 0
+            fills = -math.inf, -math.inf, 0
             columns = [padded(column, widths, fill) for column, fill in zip(columns, fills, strict=False)]
-        self._tokens, self._origins, self._paths, self._scores, *labels = columns
+        self._paths, self._scores, *labels = columns
         self._labels = labels[0] if labels else None
 
     def trees(self) -> list[DraftTree]:

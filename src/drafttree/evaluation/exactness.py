@@ -175,7 +175,8 @@ def toy_tree(
     toy = ToyDecoder(draft, draft, policy, verifier, levels)
     request = toy.rounds((0,), 0, {"temperature": 1.0, "seed": 0})
     request.randomness = randomness
-    return toy.propose(request)
+    (tree,) = toy.loop.draft([request])
+    return tree
 
 
 def coupled_text(

@@ -48,7 +48,7 @@ class Texts:
         if self.batch is None:
             return [toy.generate(prompt, **own) for prompt, own in zip(self.prompts, each, strict=True)]
         requests = [toy.prepare(prompt, **own) for prompt, own in zip(self.prompts, each, strict=True)]
-        return generate_all(toy, requests, self.batch)
+        return generate_all(toy.batch_loop(self.batch), requests)
 
     def decoder(
         self,

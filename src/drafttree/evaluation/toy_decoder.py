@@ -4,16 +4,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from drafttree.core.cost_curve import CostCurve
 from drafttree.core.randomness import Randomness
-from drafttree.core.tree import DraftTree
+from drafttree.core.tree import DraftTree, Verdict
 from drafttree.engine.adaptation import Adaptation
 from drafttree.engine.decoder import Decoder
+from drafttree.engine.generation_options import GenerationOptions
 from drafttree.engine.metrics import Round
+from drafttree.engine.prompt import Prompt
 from drafttree.engine.request import Request
 from drafttree.evaluation.scripted_random import ScriptedRandom
 from drafttree.evaluation.toy_models import TOY_COSTS, Context, TabularDrafter, TabularModel, TabularTarget
-from drafttree.models import Output
 from drafttree.policies.base import TreePolicy
 from drafttree.verifiers.base import Verifier
 
@@ -81,11 +84,18 @@ class ToyDecoder(Decoder):
     def randomness(self, seed: int) -> Randomness:
         return self.script.of(seed) if self.script else super().randomness(seed)
 
-    def settle(self, request: Request, tree: DraftTree, output: Output, started: float) -> tuple[int, Round]:
-        rounds, position = len(request.metrics.rounds) + 1, len(request.tokens) - 1
-        settled = super().settle(request, tree, output, started)
+    def _prepare(self, prompt: Prompt, given: GenerationOptions, *, alone: bool) -> Request:
+        request = super()._prepare(prompt, given, alone=alone)
+        request.observer = self
+        return request
+
+    def drafted(self, request: Request, grown: DraftTree, reason: str | None) -> None:
+        """See `RoundObserver`: the reach is that of what was verified."""
+
+    def settled(self, request: Request, tree: DraftTree, logits: Tensor, verdict: Verdict, turn: Round) -> None:
+        """Note how far a round goes; see `RoundObserver`."""
+        rounds, position = len(request.metrics.rounds) + 1, len(request.tokens) - turn.committed - 1
         self.reach |= Reach(rounds, position, max(map(len, tree.children)), tree.levels)
-        return settled
 
     def rounds(self, prompt: Context, count: int, options: Mapping[str, Any]) -> Request:
         """A text after some rounds, which has room for more."""

@@ -12,7 +12,7 @@ from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
 from drafttree.core.errors import ConfigError
 from drafttree.core.sampling import Sampling
 from drafttree.drafters.base import HiddenStates
-from drafttree.models import CacheLayout, Output, TreeCache
+from drafttree.models import CacheLayout, Output, Segment, TreeCache
 
 PLAIN = Sampling(1.0)
 TOY_COSTS = CostCurve(
@@ -96,32 +96,29 @@ class TabularModel:
 class TabularTarget:
     """A `TabularModel` as a target, which reads each node's context from the rows of the KV cache it may attend to."""
 
+    shares_passes = False
+
     def __init__(self, table: TabularModel) -> None:
         self._table, self.vocab_size, self.nbytes = table, table.vocab, 0
         self.context: int | None = None
         self.rope_switch: int | None = None
         self.device = torch.device("cpu")
 
-    def new_cache(self, batch: int, capacity: int) -> TreeCache:
-        return TreeCache(CacheLayout.uniform(1, 1, 1), batch, capacity)
+    def new_cache(self, capacity: int) -> TreeCache:
+        return TreeCache(CacheLayout.uniform(1, 1, 1), capacity)
 
-    def forward(
-        self,
-        cache: TreeCache,
-        tokens: Tensor,
-        positions: Tensor,
-        visible: Tensor,
-        *,
-        last_only: bool = False,
-        hidden_layers: tuple[int, ...] = (),
-    ) -> Output:
+    def forward(self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = ()) -> list[Output]:
+        return [self._score(segment) for segment in segments]
+
+    def _score(self, segment: Segment) -> Output:
+        cache, tokens, positions, visible, wanted = segment
         keys, _ = cache.update(tokens[:, None, :, None].double(), positions[:, None, :, None].double(), 0)
         rows = [int(token) for token in keys.flatten().tolist()]
         committed, drafted = rows[: cache.length], rows[cache.length :]
-        seen = visible[0, -1:] if last_only else visible[0]
-        contexts = [(*committed, *itertools.compress(drafted, row))[1:] for row in seen.tolist()]
         cache.grow(positions)
-        return Output(torch.stack([self._table.logits(context) for context in contexts])[None])
+        contexts = [(*committed, *itertools.compress(drafted, row))[1:] for row in visible[0, wanted].tolist()]
+        logits = [self._table.logits(context) for context in contexts]
+        return Output(torch.stack(logits)[None] if logits else torch.empty(1, 0, self.vocab_size))
 
 
 class TabularDrafter:

@@ -11,7 +11,7 @@ import torch
 
 from drafttree.core.disk_cache import DiskCache
 from drafttree.engine.cost_file import machine
-from drafttree.models.fused_linear import FusedLinear
+from drafttree.models.fused.fused_linear import FusedLinear
 
 ROWS = (1, 8)
 """Of the products: a pass of plain decoding, and one over a small tree."""

@@ -21,7 +21,7 @@ from drafttree.drafters.formats import (
 from drafttree.drafters.formats.checkpoints import OBJECT, entry
 from drafttree.loading.drafter_methods import head_formats
 from drafttree.loading.pretrained import check_layer_counts, class_of, find_folder
-from drafttree.models.int8_linear import quantization_method
+from drafttree.models.fused.int8_linear import quantization_method
 
 UNKNOWN = "not said"
 

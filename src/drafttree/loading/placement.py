@@ -11,7 +11,7 @@ from drafttree.core.errors import ConfigError, unknown
 from drafttree.loading.dtype_choice import measured_times
 from drafttree.loading.pretrained import ModelSource, linear_shapes
 from drafttree.models import input_device
-from drafttree.models.fused_linear import multiplies_bfloat16_fast
+from drafttree.models.fused.fused_linear import multiplies_bfloat16_fast
 
 logger = logging.getLogger("drafttree")
 

@@ -7,7 +7,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from drafttree.core.errors import ConfigError, ModelError, unknown
-from drafttree.models.int8_linear import quantization_method, quantize_int8
+from drafttree.models.fused.int8_linear import quantization_method, quantize_int8
 
 logger = logging.getLogger("drafttree")
 

@@ -1,21 +1,21 @@
-"""The protocols by which logits are computed, the same for target and drafter, and the prefill."""
+"""The protocols by which logits are computed, the same for target and drafter, and the passes over prompts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from drafttree.models.kv_cache import TreeCache
+from drafttree.models.cache.kv_cache import TreeCache
 from drafttree.models.segment import Segment
 
 
 class Output(NamedTuple):
-    """The result of a forward pass.
+    """The result of a forward pass for one segment.
 
     Attributes:
-        logits: `[batch, nodes, vocab]`.
-        hidden: the hidden states of the layers asked for, each `[batch, nodes, hidden]`.
+        logits: `[1, wanted, vocab]`.
+        hidden: the hidden states of the layers asked for, each `[1, nodes, hidden]`, of all nodes.
     """
 
     logits: Tensor
@@ -27,62 +27,31 @@ class Backend(Protocol):
 
     Attributes:
         device: where its tensors are.
+        shares_passes: whether segments share a pass for this model; else they run one after the other.
     """
 
     device: torch.device
 
-    def new_cache(self, batch: int, capacity: int) -> TreeCache:
-        """Make an empty KV cache for `batch` sequences, with room for `capacity` tokens at first, drafted included."""
-        ...
-
-    def forward(
-        self,
-        cache: TreeCache,
-        tokens: Tensor,
-        positions: Tensor,
-        visible: Tensor,
-        *,
-        last_only: bool = False,
-        hidden_layers: tuple[int, ...] = (),
-    ) -> Output:
-        """Score tokens and append their keys and values to the drafted rows of the KV cache.
-
-        Args:
-            cache: the tokens attend to all of its committed rows, or to those in its window, and to the drafted rows
-                that `visible` allows.
-            tokens: `[batch, nodes]` token ids.
-            positions: `[batch, nodes]` absolute positions.
-            visible: bool `[batch, nodes, drafted]`: which drafted rows each token attends to. The last `nodes` of
-                them are the tokens themselves.
-            last_only: return only the last token's logits.
-            hidden_layers: which hidden states to return, counted as transformers' `hidden_states`: index i is the
-                input of layer i. No other layer's states are kept.
-        """
-        ...
-
-
-class PackedBackend(Backend, Protocol):
-    """A backend that scores several requests in one pass; `drafttree.models.forward_packed` serves the others too.
-
-    Attributes:
-        shares_passes: whether it does so for its model; else it runs one request after the other.
-    """
-
     @property
     def shares_passes(self) -> bool: ...
 
-    def forward_packed(self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = ()) -> list[Output]:
-        """Score the segments of several requests and append their rows to each KV cache, as `forward` does for one.
+    def new_cache(self, capacity: int) -> TreeCache:
+        """Make an empty KV cache for one sequence, with room for `capacity` tokens at first, drafted included."""
+        ...
 
-        All nodes lie behind each other in a pass of batch 1, and only attention knows whose rows are whose. Nothing
-        is padded, and requests join and leave between passes.
+    def forward(self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = ()) -> list[Output]:
+        """Score the nodes of one request or several, and append their rows to the drafted ones of each KV cache.
+
+        In a pass that is shared all nodes lie behind each other as one sequence, and only attention knows whose rows
+        are whose. Nothing is padded, and requests join and leave between passes.
 
         Args:
-            segments: each with a KV cache of its own.
-            hidden_layers: which hidden states to return, as for `forward`.
+            segments: each with a KV cache of its own; none of them are no pass.
+            hidden_layers: which hidden states to return, counted as transformers' `hidden_states`: index i is the
+                input of layer i. No other layer's states are kept.
 
         Returns:
-            For every segment the logits `[1, wanted, vocab]`, and hidden states `[1, nodes, hidden]` of all its nodes.
+            The output of every segment.
         """
         ...
 
@@ -127,7 +96,7 @@ def prefill(
         read: told of all rows of logits; None to compute none but the last one.
 
     Returns:
-        The number of passes, and the hidden layers asked for, each `[batch, tokens, hidden]`.
+        The number of passes, and the hidden layers asked for, each `[1, tokens, hidden]`.
     """
     starts = range(0, len(tokens), chunk)
     outputs = [append(model, cache, tokens[start : start + chunk], hidden_layers, read) for start in starts]
@@ -141,7 +110,7 @@ def append(
     hidden_layers: tuple[int, ...] = (),
     read: RowReader | None = None,
 ) -> Output:
-    """Append committed tokens to the KV cache in one pass and return the last one's logits `[batch, 1, vocab]`."""
+    """Append committed tokens to the KV cache in one pass and return the last one's logits `[1, 1, vocab]`."""
     with cache.reading():
         output = _read(model, cache, tokens, hidden_layers, read)
         cache.commit(range(len(tokens)))
@@ -162,7 +131,7 @@ def prefill_and_score(
     bounds its time steps). transformers' `generate` reads the whole prompt in the first way.
 
     Returns:
-        The number of passes; the hidden layers asked for, `[batch, tokens - 1, hidden]`; the last token's output.
+        The number of passes; the hidden layers asked for, `[1, tokens - 1, hidden]`; the last token's output.
     """
     chunk -= len(tokens) % chunk == 1  # a last pass over a single token would be decoding
     cut = (len(tokens) - 1) // chunk * chunk
@@ -178,8 +147,25 @@ def prefill_and_score(
 def _read(
     model: Backend, cache: TreeCache, tokens: list[int], hidden_layers: tuple[int, ...], read: RowReader | None
 ) -> Output:
-    nodes = Segment.of_text(cache, tokens, model.device)[:4]
-    output = model.forward(*nodes, last_only=read is None, hidden_layers=hidden_layers)
+    segment = Segment.of_text(cache, tokens, model.device)
+    if read:
+        segment = segment._replace(wanted=slice(None))
+    (output,) = model.forward([segment], hidden_layers=hidden_layers)
     if read:
         read(output.logits[0])
     return output._replace(logits=output.logits[:, -1:])
+
+
+def forward_in_groups(
+    segments: Sequence[Segment],
+    group_of: Callable[[Segment], Hashable],
+    run: Callable[[list[Segment]], list[Output]],
+) -> list[Output]:
+    """Run the segments of each group together; the outputs in the order of all segments."""
+    groups: dict[Hashable, list[int]] = {}
+    for index, segment in enumerate(segments):
+        groups.setdefault(group_of(segment), []).append(index)
+    outputs: dict[int, Output] = {}
+    for indices in groups.values():
+        outputs.update(zip(indices, run([segments[index] for index in indices]), strict=True))
+    return [outputs[index] for index in range(len(segments))]

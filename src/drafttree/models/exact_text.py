@@ -2,27 +2,25 @@
 
 Decoding in trees then gives the logits of plain decoding bit for bit, and so its texts, in every dtype. Three things
 make rows depend on others: attention adds up in another order where other branches lie between a path's rows (see
-`drafttree.models.exact_attention`), products of matrices use other kernels for other numbers of rows, and vectorised
-functions treat the last few values of a tensor differently. Which numbers of rows are safe depends on the device and
-its libraries, so it is tried out.
+`drafttree.models.attention.exact_attention`), products of matrices use other kernels for other numbers of rows, and
+vectorised functions treat the last few values of a tensor differently. Which numbers of rows are safe depends on the
+device and its libraries, so it is tried out.
 """
 
 import itertools
 from collections.abc import Hashable, Sequence
 
 import torch
-from torch import Tensor
 
-from drafttree.models.base import Output, PackedBackend
-from drafttree.models.kv_cache import TreeCache
-from drafttree.models.packed import forward_in_groups
-from drafttree.models.segment import Segment
+from drafttree.models.base import Backend, Output, forward_in_groups
+from drafttree.models.cache.kv_cache import TreeCache
+from drafttree.models.segment import Segment, join
 
 
 class ExactTextBackend:
     """Runs another backend with attention that is the same in every pass, on numbers of rows that are safe.
 
-    See `drafttree.models.base.PackedBackend` for the protocol.
+    See `drafttree.models.base.Backend` for the protocol.
 
     Args:
         inner: runs the passes.
@@ -33,40 +31,28 @@ class ExactTextBackend:
         packed_nbytes: memory of packed copies of its weights, beside the weights themselves.
     """
 
-    def __init__(self, inner: PackedBackend, least: int, most: int | None) -> None:
+    def __init__(self, inner: Backend, least: int, most: int | None) -> None:
         self.device = inner.device
         self._inner = inner
         self.packed_nbytes: int = getattr(inner, "packed_nbytes", 0)
         self._least, self._most = least, most
 
-    def new_cache(self, batch: int, capacity: int) -> TreeCache:
-        cache = self._inner.new_cache(batch, capacity)
-        cache.exact_text = True
-        return cache
-
-    def forward(
-        self,
-        cache: TreeCache,
-        tokens: Tensor,
-        positions: Tensor,
-        visible: Tensor,
-        *,
-        last_only: bool = False,
-        hidden_layers: tuple[int, ...] = (),
-    ) -> Output:
-        wanted = slice(-1, None) if last_only else slice(None)
-        segment = Segment(cache, tokens, positions, visible, wanted)
-        return self._run([segment], hidden_layers)[0]
-
     @property
     def shares_passes(self) -> bool:
         return self._inner.shares_passes
 
-    def forward_packed(self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = ()) -> list[Output]:
+    def new_cache(self, capacity: int) -> TreeCache:
+        cache = self._inner.new_cache(capacity)
+        cache.exact_text = True
+        return cache
+
+    def forward(self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = ()) -> list[Output]:
         def group_of(segment: Segment) -> Hashable:
             """Segments that the inner backend would not run together do not add to each other's rows."""
             return segment.cache.long_rope if self._inner.shares_passes else id(segment)
 
+        if len(segments) <= 1:
+            return self._run(segments, hidden_layers) if segments else []
         return forward_in_groups(segments, group_of, lambda group: self._run(group, hidden_layers))
 
     def _run(self, segments: Sequence[Segment], hidden_layers: tuple[int, ...]) -> list[Output]:
@@ -99,11 +85,11 @@ class ExactTextBackend:
         """A pass whose head is given enough rows as well, if any."""
         wanted = [range(segment.nodes)[segment.wanted] for segment in segments]
         if not 0 < sum(map(len, wanted)) < self._least:
-            return self._inner.forward_packed(segments, hidden_layers=hidden_layers)
+            return self._inner.forward(segments, hidden_layers=hidden_layers)
         starts = [own.start if own else segment.nodes for own, segment in zip(wanted, segments, strict=True)]
         firsts = [max(0, min(start, each.nodes - self._least)) for start, each in zip(starts, segments, strict=True)]
         more = [each._replace(wanted=slice(first, None)) for first, each in zip(firsts, segments, strict=True)]
-        outputs = self._inner.forward_packed(more, hidden_layers=hidden_layers)
+        outputs = self._inner.forward(more, hidden_layers=hidden_layers)
         return [
             output._replace(logits=output.logits[:, start - first : start - first + len(own)])
             for output, start, first, own in zip(outputs, starts, firsts, wanted, strict=True)
@@ -121,7 +107,5 @@ def _pad(segment: Segment, padding: int) -> Segment:
 
 def _joined(outputs: list[Output]) -> Output:
     """The output of a segment from those of its parts."""
-    if len(outputs) == 1:
-        return outputs[0]
     hidden = zip(*(output.hidden for output in outputs), strict=True)
-    return Output(torch.cat([output.logits for output in outputs], 1), tuple(torch.cat(parts, 1) for parts in hidden))
+    return Output(join([output.logits for output in outputs]), tuple(join(parts) for parts in hidden))

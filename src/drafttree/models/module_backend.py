@@ -4,33 +4,30 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cached_property, partial
 from itertools import accumulate, chain
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
-from transformers import Cache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from drafttree.core.errors import ModelError
-from drafttree.models.base import Output
-from drafttree.models.cache_layout import CacheLayout
-from drafttree.models.incompatibility import incompatibility, takes_mask
-from drafttree.models.kv_cache import TreeCache
-from drafttree.models.long_rope import long_frequencies, rope_switch
-from drafttree.models.module_checks import decoder_of, input_device
-from drafttree.models.packed import forward_in_groups
-from drafttree.models.packed_cache import JoinedCache, PackedCache
-from drafttree.models.packed_check import packs_alike
-from drafttree.models.packed_plan import PackedPlan
-from drafttree.models.recurrent import LayerStates, TreeSteps, recurrent_layers, stepping
-from drafttree.models.segment import Segment, split_states
-from drafttree.models.tree_attention import NAME, TreePlan
+from drafttree.models.attention.tree_attention import NAME, TreePlan
+from drafttree.models.base import Output, forward_in_groups
+from drafttree.models.cache.cache_layout import CacheLayout
+from drafttree.models.cache.kv_cache import TreeCache
+from drafttree.models.module.incompatibility import incompatibility, takes_mask
+from drafttree.models.module.long_rope import long_frequencies, rope_switch
+from drafttree.models.module.module_checks import decoder_of, input_device
+from drafttree.models.module.recurrent import LayerStates, TreeSteps, recurrent_layers, stepping
+from drafttree.models.module_inputs import JoinedCache, ModuleInputs, SharedCache
+from drafttree.models.probe import shares_alike
+from drafttree.models.segment import Segment, split, split_layers
 
 ORIGINAL_ATTENTION = "_attention_before_drafttree"
 
 
 class ModuleBackend:
-    """Runs the module itself, hooks, adapters and quantised layers included. See `drafttree.models.base.PackedBackend`.
+    """Runs the module itself, hooks, adapters and quantised layers included. See `drafttree.models.base.Backend`.
 
     The module's attention implementation is switched to ours, and again before a pass if it is another then. Families
     that know no attention implementations are given the tree as a mask.
@@ -56,103 +53,75 @@ class ModuleBackend:
         self._layout = CacheLayout.of_module(module)
         use_tree_attention(module)
 
-    def new_cache(self, batch: int, capacity: int) -> TreeCache:
-        cache = TreeCache(self._layout, batch, capacity)
+    def new_cache(self, capacity: int) -> TreeCache:
+        cache = TreeCache(self._layout, capacity)
         cache.recurrent = {name: LayerStates() for name in self._recurrent}
         return cache
 
-    def forward(
-        self,
-        cache: TreeCache,
-        tokens: Tensor,
-        positions: Tensor,
-        visible: Tensor,
-        *,
-        last_only: bool = False,
-        hidden_layers: tuple[int, ...] = (),
-    ) -> Output:
-        segment = Segment(cache, tokens, positions, visible, slice(-1, None) if last_only else slice(None))
-        return self._run_alone(segment, hidden_layers)
-
     @property
     def shares_passes(self) -> bool:
-        return self._packed_cache is not None
+        return self._shared_cache is not None
 
-    def forward_packed(self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = ()) -> list[Output]:
-        if len(segments) <= 1 or self._packed_cache is None:
-            return [self._run_alone(segment, hidden_layers) for segment in segments]
-        run = partial(self._run_together, self._packed_cache, hidden_layers=hidden_layers)
+    def forward(self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = ()) -> list[Output]:
+        if len(segments) <= 1 or self._shared_cache is None:
+            return [output for segment in segments for output in self._run([segment], hidden_layers)]
+        run = partial(self._run, hidden_layers=hidden_layers, kind=self._shared_cache)
         return forward_in_groups(segments, lambda segment: segment.cache.long_rope, run)
 
     @cached_property
-    def _packed_cache(self) -> type[PackedCache] | None:
+    def _shared_cache(self) -> type[SharedCache] | None:
         """The cheapest KV cache with which layers can be handed several requests at once, which is tried out."""
         if self._takes_mask or self._recurrent:
             return None
-        kinds = (PackedCache, JoinedCache)
-        return next(
-            (kind for kind in kinds if packs_alike(self, self._module, partial(self._run_together, kind))), None
-        )
-
-    def _run_alone(self, segment: Segment, hidden_layers: tuple[int, ...]) -> Output:
-        if not self._takes_mask:
-            use_tree_attention(self._module)
-        cache, tokens, positions, visible, wanted = segment
-        plan = TreePlan(cache, positions, visible, self._dtype)
-        tree = {"attention_mask": plan.full_mask()} if self._takes_mask else {"tree_plan": plan}
-        scored = range(segment.nodes)[wanted]
-        with cache.counting(positions), self._stepping(cache, positions, visible), self._frequencies(cache):
-            output = self._run(cache, tokens, positions, scored, hidden_layers, **tree)
-        cache.grow(positions)
-        return output
-
-    def _run_together(
-        self, kind: type[PackedCache], segments: Sequence[Segment], hidden_layers: tuple[int, ...] = ()
-    ) -> list[Output]:
-        """A packed pass over segments with the same rotary frequencies."""
-        use_tree_attention(self._module)
-        cache = kind(segments)
-        starts = accumulate(cache.sizes, initial=0)
-        own = [range(start, start + each.nodes)[each.wanted] for start, each in zip(starts, segments, strict=False)]
-        tokens, plan = torch.cat([segment.tokens for segment in segments], 1), PackedPlan(cache, self._dtype)
-        with self._frequencies(segments[0].cache):
-            output = self._run(cache, tokens, cache.positions, [*chain(*own)], hidden_layers, tree_plan=plan)
-        for segment in segments:
-            segment.cache.grow(segment.positions)
-        logits = output.logits.split([len(rows) for rows in own], 1)
-        return [Output(*each) for each in zip(logits, split_states(segments, output.hidden), strict=True)]
+        kinds = (SharedCache, JoinedCache)
+        return next((kind for kind in kinds if shares_alike(self, self._module, partial(self._run, kind=kind))), None)
 
     def _run(
-        self,
-        cache: Cache,
-        tokens: Tensor,
-        positions: Tensor,
-        scored: Sequence[int],
-        hidden_layers: tuple[int, ...],
-        **tree: Any,
-    ) -> Output:
+        self, segments: Sequence[Segment], hidden_layers: tuple[int, ...] = (), kind: type[SharedCache] = SharedCache
+    ) -> list[Output]:
+        """A pass over segments with the same rotary frequencies."""
+        if not self._takes_mask:
+            use_tree_attention(self._module)
+        inputs = ModuleInputs.of(segments, self._dtype, kind)
+        starts = accumulate((segment.nodes for segment in segments), initial=0)
+        own = [range(start, start + each.nodes)[each.wanted] for start, each in zip(starts, segments, strict=False)]
+        with ExitStack() as during:
+            for each in segments:
+                during.enter_context(each.cache.counting(each.positions))
+            during.enter_context(self._stepping(segments[0]))
+            during.enter_context(self._frequencies(segments[0].cache))
+            output = self._score(inputs, [*chain(*own)], hidden_layers)
+        for segment in segments:
+            segment.cache.grow(segment.positions)
+        logits = split(output.logits, [len(rows) for rows in own])
+        return [Output(*each) for each in zip(logits, split_layers(segments, output.hidden), strict=True)]
+
+    def _score(self, inputs: ModuleInputs, scored: Sequence[int], hidden_layers: tuple[int, ...]) -> Output:
         """A pass of the module, whose head is given indices: for the number 1 some models (Gemma 4) leave out nodes.
 
         Args:
             scored: the nodes whose logits are returned.
         """
-        is_all = len(scored) == tokens.shape[1]
+        is_all = len(scored) == inputs.tokens.shape[1]
+        plan = inputs.plan
+        tree = {"attention_mask": plan.full_mask()} if isinstance(plan, TreePlan) and self._takes_mask else {}
         with self._capturing(hidden_layers) as states:
             out = self._module(
-                input_ids=tokens,
-                position_ids=positions,
-                past_key_values=cache,
+                input_ids=inputs.tokens,
+                position_ids=inputs.positions,
+                past_key_values=inputs.cache,
                 use_cache=True,
                 logits_to_keep=0 if is_all else torch.tensor(scored or [0], device=self.device),
-                **tree,
+                **(tree or {"tree_plan": plan}),
             )
         return Output(out.logits[:, : len(scored)], tuple(states[layer] for layer in hidden_layers))
 
-    def _stepping(self, cache: TreeCache, positions: Tensor, visible: Tensor) -> AbstractContextManager[None]:
+    def _stepping(self, segment: Segment) -> AbstractContextManager[None]:
         """Run recurrent layers along the tree."""
         if not self._recurrent:
             return nullcontext()
-        steps = None if cache.is_reading else TreeSteps(positions, visible, cache.positions)
+        cache = segment.cache
+        steps = None if cache.is_reading else TreeSteps(segment.positions, segment.visible, cache.positions)
         return stepping(self._recurrent, cache, cache.recurrent, steps)
 
     def _frequencies(self, cache: TreeCache) -> AbstractContextManager[None]:

@@ -3,18 +3,19 @@
 A module whose layers attend or scale otherwise there would be right in a short text and wrong in a long one.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from drafttree.models.base import Backend, append
-from drafttree.models.kv_cache import TreeCache
-from drafttree.models.long_rope import context_limit, rope_switch
-from drafttree.models.module_checks import input_device, logits_width
-from drafttree.models.plain_module import is_plain_module
-from drafttree.models.recurrent import recurrent_layers
+from drafttree.models.base import Backend, Output, append, forward_in_groups
+from drafttree.models.cache.kv_cache import TreeCache
+from drafttree.models.module.long_rope import context_limit, rope_switch
+from drafttree.models.module.module_checks import input_device, logits_width
+from drafttree.models.module.plain_module import is_plain_module
+from drafttree.models.module.recurrent import recurrent_layers
 from drafttree.models.segment import Segment
 
 PREFIX = 20
@@ -104,13 +105,13 @@ class _LateCache(DynamicCache):
 @torch.inference_mode()
 def tree_logits(backend: Backend, probe: Probe) -> Tensor:
     """`[leaves, vocab]` of a backend, which scores the whole tree in one pass."""
-    return backend.forward(*segment_of(backend, probe)[:4]).logits[0, LEAVES].float()
+    return backend.forward([segment_of(backend, probe)])[0].logits[0, LEAVES].float()
 
 
 @torch.inference_mode()
 def segment_of(backend: Backend, probe: Probe) -> Segment:
     """The tree, and a KV cache with its prefix."""
-    cache = backend.new_cache(1, len(probe.prefix) + len(probe.nodes))
+    cache = backend.new_cache(len(probe.prefix) + len(probe.nodes))
     cache.long_rope = probe.long_rope
     _read(backend, cache, probe.prefix)
     visible = torch.eye(len(PARENTS), dtype=torch.bool, device=backend.device)
@@ -121,6 +122,31 @@ def segment_of(backend: Backend, probe: Probe) -> Segment:
     return Segment(cache, ids, positions, visible[None])
 
 
+@torch.inference_mode()
+def shares_alike(backend: Backend, module: PreTrainedModel, run: Callable[[list[Segment]], list[Output]]) -> bool:
+    """Whether a pass over trees behind prefixes of different lengths gives the logits of passes over each.
+
+    Layers that compute over neighbouring tokens do not, for one.
+
+    Args:
+        backend: of the module; runs each tree on its own.
+        run: a pass over several.
+    """
+    vocab = logits_width(module)
+    probes = [each for probe in make_probes(module) for each in (probe, _shorter(probe).shifted(vocab))]
+    alone = [tree_logits(backend, probe) for probe in probes]
+    segments = [segment_of(backend, probe)._replace(wanted=slice(LEAVES[0], None)) for probe in probes]
+    try:
+        outputs = forward_in_groups(segments, lambda segment: segment.cache.long_rope, run)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # whatever a module raises that was made for other passes
+        return False
+    leaves = [leaf - LEAVES[0] for leaf in LEAVES]
+    found = [output.logits[0, leaves].float() for output in outputs]
+    return all(relative_gap(*pair) <= tolerance(module.dtype) for pair in zip(found, alone, strict=True))
+
+
 def tolerance(dtype: torch.dtype) -> float:
     """The largest `relative_gap` that rounding explains."""
     return TOLERANCE.get(dtype, REDUCED_TOLERANCE)
@@ -129,6 +155,10 @@ def tolerance(dtype: torch.dtype) -> float:
 def relative_gap(found: Tensor, own: Tensor) -> float:
     """The largest difference of logits, relative to the largest of them if that is above 1."""
     return float((found - own).abs().max()) / max(float(own.abs().max()), 1.0)
+
+
+def _shorter(probe: Probe) -> Probe:
+    return probe._replace(prefix=probe.prefix[: len(probe.prefix) // 3])
 
 
 def _read(backend: Backend, cache: TreeCache, tokens: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""One request's part of a packed pass."""
+"""One request's part of a pass."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -6,17 +6,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from drafttree.models.kv_cache import TreeCache
+from drafttree.models.cache.kv_cache import TreeCache
 
 
 class Segment(NamedTuple):
-    """The nodes of one request in a pass over several requests: a tree, a single node or a part of a prompt.
+    """The nodes of one request in a pass: a tree, a single node or a part of a prompt.
 
     Attributes:
-        cache: for one sequence, made by the backend that runs the pass; no other segment of the pass has it.
+        cache: made by the backend that runs the pass; no other segment of the pass has it. The nodes attend to all of
+            its committed rows, or to those in its window, and to the drafted rows that `visible` allows.
         tokens: `[1, nodes]` token ids.
         positions: `[1, nodes]` absolute positions.
-        visible: bool `[1, nodes, drafted]`: which drafted rows each token attends to, as for `Backend.forward`.
+        visible: bool `[1, nodes, drafted]`: which drafted rows each token attends to. The last `nodes` of
+            them are the tokens themselves.
         wanted: the nodes whose logits are wanted, side by side: `slice(0, 0)` for none, `slice(-1, None)` for the last.
     """
 
@@ -40,6 +42,10 @@ class Segment(NamedTuple):
         """Number of tokens."""
         return self.tokens.shape[1]
 
+    def wanted_of(self, states: Tensor) -> Tensor:
+        """Those of the states `[1, nodes, hidden]` of which logits are wanted."""
+        return states if self.wanted == slice(None) else states[:, self.wanted]
+
     def part(self, start: int, stop: int) -> "Segment":
         """The nodes from `start` to `stop`, to be scored after those before `start`."""
         wanted = range(self.nodes)[self.wanted]
@@ -49,8 +55,18 @@ class Segment(NamedTuple):
         return Segment(self.cache, self.tokens[:, nodes], self.positions[:, nodes], self.visible[:, nodes, :seen], own)
 
 
-def split_states(segments: Sequence[Segment], states: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
+def split(states: Tensor, sizes: Sequence[int], dim: int = 1) -> Sequence[Tensor]:
+    """The parts of these sizes; the only one is the whole, since a lone pass is mostly the price of its operations."""
+    return states.split(sizes, dim) if len(sizes) > 1 else (states,)
+
+
+def join(parts: Sequence[Tensor], dim: int = 1) -> Tensor:
+    """Parts behind each other; the only one is not copied."""
+    return torch.cat([*parts], dim) if len(parts) > 1 else parts[0]
+
+
+def split_layers(segments: Sequence[Segment], layers: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
     """The states `[1, nodes, hidden]` of some layers by segment."""
     sizes = [segment.nodes for segment in segments]
-    layers = [layer.split(sizes, -2) for layer in states]
-    return [tuple(layer[index] for layer in layers) for index in range(len(sizes))]
+    parts = [split(layer, sizes) for layer in layers]
+    return [tuple(own[index] for own in parts) for index in range(len(sizes))]

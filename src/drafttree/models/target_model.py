@@ -3,20 +3,18 @@
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafttree.models.base import Backend, Output
+from drafttree.models.cache.kv_cache import TreeCache
+from drafttree.models.cache.lossy_window import LossyWindow
 from drafttree.models.exact_text import ExactTextBackend
-from drafttree.models.int8_linear import quantization
-from drafttree.models.kv_cache import TreeCache
-from drafttree.models.long_rope import context_limit, rope_switch
-from drafttree.models.lossy_window import LossyWindow
+from drafttree.models.fused.int8_linear import quantization
+from drafttree.models.module.long_rope import context_limit, rope_switch
+from drafttree.models.module.module_checks import input_device, logits_width
+from drafttree.models.module.selected_backend import SelectedBackend
 from drafttree.models.module_backend import ModuleBackend, restore_attention
-from drafttree.models.module_checks import input_device, logits_width
-from drafttree.models.packed import forward_packed, shares_passes
 from drafttree.models.segment import Segment
-from drafttree.models.selected_backend import SelectedBackend
 from drafttree.models.tensor_parallel import tensor_parallel_size
 from drafttree.models.windowed import WindowedBackend
 
@@ -25,7 +23,7 @@ class TargetModel:
     """A model and the backend that runs it. See `drafttree.models.base.Model` for the protocol.
 
     The backend is the module itself, its layers fused, or those recorded as CUDA graphs. When a text begins, hooks,
-    layers and weights are compared with those the backend was made for (see `drafttree.models.fingerprint`), and
+    layers and weights are compared with those the backend was made for (see `drafttree.models.module.fingerprint`), and
     another backend is selected if they differ.
 
     Args:
@@ -85,7 +83,12 @@ class TargetModel:
         """Give the module its own attention implementation back, to use it without drafttree."""
         restore_attention(self.module)
 
-    def new_cache(self, batch: int, capacity: int) -> TreeCache:
+    @property
+    def shares_passes(self) -> bool:
+        """Whether several requests share a pass; the first time a module is asked, it is tried out."""
+        return self.backend.shares_passes
+
+    def new_cache(self, capacity: int) -> TreeCache:
         """Make an empty KV cache; every text begins with it, so changes of the module are looked for here.
 
         Raises:
@@ -93,32 +96,12 @@ class TargetModel:
         """
         if self._selected.refresh():
             self._describe()
-        return self.backend.new_cache(batch, capacity)
+        return self.backend.new_cache(capacity)
 
     @torch.inference_mode()
-    def forward(
-        self,
-        cache: TreeCache,
-        tokens: Tensor,
-        positions: Tensor,
-        visible: Tensor,
-        *,
-        last_only: bool = False,
-        hidden_layers: tuple[int, ...] = (),
-    ) -> Output:
+    def forward(self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = ()) -> list[Output]:
         """Score tokens; see `drafttree.models.base.Backend.forward`."""
-        run = self._selected.backend.forward
-        return run(cache, tokens, positions, visible, last_only=last_only, hidden_layers=hidden_layers)
-
-    @property
-    def shares_passes(self) -> bool:
-        """Whether several requests share a pass; the first time a module is asked, it is tried out."""
-        return shares_passes(self.backend)
-
-    @torch.inference_mode()
-    def forward_packed(self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = ()) -> list[Output]:
-        """Score several requests; see `drafttree.models.base.PackedBackend.forward_packed`."""
-        return forward_packed(self.backend, segments, hidden_layers)
+        return self.backend.forward(segments, hidden_layers=hidden_layers)
 
     def _describe(self) -> None:
         module = self.module

@@ -6,6 +6,7 @@ only decide apart, such as a seed that nobody gave, is taken from the first proc
 """
 
 import hashlib
+from collections.abc import Sequence
 from itertools import chain
 
 import torch
@@ -15,7 +16,8 @@ from transformers import PreTrainedModel
 
 from drafttree.core.errors import ModelError
 from drafttree.models.base import Backend, Output
-from drafttree.models.kv_cache import TreeCache
+from drafttree.models.cache.kv_cache import TreeCache
+from drafttree.models.segment import Segment
 
 
 def tensor_parallel_size(module: PreTrainedModel) -> int:
@@ -54,26 +56,21 @@ class ShardedBackend:
         inner: runs the passes.
     """
 
+    shares_passes = False
+
     def __init__(self, inner: Backend) -> None:
         self.device = inner.device
         self._inner = inner
 
-    def new_cache(self, batch: int, capacity: int) -> TreeCache:
-        return self._inner.new_cache(batch, capacity)
+    def new_cache(self, capacity: int) -> TreeCache:
+        return self._inner.new_cache(capacity)
 
-    def forward(
-        self,
-        cache: TreeCache,
-        tokens: Tensor,
-        positions: Tensor,
-        visible: Tensor,
-        *,
-        last_only: bool = False,
-        hidden_layers: tuple[int, ...] = (),
-    ) -> Output:
-        check_same_pass(tokens, positions, visible)
-        run = self._inner.forward
-        return run(cache, tokens, positions, visible, last_only=last_only, hidden_layers=hidden_layers)
+    def forward(self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = ()) -> list[Output]:
+        outputs: list[Output] = []
+        for segment in segments:
+            check_same_pass(segment.tokens, segment.positions, segment.visible)
+            outputs += self._inner.forward([segment], hidden_layers=hidden_layers)
+        return outputs
 
 
 def check_same_pass(*inputs: Tensor) -> None:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from drafttree.models.base import Backend, append
-from drafttree.models.kv_cache import TreeCache
+from drafttree.models.cache.kv_cache import TreeCache
+from drafttree.models.segment import Segment
 
 PREFIX = 600
 """Random rows of the KV cache: more than a block of the CPU's attention kernel."""
@@ -58,7 +59,7 @@ def has_uniform_rows(backend: Backend, dtype: torch.dtype, vocab: int, context: 
 
 
 def _random_cache(backend: Backend, dtype: torch.dtype, rows: int, capacity: int) -> TreeCache:
-    cache = backend.new_cache(1, capacity)
+    cache = backend.new_cache(capacity)
     generator = torch.Generator(backend.device).manual_seed(0)
     for both in cache.rows(torch.empty(0, dtype=dtype, device=backend.device), rows):
         for states in both:
@@ -84,6 +85,7 @@ def _tree_logits(backend: Backend, cache: TreeCache, path: list[int], others: li
     for node, parent in enumerate(parents[1:], start=1):
         visible[node] |= visible[parent]
     positions = visible.sum(1)[None] - 1 + cache.length
-    logits = backend.forward(cache, torch.tensor([nodes], device=backend.device), positions, visible[None]).logits
+    ids = torch.tensor([nodes], device=backend.device)
+    (output,) = backend.forward([Segment(cache, ids, positions, visible[None])])
     cache.commit(places)
-    return logits[0, places]
+    return output.logits[0, places]

@@ -15,8 +15,7 @@ from drafttree.core.lazy import Tensor, torch
 from drafttree.core.randomness import RoundRandomness
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Proposal, Verdict
-
-NOT_A_NUMBER = -1
+from drafttree.core.vocab_ops import NOT_A_NUMBER, best_tokens
 
 
 class Verifier:
@@ -56,26 +55,26 @@ class Verifier:
         """Why this verifier cannot serve a sampling, and what to do instead; None if it can."""
         return None
 
-    def guide(self, logits: Tensor, depth: int, randomness: Sequence[RoundRandomness]) -> Tensor:
-        """The drafter's logits `[batch, frontier, vocab]` of tokens at a depth, as the policy should see them.
+    def guide(self, logits: Tensor, depth: int, randomness: RoundRandomness) -> Tensor:
+        """The drafter's logits `[frontier, vocab]` of tokens at a depth, as the policy should see them.
 
         Columns beyond the target's vocabulary stand for tokens that are not drafted, and pass as the others do.
         """
         return logits
 
-    def verify(self, tree: DraftTree, logits: Tensor, randomness: Sequence[RoundRandomness]) -> Verdict:
+    def verify(self, tree: DraftTree, logits: Tensor, randomness: RoundRandomness) -> Verdict:
         """Judge a tree.
 
         Args:
             tree: the draft tree.
-            logits: `[1, nodes, vocab]` of the target at every node.
-            randomness: of this round, in a list; the only source of random numbers.
+            logits: `[nodes, vocab]` of the target at every node.
+            randomness: of this round; the only source of random numbers.
         """
         raise NotImplementedError
 
 
 class TreeView:
-    """One sequence's tree as a sampling verifier sees it; distributions are made when asked for.
+    """A tree as a sampling verifier sees it; distributions are made when asked for.
 
     Attributes:
         randomness: answers `accept(probability)` and `draw(distribution)`.
@@ -130,7 +129,7 @@ class TreeView:
 
 
 class SamplingVerifier(Verifier):
-    """Base of verifiers that draw at random and judge one sequence at a time."""
+    """Base of verifiers that draw at random."""
 
     @classmethod
     def refuses(cls, sampling: Sampling) -> str | None:
@@ -138,18 +137,17 @@ class SamplingVerifier(Verifier):
             return "draws at random; at temperature 0 use 'greedy'"
         return None
 
-    def guide(self, logits: Tensor, depth: int, randomness: Sequence[RoundRandomness]) -> Tensor:
+    def guide(self, logits: Tensor, depth: int, randomness: RoundRandomness) -> Tensor:
         return logits if self.proposal is Proposal.TOP_K else self.sampling.process(logits)
 
-    def verify(self, tree: DraftTree, logits: Tensor, randomness: Sequence[RoundRandomness]) -> Verdict:
+    def verify(self, tree: DraftTree, logits: Tensor, randomness: RoundRandomness) -> Verdict:
         if tree.proposal not in self.accepts:
             accepted = ", ".join(sorted(self.accepts))
             raise ConfigError(f"{type(self).__name__} judges {accepted} trees, not {tree.proposal} ones")
-        path, bonus = self.judge(TreeView(tree, logits[0], self.sampling, randomness[0]))
-        return Verdict([path], [bonus])
+        return Verdict(*self.judge(TreeView(tree, logits, self.sampling, randomness)))
 
     def judge(self, view: TreeView) -> tuple[list[int], int]:
-        """The accepted path and the bonus token of one sequence."""
+        """The accepted path and the bonus token."""
         raise NotImplementedError
 
 
@@ -196,22 +194,19 @@ def without(q: Tensor, token: int) -> Tensor:
     return normalise(rest, rest)
 
 
-def walk(tree: DraftTree, logits: Tensor, chosen: Tensor) -> Verdict:
-    """Follow the tokens the target chooses, from the root for as long as they are in the tree.
+def walk(tree: DraftTree, logits: Tensor) -> Verdict:
+    """Follow the largest logit, from the root for as long as its token is in the tree; ties go to the lowest id.
 
     Args:
         tree: siblings differ in their tokens.
-        logits: `[1, nodes, vocab]` of the target.
-        chosen: int64 `[1, nodes]` the token that follows each node.
+        logits: `[nodes, vocab]`, with the noise of a coupled text.
 
     Raises:
         ModelError: the target's logits are no numbers.
     """
-    tokens = chosen[..., None]
-    tokens = tokens.masked_fill(logits.gather(-1, tokens).isnan(), NOT_A_NUMBER)
-    (read,), path = tokens[..., 0].tolist(), [0]
-    while (child := tree.child(path[-1], read[path[-1]])) is not None:
+    best, path = best_tokens(logits), [0]
+    while (child := tree.child(path[-1], best[path[-1]])) is not None:
         path.append(child)
-    if read[path[-1]] == NOT_A_NUMBER:
+    if best[path[-1]] == NOT_A_NUMBER:
         raise not_numbers()
-    return Verdict([path], [read[path[-1]]])
+    return Verdict(path, best[path[-1]])

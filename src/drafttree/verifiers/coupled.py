@@ -1,11 +1,9 @@
-from collections.abc import Sequence
 from typing import ClassVar
 
 from drafttree.core.lazy import Tensor, torch
 from drafttree.core.randomness import RoundRandomness
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Verdict
-from drafttree.core.vocab_ops import argmax
 from drafttree.verifiers.base import Verifier, walk
 
 
@@ -25,20 +23,13 @@ class Coupled(Verifier):
             return "draws at random; at temperature 0 use 'greedy'"
         return None
 
-    def guide(self, logits: Tensor, depth: int, randomness: Sequence[RoundRandomness]) -> Tensor:
-        noise = _stack([own.gumbel(depth) for own in randomness])[:, None]
-        if missing := logits.shape[-1] - noise.shape[-1]:
+    def guide(self, logits: Tensor, depth: int, randomness: RoundRandomness) -> Tensor:
+        noise = randomness.gumbel(depth)
+        if missing := logits.shape[-1] - len(noise):
             noise = torch.nn.functional.pad(noise, (0, missing))  # a negative width cuts
         return self.sampling.process(logits) + noise
 
-    def verify(self, tree: DraftTree, logits: Tensor, randomness: Sequence[RoundRandomness]) -> Verdict:
-        noise = _stack([randomness[0].gumbel(depth) for depth in range(1, tree.depths[-1] + 2)])
-        if not tree.is_chain:
-            noise = noise.index_select(0, torch.tensor(tree.depths, device=noise.device))
-        drawn = self.sampling.process(logits) + noise
-        return walk(tree, drawn, argmax(drawn))
-
-
-def _stack(rows: list[Tensor]) -> Tensor:
-    """Rows behind each other; a single one is not copied."""
-    return rows[0][None] if len(rows) == 1 else torch.stack(rows)
+    def verify(self, tree: DraftTree, logits: Tensor, randomness: RoundRandomness) -> Verdict:
+        levels = [randomness.gumbel(depth) for depth in range(1, tree.depths[-1] + 2)]
+        noise = levels[0] if tree.size == 1 else torch.stack([levels[depth] for depth in tree.depths])
+        return walk(tree, self.sampling.process(logits) + noise)

@@ -1,11 +1,9 @@
-from collections.abc import Sequence
 from typing import ClassVar
 
 from drafttree.core.lazy import Tensor
 from drafttree.core.randomness import RoundRandomness
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Verdict
-from drafttree.core.vocab_ops import argmax
 from drafttree.verifiers.base import Verifier, walk
 
 
@@ -20,5 +18,5 @@ class Greedy(Verifier):
             return f"serves temperature 0, not {sampling.temperature:g}; use 'coupled'"
         return None
 
-    def verify(self, tree: DraftTree, logits: Tensor, randomness: Sequence[RoundRandomness]) -> Verdict:
-        return walk(tree, logits, argmax(logits))
+    def verify(self, tree: DraftTree, logits: Tensor, randomness: RoundRandomness) -> Verdict:
+        return walk(tree, logits)

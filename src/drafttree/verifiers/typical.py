@@ -34,9 +34,10 @@ class LossyTypical(SamplingVerifier):
         """The log-probability of every drafted node, and per inner node the one its children must exceed."""
         inner = [node for node, children in enumerate(view.children) if children]
         rows = {node: view.target(node) for node in inner}
-        entropies = view.read([-(row * (row + 1e-5).log()).sum() for row in rows.values()])
         drafted = [(node, child) for node in inner for child in view.children[node]]
-        chances = view.read([rows[node][view.tokens[child]] for node, child in drafted])
+        entropies = [-(row * (row + 1e-5).log()).sum() for row in rows.values()]
+        numbers = view.read([*entropies, *(rows[node][view.tokens[child]] for node, child in drafted)])
+        entropies, chances = numbers[: len(inner)], numbers[len(inner) :]
         logprobs = {
             child: math.log(chance) if chance else -math.inf
             for (_, child), chance in zip(drafted, chances, strict=True)

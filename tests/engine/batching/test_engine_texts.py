@@ -10,7 +10,6 @@ from drafttree.drafters import Drafter
 from drafttree.engine.batching import Engine
 from drafttree.engine.decoder import Decoder
 from drafttree.evaluation.toy_models import TOY_COSTS
-from drafttree.models.packed import shares_passes
 from drafttree.policies import Chain, DynaTree, Talon, TreePolicy
 from helpers import families, random_cases
 from helpers.batches import TOKENIZER, Asked, check_text, check_texts, mixed_requests, submit_from_threads
@@ -107,7 +106,7 @@ def test_cancelling_some_texts_changes_no_other_one(kind):
 @pytest.mark.parametrize("family", ["gpt2", "gemma3", "mistral_sliding", "qwen2_moe_sliding"])
 def test_texts_of_families_that_share_passes_are_those_of_each_alone(family):
     decoder = tiny_decoder("near", family)
-    assert shares_passes(decoder.target)
+    assert decoder.target.shares_passes
     check_batch(decoder, mixed_requests(14, seed=10), max_batch=5)
 
 

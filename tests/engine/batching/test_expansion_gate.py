@@ -49,7 +49,8 @@ def test_nodes_of_later_levels_are_weighed_by_their_whole_path():
     calibration = SurvivalCalibration.empty()
     gate, tree = ExpansionGate([calibration], rates), level([LIKELY, UNLIKELY])
     gate.expand([tree], 1)
-    tree.add([7, 8], [1, 2], [2 * LIKELY, 2 * UNLIKELY], [2 * LIKELY, 2 * UNLIKELY])
+    tree.frontier = [1, 2]
+    tree.add([7, 8], [0, 1], [2 * LIKELY, 2 * UNLIKELY], [2 * LIKELY, 2 * UNLIKELY])
     tree.frontier = [3, 4]
     assert gate.expand([tree], 2) == [[3, 4]]
     first, second = calibration.log_acceptance([LIKELY, UNLIKELY], 1)

@@ -1,6 +1,8 @@
 """Texts of a batch keep the target's law, whatever is learned from them and whichever seeds they have."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -91,9 +93,14 @@ def test_numbers_that_texts_share_would_bias_them(verifier, monkeypatch):
 class CuttingDecoder(ToyDecoder):
     """Drops the drawn nodes that are least likely to be accepted, as may be done with selected ones."""
 
-    def propose(self, request: Request) -> DraftTree:
-        tree = super().propose(request)
-        return replace(tree, scores=tree.path_logprobs).best(max(tree.size - 1, 2))
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        draft = self.loop.draft
+
+        def cut(requests: Sequence[Request]) -> list[DraftTree]:
+            return [replace(tree, scores=tree.path_logprobs).best(max(tree.size - 1, 2)) for tree in draft(requests)]
+
+        self.loop.draft = cut
 
 
 def law_of(decoder: type[ToyDecoder], monkeypatch, policy: TreePolicy, verifier: type[Verifier], **options) -> RoundLaw:

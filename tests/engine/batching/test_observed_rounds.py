@@ -56,7 +56,7 @@ def test_the_paths_and_bonus_tokens_that_are_seen_are_the_text(observed):
     found, seen = observed
     tokens = []
     for tree, verdict in zip(seen.trees, seen.verdicts, strict=True):
-        ((path, bonus),) = verdict.host
+        path, bonus = verdict
         tokens += [*(tree.tokens[node] for node in path[1:]), bonus]
     assert tokens[: len(found.tokens)] == found.tokens
     assert seen.turns == found.metrics.rounds
@@ -64,7 +64,7 @@ def test_the_paths_and_bonus_tokens_that_are_seen_are_the_text(observed):
 
 def test_the_target_is_seen_at_every_node_of_the_tree(observed):
     _, seen = observed
-    assert seen.shapes == [(1, tree.size, 97) for tree in seen.trees]
+    assert seen.shapes == [(tree.size, 97) for tree in seen.trees]
 
 
 def test_trees_are_seen_before_and_after_the_budget_cuts_them(observed):

@@ -1,9 +1,9 @@
 """The benchmark of growing trees: its rows follow Zipf's law, and its trees are those of the policies."""
 
-import numpy as np
 import pytest
 import torch
 
+from drafttree.drafters.session import Frontier
 from drafttree.evaluation.bench import expansion
 from drafttree.evaluation.bench.expansion import ZipfDraft, bench_expansion
 from drafttree.evaluation.run_store import RunStore
@@ -16,7 +16,8 @@ def short(monkeypatch):
     monkeypatch.setattr(expansion, "WARM_UP", 1)
 
 
-NOTHING = np.zeros((1, 1), dtype=np.int64)
+def nodes(count: int) -> list[Frontier]:
+    return [Frontier([0] * count, [0] * count)]
 
 
 def rows_of(policy: str, alpha: float, vocab: int = 50) -> list[expansion.ExpansionTime]:
@@ -25,7 +26,7 @@ def rows_of(policy: str, alpha: float, vocab: int = 50) -> list[expansion.Expans
 
 @pytest.mark.parametrize("alpha", [0.7, 1.35, 5.0])
 def test_a_row_is_zipfs_law_in_another_order(alpha):
-    rows = ZipfDraft(40, alpha, CPU).expand(NOTHING, NOTHING, [3])
+    rows = ZipfDraft(40, alpha, CPU).expand(nodes(3))
     weights = [rank**-alpha for rank in range(1, 41)]
     for row in rows:
         found = row.double().softmax(0).sort(descending=True).values.tolist()
@@ -35,7 +36,7 @@ def test_a_row_is_zipfs_law_in_another_order(alpha):
 
 def test_a_frontier_wider_than_the_rows_sees_them_again():
     draft = ZipfDraft(8, 1.0, CPU)
-    wide = draft.expand(NOTHING, NOTHING, [150])
+    wide = draft.expand(nodes(150))
     assert wide.shape == (150, 8)
     assert torch.equal(wide[:64], wide[64:128])
 

@@ -88,7 +88,7 @@ def test_passes_leave_the_context_alone(monkeypatch):
     seen = []
     forward = model.forward
     monkeypatch.setattr(
-        model, "forward", lambda cache, *args, **kw: seen.append(cache.length) or forward(cache, *args, **kw)
+        model, "forward", lambda segments, **kw: seen.append(segments[0].cache.length) or forward(segments, **kw)
     )
     time_passes(model, (1, 4), 6, 2)
     assert seen[1:] == [6] * 6

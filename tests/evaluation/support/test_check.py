@@ -9,7 +9,7 @@ from drafttree.engine.decoder import Decoder
 from drafttree.evaluation.support import check, random_models
 from drafttree.evaluation.support.overrides import OVERRIDES
 from drafttree.models import TreePlan
-from drafttree.models.span import EVERYTHING, Span
+from drafttree.models.attention.span import EVERYTHING, Span
 
 LATE = 30
 """More rows than the probe of `load` reads."""

@@ -100,8 +100,8 @@ def test_the_tree_of_the_first_round_is_the_one_that_is_proposed(name):
     request = toys(name).new_request(PROMPT, **OPTIONS)
     decoder = toys(name)
     with torch.inference_mode():
-        decoder.prefill(request)
-        proposed = decoder.propose(request)
+        decoder.loop.read_prompt(request)
+        (proposed,) = decoder.loop.draft([request])
     turn = next(Tracer(toys(name), PROMPT, **OPTIONS).run())
     nodes = turn.nodes[: turn.size]
     assert [node.token for node in nodes] == proposed.tokens

@@ -84,7 +84,7 @@ def test_proving_by_enumeration(monkeypatch):
     lines = [line.split() for line in shown.stdout.splitlines()]
     assert ["chain", "coupled", "exact", "lossy"] in lines
     assert ["eagle", "coupled", "refused", "lossy"] in lines
-    assert "exact by coupling: 160 of 160 texts equal plain decoding's" in shown.stdout
+    assert "exact by coupling: 170 of 170 texts equal plain decoding's" in shown.stdout
     assert "eagle with rrsw: refused, Eagle exists in selected form only" in shown.stdout
     shaping = ["--temperature", 0.5, "--top-k", 2]
     report = json.loads(run(*options, "--verifier", "traversal", *shaping, "--json").stdout)

@@ -46,9 +46,9 @@ def test_every_line_is_answered_with_the_turns_before_it(embedded):
 def test_an_answer_reads_only_the_newest_message(conversation, embedded, monkeypatch):
     forward, passes = embedded.target.forward, []
 
-    def count(cache, tokens, *arguments, **options):
-        passes.append(tokens.shape[1])
-        return forward(cache, tokens, *arguments, **options)
+    def count(segments, **options):
+        passes.append(sum(segment.nodes for segment in segments))
+        return forward(segments, **options)
 
     monkeypatch.setattr(embedded.target, "forward", count)
     conversation.take("Tell me everything about the long way that you went to the sea with your friends.")

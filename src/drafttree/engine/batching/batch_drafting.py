@@ -2,20 +2,17 @@
 
 import logging
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from drafttree.core.tree import DraftTree, Proposal
-from drafttree.drafters.base import DraftSession
 from drafttree.engine.batching.expansion_gate import ExpansionGate, Rates
 from drafttree.engine.batching.experience import Experience
 from drafttree.engine.batching.shared_budget import best_count, cut, falling, survival
 from drafttree.engine.metrics import Round
 from drafttree.engine.out_of_memory import is_out_of_memory
 from drafttree.engine.request import Request
-from drafttree.engine.request_rounds import RequestRounds, drafting
+from drafttree.engine.round_loop import DraftGroup, RoundLoop
 from drafttree.policies.calibration import SurvivalCalibration
 
 logger = logging.getLogger("drafttree")
@@ -66,19 +63,19 @@ class BatchDrafting:
     """Drafts for requests of one decoder, and learns what is accepted.
 
     Args:
-        rounds: the decoder.
+        loop: of the decoder.
         experience: of its batches.
         budget: drafted nodes of a request and round, as a mean over the batch; None for the number that pays.
     """
 
-    def __init__(self, rounds: RequestRounds, experience: Experience, budget: int | None = None) -> None:
-        self._rounds, self._experience, self._budget = rounds, experience, budget
+    def __init__(self, loop: RoundLoop, experience: Experience, budget: int | None = None) -> None:
+        self._loop, self._experience, self._budget = loop, experience, budget
         self._costs = experience.costs
         self._failure = ""
 
     def plain(self, requests: Sequence[Request], reason: str | None = None) -> Drafts:
         """Roots alone, for a reason."""
-        roots = [self._rounds.root_tree(request) for request in requests]
+        roots = [self._loop.root_tree(request) for request in requests]
         return Drafts(roots, expected=float(len(requests)), not_allowed=reason)
 
     def draft(self, requests: Sequence[Request], rows: int, rate: float) -> Drafts:
@@ -91,26 +88,14 @@ class BatchDrafting:
         """
         drafts = self.plain(requests)
         try:
-            for source, members in self._groups(requests):
-                rates = Rates(
-                    partial(self._costs.target, len(requests)), partial(self._costs.level, source), rows, rate
-                )
-                self._draft_group(requests, members, source, rates, drafts)
+            for group in self._loop.groups(requests):
+                target, level = partial(self._costs.target, len(requests)), partial(self._costs.level, group.source)
+                self._draft_group(group, Rates(target, level, rows, rate), drafts)
         except Exception as error:
             if is_out_of_memory(error):
                 raise
             return self._without(requests, error)
         return self._within_budget(requests, drafts, rows)
-
-    def _groups(self, requests: Sequence[Request]) -> list[tuple[int, list[tuple[int, DraftSession]]]]:
-        """The requests to draft for, by what must be alike to draft together: the source of a group and its members."""
-        groups: dict[tuple[Any, ...], list[tuple[int, DraftSession]]] = {}
-        for place, request in enumerate(requests):
-            if self._is_drafted_for(request):
-                source, session = drafting(request.draft)
-                key = source, type(session), request.policy, request.verifier.proposal
-                groups.setdefault(key, []).append((place, session))
-        return [(source, members) for (source, *_), members in groups.items()]
 
     def _without(self, requests: Sequence[Request], error: Exception) -> Drafts:
         """A round without drafts, since the drafter has failed."""
@@ -125,37 +110,20 @@ class BatchDrafting:
             self._failure = str(error)
             logger.warning("the drafter failed, so texts go on without drafts: %s: %s", type(error).__name__, error)
 
-    def _is_drafted_for(self, request: Request) -> bool:
-        if not request.draft or self._rounds.max_levels(request) <= 0:
-            return False
-        return request.policy.wants_draft(request.state, request.draft)
-
-    def _draft_group(
-        self,
-        requests: Sequence[Request],
-        members: Sequence[tuple[int, DraftSession]],
-        source: int,
-        rates: Rates,
-        drafts: Drafts,
-    ) -> None:
-        """Draft for requests whose sessions draft by the same model, for the same kind of verifier."""
-        own = [requests[place] for place, _ in members]
-        selected = own[0].verifier.proposal is Proposal.TOP_K
-        calibrations = [self._calibration(request, source) for request in own]
+    def _draft_group(self, group: DraftGroup, rates: Rates, drafts: Drafts) -> None:
+        """Draft for requests whose trees grow together."""
+        selected = group.requests[0].verifier.proposal is Proposal.TOP_K
+        calibrations = [self._calibration(request, group.source) for request in group.requests]
         gate = ExpansionGate(calibrations, rates) if selected and self._budget is None else None
-        with ExitStack() as timed:
-            for request in own:
-                timed.enter_context(request.clock.propose)
-            levels = self._levels(own, rates, selected=selected)
-            grown = self._rounds.grow(own, [session for _, session in members], levels, gate=gate)
-        for (place, _), tree in zip(members, grown, strict=True):
+        grown = self._loop.grow(group, self._levels(group.requests, rates, selected=selected), gate)
+        for place, tree in zip(group.places, grown, strict=True):
             drafts.trees[place] = tree
         levels = max(len(tree.widths) for tree in grown)
-        drafts.groups.append((source, [sum(_width(tree, level) for tree in grown) for level in range(levels)]))
+        drafts.groups.append((group.source, [sum(_width(tree, level) for tree in grown) for level in range(levels)]))
 
     def _levels(self, own: Sequence[Request], rates: Rates, *, selected: bool) -> list[int]:
         """The levels that each request may be drafted for."""
-        allowed = [self._rounds.max_levels(request) for request in own]
+        allowed = [self._loop.max_levels(request) for request in own]
         if selected or self._budget is not None:
             return allowed
         limit = self._experience.limits.choose(len(own), rates.rows, rates.target, rates.level)

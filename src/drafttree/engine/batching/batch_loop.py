@@ -1,15 +1,12 @@
 """The loop of an engine: every round advances all requests that run, in one target pass.
 
-    admit -> budget -> draft (one packed pass per level) -> one packed target pass -> verify each -> commit -> publish
+    admit -> plan -> a round (see `drafttree.engine.round_loop`) -> publish -> learn
 
-Trees, single nodes and parts of prompts lie behind each other in the pass, and only attention knows whose rows are
-whose. So a request joins by adding a segment and leaves by adding none. A loop belongs to one thread.
+A loop belongs to one thread.
 """
 
 import logging
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -20,15 +17,15 @@ from drafttree.engine.batching.draft_switch import RoundRate
 from drafttree.engine.batching.engine_metrics import EngineMetrics, EngineRound
 from drafttree.engine.batching.experience import Experience
 from drafttree.engine.batching.kv_memory import KVMemory
-from drafttree.engine.batching.packed_scoring import score
-from drafttree.engine.batching.prompt_reading import Part, PromptReading
+from drafttree.engine.batching.prompt_parts import choose_parts
 from drafttree.engine.batching.scheduler import Scheduler
 from drafttree.engine.batching.served_request import ServedRequest
-from drafttree.engine.compatibility import refuse_sharded
+from drafttree.engine.metrics import Round
 from drafttree.engine.out_of_memory import is_out_of_memory
 from drafttree.engine.request import Request
-from drafttree.engine.request_rounds import RequestRounds
-from drafttree.models import Output
+from drafttree.engine.round_clock import RoundClock
+from drafttree.engine.round_loop import PromptPart, RoundLoop
+from drafttree.models import Model
 
 logger = logging.getLogger("drafttree")
 
@@ -42,7 +39,7 @@ class Plan(NamedTuple):
     """
 
     writing: list[ServedRequest]
-    parts: list[Part]
+    parts: list[PromptPart]
 
     @property
     def prefill_rows(self) -> int:
@@ -55,48 +52,43 @@ class Plan(NamedTuple):
         return len(self.writing) + self.prefill_rows
 
 
-@dataclass
-class Laps:
-    """When the parts of a round began: drafting, the target pass, what follows it."""
-
-    times: list[float] = field(default_factory=lambda: [time.perf_counter()])
-
-    def lap(self) -> None:
-        """The next part begins."""
-        self.times.append(time.perf_counter())
-
-    def seconds(self, part: int) -> float:
-        """Of a part."""
-        return self.times[part + 1] - self.times[part]
-
-
 class BatchLoop:
-    """Runs requests of one decoder.
+    """Runs requests of one decoder, whose `batch_loop` makes it.
 
     Args:
-        rounds: the decoder.
+        loop: of the decoder.
+        experience: of its batches.
+        remember: told of every finished request.
         max_batch: requests at once, at most.
         memory: what their KV caches may take.
         budget: as for `Engine`.
 
     Attributes:
+        memory: as given.
         metrics: of all rounds.
-
-    Raises:
-        ConfigError: the target is sharded over processes.
     """
 
-    def __init__(self, rounds: RequestRounds, max_batch: int, memory: KVMemory, budget: int | None = None) -> None:
-        refuse_sharded(rounds.target, "the drafts of many requests at once are budgeted")
-        self.metrics = EngineMetrics()
-        self._rounds, self._budget = rounds, budget
+    def __init__(
+        self,
+        loop: RoundLoop,
+        experience: Experience,
+        remember: Callable[[Request], None],
+        max_batch: int,
+        memory: KVMemory,
+        budget: int | None = None,
+    ) -> None:
+        self.memory, self.metrics = memory, EngineMetrics()
+        self._loop, self._remember, self._budget = loop, remember, budget
         self._scheduler = Scheduler(max_batch, memory)
-        experience = Experience.of(rounds)
         self._costs, self._switch = experience.costs, experience.switch
-        self._reading = PromptReading(rounds, self._costs)
-        self._drafting = BatchDrafting(rounds, experience, budget)
+        self._drafting = BatchDrafting(loop, experience, budget)
         self._predicted = RoundRate()
         self._cancelled = False
+
+    @property
+    def target(self) -> Model:
+        """The model whose output is wanted."""
+        return self._loop.target
 
     @property
     def busy(self) -> bool:
@@ -148,7 +140,8 @@ class BatchLoop:
         admitted = self._scheduler.admit()
         for place, served in enumerate(admitted):
             try:
-                self._reading.begin(served)
+                self._loop.open(served.request)
+                self._loop.begin(served.request)
             except Exception as error:
                 if is_out_of_memory(error) and self._has_room_to_make:
                     self._put_back(admitted[place:])
@@ -156,35 +149,31 @@ class BatchLoop:
                 self._fail(served, error)
 
     def _advance(self, running: Sequence[ServedRequest]) -> None:
-        """One packed pass, and what stands before and after it."""
+        """One round, and what stands before and after it."""
         plan = self._plan(running)
         if not plan.rows:
             return
-        laps = Laps()
-        drafts = self._draft(plan)
-        laps.lap()
-        outputs, read = score(self._rounds, [each.request for each in plan.writing], drafts.trees, plan.parts)
-        laps.lap()
-        for part, output in zip(plan.parts, read, strict=True):
-            self._reading.commit(part, output)
-        committed = [
-            self._settle(served, tree, output, laps)
-            for served, tree, output in zip(plan.writing, drafts.trees, outputs, strict=True)
-        ]
-        laps.lap()
-        self._learn(plan, drafts, self._turn(plan, drafts, sum(committed), laps))
+        requests, clock = [served.request for served in plan.writing], RoundClock()
+        drafts = self._drafting.plain(requests)
+
+        def draft() -> list[DraftTree]:
+            nonlocal drafts
+            drafts = self._draft(requests, plan.rows)
+            return drafts.trees
+
+        turns = self._loop.step(requests, plan.parts, draft, clock)
+        committed = [self._publish(*each) for each in zip(plan.writing, drafts.trees, turns, strict=True)]
+        clock.lap("publish")
+        self._learn(plan, drafts, self._turn(plan, drafts, sum(committed), clock))
 
     def _plan(self, running: Sequence[ServedRequest]) -> Plan:
-        reading = [served for served in running if served.unread]
-        writing = [served for served in running if not served.unread]
-        for served in writing:
-            self._rounds.read_again_if_long(served.request)
-        return Plan(writing, self._reading.parts(reading, len(writing)))
+        reading = [served.request for served in running if served.request.unread]
+        writing = [served for served in running if not served.request.unread]
+        return Plan(writing, choose_parts(reading, len(writing), self._costs))
 
-    def _draft(self, plan: Plan) -> Drafts:
+    def _draft(self, requests: list[Request], rows: int) -> Drafts:
         """The trees of a round, shown to who observes a request."""
-        requests = [served.request for served in plan.writing]
-        drafts = self._drafted(requests, plan.rows)
+        drafts = self._drafted(requests, rows)
         for request, grown in zip(requests, drafts.grown, strict=True):
             if request.observer:
                 request.observer.drafted(request, grown, drafts.reason)
@@ -198,17 +187,18 @@ class BatchLoop:
         return drafts
 
     def _reason_not_to_draft(self, batch: int) -> str | None:
-        if self._rounds.drafter is None:
+        if self._loop.drafter is None:
             return "there is no drafter"
         if not batch:
             return "prompts are read"
         return None if self._budget is not None else self._switch.decide(batch)
 
-    def _settle(self, served: ServedRequest, tree: DraftTree, output: Output, laps: Laps) -> int:
-        """Verify and commit the tree of one request, and tell its reader; how many tokens were committed."""
-        request, known = served.request, len(served.request.tokens)
+    def _publish(self, served: ServedRequest, tree: DraftTree, turn: Round | Exception) -> int:
+        """Tell the reader of a request what its round has added; how many tokens were committed."""
         try:
-            committed, turn = self._rounds.settle(request, tree, output, laps.times[0])
+            if isinstance(turn, Exception):
+                raise turn
+            request, known = served.request, len(served.request.tokens) - turn.committed
             served.record(turn)
             self.metrics.count(turn)
             if known == request.prompt_length:
@@ -224,15 +214,15 @@ class BatchLoop:
             else:
                 self._fail(served, error)
             return 0
-        return committed
+        return turn.committed
 
     def _finish(self, served: ServedRequest) -> None:
         """Keep what a text leaves for later ones, if there is memory for it; the text is written all the same."""
         self._scheduler.remove(served)
         self.metrics.finished += 1
         try:
-            self._rounds.prefixes.keep_if_wanted(served.request)
-            self._rounds.adaptation.remember(served.request)
+            self._loop.prefixes.keep_if_wanted(served.request)
+            self._remember(served.request)
         except Exception:
             logger.warning("a finished text was not kept for later ones", exc_info=True)
 
@@ -241,7 +231,7 @@ class BatchLoop:
         self.metrics.drafter_failures += 1
         self._drafting.log_failure(error)
 
-    def _turn(self, plan: Plan, drafts: Drafts, committed: int, laps: Laps) -> EngineRound:
+    def _turn(self, plan: Plan, drafts: Drafts, committed: int, clock: RoundClock) -> EngineRound:
         return EngineRound(
             batch=len(plan.writing),
             waiting=len(self._scheduler.waiting),
@@ -250,9 +240,9 @@ class BatchLoop:
             prefill_rows=plan.prefill_rows,
             committed=committed,
             draft_passes=drafts.passes,
-            draft_seconds=laps.seconds(0),
-            target_seconds=laps.seconds(1),
-            seconds=laps.times[-1] - laps.times[0],
+            draft_seconds=clock.seconds["draft"],
+            target_seconds=clock.seconds["masks"] + clock.seconds["target"],
+            seconds=clock.total,
             expected=drafts.expected if drafts.groups else None,
             reason=drafts.reason,
         )
@@ -294,7 +284,7 @@ class BatchLoop:
     @property
     def _has_room_to_make(self) -> bool:
         """Whether other requests could wait, or kept beginnings of texts could go, where memory ran out."""
-        return len(self._scheduler.running) > 1 or self._rounds.prefixes.tokens > 0
+        return len(self._scheduler.running) > 1 or self._loop.prefixes.tokens > 0
 
     def _relieve(self, error: Exception) -> None:
         """Make room after memory ran out in a pass: half of the batch waits again, or the only request fails."""
@@ -311,11 +301,11 @@ class BatchLoop:
 
     def _make_room(self, waiting: Sequence[ServedRequest]) -> None:
         """Drop kept beginnings of texts, and the rows of requests that wait again: their tokens are read again."""
-        self._rounds.prefixes.clear()
+        self._loop.prefixes.clear()
         for served in waiting:
-            self._rounds.close(served.request)
+            self._loop.close(served.request)
         self.metrics.preempted = self._scheduler.preempted
-        if self._rounds.target.device.type == "cuda":
+        if self._loop.target.device.type == "cuda":
             torch.cuda.empty_cache()
         going_on = len(self._scheduler.running)
         logger.warning("memory ran out; %d requests wait again and %d go on", len(waiting), going_on)

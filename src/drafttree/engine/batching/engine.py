@@ -4,7 +4,7 @@ import atexit
 import threading
 from collections import deque
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Protocol, Self, Unpack, runtime_checkable
 
 from drafttree.core.counts import MAX_BATCH, check_count
 from drafttree.core.errors import ConfigError, EngineClosedError, InputError
@@ -17,9 +17,22 @@ from drafttree.engine.batching.served_request import ServedRequest
 from drafttree.engine.compatibility import check_budget
 from drafttree.engine.generation_options import GenerationOptions
 from drafttree.engine.prompt import Prompt, is_batch
-from drafttree.engine.request import RoundObserver
-from drafttree.engine.request_rounds import RequestRounds
+from drafttree.engine.request import Request, RoundObserver
 from drafttree.engine.target_lock import lock_of
+from drafttree.models import Model
+from drafttree.verifiers.base import Verifier
+
+
+@runtime_checkable
+class EngineDecoder(Protocol):
+    """What an engine asks of a `drafttree.engine.decoder.Decoder`."""
+
+    target: Model
+    verifier: type[Verifier] | None
+
+    def prepare(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> Request: ...
+
+    def batch_loop(self, max_batch: int, *, memory: KVMemory | None = None, budget: int | None = None) -> BatchLoop: ...
 
 
 class Engine:
@@ -51,20 +64,20 @@ class Engine:
 
     def __init__(
         self,
-        decoder: RequestRounds,
+        decoder: EngineDecoder,
         *,
         max_batch: int = MAX_BATCH,
         max_kv_tokens: int | None = None,
         budget: int | None = None,
     ) -> None:
-        if not isinstance(decoder, RequestRounds):
+        if not isinstance(decoder, EngineDecoder):
             raise ConfigError(f"decoder is {decoder!r}; give a Decoder, such as drafttree.load makes")
         check_count("max_batch", max_batch)
         check_budget(budget, decoder.verifier)
         self.decoder = decoder
         with lock_of(decoder.target):
             self._memory = KVMemory(decoder.target, max_kv_tokens)
-            self._loop = BatchLoop(decoder, max_batch, self._memory, budget)
+            self._loop = decoder.batch_loop(max_batch, memory=self._memory, budget=budget)
         self._changed = threading.Condition()
         self._inbox: deque[ServedRequest] = deque()
         self._submitted = 0

@@ -99,12 +99,12 @@ class EngineMetrics:
     def record(self, turn: EngineRound) -> None:
         """Count a round that has ended."""
         self._rounds.append(turn)
-        self.tokens += turn.committed
         self.drafted += turn.drafted
         self.drafting_off = turn.reason
 
     def count(self, turn: Round) -> None:
-        """Count what was accepted of one request's tree."""
+        """Count what one request's round has committed, before its reader is told of it."""
+        self.tokens += turn.committed
         self.drafts += turn.nodes > 1
         self.accepted += turn.accepted
         self.accepted_by_position += [0] * (turn.accepted - len(self.accepted_by_position))

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from drafttree.engine.batching.batch_costs import BatchCosts
 from drafttree.engine.batching.draft_switch import DraftSwitch
 from drafttree.engine.batching.level_limit import LevelLimit
-from drafttree.engine.request_rounds import RequestRounds
 from drafttree.policies.calibration import SurvivalCalibration
 
 Kind = tuple[bool, int]
@@ -30,16 +29,6 @@ class Experience:
 
     def __post_init__(self) -> None:
         self.switch = DraftSwitch(lambda batch: self.costs.round(batch, batch))
-
-    @classmethod
-    def of(cls, rounds: RequestRounds) -> "Experience":
-        """What earlier batches of a decoder have shown; costs that are not known are measured."""
-        return rounds.adaptation.batches((rounds.policy, rounds.verifier), lambda: cls._new(rounds))
-
-    @classmethod
-    def _new(cls, rounds: RequestRounds) -> "Experience":
-        curve = None if rounds.drafter is None else rounds.costs()
-        return cls(BatchCosts(curve, frozen=rounds.adaptation.given is not None))
 
     def calibration(self, kind: Kind) -> SurvivalCalibration:
         """How often nodes of a kind of drafts are accepted."""

@@ -3,10 +3,8 @@
 from collections.abc import Sequence
 
 from drafttree.engine.batching.batch_loop import BatchLoop
-from drafttree.engine.batching.kv_memory import KVMemory
 from drafttree.engine.batching.served_request import Ended, Reader, ServedRequest
 from drafttree.engine.request import Generation, Request
-from drafttree.engine.request_rounds import RequestRounds
 from drafttree.engine.target_lock import lock_of
 
 
@@ -31,28 +29,25 @@ class _Result(Reader):
         return self._ended
 
 
-def generate_all(rounds: RequestRounds, requests: Sequence[Request], max_batch: int) -> list[Generation]:
+def generate_all(loop: BatchLoop, requests: Sequence[Request]) -> list[Generation]:
     """The texts of requests, in their order.
 
     Args:
-        rounds: the decoder.
-        requests: prepared by it, not opened.
-        max_batch: of them at once, at most.
+        loop: runs nothing else.
+        requests: prepared by its decoder, not opened.
 
     Raises:
         ContextError: one needs more rows of the KV cache than there are.
         Exception: what a request failed with; the others end there.
     """
-    with lock_of(rounds.target):
-        memory = KVMemory(rounds.target)
-        for request in requests:
-            memory.check(request.capacity)
-        loop, results = BatchLoop(rounds, max_batch, memory), [_Result() for _ in requests]
+    for request in requests:
+        loop.memory.check(request.capacity)
+    results = [_Result() for _ in requests]
     for order, (request, result) in enumerate(zip(requests, results, strict=True)):
         loop.add(ServedRequest(request, result, order))
     try:
         while loop.busy:
-            with lock_of(rounds.target):
+            with lock_of(loop.target):
                 loop.step()
             for result in results:
                 result.raise_error()

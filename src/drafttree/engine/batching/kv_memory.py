@@ -57,7 +57,7 @@ class KVMemory:
 
 
 def _rows_that_fit(target: Model) -> float:
-    layout = getattr(target.new_cache(1, 1), "layout", None)
+    layout = getattr(target.new_cache(1), "layout", None)
     memory = _memory(target.device)
     if layout is None or memory is None:
         return math.inf

@@ -30,7 +30,6 @@ class ServedRequest:
         order: place in the order of arrival; the smallest came first.
         cancelled: whether nobody wants the rest of its text; set by any thread.
         cancel_reason: the finish reason of its text then.
-        drafts_prompt: whether its drafter reads the prompt too.
     """
 
     request: Request
@@ -38,18 +37,12 @@ class ServedRequest:
     order: int = 0
     cancelled: bool = False
     cancel_reason: str = "cancelled"
-    drafts_prompt: bool = False
     _last: float = field(default_factory=time.perf_counter)
 
     @property
     def rows(self) -> int:
         """Rows of the KV cache that it reserves: prompt, text and the largest tree."""
         return self.request.capacity
-
-    @property
-    def unread(self) -> int:
-        """Tokens before the root that the target has not read."""
-        return len(self.request.tokens) - 1 - self.request.cache.next_position
 
     def publish(self, known: int) -> None:
         """Tell the reader what was added since there were so many tokens, and the whole text where it has ended."""

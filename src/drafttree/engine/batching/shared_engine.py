@@ -6,8 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from drafttree.core.errors import EngineClosedError
-from drafttree.engine.batching.engine import Engine
-from drafttree.engine.request_rounds import RequestRounds
+from drafttree.engine.batching.engine import Engine, EngineDecoder
 
 
 class SharedEngine:
@@ -19,7 +18,7 @@ class SharedEngine:
         self._users: set[object] = set()
 
     @asynccontextmanager
-    async def use(self, decoder: RequestRounds) -> AsyncIterator[Engine]:
+    async def use(self, decoder: EngineDecoder) -> AsyncIterator[Engine]:
         """The engine of a decoder, while it is used; the event loop does not wait for its thread."""
         loop, user = asyncio.get_running_loop(), object()
         self._users.add(user)
@@ -29,7 +28,7 @@ class SharedEngine:
             self._users.discard(user)
             await asyncio.shield(loop.run_in_executor(None, self._close_unused))
 
-    def _get(self, decoder: RequestRounds) -> Engine:
+    def _get(self, decoder: EngineDecoder) -> Engine:
         with self._changing:
             if not self._users:
                 raise EngineClosedError("whoever wanted the engine was cancelled before it was made")

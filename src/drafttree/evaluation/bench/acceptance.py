@@ -162,16 +162,17 @@ def _contexts(decoder: Decoder, prompt: Prompt, rounds: int, stride: int, option
     ahead = (rounds - 1) * stride
     text = decoder.generate(prompt, max_new_tokens=ahead, **options).tokens if ahead else []
     request = decoder.new_request(prompt, max_new_tokens=ahead + MAX_LEVELS, **options)
-    decoder.prefill(request)
+    decoder.loop.read_prompt(request)
     yield request
     for first in range(0, ahead, stride):
         following = text[first : first + stride]
         if len(following) < stride or following[-1] in decoder.eos:
             return
-        prefill(decoder.target, request.cache, [request.tokens[-1], *following[:-1]])
-        request.tokens += following
         assert request.draft is not None
-        request.draft.commit(following, ())
+        with torch.inference_mode():
+            prefill(decoder.target, request.cache, [request.tokens[-1], *following[:-1]])
+            request.draft.commit(following, ())
+        request.tokens += following
         yield request
 
 

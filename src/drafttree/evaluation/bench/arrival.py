@@ -9,9 +9,7 @@ from typing import Any
 import torch
 
 from drafttree.core.errors import ConfigError, ContextError
-from drafttree.engine.batching.batch_loop import BatchLoop
 from drafttree.engine.batching.engine_metrics import EngineRound
-from drafttree.engine.batching.kv_memory import KVMemory
 from drafttree.engine.batching.served_request import ServedRequest
 from drafttree.engine.decoder import Decoder
 from drafttree.evaluation.bench.estimate import RatioEstimate
@@ -133,7 +131,7 @@ class _Stage:
         self._options = {"seed": 0, "ignore_eos": True} | options
         joined = [token for prompt in prompts for token in prompt]
         self._long = (joined * -(-prompt_tokens // len(joined)))[:prompt_tokens]
-        self._loop = BatchLoop(decoder, running + 1, KVMemory(decoder.target))
+        self._loop = decoder.batch_loop(running + 1)
 
     def run(self, number: int) -> Arrival:
         """Let the prompt arrive beside the next texts."""

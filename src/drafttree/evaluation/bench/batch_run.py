@@ -7,7 +7,6 @@ from typing import Any
 
 from drafttree.engine.batching.batch_loop import BatchLoop
 from drafttree.engine.batching.engine_metrics import EngineRound
-from drafttree.engine.batching.kv_memory import KVMemory
 from drafttree.engine.batching.served_request import Ended, Reader, ServedRequest
 from drafttree.engine.decoder import Decoder
 
@@ -129,7 +128,7 @@ class EngineWay:
             **options: as for `Decoder.generate`.
         """
         if batch not in self._loops:
-            self._loops[batch] = BatchLoop(self._decoder, batch, KVMemory(self._decoder.target), self._budget)
+            self._loops[batch] = self._decoder.batch_loop(batch, budget=self._budget)
         loop, texts = self._loops[batch], [_Text() for _ in prompts]
         begun, failures = time.perf_counter(), loop.metrics.drafter_failures
         for place, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):

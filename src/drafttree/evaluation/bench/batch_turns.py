@@ -6,8 +6,8 @@ from functools import cached_property, partial
 from itertools import cycle, islice
 from typing import Any
 
-from drafttree.engine.batching.prompt_reading import LONGEST_PART
 from drafttree.engine.decoder import Decoder
+from drafttree.engine.round_loop import LONGEST_PART
 from drafttree.evaluation.bench.batch_run import BatchRun
 from drafttree.evaluation.bench.batch_ways import ONE_BY_ONE, PLAIN, Way
 from drafttree.evaluation.reference import find_difference

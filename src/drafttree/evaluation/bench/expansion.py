@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
-from numpy import ndarray as Array
 from torch import Tensor
 
+from drafttree.drafters.session import Frontier
 from drafttree.engine.cost_measurement import TRIAL_COSTS
 from drafttree.engine.tree_growth import grow
 from drafttree.evaluation.run_store import RunStore
@@ -99,9 +99,9 @@ class ZipfDraft:
         """`[1, vocab]`."""
         return self._rows[:1]
 
-    def expand(self, tokens: Array, origins: Array, widths: Sequence[int]) -> Tensor:
+    def expand(self, frontiers: Sequence[Frontier]) -> Tensor:
         """`[nodes, vocab]`; the first tree with a frontier wider than any before takes the time to make rows."""
-        (width,) = widths
+        width = len(frontiers[0].tokens)
         if width > len(self._rows):
             self._rows = self._rows.repeat(-(-width // len(self._rows)), 1)
         return self._rows[:width]

@@ -9,7 +9,6 @@ Added layers have output projections of zero.
 
 import copy
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,8 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from drafttree.core.errors import ConfigError
 from drafttree.drafters import MixedDrafter
-from drafttree.drafters.base import Drafter, DraftSession, HiddenStates, PackedDraft
-from drafttree.drafters.packed import pack
+from drafttree.drafters.base import Drafter, DraftSession, HiddenStates
 from drafttree.engine.decoder import Decoder
 from drafttree.evaluation.shapes import Shape, find_shape
 from drafttree.loading import choose_drafter, find_device, find_drafter, find_dtype, load_model, load_tokenizer
@@ -125,9 +123,9 @@ class NarrowSession:
         self._session, self._hidden = session, hidden
         self.root, self.expand = session.root, session.expand
 
-    @staticmethod
-    def pack(sessions: "Sequence[NarrowSession]") -> PackedDraft:
-        return pack([each._session for each in sessions])
+    def choose(self) -> DraftSession:
+        """The head's own session drafts."""
+        return self._session
 
     @property
     def passes(self) -> int:

@@ -34,7 +34,7 @@ class JudgedTree:
 
     Attributes:
         tree: the draft tree.
-        logits: `[1, nodes, vocab]` of the target, once `score_trees` has set them.
+        logits: `[nodes, vocab]` of the target, once `score_trees` has set them.
     """
 
     logits: Tensor
@@ -44,7 +44,7 @@ class JudgedTree:
         policy = policy.form_for(verifier.proposal, chain=verifier.chains_only) or policy
         text = replace(request, policy=policy, state=policy.init_state(TextContext()), verifier=verifier)
         self._sampling, self._randomness = verifier.sampling, request.randomness.at(len(request.tokens) - 1)
-        self.tree = decoder.propose(text)
+        (self.tree,) = decoder.loop.draft([text])
         self._depths = self.tree.depths
 
     def accepted(self, verifier: type[Verifier], levels: int) -> float:
@@ -77,7 +77,7 @@ class JudgedTree:
 
     def _view(self, levels: int) -> TreeView:
         """The tree down to a level."""
-        view = TreeView(self.tree, self.logits[0], self._sampling, self._randomness)
+        view = TreeView(self.tree, self.logits, self._sampling, self._randomness)
         view.children = [
             children if depth < levels else [] for depth, children in zip(self._depths, view.children, strict=True)
         ]
@@ -86,9 +86,8 @@ class JudgedTree:
     def _count(self, verifier: type[Verifier], levels: int) -> int:
         """The drafted tokens that a verifier accepts of the tree down to a level in this round."""
         tree = self._upper(levels)
-        verdict = verifier(self._sampling).verify(tree, self.logits[:, : tree.size], [self._randomness])
-        ((path, _),) = verdict.host
-        return len(path) - 1
+        verdict = verifier(self._sampling).verify(tree, self.logits[: tree.size], self._randomness)
+        return len(verdict.path) - 1
 
     def _upper(self, levels: int) -> DraftTree:
         """The tree without the levels below one; columns are in breadth-first order."""
@@ -100,14 +99,16 @@ class JudgedTree:
         return replace(self.tree, **columns, draft_probs=probs, levels=levels)
 
 
+@torch.inference_mode()
 def score_trees(decoder: Decoder, request: Request, grown: list[JudgedTree]) -> None:
     """Give trees of the same root their logits, from one target pass over all of them."""
-    logits = decoder.score(request, _together([each.tree for each in grown])).logits
+    (output,) = decoder.loop.score([request], [_together([each.tree for each in grown])])
+    logits = output.logits[0]
     request.cache.commit([])
     first = 1
     for each in grown:
         last = first + each.tree.size - 1
-        each.logits = torch.cat((logits[:, :1], logits[:, first:last]), 1)
+        each.logits = torch.cat((logits[:1], logits[first:last]))
         first = last
 
 

@@ -191,6 +191,6 @@ def pass_bytes(model: TargetModel, context: int) -> int:
     table, head = module.get_input_embeddings().weight, module.get_output_embeddings().weight
     if table is not head:
         weights[id(table)] = table[0].nbytes
-    cache = model.new_cache(1, context)
+    cache = model.new_cache(context)
     prefill(model, cache, [0])
     return sum(weights.values()) + cache.nbytes * context // cache.capacity

@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass
 from itertools import product
 
 import torch
-from torch import Tensor
 from torch.nn.functional import one_hot
 
 from drafttree.core.errors import ConfigError, InputError
@@ -26,7 +25,7 @@ from drafttree.evaluation.prompt_form import AS_TEXT, PromptForm
 from drafttree.evaluation.prompts import Example
 from drafttree.evaluation.run_store import RunStore
 from drafttree.loading import PolicyLike, parse_policies
-from drafttree.models import CacheLayout, Output, TreeCache
+from drafttree.models import CacheLayout, Output, Segment, TreeCache
 from drafttree.policies import TreePolicy
 
 CONTEXTS = (1024, 2048, 4096, 8192)
@@ -96,6 +95,8 @@ class Recording:
         vocab_size: width of the logits.
     """
 
+    shares_passes = False
+
     def __init__(self, tokens: Sequence[int], vocab_size: int) -> None:
         self.vocab_size, self.device = vocab_size, torch.device("cpu")
         self.context: int | None = None
@@ -103,21 +104,15 @@ class Recording:
         self._next = torch.tensor([*tokens[1:], 0])
         self.nbytes = self._next.nbytes
 
-    def new_cache(self, batch: int, capacity: int) -> TreeCache:
-        return TreeCache(CacheLayout({}), batch, capacity)
+    def new_cache(self, capacity: int) -> TreeCache:
+        return TreeCache(CacheLayout({}), capacity)
 
-    def forward(
-        self,
-        cache: TreeCache,
-        tokens: Tensor,
-        positions: Tensor,
-        visible: Tensor,
-        *,
-        last_only: bool = False,
-        hidden_layers: tuple[int, ...] = (),
-    ) -> Output:
-        cache.grow(positions)
-        asked = positions[:, -1:] if last_only else positions
+    def forward(self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = ()) -> list[Output]:
+        return [self._score(segment) for segment in segments]
+
+    def _score(self, segment: Segment) -> Output:
+        segment.cache.grow(segment.positions)
+        asked = segment.positions[:, segment.wanted]
         due = self._next[asked.clamp_max(len(self._next) - 1)]
         return Output(one_hot(due, self.vocab_size).float())
 

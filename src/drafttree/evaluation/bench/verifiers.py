@@ -18,6 +18,7 @@ from torch import Tensor
 from drafttree.core.randomness import RoundRandomness, SeededRandomness
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Proposal
+from drafttree.drafters.session import Frontier, SharedSession
 from drafttree.engine.child_sampler import ChildSampler
 from drafttree.engine.draft_logits import AdjustedDraft, LogitsAdjustment
 from drafttree.engine.tree_growth import grow
@@ -131,15 +132,17 @@ class _SyntheticLogits:
         self.nodes, self.vocab, self.device = nodes, vocab, device
         spread = PEAK * (2 * torch.tensor(float(vocab)).log()).sqrt().item()
         generator = torch.Generator(device).manual_seed(0)
-        self.draft = spread * torch.randn(1, nodes, vocab, device=device, generator=generator)
-        self.target = torch.randn(1, nodes, vocab, device=device, generator=generator).mul_(APART).add_(self.draft)
+        self.draft = spread * torch.randn(nodes, vocab, device=device, generator=generator)
+        self.target = torch.randn(nodes, vocab, device=device, generator=generator).mul_(APART).add_(self.draft)
 
     def tree(self, judge: Verifier, randomness: RoundRandomness) -> DraftTree:
         """A tree in which every node has two children, or a chain."""
         binary = Fixed(depth=16, breadth=2, threshold=0.0, budget=self.nodes)
         policy = Chain(depth=self.nodes - 1, budget=self.nodes) if judge.chains_only else binary
         sampler = None if judge.proposal is Proposal.TOP_K else ChildSampler(judge.proposal, [randomness])
-        draft = AdjustedDraft(_Rows(self.draft[0]), [LogitsAdjustment(judge, randomness)], self.device)
+        draft = AdjustedDraft(
+            [SharedSession(_Rows(self.draft), self.device)], [LogitsAdjustment(judge, randomness)], self.device
+        )
         (tree,) = grow(policy, draft, [0], [2 * self.nodes], states=[None], sampler=sampler)
         return tree
 
@@ -150,11 +153,11 @@ class _Rows:
     def __init__(self, rows: Tensor) -> None:
         self._rows, self._next = rows, 1
 
-    def root(self) -> Tensor:
+    def root(self, sessions: Sequence[SharedSession]) -> Tensor:
         return self._rows[:1]
 
-    def expand(self, tokens: Tensor, origins: Tensor, widths: Sequence[int]) -> Tensor:
-        first, self._next = self._next, self._next + sum(widths)
+    def expand(self, sessions: Sequence[SharedSession], frontiers: Sequence[Frontier]) -> Tensor:
+        first, self._next = self._next, self._next + len(frontiers[0].tokens)
         return self._rows[first : self._next]
 
 
@@ -166,10 +169,10 @@ def _time(name: str, judge: Verifier, synthetic: _SyntheticLogits, repeats: int,
         begun = _now(synthetic.device)
         tree = synthetic.tree(judge, randomness)
         grown = _now(synthetic.device)
-        verdict = judge.verify(tree, synthetic.target[:, : tree.size], [randomness])
+        verdict = judge.verify(tree, synthetic.target[: tree.size], randomness)
         verifying.append(_now(synthetic.device) - grown)
         growing.append(grown - begun)
-        accepted.append(len(verdict.host[0][0]) - 1)
+        accepted.append(len(verdict.path) - 1)
     times = (statistics.median(verifying[1:]), statistics.median(growing[1:]))
     return VerifierTime(name, synthetic.vocab, synthetic.nodes, statistics.fmean(accepted[1:]), *times, logits)
 

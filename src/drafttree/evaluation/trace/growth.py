@@ -86,7 +86,7 @@ class LevelTable:
         seen = level.guided.log_softmax(-1)[..., :vocab]
         _, tokens = best_candidates(seen, layer.logprobs.shape[2])
         draft = sampling.process(level.logits).softmax(-1)[..., :vocab]
-        tokens, draft, seen = (tensor[0].cpu() for tensor in (tokens, draft, seen))
+        tokens, draft, seen = (tensor.cpu() for tensor in (tokens, draft, seen))
         arrays = (layer.possible, keep & layer.possible, layer.logprobs, layer.path_logprobs)
         possible, keep, logprobs, paths = (array[0] for array in arrays)
         stopped = level.stopped is not None and bool(level.stopped.item())

@@ -4,7 +4,7 @@ Both are replaced by wrappers that pass every question on, so the loop and the g
 text without a trace pays nothing. Tensors are only kept here; they are read after the round, outside its clock.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -25,7 +25,7 @@ class RecordedLevel:
     """What was decided on one level of a growing tree.
 
     Attributes:
-        logits: `[1, frontier, columns]` of the drafter, before the verifier adds its randomness.
+        logits: `[frontier, columns]` of the drafter, before the verifier adds its randomness.
         guided: the same as the policy sees them.
         layer: the candidates by probability.
         keep: bool that broadcasts to the candidates, of the policy.
@@ -64,7 +64,7 @@ class RecordedRound:
     Attributes:
         levels: of the growing tree; empty if nothing was drafted.
         tree: that was verified.
-        logits: `[1, nodes, vocab]` of the target, constraints included.
+        logits: `[nodes, vocab]` of the target, constraints included.
         verdict: of the verifier.
     """
 
@@ -127,13 +127,13 @@ class _RecordingVerifier:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._verifier, name)
 
-    def guide(self, logits: Tensor, depth: int, randomness: Sequence[RoundRandomness]) -> Tensor:
+    def guide(self, logits: Tensor, depth: int, randomness: RoundRandomness) -> Tensor:
         guided = self._verifier.guide(logits, depth, randomness)
         copies = logits.clone(), guided.clone()  # a drafter may use their memory again for its next pass
         self._record.levels.append(RecordedLevel(*copies))
         return guided
 
-    def verify(self, tree: DraftTree, logits: Tensor, randomness: Sequence[RoundRandomness]) -> Verdict:
+    def verify(self, tree: DraftTree, logits: Tensor, randomness: RoundRandomness) -> Verdict:
         verdict = self._verifier.verify(tree, logits, randomness)
         self._record.tree, self._record.logits, self._record.verdict = tree, logits, verdict
         return verdict

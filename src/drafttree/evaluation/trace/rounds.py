@@ -38,8 +38,8 @@ class RoundReader:
         """
         tree, logits, verdict = record.judged
         growth = Growth(record, self._sampling, reranks=self._policy.reranks, budget=self._policy.budget)
-        target = self._sampling.process(logits[0]).softmax(-1)
-        ((path, bonus),) = verdict.host
+        target = self._sampling.process(logits).softmax(-1)
+        path, bonus = verdict
         in_tree = sorted((node for node in growth.joined if node.place is not None), key=lambda node: node.place or 0)
         accepted = [in_tree.index(node) for node in in_tree if node.place in path]
         nodes = self._nodes([*in_tree, *growth.cut], len(in_tree), target, before)

@@ -71,7 +71,7 @@ class TracingObserver(RoundObserver):
 
     def settled(self, request: Request, tree: DraftTree, logits: Tensor, verdict: Verdict, turn: Round) -> None:
         grown, reason = self._grown or (tree, None)
-        places, ((path, bonus),) = _places(tree, grown), verdict.host
+        places, (path, bonus) = _places(tree, grown), verdict
         root = len(request.tokens) - turn.committed - 1
         self._seen.append(
             _Seen(
@@ -115,7 +115,7 @@ def _target(
     ]
     nodes.append((-1, *bonus))
     wanted = sorted({row for _, row, _ in nodes})
-    chances = sampling.process(logits[0, wanted]).softmax(-1)
+    chances = sampling.process(logits[wanted]).softmax(-1)
     found = chances[[wanted.index(row) for _, row, _ in nodes], [token for *_, token in nodes]].tolist()
     return {place: chance for (place, *_), chance in zip(nodes, found, strict=True)}
 

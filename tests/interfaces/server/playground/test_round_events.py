@@ -129,7 +129,7 @@ def test_a_failure_while_a_text_is_written_ends_its_stream_with_an_error(app, ad
     def fail(*_: object) -> None:
         raise RuntimeError("/secret/path")
 
-    monkeypatch.setattr(app.state.serving.engine._loop._rounds, "settle", fail)
+    monkeypatch.setattr(app.state.serving.engine._loop._loop, "_settle", fail)
     ((kind, data),) = read_events(address, prompt=PROMPT, max_tokens=4)
     assert kind == "error"
     assert data["error"]["type"] == "server_error"

@@ -1,0 +1,200 @@
+"""Sessions that draft together: one draft pass per level for all of them.
+
+A drafter whose sessions can share passes has `root` and `expand` for lists of them, and sessions derived from
+`SharedSession`, which keep all state: a session may draft with others in one round and alone in the next. A session
+that writes `root` and `expand` of its own drafts by itself.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from drafttree.core.timing import PassTimer, time_together
+from drafttree.drafters.base import DraftLogits
+from drafttree.models import Segment, TreeCache
+
+
+class Frontier(NamedTuple):
+    """The nodes of one request that the next draft pass is about.
+
+    Attributes:
+        tokens: their ids.
+        origins: the place of each one's parent in the frontier before; the root's is 0.
+    """
+
+    tokens: list[int]
+    origins: list[int]
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether every node of the frontier before is the parent of one here, in order."""
+        return self.origins == list(range(len(self.origins)))
+
+
+class SharedDrafter(Protocol):
+    """A drafter that drafts for lists of its sessions."""
+
+    def root(self, sessions: Sequence[Any]) -> Tensor:
+        """Return logits `[sessions, vocab]` of the token after each root; the first draft pass of a round."""
+        ...
+
+    def expand(self, sessions: Sequence[Any], frontiers: Sequence[Frontier]) -> Tensor:
+        """Return logits `[nodes, vocab]` of the token after each node of the frontiers, one after the other.
+
+        Args:
+            sessions: that have nodes.
+            frontiers: of each of them.
+        """
+        ...
+
+
+class PassCounter:
+    """Base of draft sessions: `with count_pass(sessions):` around a forward pass counts and times it.
+
+    Args:
+        device: of the passes.
+
+    Attributes:
+        passes: forward passes so far.
+        timer: of the passes.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.passes = 0
+        self.timer = PassTimer(device)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds spent in the passes; on CUDA, reading it waits for the last of them."""
+        return self.timer.seconds
+
+
+class SharedSession(PassCounter):
+    """Base of sessions that can share draft passes.
+
+    Args:
+        drafter: whose session it is.
+        device: of its passes.
+        shared: what sessions that share a pass have in common; by default the drafter.
+
+    Attributes:
+        drafter: as given.
+        shared: as given.
+    """
+
+    def __init__(self, drafter: SharedDrafter, device: torch.device, shared: object = None) -> None:
+        super().__init__(device)
+        self.drafter = drafter
+        self.shared: Any = drafter if shared is None else shared
+
+    def root(self) -> Tensor:
+        """As in `DraftLogits`."""
+        return self.drafter.root([self])[None]
+
+    def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
+        """As in `DraftLogits`."""
+        return self.drafter.expand([self], [Frontier(tokens[0].tolist(), origins[0].tolist())])[None]
+
+
+class TreeSession(SharedSession):
+    """Base of sessions with a KV cache, whose drafted rows are the nodes expanded in this round.
+
+    Args:
+        drafter: as for `SharedSession`.
+        cache: of the session.
+        device: as for `SharedSession`.
+        shared: as for `SharedSession`.
+
+    Attributes:
+        cache: as given.
+    """
+
+    def __init__(self, drafter: SharedDrafter, cache: TreeCache, device: torch.device, shared: object = None) -> None:
+        super().__init__(drafter, device, shared)
+        self.cache = cache
+        self.forget_tree()
+
+    @property
+    def nbytes(self) -> int:
+        return self.cache.nbytes
+
+    def keep(self, tokens: int) -> object:
+        return self.cache.copy_rows(tokens)
+
+    def forget_tree(self) -> None:
+        """Begin a tree at the root, whose row is committed."""
+        self._levels, self._visible = 0, np.zeros((1, 0), dtype=bool)
+
+    def next_level(self, frontier: Frontier) -> tuple[int, np.ndarray]:
+        """The position of a new frontier's nodes, and which drafted rows each of them attends to, itself included."""
+        position = self.cache.next_position + self._levels
+        itself = np.eye(len(frontier.tokens), dtype=bool)
+        self._visible = np.concatenate((self._visible[frontier.origins], itself), 1)
+        self._levels += 1
+        return position, self._visible
+
+
+def level_segments(
+    sessions: Sequence[TreeSession], frontiers: Sequence[Frontier], device: torch.device
+) -> list[Segment]:
+    """The nodes of new frontiers, for one pass; tokens and positions go to the device together."""
+    tokens, positions, visible = list[int](), list[int](), list[np.ndarray]()
+    for session, frontier in zip(sessions, frontiers, strict=True):
+        position, seen = session.next_level(frontier)
+        tokens += frontier.tokens
+        positions += [position] * len(frontier.tokens)
+        visible.append(seen)
+    ids, places = torch.tensor([[tokens], [positions]], device=device)
+    if len(sessions) == 1:
+        return [Segment(sessions[0].cache, ids, places, torch.from_numpy(visible[0])[None].to(device))]
+    sizes = [len(frontier.tokens) for frontier in frontiers]
+    columns = zip(sessions, ids.split(sizes, 1), places.split(sizes, 1), visible, strict=True)
+    return [Segment(each.cache, own, at, torch.from_numpy(seen)[None].to(device)) for each, own, at, seen in columns]
+
+
+def draft_root(sessions: Sequence[DraftLogits]) -> Tensor:
+    """Logits `[sessions, vocab]` of the token after each root, in one pass where the sessions can share it."""
+    if drafter := _shared_drafter(sessions):
+        return drafter.root(sessions)
+    return torch.cat([session.root()[0] for session in sessions])
+
+
+def draft_expand(sessions: Sequence[DraftLogits], frontiers: Sequence[Frontier], device: torch.device) -> Tensor:
+    """Logits `[nodes, vocab]` of the token after each node, in one pass where the sessions can share it.
+
+    Args:
+        sessions: of the requests.
+        frontiers: of each, empty for one that drafts no further.
+        device: of the sessions' tensors.
+    """
+    if len(sessions) > 1:
+        drafting = [(session, own) for session, own in zip(sessions, frontiers, strict=True) if own.tokens]
+        sessions, frontiers = [session for session, _ in drafting], [own for _, own in drafting]
+    if drafter := _shared_drafter(sessions):
+        return drafter.expand(sessions, frontiers)
+    nodes = [torch.tensor([own], device=device).split(1, 1) for own in frontiers]
+    return torch.cat(
+        [session.expand(ids[:, 0], above[:, 0])[0] for session, (ids, above) in zip(sessions, nodes, strict=True)]
+    )
+
+
+def _shared_drafter(sessions: Sequence[DraftLogits]) -> SharedDrafter | None:
+    """The drafter of sessions that can share a pass: those of a subclass may draft in another way than its base."""
+    first = sessions[0]
+    if not isinstance(first, SharedSession) or type(first).root is not SharedSession.root:
+        return None
+    alike = (type(each) is type(first) and getattr(each, "shared", None) is first.shared for each in sessions)
+    return first.drafter if all(alike) else None
+
+
+@contextmanager
+def count_pass(sessions: Sequence[PassCounter]) -> Iterator[None]:
+    """Count and time the block as one forward pass of each session, which all wait for the whole of it."""
+    with time_together([session.timer for session in sessions]):
+        yield
+    for session in sessions:
+        session.passes += 1

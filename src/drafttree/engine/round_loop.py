@@ -1,0 +1,360 @@
+"""The loop: a round advances requests in one target pass. A text that is written alone is a batch of one.
+
+    draft (one pass per level) -> one target pass -> verify each -> commit
+
+Trees, single nodes and parts of prompts lie behind each other in the pass, and only attention knows whose rows are
+whose. So a request joins by adding a segment and leaves by adding none.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+
+from drafttree.core.errors import ConfigError, DraftTreeError
+from drafttree.core.tree import DraftTree, Proposal
+from drafttree.drafters.base import Drafter, DraftSession, accepted_rows
+from drafttree.engine.child_sampler import ChildSampler
+from drafttree.engine.draft_logits import AdjustedDraft, Constrain, LogitsAdjustment
+from drafttree.engine.metrics import Round
+from drafttree.engine.out_of_memory import is_out_of_memory
+from drafttree.engine.prefix_cache import PrefixCache
+from drafttree.engine.request import Request
+from drafttree.engine.round_clock import RoundClock
+from drafttree.engine.tree_growth import Gate, grow
+from drafttree.models import Model, Output, Segment, TreeCache, prefill, prefill_and_score
+from drafttree.policies.base import RoundOutcome, TextContext
+from drafttree.verifiers.base import check_verdict
+
+LONGEST_PART = 512
+"""Tokens of prompts in a pass at most."""
+SESSION_PARTS = ("root", "expand", "prefill", "commit", "passes", "seconds", "nbytes")
+
+
+class PromptPart(NamedTuple):
+    """The next tokens of a prompt that is being read."""
+
+    request: Request
+    size: int
+
+    @property
+    def begin(self) -> int:
+        """Position of the first."""
+        return len(self.request.tokens) - 1 - self.request.unread
+
+    @property
+    def tokens(self) -> list[int]:
+        """Their ids."""
+        return self.request.tokens[self.begin : self.begin + self.size]
+
+
+class DraftGroup(NamedTuple):
+    """Requests whose trees grow together.
+
+    Attributes:
+        source: which model of the drafter drafts for them.
+        places: of the requests among those of the round.
+        requests: with the same policy and kind of verifier.
+        sessions: that draft for them, all of one class.
+    """
+
+    source: int
+    places: list[int]
+    requests: list[Request]
+    sessions: list[DraftSession]
+
+
+class RoundLoop:
+    """Opens requests, reads their prompts and advances them.
+
+    Args:
+        target: the model whose output is wanted.
+        drafter: who proposes, None to decode plainly.
+        prefixes: the beginnings of earlier texts.
+        context: makes what the policy of a request is told when its text begins.
+
+    Attributes:
+        target: as given.
+        drafter: as given.
+        prefixes: as given.
+    """
+
+    def __init__(
+        self,
+        target: Model,
+        drafter: Drafter | None,
+        prefixes: PrefixCache,
+        context: Callable[[Request], TextContext],
+    ) -> None:
+        self.target, self.drafter, self.prefixes = target, drafter, prefixes
+        self._context = context
+        self._hidden_layers = drafter.hidden_layers if drafter else ()
+
+    def open(self, request: Request) -> None:
+        """Give a request an empty KV cache and a session of the drafter, for the tokens that it has."""
+        request.cache = self.target.new_cache(request.capacity)
+        request.draft, request.draft_costs = None, (0.0, 0)
+        if request.speculate and self.drafter:
+            with self._drafting(request):
+                request.draft = self._start_draft(self.drafter, request)
+        if request.context is None:
+            request.context = self._context(request)
+            request.state = request.policy.init_state(request.context) if request.draft else None
+
+    def close(self, request: Request) -> None:
+        """Give back the memory of a request that is to be opened again later."""
+        request.cache, request.draft = self.target.new_cache(1), None
+
+    @contextmanager
+    def _drafting(self, request: Request) -> Iterator[None]:
+        """Let an error of a request's drafter end its drafts and not the request, if somebody is to be told of it."""
+        try:
+            yield
+        except Exception as error:
+            if request.draft_failed is None or is_out_of_memory(error) or isinstance(error, DraftTreeError):
+                raise
+            request.draft = None
+            request.draft_failed(error)
+
+    def _start_draft(self, drafter: Drafter, request: Request) -> DraftSession:
+        session = drafter.start(request.tokens, request.capacity)
+        if missing := [part for part in SESSION_PARTS if not hasattr(session, part)]:
+            name = type(drafter).__name__
+            raise ConfigError(f"{name}.start returns a session that lacks {', '.join(missing)}; see docs/writing.md")
+        return session
+
+    @torch.inference_mode()
+    def begin(self, request: Request) -> None:
+        """Take over what an earlier text has left of a request's prompt. Parts of the rest are read by `step`.
+
+        Recurrent layers read a prompt by other sums than they decode with, so theirs is read whole, here.
+        """
+        request.cache.long_rope = self._is_long(request)
+        if request.reuse_prefix:
+            self.prefixes.restore(request, reads_hidden=bool(self._hidden_layers))
+        request.drafts_prompt = request.draft is not None and self.max_levels(request) > 0
+        if request.cache.recurrent:
+            self._read_whole(request)
+
+    def _read_whole(self, request: Request) -> None:
+        """Read the whole prompt, its last token included, which is the root of the first tree."""
+        unread = request.tokens[request.cache.length :]
+        read = request.prompt_reader(request.cache.length)
+        request.metrics.prefill_passes, hidden, request.root_output = prefill_and_score(
+            self.target, request.cache, unread, self._hidden_layers, read=read
+        )
+        if request.draft:
+            with self._drafting(request):
+                request.draft.prefill(hidden, len(request.tokens) - 1)
+
+    def read_prompt(self, request: Request) -> None:
+        """Read a request's prompt, in passes of its own."""
+        self.begin(request)
+        while request.unread:
+            self.step([], [PromptPart(request, min(request.unread, LONGEST_PART))])
+
+    @torch.inference_mode()
+    def step(
+        self,
+        requests: Sequence[Request],
+        parts: Sequence[PromptPart] = (),
+        draft: Callable[[], list[DraftTree]] | None = None,
+        clock: RoundClock | None = None,
+    ) -> list[Round | Exception]:
+        """Advance requests by one round, in one target pass.
+
+        Args:
+            requests: that a token is chosen for; their prompts are read.
+            parts: of the prompts of others, to be read in the same pass.
+            draft: gives a tree for each request; `self.draft` by default.
+            clock: times the parts of the round.
+
+        Returns:
+            For every request what its round cost, or why it failed; the others have gone on.
+        """
+        clock = clock or RoundClock()
+        trees = draft() if draft else self.draft(requests)
+        clock.lap("draft")
+        outputs = self.score(requests, trees, parts, clock)
+        for part, output in zip(parts, outputs[len(requests) :], strict=True):
+            self._commit_part(part, output)
+        return [self._settle(*each, clock) for each in zip(requests, trees, outputs, strict=False)]
+
+    def draft(self, requests: Sequence[Request]) -> list[DraftTree]:
+        """The trees of a round; a root alone where nothing is drafted."""
+        trees = [self.root_tree(request) for request in requests]
+        for group in self.groups(requests):
+            levels = [self.max_levels(request) for request in group.requests]
+            for place, tree in zip(group.places, self.grow(group, levels), strict=True):
+                trees[place] = tree
+        return trees
+
+    def groups(self, requests: Sequence[Request]) -> list[DraftGroup]:
+        """The requests that are to be drafted for, by what must be alike to draft together."""
+        groups: dict[tuple[Any, ...], DraftGroup] = {}
+        for place, request in enumerate(requests):
+            draft = request.draft
+            if not draft or self.max_levels(request) <= 0 or not request.policy.wants_draft(request.state, draft):
+                continue
+            source, session = drafting(draft)
+            key = source, type(session), request.policy, request.verifier.proposal
+            group = groups.setdefault(key, DraftGroup(source, [], [], []))
+            group.places.append(place)
+            group.requests.append(request)
+            group.sessions.append(session)
+        return [*groups.values()]
+
+    def grow(self, group: DraftGroup, max_levels: Sequence[int], gate: Gate | None = None) -> list[DraftTree]:
+        """Draft the trees of a group, one pass per level for all of them.
+
+        Args:
+            group: to draft for.
+            max_levels: that each tree may have.
+            gate: as for `tree_growth.grow`.
+        """
+        first = group.requests[0]
+        randomness = [request.randomness.at(len(request.tokens) - 1) for request in group.requests]
+        adjustments = [
+            LogitsAdjustment(request.verifier, own, request.draft_temperature, self._constrain(request))
+            for request, own in zip(group.requests, randomness, strict=True)
+        ]
+        proposal = first.verifier.proposal
+        return grow(
+            first.policy,
+            AdjustedDraft(group.sessions, adjustments, self.target.device),
+            [request.tokens[-1] for request in group.requests],
+            max_levels,
+            states=[request.state for request in group.requests],
+            sampler=None if proposal is Proposal.TOP_K else ChildSampler(proposal, randomness),
+            vocab=self.target.vocab_size,
+            gate=gate,
+            source=group.source,
+        )
+
+    def root_tree(self, request: Request) -> DraftTree:
+        """The tree of a round that drafts nothing: the last committed token."""
+        return DraftTree.rooted(request.tokens[-1], request.verifier.proposal)
+
+    def max_levels(self, request: Request) -> int:
+        """The levels a tree may have, by the text's limit, the drafter's context and the levels it can draft."""
+        if self.drafter is None or request.root_output:
+            return 0
+        context, levels = self.drafter.context, self.drafter.levels
+        beyond = sys.maxsize if context is None else context - len(request.tokens)
+        switch = self.target.rope_switch
+        short = sys.maxsize if switch is None or self._is_long(request) else switch - len(request.tokens)
+        return min(request.remaining - 1, beyond, short, sys.maxsize if levels is None else levels)
+
+    def _is_long(self, request: Request) -> bool:
+        """Whether the root lies beyond the original context of a target with LongRoPE."""
+        return self.target.rope_switch is not None and len(request.tokens) > self.target.rope_switch
+
+    def _constrain(self, request: Request) -> Constrain | None:
+        """Constrain drafted tokens to what the request's text may be."""
+        if not request.constraints:
+            return None
+        tokens, vocab = list(request.tokens), self.target.vocab_size
+        return lambda paths, logits: request.constraints.apply_to_draft(tokens, paths, logits, vocab)
+
+    def score(
+        self,
+        requests: Sequence[Request],
+        trees: Sequence[DraftTree],
+        parts: Sequence[PromptPart] = (),
+        clock: RoundClock | None = None,
+    ) -> list[Output]:
+        """The target's output for every tree and every part, whose rows become drafted rows of their KV caches."""
+        clock = clock or RoundClock()
+        known = [request.take_root_output() for request in requests]
+        device, segments = self.target.device, []
+        for request, tree, output in zip(requests, trees, known, strict=True):
+            if output is None:
+                self._read_again_if_long(request)
+                segments.append(tree_segment(request.cache, tree, device))
+        for part in parts:
+            # Of a prompt no logits are wanted, unless its log-probabilities are.
+            wanted = slice(None) if part.request.prompt_logprobs else slice(0, 0)
+            text = Segment.of_text(part.request.cache, part.tokens, device)
+            segments.append(text._replace(wanted=wanted))
+        clock.lap("masks")
+        scored = iter(self.target.forward(segments, hidden_layers=self._hidden_layers) if segments else [])
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # the verifiers would wait for it anyway, and be timed for it
+        clock.lap("target")
+        return [*(output or next(scored) for output in known), *scored]
+
+    def _read_again_if_long(self, request: Request) -> None:
+        """Compute the KV cache anew, with the frequencies of long texts, where a text has just become one."""
+        if request.cache.long_rope or not self._is_long(request):
+            return
+        request.cache.reset()
+        request.cache.long_rope = True
+        prefill(self.target, request.cache, request.tokens[:-1])
+
+    def _commit_part(self, part: PromptPart, output: Output) -> None:
+        """Keep the rows of a part of a prompt, and let the drafter read it."""
+        request = part.request
+        if read := request.prompt_reader(part.begin):
+            read(output.logits[0])
+        request.cache.commit(range(part.size))
+        request.metrics.prefill_passes += 1
+        if request.draft and request.drafts_prompt:
+            with self._drafting(request):
+                request.draft.prefill(output.hidden, part.size)
+
+    def _settle(self, request: Request, tree: DraftTree, output: Output, clock: RoundClock) -> Round | Exception:
+        """Verify a scored tree and commit what is accepted: the only place where a text grows."""
+        try:
+            clock.lap("others")
+            logits = scored = output.logits[0]
+            if request.constraints:
+                logits = request.constraints.score(request.tokens, tree, logits)
+            verdict = request.verifier.verify(tree, logits, request.randomness.at(len(request.tokens) - 1))
+            path, bonus = verdict
+            check_verdict(request.verifier, tree, path, bonus, self.target.vocab_size)
+            clock.lap("verify")
+            request.cache.commit(path)
+            tokens = [*(tree.tokens[node] for node in path[1:]), bonus]
+            if request.draft:
+                with self._drafting(request):
+                    request.draft.commit(tokens, accepted_rows(output.hidden, path))
+                request.state = request.policy.observe(request.state, RoundOutcome(tree, path))
+            clock.lap("commit")
+            committed = request.commit(tokens, len(path) - 1)
+            clock.lap("text")
+            if request.recorder:
+                rows = path[:committed]
+                request.recorder.add(scored[rows], logits[rows], request.tokens[-committed:])
+            turn = clock.round(request, tree, path, committed)
+            if request.observer:
+                request.observer.settled(request, tree, logits, verdict, turn)
+            return turn
+        except Exception as error:
+            return error
+
+
+def tree_segment(cache: TreeCache, tree: DraftTree, device: torch.device) -> Segment:
+    """The nodes of a tree behind what a KV cache holds, for a target pass."""
+    if tree.is_chain:
+        depths, visible = _chain(tree.size, device)
+        tokens = torch.tensor([tree.tokens], device=device)
+    else:
+        tokens, depths = torch.tensor([[tree.tokens], [tree.depths]]).to(device)
+        visible = torch.from_numpy(tree.ancestors)[None].to(device)
+    return Segment(cache, tokens, depths + cache.next_position, visible)
+
+
+@lru_cache(maxsize=64)
+def _chain(size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Depths and visibility of a chain's nodes, not to be written to."""
+    return torch.arange(size, device=device)[None], torch.ones(1, size, size, dtype=torch.bool, device=device).tril()
+
+
+def drafting(session: Any) -> tuple[int, DraftSession]:
+    """Which of the drafter's models drafts the next round of a text, and its session."""
+    choose = getattr(session, "choose", None)
+    chosen = choose() if choose else session
+    return getattr(session, "source", 0), chosen

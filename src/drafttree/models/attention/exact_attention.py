@@ -1,0 +1,146 @@
+"""Attention whose result for a token does not depend on which other tokens are in the pass.
+
+The rows a token attends to are the same in plain decoding and in a tree, but in a tree other branches lie between them,
+so fused kernels add them up in another order. Here they are split at a row that depends on the token's position only.
+Rows before it are committed, lie side by side and are the same in every pass: the device's own kernel reads them.
+The rest, with the tree, is attended to in float64, where the order of a sum changes less than rounding to the model's
+dtype keeps: once in 2^44 values for bfloat16, once in 2^28 for float32. The two are joined by their log-sum-exps.
+"""
+
+from itertools import groupby
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from drafttree.core.errors import ModelError
+from drafttree.models.attention.span import Span
+from drafttree.models.cache.kv_cache import TreeCache
+
+DEPTH = 64
+"""Rows before a token that may be drafted, and are always attended to in float64."""
+BLOCK = 128
+"""The split moves by so many rows at once: float64 is cheaper than a second kernel for fewer."""
+QUERIES = 16
+"""Kernels treat the last few of their queries differently, so their number is made a multiple of this."""
+
+
+class QueryBlock(NamedTuple):
+    """Tokens of a pass that share a split.
+
+    Attributes:
+        nodes: their indices in the pass.
+        split: the first row that is attended to in float64.
+    """
+
+    nodes: slice
+    split: int
+
+
+def query_blocks(cache: TreeCache, positions: Tensor, visible: Tensor) -> list[QueryBlock]:
+    """The splits of a segment; arguments as of `drafttree.models.segment.Segment`.
+
+    Raises:
+        ModelError: a tree of more than `DEPTH` levels below its root.
+    """
+    if positions.device.type != "cpu":  # kernels of other devices do not give the log-sum-exp alike
+        return [QueryBlock(slice(None), 0)]
+    blocks, first = [], 0
+    for split, group in groupby(max(0, position - DEPTH) // BLOCK * BLOCK for position in positions[0].tolist()):
+        last = first + len(list(group))
+        blocks.append(QueryBlock(slice(first, last), split))
+        first = last
+    if max(block.split for block in blocks) > cache.length and not _is_chain(visible[0]):
+        raise ModelError(f"exact_text serves trees of at most {DEPTH} levels; give the policy a smaller depth")
+    return blocks
+
+
+def _is_chain(visible: Tensor) -> bool:
+    """Whether every row attends to all rows before it."""
+    nodes, drafted = visible.shape
+    return bool(visible[torch.ones_like(visible).tril(drafted - nodes)].all())
+
+
+def attend_exactly(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    scale: float | None,
+    blocks: list[QueryBlock],
+    span: Span,
+) -> Tensor:
+    """Attention of every query to its rows, the same in every pass.
+
+    Args:
+        query: `[1, key heads, groups, nodes, width]`.
+        keys: `[1, key heads, rows, width]`.
+        values: likewise.
+        mask: additive `[1, 1, groups * nodes, rows]`, None where every row is visible.
+        scale: of the scores; by default 1 / sqrt(width).
+        span: how far back the layer attends.
+
+    Returns:
+        `[1, key heads, groups, nodes, width of the values]`.
+    """
+    masks = None if mask is None else mask.unflatten(2, query.shape[2:4])
+    is_split = _is_split(keys, values, span)
+    parts = [
+        _attend(
+            query[:, :, :, block.nodes],
+            keys,
+            values,
+            None if masks is None else masks[:, :, :, block.nodes],
+            scale,
+            block.split if is_split else 0,
+            span,
+        )
+        for block in (blocks if is_split else [QueryBlock(slice(None), 0)])
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 3)
+
+
+def _is_split(keys: Tensor, values: Tensor, span: Span) -> bool:
+    """Whether some rows can be left to the kernel: it needs one visible to each query, and values as wide as keys."""
+    seen = span.chunk is None and (span.window is None or span.window > DEPTH + BLOCK)
+    return seen and keys.shape[-1] == values.shape[-1]
+
+
+def _attend(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float | None, split: int, span: Span
+) -> Tensor:
+    stacked, masks = query.flatten(2, 3), None if mask is None else mask.flatten(2, 3)
+    near = None if masks is None else masks[..., split:].double()
+    new = stacked.double(), keys[:, :, split:].double(), values[:, :, split:].double()
+    if split == 0:
+        out = F.scaled_dot_product_attention(*new, attn_mask=near, scale=scale)
+    else:
+        out, size = _with_log_sum_exp(*new, near, scale)
+        old_keys, old_values = keys[:, :, :split], values[:, :, :split]
+        limits = None
+        if not span.reaches(split + DEPTH + BLOCK):
+            limits = stacked.new_zeros(1, 1, stacked.shape[2], split) if masks is None else masks[..., :split]
+        old, old_size = _attend_to_old(stacked, old_keys, old_values, limits, scale)
+        out = out.lerp(old.double(), torch.sigmoid(old_size - size).unsqueeze(-1))
+    return out.to(query.dtype).unflatten(2, query.shape[2:4])
+
+
+def _attend_to_old(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float | None
+) -> tuple[Tensor, Tensor]:
+    """Attention to the rows before the split, by the device's kernel and in the model's dtype."""
+    count = query.shape[2]
+    padding = 0, 0, 0, -count % QUERIES
+    masks = None if mask is None else F.pad(mask, padding)
+    out, size = _with_log_sum_exp(F.pad(query, padding), keys, values, masks, scale)
+    return out[:, :, :count], size[:, :, :count]
+
+
+def _with_log_sum_exp(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float | None
+) -> tuple[Tensor, Tensor]:
+    """Attention `[batch, heads, queries, width]` and the log-sum-exp of its scores `[batch, heads, queries]`."""
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query, keys, values, 0.0, False, attn_mask=mask, scale=scale
+    )

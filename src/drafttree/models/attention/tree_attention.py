@@ -1,0 +1,192 @@
+"""Attention over a committed prefix and a tree, registered with transformers as `drafttree`.
+
+Every token attends to the whole prefix and, within the tree, to its ancestors and itself. Layers with a sliding window
+or with chunked attention attend only to the rows of both that lie within the window or the chunk. Query heads that
+share a key head are stacked as rows of one attention, so grouped-query models need no copy of keys and values.
+"""
+
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from drafttree.core.errors import ModelError
+from drafttree.models.attention.exact_attention import QueryBlock, attend_exactly, query_blocks
+from drafttree.models.attention.span import CONFIGURED, EVERYTHING, Span, span_of
+from drafttree.models.cache.kv_cache import TreeCache
+from drafttree.models.cache.lossy_window import LossyWindow
+
+NAME = "drafttree"
+FOREIGN_SCORES = {
+    "attention_mask": "a mask of their own",
+    "position_bias": "a bias of their own for positions",
+    "indices": "sparse attention, whose layers choose the tokens they attend to",
+    "block_indices": "sparse attention, whose layers choose the tokens they attend to",
+}
+"""Arguments of an attention function that a tree pass does not reproduce, and what layers that pass them have."""
+
+
+class NoTreeError(ModelError):
+    """A layer that attends to trees was called without one."""
+
+
+class AttentionPart(NamedTuple):
+    """The queries of one KV cache `[batch, heads, nodes, width]`, all of its rows, and the masks between them."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    plan: "TreePlan"
+
+
+class Plan(Protocol):
+    """The plan of a pass over one KV cache or several."""
+
+    def parts(self, query: Tensor, key: Tensor, value: Tensor) -> list[AttentionPart]:
+        """What a layer attends from and to, by KV cache, from what it hands to its attention function."""
+        ...
+
+
+class TreePlan:
+    """The attention masks of one pass, made once and shared by all layers.
+
+    Args:
+        cache: the KV cache before the pass.
+        positions: `[batch, nodes]` positions of the new tokens.
+        visible: bool `[batch, nodes, drafted]` over the drafted rows, the new ones included.
+        dtype: of the additive mask.
+
+    Attributes:
+        blocks: how attention is split where texts must not depend on trees, else None.
+    """
+
+    def __init__(self, cache: TreeCache, positions: Tensor, visible: Tensor, dtype: torch.dtype) -> None:
+        self._cache = cache
+        self._positions = positions
+        self._visible = visible
+        self._dtype = dtype
+        self._masks: dict[tuple[int, Span], Tensor | None] = {}
+        self._end = cache.next_position + visible.shape[2]
+        self._window = None if cache.window is None or cache.window.reaches(self._end) else cache.window
+        self.blocks: list[QueryBlock] | None = query_blocks(cache, positions, visible) if cache.exact_text else None
+
+    def mask(self, groups: int, span: Span = EVERYTHING) -> Tensor | None:
+        """Additive mask `[batch, 1, groups * nodes, rows]`, None where everything is visible."""
+        key = (groups, EVERYTHING if span.reaches(self._end) else span)
+        if key not in self._masks:
+            self._masks[key] = self._make(*key)
+        return self._masks[key]
+
+    def parts(self, query: Tensor, key: Tensor, value: Tensor) -> "list[AttentionPart]":
+        """What a layer attends from and to: one part, since there is one KV cache."""
+        return [AttentionPart(query, key, value, self)]
+
+    def full_mask(self) -> Tensor:
+        """Additive mask `[batch, 1, nodes, rows]`, for modules that add it to their scores themselves."""
+        mask = self.mask(1)
+        return self._visible.new_zeros(1, 1, 1, self._cache.length + 1, dtype=self._dtype) if mask is None else mask
+
+    def _make(self, groups: int, span: Span) -> Tensor | None:
+        limits: list[Span | LossyWindow] = [] if span is EVERYTHING else [span]
+        limits += [self._window] if self._window else []
+        if not limits and self._visible.shape[1:] == (1, 1):
+            return None
+        mask = torch.zeros(self._visible.shape, dtype=self._dtype, device=self._visible.device)
+        mask = F.pad(mask.masked_fill_(~self._visible, -torch.inf), (self._cache.length, 0))
+        for limit in limits:
+            hidden = limit.hides(self._positions[..., None], self._key_positions()[:, None])
+            mask = mask.masked_fill(hidden, -torch.inf)
+        return mask.repeat(1, groups, 1)[:, None]
+
+    def _key_positions(self) -> Tensor:
+        """`[batch, rows]` positions of every row."""
+        prefix = self._cache.committed_positions(self._positions.device).expand(len(self._positions), -1)
+        drafted = [] if self._cache.positions is None else [self._cache.positions]
+        return torch.cat((prefix, *drafted, self._positions), 1)
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    tree_plan: Plan | None = None,
+    scaling: float | None = None,
+    sliding_window: int | None = CONFIGURED,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **others: object,
+) -> tuple[Tensor, None]:
+    """The attention function transformers calls: `[batch, heads, nodes, width]` to `[batch, nodes, heads, ...]`.
+
+    Args:
+        softcap: scores are bounded by it, as softcap * tanh(score / softcap) (Gemma 2).
+        s_aux: `[heads]` attention sinks: the score of one more row, which has no value (gpt-oss).
+
+    Raises:
+        ModelError: the layer does something to its scores that a tree pass does not reproduce.
+    """
+    if tree_plan is None:
+        raise NoTreeError(
+            "this model attends to trees while drafttree holds it; call release() on its TargetModel "
+            "(decoder.target.release()) to use it otherwise"
+        )
+    given = {"attention_mask": attention_mask, **others}
+    if foreign := [kind for name, kind in FOREIGN_SCORES.items() if given.get(name) is not None]:
+        raise ModelError(f"{type(module).__name__} layers with {foreign[0]} cannot be verified in a tree")
+    span = span_of(module, sliding_window)
+    outs = [_attend(part, span, scaling, softcap, s_aux) for part in tree_plan.parts(query, key, value)]
+    return outs[0] if len(outs) == 1 else torch.cat(outs, 1), None
+
+
+def _attend(
+    part: AttentionPart, span: Span, scaling: float | None, softcap: float | None, s_aux: Tensor | None
+) -> Tensor:
+    """Attention of one KV cache `[batch, nodes, heads, width]`; arguments as for `attend`."""
+    query, key, value, plan = part
+    batch, heads, nodes, width = query.shape
+    groups = heads // key.shape[1]
+    stacked = query.reshape(batch, key.shape[1], groups * nodes, width)
+    mask, blocks = plan.mask(groups, span), plan.blocks
+    if softcap is not None or s_aux is not None:
+        sinks = None if s_aux is None else s_aux.view(1, key.shape[1], groups, 1).repeat_interleave(nodes, 2)
+        dtype = query.dtype if blocks is None else torch.float64
+        rows = stacked.to(dtype), key.to(dtype), value.to(dtype)
+        out = _attend_by_scores(*rows, mask, scaling or width**-0.5, softcap, sinks)
+    elif blocks is not None:
+        out = attend_exactly(stacked.unflatten(2, (groups, nodes)), key, value, mask, scaling, blocks, span)
+    else:
+        out = F.scaled_dot_product_attention(stacked, key, value, attn_mask=mask, scale=scaling)
+    return out.to(query.dtype).reshape(batch, heads, nodes, -1).transpose(1, 2).contiguous()
+
+
+def _attend_by_scores(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Attention whose scores are changed between the two products, which torch's fused kernels do not offer.
+
+    Args:
+        sinks: `[1, heads, rows of the query, 1]`.
+    """
+    scores = query @ key.transpose(2, 3) * scale
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if mask is not None:
+        scores = scores + mask
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.to(scores.dtype).expand(len(scores), -1, -1, -1)), -1)
+    weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(value.dtype)
+    return weights[..., : key.shape[2]] @ value
+
+
+AttentionInterface.register(NAME, attend)

@@ -1,0 +1,1 @@
+"""KV caches: their layout, their rows, and where their memory comes from."""

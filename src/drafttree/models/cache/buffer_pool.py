@@ -1,0 +1,155 @@
+"""Buffers of KV caches that outlive their text, with the passes that were recorded on them."""
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from drafttree.models.cache.cache_layout import CacheLayout
+from drafttree.models.cache.kv_cache import TreeCache, zero_buffers
+
+RecordedPass = Callable[[], tuple[Tensor, ...]]
+"""Runs a pass on fixed memory; its outputs are `[1, bucket, ...]`."""
+
+Recorder = Callable[[RecordedPass], RecordedPass | None]
+"""Makes something that repeats a pass out of the pass, or None where it cannot."""
+
+MIN_CAPACITY = 512
+"""Rows of the smallest buffer; larger ones have a power of two."""
+POOL_SIZE = 2
+"""Buffers of finished texts that are kept."""
+PAGE = 256
+"""Rows of a page: torch's kernel for sequences of different lengths takes multiples of it."""
+PADDING_ROW = 0
+"""Where padding nodes write, and what pads the rows of trees: on the first page of all, which is no cache's."""
+
+
+@dataclass(eq=False)
+class PooledBuffers:
+    """The buffers of a KV cache, and the passes recorded on them by sizes and variant.
+
+    Attributes:
+        start: their first row in the allocation they are part of, if they are.
+    """
+
+    buffers: list[Tensor]
+    start: int = 0
+    passes: dict[Any, Any] = field(default_factory=dict)
+
+    @torch.inference_mode()
+    def clear(self) -> None:
+        """Set all rows to zero."""
+        for buffer in self.buffers:
+            buffer.zero_()
+
+
+class BufferPool:
+    """The buffers of finished texts, the latest last.
+
+    Args:
+        layout: of the KV caches.
+    """
+
+    def __init__(self, layout: CacheLayout) -> None:
+        self._layout = layout
+        self._free: list[PooledBuffers] = []
+
+    def take(self, capacity: int, like: Tensor) -> PooledBuffers:
+        """Buffers of this capacity, of the dtype and device of a tensor; new ones where none are free.
+
+        Its rows are zeroed: attention multiplies the values of masked rows too, by zero, and NaN would stay NaN.
+        """
+        found = next((pooled for pooled in reversed(self._free) if pooled.buffers[0].shape[-2] == capacity), None)
+        if found is None:
+            return self._make(capacity, like)
+        self._free.remove(found)
+        found.clear()
+        return found
+
+    def give(self, pooled: PooledBuffers) -> None:
+        """Take buffers back. Nothing is launched: a cache may be collected while a pass is being recorded."""
+        self._free.append(pooled)
+        del self._free[:-POOL_SIZE]
+
+    def _make(self, capacity: int, like: Tensor) -> PooledBuffers:
+        return PooledBuffers(zero_buffers(self._layout, capacity, like))
+
+
+class PagedPool(BufferPool):
+    """A pool whose buffers are ranges of pages of one allocation, so one attention call can read those of all requests.
+
+    The allocation doubles when it is full.
+
+    Args:
+        layout: of the KV caches.
+
+    Attributes:
+        buffers: all rows `[slots, 1, heads, rows, width]`; empty before the first range is taken.
+        passes: what was recorded over all rows, which lasts until they are moved.
+    """
+
+    def __init__(self, layout: CacheLayout) -> None:
+        super().__init__(layout)
+        self.buffers: list[Tensor] = []
+        self.passes: dict[Any, Any] = {}
+        self._ranges: weakref.WeakSet[PooledBuffers] = weakref.WeakSet()
+
+    @property
+    def pages(self) -> int:
+        """Number of pages."""
+        return self.buffers[0].shape[-2] // PAGE if self.buffers else 0
+
+    def _make(self, capacity: int, like: Tensor) -> PooledBuffers:
+        start = self._find(capacity)
+        if start is None:
+            start = self._grow(capacity, like)
+        made = PooledBuffers(self._views(start, capacity), start)
+        made.clear()
+        self._ranges.add(made)
+        return made
+
+    def _find(self, capacity: int) -> int | None:
+        """The first row of a gap between ranges that is large enough."""
+        taken = sorted((each.start, each.start + each.buffers[0].shape[-2]) for each in self._ranges)
+        bounds = [(0, PAGE), *taken, (self.pages * PAGE, 0)]
+        return next((end for (_, end), (start, _) in pairwise(bounds) if start - end >= capacity), None)
+
+    def _grow(self, capacity: int, like: Tensor) -> int:
+        """Move all ranges to a larger allocation; the first row behind the old ones."""
+        old, end = self.buffers, max(self.pages, 1) * PAGE
+        self.passes.clear()
+        self.buffers = zero_buffers(self._layout, max(2 * end, end + capacity), like)
+        for buffer, before in zip(self.buffers, old, strict=False):
+            buffer[..., : before.shape[-2], :] = before
+        for each in self._ranges:
+            each.passes.clear()
+            each.buffers[:] = self._views(each.start, each.buffers[0].shape[-2])
+        return end
+
+    def _views(self, start: int, capacity: int) -> list[Tensor]:
+        return [buffer[..., start : start + capacity, :] for buffer in self.buffers]
+
+
+class PooledCache(TreeCache):
+    """A KV cache on buffers of a pool.
+
+    Attributes:
+        pool: where its buffers come from and go to.
+        pooled: set with the first pass, and whenever the cache grows.
+    """
+
+    pooled: PooledBuffers
+
+    def __init__(self, layout: CacheLayout, capacity: int, pool: BufferPool) -> None:
+        super().__init__(layout, capacity)
+        self.pool = pool
+
+    def _allocate(self, like: Tensor) -> list[Tensor]:
+        self.capacity = max(MIN_CAPACITY, 1 << (self.capacity - 1).bit_length())
+        self.pooled = self.pool.take(self.capacity, like)
+        weakref.finalize(self, self.pool.give, self.pooled).atexit = False
+        return self.pooled.buffers

@@ -1,0 +1,264 @@
+"""The KV cache: keys and values of committed tokens, and behind them those of the tree being scored.
+
+One buffer `[slots, 1, heads, capacity, width]` for all keys and values of one shape. The first `length` rows are
+committed and every token may attend to them; the `drafted` rows after them belong to the tree of this round. `commit`
+moves the accepted rows into place with one gather, so an accepted token is never forwarded a second time. With a
+`LossyWindow` committed rows that no later token attends to are dropped, and rows stand before their positions.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache
+
+from drafttree.models.cache.cache_layout import CacheLayout
+from drafttree.models.cache.lossy_window import LossyWindow
+from drafttree.models.module.recurrent import LayerStates
+
+
+class TreeCache(Cache):
+    """A KV cache of transformers for one sequence, whose newest rows form a tree.
+
+    Args:
+        layout: of the layers' keys and values; a backend has one, so rows of the same layout are of the same weights.
+        capacity: rows there is room for at first.
+
+    Attributes:
+        layout: as given.
+        length: committed rows.
+        drafted: rows of the tree, after the committed ones.
+        capacity: rows there is room for.
+        positions: `[1, drafted]` positions of the drafted rows, None while there are none.
+        recurrent: states of recurrent layers by their name.
+        is_reading: whether all rows of the pass will be committed, so recurrent layers keep the last state only.
+        exact_text: whether attention must give a token the same result in every pass.
+        long_rope: whether the text is beyond the original context of a model with LongRoPE.
+        window: which rows tokens attend to, None for all of them.
+        dropped: committed rows that were dropped since no later token attends to them.
+    """
+
+    def __init__(self, layout: CacheLayout, capacity: int) -> None:
+        super().__init__(layers=[])
+        self.length = 0
+        self.drafted = 0
+        self.positions: Tensor | None = None
+        self.recurrent: dict[str, LayerStates] = {}
+        self.is_reading = False
+        self.exact_text = False
+        self.long_rope = False
+        self.window: LossyWindow | None = None
+        self.dropped = 0
+        self._new_positions: Tensor | None = None
+        self.layout = layout
+        self.capacity = capacity
+        self._buffers: list[Tensor] = []
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object):
+        """Store a layer's new rows `[1, heads, nodes, width]`; views of all its rows so far."""
+        start = self.get_seq_length()
+        end = start + key_states.shape[-2]
+        self._reserve(key_states, end)
+        keys, values = (self._buffers[slot.buffer][slot.place, :, :, :end] for slot in self.layout.slots[layer_idx])
+        keys[:, :, start:] = key_states
+        values[:, :, start:] = value_states
+        return keys, values
+
+    def rows(self, like: Tensor, nodes: int) -> list[tuple[Tensor, Tensor]]:
+        """Per layer, views `[1, heads, rows, width]` of keys and values with room for a pass over `nodes` tokens.
+
+        Args:
+            like: a tensor of the cache's dtype and device.
+            nodes: tokens about to be scored; the last rows are theirs to be written.
+        """
+        self.reserve(like, nodes)
+        end = self.get_seq_length() + nodes
+        return layer_rows(self.layout, [buffer[..., :end, :] for buffer in self._buffers])
+
+    def reserve(self, like: Tensor, nodes: int) -> None:
+        """Make room for a pass; arguments as for `rows`."""
+        self._reserve(like, self.get_seq_length() + nodes)
+
+    def new_rows(self, nodes: int) -> list[tuple[Tensor, Tensor]]:
+        """Per layer, views `[nodes, heads, width]` of the keys and values that a pass will write.
+
+        Args:
+            nodes: tokens about to be scored, for which `rows` has made room.
+        """
+        start = self.get_seq_length()
+        new = [buffer[:, 0, :, start : start + nodes].transpose(1, 2) for buffer in self._buffers]
+        return layer_rows(self.layout, new)
+
+    def grow(self, positions: Tensor) -> None:
+        """Count the rows of a finished pass, whose positions are `[1, nodes]`."""
+        self.drafted += positions.shape[1]
+        self.positions = positions if self.positions is None else torch.cat((self.positions, positions), 1)
+
+    @torch.inference_mode()
+    def commit(self, rows: Sequence[int]) -> None:
+        """Commit these drafted rows, in this order, and drop the others.
+
+        Args:
+            rows: indices into the drafted rows.
+        """
+        count = len(rows)
+        if self._buffers and list(rows) != list(range(count)):
+            index = torch.tensor([self.length + row for row in rows], device=self._buffers[0].device)
+            for buffer in self._buffers:
+                buffer[..., self.length : self.length + count, :] = buffer.index_select(-2, index)
+        for states in self.recurrent.values():
+            if count:
+                states.commit(-1 if self.is_reading else rows[-1])
+            states.drafted = {}
+        self.length += count
+        self.drafted = 0
+        self.positions = None
+        if self.window:
+            self._drop_hidden(self.window)
+
+    def _drop_hidden(self, window: LossyWindow) -> None:
+        """Drop the rows that no later token attends to, once there are enough of them."""
+        count = self.length - window.rows
+        if count < window.slack:
+            return
+        for buffer in self._buffers:
+            latest = buffer[..., window.sinks + count : self.length, :]
+            buffer[..., window.sinks : window.rows, :] = latest.clone()
+        self.length -= count
+        self.dropped += count
+
+    @property
+    def next_position(self) -> int:
+        """The position of the token after the committed ones."""
+        return self.length + self.dropped
+
+    def committed_positions(self, device: torch.device) -> Tensor:
+        """`[length]` positions of the committed rows."""
+        rows = torch.arange(self.length, device=device)
+        return torch.where(rows < self.window.sinks, rows, rows + self.dropped) if self.window else rows
+
+    def drop_last(self, count: int) -> None:
+        """Drop the newest drafted rows, which were padding."""
+        if count:
+            self.drafted -= count
+            self.positions = None if self.positions is None else self.positions[:, :-count]
+
+    def hold_last(self) -> None:
+        """Commit all drafted rows but the last one, after a pass that only read."""
+        self.length += self.drafted - 1
+        self.drafted = 1
+        self.positions = None if self.positions is None else self.positions[:, -1:]
+
+    def committed(self) -> list[tuple[Tensor, Tensor]]:
+        """Per layer, views `[1, heads, length, width]` of the committed keys and values."""
+        return layer_rows(self.layout, [buffer[..., : self.length, :] for buffer in self._buffers])
+
+    @torch.inference_mode()
+    def copy_rows(self, rows: int) -> "TreeCache":
+        """A cache with copies of the first committed rows, at most so many, and room for no others.
+
+        It is empty where there are recurrent layers, whose states hold for the whole text only, and with a window, by
+        which rows were dropped.
+        """
+        rows = 0 if self.recurrent or self.window else min(rows, self.length)
+        copy = TreeCache(self.layout, rows)
+        copy.length, copy.long_rope = rows, self.long_rope
+        copy._buffers = [buffer[..., :rows, :].clone() for buffer in self._buffers]
+        return copy
+
+    @torch.inference_mode()
+    def resume(self, source: "TreeCache", rows: int) -> int:
+        """Commit the first rows of another cache to this empty one, at most so many.
+
+        Returns:
+            How many were; 0 where they do not hold for this one: they are of other weights, LongRoPE frequencies or
+            another window.
+        """
+        rows = min(rows, source.length)
+        same = (source.layout, source.long_rope, source.window) == (self.layout, self.long_rope, self.window)
+        if not same or rows <= 0:
+            return 0
+        self._reserve(source._buffers[0], rows)
+        for own, kept in zip(self._buffers, source._buffers, strict=True):
+            own[..., :rows, :] = kept[..., :rows, :]
+        self.length = rows
+        return rows
+
+    def reset(self) -> None:
+        """Forget all rows."""
+        self.length = self.dropped = 0
+        for name in self.recurrent:
+            self.recurrent[name] = LayerStates()
+        self.commit([])
+
+    def get_seq_length(self, layer_idx: int | None = None) -> Any:
+        """Rows in use, drafted ones included. For a layer that asks for its own see `counting`."""
+        if layer_idx is None or self._new_positions is None:
+            return self.length + self.drafted
+        return offsets(self._new_positions)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """During a pass all of whose rows will be committed."""
+        self.is_reading = True
+        try:
+            yield
+        finally:
+            self.is_reading = False
+
+    @contextmanager
+    def counting(self, positions: Tensor) -> Iterator[None]:
+        """Let layers that add a node's index to the length of the cache (Llama 4) find its position in that way.
+
+        They are given `[nodes]`: what each node's index has to be added to.
+        """
+        self._new_positions = positions
+        try:
+            yield
+        finally:
+            self._new_positions = None
+
+    @property
+    def has_only_rows(self) -> bool:
+        """Whether keys and values of layers 0, 1, ... are all there is, without states of recurrent layers."""
+        return not self.recurrent and list(self.layout.slots) == list(range(len(self.layout.slots)))
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the buffers in bytes."""
+        return sum(each.nbytes for each in (*self._buffers, *self.recurrent.values()))
+
+    def _reserve(self, like: Tensor, rows: int) -> None:
+        """Make room for so many rows: on first use, of the dtype and device of a tensor."""
+        if self._buffers and rows <= self.capacity:
+            return
+        if rows > self.capacity:
+            self.capacity = rows + rows // 4
+        old, self._buffers = self._buffers, self._allocate(like)
+        for buffer, before in zip(self._buffers, old, strict=False):
+            buffer[..., : before.shape[-2], :] = before
+
+    def _allocate(self, like: Tensor) -> list[Tensor]:
+        """Buffers of zeros of the cache's capacity."""
+        return zero_buffers(self.layout, self.capacity, like)
+
+
+def zero_buffers(layout: CacheLayout, rows: int, like: Tensor) -> list[Tensor]:
+    """Buffers of a layout, of the dtype and device of a tensor."""
+    return [like.new_zeros(slots, 1, heads, rows, width) for heads, width, slots in layout.buffers]
+
+
+def layer_rows(layout: CacheLayout, buffers: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Per layer, views of its keys and values in buffers of a layout."""
+    views = [buffer.unbind(0) for buffer in buffers]
+    return [
+        (views[keys.buffer][keys.place], views[values.buffer][values.place]) for keys, values in layout.slots.values()
+    ]
+
+
+def offsets(positions: Tensor) -> Tensor:
+    """What the index of each node has to be added to, to find its position `[1, nodes]`."""
+    own = positions[0]
+    return own - torch.arange(len(own), device=own.device)

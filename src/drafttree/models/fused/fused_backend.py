@@ -1,0 +1,128 @@
+"""The backend that runs families like Llama and GPT-NeoX on fused layers: the module's function with less in between.
+
+A pass over a small model is mostly the price of calling it: a transformers layer runs some thirty operations under a
+dozen Python frames. Here a layer is a dozen operations on fused weights (query, key and value; gate and up). They are
+the module's own: its parameters become views of them, and the module keeps working.
+`drafttree.models.validation.select_backend` compares the two before it prefers this one.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from drafttree.models.base import Output
+from drafttree.models.cache.cache_layout import CacheLayout
+from drafttree.models.cache.kv_cache import TreeCache
+from drafttree.models.fused.fused_layers import (
+    FusedLayer,
+    LayerKind,
+    LlamaLayer,
+    NeoXLayer,
+    PassContext,
+    rms_norm,
+    rotary_angles,
+)
+from drafttree.models.fused.fused_linear import FusedProduct, fuse
+from drafttree.models.fused.pass_inputs import PassInputs
+from drafttree.models.module.long_rope import ropes
+from drafttree.models.module.plain_module import is_plain_module
+from drafttree.models.segment import Segment, join, split, split_layers
+
+LLAMAS = {"gemma3_text", "granite", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3"}
+STATIC_ROPES = {"default", "linear", "llama3", "yarn"}
+
+
+class FusedBackend:
+    """Runs fused layers. See `drafttree.models.base.Backend` for the protocol.
+
+    Args:
+        module: a model for which `is_supported` is true.
+        uniform: compute products alike for any number of rows; see `FusedLinear`.
+
+    Attributes:
+        layers: fused.
+        layout: of the KV cache.
+        spans: how far back layers attend.
+        empty: an empty tensor of the model's dtype, on its device.
+        packed_nbytes: memory of packed copies of its weights, beside the weights themselves.
+    """
+
+    shares_passes = True
+
+    def __init__(self, module: PreTrainedModel, uniform: bool = False) -> None:
+        decoder: Any = module.get_decoder()
+        config = module.config
+        is_llama = config.model_type in LLAMAS
+        self.device = module.device
+        self._embed: Any = module.get_input_embeddings()
+        self.empty: Tensor = self._embed.weight.new_empty(0)
+        self._rotary = decoder.rotary_emb
+        layer = LlamaLayer if is_llama else NeoXLayer
+        self.layers: list[FusedLayer] = [layer(block, config, uniform) for block in decoder.layers]
+        self.layout = CacheLayout.uniform(len(self.layers), self.layers[0].key_heads, self.layers[0].width)
+        self._norm = rms_norm(decoder.norm) if is_llama else decoder.final_layer_norm
+        self._head = fuse(module.get_output_embeddings(), uniform=uniform)
+        self._kinds = {layer.kind for layer in self.layers}
+        self.spans = tuple({kind.span for kind in self._kinds})
+        self._embedding_scale: float = getattr(config, "embedding_multiplier", 1.0)
+        self._logits_divisor: float = getattr(config, "logits_scaling", 1.0)
+        parts = [part for owner in (self, *self.layers) for part in vars(owner).values()]
+        self.packed_nbytes = sum(part.packed_nbytes for part in parts if isinstance(part, FusedProduct))
+
+    def new_cache(self, capacity: int) -> TreeCache:
+        return TreeCache(self.layout, capacity)
+
+    def forward(self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = ()) -> list[Output]:
+        if not segments:
+            return []
+        inputs = PassInputs.of(segments, self.layers[0].groups, self.empty)
+        x, hidden = self.run_layers(inputs, hidden_layers)
+        for segment in segments:
+            segment.cache.grow(segment.positions)
+        return self.outputs_of(segments, x, hidden)
+
+    def outputs_of(self, segments: Sequence[Segment], x: Tensor, hidden: tuple[Tensor, ...]) -> list[Output]:
+        """The outputs of a pass by segment, given what `run_layers` returns."""
+        parts = zip(split(x, [segment.nodes for segment in segments]), segments, strict=True)
+        scored = [segment.wanted_of(part) for part, segment in parts]
+        logits = split(self.logits(join(scored)), [part.shape[1] for part in scored])
+        return [Output(*each) for each in zip(logits, split_layers(segments, hidden), strict=True)]
+
+    def run_layers(self, inputs: PassInputs, hidden_layers: tuple[int, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The states after the last norm `[1, nodes, hidden]`, and those of the layers asked for, likewise."""
+        contexts = {kind: self._context(inputs, kind) for kind in self._kinds}
+        x = self._embed(inputs.tokens).flatten(0, 1)
+        if self._embedding_scale != 1:
+            x = x * self._embedding_scale
+        states: dict[int, Tensor] = {}
+        for index, (layer, rows) in enumerate(zip(self.layers, inputs.rows, strict=True)):
+            if index in hidden_layers:
+                states[index] = x
+            x = layer.forward(x, contexts[layer.kind], rows)
+        x = states[len(self.layers)] = self._norm(x)
+        shape = *inputs.tokens.shape, -1
+        return x.view(shape), tuple(states[layer].view(shape) for layer in hidden_layers)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """`[1, nodes, vocab]` of states after the last norm."""
+        if not x.shape[1]:
+            return x.new_empty(*x.shape[:2], self._head.width)
+        logits = self._head(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+        return logits if self._logits_divisor == 1 else logits.div_(self._logits_divisor)
+
+    def _context(self, inputs: PassInputs, kind: LayerKind) -> PassContext:
+        angles = rotary_angles(self._rotary, inputs.positions, self.empty.dtype, kind.layer_type)
+        return PassContext(*angles, inputs.attention(kind.span))
+
+
+def is_supported(module: PreTrainedModel) -> bool:
+    """Whether fused layers can stand in for a module: its family, and plain layers on one device."""
+    config = module.config
+    static = all(rope.get("rope_type") in STATIC_ROPES for rope in ropes(config))
+    capped = any(getattr(config, name, None) for name in ("attn_logit_softcapping", "final_logit_softcapping"))
+    if config.model_type not in LLAMAS | {"gpt_neox"} or capped or not static:
+        return False
+    on_one_device = {parameter.device for parameter in module.parameters()} == {module.device}
+    return on_one_device and is_plain_module(module)

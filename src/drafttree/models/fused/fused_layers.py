@@ -1,0 +1,225 @@
+"""Decoder layers of the Llama and GPT-NeoX kinds, and the norms in them, in few operations.
+
+They run on the weights of the modules they stand in for.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+from drafttree.models.attention.pass_attention import PassAttention
+from drafttree.models.attention.span import EVERYTHING, Span, span_of
+from drafttree.models.fused.fused_linear import FusedProduct, fuse
+
+
+def rms_norm(norm: Any) -> Callable[[Tensor], Tensor]:
+    """A transformers RMS norm as one call; whatever else is called a norm stays as it is.
+
+    On a CPU `F.rms_norm` is nine small operations; dividing by a length that includes epsilon is four. The scale is
+    a copy there, which does not follow changes of the weight.
+    """
+    weight, epsilon = norm.weight.detach(), getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+    offset = _offset(norm, weight)
+    if epsilon is None or offset is None:
+        return norm
+    if weight.is_cuda or weight.dtype != torch.float32:
+        return norm if offset else lambda x: F.rms_norm(x, weight.shape, weight, epsilon)
+    scale = (weight + offset) * math.sqrt(len(weight))
+    shortest = torch.tensor(math.sqrt(len(weight) * epsilon))
+    return lambda x: (x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(shortest)).mul_(scale)
+
+
+@torch.inference_mode()
+def _offset(norm: Any, weight: Tensor) -> int | None:
+    """The number an RMS norm adds to its weight (1 in Gemma), None if it does something else."""
+    scale = norm(torch.full_like(weight, 64.0))  # so long that epsilon does not show
+    return next((offset for offset in (0, 1) if torch.allclose(scale, weight + offset, rtol=1e-2, atol=1e-3)), None)
+
+
+class PassContext(NamedTuple):
+    """The values that all layers of one kind share in a pass.
+
+    Attributes:
+        cosine: `[nodes, 1, rotated]`.
+        sine: the same, negative in its first half.
+        attention: to the rows of the KV cache.
+    """
+
+    cosine: Tensor
+    sine: Tensor
+    attention: PassAttention
+
+    def rotate(self, heads: Tensor) -> None:
+        """Apply the rotary embedding to queries and keys `[nodes, heads, width]` in place."""
+        rotated = heads[..., : self.cosine.shape[-1]]
+        halves = rotated.roll(self.cosine.shape[-1] // 2, -1)
+        rotated.mul_(self.cosine).addcmul_(halves, self.sine)
+
+
+class LayerKind(NamedTuple):
+    """What layers of one kind share in a pass.
+
+    Attributes:
+        layer_type: as transformers names it, None where all layers are alike.
+        span: how far back they attend.
+    """
+
+    layer_type: str | None
+    span: Span
+
+    @classmethod
+    def of(cls, attention: Any) -> "LayerKind":
+        """The kind of an attention layer."""
+        types = getattr(attention.config, "layer_types", None)
+        return cls(types[attention.layer_idx] if types else None, span_of(attention))
+
+
+class BlockNorms(NamedTuple):
+    """The norms of a decoder layer; after attention and MLP there may be none."""
+
+    before_attention: Callable[[Tensor], Tensor]
+    after_attention: Callable[[Tensor], Tensor] | None
+    before_mlp: Callable[[Tensor], Tensor]
+    after_mlp: Callable[[Tensor], Tensor] | None
+
+    @classmethod
+    def of(cls, block: Any) -> "BlockNorms":
+        """The norms of a layer of transformers, whose name for a norm does not always say where it is."""
+        second = rms_norm(block.post_attention_layernorm)
+        if not hasattr(block, "post_feedforward_layernorm"):
+            return cls(rms_norm(block.input_layernorm), None, second, None)
+        last = rms_norm(block.post_feedforward_layernorm)
+        if not hasattr(block, "pre_feedforward_layernorm"):
+            return cls(lambda x: x, second, lambda x: x, last)
+        return cls(rms_norm(block.input_layernorm), second, rms_norm(block.pre_feedforward_layernorm), last)
+
+
+class FusedLayer(Protocol):
+    """One decoder layer.
+
+    Attributes:
+        key_heads: attention heads of keys and values.
+        groups: query heads that share each of them.
+        width: of a head.
+        kind: which rotary embedding it has, and how far back it attends.
+    """
+
+    key_heads: int
+    groups: int
+    width: int
+    kind: LayerKind
+
+    def forward(self, x: Tensor, context: PassContext, rows: Any) -> Tensor:
+        """The residual stream `[nodes, hidden]` after the layer, given its part of the pass's rows."""
+        ...
+
+
+class LlamaLayer:
+    """A layer with rotary grouped-query attention, a gated MLP, and RMS norms before or after them or both.
+
+    Where the norms are tells the families apart: before (Llama, Mistral, Qwen, Phi-3, Granite), after (OLMo 2) or on
+    both sides (Gemma 3). Qwen3 and Gemma 3 norm every query and key head, OLMo 2 all heads together.
+    """
+
+    def __init__(self, block: Any, config: PreTrainedConfig, uniform: bool = False) -> None:
+        attention, mlp = block.self_attn, block.mlp
+        self.kind = LayerKind.of(attention)
+        self.width: int = attention.head_dim
+        self._qkv = fuse(*_projections(attention, "qkv_proj", "q_proj", "k_proj", "v_proj"), uniform=uniform)
+        self.groups: int = attention.num_key_value_groups
+        self.key_heads: int = self._qkv.width // self.width // (2 + self.groups)
+        self._scale: float = attention.scaling
+        self._rotated = self.key_heads * (1 + self.groups)
+        self._norms = BlockNorms.of(block)
+        self._head_norm = _head_norm(attention, self.groups * self.key_heads) if hasattr(attention, "q_norm") else None
+        self._gate_up = fuse(*_projections(mlp, "gate_up_proj", "gate_proj", "up_proj"), uniform=uniform)
+        self._activation = mlp.act_fn if hasattr(mlp, "act_fn") else mlp.activation_fn
+        self._out, self._down = (fuse(layer, uniform=uniform) for layer in (attention.o_proj, mlp.down_proj))
+        self._multiplier: float = getattr(block, "residual_multiplier", 1.0)
+
+    def forward(self, x: Tensor, context: PassContext, rows: Any) -> Tensor:
+        return self.forward_from(x, self._norms.before_attention(x), context, rows)
+
+    def forward_from(self, x: Tensor, normed: Tensor, context: PassContext, rows: Any) -> Tensor:
+        """The residual stream after the layer, whose attention reads `normed` instead of its own input norm."""
+        heads = self._qkv(normed).unflatten(1, (-1, self.width))
+        rotated, value = heads[:, : self._rotated], heads[:, self._rotated :]
+        if self._head_norm:
+            rotated = self._head_norm(rotated)
+        context.rotate(rotated)
+        query, key = rotated[:, : -self.key_heads], rotated[:, -self.key_heads :]
+        attended = context.attention.attend(query, key, value, rows, self._scale)
+        x = self._add(x, self._out, attended, self._norms.after_attention)
+        gate, up = self._gate_up(self._norms.before_mlp(x)).chunk(2, -1)
+        return self._add(x, self._down, self._activation(gate).mul_(up), self._norms.after_mlp)
+
+    def _add(self, x: Tensor, projection: FusedProduct, out: Tensor, norm: Callable[[Tensor], Tensor] | None) -> Tensor:
+        """The residual stream after an output was projected and normed."""
+        if norm is None and self._multiplier == 1:
+            return projection.add_to(x, out)
+        projected = projection(out)
+        return torch.add(x, norm(projected) if norm else projected, alpha=self._multiplier)
+
+
+class NeoXLayer:
+    """A layer of GPT-NeoX: query, key and value interleaved by heads, attention and MLP in parallel or in sequence."""
+
+    groups = 1
+
+    kind = LayerKind(None, EVERYTHING)
+
+    def __init__(self, block: Any, config: PreTrainedConfig, uniform: bool = False) -> None:
+        attention, mlp = block.attention, block.mlp
+        self.width: int = attention.head_size
+        self.key_heads: int = config.num_attention_heads
+        self._scale: float = attention.scaling
+        self._parallel: bool = block.use_parallel_residual
+        self._input_norm, self._mlp_norm = block.input_layernorm, block.post_attention_layernorm
+        parts = attention.query_key_value, attention.dense, mlp.dense_h_to_4h, mlp.dense_4h_to_h
+        self._qkv, self._out, self._up, self._down = (fuse(part, uniform=uniform) for part in parts)
+        self._activation = mlp.act
+
+    def forward(self, x: Tensor, context: PassContext, rows: Any) -> Tensor:
+        heads = self._qkv(self._input_norm(x)).unflatten(1, (-1, 3, self.width))
+        query, key, value = heads.unbind(2)
+        context.rotate(query)
+        context.rotate(key)
+        attended = self._out.add_to(x, context.attention.attend(query, key, value, rows, self._scale))
+        normed = self._mlp_norm(x if self._parallel else attended)
+        return self._down.add_to(attended, self._activation(self._up(normed)))
+
+
+def _projections(part: Any, joined: str, *names: str) -> list[Any]:
+    """Linear layers of one input, which some families (Phi-3) have as one."""
+    return [getattr(part, joined)] if hasattr(part, joined) else [getattr(part, name) for name in names]
+
+
+def _head_norm(attention: Any, query_heads: int) -> Callable[[Tensor], Tensor]:
+    query, key = rms_norm(attention.q_norm), rms_norm(attention.k_norm)
+    if len(attention.q_norm.weight) != attention.head_dim:
+        query, key = _over_all_heads(query), _over_all_heads(key)
+    return lambda heads: torch.cat((query(heads[:, :query_heads]), key(heads[:, query_heads:])), 1)
+
+
+def _over_all_heads(norm: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda heads: norm(heads.flatten(1)).view_as(heads)
+
+
+def rotary_angles(
+    rotary: Any, positions: Tensor, dtype: torch.dtype, layer_type: str | None = None
+) -> tuple[Tensor, Tensor]:
+    """Cosines and signed sines `[nodes, 1, rotated]` of a rotary embedding of transformers.
+
+    Args:
+        layer_type: of the layers they are for, where the embedding has several (Gemma 3).
+    """
+    prefix = f"{layer_type}_" if hasattr(rotary, f"{layer_type}_inv_freq") else ""
+    turns = positions.reshape(-1, 1, 1) * getattr(rotary, f"{prefix}inv_freq")
+    scaling = getattr(rotary, f"{prefix}attention_scaling")
+    cosine, sine = turns.cos() * scaling, turns.sin() * scaling
+    return torch.cat((cosine, cosine), -1).to(dtype), torch.cat((-sine, sine), -1).to(dtype)

@@ -1,0 +1,175 @@
+"""One or several linear layers of one input as one product, by the faster of two libraries.
+
+A packed copy stands beside the weight, which the module keeps: its own `forward`, adapters, `state_dict` and heads that
+share a weight go on reading it. So packing costs memory, which `FusedLinear.packed_nbytes` tells.
+"""
+
+import platform
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from drafttree.models.fused.int8_linear import Int8Linear, int8_product
+from drafttree.models.module.fingerprint import samples, version
+
+PACKED_FROM = 1 << 19
+"""Elements of a weight from which a packed copy pays on a CPU."""
+PACKED_FOR = 8
+"""Rows the packed copy is laid out for."""
+
+_packed_copies = WeakTensorKeyDictionary()
+
+
+class FusedLinear:
+    """One or several linear layers of one input as one product.
+
+    On a CPU MKL reads a float32 weight as it is for one row; for several it packs the weight anew in every call, which
+    costs two to three passes over one row. A bfloat16 weight is packed anew for any number of rows. oneDNN keeps a
+    packed copy of large weights instead: twice the memory of those, and several rows cost little more than one. The
+    copy does not follow changes of the weight.
+
+    Args:
+        weight: `[out, in]`.
+        bias: `[out]`.
+        uniform: use one library for any number of rows, so a row's product does not depend on their number.
+
+    Attributes:
+        width: of the product.
+        packed_nbytes: memory of the packed copy, 0 without.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, uniform: bool = False) -> None:
+        self._weight, self._bias = weight.t(), bias
+        self.width = len(weight)
+        packed = _is_packable(weight) and (uniform or weight.numel() >= PACKED_FROM)
+        self._packed = _pack(weight) if packed else None
+        self._packed_rows = 1 if uniform or weight.dtype != torch.float32 else _float32_rows_to_pack_from()
+        self.packed_nbytes = weight.nbytes if packed else 0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`[rows, in]` to `[rows, out]`."""
+        if self._packed is not None and len(x) >= self._packed_rows:
+            return torch.ops.mkldnn._linear_pointwise(x.contiguous(), self._packed, self._bias, "none", [], "")
+        return torch.mm(x, self._weight) if self._bias is None else torch.addmm(self._bias, x, self._weight)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """The product of `x` added to a residual `[rows, out]`."""
+        if self._packed is not None and len(x) >= self._packed_rows:
+            return self(x).add_(residual)
+        out = torch.addmm(residual, x, self._weight)
+        return out if self._bias is None else out.add_(self._bias)
+
+
+class FusedInt8Linear:
+    """One or several `Int8Linear` layers of one input as one product.
+
+    Args:
+        quantized: int8 `[out, in]`.
+        scale: `[out]`.
+        bias: `[out]`.
+
+    Attributes:
+        width: of the product.
+        packed_nbytes: 0, since there is no packed copy.
+    """
+
+    packed_nbytes = 0
+
+    def __init__(self, quantized: Tensor, scale: Tensor, bias: Tensor | None) -> None:
+        self._weight = quantized, scale, bias
+        self.width = len(quantized)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`[rows, in]` to `[rows, out]`."""
+        return int8_product(x, *self._weight)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """The product of `x` added to a residual `[rows, out]`."""
+        return self(x).add_(residual)
+
+
+FusedProduct = FusedLinear | FusedInt8Linear
+
+
+def fuse(*layers: Any, uniform: bool = False) -> FusedProduct:
+    """Linear layers of one input as one product; their own weights become views of the fused one."""
+    bias = _join([layer.bias for layer in layers]) if layers[0].bias is not None else None
+    if isinstance(layers[0], Int8Linear):
+        return FusedInt8Linear(
+            _join([layer.quantized for layer in layers]), _join([layer.scale for layer in layers]), bias
+        )
+    return FusedLinear(_join([layer.weight for layer in layers]), bias, uniform)
+
+
+def multiplies_bfloat16_fast(device: torch.device) -> bool:
+    """Whether a device has instructions for products in bfloat16, rather than converting every value."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return device.type != "cpu" or torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+
+
+def _float32_rows_to_pack_from() -> int:
+    """Rows from which the packed copy of a float32 weight is the faster.
+
+    For one row, MKL was the faster by a seventh on an Intel Cascade Lake. On an AMD EPYC it computes in one thread
+    (torch 2.13), and the packed copy with two was up to 1.5 times as fast. Other vendors are taken to be as AMD.
+    A race at load would decide by noise where the two are close.
+    """
+    return 2 if torch.get_num_threads() == 1 or _is_intel() else 1
+
+
+@lru_cache(maxsize=1)
+def _is_intel() -> bool:
+    try:
+        return "GenuineIntel" in Path("/proc/cpuinfo").read_text()
+    except OSError:  # not Linux
+        return "GenuineIntel" in platform.processor()
+
+
+def _is_packable(weight: Tensor) -> bool:
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    if weight.dtype == torch.bfloat16:  # oneDNN also packs where it then converts every value
+        return torch.ops.mkldnn._is_mkldnn_bf16_supported() and multiplies_bfloat16_fast(weight.device)
+    return weight.dtype == torch.float32
+
+
+def _pack(weight: Tensor) -> Tensor:
+    """oneDNN's copy of a weight, made once for as long as the weight is unchanged, for a target and its head alike."""
+    stamp = (weight.data_ptr(), version(weight), torch.cat(samples(weight)).tolist())
+    if weight not in _packed_copies or _packed_copies[weight][0] != stamp:
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_FOR)
+        _packed_copies[weight] = stamp, packed
+    return _packed_copies[weight][1]
+
+
+def _join(parts: list[Tensor]) -> Tensor:
+    """Parameters stacked along their first dimension, in the memory order they have.
+
+    Parameters that were joined before are not copied again: several backends may share a module.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    if _are_joined(parts):
+        return parts[0].data.as_strided((sum(map(len, parts)), *parts[0].shape[1:]), parts[0].stride())
+    input_major = parts[0].ndim == 2 and not parts[0].is_contiguous()
+    with torch.inference_mode(parts[0].is_inference()):  # parameters made in that mode stay usable only in it
+        columns = [part.data.t() if input_major else part.data for part in parts]
+        whole = torch.cat(columns, 1).t() if input_major else torch.cat(columns)
+        for part, own in zip(parts, whole.split([len(part) for part in parts]), strict=True):
+            part.data = own
+    return whole
+
+
+def _are_joined(parts: list[Tensor]) -> bool:
+    """Whether parameters are consecutive rows of one tensor."""
+    first, row = parts[0], parts[0].data_ptr()
+    for part in parts:
+        if (part.data_ptr(), part.stride()) != (row, first.stride()):
+            return False
+        row += len(part) * first.stride(0) * first.element_size()
+    return len({part.untyped_storage().data_ptr() for part in parts}) == 1

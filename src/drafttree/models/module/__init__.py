@@ -1,0 +1,1 @@
+"""What a module of transformers is: its layers, its state, and what keeps it from being served."""

@@ -1,0 +1,139 @@
+"""A fingerprint of a module, which tells whether a backend made from it still computes what the module does.
+
+Fused layers bypass the module's own `forward`, and on a CPU they compute with copies of its weights. So a backend is
+compared with its module whenever a text begins (`drafttree.models.module.selected_backend`). The fingerprint differs
+after
+
+- a hook was added or removed, on any submodule or globally, and after an instance got a `forward` of its own;
+- a submodule was replaced, got another class (adapters, parametrizations) or another number as an attribute (the scale
+  of its scores, training or evaluation);
+- a parameter or buffer was replaced, moved or assigned by `.data =`, which changes its address;
+- one was edited in place (`load_state_dict`, an optimiser, any operation under `torch.no_grad`), which raises its
+  version; tensors made in inference mode have none;
+- an edit that raises no version (`weight.data.mul_(2)`, any edit of such a tensor) changed an entry that is compared:
+  on a CPU an entry of every row and of every column of every weight, and vectors as a whole. On other devices no weight
+  is copied, so none has to be compared.
+
+It does not notice an edit through `.data` of a few entries of a matrix; a method that is replaced on a class; and any
+change while a text is being generated.
+"""
+
+import math
+import operator
+from collections.abc import Iterator
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as global_hooks
+
+SETTINGS = (bool, int, float)
+"""Types of attributes that decide what a layer computes, such as `training` and `scaling`."""
+
+
+class Fingerprint:
+    """The state of a module when the fingerprint was taken.
+
+    It is compared once a text and not in every round: see `docs/performance.md` for what that costs.
+
+    Args:
+        module: to compare with later. Its tensors' memory is kept, so that no other tensor gets their address.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._parts = list(module.modules())
+        self._tables = [table for part in self._parts for table in _tables(part) if table]
+        self._hooks = [table for part in self._parts for table in (part._forward_pre_hooks, part._forward_hooks)]
+        self._hooks += [global_hooks._global_forward_pre_hooks, global_hooks._global_forward_hooks]
+        self._members = self._read_members()
+        tensors = [tensor for part in self._parts for tensor in _saved_tensors(part) if is_plain(tensor)]
+        self._tensors = tensors
+        self._versioned = [tensor for tensor in tensors if version(tensor) is not None]
+        self._state = self._read_state()
+        self._samples = [view for tensor in tensors if _is_sampled(tensor) for view in samples(tensor)]
+        self._entries = self._read_entries()
+
+    def matches(self) -> bool:
+        """Whether the module is as it was."""
+        return self._has_same_members() and self._read_state() == self._state and self._has_same_entries()
+
+    def _has_same_members(self) -> bool:
+        members = self._read_members()
+        return len(members) == len(self._members) and all(map(operator.is_, members, self._members))
+
+    def _has_same_entries(self) -> bool:
+        return torch.equal(self._read_entries(), self._entries)
+
+    def _read_members(self) -> list[object]:
+        """All submodules, parameters, buffers and hooks, global hooks included."""
+        return list(chain.from_iterable(map(dict.values, (*self._tables, *filter(None, self._hooks)))))
+
+    def _read_state(self) -> tuple[object, ...]:
+        """Classes, settings and own forwards of all submodules; addresses and versions of all tensors."""
+        modes = ["forward" in part.__dict__ for part in self._parts]
+        settings = [[value for value in vars(part).values() if type(value) in SETTINGS] for part in self._parts]
+        versions = list(map(operator.attrgetter("_version"), self._versioned))
+        addresses = list(map(Tensor.data_ptr, self._tensors))
+        return list(map(type, self._parts)), modes, settings, addresses, versions
+
+    def _read_entries(self) -> Tensor:
+        """The bytes of all samples, so that NaN equals itself."""
+        return torch.cat(self._samples).view(torch.uint8) if self._samples else torch.zeros(0)
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor is torch's own, neither quantised nor distributed."""
+    return type(tensor) in (nn.Parameter, Tensor)
+
+
+def version(tensor: Tensor) -> int | None:
+    """The number of in-place edits of a tensor, None if torch does not count that: it was made in inference mode.
+
+    `is_inference` does not tell: assigning `.data` resets it and not the counter.
+    """
+    try:
+        return tensor._version
+    except RuntimeError:
+        return None
+
+
+def samples(weight: Tensor) -> list[Tensor]:
+    """Views of entries of a weight: one at least of every row and column of a matrix, and all of a vector.
+
+    Weights of more dimensions count as matrices.
+    """
+    data = weight.data
+    if data.ndim < 2:
+        return [data.view(-1)]
+    if data.ndim > 2 and not data.is_contiguous():
+        return [view for part in data for view in samples(part)]
+    rows, columns = _nearest_to_square(data.shape)
+    data = data.view(rows, columns)
+    step = min(rows, columns)
+    offsets = (*range(0, -rows, -step), *range(step, columns, step))
+    return [data.diagonal(offset) for offset in offsets]
+
+
+def _nearest_to_square(shape: torch.Size) -> tuple[int, int]:
+    """Rows and columns of a tensor cut between two of its dimensions, such that few diagonals cross them all."""
+    cuts = [(math.prod(shape[:cut]), math.prod(shape[cut:])) for cut in range(1, len(shape))]
+    return min(cuts, key=lambda sizes: max(sizes) / min(sizes))
+
+
+def own_hooks(part: nn.Module) -> tuple[object, ...]:
+    """The forward hooks of a module itself."""
+    return (*part._forward_pre_hooks.values(), *part._forward_hooks.values())
+
+
+def _tables(part: nn.Module) -> tuple[dict, ...]:
+    return part._modules, part._parameters, part._buffers
+
+
+def _saved_tensors(part: nn.Module) -> Iterator[Tensor]:
+    """A module's own parameters and buffers. Those not saved hold what it computes itself, like rotary frequencies."""
+    buffers = [tensor for name, tensor in part._buffers.items() if name not in part._non_persistent_buffers_set]
+    return (tensor for tensor in (*part._parameters.values(), *buffers) if tensor is not None)
+
+
+def _is_sampled(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.is_floating_point() and tensor.numel() > 0

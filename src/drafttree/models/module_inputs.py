@@ -1,0 +1,128 @@
+"""What layers of transformers are given in a pass: tokens, a KV cache and what attends to what.
+
+A single request gives them its own KV cache. Several give them one that stores every request's rows in its own and
+hands them on in a way by which our attention function finds them.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import Cache
+
+from drafttree.core.errors import ModelError
+from drafttree.models.attention.tree_attention import AttentionPart, Plan, TreePlan
+from drafttree.models.cache.kv_cache import offsets
+from drafttree.models.segment import Segment, join
+
+
+class SharedCache(Cache):
+    """Stores the new rows of every segment in its own KV cache, and hands them through as they are.
+
+    A layer gives what it is handed to its attention function, which finds the rows of every segment by it.
+
+    Args:
+        segments: of the pass, in their order.
+    """
+
+    def __init__(self, segments: Sequence[Segment]) -> None:
+        super().__init__(layers=[])
+        self._segments = segments
+        self._sizes = [segment.nodes for segment in segments]
+        self._rows: dict[int, tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]] = {}
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object):
+        """Store a layer's new rows `[1, heads, nodes, width]`, which are returned."""
+        rows = self._store(key_states, value_states, layer_idx)
+        self._rows[id(key_states)] = key_states, value_states, rows
+        return key_states, value_states
+
+    def rows_of(self, key: Tensor, value: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """All keys and values by segment `[1, heads, rows, width]`, given what `update` returned.
+
+        Raises:
+            ModelError: the layer changed that before it attends.
+        """
+        keys, values, rows = self._rows.get(id(key), (None, None, []))
+        if keys is not key or values is not value:
+            raise ModelError("keys and values that are changed after they are stored cannot be packed as new rows only")
+        return rows
+
+    def get_seq_length(self, layer_idx: int | None = None) -> Any:
+        """What a node's index has to be added to, to find its position, for a layer that counts (Llama 4)."""
+        return 0 if layer_idx is None else offsets(join([segment.positions for segment in self._segments]))
+
+    def _store(self, keys: Tensor, values: Tensor, layer: int) -> list[tuple[Tensor, Tensor]]:
+        """Store new rows; all rows of the layer by segment."""
+        new = zip(keys.split(self._sizes, 2), values.split(self._sizes, 2), strict=True)
+        return [segment.cache.update(*own, layer) for segment, own in zip(self._segments, new, strict=True)]
+
+
+class JoinedCache(SharedCache):
+    """Hands out all rows of all segments behind each other, for layers that expand what they stored (latent attention).
+
+    That copies them, so it is for layers that need it.
+    """
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object):
+        """Store a layer's new rows `[1, heads, nodes, width]`; those of all segments `[1, heads, rows, width]`."""
+        keys, values = zip(*self._store(key_states, value_states, layer_idx), strict=True)
+        return torch.cat(keys, 2), torch.cat(values, 2)
+
+    def rows_of(self, key: Tensor, value: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """All keys and values by segment, given what a layer made of all rows, row by row."""
+        counts = [segment.cache.get_seq_length() + segment.nodes for segment in self._segments]
+        return [*zip(key.split(counts, 2), value.split(counts, 2), strict=True)]
+
+
+class SharedPlan:
+    """The plans of all segments of a pass, handed to our attention function as `tree_plan`.
+
+    Args:
+        segments: whose caches are as before the pass.
+        cache: what the layers are given as KV cache.
+        dtype: of the additive masks.
+    """
+
+    def __init__(self, segments: Sequence[Segment], cache: SharedCache, dtype: torch.dtype) -> None:
+        self._cache = cache
+        self._sizes = [segment.nodes for segment in segments]
+        self._plans = [TreePlan(each.cache, each.positions, each.visible, dtype) for each in segments]
+
+    def parts(self, query: Tensor, key: Tensor, value: Tensor) -> list[AttentionPart]:
+        """What a layer attends from and to, by segment."""
+        split = zip(query.split(self._sizes, 2), self._cache.rows_of(key, value), self._plans, strict=True)
+        return [AttentionPart(own, *rows, plan) for own, rows, plan in split]
+
+
+class ModuleInputs(NamedTuple):
+    """The inputs of a pass.
+
+    Attributes:
+        tokens: `[1, nodes]` of all segments.
+        positions: `[1, nodes]`.
+        cache: handed to the layers as KV cache.
+        plan: handed to our attention function as `tree_plan`.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    cache: Cache
+    plan: Plan
+
+    @classmethod
+    def of(
+        cls, segments: Sequence[Segment], dtype: torch.dtype, kind: type[SharedCache] = SharedCache
+    ) -> "ModuleInputs":
+        """The inputs of segments, whose layers compute in a dtype.
+
+        Args:
+            kind: of the cache that several segments share.
+        """
+        tokens, positions = join([each.tokens for each in segments]), join([each.positions for each in segments])
+        if len(segments) == 1:
+            cache = segments[0].cache
+            return cls(tokens, positions, cache, TreePlan(cache, positions, segments[0].visible, dtype))
+        shared = kind(segments)
+        return cls(tokens, positions, shared, SharedPlan(segments, shared, dtype))

@@ -1,0 +1,1 @@
+"""Passes of fused layers that are recorded as CUDA graphs."""

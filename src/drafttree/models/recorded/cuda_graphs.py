@@ -1,0 +1,58 @@
+"""CUDA graphs: a pass is captured once and launched as a whole from then on."""
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from drafttree.models.cache.buffer_pool import RecordedPass
+
+WARMUPS = 2
+
+
+class CudaGraphs:
+    """Records passes as CUDA graphs, which share one pool of memory: no two run at the same time.
+
+    If a capture fails, a warning says why.
+
+    Args:
+        device: where the passes run.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._side_stream: Any = None
+        self._memory_pool: Any = None
+
+    def __call__(self, run: RecordedPass) -> RecordedPass | None:
+        try:
+            with torch.cuda.device(self._device):
+                return self._capture(run)
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).strip().split("\n")[0] or type(error).__name__
+            warnings.warn(f"passes run without CUDA graphs, which is slower: {reason}", stacklevel=2)
+            return None
+
+    def _capture(self, run: RecordedPass) -> RecordedPass:
+        """A launch of the captured pass; it writes its outputs to the same memory every time."""
+        self._side_stream = self._side_stream or torch.cuda.Stream()
+        self._memory_pool = self._memory_pool or torch.cuda.graph_pool_handle()
+        self._side_stream.wait_stream(torch.cuda.current_stream())
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.stream(self._side_stream):
+                for _ in range(WARMUPS):
+                    run()
+                # other threads may use the device meanwhile, which would end a capture that is global
+                options = {"stream": self._side_stream, "capture_error_mode": "thread_local"}
+                with torch.cuda.graph(graph, pool=self._memory_pool, **options):
+                    outputs = run()
+        finally:
+            torch.cuda.current_stream().wait_stream(self._side_stream)
+
+        def replay() -> tuple[Tensor, ...]:
+            graph.replay()
+            return outputs
+
+        return replay

@@ -1,0 +1,92 @@
+"""The inputs of recorded passes over one request, which reads the rows of its own KV cache under a mask."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from drafttree.models.attention.pass_attention import StaticAttention, Visibility
+from drafttree.models.attention.span import EVERYTHING
+from drafttree.models.cache.buffer_pool import PooledBuffers, PooledCache
+from drafttree.models.cache.cache_layout import CacheLayout
+from drafttree.models.cache.kv_cache import layer_rows
+from drafttree.models.fused.pass_inputs import PassInputs
+from drafttree.models.segment import Segment
+
+BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
+"""Nodes of a recorded pass; larger passes, which are prompts, are not recorded."""
+MAX_DRAFTED = 1024
+"""Drafted rows a recorded pass can see; one behind more of them is not recorded."""
+
+
+class MaskedInputs:
+    """Makes the inputs of passes over one request. See `drafttree.models.recorded.recorded_passes.InputBuilder`.
+
+    All of them read the same memory: padding nodes keep tokens and positions of an earlier pass. How much of the KV
+    cache is in use are numbers on the device, from which a pass makes its mask.
+
+    Args:
+        layout: of the KV caches.
+        groups: query heads that share a key head.
+        like: of the dtype and device of a pass.
+        hidden: width of the states a head reads.
+    """
+
+    def __init__(self, layout: CacheLayout, groups: int, like: Tensor, hidden: int) -> None:
+        nodes = BUCKETS[-1]
+        self._layout = layout
+        self._groups = groups
+        self._tokens = torch.zeros(1, nodes, dtype=torch.long, device=like.device)
+        self._positions = torch.zeros_like(self._tokens)
+        self._visible = torch.zeros(nodes, MAX_DRAFTED, dtype=torch.bool, device=like.device)
+        self._bounds = torch.zeros(3, dtype=torch.long, device=like.device)
+        self._hidden = torch.zeros(1, nodes, hidden, dtype=like.dtype, device=like.device)
+
+    def make_room(self, segments: Sequence[Segment], like: Tensor) -> int | None:
+        (segment,) = segments
+        nodes, drafted = segment.visible.shape[1:]
+        if nodes > BUCKETS[-1] or drafted > MAX_DRAFTED:
+            return None
+        bucket = next(size for size in BUCKETS if size >= nodes)
+        segment.cache.reserve(like, bucket)
+        return bucket
+
+    def recorded(self, segments: Sequence[Segment]) -> dict[Any, Any]:
+        return _pooled(segments).passes
+
+    def rows(self, segments: Sequence[Segment]) -> list[tuple[Tensor, Tensor]]:
+        """Per layer all keys and values `[1, key heads, rows, width]` that the cache has room for."""
+        return layer_rows(self._layout, _pooled(segments).buffers)
+
+    def store(self, segments: Sequence[Segment], hidden: Tensor, sizes: int, memory: None = None) -> None:
+        cache, tokens, positions, visible, _ = segments[0]
+        nodes, drafted = visible.shape[1:]
+        self._tokens[:, :nodes] = tokens
+        self._positions[:, :nodes] = positions
+        self._visible[:nodes, :drafted] = visible[0]
+        if self._hidden.numel():
+            self._hidden[:, :nodes] = hidden
+            self._hidden[:, nodes:].zero_()  # an earlier pass may have left NaN
+        start = cache.get_seq_length()
+        for place, bound in enumerate((cache.length, start, start + nodes)):
+            self._bounds[place].fill_(bound)
+
+    def inputs(self, memory: None, sizes: int, rows: list[tuple[Tensor, Tensor]]) -> PassInputs:
+        """See `InputBuilder`. Padding nodes are masked from all others and attend to the prefix and to themselves."""
+        length, start, end = self._bounds
+        new_rows = start + torch.arange(sizes, device=start.device)
+        columns = torch.arange(rows[0][0].shape[-2], device=start.device)
+        drafted = columns - length
+        tree = self._visible[:sizes].index_select(1, drafted.clamp(0, MAX_DRAFTED - 1)) & (columns < end)
+        seen = (drafted < 0) | tree | (columns == new_rows[:, None])
+        mask = torch.zeros(seen.shape, dtype=self._hidden.dtype, device=start.device).masked_fill_(~seen, -torch.inf)
+        attention = StaticAttention(new_rows, Visibility(mask.repeat(self._groups, 1)[None, None]))
+        tokens, positions, hidden = (each[:, :sizes] for each in (self._tokens, self._positions, self._hidden))
+        return PassInputs(tokens, positions, hidden, rows, {EVERYTHING: attention}.__getitem__)
+
+
+def _pooled(segments: Sequence[Segment]) -> PooledBuffers:
+    cache = segments[0].cache
+    assert isinstance(cache, PooledCache)
+    return cache.pooled

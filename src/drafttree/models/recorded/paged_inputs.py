@@ -1,0 +1,200 @@
+"""The inputs of a pass whose requests have their rows in one allocation, of any sizes or rounded up to some."""
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, chain
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from drafttree.models.attention.pass_attention import PagedAttention
+from drafttree.models.attention.span import Span
+from drafttree.models.attention.varlen_attention import Prefixes, VarlenAttention
+from drafttree.models.cache.buffer_pool import PADDING_ROW, PAGE, PagedPool, PooledCache
+from drafttree.models.cache.cache_layout import CacheLayout
+from drafttree.models.cache.kv_cache import layer_rows
+from drafttree.models.fused.pass_inputs import PassInputs
+from drafttree.models.segment import Segment
+
+BUCKETS = (8, 16, 32, 64, 128, 256, 512)
+"""Nodes of a recorded pass, and its drafted rows; larger ones, which read prompts, are not recorded."""
+MAX_REQUESTS = 64
+"""Requests of a recorded pass."""
+
+
+class PagedSizes(NamedTuple):
+    """The sizes of a pass: all its shapes.
+
+    Attributes:
+        nodes: of all requests.
+        drafted: drafted rows of all requests, the nodes' included.
+        requests: in the pass.
+        pages: of one request at most.
+        most_nodes: of one request at most.
+    """
+
+    nodes: int
+    drafted: int
+    requests: int
+    pages: int
+    most_nodes: int
+
+    @classmethod
+    def of(cls, segments: Sequence[Segment]) -> "PagedSizes":
+        """The sizes of a pass without padding."""
+        nodes = [segment.nodes for segment in segments]
+        drafted = sum(segment.visible.shape[2] for segment in segments)
+        pages = max(-(-segment.cache.length // PAGE) for segment in segments)
+        return cls(sum(nodes), drafted, len(segments), max(pages, 1), max(nodes))
+
+
+class PagedTensors(NamedTuple):
+    """What a pass reads on the device; padding nodes belong to no request.
+
+    Attributes:
+        tokens: `[1, nodes]` token ids.
+        positions: `[1, nodes]`.
+        hidden: `[1, nodes, hidden]`, the states an EAGLE-3 head reads; empty for a model.
+        visible: bool `[nodes, drafted]`: which drafted rows a node attends to.
+        new_rows: `[nodes]` where its keys and values are written.
+        tree_rows: `[drafted]` where the drafted rows are.
+        starts: int32 `[requests + 1]`: the first node of every request, and the end of the last one's.
+        lengths: int32 `[requests]`: committed rows, at least 1.
+        pages: int32 `[requests, pages]`: where they are.
+        has_prefix: bool `[nodes]`: whether there are any for a node.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    hidden: Tensor
+    visible: Tensor
+    new_rows: Tensor
+    tree_rows: Tensor
+    starts: Tensor
+    lengths: Tensor
+    pages: Tensor
+    has_prefix: Tensor
+
+    @classmethod
+    def of(cls, segments: Sequence[Segment], hidden: Tensor, sizes: PagedSizes) -> "PagedTensors":
+        """The tensors of a pass on the rows that its requests have in a `PagedPool`, padded to sizes."""
+        nodes, drafted, requests, pages, _ = sizes
+        counts = [segment.nodes for segment in segments]
+        trees = [_tree_rows(segment) for segment in segments]
+        ends = [*accumulate(counts, initial=0)]
+        columns = (
+            _padded(chain(*(rows[-count:] for rows, count in zip(trees, counts, strict=True))), nodes, PADDING_ROW),
+            _padded(chain(*trees), drafted, PADDING_ROW),
+            _padded(_repeated(range(requests), counts), nodes, -1),
+            _padded(_repeated(range(requests), map(len, trees)), drafted, -2),
+            _padded(_repeated([segment.cache.length > 0 for segment in segments], counts), nodes, 0),
+            _padded(ends, requests + 1, ends[-1]),
+            _padded([segment.cache.length for segment in segments], requests, 0),
+            _padded(chain(*(_pages(segment, pages) for segment in segments)), requests * pages, 0),
+        )
+        # what the host knows goes to the device by one copy, for which it does not wait
+        numbers = torch.tensor([*chain(*columns)]).to(hidden.device, non_blocking=True)
+        new_rows, tree_rows, node_owners, row_owners, has_prefix, starts, lengths, own_pages = numbers.split(
+            [*map(len, columns)]
+        )
+        padding = nodes - ends[-1]
+        same = node_owners[:, None] == row_owners
+        visible = torch.cat([segment.visible.flatten() for segment in segments])
+        return cls(
+            F.pad(torch.cat([segment.tokens for segment in segments], 1), (0, padding)),
+            F.pad(torch.cat([segment.positions for segment in segments], 1), (0, padding)),
+            F.pad(hidden, (0, 0, 0, padding)) if hidden.numel() else hidden,
+            same.masked_scatter(same, visible),
+            new_rows,
+            tree_rows,
+            starts.int(),
+            lengths.clamp(min=1).int(),
+            own_pages.view(requests, pages).int(),
+            has_prefix.bool(),
+        )
+
+
+class PagedInputs:
+    """Makes the inputs of passes over several requests. See `drafttree.models.recorded.recorded_passes.InputBuilder`.
+
+    Args:
+        pool: of the KV caches.
+        layout: of the KV caches.
+        groups: query heads that share a key head.
+        varlen: attends to the committed rows.
+
+    Attributes:
+        pool: as given.
+    """
+
+    def __init__(self, pool: PagedPool, layout: CacheLayout, groups: int, varlen: VarlenAttention) -> None:
+        self.pool = pool
+        self._layout = layout
+        self._groups = groups
+        self._varlen = varlen
+
+    def make_room(self, segments: Sequence[Segment], like: Tensor) -> PagedSizes | None:
+        for segment in segments:
+            segment.cache.reserve(like, segment.nodes)
+        own = PagedSizes.of(segments)
+        nodes, drafted = (next((size for size in BUCKETS if size >= count), None) for count in own[:2])
+        if nodes is None or drafted is None or own.requests > MAX_REQUESTS:
+            return None
+        return PagedSizes(nodes, drafted, min(nodes, MAX_REQUESTS), self.pool.pages, nodes)
+
+    def recorded(self, segments: Sequence[Segment]) -> dict[Any, Any]:
+        return self.pool.passes
+
+    def rows(self, segments: Sequence[Segment]) -> list[tuple[Tensor, Tensor]]:
+        """Per layer all keys and values `[key heads, rows, width]` of the allocation."""
+        return [(keys[0], values[0]) for keys, values in layer_rows(self._layout, self.pool.buffers)]
+
+    def store(
+        self, segments: Sequence[Segment], hidden: Tensor, sizes: PagedSizes, memory: PagedTensors | None = None
+    ) -> PagedTensors:
+        tensors = PagedTensors.of(segments, hidden, sizes)
+        if memory is None:
+            return tensors
+        for place, given in zip(memory, tensors, strict=True):
+            place.copy_(given)
+        return memory
+
+    def inputs(self, memory: PagedTensors, sizes: PagedSizes, rows: list[tuple[Tensor, Tensor]]) -> PassInputs:
+        groups = self._groups
+
+        def attention(_: Span) -> PagedAttention:
+            prefixes = Prefixes(memory.starts * groups, memory.lengths, memory.pages, sizes.most_nodes * groups)
+            visible, has_prefix = (each.repeat_interleave(groups, 0) for each in (memory.visible, memory.has_prefix))
+            return PagedAttention(self._varlen, memory.new_rows, memory.tree_rows, visible, prefixes, has_prefix)
+
+        return PassInputs(memory.tokens, memory.positions, memory.hidden, rows, attention)
+
+    def unrecorded(self, segments: Sequence[Segment], hidden: Tensor) -> PassInputs:
+        """The inputs of a pass of any size."""
+        sizes = PagedSizes.of(segments)
+        return self.inputs(self.store(segments, hidden, sizes), sizes, self.rows(segments))
+
+
+def _tree_rows(segment: Segment) -> range:
+    """Where the drafted rows of a request are in the allocation, those of its nodes included."""
+    cache = segment.cache
+    assert isinstance(cache, PooledCache)
+    first = cache.pooled.start + cache.length
+    return range(first, first + cache.drafted + segment.nodes)
+
+
+def _pages(segment: Segment, count: int) -> list[int]:
+    """The pages of a request's committed rows, padded; an empty one has the page of its first row."""
+    first = _tree_rows(segment).start - segment.cache.length
+    used = max(-(-segment.cache.length // PAGE), 1)
+    return _padded(range(first // PAGE, first // PAGE + used), count, 0)
+
+
+def _repeated(values: Iterable[int], counts: Iterable[int]) -> Iterable[int]:
+    return chain(*([value] * count for value, count in zip(values, counts, strict=False)))
+
+
+def _padded(values: Iterable[int], size: int, padding: int) -> list[int]:
+    numbers = [*values]
+    return numbers + [padding] * (size - len(numbers))

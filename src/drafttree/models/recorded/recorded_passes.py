@@ -1,0 +1,156 @@
+"""Passes of a model or head that are recorded at their first use and replayed from then on."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from drafttree.models.attention.varlen_attention import VarlenAttention
+from drafttree.models.cache.buffer_pool import BufferPool, PagedPool, PooledCache, RecordedPass, Recorder
+from drafttree.models.cache.cache_layout import CacheLayout
+from drafttree.models.fused.pass_inputs import PassInputs
+from drafttree.models.recorded.masked_inputs import BUCKETS, MaskedInputs
+from drafttree.models.recorded.paged_inputs import PagedInputs
+from drafttree.models.segment import Segment
+
+logger = logging.getLogger("drafttree")
+
+
+class InputBuilder(Protocol):
+    """Makes the inputs of recorded passes in memory that stays where it is."""
+
+    def make_room(self, segments: Sequence[Segment], like: Tensor) -> Any:
+        """Make room for the rows of a pass, in `like`'s dtype; the sizes it is recorded in, None if it is too large."""
+        ...
+
+    def recorded(self, segments: Sequence[Segment]) -> dict[Any, Any]:
+        """What was recorded on the rows of these requests, which there is room for."""
+        ...
+
+    def rows(self, segments: Sequence[Segment]) -> list[Any]:
+        """Per layer the rows that a pass over these requests reads and writes."""
+        ...
+
+    def store(self, segments: Sequence[Segment], hidden: Tensor, sizes: Any, memory: Any) -> Any:
+        """Store what a pass reads, in the memory of an earlier one if it is given; the memory."""
+        ...
+
+    def inputs(self, memory: Any, sizes: Any, rows: list[Any]) -> PassInputs:
+        """The inputs of a pass, computed on the device from what is stored."""
+        ...
+
+
+class RecordedPasses:
+    """The passes of a model or head over trees.
+
+    One request and several have inputs of different kinds. Several need a kernel for their prefixes that is not
+    everywhere (`find_varlen_attention`), and attention in two calls, which are joined. One request needs a mask and the
+    attention that torch has for every dtype and device: it is recorded wherever layers are fused, in fewer operations.
+
+    Args:
+        recorder: of passes.
+        layout: of the KV cache.
+        groups: query heads that share a key head.
+        like: a tensor of the cache's dtype, on its device.
+        hidden: width of the states a head reads.
+        varlen: attends to the prefixes of several requests at once; without, each has calls of its own, unrecorded.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        layout: CacheLayout,
+        groups: int,
+        like: Tensor,
+        hidden: int = 0,
+        varlen: VarlenAttention | None = None,
+    ) -> None:
+        self._recorder: Recorder | None = recorder
+        self._layout = layout
+        self._groups = groups
+        self._like = like
+        self._masked = MaskedInputs(layout, groups, like, hidden)
+        self._paged = PagedInputs(PagedPool(layout), layout, groups, varlen) if varlen else None
+        self._pool = self._paged.pool if self._paged else BufferPool(layout)
+
+    def new_cache(self, capacity: int) -> PooledCache:
+        """A KV cache whose passes can be recorded, with room for the padding of the last pass."""
+        return PooledCache(self._layout, capacity + BUCKETS[-1], self._pool)
+
+    def replay(
+        self,
+        segments: Sequence[Segment],
+        run: Callable[[PassInputs], tuple[Tensor, ...]],
+        *,
+        variant: tuple[int, ...] = (),
+        hidden: Tensor | None = None,
+    ) -> tuple[Tensor, ...]:
+        """The outputs `[1, nodes, ...]` of a pass, recorded or not, whose rows are counted.
+
+        Args:
+            segments: of the pass.
+            run: the pass, given its inputs.
+            variant: tells passes of the same sizes apart.
+            hidden: `[1, nodes, hidden]` the states a head reads.
+        """
+        hidden = self._like if hidden is None else hidden
+        builder = self._builder(segments)
+        outputs = self._replay(builder, segments, run, hidden, variant) if builder else None
+        if outputs is None:
+            outputs = run(self._unrecorded(builder, segments, hidden))
+        for segment in segments:
+            segment.cache.grow(segment.positions)
+        return outputs
+
+    def _unrecorded(self, builder: InputBuilder | None, segments: Sequence[Segment], hidden: Tensor) -> PassInputs:
+        if isinstance(builder, PagedInputs):
+            return builder.unrecorded(segments, hidden)
+        return PassInputs.of(segments, self._groups, hidden)
+
+    def _builder(self, segments: Sequence[Segment]) -> InputBuilder | None:
+        """What makes the inputs of a recorded pass over these requests, None for caches with a window or of others."""
+        caches = [segment.cache for segment in segments]
+        if not all(isinstance(each, PooledCache) and each.pool is self._pool and not each.window for each in caches):
+            return None
+        return self._masked if len(segments) == 1 else self._paged
+
+    def _replay(
+        self,
+        builder: InputBuilder,
+        segments: Sequence[Segment],
+        run: Callable[[PassInputs], tuple[Tensor, ...]],
+        hidden: Tensor,
+        variant: tuple[int, ...],
+    ) -> tuple[Tensor, ...] | None:
+        """The outputs of a recorded pass; None where there is none."""
+        sizes = builder.make_room(segments, hidden)
+        if sizes is None or self._recorder is None:
+            return None
+        recorded, key = builder.recorded(segments), (sizes, variant)
+        memory, replay = recorded.get(key, (None, None))
+        memory = builder.store(segments, hidden, sizes, memory)
+        if replay is None:
+            rows = builder.rows(segments)  # a recorded pass must not keep the KV caches alive
+            replay = self._record(lambda: run(builder.inputs(memory, sizes, rows)), sizes)
+            if replay is None:
+                return None
+            recorded[key] = memory, replay
+        nodes = sum(segment.nodes for segment in segments)
+        return tuple(output[:, :nodes].clone() for output in replay())
+
+    def _record(self, run: RecordedPass, sizes: Any) -> RecordedPass | None:
+        """A recorded pass. Its inputs must be in place: recording runs it, and so writes rows of the KV cache."""
+        assert self._recorder
+        device = self._like.device
+        reserved = torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
+        began = time.perf_counter()
+        replay = self._recorder(run)
+        if replay is None:
+            self._recorder = None
+            return None
+        took = (torch.cuda.memory_reserved(device) if device.type == "cuda" else 0) - reserved
+        logger.info("recorded a pass of size %s: %.2f s, %.1f MiB", sizes, time.perf_counter() - began, took / 2**20)
+        return replay

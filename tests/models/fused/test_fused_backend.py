@@ -1,0 +1,164 @@
+"""Fused layers compute what their module does: same logits, same hidden states, same weights in memory."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import nn
+from transformers import GPTNeoXConfig, GraniteConfig, LlamaConfig, Olmo2Config, Phi3Config
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from drafttree.models import (
+    Segment,
+    TargetModel,
+    append,
+    lay_out_for_cpu,
+    prefill,
+    select_backend,
+)
+from drafttree.models.fused import fused_layers, fused_linear
+from drafttree.models.fused.fused_backend import FusedBackend
+from drafttree.models.module_backend import ModuleBackend
+from helpers import tiny
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 1e4}
+LLAMA3["original_max_position_embeddings"] = 32
+CONFIGS = {name: tiny.CONFIGS[name] for name in ("gpt_neox", "llama", "qwen2", "qwen3", "mistral")} | {
+    **{name: tiny.CONFIGS[name] for name in ("gemma3", "mistral_sliding")},
+    "granite": lambda: GraniteConfig(**tiny.GROUPED, **GRANITE),
+    "olmo2": lambda: Olmo2Config(**tiny.GROUPED),
+    "phi3": lambda: Phi3Config(**{**tiny.GROUPED, "pad_token_id": 0}, sliding_window=tiny.WINDOW),
+    "gpt_neox_in_turn": lambda: GPTNeoXConfig(**tiny.SIZES, use_parallel_residual=False, rotary_pct=1.0),
+    "llama_biased": lambda: LlamaConfig(**tiny.GROUPED, attention_bias=True, mlp_bias=True),
+    "llama_tied": lambda: LlamaConfig(**tiny.GROUPED, tie_word_embeddings=True),
+    "llama3_rope": lambda: LlamaConfig(**tiny.GROUPED, rope_parameters=LLAMA3),
+}
+GRANITE = {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "logits_scaling": 6.0, "attention_multiplier": 0.2}
+every_family = pytest.mark.parametrize("name", CONFIGS)
+
+
+def build(name: str) -> tuple[TargetModel, nn.Module]:
+    """A model, fused if that is supported, and an untouched clone of its module."""
+    module = tiny.from_config(CONFIGS[name]())
+    clone = deepcopy(module)
+    return TargetModel(module, select_backend), clone
+
+
+@every_family
+def test_logits_equal_transformers_along_every_path(name):
+    model, clone = build(name)
+    assert isinstance(model.backend, FusedBackend)
+    cache, prefix = model.new_cache(40), tiny.random_tokens(9, 1)
+    prefill(model, cache, prefix[:6], chunk=4)
+    append(model, cache, prefix[6:])
+    tree = tiny.random_tree((3, 5, 4), 2)
+    assert tiny.worst_gap(tiny.score(model, cache, tree)[0], clone, prefix, tree) < 1e-4
+
+
+@every_family
+def test_kept_rows_serve_the_next_round(name):
+    model, clone = build(name)
+    cache, prefix = model.new_cache(12), tiny.random_tokens(5, 3)
+    prefill(model, cache, prefix)
+    for seed in (4, 5, 6):
+        tree = tiny.random_tree((3, 3, 2), seed)
+        tiny.score(model, cache, tree)
+        path = tiny.leaf_paths(tree)[-1]
+        cache.commit(path)
+        prefix += tree.tokens[0, path].tolist()
+    tree = tiny.random_tree((2, 4), 7)
+    assert tiny.worst_gap(tiny.score(model, cache, tree)[0], clone, prefix, tree) < 1e-4
+
+
+@every_family
+def test_trees_of_a_shared_pass_are_scored_like_lone_ones(name):
+    model, _ = build(name)
+    trees = [tiny.random_tree(widths, seed) for seed, widths in enumerate([(2, 3), (), (4, 1)])]
+    lone = [tiny.score(model, model.new_cache(8), tree) for tree in trees]
+    together = model.forward([Segment(model.new_cache(8), tree.tokens, tree.depths, tree.ancestors) for tree in trees])
+    for ours, own in zip(together, lone, strict=True):
+        torch.testing.assert_close(ours.logits, own, atol=1e-5, rtol=1e-5)
+
+
+@every_family
+def test_hidden_layers_are_the_modules(name):
+    model, clone = build(name)
+    wrapped = TargetModel(clone)
+    tree, layers = tiny.random_tree((2, 3), 8), tuple(range(tiny.LAYERS + 1))
+    outputs = [
+        tiny.run(m, m.new_cache(8), tree.tokens, tree.depths, tree.ancestors, hidden_layers=layers)
+        for m in (model, wrapped)
+    ]
+    for ours, theirs in zip(outputs[0].hidden, outputs[1].hidden, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("laid_out", [False, True], ids=["as loaded", "input-major"])
+def test_fused_weights_are_the_modules_own(laid_out):
+    module = tiny.build("llama")
+    if laid_out:
+        lay_out_for_cpu(module)
+    before = deepcopy(module.state_dict())
+    size = _storage_bytes(module)
+    assert isinstance(select_backend(module), FusedBackend)
+    assert _storage_bytes(module) == size
+    attention = module.model.layers[0].self_attn
+    owners = {part.weight.untyped_storage().data_ptr() for part in (attention.q_proj, attention.v_proj)}
+    assert len(owners) == 1
+    assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
+
+
+def test_the_module_keeps_working():
+    model, clone = build("llama")
+    model.release()
+    tokens = torch.tensor([tiny.random_tokens(9, 1)])
+    with torch.inference_mode():
+        torch.testing.assert_close(model.module(tokens).logits, clone(tokens).logits, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "qwen2_moe_sliding"])
+def test_other_architectures_run_as_modules(name):
+    assert type(select_backend(tiny.build(name))) is ModuleBackend
+
+
+def test_a_module_with_replaced_linear_layers_is_run_as_it_is():
+    class Quantised(nn.Linear):
+        """A linear layer whose product is its own."""
+
+    module = tiny.build("llama")
+    own = module.model.layers[1].mlp.up_proj
+    module.model.layers[1].mlp.up_proj = Quantised(own.in_features, own.out_features, bias=False)
+    assert type(select_backend(module)) is ModuleBackend
+
+
+def test_fused_layers_that_differ_are_not_trusted(monkeypatch):
+    monkeypatch.setattr(fused_layers.PassContext, "rotate", lambda *_: None)
+    assert type(select_backend(tiny.build("llama"))) is ModuleBackend
+
+
+def test_bfloat16_is_served():
+    assert isinstance(select_backend(tiny.build("llama").to(torch.bfloat16)), FusedBackend)
+
+
+def _storage_bytes(module: nn.Module) -> int:
+    storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in module.parameters()}
+    return sum(storages.values())
+
+
+@every_family
+def test_packed_weights_give_the_same_logits(name, monkeypatch):
+    monkeypatch.setattr(fused_linear, "PACKED_FROM", 1)
+    model, clone = build(name)
+    assert isinstance(model.backend, FusedBackend)
+    cache, prefix, tree = model.new_cache(40), tiny.random_tokens(9, 1), tiny.random_tree((3, 5, 4), 2)
+    prefill(model, cache, prefix)
+    assert tiny.worst_gap(tiny.score(model, cache, tree)[0], clone, prefix, tree) < 1e-4
+
+
+@pytest.mark.parametrize("size", [1e-4, 1.0, 1e4])
+def test_rms_norms_are_transformers_own(size):
+    norm = LlamaRMSNorm(40, eps=1e-5)
+    norm.weight.data.normal_()
+    x = size * torch.randn(5, 40)
+    with torch.inference_mode():
+        torch.testing.assert_close(fused_layers.rms_norm(norm)(x), norm(x), atol=1e-6, rtol=1e-5)

@@ -1,0 +1,147 @@
+"""Eight-bit weights: products against float64, what is quantised and what is refused, and trees on fused layers."""
+
+import pytest
+import torch
+from torch import nn
+
+from drafttree.core.errors import ModelError
+from drafttree.models import TargetModel, prefill, select_backend
+from drafttree.models.fused.fused_backend import FusedBackend
+from drafttree.models.fused.fused_linear import fuse
+from drafttree.models.fused.int8_linear import Int8Linear, int8_product, quantization, quantize_int8
+from helpers import tiny
+from helpers.refusals import told
+
+TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float64: 1e-12}
+
+
+def make(width: int, out: int, dtype: torch.dtype, biased: bool = False) -> tuple[nn.Linear, Int8Linear]:
+    torch.manual_seed(0)
+    layer = nn.Linear(width, out, bias=biased).to(dtype).eval()
+    return layer, Int8Linear(layer)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize(("width", "out"), [(64, 40), (17, 30), (1, 5)])
+@pytest.mark.parametrize("biased", [False, True])
+def test_the_product_is_that_of_the_rounded_weight(dtype, width, out, biased):
+    layer, quantized = make(width, out, dtype, biased)
+    weight = quantized.quantized.double() * quantized.scale.double()[:, None]
+    assert ((weight - layer.weight.detach().double()).abs() <= 0.51 * quantized.scale.double()[:, None]).all()
+    for rows in (1, 3, 16, 17):
+        x = torch.randn(2, rows, width).to(dtype)
+        expected = x.double() @ weight.T + (layer.bias.detach().double() if biased else 0)
+        scale = TOLERANCES[dtype] * float(expected.abs().max())
+        torch.testing.assert_close(quantized(x).double(), expected, atol=scale, rtol=TOLERANCES[dtype])
+
+
+def test_torchs_kernel_gets_no_weight_that_it_reads_past_the_end_of(monkeypatch):
+    widths, kernel = [], torch.ops.aten._weight_int8pack_mm
+
+    def record(x, weight, scale):
+        widths.append(weight.shape[1])
+        return kernel(x, weight, scale)
+
+    monkeypatch.setattr(torch.ops.aten, "_weight_int8pack_mm", record)
+    for width in range(1, 70):
+        make(width, 8, torch.bfloat16)[1](torch.randn(2, width).bfloat16())
+    assert widths == [32, 64]
+
+
+def test_a_row_does_not_depend_on_the_others_in_its_pass():
+    x, (_, layer) = torch.randn(16, 96).bfloat16(), make(96, 50, torch.bfloat16)
+    x[7] *= 100
+    assert torch.equal(layer(x), torch.cat([layer(row[None]) for row in x]))
+
+
+def test_zeros_stay_zeros_and_damage_shows():
+    layer = nn.Linear(8, 3, bias=False)
+    layer.weight.data[0] = 0
+    layer.weight.data[1, 2] = torch.nan
+    product = Int8Linear(layer)(torch.ones(1, 8))[0]
+    assert product[0] == 0
+    assert product[1].isnan()
+    assert product[2].isfinite()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_several_layers_are_one_product_in_their_own_memory(dtype):
+    layers = [make(32, out, dtype, biased=True)[1] for out in (8, 24)]
+    x, residual = torch.randn(5, 32).to(dtype), torch.randn(5, 32).to(dtype)
+    expected = torch.cat([layer(x) for layer in layers], 1)
+    with torch.inference_mode():
+        fused = fuse(*layers)
+        torch.testing.assert_close(fused(x), expected)
+        torch.testing.assert_close(fused.add_to(residual, x), expected + residual)
+    assert len({layer.quantized.untyped_storage().data_ptr() for layer in layers}) == 1
+    torch.testing.assert_close(torch.cat([layer(x) for layer in layers], 1), expected)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_neox", "qwen2", "gemma3"])
+def test_fused_layers_give_the_quantised_modules_logits(name):
+    module, clone = tiny.build(name), tiny.build(name)
+    quantize_int8(module)
+    quantize_int8(clone)
+    model = TargetModel(module, select_backend)
+    assert isinstance(model.backend, FusedBackend)
+    prefix, tree = tiny.random_tokens(9, 1), tiny.random_tree((3, 5, 4), 2)
+    cache = model.new_cache(40)
+    prefill(model, cache, prefix)
+    assert tiny.worst_gap(tiny.score(model, cache, tree)[0], clone, prefix, tree) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_neox", "qwen2", "gemma3"])
+def test_fused_layers_are_trusted_in_bfloat16(name):
+    module = tiny.build(name).bfloat16()
+    quantize_int8(module)
+    assert isinstance(select_backend(module), FusedBackend)
+
+
+def test_memory_is_a_quarter_and_the_head_stays():
+    module = tiny.build("llama")
+    linear = [part for part in module.modules() if type(part) is nn.Linear]
+    assert linear[-1] is module.get_output_embeddings()
+    before = sum(each.weight.nbytes for each in linear[:-1])
+    rest = sum(each.nbytes for each in module.parameters()) - before
+    scales = 4 * sum(each.out_features for each in linear[:-1])
+    quantize_int8(module)
+    assert type(module.get_output_embeddings()) is nn.Linear
+    model = TargetModel(module, select_backend)
+    assert model.nbytes == rest + before // 4 + scales
+    told_size = f"TargetModel(LlamaForCausalLM, {model.nbytes / 1e6:.1f} MB, "
+    assert repr(model).startswith(f"{told_size}float32 with int8 weights, cpu")
+    assert quantization(module) == "int8"
+    assert quantization(tiny.build("llama")) is None
+
+
+def test_what_cannot_be_quantised_is_told():
+    module = tiny.build("llama")
+    quantize_int8(module)
+    assert "is quantised already (int8); leave out quantize" in told(ModelError, quantize_int8, module)
+    assert "has no linear layers to quantise but its head" in told(ModelError, quantize_int8, tiny.build("gpt2"))
+    module = tiny.build("llama")
+    module.config.quantization_config = {"quant_method": "gptq", "bits": 4}
+    assert "is quantised already (gptq)" in told(ModelError, quantize_int8, module)
+
+
+def test_a_layer_that_reads_weights_itself_is_told():
+    module = tiny.build("llama")
+    quantize_int8(module)
+    mlp = module.model.layers[0].mlp
+    mlp.forward = lambda x: nn.functional.linear(x, mlp.up_proj.weight)
+    assert "cannot compute its own logits ('Int8Linear' object has no" in told(ModelError, select_backend, module)
+
+
+def test_few_rows_are_multiplied_with_the_integers(monkeypatch):
+    rows, kernel = [], torch.ops.aten._weight_int8pack_mm
+
+    def record(x, *weight):
+        rows.append(len(x))
+        return kernel(x, *weight)
+
+    monkeypatch.setattr(torch.ops.aten, "_weight_int8pack_mm", record)
+    for dtype in (torch.bfloat16, torch.float32):
+        layer = make(32, 8, dtype)[1]
+        for count in (1, 16, 17):
+            int8_product(torch.randn(count, 32).to(dtype), layer.quantized, layer.scale, None)
+    assert rows == [1, 16]
