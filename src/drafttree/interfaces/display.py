@@ -210,14 +210,15 @@ def show_law(law: LawBench) -> None:
 
 def show_overhead(results: list[Overhead]) -> None:
     """The time of a round outside the two models, by part."""
-    columns = ["policy", "round", "target", "draft", "outside", "h", *PARTS]
+    columns = ["policy", "round", "target", "draft", "outside", "h", *PARTS, "operations", "calls"]
     table = make_table(*columns, right=len(columns) - 1)
-    table.title = "mean µs per round; h is 'outside' in plain passes, and its parts follow:"
+    table.title = "mean µs per round; h is 'outside' in plain passes, then its parts; torch operations and own calls:"
     for result in results:
         passes = [result.round, result.target, result.draft, result.seconds]
         parts = [getattr(result, part) for part in PARTS]
         cells = [f"{seconds * 1e6:.0f}" for seconds in passes + parts]
-        table.add_row(result.policy, *cells[: len(passes)], f"{result.h:.3f}", *cells[len(passes) :])
+        work = f"{result.operations:.0f}", f"{result.calls:.0f}"
+        table.add_row(result.policy, *cells[: len(passes)], f"{result.h:.3f}", *cells[len(passes) :], *work)
     make_console().print(table)
 
 

@@ -42,13 +42,16 @@ def test_comparing_needs_a_drafter(decoder):
 
 
 def test_the_parts_of_a_round_add_up(decoder):
-    (result,) = measure_overhead(decoder, [PROMPT], ["talon"], repeats=1, max_new_tokens=12)
+    plain, result = measure_overhead(decoder, [PROMPT], ["talon"], repeats=1, max_new_tokens=12)
+    assert (plain.policy, plain.draft) == ("plain", 0)
     parts = [getattr(result, part) for part in PARTS]
     assert min(result.target, result.draft, *parts) > 0
     assert sum(parts) == pytest.approx(result.seconds)
     assert result.target + result.draft + result.seconds == pytest.approx(result.round)
     assert 0 < result.share < 1
     assert result.h == pytest.approx(sum(parts) / result.plain_pass)
+    assert result.operations > plain.operations > 0
+    assert result.calls > plain.calls > 0
 
 
 def test_the_parts_of_a_round_add_up_over_several_repeats(decoder):

@@ -13,6 +13,7 @@ from typing import Any
 from drafttree.core.errors import ConfigError
 from drafttree.engine.decoder import Decoder, Prompt
 from drafttree.engine.metrics import Round
+from drafttree.evaluation.bench.round_work import count_work
 from drafttree.evaluation.run_store import RunStore
 from drafttree.loading import PolicyLike, parse_policies
 
@@ -43,6 +44,8 @@ class Overhead:
         commit: keeping cache rows and telling drafter and policy.
         text: turning committed tokens into text.
         other: what none of the clocks saw: the loop itself.
+        operations: of torch, counted in another run.
+        calls: of the package's own functions, counted in another run.
         plain_pass: the target's forward pass in plain decoding.
     """
 
@@ -56,6 +59,8 @@ class Overhead:
     commit: float
     text: float
     other: float
+    operations: float = 0.0
+    calls: float = 0.0
     plain_pass: float = 0.0
 
     @property
@@ -87,15 +92,15 @@ def measure_overhead(
     store: RunStore | None = None,
     **options,
 ) -> list[Overhead]:
-    """Time the parts of a round for every policy and plain decoding, interleaved.
+    """Time the parts of a round for plain decoding and every policy, interleaved, and count its work.
 
-    Of the repeats of a policy the one of median `seconds` is returned, so its parts add up.
+    Of the repeats of a policy the one of median `seconds` is returned, so its parts add up. Plain decoding comes first.
 
     Args:
         decoder: with a drafter.
         prompts: texts or token ids.
         policies: as for `parse_policies`.
-        repeats: times every policy runs every prompt, after one more that is not counted.
+        repeats: times every policy runs every prompt, after one run of the first prompt in which its work is counted.
         store: keeps finished runs; by default none.
         **options: as for `Decoder.new_request`.
 
@@ -106,11 +111,11 @@ def measure_overhead(
         raise ConfigError("overhead is measured with a drafter; name one")
     chosen = parse_policies(policies).items()
     decoders = {PLAIN: decoder.plain(), **{spec: decoder.with_policy(policy) for spec, policy in chosen}}
-    warm_up = functools.cache(lambda spec: _rounds(decoders[spec], prompts[0], options))
+    work = functools.cache(lambda spec: count_work(decoders[spec], prompts[0], **options))
 
     def run(spec: str) -> Overhead:
-        warm_up(spec)
-        return _overhead(spec, decoders[spec], prompts, options)
+        operations, calls = work(spec)
+        return replace(_overhead(spec, decoders[spec], prompts, options), operations=operations, calls=calls)
 
     store, runs = store or RunStore(), {spec: [] for spec in decoders}
     with store.interruptible():
@@ -118,7 +123,7 @@ def measure_overhead(
             for spec, own in runs.items():
                 own.append(store.run((repeat, spec), Overhead, functools.partial(run, spec)))
     found = [_median(own) for own in runs.values() if own]
-    return [replace(row, plain_pass=found[0].target) for row in found[1:]]
+    return [replace(row, plain_pass=found[0].target) for row in found]
 
 
 def _rounds(decoder: Decoder, prompt: Prompt, options: dict[str, Any]) -> list[Round]:
