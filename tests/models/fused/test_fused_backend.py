@@ -5,6 +5,7 @@ from copy import deepcopy
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPTNeoXConfig, GraniteConfig, LlamaConfig, Olmo2Config, Phi3Config
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
@@ -162,3 +163,28 @@ def test_rms_norms_are_transformers_own(size):
     x = size * torch.randn(5, 40)
     with torch.inference_mode():
         torch.testing.assert_close(fused_layers.rms_norm(norm)(x), norm(x), atol=1e-6, rtol=1e-5)
+
+
+class Operations(TorchDispatchMode):
+    """Counts the operations of torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("nodes", "most"), {1: 111, 6: 135, 16: 135}.items())
+@torch.inference_mode()
+def test_a_lone_pass_takes_few_operations(nodes, most):
+    """Those of three layers and a head: a list of one is neither joined nor split."""
+    model = TargetModel(tiny.build("llama"), FusedBackend)
+    cache, tree = model.new_cache(64), tiny.random_tree((nodes - 1,) * (nodes > 1), 1)
+    append(model, cache, tiny.random_tokens(20, 1))
+    segment = Segment(cache, tree.tokens, tree.depths + cache.length, tree.ancestors)
+    with Operations() as operations:
+        model.forward([segment])
+    assert operations.count <= most
