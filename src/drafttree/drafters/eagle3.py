@@ -7,7 +7,6 @@ of a drafted token is the head's own output at its parent.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
@@ -21,6 +20,7 @@ from drafttree.drafters.session import Frontier, TreeSession, count_pass, level_
 from drafttree.models import NAME, CacheLayout, Segment, TreeCache
 from drafttree.models.module.selected_backend import SelectedBackend
 from drafttree.models.module_inputs import ModuleInputs
+from drafttree.models.segment import join, split
 
 PREFILL_CHUNK = 512
 
@@ -216,8 +216,8 @@ class Eagle3Drafter(ShownBySize):
             output = backend(segments, backend.fuse(_joined(states)))
             for session in sessions:
                 session.begin_tree()
-            ends = [end - 1 for end in accumulate(segment.nodes for segment in segments)]
-            return self._logits(backend, sessions, output[:, ends], [1] * len(sessions))
+            lasts = [part[:, -1:] for part in split(output, [segment.nodes for segment in segments])]
+            return self._logits(backend, sessions, join(lasts), [1] * len(sessions))
 
     @torch.inference_mode()
     def expand(self, sessions: "Sequence[Eagle3Session]", frontiers: Sequence[Frontier]) -> Tensor:
@@ -226,7 +226,7 @@ class Eagle3Drafter(ShownBySize):
         with count_pass(sessions):
             hidden = [session.inherited(own) for session, own in zip(sessions, frontiers, strict=True)]
             segments = level_segments(sessions, frontiers, hidden[0].device)
-            output = backend(segments, hidden[0] if len(hidden) == 1 else torch.cat(hidden, 1))
+            output = backend(segments, join(hidden))
             return self._logits(backend, sessions, output, [len(own.tokens) for own in frontiers])
 
     def _logits(
@@ -239,7 +239,7 @@ class Eagle3Drafter(ShownBySize):
 
 
 def _joined(states: Sequence[HiddenStates]) -> HiddenStates:
-    return states[0] if len(states) == 1 else tuple(torch.cat(layer, 1) for layer in zip(*states, strict=True))
+    return tuple(join(layer) for layer in zip(*states, strict=True))
 
 
 class Eagle3Session(TreeSession):
@@ -256,8 +256,8 @@ class Eagle3Session(TreeSession):
 
     def __init__(self, drafter: Eagle3Drafter, prompt: list[int], capacity: int) -> None:
         self._head, self._backend = drafter.head, drafter.backend
-        device = self._head.fc.weight.device
-        super().__init__(drafter, self._backend.new_cache(capacity), device, shared=self._backend)
+        self._device = self._head.fc.weight.device
+        super().__init__(drafter, self._backend.new_cache(capacity), self._device, shared=self._backend)
         self._first = prompt[:1]
         self._unread = prompt[1:]
         self._hidden_states: list[HiddenStates] = []
@@ -294,9 +294,8 @@ class Eagle3Session(TreeSession):
             config = self._head.config
             tokens, zero = self._first, self._head.fc.weight.new_zeros(1, 1, config.target_hidden)
             states = [(zero,) * config.states]
-        device = self._head.fc.weight.device
         hidden = states[0] if len(states) == 1 else tuple(torch.cat(own, 1) for own in zip(*states, strict=True))
-        return Segment.of_text(self.cache, tokens, device), hidden
+        return Segment.of_text(self.cache, tokens, self._device), hidden
 
     def begin_tree(self) -> None:
         """Commit the rows of the unread tokens."""

@@ -132,8 +132,11 @@ class TreeSession(SharedSession):
     def next_level(self, frontier: Frontier) -> tuple[int, np.ndarray]:
         """The position of a new frontier's nodes, and which drafted rows each of them attends to, itself included."""
         position = self.cache.next_position + self._levels
-        itself = np.eye(len(frontier.tokens), dtype=bool)
-        self._visible = np.concatenate((self._visible[frontier.origins], itself), 1)
+        count, seen = len(frontier.tokens), self._visible.shape[1]
+        visible = np.zeros((count, seen + count), dtype=bool)
+        visible[:, :seen] = self._visible[frontier.origins]
+        visible.reshape(-1)[seen :: seen + count + 1] = True
+        self._visible = visible
         self._levels += 1
         return position, self._visible
 
@@ -148,9 +151,11 @@ def level_segments(
         tokens += frontier.tokens
         positions += [position] * len(frontier.tokens)
         visible.append(seen)
-    ids, places = torch.tensor([[tokens], [positions]], device=device)
     if len(sessions) == 1:
+        ids = torch.tensor([tokens], device=device)
+        places = torch.full_like(ids, positions[0])
         return [Segment(sessions[0].cache, ids, places, torch.from_numpy(visible[0])[None].to(device))]
+    ids, places = torch.tensor([[tokens], [positions]], device=device)
     sizes = [len(frontier.tokens) for frontier in frontiers]
     columns = zip(sessions, ids.split(sizes, 1), places.split(sizes, 1), visible, strict=True)
     return [Segment(each.cache, own, at, torch.from_numpy(seen)[None].to(device)) for each, own, at, seen in columns]

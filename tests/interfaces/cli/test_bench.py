@@ -18,7 +18,7 @@ def test_the_benchmarks_print_tables(prompts):
     assert json.loads(run("bench", "policies", *common, "--json").stdout)["prompts"] == 1
     assert "texts loop" in run("bench", "policies", *common).stdout
     assert "growth" in run("bench", "overhead", *common).stdout
-    (row,) = json.loads(run("bench", "overhead", *common, "--json").stdout)["rows"]
+    _, row = json.loads(run("bench", "overhead", *common, "--json").stdout)["rows"]
     assert row["h"] == pytest.approx(row["outside"] / row["plain_pass"])
 
 

@@ -27,7 +27,7 @@ class Span(NamedTuple):
 
     def reaches(self, rows: int) -> bool:
         """Whether every one of the first rows attends to all before it."""
-        return all(limit is None or rows <= limit for limit in self)
+        return (self.window is None or rows <= self.window) and (self.chunk is None or rows <= self.chunk)
 
 
 EVERYTHING = Span()

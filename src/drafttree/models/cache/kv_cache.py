@@ -79,17 +79,25 @@ class TreeCache(Cache):
 
     def reserve(self, like: Tensor, nodes: int) -> None:
         """Make room for a pass; arguments as for `rows`."""
-        self._reserve(like, self.get_seq_length() + nodes)
+        rows = self.length + self.drafted + nodes
+        if not self._buffers or rows > self.capacity:
+            self._reserve(like, rows)
 
-    def new_rows(self, nodes: int) -> list[tuple[Tensor, Tensor]]:
-        """Per layer, views `[nodes, heads, width]` of the keys and values that a pass will write.
+    def pass_rows(self, nodes: int) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """Per layer, views `[1, heads, rows, width]` of keys and values, and `[nodes, heads, width]` of those to write.
 
         Args:
-            nodes: tokens about to be scored, for which `rows` has made room.
+            nodes: tokens about to be scored, for which `reserve` has made room.
         """
-        start = self.get_seq_length()
-        new = [buffer[:, 0, :, start : start + nodes].transpose(1, 2) for buffer in self._buffers]
-        return layer_rows(self.layout, new)
+        start = self.length + self.drafted
+        stored, new = [], []
+        for buffer in self._buffers:
+            stored.append(buffer[..., : start + nodes, :].unbind(0))
+            new.append(buffer[:, 0, :, start : start + nodes].transpose(1, 2).unbind(0))
+        return [
+            (stored[key][at], stored[value][to], new[key][at], new[value][to])
+            for (key, at), (value, to) in self.layout.slots.values()
+        ]
 
     def grow(self, positions: Tensor) -> None:
         """Count the rows of a finished pass, whose positions are `[1, nodes]`."""

@@ -45,15 +45,13 @@ class PassInputs(NamedTuple):
             return RowAttention(sizes, [Visibility(plan.mask(groups, span), span, plan.blocks) for plan in plans])
 
         tokens, positions = join([each.tokens for each in segments]), join([each.positions for each in segments])
-        return cls(tokens, positions, hidden, _rows(segments, hidden), attention)
+        return cls(tokens, positions, hidden, _rows(segments, sizes), attention)
 
 
-def _rows(segments: Sequence[Segment], like: Tensor) -> list[LayerRows]:
+def _rows(segments: Sequence[Segment], sizes: Sequence[int]) -> list[LayerRows]:
     """The rows of every layer."""
     layers = []
-    stored = zip(*(segment.cache.rows(like, segment.nodes) for segment in segments), strict=True)
-    new = zip(*(segment.cache.new_rows(segment.nodes) for segment in segments), strict=True)
-    for every, own in zip(stored, new, strict=True):
-        keys, values = zip(*own, strict=True)
-        layers.append(LayerRows(every, [*keys, *values]))
+    for own in zip(*(each.cache.pass_rows(size) for each, size in zip(segments, sizes, strict=True)), strict=True):
+        keys, values, new_keys, new_values = zip(*own, strict=True)
+        layers.append(LayerRows([*zip(keys, values, strict=True)], [*new_keys, *new_values]))
     return layers
