@@ -4,16 +4,17 @@ import logging
 from collections.abc import Callable
 from copy import deepcopy
 
+import numpy as np
 import pytest
 import torch
 
-from drafttree.core.errors import EngineClosedError
+from drafttree.core.errors import ConfigError, EngineClosedError
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.engine.batching import Engine, Handle, prompt_parts
 from drafttree.engine.batching.served_request import ServedRequest
 from drafttree.engine.decoder import Decoder
 from drafttree.models import TargetModel
-from drafttree.policies import Talon
+from drafttree.policies import Chain, Talon
 from helpers import families, random_cases, tiny
 from helpers.batches import watch_ends
 from helpers.costs import toy_decoder
@@ -353,6 +354,18 @@ def test_texts_do_not_change_where_memory_runs_out_in_a_packed_pass_of_a_real_mo
         assert tokens_of(submit_all(engine)) == expected
     assert engine.metrics.preempted >= 4
     assert engine.metrics.accepted > 0
+
+
+class Undecided(Chain):
+    """Answers with a mask of no layer."""
+
+    def expand(self, layer):
+        return np.ones(7, dtype=bool)
+
+
+def test_what_a_policy_answers_wrongly_is_an_error_of_a_list_too():
+    with pytest.raises(ConfigError, match=r"Undecided\.expand returns bool \[7\]"):
+        toys().with_policy(Undecided(depth=3)).generate([[1, 2, 3], [2, 3]], max_new_tokens=5)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

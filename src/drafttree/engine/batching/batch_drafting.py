@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from drafttree.core.errors import ConfigError
 from drafttree.core.tree import DraftTree, Proposal
 from drafttree.engine.batching.expansion_gate import ExpansionGate, Rates
 from drafttree.engine.batching.experience import Experience
@@ -92,7 +93,9 @@ class BatchDrafting:
                 target, level = partial(self._costs.target, len(requests)), partial(self._costs.level, group.source)
                 self._draft_group(group, Rates(target, level, rows, rate), drafts)
         except Exception as error:
-            if is_out_of_memory(error):
+            if is_out_of_memory(error) or isinstance(
+                error, ConfigError
+            ):  # what a policy answers wrongly is no accident
                 raise
             return self._without(requests, error)
         return self._within_budget(requests, drafts, rows)
