@@ -199,7 +199,6 @@ class HydraSession(SharedSession):
 
     def __init__(self, drafter: HydraDrafter, prompt: list[int], capacity: int) -> None:
         super().__init__(drafter, drafter.zero_hidden.device)
-        self._drafter = drafter
         self.token = prompt[-1]
         self._cache = TreeCache(drafter.heads.layout, capacity)
         self._context = drafter.zero_hidden
@@ -220,7 +219,7 @@ class HydraSession(SharedSession):
         return self._cache.copy_rows(tokens)
 
     def resume(self, kept: object, tokens: int) -> int:
-        if self._drafter.heads.prefix_embeding_layer is None:
+        if self.drafter.heads.prefix_embeding_layer is None:
             return tokens  # the newest hidden state is all that is read
         return self._cache.resume(kept, tokens) if isinstance(kept, TreeCache) else 0
 
@@ -237,4 +236,4 @@ class HydraSession(SharedSession):
     def _extend_context(self, hidden: Tensor) -> None:
         for part in hidden.split(PREFILL_CHUNK, 1):
             if part.shape[1]:
-                self._context = self._drafter.extend_context(self._cache, part)[:, -1:]
+                self._context = self.drafter.extend_context(self._cache, part)[:, -1:]

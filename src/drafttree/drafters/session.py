@@ -88,7 +88,7 @@ class SharedSession(PassCounter):
 
     def __init__(self, drafter: SharedDrafter, device: torch.device, shared: object = None) -> None:
         super().__init__(device)
-        self.drafter = drafter
+        self.drafter: Any = drafter
         self.shared: Any = drafter if shared is None else shared
 
     def root(self) -> Tensor:

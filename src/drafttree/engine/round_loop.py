@@ -161,7 +161,7 @@ class RoundLoop:
         self,
         requests: Sequence[Request],
         parts: Sequence[PromptPart] = (),
-        draft: Callable[[], list[DraftTree]] | None = None,
+        trees: Sequence[DraftTree] | None = None,
         clock: RoundClock | None = None,
     ) -> list[Round | Exception]:
         """Advance requests by one round, in one target pass.
@@ -169,15 +169,16 @@ class RoundLoop:
         Args:
             requests: that a token is chosen for; their prompts are read.
             parts: of the prompts of others, to be read in the same pass.
-            draft: gives a tree for each request; `self.draft` by default.
-            clock: times the parts of the round.
+            trees: drafted for each of the requests; by default they are drafted here.
+            clock: of the round, which has timed the drafting of given trees.
 
         Returns:
             For every request what its round cost, or why it failed; the others have gone on.
         """
         clock = clock or RoundClock()
-        trees = draft() if draft else self.draft(requests)
-        clock.lap("draft")
+        if trees is None:
+            trees = self.draft(requests)
+            clock.lap("draft")
         outputs = self.score(requests, trees, parts, clock)
         for part, output in zip(parts, outputs[len(requests) :], strict=True):
             self._commit_part(part, output)
@@ -270,9 +271,11 @@ class RoundLoop:
         clock = clock or RoundClock()
         known = [request.take_root_output() for request in requests]
         device, segments = self.target.device, []
+        for request in requests:
+            self._read_again_if_long(request)
+        clock.lap("others")
         for request, tree, output in zip(requests, trees, known, strict=True):
             if output is None:
-                self._read_again_if_long(request)
                 segments.append(tree_segment(request.cache, tree, device))
         for part in parts:
             # Of a prompt no logits are wanted, unless its log-probabilities are.

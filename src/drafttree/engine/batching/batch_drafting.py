@@ -1,4 +1,4 @@
-"""Drafts the trees of a round for many requests: one packed draft pass per level, one budget for all of them."""
+"""Drafts the trees of a round for many requests: one draft pass per level, one budget for all of them."""
 
 import logging
 from collections.abc import Sequence
@@ -93,10 +93,8 @@ class BatchDrafting:
                 target, level = partial(self._costs.target, len(requests)), partial(self._costs.level, group.source)
                 self._draft_group(group, Rates(target, level, rows, rate), drafts)
         except Exception as error:
-            if is_out_of_memory(error) or isinstance(
-                error, ConfigError
-            ):  # what a policy answers wrongly is no accident
-                raise
+            if is_out_of_memory(error) or isinstance(error, ConfigError):
+                raise  # a policy that answers wrongly has to be told, as in a lone text
             return self._without(requests, error)
         return self._within_budget(requests, drafts, rows)
 

@@ -154,14 +154,9 @@ class BatchLoop:
         if not plan.rows:
             return
         requests, clock = [served.request for served in plan.writing], RoundClock()
-        drafts = self._drafting.plain(requests)
-
-        def draft() -> list[DraftTree]:
-            nonlocal drafts
-            drafts = self._draft(requests, plan.rows)
-            return drafts.trees
-
-        turns = self._loop.step(requests, plan.parts, draft, clock)
+        drafts = self._draft(requests, plan.rows)
+        clock.lap("draft")
+        turns = self._loop.step(requests, plan.parts, drafts.trees, clock)
         committed = [self._publish(*each) for each in zip(plan.writing, drafts.trees, turns, strict=True)]
         clock.lap("publish")
         self._learn(plan, drafts, self._turn(plan, drafts, sum(committed), clock))
