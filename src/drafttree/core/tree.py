@@ -100,13 +100,14 @@ class DraftTree:
         """Bool `[nodes, nodes]`: row i is True at node i and at each of its ancestors."""
         if self.is_chain:
             return np.tri(self.size, dtype=bool)
-        reach = np.zeros((self.size, self.size), dtype=bool)
-        reach[0, 0] = True
-        for depth in range(1, max(self.depths) + 1):
-            level = [node for node, own in enumerate(self.depths) if own == depth]
-            reach[level] = reach[[self.parents[node] for node in level]]
-            reach[level, level] = True
-        return reach
+        size = self.size
+        reach = bytearray(size * size)
+        for node, parent in enumerate(self.parents):
+            row = node * size
+            if parent >= 0:
+                reach[row : row + size] = reach[parent * size : parent * size + size]
+            reach[row + node] = True
+        return np.frombuffer(reach, dtype=bool).reshape(size, size)
 
     def child(self, node: int, token: int) -> int | None:
         """The first child of a node with this token, None where there is none."""
@@ -241,7 +242,7 @@ def padded(values: Array, counts: Sequence[int], fill: float) -> Array:
 
 def read_only(values: Array) -> Array:
     """The array, which nobody may write to any more."""
-    values.flags.writeable = False
+    values.setflags(write=False)
     return values
 
 

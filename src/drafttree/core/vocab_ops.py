@@ -4,7 +4,10 @@ A draw takes two steps: first over blocks of columns, then inside one block. A r
 of 128, where `multinomial` draws a random number for every column.
 """
 
-from drafttree.core.lazy import Tensor, np, torch
+import math
+from collections.abc import Callable
+
+from drafttree.core.lazy import Tensor, torch
 
 NOT_A_NUMBER = -1
 """Stands for the best token where there is none."""
@@ -25,15 +28,22 @@ def argmax(rows: Tensor) -> Tensor:
     return torch.as_tensor(floats.numpy().argmax(-1))
 
 
-def best_tokens(rows: Tensor) -> list[int]:
-    """The column of the largest entry of each row `[rows, columns]`, on the host; `NOT_A_NUMBER` for a row with NaN."""
+def best_tokens(rows: Tensor) -> Callable[[int], int]:
+    """Tells of a row `[columns]` of `rows` the column of its largest entry, `NOT_A_NUMBER` for a row with NaN.
+
+    A walk down a tree asks about the rows along one path: on a CPU only those are searched. From a device all come in
+    one transfer.
+    """
     if not rows.is_cpu:
         values, chosen = rows.max(-1)
-        return torch.where(values.isnan(), NOT_A_NUMBER, chosen).tolist()
-    floats = rows.float().numpy() if rows.dtype.itemsize < 4 else rows.numpy()
-    chosen = floats.argmax(-1)
-    chosen[np.isnan(floats[np.arange(len(chosen)), chosen])] = NOT_A_NUMBER
-    return chosen.tolist()
+        return torch.where(values.isnan(), NOT_A_NUMBER, chosen).tolist().__getitem__
+    numbers = (rows.float() if rows.dtype.itemsize < 4 else rows).numpy()
+
+    def best(row: int) -> int:
+        column = int(numbers[row].argmax())  # of NaN, where there is any
+        return NOT_A_NUMBER if math.isnan(numbers.item(row, column)) else column
+
+    return best
 
 
 def draw(weights: Tensor, uniforms: Tensor) -> Tensor:

@@ -16,9 +16,10 @@ from drafttree.models.attention.span import EVERYTHING
 from drafttree.models.attention.varlen_attention import VarlenAttention, find_varlen_attention
 from drafttree.models.cache.buffer_pool import Recorder
 from drafttree.models.fused.fused_backend import STATIC_ROPES
-from drafttree.models.fused.fused_layers import LlamaLayer, PassContext, rms_norm, rotary_angles
+from drafttree.models.fused.fused_layers import LlamaLayer, PassContext, rms_norm
 from drafttree.models.fused.fused_linear import fuse
 from drafttree.models.fused.pass_inputs import PassInputs
+from drafttree.models.fused.rotary_angles import RotaryAngles
 from drafttree.models.module.plain_module import is_plain_module
 from drafttree.models.recorded.cuda_graphs import CudaGraphs
 from drafttree.models.recorded.recorded_passes import RecordedPasses
@@ -49,6 +50,7 @@ class FusedEagle3:
         self._token_norm, self._state_norm = rms_norm(first.input_layernorm), rms_norm(first.hidden_norm)
         self._norm = rms_norm(head.norm)
         self._first, *self._rest = [LlamaLayer(layer, head.config.layer) for layer in head.layers]
+        self._angles = RotaryAngles(head.rotary, head.fc.weight.dtype)
         self.layout, self.groups = head.layout, self._first.groups
         self.like, self.hidden = head.fc.weight, head.config.hidden
 
@@ -68,8 +70,7 @@ class FusedEagle3:
     def run(self, inputs: PassInputs) -> Tensor:
         """A pass on the memory of its inputs; the output `[1, rows, hidden]`."""
         head, hidden = self._module, inputs.hidden
-        angles = rotary_angles(head.rotary, inputs.positions, hidden.dtype)
-        context = PassContext(*angles, inputs.attention(EVERYTHING))
+        context = PassContext(*self._angles.of(inputs.positions), inputs.attention(EVERYTHING))
         x = hidden.flatten(0, 1)
         normed = self._state_norm(x)
         pair = torch.cat((self._token_norm(head.embed_tokens(inputs.tokens).flatten(0, 1)), normed), -1)

@@ -11,6 +11,7 @@ reads twice: counts are decided on the host, then children are drawn.
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
@@ -20,6 +21,7 @@ from numpy import ndarray as Array
 from torch import Tensor
 
 from drafttree.core.tree import DraftTree, Layer, PartialTree, Proposal, padded, read_only
+from drafttree.core.vocab_ops import argmax
 from drafttree.drafters.session import Frontier
 from drafttree.engine.child_sampler import MIN_LOGPROB, ChildSampler
 from drafttree.engine.growing_tree import GrowingTree
@@ -127,10 +129,9 @@ class Growth:
     ) -> None:
         self._policy, self._states, self._sampler, self._source = policy, tuple(states), sampler, source
         self._texts = [GrowingTree(*each) for each in zip(roots, max_levels, strict=True)]
-        self._paths = self._scores = np.zeros((len(roots), 1), dtype=np.float32)
+        self._paths = self._scores = _zeros(len(roots))
         self._labels: Array | None = None
-        zero = self._paths[:, 0]
-        self._levels: list[tuple[Array, Array, Sequence[int]]] = [(zero, zero + np.float32(math.inf), [1] * len(roots))]
+        self._levels = [_root_level(len(roots))]
         self._stops = type(policy).stop is not TreePolicy.stop
 
     def frontiers(self) -> list[Frontier]:
@@ -319,7 +320,10 @@ class _Level(NamedTuple):
 
 def best_candidates(rows: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """The log-probabilities and token ids `[..., width]` of the best tokens of rows `[..., vocab]`, best first."""
-    return rows.topk(width) if width > 1 else rows.max(-1, keepdim=True)
+    if width > 1:
+        return rows.topk(width)
+    tokens = argmax(rows)[..., None]
+    return rows.gather(-1, tokens), tokens
 
 
 def read_candidates(rows: Tensor, width: int) -> tuple[Array, Array]:
@@ -330,6 +334,18 @@ def read_candidates(rows: Tensor, width: int) -> tuple[Array, Array]:
         return logprobs.numpy(), tokens.numpy()
     both = torch.stack((logprobs.double(), tokens.double())).cpu().numpy()  # float64 holds every token id
     return both[0].astype(np.float64 if logprobs.dtype is torch.float64 else np.float32), both[1].astype(np.int64)
+
+
+@lru_cache(maxsize=64)
+def _zeros(batch: int) -> Array:
+    """What is known of roots when a round begins, `[batch, 1]`."""
+    return read_only(np.zeros((batch, 1), dtype=np.float32))
+
+
+@lru_cache(maxsize=64)
+def _root_level(batch: int) -> tuple[Array, Array, Sequence[int]]:
+    """Path log-probabilities and scores of roots, and how many there are of each text; see `PartialTree.levels`."""
+    return _zeros(batch)[:, 0], read_only(np.full(batch, np.inf, dtype=np.float32)), [1] * batch
 
 
 def _counts(at: Array, keep: Array) -> list[int]:

@@ -205,8 +205,8 @@ def walk(tree: DraftTree, logits: Tensor) -> Verdict:
         ModelError: the target's logits are no numbers.
     """
     best, path = best_tokens(logits), [0]
-    while (child := tree.child(path[-1], best[path[-1]])) is not None:
+    while (child := tree.child(path[-1], token := best(path[-1]))) is not None:
         path.append(child)
-    if best[path[-1]] == NOT_A_NUMBER:
+    if token == NOT_A_NUMBER:
         raise not_numbers()
-    return Verdict(path, best[path[-1]])
+    return Verdict(path, token)

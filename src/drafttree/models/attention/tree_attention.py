@@ -91,7 +91,7 @@ class TreePlan:
     def _make(self, groups: int, span: Span) -> Tensor | None:
         limits: list[Span | LossyWindow] = [] if span is EVERYTHING else [span]
         limits += [self._window] if self._window else []
-        if not limits and self._visible.shape[1:] == (1, 1):
+        if not limits and self._is_all_visible():
             return None
         mask = torch.zeros(self._visible.shape, dtype=self._dtype, device=self._visible.device)
         mask = F.pad(mask.masked_fill_(~self._visible, -torch.inf), (self._cache.length, 0))
@@ -99,6 +99,11 @@ class TreePlan:
             hidden = limit.hides(self._positions[..., None], self._key_positions()[:, None])
             mask = mask.masked_fill(hidden, -torch.inf)
         return mask.repeat(1, groups, 1)[:, None]
+
+    def _is_all_visible(self) -> bool:
+        """Whether every node sees all drafted rows, as far as that can be told without reading from a device."""
+        nodes, drafted = self._visible.shape[1:]
+        return drafted == 1 or (nodes == 1 and self._visible.is_cpu and bool(self._visible.all()))
 
     def _key_positions(self) -> Tensor:
         """`[batch, rows]` positions of every row."""

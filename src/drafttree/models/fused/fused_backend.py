@@ -17,15 +17,14 @@ from drafttree.models.cache.cache_layout import CacheLayout
 from drafttree.models.cache.kv_cache import TreeCache
 from drafttree.models.fused.fused_layers import (
     FusedLayer,
-    LayerKind,
     LlamaLayer,
     NeoXLayer,
     PassContext,
     rms_norm,
-    rotary_angles,
 )
 from drafttree.models.fused.fused_linear import FusedProduct, fuse
 from drafttree.models.fused.pass_inputs import PassInputs
+from drafttree.models.fused.rotary_angles import RotaryAngles
 from drafttree.models.module.long_rope import ropes
 from drafttree.models.module.plain_module import is_plain_module
 from drafttree.models.segment import Segment, join, split, split_layers
@@ -58,14 +57,16 @@ class FusedBackend:
         self.device = module.device
         self._embed: Any = module.get_input_embeddings()
         self.empty: Tensor = self._embed.weight.new_empty(0)
-        self._rotary = decoder.rotary_emb
         layer = LlamaLayer if is_llama else NeoXLayer
         self.layers: list[FusedLayer] = [layer(block, config, uniform) for block in decoder.layers]
         self.layout = CacheLayout.uniform(len(self.layers), self.layers[0].key_heads, self.layers[0].width)
         self._norm = rms_norm(decoder.norm) if is_llama else decoder.final_layer_norm
         self._head = fuse(module.get_output_embeddings(), uniform=uniform)
-        self._kinds = {layer.kind for layer in self.layers}
-        self.spans = tuple({kind.span for kind in self._kinds})
+        self._angles = {
+            layer.kind: RotaryAngles(decoder.rotary_emb, self.empty.dtype, layer.kind.layer_type)
+            for layer in self.layers
+        }
+        self.spans = tuple({kind.span for kind in self._angles})
         self._embedding_scale: float = getattr(config, "embedding_multiplier", 1.0)
         self._logits_divisor: float = getattr(config, "logits_scaling", 1.0)
         parts = [part for owner in (self, *self.layers) for part in vars(owner).values()]
@@ -92,7 +93,10 @@ class FusedBackend:
 
     def run_layers(self, inputs: PassInputs, hidden_layers: tuple[int, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The states after the last norm `[1, nodes, hidden]`, and those of the layers asked for, likewise."""
-        contexts = {kind: self._context(inputs, kind) for kind in self._kinds}
+        contexts = {
+            kind: PassContext(*angles.of(inputs.positions), inputs.attention(kind.span))
+            for kind, angles in self._angles.items()
+        }
         x = self._embed(inputs.tokens).flatten(0, 1)
         if self._embedding_scale != 1:
             x = x * self._embedding_scale
@@ -111,10 +115,6 @@ class FusedBackend:
             return x.new_empty(*x.shape[:2], self._head.width)
         logits = self._head(x.flatten(0, 1)).unflatten(0, x.shape[:2])
         return logits if self._logits_divisor == 1 else logits.div_(self._logits_divisor)
-
-    def _context(self, inputs: PassInputs, kind: LayerKind) -> PassContext:
-        angles = rotary_angles(self._rotary, inputs.positions, self.empty.dtype, kind.layer_type)
-        return PassContext(*angles, inputs.attention(kind.span))
 
 
 def is_supported(module: PreTrainedModel) -> bool:

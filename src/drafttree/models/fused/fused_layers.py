@@ -56,8 +56,9 @@ class PassContext(NamedTuple):
 
     def rotate(self, heads: Tensor) -> None:
         """Apply the rotary embedding to queries and keys `[nodes, heads, width]` in place."""
-        rotated = heads[..., : self.cosine.shape[-1]]
-        halves = rotated.roll(self.cosine.shape[-1] // 2, -1)
+        width = self.cosine.shape[-1]
+        rotated = heads if heads.shape[-1] == width else heads[..., :width]
+        halves = rotated.roll(width // 2, -1)
         rotated.mul_(self.cosine).addcmul_(halves, self.sine)
 
 
@@ -148,11 +149,11 @@ class LlamaLayer:
     def forward_from(self, x: Tensor, normed: Tensor, context: PassContext, rows: Any) -> Tensor:
         """The residual stream after the layer, whose attention reads `normed` instead of its own input norm."""
         heads = self._qkv(normed).unflatten(1, (-1, self.width))
-        rotated, value = heads[:, : self._rotated], heads[:, self._rotated :]
+        rotated, value = heads.split((self._rotated, self.key_heads), 1)
         if self._head_norm:
             rotated = self._head_norm(rotated)
         context.rotate(rotated)
-        query, key = rotated[:, : -self.key_heads], rotated[:, -self.key_heads :]
+        query, key = rotated.split((self._rotated - self.key_heads, self.key_heads), 1)
         attended = context.attention.attend(query, key, value, rows, self._scale)
         x = self._add(x, self._out, attended, self._norms.after_attention)
         gate, up = self._gate_up(self._norms.before_mlp(x)).chunk(2, -1)
@@ -208,18 +209,3 @@ def _head_norm(attention: Any, query_heads: int) -> Callable[[Tensor], Tensor]:
 
 def _over_all_heads(norm: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return lambda heads: norm(heads.flatten(1)).view_as(heads)
-
-
-def rotary_angles(
-    rotary: Any, positions: Tensor, dtype: torch.dtype, layer_type: str | None = None
-) -> tuple[Tensor, Tensor]:
-    """Cosines and signed sines `[nodes, 1, rotated]` of a rotary embedding of transformers.
-
-    Args:
-        layer_type: of the layers they are for, where the embedding has several (Gemma 3).
-    """
-    prefix = f"{layer_type}_" if hasattr(rotary, f"{layer_type}_inv_freq") else ""
-    turns = positions.reshape(-1, 1, 1) * getattr(rotary, f"{prefix}inv_freq")
-    scaling = getattr(rotary, f"{prefix}attention_scaling")
-    cosine, sine = turns.cos() * scaling, turns.sin() * scaling
-    return torch.cat((cosine, cosine), -1).to(dtype), torch.cat((-sine, sine), -1).to(dtype)
