@@ -204,8 +204,8 @@ def test_in_the_loop_it_gets_transformers_hidden_states(name, tmp_path):
     decoder = small(name, tmp_path).with_policy(Talon(width=8, budget=24, margin=0.01))
     formulas = files.Formulas(kind, files.weights(kind), clone.get_input_embeddings().weight)
     sequence = decoder.new_request([3, 1, 4, 1, 5], max_new_tokens=14)
-    roots, root = [], sequence.draft.root
-    sequence.draft.root = lambda: roots.append((list(sequence.tokens), root())) or roots[-1][1]
+    roots, root = [], sequence.drafting.session.root
+    sequence.drafting.session.root = lambda: roots.append((list(sequence.tokens), root())) or roots[-1][1]
     while not sequence.finish_reason:
         decoder.step(sequence)
     assert sequence.metrics.mean_path_length > 0

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
-from drafttree.engine import watched_costs
-from drafttree.engine.cost_correction import FEWEST, corrected
-from drafttree.engine.cost_file import KeptCosts
+from drafttree.engine.costs import measured_costs
+from drafttree.engine.costs.cost_file import KeptCosts
+from drafttree.engine.costs.measured_costs import WATCHED, MeasuredCosts, mended
+from drafttree.engine.costs.round_costs import RoundCosts, RoundTimes
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.metrics import Round
-from drafttree.engine.watched_costs import WATCHED
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.policies import Auto, Chain, DynaTree
 from drafttree.verifiers import RRS, Block, Coupled, PointMass, Traversal
@@ -87,7 +87,7 @@ def test_a_policy_that_weighs_nothing_leaves_nothing():
 def test_history_by_prompt_goes_from_text_to_text_and_history_by_round_does_not():
     made = decoder(DynaTree(per_prompt=True))
     for texts in range(3):
-        state = made.new_request(PROMPT).state
+        state = made.new_request(PROMPT).drafting.state
         assert len(state.shares) == texts
         generate(made)
     by_round = decoder(DynaTree())
@@ -98,7 +98,7 @@ def test_history_by_prompt_goes_from_text_to_text_and_history_by_round_does_not(
 def test_history_by_prompt_begins_anew_where_drafts_decide_the_draws():
     made = decoder(DynaTree(per_prompt=True), Traversal)
     generate(made, 1.0)
-    assert made.new_request(PROMPT, temperature=1.0).state.shares == ()
+    assert made.new_request(PROMPT, temperature=1.0).drafting.state.shares == ()
 
 
 def test_forms_of_a_decoder_share_it_and_other_drafters_and_targets_do_not():
@@ -126,26 +126,40 @@ def rounds_of(curve: CostCurve, count: int = 16, pace: float = 1.0) -> list[Roun
 
 
 def test_a_curve_that_holds_stays_as_it_is():
-    assert corrected(TOY_COSTS, rounds_of(TOY_COSTS, 64)) is None
+    assert mended(TOY_COSTS, rounds_of(TOY_COSTS, 64)) is None
 
 
 @pytest.mark.parametrize("pace", [0.3, 5.0])
 def test_a_machine_that_is_slower_as_a_whole_changes_nothing(pace):
-    assert corrected(TOY_COSTS, rounds_of(TOY_COSTS, 64, pace)) is None
+    assert mended(TOY_COSTS, rounds_of(TOY_COSTS, 64, pace)) is None
 
 
-def test_few_rounds_judge_nothing():
-    assert corrected(TOY_COSTS, rounds_of(SLOW_TREES, FEWEST - 1)) is None
+def test_few_rounds_judge_nothing(monkeypatch):
+    monkeypatch.setattr(measured_costs, "measure_costs", lambda *_: KeptCosts(TOY_COSTS, 1.5))
+    costs = MeasuredCosts(ToyModel(TARGET), ToyDrafter(DRAFT), lambda *_: iter([]), greedy=True)
+    costs.watch(rounds_of(SLOW_TREES, WATCHED))  # the first does not count
+    assert costs.curve is TOY_COSTS
+    costs.watch(rounds_of(SLOW_TREES, 2))
+    assert costs.curve is not TOY_COSTS
+
+
+def test_costs_of_lone_and_of_batched_rounds_are_learned_apart():
+    costs = RoundCosts(TOY_COSTS)
+    for each in rounds_of(TOY_COSTS, 64):
+        costs.observe(RoundTimes(8, each.nodes, 3 * each.target_seconds, each.drafting_seconds, 0.0, []))
+        costs.observe(RoundTimes(1, each.nodes, each.target_seconds, each.drafting_seconds, 0.0, []))
+    assert costs.curve().target.at(4) == pytest.approx(TOY_COSTS.target.at(4))
+    assert costs.target(8, 4) == pytest.approx(3 * TOY_COSTS.target.at(4))
 
 
 def test_a_mended_curve_agrees_with_the_rounds_in_all_that_decides():
     dear = replace(TOY_COSTS, draft=(DraftCosts(0.4, Costs((1, 4), (0.2, 0.24))),))
-    found = corrected(TOY_COSTS, rounds_of(dear, 64))
+    found = mended(TOY_COSTS, rounds_of(dear, 64))
     assert found is not None
     for widths in ((1,), (1, 2), (1, 4, 4)):
         wanted = dear.round(4, widths) / dear.plain_round
         assert found.round(4, widths) / found.plain_round == pytest.approx(wanted, rel=0.1)
-    assert corrected(found, rounds_of(dear, 64)) is None
+    assert mended(found, rounds_of(dear, 64)) is None
 
 
 @pytest.fixture
@@ -154,7 +168,7 @@ def clock(monkeypatch) -> FakeClock:
 
 
 def test_measured_costs_are_mended_between_texts_and_given_ones_are_not(clock, monkeypatch):
-    monkeypatch.setattr(watched_costs, "measure_costs", lambda *_: KeptCosts(TOY_COSTS, 1.5))
+    monkeypatch.setattr(measured_costs, "measure_costs", lambda *_: KeptCosts(TOY_COSTS, 1.5))
     drafter = TimedDrafter(DRAFT, clock, SLOW_TREES)
     made = Decoder(TimedModel(TARGET, clock, SLOW_TREES), drafter, Auto(budget=12))
     first = made.generate(PROMPT, max_new_tokens=6 * WATCHED)

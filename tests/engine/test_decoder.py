@@ -253,7 +253,7 @@ def test_a_streamed_texts_metrics_are_those_of_a_generated_one():
     decoder = toys(Chain(depth=2))
     text = decoder.new_request(PROMPT, max_new_tokens=6)
     list(decoder.stream_request(text))
-    text.draft.nbytes = 7
+    text.drafting.session.nbytes = 7
     assert text.metrics.draft_cache_bytes == 0
     text.end("length")
     assert text.metrics.draft_cache_bytes == 7
@@ -557,7 +557,7 @@ def test_a_policy_is_told_how_many_drafted_tokens_were_accepted(wrong):
         decoder.step(request)
         expected.append((right, levels))
         place += right + 1
-    assert list(request.state) == expected
+    assert list(request.drafting.state) == expected
     assert decoder.policy == Watched(depth=4)
 
 

@@ -7,7 +7,7 @@ import pytest
 from drafttree.core.errors import ConfigError, InputError
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.engine.decoder import Decoder
-from drafttree.engine.request import Generation
+from drafttree.engine.generation import Generation
 from drafttree.evaluation.bench import bench_policies, bench_verifiers, measure_overhead
 from drafttree.evaluation.bench.verifiers import VerifierTime
 from drafttree.evaluation.certify import certify

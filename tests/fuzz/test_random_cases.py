@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, Phase, event, given, settings
 from drafttree.core.errors import DraftTreeError
 from drafttree.engine.compatibility import is_text_of_seed
 from drafttree.engine.decoder import Decoder
-from drafttree.engine.request import Generation
+from drafttree.engine.generation import Generation
 from drafttree.verifiers import Coupled
 from helpers.random_cases import Case, cases
 

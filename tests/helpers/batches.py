@@ -19,7 +19,7 @@ from drafttree.constraints import grammar
 from drafttree.core.randomness import gumbel
 from drafttree.engine.batching import Engine, Handle
 from drafttree.engine.decoder import Decoder
-from drafttree.engine.request import Generation
+from drafttree.engine.generation import Generation
 from helpers import tiny
 
 TIE = 1e-5

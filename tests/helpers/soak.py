@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from drafttree.engine.batching import Engine, Handle
 from drafttree.engine.decoder import Decoder
-from drafttree.engine.request import Generation
+from drafttree.engine.generation import Generation
 from helpers.batches import Asked, check_text
 
 CANCELLED, FAILING = 0.1, 0.02

@@ -8,7 +8,7 @@ import pytest
 import drafttree
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
 from drafttree.core.errors import ConfigError, InputError, ModelError
-from drafttree.engine.cost_file import machine
+from drafttree.engine.costs.cost_file import machine
 from drafttree.engine.model_digest import model_digest
 from drafttree.loading import TunedPolicy, check_save, parse_policies, read_tuned
 from drafttree.loading.tuned import TunedModel

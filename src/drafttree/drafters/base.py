@@ -1,5 +1,6 @@
 """The drafter protocol: given a request, a drafter gives logits of the next token after every node of a draft tree."""
 
+from abc import abstractmethod
 from typing import Protocol
 
 import torch
@@ -13,15 +14,15 @@ class DraftLogits(Protocol):
     """The part of a draft session that tree growth uses."""
 
     def root(self) -> Tensor:
-        """Return logits `[batch, 1, vocab]` of the token after the root; the first draft pass of a round."""
+        """Return logits `[1, 1, vocab]` of the token after the root; the first draft pass of a round."""
         ...
 
     def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
-        """Return logits `[batch, frontier, vocab]` of the token after each node of a new frontier, in one draft pass.
+        """Return logits `[1, frontier, vocab]` of the token after each node of a new frontier, in one draft pass.
 
         Args:
-            tokens: `[batch, frontier]` token ids of the nodes.
-            origins: `[batch, frontier]` index of each node's parent in the previous frontier; the root is 0.
+            tokens: `[1, frontier]` token ids of the nodes.
+            origins: `[1, frontier]` index of each node's parent in the previous frontier; the root is 0.
         """
         ...
 
@@ -98,6 +99,14 @@ class ResumableSession(DraftSession, Protocol):
         ...
 
 
+class ChoosingSession(DraftSession):
+    """A session of a drafter that mixes others (`sources_of`): another session of its own drafts each round."""
+
+    @abstractmethod
+    def choose(self) -> tuple[int, DraftSession]:
+        """Return the source of this round's drafts and its session, the same until the next commit."""
+
+
 class ShownBySize:
     """Gives drafters a `repr`: their class, and how deep and large they are."""
 
@@ -129,6 +138,11 @@ class Drafter(Protocol):
     def start(self, prompt: list[int], capacity: int) -> DraftSession:
         """Begin a request with these prompt token ids; its caches should have room for `capacity` tokens."""
         ...
+
+
+def sources_of(drafter: Drafter) -> tuple[Drafter, ...]:
+    """The drafters that a drafter mixes, by the number a tree's `source` gives; itself where it mixes none."""
+    return getattr(drafter, "sources", (drafter,))
 
 
 def accepted_rows(hidden: HiddenStates, path: list[int]) -> HiddenStates:

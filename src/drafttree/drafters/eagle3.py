@@ -255,33 +255,26 @@ class Eagle3Session(TreeSession):
     hidden: Tensor
 
     def __init__(self, drafter: Eagle3Drafter, prompt: list[int], capacity: int) -> None:
-        self._head, self._backend = drafter.head, drafter.backend
-        self._device = self._head.fc.weight.device
-        super().__init__(drafter, self._backend.new_cache(capacity), self._device, shared=self._backend)
+        backend, self._device = drafter.backend, drafter.head.fc.weight.device
+        super().__init__(drafter, backend.new_cache(capacity), prompt[1:], self._device, shared=backend)
         self._first = prompt[:1]
-        self._unread = prompt[1:]
         self._hidden_states: list[HiddenStates] = []
 
     @torch.inference_mode()
     def prefill(self, hidden_states: HiddenStates, tokens: int) -> None:
-        rows = min(tokens, len(self._unread) - 1)
+        rows = min(tokens, len(self.unread) - 1)
         for start in range(0, rows, PREFILL_CHUNK):
             part = slice(start, min(start + PREFILL_CHUNK, rows))
-            fused = self._backend.fuse(tuple(state[:, part] for state in hidden_states))
-            self._backend([Segment.of_text(self.cache, self._unread[part], fused.device)], fused)
+            fused = self.shared.fuse(tuple(state[:, part] for state in hidden_states))
+            self.shared([Segment.of_text(self.cache, self.unread[part], fused.device)], fused)
             self.cache.commit(range(fused.shape[1]))
-        if tokens >= len(self._unread) > 0:  # the last hidden state goes with the last token, the first round's root
+        if tokens >= len(self.unread) > 0:  # the last hidden state goes with the last token, the first round's root
             self._hidden_states = [tuple(state[:, rows:] for state in hidden_states)]
-        self._unread = self._unread[max(rows, 0) :]
-
-    def resume(self, kept: object, tokens: int) -> int:
-        resumed = self.cache.resume(kept, tokens) if isinstance(kept, TreeCache) else 0
-        self._unread = self._unread[resumed:]
-        return resumed
+        self.unread = self.unread[max(rows, 0) :]
 
     def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
         self.cache.commit([])
-        self._unread += tokens
+        self.unread += tokens
         self._hidden_states.append(hidden_states)
 
     def unread_rows(self) -> tuple[Segment, HiddenStates]:
@@ -289,18 +282,19 @@ class Eagle3Session(TreeSession):
 
         After a prompt of one token there are none: its own row, with zeros as hidden state, is computed and not kept.
         """
-        tokens, states = self._unread, self._hidden_states
+        tokens, states = self.unread, self._hidden_states
         if not tokens:
-            config = self._head.config
-            tokens, zero = self._first, self._head.fc.weight.new_zeros(1, 1, config.target_hidden)
+            head = self.drafter.head
+            config, tokens = head.config, self._first
+            zero = head.fc.weight.new_zeros(1, 1, config.target_hidden)
             states = [(zero,) * config.states]
         hidden = states[0] if len(states) == 1 else tuple(torch.cat(own, 1) for own in zip(*states, strict=True))
         return Segment.of_text(self.cache, tokens, self._device), hidden
 
     def begin_tree(self) -> None:
         """Commit the rows of the unread tokens."""
-        self.cache.commit(range(len(self._unread)))
-        self._unread, self._hidden_states = [], []
+        self.cache.commit(range(len(self.unread)))
+        self.unread, self._hidden_states = [], []
         self.forget_tree()
 
     def inherited(self, frontier: Frontier) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from drafttree.drafters.base import DraftSession, HiddenStates, ShownBySize
 from drafttree.drafters.session import Frontier, TreeSession, count_pass, level_segments
-from drafttree.models import Model, Segment, TreeCache, prefill
+from drafttree.models import Model, Segment, prefill
 
 
 class LanguageModelDrafter(ShownBySize):
@@ -62,26 +62,19 @@ class LanguageModelSession(TreeSession):
     the deepest accepted node was never expanded, that node.
 
     Attributes:
-        unread: committed tokens that the model has not read.
-        logits: `[vocab]` after the last one it has read.
+        logits: `[vocab]` after the last token that was read.
     """
 
     logits: Tensor
 
     def __init__(self, drafter: LanguageModelDrafter, prompt: list[int], capacity: int) -> None:
-        super().__init__(drafter, drafter.model.new_cache(capacity), drafter.model.device)
-        self.unread = list(prompt)
-        self._model, self._expanded = drafter.model, list[Frontier]()
+        super().__init__(drafter, drafter.model.new_cache(capacity), prompt, drafter.model.device)
+        self._expanded = list[Frontier]()
 
     def prefill(self, hidden_states: HiddenStates, tokens: int) -> None:
         count = min(tokens, len(self.unread) - 1)
-        prefill(self._model, self.cache, self._clamp_to_vocab(self.unread[:count]))
+        prefill(self.drafter.model, self.cache, self._clamp_to_vocab(self.unread[:count]))
         self.unread = self.unread[count:]
-
-    def resume(self, kept: object, tokens: int) -> int:
-        resumed = self.cache.resume(kept, tokens) if isinstance(kept, TreeCache) else 0
-        self.unread = self.unread[resumed:]
-        return resumed
 
     def begin_tree(self) -> None:
         """Drop the rows of an earlier tree."""
@@ -91,7 +84,7 @@ class LanguageModelSession(TreeSession):
 
     def unread_text(self) -> Segment:
         """The unread tokens, of whose logits the last one's are wanted."""
-        return Segment.of_text(self.cache, self._clamp_to_vocab(self.unread), self._model.device)
+        return Segment.of_text(self.cache, self._clamp_to_vocab(self.unread), self.drafter.model.device)
 
     def read(self, logits: Tensor) -> None:
         """Commit the unread tokens' rows, given the last one's logits `[vocab]`."""
@@ -130,4 +123,4 @@ class LanguageModelSession(TreeSession):
 
     def _clamp_to_vocab(self, tokens: list[int]) -> list[int]:
         """Replace ids beyond the draft model's vocabulary; this stays lossless, since it only changes the drafts."""
-        return [min(token, self._model.vocab_size - 1) for token in tokens]
+        return [min(token, self.drafter.model.vocab_size - 1) for token in tokens]

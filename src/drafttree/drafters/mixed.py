@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from drafttree.drafters.base import Drafter, DraftSession, HiddenStates, ShownBySize
+from drafttree.drafters.base import ChoosingSession, Drafter, DraftSession, HiddenStates, ShownBySize
 from drafttree.drafters.match_index import USUAL_LEVELS, LookupDrafter, LookupSession
 
 LOOKUP_ROUND_COST = 2 / 3
@@ -36,7 +36,7 @@ class MixedDrafter(ShownBySize):
 
     @property
     def sources(self) -> tuple[Drafter, Drafter]:
-        """The drafters of a round by the number that the session's `source` gives."""
+        """Who drafts a round, by the source that the session chooses: 0 is lookup, 1 the model."""
         return self.lookup, self.model
 
     def start(self, prompt: list[int], capacity: int) -> DraftSession:
@@ -44,24 +44,14 @@ class MixedDrafter(ShownBySize):
         return MixedSession(self.lookup.start(prompt, capacity), self.model.start(prompt, capacity))
 
 
-class MixedSession:
-    """The sessions of both drafters for one request.
-
-    Attributes:
-        lookup_rounds: rounds drafted by lookup so far.
-    """
+class MixedSession(ChoosingSession):
+    """The sessions of both drafters for one request."""
 
     def __init__(self, lookup: LookupSession, model: DraftSession) -> None:
-        self.lookup_rounds = 0
         self._lookup, self._model = lookup, model
         self._drafting: DraftSession | None = None
         self._accepted, self._levels = INITIAL_ACCEPTED, USUAL_LEVELS
         self._passes_before = 0
-
-    @property
-    def source(self) -> int:
-        """Who drafts this round: 0 for lookup, 1 for the model."""
-        return int(self._drafting is self._model)
 
     @property
     def passes(self) -> int:
@@ -97,19 +87,15 @@ class MixedSession:
     def _takes_lookup(self, expected: float) -> bool:
         return expected > 0 and 1 + expected >= LOOKUP_ROUND_COST * (1 + self._accepted)
 
-    def choose(self) -> DraftSession:
-        """The session that drafts in this round, the same until the next commit.
-
-        It may draft together with others, in place of this session.
-        """
+    def choose(self) -> tuple[int, DraftSession]:
         if self._drafting is None:
             use_lookup = self._takes_lookup(self._lookup.expect(self._levels))
             self._drafting = self._lookup if use_lookup else self._model
             self._passes_before = self._drafting.passes
-        return self._drafting
+        return int(self._drafting is self._model), self._drafting
 
     def root(self) -> Tensor:
-        return self.choose().root()
+        return self.choose()[1].root()
 
     def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
         assert self._drafting
@@ -122,7 +108,6 @@ class MixedSession:
             self._levels = levels
         else:
             self._accepted += RESET_RATE * (INITIAL_ACCEPTED - self._accepted)
-            self.lookup_rounds += levels > 0
         self._drafting = None
         self._lookup.commit(tokens, hidden_states)
         self._model.commit(tokens, hidden_states)

@@ -105,17 +105,26 @@ class TreeSession(SharedSession):
 
     Args:
         drafter: as for `SharedSession`.
-        cache: of the session.
+        cache: of the session, empty.
+        unread: the first tokens that it has rows of.
         device: as for `SharedSession`.
         shared: as for `SharedSession`.
 
     Attributes:
         cache: as given.
+        unread: committed tokens whose rows are not computed.
     """
 
-    def __init__(self, drafter: SharedDrafter, cache: TreeCache, device: torch.device, shared: object = None) -> None:
+    def __init__(
+        self,
+        drafter: SharedDrafter,
+        cache: TreeCache,
+        unread: Sequence[int],
+        device: torch.device,
+        shared: object = None,
+    ) -> None:
         super().__init__(drafter, device, shared)
-        self.cache = cache
+        self.cache, self.unread = cache, [*unread]
         self.forget_tree()
 
     @property
@@ -124,6 +133,11 @@ class TreeSession(SharedSession):
 
     def keep(self, tokens: int) -> object:
         return self.cache.copy_rows(tokens)
+
+    def resume(self, kept: object, tokens: int) -> int:
+        resumed = self.cache.resume(kept, tokens) if isinstance(kept, TreeCache) else 0
+        self.unread = self.unread[resumed:]
+        return resumed
 
     def forget_tree(self) -> None:
         """Begin a tree at the root, whose row is committed."""

@@ -2,8 +2,9 @@
 
 from drafttree.engine.batching import Engine, EngineMetrics, Handle
 from drafttree.engine.decoder import Decoder
+from drafttree.engine.generation import Chunk, Generation
 from drafttree.engine.metrics import Metrics, SpeedupLaw
-from drafttree.engine.request import Chunk, Generation, Request
+from drafttree.engine.request import Request
 from drafttree.engine.tree_growth import grow
 
 __all__ = [

@@ -9,9 +9,9 @@ from drafttree.core.cost_curve import CostCurve
 from drafttree.core.randomness import derived_seed
 from drafttree.drafters.base import Drafter
 from drafttree.engine.compatibility import is_text_of_seed
-from drafttree.engine.cost_measurement import Rounds
+from drafttree.engine.costs.cost_measurement import Rounds
+from drafttree.engine.costs.measured_costs import MeasuredCosts
 from drafttree.engine.request import Request
-from drafttree.engine.watched_costs import WatchedCosts
 from drafttree.models import Model
 from drafttree.policies.base import TreePolicy
 from drafttree.verifiers.base import Verifier
@@ -33,17 +33,17 @@ class Adaptation:
 
     def __init__(self, costs: CostCurve | None = None) -> None:
         self.given = costs
-        self.measured: dict[bool, WatchedCosts] = {}
+        self.measured: dict[bool, MeasuredCosts] = {}
         self._learned: dict[Any, Any] = {}
         self._batches: dict[Any, Any] = {}
         self._texts = itertools.count()
 
     def costs(self, target: Model, drafter: Drafter, rounds: Rounds, *, greedy: bool) -> CostCurve:
-        """The costs of greedy texts or of others, measured if they are not known; arguments as for `WatchedCosts`."""
+        """The costs of greedy texts or of others, measured if they are not known; arguments as for `MeasuredCosts`."""
         if self.given:
             return self.given
         if greedy not in self.measured:
-            self.measured[greedy] = WatchedCosts(target, drafter, rounds, greedy=greedy)
+            self.measured[greedy] = MeasuredCosts(target, drafter, rounds, greedy=greedy)
         return self.measured[greedy].curve
 
     def learned(self, policy: TreePolicy, verifier: Verifier) -> Any:
@@ -59,7 +59,7 @@ class Adaptation:
         try:
             yield
         finally:
-            if request.draft and request.metrics.rounds:
+            if request.drafting.session and request.metrics.rounds:
                 self._learn(request)
 
     def unshared_seed(self, seed: int) -> int:
@@ -79,13 +79,13 @@ class Adaptation:
 
     def remember(self, request: Request) -> None:
         """Remember what a text's policy has learned, for texts that begin later."""
-        if request.draft and request.policy.remembers:
-            self._learned[_key(request.policy, request.verifier)] = request.state
+        if request.drafting.session and request.policy.remembers:
+            self._learned[_key(request.policy, request.verifier)] = request.drafting.state
 
     def _learn(self, request: Request) -> None:
         self.remember(request)
         watched = self.measured.get(request.verifier.sampling.greedy)
-        if watched and request.costs and is_text_of_seed(type(request.verifier)):
+        if watched and request.drafting.costs and is_text_of_seed(type(request.verifier)):
             watched.watch(request.metrics.rounds)
 
 

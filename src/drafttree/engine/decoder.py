@@ -16,25 +16,27 @@ from drafttree.core.randomness import Randomness, SeededRandomness, random_seed
 from drafttree.drafters.base import Drafter
 from drafttree.engine import compatibility
 from drafttree.engine.adaptation import Adaptation
-from drafttree.engine.batching.batch_costs import BatchCosts
 from drafttree.engine.batching.batch_loop import BatchLoop
 from drafttree.engine.batching.experience import Experience
 from drafttree.engine.batching.generate_all import generate_all
 from drafttree.engine.batching.kv_memory import KVMemory
 from drafttree.engine.batching.shared_engine import SharedEngine
 from drafttree.engine.chat import is_conversation
-from drafttree.engine.cost_measurement import TRIAL_COSTS, TRIAL_TEMPERATURE
+from drafttree.engine.costs.cost_measurement import TRIAL_COSTS, TRIAL_TEMPERATURE
+from drafttree.engine.costs.round_costs import RoundCosts
 from drafttree.engine.detokenizer import Detokenizer
 from drafttree.engine.fidelity import Fidelity
+from drafttree.engine.generation import Chunk, Generation
 from drafttree.engine.generation_options import GenerationOptions, RequestOptions
 from drafttree.engine.logprobs import Logprobs
 from drafttree.engine.metrics import Metrics, Round
 from drafttree.engine.prefix_cache import PrefixCache
 from drafttree.engine.prompt import Prompt, check_room, encode, is_batch
-from drafttree.engine.request import Chunk, Generation, Request
+from drafttree.engine.request import Request
 from drafttree.engine.round_loop import RoundLoop
 from drafttree.engine.stopping import StoppingText
 from drafttree.engine.target_lock import lock_of
+from drafttree.engine.text_drafting import TextDrafting
 from drafttree.models import Model
 from drafttree.models.tensor_parallel import of_first_process
 from drafttree.policies.base import TextContext, TreePolicy
@@ -295,7 +297,7 @@ class Decoder:
 
     def _new_experience(self) -> Experience:
         curve = None if self.drafter is None else self.costs()
-        return Experience(BatchCosts(curve, frozen=self.adaptation.given is not None))
+        return Experience(RoundCosts(curve, frozen=self.adaptation.given is not None))
 
     def _prepare(self, prompt: Prompt, given: GenerationOptions, *, alone: bool) -> Request:
         """A request that is written alone, or beside others from which its trees may learn."""
@@ -336,9 +338,8 @@ class Decoder:
             recorder=Logprobs.asked_for(options.get("logprobs")),
             prompt_logprobs=prompt_logprobs,
             fidelity=self.fidelity,
-            draft_temperature=options.get("draft_temperature", 1.0),
+            drafting=TextDrafting(options.get("speculate", True), options.get("draft_temperature", 1.0)),
             reuse_prefix=options.get("reuse_prefix", reuses),
-            speculate=options.get("speculate", True),
             metrics=Metrics(draft_weight_bytes=self.drafter.nbytes if self.drafter else 0),
         )
 
@@ -348,7 +349,7 @@ class Decoder:
     def _context(self, request: Request) -> TextContext:
         """What a request's policy may know when its text begins."""
         policy, verifier = request.policy, request.verifier
-        weighs = request.draft is not None and policy.uses_costs
+        weighs = request.drafting.session is not None and policy.uses_costs
         costs = self.costs(greedy=verifier.sampling.greedy) if weighs else None
         return TextContext(costs, self.adaptation.learned(policy, verifier))
 

@@ -24,7 +24,7 @@ class Round:
         levels: drafted levels.
         draft_passes: drafter forward passes.
         draft_seconds: time in them, on their device.
-        target_seconds: time in the target pass, on its device.
+        target_seconds: wall time of the target pass, until its device has finished.
         seconds: wall time of the whole round.
         growth_seconds: the policy, building the tree and the drafter's own bookkeeping.
         mask_seconds: ancestor masks and positions for the target.
@@ -78,7 +78,7 @@ class Metrics:
         first_token_seconds: per generation, time from the start to the first committed token.
         draft_weight_bytes: memory of the drafter's weights, those it shares with the target left out.
         draft_cache_bytes: memory of what the drafter kept of the text, of the longest if there are several.
-        lookup_rounds: rounds that lookup drafted, for a drafter that mixes it with a model.
+        is_mixed: whether the drafter mixes lookup with a model.
     """
 
     rounds: list[Round] = field(default_factory=list)
@@ -89,7 +89,7 @@ class Metrics:
     first_token_seconds: list[float] = field(default_factory=list)
     draft_weight_bytes: int = 0
     draft_cache_bytes: int = 0
-    lookup_rounds: int = 0
+    is_mixed: bool = False
 
     def __repr__(self) -> str:
         speed = f"{self.mean_accepted_tokens:.2f} tokens per target pass, {self.tokens_per_second:.1f} tokens/s"
@@ -108,7 +108,7 @@ class Metrics:
             whole.first_token_seconds += part.first_token_seconds
             whole.draft_weight_bytes = max(whole.draft_weight_bytes, part.draft_weight_bytes)
             whole.draft_cache_bytes = max(whole.draft_cache_bytes, part.draft_cache_bytes)
-            whole.lookup_rounds += part.lookup_rounds
+            whole.is_mixed |= part.is_mixed
         return whole
 
     def record(self, turn: Round, seconds: float) -> None:
@@ -144,6 +144,11 @@ class Metrics:
         """Seconds per committed token after the first of each generation, the time to the first one left out."""
         decoding = self.seconds - sum(self.first_token_seconds)
         return _ratio(decoding, self.tokens - len(self.first_token_seconds))
+
+    @property
+    def lookup_rounds(self) -> int:
+        """Rounds that lookup drafted, for a drafter that mixes it with a model."""
+        return sum(bool(r.widths) and r.source == 0 for r in self.rounds) if self.is_mixed else 0
 
     @property
     def mean_accepted_tokens(self) -> float:

@@ -82,7 +82,7 @@ class PrefixCache:
         rows = min(_shared(found, request), len(request.tokens) - 1)
         if reads_hidden:
             rows -= 1  # a head pairs a token with the hidden state before it, which has to be computed again
-        resume = getattr(request.draft, "resume", None)
+        resume = getattr(request.drafting.session, "resume", None)
         resumed = resume(found.draft, max(rows, 0)) if resume else 0
         request.metrics.reused_tokens = request.cache.resume(found.cache, resumed if reads_hidden else rows)
         if request.metrics.reused_tokens:
@@ -95,7 +95,7 @@ class PrefixCache:
         if not cache.length:
             return
         tokens = request.tokens[: cache.length]
-        keep = getattr(request.draft, "keep", None)
+        keep = getattr(request.drafting.session, "keep", None)
         self._texts = [text for text in self._texts if tokens[: len(text.tokens)] != text.tokens]
         self._texts.append(KeptText(tokens, cache, keep(cache.length) if keep else None))
         while self.tokens > self.max_tokens or len(self._texts) > MAX_TEXTS:

@@ -1,28 +1,23 @@
-"""A request while its text is generated, and the `Generation` and `Chunk`s it gives."""
+"""A request while its text is generated."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
 from drafttree.constraints.processors import PathConstraints
-from drafttree.core.cost_curve import CostCurve
 from drafttree.core.randomness import Randomness
 from drafttree.core.tree import DraftTree, Verdict
-from drafttree.drafters.base import DraftSession
-from drafttree.drafters.mixed import MixedSession
 from drafttree.engine.detokenizer import Detokenizer
 from drafttree.engine.fidelity import Fidelity
 from drafttree.engine.logprobs import Logprobs, RowRecorder
 from drafttree.engine.metrics import Metrics, Round
 from drafttree.engine.stopping import StoppingText
+from drafttree.engine.text_drafting import TextDrafting
 from drafttree.models import Output, TreeCache
-from drafttree.policies.base import TextContext, TreePolicy
+from drafttree.policies.base import TreePolicy
 from drafttree.verifiers.base import Verifier
-
-SHOWN = 60
-"""Characters of a text that its `repr` shows."""
 
 
 class RoundObserver(Protocol):
@@ -67,20 +62,13 @@ class Request:
         text: turns tokens into text and watches for stop strings.
         stopping: stopping criteria and the tokens they are asked about.
         constraints: what else decides which tokens are possible.
+        drafting: how it is drafted for.
         recorder: sees the rows the tokens are chosen from, None where nothing of them is wanted.
         prompt_logprobs: of the prompt's tokens after the first, None where they are not wanted.
         fidelity: whether the text has the law of the target's own.
-        draft_failed: told of an error of its drafter, behind which the text goes on without; None to raise the error.
         cache: the target's keys and values of all tokens but the last; there is none until `RoundLoop.open`.
-        draft: the drafter's view, None for plain decoding and before that.
-        drafts_prompt: whether its drafter reads the prompt too.
-        draft_costs: seconds and passes of its drafter that were counted.
-        context: what its policy was told when the text began.
-        state: what the policy has learned of this text.
         root_output: the target's output for the first root, where the pass over the prompt has given it.
-        draft_temperature: divides the drafter's logits.
         reuse_prefix: whether it goes on from a beginning in the decoder's prefix cache, and is kept there.
-        speculate: whether anything is drafted for it.
         observer: sees its rounds, None where nobody does.
         metrics: of this text.
         drafted: per committed token, whether the drafter proposed it.
@@ -101,27 +89,15 @@ class Request:
     constraints: PathConstraints
     fidelity: Fidelity
     cache: TreeCache = field(init=False)
-    draft_failed: Callable[[Exception], None] | None = None
-    draft: DraftSession | None = None
-    draft_costs: tuple[float, int] = (0.0, 0)
-    drafts_prompt: bool = False
-    context: TextContext | None = None
-    state: Any = None
+    drafting: TextDrafting = field(default_factory=TextDrafting)
     recorder: RowRecorder | None = None
     prompt_logprobs: Logprobs | None = None
-    draft_temperature: float = 1.0
     reuse_prefix: bool = False
-    speculate: bool = True
     observer: RoundObserver | None = None
     metrics: Metrics = field(default_factory=Metrics)
     drafted: list[bool] = field(default_factory=list)
     finish_reason: str | None = None
     root_output: Output | None = None
-
-    @property
-    def costs(self) -> CostCurve | None:
-        """The cost curve its policy uses, None for one that needs none."""
-        return self.context.costs if self.context else None
 
     @property
     def remaining(self) -> int:
@@ -132,14 +108,6 @@ class Request:
     def unread(self) -> int:
         """Tokens before the root that the target has not read."""
         return len(self.tokens) - 1 - self.cache.next_position
-
-    def read_draft_costs(self) -> tuple[float, int]:
-        """Seconds and passes of its drafter that were not counted yet."""
-        if self.draft is None:
-            return 0.0, 0
-        seconds, passes = self.draft_costs
-        self.draft_costs = self.draft.seconds, self.draft.passes
-        return self.draft_costs[0] - seconds, self.draft_costs[1] - passes
 
     def take_root_output(self) -> Output | None:
         """The target's output for the first root where reading the prompt has given it, once."""
@@ -197,132 +165,5 @@ class Request:
         """Note why the text ends, and what the drafter has kept of it."""
         self.finish_reason = reason
         self.text.flush()
-        if self.draft:
-            self.metrics.draft_cache_bytes = self.draft.nbytes
-        if isinstance(self.draft, MixedSession):
-            self.metrics.lookup_rounds = self.draft.lookup_rounds
-
-
-@dataclass(frozen=True)
-class Generation:
-    """A finished text.
-
-    Attributes:
-        text: what was generated, the prompt not included; it ends before a stop string. Empty without a tokenizer.
-        tokens: the generated token ids, an EOS token and the tokens of a stop string included.
-        drafted: per token, whether the drafter proposed it.
-        finish_reason: "stop", "length" or "interrupted".
-        metrics: what it cost.
-        seed: of the draws. With it the same prompt and options give this text again; not in a batch, if the verifier is
-            neither greedy nor coupled.
-        fidelity: whether the text has the law of the target's own, and whether the target is quantised.
-        costs: the cost curve the policy used, None for one that needs none. Where the verifier's draws depend on the
-            drafts (neither greedy nor coupled), a seed gives this text again with this curve (`Decoder.with_costs`).
-        logprobs: per token, its log-probability by the target itself (see `engine.logprobs.Logprobs`), None unless
-            asked for.
-        top_logprobs: per token, the most probable token ids and their log-probabilities, None unless asked for.
-        prompt_logprobs: as `logprobs`, of the prompt's tokens after the first.
-        prompt_top_logprobs: as `top_logprobs`, of the prompt's tokens after the first.
-    """
-
-    text: str
-    tokens: list[int]
-    drafted: list[bool]
-    finish_reason: str
-    metrics: Metrics
-    seed: int
-    fidelity: Fidelity
-    costs: CostCurve | None = None
-    logprobs: list[float] | None = None
-    top_logprobs: list[dict[int, float]] | None = None
-    prompt_logprobs: list[float] | None = None
-    prompt_top_logprobs: list[dict[int, float]] | None = None
-
-    def __repr__(self) -> str:
-        return f"Generation({_beginning(self.text)!r}, {self.finish_reason}, seed={self.seed}, {self.metrics!r})"
-
-    @property
-    def lossless(self) -> bool:
-        """Whether the text has the law of the target's own; that of a quantised target is another model's."""
-        return self.fidelity.lossless
-
-    @property
-    def lossy(self) -> str | None:
-        """Why the text is not lossless: the verifier, a window over the KV cache, or both; None where it is."""
-        return self.fidelity.lossy
-
-    @property
-    def seconds(self) -> float:
-        """Wall time, the prompt included."""
-        return self.metrics.seconds
-
-    @classmethod
-    def of(cls, request: Request) -> "Generation":
-        """The generation that a finished request has made."""
-        kept, prompt = request.logprobs, request.prompt_logprobs
-        return cls(
-            text=request.text.text,
-            tokens=request.tokens[request.prompt_length :],
-            drafted=request.drafted,
-            finish_reason=request.finish_reason or "interrupted",
-            metrics=request.metrics,
-            seed=request.verifier.sampling.seed,
-            fidelity=request.fidelity,
-            costs=request.costs,
-            logprobs=kept and kept.tokens,
-            top_logprobs=(kept and kept.top) or None,
-            prompt_logprobs=prompt and prompt.tokens,
-            prompt_top_logprobs=(prompt and prompt.top) or None,
-        )
-
-
-def _beginning(text: str) -> str:
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """The tokens and the text that one round adds to a stream.
-
-    Attributes:
-        text: new text that no later token can change; it may lag behind the tokens.
-        tokens: the committed token ids.
-        drafted: per token, whether the drafter proposed it.
-        finish_reason: set in the last chunk.
-        drafted_text: per character of `text`, whether the drafter proposed its token.
-        origins: per character of `text`, the index in the whole text of the token that completed it.
-        logprobs: per token, its log-probability by the target itself; empty unless asked for.
-        top_logprobs: per token, the most probable token ids and their log-probabilities; empty unless asked for.
-        prompt_logprobs: in the first chunk, those of the prompt's tokens after the first; None unless asked for.
-    """
-
-    text: str
-    tokens: list[int]
-    drafted: list[bool]
-    finish_reason: str | None
-    drafted_text: list[bool] = field(default_factory=list)
-    origins: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    top_logprobs: list[dict[int, float]] = field(default_factory=list)
-    prompt_logprobs: Logprobs | None = None
-
-    @classmethod
-    def since(cls, known: int, request: Request) -> "Chunk":
-        """What a request has added to its stream since it had so many tokens."""
-        tokens, stream = request.tokens[known:], request.text
-        drafted = request.drafted[len(request.drafted) - len(tokens) :]
-        shown = stream.shown
-        text = stream.read(final=bool(request.finish_reason))
-        origins = stream.origins[shown : shown + len(text)]
-        begin, kept = known - request.prompt_length, request.logprobs
-        return cls(
-            text,
-            tokens,
-            drafted,
-            request.finish_reason,
-            drafted_text=[request.drafted[token] for token in origins],
-            origins=origins,
-            logprobs=kept.tokens[begin:] if kept else [],
-            top_logprobs=kept.top[begin:] if kept else [],
-            prompt_logprobs=None if begin else request.prompt_logprobs,
-        )
+        if self.drafting.session:
+            self.metrics.draft_cache_bytes = self.drafting.session.nbytes

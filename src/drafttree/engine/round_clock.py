@@ -41,7 +41,7 @@ class RoundClock:
             path: the accepted nodes, the root's first; the text may end before its last.
             committed: tokens that became part of the text.
         """
-        draft_seconds, draft_passes = request.read_draft_costs()
+        draft_seconds, draft_passes = request.drafting.read_costs()
         accepted, part = min(committed, len(path) - 1), self.seconds
         return Round(
             committed=committed,

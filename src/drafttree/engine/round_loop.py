@@ -7,20 +7,18 @@ whose. So a request joins by adding a segment and leaves by adding none.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 
-from drafttree.core.errors import ConfigError, DraftTreeError
+from drafttree.core.errors import ConfigError
 from drafttree.core.tree import DraftTree, Proposal
-from drafttree.drafters.base import Drafter, DraftSession, accepted_rows
+from drafttree.drafters.base import ChoosingSession, Drafter, DraftSession, accepted_rows
 from drafttree.engine.child_sampler import ChildSampler
 from drafttree.engine.draft_logits import AdjustedDraft, Constrain, LogitsAdjustment
 from drafttree.engine.metrics import Round
-from drafttree.engine.out_of_memory import is_out_of_memory
 from drafttree.engine.prefix_cache import PrefixCache
 from drafttree.engine.request import Request
 from drafttree.engine.round_clock import RoundClock
@@ -96,28 +94,20 @@ class RoundLoop:
     def open(self, request: Request) -> None:
         """Give a request an empty KV cache and a session of the drafter, for the tokens that it has."""
         request.cache = self.target.new_cache(request.capacity)
-        request.draft, request.draft_costs = None, (0.0, 0)
-        if request.speculate and self.drafter:
-            with self._drafting(request):
-                request.draft = self._start_draft(self.drafter, request)
-        if request.context is None:
-            request.context = self._context(request)
-            request.state = request.policy.init_state(request.context) if request.draft else None
+        drafting = request.drafting
+        drafting.close()
+        if drafting.wanted and self.drafter:
+            with drafting.failing_softly():
+                drafting.session = self._start_draft(self.drafter, request)
+                request.metrics.is_mixed = isinstance(drafting.session, ChoosingSession)
+        if drafting.context is None:
+            drafting.context = self._context(request)
+            drafting.state = request.policy.init_state(drafting.context) if drafting.session else None
 
     def close(self, request: Request) -> None:
         """Give back the memory of a request that is to be opened again later."""
-        request.cache, request.draft = self.target.new_cache(1), None
-
-    @contextmanager
-    def _drafting(self, request: Request) -> Iterator[None]:
-        """Let an error of a request's drafter end its drafts and not the request, if somebody is to be told of it."""
-        try:
-            yield
-        except Exception as error:
-            if request.draft_failed is None or is_out_of_memory(error) or isinstance(error, DraftTreeError):
-                raise
-            request.draft = None
-            request.draft_failed(error)
+        request.cache = self.target.new_cache(1)
+        request.drafting.close()
 
     def _start_draft(self, drafter: Drafter, request: Request) -> DraftSession:
         session = drafter.start(request.tokens, request.capacity)
@@ -135,7 +125,7 @@ class RoundLoop:
         request.cache.long_rope = self._is_long(request)
         if request.reuse_prefix:
             self.prefixes.restore(request, reads_hidden=bool(self._hidden_layers))
-        request.drafts_prompt = request.draft is not None and self.max_levels(request) > 0
+        request.drafting.reads_prompt = request.drafting.session is not None and self.max_levels(request) > 0
         if request.cache.recurrent:
             self._read_whole(request)
 
@@ -146,9 +136,9 @@ class RoundLoop:
         request.metrics.prefill_passes, hidden, request.root_output = prefill_and_score(
             self.target, request.cache, unread, self._hidden_layers, read=read
         )
-        if request.draft:
-            with self._drafting(request):
-                request.draft.prefill(hidden, len(request.tokens) - 1)
+        if session := request.drafting.session:
+            with request.drafting.failing_softly():
+                session.prefill(hidden, len(request.tokens) - 1)
 
     def read_prompt(self, request: Request) -> None:
         """Read a request's prompt, in passes of its own."""
@@ -197,10 +187,10 @@ class RoundLoop:
         """The requests that are to be drafted for, by what must be alike to draft together."""
         groups: dict[tuple[Any, ...], DraftGroup] = {}
         for place, request in enumerate(requests):
-            draft = request.draft
-            if not draft or self.max_levels(request) <= 0 or not request.policy.wants_draft(request.state, draft):
+            state, session = request.drafting.state, request.drafting.session
+            if not session or self.max_levels(request) <= 0 or not request.policy.wants_draft(state, session):
                 continue
-            source, session = drafting(draft)
+            source, session = session.choose() if isinstance(session, ChoosingSession) else (0, session)
             key = source, type(session), request.policy, request.verifier.proposal
             group = groups.setdefault(key, DraftGroup(source, [], [], []))
             group.places.append(place)
@@ -219,7 +209,7 @@ class RoundLoop:
         first = group.requests[0]
         randomness = [request.randomness.at(len(request.tokens) - 1) for request in group.requests]
         adjustments = [
-            LogitsAdjustment(request.verifier, own, request.draft_temperature, self._constrain(request))
+            LogitsAdjustment(request.verifier, own, request.drafting.temperature, self._constrain(request))
             for request, own in zip(group.requests, randomness, strict=True)
         ]
         proposal = first.verifier.proposal
@@ -228,7 +218,7 @@ class RoundLoop:
             AdjustedDraft(group.sessions, adjustments, self.target.device),
             [request.tokens[-1] for request in group.requests],
             max_levels,
-            states=[request.state for request in group.requests],
+            states=[request.drafting.state for request in group.requests],
             sampler=None if proposal is Proposal.TOP_K else ChildSampler(proposal, randomness),
             vocab=self.target.vocab_size,
             gate=gate,
@@ -304,9 +294,10 @@ class RoundLoop:
             read(output.logits[0])
         request.cache.commit(range(part.size))
         request.metrics.prefill_passes += 1
-        if request.draft and request.drafts_prompt:
-            with self._drafting(request):
-                request.draft.prefill(output.hidden, part.size)
+        drafting = request.drafting
+        if drafting.session and drafting.reads_prompt:
+            with drafting.failing_softly():
+                drafting.session.prefill(output.hidden, part.size)
 
     def _settle(self, request: Request, tree: DraftTree, output: Output, clock: RoundClock) -> Round | Exception:
         """Verify a scored tree and commit what is accepted: the only place where a text grows."""
@@ -321,10 +312,11 @@ class RoundLoop:
             clock.lap("verify")
             request.cache.commit(path)
             tokens = [*(tree.tokens[node] for node in path[1:]), bonus]
-            if request.draft:
-                with self._drafting(request):
-                    request.draft.commit(tokens, accepted_rows(output.hidden, path))
-                request.state = request.policy.observe(request.state, RoundOutcome(tree, path))
+            drafting = request.drafting
+            if drafting.session:
+                with drafting.failing_softly():
+                    drafting.session.commit(tokens, accepted_rows(output.hidden, path))
+                drafting.state = request.policy.observe(drafting.state, RoundOutcome(tree, path))
             clock.lap("commit")
             committed = request.commit(tokens, len(path) - 1)
             clock.lap("text")
@@ -354,10 +346,3 @@ def tree_segment(cache: TreeCache, tree: DraftTree, device: torch.device) -> Seg
 def _chain(size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Depths and visibility of a chain's nodes, not to be written to."""
     return torch.arange(size, device=device)[None], torch.ones(1, size, size, dtype=torch.bool, device=device).tril()
-
-
-def drafting(session: Any) -> tuple[int, DraftSession]:
-    """Which of the drafter's models drafts the next round of a text, and its session."""
-    choose = getattr(session, "choose", None)
-    chosen = choose() if choose else session
-    return getattr(session, "source", 0), chosen

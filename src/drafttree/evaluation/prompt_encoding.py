@@ -6,7 +6,7 @@ from typing import Any, cast
 from drafttree.core.errors import InputError
 from drafttree.engine.chat import Message, render_chat, turn_end
 from drafttree.engine.decoder import Decoder
-from drafttree.engine.request import Generation
+from drafttree.engine.generation import Generation
 from drafttree.evaluation.certify import fit
 from drafttree.evaluation.prompt_form import PromptForm
 from drafttree.evaluation.prompts import Example

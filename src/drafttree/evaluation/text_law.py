@@ -11,7 +11,7 @@ from typing import Any
 from drafttree.core.cost_curve import CostCurve
 from drafttree.core.sampling import Sampling
 from drafttree.engine.batching.generate_all import generate_all
-from drafttree.engine.request import Generation
+from drafttree.engine.generation import Generation
 from drafttree.evaluation.exactness import CoupledText, pair_name, plain_text, toy_options
 from drafttree.evaluation.scripted_random import ScriptedRandom, outcomes
 from drafttree.evaluation.toy_decoder import Reach, ToyDecoder

@@ -10,8 +10,8 @@ from rich.text import Text
 
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.fidelity import Fidelity
+from drafttree.engine.generation import Chunk, Generation
 from drafttree.engine.metrics import SpeedupLaw
-from drafttree.engine.request import Chunk, Generation
 from drafttree.evaluation.bench import (
     Acceptance,
     Comparison,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from drafttree.core.disk_cache import DiskCache
-from drafttree.engine.cost_file import machine
+from drafttree.engine.costs.cost_file import machine
 from drafttree.models.fused.fused_linear import FusedLinear
 
 ROWS = (1, 8)

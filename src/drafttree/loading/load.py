@@ -11,7 +11,7 @@ from drafttree.core.errors import DraftTreeError
 from drafttree.drafters import LOOKUPS
 from drafttree.engine import compatibility
 from drafttree.engine.adaptation import Adaptation
-from drafttree.engine.cost_file import machine
+from drafttree.engine.costs.cost_file import machine
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation_options import model_defaults, show_options
 from drafttree.engine.model_digest import model_digest

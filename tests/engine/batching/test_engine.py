@@ -17,7 +17,7 @@ from drafttree.core.errors import ConfigError, ContextError, EngineClosedError, 
 from drafttree.engine.batching import Engine, Handle, shared_engine
 from drafttree.engine.batching.batch_loop import BatchLoop
 from drafttree.engine.decoder import Decoder
-from drafttree.engine.request import Chunk
+from drafttree.engine.generation import Chunk
 from drafttree.policies import Talon
 from drafttree.verifiers import RRSw
 from helpers.batches import watch_ends

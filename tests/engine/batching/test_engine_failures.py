@@ -256,7 +256,7 @@ def test_requests_that_wait_again_give_their_memory_back():
     while not loop.metrics.preempted:
         loop.step()
     assert [request.cache.length > 0 for request in requests] == [True, True, False, False]
-    assert [request.draft is None for request in requests] == [False, False, True, True]
+    assert [request.drafting.session is None for request in requests] == [False, False, True, True]
 
 
 def test_a_single_request_for_which_memory_never_suffices_ends_with_the_error():

@@ -1,8 +1,8 @@
 """What an engine learns from its rounds: their costs, whether drafting pays, and what it says of that."""
 
 from drafttree.engine.batching import Engine
-from drafttree.engine.batching.batch_costs import BatchCosts
 from drafttree.engine.batching.draft_switch import DraftSwitch
+from drafttree.engine.costs.round_costs import RoundCosts
 from drafttree.policies import Talon
 from helpers.costs import toy_decoder
 from helpers.small_trees import DRAFT, TARGET
@@ -22,15 +22,16 @@ def write(served: Engine) -> None:
 
 
 def test_the_costs_learn_from_every_round(monkeypatch):
-    seen, observe = [], BatchCosts.observe
+    seen, observe = [], RoundCosts.observe
 
-    def watched(costs, turn, drafted):
-        seen.append(turn)
-        observe(costs, turn, drafted)
+    def watched(costs, times):
+        seen.append((times.batch, times.rows, times.target, times.draft))
+        observe(costs, times)
 
-    monkeypatch.setattr(BatchCosts, "observe", watched)
+    monkeypatch.setattr(RoundCosts, "observe", watched)
     write(served := engine())
-    assert seen == served.metrics.rounds
+    rounds = served.metrics.rounds
+    assert seen == [(turn.batch, turn.rows, turn.target_seconds, turn.draft_seconds) for turn in rounds]
 
 
 def test_drafting_is_judged_by_every_round_in_which_nothing_was_read(monkeypatch):

@@ -9,7 +9,7 @@ import torch
 import drafttree
 from drafttree.core.errors import ConfigError
 from drafttree.drafters import LanguageModelDrafter
-from drafttree.engine.pass_times import time_passes
+from drafttree.engine.costs.pass_times import time_passes
 from drafttree.evaluation.bench import measure_law
 from drafttree.evaluation.bench.inflation import load_inflated
 from drafttree.evaluation.bench.law import pass_bytes

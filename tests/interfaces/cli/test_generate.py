@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 import drafttree
-from drafttree.engine.request import Chunk
+from drafttree.engine.generation import Chunk
 from drafttree.interfaces import display
 from drafttree.loading import zoo
 from helpers.command_line import PROMPT, complaint, run

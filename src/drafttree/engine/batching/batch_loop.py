@@ -20,6 +20,7 @@ from drafttree.engine.batching.kv_memory import KVMemory
 from drafttree.engine.batching.prompt_parts import choose_parts
 from drafttree.engine.batching.scheduler import Scheduler
 from drafttree.engine.batching.served_request import ServedRequest
+from drafttree.engine.costs.round_costs import RoundTimes
 from drafttree.engine.metrics import Round
 from drafttree.engine.out_of_memory import is_out_of_memory
 from drafttree.engine.request import Request
@@ -97,7 +98,7 @@ class BatchLoop:
 
     def add(self, served: ServedRequest) -> None:
         """Let a request wait for its turn."""
-        served.request.draft_failed = self._drafter_failed
+        served.request.drafting.on_failure = self._drafter_failed
         self._scheduler.add(served)
 
     @torch.inference_mode()
@@ -245,7 +246,10 @@ class BatchLoop:
     def _learn(self, plan: Plan, drafts: Drafts, turn: EngineRound) -> None:
         """Mend the costs by a round, and judge drafting where nothing but writing was done in it."""
         self.metrics.record(turn)
-        self._costs.observe(turn, drafts.groups)
+        other = turn.seconds - turn.target_seconds - turn.draft_seconds
+        self._costs.observe(
+            RoundTimes(turn.batch, turn.rows, turn.target_seconds, turn.draft_seconds, other, drafts.groups)
+        )
         if plan.parts or not turn.batch or drafts.failure:
             return
         drafting = sum(self._costs.drafting(*group) for group in drafts.groups)

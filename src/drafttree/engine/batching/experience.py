@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from drafttree.engine.batching.batch_costs import BatchCosts
 from drafttree.engine.batching.draft_switch import DraftSwitch
 from drafttree.engine.batching.level_limit import LevelLimit
+from drafttree.engine.costs.round_costs import RoundCosts
 from drafttree.policies.calibration import SurvivalCalibration
 
 Kind = tuple[bool, int]
@@ -22,7 +22,7 @@ class Experience:
         calibrations: how often nodes are accepted, over all requests.
     """
 
-    costs: BatchCosts
+    costs: RoundCosts
     switch: DraftSwitch = field(init=False)
     limits: LevelLimit = field(default_factory=LevelLimit)
     calibrations: dict[Kind, SurvivalCalibration] = field(default_factory=dict)

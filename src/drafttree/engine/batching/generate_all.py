@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from drafttree.engine.batching.batch_loop import BatchLoop
 from drafttree.engine.batching.served_request import Ended, Reader, ServedRequest
-from drafttree.engine.request import Generation, Request
+from drafttree.engine.generation import Generation
+from drafttree.engine.request import Request
 from drafttree.engine.target_lock import lock_of
 
 

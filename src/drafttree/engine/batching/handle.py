@@ -12,8 +12,8 @@ from typing import Any, Self
 
 from drafttree.core.errors import InputError
 from drafttree.engine.batching.served_request import Ended, Reader
+from drafttree.engine.generation import Chunk, Generation
 from drafttree.engine.metrics import Metrics
-from drafttree.engine.request import Chunk, Generation
 
 
 class Handle(Reader):

@@ -3,8 +3,9 @@
 import time
 from dataclasses import dataclass, field
 
+from drafttree.engine.generation import Chunk, Generation
 from drafttree.engine.metrics import Round
-from drafttree.engine.request import Chunk, Generation, Request
+from drafttree.engine.request import Request
 
 Ended = Generation | Exception
 """A finished text, or why it failed."""

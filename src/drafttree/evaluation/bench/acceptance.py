@@ -168,10 +168,10 @@ def _contexts(decoder: Decoder, prompt: Prompt, rounds: int, stride: int, option
         following = text[first : first + stride]
         if len(following) < stride or following[-1] in decoder.eos:
             return
-        assert request.draft is not None
+        assert request.drafting.session is not None
         with torch.inference_mode():
             prefill(decoder.target, request.cache, [request.tokens[-1], *following[:-1]])
-            request.draft.commit(following, ())
+            request.drafting.session.commit(following, ())
         request.tokens += following
         yield request
 

@@ -7,9 +7,9 @@ from drafttree.core.errors import ConfigError
 from drafttree.core.randomness import random_seed
 from drafttree.engine import compatibility
 from drafttree.engine.decoder import Decoder, Prompt
+from drafttree.engine.generation import Generation
 from drafttree.engine.limiting_factor import LimitingFactor
 from drafttree.engine.metrics import SpeedupLaw
-from drafttree.engine.request import Generation
 from drafttree.evaluation.reference import Difference, ReferenceRun, find_difference, transformers_generate
 from drafttree.models import TargetModel
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from drafttree.drafters.session import Frontier
-from drafttree.engine.cost_measurement import TRIAL_COSTS
+from drafttree.engine.costs.cost_measurement import TRIAL_COSTS
 from drafttree.engine.tree_growth import grow
 from drafttree.evaluation.run_store import RunStore
 from drafttree.loading import PolicyLike, parse_policies

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from drafttree.core.errors import ConfigError
+from drafttree.engine.costs.pass_times import time_passes, wait_for
 from drafttree.engine.decoder import Decoder
-from drafttree.engine.pass_times import time_passes, wait_for
 from drafttree.evaluation.bench.peers import Peer, make_peers
 from drafttree.evaluation.bench.policies import PolicyBench, PolicyRow, bench_policies
 from drafttree.evaluation.reference import transformers_model

@@ -14,8 +14,8 @@ from typing import Any
 
 from drafttree.core.errors import ConfigError
 from drafttree.engine.decoder import Decoder, Prompt
+from drafttree.engine.generation import Generation
 from drafttree.engine.metrics import Metrics, SpeedupLaw
-from drafttree.engine.request import Generation
 from drafttree.evaluation.bench.peers import Peer
 from drafttree.evaluation.reference import ReferenceRun
 from drafttree.evaluation.run_store import NothingFinished, RunStore

@@ -6,9 +6,9 @@ from typing import Any
 
 from drafttree.core.cost_curve import CostCurve
 from drafttree.engine.decoder import Decoder
+from drafttree.engine.generation import Generation
 from drafttree.engine.limiting_factor import LimitingFactor
 from drafttree.engine.metrics import Metrics
-from drafttree.engine.request import Generation
 from drafttree.evaluation.bench.estimate import Estimate
 from drafttree.evaluation.bench.policies import PLAIN, PolicyRow, Turn, policy_row, race, totals, way
 from drafttree.evaluation.bench.round_terms import RoundTerms

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from drafttree.core.errors import DraftTreeError
 from drafttree.engine.compatibility import is_text_of_seed
 from drafttree.engine.decoder import Decoder
-from drafttree.engine.request import Generation
+from drafttree.engine.generation import Generation
 from drafttree.evaluation.json_lines import UnwritableError
 from drafttree.evaluation.method import Method as Way
 from drafttree.evaluation.replay.paper import PLAIN

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from drafttree.engine.generation import Generation
 from drafttree.engine.metrics import Metrics
-from drafttree.engine.request import Generation
 from drafttree.evaluation.bench.policies import loops
 from drafttree.evaluation.replay.bootstrap import Fraction
 from drafttree.evaluation.replay.paper import Metric

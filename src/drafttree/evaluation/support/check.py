@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 
 from drafttree.core.errors import DraftTreeError
 from drafttree.engine.decoder import Decoder
+from drafttree.engine.generation import Generation
 from drafttree.engine.metrics import Metrics
-from drafttree.engine.request import Generation
 from drafttree.evaluation.reference import find_difference
 from drafttree.evaluation.support.random_models import random_model
 from drafttree.evaluation.support.scripted_drafter import ScriptedDrafter

@@ -5,9 +5,10 @@ from typing import Unpack
 
 from drafttree.core.tree import Proposal
 from drafttree.engine.decoder import Decoder
+from drafttree.engine.generation import Generation
 from drafttree.engine.generation_options import GenerationOptions
 from drafttree.engine.prompt import Prompt
-from drafttree.engine.request import Generation, Request
+from drafttree.engine.request import Request
 from drafttree.evaluation.trace.recording import recording
 from drafttree.evaluation.trace.rounds import RoundReader
 from drafttree.evaluation.trace.token_texts import TokenTexts

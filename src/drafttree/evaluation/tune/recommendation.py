@@ -4,7 +4,7 @@ import datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from drafttree.engine.cost_file import machine
+from drafttree.engine.costs.cost_file import machine
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.model_digest import model_digest
 from drafttree.evaluation.reference import transformers_model

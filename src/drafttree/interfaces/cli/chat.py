@@ -172,7 +172,7 @@ class Conversation:
         _say(f"seed: {number or 'another one each time'}")
 
     def _answer(self, text: str) -> None:
-        from drafttree.engine.request import Generation
+        from drafttree.engine.generation import Generation
         from drafttree.interfaces import display
 
         messages = [*self.messages, {"role": "user", "content": text}]

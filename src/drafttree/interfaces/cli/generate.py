@@ -42,7 +42,7 @@ from drafttree.loading.specs import DEFAULT_POLICY
 
 if TYPE_CHECKING:
     from drafttree.engine.decoder import Decoder, Prompt
-    from drafttree.engine.request import Generation
+    from drafttree.engine.generation import Generation
     from drafttree.evaluation.bench import Comparison
 
 
@@ -142,7 +142,7 @@ def _read_costs(path: Path, drafter: str, policy: object) -> CostCurve:
 
 def _write(decoder: "Decoder", prompt: "Prompt", options: dict, *, quiet: bool, echo: str) -> "Generation":
     """Generate, and show the text as it is made unless `quiet`."""
-    from drafttree.engine.request import Generation
+    from drafttree.engine.generation import Generation
     from drafttree.interfaces.display import show_chunk
 
     sequence = decoder.new_request(prompt, **options)

@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from drafttree.engine.request import Chunk
+from drafttree.engine.generation import Chunk
 
 DecodeToken = Callable[[int], str]
 

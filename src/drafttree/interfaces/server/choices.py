@@ -7,8 +7,8 @@ from itertools import product
 from typing import Any
 
 from drafttree.engine.batching import Handle
+from drafttree.engine.generation import Chunk
 from drafttree.engine.metrics import Round
-from drafttree.engine.request import Chunk
 from drafttree.interfaces.server.errors import ServerError
 from drafttree.interfaces.server.protocol.usage import CompletionTokensDetails, PromptTokensDetails, Usage
 from drafttree.interfaces.server.serving import ServingContext

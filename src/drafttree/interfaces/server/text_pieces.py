@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from drafttree.engine.generation import Chunk
 from drafttree.engine.logprobs import Logprobs
-from drafttree.engine.request import Chunk
 from drafttree.interfaces.server.errors import ServerError
 
 MIN_LOGPROB = -9999.0

@@ -86,7 +86,10 @@ class TreePlan:
     def full_mask(self) -> Tensor:
         """Additive mask `[batch, 1, nodes, rows]`, for modules that add it to their scores themselves."""
         mask = self.mask(1)
-        return self._visible.new_zeros(1, 1, 1, self._cache.length + 1, dtype=self._dtype) if mask is None else mask
+        if mask is not None:
+            return mask
+        nodes, drafted = self._visible.shape[1:]
+        return self._visible.new_zeros(1, 1, nodes, self._cache.length + drafted, dtype=self._dtype)
 
     def _make(self, groups: int, span: Span) -> Tensor | None:
         limits: list[Span | LossyWindow] = [] if span is EVERYTHING else [span]

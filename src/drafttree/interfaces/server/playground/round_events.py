@@ -7,8 +7,8 @@ from typing import Any
 from sse_starlette import JSONServerSentEvent
 
 from drafttree.engine.batching import Handle
+from drafttree.engine.generation import Chunk
 from drafttree.engine.metrics import Metrics
-from drafttree.engine.request import Chunk
 from drafttree.evaluation.trace import TracingObserver
 from drafttree.interfaces.page_parts.round_packing import pack_round
 from drafttree.interfaces.server.errors import as_server_error

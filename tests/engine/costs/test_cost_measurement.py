@@ -5,8 +5,8 @@ import pytest
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
 from drafttree.core.errors import ConfigError
 from drafttree.engine import round_loop
-from drafttree.engine.cost_file import KeptCosts
-from drafttree.engine.cost_measurement import PASS_SECONDS, SIZES, is_current
+from drafttree.engine.costs.cost_file import KeptCosts
+from drafttree.engine.costs.cost_measurement import PASS_SECONDS, SIZES, is_current
 from drafttree.engine.decoder import Decoder
 from drafttree.policies import Auto, Chain
 from drafttree.verifiers import Coupled

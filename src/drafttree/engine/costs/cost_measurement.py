@@ -12,10 +12,10 @@ from itertools import islice
 from statistics import median
 
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
-from drafttree.drafters.base import Drafter
-from drafttree.engine.cost_file import KeptCosts
+from drafttree.drafters.base import Drafter, sources_of
+from drafttree.engine.costs.cost_file import KeptCosts
+from drafttree.engine.costs.pass_times import time_passes
 from drafttree.engine.metrics import Round
-from drafttree.engine.pass_times import time_passes
 from drafttree.models import Model
 from drafttree.policies import Auto, Chain, TreePolicy
 
@@ -63,7 +63,7 @@ def measure_costs(target: Model, drafter: Drafter, rounds: Rounds) -> KeptCosts:
     passes = time_passes(target, sizes, context, REPEATS, PASS_SECONDS, min)
     period = min(max(context // 4, 1), target.vocab_size)
     prompt = [token % period for token in range(context)]  # a text that repeats itself
-    models: Sequence[Drafter] = getattr(drafter, "sources", None) or (drafter,)
+    models = sources_of(drafter)
     length = min(TOKENS, room - context)
     run = partial(_run, rounds, prompt, length)
     alone, plain, whole = Costs.of(passes), run(None, PLAIN), _Drafting.of(run, drafter)
