@@ -1,4 +1,4 @@
-"""At temperature 1 a coupled text has the target's law, whatever tree it was checked in: 5,000 draws per policy.
+"""At temperature 1 a coupled text has the target's law, whatever tree it was checked in: 2,000 draws per policy.
 
 All seeds grow their trees in one batch, each with its own noise, and the policies do not notice.
 """
@@ -21,7 +21,7 @@ from drafttree.verifiers.base import walk
 from helpers.costs import new_states, toy_decoder
 from helpers.toy import Table, ToyDrafter, ToyModel, softmax
 
-DRAWS, VOCAB, LENGTH, LEVELS = 5000, 4, 3, 3
+DRAWS, VOCAB, LENGTH, LEVELS = 2000, 4, 3, 3
 PROMPT = [2, 1]
 TARGET = Table(VOCAB, seed=5, scale=1.0)
 DRAFT = TARGET.blurred(0.7)
