@@ -1,4 +1,4 @@
-"""One thread per test process, and a cache folder of their own.
+"""One thread per test process, those that tests start included, and a cache folder of their own.
 
 Small models gain nothing from more threads, and the processes share the cores. What a test measures is not kept for the
 user's own runs, and what those have kept does not decide a test.
@@ -13,6 +13,7 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
 
 _caches = tempfile.mkdtemp(prefix="drafttree-caches-")
 os.environ["XDG_CACHE_HOME"] = _caches

@@ -320,12 +320,10 @@ def test_patterns_of_schemas_repeat_as_often_as_they_say(most):
 
 
 @pytest.mark.parametrize("pattern", ["^.{100,400}$", r"^[^x]{1,200}$", r"^([^x]|y){0,300}$"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_texts_of_patterns_that_repeat_often_are_json(embedded, pattern, temperature):
+def test_texts_of_patterns_that_repeat_often_are_json(embedded, pattern):
     made = grammar.json_schema({"type": "string", "pattern": pattern})
-    for seed in range(3):
-        options = {"temperature": temperature, "seed": seed, "max_new_tokens": 500}
-        text = json.loads(embedded.generate('He said: "', grammar=made, **options).text)
+    for options in ({"temperature": 0.0}, {"temperature": 1.0, "seed": 1}):
+        text = json.loads(embedded.generate('He said: "', grammar=made, max_new_tokens=500, **options).text)
         assert re.fullmatch(pattern, text, re.DOTALL)
 
 

@@ -216,7 +216,7 @@ def test_in_the_loop_it_gets_transformers_hidden_states(name, tmp_path):
         np.testing.assert_allclose(logits[0, 0].double().numpy(), expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", ["chain", "talon", "auto"])
 @pytest.mark.parametrize("options", SAMPLINGS)
 def test_the_text_is_that_of_plain_decoding(policy, options, tmp_path):
     decoder = small("SafeAILab", tmp_path).with_policy(POLICIES[policy]()).with_costs(TOY_COSTS)

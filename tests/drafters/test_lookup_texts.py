@@ -6,7 +6,7 @@ import torch
 from drafttree.drafters import LOOKUPS, LanguageModelDrafter, MixedDrafter, PromptLookupDrafter, SuffixDrafter
 from drafttree.engine.decoder import Decoder
 from drafttree.policies import Chain, Talon
-from drafttree.verifiers import RRS, Block, GreedyMultiDraft, KSeq, PointMass, RRSw, Traversal
+from drafttree.verifiers import RRS, Block, GreedyMultiDraft, PointMass, RRSw, Traversal
 from helpers import tiny
 from helpers.costs import toy_decoder
 from helpers.small_trees import DRAFT, PROMPT, SMALL, TARGET, VOCAB, small
@@ -45,12 +45,11 @@ def test_texts_are_those_of_plain_decoding(kind, name):
 
 
 @every_kind
-@every_policy
-def test_texts_are_those_transformers_generates(kind, name):
+def test_texts_are_those_transformers_generates(kind):
     target, clone = tiny.wrap(tiny.build("llama"))
     prompt = tiny.random_tokens(6, 3)
     drafter = KINDS[kind](tiny.VOCAB, LanguageModelDrafter(tiny.wrap(tiny.build("gpt2"))[0]))
-    out = toy_decoder(target, drafter, small(name)).generate(prompt, max_new_tokens=30)
+    out = toy_decoder(target, drafter, small("talon")).generate(prompt, max_new_tokens=30)
     stock = clone.generate(torch.tensor([prompt]), max_new_tokens=30, do_sample=False)
     assert out.tokens == stock[0, len(prompt) :].tolist()
 
@@ -78,15 +77,13 @@ DRAWING = [
     (PointMass, RAGGED),
     (RRSw, RAGGED),
     (RRS, RAGGED),
-    (Traversal, RAGGED),
     (Block, Chain(depth=2)),
-    (KSeq, RAGGED),
     (GreedyMultiDraft, RAGGED),
 ]
 
 
 @pytest.mark.parametrize(("verifier", "policy"), DRAWING, ids=[verifier.__name__ for verifier, _ in DRAWING])
-def test_every_verifier_keeps_the_targets_law(verifier, policy):
+def test_every_proposal_keeps_the_targets_law(verifier, policy):
     prompt = [2, 1, 3, 2, 1, 5, 2, 1]
     decoder = Decoder(ToyModel(LAW), SuffixDrafter(VOCAB), policy, verifier)
     options = {"max_new_tokens": 3, "temperature": 1.0}
@@ -95,11 +92,10 @@ def test_every_verifier_keeps_the_targets_law(verifier, policy):
     assert any(any(out.drafted) for out in found)
 
 
-@every_kind
 @pytest.mark.parametrize("temperature", [0.01, 5.0])
 @pytest.mark.parametrize("verifier", [RRSw, RRS, Traversal, GreedyMultiDraft])
-def test_extreme_temperatures_and_filters_do_not_fail(kind, verifier, temperature):
-    decoder = toys(kind, small("talon"), verifier)
+def test_extreme_temperatures_and_filters_do_not_fail(verifier, temperature):
+    decoder = toys("suffix", small("talon"), verifier)
     options = {"temperature": temperature, "top_k": 3, "top_p": 0.8, "min_p": 0.1}
     for seed in range(3):
         assert len(decoder.generate(PROMPT * 3, max_new_tokens=24, seed=seed, **options).tokens) == 24

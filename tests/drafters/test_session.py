@@ -122,7 +122,7 @@ def run(kind: str, seed: int, rounds: int = 8) -> tuple[list[Request], int]:
 
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_logits_are_those_of_each_request_alone(kind):
-    for seed in range(3):
+    for seed in range(2):
         requests, compared = run(kind, seed)
         assert compared > 50
         for request in requests:

@@ -64,9 +64,8 @@ def test_an_exact_pair_has_the_targets_law(policy, verifier, verdict):
     assert incompatibility(policy, verifier) is None
     assert verifier.lossless
     decoder(policy, verifier)
-    for seed in (1, 4):
-        tables = toy_pair(seed)
-        assert law(tables.target, tables.draft, policy, verifier).total_variation < EXACT
+    tables = toy_pair(1)
+    assert law(tables.target, tables.draft, policy, verifier, levels=2).total_variation < EXACT
 
 
 @pytest.mark.parametrize(("policy", "verifier", "verdict"), cells("compared"))

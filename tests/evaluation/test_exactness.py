@@ -47,7 +47,10 @@ def check_sane(found: RoundLaw, levels: int) -> None:
     assert found.expected_accepted == pytest.approx(sum(n * w for n, w in found.lengths.items()))
 
 
-@pytest.mark.parametrize(("name", "policy", "verifier", "index"), numbered(PAIRS), ids=names(PAIRS))
+# Here a part of the pairs is tried in each kind of world; the slow tests below try all of them in more.
+
+
+@pytest.mark.parametrize(("name", "policy", "verifier", "index"), numbered(PAIRS)[::2], ids=names(PAIRS)[::2])
 def test_a_pair_has_the_targets_law(name, policy, verifier, index):
     tables = toy_pair(index)
     found = law(tables.target, tables.draft, policy, verifier)
@@ -55,7 +58,7 @@ def test_a_pair_has_the_targets_law(name, policy, verifier, index):
     check_sane(found, 3)
 
 
-@pytest.mark.parametrize(("name", "policy", "verifier", "index"), numbered(PAIRS)[::3], ids=names(PAIRS)[::3])
+@pytest.mark.parametrize(("name", "policy", "verifier", "index"), numbered(PAIRS)[1::8], ids=names(PAIRS)[1::8])
 def test_a_pair_has_the_targets_law_over_four_tokens(name, policy, verifier, index):
     tables = toy_pair(1000 + index, vocab=4)
     assert law(tables.target, tables.draft, policy, verifier, levels=2).total_variation < EXACT
@@ -87,8 +90,15 @@ def check_pair(policy: str, verifier: str, models: int) -> None:
         assert found.reach.siblings == 1 if chains else found.reach.siblings >= 4
 
 
-@pytest.mark.parametrize("verifier", ["coupled", "point-mass", "traversal", "lossy-typical"])
-@pytest.mark.parametrize("policy", FORMS)
+@pytest.mark.parametrize(
+    ("policy", "verifier"),
+    [
+        *[(policy, verifier) for policy in FORMS for verifier in ("point-mass", "traversal")],
+        ("chain", "coupled"),
+        ("auto", "coupled"),
+        ("template", "lossy-typical"),
+    ],
+)
 def test_a_pair_is_what_it_claims_to_be(policy, verifier):
     """Wide, deep, and in texts of several rounds."""
     check_pair(policy, verifier, models=1)
@@ -342,7 +352,7 @@ def unsure(table: TabularModel, seed: int) -> TabularModel:
     return copy
 
 
-@pytest.mark.parametrize(("name", "policy", "verifier", "index"), numbered(PAIRS)[1::3], ids=names(PAIRS)[1::3])
+@pytest.mark.parametrize(("name", "policy", "verifier", "index"), numbered(PAIRS)[3::4], ids=names(PAIRS)[3::4])
 def test_a_pair_has_the_targets_law_where_the_draft_proposes_few_tokens_or_none(name, policy, verifier, index):
     tables = toy_pair(4000 + index)
     for seed in range(3):

@@ -67,13 +67,13 @@ def test_objects_are_certified(decoder):
 
 @pytest.mark.parametrize(("verifier", "verdict"), [(Walk, "exact"), (Careless, "BIASED"), (Coupled, "coupled")])
 def test_classes_are_proven_or_found_out(verifier, verdict):
-    found = sweep_pair(Pairs(budget=5), verifier, models=4)
+    found = sweep_pair(Pairs(budget=5), verifier, models=1)
     assert (found.policy, found.verdict) == (f"{OURS}:budget=5", verdict)
     assert found.verifier == ("coupled" if verifier is Coupled else f"{__name__}.{verifier.__name__}")
 
 
 def test_a_sweep_takes_names_objects_and_classes():
-    table = sweep_pairs([Chain(depth=1), "chain:depth=1", Pairs], [RRSw, "rrsw,point-mass", Walk], models=2)
+    table = sweep_pairs([Chain(depth=1), "chain:depth=1", Pairs], [RRSw, "rrsw,point-mass", Walk], models=1)
     verifiers = ["rrsw", "point-mass", f"{__name__}.Walk"]
     assert [(each.policy, each.verifier) for each in table.findings] == [
         (policy, verifier) for policy in ("chain:depth=1", OURS) for verifier in verifiers

@@ -8,6 +8,7 @@ from drafttree.core.errors import ConfigError, InputError
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation import Generation
+from drafttree.evaluation import pair_sweep
 from drafttree.evaluation.bench import bench_policies, bench_verifiers, measure_overhead
 from drafttree.evaluation.bench.verifiers import VerifierTime
 from drafttree.evaluation.certify import certify
@@ -97,7 +98,8 @@ def test_other_folders_are_refused(tmp_path):
         RunStore(tmp_path / "out", COMMAND)
 
 
-def test_without_a_store_an_interruption_is_raised():
+def test_without_a_store_an_interruption_is_raised(monkeypatch):
+    monkeypatch.setattr(pair_sweep, "text_trials", lambda *_: [])
     for measure in (
         lambda **options: bench_policies(decoder(), PROMPTS, ["chain"], repeats=1, **options),
         lambda **options: certify(decoder(), PROMPTS, ["chain"], temperature=1.0, **options),
@@ -174,8 +176,9 @@ def test_an_interrupted_certificate_certifies_nothing_until_it_is_finished(tmp_p
     assert certificate.passed
 
 
-def test_an_interrupted_enumeration_goes_on(tmp_path):
-    pairs = {"policies": ["chain"], "verifiers": ["rrsw", "coupled"], "models": 2}
+def test_an_interrupted_enumeration_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(pair_sweep, "text_trials", lambda *_: [])
+    pairs = {"policies": ["chain"], "verifiers": ["rrsw", "coupled"], "models": 1}
     part = sweep_pairs(**pairs, progress=interrupt_after(1), store=RunStore(tmp_path, partial=True))
     assert [finding.verifier for finding in part.findings] == ["rrsw"]
     assert not part.passed

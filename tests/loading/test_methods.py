@@ -1,7 +1,5 @@
 """Policies, verifiers and drafters of a user's own: by dotted names, entry points, classes and objects."""
 
-import os
-import subprocess
 import sys
 from functools import partial
 from itertools import chain
@@ -29,6 +27,7 @@ from drafttree.loading.inspect import inspect
 from drafttree.policies import POLICIES, Chain, DynaTree, Talon, Template
 from drafttree.verifiers import VERIFIERS, RRSw
 from helpers import refusals, tiny
+from helpers.command_line import run
 
 MODULE = r'''
 import re
@@ -193,12 +192,10 @@ def test_a_broken_entry_point_asked_for_by_name_is_an_error():
     assert "cannot import drafter 'gone' from mymethods:Gone (AttributeError" in told(load, "gone")
 
 
-def test_the_command_line_lists_entry_points_and_names_the_bad_ones(installed):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(installed), *filter(None, sys.path)])}
-    command = [sys.executable, "-m", "drafttree", "policies"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, timeout=120)
-    assert "short  mymethods\nA chain of two." in done.stdout
-    assert done.stderr.count("entry point 'broken' of drafttree.policies is skipped") == 1
+@pytest.mark.usefixtures("installed")
+def test_the_command_line_lists_entry_points_and_names_the_bad_ones(caplog):
+    assert "short  mymethods\nA chain of two." in run("policies").stdout
+    assert caplog.text.count("entry point 'broken' of drafttree.policies is skipped") == 1
 
 
 @pytest.mark.parametrize(

@@ -39,8 +39,11 @@ def build(config, dtype: torch.dtype):
     return tiny.from_config(deepcopy(config)).to(dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, *REDUCED], ids=str)
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*((name, dtype) for name in CONFIGS for dtype in (torch.float32, torch.bfloat16)), ("llama", torch.float16)],
+    ids=str,
+)
 def test_texts_are_those_of_plain_decoding(name, dtype):
     module = build(CONFIGS[name], dtype)
     drafter = LanguageModelDrafter(TargetModel(deepcopy(module)))

@@ -23,8 +23,9 @@ from drafttree.evaluation.pair_trials import EXACT, toy_pair
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.policies import Auto, TreePolicy
 from drafttree.policies.auto_sampled import AutoSampled
-from drafttree.policies.auto_state import LONGEST_PAUSE, AutoState
+from drafttree.policies.auto_state import LARGEST_GAIN, LARGEST_LOSS, LONGEST_PAUSE, AutoState
 from drafttree.policies.base import RoundOutcome, TextContext
+from drafttree.policies.tree_value import best_limits
 from drafttree.verifiers import RRS, Block, Coupled, Greedy, PointMass, RRSw, Traversal
 from helpers.costs import new_states
 from helpers.small_trees import DRAFT, LENGTH, PROMPT, TARGET, VOCAB
@@ -199,6 +200,20 @@ def test_auto_has_a_form_for_every_kind_of_verifier():
 # What is drawn decides nothing.
 
 
+@pytest.mark.parametrize("later", [0.0, 0.1, 0.2, 9.0])
+def test_drawn_trees_are_drafted_as_deep_as_their_limits(later):
+    costs = curve({1: 1.0, 16: 1.3}, later=later)
+    made = decoder(costs, policy=Auto(depth=8, children=2, budget=16), verifier=RRSw)
+    request = made.new_request(PROMPT, temperature=1.0)
+    with torch.inference_mode():
+        made.loop.read_prompt(request)
+        (tree,) = made.loop.draft([request])
+    state = request.state
+    places = tuple(map(tuple, state.calibration(0).places))
+    limits = best_limits(places, 2, 8, 16, costs.target, costs.draft_of(0).later, state.rate)
+    assert len(tree.widths) == made.drafter.drafts[-1].passes == limits[0]
+
+
 def test_the_shape_of_a_drawn_tree_is_known_before_the_draws():
     shapes = {
         tuple(tree.parents)
@@ -278,6 +293,20 @@ def test_a_round_counts_its_tokens_and_its_cost_by_the_curve():
     assert 1 < later.tokens < 4
     assert state.rate == pytest.approx(1 / TOY_COSTS.plain_round)
     assert after.rate > later.rate > state.rate
+
+
+def test_what_drafting_has_gained_is_soon_lost_again():
+    """However long drafting went well, the drafter pauses once it has fallen behind by a few tokens."""
+    (state,) = new_states(Auto())
+    for _ in range(50):
+        state = state.observe(RoundOutcome(THREE, [0, 1, 3]))
+    assert state.surplus == LARGEST_GAIN
+    loss = TOY_COSTS.round(4, (1, 2)) / TOY_COSTS.plain_round - 1
+    rounds = math.ceil((LARGEST_GAIN - LARGEST_LOSS) / loss)
+    for _ in range(rounds):
+        assert not state.waiting
+        state = state.observe(RoundOutcome(THREE, [0]))
+    assert state.waiting
 
 
 def test_the_rate_is_never_below_plain_decodings():

@@ -1,4 +1,4 @@
-"""At temperature 1 a coupled text has the target's law, whatever tree it was checked in: 5,000 draws per policy.
+"""At temperature 1 a coupled text has the target's law, 5,000 draws, and is the same whatever tree it was checked in.
 
 All seeds grow their trees in one batch, each with its own noise, and the policies do not notice.
 """
@@ -15,7 +15,7 @@ from drafttree.core.randomness import gumbel
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Verdict
 from drafttree.engine.tree_growth import grow
-from drafttree.policies import POLICIES
+from drafttree.policies import POLICIES, Chain
 from drafttree.verifiers import Coupled
 from drafttree.verifiers.base import walk
 from helpers.costs import new_states, toy_decoder
@@ -151,15 +151,23 @@ def test_the_exact_law_sums_to_one():
     assert sum(exact_law().values()) == pytest.approx(1)
 
 
-@pytest.mark.parametrize("name", SMALL)
-def test_a_coupled_text_has_the_targets_law(name, noises):
-    texts = generate(POLICIES[name](**SMALL[name]), Coupled(Sampling(temperature=1.0)), noises)
+@pytest.fixture(scope="module")
+def texts(noises) -> list[tuple[int, ...]]:
+    return generate(Chain(depth=3), Coupled(Sampling(temperature=1.0)), noises)
+
+
+def test_a_coupled_text_has_the_targets_law(texts):
     assert p_value(texts) > 1e-4
 
 
 @pytest.mark.parametrize("name", SMALL)
+def test_a_coupled_text_is_the_same_with_every_policy(name, noises, texts):
+    assert generate(POLICIES[name](**SMALL[name]), Coupled(Sampling(temperature=1.0)), noises, 500) == texts[:500]
+
+
+@pytest.mark.parametrize("name", SMALL)
 def test_a_biased_verifier_is_found_out(name, noises):
-    texts = generate(POLICIES[name](**SMALL[name]), Hopeful(Sampling(temperature=1.0)), noises)
+    texts = generate(POLICIES[name](**SMALL[name]), Hopeful(Sampling(temperature=1.0)), noises, 1000)
     assert p_value(texts) < 1e-4
 
 

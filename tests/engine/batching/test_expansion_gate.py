@@ -44,15 +44,14 @@ def test_a_draft_pass_that_one_request_cannot_pay_is_paid_by_many():
     assert expanded([[LIKELY]] * 8, row=0.01, draft=1.0) == [[1]] * 8
 
 
-def test_nodes_of_later_levels_are_weighed_by_their_whole_path():
-    rates = Rates(lambda rows: 1 + 1e-9 * rows, lambda width: 1e-9, rows=1, rate=1.0)
-    calibration = SurvivalCalibration.empty()
-    gate, tree = ExpansionGate([calibration], rates), level([LIKELY, UNLIKELY])
+@pytest.mark.parametrize(("row", "chosen"), [(1e-9, [3, 4]), (0.3, [3])])
+def test_nodes_of_later_levels_are_weighed_by_their_whole_path(row, chosen):
+    """Under the likelier node stands the less likely child, so its path is still the better one."""
+    rates = Rates(lambda rows: 1 + row * rows, lambda width: 1e-9, rows=1, rate=1.0)
+    gate, tree = ExpansionGate([SurvivalCalibration.empty()], rates), level([LIKELY, UNLIKELY])
     gate.expand([tree], 1)
     tree.frontier = [1, 2]
-    tree.add([7, 8], [0, 1], [2 * LIKELY, 2 * UNLIKELY], [2 * LIKELY, 2 * UNLIKELY])
+    logprobs = [LIKELY + math.log(0.9), UNLIKELY + LIKELY]
+    tree.add([7, 8], [0, 1], logprobs, logprobs)
     tree.frontier = [3, 4]
-    assert gate.expand([tree], 2) == [[3, 4]]
-    first, second = calibration.log_acceptance([LIKELY, UNLIKELY], 1)
-    below = calibration.log_acceptance([LIKELY], 2, first) + calibration.log_acceptance([UNLIKELY], 2, second)
-    assert gate._chances == [[0.0, first, second, *below]]
+    assert gate.expand([tree], 2) == [chosen]

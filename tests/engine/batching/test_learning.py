@@ -1,12 +1,14 @@
 """What an engine learns from its rounds: their costs, whether drafting pays, and what it says of that."""
 
+import pytest
+
 from drafttree.engine.batching import Engine
 from drafttree.engine.batching.draft_switch import DraftSwitch
 from drafttree.engine.costs.round_costs import RoundCosts
-from drafttree.policies import Talon
+from drafttree.policies import Fixed, Talon
 from helpers.costs import toy_decoder
-from helpers.small_trees import DRAFT, TARGET
-from helpers.toy import ToyDrafter, ToyModel
+from helpers.small_trees import DRAFT, TARGET, VOCAB
+from helpers.toy import ToyDrafter, ToyModel, argmax
 
 PROMPTS = [[1, 2, 3], [4, 5], [6]]
 
@@ -46,6 +48,21 @@ def test_drafting_is_judged_by_every_round_in_which_nothing_was_read(monkeypatch
     judged = [turn for turn in served.metrics.rounds if turn.batch and not turn.prefill_rows]
     assert seen == [(turn.batch, turn.committed, turn.draft_passes > 0) for turn in judged]
     assert {drafted for *_, drafted in seen} == {True, False}
+
+
+def test_what_is_accepted_is_counted_by_its_rank():
+    """The drafter always thinks the target's choice the second best, so only second children are ever accepted."""
+
+    def second_best(prefix) -> list[float]:
+        best = argmax(TARGET(prefix))
+        return [{best: 1.0, (best + 1) % VOCAB: 2.0}.get(token, -9.0) for token in range(VOCAB)]
+
+    decoder = toy_decoder(ToyModel(TARGET), ToyDrafter(second_best), Fixed(depth=3, breadth=2))
+    write(Engine(decoder, budget=6))
+    experience = decoder.adaptation.batches((decoder.policy, decoder.verifier), pytest.fail)
+    (counted,) = experience.calibrations.values()
+    hits = {rank for (_, rank, _), count in counted.hits.items() if count}
+    assert hits == {1}
 
 
 def test_the_gain_is_told_as_predicted_and_as_measured():

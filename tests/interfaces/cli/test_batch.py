@@ -156,18 +156,10 @@ def test_files_that_cannot_be_used_are_named(lines, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "fields"),
     [
-        ([], {"lossless": True}),
         (["--quantize", "int8"], {"lossless": True, "quantization": "int8"}),
         (
             ["--verifier", "lossy-typical"],
             {"lossless": False, "lossy": "the verifier lossy-typical does not follow the target's distribution"},
-        ),
-        (
-            ["--lossy-window", 16, "--sinks", 2],
-            {
-                "lossless": False,
-                "lossy": "lossy_window lets the target attend to the last 16 tokens and the first 2 only",
-            },
         ),
     ],
     ids=str,

@@ -6,7 +6,7 @@ import pytest
 
 from drafttree.engine.chat import render_chat
 from drafttree.engine.decoder import Decoder
-from drafttree.evaluation.bench import memory
+from drafttree.evaluation.bench import lookup, memory
 from drafttree.evaluation.bench.memory import MemoryUse
 from drafttree.verifiers import Traversal
 from helpers.command_line import complaint, run
@@ -31,7 +31,8 @@ def test_the_price_of_exact_text(prompts):
 
 
 @pytest.mark.usefixtures("quick")
-def test_the_lookup_benchmark_prints_two_tables(tmp_path):
+def test_the_lookup_benchmark_prints_two_tables(tmp_path, monkeypatch):
+    monkeypatch.setattr(lookup, "CONTEXTS", (64, 128))
     path = tmp_path / "sums.jsonl"
     path.write_text(json.dumps({"prompt": "one two three one two", "reference": " three one two"}) + "\n")
     options = ["--prompts", path, "--policies", "chain", "--max-new-tokens", 4, "--repeats", 1, "--limit", 1]
@@ -41,7 +42,7 @@ def test_the_lookup_benchmark_prints_two_tables(tmp_path):
     }
     shown = run("bench", "lookup", *options).stdout
     assert "sums, replay: suffix, chain" in shown
-    assert "8192" in shown
+    assert "128" in shown
 
 
 def test_the_drafter_benchmark_prints_a_table_a_file_and_the_costs(tmp_path):

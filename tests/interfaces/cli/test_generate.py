@@ -191,13 +191,10 @@ def test_the_models_own_options_hold_and_are_shown(embedded, tmp_path):
 
 
 TYPICAL = "NOT lossless: the verifier lossy-typical does not follow the target's distribution"
-WINDOW = "NOT lossless: lossy_window lets the target attend to the last 64 tokens and the first 4 only"
 FIDELITIES = [
     ([], "lossless", {"lossless": True}),
-    (["--verifier", "traversal"], "lossless", {"lossless": True}),
     (["--quantize", "int8"], "lossless with respect to the int8 target", {"lossless": True, "quantization": "int8"}),
     (["--verifier", "lossy-typical"], TYPICAL, {"lossless": False, "lossy": TYPICAL.partition(": ")[2]}),
-    (["--lossy-window", 64], WINDOW, {"lossless": False, "lossy": WINDOW.partition(": ")[2]}),
 ]
 
 

@@ -1,8 +1,10 @@
 """What needs no model starts without torch and transformers, which take seconds to import."""
 
-import os
+import json
+import shlex
 import subprocess
 import sys
+from typing import NamedTuple
 
 import pytest
 import typer
@@ -10,18 +12,55 @@ import typer
 from drafttree.interfaces import cli
 
 PROBE = """
-import sys
-{statement}
-heavy = {{"torch", "transformers", "numpy", "scipy", "huggingface_hub"}} & set(sys.modules)
-assert not heavy, heavy
+import contextlib, io, json, os, sys
+from unittest import mock
+
+def heavy():
+    return sorted({"torch", "transformers", "numpy", "scipy", "huggingface_hub"} & set(sys.modules))
+
+def run(arguments, environment):
+    from drafttree.interfaces.cli import main
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with mock.patch.dict(os.environ, environment), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main(arguments)
+        except SystemExit as stopped:
+            code = stopped.code
+    return out.getvalue(), err.getvalue(), code, heavy()
 """
-MAIN = """
-from drafttree.interfaces.cli import main
-try:
-    main({arguments})
-except SystemExit as stopped:
-    assert stopped.code == {code}, stopped.code
-"""
+RUN = "print(json.dumps([run(*each) for each in json.load(sys.stdin)]))"
+LISTS = {"--version": ".", "policies": "talon", "verifiers": "coupled"}
+MISTAKES = [
+    "generate a --policy talom",
+    "generate a --policy nowhere.json",
+    "generate a --verifier greddy",
+    "generate a --temperature -1",
+    "generate ''",
+    "trace a --live",
+    "trace a -o nowhere/trace.html",
+    "certify",
+    "certify --prompts nowhere.txt",
+    "bench policies --policies talon:budget=none",
+    "tune --minutes 0",
+    "tune --save tuned.yaml",
+    "nonsense",
+]
+COMPLETIONS = {
+    "generate --policy t": {"talon", "template"},
+    "generate --verifier tr": {"traversal"},
+    "certify --policies dy": {"dyspec", "dynatree"},
+    "bench policies --poli": {"--policies", "--policy"},
+    "ben": {"bench"},
+}
+
+
+class Run(NamedTuple):
+    """What a command printed, its exit code, and the heavy modules that were imported by then."""
+
+    stdout: str
+    stderr: str
+    code: int
+    heavy: list[str]
 
 
 def commands(command, names=()):
@@ -31,80 +70,68 @@ def commands(command, names=()):
         yield from commands(below, [*names, name])
 
 
-def without_torch(statement, **environment):
-    """What a fresh process prints, which must not have imported anything heavy."""
-    command = [sys.executable, "-c", PROBE.format(statement=statement)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, **environment})
+def in_fresh_process(statement: str, given: object = None) -> str:
+    """What a fresh process prints."""
+    command = [sys.executable, "-c", PROBE + statement]
+    done = subprocess.run(command, input=json.dumps(given), capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    return done
+    return done.stdout
 
 
-def run_without_torch(*arguments, code=0):
-    return without_torch(MAIN.format(arguments=list(arguments), code=code))
+def completing(words: str) -> dict[str, str]:
+    """The environment in which a shell asks for completions."""
+    found = {"_DRAFTTREE_COMPLETE": "complete_bash", "COMP_WORDS": f"drafttree {words}"}
+    return found | {"COMP_CWORD": str(len(words.split()))}
 
 
-@pytest.mark.parametrize("names", commands(typer.main.get_command(cli.app)), ids=" ".join)
-def test_help(names):
-    assert "--help" in run_without_torch(*names, "-h").stdout
+HELPS = [" ".join(names) for names in commands(typer.main.get_command(cli.app))]
 
 
-@pytest.mark.parametrize(("command", "shown"), [("--version", "."), ("policies", "talon"), ("verifiers", "coupled")])
-def test_lists(command, shown):
-    assert shown in run_without_torch(command).stdout
+@pytest.fixture(scope="module")
+def runs() -> dict[str, Run]:
+    """All commands in one fresh process: what one of them imports is there for those behind it."""
+    asked = [(f"{names} -h".strip(), {}) for names in HELPS] + [(words, {}) for words in (*LISTS, *MISTAKES)]
+    asked += [("", completing(words)) for words in COMPLETIONS]
+    keys = [words for words, environment in asked if not environment] + [f"<tab> {words}" for words in COMPLETIONS]
+    found = json.loads(in_fresh_process(RUN, [(shlex.split(words), environment) for words, environment in asked]))
+    return {key: Run(*each) for key, each in zip(keys, found, strict=True)}
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["generate", "a", "--policy", "talom"],
-        ["generate", "a", "--policy", "nowhere.json"],
-        ["generate", "a", "--verifier", "greddy"],
-        ["generate", "a", "--temperature", "-1"],
-        ["generate", ""],
-        ["trace", "a", "--live"],
-        ["trace", "a", "-o", "nowhere/trace.html"],
-        ["certify"],
-        ["certify", "--prompts", "nowhere.txt"],
-        ["bench", "policies", "--policies", "talon:budget=none"],
-        ["tune", "--minutes", "0"],
-        ["tune", "--save", "tuned.yaml"],
-        ["nonsense"],
-    ],
-    ids=" ".join,
-)
-def test_mistakes_in_the_arguments(arguments):
-    assert "drafttree: error: " in run_without_torch(*arguments, code=2).stderr
+@pytest.mark.parametrize("names", HELPS)
+def test_help(names, runs):
+    done = runs[f"{names} -h".strip()]
+    assert "--help" in done.stdout
+    assert (done.code, done.heavy) == (0, [])
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("generate --policy t", {"talon", "template"}),
-        ("generate --verifier tr", {"traversal"}),
-        ("certify --policies dy", {"dyspec", "dynatree"}),
-        ("bench policies --poli", {"--policies", "--policy"}),
-        ("ben", {"bench"}),
-    ],
-)
-def test_the_shell_completes_names(words, expected):
-    completing = {"_DRAFTTREE_COMPLETE": "complete_bash", "COMP_WORDS": f"drafttree {words}"}
-    done = without_torch(MAIN.format(arguments=[], code=0), **completing, COMP_CWORD=str(len(words.split())))
-    assert set(done.stdout.split()) == expected
+@pytest.mark.parametrize("command", LISTS)
+def test_lists(command, runs):
+    assert LISTS[command] in runs[command].stdout
+    assert (runs[command].code, runs[command].heavy) == (0, [])
+
+
+@pytest.mark.parametrize("arguments", MISTAKES)
+def test_mistakes_in_the_arguments(arguments, runs):
+    done = runs[arguments]
+    assert "drafttree: error: " in done.stderr
+    assert (done.code, done.heavy) == (2, [])
+
+
+@pytest.mark.parametrize("words", COMPLETIONS)
+def test_the_shell_completes_names(words, runs):
+    done = runs[f"<tab> {words}"]
+    assert set(done.stdout.split()) == COMPLETIONS[words]
+    assert (done.code, done.heavy) == (0, [])
 
 
 def test_the_package_and_its_methods():
-    without_torch(
+    in_fresh_process(
         "import drafttree\n"
         "assert set(drafttree.__all__) <= set(dir(drafttree))\n"
         "drafttree.Layer, drafttree.Sampling(), drafttree.errors.ConfigError\n"
         "drafttree.policies.Talon(budget=20), drafttree.verifiers.Coupled\n"
-    )
-
-
-def test_a_name_that_does_not_exist_is_an_attribute_error():
-    without_torch(
-        "import drafttree\n"
         "try: drafttree.Decodr\n"
         "except AttributeError as error: assert 'Decodr' in str(error)\n"
         "else: raise AssertionError\n"
+        "assert not heavy(), heavy()\n"
     )

@@ -15,15 +15,10 @@ BODIES = {
 }
 FIELDS = [
     ({}, {"lossless": True}),
-    ({"verifier": "traversal"}, {"lossless": True}),
     ({"quantize": "int8"}, {"lossless": True, "quantization": "int8"}),
     (
         {"verifier": "lossy-typical"},
         {"lossless": False, "lossy": "the verifier lossy-typical does not follow the target's distribution"},
-    ),
-    (
-        {"lossy_window": 64},
-        {"lossless": False, "lossy": "lossy_window lets the target attend to the last 64 tokens and the first 4 only"},
     ),
 ]
 

@@ -153,8 +153,6 @@ def test_addresses_are_those_that_browsers_take():
     assert address("::1", 80) == "http://[::1]:80"
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="no SIGTERM to a child")
 def serve_process() -> tuple[subprocess.Popen[str], str]:
     """A process that serves the embedded pair, and its address."""
     command = [sys.executable, "-m", "drafttree", "serve", "--port", "0", "--dtype", "float32"]
@@ -165,6 +163,8 @@ def serve_process() -> tuple[subprocess.Popen[str], str]:
     return process, found[0]
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGTERM to a child")
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
 def test_a_process_under_load_finishes_its_texts_and_exits_with_0(sent):
     process, found = serve_process()
@@ -184,6 +184,7 @@ def test_a_process_under_load_finishes_its_texts_and_exits_with_0(sent):
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_a_pattern_on_which_a_search_never_ends_does_not_hold_up_the_server():
     """The server is a process of its own, since a search would hold up the threads of this one too."""
     schema = {"type": "object", "properties": {"a" * 40 + "!": {}}, "patternProperties": {"^(a+)+$": {}}}
