@@ -72,7 +72,7 @@ def test_its_verifier_holds_where_none_is_named(tuned, path):
 
 def test_the_curve_of_another_machine_is_not_taken(tuned, path):
     replace(tuned, machine="a machine of theirs").write(path)
-    assert drafttree.load("embedded", policy=path).adaptation.given is None
+    assert drafttree.load("embedded", policy=path).learned.given is None
 
 
 def test_where_tuning_said_not_to_speculate_decoding_is_plain(tuned, path):

@@ -183,7 +183,7 @@ def test_coupled_texts_are_those_of_plain_decoding_and_learn_from_each_other():
         assert made.generate(PROMPT, **options).tokens == made.plain().generate(PROMPT, **options).tokens
     verifier = made.new_request(PROMPT, temperature=1.0).verifier
     assert type(verifier) is Coupled
-    learned = made.adaptation.learned(Auto(), verifier)
+    learned = made.learned.policy_state(Auto(), verifier)
     assert sum(learned.calibrations[0].trials.values()) > 50
 
 
@@ -208,7 +208,7 @@ def test_drawn_trees_are_drafted_as_deep_as_their_limits(later):
     with torch.inference_mode():
         made.loop.read_prompt(request)
         (tree,) = made.loop.draft([request])
-    state = request.state
+    state = request.drafting.state
     places = tuple(map(tuple, state.calibration(0).places))
     limits = best_limits(places, 2, 8, 16, costs.target, costs.draft_of(0).later, state.rate)
     assert len(tree.widths) == made.drafter.drafts[-1].passes == limits[0]
@@ -384,5 +384,5 @@ def test_greedy_and_sampled_texts_learn_apart():
     made.generate(PROMPT, max_new_tokens=LENGTH)
     greedy, sampled = (made.new_request(PROMPT, temperature=temperature).verifier for temperature in (0.0, 1.0))
     assert type(greedy) is Greedy
-    assert made.adaptation.learned(Auto(), greedy) is not None
-    assert made.adaptation.learned(Auto(), sampled) is None
+    assert made.learned.policy_state(Auto(), greedy) is not None
+    assert made.learned.policy_state(Auto(), sampled) is None

@@ -15,9 +15,8 @@ from drafttree.core.errors import ConfigError, InputError
 from drafttree.core.randomness import Randomness, SeededRandomness, random_seed
 from drafttree.drafters.base import Drafter
 from drafttree.engine import compatibility
-from drafttree.engine.adaptation import Adaptation
 from drafttree.engine.batching.batch_loop import BatchLoop
-from drafttree.engine.batching.experience import Experience
+from drafttree.engine.batching.batch_state import BatchState
 from drafttree.engine.batching.generate_all import generate_all
 from drafttree.engine.batching.kv_memory import KVMemory
 from drafttree.engine.batching.shared_engine import SharedEngine
@@ -28,6 +27,7 @@ from drafttree.engine.detokenizer import Detokenizer
 from drafttree.engine.fidelity import Fidelity
 from drafttree.engine.generation import Chunk, Generation
 from drafttree.engine.generation_options import GenerationOptions, RequestOptions
+from drafttree.engine.learned_state import LearnedState
 from drafttree.engine.logprobs import Logprobs
 from drafttree.engine.metrics import Metrics, Round
 from drafttree.engine.prefix_cache import PrefixCache
@@ -61,12 +61,12 @@ class Decoder:
         defaults: options of `generate` that hold where a call does not give its own; `drafttree.load` takes those of
             the model's generation config.
         prefixes: keeps the beginnings of texts, for calls with `reuse_prefix`; None makes one.
-        adaptation: what is known of target and drafter together, for policies that adapt to it; None begins anew.
+        learned: costs of target and drafter, and what policies have learned of earlier texts; None begins anew.
 
     Attributes:
         defaults: as given; read-only.
         prefixes: as given; `prefixes.max_tokens` bounds its memory and `prefixes.clear()` frees it.
-        adaptation: as given.
+        learned: as given.
         loop: advances its requests.
 
     Raises:
@@ -84,7 +84,7 @@ class Decoder:
         eos: Sequence[int] = (),
         defaults: Mapping[str, Any] | None = None,
         prefixes: PrefixCache | None = None,
-        adaptation: Adaptation | None = None,
+        learned: LearnedState | None = None,
     ) -> None:
         self.target = target
         self.drafter = drafter
@@ -98,7 +98,7 @@ class Decoder:
         self.eos = tuple(eos)
         self.defaults: Mapping[str, Any] = MappingProxyType(dict(defaults or {}))
         self.prefixes = PrefixCache() if prefixes is None else prefixes
-        self.adaptation = Adaptation() if adaptation is None else adaptation
+        self.learned = LearnedState() if learned is None else learned
         self.loop = RoundLoop(target, drafter, self.prefixes, self._context)
         self._shared_engine = SharedEngine()
 
@@ -127,15 +127,15 @@ class Decoder:
 
     def with_drafter(self, drafter: Drafter | None) -> "Decoder":
         """The same decoder with another drafter."""
-        return self if drafter is self.drafter else self._with(drafter=drafter, adaptation=None)
+        return self if drafter is self.drafter else self._with(drafter=drafter, learned=None)
 
     def with_target(self, target: Model) -> "Decoder":
         """The same decoder over another target, which must have the same vocabulary."""
-        return self._with(target=target, adaptation=None)
+        return self._with(target=target, learned=None)
 
     def with_costs(self, costs: CostCurve) -> "Decoder":
         """The same decoder with a given cost curve in place of a measured one."""
-        return self._with(adaptation=Adaptation(costs))
+        return self._with(learned=LearnedState(costs))
 
     def with_verifier(self, verifier: type[Verifier] | None) -> "Decoder":
         """The same decoder with another verifier."""
@@ -149,16 +149,16 @@ class Decoder:
         """
         if self.drafter is None:
             raise ConfigError("without a drafter there are no costs to weigh; name a drafter")
-        if not self.adaptation.given:
+        if not self.learned.given:
             compatibility.refuse_sharded(self.target, "costs, which the policy auto weighs, are measured")
         rounds = partial(self._trial, 0.0 if greedy else TRIAL_TEMPERATURE)
-        return self.adaptation.costs(self.target, self.drafter, rounds, greedy=greedy)
+        return self.learned.costs(self.target, self.drafter, rounds, greedy=greedy)
 
     def _trial(
         self, temperature: float, drafter: Drafter | None, policy: TreePolicy, prompt: list[int], length: int
     ) -> Iterator[Round]:
         """Rounds with another drafter and policy, as `measure_costs` needs them."""
-        decoder = self._with(drafter=drafter, policy=policy, verifier=None, adaptation=Adaptation(TRIAL_COSTS))
+        decoder = self._with(drafter=drafter, policy=policy, verifier=None, learned=LearnedState(TRIAL_COSTS))
         request = decoder.new_request(prompt, temperature=temperature, ignore_eos=True, max_new_tokens=length, seed=0)
         while not request.finish_reason:
             decoder.step(request)
@@ -291,13 +291,13 @@ class Decoder:
             ConfigError: the target is sharded over processes.
         """
         compatibility.refuse_sharded(self.target, "the drafts of many requests at once are budgeted")
-        experience = self.adaptation.batches((self.policy, self.verifier), self._new_experience)
+        state = self.learned.batches((self.policy, self.verifier), self._new_state)
         memory = memory or KVMemory(self.target)
-        return BatchLoop(self.loop, experience, self.adaptation.remember, max_batch, memory, budget)
+        return BatchLoop(self.loop, state, self.learned.remember, max_batch, memory, budget)
 
-    def _new_experience(self) -> Experience:
+    def _new_state(self) -> BatchState:
         curve = None if self.drafter is None else self.costs()
-        return Experience(RoundCosts(curve, frozen=self.adaptation.given is not None))
+        return BatchState(RoundCosts(curve, frozen=self.learned.given is not None))
 
     def _prepare(self, prompt: Prompt, given: GenerationOptions, *, alone: bool) -> Request:
         """A request that is written alone, or beside others from which its trees may learn."""
@@ -331,7 +331,7 @@ class Decoder:
             capacity=capacity,
             policy=policy,
             verifier=verifier,
-            randomness=self.randomness(seed if alone or repeats else self.adaptation.unshared_seed(seed)),
+            randomness=self.randomness(seed if alone or repeats else self.learned.unshared_seed(seed)),
             text=Detokenizer(self.tokenizer, tokens, options.stop),
             stopping=StoppingText(options.criteria, tokens, new_tokens, device),
             constraints=PathConstraints(processors, state, frozenset(eos)),
@@ -351,10 +351,10 @@ class Decoder:
         policy, verifier = request.policy, request.verifier
         weighs = request.drafting.session is not None and policy.uses_costs
         costs = self.costs(greedy=verifier.sampling.greedy) if weighs else None
-        return TextContext(costs, self.adaptation.learned(policy, verifier))
+        return TextContext(costs, self.learned.policy_state(policy, verifier))
 
     def _finish(self, request: Request) -> Generation:
-        with self.prefixes.keeping(request), self.adaptation.learning(request):
+        with self.prefixes.keeping(request), self.learned.learning(request):
             while not request.finish_reason:
                 self.step(request)
         return Generation.of(request)
@@ -364,7 +364,7 @@ class Decoder:
 
         Ctrl-C yields a last chunk, "interrupted", with the text held back so far, and then raises KeyboardInterrupt.
         """
-        with self.prefixes.keeping(request), self.adaptation.learning(request):
+        with self.prefixes.keeping(request), self.learned.learning(request):
             while not request.finish_reason:
                 known = len(request.tokens)
                 try:

@@ -9,9 +9,9 @@ from torch import Tensor
 from drafttree.core.cost_curve import CostCurve
 from drafttree.core.randomness import Randomness
 from drafttree.core.tree import DraftTree, Verdict
-from drafttree.engine.adaptation import Adaptation
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation_options import GenerationOptions
+from drafttree.engine.learned_state import LearnedState
 from drafttree.engine.metrics import Round
 from drafttree.engine.prompt import Prompt
 from drafttree.engine.request import Request
@@ -77,7 +77,7 @@ class ToyDecoder(Decoder):
         script: ScriptedRandom | None = None,
     ) -> None:
         drafter = TabularDrafter(draft, levels)
-        super().__init__(TabularTarget(target), drafter, policy, eos=eos, adaptation=Adaptation(costs))
+        super().__init__(TabularTarget(target), drafter, policy, eos=eos, learned=LearnedState(costs))
         self.verifier = verifier  # not given to the base, which refuses pairs that are not lossless
         self.levels, self.script, self.reach = levels, script, Reach(columns=target.vocab)
 

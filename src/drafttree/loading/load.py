@@ -10,10 +10,10 @@ from drafttree.core.cost_curve import CostCurve
 from drafttree.core.errors import DraftTreeError
 from drafttree.drafters import LOOKUPS
 from drafttree.engine import compatibility
-from drafttree.engine.adaptation import Adaptation
 from drafttree.engine.costs.cost_file import machine
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation_options import model_defaults, show_options
+from drafttree.engine.learned_state import LearnedState
 from drafttree.engine.model_digest import model_digest
 from drafttree.loading.backend_choice import SINKS, choose_backend
 from drafttree.loading.drafters import DrafterSource, check_drafter_exists, choose_drafter, find_drafter
@@ -132,8 +132,8 @@ def load(
     defaults = model_defaults(model.generation_config)
     if defaults:
         logger.info("options of the model's generation config: %s", show_options(defaults))
-    adaptation = Adaptation(_costs(tuned, wrapped)) if tuned else None
-    return Decoder(wrapped, drafting, chosen_policy, chosen_verifier, tokenizer, eos, defaults, adaptation=adaptation)
+    learned = LearnedState(_costs(tuned, wrapped)) if tuned else None
+    return Decoder(wrapped, drafting, chosen_policy, chosen_verifier, tokenizer, eos, defaults, learned=learned)
 
 
 def _defaults(

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from drafttree.engine.batching.expansion_gate import ExpansionGate, Rates
+from drafttree.engine.batching.expansion_gate import ExpansionGate, NodeCosts
 from drafttree.engine.growing_tree import GrowingTree
 from drafttree.policies.calibration import SurvivalCalibration
 
@@ -17,7 +17,7 @@ def level(logprobs: list[float]) -> GrowingTree:
 
 def expanded(logprobs: list[list[float]], *, row: float, draft: float, rate: float = 1.0) -> list[list[int]]:
     """Which nodes of a first level are expanded where a further row and a draft pass cost so much."""
-    rates = Rates(lambda rows: 1 + row * rows, lambda width: draft, rows=len(logprobs), rate=rate)
+    rates = NodeCosts(lambda rows: 1 + row * rows, lambda width: draft, rows=len(logprobs), rate=rate)
     gate = ExpansionGate([SurvivalCalibration.empty()] * len(logprobs), rates)
     return gate.expand([level(own) for own in logprobs], 1)
 
@@ -47,7 +47,7 @@ def test_a_draft_pass_that_one_request_cannot_pay_is_paid_by_many():
 @pytest.mark.parametrize(("row", "chosen"), [(1e-9, [3, 4]), (0.3, [3])])
 def test_nodes_of_later_levels_are_weighed_by_their_whole_path(row, chosen):
     """Under the likelier node stands the less likely child, so its path is still the better one."""
-    rates = Rates(lambda rows: 1 + row * rows, lambda width: 1e-9, rows=1, rate=1.0)
+    rates = NodeCosts(lambda rows: 1 + row * rows, lambda width: 1e-9, rows=1, rate=1.0)
     gate, tree = ExpansionGate([SurvivalCalibration.empty()], rates), level([LIKELY, UNLIKELY])
     gate.expand([tree], 1)
     tree.frontier = [1, 2]

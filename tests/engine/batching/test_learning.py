@@ -59,8 +59,8 @@ def test_what_is_accepted_is_counted_by_its_rank():
 
     decoder = toy_decoder(ToyModel(TARGET), ToyDrafter(second_best), Fixed(depth=3, breadth=2))
     write(Engine(decoder, budget=6))
-    experience = decoder.adaptation.batches((decoder.policy, decoder.verifier), pytest.fail)
-    (counted,) = experience.calibrations.values()
+    state = decoder.learned.batches((decoder.policy, decoder.verifier), pytest.fail)
+    (counted,) = state.calibrations.values()
     hits = {rank for (_, rank, _), count in counted.hits.items() if count}
     assert hits == {1}
 

@@ -9,11 +9,11 @@ import torch
 
 from drafttree.core.errors import ConfigError
 from drafttree.core.tree import DraftTree
-from drafttree.engine.adaptation import Adaptation
 from drafttree.engine.batching import draft_switch
 from drafttree.engine.batching.level_limit import LevelLimit
 from drafttree.engine.batching.shared_budget import cut
 from drafttree.engine.decoder import Decoder
+from drafttree.engine.learned_state import LearnedState
 from drafttree.engine.request import Request
 from drafttree.evaluation import exactness
 from drafttree.evaluation.exactness import RoundLaw, ToyDecoder, law
@@ -82,7 +82,7 @@ def test_drafting_that_is_switched_off_by_other_texts_keeps_the_law(verifier, mo
 @pytest.mark.parametrize("verifier", [RRSw, RRS, Traversal, KSeq])
 def test_numbers_that_texts_share_would_bias_them(verifier, monkeypatch):
     """Why each text has its own; and these tests can fail."""
-    monkeypatch.setattr(Adaptation, "unshared_seed", lambda _, seed: seed)
+    monkeypatch.setattr(LearnedState, "unshared_seed", lambda _, seed: seed)
     found = batch_law(Chain(depth=2), verifier, at_once=1)
     alone = batch_law(Chain(depth=2), verifier, seeds=(0, 1), at_once=1)
     assert alone.total_variation < EXACT
@@ -139,7 +139,7 @@ def test_texts_of_lists_with_one_seed_follow_the_law_over_seeds():
     found: list[list[tuple[int, ...]]] = [[] for _ in prompts]
     for seed in range(2000):
         target, drafter = TabularTarget(tables.target), TabularDrafter(tables.draft, 3)
-        decoder = Decoder(target, drafter, Chain(depth=2), RRSw, adaptation=Adaptation(COSTLY_DRAFTS))
+        decoder = Decoder(target, drafter, Chain(depth=2), RRSw, learned=LearnedState(COSTLY_DRAFTS))
         texts = decoder.generate(prompts, temperature=1.0, seed=seed, max_new_tokens=length, max_batch=2)
         for place, text in enumerate(texts):
             found[place].append(tuple(text.tokens))

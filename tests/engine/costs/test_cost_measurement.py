@@ -126,7 +126,7 @@ def test_a_policy_that_weighs_nothing_measures_nothing(clock):
     made = timed(clock).with_policy(Chain())
     out = made.generate([1], max_new_tokens=8)
     assert out.costs is None
-    assert not made.adaptation.measured
+    assert not made.learned.measured
 
 
 def test_without_a_drafter_there_are_no_costs():

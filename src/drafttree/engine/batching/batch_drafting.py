@@ -7,8 +7,8 @@ from functools import partial
 
 from drafttree.core.errors import ConfigError
 from drafttree.core.tree import DraftTree, Proposal
-from drafttree.engine.batching.expansion_gate import ExpansionGate, Rates
-from drafttree.engine.batching.experience import Experience
+from drafttree.engine.batching.batch_state import BatchState
+from drafttree.engine.batching.expansion_gate import ExpansionGate, NodeCosts
 from drafttree.engine.batching.shared_budget import best_count, cut, falling, survival
 from drafttree.engine.metrics import Round
 from drafttree.engine.out_of_memory import is_out_of_memory
@@ -65,13 +65,13 @@ class BatchDrafting:
 
     Args:
         loop: of the decoder.
-        experience: of its batches.
+        state: of its batches.
         budget: drafted nodes of a request and round, as a mean over the batch; None for the number that pays.
     """
 
-    def __init__(self, loop: RoundLoop, experience: Experience, budget: int | None = None) -> None:
-        self._loop, self._experience, self._budget = loop, experience, budget
-        self._costs = experience.costs
+    def __init__(self, loop: RoundLoop, state: BatchState, budget: int | None = None) -> None:
+        self._loop, self._state, self._budget = loop, state, budget
+        self._costs = state.costs
         self._failure = ""
 
     def plain(self, requests: Sequence[Request], reason: str | None = None) -> Drafts:
@@ -91,7 +91,7 @@ class BatchDrafting:
         try:
             for group in self._loop.groups(requests):
                 target, level = partial(self._costs.target, len(requests)), partial(self._costs.level, group.source)
-                self._draft_group(group, Rates(target, level, rows, rate), drafts)
+                self._draft_group(group, NodeCosts(target, level, rows, rate), drafts)
         except Exception as error:
             if is_out_of_memory(error) or isinstance(error, ConfigError):
                 raise  # a policy that answers wrongly has to be told, as in a lone text
@@ -111,23 +111,23 @@ class BatchDrafting:
             self._failure = str(error)
             logger.warning("the drafter failed, so texts go on without drafts: %s: %s", type(error).__name__, error)
 
-    def _draft_group(self, group: DraftGroup, rates: Rates, drafts: Drafts) -> None:
+    def _draft_group(self, group: DraftGroup, costs: NodeCosts, drafts: Drafts) -> None:
         """Draft for requests whose trees grow together."""
         selected = group.requests[0].verifier.proposal is Proposal.TOP_K
         calibrations = [self._calibration(request, group.source) for request in group.requests]
-        gate = ExpansionGate(calibrations, rates) if selected and self._budget is None else None
-        grown = self._loop.grow(group, self._levels(group.requests, rates, selected=selected), gate)
+        gate = ExpansionGate(calibrations, costs) if selected and self._budget is None else None
+        grown = self._loop.grow(group, self._levels(group.requests, costs, selected=selected), gate)
         for place, tree in zip(group.places, grown, strict=True):
             drafts.trees[place] = tree
         levels = max(len(tree.widths) for tree in grown)
         drafts.groups.append((group.source, [sum(_width(tree, level) for tree in grown) for level in range(levels)]))
 
-    def _levels(self, own: Sequence[Request], rates: Rates, *, selected: bool) -> list[int]:
+    def _levels(self, own: Sequence[Request], costs: NodeCosts, *, selected: bool) -> list[int]:
         """The levels that each request may be drafted for."""
         allowed = [self._loop.max_levels(request) for request in own]
         if selected or self._budget is not None:
             return allowed
-        limit = self._experience.limits.choose(len(own), rates.rows, rates.target, rates.level)
+        limit = self._state.limits.choose(len(own), costs.rows, costs.target, costs.level)
         return allowed if limit is None else [min(each, limit) for each in allowed]
 
     def _within_budget(self, requests: Sequence[Request], drafts: Drafts, rows: int) -> Drafts:
@@ -161,12 +161,12 @@ class BatchDrafting:
         for rank in turn.ranks:
             path.append(children[path[-1]][rank - 1])
         kind = request.verifier.sampling.greedy, tree.source
-        self._experience.calibrations[kind] = self._experience.calibration(kind).observe(tree, path)
+        self._state.calibrations[kind] = self._state.calibration(kind).observe(tree, path)
         if tree.proposal is not Proposal.TOP_K:
-            self._experience.limits.observe(tree, len(path) - 1)
+            self._state.limits.observe(tree, len(path) - 1)
 
     def _calibration(self, request: Request, source: int) -> SurvivalCalibration:
-        return self._experience.calibration((request.verifier.sampling.greedy, source))
+        return self._state.calibration((request.verifier.sampling.greedy, source))
 
 
 def _width(tree: DraftTree, level: int) -> int:

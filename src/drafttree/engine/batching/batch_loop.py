@@ -13,9 +13,9 @@ import torch
 
 from drafttree.core.tree import DraftTree
 from drafttree.engine.batching.batch_drafting import BatchDrafting, Drafts
+from drafttree.engine.batching.batch_state import BatchState
 from drafttree.engine.batching.draft_switch import RoundRate
 from drafttree.engine.batching.engine_metrics import EngineMetrics, EngineRound
-from drafttree.engine.batching.experience import Experience
 from drafttree.engine.batching.kv_memory import KVMemory
 from drafttree.engine.batching.prompt_parts import choose_parts
 from drafttree.engine.batching.scheduler import Scheduler
@@ -58,7 +58,7 @@ class BatchLoop:
 
     Args:
         loop: of the decoder.
-        experience: of its batches.
+        state: of its batches.
         remember: told of every finished request.
         max_batch: requests at once, at most.
         memory: what their KV caches may take.
@@ -72,7 +72,7 @@ class BatchLoop:
     def __init__(
         self,
         loop: RoundLoop,
-        experience: Experience,
+        state: BatchState,
         remember: Callable[[Request], None],
         max_batch: int,
         memory: KVMemory,
@@ -81,8 +81,8 @@ class BatchLoop:
         self.memory, self.metrics = memory, EngineMetrics()
         self._loop, self._remember, self._budget = loop, remember, budget
         self._scheduler = Scheduler(max_batch, memory)
-        self._costs, self._switch = experience.costs, experience.switch
-        self._drafting = BatchDrafting(loop, experience, budget)
+        self._costs, self._switch = state.costs, state.switch
+        self._drafting = BatchDrafting(loop, state, budget)
         self._predicted = RoundRate()
         self._cancelled = False
 

@@ -18,7 +18,7 @@ WIDEST = 256
 
 
 @dataclass(frozen=True)
-class Rates:
+class NodeCosts:
     """What a node and a draft pass have to earn.
 
     Attributes:
@@ -57,11 +57,11 @@ class ExpansionGate:
 
     Args:
         calibrations: per sequence.
-        rates: what a node has to earn.
+        costs: what a node has to earn.
     """
 
-    def __init__(self, calibrations: Sequence[SurvivalCalibration], rates: Rates) -> None:
-        self._calibrations, self._rates = calibrations, rates
+    def __init__(self, calibrations: Sequence[SurvivalCalibration], costs: NodeCosts) -> None:
+        self._calibrations, self._costs = calibrations, costs
         self._chances: list[list[float]] = [[0.0] for _ in calibrations]
         self._drafted: list[float] = []
 
@@ -83,8 +83,8 @@ class ExpansionGate:
         """How many of the frontier's nodes to expand."""
         yields = [next_level(calibration.children, depth) for calibration in self._calibrations]
         children = [sum(rates) / len(yields) for rates in zip(*yields, strict=True)]
-        rates = self._rates
-        return best_width(leaves[:WIDEST], self._drafted, children, rates.passes, rates.levels, rates.rate, rates.least)
+        costs = self._costs
+        return best_width(leaves[:WIDEST], self._drafted, children, costs.passes, costs.levels, costs.rate, costs.least)
 
     def _level(
         self, known: Sequence[float], calibration: SurvivalCalibration, text: GrowingTree, depth: int

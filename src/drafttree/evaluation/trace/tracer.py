@@ -41,7 +41,7 @@ class Tracer:
     def run(self) -> Iterator[TracedRound]:
         """Write the text, yielding every round when it is committed; Ctrl-C in a round ends the text there."""
         decoder, request = self._decoder, self.request
-        with decoder.prefixes.keeping(request), decoder.adaptation.learning(request):
+        with decoder.prefixes.keeping(request), decoder.learned.learning(request):
             while not request.finish_reason:
                 before = request.tokens[-2] if len(request.tokens) > 1 else None
                 try:

@@ -37,7 +37,7 @@ def generate(made: Decoder, temperature: float = 0.0):
 
 def learned(made: Decoder, temperature: float = 0.0):
     request = made.new_request(PROMPT, temperature=temperature)
-    return made.adaptation.learned(request.policy, request.verifier)
+    return made.learned.policy_state(request.policy, request.verifier)
 
 
 def test_a_text_begins_with_what_the_last_one_has_learned():
@@ -103,11 +103,11 @@ def test_history_by_prompt_begins_anew_where_drafts_decide_the_draws():
 
 def test_forms_of_a_decoder_share_it_and_other_drafters_and_targets_do_not():
     made = decoder()
-    assert made.with_policy(Chain()).adaptation is made.with_verifier(Coupled).adaptation is made.adaptation
-    assert made.with_costs(SLOW_TREES).adaptation is not made.adaptation
+    assert made.with_policy(Chain()).learned is made.with_verifier(Coupled).learned is made.learned
+    assert made.with_costs(SLOW_TREES).learned is not made.learned
     assert made.with_costs(SLOW_TREES).costs() is SLOW_TREES
-    assert made.with_drafter(ToyDrafter(DRAFT)).adaptation.given is None
-    assert made.with_target(ToyModel(TARGET)).adaptation.given is None
+    assert made.with_drafter(ToyDrafter(DRAFT)).learned.given is None
+    assert made.with_target(ToyModel(TARGET)).learned.given is None
 
 
 # Mending.

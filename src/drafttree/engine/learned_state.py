@@ -19,7 +19,7 @@ from drafttree.verifiers.base import Verifier
 T = TypeVar("T")
 
 
-class Adaptation:
+class LearnedState:
     """Shared by the decoders of one target and one drafter.
 
     Args:
@@ -46,7 +46,7 @@ class Adaptation:
             self.measured[greedy] = MeasuredCosts(target, drafter, rounds, greedy=greedy)
         return self.measured[greedy].curve
 
-    def learned(self, policy: TreePolicy, verifier: Verifier) -> Any:
+    def policy_state(self, policy: TreePolicy, verifier: Verifier) -> Any:
         """The state of the last text of this policy and kind of verifier, greedy or not; None if there is none.
 
         None too where earlier texts must not decide this one: where its draws depend on the drafts.

@@ -12,7 +12,7 @@ Kind = tuple[bool, int]
 
 
 @dataclass
-class Experience:
+class BatchState:
     """Costs of packed rounds, and what was accepted in them.
 
     Attributes:
