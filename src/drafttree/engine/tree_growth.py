@@ -107,15 +107,7 @@ class Growth:
     """The trees of one round while they grow.
 
     A level is flat arrays, the candidates that joined of all texts behind each other. Only what a policy looks at has a
-    batch axis, padded to the widest frontier.
-
-    Args:
-        policy: as for `grow`.
-        roots: as for `grow`.
-        max_levels: as for `grow`.
-        states: as for `grow`.
-        sampler: as for `grow`.
-        source: as for `grow`.
+    batch axis, padded to the widest frontier. Arguments are those of `grow`.
     """
 
     def __init__(
@@ -145,7 +137,7 @@ class Growth:
             logits: `[nodes, vocab]` of the draft for the frontiers.
             widths: nodes of each frontier.
             depth: of the level.
-            vocab: as for `grow`.
+            vocab: columns of tokens that may be drafted; None for all.
         """
         for text, width in zip(self._texts, widths, strict=True):
             if width:
