@@ -25,7 +25,7 @@ from drafttree.verifiers import RRSw, Traversal
 from helpers.toy import Script, Table, ToyDrafter, ToyModel
 
 VOCAB, PROMPT, LENGTH, EOS = 8, [2, 1, 3], 24, 7
-TARGET = Table(VOCAB, seed=16, scale=1.0)
+TARGET = Table(VOCAB, seed=61, scale=1.0)
 DRAFT = TARGET.blurred(0.5)
 
 

@@ -85,7 +85,7 @@ def test_lookup_drafts_a_repetitive_text():
     out = decoder.generate([0], max_new_tokens=len(verse))
     assert out.tokens == verse
     assert out.metrics.lookup_rounds > model_rounds(out)
-    assert all(out.drafted[-4:-1])
+    assert sum(out.drafted[-20:]) >= 15  # a chain of 4 and the bonus token, round after round
 
 
 def test_the_model_drafts_a_text_without_repetitions():

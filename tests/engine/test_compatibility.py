@@ -12,7 +12,7 @@ from drafttree.policies import POLICIES, Auto, Chain, DynaTree, DySpec, Eagle, F
 from drafttree.verifiers import VERIFIERS, Coupled, Greedy, PointMass, Traversal, Verifier
 from helpers.costs import toy_decoder
 from helpers.toy import Table, ToyDrafter, ToyModel
-from helpers.toy_pairs import EXACT, toy_pair
+from helpers.toy_pairs import toy_pair
 
 SMALL = {
     "auto": Auto(depth=2, children=2, budget=5),
@@ -60,12 +60,11 @@ def test_every_pair_has_its_place_in_the_table():
 
 
 @pytest.mark.parametrize(("policy", "verifier", "verdict"), cells("exact"))
-def test_an_exact_pair_has_the_targets_law(policy, verifier, verdict):
+def test_an_exact_pair_is_allowed(policy, verifier, verdict):
+    """Their law is enumerated in the tests of exactness."""
     assert incompatibility(policy, verifier) is None
     assert verifier.lossless
     decoder(policy, verifier)
-    tables = toy_pair(1)
-    assert law(tables.target, tables.draft, policy, verifier, levels=2).total_variation < EXACT
 
 
 @pytest.mark.parametrize(("policy", "verifier", "verdict"), cells("compared"))

@@ -15,7 +15,7 @@ from drafttree.verifiers import Coupled, Greedy
 from helpers.costs import toy_decoder
 from helpers.small_trees import DRAFT, LENGTH, PROMPT, SMALL, TARGET, VOCAB, small
 from helpers.splitmix import plain_uniform
-from helpers.toy import PieceTokenizer, Script, Table, ToyDrafter, ToyModel, greedy_text
+from helpers.toy import PieceTokenizer, Script, ToyDrafter, ToyModel, greedy_text
 
 LETTERS = PieceTokenizer([bytes([code]) for code in b"abcdefgh"])
 
@@ -134,11 +134,10 @@ def test_a_perfect_drafter_is_accepted_to_the_last_token():
 
 
 def test_a_useless_drafter_costs_passes_but_no_tokens():
-    class Opposite(Table):
-        def __call__(self, prefix):
-            return [-logit for logit in super().__call__(prefix)]
+    def opposite(prefix) -> list[float]:
+        return [-logit for logit in TARGET(prefix)]
 
-    out = toys(Chain(depth=2), draft=Opposite(VOCAB, order=3, seed=2)).generate(PROMPT, max_new_tokens=10)
+    out = toys(Chain(depth=2), draft=opposite).generate(PROMPT, max_new_tokens=10)
     assert out.tokens == greedy_text(TARGET, PROMPT, 10)
     assert out.metrics.acceptance_rate == 0
 

@@ -421,11 +421,11 @@ class GreedyOnUnknownTokens(RRSw):
 BEYOND_ROUNDS = [
     ("chain", GreedyWithoutDrafts),
     ("chain", RepeatsTheOtherText),
-    ("template", GreedyInFloat32),
-    ("template", GreedyOverManyColumns),
-    ("talon", GreedyInFloat32OverManyColumns),
+    ("chain", GreedyInFloat32),
+    ("chain", GreedyOverManyColumns),
+    ("chain", GreedyInFloat32OverManyColumns),
     ("auto", GreedyWhereNodesWereCut),
-    ("talon", AcceptsAfterAPause),
+    ("chain", AcceptsAfterAPause),
     ("chain", GreedyOnUnknownTokens),
 ]
 

@@ -58,7 +58,7 @@ def test_a_pair_has_the_targets_law(name, policy, verifier, index):
     check_sane(found, 3)
 
 
-@pytest.mark.parametrize(("name", "policy", "verifier", "index"), numbered(PAIRS)[1::8], ids=names(PAIRS)[1::8])
+@pytest.mark.parametrize(("name", "policy", "verifier", "index"), numbered(PAIRS)[5::8], ids=names(PAIRS)[5::8])
 def test_a_pair_has_the_targets_law_over_four_tokens(name, policy, verifier, index):
     tables = toy_pair(1000 + index, vocab=4)
     assert law(tables.target, tables.draft, policy, verifier, levels=2).total_variation < EXACT
@@ -93,7 +93,8 @@ def check_pair(policy: str, verifier: str, models: int) -> None:
 @pytest.mark.parametrize(
     ("policy", "verifier"),
     [
-        *[(policy, verifier) for policy in FORMS for verifier in ("point-mass", "traversal")],
+        *[(policy, "point-mass") for policy in FORMS],
+        *[(policy, "traversal") for policy in ("chain", "template", "talon", "auto", "eagle")],
         ("chain", "coupled"),
         ("auto", "coupled"),
         ("template", "lossy-typical"),
@@ -137,7 +138,7 @@ class Hasty(Coupled):
 @pytest.mark.parametrize("verifier", [Careless, Hasty])
 def test_a_biased_pair_is_called_so(verifier, monkeypatch):
     monkeypatch.setitem(VERIFIERS, "wrong", verifier)
-    table = sweep_pairs(["template"], ["wrong"], models=2)
+    table = sweep_pairs(["template"], ["wrong"], models=1)
     assert [finding.verdict for finding in table.findings] == ["BIASED"]
     assert not table.passed
     assert table.summary()["passed"] is False

@@ -5,7 +5,7 @@ from helpers.toy import Table
 
 VOCAB, LENGTH = 8, 40
 PROMPT = [3, 1, 4, 1, 5]
-TARGET = Table(VOCAB, order=3, seed=2)
+TARGET = Table(VOCAB, order=3, seed=18)
 DRAFT = TARGET.blurred(0.6)
 
 SMALL = {

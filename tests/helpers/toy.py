@@ -5,7 +5,6 @@ gap. So a wrong mask, a wrong position or a cache row in the wrong place raises 
 """
 
 import math
-import random
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
@@ -13,31 +12,27 @@ import torch
 from torch import Tensor
 
 from drafttree.drafters.base import HiddenStates
+from drafttree.evaluation.toy_models import TabularModel
 from drafttree.models import CacheLayout, Output, Segment, TreeCache
 
 Law = Callable[[Sequence[int]], list[float]]
 
 
-class Table:
-    """Next-token logits looked up by the last `order` tokens."""
+class Table(TabularModel):
+    """A `TabularModel` as a law: the logits after the last `order` tokens of a text."""
 
-    def __init__(self, vocab: int = 8, order: int = 2, seed: int = 0, scale: float = 2.0) -> None:
-        rng = random.Random(seed)
-        self.vocab, self.order = vocab, order
-        self.rows = [[rng.gauss(0, scale) for _ in range(vocab)] for _ in range(vocab**order)]
+    def __init__(
+        self, vocab: int = 8, order: int = 2, seed: int = 0, scale: float = 2.0, near: TabularModel | None = None
+    ) -> None:
+        super().__init__(vocab, order, seed, scale, near)
+        self._lists = {context: row.tolist() for context, row in self.rows.items()}
 
     def __call__(self, prefix: Sequence[int]) -> list[float]:
-        index = 0
-        for token in prefix[-self.order :]:
-            index = index * self.vocab + token
-        return self.rows[index]
+        return self._lists[tuple(prefix[-self.depth :])]
 
     def blurred(self, noise: float, seed: int = 1) -> "Table":
         """The same table with noise on every logit, for a drafter."""
-        rng = random.Random(seed)
-        copy = Table(self.vocab, self.order)
-        copy.rows = [[logit + rng.gauss(0, noise) for logit in row] for row in self.rows]
-        return copy
+        return Table(self.vocab, self.depth, seed, noise, near=self)
 
 
 class Script:

@@ -104,7 +104,9 @@ def noises() -> ManyNoises:
 
 def generate(policy, verifier: Coupled, noises: ManyNoises, draws: int = DRAWS) -> list[tuple[int, ...]]:
     """The first three tokens of every text, by rounds of growing and verifying."""
-    target, draft = (torch.tensor(table.rows).view(VOCAB, VOCAB, VOCAB) for table in (TARGET, DRAFT))
+    target, draft = (
+        torch.tensor([[table((one, two)) for two in range(VOCAB)] for one in range(VOCAB)]) for table in (TARGET, DRAFT)
+    )
     texts = [list(PROMPT) for _ in range(draws)]
     for length in range(len(PROMPT), len(PROMPT) + LENGTH):
         group = [index for index, text in enumerate(texts) if len(text) == length]

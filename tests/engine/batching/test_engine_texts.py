@@ -51,7 +51,7 @@ def check_batch(decoder: Decoder, asked: Sequence[Asked], *, max_batch: int = 16
 
 @pytest.mark.parametrize("kind", TINY_DRAFTERS)
 def test_texts_of_a_batch_are_those_of_each_alone(kind):
-    check_batch(tiny_decoder(kind), mixed_requests(28, seed=1), max_batch=6)
+    check_batch(tiny_decoder(kind), mixed_requests(18, seed=1), max_batch=6)
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -59,7 +59,7 @@ def test_texts_of_a_batch_do_not_depend_on_the_policy(name):
     check_batch(tiny_decoder(policy=POLICIES[name]), mixed_requests(14, seed=2), max_batch=5)
 
 
-@pytest.mark.parametrize("budget", [1, 2, 9, None])
+@pytest.mark.parametrize("budget", [1, 9, None])
 def test_texts_do_not_depend_on_the_budget(budget):
     check_batch(tiny_decoder(), mixed_requests(14, seed=3), max_batch=7, budget=budget)
 
@@ -83,7 +83,7 @@ def test_64_texts_of_a_random_model_are_those_of_each_alone(kind):
         check_batch(tiny_decoder(kind), mixed_requests(64, seed=seed), budget=budget)
 
 
-@pytest.mark.parametrize("kind", ["none", "near", "mixed:near"])
+@pytest.mark.parametrize("kind", ["near", "mixed:near"])
 def test_cancelling_some_texts_changes_no_other_one(kind):
     rng, decoder, asked = random.Random(9), tiny_decoder(kind), mixed_requests(28, seed=9)
     leave = {place: rng.randint(0, 3) for place in rng.sample(range(len(asked)), 9)}

@@ -1,7 +1,9 @@
 """Operations and calls of a round, counted."""
 
+import gc
 import sys
 
+import pytest
 import torch
 
 from drafttree.engine.decoder import Decoder
@@ -23,6 +25,15 @@ class Busy(ToyModel):
 def work_of(target: ToyModel, length: int = 12):
     decoder = Decoder(target, ToyDrafter(DRAFT), Chain(depth=2))
     return count_work(decoder, PROMPT, max_new_tokens=length, ignore_eos=True)
+
+
+@pytest.fixture(autouse=True)
+def garbage_stays():
+    """What other tests have left may call functions of the package when it is collected."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 def test_operations_are_those_that_torch_runs():
