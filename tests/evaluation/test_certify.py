@@ -23,7 +23,7 @@ def broken(decoder, monkeypatch):
 
     def spoil(self, tokens, accepted):
         count = commit(self, tokens, accepted)
-        if self.draft and len(self.tokens) > self.prompt_length + 3:
+        if self.drafting.session and len(self.tokens) > self.prompt_length + 3:
             self.tokens[self.prompt_length + 3] = 99
         return count
 

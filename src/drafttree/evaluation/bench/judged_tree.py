@@ -42,7 +42,8 @@ class JudgedTree:
     def __init__(self, decoder: Decoder, request: Request, policy: TreePolicy, grower: type[Verifier]) -> None:
         verifier = grower(request.verifier.sampling)
         policy = policy.form_for(verifier.proposal, chain=verifier.chains_only) or policy
-        text = replace(request, policy=policy, state=policy.init_state(TextContext()), verifier=verifier)
+        drafting = replace(request.drafting, state=policy.init_state(TextContext()))
+        text = replace(request, policy=policy, drafting=drafting, verifier=verifier)
         self._sampling, self._randomness = verifier.sampling, request.randomness.at(len(request.tokens) - 1)
         (self.tree,) = decoder.loop.draft([text])
         self._depths = self.tree.depths
