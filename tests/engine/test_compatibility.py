@@ -131,7 +131,7 @@ def test_the_verifier_nobody_names(policy):
 def test_a_texts_seed_repeats_it(policy, verifier):
     if verifier is not None and incompatibility(policy, verifier):
         pytest.skip("refused")
-    for _ in range(5):
+    for _ in range(2):
         text = decoder(policy, verifier).generate([1], max_new_tokens=24, temperature=0.8)
         again = decoder(policy, verifier or Coupled).generate([1], max_new_tokens=24, temperature=0.8, seed=text.seed)
         unnamed = decoder(policy, verifier).generate([1], max_new_tokens=24, temperature=0.8, seed=text.seed)
