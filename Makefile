@@ -110,13 +110,13 @@ recording: .venv/.installed
 		{ echo "drafttree needs Python 3.11 or newer; name one: make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(if $(TORCH),--system-site-packages) .venv
 
-.venv/.installed: .venv/bin/python pyproject.toml constraints.txt
+.venv/.installed: .venv/bin/python pyproject.toml lab/pyproject.toml constraints.txt
 	$(if $(TORCH),,$(PIP) $(CPU_TORCH))
-	$(PIP) --editable .
+	$(PIP) --editable . --editable ./lab
 	touch $@
 
 .venv/.developing: .venv/.installed
-	$(PIP) --editable '.[dev]'
+	$(PIP) --editable '.[dev]' --editable ./lab
 	touch $@
 
 .venv/.fleet: .venv/.developing

@@ -7,7 +7,7 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-DATA = ROOT / "src/drafttree/evaluation/bench/data"
+DATA = ROOT / "src/drafttree/evaluation/data"
 
 
 def test_all_licences_are_named_and_go_with_the_package():

@@ -9,7 +9,12 @@ from drafttree import Layer
 from drafttree.core.errors import ConfigError
 from drafttree.core.sampling import Sampling
 from drafttree.drafters import PromptLookupDrafter
-from drafttree.evaluation.bench import (
+from drafttree.evaluation.certify import certify
+from drafttree.evaluation.pair_sweep import sweep_pair, sweep_pairs
+from drafttree.evaluation.prompts import Example
+from drafttree.policies import Chain, Talon, TreePolicy
+from drafttree.verifiers import Coupled, PointMass, RRSw
+from drafttree_lab.bench import (
     bench_drafters,
     bench_lookup,
     bench_policies,
@@ -17,11 +22,6 @@ from drafttree.evaluation.bench import (
     measure_law,
     measure_overhead,
 )
-from drafttree.evaluation.certify import certify
-from drafttree.evaluation.pair_sweep import sweep_pair, sweep_pairs
-from drafttree.evaluation.prompts import Example
-from drafttree.policies import Chain, Talon, TreePolicy
-from drafttree.verifiers import Coupled, PointMass, RRSw
 
 PROMPT = list(range(20, 26)) * 3
 OURS = f"{__name__}.Pairs"

@@ -9,14 +9,14 @@ from drafttree.drafters import LanguageModelDrafter
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation import Generation
 from drafttree.evaluation import pair_sweep
-from drafttree.evaluation.bench import bench_policies, bench_verifiers, measure_overhead
-from drafttree.evaluation.bench.verifiers import VerifierTime
 from drafttree.evaluation.certify import certify
 from drafttree.evaluation.pair_sweep import PairFinding, sweep_pairs
 from drafttree.evaluation.reference import Difference, ReferenceRun
 from drafttree.evaluation.run_store import RUNS, NothingFinished, RunStore
 from drafttree.evaluation.toy_decoder import Reach
 from drafttree.policies import Chain
+from drafttree_lab.bench import bench_policies, bench_verifiers, measure_overhead
+from drafttree_lab.bench.verifiers import VerifierTime
 from helpers.toy import Table, ToyModel
 
 TARGET = Table(8, order=2, seed=3, scale=1.0)

@@ -10,7 +10,7 @@ import drafttree
 from drafttree.core.errors import ModelError
 from drafttree.drafters.formats.checkpoints import read_tensors
 from drafttree.engine.metrics import Metrics
-from drafttree.evaluation.bench.policies import shipped_prompts
+from drafttree.evaluation.prompt_sets import shipped_prompts
 from drafttree.loading import load_tokenizer, zoo
 
 LIMIT = 32 * 10**6

@@ -1,4 +1,4 @@
-"""Certificates, exact enumeration, reference runs and benchmarks of a decoder.
+"""Certificates, exact enumeration, reference runs, comparisons, tuning and traces of a decoder.
 
 This door is empty on purpose: `import drafttree` needs `exactness` alone, and the rest is imported by those who use it.
 
@@ -8,11 +8,10 @@ This door is empty on purpose: `import drafttree` needs `exactness` alone, and t
 - `prompts`: prompt files; `prompt_form` and `prompt_encoding`: in which form they are asked.
 - `method`: a drafter, a policy and a verifier by one specification; `method_decoders`: the decoders of methods.
 - `text_record`: what is kept of a single text.
-- `support`: which architectures of transformers are exact.
 - `json_lines`: files of results that are written as they come.
 - `run_store`: finished runs, from which an interrupted command goes on.
-- `shapes`: sizes of larger models, by name.
-- `bench`: what speculation gains and what it costs.
+- `compare`: one prompt speculatively, plainly and by transformers; `estimate`: means and their intervals.
+- `inflation` and `shapes`: the function of a small target at the cost of a larger one.
 - `tune`: the drafter and the policy that write given prompts fastest.
 - `trace`: what the draft trees of a text did, round by round.
 """

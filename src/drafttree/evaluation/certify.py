@@ -16,12 +16,11 @@ from drafttree.core.errors import ConfigError, ContextError, InputError
 from drafttree.engine.compatibility import keeps_text, precision_of
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation_options import RequestOptions
+from drafttree.evaluation.method import PLAIN
 from drafttree.evaluation.pair_sweep import COUPLED
 from drafttree.evaluation.reference import Difference, find_difference, transformers_generate
 from drafttree.evaluation.run_store import NothingFinished, RunStore
 from drafttree.loading import PolicyLike, parse_policies
-
-PLAIN = "plain"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,9 @@ from drafttree.loading.specs import DEFAULT_POLICY
 from drafttree.policies import TreePolicy
 from drafttree.verifiers import Verifier
 
-PLAIN = "none"
+PLAIN = "plain"
+"""The name of plain decoding among other ways of decoding."""
+NO_DRAFTER = "none"
 """The specification of plain decoding."""
 AUTO = "auto"
 SEPARATOR = "|"
@@ -43,17 +45,19 @@ class Method:
         if not parts[0] or len(parts) > 3:
             raise ConfigError(f"method {spec!r} is not of the form {FORM}; the last two may be left out")
         drafter, policy, verifier = [*parts, "", ""][:3]
-        if drafter == PLAIN and (policy or verifier):
-            raise ConfigError(f"method {spec!r} drafts nothing, so it has no policy and no verifier; write {PLAIN!r}")
+        if drafter == NO_DRAFTER and (policy or verifier):
+            raise ConfigError(
+                f"method {spec!r} drafts nothing, so it has no policy and no verifier; write {NO_DRAFTER!r}"
+            )
         if drafter == AUTO:
             raise ConfigError(f"method {spec!r}: {AUTO!r} is no drafter of its own; name one")
         grown, judged = make_policy(policy or DEFAULT_POLICY), find_verifier(verifier or AUTO)
-        return cls(None if drafter == PLAIN else drafter, grown, judged)
+        return cls(None if drafter == NO_DRAFTER else drafter, grown, judged)
 
     @property
     def policy_spec(self) -> str:
         """The canonical specification of the policy; "plain" for plain decoding."""
-        return policy_spec(self.policy) if self.drafter else "plain"
+        return policy_spec(self.policy) if self.drafter else PLAIN
 
     @property
     def verifier_name(self) -> str:
@@ -64,7 +68,7 @@ class Method:
     def spec(self) -> str:
         """The canonical specification, which `parse` reads back."""
         if self.drafter is None:
-            return PLAIN
+            return NO_DRAFTER
         parts = [self.drafter, self.policy_spec, *([self.verifier_name] if self.verifier else [])]
         return SEPARATOR.join(parts)
 

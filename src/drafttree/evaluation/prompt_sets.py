@@ -20,6 +20,11 @@ NOT_SHIPPED = {"summaries"}
 """Sets whose licence does not let them ship."""
 
 
+def shipped_prompts() -> list[str]:
+    """A few openings to measure on where no prompt file is given."""
+    return (files("drafttree.evaluation") / "data/prompts.txt").read_text(encoding="utf-8").splitlines()
+
+
 def read_prompt_sets(
     names: Sequence[str], folder: Path | None, limit: int | None, **selection: Any
 ) -> dict[str, list[Example]]:
@@ -43,7 +48,7 @@ def read_prompt_sets(
     shipped = [name for name in names if name not in NOT_SHIPPED]
     if not shipped:
         raise InputError(f"{', '.join(names) or 'no set'}: no such prompts ship; name a folder with --data")
-    with as_file(files("drafttree.evaluation.bench") / "data") as data:
+    with as_file(files("drafttree.evaluation") / "data") as data:
         return {name: spread_examples([_find(data, name)], limit, **selection) for name in shipped}
 
 

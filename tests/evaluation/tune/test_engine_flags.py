@@ -10,7 +10,7 @@ import torch
 from drafttree import drafters
 from drafttree.core.errors import ConfigError
 from drafttree.drafters import MixedDrafter, PromptLookupDrafter, SuffixDrafter
-from drafttree.evaluation.bench.estimate import Estimate
+from drafttree.evaluation.estimate import Estimate
 from drafttree.evaluation.tune import Tuning, engine_flags
 from drafttree.evaluation.tune.tuning import Way
 from helpers.timed_metrics import timed

@@ -1,31 +1,5 @@
 """The embedded pair, loaded once, and prompts in a file."""
 
-import pytest
+from helpers.command_line_fixtures import embedded, prompts, quick
 
-import drafttree
-from drafttree.interfaces.cli import decoders
-from drafttree.loading import make_policy
-from helpers.command_line import PROMPT
-
-
-@pytest.fixture(scope="session")
-def embedded():
-    return drafttree.load(dtype="float32")
-
-
-@pytest.fixture
-def quick(embedded, monkeypatch):
-    """`load` without reading the weights again."""
-
-    def load(target, drafter="auto", policy="dynatree", *_, **__):
-        decoder = embedded.plain() if drafter == "none" else embedded
-        return decoder.with_policy(make_policy(policy))
-
-    monkeypatch.setattr(decoders, "load", load)
-
-
-@pytest.fixture
-def prompts(tmp_path):
-    path = tmp_path / "prompts.txt"
-    path.write_text(f"{PROMPT}\nOnce upon a time\n")
-    return path
+__all__ = ["embedded", "prompts", "quick"]

@@ -66,8 +66,8 @@ class Run(NamedTuple):
 def commands(command, names=()):
     """The names of every command and group below one, itself included."""
     yield list(names)
-    for name, below in getattr(command, "commands", {}).items():
-        yield from commands(below, [*names, name])
+    for name in getattr(command, "list_commands", lambda _: ())(None):
+        yield from commands(command.get_command(None, name), [*names, name])
 
 
 def in_fresh_process(statement: str, given: object = None) -> str:

@@ -10,7 +10,7 @@ from transformers import GPTNeoXConfig, LlamaConfig, MistralConfig
 from drafttree.core.errors import ConfigError, ModelError
 from drafttree.drafters.language_model import LanguageModelDrafter
 from drafttree.engine.decoder import Decoder
-from drafttree.evaluation.bench.compare import compare
+from drafttree.evaluation.compare import compare
 from drafttree.evaluation.reference import transformers_generate
 from drafttree.models import CacheLayout, LossyWindow, TargetModel, TreeCache, append, select_windowed
 from drafttree.models.fused.fused_backend import FusedBackend

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from drafttree.engine.metrics import Metrics, SpeedupLaw
-from drafttree.evaluation.bench.estimate import Estimate
-from drafttree.evaluation.bench.policies import PLAIN
+from drafttree.evaluation.estimate import Estimate
+from drafttree.evaluation.method import PLAIN
 
 FIRST_TEXTS = 2
 """Texts of every way in the first rung."""

@@ -13,8 +13,8 @@ from drafttree.drafters import Drafter
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.limiting_factor import LimitingFactor
 from drafttree.engine.metrics import Metrics, SpeedupLaw
-from drafttree.evaluation.bench.estimate import Estimate
-from drafttree.evaluation.bench.policies import PLAIN
+from drafttree.evaluation.estimate import Estimate
+from drafttree.evaluation.method import PLAIN
 from drafttree.evaluation.run_store import RunStore
 from drafttree.evaluation.tune.arms import GRID, Arm, make_arms, no_drafter
 from drafttree.evaluation.tune.halving import FIRST_TEXTS, Race, Rung, Timed, halve, planned_runs

@@ -14,15 +14,14 @@ import typer
 import drafttree
 from drafttree.core.errors import DraftTreeError
 from drafttree.evaluation.run_store import NothingFinished
-from drafttree.interfaces.cli import bench, lists
+from drafttree.interfaces.cli import lists
 from drafttree.interfaces.cli.batch import batch
 from drafttree.interfaces.cli.certify import certify
 from drafttree.interfaces.cli.chat import chat
 from drafttree.interfaces.cli.generate import generate
-from drafttree.interfaces.cli.replay import replay
+from drafttree.interfaces.cli.lab_commands import Commands
 from drafttree.interfaces.cli.results import INTERRUPTED, tell_end
 from drafttree.interfaces.cli.serve import serve
-from drafttree.interfaces.cli.support import support
 from drafttree.interfaces.cli.trace import trace
 from drafttree.interfaces.cli.tune import tune
 from drafttree.interfaces.cli.worker import worker
@@ -30,15 +29,15 @@ from drafttree.interfaces.cli.worker import worker
 USAGE_ERROR = cast(type[Exception], typer.BadParameter.__base__)
 
 app = typer.Typer(
+    cls=Commands,
     help="Tree speculative decoding: any drafter, any tree policy, any verifier, losslessly.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(bench.app, name="bench")
 COMMANDS = (
     *(generate, chat, batch, serve, worker, lists.policies, lists.inspect, lists.verifiers),
-    *(trace, tune, certify, support, replay),
+    *(trace, tune, certify),
 )
 for command in COMMANDS:
     app.command()(command)

@@ -10,11 +10,10 @@ from transformers.utils.logging import disable_progress_bar
 
 from drafttree.core.errors import ConfigError
 from drafttree.engine.decoder import Decoder
-from drafttree.evaluation.bench.inflation import load_inflated
-from drafttree.evaluation.bench.policies import shipped_prompts
+from drafttree.evaluation.inflation import load_inflated
 from drafttree.evaluation.prompt_encoding import encode_prompts
 from drafttree.evaluation.prompt_form import AS_TEXT, PromptForm
-from drafttree.evaluation.prompt_sets import NOT_SHIPPED, SETS, read_prompt_sets
+from drafttree.evaluation.prompt_sets import NOT_SHIPPED, SETS, read_prompt_sets, shipped_prompts
 from drafttree.evaluation.prompts import Example, read_examples, spread_examples
 from drafttree.loading import TunedPolicy, choose_drafter, zoo
 from drafttree.loading.load import load

@@ -43,7 +43,7 @@ from drafttree.loading.specs import DEFAULT_POLICY
 if TYPE_CHECKING:
     from drafttree.engine.decoder import Decoder, Prompt
     from drafttree.engine.generation import Generation
-    from drafttree.evaluation.bench import Comparison
+    from drafttree.evaluation.compare import Comparison
 
 
 @shaped
@@ -161,7 +161,7 @@ def _write(decoder: "Decoder", prompt: "Prompt", options: dict, *, quiet: bool, 
 
 
 def _compare(decoder: "Decoder", prompt: "Prompt", repeats: int, options: dict) -> "Comparison":
-    from drafttree.evaluation.bench import compare
+    from drafttree.evaluation.compare import compare
 
     if sys.stderr.isatty():
         print("timing ...", end="\r", file=sys.stderr, flush=True)

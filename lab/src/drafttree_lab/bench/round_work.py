@@ -1,0 +1,72 @@
+"""The work of a round, counted: operations of torch, and calls of functions of this package."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import drafttree
+from drafttree.engine.decoder import Decoder, Prompt
+
+PACKAGE = str(Path(drafttree.__file__).parent)
+
+
+class RoundWork(NamedTuple):
+    """Means over the rounds of a text, the first one left out.
+
+    Attributes:
+        operations: that torch dispatched, those of the two models included.
+        calls: of the package's own functions.
+    """
+
+    operations: float
+    calls: float
+
+
+class _Operations(TorchDispatchMode):
+    """Counts what torch dispatches while it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+class _Calls:
+    """Counts calls of the package's functions while `counting` is entered."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def _see(self, frame: FrameType, event: str, _: object) -> None:
+        file = frame.f_code.co_filename
+        self.count += event == "call" and file.startswith(PACKAGE) and file != __file__
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count in this thread."""
+        before = sys.getprofile()
+        sys.setprofile(self._see)
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
+
+
+def count_work(decoder: Decoder, prompt: Prompt, **options: Any) -> RoundWork:
+    """Count the work of the rounds of a text; arguments as for `Decoder.new_request`."""
+    request = decoder.new_request(prompt, **options)
+    decoder.step(request)
+    operations, calls = _Operations(), _Calls()
+    while not request.finish_reason:
+        with operations, calls.counting():
+            decoder.step(request)
+    rounds = max(len(request.metrics.rounds) - 1, 1)
+    return RoundWork(operations.count / rounds, calls.count / rounds)

@@ -1,0 +1,74 @@
+"""`drafttree bench arrival`: a long prompt beside texts that are being written."""
+
+from typing import Annotated, Any
+
+import typer
+
+from drafttree.evaluation.prompt_form import PromptForm
+from drafttree.evaluation.shapes import find_shape
+from drafttree.interfaces.cli.options import (
+    AsJson,
+    Device,
+    Drafter,
+    Dtype,
+    Files,
+    Inflate,
+    Limit,
+    PolicySpec,
+    Target,
+    Temperature,
+    formed,
+)
+from drafttree.interfaces.cli.results import Minutes, Out, finish, open_store
+from drafttree.interfaces.console import progress
+from drafttree.loading import make_policy
+from drafttree.loading.specs import DEFAULT_POLICY
+
+ROOM = 256
+"""Tokens that a prompt must leave room for in the context."""
+
+
+@formed
+def bench_arrival_(
+    context: typer.Context,
+    prompts: Files = None,
+    target: Target = "embedded",
+    drafter: Drafter = "auto",
+    inflated: Inflate = None,
+    policy: PolicySpec = DEFAULT_POLICY,
+    arriving: Annotated[int, typer.Option(min=2, help="Tokens of the prompt that arrives.")] = 1500,
+    running: Annotated[int, typer.Option(min=1, help="Texts that are being written beside it.")] = 4,
+    temperature: Temperature = 0.0,
+    repeats: Annotated[int, typer.Option(min=1, help="Prompts that arrive, one after the other.")] = 3,
+    limit: Limit = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    out: Out = None,
+    minutes: Minutes = None,
+    json_: AsJson = False,
+    *,
+    form: PromptForm,
+) -> None:
+    """How much longer a token of the others takes while a long prompt is read beside them."""
+    chosen = make_policy(policy)
+    if inflated:
+        find_shape(inflated)
+
+    from drafttree.evaluation.inflation import load_inflated
+    from drafttree.interfaces.cli.decoders import load_named, read_mixed
+    from drafttree_lab.bench import bench_arrival
+    from drafttree_lab.display.arrival import show_arrival
+
+    decoder = load_inflated(target, drafter, inflated, dtype, device) if inflated else None
+    decoder = (decoder or load_named(target, drafter, dtype=dtype, device=device)).with_policy(chosen)
+    texts = read_mixed(decoder, prompts, limit, ROOM, form)
+    store = open_store(context, texts, minutes=minutes)
+    options: dict[str, Any] = {
+        "prompt_tokens": arriving,
+        "running": running,
+        "repeats": repeats,
+        "temperature": temperature,
+    }
+    with progress(repeats) as advance:
+        result = bench_arrival(decoder, texts, progress=advance, store=store, **options)
+    finish(store, json_, result.summary(), lambda: show_arrival(result))

@@ -1,0 +1,116 @@
+"""`drafttree bench serve`: a server under load."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Annotated
+
+import typer
+
+from drafttree.core.errors import ConfigError
+from drafttree.interfaces.cli.options import (
+    AsJson,
+    Device,
+    Drafter,
+    Dtype,
+    Files,
+    Length,
+    Limit,
+    PolicySpec,
+    Quantize,
+    Repeats,
+    Seed,
+    Temperature,
+    VerifierName,
+    given_options,
+    parse_numbers,
+)
+from drafttree.interfaces.cli.serve import check_extra
+from drafttree.interfaces.console import print_json, progress
+from drafttree.loading import find_policy, find_verifier
+from drafttree.loading.specs import DEFAULT_POLICY
+
+
+def bench_serve_(
+    model: Annotated[str, typer.Argument(help='The model: "embedded", a folder or a hub name.')] = "embedded",
+    prompts: Files = None,
+    clients: Annotated[str, typer.Option(help="Clients at once.")] = "1,4,16",
+    drafter: Drafter = "auto",
+    policy: PolicySpec = DEFAULT_POLICY,
+    verifier: VerifierName = "auto",
+    per_client: Annotated[int, typer.Option(min=1, help="Texts of each client in a turn.")] = 2,
+    max_new_tokens: Length = 64,
+    temperature: Temperature = 0.0,
+    seed: Seed = 0,
+    repeats: Repeats = 5,
+    limit: Limit = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    quantize: Quantize = None,
+    json_: AsJson = False,
+) -> None:
+    """`drafttree serve` under load, beside `drafttree serve --drafter none`, by turns over HTTP on the same prompts.
+
+    Both servers are processes of their own, and hold the model each.
+    """
+    check_extra()
+    sizes = parse_numbers(clients, "--clients", 1)
+    find_policy(policy)
+    find_verifier(verifier)
+
+    from drafttree.interfaces.cli.decoders import read_openings
+    from drafttree_lab.bench.serve import PLAIN, SPECULATIVE, bench_serve
+    from drafttree_lab.display.serve import show_serve
+
+    texts = read_openings(prompts, limit)
+    options = {"policy": policy, "verifier": verifier, "dtype": dtype, "device": device, "quantize": quantize}
+    shared = [part for name, value in given_options(options).items() for part in (f"--{name}", value)]
+    shared += ["--max-batch", str(max(sizes)), "--port", "0"]
+    with ExitStack() as stack:
+        ways = {SPECULATIVE: drafter, PLAIN: "none"}
+        addresses = {
+            way: stack.enter_context(_served([model, "--drafter", name, *shared])) for way, name in ways.items()
+        }
+        with progress(2 * len(sizes) * (repeats + 1)) as advance:
+            result = bench_serve(
+                addresses,
+                texts,
+                sizes,
+                repeats=repeats,
+                per_client=per_client,
+                progress=advance,
+                max_new_tokens=max_new_tokens,
+                temperature=temperature or 0.0,
+                seed=seed,
+            )
+    if json_:
+        print_json(result.summary())
+    else:
+        show_serve(result)
+
+
+@contextmanager
+def _served(arguments: Sequence[str]) -> Iterator[str]:
+    """A server as a process of its own; its address.
+
+    Raises:
+        ConfigError: it does not start, and says why.
+    """
+    command = [sys.executable, "-m", "drafttree", "serve", *arguments]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield _address(process)
+        finally:
+            process.terminate()
+
+
+def _address(process: "subprocess.Popen[str]") -> str:
+    said = ""
+    for said in process.stderr or ():
+        if found := re.search(r"serving .* at (http://\S+)", said):
+            return found[1]
+    raise ConfigError(
+        f"a server does not start: {said.removeprefix('drafttree: error: ').strip() or 'it says nothing'}"
+    )

@@ -1,0 +1,123 @@
+"""`drafttree replay`: the tables and figures of the papers, published values beside measured ones."""
+
+import shlex
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from drafttree.core.errors import ConfigError
+from drafttree.evaluation.shapes import SHAPES, find_shape
+from drafttree.interfaces.cli.options import AsJson, Device, Seed, Target
+from drafttree.interfaces.cli.results import Minutes, finish
+from drafttree.interfaces.console import progress
+
+LIST, REPORT = "list", "report"
+What = Annotated[
+    list[str],
+    typer.Argument(
+        help='"list", of all or of what follows; "report FOLDER"; or "all", papers, and results such as talon/1.'
+    ),
+]
+
+
+def replay(
+    what: What,
+    target: Target = "embedded",
+    roles: Annotated[
+        list[str] | None, typer.Option("--as", help="ROLE=DRAFTER: who drafts for a role of the papers. Repeatable.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Keep finished runs here, and go on from there.")] = Path("build/replay"),
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The page that report writes; a .md file has the claims alone.")
+    ] = Path("replay.html"),
+    limit: Annotated[int, typer.Option(min=1, help="Prompts of each set, evenly spaced.")] = 3,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a text at most; the papers' are 500 up.")] = 128,
+    max_prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Instead of the papers' L_max.")] = None,
+    points: Annotated[int | None, typer.Option(min=1, help="Values of a sweep at most, evenly spaced.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Turns of every prompt.")] = 1,
+    counts_only: Annotated[bool, typer.Option("--counts-only", help="Time nothing: any machine will do.")] = False,
+    inflate: Annotated[str | None, typer.Option(help=f"Cost of the target: {', '.join(SHAPES)}.")] = None,
+    cost: Annotated[str, typer.Option(help='Costs for R by the law: "published", "measured" or "c=0.08,v=1".')] = (
+        "published"
+    ),
+    data: Annotated[Path | None, typer.Option(help="Folder of prompt sets; by default those that ship.")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Apply the target's chat template to the prompts.")] = False,
+    minutes: Minutes = None,
+    seed: Seed = 0,
+    dtype: Annotated[str, typer.Option(help='"float32", in which all methods write one text; "auto" or another.')] = (
+        "float32"
+    ),
+    device: Device = "auto",
+    json_: AsJson = False,
+) -> None:
+    """Replay tables and figures of the papers: published beside measured, with a verdict on every claim.
+
+    Exit code 0 if all is done, 3 if the minutes are over and runs are left.
+    """
+    if what[0] == REPORT:
+        _report(what[1:], output)
+        return
+    if inflate:
+        find_shape(inflate)
+
+    from drafttree_lab.display import replay as replay_display
+    from drafttree_lab.replay.cost_model import CostModel
+    from drafttree_lab.replay.experiment import ALL, NO_PROMPTS, Sizes, find_results
+    from drafttree_lab.replay.prompt_texts import read_prompt_texts
+    from drafttree_lab.replay.replay import experiments, run_replay
+    from drafttree_lab.replay.replay_target import ReplayTarget
+    from drafttree_lab.replay.results_folder import write_results
+    from drafttree_lab.replay.roles import find_roles, parse_roles
+
+    costs = CostModel.parse(cost)
+    listed = what[0] == LIST
+    results = find_results((what[1:] or [ALL]) if listed else what)
+    papers = list(dict.fromkeys(paper for paper, _ in results))
+    given = parse_roles(roles or [])
+    who = find_roles(papers, target, given)
+    texts = read_prompt_texts(papers, data, limit)
+    sizes = Sizes(limit, max_new_tokens, max_prompt_tokens, repeats, chat, points)
+    if listed:
+        known = {*texts.texts, *((paper, NO_PROMPTS) for paper in papers)}
+        replay_display.show_list(experiments(results, who, known, texts.missing, sizes), limit, repeats)
+        return
+    load = ReplayTarget(target, dtype, device, inflate)
+    ids = load.encode(texts, max_new_tokens, chat=chat) | {(paper, NO_PROMPTS): [[0]] for paper in papers}
+    planned = experiments(results, who, ids, texts.missing, sizes)
+    load.check(given.values())
+    store = load.open_store(out, minutes, seed=seed, chat=chat)
+    options: dict[str, Any] = {"repeats": repeats, "seed": seed, "timed": not counts_only}
+    with progress(sum(len(each.blocks) for each in planned) * limit * repeats) as advance:
+        found = run_replay(
+            planned,
+            ids,
+            load.make_decoder,
+            partial(load.measure, seed),
+            store,
+            costs=costs,
+            progress=advance,
+            **options,
+        )
+    try:
+        write_results(out, found.results, shlex.join(["drafttree", *sys.argv[1:]]))
+    finally:  # a full disk keeps nobody from seeing them
+        finish(store, json_, found.to_json(), lambda: replay_display.show_replay(found))
+
+
+def _report(folders: list[str], output: Path) -> None:
+    """Write the page of a folder.
+
+    Raises:
+        ConfigError: not one folder is named.
+    """
+    if len(folders) != 1:
+        raise ConfigError(f"report takes one folder, not {len(folders)}: drafttree replay report build/replay -o PAGE")
+
+    from drafttree_lab.replay.results_folder import read_results
+    from drafttree_lab.replay_report import write_report
+
+    write_report(read_results(Path(folders[0])), output)
+    print(f"written: {output}", file=sys.stderr)

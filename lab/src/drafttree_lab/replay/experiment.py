@@ -1,0 +1,214 @@
+"""The runs that a table or figure is made of."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+from drafttree.core.errors import unknown
+from drafttree.evaluation.method import Method as Way
+from drafttree.loading import find_verifier, make_policy
+from drafttree_lab.replay.paper import PLAIN, Axis, AxisValue, Method, Result, paper_names, read_paper
+
+DEFAULT_LENGTH = 128
+"""Tokens of a text where the option is not given: the papers' 500 to 1500 take hours on a processor."""
+ALL = "all"
+NO_PROMPTS = ""
+"""The set of results that need no prompts."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much of a result is run.
+
+    Attributes:
+        limit: prompts of each set.
+        max_new_tokens: of a text, at most.
+        prompt_tokens: of a prompt, at most; None for the paper's.
+        repeats: turns of every prompt.
+        chat: whether prompts are chats, which are not cut.
+        points: values of an axis at most, the first and the last among them; None for all.
+    """
+
+    limit: int = 3
+    max_new_tokens: int = DEFAULT_LENGTH
+    prompt_tokens: int | None = None
+    repeats: int = 1
+    chat: bool = False
+    points: int | None = None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a text depends on besides prompt and way.
+
+    Attributes:
+        set: of prompts, a name of the paper.
+        temperature: of the target.
+        max_new_tokens: of the text.
+        prompt_tokens: of the prompt, at most; None for no limit but the context.
+    """
+
+    set: str
+    temperature: float
+    max_new_tokens: int
+    prompt_tokens: int | None
+
+
+@dataclass(frozen=True)
+class Block:
+    """Ways that run by turns, on the same prompts and at the same setting.
+
+    Attributes:
+        setting: of all.
+        value: of the first axis that varies a setting; None where there is none.
+        ways: by the name of the method, or `method@value` where the axis varies policies; plain decoding first.
+    """
+
+    setting: Setting
+    value: AxisValue | None
+    ways: Mapping[str, Way]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A result of a paper with its runs.
+
+    Attributes:
+        paper: its name.
+        name: of the result, "1" or "fig3".
+        result: as the paper's file has it.
+        blocks: that are run.
+        missing: methods that cannot be run, with the reason.
+        costs: by method, the published cost of its draft pass in target passes; None where it is not told.
+    """
+
+    paper: str
+    name: str
+    result: Result
+    blocks: Sequence[Block]
+    missing: Mapping[str, str]
+    costs: Mapping[str, float | None] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        """Paper and result."""
+        return f"{self.paper}/{self.name}"
+
+    @property
+    def most_prompts(self) -> int | None:
+        """Prompts of a set that say all there is to say; None where more of them say more."""
+        return 1 if self.result.kind in {"memory", "expansion"} else None
+
+    @property
+    def main(self) -> bool:
+        """Whether a main claim rests on it."""
+        return any(claim.main for claim in self.result.claims)
+
+
+def find_results(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Papers and results by name: "talon/1", "talon" for all of a paper, "all" for all.
+
+    Raises:
+        ConfigError: there is no such paper or result.
+    """
+    found: dict[tuple[str, str], None] = {}
+    for name in names:
+        paper, slash, result = name.partition("/")
+        papers = paper_names() if name == ALL else [paper]
+        for each in papers:
+            known = read_paper(each).results
+            if slash and result not in known:
+                raise unknown(f"table or figure of {paper}", result, known)
+            found |= dict.fromkeys((each, one) for one in ([result] if slash else known))
+    return list(found)
+
+
+def plan(
+    paper: str, name: str, drafters: Mapping[str, str], missing_roles: Mapping[str, str], sizes: Sizes
+) -> Experiment:
+    """The runs of a result.
+
+    Args:
+        paper: its name.
+        name: of the result.
+        drafters: by role.
+        missing_roles: roles without a drafter, with the reason.
+        sizes: how much is run.
+    """
+    found = read_paper(paper)
+    result = found.results[name]
+    chosen = {method: found.methods[method] for method in dict.fromkeys([PLAIN, *result.methods])}
+    missing = {method: reason for method, each in chosen.items() if (reason := _obstacle(each, missing_roles))}
+    methods = {method: each for method, each in chosen.items() if method not in missing}
+    blocks = [] if result.unavailable or len(methods) == 1 else list(_blocks(result, methods, drafters, sizes))
+    if long := [str(value) for value in _lengths(result, sizes) if value > sizes.max_new_tokens]:
+        missing[f"{', '.join(long)} tokens"] = f"longer than --max-new-tokens {sizes.max_new_tokens}"
+    costs = {method: found.roles[each.role].cost if each.role else 0.0 for method, each in methods.items()}
+    return Experiment(paper, name, result, blocks, missing, costs)
+
+
+def _obstacle(method: Method, missing_roles: Mapping[str, str]) -> str | None:
+    return method.unavailable or missing_roles.get(method.role or "")
+
+
+def _blocks(
+    result: Result, methods: Mapping[str, Method], drafters: Mapping[str, str], sizes: Sizes
+) -> Iterator[Block]:
+    """A block for every set of prompts, temperature and value of the axes that vary a setting."""
+    axes = [axis for axis in _axes(result) if axis.varies != "policy"]
+    points = product(*(_thinned(axis.values, sizes.points) for axis in axes))
+    for values, temperature, name in product(points, result.temperatures, result.sets or [NO_PROMPTS]):
+        options: dict[str, Any] = {
+            "temperature": temperature,
+            "max_new_tokens": min(result.max_new_tokens, sizes.max_new_tokens),
+            "prompt_tokens": None if sizes.chat else sizes.prompt_tokens or result.prompt_tokens,
+        }
+        varied: dict[str, Any] = {axis.varies: value for axis, value in zip(axes, values, strict=True)}
+        setting = Setting(name, **(options | {what: value for what, value in varied.items() if what != "rows"}))
+        if setting.max_new_tokens <= sizes.max_new_tokens:
+            value = values[0] if values else None
+            yield Block(setting, value, _ways(result, methods, drafters, setting, value, sizes))
+
+
+def _ways(
+    result: Result,
+    methods: Mapping[str, Method],
+    drafters: Mapping[str, str],
+    setting: Setting,
+    value: AxisValue | None,
+    sizes: Sizes,
+) -> dict[str, Way]:
+    """The ways of a block by name; a method whose policy the axis varies has one for each of its values."""
+    axes = [axis for axis in _axes(result) if axis.varies == "policy"]
+    points = _thinned(axes[0].values, sizes.points) if axes else []
+    found = {}
+    for name, method in methods.items():
+        varies = bool(axes) and ("{axis}" in method.policy or any(str(point) in method.policies for point in points))
+        for point in points if varies else [value]:
+            way = Way(
+                drafter=drafters[method.role] if method.role else None,
+                policy=make_policy(method.policy_at(setting.set, point)),
+                verifier=find_verifier(method.verifier if method.verifier and setting.temperature else "auto"),
+            )
+            found[f"{name}@{point}" if varies else name] = way
+    return found
+
+
+def _axes(result: Result) -> list[Axis]:
+    return [axis for axis in (result.axis, result.second_axis) if axis]
+
+
+def _lengths(result: Result, sizes: Sizes) -> list[int]:
+    """The lengths of texts that an axis varies."""
+    axes = [axis for axis in _axes(result) if axis.varies == "max_new_tokens"]
+    return [int(value) for axis in axes for value in _thinned(axis.values, sizes.points)]
+
+
+def _thinned(values: Sequence[AxisValue], points: int | None) -> Sequence[AxisValue]:
+    """So many of the values, evenly spaced from the first to the last."""
+    if points is None or points >= len(values):
+        return values
+    if points == 1:
+        return values[-1:]
+    return [values[round(index * (len(values) - 1) / (points - 1))] for index in range(points)]

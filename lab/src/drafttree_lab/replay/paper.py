@@ -1,0 +1,397 @@
+"""What a paper publishes, as data: its methods, sets of prompts, tables and figures, values and claims.
+
+A paper is a TOML file of the folder `papers`; `docs/replay.md` says how to add one.
+"""
+
+import tomllib
+from collections.abc import Collection, Mapping
+from functools import cache
+from importlib.resources import files
+from itertools import product
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
+
+from drafttree.core.errors import ConfigError, unknown
+
+PLAIN = "AR"
+"""The method that every paper compares with: plain decoding."""
+AVERAGE, UNTOLD = "average", "untold"
+"""Columns of published values that are no set: the mean over sets, and where a paper does not say of which set."""
+AxisValue = float | int | str
+Metric = Literal[
+    "speedup",  # decoding speed over plain decoding's
+    "tokens_per_second",
+    "tau",  # tokens per target pass, the bonus token included
+    "delta",  # draft passes per round
+    "accept",  # accepted drafted tokens per drafted level
+    "node_acceptance",  # accepted drafted tokens per drafted node
+    "path",  # accepted drafted tokens per round
+    "rounds",  # target passes per text
+    "ttft",  # milliseconds to the first token
+    "tpot",  # milliseconds per token after the first
+    "peak_memory",  # MiB
+    "drafted_share",  # accepted drafted tokens per token of the text
+    "gain",  # of a method's tau over another's, in per cent
+    "speed_gain",  # of its speed, likewise
+    "memory_gain",  # of its peak memory, likewise
+    "expansion",  # milliseconds of growing a tree, without draft passes
+]
+GAINS: Mapping[Metric, Metric] = {"gain": "tau", "speed_gain": "speedup", "memory_gain": "peak_memory"}
+"""The metric of which each gain is."""
+KINDS = ("decoding", "acceptance", "memory", "expansion")
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Method(_Strict):
+    """A way of decoding, as one row or line of a table.
+
+    Attributes:
+        role: who drafts, a name of the paper's `roles`; None for plain decoding.
+        policy: its specification; `{axis}` in it stands for the value of the result's axis.
+        policies: other specifications, by the set of prompts or the value of the axis that they are for.
+        verifier: name, above temperature 0; None for the one that keeps a seed's text.
+        unavailable: why it cannot be replayed; None where it can.
+    """
+
+    role: str | None = None
+    policy: str = "chain"
+    policies: dict[str, str] = {}
+    verifier: str | None = None
+    unavailable: str | None = None
+
+    def policy_at(self, prompt_set: str, value: AxisValue | None = None) -> str:
+        """The specification on a set of prompts and at a value of the axis, which is filled in."""
+        own = (self.policies[place] for place in (prompt_set, str(value)) if place in self.policies)
+        return next(own, self.policy).replace("{axis}", str(value))
+
+
+class Role(_Strict):
+    """Who drafts in a paper's experiments.
+
+    Attributes:
+        paper: checkpoints in the paper.
+        stand_in: the drafter on the embedded target; None where there is none.
+        cost: published cost of a draft pass in target passes, None if it is not told.
+        line: of the paper's text that tells the cost.
+    """
+
+    paper: str
+    stand_in: str | None = None
+    cost: float | None = None
+    line: int | None = None
+
+
+class PromptSet(_Strict):
+    """A set of prompts.
+
+    Attributes:
+        file: in the folder of `--data`, without ending.
+        category: of the file's lines, those whose category begins with it; None for all.
+        stand_in: whether the paper's own prompts are others of the same kind.
+    """
+
+    file: str
+    category: str | None = None
+    stand_in: bool = False
+
+
+class Axis(_Strict):
+    """What a figure or a sweep varies.
+
+    Attributes:
+        name: for people: "budget N".
+        values: in order; of the axis in specifications, or temperatures, or lengths.
+        grid: parameters with their values, instead of `values`, which are then all combinations, the last parameter
+            running fastest: "depth=4,breadth=2".
+        varies: "policy" fills `{axis}` in specifications, the others set the option of that name; "rows" are synthetic,
+            with a vocabulary and an exponent of Zipf's law: "vocab=32000,alpha=0.7".
+        ours: whether the paper does not tell its values, so that these are ours.
+    """
+
+    name: str
+    values: list[AxisValue] = Field(min_length=1)
+    grid: dict[str, list[AxisValue]] = {}
+    varies: Literal["policy", "temperature", "max_new_tokens", "prompt_tokens", "rows"] = "policy"
+    ours: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _combine(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or "grid" not in given or "values" in given:
+            return given
+        points = product(*([f"{name}={value}" for value in values] for name, values in given["grid"].items()))
+        return {**given, "values": [",".join(point) for point in points]}
+
+
+class Published(_Strict):
+    """A block of published numbers, as the paper prints it.
+
+    Attributes:
+        line: of the paper's text, where the block begins.
+        metric: what the numbers are; shares are of 1, gains in per cent.
+        columns: names of sets, `AVERAGE`, `UNTOLD`, or values of the axis.
+        rows: per method, a number per column; "nan" where there is none.
+        errors: what stands behind a number's ±, in the same places.
+        model: the target in the paper.
+        temperature: of the target.
+        set: of prompts, where columns are values of the axis.
+    """
+
+    line: int
+    metric: Metric
+    columns: list[AxisValue]
+    rows: dict[str, list[float]]
+    errors: dict[str, list[float]] = {}
+    model: str
+    temperature: float = 0.0
+    set: str | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> "Published":
+        for name, row in (*self.rows.items(), *self.errors.items()):
+            _among(name, self.rows, f"errors at line {self.line}")
+            if len(row) != len(self.columns):
+                raise ValueError(f"the row of {name} has {len(row)} numbers for {len(self.columns)} columns")
+        return self
+
+
+class Comparison(_Strict):
+    """A claim that one method is ahead of another, over all sets of the result.
+
+    Attributes:
+        id: short, for a person to name it by.
+        text: what the paper says, in our words.
+        line: of the paper's text.
+        metric: what is compared.
+        left: method, or `method@value` for a value of the axis or a set of prompts.
+        right: likewise.
+        sign: whether left is greater or less.
+        temperature: None for all of the result.
+        main: whether it is one of the paper's main claims.
+    """
+
+    kind: Literal["comparison"] = "comparison"
+    id: str
+    text: str
+    line: int
+    metric: Metric
+    left: str
+    right: str
+    sign: Literal[">", "<"]
+    temperature: float | None = None
+    main: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        """What it compares."""
+        return [self.left, self.right]
+
+
+class Order(_Strict):
+    """A claim that methods come in an order, the highest first; it is judged by Kendall's tau."""
+
+    kind: Literal["order"]
+    id: str
+    text: str
+    line: int
+    metric: Metric
+    methods: list[str]
+    temperature: float | None = None
+    main: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        """What it puts in order."""
+        return self.methods
+
+
+class Trend(_Strict):
+    """A claim that a metric of a method rises or falls along the axis, from its first value to its last.
+
+    With `over`, a second method, it is the ratio of `method` to that one which rises or falls.
+    """
+
+    kind: Literal["trend"]
+    id: str
+    text: str
+    line: int
+    metric: Metric
+    method: str
+    over: str | None = None
+    sign: Literal[">", "<"]
+    temperature: float | None = None
+    main: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        """What it follows along the axis."""
+        return [self.method, self.over] if self.over else [self.method]
+
+
+class NotComparable(_Strict):
+    """A claim that cannot be judged here, and why."""
+
+    kind: Literal["not_comparable"]
+    id: str
+    text: str
+    line: int
+    reason: str
+    main: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        """Nothing is measured for it."""
+        return []
+
+
+def _kind(claim: Any) -> str:
+    return claim.get("kind", "comparison") if isinstance(claim, dict) else claim.kind
+
+
+Claim = Annotated[
+    Annotated[Comparison, Tag("comparison")]
+    | Annotated[Order, Tag("order")]
+    | Annotated[Trend, Tag("trend")]
+    | Annotated[NotComparable, Tag("not_comparable")],
+    Discriminator(_kind),
+]
+"""One of four kinds; without a `kind` it is a comparison."""
+
+
+class Result(_Strict):
+    """A table or figure.
+
+    Attributes:
+        title: short, in our words.
+        line: of the paper's text.
+        kind: how it is replayed: "decoding" runs methods over prompts, "acceptance" compares verifiers on the same
+            contexts, "memory" runs each method in a process of its own, "expansion" times growth on synthetic rows.
+        figure: how a picture of it is drawn; None for a table.
+        methods: names of the paper's methods, as rows or lines.
+        sets: names of the paper's sets.
+        temperatures: of the target.
+        axis: what is varied; None for nothing.
+        second_axis: what a sweep varies beside it, every value with every other; None for nothing. Published values
+            and claims are of the result's own setting.
+        metrics: shown, the first one first.
+        over: by method, the one that its gains are over; plain decoding where none is named.
+        max_new_tokens: of the paper.
+        prompt_tokens: the paper's longest prompt; None if it is not told.
+        published: values.
+        claims: what the paper concludes.
+        not_comparable: what of it says nothing here, and why; None if all of it does.
+        unavailable: why it cannot be replayed at all; None where it can.
+    """
+
+    title: str
+    line: int
+    kind: Literal["decoding", "acceptance", "memory", "expansion"] = "decoding"
+    figure: Literal["bars", "lines", "scatter", "heatmap", "boxes", "tokens"] | None = None
+    methods: list[str] = []
+    sets: list[str] = []
+    temperatures: list[float] = [0.0]
+    axis: Axis | None = None
+    second_axis: Axis | None = None
+    metrics: list[Metric] = []
+    over: dict[str, str] = {}
+    max_new_tokens: int = 512
+    prompt_tokens: int | None = None
+    published: list[Published] = []
+    claims: list[Claim] = []
+    not_comparable: str | None = None
+    unavailable: str | None = None
+
+    @property
+    def values(self) -> list[AxisValue]:
+        """Of both axes."""
+        return [value for axis in (self.axis, self.second_axis) if axis for value in axis.values]
+
+    @model_validator(mode="after")
+    def _refers_to_itself(self) -> "Result":
+        """Claims and columns name what the result has."""
+        for name in (*self.over, *self.over.values()):
+            _among(name, (PLAIN, *self.methods), "over")
+        places = [str(each) for each in (*self.sets, *self.values)]
+        for claim in self.claims:
+            for name in claim.names:
+                method, at, place = name.partition("@")
+                _among(method, (PLAIN, *self.methods), f"claim {claim.id!r}")
+                _among(place if at else None, places, f"claim {claim.id!r}")
+            if isinstance(claim, Trend) and not self.axis:
+                raise ValueError(f"claim {claim.id!r} is a trend, but there is no axis")
+        for block in self.published:
+            _among(block.set, self.sets, f"set at line {block.line}")
+            for column in block.columns:
+                _among(str(column), (*places, AVERAGE, UNTOLD), f"columns at line {block.line}")
+        return self
+
+
+class Paper(_Strict):
+    """A paper.
+
+    Attributes:
+        title: of it.
+        source: where it is published.
+        roles: who drafts, by the paper's name.
+        methods: by name, plain decoding under `PLAIN` always among them.
+        sets: of prompts by name.
+        results: tables as "1" and figures as "fig3", by name; parts of one that differ in what is run as "fig3a".
+    """
+
+    title: str
+    source: str
+    roles: dict[str, Role]
+    methods: dict[str, Method]
+    sets: dict[str, PromptSet]
+    results: dict[str, Result]
+
+    @model_validator(mode="after")
+    def _refers_to_itself(self) -> "Paper":
+        """Every name that is used is there."""
+        _among(PLAIN, self.methods, "methods")
+        for name, method in self.methods.items():
+            _among(method.role, self.roles, f"methods.{name}.role")
+        for name, result in self.results.items():
+            where = f"results.{name}"
+            for method in result.methods:
+                _among(method, self.methods, f"{where}.methods")
+            for each in result.sets:
+                _among(each, self.sets, f"{where}.sets")
+            for block in result.published:
+                for row in block.rows:
+                    _among(row, self.methods, f"{where}.published at line {block.line}")
+        return self
+
+
+@cache
+def read_paper(name: str) -> Paper:
+    """A paper by its name.
+
+    Raises:
+        ConfigError: there is no such paper.
+    """
+    if name not in paper_names():
+        raise unknown("paper", name, paper_names())
+    text = (_folder() / f"{name}.toml").read_text(encoding="utf-8")
+    try:
+        return Paper.model_validate(tomllib.loads(text))
+    except (tomllib.TOMLDecodeError, ValidationError) as error:
+        raise ConfigError(f"the file of the paper {name!r} is wrong: {error}") from error
+
+
+def paper_names() -> list[str]:
+    """The names of all papers."""
+    return sorted(each.name.removesuffix(".toml") for each in _folder().iterdir() if each.name.endswith(".toml"))
+
+
+def _folder():
+    return files("drafttree_lab.replay") / "papers"
+
+
+def _among(name: str | None, names: Collection[str], where: str) -> None:
+    if name is not None and name not in names:
+        raise ValueError(f"{where}: {name!r} is none of {', '.join(names)}")

@@ -1,0 +1,107 @@
+"""Replays results of papers: plans their runs, runs what time allows, and tells what came out."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from drafttree.engine.decoder import Decoder
+from drafttree.evaluation.method import Method
+from drafttree.evaluation.run_store import RunStore
+from drafttree_lab.replay.cost_model import CostModel
+from drafttree_lab.replay.experiment import Experiment, Sizes, plan
+from drafttree_lab.replay.measured import Measured
+from drafttree_lab.replay.roles import Roles
+from drafttree_lab.replay.runner import Runner
+from drafttree_lab.replay.summary import ResultSummary, summarise
+from drafttree_lab.replay.task import Digests, Fractions, Task, short_digest, tasks
+
+Prompts = Mapping[tuple[str, str], Sequence[Sequence[int]]]
+"""Token ids by the name of the paper and of the set."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a replay has found so far.
+
+    Attributes:
+        results: of the papers.
+    """
+
+    results: list[ResultSummary]
+
+    def to_json(self) -> dict[str, object]:
+        """Plain data."""
+        return {"results": [each.to_json() for each in self.results]}
+
+
+def experiments(
+    results: Sequence[tuple[str, str]],
+    roles: Roles,
+    prompts: Collection[tuple[str, str]],
+    missing: Mapping[tuple[str, str], str],
+    sizes: Sizes,
+) -> list[Experiment]:
+    """The runs of results, without sets that have no prompts.
+
+    Args:
+        results: papers and names.
+        roles: who drafts.
+        prompts: papers and sets that have prompts.
+        missing: why sets have none.
+        sizes: how much is run.
+    """
+    planned = (plan(paper, name, roles.drafters, roles.missing, sizes) for paper, name in results)
+    return [_without_missing(each, prompts, missing) for each in planned]
+
+
+def run_replay(
+    planned: Sequence[Experiment],
+    prompts: Prompts,
+    make_decoder: Callable[[Method], Decoder],
+    measure: Callable[[Task, Sequence[int]], Fractions],
+    store: RunStore,
+    *,
+    repeats: int = 1,
+    seed: int = 0,
+    timed: bool = True,
+    costs: CostModel = CostModel("published"),  # noqa: B008
+    progress: Callable[[str], None] = lambda _: None,
+) -> Replay:
+    """Run what is not kept yet, and tell what all of it amounts to.
+
+    Args:
+        planned: the experiments.
+        prompts: token ids by paper and set.
+        make_decoder: of a method.
+        measure: what a task of another kind than decoding measures after a prompt.
+        store: of the cells.
+        repeats: turns of every prompt.
+        seed: of the draws.
+        timed: whether to time; counts need no quiet machine.
+        costs: at which R is told by the law.
+        progress: called after every task with its result.
+    """
+    digests = {place: [short_digest(list(ids)) for ids in each] for place, each in prompts.items()}
+    todo = list(tasks(planned, digests, repeats if timed else 1))
+    runner = Runner(make_decoder, measure, prompts, store, seed=seed, timed=timed)
+    with store.interruptible():
+        runner.run(todo, progress)
+    return Replay([_summary(each, runner, todo, digests, costs, repeats) for each in planned])
+
+
+def _summary(
+    each: Experiment, runner: Runner, todo: Sequence[Task], digests: Digests, costs: CostModel, repeats: int
+) -> ResultSummary:
+    own = [task for task in todo if task.experiment is each]
+    measured = Measured(
+        each, runner.store, {name: of for (paper, name), of in digests.items() if paper == each.paper}, repeats
+    )
+    done = sum(map(runner.is_done, own))
+    return summarise(measured, costs, ended=runner.ended.get(each.id), done=done, tasks=len(own))
+
+
+def _without_missing(
+    each: Experiment, prompts: Collection[tuple[str, str]], missing: Mapping[tuple[str, str], str]
+) -> Experiment:
+    blocks = [block for block in each.blocks if (each.paper, block.setting.set) in prompts]
+    reasons = {name: missing[each.paper, name] for name in each.result.sets if (each.paper, name) in missing}
+    return replace(each, blocks=blocks, missing={**each.missing, **reasons})

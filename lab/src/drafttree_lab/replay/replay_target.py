@@ -1,0 +1,110 @@
+"""The target of a replay, with a decoder for every method."""
+
+from collections.abc import Iterable, Sequence
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+from drafttree.core.errors import ConfigError, DraftTreeError, ModelError
+from drafttree.engine.decoder import Decoder
+from drafttree.engine.model_digest import model_digest
+from drafttree.evaluation.inflation import load_inflated
+from drafttree.evaluation.method import Method
+from drafttree.evaluation.method_decoders import make_decoders
+from drafttree.evaluation.prompt_encoding import encode_prompts
+from drafttree.evaluation.prompt_form import PromptForm
+from drafttree.evaluation.run_store import RunStore
+from drafttree.loading.load import load
+from drafttree_lab.replay.other_kinds import measure_acceptance, measure_expansion, measure_memory
+from drafttree_lab.replay.prompt_texts import PromptTexts
+from drafttree_lab.replay.task import Fractions, Task
+
+
+class ReplayTarget:
+    """A target that is loaded once, or once per drafter where it is inflated.
+
+    Args:
+        name: as for `drafttree.load`.
+        dtype: of the target.
+        device: of the target.
+        shape: whose cost the target is to have; None for its own.
+    """
+
+    def __init__(self, name: str, dtype: str, device: str, shape: str | None) -> None:
+        self._name, self._dtype, self._device, self._shape = name, dtype, device, shape
+        self._decoders = cache(self._load)
+
+    @cached_property
+    def plain(self) -> Decoder:
+        """The target as it is, without a drafter."""
+        return load(self._name, "none", dtype=self._dtype, device=self._device)
+
+    def make_decoder(self, method: Method) -> Decoder:
+        """The decoder of a method.
+
+        Raises:
+            ModelError: its drafter cannot be loaded or does not fit the target; the message names it.
+        """
+        base = self._decoders(method.drafter)
+        drafters = {method.drafter: base.drafter} if method.drafter and base.drafter else {}
+        return make_decoders(base, [method], drafters)[method.spec]
+
+    def check(self, drafters: Iterable[str]) -> None:
+        """Load drafters, so that one that cannot be used is told before anything is run.
+
+        Raises:
+            ModelError: one cannot be loaded or does not fit the target; the message names it.
+        """
+        for drafter in drafters:
+            self._decoders(drafter)
+
+    def measure(self, seed: int, task: Task, ids: Sequence[int]) -> Fractions:
+        """What a task of another kind than decoding measures after a prompt.
+
+        Raises:
+            ConfigError: it cannot be measured on an inflated target.
+        """
+        kind = task.experiment.result.kind
+        if kind == "expansion":
+            return measure_expansion(task)
+        if kind == "acceptance":
+            return measure_acceptance(task, ids, self.make_decoder, seed)
+        if self._shape:
+            raise ConfigError("peak memory is measured on the target itself; leave --inflate out")
+        return measure_memory(task, ids, self._name, self._dtype, self._device, seed)
+
+    def encode(self, prompts: PromptTexts, length: int, *, chat: bool) -> dict[tuple[str, str], list[list[int]]]:
+        """The token ids of all prompts' first turns, with room for so many new tokens.
+
+        Raises:
+            InputError: the target has no chat template, where it is needed.
+        """
+        form = PromptForm(chat=chat, turns=1)
+        return {place: encode_prompts(self.plain, texts, form, length) for place, texts in prompts.texts.items()}
+
+    def open_store(self, folder: Path, minutes: float | None, **options: object) -> RunStore:
+        """The store of a folder, which is for this target alone.
+
+        Args:
+            folder: of the runs.
+            minutes: after which nothing is run any more.
+            **options: what else decides the cells.
+
+        Raises:
+            InputError: the folder holds the runs of another target, or something else.
+        """
+        loaded: Any = self.plain.target
+        target = {"target": self._name, "dtype": str(loaded.dtype), "device": str(loaded.device)}
+        weights = {"inflate": self._shape or "", "digest": model_digest(loaded)}
+        command = {"command": "drafttree replay", **target, **weights, **options}
+        return RunStore(folder, command, partial=True, minutes=minutes)
+
+    def _load(self, drafter: str | None) -> Decoder:
+        if self._shape:
+            return load_inflated(self._name, drafter or "none", self._shape, self._dtype, self._device)
+        if drafter is None:
+            return self.plain
+        try:
+            return make_decoders(self.plain, [Method.parse(drafter)])[Method.parse(drafter).spec]
+        except DraftTreeError as error:
+            raise ModelError(f"the drafter {drafter!r} cannot draft for {self._name!r}: {error}") from error

@@ -1,0 +1,168 @@
+"""A result beside the paper's: every value that was published, every one that was measured, and the verdicts."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+
+from drafttree_lab.replay.cost_model import CostModel
+from drafttree_lab.replay.experiment import Block, Experiment
+from drafttree_lab.replay.figure_data import figure_data
+from drafttree_lab.replay.measured import Measured, Value
+from drafttree_lab.replay.paper import AVERAGE, PLAIN, UNTOLD, Metric
+from drafttree_lab.replay.verdict import Verdict
+
+PLAIN_TOO: frozenset[Metric] = frozenset({"tokens_per_second", "ttft", "tpot", "rounds", "peak_memory"})
+"""Metrics that say something of plain decoding too."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One number of a table.
+
+    Attributes:
+        method: its row, as the paper has it, with `@value` where the axis varies policies.
+        set: of prompts, or `AVERAGE` or `UNTOLD`, of which only the paper has numbers.
+        temperature: of the target.
+        value: of the axis where it varies a setting; None else.
+        metric: what it is.
+        published: the paper's number, of the first model it names; None where it prints none.
+        model: that model.
+        measured: ours; None as long as no prompt is finished.
+        by_law: for a speed-up, R = tau / (v + c delta) at the given costs; None else.
+    """
+
+    method: str
+    set: str
+    temperature: float
+    value: float | int | str | None
+    metric: Metric
+    published: float | None
+    model: str | None
+    measured: Value | None
+    by_law: float | None = None
+
+
+@dataclass(frozen=True)
+class ResultSummary:
+    """A table or figure, replayed.
+
+    Attributes:
+        id: paper and name.
+        title: of it.
+        line: of the paper's text.
+        verdicts: on its claims.
+        not_looping: the verdicts on texts that do not end in a loop, which any drafter predicts; empty where none or
+            all do.
+        looping: share of the texts that end in a loop.
+        entries: all numbers.
+        missing: methods that were not run, with the reason.
+        figure: how it is drawn; None for a table.
+        points: what a figure needs besides the entries, as `figure_data` gives it.
+        notes: what else a reader has to know, a sentence each.
+        done: tasks that are finished.
+        tasks: of all.
+    """
+
+    id: str
+    title: str
+    line: int
+    verdicts: list[Verdict]
+    not_looping: list[Verdict]
+    looping: float
+    entries: list[Entry]
+    missing: dict[str, str]
+    figure: str | None
+    points: dict[str, object]
+    notes: list[str]
+    done: int
+    tasks: int
+
+    def to_json(self) -> dict[str, object]:
+        """Plain data."""
+        return asdict(self)
+
+
+def summarise(measured: Measured, costs: CostModel, *, ended: str | None, done: int, tasks: int) -> ResultSummary:
+    """A result from its finished cells.
+
+    Args:
+        measured: the cells.
+        costs: for R by the law.
+        ended: why no more of it is run, if it ended before its time.
+        done: tasks that are finished.
+        tasks: of all.
+    """
+    experiment = measured.experiment
+    result = experiment.result
+    notes = [note for note in (result.unavailable, ended, result.not_comparable) if note]
+    return ResultSummary(
+        id=experiment.id,
+        title=result.title,
+        line=result.line,
+        verdicts=measured.verdicts(),
+        not_looping=replace(measured, group="not looping").verdicts() if 0 < measured.looping < 1 else [],
+        looping=measured.looping,
+        entries=list(_entries(measured, costs)),
+        missing=dict(experiment.missing),
+        figure=result.figure,
+        points=figure_data(measured),
+        notes=notes,
+        done=done,
+        tasks=tasks,
+    )
+
+
+def _entries(measured: Measured, costs: CostModel) -> Iterator[Entry]:
+    experiment = measured.experiment
+    for block in experiment.blocks:
+        for name in block.ways:
+            for metric in experiment.result.metrics:
+                if name != PLAIN or metric in PLAIN_TOO:
+                    yield _entry(measured, block, name, metric, costs)
+    yield from _of_no_set(experiment)
+
+
+def _of_no_set(experiment: Experiment) -> Iterator[Entry]:
+    """The paper's numbers that are of no set, of the first model that has them: means, and where it tells no set."""
+    found: dict[tuple[object, ...], Entry] = {}
+    for each in experiment.result.published:
+        columns = [column for column in each.columns if column in (AVERAGE, UNTOLD)]
+        for column, (method, row) in product(columns, each.rows.items()):
+            number, place = row[each.columns.index(column)], (method, column, each.temperature, each.metric)
+            if number == number and each.metric in experiment.result.metrics:
+                entry = Entry(method, str(column), each.temperature, None, each.metric, number, each.model, None)
+                found.setdefault(place, entry)
+    yield from found.values()
+
+
+def _entry(measured: Measured, block: Block, name: str, metric: Metric, costs: CostModel) -> Entry:
+    published, model = _published(measured.experiment, block, name, metric)
+    law = _by_law(measured, block, name, costs) if metric == "speedup" else None
+    value = measured.value(block, name, metric)
+    setting = block.setting
+    return Entry(name, setting.set, setting.temperature, block.value, metric, published, model, value, law)
+
+
+def _published(experiment: Experiment, block: Block, name: str, metric: Metric) -> tuple[float | None, str | None]:
+    """The paper's number for a cell, of the first model that has one."""
+    method, _, value = name.partition("@")
+    axis = experiment.result.axis
+    warmth = None if axis and axis.varies == "temperature" else block.setting.temperature  # the columns tell it
+    for each in experiment.result.published:
+        fits = each.metric == metric and warmth in (None, each.temperature) and method in each.rows
+        if not fits or each.set not in (None, block.setting.set):
+            continue
+        wanted = {block.setting.set, value, str(block.value)} - {"", "None"}
+        for column, number in zip(each.columns, each.rows[method], strict=True):
+            if str(column) in wanted and number == number:
+                return number, each.model
+    return None, None
+
+
+def _by_law(measured: Measured, block: Block, name: str, costs: CostModel) -> float | None:
+    tau, delta = (measured.value(block, name, metric) for metric in ("tau", "delta"))
+    terms = costs.terms(measured, block, name)
+    if not (tau and delta and terms):
+        return None
+    c, v = terms
+    return tau.mean / (v + c * delta.mean)

@@ -1,0 +1,129 @@
+"""What is kept of one text: its counts, which follow from weights, prompt and seed, and the time it took."""
+
+from dataclasses import dataclass
+
+from drafttree.engine.generation import Generation
+from drafttree.engine.metrics import Metrics
+from drafttree_lab.bench.policies import loops
+from drafttree_lab.replay.bootstrap import Fraction
+from drafttree_lab.replay.paper import Metric
+
+TIMED: frozenset[Metric] = frozenset({"speedup", "tokens_per_second", "ttft", "tpot"})
+"""Metrics that need a clock."""
+
+
+@dataclass(frozen=True)
+class TextCounts:
+    """The counts of one text; lists have a number for every round.
+
+    Attributes:
+        tokens: of the text.
+        committed: tokens.
+        accepted: drafted tokens among them.
+        nodes: scored, the root included.
+        levels: drafted.
+        passes: of the drafter.
+        ranks: of every accepted node among its siblings, the drafter's favourite is 1.
+        looping: whether the text ends in a loop.
+    """
+
+    tokens: list[int]
+    committed: list[int]
+    accepted: list[int]
+    nodes: list[int]
+    levels: list[int]
+    passes: list[int]
+    ranks: list[list[int]]
+    looping: bool
+
+    @classmethod
+    def of(cls, generation: Generation) -> "TextCounts":
+        """The counts of a text."""
+        rounds = generation.metrics.rounds
+        return cls(
+            tokens=list(generation.tokens),
+            committed=[each.committed for each in rounds],
+            accepted=[each.accepted for each in rounds],
+            nodes=[each.nodes for each in rounds],
+            levels=[each.levels for each in rounds],
+            passes=[each.draft_passes for each in rounds],
+            ranks=[list(each.ranks) for each in rounds],
+            looping=loops(generation.tokens),
+        )
+
+    def fraction(self, metric: Metric) -> Fraction:
+        """Numerator and denominator of a metric that needs no clock."""
+        rounds = len(self.committed)
+        match metric:
+            case "tau":
+                return sum(self.committed), rounds
+            case "delta":
+                return sum(self.passes), rounds
+            case "path":
+                return sum(self.accepted), rounds
+            case "accept":
+                return sum(self.accepted), sum(self.levels)
+            case "drafted_share":
+                return sum(self.accepted), sum(self.committed)
+            case "node_acceptance":
+                return sum(self.accepted), sum(self.nodes) - rounds
+            case _:  # "rounds"
+                return rounds, 1
+
+
+@dataclass(frozen=True)
+class TextTimes:
+    """The seconds of one text.
+
+    Attributes:
+        tokens: of the text.
+        seconds: the prompt included.
+        prefill: of reading the prompt.
+        first: to the first token.
+        target_pass: of one target pass, mean.
+        draft_pass: of one draft pass, mean.
+        overhead: of a round outside the passes, mean.
+    """
+
+    tokens: int
+    seconds: float
+    prefill: float
+    first: float
+    target_pass: float
+    draft_pass: float
+    overhead: float
+
+    @classmethod
+    def of(cls, metrics: Metrics) -> "TextTimes":
+        """The times of a text."""
+        return cls(
+            tokens=metrics.tokens,
+            seconds=metrics.seconds,
+            prefill=metrics.prefill_seconds,
+            first=metrics.time_to_first_token,
+            target_pass=metrics.target_pass,
+            draft_pass=metrics.draft_pass,
+            overhead=metrics.overhead,
+        )
+
+    @property
+    def per_token(self) -> float:
+        """Seconds of decoding per token, the prompt left out."""
+        return (self.seconds - self.prefill) / self.tokens
+
+    def fraction(self, metric: Metric, plain: "TextTimes") -> Fraction:
+        """Numerator and denominator of a metric that needs a clock.
+
+        Args:
+            metric: one of `TIMED`.
+            plain: plain decoding in the same turn.
+        """
+        match metric:
+            case "speedup":
+                return plain.per_token, self.per_token
+            case "tokens_per_second":
+                return self.tokens, self.seconds - self.prefill
+            case "ttft":
+                return 1e3 * self.first, 1
+            case _:  # "tpot"
+                return 1e3 * (self.seconds - self.first), max(self.tokens - 1, 1)

@@ -1,0 +1,190 @@
+"""One architecture: its texts with trees compared with those of transformers alone, on a small random model."""
+
+import io
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from drafttree.core.errors import DraftTreeError
+from drafttree.engine.decoder import Decoder
+from drafttree.engine.generation import Generation
+from drafttree.engine.metrics import Metrics
+from drafttree.evaluation.reference import find_difference
+from drafttree.loading import make_policy
+from drafttree.loading.load import load
+from drafttree_lab.support.random_models import random_model
+from drafttree_lab.support.scripted_drafter import ScriptedDrafter
+from drafttree_lab.support.small_configs import VOCAB
+
+POLICIES = {"chain": "chain", "dynatree": "dynatree", "talon": "talon", "template": "template:tree=binary-4"}
+PROMPT_LENGTHS = (3, 21, 45)
+"""The small models' windows have 8 tokens, so two prompts are longer than those and all texts are."""
+LENGTH = 28
+SEEDS = range(12)
+MIN_BRANCHING = 5
+"""Tokens that must be followed by different ones somewhere in the texts, which then depend on more than one token."""
+GREEDY: dict[str, Any] = {"max_new_tokens": LENGTH}
+SEEDED: dict[str, Any] = {"max_new_tokens": LENGTH, "temperature": 1.0, "seed": 7}
+
+EXACT, REFUSED, NOT_BUILT, FAILS = "exact", "refused", "not built", "fails"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result for one architecture.
+
+    Attributes:
+        name: its model type, and what a variant changes behind a "+".
+        result: "exact", "refused", "not built" or "fails".
+        reason: why it is not exact: for some policies alone, if `exact` names others.
+        exact: the policies whose texts were all equal.
+        texts: compared.
+        accepted: drafted tokens accepted per round, of the policy with the fewest.
+        seconds: it took.
+    """
+
+    name: str
+    result: str
+    reason: str = ""
+    exact: list[str] = field(default_factory=list)
+    texts: int = 0
+    accepted: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        """True unless a text was another one or an error was not drafttree's own."""
+        return self.result != FAILS
+
+
+Text = tuple[list[int], list[int]]
+"""A prompt, and the tokens that should follow it."""
+
+
+def check_architecture(name: str) -> Finding:
+    """Build an architecture small and random, and compare its texts."""
+    started = time.perf_counter()
+    with redirect_stdout(io.StringIO()):  # some of transformers' models print
+        try:
+            module, texts = _lively_model(name)
+        except Exception as error:
+            finding = Finding(name, NOT_BUILT, _one_line(error))
+        else:
+            finding = check_model(name, module, texts)
+    return replace(finding, seconds=time.perf_counter() - started)
+
+
+def check_model(name: str, module: PreTrainedModel, texts: Sequence[Text]) -> Finding:
+    """Compare texts of a model, which is wrapped, with the greedy ones that transformers wrote before."""
+    try:
+        decoder = load(module, None, "chain")
+        plain = [decoder.generate(prompt, **GREEDY) for prompt, _ in texts]
+        if difference := _difference(decoder, "plain decoding", texts, plain, GREEDY):
+            return Finding(name, FAILS, difference, texts=len(texts))
+        seeded = [(prompt, decoder.generate(prompt, **SEEDED).tokens) for prompt, _ in texts[-1:]]
+    except Exception as error:
+        return Finding(name, *_judge(error))
+    tries = [_try_policy(decoder, policy, ((GREEDY, texts), (SEEDED, seeded))) for policy in POLICIES]
+    exact = [each for each in tries if each.result == EXACT]
+    worst = min(tries, key=lambda each: (FAILS, EXACT, REFUSED).index(each.result))
+    reasons = dict.fromkeys(each.reason for each in tries if each.reason)
+    return Finding(
+        name,
+        worst.result,
+        "; ".join(reasons),
+        [each.policy for each in exact],
+        sum(each.texts for each in tries),
+        min((each.accepted for each in exact), default=0.0),
+    )
+
+
+@dataclass(frozen=True)
+class _Try:
+    policy: str
+    result: str
+    reason: str = ""
+    texts: int = 0
+    accepted: float = 0.0
+
+
+def _try_policy(decoder: Decoder, policy: str, sets: Iterable[tuple[dict[str, Any], Sequence[Text]]]) -> _Try:
+    metrics = []
+    try:
+        grown = decoder.with_policy(make_policy(POLICIES[policy]))
+        for options, texts in sets:
+            found = [_scripted(grown, text).generate(text[0], **options) for text in texts]
+            metrics += [generation.metrics for generation in found]
+            if difference := _difference(decoder, policy, texts, found, options):
+                return _Try(policy, FAILS, difference, len(metrics))
+    except Exception as error:
+        return _Try(policy, *_judge(error), len(metrics))
+    return _Try(policy, EXACT, "", len(metrics), Metrics.total(metrics).mean_path_length)
+
+
+def _scripted(decoder: Decoder, text: Text) -> Decoder:
+    prompt, expected = text
+    return decoder.with_drafter(ScriptedDrafter([*prompt, *expected], decoder.target.vocab_size))
+
+
+def _difference(
+    decoder: Decoder, way: str, texts: Sequence[Text], found: Sequence[Generation], options: dict[str, Any]
+) -> str:
+    """The first difference of the texts found, in a few words; empty if there is none."""
+    for (prompt, expected), generation in zip(texts, found, strict=True):
+        if difference := find_difference(decoder, prompt, expected, generation.tokens, **options):
+            return (
+                f"{way}{' with a seed' if 'seed' in options else ''}: after {len(prompt)} tokens, token "
+                f"{difference.position} is {difference.got}, not {difference.expected}, whose score is better by "
+                f"{difference.gap:.2g}"
+            )
+    return ""
+
+
+def _lively_model(name: str) -> tuple[PreTrainedModel, list[Text]]:
+    """A random model and transformers' own greedy texts, from the first seed whose texts vary enough."""
+    best = 0
+    for seed in SEEDS:
+        module = random_model(name, seed)
+        texts = [(prompt, _own_text(module, prompt)) for prompt in _prompts()]
+        if (found := _branching(texts)) >= MIN_BRANCHING:
+            return module, texts
+        best = max(best, found)
+    raise ValueError(f"its random texts vary too little to compare: {best} of {MIN_BRANCHING}")
+
+
+def _prompts() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(8, VOCAB - 8, (length,), generator=generator).tolist() for length in PROMPT_LENGTHS]
+
+
+@torch.inference_mode()
+def _own_text(module: PreTrainedModel, prompt: list[int]) -> list[int]:
+    ids = torch.tensor([prompt])
+    out: Any = module.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, **GREEDY)  # pyright: ignore[reportCallIssue]
+    return out[0, len(prompt) :].tolist()
+
+
+def _branching(texts: Sequence[Text]) -> int:
+    """How many tokens are followed by different ones: the texts depend on what comes before them."""
+    followers = defaultdict(set)
+    for _, text in texts:
+        for token, follower in pairwise(text):
+            followers[token].add(follower)
+    return sum(len(each) > 1 for each in followers.values())
+
+
+def _judge(error: Exception) -> tuple[str, str]:
+    if isinstance(error, DraftTreeError):
+        return REFUSED, _one_line(error)
+    return FAILS, f"{type(error).__name__}: {_one_line(error)}"
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

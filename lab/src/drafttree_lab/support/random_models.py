@@ -1,0 +1,95 @@
+"""Small random models of an architecture whose texts show what a pass leaves out."""
+
+from contextlib import suppress
+from copy import deepcopy
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+from drafttree_lab.support.overrides import VARIANTS
+from drafttree_lab.support.small_configs import small_config, text_part
+
+MAX_PARAMETERS = 20_000_000
+MATRIX_STD = 0.5
+NOISE_STD = 0.2
+
+
+@cache
+def architectures() -> list[str]:
+    """The model types that transformers has a causal language model for, and variants of some.
+
+    A type of several models, such as `gemma3`, is left out where its language model has a type of its own.
+    """
+    types = {kind.model_type for kind in MODEL_FOR_CAUSAL_LM_MAPPING}
+    variants = {name for name in VARIANTS if name.partition("+")[0] in types}
+    return sorted(types - language_models().keys() | variants)
+
+
+@cache
+def language_models() -> dict[str, str]:
+    """The type of the language model by that of the whole, where both have a model.
+
+    Assistants are left out: their configuration holds that of the model they draft for.
+    """
+    types = {kind.model_type: _language_type(kind) for kind in MODEL_FOR_CAUSAL_LM_MAPPING}
+    wholes = {name for name in types if not name.endswith("_assistant")}
+    return {whole: types[whole] for whole in wholes if types[whole] in types.keys() - {whole}}
+
+
+def random_model(name: str, seed: int = 0) -> PreTrainedModel:
+    """A small random model of an architecture, in float32 and without generation settings of its own.
+
+    Raises:
+        Exception: of any kind, from transformers, where it cannot be made.
+    """
+    config = small_config(name)
+    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[CONFIG_MAPPING[name.partition("+")[0]]]
+    with torch.device("meta"):
+        size = sum(weight.numel() for weight in kind(deepcopy(config)).parameters())
+    if size > MAX_PARAMETERS:
+        raise ValueError(f"{size:,} parameters are left of its configuration")
+    module = kind(config).eval()
+    randomise(module, seed)
+    module.generation_config = GenerationConfig()
+    return module
+
+
+@torch.no_grad()
+def randomise(module: nn.Module, seed: int) -> None:
+    """Draw weights with which greedy texts vary.
+
+    What begins as ones or zeros (norms, biases, sinks, routing corrections) gets noise, so that leaving it out shows.
+    Rows and columns of matrices have mean 0: without that, activations above 0 on average make all hidden states alike
+    within a few layers, and the text one repeated token.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    saved = {id(tensor): tensor for tensor in module.state_dict(keep_vars=True).values()}
+    for tensor in filter(torch.is_floating_point, saved.values()):
+        noise = torch.randn(tensor.shape, generator=generator)
+        if tensor.ndim < 2:
+            tensor.add_(noise, alpha=NOISE_STD)
+        else:
+            tensor.copy_(_centred(noise) * MATRIX_STD)
+
+
+def _centred(matrices: Tensor) -> Tensor:
+    """Matrices with rows and columns of mean 0; those of a single row or column, such as kernels, as they are."""
+    if 1 in matrices.shape[-2:]:
+        return matrices
+    return matrices - matrices.mean(-1, keepdim=True) - matrices.mean(-2, keepdim=True)
+
+
+def _language_type(kind: type[PreTrainedConfig]) -> str:
+    """The type of the language model in a configuration; its own if transformers cannot make a default one."""
+    with suppress(Exception):
+        return text_part(kind()).model_type
+    return kind.model_type

@@ -1,0 +1,58 @@
+"""The table of architectures as a document, which is docs/models.md."""
+
+import re
+
+from drafttree_lab.support.check import EXACT, LENGTH, POLICIES, PROMPT_LENGTHS, Finding
+from drafttree_lab.support.random_models import language_models
+from drafttree_lab.support.sweep import VERSIONS, SupportTable
+
+TEXT = """# Models
+
+Every causal language model of transformers {transformers}, built small and random with every kind of layer it
+mixes, and run by drafttree {drafttree} (torch {torch}, CPU, float32). Made by
+`drafttree support --out FILE > docs/models.md`, which goes on from what FILE has; `--only NAME` checks one.
+
+- **exact**: greedy texts over {policies} are those that transformers' `generate` wrote
+  with the same weights before drafttree touched them, and texts drawn with a seed are those of plain decoding.
+  {length} tokens behind prompts of {lengths}, windows of 8; drafts are right, second best or wrong by turns.
+- **refused**: `drafttree.load` says why in one line.
+- **not built**: transformers cannot make the small model, or generate with it.
+- **fails**: another text, or an error that is not drafttree's own.
+
+{counts}.
+
+| architecture | result | |
+| --- | --- | --- |
+{rows}
+
+A model beside others is as its language model: {parts}.
+"""
+
+
+def to_markdown(table: SupportTable) -> str:
+    """The document."""
+    return TEXT.format(
+        **VERSIONS,
+        policies=_listed([*POLICIES]),
+        length=LENGTH,
+        lengths=_listed([str(length) for length in PROMPT_LENGTHS]),
+        counts=", ".join(f"{count} {result}" for result, count in table.counts.items()),
+        rows="\n".join(map(_row, table.findings)),
+        parts=", ".join(f"`{whole}` as `{part}`" for whole, part in sorted(language_models().items())),
+    )
+
+
+def _row(finding: Finding) -> str:
+    some = finding.result == EXACT and finding.reason
+    result = f"{EXACT} ({', '.join(finding.exact)})" if some else finding.result
+    return f"| `{finding.name}` | {result} | {_short(finding.reason)} |"
+
+
+def _short(reason: str) -> str:
+    """A reason without what every refusal begins with, for a cell of a table."""
+    reason = re.sub(r"^\w+ cannot be verified in a tree: (it has )?", "", reason)
+    return reason.replace("|", "\\|").replace("<", "&lt;")
+
+
+def _listed(names: list[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"

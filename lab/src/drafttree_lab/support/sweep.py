@@ -1,0 +1,96 @@
+"""Every architecture in turn; results are kept in a file, from which an interrupted run goes on."""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from drafttree.core.errors import InputError, unknown
+from drafttree_lab.support.check import Finding, check_architecture
+from drafttree_lab.support.random_models import architectures, language_models
+
+VERSIONS = {
+    "drafttree": version("drafttree"),
+    "torch": torch.__version__.partition("+")[0],
+    "transformers": transformers.__version__,
+}
+
+
+@dataclass(frozen=True)
+class SupportTable:
+    """The results for several architectures, in alphabetical order."""
+
+    findings: list[Finding]
+
+    @property
+    def passed(self) -> bool:
+        """True if no architecture fails."""
+        return all(finding.passed for finding in self.findings)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Architectures by result."""
+        return dict(Counter(finding.result for finding in self.findings).most_common())
+
+    def summary(self) -> dict[str, Any]:
+        """Everything found, for JSON."""
+        findings = [asdict(finding) for finding in self.findings]
+        return {"versions": VERSIONS, "counts": self.counts, "findings": findings, "passed": self.passed}
+
+
+def check_all(
+    only: Sequence[str] = (), out: Path | None = None, progress: Callable[[str], None] = lambda _: None
+) -> SupportTable:
+    """Check architectures.
+
+    Args:
+        only: names of `architectures`, all of them by default; a type of several models stands for its language model.
+        out: a file of JSON lines to keep results in. Those it has are not computed again, but for failures and
+            results of other versions.
+        progress: called after every architecture with its name.
+
+    Raises:
+        ConfigError: there is no such architecture; the message names the nearest.
+        InputError: the file cannot be written, or holds something else.
+    """
+    known, parts = architectures(), language_models()
+    if wrong := [name for name in only if name not in {*known, *parts}]:
+        raise unknown("architecture", wrong[0], [*known, *parts])
+    kept = _read(out) if out else {}
+    chosen = sorted({parts.get(name, name) for name in only}) or known
+    for name in chosen:
+        if name not in kept:
+            kept[name] = check_architecture(name)
+            if out:
+                _write(out, kept.values())
+        progress(name)
+    return SupportTable([kept[name] for name in chosen])
+
+
+def _read(path: Path) -> dict[str, Finding]:
+    """The results of a file that need not be computed again."""
+    try:
+        lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        found = [Finding(**line["finding"]) for line in lines if line["versions"] == VERSIONS]
+    except (OSError, ValueError, TypeError, KeyError):
+        raise InputError(f"--out {str(path)!r} is no file of results of drafttree support; name another") from None
+    return {finding.name: finding for finding in found if finding.passed}
+
+
+def _write(path: Path, findings: Iterable[Finding]) -> None:
+    """Replace the file as a whole, so that an interruption leaves either."""
+    lines = [json.dumps({"finding": asdict(finding), "versions": VERSIONS}) + "\n" for finding in findings]
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text("".join(lines))
+        os.replace(partial, path)
+    except OSError as error:
+        raise InputError(f"--out {str(path)!r} cannot be written: {error.strerror}; name another") from error

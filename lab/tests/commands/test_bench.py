@@ -1,0 +1,156 @@
+"""`drafttree bench`: tables for a person, or one JSON document."""
+
+import json
+
+import pytest
+
+from drafttree.engine.chat import render_chat
+from drafttree.engine.decoder import Decoder
+from drafttree.verifiers import Traversal
+from drafttree_lab.bench import lookup, memory
+from drafttree_lab.bench.memory import MemoryUse
+from helpers.command_line import complaint, run
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_benchmarks_print_tables(prompts):
+    common = ["--policies", "chain", "--prompts", prompts, "--max-new-tokens", 6, "--repeats", 1, "--limit", 1]
+    assert json.loads(run("bench", "policies", *common, "--json").stdout)["prompts"] == 1
+    assert "texts loop" in run("bench", "policies", *common).stdout
+    assert "growth" in run("bench", "overhead", *common).stdout
+    _, row = json.loads(run("bench", "overhead", *common, "--json").stdout)["rows"]
+    assert row["h"] == pytest.approx(row["outside"] / row["plain_pass"])
+
+
+def test_the_price_of_exact_text(prompts):
+    options = ["--policies", "chain", "--prompts", prompts, "--max-new-tokens", 6, "--repeats", 1, "--limit", 1]
+    result = run("bench", "exact-text", *options, "--dtype", "bfloat16", "--json")
+    rows = json.loads(result.stdout)["rows"]
+    assert [row["policy"] for row in rows] == ["plain", "chain"]
+    assert [row["same_text"][1] for row in rows] == [1, 1]
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_lookup_benchmark_prints_two_tables(tmp_path, monkeypatch):
+    monkeypatch.setattr(lookup, "CONTEXTS", (64, 128))
+    path = tmp_path / "sums.jsonl"
+    path.write_text(json.dumps({"prompt": "one two three one two", "reference": " three one two"}) + "\n")
+    options = ["--prompts", path, "--policies", "chain", "--max-new-tokens", 4, "--repeats", 1, "--limit", 1]
+    summary = json.loads(run("bench", "lookup", *options, "--json").stdout)
+    assert {(row["prompts"], row["way"]) for row in summary["rows"]} == {
+        (name, way) for name in ("code edits", "sums") for way in ("target", "replay")
+    }
+    shown = run("bench", "lookup", *options).stdout
+    assert "sums, replay: suffix, chain" in shown
+    assert "128" in shown
+
+
+def test_the_drafter_benchmark_prints_a_table_a_file_and_the_costs(tmp_path):
+    path = tmp_path / "sums.txt"
+    path.write_text("one two three one two\nfour five six four\n")
+    options = ["--prompts", path, "--policies", "chain", "--max-new-tokens", 4, "--limit", 1]
+    options += ["--drafters", "lookup;suffix"]
+    summary = json.loads(run("bench", "drafters", *options, "--json").stdout)
+    assert [(each["drafter"], each["row"]["prompts"]) for each in summary["rows"]] == [
+        ("none", 1),
+        ("lookup", 1),
+        ("suffix", 1),
+    ]
+    shown = run("bench", "drafters", *options).stdout
+    assert "sums: 1 prompts" in shown
+    assert "passes a round" in shown
+
+
+def test_methods_are_listed_as_triples(prompts):
+    methods = ["--methods", "lookup|chain;suffix|talon:budget=4|coupled", "--methods", "lookup|chain:depth=2"]
+    options = ["--prompts", prompts, "--max-new-tokens", 4, "--limit", 1, "--temperature", 1]
+    result = run("bench", "drafters", *methods, *options)
+    for name in ("plain", "lookup, chain ", "suffix, talon:budget=4, coupled", "lookup, chain:depth=2"):
+        assert name in result.stdout
+
+
+def test_methods_leave_no_room_for_a_cross_product(capsys):
+    said = complaint(capsys, "bench", "drafters", "--methods", "lookup|chain", "--policies", "talon")
+    assert "leave out --drafters and --policies" in said
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["policies", "--temperature", 1], "Eagle with RRSw is not lossless"),
+        (["overhead", "--temperature", 1], "Eagle with RRSw is not lossless"),
+        (["exact-text", "--temperature", 1], "Eagle with RRSw is not lossless"),
+        (["lookup"], "Eagle with RRSw is not lossless"),
+        (["law"], "at temperature 0 use 'greedy'"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_benches_take_a_verifier_and_refuse_what_is_not_lossless(command, said, prompts, capsys):
+    options = ["--prompts", prompts, "--policies", "eagle", "--verifier", "rrsw", "--max-new-tokens", 4, "--limit", 1]
+    assert said in complaint(capsys, "bench", *command, *options)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_bench_decodes_with_the_verifier_that_is_named(prompts, monkeypatch):
+    seen = set()
+    verify = Traversal.verify
+    monkeypatch.setattr(Traversal, "verify", lambda self, *rest: seen.add(type(self)) or verify(self, *rest))
+    options = ["--prompts", prompts, "--policies", "chain", "--max-new-tokens", 4, "--limit", 1, "--repeats", 1]
+    result = run("bench", "policies", *options, "--verifier", "traversal", "--temperature", 1, "--json")
+    assert seen == {Traversal}
+    assert [text["way"] for text in json.loads(result.stdout)["texts"]] == ["plain", "chain"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_prompts_are_chosen_cut_and_rendered_by_options(tmp_path, embedded, monkeypatch):
+    path = tmp_path / "talks.jsonl"
+    lines = [
+        {"prompt": "Tell me of the sea and the old man.", "category": "writing"},
+        {"prompt": "one two three", "category": "math"},
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    seen, generate = [], Decoder.generate
+    monkeypatch.setattr(Decoder, "generate", lambda self, ids, **rest: seen.append(ids) or generate(self, ids, **rest))
+    options = ["--prompts", path, "--policies", "chain", "--max-new-tokens", 2, "--repeats", 1]
+    result = run("bench", "policies", *options, "--category", "writ", "--chat", "--prompt-tokens", 3)
+    assert result.exit_code == 0
+    cut = embedded.tokenizer.decode(embedded.tokenizer(lines[0]["prompt"])["input_ids"][:3])
+    expected = render_chat([{"role": "user", "content": cut}], embedded.tokenizer)
+    assert seen
+    assert all(ids == expected for ids in seen)
+
+
+def test_a_category_needs_a_file(capsys):
+    said = complaint(capsys, "bench", "drafters", "--category", "qa", "--drafters", "lookup")
+    assert "--category 'qa' chooses from prompt files; name one with --prompts" in said
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_memory_benchmark_prints_a_line_per_method(prompts, monkeypatch):
+    given = []
+
+    def measure(setting, spec):
+        given.append(setting)
+        return MemoryUse(10_000_000, 30_000_000, 0, 0, 4)
+
+    monkeypatch.setattr(memory, "measure_in_process", measure)
+    options = ["--prompts", prompts, "--methods", "lookup|chain", "--max-new-tokens", 4]
+    rows = json.loads(run("bench", "memory", *options, "--verifier", "coupled", "--json").stdout)["rows"]
+    assert [(row["method"], row["added"]) for row in rows] == [
+        ("none", 20_000_000),
+        ("lookup|chain|coupled", 20_000_000),
+    ]
+    assert given[0].options == {"max_new_tokens": 4, "temperature": 0.0, "seed": 0}
+    assert len(given[0].prompts) == 2
+
+
+def test_files_of_one_name_are_told_apart(tmp_path):
+    paths = [tmp_path / "a" / "sums.txt", tmp_path / "b" / "sums.txt", tmp_path / "sums.test.txt"]
+    for path in paths:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("one two three one two\n")
+    files = [part for path in paths for part in ("--prompts", path)]
+    options = ["--policies", "chain", "--max-new-tokens", 2, "--drafters", "lookup", "--json"]
+    groups = {each["row"]["group"] for each in json.loads(run("bench", "drafters", *files, *options).stdout)["rows"]}
+    assert groups == {str(paths[0]), str(paths[1]), "sums.test"}

@@ -1,0 +1,104 @@
+"""`drafttree replay` on the embedded pair, at tiny sizes and on shipped prompts."""
+
+import json
+
+import pytest
+
+from drafttree.evaluation.run_store import RUNS
+from drafttree_lab.replay import replay_target
+from helpers.command_line import complaint, run
+
+TINY = ["--limit", 1, "--max-new-tokens", 8, "--counts-only"]
+
+
+@pytest.fixture
+def quick_target(embedded, monkeypatch):
+    """The embedded target, loaded once."""
+    monkeypatch.setattr(replay_target, "load", lambda *_, **__: embedded.plain())
+
+
+@pytest.mark.usefixtures("quick_target")
+def test_a_table_is_replayed_kept_and_reported(tmp_path):
+    command = ["replay", "talon/fig7", "--points", 2, *TINY, "--out", tmp_path / "out"]
+    shown = run(*command)
+    assert shown.exit_code == 0
+    assert "talon/fig7" in shown.stdout
+    assert "these prompts do not ship; give a folder that has them with --data" in shown.stdout
+    kept = (tmp_path / "out" / RUNS).read_text()
+    again = run(*command, "--json")
+    assert again.exit_code == 0
+    (result,) = json.loads(again.stdout)["results"]
+    assert result["done"] == result["tasks"] > 0
+    assert (tmp_path / "out" / RUNS).read_text() == kept
+    page = tmp_path / "page.html"
+    assert run("replay", "report", tmp_path / "out", "-o", page).exit_code == 0
+    assert "talon/fig7" in page.read_text(encoding="utf-8")
+    assert "nowhere" in complaint_of("replay", "report", tmp_path / "out", "-o", tmp_path / "nowhere" / "page.html")
+
+
+def complaint_of(*arguments):
+    """The error of a command."""
+    return str(run(*arguments).exception)
+
+
+@pytest.mark.usefixtures("quick_target")
+def test_when_the_minutes_are_over_the_code_is_3(tmp_path):
+    shown = run("replay", "talon/1", *TINY, "--out", tmp_path / "out", "--minutes", 1e-9)
+    assert shown.exit_code == 3
+    assert "0 of 2 turns done" in shown.stdout
+    assert f"the same command goes on from {tmp_path / 'out'}" in shown.stderr
+
+
+def test_the_list_loads_no_model_and_may_be_of_some_results(monkeypatch):
+    monkeypatch.setattr(replay_target, "load", lambda *_, **__: pytest.fail("a model is loaded"))
+    assert run("replay", "list").stdout.count("\n") > 50
+    shown = run("replay", "list", "talon/1", "traversal/2").stdout.splitlines()
+    assert [line.split()[0] for line in shown] == ["result", "talon/1", "traversal/2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["talom"], "unknown paper 'talom'; did you mean 'talon'?"),
+        (["talon/fig77"], "unknown table or figure of talon 'fig77'; did you mean 'fig7'?"),
+        (["list", "talom"], "unknown paper 'talom'"),
+        (["talon", "--as", "EAGLE3=x"], "unknown role 'EAGLE3'; did you mean 'EAGLE-3'?"),
+        (["talon", "--as", "SD"], "--as 'SD' is not of the form ROLE=DRAFTER"),
+        (["talon", "--cost", "free"], "--cost is 'free'"),
+        (["talon", "--inflate", "9t"], "unknown shape '9t'"),
+        (["talon", "--data", "nowhere"], "--data 'nowhere' is no folder"),
+        (["report"], "report takes one folder, not 0"),
+        (["report", "nowhere"], "nowhere: no results of a replay in it"),
+    ],
+)
+def test_mistakes_are_told_before_a_model_is_loaded(arguments, said, capsys, monkeypatch):
+    monkeypatch.setattr(replay_target, "load", lambda *_, **__: pytest.fail("a model is loaded"))
+    assert said in complaint(capsys, "replay", *arguments)
+
+
+def test_a_bad_line_of_prompts_is_numbered(tmp_path, capsys):
+    (tmp_path / "prompts").mkdir()
+    (tmp_path / "prompts" / "gsm8k.jsonl").write_text('{"prompt": "a"}\n{"prompt":\n')
+    assert "gsm8k.jsonl, line 2" in complaint(capsys, "replay", "talon/1", "--data", tmp_path)
+
+
+@pytest.mark.usefixtures("quick_target")
+def test_a_drafter_that_does_not_fit_is_told_before_anything_runs(tmp_path, capsys):
+    (tmp_path / "none").mkdir()
+    given = ["--as", f"SD={tmp_path / 'none'}", "--out", tmp_path / "out"]
+    said = complaint(capsys, "replay", "talon/1", *TINY, *given)
+    assert f"the drafter '{tmp_path / 'none'}' cannot draft for 'embedded'" in said
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("quick_target")
+def test_a_folder_of_another_replay_is_refused_by_name(tmp_path, capsys):
+    command = ["replay", "talon/1", *TINY, "--out", tmp_path / "out", "--minutes", 1e-9]
+    assert run(*command).exit_code == 3
+    assert "(seed = 0 there, 1 here)" in complaint(capsys, *command, "--seed", 1)
+    run_json = tmp_path / "out" / "run.json"
+    run_json.write_text(run_json.read_text().replace('"embedded"', '"other"'))
+    assert "(target = 'other' there, 'embedded' here)" in complaint(capsys, *command)
+    (tmp_path / "file").write_text("mine")
+    assert "cannot be written" in complaint(capsys, *command[:-4], "--out", tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "mine"

@@ -1,0 +1,77 @@
+"""What the terminal shows of a replay."""
+
+from drafttree_lab.display.replay import cell, place, show_list, show_replay
+from drafttree_lab.replay.experiment import Experiment, Sizes, plan
+from drafttree_lab.replay.measured import Value
+from drafttree_lab.replay.replay import Replay
+from drafttree_lab.replay.roles import find_roles
+from drafttree_lab.replay.summary import Entry, ResultSummary
+from drafttree_lab.replay.verdict import Verdict
+
+
+def verdict(outcome, said="1.20 [1.10, 1.30]", **changes):
+    return Verdict("x", "a tree is ahead", 1, True, outcome, said, **changes)
+
+
+def entry(measured=2.0, **changes):
+    value = measured and Value(measured, measured - 0.1, measured + 0.1, 3)
+    own = {"method": "tree", "set": "chat", "temperature": 0.0, "value": None, "metric": "tau"}
+    return Entry(**own | {"published": 3.5, "model": "large", "measured": value} | changes)
+
+
+def summary(**changes):
+    own = {"id": "talon/1", "title": "A table", "line": 1, "verdicts": [], "not_looping": [], "looping": 0.0}
+    own |= {"entries": [], "missing": {}, "figure": None, "points": {}, "notes": [], "done": 2, "tasks": 3}
+    return ResultSummary(**own | changes)
+
+
+def test_a_number_stands_before_the_papers_and_a_speedup_beside_r():
+    assert cell(entry()) == "2.00 (3.5)"
+    assert cell(entry(published=None)) == "2.00"
+    assert cell(entry(by_law=2.25)) == "2.00, R 2.25 (3.5)"
+
+
+def test_a_column_is_named_by_set_temperature_and_value():
+    assert place(entry()) == "chat"
+    assert place(entry(temperature=0.5, value=60)) == "chat, T = 0.5 60"
+
+
+def test_results_show_verdicts_values_and_what_is_missing(capsys):
+    found = summary(
+        verdicts=[verdict("undecided", needed=40), verdict("reproduced")],
+        not_looping=[verdict("contradicted")],
+        looping=0.25,
+        entries=[entry(), entry(metric="delta", measured=None)],
+        missing={"SD": "no drafter stands for it"},
+        notes=["it ended early"],
+    )
+    show_replay(Replay([found]))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "talon/1  A table"
+    assert lines[1].startswith("  undecided  ")
+    assert lines[1].endswith("  a tree is ahead: 1.20 [1.10, 1.30]; about 40 prompts would decide")
+    assert "contradicted    without the 25% of texts that loop, a tree is ahead: 1.20" in lines[3]
+    text = "\n".join(lines)
+    assert "2.00 (3.5)" in text
+    assert "delta" not in text
+    assert "  it ended early\n  SD: no drafter stands for it\n  2 of 3 turns done" in text
+    assert lines[-1] == "claims: 1 undecided, 1 reproduced"
+
+
+def test_without_claims_none_are_counted(capsys):
+    show_replay(Replay([summary()]))
+    assert capsys.readouterr().out.splitlines()[-1] == "claims: none"
+
+
+def test_the_list_has_runs_and_what_cannot_be_replayed(capsys):
+    roles, sizes = find_roles(["talon"], "embedded", {}), Sizes(limit=2, max_new_tokens=3000)
+    planned: list[Experiment] = [plan("talon", name, roles.drafters, roles.missing, sizes) for name in ("fig1", "1")]
+    show_list(planned, 2, 1)
+    header, schematic, table = capsys.readouterr().out.splitlines()
+    assert header.split() == ["result", "title", "runs", "minutes", "not", "replayed"]
+    assert schematic.split()[0] == "talon/fig1"
+    assert "a schematic" in schematic
+    ways = len(planned[1].blocks[0].ways) * len(planned[1].blocks)
+    tokens = planned[1].blocks[0].setting.max_new_tokens
+    assert f" {2 * ways} " in table
+    assert f" {2 * ways * tokens / 6000:.0f} " in table

@@ -1,0 +1,52 @@
+"""Cells of a replay that are given, not run."""
+
+from collections.abc import Mapping, Sequence
+
+from drafttree.evaluation.run_store import RunStore
+from drafttree_lab.replay.experiment import Experiment
+from drafttree_lab.replay.measured import Measured
+from drafttree_lab.replay.task import Task, Turn
+from drafttree_lab.replay.text_cell import TextCounts, TextTimes
+
+
+def counted(accepted: Sequence[int], *, looping: bool = False, ranks: Sequence[list[int]] | None = None) -> TextCounts:
+    """The counts of a text whose rounds accepted so many of three drafted tokens."""
+    rounds = len(accepted)
+    return TextCounts(
+        tokens=list(range(sum(accepted) + rounds)),
+        committed=[1 + each for each in accepted],
+        accepted=list(accepted),
+        nodes=[4] * rounds,
+        levels=[3] * rounds,
+        passes=[3] * rounds,
+        ranks=[list(each) for each in ranks or [[1] * count for count in accepted]],
+        looping=looping,
+    )
+
+
+def timed(seconds: float) -> TextTimes:
+    """The times of ten tokens after a prompt that takes no time."""
+    return TextTimes(10, seconds, 0.0, 0.1, 0.01, 0.001, 0.0)
+
+
+def measured(experiment: Experiment, texts: Mapping[str, Sequence[Mapping[str, TextCounts]]], **options) -> Measured:
+    """What the counts amount to: by set (or set@value of the axis), for each prompt the text of every way."""
+    store = RunStore()
+    names = {place.partition("@")[0]: len(each) for place, each in texts.items()}
+    digests = {name: [f"{name}{number}" for number in range(count)] for name, count in names.items()}
+    for block in experiment.blocks:
+        place = block.setting.set if block.value is None else f"{block.setting.set}@{block.value}"
+        for number, text in enumerate(texts[place]):
+            task = Task(experiment, block, number, digests[block.setting.set][number], 0)
+            for name, counts in text.items():
+                store.run(task.counts_key(block.ways[name]), TextCounts, lambda own=counts: own)
+    return Measured(experiment, store, digests, **options)
+
+
+def keep_times(measured: Measured, seconds: Mapping[str, float]) -> None:
+    """Keep one turn of these seconds for every prompt."""
+    for block in measured.experiment.blocks:
+        for number, digest in enumerate(measured.digests[block.setting.set]):
+            task = Task(measured.experiment, block, number, digest, 0)
+            turn = {name: timed(each) for name, each in seconds.items()}
+            measured.store.run(task.turn_key, Turn, lambda own=turn: own)

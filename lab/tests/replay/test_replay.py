@@ -1,0 +1,205 @@
+"""Replays of toy results: what is run, kept, gone on from, and told."""
+
+import errno
+import os
+from dataclasses import replace
+
+import pytest
+
+from drafttree.core.errors import ModelError
+from drafttree.evaluation import json_lines
+from drafttree.evaluation.json_lines import UnwritableError
+from drafttree.evaluation.method import Method
+from drafttree.evaluation.run_store import RUNS, RunStore
+from drafttree.policies import Chain
+from drafttree.verifiers import RRSw
+from drafttree_lab.replay.experiment import Block
+from drafttree_lab.replay.replay import run_replay
+from helpers.costs import toy_decoder
+from helpers.small_trees import TARGET
+from helpers.toy import ToyModel, greedy_text
+
+
+def store(folder, **options):
+    return RunStore(folder, {"command": "replay"}, partial=True, **options)
+
+
+def no_measure(task, ids):
+    pytest.fail("nothing but decoding is run here")
+
+
+def counts(folder):
+    """The lines of the counts, in any order."""
+    return sorted(line for line in (folder / RUNS).read_text().splitlines() if '"counts"' in line)
+
+
+def test_every_way_is_counted_and_timed_on_every_prompt(experiment, prompts, make_decoder, tmp_path):
+    (found,) = run_replay([experiment], prompts, make_decoder, no_measure, store(tmp_path)).results
+    assert (found.done, found.tasks) == (6, 6)
+    taus = {(entry.method, entry.set): entry.measured for entry in found.entries if entry.metric == "tau"}
+    assert set(taus) == {(method, name) for method in ("chain", "tree") for name in ("a", "b")}
+    assert all(value.prompts == 3 and value.low <= value.mean <= value.high for value in taus.values())
+    assert all(entry.measured for entry in found.entries if entry.metric == "speedup")
+
+
+def test_tau_is_that_of_the_texts_rounds(experiment, prompts, make_decoder, tmp_path):
+    (found,) = run_replay([experiment], prompts, make_decoder, no_measure, store(tmp_path)).results
+    made = make_decoder(Method("toy", Chain(depth=3)))
+    texts = [made.generate(ids, max_new_tokens=24, temperature=0.0, seed=0).metrics for ids in prompts["toy", "a"]]
+    wanted = sum(text.tokens for text in texts) / sum(len(text.rounds) for text in texts)
+    (own,) = [each for each in found.entries if (each.method, each.set, each.metric) == ("chain", "a", "tau")]
+    assert own.measured.mean == pytest.approx(wanted)
+
+
+def test_a_claim_has_a_verdict_over_all_sets(experiment, prompts, make_decoder, tmp_path):
+    (found,) = run_replay([experiment], prompts, make_decoder, no_measure, store(tmp_path)).results
+    (verdict,) = found.verdicts
+    assert verdict.prompts == 6
+    assert verdict.low <= verdict.estimate <= verdict.high
+    taus = [
+        [each.measured.mean for each in found.entries if (each.method, each.metric) == (method, "tau")]
+        for method in ("tree", "chain")
+    ]
+    assert verdict.estimate == pytest.approx(sum(taus[0]) / sum(taus[1]))
+
+
+def test_what_is_kept_is_not_run_again(experiment, prompts, make_decoder, tmp_path):
+    first = run_replay([experiment], prompts, make_decoder, no_measure, store(tmp_path))
+    lines, made = (tmp_path / RUNS).read_text(), len(make_decoder.made)
+    assert run_replay([experiment], prompts, make_decoder, no_measure, store(tmp_path)) == first
+    assert (tmp_path / RUNS).read_text() == lines
+    assert len(make_decoder.made) == made
+
+
+def test_a_replay_cut_short_goes_on_to_the_same_counts(experiment, prompts, make_decoder, tmp_path):
+    run_replay([experiment], prompts, make_decoder, no_measure, store(tmp_path / "whole"))
+    done = []
+
+    def stop(name):
+        done.append(name)
+        if len(done) in (2, 5):
+            raise KeyboardInterrupt
+
+    for _ in range(3):
+        kept = store(tmp_path / "cut")
+        run_replay([experiment], prompts, make_decoder, no_measure, kept, progress=stop)
+        with (tmp_path / "cut" / RUNS).open("a") as file:
+            file.write('{"run": ["torn')  # as a crash would leave it
+    assert not kept.interrupted
+    RunStore(tmp_path / "cut", {"command": "replay"})
+    assert counts(tmp_path / "cut") == counts(tmp_path / "whole")
+
+
+def test_counts_only_times_nothing_and_shares_counts_among_results(experiment, prompts, make_decoder, tmp_path):
+    other = replace(experiment, name="2")
+    found = run_replay([experiment, other], prompts, make_decoder, no_measure, store(tmp_path), timed=False)
+    assert [each.done for each in found.results] == [6, 6]
+    assert len((tmp_path / RUNS).read_text().splitlines()) == 3 * 6
+    assert not [
+        entry for each in found.results for entry in each.entries if entry.metric == "speedup" and entry.measured
+    ]
+
+
+def test_another_text_ends_the_table(experiment, prompts, make_decoder, tmp_path):
+    def make(method):
+        if method.drafter is None:
+            return toy_decoder(ToyModel(TARGET.blurred(3.0)), None, method.policy)
+        return make_decoder(method)
+
+    for _ in range(2):  # a second command finds the same in what is kept
+        kept = store(tmp_path)
+        (found,) = run_replay([experiment], prompts, make, no_measure, kept).results
+        assert found.notes[0].startswith("chain wrote another text than AR after prompt 0 of a")
+        assert (found.done, found.tasks) == (1, 6)
+
+
+def test_a_method_that_fails_ends_its_table_alone(experiment, prompts, make_decoder, tmp_path):
+    def make(method):
+        if method.drafter == "broken":
+            raise ModelError("the drafter 'broken' is none")
+        return make_decoder(method)
+
+    ways = {**experiment.blocks[0].ways, "chain": Method("broken", Chain())}
+    broken = replace(experiment, name="2", blocks=[replace(experiment.blocks[0], ways=ways)])
+    ended, whole = run_replay([broken, experiment], prompts, make, no_measure, store(tmp_path), timed=False).results
+    assert (ended.done, ended.notes) == (0, ["the drafter 'broken' is none"])
+    assert (whole.done, whole.notes) == (6, [])
+
+
+def test_a_full_disk_ends_all_of_it_and_loses_nothing(experiment, prompts, make_decoder, tmp_path, monkeypatch):
+    run_replay([experiment], prompts, make_decoder, no_measure, store(tmp_path / "whole"), timed=False)
+    synced, sync = [], os.fsync
+
+    def full(file):
+        synced.append(file)
+        if len(synced) > 5:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sync(file)
+
+    monkeypatch.setattr(json_lines.os, "fsync", full)
+    kept = store(tmp_path / "cut")
+    with pytest.raises(UnwritableError, match=r"cells.jsonl: cannot be written: No space left on device"):
+        run_replay([experiment], prompts, make_decoder, no_measure, kept, timed=False)
+    monkeypatch.undo()
+    assert len(counts(tmp_path / "cut")) == 5
+    run_replay([experiment], prompts, make_decoder, no_measure, store(tmp_path / "cut"), timed=False)
+    assert counts(tmp_path / "cut") == counts(tmp_path / "whole")
+
+
+def test_a_law_preserving_verifier_may_write_another_text(experiment, prompts, make_decoder, tmp_path):
+    ways = {"AR": Method(None, Chain()), "sampled": Method("toy", Chain(depth=3), RRSw)}
+    settings = [replace(block.setting, temperature=1.0) for block in experiment.blocks]
+    sampled = replace(experiment, blocks=[Block(setting, None, ways) for setting in settings])
+    (found,) = run_replay([sampled], prompts, make_decoder, no_measure, store(tmp_path)).results
+    assert not found.notes
+    assert found.done == found.tasks
+
+
+def test_when_the_minutes_are_over_nothing_begins(experiment, prompts, make_decoder, tmp_path):
+    kept = store(tmp_path, minutes=1e-9)
+    (found,) = run_replay([experiment], prompts, make_decoder, no_measure, kept).results
+    assert kept.out_of_time
+    assert found.done == 0
+    assert found.verdicts[0].outcome == "not run"
+
+
+def test_prompts_are_cut_to_the_papers_length(experiment, prompts, make_decoder, tmp_path):
+    blocks = [replace(block, setting=replace(block.setting, prompt_tokens=2)) for block in experiment.blocks]
+    run_replay([replace(experiment, blocks=blocks)], prompts, make_decoder, no_measure, store(tmp_path), timed=False)
+    text = greedy_text(TARGET, [1, 2], 24)
+    assert any(f'"tokens": {text}' in line for line in counts(tmp_path))
+
+
+def test_other_kinds_are_measured_once_per_prompt_and_judged(experiment, prompts, make_decoder, tmp_path):
+    claims = [claim.model_copy(update={"left": "tree", "right": "chain"}) for claim in experiment.result.claims]
+    result = experiment.result.model_copy(update={"kind": "acceptance", "metrics": ["tau"], "claims": claims})
+    asked = []
+
+    def measure(task, ids):
+        asked.append(tuple(ids))
+        return {"AR": (1.0, 1.0), "chain": (2.0 + 0.1 * ids[0], 1.0), "tree": (3.0 + 0.1 * ids[0], 1.0)}
+
+    for _ in range(2):
+        kept = store(tmp_path)
+        (found,) = run_replay([replace(experiment, result=result)], prompts, make_decoder, measure, kept).results
+    assert len(asked) == len(set(asked)) == 6
+    assert (found.done, found.verdicts[0].outcome) == (6, "reproduced")
+    own = next(each.measured for each in found.entries if (each.method, each.set) == ("tree", "a"))
+    assert own.mean == pytest.approx(3.0 + 0.1 * (1 + 4 + 7) / 3)
+
+
+def test_memory_and_growth_are_measured_on_one_prompt(experiment, prompts, make_decoder, tmp_path):
+    result = experiment.result.model_copy(update={"kind": "memory", "metrics": ["peak_memory"], "claims": []})
+
+    def measure(task, ids):
+        return dict.fromkeys(task.block.ways, (100.0, 1.0))
+
+    planned = [replace(experiment, result=result)]
+    (found,) = run_replay(planned, prompts, make_decoder, measure, store(tmp_path)).results
+    assert (found.done, found.tasks) == (2, 2)
+
+
+def test_methods_that_are_missing_are_told(experiment, prompts, make_decoder, tmp_path):
+    absent = replace(experiment, missing={"tree": "no drafter stands for it"})
+    (found,) = run_replay([absent], prompts, make_decoder, no_measure, store(tmp_path), timed=False).results
+    assert (found.verdicts[0].outcome, found.verdicts[0].said) == ("not run", "no drafter stands for it")

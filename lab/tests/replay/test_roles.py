@@ -1,0 +1,29 @@
+"""Who drafts for the roles of a paper."""
+
+import pytest
+
+from drafttree.core.errors import ConfigError
+from drafttree_lab.replay.roles import find_roles, parse_roles
+
+
+def test_on_the_embedded_target_roles_have_stand_ins():
+    found = find_roles(["talon"], "embedded", {})
+    assert found.drafters["EAGLE-3"] == "embedded-eagle3"
+    assert not set(found.missing) & set(found.drafters)
+
+
+def test_on_another_target_only_given_roles_are_filled():
+    found = find_roles(["talon"], "their/model", {"SD": "their/draft"})
+    assert found.drafters == {"SD": "their/draft"}
+    assert "name one with --as EAGLE-3=DRAFTER" in found.missing["EAGLE-3"]
+
+
+def test_an_unknown_role_suggests_the_nearest():
+    with pytest.raises(ConfigError, match=r"unknown role 'EAGLE3'; did you mean 'EAGLE-3'\?"):
+        find_roles(["talon"], "embedded", {"EAGLE3": "x"})
+
+
+def test_roles_are_given_as_role_and_drafter():
+    assert parse_roles(["SD=a/b", "EAGLE-3 = ./head"]) == {"SD": "a/b", "EAGLE-3": "./head"}
+    with pytest.raises(ConfigError, match="--as 'SD' is not of the form ROLE=DRAFTER"):
+        parse_roles(["SD"])

@@ -1,0 +1,114 @@
+"""A check finds what is exact, refused, wrong or broken."""
+
+import pytest
+import torch
+from torch import nn
+
+from drafttree.core.errors import ConfigError
+from drafttree.engine.decoder import Decoder
+from drafttree.models import TreePlan
+from drafttree.models.attention.span import EVERYTHING, Span
+from drafttree_lab.support import check, random_models
+from drafttree_lab.support.overrides import OVERRIDES
+
+LATE = 30
+"""More rows than the probe of `load` reads."""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """A long and a short tree, behind two prompts."""
+    monkeypatch.setattr(check, "POLICIES", {name: check.POLICIES[name] for name in ("chain", "template")})
+    monkeypatch.setattr(check, "PROMPT_LENGTHS", (3, 21))
+    monkeypatch.setattr(check, "MIN_BRANCHING", 3)
+
+
+def test_an_exact_architecture_accepts_what_its_drafter_knows():
+    finding = check.check_architecture("mistral")
+    assert (finding.result, finding.reason, finding.exact) == ("exact", "", [*check.POLICIES])
+    assert finding.texts == len(check.POLICIES) * (len(check.PROMPT_LENGTHS) + 1)
+    assert 1 < finding.accepted < 3
+    assert finding.passed
+
+
+def test_a_refusal_is_one_line():
+    finding = check.check_architecture("mamba")
+    assert finding.result == "refused"
+    assert finding.reason == "MambaForCausalLM cannot be verified in a tree: it has recurrent layers (linear_attention)"
+    assert finding.passed
+
+
+@pytest.mark.parametrize("change", [-1, 1, 100])
+def test_a_wrong_window_fails(monkeypatch, change):
+    """One that is wrong only behind more tokens than the probe of `load` has."""
+    mask = TreePlan.mask
+
+    def wrong(self, groups, span=EVERYTHING):
+        late = span.window is not None and self._cache.length > LATE
+        return mask(self, groups, Span(span.window + change) if late else span)
+
+    monkeypatch.setattr(TreePlan, "mask", wrong)
+    finding = check.check_architecture("mistral")
+    assert finding.result == "fails"
+    assert finding.reason.startswith("plain decoding: after ")
+    assert not finding.passed
+
+
+def test_branches_that_see_each_other_fail(monkeypatch):
+    """The probe of `load` has 6 nodes and is left alone."""
+    make = TreePlan._make
+
+    def blurred(self, groups, window):
+        if self._visible.shape[1] > 6:
+            self._visible = torch.ones_like(self._visible).tril()
+        return make(self, groups, window)
+
+    monkeypatch.setattr(TreePlan, "_make", blurred)
+    finding = check.check_architecture("qwen3_moe")
+    assert finding.result == "fails"
+    assert finding.exact == ["chain"]
+    assert "template: after 3 tokens" in finding.reason
+
+
+def test_a_raw_error_fails(monkeypatch):
+    mask = TreePlan.mask
+    monkeypatch.setattr(
+        TreePlan, "mask", lambda self, *given: 1 / 0 if self._cache.length > LATE else mask(self, *given)
+    )
+    finding = check.check_architecture("qwen3_moe")
+    assert (finding.result, finding.reason) == ("fails", "ZeroDivisionError: division by zero")
+
+
+def test_what_only_chains_serve_is_exact_with_those(monkeypatch):
+    with_policy = Decoder.with_policy
+
+    def refuse(self, policy):
+        if policy.branches:
+            raise ConfigError("chains only")
+        return with_policy(self, policy)
+
+    monkeypatch.setattr(Decoder, "with_policy", refuse)
+    finding = check.check_architecture("mistral")
+    assert (finding.result, finding.reason, finding.exact) == ("exact", "chains only", ["chain"])
+
+
+def test_what_cannot_be_made_is_not_built(monkeypatch):
+    monkeypatch.setitem(OVERRIDES, "llama", {"num_attention_heads": 5})
+    finding = check.check_architecture("llama")
+    assert finding.result == "not built"
+    assert "not a multiple of the number of attention heads (5)" in finding.reason
+    assert "\n" not in finding.reason
+    assert finding.passed
+
+
+def test_what_no_rule_shrinks_is_not_built(monkeypatch):
+    monkeypatch.setattr(random_models, "MAX_PARAMETERS", 1000)
+    assert "parameters are left of its configuration" in check.check_architecture("llama").reason
+
+
+def test_texts_that_say_little_are_not_taken(monkeypatch):
+    monkeypatch.setattr(random_models, "randomise", lambda module, _: nn.init.zeros_(module.lm_head.weight))
+    monkeypatch.setattr(check, "SEEDS", range(2))
+    finding = check.check_architecture("llama")
+    assert finding.result == "not built"
+    assert "vary too little" in finding.reason

@@ -1,0 +1,48 @@
+"""The commands of drafttree-lab, which makers of drafttree measure with: found where that package is installed."""
+
+from importlib.metadata import entry_points
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from drafttree.core.errors import ConfigError
+
+LAB_COMMANDS = {
+    "bench": "Measure what speculation gains and what it costs.",
+    "replay": "Run the experiments of the papers, and compare what they publish with what is measured.",
+    "support": "Build every architecture of transformers small and random, and compare its texts.",
+}
+"""What each does, for the help of an installation without the package."""
+INSTALL = "pip install drafttree-lab (from a clone: pip install ./lab)"
+ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
+
+
+class Commands(TyperGroup):
+    """The commands of the library, and those of the lab, which are imported when they are asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*super().list_commands(ctx), *LAB_COMMANDS]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return lab_command(cmd_name) if cmd_name in LAB_COMMANDS else super().get_command(ctx, cmd_name)
+
+
+def lab_command(name: str) -> Any:
+    """A command of the lab; without the package one that says how to install it."""
+    found = next(iter(entry_points(group="drafttree.commands", name=name)), None)
+    command = found.load() if found else _missing(name)
+    if not isinstance(command, typer.Typer):
+        function, command = command, typer.Typer(rich_markup_mode=None)
+        command.command(name, context_settings={} if found else ANY_ARGUMENTS)(function)
+    made = typer.main.get_command(command)
+    made.name = name
+    return made
+
+
+def _missing(name: str) -> Any:
+    def refuse() -> None:
+        raise ConfigError(f"drafttree {name} is part of drafttree-lab, which is not installed: {INSTALL}")
+
+    refuse.__doc__ = f"{LAB_COMMANDS[name]} Part of drafttree-lab: {INSTALL}."
+    return refuse

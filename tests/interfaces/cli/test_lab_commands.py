@@ -1,0 +1,37 @@
+"""The commands of the lab: found where it is installed, named with what installs it elsewhere."""
+
+import subprocess
+import sys
+
+import pytest
+
+from drafttree.interfaces.cli import lab_commands
+from drafttree.interfaces.cli.lab_commands import LAB_COMMANDS
+from helpers.command_line import complaint, run
+
+USERS = """
+import sys
+import drafttree.hf
+from drafttree.interfaces import display, live_trace, trace_display, tuning_display
+from drafttree.interfaces.cli import decoders, generate, chat, certify, trace, tune, batch, serve, lists
+from drafttree.interfaces.server import app
+from drafttree.evaluation import certify, compare, pair_sweep, tune, trace
+print(sorted(name for name in sys.modules if name.startswith("drafttree_lab")))
+"""
+
+
+def test_no_command_of_users_imports_the_lab():
+    done = subprocess.run([sys.executable, "-c", USERS], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+@pytest.mark.parametrize("name", LAB_COMMANDS)
+def test_without_the_lab_a_command_says_how_to_install_it(name, monkeypatch, capsys):
+    monkeypatch.setattr(lab_commands, "entry_points", lambda **_: ())
+    assert "pip install ./lab" in complaint(capsys, name, "some", "--option", "1")
+    assert "pip install ./lab" in " ".join(run(name, "--help").output.split())
+
+
+def test_with_the_lab_they_are_commands_like_others():
+    assert "overhead" in run("bench", "--help").output
+    assert "--minutes" in run("replay", "--help").output
