@@ -28,8 +28,11 @@ class ExactTextBackend:
         most: rows of a pass at most; larger ones are split. None for no limit.
 
     Attributes:
+        exact_text: that texts are those of plain decoding, whatever trees they are decoded in.
         packed_nbytes: memory of packed copies of its weights, beside the weights themselves.
     """
+
+    exact_text = True
 
     def __init__(self, inner: Backend, least: int, most: int | None) -> None:
         self.device = inner.device

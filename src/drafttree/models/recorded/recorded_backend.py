@@ -44,6 +44,10 @@ class RecordedBackend:
     def new_cache(self, capacity: int) -> TreeCache:
         return self._passes.new_cache(capacity)
 
+    def reserve(self, rows: int) -> None:
+        """Make room for so many rows of KV caches; see `RecordedPasses.reserve`."""
+        self._passes.reserve(rows)
+
     def forward(self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = ()) -> list[Output]:
         fused = self._fused
 

@@ -80,6 +80,11 @@ class RecordedPasses:
         """A KV cache whose passes can be recorded, with room for the padding of the last pass."""
         return PooledCache(self._layout, capacity + BUCKETS[-1], self._pool)
 
+    def reserve(self, rows: int) -> None:
+        """Make room for so many rows of KV caches, so that what is recorded from now on need not be recorded again."""
+        if self._paged:
+            self._paged.pool.reserve(rows, self._like)
+
     def replay(
         self,
         segments: Sequence[Segment],
