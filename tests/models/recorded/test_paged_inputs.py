@@ -18,7 +18,6 @@ from drafttree.models.attention.pass_attention import PagedAttention
 from drafttree.models.attention.varlen_attention import Prefixes, find_varlen_attention
 from drafttree.models.base import Backend
 from drafttree.models.cache.buffer_pool import MIN_CAPACITY, PAGE, PagedPool, PooledCache
-from drafttree.models.cache.cache_layout import CacheLayout
 from drafttree.models.fused.fused_backend import FusedBackend
 from drafttree.models.recorded.paged_inputs import BUCKETS, MAX_REQUESTS
 from drafttree.models.recorded.recorded_backend import RecordedBackend
