@@ -100,7 +100,8 @@ def measure_overhead(
         decoder: with a drafter.
         prompts: texts or token ids.
         policies: as for `parse_policies`.
-        repeats: times every policy runs every prompt, after a warm-up; its work is counted in another run, unless this one is interrupted.
+        repeats: times every policy runs every prompt, after a warm-up; its work is counted in another run, unless this
+            one is interrupted.
         store: keeps finished runs; by default none.
         **options: as for `Decoder.new_request`.
 
