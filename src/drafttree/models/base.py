@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from drafttree.models.cache.kv_cache import TreeCache
+from drafttree.models.cache.lossy_window import LossyWindow
 from drafttree.models.segment import Segment
 
 
@@ -22,8 +23,8 @@ class Output(NamedTuple):
     hidden: tuple[Tensor, ...] = ()
 
 
-class Backend(Protocol):
-    """One way to run a decoder-only model over trees of tokens.
+class Scorer(Protocol):
+    """Scores the nodes of trees of tokens by a decoder-only model.
 
     Attributes:
         device: where its tensors are.
@@ -56,7 +57,51 @@ class Backend(Protocol):
         ...
 
 
-class Model(Backend, Protocol):
+class Backend(Scorer, Protocol):
+    """One way to run a transformers model over trees of tokens.
+
+    Attributes:
+        exact_text: whether a token's logits are the same bit for bit in every pass, and so all texts those of plain
+            decoding.
+        lossy_window: the rows that tokens attend to, None for all of them.
+        packed_nbytes: memory of packed copies of the weights, beside the weights themselves.
+    """
+
+    @property
+    def exact_text(self) -> bool: ...
+
+    @property
+    def lossy_window(self) -> LossyWindow | None: ...
+
+    @property
+    def packed_nbytes(self) -> int: ...
+
+
+class WrappedBackend:
+    """Base of backends that run another one.
+
+    Args:
+        inner: runs the passes.
+    """
+
+    def __init__(self, inner: Backend) -> None:
+        self._inner = inner
+        self.device = inner.device
+        self.exact_text, self.lossy_window = inner.exact_text, inner.lossy_window
+        self.packed_nbytes = inner.packed_nbytes
+
+    @property
+    def shares_passes(self) -> bool:
+        return self._inner.shares_passes
+
+    def new_cache(self, capacity: int) -> TreeCache:
+        return self._inner.new_cache(capacity)
+
+    def forward(self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = ()) -> list[Output]:
+        return self._inner.forward(segments, hidden_layers=hidden_layers)
+
+
+class Model(Scorer, Protocol):
     """A decoder-only model that scores trees of tokens.
 
     Attributes:
@@ -78,7 +123,7 @@ RowReader = Callable[[Tensor], None]
 
 
 def prefill(
-    model: Backend,
+    model: Scorer,
     cache: TreeCache,
     tokens: list[int],
     hidden_layers: tuple[int, ...] = (),
@@ -104,21 +149,21 @@ def prefill(
 
 
 def append(
-    model: Backend,
+    model: Scorer,
     cache: TreeCache,
     tokens: list[int],
     hidden_layers: tuple[int, ...] = (),
     read: RowReader | None = None,
 ) -> Output:
     """Append committed tokens to the KV cache in one pass and return the last one's logits `[1, 1, vocab]`."""
-    with cache.reading():
+    with cache.recurrent.reading():
         output = _read(model, cache, tokens, hidden_layers, read)
         cache.commit(range(len(tokens)))
     return output
 
 
 def prefill_and_score(
-    model: Backend,
+    model: Scorer,
     cache: TreeCache,
     tokens: list[int],
     hidden_layers: tuple[int, ...] = (),
@@ -136,7 +181,7 @@ def prefill_and_score(
     chunk -= len(tokens) % chunk == 1  # a last pass over a single token would be decoding
     cut = (len(tokens) - 1) // chunk * chunk
     passes, hidden = prefill(model, cache, tokens[:cut], hidden_layers, chunk, read)
-    with cache.reading():
+    with cache.recurrent.reading():
         output = _read(model, cache, tokens[cut:], hidden_layers, read)
         cache.hold_last()
     last = [layer[:, :-1] for layer in output.hidden]
@@ -145,7 +190,7 @@ def prefill_and_score(
 
 
 def _read(
-    model: Backend, cache: TreeCache, tokens: list[int], hidden_layers: tuple[int, ...], read: RowReader | None
+    model: Scorer, cache: TreeCache, tokens: list[int], hidden_layers: tuple[int, ...], read: RowReader | None
 ) -> Output:
     segment = Segment.of_text(cache, tokens, model.device)
     if read:

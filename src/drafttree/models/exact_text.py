@@ -12,12 +12,12 @@ from collections.abc import Hashable, Sequence
 
 import torch
 
-from drafttree.models.base import Backend, Output, forward_in_groups
+from drafttree.models.base import Backend, Output, WrappedBackend, forward_in_groups
 from drafttree.models.cache.kv_cache import TreeCache
 from drafttree.models.segment import Segment, join
 
 
-class ExactTextBackend:
+class ExactTextBackend(WrappedBackend):
     """Runs another backend with attention that is the same in every pass, on numbers of rows that are safe.
 
     See `drafttree.models.base.Backend` for the protocol.
@@ -26,23 +26,15 @@ class ExactTextBackend:
         inner: runs the passes.
         least: rows of a pass at least; smaller ones are padded.
         most: rows of a pass at most; larger ones are split. None for no limit.
-
-    Attributes:
-        packed_nbytes: memory of packed copies of its weights, beside the weights themselves.
     """
 
     def __init__(self, inner: Backend, least: int, most: int | None) -> None:
-        self.device = inner.device
-        self._inner = inner
-        self.packed_nbytes: int = getattr(inner, "packed_nbytes", 0)
+        super().__init__(inner)
+        self.exact_text = True
         self._least, self._most = least, most
 
-    @property
-    def shares_passes(self) -> bool:
-        return self._inner.shares_passes
-
     def new_cache(self, capacity: int) -> TreeCache:
-        cache = self._inner.new_cache(capacity)
+        cache = super().new_cache(capacity)
         cache.exact_text = True
         return cache
 

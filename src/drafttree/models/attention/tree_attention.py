@@ -69,7 +69,8 @@ class TreePlan:
         self._dtype = dtype
         self._masks: dict[tuple[int, Span], Tensor | None] = {}
         self._end = cache.next_position + visible.shape[2]
-        self._window = None if cache.window is None or cache.window.reaches(self._end) else cache.window
+        window = cache.windowed.window if cache.windowed else None
+        self._window = None if window is None or window.reaches(self._end) else window
         self.blocks: list[QueryBlock] | None = query_blocks(cache, positions, visible) if cache.exact_text else None
 
     def mask(self, groups: int, span: Span = EVERYTHING) -> Tensor | None:

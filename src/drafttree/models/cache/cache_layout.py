@@ -3,11 +3,6 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import torch
-from transformers import DynamicCache, PreTrainedModel
-
-from drafttree.models.module.module_checks import input_device
-
 
 class LayerShape(NamedTuple):
     """The shape of a layer's keys `[batch, heads, rows, key_width]` and values `[batch, heads, rows, value_width]`."""
@@ -53,17 +48,6 @@ class CacheLayout:
     def of_config(cls, config: Any) -> "CacheLayout":
         """The layout of layers that all are as a config of the Llama family says."""
         return cls.uniform(config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
-
-    @classmethod
-    @torch.inference_mode()
-    def of_module(cls, module: PreTrainedModel) -> "CacheLayout":
-        """The layout of a module that has its own attention, found by a pass over one token."""
-        cache = DynamicCache(config=module.config)
-        module(input_ids=torch.zeros(1, 1, dtype=torch.long, device=input_device(module)), past_key_values=cache)
-        cached: list[Any] = cache.layers
-        layers = {index: layer for index, layer in enumerate(cached) if getattr(layer, "keys", None) is not None}
-        shapes = {index: (layer.keys.shape, layer.values.shape) for index, layer in layers.items()}
-        return cls({index: LayerShape(keys[1], keys[3], values[3]) for index, (keys, values) in shapes.items()})
 
 
 def _take(counts: dict[tuple[int, int], int], heads: int, width: int) -> Slot:

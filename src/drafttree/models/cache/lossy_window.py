@@ -9,8 +9,10 @@ Here keys are kept as they were rotated, at their positions in the text: the sam
 same distances, the first ones farther away, and a text ends with the model's context.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -42,3 +44,39 @@ class LossyWindow(NamedTuple):
     def hides(self, own: Tensor, keys: Tensor) -> Tensor:
         """Bool: which keys a token does not attend to, given its position and theirs."""
         return (own - keys >= self.size) & (keys >= self.sinks)
+
+
+class WindowedRows:
+    """What a window has left of the committed rows of one text.
+
+    Args:
+        window: of the text.
+
+    Attributes:
+        window: as given.
+        dropped: committed rows that were dropped, since no later token attends to them.
+    """
+
+    def __init__(self, window: LossyWindow) -> None:
+        self.window = window
+        self.dropped = 0
+
+    def drop(self, buffers: Sequence[Tensor], rows: int) -> int:
+        """Drop the rows that no later token attends to, once there are enough of them, and return how many were.
+
+        Args:
+            buffers: `[slots, 1, heads, capacity, width]`; the rows behind the dropped ones move up.
+            rows: committed ones in them.
+        """
+        window, count = self.window, rows - self.window.rows
+        if count < window.slack:
+            return 0
+        for buffer in buffers:
+            latest = buffer[..., window.sinks + count : rows, :]
+            buffer[..., window.sinks : window.rows, :] = latest.clone()
+        self.dropped += count
+        return count
+
+    def positions(self, rows: Tensor) -> Tensor:
+        """The positions of committed rows, given their indices."""
+        return torch.where(rows < self.window.sinks, rows, rows + self.dropped)

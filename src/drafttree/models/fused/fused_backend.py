@@ -48,6 +48,8 @@ class FusedBackend:
         packed_nbytes: memory of packed copies of its weights, beside the weights themselves.
     """
 
+    exact_text = False
+    lossy_window = None
     shares_passes = True
 
     def __init__(self, module: PreTrainedModel, uniform: bool = False) -> None:

@@ -33,10 +33,12 @@ class RecordedBackend:
         varlen: attends to the prefixes of several requests at once; without, each has calls of its own, unrecorded.
     """
 
+    exact_text = False
+    lossy_window = None
     shares_passes = True
 
     def __init__(self, fused: FusedBackend, recorder: Recorder, varlen: VarlenAttention | None = None) -> None:
-        self.device = fused.device
+        self.device, self.packed_nbytes = fused.device, fused.packed_nbytes
         self._fused = fused
         varlen = varlen if fused.spans == (EVERYTHING,) else None
         self._passes = RecordedPasses(recorder, fused.layout, fused.layers[0].groups, fused.empty, varlen=varlen)

@@ -113,7 +113,7 @@ class RecordedPasses:
     def _builder(self, segments: Sequence[Segment]) -> InputBuilder | None:
         """What makes the inputs of a recorded pass over these requests, None for caches with a window or of others."""
         caches = [segment.cache for segment in segments]
-        if not all(isinstance(each, PooledCache) and each.pool is self._pool and not each.window for each in caches):
+        if not all(isinstance(each, PooledCache) and each.pool is self._pool and not each.windowed for each in caches):
             return None
         return self._masked if len(segments) == 1 else self._paged
 
