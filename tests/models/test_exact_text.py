@@ -12,13 +12,12 @@ from drafttree.engine.decoder import Decoder
 from drafttree.loading.pretrained import load_model
 from drafttree.models import TargetModel, append, select_exact_text
 from drafttree.models.attention.exact_attention import DEPTH, attend_exactly, query_blocks
-from drafttree.models.attention.span import EVERYTHING, Span
-from drafttree.models.base import WrappedBackend
 from drafttree.models.cache.kv_cache import TreeCache
-from drafttree.models.exact_text import ExactTextBackend
+from drafttree.models.exact_text import ExactTextBackend, has_uniform_rows
 from drafttree.models.fused.fused_backend import FusedBackend
-from drafttree.models.module_backend import ModuleBackend
-from drafttree.models.uniform_rows import has_uniform_rows
+from drafttree.models.module.module_backend import ModuleBackend
+from drafttree.models.windows import EVERYTHING, Span
+from drafttree.models.wrapped_backends import WrappedBackend
 from drafttree.policies import Chain, DynaTree, Eagle, Talon
 from helpers import tiny
 from helpers.families import config, hybrids

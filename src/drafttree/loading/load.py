@@ -70,7 +70,7 @@ def load(
             Without it that holds in float32, and below it up to ties: logits so close that rounding decides. Costs
             time (see docs/performance.md); whether it holds on the device is tried at load.
         lossy_window: let the target attend to the latest tokens only, so many at most, and to the first `sinks` tokens,
-            and keep the rows of no others in its KV cache (StreamingLLM; `drafttree.models.cache.lossy_window` says
+            and keep the rows of no others in its KV cache (StreamingLLM; `drafttree.models.windows` says
             how it differs). That is another model, whose text is its own: plain decoding over the same window writes
             it too. The drafter reads the whole text. DynaTree v1's cache of 1024 is a window of 1020 with 4 sinks.
         sinks: first tokens that stay visible with `lossy_window`.

@@ -1,26 +1,14 @@
 """The protocols by which logits are computed, the same for target and drafter, and the passes over prompts."""
 
-from collections.abc import Callable, Hashable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from drafttree.models.cache.kv_cache import TreeCache
-from drafttree.models.cache.lossy_window import LossyWindow
-from drafttree.models.segment import Segment
-
-
-class Output(NamedTuple):
-    """The result of a forward pass for one segment.
-
-    Attributes:
-        logits: `[1, wanted, vocab]`.
-        hidden: the hidden states of the layers asked for, each `[1, nodes, hidden]`, of all nodes.
-    """
-
-    logits: Tensor
-    hidden: tuple[Tensor, ...] = ()
+from drafttree.models.segment import Output, Segment
+from drafttree.models.windows import LossyWindow
 
 
 class Scorer(Protocol):
@@ -75,30 +63,6 @@ class Backend(Scorer, Protocol):
 
     @property
     def packed_nbytes(self) -> int: ...
-
-
-class WrappedBackend:
-    """Base of backends that run another one.
-
-    Args:
-        inner: runs the passes.
-    """
-
-    def __init__(self, inner: Backend) -> None:
-        self._inner = inner
-        self.device = inner.device
-        self.exact_text, self.lossy_window = inner.exact_text, inner.lossy_window
-        self.packed_nbytes = inner.packed_nbytes
-
-    @property
-    def shares_passes(self) -> bool:
-        return self._inner.shares_passes
-
-    def new_cache(self, capacity: int) -> TreeCache:
-        return self._inner.new_cache(capacity)
-
-    def forward(self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = ()) -> list[Output]:
-        return self._inner.forward(segments, hidden_layers=hidden_layers)
 
 
 class Model(Scorer, Protocol):
@@ -199,18 +163,3 @@ def _read(
     if read:
         read(output.logits[0])
     return output._replace(logits=output.logits[:, -1:])
-
-
-def forward_in_groups(
-    segments: Sequence[Segment],
-    group_of: Callable[[Segment], Hashable],
-    run: Callable[[list[Segment]], list[Output]],
-) -> list[Output]:
-    """Run the segments of each group together; the outputs in the order of all segments."""
-    groups: dict[Hashable, list[int]] = {}
-    for index, segment in enumerate(segments):
-        groups.setdefault(group_of(segment), []).append(index)
-    outputs: dict[int, Output] = {}
-    for indices in groups.values():
-        outputs.update(zip(indices, run([segments[index] for index in indices]), strict=True))
-    return [outputs[index] for index in range(len(segments))]

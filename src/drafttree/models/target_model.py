@@ -5,16 +5,16 @@ from collections.abc import Callable, Sequence
 import torch
 from transformers import PreTrainedModel
 
-from drafttree.models.base import Backend, Output
+from drafttree.models.base import Backend
 from drafttree.models.cache.kv_cache import TreeCache
-from drafttree.models.cache.lossy_window import LossyWindow
 from drafttree.models.fused.int8_linear import quantization
+from drafttree.models.module.fingerprint import SelectedBackend
 from drafttree.models.module.long_rope import context_limit, rope_switch
+from drafttree.models.module.module_backend import ModuleBackend, restore_attention
 from drafttree.models.module.module_checks import input_device, logits_width
-from drafttree.models.module.selected_backend import SelectedBackend
-from drafttree.models.module_backend import ModuleBackend, restore_attention
-from drafttree.models.segment import Segment
+from drafttree.models.segment import Output, Segment
 from drafttree.models.tensor_parallel import tensor_parallel_size
+from drafttree.models.windows import LossyWindow
 
 
 class TargetModel:

@@ -15,8 +15,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafttree.core.errors import ModelError
-from drafttree.models.base import Output, WrappedBackend
-from drafttree.models.segment import Segment
+from drafttree.models.segment import Output, Segment
+from drafttree.models.wrapped_backends import WrappedBackend
 
 
 def tensor_parallel_size(module: PreTrainedModel) -> int:

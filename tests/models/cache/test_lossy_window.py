@@ -13,11 +13,11 @@ from drafttree.engine.decoder import Decoder
 from drafttree.evaluation.compare import compare
 from drafttree.evaluation.reference import transformers_generate
 from drafttree.models import CacheLayout, LossyWindow, TargetModel, TreeCache, append, select_windowed
-from drafttree.models.cache.lossy_window import WindowedRows
 from drafttree.models.fused.fused_backend import FusedBackend
-from drafttree.models.module_backend import ModuleBackend
-from drafttree.models.recorded.recorded_backend import RecordedBackend
-from drafttree.models.windowed import WindowedBackend
+from drafttree.models.module.module_backend import ModuleBackend
+from drafttree.models.recorded.recorded_passes import RecordedBackend
+from drafttree.models.windows import WindowedRows
+from drafttree.models.wrapped_backends import WindowedBackend
 from drafttree.policies import Chain, DynaTree, Talon
 from helpers import tiny
 from helpers.families import config, hybrids

@@ -14,9 +14,8 @@ from transformers import AttentionInterface
 
 from drafttree.core.errors import ModelError
 from drafttree.models.attention.exact_attention import QueryBlock, attend_exactly, query_blocks
-from drafttree.models.attention.span import CONFIGURED, EVERYTHING, Span, span_of
 from drafttree.models.cache.kv_cache import TreeCache
-from drafttree.models.cache.lossy_window import LossyWindow
+from drafttree.models.windows import CONFIGURED, EVERYTHING, LossyWindow, Span, span_of
 
 NAME = "drafttree"
 FOREIGN_SCORES = {
