@@ -13,7 +13,7 @@ from drafttree.engine.decoder import Decoder
 from drafttree.engine.prefix_cache import MAX_TEXTS, PrefixCache
 from drafttree.models import TargetModel, select_backend
 from drafttree.models.fused.fused_backend import FusedBackend
-from drafttree.models.recorded.recorded_backend import RecordedBackend
+from drafttree.models.recorded.recorded_passes import RecordedBackend
 from drafttree.policies import Chain, Talon
 from helpers import families, tiny
 from helpers.replays import Replays

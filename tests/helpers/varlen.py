@@ -12,7 +12,7 @@ from drafttree.models import TargetModel
 from drafttree.models.attention.varlen_attention import VarlenAttention, find_varlen_attention
 from drafttree.models.cache.buffer_pool import Recorder
 from drafttree.models.fused.fused_backend import FusedBackend
-from drafttree.models.recorded.recorded_backend import RecordedBackend
+from drafttree.models.recorded.recorded_passes import RecordedBackend
 
 
 def varlen_attn(

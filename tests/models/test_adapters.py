@@ -12,7 +12,7 @@ from drafttree.core.errors import ModelError
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.models import TargetModel, prefill, select_backend
 from drafttree.models.fused.fused_backend import FusedBackend
-from drafttree.models.module_backend import ModuleBackend
+from drafttree.models.module.module_backend import ModuleBackend
 from helpers import tiny
 from helpers.refusals import told
 

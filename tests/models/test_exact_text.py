@@ -12,12 +12,12 @@ from drafttree.engine.decoder import Decoder
 from drafttree.loading.pretrained import load_model
 from drafttree.models import TargetModel, append, select_exact_text
 from drafttree.models.attention.exact_attention import DEPTH, attend_exactly, query_blocks
-from drafttree.models.attention.span import EVERYTHING, Span
 from drafttree.models.cache.kv_cache import TreeCache
-from drafttree.models.exact_text import ExactTextBackend
+from drafttree.models.exact_text import ExactTextBackend, has_uniform_rows
 from drafttree.models.fused.fused_backend import FusedBackend
-from drafttree.models.module_backend import ModuleBackend
-from drafttree.models.uniform_rows import has_uniform_rows
+from drafttree.models.module.module_backend import ModuleBackend
+from drafttree.models.windows import EVERYTHING, Span
+from drafttree.models.wrapped_backends import WrappedBackend
 from drafttree.policies import Chain, DynaTree, Eagle, Talon
 from helpers import tiny
 from helpers.families import config, hybrids
@@ -126,3 +126,12 @@ def test_a_device_on_which_rows_depend_on_their_pass_is_refused(monkeypatch):
     monkeypatch.setattr("drafttree.models.validation.has_uniform_rows", lambda *_: False)
     with pytest.raises(ModelError, match="exact_text cannot hold for LlamaForCausalLM in float32 on this cpu"):
         TargetModel(build(LLAMA, torch.float32), select_exact_text)
+
+
+def test_a_backend_around_an_exact_one_is_exact():
+    exact = TargetModel(
+        tiny.build("llama"), lambda module: WrappedBackend(ExactTextBackend(FusedBackend(module), 1, 8))
+    )
+    assert exact.exact_text
+    assert exact.packed_nbytes == exact.backend.packed_nbytes
+    assert not TargetModel(tiny.build("llama"), lambda module: WrappedBackend(FusedBackend(module))).exact_text

@@ -11,7 +11,7 @@ from drafttree.core.errors import ModelError
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.engine.decoder import Decoder
 from drafttree.models import TargetModel, prefill, select_backend
-from drafttree.models.module_backend import ModuleBackend
+from drafttree.models.module.module_backend import ModuleBackend
 from drafttree.policies import Talon
 from helpers import families, tiny
 from helpers.refusals import told

@@ -22,7 +22,7 @@ from drafttree.evaluation.exactness import law, trees
 from drafttree.evaluation.pair_trials import EXACT, toy_pair
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.policies import Auto, TreePolicy
-from drafttree.policies.auto_sampled import AutoSampled
+from drafttree.policies.auto import AutoSampled
 from drafttree.policies.auto_state import LARGEST_GAIN, LARGEST_LOSS, LONGEST_PAUSE, AutoState
 from drafttree.policies.base import RoundOutcome, TextContext
 from drafttree.policies.tree_value import best_limits

@@ -7,7 +7,7 @@ from torch import nn
 from drafttree.core.errors import ConfigError
 from drafttree.engine.decoder import Decoder
 from drafttree.models import TreePlan
-from drafttree.models.attention.span import EVERYTHING, Span
+from drafttree.models.windows import EVERYTHING, Span
 from drafttree_lab.support import check, random_models
 from drafttree_lab.support.overrides import OVERRIDES
 

@@ -18,8 +18,8 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 from drafttree.drafters.base import DraftSession, HiddenStates, ShownBySize
 from drafttree.drafters.session import Frontier, TreeSession, count_pass, level_segments
 from drafttree.models import NAME, CacheLayout, Segment, TreeCache
-from drafttree.models.module.selected_backend import SelectedBackend
-from drafttree.models.module_inputs import ModuleInputs
+from drafttree.models.module.fingerprint import SelectedBackend
+from drafttree.models.module.module_inputs import ModuleInputs
 from drafttree.models.segment import join, split
 
 PREFILL_CHUNK = 512

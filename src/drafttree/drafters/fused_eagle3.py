@@ -12,17 +12,16 @@ from torch import Tensor
 from drafttree.drafters.base import HiddenStates
 from drafttree.drafters.eagle3 import Eagle3Backend, Eagle3Head
 from drafttree.models import Segment, TreeCache
-from drafttree.models.attention.span import EVERYTHING
 from drafttree.models.attention.varlen_attention import VarlenAttention, find_varlen_attention
 from drafttree.models.cache.buffer_pool import Recorder
 from drafttree.models.fused.fused_backend import STATIC_ROPES
-from drafttree.models.fused.fused_layers import LlamaLayer, PassContext, rms_norm
+from drafttree.models.fused.fused_layers import LlamaLayer, PassContext, RotaryAngles, rms_norm
 from drafttree.models.fused.fused_linear import fuse
 from drafttree.models.fused.pass_inputs import PassInputs
-from drafttree.models.fused.rotary_angles import RotaryAngles
-from drafttree.models.module.plain_module import is_plain_module
+from drafttree.models.module.fingerprint import is_plain_module
 from drafttree.models.recorded.cuda_graphs import CudaGraphs
 from drafttree.models.recorded.recorded_passes import RecordedPasses
+from drafttree.models.windows import EVERYTHING
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
 REDUCED_TOLERANCE = 0.1

@@ -42,7 +42,7 @@ class LanguageModelDrafter(ShownBySize):
         if unread := [session for session in sessions if session.unread]:
             with count_pass(unread), ExitStack() as reading:
                 for session in unread:
-                    reading.enter_context(session.cache.reading())
+                    reading.enter_context(session.cache.recurrent.reading())
                 outputs = self.model.forward([session.unread_text() for session in unread])
                 for session, output in zip(unread, outputs, strict=True):
                     session.read(output.logits[0, -1])

@@ -20,8 +20,13 @@ from transformers import (
 )
 from transformers.generation.logits_process import LogitNormalization
 
-from drafttree.constraints.occurrence_penalty import OccurrencePenalty
-from drafttree.constraints.options import NEUTRAL_VALUES, ProcessorContext, ProcessorOptions, make_processors
+from drafttree.constraints.options import (
+    NEUTRAL_VALUES,
+    OccurrencePenalty,
+    ProcessorContext,
+    ProcessorOptions,
+    make_processors,
+)
 from drafttree.constraints.processors import Constraint
 from drafttree.constraints.refusals import NO_EFFECT, REFUSED, check_options
 from drafttree.core.counts import check_count, is_whole

@@ -22,7 +22,7 @@ from drafttree.engine.decoder import Decoder
 from drafttree.evaluation.shapes import Shape, find_shape
 from drafttree.loading import choose_drafter, find_device, find_drafter, find_dtype, load_model, load_tokenizer
 from drafttree.loading.load import load
-from drafttree.loading.quantization import apply_quantization, check_quantization
+from drafttree.loading.target_options import apply_quantization, check_quantization
 from drafttree.models import TargetModel, select_backend
 
 

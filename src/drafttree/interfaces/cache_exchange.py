@@ -9,7 +9,7 @@ from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedConfig
 from drafttree.constraints.refusals import refusal
 from drafttree.core.errors import ConfigError
 from drafttree.engine.request import Request
-from drafttree.models.cache.cache_layout import CacheLayout
+from drafttree.models.cache.kv_cache import CacheLayout
 
 
 def check_cache(cache: Cache | None, input_ids: Tensor, padding: list[int], reads_hidden: bool) -> None:

@@ -15,13 +15,11 @@ from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation_options import model_defaults, show_options
 from drafttree.engine.learned_state import LearnedState
 from drafttree.engine.model_digest import model_digest
-from drafttree.loading.backend_choice import SINKS, choose_backend
 from drafttree.loading.drafters import DrafterSource, check_drafter_exists, choose_drafter, find_drafter
 from drafttree.loading.placement import find_device, find_dtype, find_placement
 from drafttree.loading.pretrained import ModelSource, eos_ids, find_model, load_model, load_tokenizer
-from drafttree.loading.quantization import check_quantization
-from drafttree.loading.sharding import check_sharding
 from drafttree.loading.specs import DEFAULT_POLICY, PolicyLike, VerifierLike, find_verifier, make_policy
+from drafttree.loading.target_options import SINKS, check_quantization, check_sharding, choose_backend
 from drafttree.loading.tuned import TunedPolicy, find_policy
 from drafttree.models import TargetModel
 
@@ -70,7 +68,7 @@ def load(
             Without it that holds in float32, and below it up to ties: logits so close that rounding decides. Costs
             time (see docs/performance.md); whether it holds on the device is tried at load.
         lossy_window: let the target attend to the latest tokens only, so many at most, and to the first `sinks` tokens,
-            and keep the rows of no others in its KV cache (StreamingLLM; `drafttree.models.cache.lossy_window` says
+            and keep the rows of no others in its KV cache (StreamingLLM; `drafttree.models.windows` says
             how it differs). That is another model, whose text is its own: plain decoding over the same window writes
             it too. The drafter reads the whole text. DynaTree v1's cache of 1024 is a window of 1020 with 4 sinks.
         sinks: first tokens that stay visible with `lossy_window`.

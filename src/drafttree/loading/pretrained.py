@@ -31,8 +31,7 @@ from drafttree.drafters.formats import INDICES, LANGUAGE_MODEL, UnsupportedDraft
 from drafttree.engine.generation_options import is_token_ids
 from drafttree.loading import zoo
 from drafttree.loading.drafter_methods import head_formats
-from drafttree.loading.quantization import apply_quantization, check_unquantized
-from drafttree.loading.sharding import check_shares, sharding_options
+from drafttree.loading.target_options import apply_quantization, check_shares, check_unquantized, sharding_options
 from drafttree.models import lay_out_for_cpu
 
 LAYER_COUNT = re.compile("(n|num)_((hidden|encoder|decoder)_)?layers?|(encoder|decoder)_layers")

@@ -1,29 +1,18 @@
 """The protocols by which logits are computed, the same for target and drafter, and the passes over prompts."""
 
-from collections.abc import Callable, Hashable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from drafttree.models.cache.kv_cache import TreeCache
-from drafttree.models.segment import Segment
+from drafttree.models.segment import Output, Segment
+from drafttree.models.windows import LossyWindow
 
 
-class Output(NamedTuple):
-    """The result of a forward pass for one segment.
-
-    Attributes:
-        logits: `[1, wanted, vocab]`.
-        hidden: the hidden states of the layers asked for, each `[1, nodes, hidden]`, of all nodes.
-    """
-
-    logits: Tensor
-    hidden: tuple[Tensor, ...] = ()
-
-
-class Backend(Protocol):
-    """One way to run a decoder-only model over trees of tokens.
+class Scorer(Protocol):
+    """Scores the nodes of trees of tokens by a decoder-only model.
 
     Attributes:
         device: where its tensors are.
@@ -56,7 +45,27 @@ class Backend(Protocol):
         ...
 
 
-class Model(Backend, Protocol):
+class Backend(Scorer, Protocol):
+    """One way to run a transformers model over trees of tokens.
+
+    Attributes:
+        exact_text: whether a token's logits are the same bit for bit in every pass, and so all texts those of plain
+            decoding.
+        lossy_window: the rows that tokens attend to, None for all of them.
+        packed_nbytes: memory of packed copies of the weights, beside the weights themselves.
+    """
+
+    @property
+    def exact_text(self) -> bool: ...
+
+    @property
+    def lossy_window(self) -> LossyWindow | None: ...
+
+    @property
+    def packed_nbytes(self) -> int: ...
+
+
+class Model(Scorer, Protocol):
     """A decoder-only model that scores trees of tokens.
 
     Attributes:
@@ -78,7 +87,7 @@ RowReader = Callable[[Tensor], None]
 
 
 def prefill(
-    model: Backend,
+    model: Scorer,
     cache: TreeCache,
     tokens: list[int],
     hidden_layers: tuple[int, ...] = (),
@@ -104,21 +113,21 @@ def prefill(
 
 
 def append(
-    model: Backend,
+    model: Scorer,
     cache: TreeCache,
     tokens: list[int],
     hidden_layers: tuple[int, ...] = (),
     read: RowReader | None = None,
 ) -> Output:
     """Append committed tokens to the KV cache in one pass and return the last one's logits `[1, 1, vocab]`."""
-    with cache.reading():
+    with cache.recurrent.reading():
         output = _read(model, cache, tokens, hidden_layers, read)
         cache.commit(range(len(tokens)))
     return output
 
 
 def prefill_and_score(
-    model: Backend,
+    model: Scorer,
     cache: TreeCache,
     tokens: list[int],
     hidden_layers: tuple[int, ...] = (),
@@ -136,7 +145,7 @@ def prefill_and_score(
     chunk -= len(tokens) % chunk == 1  # a last pass over a single token would be decoding
     cut = (len(tokens) - 1) // chunk * chunk
     passes, hidden = prefill(model, cache, tokens[:cut], hidden_layers, chunk, read)
-    with cache.reading():
+    with cache.recurrent.reading():
         output = _read(model, cache, tokens[cut:], hidden_layers, read)
         cache.hold_last()
     last = [layer[:, :-1] for layer in output.hidden]
@@ -145,7 +154,7 @@ def prefill_and_score(
 
 
 def _read(
-    model: Backend, cache: TreeCache, tokens: list[int], hidden_layers: tuple[int, ...], read: RowReader | None
+    model: Scorer, cache: TreeCache, tokens: list[int], hidden_layers: tuple[int, ...], read: RowReader | None
 ) -> Output:
     segment = Segment.of_text(cache, tokens, model.device)
     if read:
@@ -154,18 +163,3 @@ def _read(
     if read:
         read(output.logits[0])
     return output._replace(logits=output.logits[:, -1:])
-
-
-def forward_in_groups(
-    segments: Sequence[Segment],
-    group_of: Callable[[Segment], Hashable],
-    run: Callable[[list[Segment]], list[Output]],
-) -> list[Output]:
-    """Run the segments of each group together; the outputs in the order of all segments."""
-    groups: dict[Hashable, list[int]] = {}
-    for index, segment in enumerate(segments):
-        groups.setdefault(group_of(segment), []).append(index)
-    outputs: dict[int, Output] = {}
-    for indices in groups.values():
-        outputs.update(zip(indices, run([segments[index] for index in indices]), strict=True))
-    return [outputs[index] for index in range(len(segments))]

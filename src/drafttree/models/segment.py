@@ -1,6 +1,6 @@
 """One request's part of a pass."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -55,6 +55,18 @@ class Segment(NamedTuple):
         return Segment(self.cache, self.tokens[:, nodes], self.positions[:, nodes], self.visible[:, nodes, :seen], own)
 
 
+class Output(NamedTuple):
+    """The result of a forward pass for one segment.
+
+    Attributes:
+        logits: `[1, wanted, vocab]`.
+        hidden: the hidden states of the layers asked for, each `[1, nodes, hidden]`, of all nodes.
+    """
+
+    logits: Tensor
+    hidden: tuple[Tensor, ...] = ()
+
+
 def split(states: Tensor, sizes: Sequence[int], dim: int = 1) -> Sequence[Tensor]:
     """The parts of these sizes; the only one is the whole, since a lone pass is mostly the price of its operations."""
     return states.split(sizes, dim) if len(sizes) > 1 else (states,)
@@ -70,3 +82,18 @@ def split_layers(segments: Sequence[Segment], layers: Sequence[Tensor]) -> list[
     sizes = [segment.nodes for segment in segments]
     parts = [split(layer, sizes) for layer in layers]
     return [tuple(own[index] for own in parts) for index in range(len(sizes))]
+
+
+def forward_in_groups(
+    segments: Sequence[Segment],
+    group_of: Callable[[Segment], Hashable],
+    run: Callable[[list[Segment]], list[Output]],
+) -> list[Output]:
+    """Run the segments of each group together; the outputs in the order of all segments."""
+    groups: dict[Hashable, list[int]] = {}
+    for index, segment in enumerate(segments):
+        groups.setdefault(group_of(segment), []).append(index)
+    outputs: dict[int, Output] = {}
+    for indices in groups.values():
+        outputs.update(zip(indices, run([segments[index] for index in indices]), strict=True))
+    return [outputs[index] for index in range(len(segments))]

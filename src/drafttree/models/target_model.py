@@ -5,16 +5,16 @@ from collections.abc import Callable, Sequence
 import torch
 from transformers import PreTrainedModel
 
-from drafttree.models.base import Backend, Output
+from drafttree.models.base import Backend
 from drafttree.models.cache.kv_cache import TreeCache
-from drafttree.models.cache.lossy_window import LossyWindow
 from drafttree.models.fused.int8_linear import quantization
+from drafttree.models.module.fingerprint import SelectedBackend
 from drafttree.models.module.long_rope import context_limit, rope_switch
+from drafttree.models.module.module_backend import ModuleBackend, restore_attention
 from drafttree.models.module.module_checks import input_device, logits_width
-from drafttree.models.module.selected_backend import SelectedBackend
-from drafttree.models.module_backend import ModuleBackend, restore_attention
-from drafttree.models.segment import Segment
+from drafttree.models.segment import Output, Segment
 from drafttree.models.tensor_parallel import tensor_parallel_size
+from drafttree.models.windows import LossyWindow
 
 
 class TargetModel:
@@ -64,17 +64,17 @@ class TargetModel:
     @property
     def packed_nbytes(self) -> int:
         """Memory of packed copies that the backend keeps beside the module's weights."""
-        return getattr(self.backend, "packed_nbytes", 0)
+        return self.backend.packed_nbytes
 
     @property
     def exact_text(self) -> bool:
         """Whether texts are those of plain decoding token for token, whatever trees they are decoded in."""
-        return getattr(self.backend, "exact_text", False)
+        return self.backend.exact_text
 
     @property
     def lossy_window(self) -> LossyWindow | None:
         """The rows that tokens attend to, None for all of them."""
-        return getattr(self.backend, "window", None)
+        return self.backend.lossy_window
 
     def release(self) -> None:
         """Give the module its own attention implementation back, to use it without drafttree."""

@@ -15,9 +15,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafttree.core.errors import ModelError
-from drafttree.models.base import Backend, Output
-from drafttree.models.cache.kv_cache import TreeCache
-from drafttree.models.segment import Segment
+from drafttree.models.segment import Output, Segment
+from drafttree.models.wrapped_backends import WrappedBackend
 
 
 def tensor_parallel_size(module: PreTrainedModel) -> int:
@@ -47,7 +46,7 @@ def of_first_process(value: int) -> int:
     return values[0]
 
 
-class ShardedBackend:
+class ShardedBackend(WrappedBackend):
     """Runs a sharded module, after a look whether all processes run the same pass.
 
     Processes that drafted different trees would add up shares of different rows, or wait for each other for ever.
@@ -56,14 +55,9 @@ class ShardedBackend:
         inner: runs the passes.
     """
 
-    shares_passes = False
-
-    def __init__(self, inner: Backend) -> None:
-        self.device = inner.device
-        self._inner = inner
-
-    def new_cache(self, capacity: int) -> TreeCache:
-        return self._inner.new_cache(capacity)
+    @property
+    def shares_passes(self) -> bool:
+        return False
 
     def forward(self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = ()) -> list[Output]:
         outputs: list[Output] = []

@@ -8,26 +8,24 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from drafttree.core.errors import ModelError
-from drafttree.models.attention.span import EVERYTHING
 from drafttree.models.attention.tree_attention import NoTreeError
 from drafttree.models.attention.varlen_attention import find_varlen_attention
 from drafttree.models.base import Backend
-from drafttree.models.cache.lossy_window import LossyWindow
-from drafttree.models.exact_text import ExactTextBackend
+from drafttree.models.exact_text import ExactTextBackend, has_uniform_rows
 from drafttree.models.fused.fused_backend import FusedBackend, is_supported
 from drafttree.models.fused.int8_linear import Int8Linear
+from drafttree.models.module.fingerprint import SelectedBackend
 from drafttree.models.module.incompatibility import takes_mask
 from drafttree.models.module.long_rope import context_limit
+from drafttree.models.module.module_backend import ModuleBackend, restore_attention
 from drafttree.models.module.module_checks import check_module, logits_width
+from drafttree.models.module.probe import Probe, make_probes, own_logits, relative_gap, tolerance, tree_logits
 from drafttree.models.module.recurrent import recurrent_layers
-from drafttree.models.module.selected_backend import SelectedBackend
-from drafttree.models.module_backend import ModuleBackend, restore_attention
-from drafttree.models.probe import Probe, make_probes, own_logits, relative_gap, tolerance, tree_logits
 from drafttree.models.recorded.cuda_graphs import CudaGraphs
-from drafttree.models.recorded.recorded_backend import RecordedBackend
+from drafttree.models.recorded.recorded_passes import RecordedBackend
 from drafttree.models.tensor_parallel import ShardedBackend, tensor_parallel_size
-from drafttree.models.uniform_rows import has_uniform_rows
-from drafttree.models.windowed import WindowedBackend
+from drafttree.models.windows import EVERYTHING, LossyWindow
+from drafttree.models.wrapped_backends import WindowedBackend
 
 FUSED_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
 FUSED_NOISES = 3

@@ -2,17 +2,45 @@ import math
 from collections.abc import Sequence
 from typing import ClassVar
 
+from pydantic import Field
+
 from drafttree.core.lazy import Array, np
 from drafttree.core.tree import Layer, Proposal
-from drafttree.policies.auto_sampled import AutoSampled
 from drafttree.policies.auto_state import AutoState
-from drafttree.policies.base import TreePolicy, by_sequence
-from drafttree.policies.calibration import next_level
-from drafttree.policies.cost_aware import CostAware
-from drafttree.policies.tree_value import best_size, best_width
+from drafttree.policies.base import RoundOutcome, TextContext, TreePolicy, by_sequence
+from drafttree.policies.calibration import next_level, place_rates
+from drafttree.policies.tree_value import best_limits, best_size, best_width
 
 LATER_CHILDREN = 4
 """Children of a node at most below the first level, where a node is seldom probable enough for as many."""
+ROUNDING = 1e-4
+"""Difference of log-probabilities that rounding may make."""
+
+
+class CostAware(TreePolicy):
+    """Base of the two forms of `auto`: what they know of a text, and when they draft at all."""
+
+    uses_costs: ClassVar[bool] = True
+
+    depth: int = Field(default=24, ge=1, le=256, description="levels drafted at most")
+    children: int = Field(default=10, ge=1, le=4096, description="children of a node at most")
+    budget: int = Field(default=64, ge=1, le=4096, description="nodes of the tree at most, root included")
+
+    def candidates(self, depth: int) -> int:
+        return min(self.children, max(self.budget - 1, 1))
+
+    def levels(self) -> int:
+        return self.depth
+
+    def init_state(self, context: TextContext) -> AutoState:
+        return AutoState.begin(context)
+
+    def observe(self, state: AutoState, outcome: RoundOutcome) -> AutoState:
+        return state.observe(outcome)
+
+    def wants_draft(self, state: AutoState, session: object) -> bool:
+        expected = getattr(session, "expected_accepted", None)
+        return not state.waiting if expected is None else state.is_worth(expected)
 
 
 class Auto(CostAware):
@@ -85,3 +113,45 @@ class Auto(CostAware):
     def size(self, scores: Sequence[float], state: AutoState) -> int:
         chances = sorted(map(math.exp, scores[1:]), reverse=True)
         return best_size(chances, state.costs.target.up_to(self.budget), state.rate)[0]
+
+
+class AutoSampled(CostAware):
+    """The form of `auto` for verifiers whose trees are drawn at random, and for those that judge chains only.
+
+    A drawn node must stay in the tree, so nothing may be cut by what was drawn. Here levels and children are limits
+    that follow from the text so far alone, fixed before the first draw: the best tree of a fixed shape, in which the
+    child drawn k-th on a level is accepted as often as such children were before.
+    """
+
+    source: ClassVar[str] = "as for auto; limits fixed before the draws keep sampled trees lossless"
+
+    @property
+    def branches(self) -> bool:
+        return self.children > 1
+
+    def score(self, layer: Layer) -> Array:
+        """The log-probability that a child of this place and all nodes above it are accepted."""
+        width = layer.logprobs.shape[-1]
+        rates = [place_rates(state.calibration(layer.source).places, layer.depth, width) for state in layer.states]
+        return layer.parent_scores[..., None] + np.log(np.array(rates, dtype=layer.parent_scores.dtype))[:, None]
+
+    def keep(self, layer: Layer) -> Array:
+        floors = [self._limits(layer, state)[1] for state in layer.states]
+        return layer.scores >= by_sequence(layer, floors)
+
+    def expand(self, layer: Layer) -> Array:
+        deeper = [layer.depth < self._limits(layer, state)[0] for state in layer.states]
+        return np.array(deeper)[:, None, None]
+
+    def _limits(self, layer: Layer, state: AutoState) -> tuple[int, float]:
+        """The levels to draft, and the score from which children are drawn."""
+        levels, chance = best_limits(
+            tuple(map(tuple, state.calibration(layer.source).places)),
+            self.candidates(1),
+            self.depth,
+            self.budget,
+            state.costs.target,
+            state.costs.draft_of(layer.source).later,
+            state.rate,
+        )
+        return levels, math.log(chance) - ROUNDING

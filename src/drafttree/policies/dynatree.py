@@ -1,5 +1,5 @@
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from pydantic import Field, model_validator
@@ -7,7 +7,6 @@ from pydantic import Field, model_validator
 from drafttree.core.lazy import Array, np
 from drafttree.core.tree import Layer
 from drafttree.policies.base import RoundOutcome, TextContext, TreePolicy, by_sequence, creation_scores
-from drafttree.policies.dynatree_state import DynaTreeState
 
 FEWEST_TEXTS = 5
 """Texts before the authors' code adapts, unless the window is shorter."""
@@ -17,6 +16,32 @@ DEEP_STEP = 0.05
 """What the authors' code moves rho_deep by."""
 DEPTH_FLOOR, HIGH_RANGE, DEEP_RANGE = 2, (0.5, 0.95), (0.3, 0.8)
 """Bounds of what the authors' code adapts: D0, tau_h and rho_deep."""
+
+
+@dataclass(frozen=True)
+class DynaTreeState:
+    """The parameters that DynaTree's history rule has adapted.
+
+    Attributes:
+        base_depth: the adapted D0.
+        high: the adapted tau_h.
+        deep_above: rho_deep, adapted only between texts.
+        shares: of levels that were accepted: of the last `window` rounds, or of the last `window` texts.
+        tokens: committed by the rounds of this text, counted only to adapt between texts.
+        rounds: of this text that drafted, likewise.
+    """
+
+    base_depth: float
+    high: float
+    deep_above: float
+    shares: tuple[float, ...] = ()
+    tokens: int = 0
+    rounds: int = 0
+
+    @property
+    def mean_share(self) -> float:
+        """The mean of `shares`, of which there must be some."""
+        return sum(self.shares) / len(self.shares)
 
 
 class DynaTree(TreePolicy):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from drafttree.models import CacheLayout, TreeCache
-from drafttree.models.cache.cache_layout import LayerShape
+from drafttree.models.cache.kv_cache import LayerShape
 
 LAYERS, HEADS, WIDTH = 2, 3, 4
 LAYOUT = CacheLayout.uniform(LAYERS, HEADS, WIDTH)

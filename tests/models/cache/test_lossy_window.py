@@ -14,9 +14,10 @@ from drafttree.evaluation.compare import compare
 from drafttree.evaluation.reference import transformers_generate
 from drafttree.models import CacheLayout, LossyWindow, TargetModel, TreeCache, append, select_windowed
 from drafttree.models.fused.fused_backend import FusedBackend
-from drafttree.models.module_backend import ModuleBackend
-from drafttree.models.recorded.recorded_backend import RecordedBackend
-from drafttree.models.windowed import WindowedBackend
+from drafttree.models.module.module_backend import ModuleBackend
+from drafttree.models.recorded.recorded_passes import RecordedBackend
+from drafttree.models.windows import WindowedRows
+from drafttree.models.wrapped_backends import WindowedBackend
 from drafttree.policies import Chain, DynaTree, Talon
 from helpers import tiny
 from helpers.families import config, hybrids
@@ -124,12 +125,12 @@ def test_a_long_text_takes_the_memory_of_its_window():
         decoder.step(request)
         assert request.cache.length < WINDOW.rows + WINDOW.slack
         assert request.cache.next_position == len(request.tokens) - 1
-    assert request.cache.dropped > 150
+    assert request.cache.windowed.dropped > 150
 
 
 def test_rows_that_no_later_token_sees_are_dropped_and_the_others_keep_their_positions():
     cache = TreeCache(CacheLayout.uniform(1, 1, 1), 4)
-    cache.window = LossyWindow(4, 2)
+    cache.windowed = WindowedRows(LossyWindow(4, 2))
     for start, count in ((0, 3), (3, 5), (8, 1)):
         rows = torch.arange(start, start + count, dtype=torch.float32).view(1, 1, -1, 1)
         cache.update(rows, rows, 0)
@@ -137,7 +138,7 @@ def test_rows_that_no_later_token_sees_are_dropped_and_the_others_keep_their_pos
         cache.commit(range(count))
     ((keys, _),) = cache.committed()
     assert keys.flatten().tolist() == cache.committed_positions(keys.device).tolist() == [0, 1, 5, 6, 7, 8]
-    assert (cache.next_position, cache.dropped) == (9, 3)
+    assert (cache.next_position, cache.windowed.dropped) == (9, 3)
     cache.reset()
     assert (cache.length, cache.next_position) == (0, 0)
 
@@ -156,7 +157,7 @@ def test_a_cache_with_a_window_takes_no_rows_of_one_without():
     whole, cut = TreeCache(layout, 4), TreeCache(layout, 4)
     whole.update(torch.ones(1, 1, 3, 1), torch.ones(1, 1, 3, 1), 0)
     whole.commit(range(3))
-    cut.window = WINDOW
+    cut.windowed = WindowedRows(WINDOW)
     assert cut.resume(whole, 3) == 0
     assert TreeCache(layout, 4).resume(whole, 3) == 3
 

@@ -20,8 +20,8 @@ import drafttree
 from drafttree.core.errors import ModelError
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.models import TargetModel, prefill, select_backend
+from drafttree.models.module.module_backend import ModuleBackend
 from drafttree.models.module.module_checks import check_module
-from drafttree.models.module_backend import ModuleBackend
 from helpers import tiny
 from helpers.refusals import told
 

@@ -14,14 +14,13 @@ from drafttree.drafters import LanguageModelDrafter
 from drafttree.engine.decoder import Decoder
 from drafttree.loading import make_policy
 from drafttree.models import CacheLayout, LossyWindow, Output, Segment, TargetModel, append, select_backend
-from drafttree.models.attention.pass_attention import PagedAttention
 from drafttree.models.attention.varlen_attention import Prefixes, find_varlen_attention
 from drafttree.models.base import Backend
 from drafttree.models.cache.buffer_pool import MIN_CAPACITY, PAGE, PagedPool, PooledCache
 from drafttree.models.fused.fused_backend import FusedBackend
-from drafttree.models.recorded.paged_inputs import BUCKETS, MAX_REQUESTS
-from drafttree.models.recorded.recorded_backend import RecordedBackend
-from drafttree.models.windowed import WindowedBackend
+from drafttree.models.recorded.paged_inputs import BUCKETS, MAX_REQUESTS, PagedAttention
+from drafttree.models.recorded.recorded_passes import RecordedBackend
+from drafttree.models.wrapped_backends import WindowedBackend
 from helpers import tiny
 from helpers.replays import Operations, unrecorded
 from helpers.varlen import paged, stand_in, varlen_attn

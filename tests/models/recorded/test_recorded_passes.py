@@ -16,10 +16,10 @@ from drafttree.loading import make_policy
 from drafttree.models import Output, TargetModel, append, prefill, select_backend, validation
 from drafttree.models.cache.buffer_pool import MIN_CAPACITY, POOL_SIZE, Recorder
 from drafttree.models.fused.fused_backend import FusedBackend
-from drafttree.models.probe import make_probes, own_logits
+from drafttree.models.module.probe import make_probes, own_logits
 from drafttree.models.recorded.cuda_graphs import CudaGraphs
 from drafttree.models.recorded.masked_inputs import BUCKETS, MAX_DRAFTED
-from drafttree.models.recorded.recorded_backend import RecordedBackend
+from drafttree.models.recorded.recorded_passes import RecordedBackend
 from helpers import tiny
 from helpers.replays import Replays, frozen
 

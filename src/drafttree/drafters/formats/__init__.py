@@ -4,10 +4,8 @@ A new kind of heads is one file with a `HeadFormat`, named in `registry.py`.
 """
 
 from drafttree.drafters.formats.checkpoints import INDICES, download, read_config, read_json, read_tensors
-from drafttree.drafters.formats.head_checkpoint import SIZES, Checkpoint, listed, misshapen
-from drafttree.drafters.formats.head_format import HeadFormat
-from drafttree.drafters.formats.published import PUBLISHED
-from drafttree.drafters.formats.registry import FORMATS, LANGUAGE_MODEL, UnsupportedDrafter, recognise
+from drafttree.drafters.formats.head_checkpoint import SIZES, Checkpoint, HeadFormat, listed, misshapen
+from drafttree.drafters.formats.registry import FORMATS, LANGUAGE_MODEL, PUBLISHED, UnsupportedDrafter, recognise
 from drafttree.drafters.formats.unsupported import unsupported_kind
 
 __all__ = [

@@ -24,13 +24,13 @@ from drafttree.drafters.formats.eagle3_config import DEPTH, SPECFORGE, format_of
 from drafttree.drafters.formats.head_checkpoint import (
     SHARED_LM_HEAD,
     Checkpoint,
+    HeadFormat,
     counts,
     fill,
     flaws,
     misshapen,
     nearest,
 )
-from drafttree.drafters.formats.head_format import HeadFormat
 from drafttree.drafters.fused_eagle3 import select_backend
 from drafttree.drafters.heads import embedding, own_bytes, projection
 from drafttree.models.tensor_parallel import whole

@@ -1,4 +1,7 @@
-"""Comparison of a checkpoint's tensors with those its heads need: missing, unexpected, misshapen and unusable ones."""
+"""What the formats of trained heads share: `HeadFormat` describes one, `Checkpoint` is what was found in a folder.
+
+A checkpoint's tensors are compared with those its heads need: missing, unexpected, misshapen and unusable ones.
+"""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -11,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from drafttree.core.errors import ModelError
+from drafttree.drafters.base import Drafter
 from drafttree.drafters.formats.checkpoints import SIZE, entry
 from drafttree.drafters.heads import last_layer, projection
 from drafttree.models import lay_out_for_cpu
@@ -164,3 +168,24 @@ def fill(heads: nn.Module, tensors: Mapping[str, Tensor], target: PreTrainedMode
 def _natural(name: str) -> list[tuple[int, str]]:
     """Sort key that puts head 10 after head 9."""
     return [(int(part or 0), text) for text, part in re.findall(r"(\D+)(\d*)", f".{name}")]
+
+
+@dataclass(frozen=True)
+class HeadFormat:
+    """One kind of trained heads, told from others by the names of its tensors.
+
+    Attributes:
+        kind: its name, such as "medusa".
+        title: the same for messages, such as "Medusa".
+        names: matches the beginning of the name of at least one of its tensors, and of none of other kinds.
+        parse: from a checkpoint's tensors and config.json, what was found and what is wrong with it; no target needed.
+        load: the drafter of a checkpoint's tensors and config.json for a target; raises `ModelError`.
+        describe: the facts of a checkpoint that `drafttree inspect` prints besides the target's sizes.
+    """
+
+    kind: str
+    title: str
+    names: re.Pattern[str]
+    parse: Callable[[Mapping[str, Tensor], Mapping[str, Any]], Checkpoint[Any]]
+    load: Callable[[Mapping[str, Tensor], Mapping[str, Any], PreTrainedModel], Drafter]
+    describe: Callable[[Any], dict[str, object]]

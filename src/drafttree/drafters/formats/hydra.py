@@ -17,6 +17,7 @@ from drafttree.drafters.formats.checkpoints import FLAG, entry
 from drafttree.drafters.formats.head_checkpoint import (
     SHARED_LM_HEAD,
     Checkpoint,
+    HeadFormat,
     counts,
     describe_heads,
     fill,
@@ -25,7 +26,6 @@ from drafttree.drafters.formats.head_checkpoint import (
     target_sizes,
     usual_rows,
 )
-from drafttree.drafters.formats.head_format import HeadFormat
 from drafttree.drafters.heads import embedding
 from drafttree.drafters.hydra import HydraDrafter, HydraHeads, layer_config, prefix_config
 from drafttree.models.tensor_parallel import whole

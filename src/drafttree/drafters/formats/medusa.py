@@ -14,6 +14,7 @@ from drafttree.drafters.formats.checkpoints import FLAG, entry
 from drafttree.drafters.formats.head_checkpoint import (
     SHARED_LM_HEAD,
     Checkpoint,
+    HeadFormat,
     counts,
     describe_heads,
     fill,
@@ -22,7 +23,6 @@ from drafttree.drafters.formats.head_checkpoint import (
     target_sizes,
     usual_rows,
 )
-from drafttree.drafters.formats.head_format import HeadFormat
 from drafttree.drafters.medusa import MedusaDrafter, MedusaHeads
 
 KIND = "Medusa"

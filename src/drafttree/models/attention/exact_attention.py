@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from drafttree.core.errors import ModelError
-from drafttree.models.attention.span import Span
 from drafttree.models.cache.kv_cache import TreeCache
+from drafttree.models.windows import Span
 
 DEPTH = 64
 """Rows before a token that may be drafted, and are always attended to in float64."""

@@ -14,9 +14,8 @@ from transformers import AttentionInterface
 
 from drafttree.core.errors import ModelError
 from drafttree.models.attention.exact_attention import QueryBlock, attend_exactly, query_blocks
-from drafttree.models.attention.span import CONFIGURED, EVERYTHING, Span, span_of
 from drafttree.models.cache.kv_cache import TreeCache
-from drafttree.models.cache.lossy_window import LossyWindow
+from drafttree.models.windows import CONFIGURED, EVERYTHING, LossyWindow, Span, span_of
 
 NAME = "drafttree"
 FOREIGN_SCORES = {
@@ -69,7 +68,8 @@ class TreePlan:
         self._dtype = dtype
         self._masks: dict[tuple[int, Span], Tensor | None] = {}
         self._end = cache.next_position + visible.shape[2]
-        self._window = None if cache.window is None or cache.window.reaches(self._end) else cache.window
+        window = cache.windowed.window if cache.windowed else None
+        self._window = None if window is None or window.reaches(self._end) else window
         self.blocks: list[QueryBlock] | None = query_blocks(cache, positions, visible) if cache.exact_text else None
 
     def mask(self, groups: int, span: Span = EVERYTHING) -> Tensor | None:

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from drafttree.models.cache.cache_layout import CacheLayout
-from drafttree.models.cache.kv_cache import TreeCache, zero_buffers
+from drafttree.models.cache.kv_cache import CacheLayout, TreeCache, zero_buffers
 
 RecordedPass = Callable[[], tuple[Tensor, ...]]
 """Runs a pass on fixed memory; its outputs are `[1, bucket, ...]`."""

@@ -6,17 +6,68 @@ moves the accepted rows into place with one gather, so an accepted token is neve
 `LossyWindow` committed rows that no later token attends to are dropped, and rows stand before their positions.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import Cache
 
-from drafttree.models.cache.cache_layout import CacheLayout
-from drafttree.models.cache.lossy_window import LossyWindow
-from drafttree.models.module.recurrent import LayerStates
+from drafttree.models.cache.recurrent_states import RecurrentStates
+from drafttree.models.windows import WindowedRows
+
+
+class LayerShape(NamedTuple):
+    """The shape of a layer's keys `[batch, heads, rows, key_width]` and values `[batch, heads, rows, value_width]`."""
+
+    heads: int
+    key_width: int
+    value_width: int
+
+
+class Slot(NamedTuple):
+    """The place of the keys, or of the values, of one layer: an index into the buffers and one into that buffer."""
+
+    buffer: int
+    place: int
+
+
+class CacheLayout:
+    """Keys and values of the same shape share a buffer, so a commit moves all of them with one gather.
+
+    Most models need one buffer. Layers of two widths (Gemma 4) or keys wider than values (MLA) need two.
+
+    Args:
+        shapes: of the layers that have keys and values of their own, by layer index.
+
+    Attributes:
+        slots: of keys and values by layer index.
+        buffers: heads, width and number of slots of each buffer.
+    """
+
+    def __init__(self, shapes: Mapping[int, LayerShape]) -> None:
+        counts: dict[tuple[int, int], int] = {}
+        self.slots: dict[int, tuple[Slot, Slot]] = {}
+        for layer, (heads, *widths) in shapes.items():
+            self.slots[layer] = _take(counts, heads, widths[0]), _take(counts, heads, widths[1])
+        self.buffers = [(heads, width, count) for (heads, width), count in counts.items()]
+
+    @classmethod
+    def uniform(cls, layers: int, heads: int, width: int) -> "CacheLayout":
+        """The layout of layers that all have keys and values of one shape."""
+        return cls(dict.fromkeys(range(layers), LayerShape(heads, width, width)))
+
+    @classmethod
+    def of_config(cls, config: Any) -> "CacheLayout":
+        """The layout of layers that all are as a config of the Llama family says."""
+        return cls.uniform(config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
+
+
+def _take(counts: dict[tuple[int, int], int], heads: int, width: int) -> Slot:
+    """The next slot of the buffer of this shape."""
+    index = counts.get((heads, width), 0)
+    counts[heads, width] = index + 1
+    return Slot(list(counts).index((heads, width)), index)
 
 
 class TreeCache(Cache):
@@ -32,12 +83,10 @@ class TreeCache(Cache):
         drafted: rows of the tree, after the committed ones.
         capacity: rows there is room for.
         positions: `[1, drafted]` positions of the drafted rows, None while there are none.
-        recurrent: states of recurrent layers by their name.
-        is_reading: whether all rows of the pass will be committed, so recurrent layers keep the last state only.
+        recurrent: the states of recurrent layers, which are committed with the rows.
+        windowed: the window that tokens attend to and what it has dropped, None where they attend to all rows.
+        long_rope: whether keys are rotated by the long frequencies of LongRoPE.
         exact_text: whether attention must give a token the same result in every pass.
-        long_rope: whether the text is beyond the original context of a model with LongRoPE.
-        window: which rows tokens attend to, None for all of them.
-        dropped: committed rows that were dropped since no later token attends to them.
     """
 
     def __init__(self, layout: CacheLayout, capacity: int) -> None:
@@ -45,20 +94,17 @@ class TreeCache(Cache):
         self.length = 0
         self.drafted = 0
         self.positions: Tensor | None = None
-        self.recurrent: dict[str, LayerStates] = {}
-        self.is_reading = False
-        self.exact_text = False
+        self.recurrent = RecurrentStates()
+        self.windowed: WindowedRows | None = None
         self.long_rope = False
-        self.window: LossyWindow | None = None
-        self.dropped = 0
-        self._new_positions: Tensor | None = None
+        self.exact_text = False
         self.layout = layout
         self.capacity = capacity
         self._buffers: list[Tensor] = []
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object):
         """Store a layer's new rows `[1, heads, nodes, width]`; views of all its rows so far."""
-        start = self.get_seq_length()
+        start = self.length + self.drafted
         end = start + key_states.shape[-2]
         self._reserve(key_states, end)
         keys, values = (self._buffers[slot.buffer][slot.place, :, :, :end] for slot in self.layout.slots[layer_idx])
@@ -74,7 +120,7 @@ class TreeCache(Cache):
             nodes: tokens about to be scored; the last rows are theirs to be written.
         """
         self.reserve(like, nodes)
-        end = self.get_seq_length() + nodes
+        end = self.length + self.drafted + nodes
         return layer_rows(self.layout, [buffer[..., :end, :] for buffer in self._buffers])
 
     def reserve(self, like: Tensor, nodes: int) -> None:
@@ -116,36 +162,23 @@ class TreeCache(Cache):
             index = torch.tensor([self.length + row for row in rows], device=self._buffers[0].device)
             for buffer in self._buffers:
                 buffer[..., self.length : self.length + count, :] = buffer.index_select(-2, index)
-        for states in self.recurrent.values():
-            if count:
-                states.commit(-1 if self.is_reading else rows[-1])
-            states.drafted = {}
+        if self.recurrent.layers:
+            self.recurrent.commit(rows)
         self.length += count
         self.drafted = 0
         self.positions = None
-        if self.window:
-            self._drop_hidden(self.window)
-
-    def _drop_hidden(self, window: LossyWindow) -> None:
-        """Drop the rows that no later token attends to, once there are enough of them."""
-        count = self.length - window.rows
-        if count < window.slack:
-            return
-        for buffer in self._buffers:
-            latest = buffer[..., window.sinks + count : self.length, :]
-            buffer[..., window.sinks : window.rows, :] = latest.clone()
-        self.length -= count
-        self.dropped += count
+        if self.windowed:
+            self.length -= self.windowed.drop(self._buffers, self.length)
 
     @property
     def next_position(self) -> int:
         """The position of the token after the committed ones."""
-        return self.length + self.dropped
+        return self.length + self.windowed.dropped if self.windowed else self.length
 
     def committed_positions(self, device: torch.device) -> Tensor:
         """`[length]` positions of the committed rows."""
         rows = torch.arange(self.length, device=device)
-        return torch.where(rows < self.window.sinks, rows, rows + self.dropped) if self.window else rows
+        return self.windowed.positions(rows) if self.windowed else rows
 
     def drop_last(self, count: int) -> None:
         """Drop the newest drafted rows, which were padding."""
@@ -170,7 +203,7 @@ class TreeCache(Cache):
         It is empty where there are recurrent layers, whose states hold for the whole text only, and with a window, by
         which rows were dropped.
         """
-        rows = 0 if self.recurrent or self.window else min(rows, self.length)
+        rows = 0 if self.recurrent or self.windowed else min(rows, self.length)
         copy = TreeCache(self.layout, rows)
         copy.length, copy.long_rope = rows, self.long_rope
         copy._buffers = [buffer[..., :rows, :].clone() for buffer in self._buffers]
@@ -181,12 +214,12 @@ class TreeCache(Cache):
         """Commit the first rows of another cache to this empty one, at most so many.
 
         Returns:
-            How many were; 0 where they do not hold for this one: they are of other weights, LongRoPE frequencies or
-            another window.
+            How many were; 0 where they do not hold for this one: they are of other weights or LongRoPE frequencies, or
+            one of the two has a window.
         """
         rows = min(rows, source.length)
-        same = (source.layout, source.long_rope, source.window) == (self.layout, self.long_rope, self.window)
-        if not same or rows <= 0:
+        same = source.layout is self.layout and source.long_rope == self.long_rope
+        if not same or source.windowed or self.windowed or rows <= 0:
             return 0
         self._reserve(source._buffers[0], rows)
         for own, kept in zip(self._buffers, source._buffers, strict=True):
@@ -196,37 +229,15 @@ class TreeCache(Cache):
 
     def reset(self) -> None:
         """Forget all rows."""
-        self.length = self.dropped = 0
-        for name in self.recurrent:
-            self.recurrent[name] = LayerStates()
+        self.length = 0
+        self.recurrent.reset()
+        if self.windowed:
+            self.windowed.dropped = 0
         self.commit([])
 
-    def get_seq_length(self, layer_idx: int | None = None) -> Any:
-        """Rows in use, drafted ones included. For a layer that asks for its own see `counting`."""
-        if layer_idx is None or self._new_positions is None:
-            return self.length + self.drafted
-        return offsets(self._new_positions)
-
-    @contextmanager
-    def reading(self) -> Iterator[None]:
-        """During a pass all of whose rows will be committed."""
-        self.is_reading = True
-        try:
-            yield
-        finally:
-            self.is_reading = False
-
-    @contextmanager
-    def counting(self, positions: Tensor) -> Iterator[None]:
-        """Let layers that add a node's index to the length of the cache (Llama 4) find its position in that way.
-
-        They are given `[nodes]`: what each node's index has to be added to.
-        """
-        self._new_positions = positions
-        try:
-            yield
-        finally:
-            self._new_positions = None
+    def get_seq_length(self, layer_idx: int | None = None) -> int:
+        """Rows in use, drafted ones included."""
+        return self.length + self.drafted
 
     @property
     def has_only_rows(self) -> bool:
@@ -236,7 +247,7 @@ class TreeCache(Cache):
     @property
     def nbytes(self) -> int:
         """Memory of the buffers in bytes."""
-        return sum(each.nbytes for each in (*self._buffers, *self.recurrent.values()))
+        return sum(buffer.nbytes for buffer in self._buffers) + self.recurrent.nbytes
 
     def _reserve(self, like: Tensor, rows: int) -> None:
         """Make room for so many rows: on first use, of the dtype and device of a tensor."""
@@ -264,9 +275,3 @@ def layer_rows(layout: CacheLayout, buffers: list[Tensor]) -> list[tuple[Tensor,
     return [
         (views[keys.buffer][keys.place], views[values.buffer][values.place]) for keys, values in layout.slots.values()
     ]
-
-
-def offsets(positions: Tensor) -> Tensor:
-    """What the index of each node has to be added to, to find its position `[1, nodes]`."""
-    own = positions[0]
-    return own - torch.arange(len(own), device=own.device)

@@ -12,22 +12,20 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from drafttree.models.base import Output
-from drafttree.models.cache.cache_layout import CacheLayout
-from drafttree.models.cache.kv_cache import TreeCache
+from drafttree.models.cache.kv_cache import CacheLayout, TreeCache
 from drafttree.models.fused.fused_layers import (
     FusedLayer,
     LlamaLayer,
     NeoXLayer,
     PassContext,
+    RotaryAngles,
     rms_norm,
 )
 from drafttree.models.fused.fused_linear import FusedProduct, fuse
 from drafttree.models.fused.pass_inputs import PassInputs
-from drafttree.models.fused.rotary_angles import RotaryAngles
+from drafttree.models.module.fingerprint import is_plain_module
 from drafttree.models.module.long_rope import ropes
-from drafttree.models.module.plain_module import is_plain_module
-from drafttree.models.segment import Segment, join, split, split_layers
+from drafttree.models.segment import Output, Segment, join, split, split_layers
 
 LLAMAS = {"gemma3_text", "granite", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3"}
 STATIC_ROPES = {"default", "linear", "llama3", "yarn"}
@@ -48,6 +46,8 @@ class FusedBackend:
         packed_nbytes: memory of packed copies of its weights, beside the weights themselves.
     """
 
+    exact_text = False
+    lossy_window = None
     shares_passes = True
 
     def __init__(self, module: PreTrainedModel, uniform: bool = False) -> None:

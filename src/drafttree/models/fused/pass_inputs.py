@@ -1,14 +1,99 @@
-"""The inputs of a pass through fused layers over one request or several."""
+"""The inputs of a pass through fused layers over one request or several, and the attention in it."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from drafttree.models.attention.pass_attention import LayerRows, PassAttention, RowAttention, Visibility
-from drafttree.models.attention.span import Span
+from drafttree.models.attention.exact_attention import QueryBlock, attend_exactly
 from drafttree.models.attention.tree_attention import TreePlan
-from drafttree.models.segment import Segment, join
+from drafttree.models.segment import Segment, join, split
+from drafttree.models.windows import EVERYTHING, Span
+
+
+class PassAttention(Protocol):
+    """What the layers of a pass ask of attention, which alone knows whose rows are whose."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, rows: Any, scale: float) -> Tensor:
+        """Store new keys and values and attend to all that a node may see.
+
+        Args:
+            query: `[nodes, heads, width]`.
+            key: `[nodes, key heads, width]`.
+            value: likewise.
+            rows: the layer's part of the pass's rows, which a layer hands on as it is.
+            scale: of the scores.
+
+        Returns:
+            `[nodes, heads * width]`.
+        """
+        ...
+
+
+class LayerRows(NamedTuple):
+    """The rows of one layer.
+
+    Attributes:
+        stored: keys and values `[1, key heads, rows, width]` by segment.
+        new: those of the nodes alone, each `[nodes, key heads, width]`, to be written: the keys by segment, then the
+            values.
+    """
+
+    stored: Sequence[tuple[Tensor, Tensor]]
+    new: list[Tensor]
+
+
+class Visibility(NamedTuple):
+    """Which rows the nodes of one segment attend to.
+
+    Attributes:
+        mask: additive attention mask, as `TreePlan.mask` makes it.
+        span: how far back layers attend.
+        blocks: how attention is split where texts must not depend on trees, else None.
+    """
+
+    mask: Tensor | None
+    span: Span = EVERYTHING
+    blocks: list[QueryBlock] | None = None
+
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        """Attend `[nodes, key heads, groups, width]` to rows `[1, key heads, rows, width]`; of the query's shape."""
+        if self.blocks is None and len(query) == 1:
+            return F.scaled_dot_product_attention(query, keys, values, attn_mask=self.mask, scale=scale)
+        grouped = query[None].permute(0, 2, 3, 1, 4)
+        if self.blocks is None:
+            stacked = grouped.flatten(2, 3)
+            out = F.scaled_dot_product_attention(stacked, keys, values, attn_mask=self.mask, scale=scale)
+        else:
+            out = attend_exactly(grouped, keys, values, self.mask, scale, self.blocks, self.span)
+        return out.view(grouped.shape).permute(0, 3, 1, 2, 4).flatten(0, 1)
+
+
+class RowAttention(NamedTuple):
+    """Attention of every segment to the rows of its own KV cache, in a call for each. See `PassAttention`.
+
+    Attributes:
+        sizes: nodes of every segment.
+        visible: what they attend to.
+    """
+
+    sizes: list[int]
+    visible: list[Visibility]
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, rows: LayerRows, scale: float) -> Tensor:
+        if len(self.sizes) == 1:  # as below; a lone pass has no time for lists
+            torch._foreach_copy_(rows.new, (key, value))  # pyright: ignore[reportPrivateImportUsage]
+            grouped = query.unflatten(1, (key.shape[1], -1))
+            return self.visible[0].attend(grouped, *rows.stored[0], scale).flatten(1)
+        sizes = self.sizes
+        new = *split(key, sizes, 0), *split(value, sizes, 0)
+        # one call for all segments: most have a single row
+        torch._foreach_copy_(rows.new, new)  # pyright: ignore[reportPrivateImportUsage]
+        queries = split(query.unflatten(1, (key.shape[1], -1)), sizes, 0)
+        own = zip(self.visible, queries, rows.stored, strict=True)
+        return join([visible.attend(nodes, *stored, scale) for visible, nodes, stored in own], 0).flatten(1)
 
 
 class PassInputs(NamedTuple):

@@ -1,8 +1,7 @@
 """A fingerprint of a module, which tells whether a backend made from it still computes what the module does.
 
 Fused layers bypass the module's own `forward`, and on a CPU they compute with copies of its weights. So a backend is
-compared with its module whenever a text begins (`drafttree.models.module.selected_backend`). The fingerprint differs
-after
+compared with its module whenever a text begins (`SelectedBackend`). The fingerprint differs after
 
 - a hook was added or removed, on any submodule or globally, and after an instance got a `forward` of its own;
 - a submodule was replaced, got another class (adapters, parametrizations) or another number as an attribute (the scale
@@ -20,13 +19,24 @@ change while a text is being generated.
 
 import math
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as global_hooks
 
+CLASSES = (
+    "torch.nn.modules.",
+    "transformers.models.",
+    "transformers.activations",
+    "drafttree.drafters.",
+    "drafttree.models.fused.int8_linear",
+)
+"""Packages whose module classes count as plain: not peft, bitsandbytes, torch's parametrizations ..."""
+INERT_HOOKS = "transformers.utils.output_capturing"
+"""transformers leaves hooks behind that do nothing outside of a call with `output_hidden_states`."""
 SETTINGS = (bool, int, float)
 """Types of attributes that decide what a layer computes, such as `training` and `scaling`."""
 
@@ -137,3 +147,54 @@ def _saved_tensors(part: nn.Module) -> Iterator[Tensor]:
 
 def _is_sampled(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.is_floating_point() and tensor.numel() > 0
+
+
+def is_plain_module(module: nn.Module) -> bool:
+    """Whether a module in evaluation mode has neither hooks nor layers or weights of another kind than its class's."""
+    hooks = global_hooks._global_forward_hooks, global_hooks._global_forward_pre_hooks
+    return not any(hooks) and all(_is_plain_part(part) for part in module.modules())
+
+
+def _is_plain_part(part: nn.Module) -> bool:
+    replaced = "forward" in part.__dict__ or hasattr(part, "_hf_hook") or part.training
+    hooked = any(getattr(hook, "__module__", None) != INERT_HOOKS for hook in own_hooks(part))
+    known = type(part).__module__.startswith(CLASSES) and (type(part) is nn.Linear or not isinstance(part, nn.Linear))
+    tensors = chain(part._parameters.values(), part._buffers.values())
+    return known and not replaced and not hooked and all(each is None or is_plain(each) for each in tensors)
+
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+BackendT = TypeVar("BackendT")
+
+
+class SelectedBackend(Generic[ModuleT, BackendT]):
+    """Holds a backend and compares its module with a fingerprint.
+
+    Args:
+        module: the weights and what is computed with them.
+        select: makes a backend for the module.
+
+    Attributes:
+        backend: for the module as it was at the last `refresh`.
+    """
+
+    def __init__(self, module: ModuleT, select: Callable[[ModuleT], BackendT]) -> None:
+        self._module = module
+        self._select = select
+        self._make()
+
+    def refresh(self) -> bool:
+        """Select a backend anew if the module has changed since the last time, and return whether it had.
+
+        Raises:
+            ModelError: no backend serves the module any more.
+        """
+        if hasattr(self, "backend") and self._fingerprint.matches():
+            return False
+        vars(self).pop("backend", None)  # its copies of the weights go before new ones are made
+        self._make()
+        return True
+
+    def _make(self) -> None:
+        self.backend = self._select(self._module)
+        self._fingerprint = Fingerprint(self._module)

@@ -14,48 +14,9 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
+from drafttree.models.cache.recurrent_states import LayerStates, RecurrentStates, States
 from drafttree.models.module.fingerprint import own_hooks
 from drafttree.models.module.module_checks import decoder_of
-
-States = dict[tuple[str, int], Tensor]
-"""States by kind ("conv" or "recurrent") and number, each `[tokens, ...]`."""
-
-
-class LayerStates:
-    """The states of one recurrent layer for one text.
-
-    Attributes:
-        committed: after the last committed token, `[1, ...]`; empty before the first.
-        drafted: after every drafted node, `[drafted, ...]`; after a pass that only reads, of its last token.
-    """
-
-    def __init__(self) -> None:
-        self.committed: States = {}
-        self.drafted: States = {}
-
-    def before(self, nodes: int, parents: Tensor | None) -> States:
-        """The states the nodes of a level go on from, to be changed at will: those of their parents."""
-        if parents is None:
-            return {key: state.repeat_interleave(nodes, 0) for key, state in self.committed.items()}
-        return {key: state[parents] for key, state in self.drafted.items()}
-
-    def store(self, states: States, rows: Tensor, total: int) -> None:
-        """Store the states of these rows, of so many drafted ones in all."""
-        for key, state in states.items():
-            known = self.drafted.get(key, state[:0])
-            if len(known) < total:
-                known = torch.cat((known, known.new_zeros(total - len(known), *state.shape[1:])))
-            known[rows] = state
-            self.drafted[key] = known
-
-    def commit(self, row: int) -> None:
-        """Go on from a drafted row; -1 is the last one."""
-        self.committed = {key: state[row : row + 1 or None].clone() for key, state in self.drafted.items()}
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of the states in bytes."""
-        return sum(state.nbytes for states in (self.committed, self.drafted) for state in states.values())
 
 
 class StepCache:
@@ -138,19 +99,19 @@ def recurrent_layers(module: PreTrainedModel) -> dict[str, nn.Module]:
 
 @contextmanager
 def stepping(
-    layers: dict[str, nn.Module], cache: Cache, states: dict[str, LayerStates], steps: TreeSteps | None
+    layers: dict[str, nn.Module], cache: Cache, states: RecurrentStates, steps: TreeSteps | None
 ) -> Iterator[None]:
     """Let recurrent layers run over a tree while a pass calls them.
 
     Args:
         layers: as `recurrent_layers` finds them.
         cache: what the module hands them as cache.
-        states: by name of the layer.
+        states: of the text.
         steps: the tree; None for a pass that only reads tokens one after another.
     """
     with ExitStack() as undo:
         for name, layer in layers.items():
-            undo.enter_context(_forward(layer, _Runner(layer, cache, states[name], steps)))
+            undo.enter_context(_forward(layer, _Runner(layer, cache, states.layers[name], steps)))
         yield
 
 

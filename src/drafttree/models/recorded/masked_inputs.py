@@ -1,23 +1,39 @@
 """The inputs of recorded passes over one request, which reads the rows of its own KV cache under a mask."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from drafttree.models.attention.pass_attention import StaticAttention, Visibility
-from drafttree.models.attention.span import EVERYTHING
 from drafttree.models.cache.buffer_pool import PooledBuffers, PooledCache
-from drafttree.models.cache.cache_layout import CacheLayout
-from drafttree.models.cache.kv_cache import layer_rows
-from drafttree.models.fused.pass_inputs import PassInputs
+from drafttree.models.cache.kv_cache import CacheLayout, layer_rows
+from drafttree.models.fused.pass_inputs import PassInputs, Visibility
 from drafttree.models.segment import Segment
+from drafttree.models.windows import EVERYTHING
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Nodes of a recorded pass; larger passes, which are prompts, are not recorded."""
 MAX_DRAFTED = 1024
 """Drafted rows a recorded pass can see; one behind more of them is not recorded."""
+
+
+class StaticAttention(NamedTuple):
+    """Attention of a recorded pass over one request to all rows there is room for. See `PassAttention`.
+
+    Attributes:
+        new_rows: `[nodes]` where the nodes' rows are to be written.
+        visible: what they attend to.
+    """
+
+    new_rows: Tensor
+    visible: Visibility
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, rows: tuple[Tensor, Tensor], scale: float) -> Tensor:
+        """See `PassAttention`; `rows` are the keys and values `[1, key heads, rows, width]` of a layer."""
+        for stored, new in zip(rows, (key, value), strict=True):
+            stored[:, :, self.new_rows] = new[None].transpose(1, 2)
+        return self.visible.attend(query.unflatten(1, (key.shape[1], -1)), *rows, scale).flatten(1)
 
 
 class MaskedInputs:

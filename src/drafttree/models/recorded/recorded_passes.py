@@ -1,4 +1,10 @@
-"""Passes of a model or head that are recorded at their first use and replayed from then on."""
+"""Passes over trees that are recorded in a few fixed shapes on fixed memory, as CUDA graphs need them, and replayed.
+
+A launch costs the host as much time as a small kernel takes, so a pass that is recorded once and replayed can be many
+times faster. Nothing in it may depend on the host: node counts are rounded up to a bucket, and how much of a KV cache
+is in use are numbers on the device. Buffers of finished texts are kept with the passes recorded on them, and serve the
+next text.
+"""
 
 import logging
 import time
@@ -10,11 +16,13 @@ from torch import Tensor
 
 from drafttree.models.attention.varlen_attention import VarlenAttention
 from drafttree.models.cache.buffer_pool import BufferPool, PagedPool, PooledCache, RecordedPass, Recorder
-from drafttree.models.cache.cache_layout import CacheLayout
+from drafttree.models.cache.kv_cache import CacheLayout, TreeCache
+from drafttree.models.fused.fused_backend import FusedBackend
 from drafttree.models.fused.pass_inputs import PassInputs
 from drafttree.models.recorded.masked_inputs import BUCKETS, MaskedInputs
 from drafttree.models.recorded.paged_inputs import PagedInputs
-from drafttree.models.segment import Segment
+from drafttree.models.segment import Output, Segment
+from drafttree.models.windows import EVERYTHING
 
 logger = logging.getLogger("drafttree")
 
@@ -118,7 +126,7 @@ class RecordedPasses:
     def _builder(self, segments: Sequence[Segment]) -> InputBuilder | None:
         """What makes the inputs of a recorded pass over these requests, None for caches with a window or of others."""
         caches = [segment.cache for segment in segments]
-        if not all(isinstance(each, PooledCache) and each.pool is self._pool and not each.window for each in caches):
+        if not all(isinstance(each, PooledCache) and each.pool is self._pool and not each.windowed for each in caches):
             return None
         return self._masked if len(segments) == 1 else self._paged
 
@@ -159,3 +167,45 @@ class RecordedPasses:
         took = (torch.cuda.memory_reserved(device) if device.type == "cuda" else 0) - reserved
         logger.info("recorded a pass of size %s: %.2f s, %.1f MiB", sizes, time.perf_counter() - began, took / 2**20)
         return replay
+
+
+class RecordedBackend:
+    """Replays recorded passes of fused layers. See `drafttree.models.base.Backend` for the protocol.
+
+    Texts may take turns on it, threads may not: every pass reads its inputs from the same memory. If a pass cannot be
+    recorded, it and all later ones run on the fused layers directly.
+
+    Args:
+        fused: its weights stay where they are from then on.
+        recorder: of passes.
+        varlen: attends to the prefixes of several requests at once; without, each has calls of its own, unrecorded.
+    """
+
+    exact_text = False
+    lossy_window = None
+    shares_passes = True
+
+    def __init__(self, fused: FusedBackend, recorder: Recorder, varlen: VarlenAttention | None = None) -> None:
+        self.device, self.packed_nbytes = fused.device, fused.packed_nbytes
+        self._fused = fused
+        varlen = varlen if fused.spans == (EVERYTHING,) else None
+        self._passes = RecordedPasses(recorder, fused.layout, fused.layers[0].groups, fused.empty, varlen=varlen)
+
+    def new_cache(self, capacity: int) -> TreeCache:
+        return self._passes.new_cache(capacity)
+
+    def reserve(self, rows: int) -> None:
+        """Make room for so many rows of KV caches; see `RecordedPasses.reserve`."""
+        self._passes.reserve(rows)
+
+    def forward(self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = ()) -> list[Output]:
+        fused = self._fused
+
+        def run(inputs: PassInputs) -> tuple[Tensor, ...]:
+            x, hidden = fused.run_layers(inputs, hidden_layers)
+            return x, *hidden
+
+        if not segments:
+            return []
+        x, *hidden = self._passes.replay(segments, run, variant=hidden_layers)
+        return fused.outputs_of(segments, x, tuple(hidden))

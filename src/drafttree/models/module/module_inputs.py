@@ -1,7 +1,7 @@
 """What layers of transformers are given in a pass: tokens, a KV cache and what attends to what.
 
-A single request gives them its own KV cache. Several give them one that stores every request's rows in its own and
-hands them on in a way by which our attention function finds them.
+A single request hands them all of its rows. Several share a cache that stores every request's rows in its own and hands
+them on in a way by which our attention function finds them.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,24 @@ from transformers import Cache
 
 from drafttree.core.errors import ModelError
 from drafttree.models.attention.tree_attention import AttentionPart, Plan, TreePlan
-from drafttree.models.cache.kv_cache import offsets
 from drafttree.models.segment import Segment, join
+
+
+class SegmentCache(Cache):
+    """The KV cache of one request, as layers of transformers see it in a pass.
+
+    Args:
+        segment: the only one of the pass.
+    """
+
+    def __init__(self, segment: Segment) -> None:
+        super().__init__(layers=[])
+        self._cache, self._positions = segment.cache, segment.positions
+        self.update = segment.cache.update  # not a method around it: every layer calls it
+
+    def get_seq_length(self, layer_idx: int | None = None) -> Any:
+        """Rows in use; for a layer that counts what a node's index has to be added to, to find its position."""
+        return self._cache.get_seq_length() if layer_idx is None else _offsets(self._positions)
 
 
 class SharedCache(Cache):
@@ -51,7 +67,7 @@ class SharedCache(Cache):
 
     def get_seq_length(self, layer_idx: int | None = None) -> Any:
         """What a node's index has to be added to, to find its position, for a layer that counts (Llama 4)."""
-        return 0 if layer_idx is None else offsets(join([segment.positions for segment in self._segments]))
+        return 0 if layer_idx is None else _offsets(join([segment.positions for segment in self._segments]))
 
     def _store(self, keys: Tensor, values: Tensor, layer: int) -> list[tuple[Tensor, Tensor]]:
         """Store new rows; all rows of the layer by segment."""
@@ -122,7 +138,13 @@ class ModuleInputs(NamedTuple):
         """
         tokens, positions = join([each.tokens for each in segments]), join([each.positions for each in segments])
         if len(segments) == 1:
-            cache = segments[0].cache
-            return cls(tokens, positions, cache, TreePlan(cache, positions, segments[0].visible, dtype))
+            plan = TreePlan(segments[0].cache, positions, segments[0].visible, dtype)
+            return cls(tokens, positions, SegmentCache(segments[0]), plan)
         shared = kind(segments)
         return cls(tokens, positions, shared, SharedPlan(segments, shared, dtype))
+
+
+def _offsets(positions: Tensor) -> Tensor:
+    """`[nodes]`: what a layer that counts (Llama 4) adds a node's index to, to find its position."""
+    own = positions[0]
+    return own - torch.arange(len(own), device=own.device)

@@ -4,24 +4,24 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cached_property, partial
 from itertools import accumulate, chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
-from transformers import PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedModel
 
 from drafttree.core.errors import ModelError
 from drafttree.models.attention.tree_attention import NAME, TreePlan
-from drafttree.models.base import Output, forward_in_groups
-from drafttree.models.cache.cache_layout import CacheLayout
-from drafttree.models.cache.kv_cache import TreeCache
+from drafttree.models.cache.kv_cache import CacheLayout, LayerShape, TreeCache
+from drafttree.models.cache.recurrent_states import RecurrentStates
 from drafttree.models.module.incompatibility import incompatibility, takes_mask
 from drafttree.models.module.long_rope import long_frequencies, rope_switch
 from drafttree.models.module.module_checks import decoder_of, input_device
-from drafttree.models.module.recurrent import LayerStates, TreeSteps, recurrent_layers, stepping
-from drafttree.models.module_inputs import JoinedCache, ModuleInputs, SharedCache
-from drafttree.models.probe import shares_alike
-from drafttree.models.segment import Segment, split, split_layers
+from drafttree.models.module.module_inputs import JoinedCache, ModuleInputs, SharedCache
+from drafttree.models.module.probe import shares_alike
+from drafttree.models.module.recurrent import TreeSteps, recurrent_layers, stepping
+from drafttree.models.segment import Output, Segment, forward_in_groups, split, split_layers
 
 ORIGINAL_ATTENTION = "_attention_before_drafttree"
 
@@ -39,6 +39,10 @@ class ModuleBackend:
         ModelError: the model has layers that cannot be verified in a tree; the message names their kind.
     """
 
+    exact_text = False
+    lossy_window = None
+    packed_nbytes = 0
+
     def __init__(self, module: PreTrainedModel) -> None:
         if reason := incompatibility(module):
             raise ModelError(f"{type(module).__name__} cannot be verified in a tree: it has {reason}")
@@ -50,12 +54,12 @@ class ModuleBackend:
         self._takes_mask = takes_mask(module)
         self._recurrent = recurrent_layers(module)
         restore_attention(module)
-        self._layout = CacheLayout.of_module(module)
+        self._layout = layout_of(module)
         use_tree_attention(module)
 
     def new_cache(self, capacity: int) -> TreeCache:
         cache = TreeCache(self._layout, capacity)
-        cache.recurrent = {name: LayerStates() for name in self._recurrent}
+        cache.recurrent = RecurrentStates(self._recurrent)
         return cache
 
     @property
@@ -86,9 +90,7 @@ class ModuleBackend:
         starts = accumulate((segment.nodes for segment in segments), initial=0)
         own = [range(start, start + each.nodes)[each.wanted] for start, each in zip(starts, segments, strict=False)]
         with ExitStack() as during:
-            for each in segments:
-                during.enter_context(each.cache.counting(each.positions))
-            during.enter_context(self._stepping(segments[0]))
+            during.enter_context(self._stepping(segments[0], inputs.cache))
             during.enter_context(self._frequencies(segments[0].cache))
             output = self._score(inputs, [*chain(*own)], hidden_layers)
         for segment in segments:
@@ -116,13 +118,13 @@ class ModuleBackend:
             )
         return Output(out.logits[:, : len(scored)], tuple(states[layer] for layer in hidden_layers))
 
-    def _stepping(self, segment: Segment) -> AbstractContextManager[None]:
-        """Run recurrent layers along the tree."""
+    def _stepping(self, segment: Segment, given: Cache) -> AbstractContextManager[None]:
+        """Run recurrent layers, which are given this cache, along the tree."""
         if not self._recurrent:
             return nullcontext()
-        cache = segment.cache
-        steps = None if cache.is_reading else TreeSteps(segment.positions, segment.visible, cache.positions)
-        return stepping(self._recurrent, cache, cache.recurrent, steps)
+        states, earlier = segment.cache.recurrent, segment.cache.positions
+        steps = None if states.is_reading else TreeSteps(segment.positions, segment.visible, earlier)
+        return stepping(self._recurrent, given, states, steps)
 
     def _frequencies(self, cache: TreeCache) -> AbstractContextManager[None]:
         """The frequencies of the rotary embedding that a text has, where the module does not choose the right ones."""
@@ -150,6 +152,20 @@ class ModuleBackend:
             states[layer] = given[0] if given else named["hidden_states"]
 
         return _blocks(decoder, self._layers)[layer].register_forward_pre_hook(note, with_kwargs=True)
+
+
+@torch.inference_mode()
+def layout_of(module: PreTrainedModel) -> CacheLayout:
+    """The layout of the KV cache of a module that has its own attention, found by a pass over one token."""
+    cache = DynamicCache(config=module.config)
+    module(input_ids=torch.zeros(1, 1, dtype=torch.long, device=input_device(module)), past_key_values=cache)
+    layers: dict[int, Any] = dict(enumerate(cache.layers))
+    shapes = {
+        index: LayerShape(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3])
+        for index, layer in layers.items()
+        if getattr(layer, "keys", None) is not None
+    }
+    return CacheLayout(shapes)
 
 
 def use_tree_attention(module: PreTrainedModel) -> None:

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from drafttree import load
 from drafttree.core.errors import ModelError
-from drafttree.loading import dtype_choice, placement
+from drafttree.loading import placement
 from drafttree.loading.pretrained import linear_shapes
 from helpers import tiny
 from helpers.refusals import told
@@ -33,7 +33,7 @@ def timed(monkeypatch, tmp_path):
             return seconds[self.dtype]
 
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
-    monkeypatch.setattr(dtype_choice, "_Products", Products)
+    monkeypatch.setattr(placement, "_Products", Products)
     monkeypatch.setattr("drafttree.core.disk_cache.user_cache_path", lambda name: tmp_path / "cache" / name)
     return SimpleNamespace(seconds=seconds, calls=calls)
 
@@ -48,23 +48,23 @@ def test_auto_is_the_faster_one_and_told(faster, timed, folder, caplog):
 
 
 def test_what_was_measured_is_kept_for_the_same_shapes(timed):
-    first = dtype_choice.measured_times(SHAPES)
+    first = placement.measured_times(SHAPES)
     assert first == {"float32": 4.0, "bfloat16": 2.0}
     timed.seconds[torch.float32] = 0.1
-    assert dtype_choice.measured_times(SHAPES) == first
-    assert dtype_choice.measured_times(SHAPES[:1]) == {"float32": 0.2, "bfloat16": 2.0}
+    assert placement.measured_times(SHAPES) == first
+    assert placement.measured_times(SHAPES[:1]) == {"float32": 0.2, "bfloat16": 2.0}
     assert len(timed.calls) == 4
 
 
 def test_times_of_a_busy_machine_are_not_kept(timed, monkeypatch):
-    monkeypatch.setattr(dtype_choice, "SECONDS", 0.0)
-    dtype_choice.measured_times(SHAPES)
-    dtype_choice.measured_times(SHAPES)
+    monkeypatch.setattr(placement, "SECONDS", 0.0)
+    placement.measured_times(SHAPES)
+    placement.measured_times(SHAPES)
     assert len(timed.calls) == 4
 
 
 def test_only_the_first_shapes_of_a_large_model_are_measured(timed):
-    dtype_choice.measured_times([(1 << 13, 1 << 11)] * 5)
+    placement.measured_times([(1 << 13, 1 << 11)] * 5)
     assert {len(shapes) for _, shapes in timed.calls} == {2}
 
 
@@ -89,7 +89,7 @@ def test_shapes_are_those_of_the_loaded_layers(folder):
 
 
 def test_products_of_both_dtypes_are_timed():
-    times, rounds = dtype_choice._measure(SHAPES)
+    times, rounds = placement._measure(SHAPES)
     assert rounds >= 2
     assert times.keys() == {"float32", "bfloat16"}
     assert all(0 < seconds < float("inf") for seconds in times.values())

@@ -1,0 +1,153 @@
+"""How a target is run by options of `load`: its backend, quantised weights, and the processes it is sharded over.
+
+Sharding is the tensor parallelism of transformers, under torchrun.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from drafttree.core.errors import ConfigError, ModelError, unknown
+from drafttree.models import LossyWindow, select_backend, select_exact_text, select_windowed
+from drafttree.models.base import Backend
+from drafttree.models.fused.int8_linear import quantization_method, quantize_int8
+
+logger = logging.getLogger("drafttree")
+SINKS = 4
+"""First tokens that stay visible in a window where it is not said how many (Xiao et al. 2023)."""
+KINDS = {"int8": quantize_int8}
+"""Quantisations by name."""
+OPTION = "tensor_parallel_size"
+
+
+def choose_backend(exact_text: bool, lossy_window: int | None, sinks: int) -> Callable[[PreTrainedModel], Backend]:
+    """The function that selects the backend of a module; arguments as for `drafttree.load`.
+
+    Raises:
+        ConfigError: an option is out of range, both are asked for, or sinks without a window.
+    """
+    if not isinstance(exact_text, bool):
+        raise ConfigError(f"exact_text is {exact_text!r}; give True or False")
+    if lossy_window is None and sinks != SINKS:
+        raise ConfigError(f"sinks is {sinks!r}, but there is no lossy_window; give one, or leave sinks out")
+    if lossy_window is None:
+        return select_exact_text if exact_text else select_backend
+    for name, value, least in (("lossy_window", lossy_window, 1), ("sinks", sinks, 0)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ConfigError(f"{name} is {value!r}; give a whole number of tokens, at least {least}")
+    if exact_text:
+        raise ConfigError("exact_text cannot hold with a lossy_window; leave out one of them")
+    return partial(select_windowed, window=LossyWindow(lossy_window, sinks))
+
+
+def check_quantization(option: str, kind: Any, source: object = None) -> None:
+    """Refuse a quantisation there is none of, or one of a model that is loaded already.
+
+    Args:
+        option: that asks for it.
+        kind: its value, None for none.
+        source: of the model.
+
+    Raises:
+        ConfigError: the message names the option and its value.
+    """
+    if kind is None:
+        return
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise unknown(option, kind, KINDS)
+    if isinstance(source, PreTrainedModel):
+        raise ConfigError(f"{option}={kind!r} is for a model that is loaded by name; give its folder or hub name")
+
+
+def check_unquantized(source: object, config: Mapping[str, Any]) -> None:
+    """Refuse to quantise what was saved quantised.
+
+    Args:
+        source: of the model.
+        config: the contents of its config.json.
+
+    Raises:
+        ModelError: it was.
+    """
+    if method := quantization_method(config.get("quantization_config")):
+        raise ModelError(f"{str(source)!r} is quantised already ({method}); leave out quantize")
+
+
+def apply_quantization(module: PreTrainedModel, kind: str, source: object) -> None:
+    """Quantise a model that was just loaded.
+
+    Raises:
+        ModelError: it cannot be.
+    """
+    before = _megabytes(module)
+    KINDS[kind](module)
+    logger.info("%s: quantised to %s, %.1f MB instead of %.1f", source, kind, _megabytes(module), before)
+
+
+def _megabytes(module: PreTrainedModel) -> float:
+    return sum(parameter.nbytes for parameter in module.parameters()) / 1e6
+
+
+def check_sharding(size: Any, target: object, others: Mapping[str, object]) -> None:
+    """Refuse a number of processes that there are not, and what cannot be had with more than one.
+
+    Args:
+        size: the number.
+        target: to be loaded.
+        others: options by name that no sharded target serves; those that are None or False are not given.
+
+    Raises:
+        ConfigError: the message names the option and its value.
+    """
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise ConfigError(f"{OPTION} is {size!r}; give a number of processes, at least 1")
+    if size == 1:
+        return
+    running = int(os.environ.get("WORLD_SIZE", "1"))
+    if running != size:
+        start = f"torchrun --nproc-per-node {size} -m drafttree generate ..."
+        raise ConfigError(f"{OPTION} is {size}, and {running} of torchrun's processes run; start as many, by {start}")
+    if isinstance(target, PreTrainedModel):
+        raise ConfigError(f"{OPTION}={size} is for a target that is loaded by name; give its folder or hub name")
+    if wrong := next((name for name, value in others.items() if value not in (None, False)), None):
+        raise ConfigError(f"{wrong} cannot be had of a target that is sharded over {size} processes; leave it out")
+
+
+def check_shares(source: object, config: PreTrainedConfig, size: int, device: torch.device) -> None:
+    """Refuse a model that cannot be cut into so many equal shares, or a device where they would not lie.
+
+    Args:
+        source: of the model.
+        config: its own.
+        size: the number of processes.
+        device: of the model; transformers shards over the machine's accelerator.
+
+    Raises:
+        ConfigError: it is another device.
+        ModelError: transformers has no plan for the model, or its heads cannot be shared out.
+    """
+    found = torch.accelerator.current_accelerator()
+    kind = found.type if found else "cpu"
+    if device.type != kind:
+        raise ConfigError(f"the device is {device}, but transformers shards a model over {kind}; leave device out")
+    text: Any = config.get_text_config()
+    if not getattr(text, "base_model_tp_plan", None):
+        reason = f"transformers has no plan by which {config.model_type} is sharded"
+        raise ModelError(f"{str(source)!r} cannot be sharded: {reason}; leave out {OPTION}")
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    if heads % size:
+        raise ModelError(f"{str(source)!r} has {heads} heads of keys and values, which {size} processes cannot share")
+
+
+def sharding_options(size: int) -> dict[str, Any]:
+    """Options of transformers' `from_pretrained` that shard a model."""
+    if size == 1:
+        return {}
+    from transformers.distributed.configuration_utils import DistributedConfig
+
+    return {"distributed_config": DistributedConfig(tp_size=size)}
