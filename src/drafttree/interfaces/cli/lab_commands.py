@@ -31,7 +31,11 @@ class Commands(TyperGroup):
 def lab_command(name: str) -> Any:
     """A command of the lab; without the package one that says how to install it."""
     found = next(iter(entry_points(group="drafttree.commands", name=name)), None)
-    command = found.load() if found else _missing(name)
+    try:
+        command = found.load() if found else _missing(name)
+    except ImportError as error:
+        broken = f"drafttree {name}: drafttree-lab cannot be imported ({error})"
+        raise ConfigError(f"{broken}; install it anew: {INSTALL}") from None
     if not isinstance(command, typer.Typer):
         function, command = command, typer.Typer(rich_markup_mode=None, add_completion=False)
         command.command(name, context_settings={} if found else ANY_ARGUMENTS)(function)
