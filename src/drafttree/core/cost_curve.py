@@ -1,4 +1,4 @@
-"""What the parts of a round cost, as plain numbers: what a policy needs to weigh a node against the time it takes.
+"""The costs of the parts of a round, as plain numbers, by which a policy weighs a node against the time it takes.
 
 All costs are in one unit, seconds where they were measured; only their ratios decide. In the words of the speed-up law:
 v(n) = `target(n)` / `target(1)`, c = `draft(...)` / `target(1)`, h = `overhead` / `target(1)`.
@@ -16,7 +16,7 @@ from typing import Any
 from drafttree.core.errors import ConfigError
 
 LARGEST_STEP = 8
-"""Between two measured sizes, the larger is at most so many times the smaller: what lies between is interpolated."""
+"""Largest ratio of two neighbouring measured sizes; costs between them are interpolated."""
 SIZE = re.compile("[1-9][0-9]{0,5}")
 
 
@@ -77,7 +77,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class DraftCosts:
-    """What drafting costs, one level after the other, with what growing the tree costs on each.
+    """The costs of drafting, level by level; each includes what growing the tree costs on its level.
 
     Attributes:
         first: of the pass at the root.

@@ -1,4 +1,4 @@
-"""What was measured on this machine, kept between processes in the user's cache folder."""
+"""A cache on disk for what was measured on this machine, in the user's cache folder."""
 
 import contextlib
 import hashlib

@@ -68,7 +68,7 @@ def derived_seed(seed: int, name: str) -> int:
 
 
 def stream(seed: int, name: str, positions: Tensor, size: int) -> Tensor:
-    """Uniform numbers of a named stream; arguments and result as for `uniform`."""
+    """Uniform numbers in (0, 1), float64 `[..., size]`: those of `uniform` for the seed derived by a name."""
     return uniform(derived_seed(seed, name), positions, size)
 
 

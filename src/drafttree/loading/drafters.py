@@ -80,7 +80,7 @@ def find_drafter(
     """The drafter of a source for a target, in its dtype and on its device; None for plain decoding.
 
     Args:
-        source: as for `drafttree.load`, "auto" excepted.
+        source: what `drafttree.load` takes as drafter, "auto" excepted.
         target: to draft for.
         tokenizer: the target's.
         quantize: how, where the drafter is a language model.
@@ -121,7 +121,7 @@ def make_drafter(
     """The drafter a source stands for; None for plain decoding.
 
     Args:
-        source: as for `drafttree.load`, "auto" excepted.
+        source: what `drafttree.load` takes as drafter, "auto" excepted.
         target: for its vocabulary and device.
         tokenizer: the target's.
         load_drafter: makes a drafter of a model's name, folder or object.

@@ -67,7 +67,7 @@ def find_model(source: Any) -> ModelSource:
 
     Raises:
         ConfigError: it is something else.
-        ModelError: as for `unwrap`.
+        ModelError: it has an adapter that trains a prompt.
     """
     found = unwrap(source)
     if isinstance(found, str | Path | PreTrainedModel):
@@ -274,11 +274,7 @@ def _check_settings(path: Path) -> None:
 
 
 def _refuse_head(source: str | Path, path: Path) -> None:
-    """Refuse a head where a language model is wanted; other folders are left to transformers.
-
-    Raises:
-        ModelError: it is one.
-    """
+    """Refuse a head where a language model is wanted; other folders are left to transformers."""
     kind = LANGUAGE_MODEL
     try:
         kind = recognise(path, head_formats()) if path.is_dir() else kind

@@ -21,7 +21,7 @@ VerifierLike = str | type[Verifier]
 TUNED = ".json"
 """The end of the name of a file with a tuned policy (see `drafttree.loading.tuned`)."""
 POLICY_ENDS = re.compile(r";|,(?=\s*[\w.-]+\s*(?:[:,;]|$))")
-"""Between two specifications: a semicolon, or a comma before a name that is no parameter."""
+"""What separates two specifications: a semicolon, or a comma before a name that is no parameter."""
 
 
 def make_policy(policy: PolicyLike) -> TreePolicy:

@@ -26,7 +26,7 @@ OPTION = "tensor_parallel_size"
 
 
 def choose_backend(exact_text: bool, lossy_window: int | None, sinks: int) -> Callable[[PreTrainedModel], Backend]:
-    """The function that selects the backend of a module; arguments as for `drafttree.load`.
+    """The function that selects the backend of a module; the arguments are those of `drafttree.load`.
 
     Raises:
         ConfigError: an option is out of range, both are asked for, or sinks without a window.

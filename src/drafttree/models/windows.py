@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 CONFIGURED = -1
-"""Where a layer does not say, its config does."""
+"""A `sliding_window` argument that leaves the window to the layer's config."""
 
 
 class Span(NamedTuple):
@@ -88,7 +88,7 @@ class LossyWindow(NamedTuple):
 
 
 class WindowedRows:
-    """What a window has left of the committed rows of one text.
+    """The committed rows of one text that a window has left.
 
     Args:
         window: of the text.

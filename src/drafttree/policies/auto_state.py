@@ -31,7 +31,7 @@ LEAST_CHANCE = 0.005
 class AutoState:
     """What the `auto` policy knows of a text.
 
-    It counts tokens and rounds and no time passes in it, so a text's trees depend on the text, the seed and the curve.
+    It counts tokens and rounds and reads no clock, so a text's trees depend on the text, the seed and the curve.
 
     Attributes:
         costs: of the target and the drafter.
@@ -88,7 +88,7 @@ class AutoState:
         return {}
 
     def calibration(self, source: int) -> SurvivalCalibration:
-        """Of a model of the drafter."""
+        """The calibration of a model of the drafter."""
         return self.calibrations[min(source, len(self.calibrations) - 1)]
 
     def is_worth(self, accepted: float) -> bool:

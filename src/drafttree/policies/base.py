@@ -23,13 +23,13 @@ from drafttree.core.tree import DraftTree, Layer, PartialTree, Proposal
 
 @dataclass(frozen=True)
 class TextContext:
-    """What is known when a text begins.
+    """What a policy is told when a text begins.
 
     Attributes:
         costs: of the target and the drafter, None unless the policy `uses_costs`.
-        learned: the state of the last text of this drafter, policy and verifier, None for the first one, unless the
-            policy `remembers`, and where earlier texts must not decide a text, as its draws depend on the drafts and
-            its seed is to repeat them.
+        learned: the state with which the last text of this drafter, policy and verifier ended. It is None for the
+            first text, unless the policy `remembers`, and for verifiers whose draws depend on the drafts:
+            there a seed could not repeat a text that earlier texts have shaped.
     """
 
     costs: CostCurve | None = None
@@ -38,7 +38,7 @@ class TextContext:
 
 @dataclass(frozen=True)
 class RoundOutcome:
-    """What came of a round of one text.
+    """The outcome of a round of one text.
 
     Attributes:
         tree: that was verified; a root alone where nothing was drafted.
@@ -211,7 +211,7 @@ def _best_of_one(scores: Array, count: int) -> Array:
 
 
 def _explain(policy: type[TreePolicy], error: ValidationError) -> ConfigError:
-    """One line for the first thing pydantic found wrong."""
+    """An error of one line for the first problem that pydantic found."""
     first = error.errors()[0]
     reason = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     if not first["loc"]:

@@ -156,7 +156,7 @@ def _sums(counts: Mapping[Cell, float]) -> list[list[float]]:
 
 
 def next_level(rates: Sequence[Sequence[float]], depth: int) -> Sequence[float]:
-    """What holds for the children of nodes on a level, of rates by level."""
+    """The rates of the children of nodes on a level, given the rates by level."""
     return rates[min(depth, DEPTHS - 1)]
 
 

@@ -27,8 +27,8 @@ class DynaTreeState:
         high: the adapted tau_h.
         deep_above: rho_deep, adapted only between texts.
         shares: of levels that were accepted: of the last `window` rounds, or of the last `window` texts.
-        tokens: committed by the rounds of this text, counted only to adapt between texts.
-        rounds: of this text that drafted, likewise.
+        tokens: committed by the rounds of this text that drafted; counted only with `per_prompt`.
+        rounds: of this text that drafted; counted only with `per_prompt`.
     """
 
     base_depth: float

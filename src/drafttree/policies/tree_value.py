@@ -47,7 +47,7 @@ def best_width(
         leaves: probabilities that the newest nodes are accepted, in falling order.
         chances: those of all drafted nodes, these included.
         children: accepted children to expect of an accepted node, by rank.
-        costs: as for `best_size`.
+        costs: of target passes over 0, 1, 2 ... nodes; no tree is larger.
         draft: of a draft pass by its width.
         rate: tokens per unit of cost.
         least: probability below which no node is worth its share of any target pass.

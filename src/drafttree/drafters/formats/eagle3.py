@@ -87,7 +87,8 @@ class Eagle3Checkpoint(Checkpoint[Eagle3Head]):
         """Compare with the target the head is to draft for.
 
         Raises:
-            ModelError: as for any heads; or it has not the width of the parts of the target it uses.
+            ModelError: the head was made for another target, has problems, or is not as wide as the parts of the target
+                that it uses.
         """
         super().check(target)
         width = target.config.get_text_config().hidden_size

@@ -67,8 +67,8 @@ def load(tensors: Mapping[str, Tensor], config: Mapping[str, Any], target: PreTr
     An embedding that is absent, or equal to the target's, is the target's.
 
     Args:
-        tensors: as for `parse`.
-        config: as for `parse`.
+        tensors: of the checkpoint, by name.
+        config: its `config.json`.
         target: the model the heads were trained on.
 
     Raises:

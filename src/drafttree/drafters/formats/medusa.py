@@ -34,8 +34,8 @@ def load(tensors: Mapping[str, Tensor], config: Mapping[str, Any], target: PreTr
     """The drafter of a checkpoint's tensors.
 
     Args:
-        tensors: as for `parse`.
-        config: as for `parse`.
+        tensors: of the checkpoint, by name.
+        config: its `config.json`.
         target: the model the heads were trained on.
 
     Raises:

@@ -24,7 +24,7 @@ POOL_SIZE = 2
 PAGE = 256
 """Rows of a page: torch's kernel for sequences of different lengths takes multiples of it."""
 PADDING_ROW = 0
-"""Where padding nodes write, and what pads the rows of trees: on the first page of all, which is no cache's."""
+"""The row that padding nodes write and read. It is on the first page, which belongs to no cache."""
 
 
 @dataclass(eq=False)

@@ -22,7 +22,7 @@ class PassAttention(Protocol):
         Args:
             query: `[nodes, heads, width]`.
             key: `[nodes, key heads, width]`.
-            value: likewise.
+            value: `[nodes, key heads, width]`.
             rows: the layer's part of the pass's rows, which a layer hands on as it is.
             scale: of the scores.
 

@@ -99,15 +99,12 @@ class ModuleBackend:
         return [Output(*each) for each in zip(logits, split_layers(segments, output.hidden), strict=True)]
 
     def _score(self, inputs: ModuleInputs, scored: Sequence[int], hidden_layers: tuple[int, ...]) -> Output:
-        """A pass of the module, whose head is given indices: for the number 1 some models (Gemma 4) leave out nodes.
-
-        Args:
-            scored: the nodes whose logits are returned.
-        """
+        """A pass of the module, which returns the logits of the nodes in `scored`."""
         is_all = len(scored) == inputs.tokens.shape[1]
         plan = inputs.plan
         tree = {"attention_mask": plan.full_mask()} if isinstance(plan, TreePlan) and self._takes_mask else {}
         with self._capturing(hidden_layers) as states:
+            # the head is given indices: for the number 1 some models (Gemma 4) leave out nodes
             out = self._module(
                 input_ids=inputs.tokens,
                 position_ids=inputs.positions,

@@ -25,7 +25,7 @@ LEAVES = (3, 5)
 """Nodes that are compared: the ends of two paths of different lengths."""
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 REDUCED_TOLERANCE = 0.1
-"""For dtypes of less precision than float32."""
+"""The tolerance of dtypes of less precision than float32."""
 ALIGNMENT = 1 << 13
 """Late positions begin at a multiple of this, so that chunks of attention begin there too."""
 

@@ -116,7 +116,7 @@ def stepping(
 
 
 class _Runner:
-    """Stands in for a layer's forward during a pass."""
+    """Replaces a layer's forward during a pass."""
 
     def __init__(self, layer: nn.Module, cache: Cache, states: LayerStates, steps: TreeSteps | None) -> None:
         self._layer = layer

@@ -101,6 +101,9 @@ class MaskedInputs:
         tokens, positions, hidden = (each[:, :sizes] for each in (self._tokens, self._positions, self._hidden))
         return PassInputs(tokens, positions, hidden, rows, {EVERYTHING: attention}.__getitem__)
 
+    def unrecorded(self, segments: Sequence[Segment], hidden: Tensor) -> PassInputs:
+        return PassInputs.of(segments, self._groups, hidden)
+
 
 def _pooled(segments: Sequence[Segment]) -> PooledBuffers:
     cache = segments[0].cache

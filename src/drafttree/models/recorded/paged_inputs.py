@@ -88,7 +88,7 @@ class PagedSizes(NamedTuple):
 
 
 class PagedTensors(NamedTuple):
-    """What a pass reads on the device; padding nodes belong to no request.
+    """The tensors that a pass reads on the device; padding nodes belong to no request.
 
     Attributes:
         tokens: `[1, nodes]` token ids.
@@ -209,13 +209,12 @@ class PagedInputs:
         return PassInputs(memory.tokens, memory.positions, memory.hidden, rows, attention)
 
     def unrecorded(self, segments: Sequence[Segment], hidden: Tensor) -> PassInputs:
-        """The inputs of a pass of any size."""
         sizes = PagedSizes.of(segments)
         return self.inputs(self.store(segments, hidden, sizes), sizes, self.rows(segments))
 
 
 def _tree_rows(segment: Segment) -> range:
-    """Where the drafted rows of a request are in the allocation, those of its nodes included."""
+    """The places of a request's drafted rows in the allocation, its new nodes included."""
     cache = segment.cache
     assert isinstance(cache, PooledCache)
     first = cache.pooled.start + cache.length

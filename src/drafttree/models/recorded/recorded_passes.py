@@ -35,7 +35,7 @@ class InputBuilder(Protocol):
         ...
 
     def recorded(self, segments: Sequence[Segment]) -> dict[Any, Any]:
-        """What was recorded on the rows of these requests, which there is room for."""
+        """The passes recorded on the rows of these requests; `make_room` was called before."""
         ...
 
     def rows(self, segments: Sequence[Segment]) -> list[Any]:
@@ -48,6 +48,10 @@ class InputBuilder(Protocol):
 
     def inputs(self, memory: Any, sizes: Any, rows: list[Any]) -> PassInputs:
         """The inputs of a pass, computed on the device from what is stored."""
+        ...
+
+    def unrecorded(self, segments: Sequence[Segment], hidden: Tensor) -> PassInputs:
+        """The inputs of a pass that is not recorded, of any size."""
         ...
 
 
@@ -78,7 +82,6 @@ class RecordedPasses:
     ) -> None:
         self._recorder: Recorder | None = recorder
         self._layout = layout
-        self._groups = groups
         self._like = like
         self._masked = MaskedInputs(layout, groups, like, hidden)
         self._paged = PagedInputs(PagedPool(layout), layout, groups, varlen) if varlen else None
@@ -108,18 +111,13 @@ class RecordedPasses:
         builder = self._builder(segments)
         outputs = self._replay(builder, segments, run, hidden, variant) if builder else None
         if outputs is None:
-            outputs = run(self._unrecorded(builder, segments, hidden))
+            outputs = run((builder or self._masked).unrecorded(segments, hidden))
         for segment in segments:
             segment.cache.grow(segment.positions)
         return outputs
 
-    def _unrecorded(self, builder: InputBuilder | None, segments: Sequence[Segment], hidden: Tensor) -> PassInputs:
-        if isinstance(builder, PagedInputs):
-            return builder.unrecorded(segments, hidden)
-        return PassInputs.of(segments, self._groups, hidden)
-
     def _builder(self, segments: Sequence[Segment]) -> InputBuilder | None:
-        """What makes the inputs of a recorded pass over these requests, None for caches with a window or of others."""
+        """The builder for these requests; None for KV caches with a window and for those of another pool."""
         caches = [segment.cache for segment in segments]
         if not all(isinstance(each, PooledCache) and each.pool is self._pool and not each.windowed for each in caches):
             return None
