@@ -14,7 +14,8 @@ from drafttree.core.lazy import Tensor, torch
 from drafttree.core.tree import Proposal
 from drafttree.core.vocab_ops import draw
 
-BLOCK = 2**18
+BLOCK = 2**17
+"""Numbers made at a time. Of twice as many one takes 8.9 ns in place of 3.7 (Zen 5): memory is mapped anew for them."""
 SPAN = 64
 RUN = 16
 # SplitMix64's constants as signed numbers, since int64 wraps as uint64 does and torch has no uint64 arithmetic.

@@ -102,6 +102,10 @@ class RecordedEagle3:
     def new_cache(self, capacity: int) -> TreeCache:
         return self._passes.new_cache(capacity)
 
+    def reserve(self, rows: int) -> None:
+        """Make room for so many rows of KV caches; see `RecordedPasses.reserve`."""
+        self._passes.reserve(rows)
+
     def fuse(self, hidden_states: HiddenStates) -> Tensor:
         return self._fused.fuse(hidden_states)
 

@@ -384,3 +384,17 @@ def test_on_cuda_texts_of_a_batch_are_those_of_each_alone_up_to_rounding():
         logits = target.module(ids).logits[0, len(prompt) - 1 : -1].float()
         chosen = logits.gather(1, ids[0, len(prompt) :, None])[:, 0]
         assert torch.all(logits.max(1).values - chosen <= 20 * torch.finfo(torch.bfloat16).eps * logits.abs().max())
+
+
+def test_what_is_recorded_stays_where_room_was_made_beforehand():
+    layout, like = CacheLayout.uniform(2, 2, 8), torch.zeros(0)
+    for reserved, kept in ((8192, True), (0, False)):
+        pool = PagedPool(layout)
+        pool.reserve(reserved, like)
+        first = pool.take(512, like)
+        first.buffers[0][..., :3, :] = 7.0
+        pool.passes["some"] = "pass"
+        others = [pool.take(1024, like) for _ in range(3)]
+        assert (pool.passes == {"some": "pass"}) == kept
+        assert bool((first.buffers[0][..., :3, :] == 7.0).all())
+        assert not any(bool(each.buffers[0].any()) for each in others)

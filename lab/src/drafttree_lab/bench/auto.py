@@ -20,10 +20,10 @@ from drafttree.evaluation.run_store import NothingFinished, RunStore
 from drafttree.loading import parse_policies
 from drafttree.policies import TreePolicy
 from drafttree_lab.bench.grid import DYNATREE, GRID, TALON
-from drafttree_lab.bench.policies import way
 from drafttree_lab.bench.round_counts import RoundCounts
 from drafttree_lab.bench.round_terms import RoundTerms
 from drafttree_lab.bench.timed_row import AUTO, TimedRow, learning_way, time_row
+from drafttree_lab.experiment.race import way
 
 LEAST_PROMPT = 4
 """Tokens of a prompt at least: a shorter one says nothing about its set."""

@@ -8,12 +8,13 @@ from typing import Any
 
 from drafttree.core.errors import ConfigError
 from drafttree.engine.decoder import Decoder, Prompt
-from drafttree.evaluation.method import Method, parse_methods
+from drafttree.evaluation.method import PLAIN, Method, parse_methods
 from drafttree.evaluation.method_decoders import make_decoders
 from drafttree.evaluation.run_store import RunStore
 from drafttree.evaluation.text_record import TextRecord
 from drafttree.loading import DrafterSource, PolicyLike, parse_policies
-from drafttree_lab.bench.policies import PLAIN, PolicyRow, policy_row, race, text_records, totals, way
+from drafttree_lab.bench.policies import PolicyRow, policy_row
+from drafttree_lab.experiment.race import race, text_records, totals, way
 
 
 @dataclass(frozen=True)

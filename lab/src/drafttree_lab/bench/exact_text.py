@@ -1,16 +1,17 @@
 """The price of `exact_text`, and what it changes: the same texts with and without it, by turns."""
 
-import functools
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from drafttree.engine.decoder import Decoder, Prompt
+from drafttree.engine.metrics import Metrics
 from drafttree.evaluation.method import PLAIN
 from drafttree.evaluation.reference import transformers_model
 from drafttree.evaluation.run_store import RunStore
 from drafttree.loading import PolicyLike, parse_policies
 from drafttree.models import TargetModel, select_exact_text
+from drafttree_lab.experiment.race import Turn, race, way
 
 
 @dataclass(frozen=True)
@@ -39,14 +40,6 @@ class ExactTextRow:
         return {**asdict(self), "cost": self.cost}
 
 
-@dataclass(frozen=True)
-class TimedText:
-    """A text and the seconds it took."""
-
-    tokens: list[int]
-    seconds: float
-
-
 def bench_exact_text(
     decoder: Decoder,
     prompts: Sequence[Prompt],
@@ -73,35 +66,28 @@ def bench_exact_text(
         ModelError: `exact_text` cannot hold for it.
     """
     exact = decoder.with_target(TargetModel(transformers_model(decoder).module, select_exact_text))
-    ways = {(PLAIN, kind): each.plain() for kind, each in enumerate((decoder, exact))}
-    for spec, policy in parse_policies(policies).items():
-        ways |= {(spec, kind): each.with_policy(policy) for kind, each in enumerate((decoder, exact))}
-    warm_up = functools.cache(lambda way: ways[way].generate(prompts[0], **options))
-
-    def run(way: tuple[str, int], prompt: Prompt) -> TimedText:
-        warm_up(way)
-        generation = ways[way].generate(prompt, **options)
-        return TimedText(generation.tokens, generation.metrics.seconds)
-
-    store, found = store or RunStore(), {way: [] for way in ways}
-    with store.interruptible():
-        for repeat in range(repeats):
-            for index, prompt in enumerate(prompts):
-                for way, texts in found.items():
-                    texts.append(store.run((repeat, index, *way), TimedText, functools.partial(run, way, prompt)))
-                    progress(way[0])
-    return [_row(name, found, len(prompts)) for name, kind in ways if kind == 0 and found[name, 1]]
+    chosen = parse_policies(policies)
+    ways = {
+        _name(spec, kind): way(each.with_policy(chosen[spec]) if spec in chosen else each.plain(), options)
+        for spec in (PLAIN, *chosen)
+        for kind, each in enumerate((decoder, exact))
+    }
+    ids = [decoder.new_request(prompt, **options).tokens for prompt in prompts]
+    runs = race(ways, ids, repeats, lambda name: progress(name.split(" with ")[0]), store or RunStore())
+    return [_row(spec, runs) for spec in (PLAIN, *chosen)]
 
 
-def _row(name: str, found: dict[tuple[str, int], list[TimedText]], prompts: int) -> ExactTextRow:
+def _name(spec: str, kind: int) -> str:
+    """The name of a way without or with `exact_text`."""
+    return f"{spec} with exact_text" if kind else spec
+
+
+def _row(spec: str, runs: list[list[Turn]]) -> ExactTextRow:
     speeds, same = [], []
     for kind in (0, 1):
-        texts, plain = found[name, kind], found[PLAIN, kind]
-        rounds = [texts[start : start + prompts] for start in range(0, len(texts), prompts)]
-        speeds.append(statistics.median(_tokens_per_second(each) for each in rounds))
-        same.append(sum(own.tokens == other.tokens for own, other in zip(texts[:prompts], plain, strict=False)))
-    return ExactTextRow(name, len(found[name, 1][:prompts]), (speeds[0], speeds[1]), (same[0], same[1]))
-
-
-def _tokens_per_second(texts: Sequence[TimedText]) -> float:
-    return sum(len(text.tokens) for text in texts) / sum(text.seconds for text in texts)
+        own, plain = _name(spec, kind), _name(PLAIN, kind)
+        speeds.append(
+            statistics.median(Metrics.total(turn[own].metrics for turn in run).tokens_per_second for run in runs)
+        )
+        same.append(sum(turn[own].tokens == turn[plain].tokens for turn in runs[0]))
+    return ExactTextRow(spec, len(runs[0]), (speeds[0], speeds[1]), (same[0], same[1]))

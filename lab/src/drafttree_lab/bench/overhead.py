@@ -4,19 +4,19 @@ What is around them is the law's h, in passes of plain decoding, which is timed 
 round of a text, in which the drafter reads the prompt, is left out.
 """
 
-import functools
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
 
 from drafttree.core.errors import ConfigError
 from drafttree.engine.decoder import Decoder, Prompt
+from drafttree.engine.generation import Generation
 from drafttree.engine.metrics import Round
 from drafttree.evaluation.method import PLAIN
 from drafttree.evaluation.run_store import RunStore
 from drafttree.loading import PolicyLike, parse_policies
 from drafttree_lab.bench.round_work import count_work
+from drafttree_lab.experiment.race import race, way
 
 TIMED = {
     "growth": "growth_seconds",
@@ -100,7 +100,8 @@ def measure_overhead(
         decoder: with a drafter.
         prompts: texts or token ids.
         policies: as for `parse_policies`.
-        repeats: times every policy runs every prompt, after one run of the first prompt in which its work is counted.
+        repeats: times every policy runs every prompt, after a warm-up; its work is counted in another run, unless this
+            one is interrupted.
         store: keeps finished runs; by default none.
         **options: as for `Decoder.new_request`.
 
@@ -109,31 +110,23 @@ def measure_overhead(
     """
     if decoder.drafter is None:
         raise ConfigError("overhead is measured with a drafter; name one")
-    chosen = parse_policies(policies).items()
-    decoders = {PLAIN: decoder.plain(), **{spec: decoder.with_policy(policy) for spec, policy in chosen}}
-    work = functools.cache(lambda spec: count_work(decoders[spec], prompts[0], **options))
-
-    def run(spec: str) -> Overhead:
-        operations, calls = work(spec)
-        return replace(_overhead(spec, decoders[spec], prompts, options), operations=operations, calls=calls)
-
-    store, runs = store or RunStore(), {spec: [] for spec in decoders}
-    with store.interruptible():
-        for repeat in range(repeats):
-            for spec, own in runs.items():
-                own.append(store.run((repeat, spec), Overhead, functools.partial(run, spec)))
-    found = [_median(own) for own in runs.values() if own]
-    return [replace(row, plain_pass=found[0].target) for row in found]
+    chosen = parse_policies(policies)
+    decoders = {PLAIN: decoder.plain(), **{spec: decoder.with_policy(policy) for spec, policy in chosen.items()}}
+    ids = [decoder.new_request(prompt, **options).tokens for prompt in prompts]
+    ways = {spec: way(each, options) for spec, each in decoders.items()}
+    store = store or RunStore()
+    runs = race(ways, ids, repeats, lambda _: None, store)
+    found = [_median([_overhead(spec, [turn[spec] for turn in run]) for run in runs]) for spec in decoders]
+    found = [replace(row, plain_pass=found[0].target) for row in found]
+    if store.interrupted:
+        return found
+    counted = [count_work(each, ids[0], **options) for each in decoders.values()]
+    return [replace(row, **work._asdict()) for row, work in zip(found, counted, strict=True)]
 
 
-def _rounds(decoder: Decoder, prompt: Prompt, options: dict[str, Any]) -> list[Round]:
-    """The rounds of a text but the first, in which the drafter reads the prompt."""
-    return decoder.generate(prompt, **options).metrics.rounds[1:]
-
-
-def _overhead(spec: str, decoder: Decoder, prompts: Sequence[Prompt], options: dict[str, Any]) -> Overhead:
-    """Mean times per round over some prompts."""
-    rounds = [each for prompt in prompts for each in _rounds(decoder, prompt, options)]
+def _overhead(spec: str, texts: Sequence[Generation]) -> Overhead:
+    """Mean times per round over some texts, without the first of each, in which the drafter reads the prompt."""
+    rounds = [each for text in texts for each in text.metrics.rounds[1:]]
     mean = {
         field.name: statistics.fmean(getattr(each, field.name) for each in rounds) if rounds else 0.0
         for field in fields(Round)

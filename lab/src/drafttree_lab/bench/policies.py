@@ -4,7 +4,6 @@ A base model decoded greedily often ends in a loop, which any drafter predicts; 
 reported apart from those whose text does not.
 """
 
-import functools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,18 +12,15 @@ from typing import Any
 
 from drafttree.core.errors import ConfigError
 from drafttree.engine.decoder import Decoder, Prompt
-from drafttree.engine.generation import Generation
-from drafttree.engine.metrics import Metrics, SpeedupLaw
+from drafttree.engine.metrics import SpeedupLaw
 from drafttree.evaluation.method import PLAIN
-from drafttree.evaluation.reference import ReferenceRun
-from drafttree.evaluation.run_store import NothingFinished, RunStore
+from drafttree.evaluation.run_store import RunStore
 from drafttree.evaluation.text_record import TextRecord
 from drafttree.loading import PolicyLike, parse_policies
 from drafttree_lab.bench.peers import Peer
+from drafttree_lab.experiment.race import Turn, race, text_records, totals, way
 
 TAIL, PERIOD = 48, 16
-Turn = dict[str, Any]
-"""The output of every way of generating for one prompt: a `Generation`, or a peer's `ReferenceRun`."""
 
 
 @dataclass(frozen=True)
@@ -143,64 +139,6 @@ def bench_policies(
     )
 
 
-def way(decoder: Decoder, options: Mapping[str, Any]) -> Callable[[Sequence[int]], Generation]:
-    """Generating from token ids by a decoder."""
-    return lambda prompt: decoder.generate(list(prompt), **options)
-
-
-def race(
-    ways: Mapping[str, Callable],
-    prompts: Sequence[Sequence[int]],
-    repeats: int,
-    progress: Callable[[str], None],
-    store: RunStore,
-) -> list[list[Turn]]:
-    """The outputs of all ways for every prompt, run by turns, in every repeat; every way is warmed up.
-
-    The way that goes first is another one for every prompt and repeat, since a machine slows down and recovers.
-    After an interruption, those of all prompts in the finished repeats, or of the finished prompts in the first one.
-    """
-    warm_up = functools.cache(lambda name: ways[name](prompts[0]))
-    runs: list[list[Turn]] = []
-    names = list(ways)
-
-    def run(name: str, prompt: Sequence[int]) -> Any:
-        warm_up(name)
-        return ways[name](prompt)
-
-    with store.interruptible():
-        for repeat in range(repeats):
-            runs.append([])
-            for index, prompt in enumerate(prompts):
-                turn: Turn = {}
-                first = (repeat + index) % len(names)
-                for name in names[first:] + names[:first]:
-                    work = functools.partial(run, name, prompt)
-                    turn[name] = store.run((repeat, index, name), Generation | ReferenceRun, work)
-                    progress(name)
-                runs[-1].append(turn)
-    if not runs[0]:
-        raise NothingFinished(store)
-    return [run for run in runs if len(run) == len(prompts)] or runs[:1]
-
-
-def text_records(runs: Sequence[Sequence[Turn]], groups: Sequence[str]) -> list[TextRecord]:
-    """The records of all texts that have metrics.
-
-    Args:
-        runs: as `race` returns them.
-        groups: per prompt, the name of its group.
-    """
-    numbers = [groups[:place].count(group) for place, group in enumerate(groups)]
-    return [
-        TextRecord.of(text.metrics, name, number, group=group, repeat=repeat)
-        for repeat, run in enumerate(runs)
-        for turn, group, number in zip(run, groups, numbers, strict=True)
-        for name, text in turn.items()
-        if isinstance(text, Generation)
-    ]
-
-
 def _peer(name: str, group: str, chosen: list[bool], runs: list[list[Turn]]) -> PeerRow:
     taken = [[turn for turn, wanted in zip(run, chosen, strict=True) if wanted] for run in runs]
     speeds = [_speed(turns, name) for turns in taken]
@@ -216,13 +154,6 @@ def _peer(name: str, group: str, chosen: list[bool], runs: list[list[Turn]]) -> 
 
 def _speed(turns: list[Turn], name: str) -> float:
     return sum(len(turn[name].tokens) for turn in turns) / sum(turn[name].seconds for turn in turns)
-
-
-def totals(name: str, chosen: Sequence[bool], runs: list[list[Turn]]) -> list[Metrics]:
-    """The metrics of a way over the chosen prompts, one for each repeat."""
-    return [
-        Metrics.total(turn[name].metrics for turn, wanted in zip(run, chosen, strict=True) if wanted) for run in runs
-    ]
 
 
 def policy_row(spec: str, group: str, chosen: Sequence[bool], runs: list[list[Turn]]) -> PolicyRow:

@@ -10,10 +10,12 @@ from drafttree.engine.generation import Generation
 from drafttree.engine.limiting_factor import LimitingFactor
 from drafttree.engine.metrics import Metrics
 from drafttree.evaluation.estimate import Estimate
+from drafttree.evaluation.method import PLAIN
 from drafttree.evaluation.run_store import RunStore
 from drafttree.loading import make_policy
-from drafttree_lab.bench.policies import PLAIN, PolicyRow, Turn, policy_row, race, totals, way
+from drafttree_lab.bench.policies import PolicyRow, policy_row
 from drafttree_lab.bench.round_terms import RoundTerms
+from drafttree_lab.experiment.race import Turn, race, totals, way
 
 AUTO = "auto"
 

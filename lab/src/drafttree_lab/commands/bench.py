@@ -37,7 +37,7 @@ from drafttree_lab.commands.bench_expansion import bench_expansion_
 from drafttree_lab.commands.bench_serve import bench_serve_
 from drafttree_lab.commands.bench_verifiers import bench_acceptance_, bench_verifiers_
 
-app = typer.Typer(help="Measure what speculation gains and what it costs.", rich_markup_mode=None)
+app = typer.Typer(help="Measure what speculation gains and what it costs.", rich_markup_mode=None, add_completion=False)
 app.command(name="arrival")(bench_arrival_)
 app.command(name="auto")(bench_auto_)
 app.command(name="batch")(bench_batch_)

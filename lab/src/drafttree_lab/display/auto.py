@@ -5,11 +5,11 @@ from collections.abc import Iterator, Sequence
 from rich.text import Text
 
 from drafttree.core.cost_curve import CostCurve
+from drafttree.evaluation.method import PLAIN
 from drafttree.interfaces.console import make_console, make_table
 from drafttree_lab.bench.auto import AutoBench, AutoRow
 from drafttree_lab.bench.auto_aims import aims, shortfalls
 from drafttree_lab.bench.grid import DYNATREE, TALON
-from drafttree_lab.bench.policies import PLAIN
 from drafttree_lab.bench.reliability import ReliabilityBench
 from drafttree_lab.bench.timed_row import AUTO, TimedRow
 

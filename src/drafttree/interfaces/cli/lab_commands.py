@@ -33,7 +33,7 @@ def lab_command(name: str) -> Any:
     found = next(iter(entry_points(group="drafttree.commands", name=name)), None)
     command = found.load() if found else _missing(name)
     if not isinstance(command, typer.Typer):
-        function, command = command, typer.Typer(rich_markup_mode=None)
+        function, command = command, typer.Typer(rich_markup_mode=None, add_completion=False)
         command.command(name, context_settings={} if found else ANY_ARGUMENTS)(function)
     made = typer.main.get_command(command)
     made.name = name

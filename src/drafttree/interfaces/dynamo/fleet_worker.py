@@ -23,6 +23,7 @@ from prometheus_client import CollectorRegistry
 from drafttree.core.errors import ConfigError, DraftTreeError, EngineClosedError
 from drafttree.engine.batching import Engine, Handle
 from drafttree.engine.decoder import Decoder
+from drafttree.engine.pass_recording import record_passes
 from drafttree.interfaces.dynamo.fleet_settings import FleetSettings
 from drafttree.interfaces.dynamo.released_chunks import ReleasedChunks
 from drafttree.interfaces.dynamo.request_options import read_options
@@ -50,6 +51,7 @@ class FleetWorker(LLMEngine):
     def __init__(self, decoder: Decoder, settings: FleetSettings, registered: Callable[[int], None]) -> None:
         self._decoder, self._settings, self._registered = decoder, settings, registered
         self._engine = Engine(decoder, max_batch=settings.max_batch, max_kv_tokens=settings.max_kv_tokens)
+        record_passes(decoder, settings.max_batch, self._engine.memory.rows)
         self._handles: dict[str, Handle] = {}
         self._publisher: Any = None
         self._publishing: asyncio.Task[None] | None = None

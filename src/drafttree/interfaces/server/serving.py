@@ -7,6 +7,7 @@ from fastapi import Depends, Request
 
 from drafttree.engine.batching import Engine
 from drafttree.engine.decoder import Decoder
+from drafttree.engine.pass_recording import record_passes
 from drafttree.interfaces.server.admission import Admission
 from drafttree.interfaces.server.server_metrics import ServerMetrics
 from drafttree.interfaces.server.settings import ServerSettings
@@ -34,6 +35,7 @@ class ServingContext:
     def of(cls, decoder: Decoder, settings: ServerSettings) -> "ServingContext":
         """A decoder that is served; its engine begins."""
         engine = Engine(decoder, max_batch=settings.max_batch)
+        record_passes(decoder, settings.max_batch, engine.memory.rows)
         metrics = ServerMetrics(engine, settings.model_name)
         return cls(decoder, engine, Admission(engine, settings, metrics), settings, metrics)
 

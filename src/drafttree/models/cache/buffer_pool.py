@@ -81,7 +81,7 @@ class BufferPool:
 class PagedPool(BufferPool):
     """A pool whose buffers are ranges of pages of one allocation, so one attention call can read those of all requests.
 
-    The allocation doubles when it is full.
+    The allocation doubles when it is full, and what was recorded on it is lost then; `reserve` makes it large at once.
 
     Args:
         layout: of the KV caches.
@@ -102,10 +102,16 @@ class PagedPool(BufferPool):
         """Number of pages."""
         return self.buffers[0].shape[-2] // PAGE if self.buffers else 0
 
+    def reserve(self, rows: int, like: Tensor) -> None:
+        """Make room for so many rows, of the dtype and device of a tensor."""
+        if rows > self.pages * PAGE:
+            self._move(-(-rows // PAGE) * PAGE, like)
+
     def _make(self, capacity: int, like: Tensor) -> PooledBuffers:
         start = self._find(capacity)
         if start is None:
-            start = self._grow(capacity, like)
+            start = max(self.pages, 1) * PAGE
+            self._move(max(2 * start, start + capacity), like)
         made = PooledBuffers(self._views(start, capacity), start)
         made.clear()
         self._ranges.add(made)
@@ -117,17 +123,16 @@ class PagedPool(BufferPool):
         bounds = [(0, PAGE), *taken, (self.pages * PAGE, 0)]
         return next((end for (_, end), (start, _) in pairwise(bounds) if start - end >= capacity), None)
 
-    def _grow(self, capacity: int, like: Tensor) -> int:
-        """Move all ranges to a larger allocation; the first row behind the old ones."""
-        old, end = self.buffers, max(self.pages, 1) * PAGE
+    def _move(self, rows: int, like: Tensor) -> None:
+        """Move all ranges to a larger allocation."""
+        old = self.buffers
         self.passes.clear()
-        self.buffers = zero_buffers(self._layout, max(2 * end, end + capacity), like)
+        self.buffers = zero_buffers(self._layout, rows, like)
         for buffer, before in zip(self.buffers, old, strict=False):
             buffer[..., : before.shape[-2], :] = before
         for each in self._ranges:
             each.passes.clear()
             each.buffers[:] = self._views(each.start, each.buffers[0].shape[-2])
-        return end
 
     def _views(self, start: int, capacity: int) -> list[Tensor]:
         return [buffer[..., start : start + capacity, :] for buffer in self.buffers]

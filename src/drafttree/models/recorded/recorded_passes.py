@@ -91,6 +91,11 @@ class RecordedPasses:
         """A KV cache whose passes can be recorded, with room for the padding of the last pass."""
         return PooledCache(self._layout, capacity + BUCKETS[-1], self._pool)
 
+    def reserve(self, rows: int) -> None:
+        """Make room for so many rows of KV caches, so that what is recorded from now on need not be recorded again."""
+        if self._paged:
+            self._paged.pool.reserve(rows, self._like)
+
     def replay(
         self,
         segments: Sequence[Segment],
@@ -186,6 +191,10 @@ class RecordedBackend:
 
     def new_cache(self, capacity: int) -> TreeCache:
         return self._passes.new_cache(capacity)
+
+    def reserve(self, rows: int) -> None:
+        """Make room for so many rows of KV caches; see `RecordedPasses.reserve`."""
+        self._passes.reserve(rows)
 
     def forward(self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = ()) -> list[Output]:
         fused = self._fused

@@ -1,0 +1,1 @@
+"""Prompts x ways of generating x repeats, by turns in one process."""

@@ -1,0 +1,61 @@
+"""Records the passes of a server before its first request, where passes are recorded (CUDA graphs)."""
+
+import logging
+import time
+from typing import Any
+
+import torch
+
+from drafttree.drafters.base import sources_of
+from drafttree.engine.costs.cost_measurement import TRIAL_COSTS
+from drafttree.engine.decoder import Decoder
+from drafttree.engine.out_of_memory import is_out_of_memory
+
+LONGEST_TEXT = 4096
+"""Tokens of a text for which there is room at once; longer ones move what was recorded, and it is recorded again."""
+PROMPT, TOKENS = 8, 8
+"""Tokens of the prompts that are written from, and of the texts."""
+logger = logging.getLogger("drafttree")
+
+
+def record_passes(decoder: Decoder, max_batch: int, rows: float) -> None:
+    """Write short texts in batches of several sizes, so that most requests find their passes recorded.
+
+    Room is made for all KV caches first, since what is recorded holds for the memory they lie in. A pass of a size that
+    none of these texts had is recorded when it first runs; passes over a single request are recorded for each buffer
+    that its KV cache gets. Nothing is learned of the texts. What it took is logged, of each pass too.
+
+    Args:
+        decoder: whose target and drafter run.
+        max_batch: requests at once, at most.
+        rows: that all KV caches may have together.
+    """
+    target = decoder.target
+    recording = [each for each in _backends(decoder) if hasattr(each, "reserve")]
+    if not recording:
+        return
+    began, before = time.perf_counter(), _reserved(target.device)
+    try:
+        for backend in recording:
+            backend.reserve(int(min(rows, max_batch * LONGEST_TEXT)))
+        trial = decoder.with_verifier(None).with_costs(TRIAL_COSTS)
+        for size in sorted({max_batch, *(1 << power for power in range(max_batch.bit_length()))}, reverse=True):
+            trial.generate([[0] * PROMPT] * size, max_batch=size, max_new_tokens=TOKENS, temperature=0, ignore_eos=True)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        logger.warning("memory ran out while passes were recorded; the others are recorded when they are first used")
+    took = (_reserved(target.device) - before) / 2**20
+    logger.info("recorded passes of up to %d requests: %.1f s, %.0f MiB", max_batch, time.perf_counter() - began, took)
+
+
+def _backends(decoder: Decoder) -> list[Any]:
+    """The backends of the target and of the drafter's models."""
+    drafters = sources_of(decoder.drafter) if decoder.drafter else ()
+    models = [decoder.target, *(getattr(each, "model", each) for each in drafters)]
+    return [getattr(model, "backend", None) for model in models]
+
+
+def _reserved(device: torch.device) -> int:
+    """Bytes that torch holds of a GPU."""
+    return torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
