@@ -80,8 +80,8 @@ class DraftCosts:
     """The costs of drafting, level by level; each includes what growing the tree costs on its level.
 
     Attributes:
-        first: of the pass at the root.
-        later: of a pass over a frontier, by its width; next to nothing for heads that draft all levels in one pass.
+        first: cost of the pass at the root.
+        later: cost of a pass over a frontier, by its width; next to nothing for heads that draft all levels at once.
     """
 
     first: float
@@ -93,10 +93,10 @@ class CostCurve:
     """The costs of a target and a drafter on a machine.
 
     Attributes:
-        target: of a target pass by number of nodes, the root included.
-        draft: of each model of the drafter; one, unless it mixes several.
-        overhead: of a round that drafts, outside the passes.
-        plain_overhead: of a round that does not.
+        target: cost of a target pass by number of nodes, the root included.
+        draft: costs of each model of the drafter; one entry, unless it mixes several.
+        overhead: cost of a round that drafts, outside the passes.
+        plain_overhead: the same of a round that does not draft.
     """
 
     target: Costs
@@ -117,8 +117,8 @@ class CostCurve:
         """The cost of a round.
 
         Args:
-            nodes: of its tree, the root included.
-            widths: of the frontiers that were drafted from, the root's first; empty for a round without drafts.
+            nodes: number of nodes of its tree, the root included.
+            widths: widths of the frontiers that were drafted from, the root's first; empty for a round without drafts.
             source: which model of the drafter drafted.
         """
         if not widths:

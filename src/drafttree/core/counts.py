@@ -18,7 +18,7 @@ def check_count(name: str, count: object, otherwise: str = "") -> None:
     """Refuse what does not count anything.
 
     Args:
-        name: of the option.
+        name: name of the option.
         count: its value.
         otherwise: what may be given instead; the end of the message.
 

@@ -127,7 +127,7 @@ class SeededRandomness:
     passed them.
 
     Args:
-        seed: of the text.
+        seed: the text's seed.
         vocab: numbers per position.
         device: where the numbers are used.
     """
@@ -170,8 +170,8 @@ class SeededRound:
     """One round's randomness: the streams `accept`, `bonus` and `draft` at the root's position, from their beginning.
 
     Args:
-        source: of the text.
-        position: of the root.
+        source: the text's random numbers.
+        position: position of the root.
     """
 
     def __init__(self, source: SeededRandomness, position: int) -> None:

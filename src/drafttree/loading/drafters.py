@@ -81,9 +81,9 @@ def find_drafter(
 
     Args:
         source: what `drafttree.load` takes as drafter, "auto" excepted.
-        target: to draft for.
+        target: the model to draft for.
         tokenizer: the target's.
-        quantize: how, where the drafter is a language model.
+        quantize: how a language model that drafts is quantised, None if it is not.
 
     Raises:
         ConfigError: a class that is no drafter, or that does not take these parameters; or what is to be quantised is
@@ -122,7 +122,7 @@ def make_drafter(
 
     Args:
         source: what `drafttree.load` takes as drafter, "auto" excepted.
-        target: for its vocabulary and device.
+        target: the model whose vocabulary and device the drafter gets.
         tokenizer: the target's.
         load_drafter: makes a drafter of a model's name, folder or object.
 

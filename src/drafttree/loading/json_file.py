@@ -11,7 +11,7 @@ def read_json_file(path: str | Path) -> Any:
     """Read a JSON file.
 
     Raises:
-        InputError: it cannot be read or is no JSON.
+        InputError: the file cannot be read or is not JSON.
     """
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))

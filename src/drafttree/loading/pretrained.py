@@ -66,7 +66,7 @@ def find_model(source: Any) -> ModelSource:
     """The name, path or loaded model a target is given by, without wrappers.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: the source is none of these.
         ModelError: it has an adapter that trains a prompt.
     """
     found = unwrap(source)
@@ -200,7 +200,7 @@ def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -
     """The token ids that end a text, from the generation config or else the tokenizer.
 
     Raises:
-        ModelError: they are none.
+        ModelError: the generation config gives something other than token ids.
     """
     settings = getattr(model, "generation_config", None)
     eos = settings.eos_token_id if settings else None

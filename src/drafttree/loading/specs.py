@@ -103,8 +103,8 @@ def split_spec(kind: str, spec: str) -> tuple[str, dict[str, str | None]]:
     """The name and the parameters of a specification such as "talon:budget=60,depth=none".
 
     Args:
-        kind: of method, for messages.
-        spec: the specification.
+        kind: kind of method, for messages.
+        spec: the specification as the user wrote it.
 
     Raises:
         ConfigError: a parameter has no value, or has two.

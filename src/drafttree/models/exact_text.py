@@ -120,10 +120,10 @@ def has_uniform_rows(backend: Backend, dtype: torch.dtype, vocab: int, context: 
     """Whether plain decoding, trees, and prompts read in parts give the same logits bit for bit.
 
     Args:
-        backend: under test.
-        dtype: of its KV cache.
-        vocab: tokens there are.
-        context: positions there are, None for no limit.
+        backend: the backend to test.
+        dtype: dtype of its KV cache.
+        vocab: size of the vocabulary.
+        context: largest number of positions, None for no limit.
     """
     prompt = sum(PARTS)
     generator = torch.Generator().manual_seed(0)

@@ -15,12 +15,10 @@ from drafttree.models.exact_text import ExactTextBackend, has_uniform_rows
 from drafttree.models.fused.fused_backend import FusedBackend, is_supported
 from drafttree.models.fused.int8_linear import Int8Linear
 from drafttree.models.module.fingerprint import SelectedBackend
-from drafttree.models.module.incompatibility import takes_mask
 from drafttree.models.module.long_rope import context_limit
 from drafttree.models.module.module_backend import ModuleBackend, restore_attention
-from drafttree.models.module.module_checks import check_module, logits_width
+from drafttree.models.module.module_checks import check_module, logits_width, recurrent_layers, takes_mask
 from drafttree.models.module.probe import Probe, make_probes, own_logits, relative_gap, tolerance, tree_logits
-from drafttree.models.module.recurrent import recurrent_layers
 from drafttree.models.recorded.cuda_graphs import CudaGraphs
 from drafttree.models.recorded.recorded_passes import RecordedBackend
 from drafttree.models.tensor_parallel import ShardedBackend, tensor_parallel_size

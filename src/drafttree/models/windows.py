@@ -61,8 +61,8 @@ class LossyWindow(NamedTuple):
     """The rows that a token attends to.
 
     Attributes:
-        size: of the window: a token attends to itself and to the `size` - 1 tokens before it.
-        sinks: and to so many first tokens of the text.
+        size: a token attends to itself and to the `size` - 1 tokens before it.
+        sinks: number of first tokens of the text to which every token attends as well.
     """
 
     size: int
@@ -91,7 +91,7 @@ class WindowedRows:
     """The committed rows of one text that a window has left.
 
     Args:
-        window: of the text.
+        window: decides which rows are dropped.
 
     Attributes:
         window: as given.

@@ -34,10 +34,10 @@ class AutoState:
     It counts tokens and rounds and reads no clock, so a text's trees depend on the text, the seed and the curve.
 
     Attributes:
-        costs: of the target and the drafter.
-        calibrations: of each model of the drafter.
-        tokens: committed by recent rounds that drafted.
-        cost: of those rounds by the curve.
+        costs: costs of the target and the drafter.
+        calibrations: a calibration for each model of the drafter.
+        tokens: tokens committed by recent rounds that drafted.
+        cost: the cost of those rounds by the curve.
         surplus: tokens by which recent drafting was ahead of plain decoding, between `LARGEST_LOSS` and `LARGEST_GAIN`.
         waiting: rounds of plain decoding before drafting is tried again.
         pause: length of the next pause.

@@ -26,7 +26,7 @@ class TextContext:
     """What a policy is told when a text begins.
 
     Attributes:
-        costs: of the target and the drafter, None unless the policy `uses_costs`.
+        costs: costs of the target and the drafter, None unless the policy `uses_costs`.
         learned: the state with which the last text of this drafter, policy and verifier ended. It is None for the
             first text, unless the policy `remembers`, and for verifiers whose draws depend on the drafts:
             there a seed could not repeat a text that earlier texts have shaped.
@@ -41,7 +41,7 @@ class RoundOutcome:
     """The outcome of a round of one text.
 
     Attributes:
-        tree: that was verified; a root alone where nothing was drafted.
+        tree: the tree that was verified; a root alone where nothing was drafted.
         path: accepted nodes, the root first.
     """
 
@@ -129,7 +129,7 @@ class TreePolicy(BaseModel):
         """Whether to draft in a text's next round; without, the drafter is not asked and the round is a plain one.
 
         Args:
-            state: of the text.
+            state: the text's state.
             session: the drafter's; one that can tell without a draft pass how many tokens it expects to have accepted
                 says so by an attribute `expected_accepted`, which is None in rounds for which it cannot.
         """
@@ -162,7 +162,7 @@ class TreePolicy(BaseModel):
 
         Args:
             scores: per node, what it is ranked by; infinite for the root.
-            state: of the text.
+            state: the text's state.
         """
         return self.budget
 

@@ -58,7 +58,7 @@ class SurvivalCalibration:
         """Count the nodes that a round has judged: those whose parent was accepted.
 
         Args:
-            tree: that was judged.
+            tree: the tree that was judged.
             path: accepted nodes, the root first.
         """
         children, paths, accepted = tree.children, tree.path_logprobs, set(path)
@@ -94,7 +94,7 @@ class SurvivalCalibration:
         """The log-probability that siblings are accepted, given that of their parent; it never rises along them.
 
         Args:
-            logprobs: of the draft given the parent, siblings by rank.
+            logprobs: the draft's log-probabilities given the parent, siblings by rank.
             depth: their level, 1 for children of the root.
             parent: the log-probability that the parent is accepted.
         """

@@ -90,7 +90,7 @@ def read_config(raw: Mapping[str, Any], tensors: dict[str, Tensor], states: int,
 
     Args:
         raw: its `config.json`.
-        tensors: of the checkpoint, its first layer's under `layers.0.`.
+        tensors: tensors of the checkpoint, those of its first layer under `layers.0.`.
         states: number of the target's hidden states it reads.
         layers: number of its decoder layers.
 

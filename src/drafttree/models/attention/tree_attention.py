@@ -55,7 +55,7 @@ class TreePlan:
         cache: the KV cache before the pass.
         positions: `[batch, nodes]` positions of the new tokens.
         visible: bool `[batch, nodes, drafted]` over the drafted rows, the new ones included.
-        dtype: of the additive mask.
+        dtype: dtype of the additive mask.
 
     Attributes:
         blocks: how attention is split where texts must not depend on trees, else None.

@@ -42,7 +42,7 @@ class VarlenAttention(Protocol):
             keys: `[heads, rows, width]` of all pages behind each other.
             values: of the same shape.
             prefixes: those of a query past the last request's are nobody's; its result may be anything.
-            scale: of the scores.
+            scale: factor of the scores.
 
         Returns:
             The result, of the query's shape, and the log-sum-exp of its scores, float32 `[heads, queries]`.
@@ -58,7 +58,7 @@ def attend_densely(query: Tensor, keys: Tensor, values: Tensor, visible: Tensor,
         keys: `[heads, rows, width]`.
         values: of the same shape.
         visible: bool `[queries, rows]`.
-        scale: of the scores.
+        scale: factor of the scores.
 
     Returns:
         The result, of the query's shape, and the log-sum-exp of its scores `[heads, queries]`.
@@ -81,9 +81,9 @@ def find_varlen_attention(
 
     Args:
         like: a tensor of the rows' dtype, on their device.
-        heads: of the keys.
-        width: of keys and values.
-        kernel: with the signature of `torch.nn.attention.varlen.varlen_attn`.
+        heads: number of key heads.
+        width: width of keys and values.
+        kernel: a function with the signature of `torch.nn.attention.varlen.varlen_attn`.
     """
     for has_key_starts in (True, False):  # torch's own kernel wants them, that of FlashAttention 3 refuses them
         attend = partial(_attend, kernel, has_key_starts)

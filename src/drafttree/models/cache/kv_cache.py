@@ -38,10 +38,10 @@ class CacheLayout:
     Most models need one buffer. Layers of two widths (Gemma 4) or keys wider than values (MLA) need two.
 
     Args:
-        shapes: of the layers that have keys and values of their own, by layer index.
+        shapes: by layer index, the shapes of those layers that have keys and values of their own.
 
     Attributes:
-        slots: of keys and values by layer index.
+        slots: by layer index, the slots of its keys and its values.
         buffers: heads, width and number of slots of each buffer.
     """
 
@@ -74,7 +74,7 @@ class TreeCache(Cache):
     """A KV cache of transformers for one sequence, whose newest rows form a tree.
 
     Args:
-        layout: of the layers' keys and values; a backend has one, so rows of the same layout are of the same weights.
+        layout: layout of keys and values. A backend has one, so rows of the same layout are of the same weights.
         capacity: rows there is room for at first.
 
     Attributes:

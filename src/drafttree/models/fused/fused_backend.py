@@ -39,9 +39,9 @@ class FusedBackend:
         uniform: compute products alike for any number of rows; see `FusedLinear`.
 
     Attributes:
-        layers: fused.
-        layout: of the KV cache.
-        spans: how far back layers attend.
+        layers: the fused layers.
+        layout: layout of its KV caches.
+        spans: how far back layers attend, each value once.
         empty: an empty tensor of the model's dtype, on its device.
         packed_nbytes: memory of packed copies of its weights, beside the weights themselves.
     """

@@ -15,12 +15,17 @@ from drafttree.core.errors import ModelError
 from drafttree.models.attention.tree_attention import NAME, TreePlan
 from drafttree.models.cache.kv_cache import CacheLayout, LayerShape, TreeCache
 from drafttree.models.cache.recurrent_states import RecurrentStates
-from drafttree.models.module.incompatibility import incompatibility, takes_mask
 from drafttree.models.module.long_rope import long_frequencies, rope_switch
-from drafttree.models.module.module_checks import decoder_of, input_device
+from drafttree.models.module.module_checks import (
+    decoder_of,
+    incompatibility,
+    input_device,
+    recurrent_layers,
+    takes_mask,
+)
 from drafttree.models.module.module_inputs import JoinedCache, ModuleInputs, SharedCache
 from drafttree.models.module.probe import shares_alike
-from drafttree.models.module.recurrent import TreeSteps, recurrent_layers, stepping
+from drafttree.models.module.recurrent import TreeSteps, stepping
 from drafttree.models.segment import Output, Segment, forward_in_groups, split, split_layers
 
 ORIGINAL_ATTENTION = "_attention_before_drafttree"

@@ -14,8 +14,7 @@ from drafttree.models.base import Backend, append
 from drafttree.models.cache.kv_cache import TreeCache
 from drafttree.models.module.fingerprint import is_plain_module
 from drafttree.models.module.long_rope import context_limit, rope_switch
-from drafttree.models.module.module_checks import input_device, logits_width
-from drafttree.models.module.recurrent import recurrent_layers
+from drafttree.models.module.module_checks import input_device, logits_width, recurrent_layers
 from drafttree.models.segment import Output, Segment, forward_in_groups
 
 PREFIX = 20
@@ -129,8 +128,8 @@ def shares_alike(backend: Backend, module: PreTrainedModel, run: Callable[[list[
     Layers that compute over neighbouring tokens do not, for one.
 
     Args:
-        backend: of the module; runs each tree on its own.
-        run: a pass over several.
+        backend: runs each tree on its own.
+        run: runs a pass over several trees.
     """
     vocab = logits_width(module)
     probes = [each for probe in make_probes(module) for each in (probe, _shorter(probe).shifted(vocab))]

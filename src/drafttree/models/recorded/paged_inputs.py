@@ -65,11 +65,11 @@ class PagedSizes(NamedTuple):
     """The sizes of a pass: all its shapes.
 
     Attributes:
-        nodes: of all requests.
+        nodes: nodes of all requests.
         drafted: drafted rows of all requests, the nodes' included.
-        requests: in the pass.
-        pages: of one request at most.
-        most_nodes: of one request at most.
+        requests: number of requests.
+        pages: largest number of pages of one request.
+        most_nodes: largest number of nodes of one request.
     """
 
     nodes: int
@@ -157,8 +157,8 @@ class PagedInputs:
     """Makes the inputs of passes over several requests. See `drafttree.models.recorded.recorded_passes.InputBuilder`.
 
     Args:
-        pool: of the KV caches.
-        layout: of the KV caches.
+        pool: pool that the KV caches are taken from.
+        layout: layout of the KV caches.
         groups: query heads that share a key head.
         varlen: attends to the committed rows.
 

@@ -63,8 +63,8 @@ class RecordedPasses:
     attention that torch has for every dtype and device: it is recorded wherever layers are fused, in fewer operations.
 
     Args:
-        recorder: of passes.
-        layout: of the KV cache.
+        recorder: records a pass.
+        layout: layout of the KV caches.
         groups: query heads that share a key head.
         like: a tensor of the cache's dtype, on its device.
         hidden: width of the states a head reads.
@@ -107,7 +107,7 @@ class RecordedPasses:
         """The outputs `[1, nodes, ...]` of a pass, recorded or not, whose rows are counted.
 
         Args:
-            segments: of the pass.
+            segments: the parts of the pass.
             run: the pass, given its inputs.
             variant: tells passes of the same sizes apart.
             hidden: `[1, nodes, hidden]` the states a head reads.
@@ -174,8 +174,8 @@ class RecordedBackend:
     recorded, it and all later ones run on the fused layers directly.
 
     Args:
-        fused: its weights stay where they are from then on.
-        recorder: of passes.
+        fused: runs the layers; its weights must stay where they are from then on.
+        recorder: records a pass.
         varlen: attends to the prefixes of several requests at once; without, each has calls of its own, unrecorded.
     """
 
