@@ -103,6 +103,7 @@ class MaskedInputs:
         return PassInputs(tokens, positions, hidden, rows, {EVERYTHING: attention}.__getitem__)
 
     def unrecorded(self, segments: Sequence[Segment], hidden: Tensor) -> PassInputs:
+        """See `InputBuilder`; here there may be several requests, whose caches may be any."""
         return PassInputs.of(segments, self._groups, hidden)
 
 
