@@ -1,9 +1,13 @@
 """Parts shared by trained heads: their residual block, and access to the target's layers."""
 
+from typing import Any, Protocol
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 from transformers import PreTrainedModel
+
+from drafttree.drafters.base import ShownBySize
 
 
 class ResBlock(nn.Module):
@@ -24,6 +28,42 @@ class ResBlock(nn.Module):
         return self.res_connection(x) + silu(self.linear(x))
 
 
+class Heads(Protocol):
+    """Heads of which each drafts one level.
+
+    Attributes:
+        count: how many there are.
+        shared: whether they use the target's output projection.
+    """
+
+    count: int
+    shared: bool
+
+
+class HeadsDrafter(ShownBySize):
+    """Base of drafters with a head per level, which read the target's hidden state after its final norm.
+
+    Args:
+        heads: on the target's device, in its dtype.
+        target: the model the heads were trained on.
+
+    Attributes:
+        zero_hidden: `[1, 1, hidden]` stands for the hidden state before a root that has none.
+        project: from a head's output to logits.
+    """
+
+    context: int | None = None
+    levels: int | None
+
+    def __init__(self, heads: Heads, target: PreTrainedModel) -> None:
+        self.vocab_size = len(projection(target).weight)
+        self.levels = heads.count
+        self.hidden_layers: tuple[int, ...] = (last_layer(target),)
+        self.nbytes = own_bytes(heads, target)
+        self.zero_hidden = zero_hidden(target)
+        self.project = projection(target) if heads.shared else nn.Identity()
+
+
 def projection(target: PreTrainedModel) -> nn.Linear:
     """Return the target's output projection (`lm_head`), whose weight is `[vocab, hidden]`."""
     return target.get_output_embeddings()  # pyright: ignore[reportReturnType]
@@ -39,7 +79,7 @@ def last_layer(target: PreTrainedModel) -> int:
     return target.config.get_text_config().num_hidden_layers
 
 
-def own_bytes(heads: nn.Module, target: PreTrainedModel) -> int:
+def own_bytes(heads: Any, target: PreTrainedModel) -> int:
     """Return the bytes of the heads' parameters that are not shared with the target."""
     shared = {parameter.data_ptr() for parameter in target.parameters()}
     return sum(parameter.nbytes for parameter in heads.parameters() if parameter.data_ptr() not in shared)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaModel, PreTrainedConfig, PreTrainedModel
 
-from drafttree.drafters.base import DraftSession, HiddenStates, ShownBySize
-from drafttree.drafters.heads import ResBlock, embedding, last_layer, own_bytes, projection, zero_hidden
+from drafttree.drafters.base import DraftSession, HiddenStates
+from drafttree.drafters.heads import HeadsDrafter, ResBlock, embedding
 from drafttree.drafters.session import Frontier, SharedSession, count_pass
 from drafttree.models import NAME, CacheLayout, TreeCache, TreePlan
 
@@ -111,24 +111,13 @@ def _prefix_layer(config: LlamaConfig) -> LlamaModel:
     return layer
 
 
-class HydraDrafter(ShownBySize):
-    """Drafts one level per head, one draft pass per level.
-
-    Args:
-        heads: on the target's device, in its dtype.
-        target: the model the heads were trained on.
-    """
+class HydraDrafter(HeadsDrafter):
+    """Drafts one level per head, one draft pass per level; arguments as of `HeadsDrafter`."""
 
     def __init__(self, heads: HydraHeads, target: PreTrainedModel) -> None:
+        super().__init__(heads, target)
         self.heads = heads
-        self.vocab_size = len(projection(target).weight)
-        self.context: int | None = None
-        self.levels: int | None = heads.count
-        self.hidden_layers: tuple[int, ...] = (last_layer(target),)
-        self.nbytes = own_bytes(heads, target)
         self.embed = heads.input_embed_fn or embedding(target)
-        self.zero_hidden = zero_hidden(target)
-        self._project = projection(target) if heads.shared else nn.Identity()
         if heads.prefix_embeding_layer is not None:
             heads.prefix_embeding_layer.set_attn_implementation(NAME)
 
@@ -165,7 +154,7 @@ class HydraDrafter(ShownBySize):
     @torch.inference_mode()
     def logits(self, level: int, inputs: Tensor) -> Tensor:
         """Logits `[1, frontier, vocab]` of a level from its inputs `[1, frontier, (level + 2) * hidden]`."""
-        return self._project(self.heads(level, inputs))
+        return self.project(self.heads(level, inputs))
 
     @torch.inference_mode()
     def extend_context(self, cache: TreeCache, hidden: Tensor) -> Tensor:

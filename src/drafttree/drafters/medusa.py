@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from drafttree.drafters.base import DraftSession, HiddenStates, ShownBySize
-from drafttree.drafters.heads import ResBlock, last_layer, own_bytes, projection, zero_hidden
+from drafttree.drafters.base import DraftSession, HiddenStates
+from drafttree.drafters.heads import HeadsDrafter, ResBlock
 from drafttree.drafters.session import Frontier, SharedSession, count_pass
 
 
@@ -41,27 +41,16 @@ def _head(layers: int, hidden: int, vocab: int | None) -> nn.Sequential:
     return nn.Sequential(*(ResBlock(hidden) for _ in range(layers)), *output)
 
 
-class MedusaDrafter(ShownBySize):
-    """Drafts one level per head, all in one draft pass per round.
-
-    Args:
-        heads: on the target's device, in its dtype.
-        target: the model the heads were trained on.
-    """
+class MedusaDrafter(HeadsDrafter):
+    """Drafts one level per head, all in one draft pass per round; arguments as of `HeadsDrafter`."""
 
     def __init__(self, heads: MedusaHeads, target: PreTrainedModel) -> None:
+        super().__init__(heads, target)
         self.heads = heads
-        self.vocab_size = len(projection(target).weight)
-        self.context: int | None = None
-        self.levels: int | None = heads.count
-        self.hidden_layers: tuple[int, ...] = (last_layer(target),)
-        self.nbytes = own_bytes(heads, target)
-        self._project = projection(target) if heads.shared else nn.Identity()
-        self._zero_hidden = zero_hidden(target)
 
     def start(self, prompt: list[int], capacity: int) -> DraftSession:
         """Begin a request; its only state is the newest hidden state."""
-        return MedusaSession(self, self._zero_hidden)
+        return MedusaSession(self, self.zero_hidden)
 
     def root(self, sessions: "Sequence[MedusaSession]") -> Tensor:
         """Logits `[sessions, vocab]` of the token after each root; see `drafttree.drafters.session.SharedDrafter`."""
@@ -81,7 +70,7 @@ class MedusaDrafter(ShownBySize):
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits `[batch, heads, vocab]` from the hidden states `[batch, 1, hidden]` of the tokens before the roots."""
-        return self._project(self.heads(hidden))[:, 0]
+        return self.project(self.heads(hidden))[:, 0]
 
 
 class MedusaSession(SharedSession):
