@@ -59,8 +59,8 @@ class ProcessorContext:
         prompt_length: tokens of the prompt.
         limit: largest number of tokens of prompt and generated text together.
         eos: token ids that end the text.
-        vocab_size: of the target.
-        device: of the target's logits.
+        vocab_size: size of the target's vocabulary.
+        device: device of the target's logits.
     """
 
     prompt_length: int

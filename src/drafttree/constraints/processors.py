@@ -116,7 +116,7 @@ class PathConstraints:
             tokens: token ids of the committed text.
             paths: drafted token ids from below the root to each frontier node.
             logits: `[paths, columns]`; the drafter may know fewer tokens than the target.
-            vocab_size: of the target.
+            vocab_size: size of the target's vocabulary.
         """
         missing = max(vocab_size - logits.shape[-1], 0)
         known = pad(logits[:, :vocab_size], (0, missing), value=-torch.inf)

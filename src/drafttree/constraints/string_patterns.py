@@ -32,7 +32,7 @@ def prepare_pattern(pattern: str) -> str:
     """Write a pattern so that no part of it is repeated more than 128 times; it matches the same texts.
 
     Raises:
-        ConfigError: it is too large, or xgrammar would not escape what it matches; or xgrammar is not installed.
+        ConfigError: the pattern is too large, or xgrammar would not escape what it matches or is not installed.
     """
     groups: list[list[tuple[str, int]]] = [[]]
     spells_escaped = False

@@ -10,7 +10,7 @@ def load_xgrammar() -> Any:
     """Import xgrammar.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: xgrammar is not installed.
     """
     try:
         import xgrammar

@@ -1,4 +1,4 @@
-"""What the parts of a round cost, as plain numbers: what a policy needs to weigh a node against the time it takes.
+"""The costs of the parts of a round, as plain numbers, by which a policy weighs a node against the time it takes.
 
 All costs are in one unit, seconds where they were measured; only their ratios decide. In the words of the speed-up law:
 v(n) = `target(n)` / `target(1)`, c = `draft(...)` / `target(1)`, h = `overhead` / `target(1)`.
@@ -16,7 +16,7 @@ from typing import Any
 from drafttree.core.errors import ConfigError
 
 LARGEST_STEP = 8
-"""Between two measured sizes, the larger is at most so many times the smaller: what lies between is interpolated."""
+"""Largest ratio of two neighbouring measured sizes; costs between them are interpolated."""
 SIZE = re.compile("[1-9][0-9]{0,5}")
 
 
@@ -77,11 +77,11 @@ class Costs:
 
 @dataclass(frozen=True)
 class DraftCosts:
-    """What drafting costs, one level after the other, with what growing the tree costs on each.
+    """The costs of drafting, level by level; each includes what growing the tree costs on its level.
 
     Attributes:
-        first: of the pass at the root.
-        later: of a pass over a frontier, by its width; next to nothing for heads that draft all levels in one pass.
+        first: cost of the pass at the root.
+        later: cost of a pass over a frontier, by its width; next to nothing for heads that draft all levels at once.
     """
 
     first: float
@@ -93,10 +93,10 @@ class CostCurve:
     """The costs of a target and a drafter on a machine.
 
     Attributes:
-        target: of a target pass by number of nodes, the root included.
-        draft: of each model of the drafter; one, unless it mixes several.
-        overhead: of a round that drafts, outside the passes.
-        plain_overhead: of a round that does not.
+        target: cost of a target pass by number of nodes, the root included.
+        draft: costs of each model of the drafter; one entry, unless it mixes several.
+        overhead: cost of a round that drafts, outside the passes.
+        plain_overhead: the same of a round that does not draft.
     """
 
     target: Costs
@@ -117,8 +117,8 @@ class CostCurve:
         """The cost of a round.
 
         Args:
-            nodes: of its tree, the root included.
-            widths: of the frontiers that were drafted from, the root's first; empty for a round without drafts.
+            nodes: number of nodes of its tree, the root included.
+            widths: widths of the frontiers that were drafted from, the root's first; empty for a round without drafts.
             source: which model of the drafter drafted.
         """
         if not widths:

@@ -1,4 +1,4 @@
-"""Numbers that count something: how they are checked, and the one that several interfaces share."""
+"""Checks of numbers that count something, and the default that several interfaces share."""
 
 from numbers import Integral
 from typing import TypeGuard
@@ -6,7 +6,7 @@ from typing import TypeGuard
 from drafttree.core.errors import ConfigError
 
 MAX_BATCH = 16
-"""Texts that are written at once, at most, unless another number is given."""
+"""Default of the largest number of texts that are written at once."""
 
 
 def is_whole(value: object) -> TypeGuard[int]:
@@ -18,7 +18,7 @@ def check_count(name: str, count: object, otherwise: str = "") -> None:
     """Refuse what does not count anything.
 
     Args:
-        name: of the option.
+        name: name of the option.
         count: its value.
         otherwise: what may be given instead; the end of the message.
 

@@ -1,4 +1,4 @@
-"""What was measured on this machine, kept between processes in the user's cache folder."""
+"""A cache on disk for what was measured on this machine, in the user's cache folder."""
 
 import contextlib
 import hashlib
@@ -17,7 +17,7 @@ class DiskCache:
     A cache only saves time, so a read-only home or a broken file is no error.
 
     Args:
-        kind: of the values, a folder of its own.
+        kind: kind of the values, which is the name of their folder.
     """
 
     def __init__(self, kind: str) -> None:

@@ -69,7 +69,7 @@ def derived_seed(seed: int, name: str) -> int:
 
 
 def stream(seed: int, name: str, positions: Tensor, size: int) -> Tensor:
-    """Uniform numbers of a named stream; arguments and result as for `uniform`."""
+    """Uniform numbers in (0, 1), float64 `[..., size]`: those of `uniform` for the seed derived by a name."""
     return uniform(derived_seed(seed, name), positions, size)
 
 
@@ -127,7 +127,7 @@ class SeededRandomness:
     passed them.
 
     Args:
-        seed: of the text.
+        seed: the text's seed.
         vocab: numbers per position.
         device: where the numbers are used.
     """
@@ -170,8 +170,8 @@ class SeededRound:
     """One round's randomness: the streams `accept`, `bonus` and `draft` at the root's position, from their beginning.
 
     Args:
-        source: of the text.
-        position: of the root.
+        source: the text's random numbers.
+        position: position of the root.
     """
 
     def __init__(self, source: SeededRandomness, position: int) -> None:

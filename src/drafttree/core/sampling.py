@@ -32,7 +32,7 @@ class Sampling:
         seed: random seed; the same seed and prompt give the same text.
         typical_p: keep tokens whose surprise is nearest the entropy, up to this probability (Meister et al. 2023).
         epsilon_cutoff: drop tokens less probable than this (Hewitt et al. 2022); 0 drops none.
-        eta_cutoff: as epsilon, with a bound that falls with the entropy (Hewitt et al. 2022); 0 drops none.
+        eta_cutoff: drop tokens below a bound that falls with the entropy (Hewitt et al. 2022); 0 drops none.
         top_h: keep the most probable tokens up to this share of the entropy (Potraghloo et al. 2025); 0 keeps all.
 
     Raises:

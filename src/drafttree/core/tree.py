@@ -43,7 +43,7 @@ class DraftTree:
         levels: the number of drafted levels; no node is deeper.
         proposal: how children were chosen.
         draft_probs: by expanded node, `[vocab]` the distribution its children were drawn from; empty for top-k trees.
-        widths: of the frontiers that the drafter was asked about, the root's first; empty if it was not asked.
+        widths: widths of the frontiers that the drafter was asked about, the root's first; empty if it was not asked.
         source: which model of the drafter drafted, 0 unless it has several.
     """
 
@@ -126,8 +126,8 @@ class DraftTree:
         A node never scores above its parent, so the result is connected.
 
         Args:
-            size: nodes of it, the root included.
-            scores: to go by in place of the tree's own.
+            size: number of nodes, the root included.
+            scores: per node, what to rank by in place of the tree's own scores.
         """
         if self.size <= size:
             return self
@@ -149,7 +149,7 @@ class PartialTree:
     """The draft trees of a batch while they grow, as a policy may look at them.
 
     Attributes:
-        levels: of every level so far, the root's first: path log-probabilities and scores of the nodes of all texts,
+        levels: for every level so far, the root's first: path log-probabilities and scores of the nodes of all texts,
             one text after the other, and how many nodes each text has.
     """
 

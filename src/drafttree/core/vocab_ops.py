@@ -10,7 +10,7 @@ from collections.abc import Callable
 from drafttree.core.lazy import Tensor, torch
 
 NOT_A_NUMBER = -1
-"""Stands for the best token where there is none."""
+"""The best token of a row with NaN, which has none."""
 BLOCK = 128
 """Columns of a block."""
 UNBLOCKED = 4096

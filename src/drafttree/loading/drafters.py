@@ -80,10 +80,10 @@ def find_drafter(
     """The drafter of a source for a target, in its dtype and on its device; None for plain decoding.
 
     Args:
-        source: as for `drafttree.load`, "auto" excepted.
-        target: to draft for.
+        source: what `drafttree.load` takes as drafter, "auto" excepted.
+        target: the model to draft for.
         tokenizer: the target's.
-        quantize: how, where the drafter is a language model.
+        quantize: how a language model that drafts is quantised, None if it is not.
 
     Raises:
         ConfigError: a class that is no drafter, or that does not take these parameters; or what is to be quantised is
@@ -121,8 +121,8 @@ def make_drafter(
     """The drafter a source stands for; None for plain decoding.
 
     Args:
-        source: as for `drafttree.load`, "auto" excepted.
-        target: for its vocabulary and device.
+        source: what `drafttree.load` takes as drafter, "auto" excepted.
+        target: the model whose vocabulary and device the drafter gets.
         tokenizer: the target's.
         load_drafter: makes a drafter of a model's name, folder or object.
 

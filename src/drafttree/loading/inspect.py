@@ -31,12 +31,12 @@ class Inspection:
     """The result of an inspection.
 
     Attributes:
-        kind: as `recognise` has it.
+        kind: what `recognise` calls it.
         fits: what a target must be like.
-        details: of this kind.
-        parameters: stored numbers, those stored twice counted once.
-        megabytes: they take, in units of a million bytes.
-        dtypes: they are stored in.
+        details: further facts that are told of this kind.
+        parameters: number of stored numbers; a tensor under two names counts once.
+        megabytes: memory that they take, in units of a million bytes.
+        dtypes: the dtypes they are stored in.
         problems: what keeps it from being loaded, all of it.
     """
 

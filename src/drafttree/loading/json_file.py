@@ -1,4 +1,4 @@
-"""Files of JSON."""
+"""JSON files that users name."""
 
 import json
 from pathlib import Path
@@ -8,10 +8,10 @@ from drafttree.core.errors import InputError
 
 
 def read_json_file(path: str | Path) -> Any:
-    """What a file of JSON holds.
+    """Read a JSON file.
 
     Raises:
-        InputError: it cannot be read or is no JSON.
+        InputError: the file cannot be read or is not JSON.
     """
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))

@@ -96,7 +96,7 @@ class Methods(Generic[Method]):
         """The object, if it is a method of this kind.
 
         Raises:
-            ConfigError: it is none; the message says what it lacks.
+            ConfigError: it is not one; the message says what it lacks.
         """
         if lack := self.lack(found):
             raise ConfigError(f"{name!r} is no {self.kind}: {lack}")

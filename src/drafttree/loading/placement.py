@@ -90,7 +90,7 @@ def find_dtype(name: str | torch.dtype, device: torch.device) -> torch.dtype:
 
 
 def _faster_dtype(target: str | Path, device: torch.device) -> torch.dtype:
-    """What "auto" stands for: `find_dtype`'s, and on a CPU that has bfloat16 the dtype that multiplies faster."""
+    """The dtype for "auto": of a CPU that has bfloat16 the one that multiplies faster, else that of `find_dtype`."""
     found = find_dtype("auto", device)
     if device.type != "cpu" or found == torch.float32:
         return found

@@ -66,8 +66,8 @@ def find_model(source: Any) -> ModelSource:
     """The name, path or loaded model a target is given by, without wrappers.
 
     Raises:
-        ConfigError: it is something else.
-        ModelError: as for `unwrap`.
+        ConfigError: the source is none of these.
+        ModelError: it has an adapter that trains a prompt.
     """
     found = unwrap(source)
     if isinstance(found, str | Path | PreTrainedModel):
@@ -200,7 +200,7 @@ def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -
     """The token ids that end a text, from the generation config or else the tokenizer.
 
     Raises:
-        ModelError: they are none.
+        ModelError: the generation config gives something other than token ids.
     """
     settings = getattr(model, "generation_config", None)
     eos = settings.eos_token_id if settings else None
@@ -274,11 +274,7 @@ def _check_settings(path: Path) -> None:
 
 
 def _refuse_head(source: str | Path, path: Path) -> None:
-    """Refuse a head where a language model is wanted; other folders are left to transformers.
-
-    Raises:
-        ModelError: it is one.
-    """
+    """Refuse a head where a language model is wanted; other folders are left to transformers."""
     kind = LANGUAGE_MODEL
     try:
         kind = recognise(path, head_formats()) if path.is_dir() else kind

@@ -21,7 +21,7 @@ VerifierLike = str | type[Verifier]
 TUNED = ".json"
 """The end of the name of a file with a tuned policy (see `drafttree.loading.tuned`)."""
 POLICY_ENDS = re.compile(r";|,(?=\s*[\w.-]+\s*(?:[:,;]|$))")
-"""Between two specifications: a semicolon, or a comma before a name that is no parameter."""
+"""What separates two specifications: a semicolon, or a comma before a name that is no parameter."""
 
 
 def make_policy(policy: PolicyLike) -> TreePolicy:
@@ -103,8 +103,8 @@ def split_spec(kind: str, spec: str) -> tuple[str, dict[str, str | None]]:
     """The name and the parameters of a specification such as "talon:budget=60,depth=none".
 
     Args:
-        kind: of method, for messages.
-        spec: the specification.
+        kind: kind of method, for messages.
+        spec: the specification as the user wrote it.
 
     Raises:
         ConfigError: a parameter has no value, or has two.

@@ -26,7 +26,7 @@ OPTION = "tensor_parallel_size"
 
 
 def choose_backend(exact_text: bool, lossy_window: int | None, sinks: int) -> Callable[[PreTrainedModel], Backend]:
-    """The function that selects the backend of a module; arguments as for `drafttree.load`.
+    """The function that selects the backend of a module; the arguments are those of `drafttree.load`.
 
     Raises:
         ConfigError: an option is out of range, both are asked for, or sinks without a window.
@@ -49,9 +49,9 @@ def check_quantization(option: str, kind: Any, source: object = None) -> None:
     """Refuse a quantisation there is none of, or one of a model that is loaded already.
 
     Args:
-        option: that asks for it.
-        kind: its value, None for none.
-        source: of the model.
+        option: name of the option.
+        kind: its value; None asks for nothing.
+        source: name, folder or object of the model, for messages.
 
     Raises:
         ConfigError: the message names the option and its value.
@@ -68,11 +68,11 @@ def check_unquantized(source: object, config: Mapping[str, Any]) -> None:
     """Refuse to quantise what was saved quantised.
 
     Args:
-        source: of the model.
+        source: name, folder or object of the model, for messages.
         config: the contents of its config.json.
 
     Raises:
-        ModelError: it was.
+        ModelError: it was saved quantised.
     """
     if method := quantization_method(config.get("quantization_config")):
         raise ModelError(f"{str(source)!r} is quantised already ({method}); leave out quantize")
@@ -82,7 +82,7 @@ def apply_quantization(module: PreTrainedModel, kind: str, source: object) -> No
     """Quantise a model that was just loaded.
 
     Raises:
-        ModelError: it cannot be.
+        ModelError: it cannot be quantised.
     """
     before = _megabytes(module)
     KINDS[kind](module)
@@ -98,7 +98,7 @@ def check_sharding(size: Any, target: object, others: Mapping[str, object]) -> N
 
     Args:
         size: the number.
-        target: to be loaded.
+        target: the model to load.
         others: options by name that no sharded target serves; those that are None or False are not given.
 
     Raises:
@@ -122,13 +122,13 @@ def check_shares(source: object, config: PreTrainedConfig, size: int, device: to
     """Refuse a model that cannot be cut into so many equal shares, or a device where they would not lie.
 
     Args:
-        source: of the model.
+        source: name, folder or object of the model, for messages.
         config: its own.
         size: the number of processes.
-        device: of the model; transformers shards over the machine's accelerator.
+        device: device of the model; transformers shards over the machine's accelerator.
 
     Raises:
-        ConfigError: it is another device.
+        ConfigError: the device is not the machine's accelerator.
         ModelError: transformers has no plan for the model, or its heads cannot be shared out.
     """
     found = torch.accelerator.current_accelerator()

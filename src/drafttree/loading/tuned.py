@@ -28,16 +28,16 @@ class TunedPolicy:
     """A tuned policy.
 
     Attributes:
-        target: it was tuned for.
-        drafter: with which it was tuned; None where tuning found that it is faster not to speculate.
+        target: the target it was tuned for.
+        drafter: the drafter it was tuned with; None where tuning found that it is faster not to speculate.
         policy: its specification.
         verifier: the name of the verifier, or "auto".
-        dtype: of the target, such as "float32".
+        dtype: dtype of the target, such as "float32".
         machine: on which the costs were measured, as `drafttree.engine.costs.cost_file.machine` has it.
         costs: the cost curve; None without a drafter.
         measured: figures of the tuning, for people.
         drafttree: the version that tuned.
-        date: of the tuning.
+        date: when it was tuned.
         path: the file it was read from, for messages.
     """
 
@@ -72,7 +72,7 @@ class TunedPolicy:
         """Refuse a target that is not the one the policy was tuned for.
 
         Raises:
-            ModelError: it is another one, or in another dtype.
+            ModelError: the target is another model or in another dtype.
         """
         if dtype != self.dtype:
             raise ModelError(
@@ -89,7 +89,7 @@ class TunedPolicy:
         """Refuse a drafter that is not the one the policy was tuned with.
 
         Raises:
-            ModelError: it is another one.
+            ModelError: the drafter is another one.
         """
         if self.drafter is None:
             raise ModelError(f'{self.path} says not to speculate; leave the drafter at "auto", or name another policy')
@@ -136,7 +136,7 @@ def check_save(path: Path) -> None:
     """Refuse a file that could not be written, or not be named as a policy afterwards, before time is spent on it.
 
     Raises:
-        InputError: it is such a file.
+        InputError: the file cannot be written, or its name does not end in ".json".
     """
     if path.suffix != TUNED:
         raise InputError(f"--save {str(path)!r} does not end in {TUNED}, by which --policy knows it; name another")

@@ -35,7 +35,7 @@ class Scorer(Protocol):
         are whose. Nothing is padded, and requests join and leave between passes.
 
         Args:
-            segments: each with a KV cache of its own; none of them are no pass.
+            segments: each with a KV cache of its own; for an empty list no pass is run.
             hidden_layers: which hidden states to return, counted as transformers' `hidden_states`: index i is the
                 input of layer i. No other layer's states are kept.
 
@@ -83,7 +83,7 @@ class Model(Scorer, Protocol):
 
 
 RowReader = Callable[[Tensor], None]
-"""Told of the logits `[tokens, vocab]` of every pass over a prompt."""
+"""A function that is given the logits `[tokens, vocab]` of every pass over a prompt."""
 
 
 def prefill(
@@ -97,15 +97,15 @@ def prefill(
     """Append committed tokens to the KV cache, at most `chunk` of them in a pass.
 
     Args:
-        model: that reads them.
-        cache: of its keys and values.
-        tokens: their ids.
-        hidden_layers: whose outputs are wanted.
-        chunk: tokens of a pass at most.
-        read: told of all rows of logits; None to compute none but the last one.
+        model: reads the tokens.
+        cache: holds its keys and values.
+        tokens: ids to append.
+        hidden_layers: hidden states to return, counted as in `Scorer.forward`.
+        chunk: largest number of tokens of a pass.
+        read: is given the logits of all tokens; if it is None, only those of each pass's last token are computed.
 
     Returns:
-        The number of passes, and the hidden layers asked for, each `[1, tokens, hidden]`.
+        The number of passes, and the hidden states asked for, each `[1, tokens, hidden]`.
     """
     starts = range(0, len(tokens), chunk)
     outputs = [append(model, cache, tokens[start : start + chunk], hidden_layers, read) for start in starts]
@@ -134,7 +134,7 @@ def prefill_and_score(
     chunk: int = 512,
     read: RowReader | None = None,
 ) -> tuple[int, tuple[Tensor, ...], Output]:
-    """As `prefill`, but the last token is scored as well, and its row becomes a drafted one: the root of a tree.
+    """Append tokens as `prefill` does, but leave the last one's row drafted: it is the root of a tree, and is scored.
 
     A recurrent layer reads many tokens by other sums than it decodes with, and some by another formula (Nemotron-H
     bounds its time steps). transformers' `generate` reads the whole prompt in the first way.

@@ -120,10 +120,10 @@ def has_uniform_rows(backend: Backend, dtype: torch.dtype, vocab: int, context: 
     """Whether plain decoding, trees, and prompts read in parts give the same logits bit for bit.
 
     Args:
-        backend: under test.
-        dtype: of its KV cache.
-        vocab: tokens there are.
-        context: positions there are, None for no limit.
+        backend: the backend to test.
+        dtype: dtype of its KV cache.
+        vocab: size of the vocabulary.
+        context: largest number of positions, None for no limit.
     """
     prompt = sum(PARTS)
     generator = torch.Generator().manual_seed(0)
@@ -153,9 +153,10 @@ def has_uniform_rows(backend: Backend, dtype: torch.dtype, vocab: int, context: 
 def _random_cache(backend: Backend, dtype: torch.dtype, rows: int, capacity: int) -> TreeCache:
     cache = backend.new_cache(capacity)
     generator = torch.Generator(backend.device).manual_seed(0)
-    for both in cache.rows(torch.empty(0, dtype=dtype, device=backend.device), rows):
-        for states in both:
-            states.normal_(generator=generator)
+    cache.reserve(torch.empty(0, dtype=dtype, device=backend.device), rows)
+    for _, _, keys, values in cache.pass_rows(rows):
+        keys.normal_(generator=generator)
+        values.normal_(generator=generator)
     cache.grow(torch.arange(rows, device=backend.device)[None])
     cache.commit(range(rows))
     return cache

@@ -1,4 +1,4 @@
-"""One request's part of a pass."""
+"""Segments, the parts of a pass by request, and the outputs of a pass."""
 
 from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
@@ -43,7 +43,7 @@ class Segment(NamedTuple):
         return self.tokens.shape[1]
 
     def wanted_of(self, states: Tensor) -> Tensor:
-        """Those of the states `[1, nodes, hidden]` of which logits are wanted."""
+        """The states, of `[1, nodes, hidden]`, of the nodes whose logits are wanted."""
         return states if self.wanted == slice(None) else states[:, self.wanted]
 
     def part(self, start: int, stop: int) -> "Segment":

@@ -30,9 +30,9 @@ class TargetModel:
             module's own logits, the default runs the module unchecked.
 
     Attributes:
-        dtype: of its weights, but those that are quantised.
-        quantization: how they are, None if none is.
-        tensor_parallel_size: processes that its weights are sharded over; 1 if they are whole.
+        dtype: dtype of the weights that are not quantised.
+        quantization: how the others are quantised, None if there are none.
+        tensor_parallel_size: number of processes that its weights are sharded over; 1 if they are whole.
 
     Raises:
         ModelError: the model has layers that cannot be verified in a tree; the message names their kind.

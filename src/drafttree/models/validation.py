@@ -15,12 +15,10 @@ from drafttree.models.exact_text import ExactTextBackend, has_uniform_rows
 from drafttree.models.fused.fused_backend import FusedBackend, is_supported
 from drafttree.models.fused.int8_linear import Int8Linear
 from drafttree.models.module.fingerprint import SelectedBackend
-from drafttree.models.module.incompatibility import takes_mask
 from drafttree.models.module.long_rope import context_limit
 from drafttree.models.module.module_backend import ModuleBackend, restore_attention
-from drafttree.models.module.module_checks import check_module, logits_width
+from drafttree.models.module.module_checks import check_module, logits_width, recurrent_layers, takes_mask
 from drafttree.models.module.probe import Probe, make_probes, own_logits, relative_gap, tolerance, tree_logits
-from drafttree.models.module.recurrent import recurrent_layers
 from drafttree.models.recorded.cuda_graphs import CudaGraphs
 from drafttree.models.recorded.recorded_passes import RecordedBackend
 from drafttree.models.tensor_parallel import ShardedBackend, tensor_parallel_size
@@ -36,13 +34,13 @@ adapter of a tenth of the norm of the attention's weights by 4.5 times and more.
 """
 
 ROWS = ((1, None), (1, 32), (16, None), (16, 16))
-"""Rows of a pass at least and at most, the cheapest first, until a token's logits do not depend on its pass."""
+"""Bounds of the rows of a pass that are tried, the cheapest first, until a token's logits do not depend on its pass."""
 
 Reference = list[tuple[Probe, Tensor]]
 """A module's own logits of every probe."""
 
 KEPT = "_verified_by_drafttree"
-"""Attribute of a module."""
+"""Name of the attribute under which a module holds its `_Kept`."""
 
 
 def select_backend(module: PreTrainedModel) -> Backend:
@@ -72,7 +70,7 @@ def select_exact_text(module: PreTrainedModel) -> ExactTextBackend:
     """Select a backend for `exact_text`: one that computes a row the same whatever stands beside it, which is tried.
 
     Raises:
-        ModelError: as for `select_backend`, or there is no such backend for the module on its device.
+        ModelError: the module cannot be verified in a tree, or no backend of it computes rows alike on its device.
     """
     backend, own = _verify(module)
     kind = type(module).__name__
@@ -96,7 +94,7 @@ def select_windowed(module: PreTrainedModel, window: LossyWindow) -> WindowedBac
     """Select a backend for `lossy_window`: the one that `select_backend` selects, on KV caches with a window.
 
     Raises:
-        ModelError: as for `select_backend`, or layers remember what a window would hide.
+        ModelError: the module cannot be verified in a tree, or its layers remember what a window would hide.
     """
     if recurrent_layers(module):
         kind = type(module).__name__
@@ -105,16 +103,14 @@ def select_windowed(module: PreTrainedModel, window: LossyWindow) -> WindowedBac
 
 
 def _own_sums(module: PreTrainedModel) -> str | None:
-    """What a module has whose sums are not ours to arrange; None without."""
+    """The part of a module whose sums drafttree cannot rearrange, None if there is no such part."""
     if tensor_parallel_size(module) > 1:
         return "weights that are sharded over processes"
     if takes_mask(module):
         return "attention of its own"
-    return (
-        "recurrent layers, which read a prompt by other sums than they decode with"
-        if recurrent_layers(module)
-        else None
-    )
+    if recurrent_layers(module):
+        return "recurrent layers, which read a prompt by other sums than they decode with"
+    return None
 
 
 def _trusted_fused(
@@ -134,7 +130,7 @@ def verify_once(module: PreTrainedModel) -> ModuleBackend:
     """The backend that runs the module, verified unless that was done before and the module has not changed since.
 
     Raises:
-        ModelError: as for `select_backend`.
+        ModelError: the module cannot be verified in a tree.
     """
     kept: _Kept | None = vars(module).get(KEPT)
     if kept is None:
@@ -156,7 +152,7 @@ class _Kept:
 
 
 def _nothing() -> None:
-    """What is left of `_Kept` in a copy."""
+    """Makes None: a copy of a module keeps nothing of `_Kept`."""
 
 
 def _verify(module: PreTrainedModel) -> tuple[ModuleBackend, Reference]:

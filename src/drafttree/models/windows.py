@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 CONFIGURED = -1
-"""Where a layer does not say, its config does."""
+"""A `sliding_window` argument that leaves the window to the layer's config."""
 
 
 class Span(NamedTuple):
@@ -61,8 +61,8 @@ class LossyWindow(NamedTuple):
     """The rows that a token attends to.
 
     Attributes:
-        size: of the window: a token attends to itself and to the `size` - 1 tokens before it.
-        sinks: and to so many first tokens of the text.
+        size: a token attends to itself and to the `size` - 1 tokens before it.
+        sinks: number of first tokens of the text to which every token attends as well.
     """
 
     size: int
@@ -88,10 +88,10 @@ class LossyWindow(NamedTuple):
 
 
 class WindowedRows:
-    """What a window has left of the committed rows of one text.
+    """The committed rows of one text that a window has left.
 
     Args:
-        window: of the text.
+        window: decides which rows are dropped.
 
     Attributes:
         window: as given.

@@ -41,7 +41,7 @@ class WindowedBackend(WrappedBackend):
 
     Args:
         inner: runs the passes.
-        window: of all layers.
+        window: the window of all layers.
     """
 
     def __init__(self, inner: Backend, window: LossyWindow) -> None:

@@ -123,7 +123,7 @@ class AutoSampled(CostAware):
     child drawn k-th on a level is accepted as often as such children were before.
     """
 
-    source: ClassVar[str] = "as for auto; limits fixed before the draws keep sampled trees lossless"
+    source: ClassVar[str] = "the law of auto, with limits fixed before the draws, which keeps sampled trees lossless"
 
     @property
     def branches(self) -> bool:

@@ -31,13 +31,13 @@ LEAST_CHANCE = 0.005
 class AutoState:
     """What the `auto` policy knows of a text.
 
-    It counts tokens and rounds and no time passes in it, so a text's trees depend on the text, the seed and the curve.
+    It counts tokens and rounds and reads no clock, so a text's trees depend on the text, the seed and the curve.
 
     Attributes:
-        costs: of the target and the drafter.
-        calibrations: of each model of the drafter.
-        tokens: committed by recent rounds that drafted.
-        cost: of those rounds by the curve.
+        costs: costs of the target and the drafter.
+        calibrations: a calibration for each model of the drafter.
+        tokens: tokens committed by recent rounds that drafted.
+        cost: the cost of those rounds by the curve.
         surplus: tokens by which recent drafting was ahead of plain decoding, between `LARGEST_LOSS` and `LARGEST_GAIN`.
         waiting: rounds of plain decoding before drafting is tried again.
         pause: length of the next pause.
@@ -88,7 +88,7 @@ class AutoState:
         return {}
 
     def calibration(self, source: int) -> SurvivalCalibration:
-        """Of a model of the drafter."""
+        """The calibration of a model of the drafter."""
         return self.calibrations[min(source, len(self.calibrations) - 1)]
 
     def is_worth(self, accepted: float) -> bool:

@@ -23,13 +23,13 @@ from drafttree.core.tree import DraftTree, Layer, PartialTree, Proposal
 
 @dataclass(frozen=True)
 class TextContext:
-    """What is known when a text begins.
+    """What a policy is told when a text begins.
 
     Attributes:
-        costs: of the target and the drafter, None unless the policy `uses_costs`.
-        learned: the state of the last text of this drafter, policy and verifier, None for the first one, unless the
-            policy `remembers`, and where earlier texts must not decide a text, as its draws depend on the drafts and
-            its seed is to repeat them.
+        costs: costs of the target and the drafter, None unless the policy `uses_costs`.
+        learned: the state with which the last text of this drafter, policy and verifier ended. It is None for the
+            first text, unless the policy `remembers`, and for verifiers whose draws depend on the drafts:
+            there a seed could not repeat a text that earlier texts have shaped.
     """
 
     costs: CostCurve | None = None
@@ -38,10 +38,10 @@ class TextContext:
 
 @dataclass(frozen=True)
 class RoundOutcome:
-    """What came of a round of one text.
+    """The outcome of a round of one text.
 
     Attributes:
-        tree: that was verified; a root alone where nothing was drafted.
+        tree: the tree that was verified; a root alone where nothing was drafted.
         path: accepted nodes, the root first.
     """
 
@@ -129,7 +129,7 @@ class TreePolicy(BaseModel):
         """Whether to draft in a text's next round; without, the drafter is not asked and the round is a plain one.
 
         Args:
-            state: of the text.
+            state: the text's state.
             session: the drafter's; one that can tell without a draft pass how many tokens it expects to have accepted
                 says so by an attribute `expected_accepted`, which is None in rounds for which it cannot.
         """
@@ -162,7 +162,7 @@ class TreePolicy(BaseModel):
 
         Args:
             scores: per node, what it is ranked by; infinite for the root.
-            state: of the text.
+            state: the text's state.
         """
         return self.budget
 
@@ -211,7 +211,7 @@ def _best_of_one(scores: Array, count: int) -> Array:
 
 
 def _explain(policy: type[TreePolicy], error: ValidationError) -> ConfigError:
-    """One line for the first thing pydantic found wrong."""
+    """An error of one line for the first problem that pydantic found."""
     first = error.errors()[0]
     reason = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     if not first["loc"]:

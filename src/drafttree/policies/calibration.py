@@ -58,7 +58,7 @@ class SurvivalCalibration:
         """Count the nodes that a round has judged: those whose parent was accepted.
 
         Args:
-            tree: that was judged.
+            tree: the tree that was judged.
             path: accepted nodes, the root first.
         """
         children, paths, accepted = tree.children, tree.path_logprobs, set(path)
@@ -94,7 +94,7 @@ class SurvivalCalibration:
         """The log-probability that siblings are accepted, given that of their parent; it never rises along them.
 
         Args:
-            logprobs: of the draft given the parent, siblings by rank.
+            logprobs: the draft's log-probabilities given the parent, siblings by rank.
             depth: their level, 1 for children of the root.
             parent: the log-probability that the parent is accepted.
         """
@@ -156,7 +156,7 @@ def _sums(counts: Mapping[Cell, float]) -> list[list[float]]:
 
 
 def next_level(rates: Sequence[Sequence[float]], depth: int) -> Sequence[float]:
-    """What holds for the children of nodes on a level, of rates by level."""
+    """The rates of the children of nodes on a level, given the rates by level."""
     return rates[min(depth, DEPTHS - 1)]
 
 

@@ -26,9 +26,9 @@ class DynaTreeState:
         base_depth: the adapted D0.
         high: the adapted tau_h.
         deep_above: rho_deep, adapted only between texts.
-        shares: of levels that were accepted: of the last `window` rounds, or of the last `window` texts.
-        tokens: committed by the rounds of this text, counted only to adapt between texts.
-        rounds: of this text that drafted, likewise.
+        shares: the shares of levels that were accepted in the last `window` rounds, or in the last `window` texts.
+        tokens: tokens committed by the rounds of this text that drafted; counted only with `per_prompt`.
+        rounds: number of these rounds; counted only with `per_prompt`.
     """
 
     base_depth: float

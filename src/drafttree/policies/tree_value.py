@@ -19,7 +19,7 @@ def best_size(chances: Sequence[float], costs: Sequence[float], rate: float) -> 
 
     Args:
         chances: probabilities that the drafted nodes are accepted, in falling order.
-        costs: of target passes over 0, 1, 2 ... nodes; no tree is larger.
+        costs: costs of target passes over 0, 1, 2 ... nodes; no tree is larger.
         rate: tokens per unit of cost.
     """
     size, value, tokens = 1, -rate * costs[1], 0.0
@@ -47,8 +47,8 @@ def best_width(
         leaves: probabilities that the newest nodes are accepted, in falling order.
         chances: those of all drafted nodes, these included.
         children: accepted children to expect of an accepted node, by rank.
-        costs: as for `best_size`.
-        draft: of a draft pass by its width.
+        costs: costs of target passes over 0, 1, 2 ... nodes; no tree is larger.
+        draft: cost of a draft pass by its width.
         rate: tokens per unit of cost.
         least: probability below which no node is worth its share of any target pass.
     """
@@ -91,9 +91,9 @@ def best_limits(
 
     Args:
         places: by level and class of place, how often the child in that place is accepted if its parent is.
-        children: of a node at most.
-        depth: levels at most.
-        budget: nodes at most, root included.
+        children: largest number of children of a node.
+        depth: largest number of levels.
+        budget: largest number of nodes, root included.
         target: costs of target passes.
         draft: costs of draft passes by their width.
         rate: tokens per unit of cost.

@@ -68,7 +68,7 @@ class Verifier:
         Args:
             tree: the draft tree.
             logits: `[nodes, vocab]` of the target at every node.
-            randomness: of this round; the only source of random numbers.
+            randomness: this round's, the only source of random numbers.
         """
         raise NotImplementedError
 
@@ -110,7 +110,7 @@ class TreeView:
         """A token of a distribution `[vocab]`.
 
         Raises:
-            ModelError: it holds no numbers, since the target's logits are none.
+            ModelError: the distribution is NaN, since the target's logits are.
         """
         if distribution[0].isnan():
             raise not_numbers()
@@ -120,7 +120,7 @@ class TreeView:
         """Probabilities on the device as numbers on the host, in one copy.
 
         Raises:
-            ModelError: one is not a number, since the target's logits are none.
+            ModelError: one of them is NaN, since the target's logits are.
         """
         numbers = torch.stack(list(probabilities)).tolist() if probabilities else []
         if any(map(math.isnan, numbers)):
@@ -133,9 +133,7 @@ class SamplingVerifier(Verifier):
 
     @classmethod
     def refuses(cls, sampling: Sampling) -> str | None:
-        if sampling.greedy:
-            return "draws at random; at temperature 0 use 'greedy'"
-        return None
+        return refuse_greedy(sampling)
 
     def guide(self, logits: Tensor, depth: int, randomness: RoundRandomness) -> Tensor:
         return logits if self.proposal is Proposal.TOP_K else self.sampling.process(logits)
@@ -149,6 +147,11 @@ class SamplingVerifier(Verifier):
     def judge(self, view: TreeView) -> tuple[list[int], int]:
         """The accepted path and the bonus token."""
         raise NotImplementedError
+
+
+def refuse_greedy(sampling: Sampling) -> str | None:
+    """Why a verifier that draws at random cannot serve a sampling, None if it can."""
+    return "draws at random; at temperature 0 use 'greedy'" if sampling.greedy else None
 
 
 def check_verdict(verifier: Verifier, tree: DraftTree, path: Sequence[int], bonus: int, vocab: int) -> None:

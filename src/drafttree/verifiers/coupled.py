@@ -4,7 +4,7 @@ from drafttree.core.lazy import Tensor, torch
 from drafttree.core.randomness import RoundRandomness
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Verdict
-from drafttree.verifiers.base import Verifier, walk
+from drafttree.verifiers.base import Verifier, refuse_greedy, walk
 
 
 class Coupled(Verifier):
@@ -19,9 +19,7 @@ class Coupled(Verifier):
 
     @classmethod
     def refuses(cls, sampling: Sampling) -> str | None:
-        if sampling.greedy:
-            return "draws at random; at temperature 0 use 'greedy'"
-        return None
+        return refuse_greedy(sampling)
 
     def guide(self, logits: Tensor, depth: int, randomness: RoundRandomness) -> Tensor:
         noise = randomness.gumbel(depth)

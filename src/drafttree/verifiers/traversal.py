@@ -49,7 +49,7 @@ class ChainNode:
     """A node of the chain under judgement, with its distributions and rate as they are by now.
 
     Attributes:
-        index: in the tree.
+        index: the node's index in the tree.
         rate: probability to accept the path to the node, a number on the device.
         children: those not rejected yet; the one under judgement is not among them.
     """

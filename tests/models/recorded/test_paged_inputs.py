@@ -221,7 +221,8 @@ def one(segment: Segment) -> Segment:
 def pooled(pool: PagedPool, rows: int, value: float) -> PooledCache:
     """A cache with committed rows of one value."""
     cache = PooledCache(LAYOUT, rows, pool)
-    for keys, values in cache.rows(torch.zeros(0), rows):
+    cache.reserve(torch.zeros(0), rows)
+    for _, _, keys, values in cache.pass_rows(rows):
         keys[:] = values[:] = value
     cache.grow(torch.arange(rows)[None])
     cache.commit(range(rows))
@@ -253,7 +254,9 @@ def test_ranges_of_finished_texts_are_used_again_and_empty():
     del caches
     gc.collect()
     caches = [PooledCache(LAYOUT, 5, pool) for _ in range(6)]
-    assert all((both == 0).all() for cache in caches for layer in cache.rows(torch.zeros(0), 5) for both in layer)
+    for cache in caches:
+        cache.reserve(torch.zeros(0), 5)
+        assert all((rows == 0).all() for layer in cache.pass_rows(5) for rows in layer)
     assert pool.pages == pages
 
 

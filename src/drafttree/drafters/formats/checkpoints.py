@@ -51,7 +51,7 @@ def entry(config: Mapping[str, Any], name: str, wanted: Wanted) -> Any:
     """A field of config.json, None where it is absent or null.
 
     Raises:
-        ModelError: it is not what is wanted; the message has its name and value.
+        ModelError: the field is not what is wanted; the message has its name and value.
     """
     value = config.get(name)
     if value is not None and not wanted.holds(value):
@@ -81,7 +81,7 @@ def read_config(folder: Path) -> dict:
     """The contents of `config.json`, empty where there is none.
 
     Raises:
-        ModelError: it is not a JSON object.
+        ModelError: the file holds no JSON object.
     """
     path = Path(folder) / "config.json"
     return read_json(path) if path.is_file() else {}
@@ -91,7 +91,7 @@ def tensor_names(folder: Path) -> set[str]:
     """The names of all tensors of a folder, the tensors themselves unread where the format allows it.
 
     Raises:
-        ModelError: as `read_tensors`.
+        ModelError: there are no weights, or a file is missing, truncated, or holds anything but tensors.
     """
     if index := _index(Path(folder)):
         return set(_weight_map(index))

@@ -48,7 +48,7 @@ class Eagle3Checkpoint(Checkpoint[Eagle3Head]):
     """A head as it was found.
 
     Attributes:
-        format: whose format it is in.
+        format: the name of its format.
         maps: `d2t` and `t2d`, where they are there.
         layers: the target's hidden states it reads, None for the default of the target's depth.
     """
@@ -87,7 +87,8 @@ class Eagle3Checkpoint(Checkpoint[Eagle3Head]):
         """Compare with the target the head is to draft for.
 
         Raises:
-            ModelError: as for any heads; or it has not the width of the parts of the target it uses.
+            ModelError: the head was made for another target, has problems, or is not as wide as the parts of the target
+                that it uses.
         """
         super().check(target)
         width = target.config.get_text_config().hidden_size
@@ -106,7 +107,7 @@ def load(tensors: Mapping[str, Tensor], config: Mapping[str, Any], target: PreTr
     target's weights are laid out as `load_model` does.
 
     Args:
-        tensors: of the checkpoint, by name.
+        tensors: tensors of the checkpoint, by name.
         config: its `config.json`.
         target: the model it drafts for.
 
@@ -161,12 +162,12 @@ def save(head: Eagle3Head, folder: Path, depth: int, *, own_lm_head: bool, dtype
     where it says nothing. SGLang and vLLM use the target's embedding where there is no other, but not its output layer.
 
     Args:
-        head: with none of the variants that format does not know.
+        head: the head to write, without variants that the format does not know.
         folder: made if it does not exist.
         depth: the target's number of layers.
         own_lm_head: False where the output layer's rows are the target's own and are to be referred to, not stored:
             only drafttree loads such a file.
-        dtype: of the stored weights.
+        dtype: dtype of the stored weights.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config, layer = head.config, head.config.layer

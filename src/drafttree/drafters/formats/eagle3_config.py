@@ -90,7 +90,7 @@ def read_config(raw: Mapping[str, Any], tensors: dict[str, Tensor], states: int,
 
     Args:
         raw: its `config.json`.
-        tensors: of the checkpoint, its first layer's under `layers.0.`.
+        tensors: tensors of the checkpoint, those of its first layer under `layers.0.`.
         states: number of the target's hidden states it reads.
         layers: number of its decoder layers.
 
@@ -183,11 +183,7 @@ def _windows(raw: Mapping[str, Any], layers: int) -> dict[str, Any]:
 
 
 def _rope(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters of the head's own rotary embedding, never the target's; without a base it is 10000.
-
-    Raises:
-        ModelError: it changes with the length, or a parameter is what it cannot be.
-    """
+    """Parameters of the head's own rotary embedding, never the target's; without a base it is 10000."""
     rope = {**(entry(raw, "rope_scaling", OBJECT) or {}), **(entry(raw, "rope_parameters", OBJECT) or {})}
     kind = entry(rope, "rope_type", TEXT) or entry(rope, "type", TEXT) or "default"
     theta = entry(rope, "rope_theta", NUMBER) or entry(raw, "rope_theta", NUMBER) or DEFAULT_THETA
@@ -204,11 +200,7 @@ def _rope(raw: Mapping[str, Any]) -> dict[str, Any]:
 def _rotated(
     make: type[LlamaConfig | Qwen3Config], fields: dict[str, Any], rope: dict[str, Any]
 ) -> LlamaConfig | Qwen3Config:
-    """The configuration with its rotary embedding.
-
-    Raises:
-        ModelError: transformers cannot make one of these parameters.
-    """
+    """The configuration with its rotary embedding, if transformers can make one of these parameters."""
     try:
         config = make(**fields, rope_parameters=dict(rope))
         LlamaRotaryEmbedding(config)  # pyright: ignore[reportArgumentType]

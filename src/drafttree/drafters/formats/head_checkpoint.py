@@ -32,9 +32,9 @@ class Checkpoint(Generic[Heads]):
     """Heads as they were found, compared with what they should be.
 
     Attributes:
-        kind: of head, for messages.
+        kind: kind of head, for messages.
         heads: without values, of the sizes the checkpoint tells.
-        tensors: that are to be their values, by name.
+        tensors: their values, by name.
         made_for: the sizes of their target, as far as they are known.
         problems: what keeps them from being loaded, one phrase each.
     """
@@ -115,7 +115,7 @@ def flaws(
 
     Args:
         heads: without values.
-        tensors: of the checkpoint, by name.
+        tensors: tensors of the checkpoint, by name.
         borrowed: names that may be missing.
         spelled: a name as the checkpoint has it.
     """
@@ -178,8 +178,8 @@ class HeadFormat:
         kind: its name, such as "medusa".
         title: the same for messages, such as "Medusa".
         names: matches the beginning of the name of at least one of its tensors, and of none of other kinds.
-        parse: from a checkpoint's tensors and config.json, what was found and what is wrong with it; no target needed.
-        load: the drafter of a checkpoint's tensors and config.json for a target; raises `ModelError`.
+        parse: says what a checkpoint's tensors and config.json hold and what is wrong with them, without a target.
+        load: makes the drafter of a checkpoint's tensors and config.json for a target; raises `ModelError`.
         describe: the facts of a checkpoint that `drafttree inspect` prints besides the target's sizes.
     """
 

@@ -67,12 +67,12 @@ def load(tensors: Mapping[str, Tensor], config: Mapping[str, Any], target: PreTr
     An embedding that is absent, or equal to the target's, is the target's.
 
     Args:
-        tensors: as for `parse`.
-        config: as for `parse`.
+        tensors: tensors of the checkpoint, by name.
+        config: its `config.json`.
         target: the model the heads were trained on.
 
     Raises:
-        ModelError: as `parse`; or tensors are missing, unexpected, of wrong shape or no finite numbers, or the heads
+        ModelError: `parse` raised it; or tensors are missing, unexpected, misshapen or not finite, or the heads
             were made for another target.
     """
     found = parse(tensors, config, prefix_config(target.config))
@@ -95,8 +95,8 @@ def parse(
     `shared_lm_head`.
 
     Args:
-        tensors: of `hydra_lm_head.pt`.
-        config: of the checkpoint: `hydra_head_arch` ("mlp", or "prefix-mlp" for Hydra++), `hidden_state_offset`,
+        tensors: tensors of `hydra_lm_head.pt`.
+        config: its `config.json`: `hydra_head_arch` ("mlp", or "prefix-mlp" for Hydra++), `hidden_state_offset`,
             `shared_lm_head`, the target's sizes.
         layer: what `prefix_config` says of the target, None where there is none.
 

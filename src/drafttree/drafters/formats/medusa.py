@@ -34,12 +34,12 @@ def load(tensors: Mapping[str, Tensor], config: Mapping[str, Any], target: PreTr
     """The drafter of a checkpoint's tensors.
 
     Args:
-        tensors: as for `parse`.
-        config: as for `parse`.
+        tensors: tensors of the checkpoint, by name.
+        config: its `config.json`.
         target: the model the heads were trained on.
 
     Raises:
-        ModelError: as `parse`; or tensors are missing, unexpected, of wrong shape or no finite numbers, or the heads
+        ModelError: `parse` raised it; or tensors are missing, unexpected, misshapen or not finite, or the heads
             were made for another target.
     """
     found = parse(tensors, config)
@@ -56,8 +56,8 @@ def parse(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Checkpoin
     heads under `medusa_head.` (Medusa-2) has the rest of its tensors ignored.
 
     Args:
-        tensors: of `medusa_lm_head.pt`, its safetensors twin, or a full model with heads.
-        config: of the checkpoint, of which `shared_lm_head` and the target's sizes are read.
+        tensors: tensors of `medusa_lm_head.pt`, its safetensors twin, or a full model with heads.
+        config: its `config.json`, of which `shared_lm_head` and the target's sizes are read.
 
     Raises:
         ModelError: there is no head, or the config gives a field as what it cannot be.

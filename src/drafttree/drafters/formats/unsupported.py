@@ -14,8 +14,8 @@ class Unsupported(NamedTuple):
     """One kind of drafter.
 
     Attributes:
-        title: for messages, such as "a DFlash head".
-        why: it is not run.
+        title: name for messages, such as "a DFlash head".
+        why: the reason why it is not run.
         tensors: whether the names of a checkpoint's tensors, without `model.` before them, tell it.
         label: matches the lower-case architecture, `speculators_model_type` or `model_type` of its config.json.
     """
@@ -73,7 +73,7 @@ def unsupported_kind(names: Collection[str], config: Mapping[str, Any]) -> str |
     """The kind of drafter that a folder holds and why it is not run, None for others.
 
     Args:
-        names: of all its tensors.
+        names: names of all its tensors.
         config: its `config.json`.
     """
     names = {name.removeprefix("model.") for name in names}

@@ -76,9 +76,9 @@ def attend_exactly(
     Args:
         query: `[1, key heads, groups, nodes, width]`.
         keys: `[1, key heads, rows, width]`.
-        values: likewise.
+        values: `[1, key heads, rows, width of the values]`.
         mask: additive `[1, 1, groups * nodes, rows]`, None where every row is visible.
-        scale: of the scores; by default 1 / sqrt(width).
+        scale: factor of the scores; by default 1 / sqrt(width).
         span: how far back the layer attends.
 
     Returns:

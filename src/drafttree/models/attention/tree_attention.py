@@ -55,7 +55,7 @@ class TreePlan:
         cache: the KV cache before the pass.
         positions: `[batch, nodes]` positions of the new tokens.
         visible: bool `[batch, nodes, drafted]` over the drafted rows, the new ones included.
-        dtype: of the additive mask.
+        dtype: dtype of the additive mask.
 
     Attributes:
         blocks: how attention is split where texts must not depend on trees, else None.
@@ -79,7 +79,7 @@ class TreePlan:
             self._masks[key] = self._make(*key)
         return self._masks[key]
 
-    def parts(self, query: Tensor, key: Tensor, value: Tensor) -> "list[AttentionPart]":
+    def parts(self, query: Tensor, key: Tensor, value: Tensor) -> list[AttentionPart]:
         """What a layer attends from and to: one part, since there is one KV cache."""
         return [AttentionPart(query, key, value, self)]
 
@@ -154,7 +154,7 @@ def attend(
 def _attend(
     part: AttentionPart, span: Span, scaling: float | None, softcap: float | None, s_aux: Tensor | None
 ) -> Tensor:
-    """Attention of one KV cache `[batch, nodes, heads, width]`; arguments as for `attend`."""
+    """Attention of one KV cache `[batch, nodes, heads, width]`; its rows and masks are in the part."""
     query, key, value, plan = part
     batch, heads, nodes, width = query.shape
     groups = heads // key.shape[1]
@@ -181,11 +181,7 @@ def _attend_by_scores(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Attention whose scores are changed between the two products, which torch's fused kernels do not offer.
-
-    Args:
-        sinks: `[1, heads, rows of the query, 1]`.
-    """
+    """Attention whose scores are changed between the two products, which torch's fused kernels do not offer."""
     scores = query @ key.transpose(2, 3) * scale
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap

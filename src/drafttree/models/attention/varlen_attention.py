@@ -40,9 +40,9 @@ class VarlenAttention(Protocol):
         Args:
             query: `[queries, heads, width]`.
             keys: `[heads, rows, width]` of all pages behind each other.
-            values: likewise.
+            values: of the same shape.
             prefixes: those of a query past the last request's are nobody's; its result may be anything.
-            scale: of the scores.
+            scale: factor of the scores.
 
         Returns:
             The result, of the query's shape, and the log-sum-exp of its scores, float32 `[heads, queries]`.
@@ -51,14 +51,17 @@ class VarlenAttention(Protocol):
 
 
 def attend_densely(query: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Attention of every query to the rows that are visible to it, in float32 at least; no other row has a say.
+    """Attention of every query to the rows that are visible to it, computed in float32 at least.
 
     Args:
-        query: and `keys`, `values`, `scale` as for `VarlenAttention`.
+        query: `[queries, heads, width]`.
+        keys: `[heads, rows, width]`.
+        values: of the same shape.
         visible: bool `[queries, rows]`.
+        scale: factor of the scores.
 
     Returns:
-        As of `VarlenAttention`, in float32 at least.
+        The result, of the query's shape, and the log-sum-exp of its scores `[heads, queries]`.
     """
     dtype = torch.promote_types(query.dtype, torch.float32)
     scores = query.transpose(0, 1).to(dtype) @ keys.to(dtype).transpose(1, 2) * scale
@@ -78,9 +81,9 @@ def find_varlen_attention(
 
     Args:
         like: a tensor of the rows' dtype, on their device.
-        heads: of the keys.
-        width: of keys and values.
-        kernel: with the signature of `torch.nn.attention.varlen.varlen_attn`.
+        heads: number of key heads.
+        width: width of keys and values.
+        kernel: a function with the signature of `torch.nn.attention.varlen.varlen_attn`.
     """
     for has_key_starts in (True, False):  # torch's own kernel wants them, that of FlashAttention 3 refuses them
         attend = partial(_attend, kernel, has_key_starts)

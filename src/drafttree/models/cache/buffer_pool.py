@@ -24,7 +24,7 @@ POOL_SIZE = 2
 PAGE = 256
 """Rows of a page: torch's kernel for sequences of different lengths takes multiples of it."""
 PADDING_ROW = 0
-"""Where padding nodes write, and what pads the rows of trees: on the first page of all, which is no cache's."""
+"""The row that padding nodes write and read. It is on the first page, which belongs to no cache."""
 
 
 @dataclass(eq=False)
@@ -50,7 +50,7 @@ class BufferPool:
     """The buffers of finished texts, the latest last.
 
     Args:
-        layout: of the KV caches.
+        layout: layout of the KV caches.
     """
 
     def __init__(self, layout: CacheLayout) -> None:
@@ -84,7 +84,7 @@ class PagedPool(BufferPool):
     The allocation doubles when it is full, and what was recorded on it is lost then; `reserve` makes it large at once.
 
     Args:
-        layout: of the KV caches.
+        layout: layout of the KV caches.
 
     Attributes:
         buffers: all rows `[slots, 1, heads, rows, width]`; empty before the first range is taken.
@@ -155,5 +155,6 @@ class PooledCache(TreeCache):
     def _allocate(self, like: Tensor) -> list[Tensor]:
         self.capacity = max(MIN_CAPACITY, 1 << (self.capacity - 1).bit_length())
         self.pooled = self.pool.take(self.capacity, like)
+        # a cache that is collected gives its buffers back; at exit there is nobody to give them to
         weakref.finalize(self, self.pool.give, self.pooled).atexit = False
         return self.pooled.buffers

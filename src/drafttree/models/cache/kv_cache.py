@@ -38,10 +38,10 @@ class CacheLayout:
     Most models need one buffer. Layers of two widths (Gemma 4) or keys wider than values (MLA) need two.
 
     Args:
-        shapes: of the layers that have keys and values of their own, by layer index.
+        shapes: by layer index, the shapes of those layers that have keys and values of their own.
 
     Attributes:
-        slots: of keys and values by layer index.
+        slots: by layer index, the slots of its keys and its values.
         buffers: heads, width and number of slots of each buffer.
     """
 
@@ -74,7 +74,7 @@ class TreeCache(Cache):
     """A KV cache of transformers for one sequence, whose newest rows form a tree.
 
     Args:
-        layout: of the layers' keys and values; a backend has one, so rows of the same layout are of the same weights.
+        layout: layout of keys and values. A backend has one, so rows of the same layout are of the same weights.
         capacity: rows there is room for at first.
 
     Attributes:
@@ -106,28 +106,27 @@ class TreeCache(Cache):
         """Store a layer's new rows `[1, heads, nodes, width]`; views of all its rows so far."""
         start = self.length + self.drafted
         end = start + key_states.shape[-2]
-        self._reserve(key_states, end)
+        self.reserve(key_states, end - start)
         keys, values = (self._buffers[slot.buffer][slot.place, :, :, :end] for slot in self.layout.slots[layer_idx])
         keys[:, :, start:] = key_states
         values[:, :, start:] = value_states
         return keys, values
 
-    def rows(self, like: Tensor, nodes: int) -> list[tuple[Tensor, Tensor]]:
-        """Per layer, views `[1, heads, rows, width]` of keys and values with room for a pass over `nodes` tokens.
+    def reserve(self, like: Tensor, nodes: int) -> None:
+        """Make room for a pass over `nodes` tokens.
 
         Args:
             like: a tensor of the cache's dtype and device.
-            nodes: tokens about to be scored; the last rows are theirs to be written.
+            nodes: tokens about to be scored.
         """
-        self.reserve(like, nodes)
-        end = self.length + self.drafted + nodes
-        return layer_rows(self.layout, [buffer[..., :end, :] for buffer in self._buffers])
-
-    def reserve(self, like: Tensor, nodes: int) -> None:
-        """Make room for a pass; arguments as for `rows`."""
         rows = self.length + self.drafted + nodes
-        if not self._buffers or rows > self.capacity:
-            self._reserve(like, rows)
+        if self._buffers and rows <= self.capacity:
+            return
+        if rows > self.capacity:
+            self.capacity = rows + rows // 4
+        old, self._buffers = self._buffers, self._allocate(like)
+        for buffer, before in zip(self._buffers, old, strict=False):
+            buffer[..., : before.shape[-2], :] = before
 
     def pass_rows(self, nodes: int) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """Per layer, views `[1, heads, rows, width]` of keys and values, and `[nodes, heads, width]` of those to write.
@@ -221,7 +220,7 @@ class TreeCache(Cache):
         same = source.layout is self.layout and source.long_rope == self.long_rope
         if not same or source.windowed or self.windowed or rows <= 0:
             return 0
-        self._reserve(source._buffers[0], rows)
+        self.reserve(source._buffers[0], rows)
         for own, kept in zip(self._buffers, source._buffers, strict=True):
             own[..., :rows, :] = kept[..., :rows, :]
         self.length = rows
@@ -248,16 +247,6 @@ class TreeCache(Cache):
     def nbytes(self) -> int:
         """Memory of the buffers in bytes."""
         return sum(buffer.nbytes for buffer in self._buffers) + self.recurrent.nbytes
-
-    def _reserve(self, like: Tensor, rows: int) -> None:
-        """Make room for so many rows: on first use, of the dtype and device of a tensor."""
-        if self._buffers and rows <= self.capacity:
-            return
-        if rows > self.capacity:
-            self.capacity = rows + rows // 4
-        old, self._buffers = self._buffers, self._allocate(like)
-        for buffer, before in zip(self._buffers, old, strict=False):
-            buffer[..., : before.shape[-2], :] = before
 
     def _allocate(self, like: Tensor) -> list[Tensor]:
         """Buffers of zeros of the cache's capacity."""

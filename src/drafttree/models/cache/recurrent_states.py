@@ -47,7 +47,7 @@ class RecurrentStates:
     """The states of all recurrent layers for one text.
 
     Args:
-        names: of the layers.
+        names: names of the layers.
 
     Attributes:
         layers: their states by name.

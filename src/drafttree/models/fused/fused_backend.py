@@ -39,9 +39,9 @@ class FusedBackend:
         uniform: compute products alike for any number of rows; see `FusedLinear`.
 
     Attributes:
-        layers: fused.
-        layout: of the KV cache.
-        spans: how far back layers attend.
+        layers: the fused layers.
+        layout: layout of its KV caches.
+        spans: how far back layers attend, each value once.
         empty: an empty tensor of the model's dtype, on its device.
         packed_nbytes: memory of packed copies of its weights, beside the weights themselves.
     """
@@ -92,7 +92,7 @@ class FusedBackend:
         return [Output(*each) for each in zip(logits, split_layers(segments, hidden), strict=True)]
 
     def run_layers(self, inputs: PassInputs, hidden_layers: tuple[int, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The states after the last norm `[1, nodes, hidden]`, and those of the layers asked for, likewise."""
+        """The states after the last norm and those of the layers asked for, each `[1, nodes, hidden]`."""
         contexts = {
             kind: PassContext(*angles.of(inputs.positions), inputs.attention(kind.span))
             for kind, angles in self._angles.items()

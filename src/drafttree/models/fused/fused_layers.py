@@ -28,8 +28,8 @@ class RotaryAngles:
 
     Args:
         rotary: the embedding.
-        dtype: of the angles.
-        layer_type: of the layers they are for, where the embedding has several (Gemma 3).
+        dtype: dtype of the cosines and sines.
+        layer_type: type of the layers they are for, where the embedding knows several (Gemma 3).
     """
 
     def __init__(self, rotary: Any, dtype: torch.dtype, layer_type: str | None = None) -> None:
@@ -87,7 +87,7 @@ class PassContext(NamedTuple):
     Attributes:
         cosine: `[nodes, 1, rotated]`.
         sine: the same, negative in its first half.
-        attention: to the rows of the KV cache.
+        attention: attends to the rows of the KV caches.
     """
 
     cosine: Tensor
@@ -106,7 +106,7 @@ class LayerKind(NamedTuple):
     """What layers of one kind share in a pass.
 
     Attributes:
-        layer_type: as transformers names it, None where all layers are alike.
+        layer_type: transformers' name of the type, None where all layers are alike.
         span: how far back they attend.
     """
 
@@ -146,8 +146,8 @@ class FusedLayer(Protocol):
     Attributes:
         key_heads: attention heads of keys and values.
         groups: query heads that share each of them.
-        width: of a head.
-        kind: which rotary embedding it has, and how far back it attends.
+        width: width of a head.
+        kind: its rotary embedding, and how far back it attends.
     """
 
     key_heads: int

@@ -38,7 +38,7 @@ class FusedLinear:
         uniform: use one library for any number of rows, so a row's product does not depend on their number.
 
     Attributes:
-        width: of the product.
+        width: number of outputs.
         packed_nbytes: memory of the packed copy, 0 without.
     """
 
@@ -73,7 +73,7 @@ class FusedInt8Linear:
         bias: `[out]`.
 
     Attributes:
-        width: of the product.
+        width: number of outputs.
         packed_nbytes: 0, since there is no packed copy.
     """
 

@@ -22,7 +22,7 @@ class Int8Linear(nn.Module):
     """A linear layer with the weight of another, rounded to eight bits.
 
     Args:
-        layer: in the dtype the products are to have.
+        layer: to be quantised; the products have its dtype.
 
     Attributes:
         quantized: int8 `[out, in]`. It is not called `weight`, so a model that reads a layer's weight itself fails
@@ -71,7 +71,7 @@ def quantize_int8(module: PreTrainedModel) -> None:
     """Replace all linear layers of a model but its head, which often is the embedding too, by `Int8Linear`.
 
     Raises:
-        ModelError: it is quantised already, or there are none.
+        ModelError: the model is quantised already, or it has no linear layers but its head.
     """
     kind = type(module).__name__
     if method := quantization(module):

@@ -22,9 +22,9 @@ class PassAttention(Protocol):
         Args:
             query: `[nodes, heads, width]`.
             key: `[nodes, key heads, width]`.
-            value: likewise.
+            value: `[nodes, key heads, width]`.
             rows: the layer's part of the pass's rows, which a layer hands on as it is.
-            scale: of the scores.
+            scale: factor of the scores.
 
         Returns:
             `[nodes, heads * width]`.
@@ -119,7 +119,7 @@ class PassInputs(NamedTuple):
 
         Args:
             groups: query heads that share a key head.
-            hidden: as above; of the model's dtype and device even if it is empty.
+            hidden: the states a head reads, or an empty tensor; it has the model's dtype and device in any case.
         """
         for segment in segments:  # making room for one may move the rows of all
             segment.cache.reserve(hidden, segment.nodes)

@@ -1,1 +1,1 @@
-"""What a module of transformers is: its layers, its state, and what keeps it from being served."""
+"""Modules of transformers: the backend that runs one, its fingerprint, and what keeps one from being served."""

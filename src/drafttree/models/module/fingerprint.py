@@ -47,7 +47,8 @@ class Fingerprint:
     It is compared once a text and not in every round: see `docs/performance.md` for what that costs.
 
     Args:
-        module: to compare with later. Its tensors' memory is kept, so that no other tensor gets their address.
+        module: the module to compare with later. The memory of its tensors is kept, so that no other tensor gets their
+            address.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -175,7 +176,7 @@ class SelectedBackend(Generic[ModuleT, BackendT]):
         select: makes a backend for the module.
 
     Attributes:
-        backend: for the module as it was at the last `refresh`.
+        backend: the backend of the module as it was at the last `refresh`.
     """
 
     def __init__(self, module: ModuleT, select: Callable[[ModuleT], BackendT]) -> None:

@@ -15,12 +15,17 @@ from drafttree.core.errors import ModelError
 from drafttree.models.attention.tree_attention import NAME, TreePlan
 from drafttree.models.cache.kv_cache import CacheLayout, LayerShape, TreeCache
 from drafttree.models.cache.recurrent_states import RecurrentStates
-from drafttree.models.module.incompatibility import incompatibility, takes_mask
 from drafttree.models.module.long_rope import long_frequencies, rope_switch
-from drafttree.models.module.module_checks import decoder_of, input_device
+from drafttree.models.module.module_checks import (
+    decoder_of,
+    incompatibility,
+    input_device,
+    recurrent_layers,
+    takes_mask,
+)
 from drafttree.models.module.module_inputs import JoinedCache, ModuleInputs, SharedCache
 from drafttree.models.module.probe import shares_alike
-from drafttree.models.module.recurrent import TreeSteps, recurrent_layers, stepping
+from drafttree.models.module.recurrent import TreeSteps, stepping
 from drafttree.models.segment import Output, Segment, forward_in_groups, split, split_layers
 
 ORIGINAL_ATTENTION = "_attention_before_drafttree"
@@ -99,15 +104,12 @@ class ModuleBackend:
         return [Output(*each) for each in zip(logits, split_layers(segments, output.hidden), strict=True)]
 
     def _score(self, inputs: ModuleInputs, scored: Sequence[int], hidden_layers: tuple[int, ...]) -> Output:
-        """A pass of the module, whose head is given indices: for the number 1 some models (Gemma 4) leave out nodes.
-
-        Args:
-            scored: the nodes whose logits are returned.
-        """
+        """A pass of the module, which returns the logits of the nodes in `scored`."""
         is_all = len(scored) == inputs.tokens.shape[1]
         plan = inputs.plan
         tree = {"attention_mask": plan.full_mask()} if isinstance(plan, TreePlan) and self._takes_mask else {}
         with self._capturing(hidden_layers) as states:
+            # the head is given indices: for the number 1 some models (Gemma 4) leave out nodes
             out = self._module(
                 input_ids=inputs.tokens,
                 position_ids=inputs.positions,

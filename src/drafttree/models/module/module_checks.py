@@ -1,16 +1,28 @@
-"""Whether a module is complete, where its inputs go, and how wide its logits are.
+"""What a module is, and whether it can be verified in a tree, from its config and its layers.
 
 Layers may be quantised, and accelerate may keep weights elsewhere, so none of this is read from the weights alone.
 """
 
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import Cache, PreTrainedModel
 
 from drafttree.core.errors import ModelError
+from drafttree.models.module.long_rope import ropes
 
+TREE_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
+HYBRID_LAYERS = {"linear_attention", "conv", "mamba", "hybrid", "hybrid_sliding", "moe", "mlp"}
+"""Kinds of layers of hybrids beside attention; the recurrent ones run level by level (`recurrent_layers`)."""
+RESTARTING_FAMILIES = {"jamba", "zamba"}
+"""Model types whose recurrent layers forget their state when they are given several tokens."""
+MASKED_FAMILIES = {"biogpt", "codegen", "falcon", "gpt_neox_japanese", "gptj", "nemotron", "stablelm", "xglm"}
+"""Model types whose layers know no other attention functions, but only add a given mask to their scores.
+
+One that `drafttree support --only NAME` finds exact when it is added here belongs here.
+"""
 DYNAMIC_LAYERS = "torch.ao.nn.quantized.dynamic"
 
 
@@ -36,9 +48,63 @@ def check_module(module: PreTrainedModel) -> None:
         raise ModelError(f"{name} lies on several devices ({', '.join(devices)}); move all of it to one of them")
 
 
-def input_device(module: PreTrainedModel) -> torch.device:
-    """The device a module's tokens have to be on, which is not that of weights accelerate brings for every pass."""
-    return _execution_device(module.get_input_embeddings()) or module.device
+def incompatibility(module: PreTrainedModel) -> str | None:
+    """The layers that keep a model from being verified in a tree, None if there are none."""
+    if module.config.is_encoder_decoder:
+        return "encoder-decoder (cross-attention) layers"
+    config = module.config.get_text_config()
+    if getattr(config, "num_hidden_layers", 1) < 1:
+        return "no layers"
+    is_hybrid = bool(recurrent_layers(module)) and "past_key_values" in signature(module.forward).parameters
+    known = TREE_LAYERS | HYBRID_LAYERS if is_hybrid else TREE_LAYERS
+    types = set(getattr(config, "layer_types", None) or ())
+    foreign = ", ".join(sorted(types - known))
+    only_attends = bool(types) and types <= TREE_LAYERS  # as some models of Granite 4
+    if getattr(module, "_is_stateful", False) and not (is_hybrid or only_attends):
+        return f"recurrent layers ({foreign or config.model_type})"
+    if foreign:
+        return f"{foreign} layers"
+    if config.model_type in RESTARTING_FAMILIES:
+        return f"recurrent layers that cannot read on ({config.model_type})"
+    if getattr(config, "alibi", False) or config.model_type in {"bloom", "mpt"}:
+        return "ALiBi attention layers, whose scores depend on the order of the cache"
+    if any(rope.get("rope_type") == "dynamic" for rope in ropes(config)):
+        return "rotary embeddings that change with the length (rope_type 'dynamic')"
+    if getattr(config, "attn_logit_softcapping", None) and config._attn_implementation == "sdpa":
+        return "an sdpa attention that leaves the bound on its scores out; load it with attn_implementation='eager'"
+    text_part = decoder_of(module)
+    if not (text_part._supports_attention_backend or takes_mask(module)):
+        return f"attention layers ({config.model_type}) outside transformers' AttentionInterface"
+    layers: dict[str, nn.Module] = dict(text_part.named_modules())
+    if any(getattr(layer, "is_causal", True) is False for layer in layers.values()):
+        return "bidirectional attention layers"
+    return _padded_positions(layers)
+
+
+def _padded_positions(layers: dict[str, nn.Module]) -> str | None:
+    tables = [layer for name, layer in layers.items() if name.endswith("position_embeddings")]
+    if any(getattr(table, "padding_idx", None) is not None for table in tables):
+        return "position embeddings that leave room for padding"
+    return None
+
+
+def takes_mask(module: PreTrainedModel) -> bool:
+    """Whether a module is given the tree as an attention mask, since its layers know no other attention functions."""
+    known = decoder_of(module)
+    return module.config.model_type in MASKED_FAMILIES or (
+        bool(recurrent_layers(module)) and not known._supports_attention_backend
+    )
+
+
+def recurrent_layers(module: PreTrainedModel) -> dict[str, nn.Module]:
+    """The recurrent layers of a module by name: those with a convolution and a place in the cache."""
+    if not hasattr(Cache, "get_conv_state"):  # transformers as it was before its recurrent layers shared one cache
+        return {}
+    return {
+        name: part
+        for name, part in decoder_of(module).named_modules()
+        if hasattr(part, "layer_idx") and any(isinstance(child, nn.Conv1d) for child in part.children())
+    }
 
 
 def decoder_of(module: PreTrainedModel) -> Any:
@@ -47,13 +113,18 @@ def decoder_of(module: PreTrainedModel) -> Any:
     return next((part for part in parts if isinstance(part, PreTrainedModel) and part is not module), module)
 
 
-def logits_width(module: PreTrainedModel) -> int:
-    """The size of the vocabulary; the weight of a quantised head may have another shape, or be none."""
-    width = getattr(module.get_output_embeddings(), "out_features", None)
-    return width or module.config.get_text_config().vocab_size
+def input_device(module: PreTrainedModel) -> torch.device:
+    """The device a module's tokens have to be on, which is not that of weights accelerate brings for every pass."""
+    return _execution_device(module.get_input_embeddings()) or module.device
 
 
 def _execution_device(part: nn.Module) -> torch.device | None:
     """The device accelerate computes a part on, None where it has no say."""
     device = getattr(getattr(part, "_hf_hook", None), "execution_device", None)
     return None if device is None else torch.device(device)
+
+
+def logits_width(module: PreTrainedModel) -> int:
+    """The size of the vocabulary; the weight of a quantised head may have another shape, or be none."""
+    width = getattr(module.get_output_embeddings(), "out_features", None)
+    return width or module.config.get_text_config().vocab_size

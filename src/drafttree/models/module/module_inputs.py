@@ -39,7 +39,7 @@ class SharedCache(Cache):
     A layer gives what it is handed to its attention function, which finds the rows of every segment by it.
 
     Args:
-        segments: of the pass, in their order.
+        segments: the parts of the pass, in their order.
     """
 
     def __init__(self, segments: Sequence[Segment]) -> None:
@@ -96,9 +96,9 @@ class SharedPlan:
     """The plans of all segments of a pass, handed to our attention function as `tree_plan`.
 
     Args:
-        segments: whose caches are as before the pass.
+        segments: the parts of the pass, whose caches are as before it.
         cache: what the layers are given as KV cache.
-        dtype: of the additive masks.
+        dtype: dtype of the additive masks.
     """
 
     def __init__(self, segments: Sequence[Segment], cache: SharedCache, dtype: torch.dtype) -> None:
@@ -134,7 +134,7 @@ class ModuleInputs(NamedTuple):
         """The inputs of segments, whose layers compute in a dtype.
 
         Args:
-            kind: of the cache that several segments share.
+            kind: the class of the cache that several segments share.
         """
         tokens, positions = join([each.tokens for each in segments]), join([each.positions for each in segments])
         if len(segments) == 1:

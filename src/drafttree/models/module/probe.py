@@ -14,8 +14,7 @@ from drafttree.models.base import Backend, append
 from drafttree.models.cache.kv_cache import TreeCache
 from drafttree.models.module.fingerprint import is_plain_module
 from drafttree.models.module.long_rope import context_limit, rope_switch
-from drafttree.models.module.module_checks import input_device, logits_width
-from drafttree.models.module.recurrent import recurrent_layers
+from drafttree.models.module.module_checks import input_device, logits_width, recurrent_layers
 from drafttree.models.segment import Output, Segment, forward_in_groups
 
 PREFIX = 20
@@ -25,7 +24,7 @@ LEAVES = (3, 5)
 """Nodes that are compared: the ends of two paths of different lengths."""
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 REDUCED_TOLERANCE = 0.1
-"""For dtypes of less precision than float32."""
+"""The tolerance of dtypes of less precision than float32."""
 ALIGNMENT = 1 << 13
 """Late positions begin at a multiple of this, so that chunks of attention begin there too."""
 
@@ -129,8 +128,8 @@ def shares_alike(backend: Backend, module: PreTrainedModel, run: Callable[[list[
     Layers that compute over neighbouring tokens do not, for one.
 
     Args:
-        backend: of the module; runs each tree on its own.
-        run: a pass over several.
+        backend: runs each tree on its own.
+        run: runs a pass over several trees.
     """
     vocab = logits_width(module)
     probes = [each for probe in make_probes(module) for each in (probe, _shorter(probe).shifted(vocab))]

@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, PreTrainedModel
+from transformers import Cache
 
 from drafttree.models.cache.recurrent_states import LayerStates, RecurrentStates, States
 from drafttree.models.module.fingerprint import own_hooks
-from drafttree.models.module.module_checks import decoder_of
 
 
 class StepCache:
@@ -86,17 +85,6 @@ class TreeSteps:
             self.levels.append((nodes, None if int(above[0]) < 0 else above))
 
 
-def recurrent_layers(module: PreTrainedModel) -> dict[str, nn.Module]:
-    """The recurrent layers of a module by name: those with a convolution and a place in the cache."""
-    if not hasattr(Cache, "get_conv_state"):  # transformers as it was before its recurrent layers shared one cache
-        return {}
-    return {
-        name: part
-        for name, part in decoder_of(module).named_modules()
-        if hasattr(part, "layer_idx") and any(isinstance(child, nn.Conv1d) for child in part.children())
-    }
-
-
 @contextmanager
 def stepping(
     layers: dict[str, nn.Module], cache: Cache, states: RecurrentStates, steps: TreeSteps | None
@@ -104,9 +92,9 @@ def stepping(
     """Let recurrent layers run over a tree while a pass calls them.
 
     Args:
-        layers: as `recurrent_layers` finds them.
+        layers: the recurrent layers by name.
         cache: what the module hands them as cache.
-        states: of the text.
+        states: the states of the text.
         steps: the tree; None for a pass that only reads tokens one after another.
     """
     with ExitStack() as undo:
@@ -116,7 +104,7 @@ def stepping(
 
 
 class _Runner:
-    """Stands in for a layer's forward during a pass."""
+    """Replaces a layer's forward during a pass."""
 
     def __init__(self, layer: nn.Module, cache: Cache, states: LayerStates, steps: TreeSteps | None) -> None:
         self._layer = layer

@@ -43,9 +43,9 @@ class MaskedInputs:
     cache is in use are numbers on the device, from which a pass makes its mask.
 
     Args:
-        layout: of the KV caches.
+        layout: layout of the KV caches.
         groups: query heads that share a key head.
-        like: of the dtype and device of a pass.
+        like: a tensor of the dtype and device of a pass.
         hidden: width of the states a head reads.
     """
 
@@ -85,6 +85,7 @@ class MaskedInputs:
             self._hidden[:, :nodes] = hidden
             self._hidden[:, nodes:].zero_()  # an earlier pass may have left NaN
         start = cache.get_seq_length()
+        # numbers travel as arguments of the kernels; a tensor of them would be copied from the host, and waited for
         for place, bound in enumerate((cache.length, start, start + nodes)):
             self._bounds[place].fill_(bound)
 
@@ -100,6 +101,10 @@ class MaskedInputs:
         attention = StaticAttention(new_rows, Visibility(mask.repeat(self._groups, 1)[None, None]))
         tokens, positions, hidden = (each[:, :sizes] for each in (self._tokens, self._positions, self._hidden))
         return PassInputs(tokens, positions, hidden, rows, {EVERYTHING: attention}.__getitem__)
+
+    def unrecorded(self, segments: Sequence[Segment], hidden: Tensor) -> PassInputs:
+        """See `InputBuilder`; here there may be several requests, whose caches may be any."""
+        return PassInputs.of(segments, self._groups, hidden)
 
 
 def _pooled(segments: Sequence[Segment]) -> PooledBuffers:

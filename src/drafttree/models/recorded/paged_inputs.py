@@ -65,11 +65,11 @@ class PagedSizes(NamedTuple):
     """The sizes of a pass: all its shapes.
 
     Attributes:
-        nodes: of all requests.
+        nodes: nodes of all requests.
         drafted: drafted rows of all requests, the nodes' included.
-        requests: in the pass.
-        pages: of one request at most.
-        most_nodes: of one request at most.
+        requests: number of requests.
+        pages: largest number of pages of one request.
+        most_nodes: largest number of nodes of one request.
     """
 
     nodes: int
@@ -88,7 +88,7 @@ class PagedSizes(NamedTuple):
 
 
 class PagedTensors(NamedTuple):
-    """What a pass reads on the device; padding nodes belong to no request.
+    """The tensors that a pass reads on the device; padding nodes belong to no request.
 
     Attributes:
         tokens: `[1, nodes]` token ids.
@@ -157,8 +157,8 @@ class PagedInputs:
     """Makes the inputs of passes over several requests. See `drafttree.models.recorded.recorded_passes.InputBuilder`.
 
     Args:
-        pool: of the KV caches.
-        layout: of the KV caches.
+        pool: pool that the KV caches are taken from.
+        layout: layout of the KV caches.
         groups: query heads that share a key head.
         varlen: attends to the committed rows.
 
@@ -209,13 +209,12 @@ class PagedInputs:
         return PassInputs(memory.tokens, memory.positions, memory.hidden, rows, attention)
 
     def unrecorded(self, segments: Sequence[Segment], hidden: Tensor) -> PassInputs:
-        """The inputs of a pass of any size."""
         sizes = PagedSizes.of(segments)
         return self.inputs(self.store(segments, hidden, sizes), sizes, self.rows(segments))
 
 
 def _tree_rows(segment: Segment) -> range:
-    """Where the drafted rows of a request are in the allocation, those of its nodes included."""
+    """The places of a request's drafted rows in the allocation, its new nodes included."""
     cache = segment.cache
     assert isinstance(cache, PooledCache)
     first = cache.pooled.start + cache.length

@@ -35,7 +35,7 @@ class InputBuilder(Protocol):
         ...
 
     def recorded(self, segments: Sequence[Segment]) -> dict[Any, Any]:
-        """What was recorded on the rows of these requests, which there is room for."""
+        """The passes recorded on the rows of these requests; `make_room` was called before."""
         ...
 
     def rows(self, segments: Sequence[Segment]) -> list[Any]:
@@ -50,6 +50,10 @@ class InputBuilder(Protocol):
         """The inputs of a pass, computed on the device from what is stored."""
         ...
 
+    def unrecorded(self, segments: Sequence[Segment], hidden: Tensor) -> PassInputs:
+        """The inputs of a pass that is not recorded, of any size."""
+        ...
+
 
 class RecordedPasses:
     """The passes of a model or head over trees.
@@ -59,8 +63,8 @@ class RecordedPasses:
     attention that torch has for every dtype and device: it is recorded wherever layers are fused, in fewer operations.
 
     Args:
-        recorder: of passes.
-        layout: of the KV cache.
+        recorder: records a pass.
+        layout: layout of the KV caches.
         groups: query heads that share a key head.
         like: a tensor of the cache's dtype, on its device.
         hidden: width of the states a head reads.
@@ -78,7 +82,6 @@ class RecordedPasses:
     ) -> None:
         self._recorder: Recorder | None = recorder
         self._layout = layout
-        self._groups = groups
         self._like = like
         self._masked = MaskedInputs(layout, groups, like, hidden)
         self._paged = PagedInputs(PagedPool(layout), layout, groups, varlen) if varlen else None
@@ -104,7 +107,7 @@ class RecordedPasses:
         """The outputs `[1, nodes, ...]` of a pass, recorded or not, whose rows are counted.
 
         Args:
-            segments: of the pass.
+            segments: the parts of the pass.
             run: the pass, given its inputs.
             variant: tells passes of the same sizes apart.
             hidden: `[1, nodes, hidden]` the states a head reads.
@@ -113,18 +116,13 @@ class RecordedPasses:
         builder = self._builder(segments)
         outputs = self._replay(builder, segments, run, hidden, variant) if builder else None
         if outputs is None:
-            outputs = run(self._unrecorded(builder, segments, hidden))
+            outputs = run((builder or self._masked).unrecorded(segments, hidden))
         for segment in segments:
             segment.cache.grow(segment.positions)
         return outputs
 
-    def _unrecorded(self, builder: InputBuilder | None, segments: Sequence[Segment], hidden: Tensor) -> PassInputs:
-        if isinstance(builder, PagedInputs):
-            return builder.unrecorded(segments, hidden)
-        return PassInputs.of(segments, self._groups, hidden)
-
     def _builder(self, segments: Sequence[Segment]) -> InputBuilder | None:
-        """What makes the inputs of a recorded pass over these requests, None for caches with a window or of others."""
+        """The builder for these requests; None for KV caches with a window and for those of another pool."""
         caches = [segment.cache for segment in segments]
         if not all(isinstance(each, PooledCache) and each.pool is self._pool and not each.windowed for each in caches):
             return None
@@ -176,8 +174,8 @@ class RecordedBackend:
     recorded, it and all later ones run on the fused layers directly.
 
     Args:
-        fused: its weights stay where they are from then on.
-        recorder: of passes.
+        fused: runs the layers; its weights must stay where they are from then on.
+        recorder: records a pass.
         varlen: attends to the prefixes of several requests at once; without, each has calls of its own, unrecorded.
     """
 
