@@ -51,7 +51,7 @@ def eagle3_parser() -> argparse.ArgumentParser:
 class UnrolledRows(DynamicCache):
     """A cache of all levels' keys and values, through which gradients flow; for `TreePlan` all its rows are drafted."""
 
-    length, next_position, positions, window, exact_text = 0, 0, None, None, False
+    length, next_position, positions, windowed, exact_text = 0, 0, None, None, False
 
     def grow(self, positions: Tensor) -> None:
         """Do nothing: no row is ever committed."""
