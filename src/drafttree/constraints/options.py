@@ -101,10 +101,6 @@ def _prefix_constrained(allowed: Callable[[int, Tensor], list[int]], _: Processo
     return PrefixConstrainedLogitsProcessor(allowed, 1)
 
 
-def _forced_eos(token: int | list[int], context: ProcessorContext) -> LogitsProcessor:
-    return ForcedEOSTokenLogitsProcessor(context.limit, token, device=str(context.device))
-
-
 def _exponential_decay(penalty: tuple[int, float], context: ProcessorContext) -> LogitsProcessor:
     if not context.eos:
         raise ValueError("there is no EOS token to favour")
@@ -116,10 +112,6 @@ def _exponential_decay(penalty: tuple[int, float], context: ProcessorContext) ->
     return ExponentialDecayLengthPenalty(penalty, list(context.eos), context.prompt_length)
 
 
-def _suppress_at_begin(tokens: list[int], context: ProcessorContext) -> LogitsProcessor:
-    return SuppressTokensAtBeginLogitsProcessor(tokens, context.prompt_length, device=str(context.device))
-
-
 PROCESSOR_FACTORIES: dict[str, Callable[[Any, ProcessorContext], LogitsProcessor | None]] = {
     "sequence_bias": lambda bias, _: SequenceBiasLogitsProcessor(_bias_by_sequence(bias)),  # pyright: ignore[reportArgumentType]
     "repetition_penalty": _repetition_penalty,
@@ -129,11 +121,15 @@ PROCESSOR_FACTORIES: dict[str, Callable[[Any, ProcessorContext], LogitsProcessor
     "min_new_tokens": _min_new_tokens,
     "prefix_allowed_tokens_fn": _prefix_constrained,
     "forced_bos_token_id": lambda token, _: ForcedBOSTokenLogitsProcessor(token),
-    "forced_eos_token_id": _forced_eos,
+    "forced_eos_token_id": lambda token, context: ForcedEOSTokenLogitsProcessor(
+        context.limit, token, device=str(context.device)
+    ),
     "remove_invalid_values": lambda *_: InfNanRemoveLogitsProcessor(),
     "exponential_decay_length_penalty": _exponential_decay,
     "suppress_tokens": lambda tokens, context: SuppressTokensLogitsProcessor(tokens, device=str(context.device)),
-    "begin_suppress_tokens": _suppress_at_begin,
+    "begin_suppress_tokens": lambda tokens, context: SuppressTokensAtBeginLogitsProcessor(
+        tokens, context.prompt_length, device=str(context.device)
+    ),
 }
 NEUTRAL_VALUES: dict[str, Any] = {
     "repetition_penalty": 1,

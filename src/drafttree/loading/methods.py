@@ -104,15 +104,8 @@ class Methods(Generic[Method]):
 
     def name_of(self, method: type[Method]) -> str:
         """The name of a method in drafttree, or the dotted name of its class."""
-        return next((name for name, known in self.shipped.items() if known is method), _dotted(method))
-
-
-def _policy_lack(found: object) -> str:
-    return _class_lack(found, {TreePolicy: "keep"})
-
-
-def _verifier_lack(found: object) -> str:
-    return _class_lack(found, {Verifier: "verify", SamplingVerifier: "judge"})
+        dotted = f"{method.__module__}.{method.__qualname__}"
+        return next((name for name, known in self.shipped.items() if known is method), dotted)
 
 
 def _class_lack(found: object, methods: Mapping[type, str]) -> str:
@@ -149,14 +142,17 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-def _dotted(method: type) -> str:
-    return f"{method.__module__}.{method.__qualname__}"
-
-
 @functools.cache
 def _warn_once(message: str) -> None:
     logger.warning("%s", message)
 
 
-POLICY_CLASSES: Methods[TreePolicy] = Methods("policy", "drafttree.policies", POLICIES, _policy_lack)
-VERIFIER_CLASSES: Methods[Verifier] = Methods("verifier", "drafttree.verifiers", VERIFIERS, _verifier_lack)
+POLICY_CLASSES: Methods[TreePolicy] = Methods(
+    "policy", "drafttree.policies", POLICIES, lambda found: _class_lack(found, {TreePolicy: "keep"})
+)
+VERIFIER_CLASSES: Methods[Verifier] = Methods(
+    "verifier",
+    "drafttree.verifiers",
+    VERIFIERS,
+    lambda found: _class_lack(found, {Verifier: "verify", SamplingVerifier: "judge"}),
+)

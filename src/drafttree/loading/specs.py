@@ -132,11 +132,10 @@ def _verifiers(verifier: VerifierLike) -> list[type[Verifier]]:
     if not isinstance(verifier, str):
         return [VERIFIER_CLASSES.check(verifier, repr(verifier))]
     parts = [part.strip() for part in re.split("[,;]", verifier)]
-    return [each for part in parts if part for each in _verifiers_of(part)]
-
-
-def _verifiers_of(name: str) -> list[type[Verifier]]:
-    return list(VERIFIER_CLASSES.all().values()) if name == "all" else [VERIFIER_CLASSES.find(name)]
+    named = (
+        VERIFIER_CLASSES.all().values() if part == "all" else [VERIFIER_CLASSES.find(part)] for part in parts if part
+    )
+    return [each for found in named for each in found]
 
 
 def _text(value: Any) -> str:

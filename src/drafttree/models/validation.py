@@ -1,6 +1,6 @@
 """The last check before a model is trusted: small trees, scored by a backend and by the untouched module."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
@@ -147,12 +147,8 @@ class _Kept:
     def __init__(self, selected: SelectedBackend[PreTrainedModel, ModuleBackend]) -> None:
         self.selected = selected
 
-    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
-        return _nothing, ()
-
-
-def _nothing() -> None:
-    """Makes None: a copy of a module keeps nothing of `_Kept`."""
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()
 
 
 def _verify(module: PreTrainedModel) -> tuple[ModuleBackend, Reference]:

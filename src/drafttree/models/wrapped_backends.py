@@ -7,6 +7,9 @@ from drafttree.models.cache.kv_cache import TreeCache
 from drafttree.models.segment import Output, Segment
 from drafttree.models.windows import LossyWindow, WindowedRows
 
+LONGEST_PASS = 512
+"""Tokens of a pass for which room is made beforehand: a part of a prompt."""
+
 
 class WrappedBackend:
     """Base of backends that run another one.
@@ -30,10 +33,6 @@ class WrappedBackend:
 
     def forward(self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = ()) -> list[Output]:
         return self._inner.forward(segments, hidden_layers=hidden_layers)
-
-
-LONGEST_PASS = 512
-"""Tokens of a pass for which room is made beforehand: a part of a prompt."""
 
 
 class WindowedBackend(WrappedBackend):

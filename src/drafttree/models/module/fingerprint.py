@@ -61,19 +61,16 @@ class Fingerprint:
         self._tensors = tensors
         self._versioned = [tensor for tensor in tensors if version(tensor) is not None]
         self._state = self._read_state()
-        self._samples = [view for tensor in tensors if _is_sampled(tensor) for view in samples(tensor)]
+        sampled = [each for each in tensors if each.is_cpu and each.is_floating_point() and each.numel()]
+        self._samples = [view for tensor in sampled for view in samples(tensor)]
         self._entries = self._read_entries()
 
     def matches(self) -> bool:
         """Whether the module is as it was."""
-        return self._has_same_members() and self._read_state() == self._state and self._has_same_entries()
-
-    def _has_same_members(self) -> bool:
         members = self._read_members()
-        return len(members) == len(self._members) and all(map(operator.is_, members, self._members))
-
-    def _has_same_entries(self) -> bool:
-        return torch.equal(self._read_entries(), self._entries)
+        if len(members) != len(self._members) or not all(map(operator.is_, members, self._members)):
+            return False
+        return self._read_state() == self._state and torch.equal(self._read_entries(), self._entries)
 
     def _read_members(self) -> list[object]:
         """All submodules, parameters, buffers and hooks, global hooks included."""
@@ -144,10 +141,6 @@ def _saved_tensors(part: nn.Module) -> Iterator[Tensor]:
     """A module's own parameters and buffers. Those not saved hold what it computes itself, like rotary frequencies."""
     buffers = [tensor for name, tensor in part._buffers.items() if name not in part._non_persistent_buffers_set]
     return (tensor for tensor in (*part._parameters.values(), *buffers) if tensor is not None)
-
-
-def _is_sampled(tensor: Tensor) -> bool:
-    return tensor.device.type == "cpu" and tensor.is_floating_point() and tensor.numel() > 0
 
 
 def is_plain_module(module: nn.Module) -> bool:

@@ -1,7 +1,7 @@
 """The backend that runs transformers' own module, with our attention in its layers."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cached_property, partial
 from itertools import accumulate, chain
 from typing import Any
@@ -95,8 +95,10 @@ class ModuleBackend:
         starts = accumulate((segment.nodes for segment in segments), initial=0)
         own = [range(start, start + each.nodes)[each.wanted] for start, each in zip(starts, segments, strict=False)]
         with ExitStack() as during:
-            during.enter_context(self._stepping(segments[0], inputs.cache))
-            during.enter_context(self._frequencies(segments[0].cache))
+            if self._recurrent:
+                during.enter_context(self._stepping(segments[0], inputs.cache))
+            if self._rope_switch is not None and segments[0].cache.long_rope:
+                during.enter_context(long_frequencies(self._module, self._rope_switch))
             output = self._score(inputs, [*chain(*own)], hidden_layers)
         for segment in segments:
             segment.cache.grow(segment.positions)
@@ -122,17 +124,9 @@ class ModuleBackend:
 
     def _stepping(self, segment: Segment, given: Cache) -> AbstractContextManager[None]:
         """Run recurrent layers, which are given this cache, along the tree."""
-        if not self._recurrent:
-            return nullcontext()
         states, earlier = segment.cache.recurrent, segment.cache.positions
         steps = None if states.is_reading else TreeSteps(segment.positions, segment.visible, earlier)
         return stepping(self._recurrent, given, states, steps)
-
-    def _frequencies(self, cache: TreeCache) -> AbstractContextManager[None]:
-        """The frequencies of the rotary embedding that a text has, where the module does not choose the right ones."""
-        if self._rope_switch is None or not cache.long_rope:
-            return nullcontext()
-        return long_frequencies(self._module, self._rope_switch)
 
     @contextmanager
     def _capturing(self, layers: tuple[int, ...]) -> Iterator[dict[int, Tensor]]:

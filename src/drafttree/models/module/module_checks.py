@@ -78,10 +78,6 @@ def incompatibility(module: PreTrainedModel) -> str | None:
     layers: dict[str, nn.Module] = dict(text_part.named_modules())
     if any(getattr(layer, "is_causal", True) is False for layer in layers.values()):
         return "bidirectional attention layers"
-    return _padded_positions(layers)
-
-
-def _padded_positions(layers: dict[str, nn.Module]) -> str | None:
     tables = [layer for name, layer in layers.items() if name.endswith("position_embeddings")]
     if any(getattr(table, "padding_idx", None) is not None for table in tables):
         return "position embeddings that leave room for padding"

@@ -132,7 +132,8 @@ def shares_alike(backend: Backend, module: PreTrainedModel, run: Callable[[list[
         run: runs a pass over several trees.
     """
     vocab = logits_width(module)
-    probes = [each for probe in make_probes(module) for each in (probe, _shorter(probe).shifted(vocab))]
+    probes = make_probes(module)
+    probes += [probe._replace(prefix=probe.prefix[: len(probe.prefix) // 3]).shifted(vocab) for probe in probes]
     alone = [tree_logits(backend, probe) for probe in probes]
     segments = [segment_of(backend, probe)._replace(wanted=slice(LEAVES[0], None)) for probe in probes]
     try:
@@ -154,10 +155,6 @@ def tolerance(dtype: torch.dtype) -> float:
 def relative_gap(found: Tensor, own: Tensor) -> float:
     """The largest difference of logits, relative to the largest of them if that is above 1."""
     return float((found - own).abs().max()) / max(float(own.abs().max()), 1.0)
-
-
-def _shorter(probe: Probe) -> Probe:
-    return probe._replace(prefix=probe.prefix[: len(probe.prefix) // 3])
 
 
 def _read(backend: Backend, cache: TreeCache, tokens: list[int]) -> None:
