@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from drafttree.core.errors import ConfigError
@@ -323,6 +323,7 @@ def test_every_policy_is_tried_here():
 @every_policy
 @settings(max_examples=25, deadline=None)
 @given(worlds, worlds)
+@example(ToyPair(1794, 7, 1.0, 0.0, 0.8), ToyPair(0, 7, 0.3, 0.0, 0.0))  # the growth of OPT-Tree is its threshold
 def test_a_batch_of_two_grows_the_trees_of_two_batches_of_one(name, one, other):
     other.vocab = one.vocab
     together, _ = draft_all(small(name), one, other)

@@ -98,8 +98,6 @@ class DraftTree:
     @cached_property
     def ancestors(self) -> Array:
         """Bool `[nodes, nodes]`: row i is True at node i and at each of its ancestors."""
-        if self.is_chain:
-            return np.tri(self.size, dtype=bool)
         size = self.size
         reach = bytearray(size * size)
         for node, parent in enumerate(self.parents):

@@ -37,11 +37,12 @@ def best_tokens(rows: Tensor) -> Callable[[int], int]:
     if not rows.is_cpu:
         values, chosen = rows.max(-1)
         return torch.where(values.isnan(), NOT_A_NUMBER, chosen).tolist().__getitem__
-    numbers = (rows.float() if rows.dtype.itemsize < 4 else rows).numpy()
+    halves = rows.dtype.itemsize < 4  # numpy has no bfloat16
 
     def best(row: int) -> int:
-        column = int(numbers[row].argmax())  # of NaN, where there is any
-        return NOT_A_NUMBER if math.isnan(numbers.item(row, column)) else column
+        numbers = (rows[row].float() if halves else rows[row]).numpy()
+        column = int(numbers.argmax())  # of NaN, where there is any
+        return NOT_A_NUMBER if math.isnan(numbers.item(column)) else column
 
     return best
 

@@ -34,4 +34,5 @@ class OptTree(TreePolicy):
     def _expected(self, paths: Array) -> Array:
         """`[batch]` expected tokens of a round: path probabilities of the best `budget` nodes, the root's included."""
         best = np.partition(paths, paths.shape[1] - min(self.budget, paths.shape[1]), axis=1)[:, -self.budget :]
-        return np.exp(np.sort(best, axis=1)[:, ::-1]).sum(1)
+        # numpy's exp and sum round by the strides of an array, and a text must not grow another tree in company
+        return np.exp(np.sort(best, axis=1))[:, ::-1].cumsum(1)[:, -1:].sum(1)
