@@ -11,7 +11,7 @@ import typer
 from drafttree.core.errors import ConfigError
 from drafttree.evaluation.shapes import SHAPES, find_shape
 from drafttree.interfaces.cli.options import AsJson, Device, Seed, Target
-from drafttree.interfaces.cli.results import Minutes, finish
+from drafttree.interfaces.cli.results import Minutes, ResultOptions
 from drafttree.interfaces.console import progress
 
 LIST, REPORT = "list", "report"
@@ -104,7 +104,7 @@ def replay(
     try:
         write_results(out, found.results, shlex.join(["drafttree", *sys.argv[1:]]))
     finally:  # a full disk keeps nobody from seeing them
-        finish(store, json_, found.to_json(), lambda: replay_display.show_replay(found))
+        ResultOptions(out, minutes, json_).finish(store, found.to_json(), lambda: replay_display.show_replay(found))
 
 
 def _report(folders: list[str], output: Path) -> None:
