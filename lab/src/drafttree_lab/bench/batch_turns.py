@@ -8,6 +8,7 @@ from typing import Any
 
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.round_loop import LONGEST_PART
+from drafttree.evaluation.by_turns import by_turns
 from drafttree.evaluation.reference import find_difference
 from drafttree.evaluation.run_store import NothingFinished, RunStore
 from drafttree_lab.bench.batch_run import BatchRun
@@ -103,8 +104,7 @@ class BatchTurns:
         """One turn, beginning with the first-th way."""
         prompts = self._next_prompts(number, size)
         names, runs = self.names(size), {}
-        first %= len(names)
-        for name in names[first:] + names[:first]:
+        for _, name in by_turns(names, 1, first):
             runs[name] = self.store.run((number, size, name), BatchRun, partial(self._run, name, size, prompts))
             self.progress(f"{size}: {name}")
         return BatchTurn(number, prompts, {name: runs[name] for name in names})

@@ -9,6 +9,7 @@ from itertools import cycle, islice
 from typing import Any
 
 from drafttree.core.errors import ConfigError
+from drafttree.evaluation.by_turns import by_turns
 from drafttree.evaluation.estimate import RatioEstimate
 from drafttree_lab.bench.http_load import LoadRun, run_load
 
@@ -141,16 +142,12 @@ class _Turns:
 
     def run(self, at_once: int, repeats: int) -> list[dict[str, LoadRun]]:
         """So many turns, behind one that is not counted."""
-        return [self._turn(at_once, number) for number in range(repeats + 1)][1:]
-
-    def _turn(self, at_once: int, number: int) -> dict[str, LoadRun]:
-        texts = [*islice(self.prompts, at_once * self.per_client)]
-        order = [*self.addresses.items()]
-        found = {}
-        for way, address in order if number % 2 else reversed(order):
-            found[way] = asyncio.run(run_load(address, texts, at_once, self.options))
+        texts = [[*islice(self.prompts, at_once * self.per_client)] for _ in range(repeats + 1)]
+        found: list[dict[str, LoadRun]] = [{} for _ in texts]
+        for turn, way in by_turns([*self.addresses], len(texts)):
+            found[turn][way] = asyncio.run(run_load(self.addresses[way], texts[turn], at_once, self.options))
             self.progress(f"{at_once} clients, {way}")
-        return found
+        return found[1:]
 
 
 def _percentiles(values: Sequence[float]) -> dict[int, float]:
