@@ -57,15 +57,15 @@ def bench_policies_(
     chosen = [*parse_policies(policies).values()]
     decoder = models.load()
 
-    from drafttree_lab.bench import bench_policies
     from drafttree_lab.display import tables as display
+    from drafttree_lab.experiment.methods import bench_policies
 
     texts = prompts.token_ids(decoder, draws.max_new_tokens)
     store = results.open_store(context, texts)
     with progress(repeats * len(texts) * (len(chosen) + 1)) as advance:
         options = {"repeats": repeats, "progress": advance, "store": store} | asdict(draws)
         result = bench_policies(decoder, texts, chosen, **options)
-    results.finish(store, result.summary(), lambda: display.show_bench(result))
+    results.finish(store, result.summary(), lambda: display.show_methods(result))
 
 
 @app.command(name="law")
@@ -95,8 +95,8 @@ def bench_law(
     lengths = parse_numbers(contexts, "--contexts") if contexts else ()
     decoder = models.load(inflated, quantize=quantize, quantize_drafter=quantize_drafter)
 
-    from drafttree_lab.bench import measure_law
     from drafttree_lab.display import tables as display
+    from drafttree_lab.experiment.law import measure_law
 
     texts = prompts.token_ids(decoder, max_new_tokens)
     store = results.open_store(context, texts)
@@ -123,8 +123,8 @@ def bench_exact_text_(
     chosen = [*parse_policies(policies).values()]
     decoder = models.load(inflated)
 
-    from drafttree_lab.bench import bench_exact_text
     from drafttree_lab.display import tables as display
+    from drafttree_lab.experiment.exact_text import bench_exact_text
 
     texts = prompts.token_ids(decoder, draws.max_new_tokens)
     store = results.open_store(context, texts)
@@ -149,8 +149,8 @@ def bench_overhead(
     chosen = [*parse_policies(policies).values()]
     decoder = models.load()
 
-    from drafttree_lab.bench import measure_overhead
     from drafttree_lab.display import tables as display
+    from drafttree_lab.experiment.overhead import measure_overhead
 
     texts = prompts.token_ids(decoder, draws.max_new_tokens)
     store = results.open_store(context, texts)

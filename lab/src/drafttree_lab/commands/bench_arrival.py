@@ -48,8 +48,8 @@ def bench_arrival_(
 
     from drafttree.evaluation.inflation import load_inflated
     from drafttree.interfaces.cli.decoders import load_named
-    from drafttree_lab.bench import bench_arrival
     from drafttree_lab.display.arrival import show_arrival
+    from drafttree_lab.load.arrival import bench_arrival
 
     decoder = load_inflated(target, drafter, inflated, dtype, device) if inflated else None
     decoder = (decoder or load_named(target, drafter, dtype=dtype, device=device)).with_policy(chosen)

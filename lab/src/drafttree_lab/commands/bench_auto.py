@@ -85,9 +85,8 @@ def bench_auto_(
     from drafttree.evaluation.curve_file import read_cost_curves
     from drafttree.evaluation.inflation import load_inflated
     from drafttree.interfaces.cli.decoders import judged_by, load_named
-    from drafttree_lab.bench.auto import Place, bench_auto, encode_sets
-    from drafttree_lab.bench.grid import GRID
     from drafttree_lab.display import auto as display_auto
+    from drafttree_lab.experiment.auto import GRID, Place, bench_auto, encode_sets
 
     small, large = _drafter_names(drafters, ALL, target), _drafter_names(drafters, HEADS, target)
     prompts = _read_sets(sets, data, limit, form.prompt_form)
@@ -132,9 +131,9 @@ def bench_calibration(
     warmth = parse_temperatures(temperatures, zero=True)
 
     from drafttree.interfaces.cli.decoders import load_named
-    from drafttree_lab.bench.auto import encode_sets
-    from drafttree_lab.bench.reliability import bench_reliability
     from drafttree_lab.display import auto as display_auto
+    from drafttree_lab.experiment.auto import encode_sets
+    from drafttree_lab.experiment.calibration import bench_reliability
 
     names, prompts = _drafter_names(drafters, ALL, target), _read_sets(sets, data, limit, form.prompt_form)
     decoder = load_named(target, "none", dtype=dtype, device=device)

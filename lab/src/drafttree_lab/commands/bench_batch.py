@@ -66,8 +66,8 @@ def bench_batch_(
         _check_plot(output)
 
     from drafttree.interfaces.cli.decoders import load_speculative
-    from drafttree_lab.bench import bench_batch
     from drafttree_lab.display.batch import show_batch
+    from drafttree_lab.load.batch import bench_batch
 
     decoder = load_speculative(target, drafter, dtype, device, inflated).with_policy(chosen)
     texts = prompts.mixed_token_ids(decoder, draws.max_new_tokens)

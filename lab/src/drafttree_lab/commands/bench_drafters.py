@@ -52,15 +52,15 @@ def bench_drafters_(
     chosen = _chosen_methods(methods, drafters, policies)
     decoder = models.load_plain()
 
-    from drafttree_lab.bench import bench_methods
     from drafttree_lab.display import tables as display
+    from drafttree_lab.experiment.methods import bench_methods
 
     texts = prompts.token_ids_by_file(decoder, draws.max_new_tokens)
     store = results.open_store(context, texts)
     with progress(repeats * sum(map(len, texts.values())) * (len(chosen) + 1)) as advance:
         options = {"repeats": repeats, "progress": advance, "store": store} | asdict(draws)
         result = bench_methods(decoder, chosen, texts, **options)
-    results.finish(store, result.summary(), lambda: display.show_drafters(result))
+    results.finish(store, result.summary(), lambda: display.show_methods(result))
 
 
 @grouped
@@ -80,8 +80,8 @@ def bench_lookup_(
     chosen = [*parse_policies(policies).values()]
 
     from drafttree.drafters import LOOKUPS
-    from drafttree_lab.bench import bench_lookup, code_edits
     from drafttree_lab.display import tables as display
+    from drafttree_lab.experiment.lookup import bench_lookup, code_edits
 
     sets = {"code edits": code_edits()[: prompts.limit], **prompts.examples_by_file()}
     decoder = models.load_plain()
@@ -106,15 +106,15 @@ def bench_memory_(
     found, judge = parse_methods(methods or [DRAFTERS]).values(), find_verifier(models.verifier)
     chosen = [replace(method, verifier=method.verifier or judge) for method in found]
 
-    from drafttree_lab.bench.memory import MemorySetting, bench_memory
-    from drafttree_lab.display import memory as display_memory
+    from drafttree_lab.display import tables as display
+    from drafttree_lab.experiment.memory import MemorySetting, bench_memory
 
     texts = prompts.token_ids(models.load_plain(), draws.max_new_tokens)
     setting = MemorySetting(models.target, models.dtype, models.device, texts, asdict(draws))
     store = results.open_store(context, texts)
     with progress(len(chosen) + 1) as advance:
         result = bench_memory(setting, chosen, progress=advance, store=store)
-    results.finish(store, result.summary(), lambda: display_memory.show_memory(result))
+    results.finish(store, result.summary(), lambda: display.show_memory(result))
 
 
 def _chosen_methods(methods: list[str] | None, drafters: list[str] | None, policies: list[str] | None) -> list[Method]:

@@ -34,8 +34,8 @@ def bench_expansion_(
     chosen = [*parse_policies(policies).values()]
 
     from drafttree.loading import find_device
-    from drafttree_lab.bench.expansion import bench_expansion
-    from drafttree_lab.display.expansion import show_expansion
+    from drafttree_lab.display.tables import show_expansion
+    from drafttree_lab.micro.expansion import bench_expansion
 
     on, store = find_device(device), results.open_store(context)
     with progress(len(vocabs) * len(alphas) * len(chosen)) as advance:

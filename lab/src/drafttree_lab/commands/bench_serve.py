@@ -63,8 +63,8 @@ def bench_serve_(
     from drafttree.evaluation.prompt_form import AS_TEXT
     from drafttree.evaluation.prompts import read_examples
     from drafttree.interfaces.cli.decoders import shipped_examples
-    from drafttree_lab.bench.serve import PLAIN, SPECULATIVE, bench_serve
     from drafttree_lab.display.serve import show_serve
+    from drafttree_lab.load.serve import PLAIN, SPECULATIVE, bench_serve
 
     examples = read_examples(prompts, limit) if prompts else shipped_examples(limit, AS_TEXT)
     options = {"policy": policy, "verifier": verifier, "dtype": dtype, "device": device, "quantize": quantize}

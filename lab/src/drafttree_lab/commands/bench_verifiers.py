@@ -47,8 +47,8 @@ def bench_verifiers_(
     chosen = [*parse_verifiers(verifiers).values()]
 
     from drafttree.loading import find_device
-    from drafttree_lab.bench import bench_verifiers
     from drafttree_lab.display import tables as display
+    from drafttree_lab.micro.verifiers import bench_verifiers
 
     on = find_device(device)
     options = {"hidden": hidden, "temperature": temperature, "repeats": repeats, "device": on}
@@ -88,8 +88,8 @@ def bench_acceptance_(
     grown, judges = shapes and [*parse_policies(shapes).values()], [*parse_verifiers(verifiers).values()]
 
     from drafttree.interfaces.cli.decoders import load_speculative
-    from drafttree_lab.bench import bench_acceptance
     from drafttree_lab.display import tables as display
+    from drafttree_lab.experiment.acceptance import bench_acceptance
 
     decoder = load_speculative(target, drafter, dtype, device)
     tasks = prompts.token_ids_by_task(decoder, rounds * stride + 64)

@@ -117,7 +117,7 @@ def _report(folders: list[str], output: Path) -> None:
         raise ConfigError(f"report takes one folder, not {len(folders)}: drafttree replay report build/replay -o PAGE")
 
     from drafttree_lab.replay.results_folder import read_results
-    from drafttree_lab.replay_report import write_report
+    from drafttree_lab.report import write_report
 
     write_report(read_results(Path(folders[0])), output)
     print(f"written: {output}", file=sys.stderr)
