@@ -10,13 +10,13 @@ import urllib.request
 
 from locust import HttpUser, events, task
 
-from drafttree.interfaces.cli.decoders import read_openings
+from drafttree.evaluation.prompt_sets import shipped_prompts
 
 TOKENS = 64
 PATIENCE = 120
 """Seconds that the server has to load its model."""
 
-prompts = itertools.cycle(read_openings(None, None))
+prompts = itertools.cycle(shipped_prompts())
 
 
 @events.init.add_listener

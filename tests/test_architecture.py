@@ -10,7 +10,7 @@ from importlinter.cli import lint_imports
 import drafttree
 from drafttree.loading import find_drafter
 from drafttree.policies import Chain, Talon
-from drafttree_lab.bench.round_work import count_work
+from drafttree_lab.experiment.round_work import count_work
 
 ROOT = Path(__file__).parents[1]
 PROMPT = "The old man looked at the sea for a long time, and then he said"

@@ -14,14 +14,11 @@ from drafttree.evaluation.pair_sweep import sweep_pair, sweep_pairs
 from drafttree.evaluation.prompts import Example
 from drafttree.policies import Chain, Talon, TreePolicy
 from drafttree.verifiers import Coupled, PointMass, RRSw
-from drafttree_lab.bench import (
-    bench_drafters,
-    bench_lookup,
-    bench_policies,
-    bench_verifiers,
-    measure_law,
-    measure_overhead,
-)
+from drafttree_lab.experiment.law import measure_law
+from drafttree_lab.experiment.lookup import bench_lookup
+from drafttree_lab.experiment.methods import bench_drafters, bench_policies
+from drafttree_lab.experiment.overhead import measure_overhead
+from drafttree_lab.micro.verifiers import bench_verifiers
 
 PROMPT = list(range(20, 26)) * 3
 OURS = f"{__name__}.Pairs"
@@ -85,16 +82,13 @@ def test_a_sweep_takes_names_objects_and_classes():
 def test_policies_are_measured_as_objects(decoder):
     options = {"repeats": 1, "max_new_tokens": 4}
     result = bench_policies(decoder, [PROMPT], POLICIES, **options)
-    assert [row.policy for row in result.rows] == ["plain", *SPECS]
+    assert [row.method for row in result.rows] == ["plain", *SPECS]
     assert [row.policy for row in measure_overhead(decoder, [PROMPT], POLICIES, **options)] == ["plain", *SPECS]
     law = measure_law(decoder, [PROMPT], POLICIES, context=8, peers=False, **options)
-    assert [row.policy for row in law.bench.rows] == ["plain", *SPECS]
+    assert [row.method for row in law.bench.rows] == ["plain", *SPECS]
     drafters = {"mine": PromptLookupDrafter(decoder.target.vocab_size)}
     rows = bench_drafters(decoder, drafters, {"one": [PROMPT]}, POLICIES, **options).rows
-    assert [(each.drafter, each.row.policy) for each in rows] == [
-        ("none", "plain"),
-        *(("mine", spec) for spec in SPECS),
-    ]
+    assert [row.method for row in rows] == ["plain", *(f"mine|{spec}" for spec in SPECS)]
     lookup = bench_lookup(decoder, {"one": [Example("a b a b", None)]}, POLICIES, **options)
     assert {row.policy for row in lookup.rows} == {*SPECS}
 

@@ -15,8 +15,9 @@ from drafttree.evaluation.reference import Difference, ReferenceRun
 from drafttree.evaluation.run_store import RUNS, NothingFinished, RunStore
 from drafttree.evaluation.toy_decoder import Reach
 from drafttree.policies import Chain
-from drafttree_lab.bench import bench_policies, bench_verifiers, measure_overhead
-from drafttree_lab.bench.verifiers import VerifierTime
+from drafttree_lab.experiment.methods import bench_policies
+from drafttree_lab.experiment.overhead import measure_overhead
+from drafttree_lab.micro.verifiers import VerifierTime, bench_verifiers
 from helpers.toy import Table, ToyModel
 
 TARGET = Table(8, order=2, seed=3, scale=1.0)
@@ -118,7 +119,7 @@ def test_an_interrupted_benchmark_shows_what_is_finished_and_goes_on(tmp_path):
     engine, store = decoder(), RunStore(tmp_path, COMMAND, partial=True)
     result = measure(interrupt_after(5))
     assert store.interrupted
-    assert [(row.policy, row.prompts) for row in result.rows if row.group == "all"] == [("plain", 2), ("chain", 2)]
+    assert [(row.method, row.prompts) for row in result.rows if row.group == "all"] == [("plain", 2), ("chain", 2)]
     kept = (tmp_path / RUNS).read_text().splitlines()
     store, seen = RunStore(tmp_path, COMMAND, partial=True), []
     result = measure(seen.append)

@@ -7,8 +7,8 @@ import pytest
 from drafttree.engine.chat import render_chat
 from drafttree.engine.decoder import Decoder
 from drafttree.verifiers import Traversal
-from drafttree_lab.bench import lookup, memory
-from drafttree_lab.bench.memory import MemoryUse
+from drafttree_lab.experiment import lookup, memory
+from drafttree_lab.experiment.memory import MemoryUse
 from helpers.command_line import complaint, run
 
 
@@ -51,10 +51,10 @@ def test_the_drafter_benchmark_prints_a_table_a_file_and_the_costs(tmp_path):
     options = ["--prompts", path, "--policies", "chain", "--max-new-tokens", 4, "--limit", 1]
     options += ["--drafters", "lookup;suffix"]
     summary = json.loads(run("bench", "drafters", *options, "--json").stdout)
-    assert [(each["drafter"], each["row"]["prompts"]) for each in summary["rows"]] == [
-        ("none", 1),
-        ("lookup", 1),
-        ("suffix", 1),
+    assert [(row["method"], row["prompts"]) for row in summary["rows"]] == [
+        ("plain", 1),
+        ("lookup|chain", 1),
+        ("suffix|chain", 1),
     ]
     shown = run("bench", "drafters", *options).stdout
     assert "sums: 1 prompts" in shown
@@ -65,7 +65,7 @@ def test_methods_are_listed_as_triples(prompts):
     methods = ["--methods", "lookup|chain;suffix|talon:budget=4|coupled", "--methods", "lookup|chain:depth=2"]
     options = ["--prompts", prompts, "--max-new-tokens", 4, "--limit", 1, "--temperature", 1]
     result = run("bench", "drafters", *methods, *options)
-    for name in ("plain", "lookup, chain ", "suffix, talon:budget=4, coupled", "lookup, chain:depth=2"):
+    for name in ("plain", "lookup|chain ", "suffix|talon:budget=4|coupled", "lookup|chain:depth=2"):
         assert name in result.stdout
 
 
@@ -152,5 +152,5 @@ def test_files_of_one_name_are_told_apart(tmp_path):
         path.write_text("one two three one two\n")
     files = [part for path in paths for part in ("--prompts", path)]
     options = ["--policies", "chain", "--max-new-tokens", 2, "--drafters", "lookup", "--json"]
-    groups = {each["row"]["group"] for each in json.loads(run("bench", "drafters", *files, *options).stdout)["rows"]}
+    groups = {row["group"] for row in json.loads(run("bench", "drafters", *files, *options).stdout)["rows"]}
     assert groups == {str(paths[0]), str(paths[1]), "sums.test"}

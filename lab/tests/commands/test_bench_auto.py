@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from drafttree_lab.bench.grid import GRID
+from drafttree_lab.experiment.auto import GRID
 from helpers.command_line import complaint, run
 
 CURVE = {

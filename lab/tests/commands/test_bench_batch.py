@@ -8,10 +8,9 @@ import pytest
 
 from drafttree.engine.decoder import Decoder
 from drafttree.evaluation import run_store
-from drafttree.evaluation.prompt_form import AS_TEXT, PromptForm
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.interfaces.cli import decoders
-from drafttree.interfaces.cli.decoders import read_mixed, read_token_ids
+from drafttree_lab.commands.option_groups import PromptOptions
 from helpers.command_line import complaint, run
 
 SMALL = ["--batches", "2,1,2", "--budgets", "2", "--max-new-tokens", 4, "--repeats", 2, "--no-transformers"]
@@ -68,10 +67,10 @@ def late_after(runs):
 
 
 def test_without_files_prompts_of_every_kind_that_ships_take_turns(embedded):
-    kinds = read_mixed(embedded, None, 4, 8, AS_TEXT)
+    kinds = PromptOptions(limit=4).mixed_token_ids(embedded, 8)
     assert len({tuple(ids) for ids in kinds}) == 4
-    assert kinds[3] == read_token_ids(embedded, None, 1, 8)[0]
-    assert len(read_mixed(embedded, None, None, 8, PromptForm(tokens=8))) == 66
+    assert kinds[3] == PromptOptions(limit=1).token_ids(embedded, 8)[0]
+    assert len(PromptOptions(prompt_tokens=8).mixed_token_ids(embedded, 8)) == 66
 
 
 @pytest.mark.parametrize(

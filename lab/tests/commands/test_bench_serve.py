@@ -6,9 +6,9 @@ from contextlib import contextmanager
 import pytest
 
 from drafttree.evaluation.estimate import RatioEstimate
-from drafttree_lab.bench.serve import ServeBench, ServedWay, ServeRow
 from drafttree_lab.commands import bench_serve as command
 from drafttree_lab.display.serve import show_serve
+from drafttree_lab.load.serve import ServeBench, ServedWay, ServeRow
 from helpers.command_line import complaint, run
 from helpers.held_server import held_server
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from drafttree.evaluation.estimate import RatioEstimate
-from drafttree_lab.bench.batch import BatchBench
-from drafttree_lab.bench.batch_turns import TextDifference
 from drafttree_lab.display.batch import show_batch
+from drafttree_lab.load.batch import BatchBench
+from drafttree_lab.load.batch_turns import TextDifference
 from lab_helpers.batch_runs import row
 
 RESULT = BatchBench(

@@ -6,8 +6,8 @@ import pytest
 
 from drafttree.core.errors import InputError
 from drafttree.evaluation.estimate import RatioEstimate
-from drafttree_lab.bench.batch import BatchBench
 from drafttree_lab.display.batch_plot import write_plot
+from drafttree_lab.load.batch import BatchBench
 from lab_helpers.batch_runs import row
 
 RESULT = BatchBench(

@@ -3,8 +3,8 @@
 from typing import Any
 
 from drafttree.evaluation.estimate import RatioEstimate
-from drafttree_lab.bench.batch_row import BatchRow
-from drafttree_lab.bench.batch_run import BatchRun, SteadyRounds
+from drafttree_lab.load.batch_row import BatchRow
+from drafttree_lab.load.batch_run import BatchRun, SteadyRounds
 
 TEXT = [1, 2, 3, 4]
 

@@ -7,8 +7,8 @@ from drafttree.engine.decoder import Decoder
 from drafttree.evaluation.method import Method
 from drafttree.policies import Chain, Fixed
 from drafttree.verifiers import RRSw, Traversal
-from drafttree_lab.bench import bench_acceptance
-from drafttree_lab.bench.memory import MemoryUse
+from drafttree_lab.experiment.acceptance import bench_acceptance
+from drafttree_lab.experiment.memory import MemoryUse
 from drafttree_lab.replay import other_kinds
 from drafttree_lab.replay.experiment import Block, Setting
 from drafttree_lab.replay.other_kinds import CONTEXTS, measure_acceptance, measure_expansion, measure_memory

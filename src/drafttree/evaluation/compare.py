@@ -10,6 +10,7 @@ from drafttree.engine.decoder import Decoder, Prompt
 from drafttree.engine.generation import Generation
 from drafttree.engine.limiting_factor import LimitingFactor
 from drafttree.engine.metrics import SpeedupLaw
+from drafttree.evaluation.by_turns import by_turns
 from drafttree.evaluation.reference import Difference, ReferenceRun, find_difference, transformers_generate
 from drafttree.models import TargetModel
 
@@ -104,8 +105,10 @@ def compare(decoder: Decoder, prompt: Prompt, *, repeats: int = 3, **options) ->
     ways = _ways(decoder, request.tokens, options)
     for way in ways.values():
         way(min(max(WARM_UP, options.get("min_new_tokens") or 0), length))
-    runs = [{name: way(length) for name, way in ways.items()} for _ in range(max(repeats, 1))]
-    return _judge(decoder, {name: _median([run[name] for run in runs]) for name in ways}, prompt, options)
+    runs: dict[str, list] = {name: [] for name in ways}
+    for _, name in by_turns([*ways], max(repeats, 1)):
+        runs[name].append(ways[name](length))
+    return _judge(decoder, {name: _median(own) for name, own in runs.items()}, prompt, options)
 
 
 def _ways(decoder: Decoder, prompt: list[int], options: dict) -> dict[str, Callable]:

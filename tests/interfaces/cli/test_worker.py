@@ -33,9 +33,9 @@ def test_options_that_do_not_exist_are_told_before_a_process_starts(capsys, supe
 
 def test_file_discovery_is_supervised(supervised):
     assert run("worker", "--dtype", "float32", "--max-batch", 3, "--served-model-name", "mine").exit_code == 0
-    parts, kinds, settings = supervised[0].args
-    assert parts[:2] == ("embedded", "auto")
-    assert kinds["dtype"] == "float32"
+    target, models, settings = supervised[0].args
+    assert (target, models.drafter) == ("embedded", "auto")
+    assert models.dtype == "float32"
     assert settings == FleetSettings("embedded", "mine", "file", "dynamo", 3, None)
 
 

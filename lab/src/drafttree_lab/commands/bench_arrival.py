@@ -4,34 +4,32 @@ from typing import Annotated, Any
 
 import typer
 
-from drafttree.evaluation.prompt_form import PromptForm
 from drafttree.evaluation.shapes import find_shape
+from drafttree.interfaces.cli.option_groups import grouped
 from drafttree.interfaces.cli.options import (
-    AsJson,
     Device,
     Drafter,
     Dtype,
-    Files,
     Inflate,
-    Limit,
     PolicySpec,
     Target,
     Temperature,
-    formed,
 )
-from drafttree.interfaces.cli.results import Minutes, Out, finish, open_store
+from drafttree.interfaces.cli.results import ResultOptions
 from drafttree.interfaces.console import progress
 from drafttree.loading import make_policy
 from drafttree.loading.specs import DEFAULT_POLICY
+from drafttree_lab.commands.option_groups import PromptOptions
 
 ROOM = 256
 """Tokens that a prompt must leave room for in the context."""
 
 
-@formed
+@grouped
 def bench_arrival_(
     context: typer.Context,
-    prompts: Files = None,
+    prompts: PromptOptions,
+    results: ResultOptions,
     target: Target = "embedded",
     drafter: Drafter = "auto",
     inflated: Inflate = None,
@@ -40,14 +38,8 @@ def bench_arrival_(
     running: Annotated[int, typer.Option(min=1, help="Texts that are being written beside it.")] = 4,
     temperature: Temperature = 0.0,
     repeats: Annotated[int, typer.Option(min=1, help="Prompts that arrive, one after the other.")] = 3,
-    limit: Limit = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
-    out: Out = None,
-    minutes: Minutes = None,
-    json_: AsJson = False,
-    *,
-    form: PromptForm,
 ) -> None:
     """How much longer a token of the others takes while a long prompt is read beside them."""
     chosen = make_policy(policy)
@@ -55,14 +47,14 @@ def bench_arrival_(
         find_shape(inflated)
 
     from drafttree.evaluation.inflation import load_inflated
-    from drafttree.interfaces.cli.decoders import load_named, read_mixed
-    from drafttree_lab.bench import bench_arrival
+    from drafttree.interfaces.cli.decoders import load_named
     from drafttree_lab.display.arrival import show_arrival
+    from drafttree_lab.load.arrival import bench_arrival
 
     decoder = load_inflated(target, drafter, inflated, dtype, device) if inflated else None
     decoder = (decoder or load_named(target, drafter, dtype=dtype, device=device)).with_policy(chosen)
-    texts = read_mixed(decoder, prompts, limit, ROOM, form)
-    store = open_store(context, texts, minutes=minutes)
+    texts = prompts.mixed_token_ids(decoder, ROOM)
+    store = results.open_store(context, texts)
     options: dict[str, Any] = {
         "prompt_tokens": arriving,
         "running": running,
@@ -71,4 +63,4 @@ def bench_arrival_(
     }
     with progress(repeats) as advance:
         result = bench_arrival(decoder, texts, progress=advance, store=store, **options)
-    finish(store, json_, result.summary(), lambda: show_arrival(result))
+    results.finish(store, result.summary(), lambda: show_arrival(result))

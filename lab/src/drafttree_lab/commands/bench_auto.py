@@ -10,23 +10,23 @@ from drafttree.core.errors import ConfigError
 from drafttree.evaluation.prompt_form import PromptForm
 from drafttree.evaluation.prompts import Example
 from drafttree.evaluation.shapes import SHAPES, find_shape
+from drafttree.interfaces.cli.option_groups import grouped
 from drafttree.interfaces.cli.options import (
-    AsJson,
     Device,
     Dtype,
     Length,
     Seed,
     Target,
     VerifierName,
-    formed,
     name_files,
     parse_drafters,
     parse_temperatures,
     split_names,
 )
-from drafttree.interfaces.cli.results import Minutes, Out, finish, open_store
+from drafttree.interfaces.cli.results import ResultOptions
 from drafttree.interfaces.console import progress
 from drafttree.loading import find_verifier
+from drafttree_lab.commands.option_groups import FormOptions
 
 if TYPE_CHECKING:
     from drafttree.engine.decoder import Decoder
@@ -48,9 +48,11 @@ Names = Annotated[
 ]
 
 
-@formed
+@grouped
 def bench_auto_(
     context: typer.Context,
+    form: FormOptions,
+    results: ResultOptions,
     data: Data = None,
     sets: Sets = KINDS,
     target: Target = "embedded",
@@ -69,11 +71,6 @@ def bench_auto_(
     seed: Seed = 0,
     dtype: Dtype = "auto",
     device: Device = "auto",
-    out: Out = None,
-    minutes: Minutes = None,
-    json_: AsJson = False,
-    *,
-    form: PromptForm,
 ) -> None:
     """The auto policy against plain decoding and a grid of other policies: counted all, timed by turns the best.
 
@@ -88,12 +85,11 @@ def bench_auto_(
     from drafttree.evaluation.curve_file import read_cost_curves
     from drafttree.evaluation.inflation import load_inflated
     from drafttree.interfaces.cli.decoders import judged_by, load_named
-    from drafttree_lab.bench.auto import Place, bench_auto, encode_sets
-    from drafttree_lab.bench.grid import GRID
     from drafttree_lab.display import auto as display_auto
+    from drafttree_lab.experiment.auto import GRID, Place, bench_auto, encode_sets
 
     small, large = _drafter_names(drafters, ALL, target), _drafter_names(drafters, HEADS, target)
-    prompts = _read_sets(sets, data, limit, form)
+    prompts = _read_sets(sets, data, limit, form.prompt_form)
     given = {name: read_cost_curves(path, small) for name, path in name_files(costs)}
     decoder = judged_by(load_named(target, "none", dtype=dtype, device=device), judge)
     found = _find_drafters(decoder, dict.fromkeys([*small, *large]))
@@ -105,19 +101,21 @@ def bench_auto_(
     }
     measured = [Place(size, small if size == OWN else large, load) for size, load in loaders.items()]
     others = [Place(name, small, costs=curves) for name, curves in given.items()]
-    texts = encode_sets(decoder, prompts, form, max_new_tokens)
+    texts = encode_sets(decoder, prompts, form.prompt_form, max_new_tokens)
     options: dict[str, Any] = {"temperatures": warmth, "seed": seed, "max_new_tokens": max_new_tokens}
     rows = sum(len(place.drafters) for place in measured + others) * (1 if others else 2) + len(found) * len(GRID)
-    store = open_store(context, texts, given, minutes=minutes)
+    store = results.open_store(context, texts, given)
     with progress(rows * len(warmth) * len(texts)) as advance:
         options |= {"repeats": repeats, "timed": not others, "progress": advance, "store": store}
         result = bench_auto(decoder, found, measured + others, texts, **options)
-    finish(store, json_, result.summary(), lambda: display_auto.show_auto(result))
+    results.finish(store, result.summary(), lambda: display_auto.show_auto(result))
 
 
-@formed
+@grouped
 def bench_calibration(
     context: typer.Context,
+    form: FormOptions,
+    results: ResultOptions,
     data: Data = None,
     sets: Sets = KINDS,
     target: Target = "embedded",
@@ -128,29 +126,24 @@ def bench_calibration(
     seed: Seed = 0,
     dtype: Dtype = "auto",
     device: Device = "auto",
-    out: Out = None,
-    minutes: Minutes = None,
-    json_: AsJson = False,
-    *,
-    form: PromptForm,
 ) -> None:
     """The drafter's probabilities beside the share that was accepted, before and after auto's calibration."""
     warmth = parse_temperatures(temperatures, zero=True)
 
     from drafttree.interfaces.cli.decoders import load_named
-    from drafttree_lab.bench.auto import encode_sets
-    from drafttree_lab.bench.reliability import bench_reliability
     from drafttree_lab.display import auto as display_auto
+    from drafttree_lab.experiment.auto import encode_sets
+    from drafttree_lab.experiment.calibration import bench_reliability
 
-    names, prompts = _drafter_names(drafters, ALL, target), _read_sets(sets, data, limit, form)
+    names, prompts = _drafter_names(drafters, ALL, target), _read_sets(sets, data, limit, form.prompt_form)
     decoder = load_named(target, "none", dtype=dtype, device=device)
-    texts = encode_sets(decoder, prompts, form, max_new_tokens)
+    texts = encode_sets(decoder, prompts, form.prompt_form, max_new_tokens)
     found, ids = _find_drafters(decoder, names), [prompt for each in texts.values() for prompt in each]
     options: dict[str, Any] = {"temperatures": warmth, "seed": seed, "max_new_tokens": max_new_tokens}
-    store = open_store(context, texts, minutes=minutes)
+    store = results.open_store(context, texts)
     with progress(len(found) * len(warmth)) as advance:
         result = bench_reliability(decoder, found, ids, progress=advance, store=store, **options)
-    finish(store, json_, result.summary(), lambda: display_auto.show_reliability(result))
+    results.finish(store, result.summary(), lambda: display_auto.show_reliability(result))
 
 
 def _drafter_names(given: list[str] | None, default: str, target: str) -> list[str]:

@@ -1,5 +1,6 @@
 """`drafttree bench batch`: many requests at once, by batch size."""
 
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,37 +9,33 @@ import typer
 
 from drafttree.core.errors import ConfigError, InputError
 from drafttree.core.sampling import Sampling
-from drafttree.evaluation.prompt_form import PromptForm
 from drafttree.evaluation.shapes import find_shape
+from drafttree.interfaces.cli.option_groups import grouped
 from drafttree.interfaces.cli.options import (
-    AsJson,
     Device,
     Drafter,
     Dtype,
-    Files,
     Inflate,
-    Length,
-    Limit,
     PolicySpec,
-    Seed,
     Target,
-    Temperature,
-    formed,
     parse_numbers,
 )
-from drafttree.interfaces.cli.results import Minutes, Out, finish, open_store
+from drafttree.interfaces.cli.results import ResultOptions
 from drafttree.interfaces.console import progress
 from drafttree.loading import make_policy
 from drafttree.loading.specs import DEFAULT_POLICY
+from drafttree_lab.commands.option_groups import DrawOptions, PromptOptions
 
 PLOTS = (".svg", ".png")
 Turns = Annotated[int, typer.Option(min=1, help="Turns of every size, each with other prompts; aims need 3.")]
 
 
-@formed
+@grouped
 def bench_batch_(
     context: typer.Context,
-    prompts: Files = None,
+    prompts: PromptOptions,
+    results: ResultOptions,
+    draws: DrawOptions = DrawOptions(max_new_tokens=64),
     batches: Annotated[str, typer.Option(help="Batch sizes: requests that are served at a time.")] = "1,2,4,8,16,32,64",
     target: Target = "embedded",
     drafter: Drafter = "auto",
@@ -51,19 +48,10 @@ def bench_batch_(
     one_by_one: Annotated[
         bool, typer.Option("--one-by-one/--no-one-by-one", help="Also decode one text after the other, at one size.")
     ] = True,
-    max_new_tokens: Length = 64,
-    temperature: Temperature = 0.0,
-    seed: Seed = 0,
     repeats: Turns = 3,
-    limit: Limit = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Draw a plot into this .svg or .png.")] = None,
-    out: Out = None,
-    minutes: Minutes = None,
-    json_: AsJson = False,
-    *,
-    form: PromptForm,
 ) -> None:
     """Speculation under one budget by batch size, beside packed plain decoding, fixed budgets and transformers.
 
@@ -71,21 +59,25 @@ def bench_batch_(
     """
     sizes, nodes = parse_numbers(batches, "--batches", 1), parse_numbers(budgets, "--budgets", 1)
     chosen = make_policy(policy)
-    Sampling.from_options({"temperature": temperature})
+    Sampling.from_options(asdict(draws))
     if inflated:
         find_shape(inflated)
     if output:
         _check_plot(output)
 
-    from drafttree.interfaces.cli.decoders import load_speculative, read_mixed
-    from drafttree_lab.bench import bench_batch
+    from drafttree.interfaces.cli.decoders import load_speculative
     from drafttree_lab.display.batch import show_batch
+    from drafttree_lab.load.batch import bench_batch
 
     decoder = load_speculative(target, drafter, dtype, device, inflated).with_policy(chosen)
-    texts = read_mixed(decoder, prompts, limit, max_new_tokens, form)
-    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
-    options |= {"sizes": sorted({*sizes}), "budgets": nodes, "transformers": transformers, "one_by_one": one_by_one}
-    store = open_store(context, texts, minutes=minutes)
+    texts = prompts.mixed_token_ids(decoder, draws.max_new_tokens)
+    options: dict[str, Any] = asdict(draws) | {
+        "sizes": sorted({*sizes}),
+        "budgets": nodes,
+        "transformers": transformers,
+        "one_by_one": one_by_one,
+    }
+    store = results.open_store(context, texts)
     runs = repeats * (len(options["sizes"]) * (2 + len(nodes) + transformers) + one_by_one)
     with progress(runs) as advance:
         result = bench_batch(decoder, texts, repeats=repeats, progress=advance, store=store, **options)
@@ -93,7 +85,7 @@ def bench_batch_(
         from drafttree_lab.display.batch_plot import write_plot
 
         write_plot(result, output)
-    finish(store, json_, result.summary(), lambda: show_batch(result))
+    results.finish(store, result.summary(), lambda: show_batch(result))
 
 
 def _check_plot(path: Path) -> None:

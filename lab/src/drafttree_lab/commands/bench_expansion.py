@@ -6,8 +6,9 @@ from typing import Annotated
 import typer
 
 from drafttree.core.errors import ConfigError
-from drafttree.interfaces.cli.options import AsJson, Device, PolicySpecs, parse_numbers
-from drafttree.interfaces.cli.results import Minutes, Out, finish, open_store
+from drafttree.interfaces.cli.option_groups import grouped
+from drafttree.interfaces.cli.options import Device, PolicySpecs, parse_numbers
+from drafttree.interfaces.cli.results import ResultOptions
 from drafttree.interfaces.console import progress
 from drafttree.loading import parse_policies
 
@@ -15,16 +16,15 @@ POLICIES = "eagle:depth=9;talon;dynatree;fixed;opt-tree;chain"
 """EAGLE's tree and TALON's are those of the paper: K = 10, D = 8, N = 60, mu = 0.03."""
 
 
+@grouped
 def bench_expansion_(
     context: typer.Context,
+    results: ResultOptions,
     policies: PolicySpecs = [POLICIES],  # noqa: B006
     vocab: Annotated[str, typer.Option(help="Vocabulary sizes.")] = "32000,128000,152000",
     alpha: Annotated[str, typer.Option(help="Exponents of Zipf's law, above 0.")] = "0.7,1.35,5",
     repeats: Annotated[int, typer.Option(min=1, help="Trees grown for every figure.")] = 100,
     device: Device = "auto",
-    out: Out = None,
-    minutes: Minutes = None,
-    json_: AsJson = False,
 ) -> None:
     """The time every policy takes to grow a tree, and for a level of it, on synthetic rows that follow Zipf's law.
 
@@ -34,15 +34,15 @@ def bench_expansion_(
     chosen = [*parse_policies(policies).values()]
 
     from drafttree.loading import find_device
-    from drafttree_lab.bench.expansion import bench_expansion
-    from drafttree_lab.display.expansion import show_expansion
+    from drafttree_lab.display.tables import show_expansion
+    from drafttree_lab.micro.expansion import bench_expansion
 
-    on, store = find_device(device), open_store(context, minutes=minutes)
+    on, store = find_device(device), results.open_store(context)
     with progress(len(vocabs) * len(alphas) * len(chosen)) as advance:
         result = bench_expansion(
             chosen, vocabs=vocabs, alphas=alphas, repeats=repeats, device=on, progress=advance, store=store
         )
-    finish(store, json_, result.summary(), lambda: show_expansion(result))
+    results.finish(store, result.summary(), lambda: show_expansion(result))
 
 
 def _parse_exponents(text: str) -> list[float]:

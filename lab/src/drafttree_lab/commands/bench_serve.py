@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from drafttree.core.errors import ConfigError
+from drafttree.interfaces.cli.option_groups import given_options
 from drafttree.interfaces.cli.options import (
     AsJson,
     Device,
@@ -24,7 +25,6 @@ from drafttree.interfaces.cli.options import (
     Seed,
     Temperature,
     VerifierName,
-    given_options,
     parse_numbers,
 )
 from drafttree.interfaces.cli.serve import check_extra
@@ -60,11 +60,13 @@ def bench_serve_(
     find_policy(policy)
     find_verifier(verifier)
 
-    from drafttree.interfaces.cli.decoders import read_openings
-    from drafttree_lab.bench.serve import PLAIN, SPECULATIVE, bench_serve
+    from drafttree.evaluation.prompt_form import AS_TEXT
+    from drafttree.evaluation.prompts import read_examples
+    from drafttree.interfaces.cli.decoders import shipped_examples
     from drafttree_lab.display.serve import show_serve
+    from drafttree_lab.load.serve import PLAIN, SPECULATIVE, bench_serve
 
-    texts = read_openings(prompts, limit)
+    examples = read_examples(prompts, limit) if prompts else shipped_examples(limit, AS_TEXT)
     options = {"policy": policy, "verifier": verifier, "dtype": dtype, "device": device, "quantize": quantize}
     shared = [part for name, value in given_options(options).items() for part in (f"--{name}", value)]
     shared += ["--max-batch", str(max(sizes)), "--port", "0"]
@@ -76,7 +78,7 @@ def bench_serve_(
         with progress(2 * len(sizes) * (repeats + 1)) as advance:
             result = bench_serve(
                 addresses,
-                texts,
+                [example.prompt for example in examples],
                 sizes,
                 repeats=repeats,
                 per_client=per_client,

@@ -11,7 +11,7 @@ import typer
 from drafttree.core.errors import ConfigError
 from drafttree.evaluation.shapes import SHAPES, find_shape
 from drafttree.interfaces.cli.options import AsJson, Device, Seed, Target
-from drafttree.interfaces.cli.results import Minutes, finish
+from drafttree.interfaces.cli.results import Minutes, ResultOptions
 from drafttree.interfaces.console import progress
 
 LIST, REPORT = "list", "report"
@@ -104,7 +104,7 @@ def replay(
     try:
         write_results(out, found.results, shlex.join(["drafttree", *sys.argv[1:]]))
     finally:  # a full disk keeps nobody from seeing them
-        finish(store, json_, found.to_json(), lambda: replay_display.show_replay(found))
+        ResultOptions(out, minutes, json_).finish(store, found.to_json(), lambda: replay_display.show_replay(found))
 
 
 def _report(folders: list[str], output: Path) -> None:
@@ -117,7 +117,7 @@ def _report(folders: list[str], output: Path) -> None:
         raise ConfigError(f"report takes one folder, not {len(folders)}: drafttree replay report build/replay -o PAGE")
 
     from drafttree_lab.replay.results_folder import read_results
-    from drafttree_lab.replay_report import write_report
+    from drafttree_lab.report import write_report
 
     write_report(read_results(Path(folders[0])), output)
     print(f"written: {output}", file=sys.stderr)

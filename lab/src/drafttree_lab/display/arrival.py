@@ -3,7 +3,7 @@
 from rich.text import Text
 
 from drafttree.interfaces.console import make_console, make_table
-from drafttree_lab.bench.arrival import MOST, ArrivalBench
+from drafttree_lab.load.arrival import MOST, ArrivalBench
 
 
 def show_arrival(result: ArrivalBench) -> None:

@@ -7,11 +7,10 @@ from rich.text import Text
 from drafttree.core.cost_curve import CostCurve
 from drafttree.evaluation.method import PLAIN
 from drafttree.interfaces.console import make_console, make_table
-from drafttree_lab.bench.auto import AutoBench, AutoRow
-from drafttree_lab.bench.auto_aims import aims, shortfalls
-from drafttree_lab.bench.grid import DYNATREE, TALON
-from drafttree_lab.bench.reliability import ReliabilityBench
-from drafttree_lab.bench.timed_row import AUTO, TimedRow
+from drafttree_lab.experiment.auto import DYNATREE, TALON, AutoBench, AutoRow
+from drafttree_lab.experiment.auto_aims import aims, shortfalls
+from drafttree_lab.experiment.calibration import ReliabilityBench
+from drafttree_lab.experiment.timed_row import AUTO, TimedRow
 
 SIZES = (4, 16, 64)
 """Nodes for which the cost of a target pass is shown."""

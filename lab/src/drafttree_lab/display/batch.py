@@ -8,10 +8,10 @@ from rich.text import Text
 
 from drafttree.evaluation.estimate import RatioEstimate
 from drafttree.interfaces.console import make_console, make_table
-from drafttree_lab.bench.batch import BatchBench
-from drafttree_lab.bench.batch_aims import batch_aims
-from drafttree_lab.bench.batch_row import BatchRow
-from drafttree_lab.bench.batch_ways import ALONE, FIXED
+from drafttree_lab.load.batch import BatchBench
+from drafttree_lab.load.batch_aims import batch_aims
+from drafttree_lab.load.batch_row import BatchRow
+from drafttree_lab.load.batch_ways import ALONE, FIXED
 
 RATIOS = "tokens per second in the steady state: ratios over the turns, with 95 % intervals (Student's t on logarithms)"
 DRAFTS = "speculative: k nodes per request and round; v to h0 in target passes of plain decoding at this batch"

@@ -10,10 +10,10 @@ from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
 from drafttree.core.errors import InputError
 from drafttree.evaluation.estimate import RatioEstimate
-from drafttree_lab.bench.batch import BatchBench
-from drafttree_lab.bench.batch_row import BatchRow
-from drafttree_lab.bench.batch_ways import ONE_BY_ONE
-from drafttree_lab.replay_report.chart_style import INK, MARKERS, STYLE, add_legend, color, panel_grid
+from drafttree_lab.load.batch import BatchBench
+from drafttree_lab.load.batch_row import BatchRow
+from drafttree_lab.load.batch_ways import ONE_BY_ONE
+from drafttree_lab.report.chart_style import INK, MARKERS, STYLE, add_legend, color, panel_grid
 
 PANEL = (5.5, 4.2)
 """Inches."""

@@ -4,7 +4,7 @@ from rich.text import Text
 
 from drafttree.evaluation.estimate import RatioEstimate
 from drafttree.interfaces.console import make_console, make_table
-from drafttree_lab.bench.serve import PLAIN, SHARES, SPECULATIVE, ServeBench, ServedWay
+from drafttree_lab.load.serve import PLAIN, SHARES, SPECULATIVE, ServeBench, ServedWay
 
 SPEEDS = (
     "tokens per second of all clients together, and ratios over the turns with 95 % intervals (Student's t on logs)"

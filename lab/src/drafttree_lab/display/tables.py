@@ -1,27 +1,22 @@
 """Tables of the benches."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 from rich.table import Table
 
 from drafttree.evaluation.estimate import Estimate
+from drafttree.evaluation.method import NO_DRAFTER, PLAIN
 from drafttree.interfaces.console import make_console, make_table
-from drafttree_lab.bench import (
-    Acceptance,
-    DrafterBench,
-    ExactTextRow,
-    LawBench,
-    LookupBench,
-    Overhead,
-    PeerRow,
-    PolicyBench,
-    PolicyRow,
-    VerifierBench,
-)
-from drafttree_lab.bench.acceptance import PUBLISHED_GAIN
-from drafttree_lab.bench.law import BEHIND
-from drafttree_lab.bench.overhead import PARTS
+from drafttree_lab.experiment.acceptance import PUBLISHED_GAIN, Acceptance
+from drafttree_lab.experiment.exact_text import ExactTextRow
+from drafttree_lab.experiment.law import BEHIND, LawBench
+from drafttree_lab.experiment.lookup import LookupBench
+from drafttree_lab.experiment.memory import MemoryBench
+from drafttree_lab.experiment.methods import MethodBench, MethodRow, PeerRow
+from drafttree_lab.experiment.overhead import PARTS, Overhead
+from drafttree_lab.micro.expansion import ExpansionBench
+from drafttree_lab.micro.verifiers import VerifierBench
 
 
 def show_exact_text(rows: list[ExactTextRow]) -> None:
@@ -33,21 +28,15 @@ def show_exact_text(rows: list[ExactTextRow]) -> None:
     make_console().print(table)
 
 
-def show_bench(result: PolicyBench) -> None:
-    """Every term of the law per policy, looping texts apart."""
+def show_methods(result: MethodBench) -> None:
+    """The law's terms of every method by group of prompts, then what the drafters cost."""
     for group in dict.fromkeys(row.group for row in result.rows):
-        rows = {row.policy: row for row in result.rows if row.group == group}
-        make_console().print(_law_rows("policy", group, rows))
+        make_console().print(_law_rows(group, [row for row in result.rows if row.group == group]))
         if peers := [peer for peer in result.peers if peer.group == group]:
             make_console().print(_peers(peers))
     print(f"{result.looping} of {result.prompts} texts loop (their last 48 tokens repeat with a period of at most 16)")
-
-
-def show_drafters(result: DrafterBench) -> None:
-    """The law's terms of every method by set of prompts, then what the drafters cost."""
-    for group in dict.fromkeys(each.row.group for each in result.rows):
-        rows = {each.name: each.row for each in result.rows if each.row.group == group}
-        make_console().print(_law_rows("method", group, rows))
+    if not result.costs:
+        return
     table = make_table("drafter", "passes a round", "ms a pass", "weights, MB", "cache, MB", right=4)
     for cost in result.costs:
         sizes = [f"{size / 1e6:.2f}" for size in (cost.weight_bytes, cost.cache_bytes)]
@@ -55,17 +44,17 @@ def show_drafters(result: DrafterBench) -> None:
     make_console().print(table)
 
 
-def _law_rows(kind: str, group: str, rows: Mapping[str, PolicyRow]) -> Table:
+def _law_rows(group: str, rows: Sequence[MethodRow]) -> Table:
     """The terms of the law, and the shares of the drafted nodes and levels that were accepted."""
     columns = ["tau", "delta", "v", "c", "h", "R law", "R", "tokens/s", "of nodes", "of levels", "nodes"]
-    table = make_table(kind, *columns, right=len(columns))
-    table.title = f"{group}: {next(iter(rows.values())).prompts} prompts"
-    for name, row in rows.items():
+    table = make_table("method", *columns, right=len(columns))
+    table.title = f"{group}: {rows[0].prompts} prompts"
+    for row in rows:
         law = row.law
         terms = [law.tau, law.delta, law.v, law.c, law.h, row.predicted, law.measured]
         shares = [f"{row.acceptance_rate:.1%}", f"{row.level_acceptance:.1%}"]
         cells = [f"{row.tokens_per_second:.1f}", *shares, f"{row.mean_nodes:.1f}"]
-        table.add_row(name, *(f"{term:.2f}" for term in terms), *cells)
+        table.add_row(row.method, *(f"{term:.2f}" for term in terms), *cells)
     return table
 
 
@@ -87,7 +76,7 @@ def show_law(law: LawBench) -> None:
         for context, times in law.contexts.items():
             table.add_row(str(context), *(f"{times[nodes] * 1e3:.2f}" for nodes in BEHIND))
         console.print(table)
-    show_bench(law.bench)
+    show_methods(law.bench)
     columns = ["", "tokens/s", "GB/s", "of the roofline", "R", "without prompts", "R at h = 0", "share of it"]
     table = make_table(*columns, right=len(columns) - 1)
     for row in (row for row in law.bench.rows if row.group == "all"):
@@ -95,7 +84,7 @@ def show_law(law: LawBench) -> None:
         ratios = [f"{ratio:.2f}" for ratio in (row.law.measured, row.law.decoding, free)]
         cells = [f"{row.tokens_per_second:.1f}", f"{moved / 1e9:.1f}", f"{moved / law.bandwidth:.0%}", *ratios]
         cells.append(f"{row.law.decoding / free:.0%}")
-        table.add_row(row.policy, *cells)
+        table.add_row(row.method, *cells)
     console.print(table)
     for target in law.targets():
         bound, verdict = "at most" if target.is_upper else "at least", "met" if target.met else "missed"
@@ -146,6 +135,30 @@ def show_verifier_times(result: VerifierBench) -> None:
             table.add_row(name, *(cell for group in cells for cell in group))
         make_console().print(table, "")
     print("ms: judging a tree of so many nodes; share: of that in judging and logits; grow: its noise or its draws")
+
+
+def show_memory(result: MemoryBench) -> None:
+    """Megabytes of every method, those of the GPU where one was in use."""
+    on_device = any(use.device_peak for use in result.uses.values())
+    names = ["loaded", "peak", "added", *(["GPU loaded", "GPU peak", "GPU added"] if on_device else [])]
+    table = make_table("MB", *names, right=len(names))
+    for spec, use in result.uses.items():
+        sizes = [use.loaded, use.peak, use.added, use.device_loaded, use.device_peak, use.device_added]
+        table.add_row(PLAIN if spec == NO_DRAFTER else spec, *(f"{size / 1e6:.1f}" for size in sizes[: len(names)]))
+    make_console().print(table)
+
+
+def show_expansion(result: ExpansionBench) -> None:
+    """Milliseconds of every policy for a tree and for a level, a table per vocabulary and exponent."""
+    where = f"{result.device}, {result.threads} threads, {result.repeats} trees each"
+    for vocab, alpha in dict.fromkeys((row.vocab, row.alpha) for row in result.rows):
+        table = make_table("policy", "nodes", "levels", "ms a tree", "ms a level", "mean ms a tree", right=5)
+        table.title = f"vocabulary {vocab}, alpha {alpha:g}; {where}"
+        for row in (row for row in result.rows if (row.vocab, row.alpha) == (vocab, alpha)):
+            times = [f"{seconds * 1e3:.3f}" for seconds in (row.seconds, row.per_level, row.mean_seconds)]
+            table.add_row(row.policy, str(row.nodes), str(row.levels), *times)
+        make_console().print(table, "")
+    print("medians but for the last column; the drafter's passes are left out, the softmax of its logits is not")
 
 
 def show_acceptance(result: Acceptance) -> None:

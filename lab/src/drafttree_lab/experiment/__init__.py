@@ -1,1 +1,1 @@
-"""Prompts x ways of generating x repeats, by turns in one process."""
+"""Experiments: prompts and methods by turns, and what is measured of them."""

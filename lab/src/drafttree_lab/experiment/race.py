@@ -7,6 +7,7 @@ from typing import Any
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation import Generation
 from drafttree.engine.metrics import Metrics
+from drafttree.evaluation.by_turns import by_turns
 from drafttree.evaluation.reference import ReferenceRun
 from drafttree.evaluation.run_store import NothingFinished, RunStore
 from drafttree.evaluation.text_record import TextRecord
@@ -34,7 +35,6 @@ def race(
     """
     warm_up = functools.cache(lambda name: ways[name](prompts[0]))
     runs: list[list[Turn]] = []
-    names = list(ways)
 
     def run(name: str, prompt: Sequence[int]) -> Any:
         warm_up(name)
@@ -45,8 +45,7 @@ def race(
             runs.append([])
             for index, prompt in enumerate(prompts):
                 turn: Turn = {}
-                first = (repeat + index) % len(names)
-                for name in names[first:] + names[:first]:
+                for _, name in by_turns([*ways], 1, repeat + index):
                     work = functools.partial(run, name, prompt)
                     turn[name] = store.run((repeat, index, name), Generation | ReferenceRun, work)
                     progress(name)

@@ -7,6 +7,7 @@ from drafttree.core.errors import DraftTreeError
 from drafttree.engine.compatibility import is_text_of_seed
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation import Generation
+from drafttree.evaluation.by_turns import by_turns
 from drafttree.evaluation.json_lines import UnwritableError
 from drafttree.evaluation.method import Method as Way
 from drafttree.evaluation.run_store import RunStore
@@ -83,10 +84,8 @@ class Runner:
         return list(self.prompts[task.experiment.paper, setting.set][task.prompt][: setting.prompt_tokens])
 
     def _decode(self, task: Task) -> None:
-        names = list(task.block.ways)
-        first = (task.prompt + task.repeat) % len(names)
         times: Turn = {}
-        for name in (*names[first:], *names[:first]):
+        for _, name in by_turns([*task.block.ways], 1, task.prompt + task.repeat):
             way = task.block.ways[name]
             key = task.counts_key(way)
             if not self.timed and self.store.find(key, TextCounts) is not None:

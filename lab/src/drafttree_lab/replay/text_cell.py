@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from drafttree.engine.generation import Generation
 from drafttree.engine.metrics import Metrics
-from drafttree_lab.bench.policies import loops
+from drafttree_lab.experiment.methods import loops
 from drafttree_lab.replay.bootstrap import Fraction
 from drafttree_lab.replay.paper import Metric
 

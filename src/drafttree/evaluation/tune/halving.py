@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from drafttree.engine.metrics import Metrics, SpeedupLaw
+from drafttree.evaluation.by_turns import by_turns
 from drafttree.evaluation.estimate import Estimate
 from drafttree.evaluation.method import PLAIN
 
@@ -73,16 +74,14 @@ class Race:
             texts: how many.
             until: no run begins when so many seconds are spent.
         """
-        for text in range(texts):
-            first = text % len(ways)
-            for way in (*ways[first:], *ways[:first]):
-                own = self.runs.setdefault(way, {})
-                if text in own:
-                    continue
-                if self.spent >= until:
-                    return False
-                own[text] = self.measure(way, text)
-                self.spent += own[text].seconds
+        for text, way in by_turns(ways, texts):
+            own = self.runs.setdefault(way, {})
+            if text in own:
+                continue
+            if self.spent >= until:
+                return False
+            own[text] = self.measure(way, text)
+            self.spent += own[text].seconds
         return True
 
     def totals(self, way: str) -> tuple[Metrics, Metrics]:

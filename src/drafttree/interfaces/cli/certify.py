@@ -9,8 +9,8 @@ from drafttree.core.errors import ConfigError
 from drafttree.core.sampling import Sampling
 from drafttree.evaluation.prompts import read_prompts
 from drafttree.evaluation.run_store import RunStore
+from drafttree.interfaces.cli.option_groups import ShapingOptions, grouped
 from drafttree.interfaces.cli.options import (
-    AsJson,
     Device,
     Drafter,
     Dtype,
@@ -25,9 +25,8 @@ from drafttree.interfaces.cli.options import (
     Seed,
     Target,
     VerifierNames,
-    shaped,
 )
-from drafttree.interfaces.cli.results import Minutes, Out, finish, open_store
+from drafttree.interfaces.cli.results import ResultOptions
 from drafttree.interfaces.console import progress
 from drafttree.loading import parse_policies, parse_verifiers
 from drafttree.policies import TreePolicy
@@ -36,9 +35,11 @@ from drafttree.verifiers import Verifier
 EXACT = {"out", "minutes", "exact", "policies", "verifiers", "models", "json_"}
 
 
-@shaped
+@grouped
 def certify(
     context: typer.Context,
+    shaping: ShapingOptions,
+    results: ResultOptions,
     prompts: Files = None,
     policies: PolicySpecs = ["all"],  # noqa: B006
     target: Target = "embedded",
@@ -52,32 +53,27 @@ def certify(
     quantize: Quantize = None,
     quantize_drafter: QuantizeDrafter = None,
     ignore_eos: IgnoreEos = False,
-    out: Out = None,
-    minutes: Minutes = None,
-    json_: AsJson = False,
     exact: Annotated[bool, typer.Option("--exact", help="Enumerate toy models instead; needs no prompts.")] = False,
     verifiers: VerifierNames = ["all"],  # noqa: B006
     models: Annotated[int | None, typer.Option(min=1, help="Toy models per pair, for --exact; 6 by default.")] = None,
-    *,
-    shaping: dict[str, Any],
 ) -> None:
     """Check that every policy's text is the reference's, token for token.
 
     The reference is transformers' own generate; above temperature 0 it is decoding without speculation. With --exact,
     prove instead that policies and verifiers have the target's law, by enumerating every draw and every decision.
     """
-    given = _given(context)
+    given, options = _given(context), shaping.to_dict()
     if exact:
-        sampling = _exact_sampling(given, shaping)
+        sampling = _exact_sampling(given, options)
         pairs = [*parse_policies(policies).values()], [*parse_verifiers(verifiers).values()]
-        _certify_exactly(*pairs, models, sampling, open_store(context, minutes=minutes), json_)
+        _certify_exactly(*pairs, models, sampling, results.open_store(context), results)
     for name in ("verifiers", "models"):
         if name in given:
             raise ConfigError(f"{given[name]} is for --exact alone; give --exact, or leave it out")
     if not prompts:
         raise ConfigError("certify needs a prompt file: --prompts FILE")
     chosen, texts = [*parse_policies(policies).values()], read_prompts(prompts, limit)
-    sampling = Sampling.from_options(shaping)
+    sampling = Sampling.from_options(options)
 
     from drafttree.evaluation.certify import certify
     from drafttree.interfaces.cli.decoders import load_speculative
@@ -86,11 +82,11 @@ def certify(
     kinds: dict[str, Any] = {"quantize": quantize, "quantize_drafter": quantize_drafter}
     decoder = load_speculative(target, drafter, dtype, device, exact_text=exact_text, **kinds)
     runs = len(texts) * (len(chosen) + 1 + sampling.greedy)
-    store = open_store(context, texts, shaping, minutes=minutes)
+    store = results.open_store(context, texts, options)
     with progress(runs) as advance:
-        options = shaping | {"seed": seed, "max_new_tokens": max_new_tokens, "ignore_eos": ignore_eos}
+        options |= {"seed": seed, "max_new_tokens": max_new_tokens, "ignore_eos": ignore_eos}
         certificate = certify(decoder, texts, chosen, progress=advance, store=store, **options)
-    finish(store, json_, certificate.summary(), lambda: show_certificate(certificate, decoder))
+    results.finish(store, certificate.summary(), lambda: show_certificate(certificate, decoder))
     raise typer.Exit(0 if certificate.passed else 1)
 
 
@@ -101,7 +97,7 @@ def _given(context: typer.Context) -> dict[str, str]:
     return {name: flags[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}
 
 
-def _exact_sampling(given: Mapping[str, str], shaping: Mapping[str, Any]) -> dict[str, Any]:
+def _exact_sampling(given: Mapping[str, str], options: Mapping[str, Any]) -> dict[str, Any]:
     """The sampling of toy models.
 
     Raises:
@@ -112,9 +108,9 @@ def _exact_sampling(given: Mapping[str, str], shaping: Mapping[str, Any]) -> dic
     for name, flag in given.items():
         if name not in EXACT | OPTIONS:
             raise ConfigError(f"{flag} does not apply to --exact, which enumerates toy models; leave it out")
-    if "temperature" in given and not shaping["temperature"]:
+    if "temperature" in given and not options["temperature"]:
         raise ConfigError("--temperature 0 draws nothing, so there is nothing to enumerate; leave it out for 1")
-    return {name: shaping[name] for name in OPTIONS & given.keys()}
+    return {name: options[name] for name in OPTIONS & given.keys()}
 
 
 def _certify_exactly(
@@ -123,7 +119,7 @@ def _certify_exactly(
     models: int | None,
     sampling: Mapping[str, Any],
     store: RunStore,
-    json_: bool,
+    results: ResultOptions,
 ) -> NoReturn:
     import torch
 
@@ -134,5 +130,5 @@ def _certify_exactly(
     with progress(len(policies) * len(verifiers)) as advance:
         chosen = models or MODELS
         table = sweep_pairs(policies, verifiers, models=chosen, progress=advance, store=store, **sampling)
-    finish(store, json_, table.summary(), lambda: show_enumeration(table))
+    results.finish(store, table.summary(), lambda: show_enumeration(table))
     raise typer.Exit(0 if table.passed else 1)

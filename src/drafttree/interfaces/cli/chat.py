@@ -12,25 +12,13 @@ from rich.text import Text
 
 from drafttree.core.errors import ConfigError, ContextError, DraftTreeError, InputError
 from drafttree.evaluation.prompts import read_text
+from drafttree.interfaces.cli.option_groups import DecoderOptions, ShapingOptions, given_options, grouped
 from drafttree.interfaces.cli.options import (
-    Device,
-    Drafter,
     DraftTemperature,
-    Dtype,
-    ExactText,
-    LossyWindow,
-    PolicySpec,
-    Quantize,
-    QuantizeDrafter,
-    Sinks,
     Target,
-    VerifierName,
-    given_options,
-    shaped,
 )
 from drafttree.interfaces.console import make_console
-from drafttree.loading import find_policy, find_verifier, make_policy
-from drafttree.loading.specs import DEFAULT_POLICY
+from drafttree.loading import make_policy
 
 if TYPE_CHECKING:
     from drafttree.engine.decoder import Decoder
@@ -46,12 +34,11 @@ HELP = """\
 Ctrl-C stops an answer and keeps what was written."""
 
 
-@shaped
+@grouped
 def chat(
+    models: DecoderOptions,
+    shaping: ShapingOptions,
     target: Target = "embedded",
-    drafter: Drafter = "auto",
-    policy: PolicySpec = DEFAULT_POLICY,
-    verifier: VerifierName = "auto",
     system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
     template: Annotated[
         Path | None, typer.Option("--chat-template", help="A Jinja file to use instead of the model's own template.")
@@ -60,15 +47,6 @@ def chat(
     draft_temperature: DraftTemperature = 1.0,
     stop: Annotated[list[str] | None, typer.Option(help="A string that ends an answer; may be repeated.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer at most.")] = 512,
-    dtype: Dtype = "auto",
-    device: Device = "auto",
-    exact_text: ExactText = False,
-    lossy_window: LossyWindow = None,
-    sinks: Sinks = 4,
-    quantize: Quantize = None,
-    quantize_drafter: QuantizeDrafter = None,
-    *,
-    shaping: dict[str, Any],
 ) -> None:
     """Talk with a model; on a terminal, what was accepted from the draft tree is green. /help lists the commands.
 
@@ -76,22 +54,19 @@ def chat(
     is kept, so an answer reads only the newest message.
     """
     own = read_text(template) if template else None
-    chosen = find_policy(policy), find_verifier(verifier)
+    options = shaping.to_dict()
+    models.check()
 
     from drafttree.engine.chat import turn_end
-    from drafttree.interfaces.cli.decoders import load_named
     from drafttree.interfaces.display import show_lossy
 
-    kinds: dict[str, Any] = {"quantize": quantize, "quantize_drafter": quantize_drafter}
-    kinds |= {"exact_text": exact_text, "lossy_window": lossy_window, "sinks": sinks}
-    decoder = load_named(target, drafter, *chosen, dtype=dtype, device=device, **kinds)
+    decoder = models.load(target)
     if own is not None and decoder.tokenizer:
         decoder.tokenizer.chat_template = own
     if not getattr(decoder.tokenizer, "chat_template", None):
         raise ConfigError(f"{target!r} has no chat template; give one with --chat-template FILE, or use generate")
     stops = [*(stop or ()), *filter(None, [turn_end(decoder.tokenizer)])]
-    options = shaping | given_options({"seed": seed, "stop": stops or None})
-    options |= {"draft_temperature": draft_temperature}
+    options |= given_options({"seed": seed, "stop": stops or None, "draft_temperature": draft_temperature})
     conversation = Conversation(decoder, options, max_new_tokens, system)
     interactive = sys.stdin is not None and sys.stdin.isatty()
     if interactive:

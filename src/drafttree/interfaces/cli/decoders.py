@@ -1,7 +1,6 @@
 """Decoders and prompts from the options of commands; importing this imports torch, so commands do it when they run."""
 
 import sys
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,12 @@ from drafttree.engine.decoder import Decoder
 from drafttree.evaluation.inflation import load_inflated
 from drafttree.evaluation.prompt_encoding import encode_prompts
 from drafttree.evaluation.prompt_form import AS_TEXT, PromptForm
-from drafttree.evaluation.prompt_sets import NOT_SHIPPED, SETS, read_prompt_sets, shipped_prompts
-from drafttree.evaluation.prompts import Example, read_examples, spread_examples
+from drafttree.evaluation.prompt_sets import shipped_prompts
+from drafttree.evaluation.prompts import Example, read_examples
 from drafttree.loading import TunedPolicy, choose_drafter, zoo
 from drafttree.loading.load import load
 from drafttree.policies import Chain
 from drafttree.verifiers import Verifier
-
-NO_TASK = "other"
-"""The task of prompts without a category."""
 
 
 def load_named(target: str, drafter: str, *arguments: Any, **options: Any) -> Decoder:
@@ -82,33 +78,6 @@ def read_token_ids(
     return encode_prompts(decoder, examples, form, length)
 
 
-def read_mixed(
-    decoder: Decoder, paths: list[Path] | None, limit: int | None, length: int, form: PromptForm
-) -> list[list[int]]:
-    """The same, but by default all prompts that ship, one of each kind after the other."""
-    if paths:
-        return read_token_ids(decoder, paths, limit, length, form)
-    openings = shipped_examples(None, form)
-    sets = read_prompt_sets([name for name in SETS if name not in NOT_SHIPPED], None, None, **form.selection)
-    mixed = [each for turn in zip_longest(*sets.values(), openings) for each in turn if each]
-    return encode_prompts(decoder, mixed[:limit], form, length)
-
-
-def read_openings(paths: list[Path] | None, limit: int | None) -> list[str]:
-    """The texts of the prompts of some files, or of the shipped ones."""
-    examples = read_examples(paths, limit) if paths else shipped_examples(limit, AS_TEXT)
-    return [example.prompt for example in examples]
-
-
-def read_sets(
-    decoder: Decoder, files: list[tuple[str, Path]], limit: int | None, length: int, form: PromptForm
-) -> dict[str, list[list[int]]]:
-    """The same by the names of the files, evenly spaced over each."""
-    examples = {name: spread_examples([path], limit, **form.selection) for name, path in files}
-    sets = examples or {"openings": shipped_examples(limit, form)}
-    return {name: encode_prompts(decoder, each, form, length) for name, each in sets.items()}
-
-
 def shipped_examples(limit: int | None, form: PromptForm) -> list[Example]:
     """The shipped prompts, where no file is named.
 
@@ -118,19 +87,6 @@ def shipped_examples(limit: int | None, form: PromptForm) -> list[Example]:
     if form.category:
         raise ConfigError(f"--category {form.category!r} chooses from prompt files; name one with --prompts")
     return [Example(text) for text in shipped_prompts()[:limit]]
-
-
-def read_tasks(
-    decoder: Decoder, paths: list[Path] | None, limit: int | None, length: int, form: PromptForm
-) -> list[tuple[str, list[int]]]:
-    """The token ids of prompts evenly spaced over some files, each with its task, the first part of its category."""
-    examples = spread_examples(paths, limit, **form.selection) if paths else shipped_examples(limit, form)
-    tasks = [(example.category or NO_TASK).partition("/")[0] for example in examples]
-    return [
-        (task, ids)
-        for task, example in zip(tasks, examples, strict=True)
-        for ids in encode_prompts(decoder, [example], form, length)
-    ]
 
 
 def _hide_bars() -> None:

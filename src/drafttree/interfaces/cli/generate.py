@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
@@ -11,34 +11,17 @@ from drafttree.core.cost_curve import CostCurve
 from drafttree.core.errors import ConfigError
 from drafttree.evaluation.curve_file import read_cost_curves
 from drafttree.evaluation.prompts import read_prompt
+from drafttree.interfaces.cli.option_groups import DecoderOptions, TextOptions, grouped
 from drafttree.interfaces.cli.options import (
     AsJson,
-    Device,
-    Drafter,
-    DraftTemperature,
-    Dtype,
-    ExactText,
-    IgnoreEos,
-    LossyWindow,
-    MaxNewTokens,
-    PolicySpec,
     PromptText,
-    Quantize,
-    QuantizeDrafter,
-    SeedOrNone,
-    Sinks,
-    Stop,
     Target,
     TensorParallelSize,
-    VerifierName,
-    given_options,
-    shaped,
 )
 from drafttree.interfaces.cli.processes import one_voice
 from drafttree.interfaces.cli.results import INTERRUPTED
 from drafttree.interfaces.console import make_console, print_json
-from drafttree.loading import find_policy, find_verifier
-from drafttree.loading.specs import DEFAULT_POLICY
+from drafttree.loading import find_policy
 
 if TYPE_CHECKING:
     from drafttree.engine.decoder import Decoder, Prompt
@@ -46,25 +29,13 @@ if TYPE_CHECKING:
     from drafttree.evaluation.compare import Comparison
 
 
-@shaped
+@grouped
 def generate(
     context: typer.Context,
+    models: DecoderOptions,
+    writing: TextOptions,
     prompt: PromptText = None,
     target: Target = "embedded",
-    drafter: Drafter = "auto",
-    policy: PolicySpec = DEFAULT_POLICY,
-    verifier: VerifierName = "auto",
-    seed: SeedOrNone = None,
-    draft_temperature: DraftTemperature = 1.0,
-    stop: Stop = None,
-    max_new_tokens: MaxNewTokens = None,
-    dtype: Dtype = "auto",
-    device: Device = "auto",
-    exact_text: ExactText = False,
-    lossy_window: LossyWindow = None,
-    sinks: Sinks = 4,
-    quantize: Quantize = None,
-    quantize_drafter: QuantizeDrafter = None,
     tensor_parallel_size: TensorParallelSize = 1,
     costs: Annotated[
         Path | None, typer.Option(help="Cost curve for the policy auto: the costs of an earlier --json, as a file.")
@@ -73,9 +44,6 @@ def generate(
     repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each way for --compare.")] = 3,
     json_: AsJson = False,
     chat: Annotated[bool, typer.Option("--chat", help="Apply the chat template to the prompt.")] = False,
-    ignore_eos: IgnoreEos = False,
-    *,
-    shaping: dict[str, Any],
 ) -> None:
     """Write from a prompt; on a terminal, what was accepted from the draft tree is green.
 
@@ -84,19 +52,14 @@ def generate(
     if tensor_parallel_size > 1:
         _check_sharded(prompt, compare)
         context.with_resource(one_voice())
-    options = shaping | given_options({"seed": seed, "max_new_tokens": max_new_tokens, "stop": stop})
-    options |= {"ignore_eos": ignore_eos, "draft_temperature": draft_temperature}
-    text, chosen = read_prompt(prompt), (find_policy(policy), find_verifier(verifier))
-    curve = _read_costs(costs, drafter, chosen[0]) if costs else None
+    options, text = writing.to_dict(), read_prompt(prompt)
+    models.check()
+    curve = _read_costs(costs, models) if costs else None
 
     from drafttree.engine.generation_options import show_options
     from drafttree.interfaces import display
-    from drafttree.interfaces.cli.decoders import load_named
 
-    kinds: dict[str, Any] = {"quantize": quantize, "quantize_drafter": quantize_drafter}
-    kinds |= {"exact_text": exact_text, "lossy_window": lossy_window, "sinks": sinks}
-    kinds["tensor_parallel_size"] = tensor_parallel_size
-    decoder = load_named(target, drafter, *chosen, dtype=dtype, device=device, **kinds)
+    decoder = models.load(target, tensor_parallel_size=tensor_parallel_size)
     decoder = decoder.with_costs(curve) if curve else decoder
     if decoder.defaults and not json_:
         note = f"the model's own options: {show_options(decoder.defaults)}"
@@ -110,7 +73,7 @@ def generate(
     if json_:
         print_json(_report(generation, compared))
     elif compared:
-        display.show_comparison(compared, policy)
+        display.show_comparison(compared, models.policy)
     else:
         display.show_speed(generation)
         display.show_lossy(generation.fidelity)
@@ -129,15 +92,15 @@ def _check_sharded(prompt: str | None, compare: bool) -> None:
         raise ConfigError("--compare times one process; leave it out, or --tensor-parallel-size")
 
 
-def _read_costs(path: Path, drafter: str, policy: object) -> CostCurve:
+def _read_costs(path: Path, models: DecoderOptions) -> CostCurve:
     """The cost curve of a file.
 
     Raises:
         ConfigError: the policy weighs no costs.
     """
-    if not getattr(policy, "uses_costs", False):
+    if not getattr(find_policy(models.policy), "uses_costs", False):
         raise ConfigError(f"--costs {str(path)!r} is for the policy auto; add --policy auto, or leave it out")
-    return read_cost_curves(path, [drafter])[drafter]
+    return read_cost_curves(path, [models.drafter])[models.drafter]
 
 
 def _write(decoder: "Decoder", prompt: "Prompt", options: dict, *, quiet: bool, echo: str) -> "Generation":

@@ -1,18 +1,14 @@
 """The options that several commands share, and how their values are read."""
 
-import functools
-import inspect
 import math
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from drafttree.core.errors import ConfigError
 from drafttree.core.sampling import Sampling
-from drafttree.evaluation.prompt_form import PromptForm
 from drafttree.evaluation.prompts import read_text
 from drafttree.evaluation.shapes import SHAPES
 from drafttree.loading import POLICY_CLASSES, VERIFIER_CLASSES
@@ -70,11 +66,6 @@ Device = Annotated[str, typer.Option(help='"cpu", "cuda", ... or "auto".')]
 ExactText = Annotated[
     bool, typer.Option("--exact-text", help="Write plain decoding's text token for token in every dtype; costs time.")
 ]
-LossyWindow = Annotated[
-    int | None,
-    typer.Option(min=1, help="Let the target see the latest tokens only, so many, and the --sinks: another model."),
-]
-Sinks = Annotated[int, typer.Option(min=0, help="First tokens that stay visible with --lossy-window.")]
 Quantize = Annotated[str | None, typer.Option(help='"int8" rounds the target\'s weights to eight bits: another model.')]
 Inflate = Annotated[str | None, typer.Option("--inflate", help=f"Cost of the target: {', '.join(SHAPES)}.")]
 QuantizeDrafter = Annotated[str | None, typer.Option(help='"int8" does so with a language model that drafts.')]
@@ -82,30 +73,7 @@ TensorParallelSize = Annotated[
     int, typer.Option(min=1, help="Processes of torchrun that the target's weights are sharded over.")
 ]
 Temperature = Annotated[float | None, typer.Option(help="0 decodes greedily.")]
-TopK = Annotated[int | None, typer.Option(help="Keep the k most probable tokens; 0 keeps all.")]
-TopP = Annotated[float | None, typer.Option(help="Keep the most probable tokens up to this probability.")]
-MinP = Annotated[float | None, typer.Option(help="Drop tokens less probable than this share of the best.")]
-TypicalP = Annotated[
-    float | None, typer.Option(help="Keep the tokens of most typical surprise up to this probability.")
-]
-EpsilonCutoff = Annotated[float | None, typer.Option(help="Drop tokens less probable than this.")]
-EtaCutoff = Annotated[float | None, typer.Option(help="Drop improbable tokens, fewer where much is possible.")]
-TopH = Annotated[float | None, typer.Option(help="Keep the best tokens up to this share of the entropy; 0 keeps all.")]
-RepetitionPenalty = Annotated[float | None, typer.Option(help="Above 1, tokens of prompt and text become less likely.")]
-NoRepeat = Annotated[int | None, typer.Option(help="No so many tokens come twice in a row; 0 lets them.")]
-MinNewTokens = Annotated[int | None, typer.Option(min=0, help="Tokens to generate at least, stop strings aside.")]
-LogitBias = Annotated[
-    list[str] | None, typer.Option(help="ID=VALUE adds to a token's logit; ID,ID=VALUE to the last one's. Repeatable.")
-]
-SchemaFile = Annotated[Path | None, typer.Option("--json-schema", help="Write JSON that follows the schema in FILE.")]
-Pattern = Annotated[str | None, typer.Option("--regex", help="Write a text that matches this regular expression.")]
-EbnfFile = Annotated[Path | None, typer.Option("--ebnf", help="Write a text of the EBNF grammar in FILE.")]
 DraftTemperature = Annotated[float, typer.Option(help="Divides the drafter's logits; below 1 it is trusted more.")]
-SeedOrNone = Annotated[int | None, typer.Option("--seed", help="Of the draws; without one every text is another.")]
-Stop = Annotated[list[str] | None, typer.Option(help="A string that ends the text; may be repeated.")]
-MaxNewTokens = Annotated[
-    int | None, typer.Option(min=1, help="Tokens to generate at most; by default what the model says, or 128.")
-]
 MaxBatch = Annotated[int, typer.Option(min=1, help="Texts that are written at once, at most.")]
 Seed = Annotated[int, typer.Option(help="Of the draws.")]
 Length = Annotated[int, typer.Option(min=1, help="Tokens to generate at most, per prompt.")]
@@ -114,100 +82,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document in
 Files = Annotated[list[Path] | None, typer.Option(help="Prompt file (.jsonl or .txt, also .gz); may be repeated.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="Take only so many prompts.")]
 Repeats = Annotated[int, typer.Option(min=1, help="Runs of everything; medians are reported.")]
-Chat = Annotated[bool, typer.Option("--chat", help="Render prompts by the tokenizer's chat template, all turns.")]
-Category = Annotated[str | None, typer.Option(help="Take only lines whose category begins so (.jsonl).")]
-Turns = Annotated[
-    int | None,
-    typer.Option(min=1, help="Turns of a prompt at most, each behind the target's own answers; 1, with --chat all."),
-]
-PromptTokens = Annotated[
-    int | None, typer.Option(min=1, help="Tokens of a turn at most, cut at its end; no long text is cut otherwise.")
-]
 PromptText = Annotated[str | None, typer.Argument(help="The prompt; - or nothing reads standard input.")]
-
-
-def shaping_options(
-    temperature: Temperature = None,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
-    typical_p: TypicalP = None,
-    epsilon_cutoff: EpsilonCutoff = None,
-    eta_cutoff: EtaCutoff = None,
-    top_h: TopH = None,
-    repetition_penalty: RepetitionPenalty = None,
-    no_repeat_ngram_size: NoRepeat = None,
-    min_new_tokens: MinNewTokens = None,
-    logit_bias: LogitBias = None,
-    schema: SchemaFile = None,
-    pattern: Pattern = None,
-    grammar: EbnfFile = None,
-) -> dict[str, Any]:
-    """The given options of `Decoder.generate` that shape the text, checked as far as that needs no model."""
-    options = {
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "typical_p": typical_p,
-        "epsilon_cutoff": epsilon_cutoff,
-        "eta_cutoff": eta_cutoff,
-        "top_h": top_h,
-        "repetition_penalty": repetition_penalty,
-        "no_repeat_ngram_size": no_repeat_ngram_size,
-        "min_new_tokens": min_new_tokens,
-        "sequence_bias": [parse_bias(spec) for spec in logit_bias or ()] or None,
-        "grammar": parse_grammar(schema, pattern, grammar),
-    }
-    Sampling.from_options(options)
-    return given_options(options)
-
-
-def prompt_form(
-    chat: Chat = False, category: Category = None, turns: Turns = None, prompt_tokens: PromptTokens = None
-) -> PromptForm:
-    """The form in which prompts are asked."""
-    return PromptForm(chat, category, turns, prompt_tokens)
-
-
-def given_options(options: dict[str, Any]) -> dict[str, Any]:
-    """The options that were given on the command line; the others are the model's own."""
-    return {name: value for name, value in options.items() if value is not None}
-
-
-Command = Callable[..., None]
-
-
-def with_options(options: Callable[..., Any], result: str) -> Callable[[Command], Command]:
-    """A decorator of commands that adds the options of a function, whose result becomes an argument of the command.
-
-    Args:
-        options: the function.
-        result: name of the argument.
-    """
-    shared = inspect.signature(options).parameters
-
-    def decorate(command: Command) -> Command:
-        """The command with these options."""
-        own = {name: option for name, option in inspect.signature(command).parameters.items() if name != result}
-
-        @functools.wraps(command)
-        def decorated(**arguments: Any) -> None:
-            made = options(**{name: arguments.pop(name) for name in shared})
-            command(**{result: made}, **arguments)
-
-        parameters = [*own.values(), *shared.values()]
-        vars(decorated)["__signature__"] = inspect.Signature(parameters)
-        decorated.__annotations__ = {option.name: option.annotation for option in parameters}
-        return decorated
-
-    return decorate
-
-
-shaped = with_options(shaping_options, "shaping")
-"""Gives a command the options of `shaping_options`."""
-formed = with_options(prompt_form, "form")
-"""Gives a command the options of `prompt_form`."""
 
 
 def parse_bias(spec: str) -> list:

@@ -4,6 +4,7 @@ import hashlib
 import math
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ import typer
 
 from drafttree.core.errors import ConfigError
 from drafttree.evaluation.run_store import RunStore
+from drafttree.interfaces.cli.options import AsJson
 from drafttree.interfaces.console import print_json
 
 INTERRUPTED = 130
@@ -41,35 +43,41 @@ Out = Annotated[
 ]
 
 
-def open_store(context: typer.Context, *inputs: object, minutes: float | None = None) -> RunStore:
-    """The store of a command's finished runs, in the folder of its --out.
+@dataclass(frozen=True)
+class ResultOptions:
+    """Where finished runs are kept, how long to run, and how the result is printed."""
 
-    Args:
-        context: of the command; its options decide what is run, but for `NOT_OF_THE_COMMAND`.
-        *inputs: what the files named in the options hold.
-        minutes: after which nothing is run any more.
+    out: Out = None
+    minutes: Minutes = None
+    json_: AsJson = False
 
-    Raises:
-        InputError: the folder cannot be used.
-    """
-    options = {name: str(value) for name, value in context.params.items() if name not in NOT_OF_THE_COMMAND}
-    digest = hashlib.sha256(repr(inputs).encode()).hexdigest()
-    command = {"command": context.command_path, **options, "digest of the prompts": digest}
-    return RunStore(context.params["out"], command, partial=True, minutes=minutes)
+    def open_store(self, context: typer.Context, *inputs: object) -> RunStore:
+        """The store of a command's finished runs.
 
+        Args:
+            context: of the command; its options decide what is run, but for `NOT_OF_THE_COMMAND`.
+            *inputs: what the files named in the options hold.
 
-def finish(store: RunStore, json_: bool, summary: dict[str, object], show: Callable[[], None]) -> None:
-    """Print a result, as JSON or as a person's tables.
+        Raises:
+            InputError: the folder cannot be used.
+        """
+        options = {name: str(value) for name, value in context.params.items() if name not in NOT_OF_THE_COMMAND}
+        digest = hashlib.sha256(repr(inputs).encode()).hexdigest()
+        command = {"command": context.command_path, **options, "digest of the prompts": digest}
+        return RunStore(self.out, command, partial=True, minutes=self.minutes)
 
-    Raises:
-        typer.Exit: if it was ended by Ctrl-C or the time, after it was shown.
-    """
-    if json_:
-        print_json(summary)
-    else:
-        show()
-    if store.interrupted:
-        raise typer.Exit(tell_end(store))
+    def finish(self, store: RunStore, summary: dict[str, object], show: Callable[[], None]) -> None:
+        """Print a result, as JSON or as a person's tables.
+
+        Raises:
+            typer.Exit: if it was ended by Ctrl-C or the time, after it was shown.
+        """
+        if self.json_:
+            print_json(summary)
+        else:
+            show()
+        if store.interrupted:
+            raise typer.Exit(tell_end(store))
 
 
 def tell_end(store: RunStore) -> int:

@@ -2,45 +2,24 @@
 
 import sys
 from importlib.util import find_spec
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from drafttree.core.counts import MAX_BATCH
 from drafttree.core.errors import ConfigError
-from drafttree.interfaces.cli.options import (
-    Device,
-    Drafter,
-    Dtype,
-    ExactText,
-    LossyWindow,
-    MaxBatch,
-    PolicySpec,
-    Quantize,
-    QuantizeDrafter,
-    Sinks,
-    VerifierName,
-)
-from drafttree.loading import find_policy, find_verifier
-from drafttree.loading.specs import DEFAULT_POLICY
+from drafttree.interfaces.cli.option_groups import DecoderOptions, grouped
+from drafttree.interfaces.cli.options import MaxBatch
 
 NEEDED = ("fastapi", "uvicorn", "sse_starlette", "prometheus_client", "jinja2")
 """The packages of the extra `serve`, by module."""
 LOCAL = ("127.0.0.1", "::1", "localhost")
 
 
+@grouped
 def serve(
+    models: DecoderOptions,
     model: Annotated[str, typer.Argument(help='The model: "embedded", a folder or a hub name.')] = "embedded",
-    drafter: Drafter = "auto",
-    policy: PolicySpec = DEFAULT_POLICY,
-    verifier: VerifierName = "auto",
-    dtype: Dtype = "auto",
-    device: Device = "auto",
-    exact_text: ExactText = False,
-    lossy_window: LossyWindow = None,
-    sinks: Sinks = 4,
-    quantize: Quantize = None,
-    quantize_drafter: QuantizeDrafter = None,
     max_batch: MaxBatch = MAX_BATCH,
     max_queue: Annotated[int, typer.Option(min=0, help="Texts that may wait; one more is answered 429.")] = 256,
     timeout: Annotated[
@@ -65,7 +44,7 @@ def serve(
     """
     check_extra()
     _check_key(api_key)
-    chosen = find_policy(policy), find_verifier(verifier)
+    models.check()
 
     from drafttree.interfaces.server.lifecycle import listen, run
     from drafttree.interfaces.server.settings import ServerSettings
@@ -79,12 +58,9 @@ def serve(
         timeout=timeout,
     )
     with listen(host, port) as listener:
-        from drafttree.interfaces.cli.decoders import load_named
         from drafttree.interfaces.server.app import create_app
 
-        kinds: dict[str, Any] = {"quantize": quantize, "quantize_drafter": quantize_drafter}
-        kinds |= {"exact_text": exact_text, "lossy_window": lossy_window, "sinks": sinks}
-        decoder = load_named(model, drafter, *chosen, dtype=dtype, device=device, **kinds)
+        decoder = models.load(model)
         if host not in LOCAL and api_key is None:
             _tell("whoever can reach this machine can use the server; --api-key asks for a key")
         run(create_app(decoder, settings), listener, _tell)

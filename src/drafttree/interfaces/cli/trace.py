@@ -2,36 +2,20 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from drafttree.core.errors import ConfigError
 from drafttree.evaluation.prompts import read_prompt
+from drafttree.interfaces.cli.option_groups import DecoderOptions, TextOptions, grouped
 from drafttree.interfaces.cli.options import (
     AsJson,
-    Device,
-    Drafter,
-    DraftTemperature,
-    Dtype,
-    ExactText,
-    IgnoreEos,
-    MaxNewTokens,
-    PolicySpec,
     PromptText,
-    Quantize,
-    QuantizeDrafter,
-    SeedOrNone,
-    Stop,
     Target,
-    VerifierName,
-    given_options,
-    shaped,
 )
 from drafttree.interfaces.cli.results import INTERRUPTED
 from drafttree.interfaces.console import progress
-from drafttree.loading import find_policy, find_verifier
-from drafttree.loading.specs import DEFAULT_POLICY
 
 if TYPE_CHECKING:
     from drafttree.evaluation.trace import Trace, Tracer
@@ -41,46 +25,29 @@ Live = Annotated[bool, typer.Option("--live", help="Grow the trees in the termin
 Pace = Annotated[float, typer.Option(min=0, max=60, help="Seconds that --live shows a round.")]
 
 
-@shaped
+@grouped
 def trace(
+    models: DecoderOptions,
+    writing: TextOptions,
     prompt: PromptText = None,
     output: Output = None,
     live: Live = False,
     pace: Pace = 0.6,
     target: Target = "embedded",
-    drafter: Drafter = "auto",
-    policy: PolicySpec = DEFAULT_POLICY,
-    verifier: VerifierName = "auto",
-    seed: SeedOrNone = None,
-    draft_temperature: DraftTemperature = 1.0,
-    stop: Stop = None,
-    max_new_tokens: MaxNewTokens = None,
-    dtype: Dtype = "auto",
-    device: Device = "auto",
-    exact_text: ExactText = False,
-    quantize: Quantize = None,
-    quantize_drafter: QuantizeDrafter = None,
     json_: AsJson = False,
     chat: Annotated[bool, typer.Option("--chat", help="Apply the chat template to the prompt.")] = False,
-    ignore_eos: IgnoreEos = False,
-    *,
-    shaping: dict[str, Any],
 ) -> None:
     """Write from a prompt, and show what the draft trees did: as a page, in the terminal, or as JSON.
 
     The text is the one that `drafttree generate` writes with the same options.
     """
-    options = shaping | given_options({"seed": seed, "max_new_tokens": max_new_tokens, "stop": stop})
-    options |= {"ignore_eos": ignore_eos, "draft_temperature": draft_temperature}
-    text, chosen = read_prompt(prompt), (find_policy(policy), find_verifier(verifier))
+    options, text = writing.to_dict(), read_prompt(prompt)
+    models.check()
     _check(output, live, json_)
 
     from drafttree.evaluation.trace import Tracer
-    from drafttree.interfaces.cli.decoders import load_named
 
-    kinds: dict[str, Any] = {"quantize": quantize, "quantize_drafter": quantize_drafter}
-    decoder = load_named(target, drafter, *chosen, dtype=dtype, device=device, exact_text=exact_text, **kinds)
-    tracer = Tracer(decoder, [{"role": "user", "content": text}] if chat else text, **options)
+    tracer = Tracer(models.load(target), [{"role": "user", "content": text}] if chat else text, **options)
     _write(tracer, pace if live else None)
     found = tracer.trace()
     _show(found, output, json_)

@@ -19,7 +19,7 @@ from drafttree.interfaces.cli.options import (
     Temperature,
     VerifierName,
 )
-from drafttree.interfaces.cli.results import Out, finish, open_store
+from drafttree.interfaces.cli.results import Out, ResultOptions
 from drafttree.interfaces.console import progress
 from drafttree.loading import check_save, find_verifier
 
@@ -71,7 +71,8 @@ def tune(
     decoder = load_named(target, "none", verifier=found_verifier, dtype=dtype, device=device)
     found, left_out = tuning.find_drafters(decoder, list(dict.fromkeys(names)))
     texts = read_token_ids(decoder, prompts, limit, max_new_tokens)
-    store = open_store(context, texts)
+    results = ResultOptions(out, None, json_)
+    store = results.open_store(context, texts)
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
     with progress(tuning.planned_texts(len(texts), len(found) * len(tuning.GRID))) as advance:
         options |= {"minutes": minutes, "left_out": left_out, "progress": advance, "store": store}
@@ -83,7 +84,7 @@ def tune(
     lines = tuning.python_lines(result, target, saved, verifier, _dtype(decoder)) if recommended else []
     flags = tuning.engine_flags(export, result) if export and recommended else None
     summary = result.summary() | {"python": lines, "export": flags and vars(flags)}
-    finish(store, json_, summary, lambda: show_tuning(result, lines, minutes, out, saved, flags))
+    results.finish(store, summary, lambda: show_tuning(result, lines, minutes, out, saved, flags))
 
 
 def _check(minutes: float, save: Path | None) -> None:

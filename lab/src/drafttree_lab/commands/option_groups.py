@@ -1,0 +1,162 @@
+"""The groups of options that the benches share."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from drafttree.evaluation.prompt_form import PromptForm
+from drafttree.evaluation.prompts import Example, read_examples, spread_examples
+from drafttree.interfaces.cli.options import (
+    Device,
+    Drafter,
+    Dtype,
+    Files,
+    Length,
+    Limit,
+    Seed,
+    Target,
+    Temperature,
+    VerifierName,
+    name_files,
+)
+from drafttree.loading import find_verifier
+
+if TYPE_CHECKING:
+    from drafttree.engine.decoder import Decoder
+
+NO_TASK = "other"
+"""The task of prompts without a category."""
+
+
+@dataclass(frozen=True)
+class FormOptions:
+    """The form in which prompts are asked."""
+
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Render prompts by the tokenizer's chat template, all turns.")
+    ] = False
+    category: Annotated[str | None, typer.Option(help="Take only lines whose category begins so (.jsonl).")] = None
+    turns: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Turns of a prompt at most, each behind the target's own answers; 1, with --chat all."
+        ),
+    ] = None
+    prompt_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a turn at most, cut at its end; no long text is cut otherwise.")
+    ] = None
+
+    @property
+    def prompt_form(self) -> PromptForm:
+        return PromptForm(self.chat, self.category, self.turns, self.prompt_tokens)
+
+
+@dataclass(frozen=True)
+class PromptOptions(FormOptions):
+    """Which prompts are asked, by default the shipped openings."""
+
+    prompts: Files = None
+    limit: Limit = None
+
+    def token_ids(self, decoder: "Decoder", new_tokens: int) -> list[list[int]]:
+        """The token ids of the prompts, with room for so many new tokens."""
+        from drafttree.interfaces.cli.decoders import read_token_ids
+
+        return read_token_ids(decoder, self.prompts, self.limit, new_tokens, self.prompt_form)
+
+    def mixed_token_ids(self, decoder: "Decoder", new_tokens: int) -> list[list[int]]:
+        """The same, but by default of all prompts that ship, one of each kind after the other."""
+        if self.prompts:
+            return self.token_ids(decoder, new_tokens)
+
+        from drafttree.evaluation.prompt_encoding import encode_prompts
+        from drafttree.evaluation.prompt_sets import NOT_SHIPPED, SETS, read_prompt_sets
+        from drafttree.interfaces.cli.decoders import shipped_examples
+
+        names, form = [name for name in SETS if name not in NOT_SHIPPED], self.prompt_form
+        sets = read_prompt_sets(names, None, None, **form.selection)
+        turns = zip_longest(*sets.values(), shipped_examples(None, form))
+        mixed = [each for turn in turns for each in turn if each]
+        return encode_prompts(decoder, mixed[: self.limit], form, new_tokens)
+
+    def token_ids_by_file(self, decoder: "Decoder", new_tokens: int) -> dict[str, list[list[int]]]:
+        """The token ids of prompts evenly spaced over each file, by its name."""
+        from drafttree.evaluation.prompt_encoding import encode_prompts
+        from drafttree.interfaces.cli.decoders import shipped_examples
+
+        files = {name: self._spread([path]) for name, path in name_files(self.prompts)}
+        sets = files or {"openings": shipped_examples(self.limit, self.prompt_form)}
+        return {name: encode_prompts(decoder, each, self.prompt_form, new_tokens) for name, each in sets.items()}
+
+    def token_ids_by_task(self, decoder: "Decoder", new_tokens: int) -> list[tuple[str, list[int]]]:
+        """The token ids of prompts evenly spaced over the files, each with its task, the first part of its category."""
+        from drafttree.evaluation.prompt_encoding import encode_prompts
+        from drafttree.interfaces.cli.decoders import shipped_examples
+
+        examples = self._spread(self.prompts) if self.prompts else shipped_examples(self.limit, self.prompt_form)
+        return [
+            ((example.category or NO_TASK).partition("/")[0], ids)
+            for example in examples
+            for ids in encode_prompts(decoder, [example], self.prompt_form, new_tokens)
+        ]
+
+    def examples_by_file(self) -> Mapping[str, list[Example]]:
+        """The first prompts of each file, by its name."""
+        files = name_files(self.prompts)
+        return {name: read_examples([path], self.limit, **self.prompt_form.selection) for name, path in files}
+
+    def _spread(self, paths: Any) -> list[Example]:
+        return spread_examples(paths, self.limit, **self.prompt_form.selection)
+
+
+@dataclass(frozen=True)
+class TargetOptions:
+    """The target, what judges its trees, and how it is held."""
+
+    target: Target = "embedded"
+    verifier: VerifierName = "auto"
+    dtype: Dtype = "auto"
+    device: Device = "auto"
+
+    def load_plain(self) -> "Decoder":
+        """A decoder without a drafter."""
+        judge = find_verifier(self.verifier)
+
+        from drafttree.interfaces.cli.decoders import judged_by, load_named
+
+        return judged_by(load_named(self.target, "none", dtype=self.dtype, device=self.device), judge)
+
+
+@dataclass(frozen=True)
+class PairOptions(TargetOptions):
+    """A target and who drafts for it."""
+
+    drafter: Drafter = "auto"
+
+    def load(self, shape: str | None = None, **kinds: Any) -> "Decoder":
+        """A decoder with a drafter.
+
+        Args:
+            shape: to whose cost the target is inflated, if one is named.
+            **kinds: as for `load_speculative`.
+
+        Raises:
+            ConfigError: it would have none.
+        """
+        judge = find_verifier(self.verifier)
+
+        from drafttree.interfaces.cli.decoders import load_speculative
+
+        return load_speculative(self.target, self.drafter, self.dtype, self.device, shape, verifier=judge, **kinds)
+
+
+@dataclass(frozen=True)
+class DrawOptions:
+    """How long the texts are, and how they are drawn."""
+
+    max_new_tokens: Length = 128
+    temperature: Temperature = 0.0
+    seed: Seed = 0

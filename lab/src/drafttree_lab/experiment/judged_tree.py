@@ -1,0 +1,162 @@
+"""Draft trees that are grown at a context without changing it, and judged down to any of their levels."""
+
+from dataclasses import replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from drafttree.core.tree import DraftTree
+from drafttree.engine.decoder import Decoder
+from drafttree.engine.request import Request
+from drafttree.policies.base import TextContext, TreePolicy
+from drafttree.verifiers import Coupled, PointMass, RRSw, Traversal, Verifier
+from drafttree.verifiers.base import TreeView, ratio, residual, without
+from drafttree.verifiers.traversal import traverse
+
+COLUMNS = ("tokens", "parents", "path_logprobs", "scores")
+"""The fields of a draft tree with a column per node."""
+
+
+def grower_of(verifier: type[Verifier]) -> type[Verifier]:
+    """The verifier whose trees another one can judge as well; itself if there is none."""
+    return RRSw if verifier is Traversal else verifier
+
+
+class JudgedTree:
+    """A tree grown at a context for a verifier.
+
+    Args:
+        decoder: whose target and drafter to use.
+        request: the context.
+        policy: how the tree grows.
+        grower: the verifier it is grown for.
+
+    Attributes:
+        tree: the draft tree.
+        logits: `[nodes, vocab]` of the target, once `score_trees` has set them.
+    """
+
+    logits: Tensor
+
+    def __init__(self, decoder: Decoder, request: Request, policy: TreePolicy, grower: type[Verifier]) -> None:
+        verifier = grower(request.verifier.sampling)
+        policy = policy.form_for(verifier.proposal, chain=verifier.chains_only) or policy
+        drafting = replace(request.drafting, state=policy.init_state(TextContext()))
+        text = replace(request, policy=policy, drafting=drafting, verifier=verifier)
+        self._sampling, self._randomness = verifier.sampling, request.randomness.at(len(request.tokens) - 1)
+        (self.tree,) = decoder.loop.draft([text])
+        self._depths = self.tree.depths
+
+    def accepted(self, verifier: type[Verifier], levels: int) -> float:
+        """Drafted tokens that a verifier accepts of the upper levels: expected given the tree if that is known."""
+        if verifier is RRSw:
+            return self._sum(self._rejecting, levels)
+        if verifier is PointMass:
+            return self._sum(self._walking, levels)
+        if verifier is Traversal:
+            return expected_by_traversal(self._view(levels))
+        if verifier is Coupled:
+            return min(self._coupled, levels)
+        return self._count(verifier, levels)
+
+    @cached_property
+    def _rejecting(self) -> list[float]:
+        return reach_by_rejection(self._view(self.tree.levels))
+
+    @cached_property
+    def _walking(self) -> list[float]:
+        return reach_by_walking(self._view(self.tree.levels))
+
+    @cached_property
+    def _coupled(self) -> int:
+        return self._count(Coupled, self.tree.levels)
+
+    def _sum(self, reach: list[float], levels: int) -> float:
+        """The sum of a value per node over the drafted nodes down to a level."""
+        return sum(part for part, depth in zip(reach, self._depths, strict=True) if 0 < depth <= levels)
+
+    def _view(self, levels: int) -> TreeView:
+        """The tree down to a level."""
+        view = TreeView(self.tree, self.logits, self._sampling, self._randomness)
+        view.children = [
+            children if depth < levels else [] for depth, children in zip(self._depths, view.children, strict=True)
+        ]
+        return view
+
+    def _count(self, verifier: type[Verifier], levels: int) -> int:
+        """The drafted tokens that a verifier accepts of the tree down to a level in this round."""
+        tree = self._upper(levels)
+        verdict = verifier(self._sampling).verify(tree, self.logits[: tree.size], self._randomness)
+        return len(verdict.path) - 1
+
+    def _upper(self, levels: int) -> DraftTree:
+        """The tree without the levels below one; columns are in breadth-first order."""
+        if levels >= self.tree.levels:
+            return self.tree
+        size = sum(depth <= levels for depth in self._depths)
+        probs = {node: row for node, row in self.tree.draft_probs.items() if self._depths[node] < levels}
+        columns = {name: getattr(self.tree, name)[:size] for name in COLUMNS}
+        return replace(self.tree, **columns, draft_probs=probs, levels=levels)
+
+
+@torch.inference_mode()
+def score_trees(decoder: Decoder, request: Request, grown: list[JudgedTree]) -> None:
+    """Give trees of the same root their logits, from one target pass over all of them."""
+    (output,) = decoder.loop.score([request], [_together([each.tree for each in grown])])
+    logits = output.logits[0]
+    request.cache.commit([])
+    first = 1
+    for each in grown:
+        last = first + each.tree.size - 1
+        each.logits = torch.cat((logits[:1], logits[first:last]))
+        first = last
+
+
+def _together(trees: list[DraftTree]) -> DraftTree:
+    """One tree in which the nodes of all these hang below one root, tree after tree."""
+    tokens, parents = [trees[0].tokens[0]], [-1]
+    for tree in trees:
+        parents += [above + len(tokens) - 1 if above else 0 for above in tree.parents[1:]]
+        tokens += tree.tokens[1:]
+    nothing = [0.0] * len(tokens)
+    return DraftTree(tokens, parents, nothing, nothing, max(tree.levels for tree in trees))
+
+
+def reach_by_rejection(view: TreeView) -> list[float]:
+    """Per node, the probability that `RRSw` accepts it, given the tree."""
+    reach = [1.0] + [0.0] * (len(view.tokens) - 1)
+    for node, children in enumerate(view.children):
+        if not children or not reach[node]:
+            continue
+        p, q, left = view.target(node), view.draft(node), reach[node]
+        for child in children:
+            token = view.tokens[child]
+            reach[child] = left * min(float(ratio(p, q, token)), 1.0)
+            left -= reach[child]
+            p, q = residual(p, q), without(q, token)
+    return reach
+
+
+def reach_by_walking(view: TreeView) -> list[float]:
+    """Per node, the probability that `PointMass` accepts it, given a tree whose siblings differ."""
+    reach = [1.0] + [0.0] * (len(view.tokens) - 1)
+    for node, children in enumerate(view.children):
+        if children:
+            row = view.target(node)[[view.tokens[child] for child in children]].tolist()
+            for child, probability in zip(children, row, strict=True):
+                reach[child] = reach[node] * probability
+    return reach
+
+
+def expected_by_traversal(view: TreeView) -> float:
+    """The expected number of tokens that `Traversal` accepts, given the tree.
+
+    It stops at the first leaf it accepts, so the traversal in which it rejects all of them passes every outcome.
+    """
+    judgements = traverse(view)
+    left, expected = 1.0, 0.0
+    for (path, _), rate in zip(judgements[:-1], view.read([leaf.rate for _, leaf in judgements[:-1]]), strict=True):
+        expected += left * rate * (len(path) - 1)
+        left *= 1 - rate
+    return expected

@@ -1,0 +1,155 @@
+"""A server under load: speculation beside the same server without a drafter, by turns on the same prompts."""
+
+import asyncio
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import cycle, islice
+from typing import Any
+
+from drafttree.evaluation.by_turns import by_turns
+from drafttree.evaluation.estimate import RatioEstimate
+from drafttree_lab.experiment.cells import check_given
+from drafttree_lab.load.http_load import LoadRun, run_load
+
+SPECULATIVE, PLAIN = "speculative", "no drafter"
+SHARES = (50, 95, 99)
+"""The percentiles that are told."""
+
+
+@dataclass(frozen=True)
+class ServedWay:
+    """One server under so many clients.
+
+    Attributes:
+        tokens_per_second: of all clients together, the geometric mean over the turns.
+        first_token: seconds to the first token, by percentile.
+        next_token: seconds from token to token, by percentile.
+    """
+
+    tokens_per_second: float
+    first_token: dict[int, float]
+    next_token: dict[int, float]
+
+    @classmethod
+    def of(cls, runs: Sequence[LoadRun]) -> "ServedWay":
+        """The figures of some turns."""
+        texts = [text for run in runs for text in run.texts]
+        return cls(
+            tokens_per_second=math.exp(statistics.fmean(math.log(run.tokens_per_second) for run in runs)),
+            first_token=_percentiles([text.first_token for text in texts]),
+            next_token=_percentiles([gap for text in texts for gap in text.gaps]),
+        )
+
+
+@dataclass(frozen=True)
+class ServeRow:
+    """Both servers under so many clients.
+
+    Attributes:
+        at_once: clients.
+        ways: by name.
+        ratio: tokens per second of speculation over those without a drafter.
+        texts: that both servers wrote.
+        same: of them, those that are the same.
+    """
+
+    at_once: int
+    ways: dict[str, ServedWay]
+    ratio: RatioEstimate
+    texts: int
+    same: int
+
+    @classmethod
+    def of(cls, at_once: int, turns: Sequence[Mapping[str, LoadRun]]) -> "ServeRow":
+        """The figures of some turns, each with a run of both servers."""
+        ours, theirs = ([turn[way] for turn in turns] for way in (SPECULATIVE, PLAIN))
+        pairs = [
+            (one.text, other.text)
+            for mine, plain in zip(ours, theirs, strict=True)
+            for one, other in zip(mine.texts, plain.texts, strict=True)
+        ]
+        speeds = ([run.tokens_per_second for run in runs] for runs in (ours, theirs))
+        ways = {SPECULATIVE: ServedWay.of(ours), PLAIN: ServedWay.of(theirs)}
+        return cls(at_once, ways, RatioEstimate.of(*speeds), len(pairs), sum(one == other for one, other in pairs))
+
+
+@dataclass(frozen=True)
+class ServeBench:
+    """The measurements of one model and drafter.
+
+    Attributes:
+        rows: by the number of clients.
+        turns: of each.
+        tokens: of every text.
+    """
+
+    rows: list[ServeRow]
+    turns: int
+    tokens: int
+
+    def summary(self) -> dict[str, object]:
+        """Every figure, for JSON."""
+        return asdict(self)
+
+
+def bench_serve(
+    addresses: Mapping[str, str],
+    prompts: Sequence[str],
+    sizes: Sequence[int],
+    *,
+    repeats: int = 5,
+    per_client: int = 2,
+    progress: Callable[[str], None] = lambda _: None,
+    max_new_tokens: int = 64,
+    temperature: float = 0.0,
+    seed: int = 0,
+) -> ServeBench:
+    """Measure two servers, turn by turn; every turn has other prompts, and another server goes first.
+
+    Args:
+        addresses: of the servers, by `SPECULATIVE` and `PLAIN`.
+        prompts: a turn takes the next ones, and begins anew where they end.
+        sizes: clients at once.
+        repeats: turns of each size, behind one that is not counted.
+        per_client: texts of each client in a turn.
+        progress: called after every run with what it was.
+        max_new_tokens: of every text; none ends before.
+        temperature: of all texts.
+        seed: of the first text of a turn.
+
+    Raises:
+        ConfigError: there are no prompts.
+        InputError: a server refused a request or went away.
+    """
+    check_given(prompt=prompts)
+    options = {"max_tokens": max_new_tokens, "temperature": temperature, "seed": seed, "ignore_eos": True}
+    turns = _Turns(addresses, cycle(prompts), per_client, options, progress)
+    return ServeBench([ServeRow.of(size, turns.run(size, repeats)) for size in sizes], repeats, max_new_tokens)
+
+
+@dataclass(frozen=True)
+class _Turns:
+    """Runs turns; the attributes are those of `bench_serve`."""
+
+    addresses: Mapping[str, str]
+    prompts: "cycle[str]"
+    per_client: int
+    options: Mapping[str, Any]
+    progress: Callable[[str], None]
+
+    def run(self, at_once: int, repeats: int) -> list[dict[str, LoadRun]]:
+        """So many turns, behind one that is not counted."""
+        texts = [[*islice(self.prompts, at_once * self.per_client)] for _ in range(repeats + 1)]
+        found: list[dict[str, LoadRun]] = [{} for _ in texts]
+        for turn, way in by_turns([*self.addresses], len(texts)):
+            found[turn][way] = asyncio.run(run_load(self.addresses[way], texts[turn], at_once, self.options))
+            self.progress(f"{at_once} clients, {way}")
+        return found[1:]
+
+
+def _percentiles(values: Sequence[float]) -> dict[int, float]:
+    """By percent; those of one value are that value."""
+    cuts = statistics.quantiles(values, n=100, method="inclusive") if len(values) > 1 else [*values] * 99
+    return {share: cuts[share - 1] for share in SHARES if cuts}

@@ -1,0 +1,1 @@
+"""The time of single parts on synthetic data."""

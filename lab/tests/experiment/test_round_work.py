@@ -1,0 +1,55 @@
+"""Operations and calls of a round, counted."""
+
+import gc
+import sys
+
+import pytest
+import torch
+
+from drafttree.engine.decoder import Decoder
+from drafttree.policies import Chain
+from drafttree_lab.experiment.round_work import count_work
+from helpers.small_trees import DRAFT, PROMPT, TARGET
+from helpers.toy import ToyDrafter, ToyModel
+
+
+class Busy(ToyModel):
+    """Adds some operations to every pass."""
+
+    def score(self, segment):
+        for _ in range(5):
+            torch.ones(1).add_(1)
+        return super().score(segment)
+
+
+def work_of(target: ToyModel, length: int = 12):
+    decoder = Decoder(target, ToyDrafter(DRAFT), Chain(depth=2))
+    return count_work(decoder, PROMPT, max_new_tokens=length, ignore_eos=True)
+
+
+@pytest.fixture(autouse=True)
+def garbage_stays():
+    """What other tests have left may call functions of the package when it is collected."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def test_operations_are_those_that_torch_runs():
+    work_of(ToyModel(TARGET))  # masks of chains are made once
+    quiet, busy = work_of(ToyModel(TARGET)), work_of(Busy(TARGET))
+    assert busy.operations == quiet.operations + 10
+    assert busy.calls == quiet.calls > 20
+    assert work_of(ToyModel(TARGET), 24).calls < 1.5 * quiet.calls
+
+
+def test_a_profiler_that_was_there_stays():
+    def profile(*_: object) -> None: ...
+
+    sys.setprofile(profile)
+    try:
+        work_of(ToyModel(TARGET))
+        assert sys.getprofile() is profile
+    finally:
+        sys.setprofile(None)

@@ -1,0 +1,210 @@
+"""The page of a report: every number, interval and verdict on it, nothing from elsewhere, whatever the names are."""
+
+import re
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from drafttree.core.errors import ConfigError, InputError
+from drafttree_lab.replay.results_folder import read_results
+from drafttree_lab.report.interval_strip import Strip, make_strip
+from drafttree_lab.report.notation import decimals, number, printed
+from drafttree_lab.report.page import render, write_report
+from drafttree_lab.report.tables import column, make_grids
+from lab_helpers.kept_results import FIGURES, HOSTILE, entry, kept, renamed, summary, verdict
+
+
+class Page(HTMLParser):
+    """The elements of a page with their attributes, and its text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.words).split())
+
+
+def table():
+    """A table with a claim."""
+    entries = [entry("chain", 2.0, 3.25), entry("tree", 40.0, 5.5), entry("tree", 123.456, None, set="QA")]
+    return kept(summary(entries, verdicts=[verdict(), verdict(outcome="undecided", needed=44)], notes=["A note."]))
+
+
+def every_figure():
+    return [kept(replace(own, id=f"talon/{kind}")) for kind, own in FIGURES.items()]
+
+
+def test_a_table_has_our_means_and_intervals_beside_the_papers_numbers_and_model():
+    text = Page(render([table()])).text
+    assert "chain 2.00 1.80 to 2.20 3.25 tree 40.00 36.00 to 44.00 5.50 123.5 111.1 to 135.8" in text
+    assert "tau, tokens per target pass · paper: Vicuna-13B" in text
+
+
+def test_models_stand_beside_the_numbers_where_there_are_several():
+    own = summary([entry("chain", 2.0, 3.5), entry("tree", 4.0, 5.5, model="Llama3-8B")])
+    text = Page(render([kept(own)])).text
+    assert "3.5 Vicuna-13B" in text
+    assert "5.5 Llama3-8B" in text
+
+
+def test_claims_stand_with_verdict_interval_and_prompts_that_would_decide():
+    text = Page(render([table()])).text
+    assert text.count("A tree is faster") == 4
+    assert "tree / chain 1.25 [1.10, 1.40]; about 44 prompts would decide" in text
+    assert "1 reproduced 1 undecided" in text
+
+
+def test_command_environment_notes_and_progress_are_told():
+    text = Page(render([table()])).text
+    assert "drafttree replay talon/1 --limit 3" in text
+    assert "device x86_64" in text
+    assert "A note." in text
+    assert "3 of 4 turns done" in text
+
+
+def test_methods_that_were_not_run_are_named_with_the_reason():
+    own = summary([entry("tree", 4.0)], missing={"Medusa": "no drafter"})
+    assert "Medusa was not run: no drafter" in Page(render([kept(own)])).text
+
+
+def test_speed_ups_by_the_law_are_told():
+    own = summary([entry("tree", 0.5, metric="speedup", by_law=2.345)])
+    assert "0.50 0.45 to 0.55 R 2.35" in Page(render([kept(own)])).text
+
+
+def test_all_blocks_of_the_paper_are_on_the_page_of_its_table():
+    text = Page(render([kept(summary([], id="talon/1"))])).text
+    assert "All that the paper prints: 10 blocks of numbers" in text
+    assert "Qwen3-32B , T = 0 · line 257" in text
+
+
+def test_errors_of_the_paper_stand_behind_its_numbers():
+    assert re.search(r"133\.4 ± [\d.]+", Page(render([kept(summary([], id="dynatree-v2/1"))])).text)
+
+
+def test_a_result_without_cells_says_so_and_has_no_empty_table():
+    page = render([kept(summary([entry("tree", None)], id="talon/2"))])
+    assert "Nothing of this was measured here." in page
+    assert "values" not in {name for _, own in Page(page).elements for name in (own.get("class") or "").split()}
+
+
+@pytest.mark.parametrize("own", FIGURES.values(), ids=FIGURES)
+def test_nothing_of_a_name_becomes_markup(own):
+    claims = [verdict(text=HOSTILE, said=HOSTILE)]
+    hostile = replace(renamed(own, HOSTILE), verdicts=claims, notes=[HOSTILE], missing={HOSTILE: HOSTILE})
+    result = replace(kept(hostile), command=HOSTILE, environment={HOSTILE: HOSTILE})
+    page = render([result])
+    assert [tag for tag, _ in Page(page).elements].count("script") == 1
+    assert page.count("<script") == 1
+    assert HOSTILE in Page(page).text
+
+
+def test_ids_are_unique_and_links_lead_to_them():
+    elements = Page(render(every_figure())).elements
+    ids = [own["id"] for _, own in elements if "id" in own]
+    links = [own["href"] for tag, own in elements if tag == "a"]
+    assert len(ids) == len(set(ids))
+    assert len(links) > 6
+    assert {link for link in links if link} <= {f"#{each}" for each in ids}
+
+
+def test_nothing_is_loaded_from_elsewhere():
+    page = render(every_figure())
+    assert not any("src" in own for _, own in Page(page).elements)
+    assert not re.search(r"@import|url\((?!#)", page)
+    assert set(re.findall(r"https?://[^\"'\s)]+", page)) == {
+        "http://www.w3.org/2000/svg",
+        "http://www.w3.org/1999/xlink",
+    }
+
+
+def test_what_scrolls_can_be_reached_by_keyboard_and_has_a_name():
+    scrolled = [own for _, own in Page(render(every_figure())).elements if "wide" in (own.get("class") or "").split()]
+    assert len(scrolled) > 6
+    assert all(own["tabindex"] == "0" and own["role"] == "region" and own["aria-label"] for own in scrolled)
+
+
+@pytest.mark.parametrize("package", ["jinja2", "matplotlib"])
+def test_a_report_without_the_extra_says_how_to_get_it(monkeypatch, package):
+    monkeypatch.delitem(sys.modules, "drafttree_lab.report.charts", raising=False)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ConfigError, match=re.escape(f'a report needs {package}; pip install "drafttree[report]"')):
+        render([table()])
+
+
+def test_a_page_that_cannot_be_written_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"cannot be written: .*; name another with -o"):
+        write_report([table()], tmp_path / "nowhere" / "replay.html")
+
+
+def test_a_folder_without_results_is_refused(tmp_path):
+    with pytest.raises(InputError, match="no results of a replay in it; run drafttree replay with --out"):
+        read_results(tmp_path / "nowhere")
+
+
+def test_a_broken_result_is_refused_by_its_file(tmp_path):
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "talon-1.json").write_text('{"summary": 1}')
+    with pytest.raises(InputError, match=r"talon-1\.json: no result of a replay; remove it"):
+        read_results(tmp_path)
+
+
+def test_columns_tell_temperature_and_value_of_the_axis_once():
+    assert column(entry("tree", 1.0, temperature=0.2, value=0.2)) == "Alpaca, T = 0.2"
+    assert column(entry("tree", 1.0, value=400)) == "Alpaca, 400"
+    assert column(entry("tree", 1.0, set="", value="vocab=32000")) == "vocab=32000"
+    assert column(entry("tree", None, 1.0, set="untold")) == "set not told"
+
+
+def test_a_column_that_only_the_paper_has_has_no_place_for_ours():
+    grid = make_grids(summary([entry("tree", 2.0), entry("tree", None, 3.0, set="average")]))[0]
+    assert [(each.name, each.measured, each.published) for each in grid.columns] == [
+        ("Alpaca", True, False),
+        ("average", False, True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0.00"), (0.0123, "0.012"), (-6.407, "-6.41"), (99.994, "99.99"), (115.69, "115.7"), (6156.7, "6157")],
+)
+def test_measured_numbers_have_the_digits_that_are_of_use(value, text):
+    assert number(value) == text
+
+
+def test_published_numbers_have_the_decimals_of_the_most_exact_one():
+    values = [1.5, 1.25, float("nan"), 3.0]
+    assert decimals(values) == 2
+    assert [printed(value, 2) for value in values] == ["1.50", "1.25", "", "3.00"]
+
+
+def test_ratios_lie_on_a_logarithmic_scale_from_two_thirds_to_three_halves():
+    assert make_strip(verdict(estimate=1.0, low=2 / 3, high=1.5), is_ratio=True) == Strip(0.0, 50.0, 100.0)
+    assert make_strip(verdict(estimate=1.5**0.5, low=0.01, high=9.0), is_ratio=True) == Strip(0.0, 75.0, 100.0)
+
+
+def test_kendalls_tau_lies_on_a_scale_from_minus_one_to_one():
+    assert make_strip(verdict(estimate=0.5, low=-0.2, high=1.0), is_ratio=False) == Strip(40.0, 75.0, 100.0)
+
+
+@pytest.mark.parametrize(("estimate", "side"), [(0.3, -1), (1.1, 0), (2.5, 1)])
+def test_an_estimate_beyond_the_scale_is_pointed_at(estimate, side):
+    strip = make_strip(verdict(estimate=estimate), is_ratio=True)
+    assert strip is not None
+    assert strip.beyond == side
+
+
+def test_a_verdict_without_an_estimate_has_no_scale():
+    assert make_strip(verdict(estimate=None, low=None, high=None), is_ratio=True) is None

@@ -1,0 +1,172 @@
+"""Options that come in groups: a command takes a dataclass of them as one argument."""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from drafttree.core.sampling import Sampling
+from drafttree.interfaces.cli.options import (
+    Device,
+    Drafter,
+    DraftTemperature,
+    Dtype,
+    ExactText,
+    IgnoreEos,
+    PolicySpec,
+    Quantize,
+    QuantizeDrafter,
+    Temperature,
+    VerifierName,
+    parse_bias,
+    parse_grammar,
+)
+from drafttree.loading import find_policy, find_verifier
+from drafttree.loading.specs import DEFAULT_POLICY
+
+if TYPE_CHECKING:
+    from drafttree.engine.decoder import Decoder
+
+Command = Callable[..., None]
+
+
+def grouped(command: Command) -> Command:
+    """A command whose arguments that are dataclasses of options are made from the options of the command line.
+
+    The options are the fields, with the defaults of the argument's own default, or else of the dataclass.
+    """
+    own = inspect.signature(command).parameters
+    groups: dict[str, Any] = {name: argument.annotation for name, argument in own.items() if _is_group(argument)}
+
+    @functools.wraps(command)
+    def grouping(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
+        command(**values)
+
+    options = [option for argument in own.values() for option in _options(argument)]
+    vars(grouping)["__signature__"] = inspect.Signature(options)
+    grouping.__annotations__ = {option.name: option.annotation for option in options}
+    return grouping
+
+
+def _options(argument: inspect.Parameter) -> Iterator[inspect.Parameter]:
+    """The options that an argument of a command stands for."""
+    if not _is_group(argument):
+        yield argument.replace(kind=argument.KEYWORD_ONLY)
+        return
+    for field in fields(argument.annotation):
+        default = field.default if argument.default is argument.empty else getattr(argument.default, field.name)
+        yield inspect.Parameter(field.name, argument.KEYWORD_ONLY, default=default, annotation=field.type)
+
+
+def _is_group(argument: inspect.Parameter) -> bool:
+    return is_dataclass(argument.annotation)
+
+
+def given_options(options: dict[str, Any]) -> dict[str, Any]:
+    """The options that were given on the command line; the others are the model's own."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class DecoderOptions:
+    """What drafts, how trees grow, what is accepted, and how the models are held."""
+
+    drafter: Drafter = "auto"
+    policy: PolicySpec = DEFAULT_POLICY
+    verifier: VerifierName = "auto"
+    dtype: Dtype = "auto"
+    device: Device = "auto"
+    exact_text: ExactText = False
+    lossy_window: Annotated[
+        int | None,
+        typer.Option(min=1, help="Let the target see the latest tokens only, so many, and the --sinks: another model."),
+    ] = None
+    sinks: Annotated[int, typer.Option(min=0, help="First tokens that stay visible with --lossy-window.")] = 4
+    quantize: Quantize = None
+    quantize_drafter: QuantizeDrafter = None
+
+    def check(self) -> None:
+        """Refuse names of policies and verifiers that are none, before a model is loaded."""
+        find_policy(self.policy)
+        find_verifier(self.verifier)
+
+    def load(self, target: str, **others: Any) -> "Decoder":
+        """The decoder of a target.
+
+        Args:
+            target: its name.
+            **others: further arguments of `drafttree.load`.
+        """
+        from drafttree.interfaces.cli.decoders import load_named
+
+        form = {name: value for name, value in vars(self).items() if name not in ("drafter", "policy", "verifier")}
+        return load_named(
+            target, self.drafter, find_policy(self.policy), find_verifier(self.verifier), **form, **others
+        )
+
+
+@dataclass(frozen=True)
+class ShapingOptions:
+    """What shapes a text; what is not given is as the model's own generation config has it."""
+
+    temperature: Temperature = None
+    top_k: Annotated[int | None, typer.Option(help="Keep the k most probable tokens; 0 keeps all.")] = None
+    top_p: Annotated[float | None, typer.Option(help="Keep the most probable tokens up to this probability.")] = None
+    min_p: Annotated[float | None, typer.Option(help="Drop tokens less probable than this share of the best.")] = None
+    typical_p: Annotated[
+        float | None, typer.Option(help="Keep the tokens of most typical surprise up to this probability.")
+    ] = None
+    epsilon_cutoff: Annotated[float | None, typer.Option(help="Drop tokens less probable than this.")] = None
+    eta_cutoff: Annotated[float | None, typer.Option(help="Drop improbable tokens, fewer where much is possible.")] = (
+        None
+    )
+    top_h: Annotated[
+        float | None, typer.Option(help="Keep the best tokens up to this share of the entropy; 0 keeps all.")
+    ] = None
+    repetition_penalty: Annotated[
+        float | None, typer.Option(help="Above 1, tokens of prompt and text become less likely.")
+    ] = None
+    no_repeat_ngram_size: Annotated[
+        int | None, typer.Option(help="No so many tokens come twice in a row; 0 lets them.")
+    ] = None
+    min_new_tokens: Annotated[
+        int | None, typer.Option(min=0, help="Tokens to generate at least, stop strings aside.")
+    ] = None
+    logit_bias: Annotated[
+        list[str] | None,
+        typer.Option(help="ID=VALUE adds to a token's logit; ID,ID=VALUE to the last one's. Repeatable."),
+    ] = None
+    schema: Annotated[
+        Path | None, typer.Option("--json-schema", help="Write JSON that follows the schema in FILE.")
+    ] = None
+    pattern: Annotated[
+        str | None, typer.Option("--regex", help="Write a text that matches this regular expression.")
+    ] = None
+    grammar: Annotated[Path | None, typer.Option("--ebnf", help="Write a text of the EBNF grammar in FILE.")] = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The given ones, by their names in `Decoder.generate`, checked as far as that needs no model."""
+        given = {name: value for name, value in vars(self).items() if name not in ("logit_bias", "schema", "pattern")}
+        given["sequence_bias"] = [parse_bias(spec) for spec in self.logit_bias or ()] or None
+        given["grammar"] = parse_grammar(self.schema, self.pattern, self.grammar)
+        Sampling.from_options(given)
+        return given_options(given)
+
+
+@dataclass(frozen=True)
+class TextOptions(ShapingOptions):
+    """What shapes a text, its length and its draws."""
+
+    seed: Annotated[int | None, typer.Option("--seed", help="Of the draws; without one every text is another.")] = None
+    draft_temperature: DraftTemperature = 1.0
+    stop: Annotated[list[str] | None, typer.Option(help="A string that ends the text; may be repeated.")] = None
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens to generate at most; by default what the model says, or 128.")
+    ] = None
+    ignore_eos: IgnoreEos = False
