@@ -20,7 +20,7 @@ from drafttree.evaluation.text_record import TextRecord
 from drafttree.loading import DrafterSource, PolicyLike, parse_policies
 from drafttree_lab.experiment.cells import check_given
 from drafttree_lab.experiment.peers import Peer
-from drafttree_lab.experiment.race import Turn, race, text_records, totals, way
+from drafttree_lab.experiment.race import Outputs, race, text_records, totals, way
 
 ALL = "all"
 """The group of prompts that are of no set."""
@@ -54,7 +54,7 @@ class MethodRow:
     mean_nodes: float
 
     @classmethod
-    def of(cls, method: str, group: str, chosen: Sequence[bool], runs: list[list[Turn]]) -> "MethodRow":
+    def of(cls, method: str, group: str, chosen: Sequence[bool], runs: list[list[Outputs]]) -> "MethodRow":
         """The medians of a method over the chosen prompts."""
         own = totals(method, chosen, runs)
         laws = [SpeedupLaw.of(mine, plain) for mine, plain in zip(own, totals(PLAIN, chosen, runs), strict=True)]
@@ -85,7 +85,7 @@ class PeerRow:
     identical: int
 
     @classmethod
-    def of(cls, name: str, group: str, chosen: Sequence[bool], runs: list[list[Turn]]) -> "PeerRow":
+    def of(cls, name: str, group: str, chosen: Sequence[bool], runs: list[list[Outputs]]) -> "PeerRow":
         """The medians of a way over the chosen prompts."""
         taken = [[turn for turn, wanted in zip(run, chosen, strict=True) if wanted] for run in runs]
         speeds = [_speed(turns, name) for turns in taken]
@@ -248,7 +248,7 @@ def _bench(
     progress: Callable[[str], None] = lambda _: None,
     store: RunStore | None = None,
     **options: Any,
-) -> tuple[MethodBench, list[list[Turn]]]:
+) -> tuple[MethodBench, list[list[Outputs]]]:
     """The rows of plain decoding and of every decoder, which are made once the options are known to be right."""
     settings: dict[str, Any] = {"seed": 0} | options
     prompts = [(group, decoder.new_request(prompt, **settings).tokens) for group in sets for prompt in sets[group]]
@@ -269,5 +269,5 @@ def _bench(
     return bench, runs
 
 
-def _speed(turns: list[Turn], name: str) -> float:
+def _speed(turns: list[Outputs], name: str) -> float:
     return sum(len(turn[name].tokens) for turn in turns) / sum(turn[name].seconds for turn in turns)

@@ -14,7 +14,7 @@ from drafttree.evaluation.method import PLAIN
 from drafttree.evaluation.run_store import RunStore
 from drafttree.loading import make_policy
 from drafttree_lab.experiment.methods import MethodRow
-from drafttree_lab.experiment.race import Turn, race, totals, way
+from drafttree_lab.experiment.race import Outputs, race, totals, way
 from drafttree_lab.experiment.round_counts import RoundTerms
 
 AUTO = "auto"
@@ -98,7 +98,7 @@ def learning_way(
     return generate
 
 
-def speed_gain(runs: Sequence[Sequence[Turn]], name: str, base: str) -> Estimate:
+def speed_gain(runs: Sequence[Sequence[Outputs]], name: str, base: str) -> Estimate:
     """The gain in decoding speed of one way over another, over prompts and repeats."""
     times = [[_seconds_per_token(turn[each].metrics) for run in runs for turn in run] for each in (base, name)]
     return Estimate.of_gain(*times)

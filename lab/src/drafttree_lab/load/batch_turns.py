@@ -9,10 +9,11 @@ from typing import Any
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.round_loop import LONGEST_PART
 from drafttree.evaluation.by_turns import by_turns
+from drafttree.evaluation.method import PLAIN
 from drafttree.evaluation.reference import find_difference
 from drafttree.evaluation.run_store import NothingFinished, RunStore
 from drafttree_lab.load.batch_run import BatchRun
-from drafttree_lab.load.batch_ways import ONE_BY_ONE, PLAIN, Way
+from drafttree_lab.load.batch_ways import ONE_BY_ONE, BatchDecoding
 
 WARM_UP_TOKENS = 16
 """Of the prompts and of the texts of the turn by which a way is warmed up at a size."""
@@ -73,7 +74,7 @@ class BatchTurns:
         store: keeps finished runs.
     """
 
-    ways: Mapping[str, Way]
+    ways: Mapping[str, BatchDecoding]
     prompts: Sequence[Sequence[int]]
     options: Mapping[str, Any]
     alone: int

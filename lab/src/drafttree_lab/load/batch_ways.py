@@ -7,15 +7,16 @@ from typing import Any
 
 from drafttree.core.errors import ConfigError
 from drafttree.engine.decoder import Decoder
+from drafttree.evaluation.method import PLAIN
 from drafttree_lab.load import continuous_batching
 from drafttree_lab.load.batch_run import BatchRun, EngineWay
 
-PLAIN, SPECULATIVE, ONE_BY_ONE, TRANSFORMERS = "plain", "speculative", "one by one", "transformers"
+SPECULATIVE, ONE_BY_ONE, TRANSFORMERS = "speculative", "one by one", "transformers"
 FIXED = "fixed "
 """Before the nodes of a fixed budget."""
 ALONE = 4
 """Prompts of a turn that are decoded one by one; how many there are does not change tokens per second."""
-Way = Callable[..., BatchRun]
+BatchDecoding = Callable[..., BatchRun]
 """Takes the batch size, the prompts, and options as for `EngineWay.run`."""
 
 
@@ -28,7 +29,7 @@ class BatchWays:
         transformers: what of transformers is among them, or why nothing is; empty if it was not asked for.
     """
 
-    ways: Mapping[str, Way]
+    ways: Mapping[str, BatchDecoding]
     transformers: str = ""
 
     @classmethod
@@ -55,7 +56,7 @@ class BatchWays:
         """
         if decoder.drafter is None:
             raise ConfigError("there is nothing to compare with plain decoding; name a drafter")
-        ways: dict[str, Way] = {SPECULATIVE: EngineWay(decoder).run, PLAIN: EngineWay(decoder.plain()).run}
+        ways: dict[str, BatchDecoding] = {SPECULATIVE: EngineWay(decoder).run, PLAIN: EngineWay(decoder.plain()).run}
         ways |= {f"{FIXED}{nodes}": EngineWay(_apart(decoder), nodes).run for nodes in dict.fromkeys(budgets)}
         if one_by_one:
             ways[ONE_BY_ONE] = partial(_run_one_by_one, EngineWay(decoder.plain()))

@@ -13,7 +13,7 @@ from drafttree.evaluation.estimate import RatioEstimate
 from drafttree_lab.experiment.cells import check_given
 from drafttree_lab.load.http_load import LoadRun, run_load
 
-SPECULATIVE, PLAIN = "speculative", "no drafter"
+SPECULATIVE, WITHOUT_DRAFTER = "speculative", "no drafter"
 SHARES = (50, 95, 99)
 """The percentiles that are told."""
 
@@ -64,14 +64,14 @@ class ServeRow:
     @classmethod
     def of(cls, at_once: int, turns: Sequence[Mapping[str, LoadRun]]) -> "ServeRow":
         """The figures of some turns, each with a run of both servers."""
-        ours, theirs = ([turn[way] for turn in turns] for way in (SPECULATIVE, PLAIN))
+        ours, theirs = ([turn[way] for turn in turns] for way in (SPECULATIVE, WITHOUT_DRAFTER))
         pairs = [
             (one.text, other.text)
             for mine, plain in zip(ours, theirs, strict=True)
             for one, other in zip(mine.texts, plain.texts, strict=True)
         ]
         speeds = ([run.tokens_per_second for run in runs] for runs in (ours, theirs))
-        ways = {SPECULATIVE: ServedWay.of(ours), PLAIN: ServedWay.of(theirs)}
+        ways = {SPECULATIVE: ServedWay.of(ours), WITHOUT_DRAFTER: ServedWay.of(theirs)}
         return cls(at_once, ways, RatioEstimate.of(*speeds), len(pairs), sum(one == other for one, other in pairs))
 
 
@@ -109,7 +109,7 @@ def bench_serve(
     """Measure two servers, turn by turn; every turn has other prompts, and another server goes first.
 
     Args:
-        addresses: of the servers, by `SPECULATIVE` and `PLAIN`.
+        addresses: of the servers, by `SPECULATIVE` and `WITHOUT_DRAFTER`.
         prompts: a turn takes the next ones, and begins anew where they end.
         sizes: clients at once.
         repeats: turns of each size, behind one that is not counted.

@@ -6,9 +6,9 @@ from itertools import product
 from typing import Any
 
 from drafttree.core.errors import unknown
-from drafttree.evaluation.method import Method as Way
+from drafttree.evaluation.method import Method
 from drafttree.loading import find_verifier, make_policy
-from drafttree_lab.replay.paper import PLAIN, Axis, AxisValue, Method, Result, paper_names, read_paper
+from drafttree_lab.replay.paper import AUTOREGRESSIVE, Axis, AxisValue, PaperMethod, Result, paper_names, read_paper
 
 DEFAULT_LENGTH = 128
 """Tokens of a text where the option is not given: the papers' 500 to 1500 take hours on a processor."""
@@ -67,7 +67,7 @@ class Block:
 
     setting: Setting
     value: AxisValue | None
-    ways: Mapping[str, Way]
+    ways: Mapping[str, Method]
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def plan(
     """
     found = read_paper(paper)
     result = found.results[name]
-    chosen = {method: found.methods[method] for method in dict.fromkeys([PLAIN, *result.methods])}
+    chosen = {method: found.methods[method] for method in dict.fromkeys([AUTOREGRESSIVE, *result.methods])}
     missing = {method: reason for method, each in chosen.items() if (reason := _obstacle(each, missing_roles))}
     methods = {method: each for method, each in chosen.items() if method not in missing}
     blocks = [] if result.unavailable or len(methods) == 1 else list(_blocks(result, methods, drafters, sizes))
@@ -148,12 +148,12 @@ def plan(
     return Experiment(paper, name, result, blocks, missing, costs)
 
 
-def _obstacle(method: Method, missing_roles: Mapping[str, str]) -> str | None:
+def _obstacle(method: PaperMethod, missing_roles: Mapping[str, str]) -> str | None:
     return method.unavailable or missing_roles.get(method.role or "")
 
 
 def _blocks(
-    result: Result, methods: Mapping[str, Method], drafters: Mapping[str, str], sizes: Sizes
+    result: Result, methods: Mapping[str, PaperMethod], drafters: Mapping[str, str], sizes: Sizes
 ) -> Iterator[Block]:
     """A block for every set of prompts, temperature and value of the axes that vary a setting."""
     axes = [axis for axis in _axes(result) if axis.varies != "policy"]
@@ -173,12 +173,12 @@ def _blocks(
 
 def _ways(
     result: Result,
-    methods: Mapping[str, Method],
+    methods: Mapping[str, PaperMethod],
     drafters: Mapping[str, str],
     setting: Setting,
     value: AxisValue | None,
     sizes: Sizes,
-) -> dict[str, Way]:
+) -> dict[str, Method]:
     """The ways of a block by name; a method whose policy the axis varies has one for each of its values."""
     axes = [axis for axis in _axes(result) if axis.varies == "policy"]
     points = _thinned(axes[0].values, sizes.points) if axes else []
@@ -186,7 +186,7 @@ def _ways(
     for name, method in methods.items():
         varies = bool(axes) and ("{axis}" in method.policy or any(str(point) in method.policies for point in points))
         for point in points if varies else [value]:
-            way = Way(
+            way = Method(
                 drafter=drafters[method.role] if method.role else None,
                 policy=make_policy(method.policy_at(setting.set, point)),
                 verifier=find_verifier(method.verifier if method.verifier and setting.temperature else "auto"),

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, Validatio
 
 from drafttree.core.errors import ConfigError, unknown
 
-PLAIN = "AR"
+AUTOREGRESSIVE = "AR"
 """The method that every paper compares with: plain decoding."""
 AVERAGE, UNTOLD = "average", "untold"
 """Columns of published values that are no set: the mean over sets, and where a paper does not say of which set."""
@@ -46,7 +46,7 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Method(_Strict):
+class PaperMethod(_Strict):
     """A way of decoding, as one row or line of a table.
 
     Attributes:
@@ -314,12 +314,12 @@ class Result(_Strict):
     def _refers_to_itself(self) -> "Result":
         """Claims and columns name what the result has."""
         for name in (*self.over, *self.over.values()):
-            _among(name, (PLAIN, *self.methods), "over")
+            _among(name, (AUTOREGRESSIVE, *self.methods), "over")
         places = [str(each) for each in (*self.sets, *self.values)]
         for claim in self.claims:
             for name in claim.names:
                 method, at, place = name.partition("@")
-                _among(method, (PLAIN, *self.methods), f"claim {claim.id!r}")
+                _among(method, (AUTOREGRESSIVE, *self.methods), f"claim {claim.id!r}")
                 _among(place if at else None, places, f"claim {claim.id!r}")
             if isinstance(claim, Trend) and not self.axis:
                 raise ValueError(f"claim {claim.id!r} is a trend, but there is no axis")
@@ -337,7 +337,7 @@ class Paper(_Strict):
         title: of it.
         source: where it is published.
         roles: who drafts, by the paper's name.
-        methods: by name, plain decoding under `PLAIN` always among them.
+        methods: by name, plain decoding under `AUTOREGRESSIVE` always among them.
         sets: of prompts by name.
         results: tables as "1" and figures as "fig3", by name; parts of one that differ in what is run as "fig3a".
     """
@@ -345,14 +345,14 @@ class Paper(_Strict):
     title: str
     source: str
     roles: dict[str, Role]
-    methods: dict[str, Method]
+    methods: dict[str, PaperMethod]
     sets: dict[str, PromptSet]
     results: dict[str, Result]
 
     @model_validator(mode="after")
     def _refers_to_itself(self) -> "Paper":
         """Every name that is used is there."""
-        _among(PLAIN, self.methods, "methods")
+        _among(AUTOREGRESSIVE, self.methods, "methods")
         for name, method in self.methods.items():
             _among(method.role, self.roles, f"methods.{name}.role")
         for name, result in self.results.items():

@@ -8,7 +8,7 @@ from drafttree_lab.replay.cost_model import CostModel
 from drafttree_lab.replay.experiment import Block, Experiment
 from drafttree_lab.replay.figure_data import figure_data
 from drafttree_lab.replay.measured import Measured, Value
-from drafttree_lab.replay.paper import AVERAGE, PLAIN, UNTOLD, Metric
+from drafttree_lab.replay.paper import AUTOREGRESSIVE, AVERAGE, UNTOLD, Metric
 from drafttree_lab.replay.verdict import Verdict
 
 PLAIN_TOO: frozenset[Metric] = frozenset({"tokens_per_second", "ttft", "tpot", "rounds", "peak_memory"})
@@ -117,7 +117,7 @@ def _entries(measured: Measured, costs: CostModel) -> Iterator[Entry]:
     for block in experiment.blocks:
         for name in block.ways:
             for metric in experiment.result.metrics:
-                if name != PLAIN or metric in PLAIN_TOO:
+                if name != AUTOREGRESSIVE or metric in PLAIN_TOO:
                     yield _entry(measured, block, name, metric, costs)
     yield from _of_no_set(experiment)
 

@@ -36,7 +36,7 @@ WRONG_BY = 0.15
 """The share by which costs may be wrong before they are mended or measured anew."""
 TRIAL_TEMPERATURE = 0.3
 """Of sampled rounds: low enough that lookup finds drafts in their text, high enough that trees grow wide."""
-PLAIN, CHAIN_OF_1, CHAIN_OF_3 = Chain(depth=1), Auto(depth=1, children=1), Auto(depth=3, children=1)
+PLAIN_ROUNDS, CHAIN_OF_1, CHAIN_OF_3 = Chain(depth=1), Auto(depth=1, children=1), Auto(depth=3, children=1)
 WIDE_LEVELS = Auto(depth=3, children=WIDE, budget=4 * WIDE)
 TRIAL_COSTS = CostCurve(
     target=Costs((1,), (1.0,)),
@@ -66,7 +66,7 @@ def measure_costs(target: Model, drafter: Drafter, rounds: Rounds) -> KeptCosts:
     models = sources_of(drafter)
     length = min(TOKENS, room - context)
     run = partial(_run, rounds, prompt, length)
-    alone, plain, whole = Costs.of(passes), run(None, PLAIN), _Drafting.of(run, drafter)
+    alone, plain, whole = Costs.of(passes), run(None, PLAIN_ROUNDS), _Drafting.of(run, drafter)
     single = len(models) == 1
     costs = CostCurve(
         target=Costs.of(_in_rounds(passes, alone, plain, whole.levels, whole.wide)),

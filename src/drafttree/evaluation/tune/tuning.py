@@ -49,7 +49,7 @@ class MeasuredCosts:
 
 
 @dataclass(frozen=True)
-class Way:
+class TunedMethod:
     """What was measured of a drafter and a policy.
 
     Attributes:
@@ -87,7 +87,7 @@ class Tuning:
         interrupted: whether Ctrl-C has ended it before it was done.
     """
 
-    best: Way | None
+    best: TunedMethod | None
     decoder: Decoder | None
     costs: CostCurve | None
     expected: float
@@ -96,7 +96,7 @@ class Tuning:
     apart: bool
     metrics: Metrics
     plain: Metrics
-    ways: list[Way]
+    ways: list[TunedMethod]
     rungs: list[Rung]
     missing: list[str] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
@@ -303,8 +303,8 @@ def _result(
     )
 
 
-def _way(arm: Arm, race: Race, name: str) -> Way:
-    return Way(arm.drafter, arm.policy, len(race.runs[name]), race.ratio(name))
+def _way(arm: Arm, race: Race, name: str) -> TunedMethod:
+    return TunedMethod(arm.drafter, arm.policy, len(race.runs[name]), race.ratio(name))
 
 
 def _expected(metrics: Metrics, costs: CostCurve) -> float:

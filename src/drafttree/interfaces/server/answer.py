@@ -3,7 +3,7 @@
 import uuid
 from collections.abc import Sequence
 
-from drafttree.interfaces.server.protocol.chat_reply import (
+from drafttree.interfaces.server.protocol.replies import (
     AnswerMessage,
     CalledFunction,
     ChatChoice,
@@ -16,8 +16,7 @@ from drafttree.interfaces.server.protocol.chat_reply import (
     ToolCallDelta,
     TopLogprob,
 )
-from drafttree.interfaces.server.text_pieces import Piece, ScoredToken
-from drafttree.interfaces.server.token_names import TokenNames
+from drafttree.interfaces.server.text_pieces import Piece, ScoredToken, TokenNames
 from drafttree.interfaces.server.tool_calls import CallArguments, CallBegun, Part, Said, ToolCallReader
 
 

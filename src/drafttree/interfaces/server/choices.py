@@ -10,7 +10,7 @@ from drafttree.engine.batching import Handle
 from drafttree.engine.generation import Chunk
 from drafttree.engine.metrics import Round
 from drafttree.interfaces.server.errors import ServerError
-from drafttree.interfaces.server.protocol.usage import CompletionTokensDetails, PromptTokensDetails, Usage
+from drafttree.interfaces.server.protocol.replies import CompletionTokensDetails, PromptTokensDetails, Usage
 from drafttree.interfaces.server.serving import ServingContext
 from drafttree.interfaces.server.text_pieces import Piece, TextPieces
 
