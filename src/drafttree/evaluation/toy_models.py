@@ -33,14 +33,14 @@ class TabularModel:
     Args:
         vocab: number of tokens.
         depth: contexts up to this length have rows of their own; longer ones use their last `depth` tokens.
-        seed: of the random rows.
+        seed: the seed of the random rows.
         spread: standard deviation of the logits; larger is more peaked.
         near: another table whose logits these perturb, such as a target for its draft.
 
     Attributes:
         vocab: columns of its logits.
         tokens: the ids of the tokens that its rows are about, in their order.
-        dtype: of its logits.
+        dtype: the dtype of its logits.
 
     Raises:
         ConfigError: there are no tokens, or the depth is negative.

@@ -53,7 +53,7 @@ def bench_exact_text(
     """Decode every prompt plainly and by every policy, without and with `exact_text`, all by turns.
 
     Args:
-        decoder: with a drafter, and a transformers model without `exact_text` as target.
+        decoder: the decoder with a drafter, and a transformers model without `exact_text` as target.
         prompts: texts or token ids.
         policies: as for `parse_policies`.
         repeats: times everything is run, after one prompt that is not counted.

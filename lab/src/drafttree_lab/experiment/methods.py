@@ -69,7 +69,7 @@ class PeerRow:
     """Medians over the repeats, of another program's way of generating, on one group of prompts.
 
     Attributes:
-        name: of the way.
+        name: the name of the way.
         group: as for `MethodRow`.
         prompts: how many are in the group.
         tokens_per_second: prompts included.
@@ -129,12 +129,12 @@ class MethodBench:
     """Everything measured.
 
     Attributes:
-        rows: by group and method.
+        rows: the rows, by group and method.
         peers: the rows of other programs.
         prompts: how many.
         looping: texts of plain decoding that end in a loop.
         texts: every single text but those of peers.
-        costs: of the drafters, where methods have several.
+        costs: costs of the drafters, where methods have several.
     """
 
     rows: list[MethodRow]
@@ -166,7 +166,7 @@ def bench_policies(
     """Run plain decoding and every policy over the prompts, by turns.
 
     Args:
-        decoder: with a drafter.
+        decoder: a decoder with a drafter.
         prompts: texts or token ids.
         policies: as for `parse_policies`; rows are keyed by their canonical specifications.
         peers: other ways of generating from token ids, to run by turns with ours.
@@ -192,8 +192,8 @@ def bench_drafters(
     """Run plain decoding and every drafter with every policy over the prompts, by turns.
 
     Args:
-        decoder: for its target, verifier and tokenizer.
-        drafters: by name; each as for `drafttree.load`, "auto" and "none" excepted.
+        decoder: the decoder, for its target, verifier and tokenizer.
+        drafters: the drafters, by name; each as for `drafttree.load`, "auto" and "none" excepted.
         sets: prompts by the name of their set.
         policies: as for `parse_policies`.
         **options: as for `bench_methods`.
@@ -217,7 +217,7 @@ def bench_methods(
     """Run plain decoding and every method over the prompts, by turns.
 
     Args:
-        decoder: for its target and tokenizer, and its verifier where a method names none.
+        decoder: the decoder, for its target and tokenizer, and its verifier where a method names none.
         methods: as for `parse_methods`.
         sets: prompts by the name of their set.
         drafters: sources by the names that methods have for them, as for `make_decoders`.

@@ -59,7 +59,7 @@ def text_records(runs: Sequence[Sequence[Outputs]], groups: Sequence[str]) -> li
     """The records of all texts that have metrics.
 
     Args:
-        runs: as `race` returns them.
+        runs: runs as `race` returns them.
         groups: per prompt, the name of its group.
     """
     numbers = [groups[:place].count(group) for place, group in enumerate(groups)]

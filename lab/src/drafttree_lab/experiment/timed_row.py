@@ -26,8 +26,8 @@ class TimedRow:
 
     Attributes:
         best: the policy that `auto` is compared with, the best of the counted ones.
-        rows: of plain decoding and every policy.
-        over_plain: by policy, the gain over plain decoding, over prompts and repeats.
+        rows: rows of plain decoding and every policy.
+        over_plain: the gain over plain decoding by policy, over prompts and repeats.
         over_best: the gain of `auto` over `best`.
         limit: the term of the law that limits `auto` most.
     """
@@ -58,8 +58,8 @@ def time_row(
     """Time plain decoding, `auto`, the best policy and others by turns.
 
     Args:
-        decoder: with a drafter.
-        costs: that `auto` weighs.
+        decoder: a decoder with a drafter.
+        costs: costs that `auto` weighs.
         prompts: token ids.
         best: the specification of the policy `auto` is compared with.
         others: specifications of further policies.

@@ -38,8 +38,8 @@ class BatchRow:
         expected_tau: the same as the engine expected it.
         drafted: nodes per request and round, their roots left out.
         drafting: share of the rounds in which anything was drafted.
-        predicted_gain: of drafting over plain rounds, as the engine predicted it, the mean over the rounds that draft;
-            None where it predicted nothing.
+        predicted_gain: the speed of drafting over plain rounds, as the engine predicted it, the mean over the rounds
+            that draft; None where it predicted nothing.
         law: the terms of speculative decoding, in target passes of plain decoding over as many requests.
     """
 

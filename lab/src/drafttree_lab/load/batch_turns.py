@@ -26,9 +26,9 @@ class BatchTurn:
     """Every way of decoding on the same prompts.
 
     Attributes:
-        number: of the turn, from 0.
+        number: the number of the turn, from 0.
         prompts: token ids, as many as are served at a time.
-        runs: by way.
+        runs: the runs, by way.
     """
 
     number: int
@@ -41,12 +41,12 @@ class TextDifference:
     """A text that is not plain decoding's.
 
     Attributes:
-        size: of the batch.
+        size: the size of the batch.
         turn: its number.
-        way: of decoding that wrote it.
+        way: the way of decoding that wrote it.
         prompt: its place in the turn.
-        position: of the first token that differs.
-        gap: between the two best logits there.
+        position: the position of the first token that differs.
+        gap: the gap between the two best logits there.
         tie: whether they are within `TIE`, or within the dtype's rounding.
     """
 
@@ -64,7 +64,7 @@ class BatchTurns:
     """Runs turns.
 
     Attributes:
-        ways: of decoding, by name.
+        ways: ways of decoding, by name.
         prompts: token ids; a turn takes the next ones, and begins anew where they end. So much is cut off at their
             beginning that one pass can read all of a turn: texts begin together then, and the batch is full from their
             first tokens to the end of one.
@@ -134,10 +134,10 @@ def find_differences(
     """The texts that are not plain decoding's of the same turn.
 
     Args:
-        decoder: whose target judges how close the choice was.
-        turns: by size.
-        seed: of the first prompt's draws in every turn, as for `EngineWay.run`.
-        **options: that the texts were written with.
+        decoder: the decoder whose target judges how close the choice was.
+        turns: the turns, by size.
+        seed: the seed of the first prompt's draws in every turn, as for `EngineWay.run`.
+        **options: the options the texts were written with.
     """
     for size, own in turns.items():
         for turn in own:

@@ -25,7 +25,7 @@ class BatchWays:
     """The ways of decoding, and those that could not be had.
 
     Attributes:
-        ways: by name.
+        ways: the ways, by name.
         transformers: what of transformers is among them, or why nothing is; empty if it was not asked for.
     """
 
@@ -45,11 +45,11 @@ class BatchWays:
         """All ways of decoding with a decoder.
 
         Args:
-            decoder: with a drafter.
+            decoder: a decoder with a drafter.
             budgets: drafted nodes per request and round of the fixed budgets.
             trial: a prompt by which transformers is tried; None to leave it out.
             one_by_one: whether plain decoding of one text after the other is among them.
-            temperature: of the texts.
+            temperature: the temperature of the texts.
 
         Raises:
             ConfigError: there is no drafter.

@@ -23,7 +23,7 @@ class ServedWay:
     """One server under so many clients.
 
     Attributes:
-        tokens_per_second: of all clients together, the geometric mean over the turns.
+        tokens_per_second: the tokens per second of all clients together, the geometric mean over the turns.
         first_token: seconds to the first token, by percentile.
         next_token: seconds from token to token, by percentile.
     """
@@ -49,10 +49,10 @@ class ServeRow:
 
     Attributes:
         at_once: clients.
-        ways: by name.
+        ways: the ways, by name.
         ratio: tokens per second of speculation over those without a drafter.
-        texts: that both servers wrote.
-        same: of them, those that are the same.
+        texts: texts that both servers wrote.
+        same: how many of them are the same.
     """
 
     at_once: int
@@ -80,9 +80,9 @@ class ServeBench:
     """The measurements of one model and drafter.
 
     Attributes:
-        rows: by the number of clients.
-        turns: of each.
-        tokens: of every text.
+        rows: the rows, by the number of clients.
+        turns: turns of each.
+        tokens: tokens of every text.
     """
 
     rows: list[ServeRow]
@@ -109,15 +109,15 @@ def bench_serve(
     """Measure two servers, turn by turn; every turn has other prompts, and another server goes first.
 
     Args:
-        addresses: of the servers, by `SPECULATIVE` and `WITHOUT_DRAFTER`.
+        addresses: addresses of the servers, by `SPECULATIVE` and `WITHOUT_DRAFTER`.
         prompts: a turn takes the next ones, and begins anew where they end.
         sizes: clients at once.
         repeats: turns of each size, behind one that is not counted.
         per_client: texts of each client in a turn.
         progress: called after every run with what it was.
-        max_new_tokens: of every text; none ends before.
-        temperature: of all texts.
-        seed: of the first text of a turn.
+        max_new_tokens: new tokens of every text; none ends before.
+        temperature: the temperature of all texts.
+        seed: the seed of the first text of a turn.
 
     Raises:
         ConfigError: there are no prompts.

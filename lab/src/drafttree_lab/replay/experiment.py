@@ -23,8 +23,8 @@ class Sizes:
 
     Attributes:
         limit: prompts of each set.
-        max_new_tokens: of a text, at most.
-        prompt_tokens: of a prompt, at most; None for the paper's.
+        max_new_tokens: new tokens of a text, at most.
+        prompt_tokens: tokens of a prompt, at most; None for the paper's.
         repeats: turns of every prompt.
         chat: whether prompts are chats, which are not cut.
         points: values of an axis at most, the first and the last among them; None for all.
@@ -43,10 +43,10 @@ class Setting:
     """What a text depends on besides prompt and way.
 
     Attributes:
-        set: of prompts, a name of the paper.
-        temperature: of the target.
-        max_new_tokens: of the text.
-        prompt_tokens: of the prompt, at most; None for no limit but the context.
+        set: the set of prompts, by its name in the paper.
+        temperature: the temperature the target samples at.
+        max_new_tokens: new tokens of the text.
+        prompt_tokens: tokens of the prompt, at most; None for no limit but the context.
     """
 
     set: str
@@ -60,9 +60,10 @@ class Block:
     """Ways that run by turns, on the same prompts and at the same setting.
 
     Attributes:
-        setting: of all.
-        value: of the first axis that varies a setting; None where there is none.
-        ways: by the name of the method, or `method@value` where the axis varies policies; plain decoding first.
+        setting: the setting of all.
+        value: the value of the first axis that varies a setting; None where there is none.
+        ways: the ways, by the name of the method, or `method@value` where the axis varies policies; plain decoding
+            first.
     """
 
     setting: Setting
@@ -76,11 +77,11 @@ class Experiment:
 
     Attributes:
         paper: its name.
-        name: of the result, "1" or "fig3".
-        result: as the paper's file has it.
-        blocks: that are run.
+        name: the name of the result, "1" or "fig3".
+        result: the result as the paper's file has it.
+        blocks: blocks that are run.
         missing: methods that cannot be run, with the reason.
-        costs: by method, the published cost of its draft pass in target passes; None where it is not told.
+        costs: the published cost of its draft pass in target passes; None where it is not told.
     """
 
     paper: str
@@ -131,8 +132,8 @@ def plan(
 
     Args:
         paper: its name.
-        name: of the result.
-        drafters: by role.
+        name: the name of the result.
+        drafters: the drafters, by role.
         missing_roles: roles without a drafter, with the reason.
         sizes: how much is run.
     """

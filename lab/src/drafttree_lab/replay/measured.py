@@ -39,11 +39,12 @@ class Measured:
     """The finished cells of one experiment.
 
     Attributes:
-        experiment: whose they are.
-        store: that keeps them.
-        digests: of the prompts that are looked for, by set.
+        experiment: the experiment whose they are.
+        store: the store that keeps them.
+        digests: digests of the prompts that are looked for, by set.
         repeats: turns that are looked for.
-        group: of `GROUPS`, which texts count: those where plain decoding's ends in a loop, the others, or all.
+        group: one of `GROUPS`, which texts count: those where plain decoding's ends in a loop, the others, or
+            all.
     """
 
     experiment: Experiment

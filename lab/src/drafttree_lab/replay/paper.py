@@ -76,7 +76,7 @@ class Role(_Strict):
         paper: checkpoints in the paper.
         stand_in: the drafter on the embedded target; None where there is none.
         cost: published cost of a draft pass in target passes, None if it is not told.
-        line: of the paper's text that tells the cost.
+        line: the line of the paper's text that tells the cost.
     """
 
     paper: str
@@ -89,8 +89,8 @@ class PromptSet(_Strict):
     """A set of prompts.
 
     Attributes:
-        file: in the folder of `--data`, without ending.
-        category: of the file's lines, those whose category begins with it; None for all.
+        file: the file in the folder of `--data`, without ending.
+        category: takes the file's lines whose category begins with it; None for all.
         stand_in: whether the paper's own prompts are others of the same kind.
     """
 
@@ -103,8 +103,8 @@ class Axis(_Strict):
     """What a figure or a sweep varies.
 
     Attributes:
-        name: for people: "budget N".
-        values: in order; of the axis in specifications, or temperatures, or lengths.
+        name: the name for people: "budget N".
+        values: the values in order, as specifications, temperatures or lengths have them.
         grid: parameters with their values, instead of `values`, which are then all combinations, the last parameter
             running fastest: "depth=4,breadth=2".
         varies: "policy" fills `{axis}` in specifications, the others set the option of that name; "rows" are synthetic,
@@ -131,14 +131,14 @@ class Published(_Strict):
     """A block of published numbers, as the paper prints it.
 
     Attributes:
-        line: of the paper's text, where the block begins.
+        line: the line of the paper's text, where the block begins.
         metric: what the numbers are; shares are of 1, gains in per cent.
         columns: names of sets, `AVERAGE`, `UNTOLD`, or values of the axis.
         rows: per method, a number per column; "nan" where there is none.
         errors: what stands behind a number's ±, in the same places.
         model: the target in the paper.
-        temperature: of the target.
-        set: of prompts, where columns are values of the axis.
+        temperature: the temperature the target samples at.
+        set: the set of prompts, where columns are values of the axis.
     """
 
     line: int
@@ -165,10 +165,10 @@ class Comparison(_Strict):
     Attributes:
         id: short, for a person to name it by.
         text: what the paper says, in our words.
-        line: of the paper's text.
+        line: the line of the paper's text.
         metric: what is compared.
         left: method, or `method@value` for a value of the axis or a set of prompts.
-        right: likewise.
+        right: the right side of the comparison.
         sign: whether left is greater or less.
         temperature: None for all of the result.
         main: whether it is one of the paper's main claims.
@@ -267,19 +267,19 @@ class Result(_Strict):
 
     Attributes:
         title: short, in our words.
-        line: of the paper's text.
+        line: the line of the paper's text.
         kind: how it is replayed: "decoding" runs methods over prompts, "acceptance" compares verifiers on the same
             contexts, "memory" runs each method in a process of its own, "expansion" times growth on synthetic rows.
         figure: how a picture of it is drawn; None for a table.
         methods: names of the paper's methods, as rows or lines.
         sets: names of the paper's sets.
-        temperatures: of the target.
+        temperatures: the temperatures the target samples at.
         axis: what is varied; None for nothing.
         second_axis: what a sweep varies beside it, every value with every other; None for nothing. Published values
             and claims are of the result's own setting.
         metrics: shown, the first one first.
-        over: by method, the one that its gains are over; plain decoding where none is named.
-        max_new_tokens: of the paper.
+        over: by method, the method that its gains are over; plain decoding where none is named.
+        max_new_tokens: new tokens of the paper.
         prompt_tokens: the paper's longest prompt; None if it is not told.
         published: values.
         claims: what the paper concludes.
@@ -334,11 +334,11 @@ class Paper(_Strict):
     """A paper.
 
     Attributes:
-        title: of it.
-        source: where it is published.
+        title: the title.
+        source: the source where it is published.
         roles: who drafts, by the paper's name.
-        methods: by name, plain decoding under `AUTOREGRESSIVE` always among them.
-        sets: of prompts by name.
+        methods: the methods, by name, plain decoding under `AUTOREGRESSIVE` always among them.
+        sets: sets of prompts by name.
         results: tables as "1" and figures as "fig3", by name; parts of one that differ in what is run as "fig3a".
     """
 

@@ -21,13 +21,13 @@ class Runner:
     """Runs tasks, and keeps their cells.
 
     Attributes:
-        make_decoder: of a way, or of plain decoding.
-        measure: of the ways of a task of another kind than decoding, after a prompt.
+        make_decoder: makes the decoder of a method, or of plain decoding.
+        measure: measures the methods of a task of another kind than decoding, after a prompt.
         prompts: token ids by paper and set.
-        store: of the cells.
-        seed: of the draws.
+        store: the store of the cells.
+        seed: the random seed.
         timed: whether to time; else each way is counted once.
-        ended: by the id of a result, why no more of it is run.
+        ended: why no more of a result is run, by its id.
         warm: ways that have run in this process.
     """
 
@@ -44,7 +44,7 @@ class Runner:
         """Run tasks that are not kept.
 
         Args:
-            todo: in this order.
+            todo: the tasks, in order.
             progress: called after every task with its result.
         """
         for task in todo:

@@ -27,7 +27,7 @@ class Task:
         experiment: it belongs to.
         block: it belongs to.
         prompt: number of the prompt in its set.
-        digest: of its token ids.
+        digest: the digest of its token ids.
         repeat: number of the repeat.
     """
 
@@ -68,9 +68,9 @@ def tasks(experiments: Sequence[Experiment], digests: Digests, repeats: int) -> 
     """All tasks: first those of results with a main claim, and of these the first prompt of all sets and results.
 
     Args:
-        experiments: to run.
-        digests: of the prompts.
-        repeats: of every prompt.
+        experiments: experiments to run.
+        digests: digests of the prompts.
+        repeats: repeats of every prompt.
     """
     for main in (True, False):
         chosen = [each for each in experiments if each.main == main]

@@ -51,8 +51,8 @@ def measure_costs(target: Model, drafter: Drafter, rounds: Rounds) -> KeptCosts:
     """Measure the costs of a target and a drafter, by passes and rounds behind a short text.
 
     Args:
-        target: whose passes are timed.
-        drafter: whose passes are timed, and those of its models apart if it has several.
+        target: the target whose passes are timed.
+        drafter: the drafter whose passes are timed, and those of its models apart if it has several.
         rounds: decodes a prompt with a drafter, or plainly, and a policy, a round at a time; the last
             argument is how many tokens at most. A policy that uses costs is to be given `TRIAL_COSTS`.
     """
@@ -127,7 +127,7 @@ def _each(rounds: list[Round], first: float, count: Callable[[int], int], level:
     """Seconds that each of something adds to levels behind the first one; 0 where there was none.
 
     Args:
-        rounds: that were timed.
+        rounds: rounds that were timed.
         first: seconds of the first level.
         count: how many a level has, by its width.
         level: seconds of a level without any.

@@ -43,7 +43,7 @@ class FleetWorker(LLMEngine):
     request that came from another worker.
 
     Args:
-        decoder: that writes the texts; it belongs to an engine until `close`.
+        decoder: the decoder that writes the texts; it belongs to an engine until `close`.
         settings: the worker's place in its fleet.
         registered: called with the worker's id when it is known.
     """

@@ -22,8 +22,9 @@ def create_app(decoder: Decoder, settings: ServerSettings) -> FastAPI:
     """An application that serves a decoder until its lifespan ends.
 
     Args:
-        decoder: whose target, drafter, policy and verifier are used; it belongs to the application from here on.
-        settings: of the server.
+        decoder: the decoder whose target, drafter, policy and verifier are used; it belongs to the application from
+            here on.
+        settings: settings of the server.
     """
     serving = ServingContext.of(decoder, settings)
     app = FastAPI(

@@ -33,8 +33,8 @@ def engine_options(request: SamplingFields, decoder: Decoder, prompt_length: int
     """The options of a prompt's texts, all but their seeds.
 
     Args:
-        request: of the client.
-        decoder: of the model.
+        request: the request of the client.
+        decoder: the decoder of the model.
         prompt_length: tokens of the prompt.
         wanted: tokens of a text at most, None where the request does not say.
 

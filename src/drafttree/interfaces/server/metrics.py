@@ -49,7 +49,7 @@ class ServerMetrics:
         model_name: the label of every metric.
 
     Attributes:
-        registry: of all of them.
+        registry: the registry of all of them.
     """
 
     def __init__(self, engine: Engine, model_name: str) -> None:
@@ -69,7 +69,7 @@ class ServerMetrics:
         """Measure a text.
 
         Args:
-            handle: of it.
+            handle: the handle of it.
             begun: when it was asked for, by `time.perf_counter`.
         """
         handle.listen(_Watch(self, handle, begun).look)
@@ -96,8 +96,8 @@ class EngineCollector(Collector):
     """Reads an engine whenever the metrics are asked for.
 
     Args:
-        engine: that is read.
-        labels: of every metric.
+        engine: the engine that is read.
+        labels: labels of every metric.
     """
 
     def __init__(self, engine: Engine, labels: dict[str, str]) -> None:
@@ -144,7 +144,7 @@ class _Watch:
 
     Args:
         metrics: are told.
-        handle: of the text.
+        handle: the handle of the text.
         begun: when it was asked for.
     """
 

@@ -26,7 +26,7 @@ class ApiKey(AuthenticationBackend):
     """Lets in who has the key.
 
     Args:
-        key: that is asked for.
+        key: the key that is asked for.
     """
 
     def __init__(self, key: str) -> None:
@@ -59,7 +59,7 @@ class BodyLimit:
     """Answers 413 to a body that says it is too large, or that turns out to be while it is read.
 
     Args:
-        app: that is asked otherwise.
+        app: the app that is asked otherwise.
         most: bytes.
     """
 
@@ -97,7 +97,7 @@ class ClientPresence:
     Streams find out by themselves that they are read by nobody; what is answered as a whole would not.
 
     Args:
-        app: that answers.
+        app: the app that answers.
         admission: knows which texts are whose.
     """
 
@@ -129,8 +129,8 @@ class _Client:
     """Who sent a request, as the application sees it.
 
     Args:
-        receive: as the server gives it.
-        send: likewise.
+        receive: receives, as the server gives it.
+        send: sends, as the server gives it.
     """
 
     def __init__(self, receive: Receive, send: Send) -> None:

@@ -19,11 +19,11 @@ class ServingContext:
     """A model that is served.
 
     Attributes:
-        decoder: of the model.
+        decoder: the decoder of the model.
         engine: writes the texts.
         admission: lets requests into it.
-        settings: of the server.
-        metrics: of the server.
+        settings: settings of the server.
+        metrics: metrics of the server.
     """
 
     decoder: Decoder

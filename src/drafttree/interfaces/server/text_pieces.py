@@ -63,11 +63,11 @@ class Piece:
     """What a round adds to a text.
 
     Attributes:
-        text: that no later token can change.
+        text: the text that no later token can change.
         tokens: those it is made of, where their log-probabilities are wanted.
-        finish_reason: in the last piece.
+        finish_reason: the finish reason in the last piece.
         generated: tokens of the round.
-        accepted: of them, those that were drafted.
+        accepted: how many of them were drafted.
         prompt: log-probabilities of the prompt's tokens after the first, in the first piece if they are wanted.
     """
 

@@ -48,11 +48,11 @@ class Asked(BaseModel):
     """A text that the page wants, and how.
 
     Attributes:
-        prompt: to go on from; or else `messages`, to be answered.
-        max_tokens: to write at most.
+        prompt: the prompt to go on from; or else `messages`, to be answered.
+        max_tokens: tokens to write at most.
         temperature: 0 is greedy.
         top_p: keep the most probable tokens up to this probability.
-        seed: of the draws, None for another one each time.
+        seed: the seed of the draws, None for another one each time.
         stop: strings that end the text.
         speculate: False to write it plainly.
     """
@@ -118,8 +118,8 @@ class RoundEvents:
     what a failed request's reply has. Texts of tokens are sent once: `strings` has those that are new in a round.
 
     Args:
-        handle: of the text; it is cancelled where nobody reads to the end.
-        observer: of its rounds.
+        handle: the handle of the text; it is cancelled where nobody reads to the end.
+        observer: the observer of its rounds.
     """
 
     def __init__(self, handle: Handle, observer: TracingObserver) -> None:
