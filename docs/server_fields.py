@@ -4,10 +4,8 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from drafttree.interfaces.server.protocol.chat_request import ChatRequest
-from drafttree.interfaces.server.protocol.completion_request import CompletionRequest
-from drafttree.interfaces.server.protocol.request_model import NotServed
-from drafttree.interfaces.server.protocol.sampling_fields import SamplingFields
+from drafttree.interfaces.server.protocol.request_fields import NotServed, SamplingFields
+from drafttree.interfaces.server.protocol.requests import ChatRequest, CompletionRequest
 
 DOCUMENT = Path(__file__).parent / "server.md"
 BEGIN, END = "<!-- fields -->\n", "<!-- /fields -->\n"

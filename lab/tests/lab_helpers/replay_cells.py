@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from drafttree.evaluation.run_store import RunStore
 from drafttree_lab.replay.experiment import Experiment
 from drafttree_lab.replay.measured import Measured
-from drafttree_lab.replay.task import Task, Turn
+from drafttree_lab.replay.task import Task, WayTimes
 from drafttree_lab.replay.text_cell import TextCounts, TextTimes
 
 
@@ -49,4 +49,4 @@ def keep_times(measured: Measured, seconds: Mapping[str, float]) -> None:
         for number, digest in enumerate(measured.digests[block.setting.set]):
             task = Task(measured.experiment, block, number, digest, 0)
             turn = {name: timed(each) for name, each in seconds.items()}
-            measured.store.run(task.turn_key, Turn, lambda own=turn: own)
+            measured.store.run(task.turn_key, WayTimes, lambda own=turn: own)

@@ -6,7 +6,7 @@ import pytest
 
 from drafttree.core.errors import ConfigError, InputError
 from drafttree_lab.load.http_load import LoadRun, ServedText, run_load
-from drafttree_lab.load.serve import PLAIN, SPECULATIVE, ServedWay, ServeRow, bench_serve
+from drafttree_lab.load.serve import SPECULATIVE, WITHOUT_DRAFTER, ServedWay, ServeRow, bench_serve
 from helpers.held_server import held_server
 
 OPTIONS = {"max_tokens": 6, "temperature": 0, "ignore_eos": True}
@@ -44,7 +44,7 @@ def test_percentiles_are_over_all_texts_of_all_turns():
 def test_the_ratio_is_of_the_turns_and_texts_are_compared_by_pairs():
     plain = [LoadRun([text(0.1, 0.1), text(0.1, 0.1)], seconds) for seconds in (1.0, 2.0)]
     ours = [LoadRun([text(0.1, 0.1), text(0.1, 0.1, words="y")], seconds) for seconds in (0.5, 0.25)]
-    row = ServeRow.of(2, [{SPECULATIVE: mine, PLAIN: other} for mine, other in zip(ours, plain, strict=True)])
+    row = ServeRow.of(2, [{SPECULATIVE: mine, WITHOUT_DRAFTER: other} for mine, other in zip(ours, plain, strict=True)])
     assert row.ratio.mean == pytest.approx(4)  # the geometric mean of 2 and 8
     assert row.ratio.low is not None
     assert row.ratio.low < 2
@@ -67,7 +67,7 @@ def test_every_prompt_is_asked_for_once(address):
 
 def test_two_servers_are_asked_for_the_same_texts(address):
     said: list[str] = []
-    ways = {SPECULATIVE: address, PLAIN: address}
+    ways = {SPECULATIVE: address, WITHOUT_DRAFTER: address}
     found = bench_serve(ways, LETTERS, [1, 2], repeats=2, max_new_tokens=4, progress=said.append)
     assert [(row.at_once, row.texts, row.same) for row in found.rows] == [(1, 4, 4), (2, 8, 8)]
     there, back = [*ways], [*ways][::-1]

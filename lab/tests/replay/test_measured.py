@@ -10,7 +10,7 @@ from drafttree_lab.replay.experiment import Block, Setting
 from drafttree_lab.replay.paper import Comparison
 from lab_helpers.replay_cells import counted, keep_times, measured
 
-PLAIN = counted([0, 0, 0, 0])
+AUTOREGRESSIVE = counted([0, 0, 0, 0])
 LOW, HIGH = counted([1, 1]), counted([3, 3])
 
 
@@ -41,7 +41,7 @@ def test_a_claim_may_compare_two_sets(experiment):
 def test_a_claim_may_compare_two_policies_of_an_axis(experiment):
     ways = {"AR": Method(None, Chain())} | {f"tree@{depth}": Method("toy", Chain(depth=depth)) for depth in (2, 3)}
     swept = replace(experiment, blocks=[replace(experiment.blocks[0], ways=ways)])
-    found = measured(swept, {"a": [{"AR": PLAIN, "tree@2": LOW, "tree@3": HIGH}] * 3})
+    found = measured(swept, {"a": [{"AR": AUTOREGRESSIVE, "tree@2": LOW, "tree@3": HIGH}] * 3})
     assert judged(found, claim("tree@2", "tree@3")) == [("contradicted", pytest.approx(0.5))]
 
 
@@ -69,7 +69,7 @@ def test_looping_texts_stand_apart(experiment):
 
 
 def test_a_prompt_counts_when_all_ways_have_it(experiment):
-    part = [*texts(LOW, HIGH, 2), {"AR": PLAIN, "chain": LOW}]
+    part = [*texts(LOW, HIGH, 2), {"AR": AUTOREGRESSIVE, "chain": LOW}]
     found = measured(experiment, {"a": part, "b": part})
     value = found.value(experiment.blocks[0], "chain", "tau")
     assert (value.mean, value.prompts) == (2.0, 2)

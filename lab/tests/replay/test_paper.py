@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from drafttree.core.errors import ConfigError
-from drafttree_lab.replay.paper import Axis, Method, Paper, Published, Result, read_paper
+from drafttree_lab.replay.paper import Axis, Paper, PaperMethod, Published, Result, read_paper
 
 SHOWN = {"title": "a table", "line": 1, "methods": ["AR", "tree"], "sets": ["chat"], "metrics": ["tau"]}
 BLOCK = {"line": 2, "metric": "tau", "model": "large", "columns": ["chat"], "rows": {"tree": [3.0]}}
@@ -35,7 +35,7 @@ def test_an_unknown_paper_is_refused_with_the_nearest_name():
 
 
 def test_a_policy_is_that_of_its_set_or_of_the_value_of_the_axis():
-    method = Method(policy="talon:budget={axis}", policies={"books": "chain:depth=5", "16": "talon"})
+    method = PaperMethod(policy="talon:budget={axis}", policies={"books": "chain:depth=5", "16": "talon"})
     assert method.policy_at("chat", 60) == "talon:budget=60"
     assert method.policy_at("chat", 16) == "talon"
     assert method.policy_at("books", 60) == "chain:depth=5"

@@ -8,7 +8,7 @@ import pytest
 from drafttree.engine.compatibility import incompatibility
 from drafttree.loading import make_policy, parse_policies, zoo
 from drafttree.verifiers import VERIFIERS
-from drafttree_lab.replay.paper import PLAIN, Result, paper_names, read_paper
+from drafttree_lab.replay.paper import AUTOREGRESSIVE, Result, paper_names, read_paper
 
 PAPERS = ["dynatree-v1", "dynatree-v2", "talon", "traversal"]
 RESULTS = [(name, key, result) for name in PAPERS for key, result in read_paper(name).results.items()]
@@ -50,7 +50,7 @@ def specifications(paper: str, result: Result) -> set[tuple[str, str]]:
     return {
         (name, methods[name].policy_at(each, value))
         for name in result.methods
-        if name != PLAIN
+        if name != AUTOREGRESSIVE
         for each in result.sets or [""]
         for value in values
     }
@@ -136,7 +136,7 @@ def test_the_sweep_has_450_points():
 def test_speedups_are_ratios_of_speeds(paper, result):
     speeds, speedups = rows(paper, result, "tokens_per_second"), rows(paper, result, "speedup")
     for method, ratios in speedups.items():
-        for speed, plain, ratio in zip(speeds[method], speeds[PLAIN], ratios, strict=True):
+        for speed, plain, ratio in zip(speeds[method], speeds[AUTOREGRESSIVE], ratios, strict=True):
             assert is_same(quotient(rounded(speed, 1), rounded(plain, 1)), rounded(ratio, 2)), (method, ratio)
 
 
@@ -186,7 +186,7 @@ def test_peak_memory_has_its_average_and_its_change():
     peaks, changes = rows("dynatree-v2", "5", "peak_memory"), rows("dynatree-v2", "5", "memory_gain")
     for name, (first, second, average) in peaks.items():
         assert average == pytest.approx((first + second) / 2, abs=0.051)
-        change = 100 * ((first + second) / sum(peaks[PLAIN][:2]) - 1)
+        change = 100 * ((first + second) / sum(peaks[AUTOREGRESSIVE][:2]) - 1)
         assert changes[name][0] == pytest.approx(change, abs=0.006)
 
 

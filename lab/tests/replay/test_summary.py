@@ -12,7 +12,7 @@ from drafttree_lab.replay.paper import Axis, Published
 from drafttree_lab.replay.summary import summarise
 from lab_helpers.replay_cells import counted, measured
 
-PLAIN, TREE = counted([0, 0]), counted([3, 3])
+AUTOREGRESSIVE, TREE = counted([0, 0]), counted([3, 3])
 
 
 def published(columns, row, **changes):
@@ -98,7 +98,7 @@ def test_plain_decoding_has_rows_only_where_it_says_something(experiment):
 
 def test_where_some_texts_loop_verdicts_without_them_are_added(experiment):
     def both(looping):
-        return {"AR": counted([0, 0], looping=looping), "chain": PLAIN, "tree": TREE}
+        return {"AR": counted([0, 0], looping=looping), "chain": AUTOREGRESSIVE, "tree": TREE}
 
     for kinds, count in (((True, False), 1), ((False, False), 0), ((True, True), 0)):
         cells = measured(experiment, {name: [both(each) for each in kinds] for name in "ab"})

@@ -129,7 +129,7 @@ class SeededRandomness:
     Args:
         seed: the text's seed.
         vocab: numbers per position.
-        device: where the numbers are used.
+        device: the device where the numbers are used.
     """
 
     def __init__(self, seed: int, vocab: int, device: "torch.device") -> None:

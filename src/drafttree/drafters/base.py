@@ -59,7 +59,7 @@ class DraftSession(DraftLogits, Protocol):
         A prompt may be read in several parts. The first round reads its last token and what no part has covered.
 
         Args:
-            hidden_states: of these tokens.
+            hidden_states: hidden states of these tokens.
             tokens: how many of the prompt's tokens behind those taken over by `resume` and by earlier parts; all but
                 the last where there are fewer.
         """
@@ -70,7 +70,8 @@ class DraftSession(DraftLogits, Protocol):
 
         Args:
             tokens: the accepted path without the root, then the bonus token.
-            hidden_states: of the root and the accepted path; row i belongs to the token before `tokens[i]`.
+            hidden_states: hidden states of the root and the accepted path; row i belongs to the token before
+                `tokens[i]`.
         """
         ...
 

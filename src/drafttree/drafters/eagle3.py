@@ -61,7 +61,7 @@ class Eagle3Head(nn.Module):
     """The head's weights and forward pass over rows of a tree (Li et al. 2025, section 3.1).
 
     Attributes:
-        layout: of its KV cache.
+        layout: the layout of its KV cache.
         target_ids: `[draft_vocab]` the target's id of every draft id, None if the two vocabularies are the same.
     """
 
@@ -174,7 +174,7 @@ class Eagle3Drafter(ShownBySize):
     `drafttree.models.module.fingerprint`), and another backend is selected if they differ.
 
     Args:
-        head: in the target's dtype and on its device.
+        head: the head in the target's dtype and on its device.
         hidden_layers: layers of the target whose hidden states it fuses, in the order of the head's weights.
         nbytes: bytes of the weights that are not shared with the target.
         select: makes the backend that runs the head; the default is the head itself.

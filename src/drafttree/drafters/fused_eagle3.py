@@ -36,7 +36,7 @@ class FusedEagle3:
         head: frozen; its parameters become views of the fused ones.
 
     Attributes:
-        layout: of its KV cache.
+        layout: the layout of its KV cache.
         groups: query heads that share a key head.
         like: a weight, of the head's dtype and device.
         hidden: width of the head.
@@ -91,7 +91,7 @@ class RecordedEagle3:
 
     Args:
         fused: its weights stay where they are from then on.
-        recorder: of passes.
+        recorder: the recorder of passes.
         varlen: attends to the prefixes of several requests at once; without, each has calls of its own, unrecorded.
     """
 

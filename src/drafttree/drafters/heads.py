@@ -44,12 +44,12 @@ class HeadsDrafter(ShownBySize):
     """Base of drafters with a head per level, which read the target's hidden state after its final norm.
 
     Args:
-        heads: on the target's device, in its dtype.
+        heads: the heads, on the target's device and in its dtype.
         target: the model the heads were trained on.
 
     Attributes:
         zero_hidden: `[1, 1, hidden]` stands for the hidden state before a root that has none.
-        project: from a head's output to logits.
+        project: makes logits of a head's output.
     """
 
     context: int | None = None

@@ -182,8 +182,8 @@ class HydraSession(SharedSession):
 
     Attributes:
         token: the root.
-        inputs: of the heads at every node of the frontier, `[1, frontier, width]`.
-        level: of the frontier.
+        inputs: the heads' inputs at every node of the frontier, `[1, frontier, width]`.
+        level: the level of the frontier.
     """
 
     def __init__(self, drafter: HydraDrafter, prompt: list[int], capacity: int) -> None:

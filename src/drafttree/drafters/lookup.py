@@ -18,8 +18,8 @@ class PromptLookupDrafter(LookupDrafter):
     Source: prompt lookup decoding (Saxena 2023) and LLMA (Yang et al. 2023), which copy one occurrence as a chain.
 
     Args:
-        vocab_size: of the target.
-        device: of the target's tensors.
+        vocab_size: the vocab size of the target.
+        device: the device of the target's tensors.
         max_ngram: length of the longest n-gram that is matched.
 
     Raises:

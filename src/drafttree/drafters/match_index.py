@@ -35,7 +35,7 @@ class Match(NamedTuple):
     """A suffix of the text that occurred before.
 
     Attributes:
-        length: in tokens.
+        length: the length in tokens.
         followers: how often each token followed it, the most recently seen last.
     """
 
@@ -109,8 +109,8 @@ class LookupDrafter(ShownBySize):
     """Base of drafters that propose tokens from the text so far; nothing is trained and no model runs.
 
     Args:
-        vocab_size: of the target.
-        device: of the target's tensors.
+        vocab_size: the vocab size of the target.
+        device: the device of the target's tensors.
     """
 
     def __init__(self, vocab_size: int, device: torch.device | str = "cpu") -> None:

@@ -46,8 +46,8 @@ class SharedDrafter(Protocol):
         """Return logits `[nodes, vocab]` of the token after each node of the frontiers, one after the other.
 
         Args:
-            sessions: that have nodes.
-            frontiers: of each of them.
+            sessions: sessions that have nodes.
+            frontiers: frontiers of each of them.
         """
         ...
 
@@ -56,11 +56,11 @@ class PassCounter:
     """Base of draft sessions: `with count_pass(sessions):` around a forward pass counts and times it.
 
     Args:
-        device: of the passes.
+        device: the device of the passes.
 
     Attributes:
         passes: forward passes so far.
-        timer: of the passes.
+        timer: the timer of the passes.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -77,8 +77,8 @@ class SharedSession(PassCounter):
     """Base of sessions that can share draft passes.
 
     Args:
-        drafter: whose session it is.
-        device: of its passes.
+        drafter: the drafter whose session it is.
+        device: the device of its passes.
         shared: what sessions that share a pass have in common; by default the drafter.
 
     Attributes:
@@ -105,7 +105,7 @@ class TreeSession(SharedSession):
 
     Args:
         drafter: as for `SharedSession`.
-        cache: of the session, empty.
+        cache: the cache of the session, empty.
         unread: the first tokens that it has rows of.
         device: as for `SharedSession`.
         shared: as for `SharedSession`.
@@ -186,9 +186,9 @@ def draft_expand(sessions: Sequence[DraftLogits], frontiers: Sequence[Frontier],
     """Logits `[nodes, vocab]` of the token after each node, in one pass where the sessions can share it.
 
     Args:
-        sessions: of the requests.
-        frontiers: of each, empty for one that drafts no further.
-        device: of the sessions' tensors.
+        sessions: sessions of the requests.
+        frontiers: frontiers of each, empty for one that drafts no further.
+        device: the device of the sessions' tensors.
     """
     if len(sessions) > 1:
         drafting = [(session, own) for session, own in zip(sessions, frontiers, strict=True) if own.tokens]

@@ -20,10 +20,10 @@ def render_chat(messages: Sequence[Message], tokenizer: Any, /, **variables: Any
     """The token ids of a conversation, up to where the assistant's next answer begins.
 
     Args:
-        messages: from the first to the one to be answered, with a role of `ROLES` and text as content; further keys
-            are for the template.
-        tokenizer: of transformers, with a chat template.
-        **variables: of the template, such as `tools`.
+        messages: messages from the first to the one to be answered, with a role of `ROLES` and text as content; further
+            keys are for the template.
+        tokenizer: the tokenizer of transformers, with a chat template.
+        **variables: variables of the template, such as `tools`.
 
     Raises:
         InputError: there is no chat template, the template fails, or the messages are malformed; names the message.

@@ -23,7 +23,7 @@ class ChildSampler:
 
     Args:
         proposal: how siblings are drawn.
-        randomness: of this round, one per sequence.
+        randomness: the randomness of this round, one per sequence.
     """
 
     def __init__(self, proposal: Proposal, randomness: Sequence[RoundRandomness]) -> None:
@@ -38,7 +38,7 @@ class ChildSampler:
             rows: `[nodes, vocab]` log-probabilities of the draft for the frontier nodes of all sequences, one sequence
                 after the other; what they leave over is never drafted.
             counts: per sequence and frontier node, how many children it gets.
-            depth: of the children.
+            depth: the depth of the children.
 
         Returns:
             Per sequence and frontier node, the token ids in draw order and their log-probabilities, of which those

@@ -88,7 +88,7 @@ def refuse_sharded(target: Model, what: str) -> None:
     """Refuse what goes by a clock, which is another one in every process.
 
     Args:
-        target: which may be sharded.
+        target: the target which may be sharded.
         what: cannot be served; the beginning of the message.
 
     Raises:
@@ -118,7 +118,7 @@ def check_budget(budget: int | None, verifier: type[Verifier] | None) -> None:
 
     Args:
         budget: drafted nodes of a request and round, None for no such number.
-        verifier: of the trees, None for `default_verifier`, which may be cut.
+        verifier: the verifier of the trees, None for `default_verifier`, which may be cut.
 
     Raises:
         ConfigError: it is no whole number of at least 1, or the children of the trees are drawn at random.

@@ -21,7 +21,7 @@ class LogitsAdjustment:
 
     Args:
         verifier: may show its randomness to the drafter.
-        randomness: of this round.
+        randomness: the randomness of this round.
         temperature: divides the drafter's logits.
         constrain: keeps drafted tokens to what the text may be; None for a text without constraints.
     """
@@ -61,9 +61,9 @@ class AdjustedDraft:
     """The drafter's logits for a round of some requests, each adjusted in its own way. See `tree_growth.DraftRows`.
 
     Args:
-        sessions: of the requests.
-        adjustments: of each.
-        device: where the drafter runs.
+        sessions: sessions of the requests.
+        adjustments: adjustments of each.
+        device: the device where the drafter runs.
     """
 
     def __init__(

@@ -22,8 +22,8 @@ class Generation:
         drafted: per token, whether the drafter proposed it.
         finish_reason: "stop", "length" or "interrupted".
         metrics: what it cost.
-        seed: of the draws. With it the same prompt and options give this text again; not in a batch, if the verifier is
-            neither greedy nor coupled.
+        seed: the seed of the draws. With it the same prompt and options give this text again; not in a batch, if the
+            verifier is neither greedy nor coupled.
         fidelity: whether the text has the law of the target's own, and whether the target is quantised.
         costs: the cost curve the policy used, None for one that needs none. Where the verifier's draws depend on the
             drafts (neither greedy nor coupled), a seed gives this text again with this curve (`Decoder.with_costs`).
@@ -102,7 +102,8 @@ class Chunk:
         origins: per character of `text`, the index in the whole text of the token that completed it.
         logprobs: per token, its log-probability by the target itself; empty unless asked for.
         top_logprobs: per token, the most probable token ids and their log-probabilities; empty unless asked for.
-        prompt_logprobs: in the first chunk, those of the prompt's tokens after the first; None unless asked for.
+        prompt_logprobs: log-probabilities in the first chunk, those of the prompt's tokens after the first; None unless
+            asked for.
     """
 
     text: str

@@ -54,7 +54,7 @@ class GenerationOptions(ProcessorOptions, total=False):
         epsilon_cutoff: drop tokens less probable than this.
         eta_cutoff: as `epsilon_cutoff`, with a bound that falls with the entropy.
         top_h: keep the most probable tokens up to this share of the entropy; 0 keeps all.
-        seed: of the draws; None takes one from torch's global generator, so that texts differ as they do with
+        seed: the seed of the draws; None takes one from torch's global generator, so that texts differ as they do with
             transformers, and repeat after `torch.manual_seed`. A greedy text needs none.
         stop: strings that end the text; it is cut before them. Special tokens are no part of it.
         stop_strings: transformers' name of `stop`.
@@ -62,7 +62,8 @@ class GenerationOptions(ProcessorOptions, total=False):
         ignore_eos: go on past EOS tokens.
         max_time: seconds after which a text ends with its next token. They run from the call on, for a list of prompts
             too, each of which gets at least one token.
-        stopping_criteria: of transformers, asked after every token as its `generate` asks them; `scores` is None.
+        stopping_criteria: the stopping criteria of transformers, asked after every token as its `generate` asks them;
+            `scores` is None.
         logits_processor: processors of transformers, applied at every node with the text up to that node. They must be
             functions of that text and the scores, and come after those of the other options.
         watermarking_config: a `WatermarkingConfig` (green lists); SynthID's needs a state and is refused.

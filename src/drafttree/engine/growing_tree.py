@@ -21,11 +21,11 @@ class GrowingTree:
         parents: as in `DraftTree`.
         path_logprobs: as in `DraftTree`.
         scores: as in `DraftTree`.
-        widths: of the frontiers so far.
-        probs: by node, the distribution its children were drawn from.
+        widths: widths of the frontiers so far.
+        probs: the probs, by node, the distribution its children were drawn from.
         first: the first node of the newest level.
         frontier: the nodes that are expanded next.
-        levels: so far.
+        levels: levels so far.
     """
 
     def __init__(self, root: int, limit: int) -> None:

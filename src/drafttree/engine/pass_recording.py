@@ -26,9 +26,9 @@ def record_passes(decoder: Decoder, max_batch: int, rows: float) -> None:
     that its KV cache gets. Nothing is learned of the texts. What it took is logged, of each pass too.
 
     Args:
-        decoder: whose target and drafter run.
+        decoder: the decoder whose target and drafter run.
         max_batch: requests at once, at most.
-        rows: that all KV caches may have together.
+        rows: rows that all KV caches may have together.
     """
     target = decoder.target
     recording = [each for each in _backends(decoder) if hasattr(each, "reserve")]

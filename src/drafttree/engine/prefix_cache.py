@@ -33,7 +33,7 @@ class KeptText:
     """The beginning of a finished text.
 
     Attributes:
-        tokens: whose rows are kept.
+        tokens: tokens whose rows are kept.
         cache: the target's rows of all of them.
         draft: what the drafter's session has kept, None if that is nothing.
     """

@@ -24,7 +24,7 @@ def encode(prompt: object, tokenizer: Any, vocab_size: int) -> list[int]:
     Args:
         prompt: text, token ids, a tensor or an array of them, what a tokenizer returns, or a list of messages.
         tokenizer: None to work on token ids alone.
-        vocab_size: of the target.
+        vocab_size: the vocab size of the target.
 
     Raises:
         InputError: the prompt is empty, no prompt, outside the vocabulary, or needs a tokenizer or a chat template that

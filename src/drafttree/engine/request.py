@@ -27,8 +27,8 @@ class RoundObserver(Protocol):
         """Take the tree of a round that begins; an `Engine` calls this.
 
         Args:
-            request: whose round it is.
-            grown: as the policy left it; the budget of the batch may cut it before it is verified.
+            request: the request whose round it is.
+            grown: the tree as the policy left it; the budget of the batch may cut it before it is verified.
             reason: why nothing was drafted for any request, None where something was.
         """
         ...
@@ -37,10 +37,10 @@ class RoundObserver(Protocol):
         """Take the end of a round, before its chunk is given out.
 
         Args:
-            request: with the tokens of the round.
-            tree: that was verified.
+            request: the request with the tokens of the round.
+            tree: the tree that was verified.
             logits: `[nodes, vocab]` of the target, constraints included; the next pass may use their memory again.
-            verdict: of the verifier.
+            verdict: the verdict of the verifier.
             turn: the cost of the round.
         """
         ...
@@ -57,20 +57,20 @@ class Request:
         eos: token ids that end the text.
         capacity: rows of the KV cache that it needs at most.
         policy: how its trees grow.
-        verifier: with the sampling the text is drawn by.
-        randomness: of this text.
+        verifier: the verifier with the sampling the text is drawn by.
+        randomness: the randomness of this text.
         text: turns tokens into text and watches for stop strings.
         stopping: stopping criteria and the tokens they are asked about.
         constraints: what else decides which tokens are possible.
         drafting: how it is drafted for.
         recorder: sees the rows the tokens are chosen from, None where nothing of them is wanted.
-        prompt_logprobs: of the prompt's tokens after the first, None where they are not wanted.
+        prompt_logprobs: log-probabilities of the prompt's tokens after the first, None where they are not wanted.
         fidelity: whether the text has the law of the target's own.
         cache: the target's keys and values of all tokens but the last; there is none until `RoundLoop.open`.
         root_output: the target's output for the first root, where the pass over the prompt has given it.
         reuse_prefix: whether it goes on from a beginning in the decoder's prefix cache, and is kept there.
         observer: sees its rounds, None where nobody does.
-        metrics: of this text.
+        metrics: metrics of this text.
         drafted: per committed token, whether the drafter proposed it.
         finish_reason: "stop" (an EOS token, stop string or stopping criterion), "length", "interrupted", or None
             while it goes on.

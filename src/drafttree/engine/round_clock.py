@@ -15,7 +15,7 @@ class RoundClock:
 
     Attributes:
         began: when it was made, by `time.perf_counter`.
-        seconds: of the latest part of each name.
+        seconds: seconds of the latest part of each name.
     """
 
     def __init__(self) -> None:
@@ -36,8 +36,8 @@ class RoundClock:
         """The cost of a request's round that has just ended.
 
         Args:
-            request: whose round it was; its drafter's session times its own passes.
-            tree: that was verified.
+            request: the request whose round it was; its drafter's session times its own passes.
+            tree: the tree that was verified.
             path: the accepted nodes, the root's first; the text may end before its last.
             committed: tokens that became part of the text.
         """

@@ -53,10 +53,10 @@ class DraftGroup(NamedTuple):
     """Requests whose trees grow together.
 
     Attributes:
-        source: which model of the drafter drafts for them.
-        places: of the requests among those of the round.
-        requests: with the same policy and kind of verifier.
-        sessions: that draft for them, all of one class.
+        source: the source which model of the drafter drafts for them.
+        places: places of the requests among those of the round.
+        requests: requests with the same policy and kind of verifier.
+        sessions: sessions that draft for them, all of one class.
     """
 
     source: int
@@ -157,10 +157,10 @@ class RoundLoop:
         """Advance requests by one round, in one target pass.
 
         Args:
-            requests: that a token is chosen for; their prompts are read.
-            parts: of the prompts of others, to be read in the same pass.
+            requests: requests that a token is chosen for; their prompts are read.
+            parts: parts of the prompts of others, to be read in the same pass.
             trees: drafted for each of the requests; by default they are drafted here.
-            clock: of the round, which has timed the drafting of given trees.
+            clock: the clock of the round, which has timed the drafting of given trees.
 
         Returns:
             For every request what its round cost, or why it failed; the others have gone on.
@@ -202,8 +202,8 @@ class RoundLoop:
         """Draft the trees of a group, one pass per level for all of them.
 
         Args:
-            group: to draft for.
-            max_levels: that each tree may have.
+            group: the group to draft for.
+            max_levels: levels that each tree may have.
             gate: as for `tree_growth.grow`.
         """
         first = group.requests[0]

@@ -13,7 +13,7 @@ class StoppingText:
         criteria: functions of token ids `[1, length]` and scores, which are None here.
         prompt: token ids before the text, padding included.
         new_tokens: tokens that may follow them at most.
-        device: of the token ids the criteria see.
+        device: the device of the token ids the criteria see.
     """
 
     def __init__(

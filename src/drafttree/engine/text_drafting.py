@@ -19,7 +19,8 @@ class TextDrafting:
     Attributes:
         wanted: whether anything is drafted for the text.
         temperature: divides the drafter's logits.
-        session: of the drafter; None for plain decoding, before `RoundLoop.open` and after the drafter has failed.
+        session: the session of the drafter; None for plain decoding, before `RoundLoop.open` and after the drafter has
+            failed.
         reads_prompt: whether the drafter reads the prompt too.
         context: what the policy was told when the text began.
         state: what the policy has learned of the text.

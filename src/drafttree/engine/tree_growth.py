@@ -40,7 +40,7 @@ class DraftRows(Protocol):
         """Return logits `[nodes, vocab]` of the token after each node of the new frontiers, one after the other.
 
         Args:
-            frontiers: of every sequence, empty for one that drafts no further.
+            frontiers: frontiers of every sequence, empty for one that drafts no further.
         """
         ...
 
@@ -53,7 +53,7 @@ class Gate(Protocol):
 
         Args:
             texts: the trees so far; the `frontier` of each is what the policy would expand.
-            depth: of these nodes.
+            depth: the depth of these nodes.
         """
         ...
 
@@ -80,9 +80,10 @@ def grow(
         max_levels: per text, the depth that no node exceeds; at least 1 for each of several texts.
         states: per text, what the policy has learned of it.
         sampler: draws the children at random; None takes the draft's best tokens.
-        vocab: of the target; columns beyond it count among the probabilities and are never drafted. None for no such.
+        vocab: the vocab of the target; columns beyond it count among the probabilities and are never drafted. None for
+            no such.
         gate: leaves out nodes that the policy would expand.
-        source: which model of the drafter drafts.
+        source: the source which model of the drafter drafts.
 
     Returns:
         The trees to verify, at most `policy.budget` nodes each.
@@ -136,7 +137,7 @@ class Growth:
         Args:
             logits: `[nodes, vocab]` of the draft for the frontiers.
             widths: nodes of each frontier.
-            depth: of the level.
+            depth: the depth of the level.
             vocab: columns of tokens that may be drafted; None for all.
         """
         for text, width in zip(self._texts, widths, strict=True):
@@ -297,7 +298,7 @@ class _Level(NamedTuple):
         labels: what the policy hands down, or None.
         expand: which of them the policy expands, None for all.
         counts: how many there are of each text.
-        width: of a padded frontier.
+        width: the width of a padded frontier.
     """
 
     tokens: Array

@@ -7,7 +7,7 @@ def by_turns(names: Sequence[str], turns: int, first: int = 0) -> Iterator[tuple
     A machine slows down and recovers, so what always ran first would be measured at another speed.
 
     Args:
-        names: of what is measured.
+        names: names of what is measured.
         turns: how many.
         first: number of the name that the first turn begins with.
     """

@@ -64,7 +64,7 @@ class Certificate:
 
     Attributes:
         reference: what the texts were compared with.
-        dtype: of the target.
+        dtype: the dtype of the target.
         exact_text: whether texts must be plain decoding's, ties included.
         policies: one entry each, in the order asked for.
         truncated: prompts cut to their last tokens to fit the context.
@@ -115,7 +115,7 @@ def certify(
     """Compare the texts of policies with the reference's and with those of plain decoding.
 
     Args:
-        decoder: whose target, drafter and verifier to use.
+        decoder: the decoder whose target, drafter and verifier to use.
         prompts: texts or token ids; longer ones than fit are cut to their last tokens.
         policies: as for `parse_policies`; results are keyed by their canonical specifications.
         max_new_tokens: tokens per prompt at most.

@@ -22,11 +22,13 @@ class Comparison:
     """The median runs of one prompt, and whether their texts agree.
 
     Attributes:
-        speculative: by the decoder.
-        plain: by the same engine without speculation.
-        transformers: by transformers; None where the target is none of its models, or has a `lossy_window`.
+        speculative: the speculative, by the decoder.
+        plain: the plain, by the same engine without speculation.
+        transformers: the run by transformers; None where the target is none of its models, or has a
+            `lossy_window`.
         from_plain: where the speculative text departs from the plain one; None if nowhere or not seeded.
-        from_transformers: where it departs from transformers' greedy text; None if nowhere or not greedy.
+        from_transformers: where it departs from transformers' greedy text; None if nowhere or not
+            greedy.
         greedy: whether transformers' text can be compared at all.
         seeded: whether the text is a function of prompt and seed, so that the plain one can be compared.
     """
@@ -88,7 +90,7 @@ def compare(decoder: Decoder, prompt: Prompt, *, repeats: int = 3, **options) ->
     """Run a prompt speculatively, plainly and with transformers, interleaved, after a warm-up.
 
     Args:
-        decoder: with a drafter.
+        decoder: a decoder with a drafter.
         prompt: text or token ids.
         repeats: runs of each; the median by speed is reported.
         **options: as for `Decoder.new_request`; all ways get the same seed.

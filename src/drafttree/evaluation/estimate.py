@@ -41,7 +41,7 @@ class RatioEstimate:
     """A ratio over turns: the geometric mean, and its 95 % interval by Student's t on the logarithms.
 
     Attributes:
-        mean: of the turns.
+        mean: the geometric mean over the turns.
         low: the lower end of the interval; None of a single turn, which tells nothing of the spread.
         high: the upper end, likewise.
     """

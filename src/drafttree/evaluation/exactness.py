@@ -55,7 +55,7 @@ class CoupledText:
     """A text and what it should be.
 
     Attributes:
-        tokens: of the text.
+        tokens: tokens of the text.
         plain: the tokens decoded one after the other with the same noise.
         expected_accepted: mean drafted tokens accepted in a round.
         reach: what was tried.
@@ -91,9 +91,9 @@ def law(
         levels: the tree is no deeper.
         rounds: how many are enumerated, with all their combinations.
         earlier: rounds before them, drawn once; the law is the one given what they drew and committed.
-        position: of the first root; the prompt is drawn, too.
+        position: the position of the first root; the prompt is drawn, too.
         checked: refuse a pair that is not proven lossless; without it such a pair's bias can be looked at.
-        costs: of passes, for policies that weigh them.
+        costs: costs of passes, for policies that weigh them.
         **sampling: temperature (1), top_k, top_p, min_p and the other options of `Sampling` but its seed.
 
     Raises:
@@ -202,10 +202,10 @@ def coupled_text(
         draft: the toy draft, of the same vocabulary.
         policy: how the tree grows.
         verifier: what is accepted.
-        seed: of the noise.
+        seed: the seed of the noise.
         levels: the tree is no deeper.
         length: tokens of the text.
-        position: of the first root; the prompt is drawn.
+        position: the position of the first root; the prompt is drawn.
         **sampling: as for `law`.
 
     Raises:

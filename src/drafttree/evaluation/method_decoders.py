@@ -20,7 +20,7 @@ def make_decoders(
     """The decoder of every method by its specification; a drafter that several of them name is loaded once.
 
     Args:
-        decoder: for its target and tokenizer, and its verifier where a method names none.
+        decoder: the decoder, for its target and tokenizer, and its verifier where a method names none.
         methods: any.
         drafters: sources by the names that methods have for them; any other name is a source itself.
 

@@ -52,7 +52,7 @@ class PairFinding:
             enumerated.
         rounded: the same in float32.
         texts: compared with plain decoding; 0 where the law was enumerated.
-        equal: of them.
+        equal: how many of them are equal.
         expected_accepted: drafted tokens accepted in a round, mean over the models.
         reason: why the pair is refused.
         reach: how far texts were tried; nothing is said of what lies beyond.

@@ -21,10 +21,10 @@ def encode_prompts(
     """The token ids of every turn that is asked, the last ones only where they would not fit into the context.
 
     Args:
-        decoder: with a tokenizer.
+        decoder: the decoder with a tokenizer.
         examples: the prompts.
-        form: of them.
-        max_new_tokens: to leave room for; the target's own answers to earlier turns are as long at most.
+        form: the form of the prompts.
+        max_new_tokens: new tokens to leave room for; the target's own answers to earlier turns are as long at most.
 
     Raises:
         ContextError: there is no room for any prompt.

@@ -11,8 +11,8 @@ class PromptForm:
     Attributes:
         chat: whether they are rendered by the tokenizer's chat template.
         category: take those alone whose category begins with this.
-        turns: of a conversation at most, each a prompt of its own; None for the first, with `chat` for all.
-        tokens: of a turn at most, the others are cut off at its end; None for all.
+        turns: turns of a conversation at most, each a prompt of its own; None for the first, with `chat` for all.
+        tokens: tokens of a turn at most, the others are cut off at its end; None for all.
     """
 
     chat: bool = False

@@ -31,9 +31,9 @@ def read_prompt_sets(
     """The prompts of some sets by name, as many of each, evenly spaced over its file.
 
     Args:
-        names: of the sets.
-        folder: with the files that `SETS` names, each as .jsonl or .jsonl.gz; None for the shipped ones, which lack
-            those of `NOT_SHIPPED`.
+        names: names of the sets.
+        folder: the folder with the files that `SETS` names, each as .jsonl or .jsonl.gz; None for the shipped ones,
+            which lack those of `NOT_SHIPPED`.
         limit: take no more prompts of each set than this; None for all.
         **selection: as for `spread_examples`.
 

@@ -25,7 +25,7 @@ class Example:
     Attributes:
         prompt: its text, the first turn of a conversation.
         reference: what somebody answered to it.
-        category: of the task, such as "writing".
+        category: the category of the task, such as "writing".
         later_turns: what the user says after the answers.
     """
 

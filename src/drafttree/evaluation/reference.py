@@ -92,7 +92,7 @@ def transformers_generate(
     xgrammar's own for a grammar.
 
     Args:
-        decoder: whose target, tokenizer and EOS tokens to use.
+        decoder: the decoder whose target, tokenizer and EOS tokens to use.
         prompt: token ids.
         assistance: arguments of transformers' own speculation, such as `assistant_model`.
         **options: as for `Decoder.new_request`. transformers draws its own random numbers, so above temperature 0
@@ -154,7 +154,7 @@ def find_difference(
     """The first difference of a text from the reference, and how close the reference's choice was; None if equal.
 
     Args:
-        decoder: whose target judges, by one plain transformers pass over prompt and common beginning.
+        decoder: the decoder whose target judges, by one plain transformers pass over prompt and common beginning.
         prompt: token ids.
         expected: the reference's tokens.
         got: the other text's tokens.

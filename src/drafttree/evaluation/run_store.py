@@ -26,7 +26,7 @@ class RunStore:
     One without a folder keeps nothing. Measurements take a store; `RunStore()` is what they use where none is given.
 
     Args:
-        folder: where to keep the results, in JSON lines that are written as runs finish.
+        folder: the folder where to keep the results, in JSON lines that are written as runs finish.
         command: everything that decides what is run; a folder is for one command.
         partial: whether Ctrl-C ends a measurement with what is finished. If not, it raises KeyboardInterrupt.
         minutes: after which nothing is run any more, and the measurement ends as by Ctrl-C; None for no end.
@@ -79,7 +79,7 @@ class RunStore:
         """The result of a run: the one that is kept, or that of `work`, which is kept from then on.
 
         Args:
-            key: of the run.
+            key: the key of the run.
             kind: the type of its result, as pydantic knows it: dataclasses, lists, numbers ...
             work: runs it.
         """
@@ -138,7 +138,7 @@ class NothingFinished(Exception):
     """A measurement whose partial results are wanted has ended before there were any.
 
     Attributes:
-        store: of the measurement.
+        store: the store of the measurement.
     """
 
     def __init__(self, store: RunStore) -> None:

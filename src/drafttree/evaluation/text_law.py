@@ -26,12 +26,12 @@ class Texts:
 
     Attributes:
         prompts: one for each text.
-        seeds: likewise.
+        seeds: the seeds of the texts.
         length: tokens of a text at most.
         eos: token ids that end one.
         batch: texts written at once; None for one after the other, each alone.
         levels: the trees are no deeper.
-        costs: of passes, for what weighs them.
+        costs: costs of passes, for what weighs them.
     """
 
     prompts: Sequence[Context] = ((0,),)
@@ -101,7 +101,7 @@ def text_law(
         draft: the toy draft, of the same vocabulary or a smaller one.
         policy: how the tree grows.
         verifier: what is accepted.
-        texts: which are written, and how.
+        texts: texts which are written, and how.
         checked: as for `exactness.law`.
         **sampling: as for `exactness.law`.
 

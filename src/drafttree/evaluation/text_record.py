@@ -8,8 +8,8 @@ class TextRecord:
     """One text of a measurement; the lists have a member per round.
 
     Attributes:
-        way: of decoding, a specification or "plain".
-        group: of prompts, such as a file or a category.
+        way: the way of decoding, a specification or "plain".
+        group: the group of prompts, such as a file or a category.
         prompt: number of the prompt in its group, from 0.
         repeat: number of the run, from 0.
         tokens: committed.
@@ -21,8 +21,8 @@ class TextRecord:
         accepted: how many of them were drafted.
         nodes: scored by the target, the root included.
         levels: drafted.
-        draft_passes: of the drafter.
-        ranks: of the accepted nodes among their siblings, as `Round` has them.
+        draft_passes: draft passes of the drafter.
+        ranks: ranks of the accepted nodes among their siblings, as `Round` has them.
     """
 
     way: str

@@ -30,7 +30,7 @@ class Reach:
         position: the last position of a root.
         siblings: the most children of a node.
         levels: the most levels of a tree.
-        columns: of the target's logits.
+        columns: columns of the target's logits.
         texts: written at once.
     """
 
@@ -54,14 +54,14 @@ class ToyDecoder(Decoder):
         policy: how the tree grows.
         verifier: what is accepted; a pair that is not lossless is not refused.
         levels: the trees are no deeper.
-        costs: of passes.
+        costs: costs of passes.
         eos: token ids that end a text.
         script: answers for the numbers of all seeds; None for the numbers themselves.
 
     Attributes:
         levels: as given.
         script: as given.
-        reach: of the rounds so far.
+        reach: the reach of the rounds so far.
     """
 
     def __init__(

@@ -14,7 +14,7 @@ from drafttree.core.sampling import Sampling
 from drafttree.drafters.base import HiddenStates
 from drafttree.models import CacheLayout, Output, Segment, TreeCache
 
-PLAIN = Sampling(1.0)
+UNTRUNCATED = Sampling(1.0)
 TOY_COSTS = CostCurve(
     target=Costs((1, 2, 4, 6, 8), (1.0, 1.01, 1.02, 1.025, 2.0)),
     draft=(DraftCosts(first=0.02, later=Costs((1, 4), (0.01, 0.012))),),
@@ -33,14 +33,14 @@ class TabularModel:
     Args:
         vocab: number of tokens.
         depth: contexts up to this length have rows of their own; longer ones use their last `depth` tokens.
-        seed: of the random rows.
+        seed: the seed of the random rows.
         spread: standard deviation of the logits; larger is more peaked.
         near: another table whose logits these perturb, such as a target for its draft.
 
     Attributes:
         vocab: columns of its logits.
         tokens: the ids of the tokens that its rows are about, in their order.
-        dtype: of its logits.
+        dtype: the dtype of its logits.
 
     Raises:
         ConfigError: there are no tokens, or the depth is negative.
@@ -87,7 +87,7 @@ class TabularModel:
         known = [token for token in self.tokens if token < self.vocab]
         return row.new_full((self.vocab,), -math.inf).index_copy(0, torch.tensor(known), row[: len(known)])
 
-    def law(self, context: Context, sampling: Sampling = PLAIN) -> dict[int, float]:
+    def law(self, context: Context, sampling: Sampling = UNTRUNCATED) -> dict[int, float]:
         """The probability of each next token of `tokens`."""
         probs = sampling.process(self.logits(context).double()).softmax(-1).tolist()
         return {token: probs[token] for token in self.tokens if token < self.vocab}

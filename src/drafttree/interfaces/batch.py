@@ -48,7 +48,7 @@ class BatchReport:
     """What became of the lines.
 
     Attributes:
-        lines: of the file, without blank ones.
+        lines: lines of the file, without blank ones.
         skipped: those that had a record already, failed ones included.
         failed: those whose record is an error, in earlier runs too.
         tokens: generated in this run.
@@ -113,9 +113,9 @@ def run_batch(
 
     Args:
         made: the records, in the order of the lines; see `write_texts`. It is closed in the end.
-        jobs: of `read_jobs`.
+        jobs: jobs of `read_jobs`.
         target: the file that records are appended to.
-        records: of `read_records`.
+        records: records of `read_records`.
         progress: called after every line with its number.
 
     Raises:
@@ -141,7 +141,7 @@ def write_texts(
     Args:
         decoder: writes the texts.
         jobs: the lines.
-        options: of `Decoder.generate`, where a line does not have its own.
+        options: options of `Decoder.generate`, where a line does not have its own.
         max_batch: texts at once, at most.
 
     Raises:
@@ -175,7 +175,7 @@ class _Line(NamedTuple):
 
     Attributes:
         head: what its record begins with.
-        text: of the line.
+        text: the text of the line.
     """
 
     head: dict[str, Any]

@@ -16,7 +16,7 @@ def check_cache(cache: Cache | None, input_ids: Tensor, padding: list[int], read
     """Refuse a cache of the caller's that a text cannot go on from or be written to.
 
     Args:
-        cache: of transformers; one that it has made itself is not looked at.
+        cache: the cache of transformers; one that it has made itself is not looked at.
         input_ids: `[batch, length]` the whole prompts, those of the cached tokens included.
         padding: left padding of each prompt.
         reads_hidden: whether the drafter needs the target's hidden states of every token.

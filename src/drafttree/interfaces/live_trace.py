@@ -29,7 +29,7 @@ def show_live(tracer: Tracer, pace: float) -> None:
     """Write a text and show every round's tree for a time.
 
     Args:
-        tracer: of the text.
+        tracer: the tracer of the text.
         pace: seconds for a round: half of them the tree grows, then the verdict is shown.
     """
     console, text = make_console(), Text(tracer.prompt, style="dim")

@@ -31,7 +31,7 @@ class Worker:
 
     Args:
         load: makes the decoder, when the first lines come.
-        options: of `Decoder.generate`, where a line does not have its own.
+        options: options of `Decoder.generate`, where a line does not have its own.
         max_batch: texts at once, at most.
     """
 
@@ -174,8 +174,8 @@ def _dataset(ray: Any, jobs: Sequence[Job], arguments: tuple[Any, ...], share: W
     Args:
         ray: the module.
         jobs: the lines.
-        arguments: of `Worker`.
-        share: of the cluster.
+        arguments: arguments of `Worker`.
+        share: the share of the cluster.
     """
     settings = ray.data.DataContext.get_current()
     settings.execution_options.preserve_order = True

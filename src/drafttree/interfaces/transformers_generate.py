@@ -104,7 +104,7 @@ class TreeGenerate:
     after another. The model is left as it was found; while it generates, nothing else should run it.
 
     Attributes:
-        metrics: of the last call, one per prompt.
+        metrics: metrics of the last call, one per prompt.
     """
 
     def __init__(

@@ -25,12 +25,12 @@ from drafttree.verifiers import VERIFIERS, Verifier
 from drafttree.verifiers.base import SamplingVerifier
 
 DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
-Method = TypeVar("Method")
+Kind = TypeVar("Kind")
 logger = logging.getLogger("drafttree")
 
 
 @dataclass(frozen=True)
-class Methods(Generic[Method]):
+class Methods(Generic[Kind]):
     """The methods of one kind, by name.
 
     Attributes:
@@ -42,10 +42,10 @@ class Methods(Generic[Method]):
 
     kind: str
     group: str
-    shipped: Mapping[str, type[Method]]
+    shipped: Mapping[str, type[Kind]]
     lack: Callable[[object], str]
 
-    def find(self, name: str) -> type[Method]:
+    def find(self, name: str) -> type[Kind]:
         """The class of a name.
 
         Raises:
@@ -59,7 +59,7 @@ class Methods(Generic[Method]):
         """The names of drafttree's methods and of entry points, none of which is loaded."""
         return [*self.shipped, *sorted(entry_points(group=self.group).names)]
 
-    def get(self, name: str) -> type[Method] | None:
+    def get(self, name: str) -> type[Kind] | None:
         """The class of a name, None where no method has it.
 
         Raises:
@@ -72,7 +72,7 @@ class Methods(Generic[Method]):
         points = entry_points(group=self.group, name=name)
         return next((self.check(_loaded(point, self.kind), name) for point in points), None)
 
-    def all(self) -> dict[str, type[Method]]:
+    def all(self) -> dict[str, type[Kind]]:
         """Every method of drafttree and of entry points; those that cannot be used are logged and skipped."""
         return {**self.shipped, **self.installed(self.check)}
 
@@ -92,7 +92,7 @@ class Methods(Generic[Method]):
                 _warn_once(f"entry point {point.name!r} of {self.group} is skipped: {error}")
         return found
 
-    def check(self, found: Any, name: str) -> type[Method]:
+    def check(self, found: Any, name: str) -> type[Kind]:
         """The object, if it is a method of this kind.
 
         Raises:
@@ -102,7 +102,7 @@ class Methods(Generic[Method]):
             raise ConfigError(f"{name!r} is no {self.kind}: {lack}")
         return found
 
-    def name_of(self, method: type[Method]) -> str:
+    def name_of(self, method: type[Kind]) -> str:
         """The name of a method in drafttree, or the dotted name of its class."""
         dotted = f"{method.__module__}.{method.__qualname__}"
         return next((name for name, known in self.shipped.items() if known is method), dotted)

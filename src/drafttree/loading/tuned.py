@@ -33,7 +33,7 @@ class TunedPolicy:
         policy: its specification.
         verifier: the name of the verifier, or "auto".
         dtype: dtype of the target, such as "float32".
-        machine: on which the costs were measured, as `drafttree.engine.costs.cost_file.machine` has it.
+        machine: the machine on which the costs were measured, as `drafttree.engine.costs.cost_file.machine` has it.
         costs: the cost curve; None without a drafter.
         measured: figures of the tuning, for people.
         drafttree: the version that tuned.

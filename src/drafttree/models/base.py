@@ -15,7 +15,7 @@ class Scorer(Protocol):
     """Scores the nodes of trees of tokens by a decoder-only model.
 
     Attributes:
-        device: where its tensors are.
+        device: the device where its tensors are.
         shares_passes: whether segments share a pass for this model; else they run one after the other.
     """
 
@@ -36,8 +36,8 @@ class Scorer(Protocol):
 
         Args:
             segments: each with a KV cache of its own; for an empty list no pass is run.
-            hidden_layers: which hidden states to return, counted as transformers' `hidden_states`: index i is the
-                input of layer i. No other layer's states are kept.
+            hidden_layers: which hidden states to return, counted as transformers' `hidden_states`: index
+                i is the input of layer i. No other layer's states are kept.
 
         Returns:
             The output of every segment.

@@ -12,7 +12,7 @@ from drafttree.core.errors import ConfigError
 from drafttree.drafters import MixedDrafter, PromptLookupDrafter, SuffixDrafter
 from drafttree.evaluation.estimate import Estimate
 from drafttree.evaluation.tune import Tuning, engine_flags
-from drafttree.evaluation.tune.tuning import Way
+from drafttree.evaluation.tune.tuning import TunedMethod
 from helpers.timed_metrics import timed
 
 CHAIN = {"committed": 2, "nodes": 4, "levels": 3, "widths": (1, 1, 1)}
@@ -21,7 +21,7 @@ TREE = {"committed": 2, "nodes": 12, "levels": 3, "widths": (1, 3, 3)}
 
 def tuning(drafter, name, policy, rounds, gain=0.5):
     metrics = timed(0.5, 10, **rounds)
-    best = Way(name, policy, 4, 1 + gain)
+    best = TunedMethod(name, policy, 4, 1 + gain)
     return Tuning(
         best,
         SimpleNamespace(drafter=drafter),

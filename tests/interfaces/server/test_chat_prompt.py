@@ -2,8 +2,8 @@
 
 import pytest
 
-from drafttree.interfaces.server.chat_prompt import read_prompt
-from drafttree.interfaces.server.protocol.chat_request import ChatRequest
+from drafttree.interfaces.server.chat_routes import read_prompt
+from drafttree.interfaces.server.protocol.requests import ChatRequest
 from drafttree.interfaces.server.tool_calls import call_text
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}

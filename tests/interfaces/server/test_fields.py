@@ -10,11 +10,9 @@ from openai.types.chat import chat_completion_message_param
 from openai.types.chat import chat_completion_stream_options_param as stream_params
 from openai.types.chat import completion_create_params as chat_params
 
-from drafttree.interfaces.server.protocol.chat_request import ChatRequest
-from drafttree.interfaces.server.protocol.completion_request import CompletionRequest
 from drafttree.interfaces.server.protocol.messages import Message
-from drafttree.interfaces.server.protocol.request_model import NotServed
-from drafttree.interfaces.server.protocol.sampling_fields import StreamOptions
+from drafttree.interfaces.server.protocol.request_fields import NotServed, StreamOptions
+from drafttree.interfaces.server.protocol.requests import ChatRequest, CompletionRequest
 
 ROOT = Path(__file__).parents[3]
 

@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from drafttree.engine.decoder import Decoder
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.interfaces.server.app import create_app
-from drafttree.interfaces.server.engine_collector import _kind
+from drafttree.interfaces.server.metrics import _kind
 from drafttree.interfaces.server.settings import ServerSettings
 from drafttree.policies import Talon
 from helpers.batches import TOKENIZER

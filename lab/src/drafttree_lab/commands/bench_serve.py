@@ -64,14 +64,14 @@ def bench_serve_(
     from drafttree.evaluation.prompts import read_examples
     from drafttree.interfaces.cli.decoders import shipped_examples
     from drafttree_lab.display.serve import show_serve
-    from drafttree_lab.load.serve import PLAIN, SPECULATIVE, bench_serve
+    from drafttree_lab.load.serve import SPECULATIVE, WITHOUT_DRAFTER, bench_serve
 
     examples = read_examples(prompts, limit) if prompts else shipped_examples(limit, AS_TEXT)
     options = {"policy": policy, "verifier": verifier, "dtype": dtype, "device": device, "quantize": quantize}
     shared = [part for name, value in given_options(options).items() for part in (f"--{name}", value)]
     shared += ["--max-batch", str(max(sizes)), "--port", "0"]
     with ExitStack() as stack:
-        ways = {SPECULATIVE: drafter, PLAIN: "none"}
+        ways = {SPECULATIVE: drafter, WITHOUT_DRAFTER: "none"}
         addresses = {
             way: stack.enter_context(_served([model, "--drafter", name, *shared])) for way, name in ways.items()
         }

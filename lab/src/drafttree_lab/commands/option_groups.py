@@ -140,7 +140,7 @@ class PairOptions(TargetOptions):
         """A decoder with a drafter.
 
         Args:
-            shape: to whose cost the target is inflated, if one is named.
+            shape: the shape to whose cost the target is inflated, if one is named.
             **kinds: as for `load_speculative`.
 
         Raises:

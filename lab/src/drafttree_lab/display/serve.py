@@ -4,7 +4,7 @@ from rich.text import Text
 
 from drafttree.evaluation.estimate import RatioEstimate
 from drafttree.interfaces.console import make_console, make_table
-from drafttree_lab.load.serve import PLAIN, SHARES, SPECULATIVE, ServeBench, ServedWay
+from drafttree_lab.load.serve import SHARES, SPECULATIVE, WITHOUT_DRAFTER, ServeBench, ServedWay
 
 SPEEDS = (
     "tokens per second of all clients together, and ratios over the turns with 95 % intervals (Student's t on logs)"
@@ -19,10 +19,10 @@ WAITS = f"milliseconds that clients waited: percentiles {', '.join(map(str, SHAR
 def show_serve(result: ServeBench) -> None:
     """Speeds and ratios by the number of clients, then how long they waited, then whether texts are the same."""
     console = make_console()
-    speeds = make_table("clients", SPECULATIVE, PLAIN, "ratio", right=3)
+    speeds = make_table("clients", SPECULATIVE, WITHOUT_DRAFTER, "ratio", right=3)
     waits = make_table("clients", "server", "first token", "next token", right=3)
     for row in result.rows:
-        found = [f"{row.ways[way].tokens_per_second:.1f}" for way in (SPECULATIVE, PLAIN)]
+        found = [f"{row.ways[way].tokens_per_second:.1f}" for way in (SPECULATIVE, WITHOUT_DRAFTER)]
         speeds.add_row(str(row.at_once), *found, _ratio(row.ratio))
         for way, figures in row.ways.items():
             waits.add_row(str(row.at_once), way, *_waits(figures))

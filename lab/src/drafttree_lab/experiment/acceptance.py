@@ -62,10 +62,10 @@ class AcceptanceRow:
     """One tree shape at one temperature; figures are tokens per round, the bonus token counted.
 
     Attributes:
-        temperature: of target and drafter.
+        temperature: the temperature of target and drafter.
         shape: its name.
-        tokens: of each verifier.
-        gain: of Traversal over RRSw; None where one of them was not asked for.
+        tokens: tokens of each verifier.
+        gain: the gain of Traversal over RRSw; None where one of them was not asked for.
         task: category of the prompts, or "all".
         prompts: how many.
     """
@@ -83,7 +83,7 @@ class Acceptance:
     """The acceptance table.
 
     Attributes:
-        rows: by temperature, task and shape.
+        rows: the rows, by temperature, task and shape.
         prompts: how many.
         rounds: contexts in which a round was judged, over all temperatures.
         stride: tokens between the contexts of one text.
@@ -117,12 +117,12 @@ def bench_acceptance(
     """Measure the accepted length of verifiers over tree shapes.
 
     Args:
-        decoder: with a language model as drafter; its policy grows the trees its texts are written with.
+        decoder: the decoder with a language model as drafter; its policy grows the trees its texts are written with.
         prompts: texts or token ids, with room for `rounds * stride + 64` more tokens.
         temperatures: above 0.
         rounds: contexts per prompt and temperature, fewer where a text ends early; the first is the prompt.
         stride: tokens between them.
-        seed: of texts and trees.
+        seed: the random seed of texts and trees.
         shapes: policies as for `parse_policies`, each a shape; None for those of `SHAPES`.
         verifiers: as for `parse_verifiers`.
         tasks: per prompt, its category; where there are several, each has rows of its own.

@@ -64,7 +64,7 @@ class Place:
     """Costs to decode at: of a size of the target on this machine, or of another machine.
 
     Attributes:
-        name: of the place.
+        name: the name of the place.
         drafters: names of those to measure.
         load: makes the decoder with a drafter whose costs are measured here and which is timed; None for another
             machine.
@@ -86,7 +86,7 @@ class CountedPolicy:
         delta: draft passes per round.
         nodes: scored per round.
         levels: drafted per round.
-        terms: of the law.
+        terms: terms of the law.
         speedup: R by them.
     """
 
@@ -109,12 +109,12 @@ class AutoRow:
     """One drafter on one set of prompts at one temperature and place.
 
     Attributes:
-        place: whose costs are weighed.
+        place: the place whose costs are weighed.
         drafter: its name.
         prompts: name of the set.
-        temperature: of the target.
+        temperature: the temperature the target samples at.
         count: prompts of the set.
-        counted: by specification, every policy of the grid and `auto`.
+        counted: what was counted, by specification: every policy of the grid and `auto`.
         timed: what was timed, None where nothing was.
     """
 
@@ -152,8 +152,8 @@ class AutoBench:
     """All finished rows.
 
     Attributes:
-        rows: as they were run.
-        costs: by place and drafter, `SAMPLED` behind its name where they are those above temperature 0.
+        rows: rows as they were run.
+        costs: the costs, by place and drafter, `SAMPLED` behind its name where they are those above temperature 0.
     """
 
     rows: list[AutoRow]
@@ -186,16 +186,16 @@ def bench_auto(
     In every row `auto` begins without anything learned, and learns from text to text as it does for a user.
 
     Args:
-        decoder: for the target whose rounds are counted; an inflated one writes the same texts.
-        drafters: by name.
-        places: whose costs are weighed.
+        decoder: the decoder, for the target whose rounds are counted; an inflated one writes the same texts.
+        drafters: the drafters, by name.
+        places: places whose costs are weighed.
         sets: token ids of prompts by the name of their set.
-        temperatures: of the target.
+        temperatures: the temperatures the target samples at.
         policies: specifications of those that `auto` is compared with, counted; TALON's and DynaTree's defaults are
             added where they lack.
         timed: whether to time anything.
-        repeats: of what is timed.
-        seed: of the draws.
+        repeats: repeats of what is timed.
+        seed: the random seed.
         max_new_tokens: per prompt.
         progress: called after everything that was run with what it was.
         store: keeps finished runs; by default none.

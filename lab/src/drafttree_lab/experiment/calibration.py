@@ -62,7 +62,7 @@ class ReliabilityCurve:
 
     Attributes:
         drafter: its name.
-        temperature: of the target.
+        temperature: the temperature the target samples at.
         nodes: judged in all.
         bins: those that hold nodes, by the drafter's probability.
         error_before: expected calibration error of the drafter's probabilities: their distance from the share that was
@@ -144,11 +144,11 @@ def bench_reliability(
     the drafter's probabilities are those the policy sees, with the noise of the coupling in them.
 
     Args:
-        decoder: for its target.
-        drafters: by name.
+        decoder: the decoder, for its target.
+        drafters: the drafters, by name.
         prompts: token ids.
-        temperatures: of the target.
-        seed: of the draws.
+        temperatures: the temperatures the target samples at.
+        seed: the random seed.
         max_new_tokens: per prompt.
         progress: called after every curve with its drafter.
         store: keeps finished runs; by default none.

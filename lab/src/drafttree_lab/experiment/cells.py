@@ -12,7 +12,7 @@ def check_given(**parts: Collection[object]) -> None:
     """Refuse to measure nothing.
 
     Args:
-        **parts: of an experiment, by what one of them is called.
+        **parts: the parts of an experiment, by what one of them is called.
 
     Raises:
         ConfigError: one has no members, or an empty one.

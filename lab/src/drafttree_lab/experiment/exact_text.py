@@ -11,7 +11,7 @@ from drafttree.evaluation.reference import transformers_model
 from drafttree.evaluation.run_store import RunStore
 from drafttree.loading import PolicyLike, parse_policies
 from drafttree.models import TargetModel, select_exact_text
-from drafttree_lab.experiment.race import Turn, race, way
+from drafttree_lab.experiment.race import Outputs, race, way
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def bench_exact_text(
     """Decode every prompt plainly and by every policy, without and with `exact_text`, all by turns.
 
     Args:
-        decoder: with a drafter, and a transformers model without `exact_text` as target.
+        decoder: the decoder with a drafter, and a transformers model without `exact_text` as target.
         prompts: texts or token ids.
         policies: as for `parse_policies`.
         repeats: times everything is run, after one prompt that is not counted.
@@ -82,7 +82,7 @@ def _name(spec: str, kind: int) -> str:
     return f"{spec} with exact_text" if kind else spec
 
 
-def _row(spec: str, runs: list[list[Turn]]) -> ExactTextRow:
+def _row(spec: str, runs: list[list[Outputs]]) -> ExactTextRow:
     speeds, same = [], []
     for kind in (0, 1):
         own, plain = _name(spec, kind), _name(PLAIN, kind)

@@ -27,7 +27,7 @@ class JudgedTree:
     """A tree grown at a context for a verifier.
 
     Args:
-        decoder: whose target and drafter to use.
+        decoder: the decoder whose target and drafter to use.
         request: the context.
         policy: how the tree grows.
         grower: the verifier it is grown for.

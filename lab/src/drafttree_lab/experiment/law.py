@@ -31,7 +31,7 @@ class Target:
     """A figure beside what it should be on a GPU, where passes wait for memory. No test asserts one.
 
     Attributes:
-        name: of the figure.
+        name: the name of the figure.
         found: measured.
         bound: the target.
         is_upper: whether the figure should be at most that, or at least.
@@ -54,13 +54,13 @@ class LawBench:
 
     Attributes:
         device: and `dtype`, of the target; how its weights are quantised follows the dtype.
-        parameters: of the target.
+        parameters: parameters of the target.
         bandwidth: bytes per second of a large copy, read and written.
-        target_bytes: that a target pass over one node reads: weights, and keys and values of `context` tokens.
-        draft_bytes: likewise of a draft pass; 0 where the drafter is no language model.
+        target_bytes: bytes that a target pass over one node reads: weights, and keys and values of `context` tokens.
+        draft_bytes: bytes that a draft pass over one node reads; 0 where the drafter is no language model.
         context: tokens before the passes that were timed.
         passes: median seconds of a target pass by number of nodes.
-        contexts: by tokens before them, the same of passes over 1 and 16 nodes.
+        contexts: the contexts, by tokens before them, the same of passes over 1 and 16 nodes.
         bench: plain decoding, policies and peers over the prompts.
     """
 
@@ -130,10 +130,10 @@ def measure_law(
     """Measure the machine, the passes, and decoding by every policy, greedily.
 
     Args:
-        decoder: with a transformers target and a drafter.
+        decoder: the decoder with a transformers target and a drafter.
         prompts: token ids.
         policies: as for `parse_policies`.
-        repeats: of the runs over the prompts, and ten times as many of the single passes; medians are taken.
+        repeats: repeats of the runs over the prompts, and ten times as many of the single passes; medians are taken.
         max_new_tokens: per prompt.
         context: tokens before the single passes.
         contexts: also time passes over 1 and 16 nodes behind so many tokens; that may be more than the model was made

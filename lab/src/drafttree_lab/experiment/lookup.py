@@ -133,12 +133,12 @@ def bench_lookup(
     """Measure every lookup drafter with every policy on every set, then the cost of drafting.
 
     Args:
-        decoder: whose target, verifier and tokenizer to use.
+        decoder: the decoder whose target, verifier and tokenizer to use.
         sets: prompts by the name of their set; those with a reference are replayed too.
         policies: as for `parse_policies`.
-        form: of the prompts.
+        form: the form of the prompts.
         max_new_tokens: tokens per prompt at most, in both ways.
-        repeats: of the timings, whose medians are taken.
+        repeats: repeats of the timings, whose medians are taken.
         progress: called after every text with what was run.
         store: keeps finished runs; by default none.
 

@@ -28,8 +28,8 @@ class MemorySetting:
 
     Attributes:
         target: name, as `dtype` and `device` as for `drafttree.load`.
-        dtype: of the weights.
-        device: where the models run.
+        dtype: the dtype of the weights.
+        device: the device where the models run.
         prompts: token ids.
         options: as for `Decoder.generate`.
     """
@@ -49,7 +49,7 @@ class MemoryUse:
         loaded: resident once the models are loaded.
         peak: resident at most while decoding; where the system is not Linux, loading included.
         device_loaded: the same on the GPU, 0 where none is in use.
-        device_peak: likewise.
+        device_peak: bytes on the GPU at most while decoding, 0 where none is in use.
         tokens: committed.
     """
 

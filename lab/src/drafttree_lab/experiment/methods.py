@@ -20,7 +20,7 @@ from drafttree.evaluation.text_record import TextRecord
 from drafttree.loading import DrafterSource, PolicyLike, parse_policies
 from drafttree_lab.experiment.cells import check_given
 from drafttree_lab.experiment.peers import Peer
-from drafttree_lab.experiment.race import Turn, race, text_records, totals, way
+from drafttree_lab.experiment.race import Outputs, race, text_records, totals, way
 
 ALL = "all"
 """The group of prompts that are of no set."""
@@ -54,7 +54,7 @@ class MethodRow:
     mean_nodes: float
 
     @classmethod
-    def of(cls, method: str, group: str, chosen: Sequence[bool], runs: list[list[Turn]]) -> "MethodRow":
+    def of(cls, method: str, group: str, chosen: Sequence[bool], runs: list[list[Outputs]]) -> "MethodRow":
         """The medians of a method over the chosen prompts."""
         own = totals(method, chosen, runs)
         laws = [SpeedupLaw.of(mine, plain) for mine, plain in zip(own, totals(PLAIN, chosen, runs), strict=True)]
@@ -69,7 +69,7 @@ class PeerRow:
     """Medians over the repeats, of another program's way of generating, on one group of prompts.
 
     Attributes:
-        name: of the way.
+        name: the name of the way.
         group: as for `MethodRow`.
         prompts: how many are in the group.
         tokens_per_second: prompts included.
@@ -85,7 +85,7 @@ class PeerRow:
     identical: int
 
     @classmethod
-    def of(cls, name: str, group: str, chosen: Sequence[bool], runs: list[list[Turn]]) -> "PeerRow":
+    def of(cls, name: str, group: str, chosen: Sequence[bool], runs: list[list[Outputs]]) -> "PeerRow":
         """The medians of a way over the chosen prompts."""
         taken = [[turn for turn, wanted in zip(run, chosen, strict=True) if wanted] for run in runs]
         speeds = [_speed(turns, name) for turns in taken]
@@ -129,12 +129,12 @@ class MethodBench:
     """Everything measured.
 
     Attributes:
-        rows: by group and method.
+        rows: the rows, by group and method.
         peers: the rows of other programs.
         prompts: how many.
         looping: texts of plain decoding that end in a loop.
         texts: every single text but those of peers.
-        costs: of the drafters, where methods have several.
+        costs: costs of the drafters, where methods have several.
     """
 
     rows: list[MethodRow]
@@ -166,7 +166,7 @@ def bench_policies(
     """Run plain decoding and every policy over the prompts, by turns.
 
     Args:
-        decoder: with a drafter.
+        decoder: a decoder with a drafter.
         prompts: texts or token ids.
         policies: as for `parse_policies`; rows are keyed by their canonical specifications.
         peers: other ways of generating from token ids, to run by turns with ours.
@@ -192,8 +192,8 @@ def bench_drafters(
     """Run plain decoding and every drafter with every policy over the prompts, by turns.
 
     Args:
-        decoder: for its target, verifier and tokenizer.
-        drafters: by name; each as for `drafttree.load`, "auto" and "none" excepted.
+        decoder: the decoder, for its target, verifier and tokenizer.
+        drafters: the drafters, by name; each as for `drafttree.load`, "auto" and "none" excepted.
         sets: prompts by the name of their set.
         policies: as for `parse_policies`.
         **options: as for `bench_methods`.
@@ -217,7 +217,7 @@ def bench_methods(
     """Run plain decoding and every method over the prompts, by turns.
 
     Args:
-        decoder: for its target and tokenizer, and its verifier where a method names none.
+        decoder: the decoder, for its target and tokenizer, and its verifier where a method names none.
         methods: as for `parse_methods`.
         sets: prompts by the name of their set.
         drafters: sources by the names that methods have for them, as for `make_decoders`.
@@ -248,7 +248,7 @@ def _bench(
     progress: Callable[[str], None] = lambda _: None,
     store: RunStore | None = None,
     **options: Any,
-) -> tuple[MethodBench, list[list[Turn]]]:
+) -> tuple[MethodBench, list[list[Outputs]]]:
     """The rows of plain decoding and of every decoder, which are made once the options are known to be right."""
     settings: dict[str, Any] = {"seed": 0} | options
     prompts = [(group, decoder.new_request(prompt, **settings).tokens) for group in sets for prompt in sets[group]]
@@ -269,5 +269,5 @@ def _bench(
     return bench, runs
 
 
-def _speed(turns: list[Turn], name: str) -> float:
+def _speed(turns: list[Outputs], name: str) -> float:
     return sum(len(turn[name].tokens) for turn in turns) / sum(turn[name].seconds for turn in turns)

@@ -44,8 +44,8 @@ class Overhead:
         commit: keeping cache rows and telling drafter and policy.
         text: turning committed tokens into text.
         other: what none of the clocks saw: the loop itself.
-        operations: of torch, counted in another run.
-        calls: of the package's own functions, counted in another run.
+        operations: operations of torch, counted in another run.
+        calls: calls of the package's own functions, counted in another run.
         plain_pass: the target's forward pass in plain decoding.
     """
 
@@ -97,7 +97,7 @@ def measure_overhead(
     Of the repeats of a policy the one of median `seconds` is returned, so its parts add up. Plain decoding comes first.
 
     Args:
-        decoder: with a drafter.
+        decoder: a decoder with a drafter.
         prompts: texts or token ids.
         policies: as for `parse_policies`.
         repeats: times every policy runs every prompt, after a warm-up; its work is counted in another run, unless this

@@ -12,7 +12,7 @@ from drafttree.evaluation.reference import ReferenceRun
 from drafttree.evaluation.run_store import NothingFinished, RunStore
 from drafttree.evaluation.text_record import TextRecord
 
-Turn = dict[str, Any]
+Outputs = dict[str, Any]
 """The output of every way of generating for one prompt: a `Generation`, or a peer's `ReferenceRun`."""
 
 
@@ -27,14 +27,14 @@ def race(
     repeats: int,
     progress: Callable[[str], None],
     store: RunStore,
-) -> list[list[Turn]]:
+) -> list[list[Outputs]]:
     """The outputs of all ways for every prompt, run by turns, in every repeat; every way is warmed up.
 
     The way that goes first is another one for every prompt and repeat, since a machine slows down and recovers.
     After an interruption, those of all prompts in the finished repeats, or of the finished prompts in the first one.
     """
     warm_up = functools.cache(lambda name: ways[name](prompts[0]))
-    runs: list[list[Turn]] = []
+    runs: list[list[Outputs]] = []
 
     def run(name: str, prompt: Sequence[int]) -> Any:
         warm_up(name)
@@ -44,7 +44,7 @@ def race(
         for repeat in range(repeats):
             runs.append([])
             for index, prompt in enumerate(prompts):
-                turn: Turn = {}
+                turn: Outputs = {}
                 for _, name in by_turns([*ways], 1, repeat + index):
                     work = functools.partial(run, name, prompt)
                     turn[name] = store.run((repeat, index, name), Generation | ReferenceRun, work)
@@ -55,11 +55,11 @@ def race(
     return [run for run in runs if len(run) == len(prompts)] or runs[:1]
 
 
-def text_records(runs: Sequence[Sequence[Turn]], groups: Sequence[str]) -> list[TextRecord]:
+def text_records(runs: Sequence[Sequence[Outputs]], groups: Sequence[str]) -> list[TextRecord]:
     """The records of all texts that have metrics.
 
     Args:
-        runs: as `race` returns them.
+        runs: runs as `race` returns them.
         groups: per prompt, the name of its group.
     """
     numbers = [groups[:place].count(group) for place, group in enumerate(groups)]
@@ -72,7 +72,7 @@ def text_records(runs: Sequence[Sequence[Turn]], groups: Sequence[str]) -> list[
     ]
 
 
-def totals(name: str, chosen: Sequence[bool], runs: list[list[Turn]]) -> list[Metrics]:
+def totals(name: str, chosen: Sequence[bool], runs: list[list[Outputs]]) -> list[Metrics]:
     """The metrics of a way over the chosen prompts, one for each repeat."""
     return [
         Metrics.total(turn[name].metrics for turn, wanted in zip(run, chosen, strict=True) if wanted) for run in runs

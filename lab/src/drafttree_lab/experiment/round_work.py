@@ -19,8 +19,8 @@ class RoundWork(NamedTuple):
     """Means over the rounds of a text, the first one left out.
 
     Attributes:
-        operations: that torch dispatched, those of the two models included.
-        calls: of the package's own functions.
+        operations: operations that torch dispatched, those of the two models included.
+        calls: calls of the package's own functions.
     """
 
     operations: float

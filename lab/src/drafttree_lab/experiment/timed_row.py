@@ -14,7 +14,7 @@ from drafttree.evaluation.method import PLAIN
 from drafttree.evaluation.run_store import RunStore
 from drafttree.loading import make_policy
 from drafttree_lab.experiment.methods import MethodRow
-from drafttree_lab.experiment.race import Turn, race, totals, way
+from drafttree_lab.experiment.race import Outputs, race, totals, way
 from drafttree_lab.experiment.round_counts import RoundTerms
 
 AUTO = "auto"
@@ -26,8 +26,8 @@ class TimedRow:
 
     Attributes:
         best: the policy that `auto` is compared with, the best of the counted ones.
-        rows: of plain decoding and every policy.
-        over_plain: by policy, the gain over plain decoding, over prompts and repeats.
+        rows: rows of plain decoding and every policy.
+        over_plain: the gain over plain decoding by policy, over prompts and repeats.
         over_best: the gain of `auto` over `best`.
         limit: the term of the law that limits `auto` most.
     """
@@ -58,8 +58,8 @@ def time_row(
     """Time plain decoding, `auto`, the best policy and others by turns.
 
     Args:
-        decoder: with a drafter.
-        costs: that `auto` weighs.
+        decoder: a decoder with a drafter.
+        costs: costs that `auto` weighs.
         prompts: token ids.
         best: the specification of the policy `auto` is compared with.
         others: specifications of further policies.
@@ -98,7 +98,7 @@ def learning_way(
     return generate
 
 
-def speed_gain(runs: Sequence[Sequence[Turn]], name: str, base: str) -> Estimate:
+def speed_gain(runs: Sequence[Sequence[Outputs]], name: str, base: str) -> Estimate:
     """The gain in decoding speed of one way over another, over prompts and repeats."""
     times = [[_seconds_per_token(turn[each].metrics) for run in runs for turn in run] for each in (base, name)]
     return Estimate.of_gain(*times)

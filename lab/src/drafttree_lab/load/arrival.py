@@ -30,7 +30,7 @@ class Arrival:
     Attributes:
         before: seconds per token of one of the running texts, before it came.
         beside: the same while it was read.
-        rounds: in which it was read.
+        rounds: rounds in which it was read.
         longest: seconds of the longest of them: the longest wait of the others.
         reading: seconds until it was read.
     """
@@ -48,11 +48,11 @@ class ArrivalBench:
 
     Attributes:
         arrivals: one after the other.
-        prompt_tokens: of the prompt that arrives.
+        prompt_tokens: tokens of the prompt that arrives.
         running: texts beside it.
         target: what ran.
-        drafter: of it, None for plain decoding.
-        threads: of the CPU.
+        drafter: the drafter of it, None for plain decoding.
+        threads: threads of the CPU.
     """
 
     arrivals: list[Arrival]
@@ -86,14 +86,14 @@ def bench_arrival(
     """Measure arrivals, each beside other texts.
 
     Args:
-        decoder: with a drafter, or without one.
+        decoder: the decoder with a drafter, or without one.
         prompts: token ids, of the texts that are written; the one that arrives is made of them.
-        prompt_tokens: of that one.
+        prompt_tokens: prompt tokens of that one.
         running: texts beside it.
         repeats: arrivals.
         progress: called after every one.
         store: keeps finished ones; by default none.
-        **options: of all texts, as for `Decoder.generate`.
+        **options: the options of all texts, as for `Decoder.generate`.
 
     Raises:
         ConfigError: there is no prompt.

@@ -28,9 +28,9 @@ class BatchBench:
     Attributes:
         rows: one per size.
         target: what ran.
-        threads: of the CPU.
+        threads: threads of the CPU.
         prompts: different ones there were.
-        texts: that were compared with plain decoding's.
+        texts: texts that were compared with plain decoding's.
         differences: those that were not the same.
         drafter_failures: rounds, of all ways, that went on without drafts, since the drafter raised an error.
         alone: the size at which prompts were decoded one by one too, None if none were.
@@ -70,7 +70,7 @@ def bench_batch(
     """Measure every way of decoding at every batch size.
 
     Args:
-        decoder: with a drafter.
+        decoder: a decoder with a drafter.
         prompts: token ids; a turn takes the next ones, and begins anew where they end.
         sizes: requests that are served at a time.
         budgets: drafted nodes per request and round, each a way of its own.
@@ -79,7 +79,7 @@ def bench_batch(
         repeats: turns of every size.
         progress: called after every run with what it was.
         store: keeps finished runs; by default none.
-        temperature: of all texts.
+        temperature: the temperature of all texts.
         **options: `seed` and `max_new_tokens` of all texts; none ends before.
 
     Raises:

@@ -7,11 +7,12 @@ from statistics import fmean
 
 from drafttree.engine.metrics import SpeedupLaw
 from drafttree.evaluation.estimate import RatioEstimate
+from drafttree.evaluation.method import PLAIN
 from drafttree_lab.experiment.round_counts import RoundTerms
 from drafttree_lab.load.batch_run import BatchRun, SteadyRounds
-from drafttree_lab.load.batch_ways import FIXED, ONE_BY_ONE, PLAIN, SPECULATIVE, TRANSFORMERS
+from drafttree_lab.load.batch_ways import FIXED, ONE_BY_ONE, SPECULATIVE, TRANSFORMERS
 
-Turn = Mapping[str, BatchRun]
+RunsByWay = Mapping[str, BatchRun]
 """The runs of every way of decoding on the same prompts."""
 
 
@@ -37,8 +38,8 @@ class BatchRow:
         expected_tau: the same as the engine expected it.
         drafted: nodes per request and round, their roots left out.
         drafting: share of the rounds in which anything was drafted.
-        predicted_gain: of drafting over plain rounds, as the engine predicted it, the mean over the rounds that draft;
-            None where it predicted nothing.
+        predicted_gain: the speed of drafting over plain rounds, as the engine predicted it, the mean over the rounds
+            that draft; None where it predicted nothing.
         law: the terms of speculative decoding, in target passes of plain decoding over as many requests.
     """
 
@@ -61,7 +62,7 @@ class BatchRow:
     law: SpeedupLaw | None
 
     @classmethod
-    def of(cls, size: int, turns: Sequence[Turn]) -> "BatchRow":
+    def of(cls, size: int, turns: Sequence[RunsByWay]) -> "BatchRow":
         """The figures of some turns."""
         speeds = {way: _geometric_mean(found) for way in turns[0] if (found := _steady_speeds(turns, way))}
         fixed = [way for way in speeds if way.startswith(FIXED)]
@@ -97,7 +98,7 @@ class BatchRow:
         return {**asdict(self), "speedup": self.speedup}
 
 
-def make_rows(found: Mapping[int, Sequence[Turn]]) -> list[BatchRow]:
+def make_rows(found: Mapping[int, Sequence[RunsByWay]]) -> list[BatchRow]:
     """The rows of all sizes, each beside one text after the other, which was run at one of the sizes at most.
 
     Args:
@@ -114,25 +115,25 @@ def _beside(row: BatchRow, alone: float) -> BatchRow:
     return replace(row, plain_over_one_by_one=RatioEstimate(speed / alone)) if speed else row
 
 
-def _speeds(turns: Sequence[Turn], way: str) -> list[float]:
+def _speeds(turns: Sequence[RunsByWay], way: str) -> list[float]:
     """End to end, by turn."""
     return [turn[way].tokens_per_second for turn in turns]
 
 
-def _steady_speeds(turns: Sequence[Turn], way: str) -> list[float]:
+def _steady_speeds(turns: Sequence[RunsByWay], way: str) -> list[float]:
     """In the steady state, by turn; empty where one has none, or the way was not run."""
     found = [turn[way].steady.tokens_per_second for turn in turns if way in turn]
     return found if found and all(found) else []
 
 
-def _ratio(turns: Sequence[Turn], ours: str, theirs: str | None) -> RatioEstimate | None:
+def _ratio(turns: Sequence[RunsByWay], ours: str, theirs: str | None) -> RatioEstimate | None:
     if theirs is None:
         return None
     pair = _steady_speeds(turns, ours), _steady_speeds(turns, theirs)
     return RatioEstimate.of(*pair) if all(pair) else None
 
 
-def _law(turns: Sequence[Turn]) -> SpeedupLaw | None:
+def _law(turns: Sequence[RunsByWay]) -> SpeedupLaw | None:
     """The terms of the law by the seconds of the rounds; None where a way has no steady state."""
     ours, plain = (SteadyRounds.total(turn[way].steady for turn in turns) for way in (SPECULATIVE, PLAIN))
     if not (ours.rounds and plain.target_seconds):

@@ -16,16 +16,16 @@ class SteadyRounds:
     """Rounds in the steady state, added up: the batch is full, and no prompt is being read.
 
     Attributes:
-        requests: of all rounds: the batch, as often as there was a round.
+        requests: requests of all rounds: the batch, as often as there was a round.
         rounds: how many there were.
         committed: tokens of all requests.
         expected: tokens that the engine expected them to be.
         seconds: wall time.
         drafted: nodes of all requests, their roots left out.
         drafting: rounds in which anything was drafted.
-        draft_passes: of the drafter, each for all requests.
-        draft_seconds: in them.
-        target_seconds: in the target passes.
+        draft_passes: draft passes of the drafter, each for all requests.
+        draft_seconds: seconds in the draft passes.
+        target_seconds: seconds in the target passes.
         predictions: rounds with drafts in which the engine predicted the gain of drafting over plain rounds.
         predicted_gains: the sum of what it predicted.
     """
@@ -87,7 +87,7 @@ class BatchRun:
 
     Attributes:
         texts: token ids, without the prompts.
-        seconds: from the first prompt that was given to the last token, prompts included.
+        seconds: seconds from the first prompt that was given to the last token, prompts included.
         steady: its rounds in the steady state.
         drafter_failures: rounds that went on without drafts, since the drafter raised an error.
     """
@@ -110,7 +110,7 @@ class EngineWay:
     does.
 
     Args:
-        decoder: whose target, drafter and policy decode.
+        decoder: the decoder whose target, drafter and policy decode.
         budget: drafted nodes per request and round; None lets the engine choose by costs.
     """
 
@@ -124,7 +124,7 @@ class EngineWay:
         Args:
             batch: requests that run at a time.
             prompts: token ids.
-            seed: of the first prompt's draws; each prompt has a seed of its own.
+            seed: the seed of the first prompt's draws; each prompt has a seed of its own.
             **options: as for `Decoder.generate`.
         """
         if batch not in self._loops:
@@ -146,7 +146,8 @@ class TimedRound:
     Attributes:
         turn: what it did.
         seconds: wall time until the next one begins.
-        predicted_gain: of drafting over plain rounds, as the engine predicts it by then; None before any drafts.
+        predicted_gain: the speed of drafting over plain rounds, as the engine predicts it by then; None before any
+            drafts.
     """
 
     turn: EngineRound

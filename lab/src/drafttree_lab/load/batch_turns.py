@@ -9,10 +9,11 @@ from typing import Any
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.round_loop import LONGEST_PART
 from drafttree.evaluation.by_turns import by_turns
+from drafttree.evaluation.method import PLAIN
 from drafttree.evaluation.reference import find_difference
 from drafttree.evaluation.run_store import NothingFinished, RunStore
 from drafttree_lab.load.batch_run import BatchRun
-from drafttree_lab.load.batch_ways import ONE_BY_ONE, PLAIN, Way
+from drafttree_lab.load.batch_ways import ONE_BY_ONE, BatchDecoding
 
 WARM_UP_TOKENS = 16
 """Of the prompts and of the texts of the turn by which a way is warmed up at a size."""
@@ -25,9 +26,9 @@ class BatchTurn:
     """Every way of decoding on the same prompts.
 
     Attributes:
-        number: of the turn, from 0.
+        number: the number of the turn, from 0.
         prompts: token ids, as many as are served at a time.
-        runs: by way.
+        runs: the runs, by way.
     """
 
     number: int
@@ -40,12 +41,12 @@ class TextDifference:
     """A text that is not plain decoding's.
 
     Attributes:
-        size: of the batch.
+        size: the size of the batch.
         turn: its number.
-        way: of decoding that wrote it.
+        way: the way of decoding that wrote it.
         prompt: its place in the turn.
-        position: of the first token that differs.
-        gap: between the two best logits there.
+        position: the position of the first token that differs.
+        gap: the gap between the two best logits there.
         tie: whether they are within `TIE`, or within the dtype's rounding.
     """
 
@@ -63,7 +64,7 @@ class BatchTurns:
     """Runs turns.
 
     Attributes:
-        ways: of decoding, by name.
+        ways: ways of decoding, by name.
         prompts: token ids; a turn takes the next ones, and begins anew where they end. So much is cut off at their
             beginning that one pass can read all of a turn: texts begin together then, and the batch is full from their
             first tokens to the end of one.
@@ -73,7 +74,7 @@ class BatchTurns:
         store: keeps finished runs.
     """
 
-    ways: Mapping[str, Way]
+    ways: Mapping[str, BatchDecoding]
     prompts: Sequence[Sequence[int]]
     options: Mapping[str, Any]
     alone: int
@@ -133,10 +134,10 @@ def find_differences(
     """The texts that are not plain decoding's of the same turn.
 
     Args:
-        decoder: whose target judges how close the choice was.
-        turns: by size.
-        seed: of the first prompt's draws in every turn, as for `EngineWay.run`.
-        **options: that the texts were written with.
+        decoder: the decoder whose target judges how close the choice was.
+        turns: the turns, by size.
+        seed: the seed of the first prompt's draws in every turn, as for `EngineWay.run`.
+        **options: the options the texts were written with.
     """
     for size, own in turns.items():
         for turn in own:

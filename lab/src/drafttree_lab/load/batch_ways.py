@@ -7,15 +7,16 @@ from typing import Any
 
 from drafttree.core.errors import ConfigError
 from drafttree.engine.decoder import Decoder
+from drafttree.evaluation.method import PLAIN
 from drafttree_lab.load import continuous_batching
 from drafttree_lab.load.batch_run import BatchRun, EngineWay
 
-PLAIN, SPECULATIVE, ONE_BY_ONE, TRANSFORMERS = "plain", "speculative", "one by one", "transformers"
+SPECULATIVE, ONE_BY_ONE, TRANSFORMERS = "speculative", "one by one", "transformers"
 FIXED = "fixed "
 """Before the nodes of a fixed budget."""
 ALONE = 4
 """Prompts of a turn that are decoded one by one; how many there are does not change tokens per second."""
-Way = Callable[..., BatchRun]
+BatchDecoding = Callable[..., BatchRun]
 """Takes the batch size, the prompts, and options as for `EngineWay.run`."""
 
 
@@ -24,11 +25,11 @@ class BatchWays:
     """The ways of decoding, and those that could not be had.
 
     Attributes:
-        ways: by name.
+        ways: the ways, by name.
         transformers: what of transformers is among them, or why nothing is; empty if it was not asked for.
     """
 
-    ways: Mapping[str, Way]
+    ways: Mapping[str, BatchDecoding]
     transformers: str = ""
 
     @classmethod
@@ -44,18 +45,18 @@ class BatchWays:
         """All ways of decoding with a decoder.
 
         Args:
-            decoder: with a drafter.
+            decoder: a decoder with a drafter.
             budgets: drafted nodes per request and round of the fixed budgets.
             trial: a prompt by which transformers is tried; None to leave it out.
             one_by_one: whether plain decoding of one text after the other is among them.
-            temperature: of the texts.
+            temperature: the temperature of the texts.
 
         Raises:
             ConfigError: there is no drafter.
         """
         if decoder.drafter is None:
             raise ConfigError("there is nothing to compare with plain decoding; name a drafter")
-        ways: dict[str, Way] = {SPECULATIVE: EngineWay(decoder).run, PLAIN: EngineWay(decoder.plain()).run}
+        ways: dict[str, BatchDecoding] = {SPECULATIVE: EngineWay(decoder).run, PLAIN: EngineWay(decoder.plain()).run}
         ways |= {f"{FIXED}{nodes}": EngineWay(_apart(decoder), nodes).run for nodes in dict.fromkeys(budgets)}
         if one_by_one:
             ways[ONE_BY_ONE] = partial(_run_one_by_one, EngineWay(decoder.plain()))

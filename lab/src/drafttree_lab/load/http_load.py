@@ -22,8 +22,8 @@ class ServedText:
     """A text as a client saw it come.
 
     Attributes:
-        text: as far as it has come.
-        tokens: that had come by then.
+        text: the text as far as it has come.
+        tokens: tokens that had come by then.
         first_token: seconds from the request to the first of them.
         gaps: seconds from token to token, those that came together being even.
     """
@@ -37,8 +37,8 @@ class ServedText:
         """Take what a chunk has brought.
 
         Args:
-            text: of the chunk.
-            tokens: that there are with it.
+            text: the text of the chunk.
+            tokens: tokens that there are with it.
             seconds: since the last chunk with tokens, or since the request.
         """
         new = tokens - self.tokens
@@ -54,8 +54,8 @@ class LoadRun:
     """Some texts that were asked for by so many clients at once.
 
     Attributes:
-        texts: in the order of the prompts.
-        seconds: from the first request to the last token.
+        texts: texts in the order of the prompts.
+        seconds: seconds from the first request to the last token.
     """
 
     texts: list[ServedText]
@@ -71,10 +71,10 @@ async def run_load(address: str, prompts: Sequence[str], at_once: int, options: 
     """Ask a server for the texts of some prompts, so many at once; the next one as soon as one has ended.
 
     Args:
-        address: of the server.
+        address: the address of the server.
         prompts: their texts.
         at_once: clients.
-        options: of all requests; the i-th text has the seed + i.
+        options: options of all requests; the i-th text has the seed + i.
 
     Raises:
         InputError: the server refused one or went away.

@@ -13,7 +13,7 @@ from drafttree.evaluation.estimate import RatioEstimate
 from drafttree_lab.experiment.cells import check_given
 from drafttree_lab.load.http_load import LoadRun, run_load
 
-SPECULATIVE, PLAIN = "speculative", "no drafter"
+SPECULATIVE, WITHOUT_DRAFTER = "speculative", "no drafter"
 SHARES = (50, 95, 99)
 """The percentiles that are told."""
 
@@ -23,7 +23,7 @@ class ServedWay:
     """One server under so many clients.
 
     Attributes:
-        tokens_per_second: of all clients together, the geometric mean over the turns.
+        tokens_per_second: the tokens per second of all clients together, the geometric mean over the turns.
         first_token: seconds to the first token, by percentile.
         next_token: seconds from token to token, by percentile.
     """
@@ -49,10 +49,10 @@ class ServeRow:
 
     Attributes:
         at_once: clients.
-        ways: by name.
+        ways: the ways, by name.
         ratio: tokens per second of speculation over those without a drafter.
-        texts: that both servers wrote.
-        same: of them, those that are the same.
+        texts: texts that both servers wrote.
+        same: how many of them are the same.
     """
 
     at_once: int
@@ -64,14 +64,14 @@ class ServeRow:
     @classmethod
     def of(cls, at_once: int, turns: Sequence[Mapping[str, LoadRun]]) -> "ServeRow":
         """The figures of some turns, each with a run of both servers."""
-        ours, theirs = ([turn[way] for turn in turns] for way in (SPECULATIVE, PLAIN))
+        ours, theirs = ([turn[way] for turn in turns] for way in (SPECULATIVE, WITHOUT_DRAFTER))
         pairs = [
             (one.text, other.text)
             for mine, plain in zip(ours, theirs, strict=True)
             for one, other in zip(mine.texts, plain.texts, strict=True)
         ]
         speeds = ([run.tokens_per_second for run in runs] for runs in (ours, theirs))
-        ways = {SPECULATIVE: ServedWay.of(ours), PLAIN: ServedWay.of(theirs)}
+        ways = {SPECULATIVE: ServedWay.of(ours), WITHOUT_DRAFTER: ServedWay.of(theirs)}
         return cls(at_once, ways, RatioEstimate.of(*speeds), len(pairs), sum(one == other for one, other in pairs))
 
 
@@ -80,9 +80,9 @@ class ServeBench:
     """The measurements of one model and drafter.
 
     Attributes:
-        rows: by the number of clients.
-        turns: of each.
-        tokens: of every text.
+        rows: the rows, by the number of clients.
+        turns: turns of each.
+        tokens: tokens of every text.
     """
 
     rows: list[ServeRow]
@@ -109,15 +109,15 @@ def bench_serve(
     """Measure two servers, turn by turn; every turn has other prompts, and another server goes first.
 
     Args:
-        addresses: of the servers, by `SPECULATIVE` and `PLAIN`.
+        addresses: addresses of the servers, by `SPECULATIVE` and `WITHOUT_DRAFTER`.
         prompts: a turn takes the next ones, and begins anew where they end.
         sizes: clients at once.
         repeats: turns of each size, behind one that is not counted.
         per_client: texts of each client in a turn.
         progress: called after every run with what it was.
-        max_new_tokens: of every text; none ends before.
-        temperature: of all texts.
-        seed: of the first text of a turn.
+        max_new_tokens: new tokens of every text; none ends before.
+        temperature: the temperature of all texts.
+        seed: the seed of the first text of a turn.
 
     Raises:
         ConfigError: there are no prompts.

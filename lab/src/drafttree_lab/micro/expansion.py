@@ -36,10 +36,10 @@ class ExpansionTime:
         policy: its specification.
         vocab: columns of a row.
         alpha: the exponent of Zipf's law.
-        nodes: of the tree, root included.
-        levels: on which the drafter was asked.
-        seconds: for a tree, the median.
-        mean_seconds: for a tree, the mean, which the paper reports.
+        nodes: nodes of the tree, root included.
+        levels: levels on which the drafter was asked.
+        seconds: seconds for a tree, the median.
+        mean_seconds: mean seconds for a tree, which the paper reports.
     """
 
     policy: str
@@ -67,8 +67,8 @@ class ExpansionBench:
     Attributes:
         rows: one per vocabulary, exponent and policy.
         repeats: trees grown for each.
-        device: where they were grown.
-        threads: of the CPU.
+        device: the device where they were grown.
+        threads: threads of the CPU.
     """
 
     rows: list[ExpansionTime]
@@ -87,7 +87,7 @@ class ZipfDraft:
     Args:
         vocab: columns of a row.
         alpha: the exponent, above 0.
-        device: where the rows lie.
+        device: the device where the rows lie.
     """
 
     def __init__(self, vocab: int, alpha: float, device: torch.device) -> None:

@@ -41,7 +41,7 @@ class VerifierTime:
     Attributes:
         verifier: its name.
         vocab: columns of a row.
-        nodes: of the tree, root included.
+        nodes: nodes of the tree, root included.
         accepted: drafted tokens, mean.
         verify: judging a tree.
         growing: what the tree cost beside the drafter's passes: the noise shown to it, or its children drawn.
@@ -69,9 +69,9 @@ class VerifierBench:
     Attributes:
         rows: one per vocabulary, tree size and verifier.
         hidden: width of the hidden states the logits are made from.
-        temperature: of every verifier but greedy.
-        device: where it was measured.
-        threads: of the CPU.
+        temperature: the temperature of every verifier but greedy.
+        device: the device where it was measured.
+        threads: threads of the CPU.
     """
 
     rows: list[VerifierTime]

@@ -15,7 +15,7 @@ class Bootstrap:
 
     Args:
         sizes: prompts by set.
-        seed: of the resampling, so that the same cells give the same intervals.
+        seed: the seed of the resampling, so that the same cells give the same intervals.
     """
 
     def __init__(self, sizes: Mapping[str, int], seed: int = 0) -> None:
@@ -26,7 +26,7 @@ class Bootstrap:
         """The mean over groups of a metric, (1 + `RESAMPLES`,) float64: of all prompts first, then of each resample.
 
         Args:
-            samples: for every group the set of its prompts, and a fraction for each of them.
+            samples: samples for every group the set of its prompts, and a fraction for each of them.
         """
         values = []
         for name, fractions in samples:

@@ -23,8 +23,8 @@ class CostModel:
 
     Attributes:
         source: "published", "measured", or "given".
-        c: of a draft pass in target passes, where it is given.
-        v: of a target pass over a tree in plain passes, where it is given.
+        c: the cost of a draft pass in target passes, where it is given.
+        v: the cost of a target pass over a tree in plain passes, where it is given.
     """
 
     source: str

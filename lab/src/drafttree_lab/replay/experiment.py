@@ -6,9 +6,9 @@ from itertools import product
 from typing import Any
 
 from drafttree.core.errors import unknown
-from drafttree.evaluation.method import Method as Way
+from drafttree.evaluation.method import Method
 from drafttree.loading import find_verifier, make_policy
-from drafttree_lab.replay.paper import PLAIN, Axis, AxisValue, Method, Result, paper_names, read_paper
+from drafttree_lab.replay.paper import AUTOREGRESSIVE, Axis, AxisValue, PaperMethod, Result, paper_names, read_paper
 
 DEFAULT_LENGTH = 128
 """Tokens of a text where the option is not given: the papers' 500 to 1500 take hours on a processor."""
@@ -23,8 +23,8 @@ class Sizes:
 
     Attributes:
         limit: prompts of each set.
-        max_new_tokens: of a text, at most.
-        prompt_tokens: of a prompt, at most; None for the paper's.
+        max_new_tokens: new tokens of a text, at most.
+        prompt_tokens: tokens of a prompt, at most; None for the paper's.
         repeats: turns of every prompt.
         chat: whether prompts are chats, which are not cut.
         points: values of an axis at most, the first and the last among them; None for all.
@@ -43,10 +43,10 @@ class Setting:
     """What a text depends on besides prompt and way.
 
     Attributes:
-        set: of prompts, a name of the paper.
-        temperature: of the target.
-        max_new_tokens: of the text.
-        prompt_tokens: of the prompt, at most; None for no limit but the context.
+        set: the set of prompts, by its name in the paper.
+        temperature: the temperature the target samples at.
+        max_new_tokens: new tokens of the text.
+        prompt_tokens: tokens of the prompt, at most; None for no limit but the context.
     """
 
     set: str
@@ -60,14 +60,15 @@ class Block:
     """Ways that run by turns, on the same prompts and at the same setting.
 
     Attributes:
-        setting: of all.
-        value: of the first axis that varies a setting; None where there is none.
-        ways: by the name of the method, or `method@value` where the axis varies policies; plain decoding first.
+        setting: the setting of all.
+        value: the value of the first axis that varies a setting; None where there is none.
+        ways: the ways, by the name of the method, or `method@value` where the axis varies policies; plain decoding
+            first.
     """
 
     setting: Setting
     value: AxisValue | None
-    ways: Mapping[str, Way]
+    ways: Mapping[str, Method]
 
 
 @dataclass(frozen=True)
@@ -76,11 +77,11 @@ class Experiment:
 
     Attributes:
         paper: its name.
-        name: of the result, "1" or "fig3".
-        result: as the paper's file has it.
-        blocks: that are run.
+        name: the name of the result, "1" or "fig3".
+        result: the result as the paper's file has it.
+        blocks: blocks that are run.
         missing: methods that cannot be run, with the reason.
-        costs: by method, the published cost of its draft pass in target passes; None where it is not told.
+        costs: the published cost of its draft pass in target passes; None where it is not told.
     """
 
     paper: str
@@ -131,14 +132,14 @@ def plan(
 
     Args:
         paper: its name.
-        name: of the result.
-        drafters: by role.
+        name: the name of the result.
+        drafters: the drafters, by role.
         missing_roles: roles without a drafter, with the reason.
         sizes: how much is run.
     """
     found = read_paper(paper)
     result = found.results[name]
-    chosen = {method: found.methods[method] for method in dict.fromkeys([PLAIN, *result.methods])}
+    chosen = {method: found.methods[method] for method in dict.fromkeys([AUTOREGRESSIVE, *result.methods])}
     missing = {method: reason for method, each in chosen.items() if (reason := _obstacle(each, missing_roles))}
     methods = {method: each for method, each in chosen.items() if method not in missing}
     blocks = [] if result.unavailable or len(methods) == 1 else list(_blocks(result, methods, drafters, sizes))
@@ -148,12 +149,12 @@ def plan(
     return Experiment(paper, name, result, blocks, missing, costs)
 
 
-def _obstacle(method: Method, missing_roles: Mapping[str, str]) -> str | None:
+def _obstacle(method: PaperMethod, missing_roles: Mapping[str, str]) -> str | None:
     return method.unavailable or missing_roles.get(method.role or "")
 
 
 def _blocks(
-    result: Result, methods: Mapping[str, Method], drafters: Mapping[str, str], sizes: Sizes
+    result: Result, methods: Mapping[str, PaperMethod], drafters: Mapping[str, str], sizes: Sizes
 ) -> Iterator[Block]:
     """A block for every set of prompts, temperature and value of the axes that vary a setting."""
     axes = [axis for axis in _axes(result) if axis.varies != "policy"]
@@ -173,12 +174,12 @@ def _blocks(
 
 def _ways(
     result: Result,
-    methods: Mapping[str, Method],
+    methods: Mapping[str, PaperMethod],
     drafters: Mapping[str, str],
     setting: Setting,
     value: AxisValue | None,
     sizes: Sizes,
-) -> dict[str, Way]:
+) -> dict[str, Method]:
     """The ways of a block by name; a method whose policy the axis varies has one for each of its values."""
     axes = [axis for axis in _axes(result) if axis.varies == "policy"]
     points = _thinned(axes[0].values, sizes.points) if axes else []
@@ -186,7 +187,7 @@ def _ways(
     for name, method in methods.items():
         varies = bool(axes) and ("{axis}" in method.policy or any(str(point) in method.policies for point in points))
         for point in points if varies else [value]:
-            way = Way(
+            way = Method(
                 drafter=drafters[method.role] if method.role else None,
                 policy=make_policy(method.policy_at(setting.set, point)),
                 verifier=find_verifier(method.verifier if method.verifier and setting.temperature else "auto"),

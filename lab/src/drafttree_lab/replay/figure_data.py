@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from drafttree_lab.replay.experiment import Block
 from drafttree_lab.replay.measured import Measured
-from drafttree_lab.replay.paper import PLAIN
+from drafttree_lab.replay.paper import AUTOREGRESSIVE
 from drafttree_lab.replay.text_cell import TextCounts
 
 DEEPEST, LAST_RANK = 16, 10
@@ -21,7 +21,7 @@ def figure_data(measured: Measured) -> dict[str, object]:
     draw = made.get(measured.experiment.result.figure or "")
     if draw is None:
         return {}
-    names = dict.fromkeys(name for block in measured.experiment.blocks for name in block.ways if name != PLAIN)
+    names = dict.fromkeys(name for block in measured.experiment.blocks for name in block.ways if name != AUTOREGRESSIVE)
     return {name: draw(measured, name) for name in names}
 
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from drafttree.evaluation.run_store import RunStore
 from drafttree_lab.replay.bootstrap import Bootstrap, Fraction, interval
 from drafttree_lab.replay.experiment import Block, Experiment
-from drafttree_lab.replay.paper import GAINS, PLAIN, Claim, Metric, NotComparable, Trend
-from drafttree_lab.replay.task import Fractions, Task, Turn
+from drafttree_lab.replay.paper import AUTOREGRESSIVE, GAINS, Claim, Metric, NotComparable, Trend
+from drafttree_lab.replay.task import Fractions, Task, WayTimes
 from drafttree_lab.replay.text_cell import TIMED, TextCounts, TextTimes
 from drafttree_lab.replay.verdict import LEAST_PROMPTS, Verdict, judge, without
 
@@ -39,11 +39,12 @@ class Measured:
     """The finished cells of one experiment.
 
     Attributes:
-        experiment: whose they are.
-        store: that keeps them.
-        digests: of the prompts that are looked for, by set.
+        experiment: the experiment whose they are.
+        store: the store that keeps them.
+        digests: digests of the prompts that are looked for, by set.
         repeats: turns that are looked for.
-        group: of `GROUPS`, which texts count: those where plain decoding's ends in a loop, the others, or all.
+        group: one of `GROUPS`, which texts count: those where plain decoding's ends in a loop, the others, or
+            all.
     """
 
     experiment: Experiment
@@ -64,8 +65,8 @@ class Measured:
     def times(self, block: Block, name: str, number: int) -> list[tuple[TextTimes, TextTimes]]:
         """The times of a way and of plain decoding in the turns of a prompt."""
         tasks = (self._task(block, number, repeat) for repeat in range(self.repeats))
-        turns = (self.store.find(task.turn_key, Turn) for task in tasks)
-        return [(turn[name], turn[PLAIN]) for turn in turns if turn]
+        turns = (self.store.find(task.turn_key, WayTimes) for task in tasks)
+        return [(turn[name], turn[AUTOREGRESSIVE]) for turn in turns if turn]
 
     def value(self, block: Block, name: str, metric: Metric) -> Value | None:
         """A metric of a way, None without a cell of it."""
@@ -84,7 +85,7 @@ class Measured:
     def looping(self) -> float:
         """The share of plain decoding's texts that end in a loop; 0 where there are none."""
         places = ((block, number) for block in self.experiment.blocks for number in self.numbers(block, "tau"))
-        found = [counts.looping for block, number in places if (counts := self.counts(block, PLAIN, number))]
+        found = [counts.looping for block, number in places if (counts := self.counts(block, AUTOREGRESSIVE, number))]
         return sum(found) / len(found) if found else 0.0
 
     def verdicts(self) -> list[Verdict]:
@@ -94,18 +95,18 @@ class Measured:
     def _is_whole(self, block: Block, number: int, metric: Metric) -> bool:
         if self.experiment.result.kind != "decoding":
             return self._other(block, number) is not None
-        plain = self.counts(block, PLAIN, number)
+        plain = self.counts(block, AUTOREGRESSIVE, number)
         if plain is None or (self.group != "all" and plain.looping != (self.group == "looping")):
             return False
-        if metric in TIMED and not self.times(block, PLAIN, number):
+        if metric in TIMED and not self.times(block, AUTOREGRESSIVE, number):
             return False
         return all(self.counts(block, name, number) for name in block.ways)
 
     def _base(self, name: str) -> str:
         """The method that the gains of another are over."""
         method, at, value = name.partition("@")
-        base = self.experiment.result.over.get(method, PLAIN)
-        return base if base == PLAIN else f"{base}{at}{value}"
+        base = self.experiment.result.over.get(method, AUTOREGRESSIVE)
+        return base if base == AUTOREGRESSIVE else f"{base}{at}{value}"
 
     def _fractions(self, block: Block, name: str, metric: Metric, numbers: Sequence[int]) -> list[Fraction]:
         return [self._fraction(block, name, metric, number) for number in numbers]

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, Validatio
 
 from drafttree.core.errors import ConfigError, unknown
 
-PLAIN = "AR"
+AUTOREGRESSIVE = "AR"
 """The method that every paper compares with: plain decoding."""
 AVERAGE, UNTOLD = "average", "untold"
 """Columns of published values that are no set: the mean over sets, and where a paper does not say of which set."""
@@ -46,7 +46,7 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Method(_Strict):
+class PaperMethod(_Strict):
     """A way of decoding, as one row or line of a table.
 
     Attributes:
@@ -76,7 +76,7 @@ class Role(_Strict):
         paper: checkpoints in the paper.
         stand_in: the drafter on the embedded target; None where there is none.
         cost: published cost of a draft pass in target passes, None if it is not told.
-        line: of the paper's text that tells the cost.
+        line: the line of the paper's text that tells the cost.
     """
 
     paper: str
@@ -89,8 +89,8 @@ class PromptSet(_Strict):
     """A set of prompts.
 
     Attributes:
-        file: in the folder of `--data`, without ending.
-        category: of the file's lines, those whose category begins with it; None for all.
+        file: the file in the folder of `--data`, without ending.
+        category: takes the file's lines whose category begins with it; None for all.
         stand_in: whether the paper's own prompts are others of the same kind.
     """
 
@@ -103,8 +103,8 @@ class Axis(_Strict):
     """What a figure or a sweep varies.
 
     Attributes:
-        name: for people: "budget N".
-        values: in order; of the axis in specifications, or temperatures, or lengths.
+        name: the name for people: "budget N".
+        values: the values in order, as specifications, temperatures or lengths have them.
         grid: parameters with their values, instead of `values`, which are then all combinations, the last parameter
             running fastest: "depth=4,breadth=2".
         varies: "policy" fills `{axis}` in specifications, the others set the option of that name; "rows" are synthetic,
@@ -131,14 +131,14 @@ class Published(_Strict):
     """A block of published numbers, as the paper prints it.
 
     Attributes:
-        line: of the paper's text, where the block begins.
+        line: the line of the paper's text, where the block begins.
         metric: what the numbers are; shares are of 1, gains in per cent.
         columns: names of sets, `AVERAGE`, `UNTOLD`, or values of the axis.
         rows: per method, a number per column; "nan" where there is none.
         errors: what stands behind a number's ±, in the same places.
         model: the target in the paper.
-        temperature: of the target.
-        set: of prompts, where columns are values of the axis.
+        temperature: the temperature the target samples at.
+        set: the set of prompts, where columns are values of the axis.
     """
 
     line: int
@@ -165,10 +165,10 @@ class Comparison(_Strict):
     Attributes:
         id: short, for a person to name it by.
         text: what the paper says, in our words.
-        line: of the paper's text.
+        line: the line of the paper's text.
         metric: what is compared.
         left: method, or `method@value` for a value of the axis or a set of prompts.
-        right: likewise.
+        right: the right side of the comparison.
         sign: whether left is greater or less.
         temperature: None for all of the result.
         main: whether it is one of the paper's main claims.
@@ -267,19 +267,19 @@ class Result(_Strict):
 
     Attributes:
         title: short, in our words.
-        line: of the paper's text.
+        line: the line of the paper's text.
         kind: how it is replayed: "decoding" runs methods over prompts, "acceptance" compares verifiers on the same
             contexts, "memory" runs each method in a process of its own, "expansion" times growth on synthetic rows.
         figure: how a picture of it is drawn; None for a table.
         methods: names of the paper's methods, as rows or lines.
         sets: names of the paper's sets.
-        temperatures: of the target.
+        temperatures: the temperatures the target samples at.
         axis: what is varied; None for nothing.
         second_axis: what a sweep varies beside it, every value with every other; None for nothing. Published values
             and claims are of the result's own setting.
         metrics: shown, the first one first.
-        over: by method, the one that its gains are over; plain decoding where none is named.
-        max_new_tokens: of the paper.
+        over: by method, the method that its gains are over; plain decoding where none is named.
+        max_new_tokens: new tokens of the paper.
         prompt_tokens: the paper's longest prompt; None if it is not told.
         published: values.
         claims: what the paper concludes.
@@ -314,12 +314,12 @@ class Result(_Strict):
     def _refers_to_itself(self) -> "Result":
         """Claims and columns name what the result has."""
         for name in (*self.over, *self.over.values()):
-            _among(name, (PLAIN, *self.methods), "over")
+            _among(name, (AUTOREGRESSIVE, *self.methods), "over")
         places = [str(each) for each in (*self.sets, *self.values)]
         for claim in self.claims:
             for name in claim.names:
                 method, at, place = name.partition("@")
-                _among(method, (PLAIN, *self.methods), f"claim {claim.id!r}")
+                _among(method, (AUTOREGRESSIVE, *self.methods), f"claim {claim.id!r}")
                 _among(place if at else None, places, f"claim {claim.id!r}")
             if isinstance(claim, Trend) and not self.axis:
                 raise ValueError(f"claim {claim.id!r} is a trend, but there is no axis")
@@ -334,25 +334,25 @@ class Paper(_Strict):
     """A paper.
 
     Attributes:
-        title: of it.
-        source: where it is published.
+        title: the title.
+        source: the source where it is published.
         roles: who drafts, by the paper's name.
-        methods: by name, plain decoding under `PLAIN` always among them.
-        sets: of prompts by name.
+        methods: the methods, by name, plain decoding under `AUTOREGRESSIVE` always among them.
+        sets: sets of prompts by name.
         results: tables as "1" and figures as "fig3", by name; parts of one that differ in what is run as "fig3a".
     """
 
     title: str
     source: str
     roles: dict[str, Role]
-    methods: dict[str, Method]
+    methods: dict[str, PaperMethod]
     sets: dict[str, PromptSet]
     results: dict[str, Result]
 
     @model_validator(mode="after")
     def _refers_to_itself(self) -> "Paper":
         """Every name that is used is there."""
-        _among(PLAIN, self.methods, "methods")
+        _among(AUTOREGRESSIVE, self.methods, "methods")
         for name, method in self.methods.items():
             _among(method.role, self.roles, f"methods.{name}.role")
         for name, result in self.results.items():

@@ -21,8 +21,8 @@ class PromptTexts:
     """The prompts of all sets.
 
     Attributes:
-        texts: by paper and set.
-        missing: by paper and set, why there are none.
+        texts: the texts, by paper and set.
+        missing: why there are no prompts, by paper and set.
     """
 
     texts: Sets
@@ -34,7 +34,7 @@ def read_prompt_texts(papers: Sequence[str], folder: Path | None, limit: int) ->
 
     Args:
         papers: their names.
-        folder: with the files that the papers' sets name; None for those that ship.
+        folder: the folder with the files that the papers' sets name; None for those that ship.
         limit: prompts of each set.
 
     Raises:

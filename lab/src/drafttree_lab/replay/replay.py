@@ -23,7 +23,7 @@ class Replay:
     """What a replay has found so far.
 
     Attributes:
-        results: of the papers.
+        results: results of the papers.
     """
 
     results: list[ResultSummary]
@@ -71,13 +71,13 @@ def run_replay(
     Args:
         planned: the experiments.
         prompts: token ids by paper and set.
-        make_decoder: of a method.
+        make_decoder: makes the decoder of a method.
         measure: what a task of another kind than decoding measures after a prompt.
-        store: of the cells.
+        store: the store of the cells.
         repeats: turns of every prompt.
-        seed: of the draws.
+        seed: the random seed.
         timed: whether to time; counts need no quiet machine.
-        costs: at which R is told by the law.
+        costs: costs at which R is told by the law.
         progress: called after every task with its result.
     """
     digests = {place: [short_digest(list(ids)) for ids in each] for place, each in prompts.items()}

@@ -25,9 +25,9 @@ class ReplayTarget:
 
     Args:
         name: as for `drafttree.load`.
-        dtype: of the target.
-        device: of the target.
-        shape: whose cost the target is to have; None for its own.
+        dtype: the dtype of the target.
+        device: the device of the target.
+        shape: the shape whose cost the target is to have; None for its own.
     """
 
     def __init__(self, name: str, dtype: str, device: str, shape: str | None) -> None:
@@ -86,7 +86,7 @@ class ReplayTarget:
         """The store of a folder, which is for this target alone.
 
         Args:
-            folder: of the runs.
+            folder: the folder of the runs.
             minutes: after which nothing is run any more.
             **options: what else decides the cells.
 

@@ -25,8 +25,8 @@ class KeptResult:
     """A result as it stood after a command.
 
     Attributes:
-        summary: of it.
-        command: that ran it last.
+        summary: the summary of the result.
+        command: the command that ran it last.
         environment: versions, machine and time, by name.
     """
 

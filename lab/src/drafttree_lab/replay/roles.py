@@ -14,7 +14,7 @@ class Roles:
     """The drafters of all roles.
 
     Attributes:
-        drafters: by role.
+        drafters: the drafters, by role.
         missing: roles without one, with the reason.
     """
 

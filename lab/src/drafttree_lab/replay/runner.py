@@ -9,10 +9,10 @@ from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation import Generation
 from drafttree.evaluation.by_turns import by_turns
 from drafttree.evaluation.json_lines import UnwritableError
-from drafttree.evaluation.method import Method as Way
+from drafttree.evaluation.method import Method
 from drafttree.evaluation.run_store import RunStore
-from drafttree_lab.replay.paper import PLAIN
-from drafttree_lab.replay.task import Fractions, Task, Turn
+from drafttree_lab.replay.paper import AUTOREGRESSIVE
+from drafttree_lab.replay.task import Fractions, Task, WayTimes
 from drafttree_lab.replay.text_cell import TextCounts, TextTimes
 
 
@@ -21,17 +21,17 @@ class Runner:
     """Runs tasks, and keeps their cells.
 
     Attributes:
-        make_decoder: of a way, or of plain decoding.
-        measure: of the ways of a task of another kind than decoding, after a prompt.
+        make_decoder: makes the decoder of a method, or of plain decoding.
+        measure: measures the methods of a task of another kind than decoding, after a prompt.
         prompts: token ids by paper and set.
-        store: of the cells.
-        seed: of the draws.
+        store: the store of the cells.
+        seed: the random seed.
         timed: whether to time; else each way is counted once.
-        ended: by the id of a result, why no more of it is run.
+        ended: why no more of a result is run, by its id.
         warm: ways that have run in this process.
     """
 
-    make_decoder: Callable[[Way], Decoder]
+    make_decoder: Callable[[Method], Decoder]
     measure: Callable[[Task, Sequence[int]], Fractions]
     prompts: Mapping[tuple[str, str], Sequence[Sequence[int]]]
     store: RunStore
@@ -44,7 +44,7 @@ class Runner:
         """Run tasks that are not kept.
 
         Args:
-            todo: in this order.
+            todo: the tasks, in order.
             progress: called after every task with its result.
         """
         for task in todo:
@@ -56,7 +56,7 @@ class Runner:
         """Whether all cells of a task are kept."""
         if task.experiment.result.kind != "decoding":
             return self.store.find(task.other_key, Fractions) is not None
-        if self.timed and self.store.find(task.turn_key, Turn) is None:
+        if self.timed and self.store.find(task.turn_key, WayTimes) is None:
             return False
         keys = [task.counts_key(way) for way in task.block.ways.values()]
         return all(self.store.find(key, TextCounts) is not None for key in keys)
@@ -84,7 +84,7 @@ class Runner:
         return list(self.prompts[task.experiment.paper, setting.set][task.prompt][: setting.prompt_tokens])
 
     def _decode(self, task: Task) -> None:
-        times: Turn = {}
+        times: WayTimes = {}
         for _, name in by_turns([*task.block.ways], 1, task.prompt + task.repeat):
             way = task.block.ways[name]
             key = task.counts_key(way)
@@ -94,9 +94,9 @@ class Runner:
             self.store.run(key, TextCounts, lambda own=generation: TextCounts.of(own))
             times[name] = TextTimes.of(generation.metrics)
         if self.timed:
-            self.store.run(task.turn_key, Turn, lambda: times)
+            self.store.run(task.turn_key, WayTimes, lambda: times)
 
-    def _write(self, task: Task, way: Way) -> Generation:
+    def _write(self, task: Task, way: Method) -> Generation:
         decoder, setting, prompt = self.make_decoder(way), task.block.setting, self._prompt(task)
         options = {"temperature": setting.temperature, "max_new_tokens": setting.max_new_tokens, "seed": self.seed}
         if self.timed and way.spec not in self.warm:
@@ -107,14 +107,15 @@ class Runner:
     def _difference(self, task: Task) -> str | None:
         """The method whose text is another than plain decoding's, where both are to write the same."""
         ways, key = task.block.ways, task.counts_key
-        plain = self.store.find(key(ways[PLAIN]), TextCounts)
+        plain = self.store.find(key(ways[AUTOREGRESSIVE]), TextCounts)
         for name, way in ways.items():
             found = self.store.find(key(way), TextCounts)
             if plain and found and _is_same_text(task, way) and found.tokens != plain.tokens:
-                return f"{name} wrote another text than {PLAIN} after prompt {task.prompt} of {task.block.setting.set}"
+                where = f"after prompt {task.prompt} of {task.block.setting.set}"
+                return f"{name} wrote another text than {AUTOREGRESSIVE} {where}"
         return None
 
 
-def _is_same_text(task: Task, way: Way) -> bool:
+def _is_same_text(task: Task, way: Method) -> bool:
     """Whether a way has to write plain decoding's text, and not only one of the same law."""
     return task.block.setting.temperature == 0 or way.verifier is None or is_text_of_seed(way.verifier)

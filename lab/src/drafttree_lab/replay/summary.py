@@ -8,7 +8,7 @@ from drafttree_lab.replay.cost_model import CostModel
 from drafttree_lab.replay.experiment import Block, Experiment
 from drafttree_lab.replay.figure_data import figure_data
 from drafttree_lab.replay.measured import Measured, Value
-from drafttree_lab.replay.paper import AVERAGE, PLAIN, UNTOLD, Metric
+from drafttree_lab.replay.paper import AUTOREGRESSIVE, AVERAGE, UNTOLD, Metric
 from drafttree_lab.replay.verdict import Verdict
 
 PLAIN_TOO: frozenset[Metric] = frozenset({"tokens_per_second", "ttft", "tpot", "rounds", "peak_memory"})
@@ -21,14 +21,14 @@ class Entry:
 
     Attributes:
         method: its row, as the paper has it, with `@value` where the axis varies policies.
-        set: of prompts, or `AVERAGE` or `UNTOLD`, of which only the paper has numbers.
-        temperature: of the target.
-        value: of the axis where it varies a setting; None else.
+        set: the set of prompts, or `AVERAGE` or `UNTOLD`, of which only the paper has numbers.
+        temperature: the temperature the target samples at.
+        value: the value of the axis where it varies a setting; None else.
         metric: what it is.
         published: the paper's number, of the first model it names; None where it prints none.
         model: that model.
         measured: ours; None as long as no prompt is finished.
-        by_law: for a speed-up, R = tau / (v + c delta) at the given costs; None else.
+        by_law: R = tau / (v + c delta) at the given costs for a speed-up; None else.
     """
 
     method: str
@@ -48,9 +48,9 @@ class ResultSummary:
 
     Attributes:
         id: paper and name.
-        title: of it.
-        line: of the paper's text.
-        verdicts: on its claims.
+        title: the title.
+        line: the line of the paper's text.
+        verdicts: verdicts on its claims.
         not_looping: the verdicts on texts that do not end in a loop, which any drafter predicts; empty where none or
             all do.
         looping: share of the texts that end in a loop.
@@ -60,7 +60,7 @@ class ResultSummary:
         points: what a figure needs besides the entries, as `figure_data` gives it.
         notes: what else a reader has to know, a sentence each.
         done: tasks that are finished.
-        tasks: of all.
+        tasks: tasks of all.
     """
 
     id: str
@@ -87,10 +87,10 @@ def summarise(measured: Measured, costs: CostModel, *, ended: str | None, done: 
 
     Args:
         measured: the cells.
-        costs: for R by the law.
+        costs: costs for R by the law.
         ended: why no more of it is run, if it ended before its time.
         done: tasks that are finished.
-        tasks: of all.
+        tasks: tasks of all.
     """
     experiment = measured.experiment
     result = experiment.result
@@ -117,7 +117,7 @@ def _entries(measured: Measured, costs: CostModel) -> Iterator[Entry]:
     for block in experiment.blocks:
         for name in block.ways:
             for metric in experiment.result.metrics:
-                if name != PLAIN or metric in PLAIN_TOO:
+                if name != AUTOREGRESSIVE or metric in PLAIN_TOO:
                     yield _entry(measured, block, name, metric, costs)
     yield from _of_no_set(experiment)
 

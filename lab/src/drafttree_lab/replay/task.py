@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from drafttree.evaluation.method import Method as Way
+from drafttree.evaluation.method import Method
 from drafttree_lab.replay.bootstrap import Fraction
 from drafttree_lab.replay.experiment import Block, Experiment, Setting
 from drafttree_lab.replay.text_cell import TextTimes
@@ -13,7 +13,7 @@ from drafttree_lab.replay.text_cell import TextTimes
 Key = tuple[str | int | float, ...]
 Digests = Mapping[tuple[str, str], Sequence[str]]
 """Digests of prompts by the name of the paper and of the set."""
-Turn = dict[str, TextTimes]
+WayTimes = dict[str, TextTimes]
 """The times of every way of a block, by name, on one prompt."""
 Fractions = dict[str, Fraction]
 """What every way of a block measured on one prompt, by name, in a result of another kind than decoding."""
@@ -27,7 +27,7 @@ class Task:
         experiment: it belongs to.
         block: it belongs to.
         prompt: number of the prompt in its set.
-        digest: of its token ids.
+        digest: the digest of its token ids.
         repeat: number of the repeat.
     """
 
@@ -49,7 +49,7 @@ class Task:
         ways = short_digest(sorted((name, way.spec) for name, way in self.block.ways.items()))
         return (self.experiment.result.kind, ways, str(self.block.value), *setting_key(self.block.setting), self.digest)
 
-    def counts_key(self, way: Way) -> Key:
+    def counts_key(self, way: Method) -> Key:
         """Of the counts of one of its ways, which every result with the same setting shares."""
         return ("counts", way.spec, *setting_key(self.block.setting), self.digest)
 
@@ -68,9 +68,9 @@ def tasks(experiments: Sequence[Experiment], digests: Digests, repeats: int) -> 
     """All tasks: first those of results with a main claim, and of these the first prompt of all sets and results.
 
     Args:
-        experiments: to run.
-        digests: of the prompts.
-        repeats: of every prompt.
+        experiments: experiments to run.
+        digests: digests of the prompts.
+        repeats: repeats of every prompt.
     """
     for main in (True, False):
         chosen = [each for each in experiments if each.main == main]

@@ -17,13 +17,13 @@ class TextCounts:
     """The counts of one text; lists have a number for every round.
 
     Attributes:
-        tokens: of the text.
+        tokens: tokens of the text.
         committed: tokens.
         accepted: drafted tokens among them.
         nodes: scored, the root included.
         levels: drafted.
-        passes: of the drafter.
-        ranks: of every accepted node among its siblings, the drafter's favourite is 1.
+        passes: passes of the drafter.
+        ranks: ranks of every accepted node among its siblings, the drafter's favourite is 1.
         looping: whether the text ends in a loop.
     """
 
@@ -76,13 +76,13 @@ class TextTimes:
     """The seconds of one text.
 
     Attributes:
-        tokens: of the text.
+        tokens: tokens of the text.
         seconds: the prompt included.
-        prefill: of reading the prompt.
-        first: to the first token.
-        target_pass: of one target pass, mean.
-        draft_pass: of one draft pass, mean.
-        overhead: of a round outside the passes, mean.
+        prefill: the prefill of reading the prompt.
+        first: seconds to the first token.
+        target_pass: mean seconds of a target pass.
+        draft_pass: mean seconds of a draft pass.
+        overhead: mean seconds of a round outside the passes.
     """
 
     tokens: int

@@ -27,16 +27,16 @@ class Verdict:
     """The outcome of a claim.
 
     Attributes:
-        id: of the claim.
+        id: the id of the claim.
         text: what the paper says.
-        line: of the paper's text.
+        line: the line of the paper's text.
         main: whether it is one of the paper's main claims.
         outcome: the verdict.
         said: what was measured, or why there is no verdict.
         estimate: a ratio, or Kendall's tau; None without one.
         low: lower end of its 95 % interval.
         high: upper end.
-        prompts: that it rests on.
+        prompts: prompts that it rests on.
         needed: prompts that would decide it, if the estimate stays; None where it is decided or none would.
     """
 
@@ -65,9 +65,9 @@ def judge(
 
     Args:
         claim: what is judged.
-        means: of its metric.
+        means: means of its metric.
         axis: values of the result's axis that were run, for a trend.
-        prompts: that the means rest on.
+        prompts: prompts that the means rest on.
         enough: whether every set has `LEAST_PROMPTS`; if not, nothing is decided.
     """
     if isinstance(claim, Order):

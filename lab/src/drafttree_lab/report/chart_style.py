@@ -49,10 +49,10 @@ def panel_grid(rows: int, columns: int, size: tuple[float, float], **options: An
     """A figure of panels.
 
     Args:
-        rows: of panels.
-        columns: of panels.
+        rows: rows of panels.
+        columns: columns of panels.
         size: inches of a panel, width and height.
-        options: of `subplots`.
+        options: options of `subplots`.
     """
     width = max(WIDTH, size[0] * columns)
     figure = Figure(figsize=(width, size[1] * rows + 0.6), layout="constrained")

@@ -28,7 +28,7 @@ def draw(summary: ResultSummary, axis: str = "") -> str:
     """The figure of a result as an SVG element; empty where it is a table, or nothing was measured.
 
     Args:
-        summary: of the result.
+        summary: the summary of the result.
         axis: the name of what it varies.
     """
     maker = _maker(summary)

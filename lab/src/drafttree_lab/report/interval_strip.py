@@ -14,9 +14,9 @@ class Strip:
     """Places on a scale from 0 to 100, whose middle says that there is no difference.
 
     Attributes:
-        low: of the interval's lower end.
-        middle: of the estimate.
-        high: of the interval's upper end.
+        low: the place of the interval's lower end.
+        middle: the place of the estimate.
+        high: the place of the interval's upper end.
     """
 
     low: float

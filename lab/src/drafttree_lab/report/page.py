@@ -25,8 +25,8 @@ class ClaimRow:
     """A verdict on the page.
 
     Attributes:
-        result: whose claim it is.
-        verdict: on it.
+        result: the result whose claim it is.
+        verdict: the verdict on it.
         strip: its interval on a scale; None without an estimate.
     """
 

@@ -48,12 +48,12 @@ class Grid:
     """One metric of a result as a table.
 
     Attributes:
-        metric: in words.
-        models: of the published numbers.
-        columns: from left to right.
+        metric: the metric in words.
+        models: models of the published numbers.
+        columns: columns from left to right.
         rows: per method an entry for every column, None where there is none.
         by_law: whether speed-ups by the law are in it.
-        decimals: of the published numbers.
+        decimals: decimals of the published numbers.
     """
 
     metric: str

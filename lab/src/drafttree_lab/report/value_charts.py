@@ -70,7 +70,7 @@ class Scale:
     """The horizontal axis of lines: numbers lie at themselves, in order; other values side by side as they come.
 
     Attributes:
-        names: of the values, in order.
+        names: names of the values, in order.
         numeric: whether all are numbers.
         of_policies: whether the axis varies policies, whose methods have its value behind an @, not a setting.
     """

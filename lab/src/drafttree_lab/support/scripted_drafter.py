@@ -16,7 +16,7 @@ class ScriptedDrafter:
 
     Args:
         text: token ids of the prompt and of what should follow.
-        vocab_size: of the target.
+        vocab_size: the vocab size of the target.
     """
 
     def __init__(self, text: Sequence[int], vocab_size: int) -> None:

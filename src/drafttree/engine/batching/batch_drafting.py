@@ -64,8 +64,8 @@ class BatchDrafting:
     """Drafts for requests of one decoder, and learns what is accepted.
 
     Args:
-        loop: of the decoder.
-        state: of its batches.
+        loop: the loop of the decoder.
+        state: the state of its batches.
         budget: drafted nodes of a request and round, as a mean over the batch; None for the number that pays.
     """
 
@@ -83,8 +83,8 @@ class BatchDrafting:
         """Draft a round.
 
         Args:
-            requests: that a token is chosen for.
-            rows: of the target pass without drafted nodes.
+            requests: requests that a token is chosen for.
+            rows: rows of the target pass without drafted nodes.
             rate: tokens by time that the batch reaches.
         """
         drafts = self.plain(requests)

@@ -36,7 +36,7 @@ class Plan(NamedTuple):
 
     Attributes:
         writing: requests that a token is chosen for.
-        parts: of prompts, to be read.
+        parts: parts of prompts, to be read.
     """
 
     writing: list[ServedRequest]
@@ -57,8 +57,8 @@ class BatchLoop:
     """Runs requests of one decoder, whose `batch_loop` makes it.
 
     Args:
-        loop: of the decoder.
-        state: of its batches.
+        loop: the loop of the decoder.
+        state: the state of its batches.
         remember: told of every finished request.
         max_batch: requests at once, at most.
         memory: what their KV caches may take.
@@ -66,7 +66,7 @@ class BatchLoop:
 
     Attributes:
         memory: as given.
-        metrics: of all rounds.
+        metrics: metrics of all rounds.
     """
 
     def __init__(

@@ -16,9 +16,9 @@ class BatchState:
     """Costs of packed rounds, and what was accepted in them.
 
     Attributes:
-        costs: of passes and rounds.
+        costs: costs of passes and rounds.
         switch: whether drafting pays, by batch size.
-        limits: of levels, for drawn trees.
+        limits: limits of levels, for drawn trees.
         calibrations: how often nodes are accepted, over all requests.
     """
 

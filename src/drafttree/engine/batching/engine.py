@@ -47,7 +47,7 @@ class Engine:
     takes longer.
 
     Args:
-        decoder: whose target, drafter, policy and verifier are used.
+        decoder: the decoder whose target, drafter, policy and verifier are used.
         max_batch: requests that run at once, at most; the others wait in the order they came.
         max_kv_tokens: rows that their KV caches may take together, prompt, text and largest tree of each; None for half
             of the device's memory.

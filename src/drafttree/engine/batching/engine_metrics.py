@@ -18,12 +18,12 @@ class EngineRound:
         batch: requests that a token was chosen for.
         waiting: requests in the queue.
         drafted: nodes that were verified beside the roots, over all requests: the k that the budget chose.
-        rows: of the target pass: roots, drafted nodes and parts of prompts.
-        prefill_rows: of them, those of prompts.
+        rows: rows of the target pass: roots, drafted nodes and parts of prompts.
+        prefill_rows: rows that were tokens of prompts.
         committed: tokens that became part of texts.
         draft_passes: packed draft passes.
         draft_seconds: drafting: the passes, growth and bookkeeping.
-        target_seconds: in the target pass.
+        target_seconds: seconds in the target pass.
         seconds: wall time of the round.
         expected: tokens that the calibration expected to be committed, None where nothing was drafted.
         reason: why nothing was drafted, None where something was.
@@ -49,11 +49,11 @@ class EngineMetrics:
 
     Attributes:
         tokens: committed.
-        prompt_tokens: of prompts behind which a text has begun.
-        reused_tokens: of them, those that were not read, since an earlier text began with them.
+        prompt_tokens: tokens of prompts behind which a text has begun.
+        reused_tokens: tokens of prompts that were not read, since an earlier text began with them.
         drafts: trees with drafted nodes that were verified.
         drafted: nodes that were verified.
-        accepted: of them, those that became part of a text.
+        accepted: drafted tokens that became part of a text.
         accepted_by_position: per level, how often a node of it was accepted.
         finished: requests whose text ended.
         failed: requests that ended with an error.
@@ -62,7 +62,8 @@ class EngineMetrics:
         drafter_failures: rounds in which the drafter raised an error, so that they went on without drafts.
         running: requests that run now.
         waiting: requests that wait now.
-        predicted_gain: of drafting over plain rounds at the present batch, by costs and calibration; None before any.
+        predicted_gain: the speed of drafting over plain rounds at the present batch, by costs and calibration; None
+            before any.
         measured_gain: the same from the tokens and seconds of recent rounds of both kinds; None before any.
         drafting_off: why the latest round drafted nothing, None where it drafted.
     """

@@ -24,7 +24,7 @@ class NodeCosts:
     Attributes:
         target: the cost of a target pass by its rows.
         level: the cost of a draft pass by its nodes.
-        rows: of the target pass without drafted nodes.
+        rows: rows of the target pass without drafted nodes.
         rate: tokens by time that the batch reaches.
     """
 

@@ -25,7 +25,7 @@ class Handle(Reader):
 
     Args:
         cancel: tells the engine that nobody wants the rest, and the finish reason.
-        metrics: of the text; they grow while it is written.
+        metrics: metrics of the text; they grow while it is written.
 
     Attributes:
         metrics: as given.

@@ -17,12 +17,12 @@ class KVMemory:
     """Reserves rows of KV caches for requests, so that one that was admitted always has room to end.
 
     Args:
-        target: whose rows they are.
+        target: the target whose rows they are.
         max_tokens: rows there may be in all, None for half of the device's memory.
 
     Attributes:
         rows: as given, or found; infinite where the size of a row or of the memory is not known.
-        reserved: by the requests that run.
+        reserved: rows that are reserved by the requests that run.
 
     Raises:
         ConfigError: `max_tokens` is no whole number of at least 1.

@@ -40,7 +40,7 @@ class LevelLimit:
 
         Args:
             batch: requests that are drafted for.
-            rows: of the target pass without drafted nodes.
+            rows: rows of the target pass without drafted nodes.
             target: the cost of a pass by its rows.
             level: the cost of a draft pass by its nodes.
         """
@@ -61,7 +61,7 @@ def best_levels(
     """The number of levels that maximises tokens by time, at least 1; arguments as for `LevelLimit.choose`.
 
     Args:
-        reached: by level, how often a node of it was accepted.
+        reached: how often a node of each level was accepted.
         nodes: by level, how many nodes a tree has there.
     """
     tokens, drafted, spent, width = float(batch), 0.0, 0.0, float(batch)

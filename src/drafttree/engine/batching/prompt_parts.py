@@ -18,7 +18,7 @@ def choose_parts(reading: Sequence[Request], writing: int, costs: RoundCosts) ->
     Args:
         reading: requests whose prompt is not read, the oldest first.
         writing: rows of the pass of the requests that write.
-        costs: of passes.
+        costs: costs of passes.
     """
     room = max(costs.rows_within(writing, LONGEST_PART, STRETCH), SHORTEST_PART) if writing else LONGEST_PART
     found = []

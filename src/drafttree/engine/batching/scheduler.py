@@ -20,8 +20,8 @@ class Scheduler:
         memory: what their KV caches may take.
 
     Attributes:
-        waiting: in order of arrival.
-        running: likewise.
+        waiting: the requests that wait, in order of arrival.
+        running: the requests that run, in order of arrival.
         preempted: how often a running request had to wait again.
     """
 

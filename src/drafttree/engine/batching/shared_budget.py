@@ -20,7 +20,7 @@ def best_count(
 
     Args:
         chances: the probabilities that nodes are accepted, in falling order.
-        rows: of the target pass without drafted nodes: roots and parts of prompts.
+        rows: rows of the target pass without drafted nodes: roots and parts of prompts.
         tokens: committed without drafted nodes: one for each request.
         target: the cost of a pass by its rows.
         spent: what else the round costs, drafting included.
@@ -58,8 +58,8 @@ def cut(trees: Sequence[DraftTree], chances: Sequence[Sequence[float]], count: i
     """The trees with the `count` drafted nodes of all of them that are likeliest to be accepted.
 
     Args:
-        trees: of the batch.
-        chances: of each tree, its `survival`.
+        trees: trees of the batch.
+        chances: chances of each tree, its `survival`.
         count: drafted nodes that remain, roots not included.
 
     Raises:

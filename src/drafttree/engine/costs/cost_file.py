@@ -21,7 +21,7 @@ class KeptCosts:
     """What is kept of a target and a drafter.
 
     Attributes:
-        costs: as they were measured, or mended since.
+        costs: costs as they were measured, or mended since.
         alone: what a target pass over several nodes cost in passes over one, without other work between them; it tells
             whether the machine is still as it was when the costs were measured.
     """
@@ -50,8 +50,9 @@ class CostFile:
     """Where the costs of a target and a drafter on this machine are kept, if they can be told from others.
 
     Args:
-        target: by its architecture, device, dtype and threads; one that is no transformers model is not kept.
-        drafter: by its architecture.
+        target: the target, by its architecture, device, dtype and threads; one that is no transformers model is not
+            kept.
+        drafter: the drafter, by its architecture.
         greedy: whether rounds are; costs of the others are kept apart.
     """
 

@@ -36,7 +36,7 @@ WRONG_BY = 0.15
 """The share by which costs may be wrong before they are mended or measured anew."""
 TRIAL_TEMPERATURE = 0.3
 """Of sampled rounds: low enough that lookup finds drafts in their text, high enough that trees grow wide."""
-PLAIN, CHAIN_OF_1, CHAIN_OF_3 = Chain(depth=1), Auto(depth=1, children=1), Auto(depth=3, children=1)
+PLAIN_ROUNDS, CHAIN_OF_1, CHAIN_OF_3 = Chain(depth=1), Auto(depth=1, children=1), Auto(depth=3, children=1)
 WIDE_LEVELS = Auto(depth=3, children=WIDE, budget=4 * WIDE)
 TRIAL_COSTS = CostCurve(
     target=Costs((1,), (1.0,)),
@@ -51,8 +51,8 @@ def measure_costs(target: Model, drafter: Drafter, rounds: Rounds) -> KeptCosts:
     """Measure the costs of a target and a drafter, by passes and rounds behind a short text.
 
     Args:
-        target: whose passes are timed.
-        drafter: whose passes are timed, and those of its models apart if it has several.
+        target: the target whose passes are timed.
+        drafter: the drafter whose passes are timed, and those of its models apart if it has several.
         rounds: decodes a prompt with a drafter, or plainly, and a policy, a round at a time; the last
             argument is how many tokens at most. A policy that uses costs is to be given `TRIAL_COSTS`.
     """
@@ -66,7 +66,7 @@ def measure_costs(target: Model, drafter: Drafter, rounds: Rounds) -> KeptCosts:
     models = sources_of(drafter)
     length = min(TOKENS, room - context)
     run = partial(_run, rounds, prompt, length)
-    alone, plain, whole = Costs.of(passes), run(None, PLAIN), _Drafting.of(run, drafter)
+    alone, plain, whole = Costs.of(passes), run(None, PLAIN_ROUNDS), _Drafting.of(run, drafter)
     single = len(models) == 1
     costs = CostCurve(
         target=Costs.of(_in_rounds(passes, alone, plain, whole.levels, whole.wide)),
@@ -127,7 +127,7 @@ def _each(rounds: list[Round], first: float, count: Callable[[int], int], level:
     """Seconds that each of something adds to levels behind the first one; 0 where there was none.
 
     Args:
-        rounds: that were timed.
+        rounds: rounds that were timed.
         first: seconds of the first level.
         count: how many a level has, by its width.
         level: seconds of a level without any.

@@ -27,7 +27,7 @@ class MeasuredCosts:
         greedy: whether the rounds are; costs of the others are kept apart.
 
     Attributes:
-        curve: as measured, or mended since.
+        curve: the curve as measured, or mended since.
     """
 
     def __init__(self, target: Model, drafter: Drafter, rounds: Rounds, *, greedy: bool) -> None:

@@ -24,10 +24,11 @@ def time_passes(
         model: the target.
         sizes: nodes of the passes.
         context: tokens before them.
-        repeats: of each size.
+        repeats: repeats of each size.
         seconds: stop when so much time has passed, but measure the first two sizes at least; None for no limit. What
             was run only once counts with that run.
-        typical: of the seconds of one size; their minimum is the same on a machine that does other work beside.
+        typical: chooses among the seconds of one size; their minimum is the same on a machine that does other work
+            beside.
     """
     cache = model.new_cache(context + max(sizes))
     prefill(model, cache, [0] * context)

@@ -18,7 +18,7 @@ class RoundTimes(NamedTuple):
 
     Attributes:
         batch: requests that it advanced.
-        rows: of its target pass.
+        rows: rows of its target pass.
         target: seconds of that pass.
         draft: seconds of drafting, growing the trees included.
         other: seconds of all else.
@@ -65,7 +65,7 @@ class RoundCosts:
     that leads from it to what passes over so many cost.
 
     Args:
-        curve: of target and drafter, None where there is no drafter.
+        curve: the curve of target and drafter, None where there is no drafter.
         frozen: whether to leave it as it is, so that no clock decides what is drafted.
 
     Attributes:

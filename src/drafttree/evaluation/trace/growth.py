@@ -31,12 +31,12 @@ class Candidate:
     Attributes:
         token: its id.
         parent: a node that joined the tree, None for the root.
-        depth: of the level.
+        depth: the depth of the level.
         rank: among its siblings, by the drafter's probability or in order of drawing; -1 for the root.
         draft: probability given the parent by the drafter, None for the root.
         seen: the same as the policy saw it.
         path: log-probability of its path as the policy saw it.
-        place: in the finished tree, None if it is not there.
+        place: the place in the finished tree, None if it is not there.
         row: the number of the level of its children and its place in the frontier, None if it was not expanded.
         rule: what cut it, or ended the path there.
     """
@@ -110,10 +110,10 @@ class Growth:
     """A tree's growth.
 
     Args:
-        record: of the round.
-        sampling: of the text.
+        record: the record of the round.
+        sampling: the sampling of the text.
         reranks: whether the policy drops nodes in the end.
-        budget: of the policy.
+        budget: the budget of the policy.
 
     Attributes:
         joined: every candidate that joined the tree while it grew, the root first.

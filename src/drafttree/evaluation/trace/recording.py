@@ -62,10 +62,10 @@ class RecordedRound:
     """A round as it was recorded.
 
     Attributes:
-        levels: of the growing tree; empty if nothing was drafted.
-        tree: that was verified.
+        levels: levels of the growing tree; empty if nothing was drafted.
+        tree: the tree that was verified.
         logits: `[nodes, vocab]` of the target, constraints included.
-        verdict: of the verifier.
+        verdict: the verdict of the verifier.
     """
 
     levels: list[RecordedLevel] = field(default_factory=list)

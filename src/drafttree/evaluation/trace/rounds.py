@@ -19,8 +19,8 @@ class RoundReader:
     """Reads the recorded rounds of one text.
 
     Args:
-        sampling: of the text.
-        policy: of the text.
+        sampling: the sampling of the text.
+        policy: the policy of the text.
         texts: turns tokens into text.
     """
 
@@ -32,7 +32,7 @@ class RoundReader:
         """The round of a record.
 
         Args:
-            record: of the round.
+            record: the record of the round.
             before: the token before its root, None for the first of a text.
             cost: its metrics.
         """

@@ -22,7 +22,7 @@ class ServedRound:
     Attributes:
         traced: its tree; behind it the nodes that were drafted and cut to the budget of the batch. The drafter's
             probabilities are as the policy saw them.
-        cost: of the round.
+        cost: the cost of the round.
         reason: why nothing was drafted for any request, None where something was.
     """
 
@@ -37,11 +37,12 @@ class _Seen:
 
     Attributes:
         drafted: the tree before the budget cut it.
-        places: in it, of the nodes that were verified.
+        places: places in it, of the nodes that were verified.
         path: the accepted ones of these.
         tokens: the token before the root, None for the first of a text, and the bonus token.
-        target: by place, the target's probability of a node where its parent was verified; that of the bonus at -1.
-        cost: of the round.
+        target: by place, the target's probability of a node where its parent was verified; that of the
+            bonus at -1.
+        cost: the cost of the round.
         reason: why nothing was drafted.
     """
 
@@ -124,7 +125,7 @@ class _Reading:
     """Makes plain data of a round.
 
     Args:
-        seen: of it.
+        seen: the seen of it.
         texts: turns tokens into text.
     """
 

@@ -97,8 +97,8 @@ class TracedRound:
         committed: tokens that became part of the text; fewer than were accepted where the text ends.
         accepted: how many of these were drafted.
         cut: how many candidates each rule has cut.
-        widths: of the frontiers that the drafter was asked about; empty if it was not asked.
-        seconds: by phase, see `PHASES`.
+        widths: widths of the frontiers that the drafter was asked about; empty if it was not asked.
+        seconds: seconds by phase, see `PHASES`.
     """
 
     nodes: list[TracedNode]
@@ -126,7 +126,7 @@ class AcceptanceCell:
     """The drafted nodes of one depth and rank in all rounds.
 
     Attributes:
-        depth: of the nodes.
+        depth: the depth of the nodes.
         rank: among their siblings.
         drafted: how many there were.
         judged: how many of them had an accepted parent.
@@ -145,13 +145,13 @@ class Trace:
     """What the draft trees of a text did.
 
     Attributes:
-        prompt: before the text.
+        prompt: the prompt before the text.
         pieces: the text, in a piece per token; a token may add nothing to it.
         setting: target, drafter, policy, verifier, temperature and seed, each in words.
         sampled: whether the children in the trees were drawn.
-        finish_reason: as of a `Generation`.
-        rounds: in order.
-        metrics: as `Metrics.summary` has them.
+        finish_reason: the finish reason as of a `Generation`.
+        rounds: the rounds in order.
+        metrics: metrics as `Metrics.summary` has them.
     """
 
     prompt: str

@@ -25,7 +25,7 @@ class Tracer:
 
     Attributes:
         request: the text.
-        rounds: so far.
+        rounds: rounds so far.
 
     Raises:
         DraftTreeError: as `Decoder.generate` does.

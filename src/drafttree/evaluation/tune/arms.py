@@ -47,7 +47,7 @@ def find_drafters(decoder: Decoder, names: Sequence[str]) -> tuple[dict[str, Dra
     """The drafters of some names, and those that are left out, with the reason.
 
     Args:
-        decoder: for its target and tokenizer.
+        decoder: the decoder, for its target and tokenizer.
         names: each as for `drafttree.load`, "auto" and "none" excepted.
 
     Raises:
@@ -77,7 +77,7 @@ def make_arms(decoders: Mapping[str, Decoder], policies: Sequence[PolicyLike]) -
     """Every drafter with every policy that is lossless with the decoders' verifier, by name.
 
     Args:
-        decoders: by the name of their drafter.
+        decoders: the decoders, by the name of their drafter.
         policies: as for `parse_policies`.
 
     Raises:

@@ -26,7 +26,7 @@ class Timed:
     """One text.
 
     Attributes:
-        metrics: of its decoding.
+        metrics: metrics of its decoding.
         seconds: it took, with what had to be done before it.
     """
 
@@ -39,8 +39,8 @@ class Rung:
     """A step of successive halving.
 
     Attributes:
-        ways: that were still in the race, plain decoding not counted.
-        texts: of each, those of earlier rungs included.
+        ways: ways that were still in the race, plain decoding not counted.
+        texts: texts of each, those of earlier rungs included.
         complete: whether all of them were run before the time was up.
     """
 
@@ -59,7 +59,7 @@ class Race:
 
     Attributes:
         spent: seconds, those of all runs included.
-        runs: by way and number of the text.
+        runs: the runs, by way and number of the text.
     """
 
     def __init__(self, measure: Callable[[str, int], Timed], prompts: int, spent: float = 0.0) -> None:

@@ -20,7 +20,7 @@ def tuned_policy(tuning: Tuning, decoder: Decoder, target: str, verifier: str) -
 
     Args:
         tuning: the outcome.
-        decoder: that was tuned.
+        decoder: the decoder that was tuned.
         target: the name or folder of its target.
         verifier: the name of its verifier, or "auto".
 
@@ -52,7 +52,7 @@ def python_lines(tuning: Tuning, target: str, saved: Path | None, verifier: str,
         target: the name or folder of its target.
         saved: the file it was saved in, if it was.
         verifier: the name of the verifier, or "auto".
-        dtype: of the target.
+        dtype: the dtype of the target.
     """
     chosen = [f"policy={str(saved)!r}"] if saved else ["drafter='none'"]
     if tuning.speculates and tuning.best and not saved:

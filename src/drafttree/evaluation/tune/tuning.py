@@ -38,8 +38,8 @@ class MeasuredCosts:
     """A drafter's cost curve, and the seconds it took to measure.
 
     Attributes:
-        curve: as `CostCurve.to_json` gives it; None where the drafter cannot draft for the target.
-        seconds: of measuring.
+        curve: the curve as `CostCurve.to_json` gives it; None where the drafter cannot draft for the target.
+        seconds: seconds of measuring.
         error: why there is no curve.
     """
 
@@ -49,14 +49,14 @@ class MeasuredCosts:
 
 
 @dataclass(frozen=True)
-class Way:
+class TunedMethod:
     """What was measured of a drafter and a policy.
 
     Attributes:
         drafter: its name.
         policy: its canonical specification.
         texts: compared with plain decoding.
-        ratio: of its decoding speed to plain decoding's.
+        ratio: the ratio of its decoding speed to plain decoding's.
     """
 
     drafter: str
@@ -71,23 +71,23 @@ class Tuning:
 
     Attributes:
         best: the fastest way; None if none could be measured.
-        decoder: of that way.
+        decoder: the decoder of that way.
         costs: the cost curve of its drafter.
         expected: R by the cost curve and what was accepted in the texts it was chosen on.
-        gain: in decoding speed over plain decoding, with its interval; None without a text.
+        gain: the gain in decoding speed over plain decoding, with its interval; None without a text.
         confirmed: whether the gain was measured after the choice, and so owes nothing to it.
         apart: whether it was measured on prompts that the choice had not seen.
-        metrics: of the texts in which the gain was measured.
-        plain: of plain decoding of the same.
+        metrics: metrics of the texts in which the gain was measured.
+        plain: the metrics of plain decoding of the same.
         ways: all that were tried, those of the last rung first and the best of them first.
-        rungs: of the choice.
+        rungs: rungs of the choice.
         missing: what was not measured for lack of time, a clause each.
         left_out: drafters that cannot be used, with the reason.
         too_short: prompts left out as too short.
         interrupted: whether Ctrl-C has ended it before it was done.
     """
 
-    best: Way | None
+    best: TunedMethod | None
     decoder: Decoder | None
     costs: CostCurve | None
     expected: float
@@ -96,7 +96,7 @@ class Tuning:
     apart: bool
     metrics: Metrics
     plain: Metrics
-    ways: list[Way]
+    ways: list[TunedMethod]
     rungs: list[Rung]
     missing: list[str] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
@@ -156,11 +156,12 @@ def tune(
     confirmed against plain decoding on the others.
 
     Args:
-        decoder: for its target, verifier and tokenizer.
-        drafters: by name, as `find_drafters` gives them.
+        decoder: the decoder, for its target, verifier and tokenizer.
+        drafters: the drafters, by name, as `find_drafters` gives them.
         prompts: token ids.
-        policies: to try with every drafter, as for `parse_policies`; those the verifier does not admit are skipped.
-        minutes: for all of it; a text that has begun is finished.
+        policies: policies to try with every drafter, as for `parse_policies`; those the verifier does not admit are
+            skipped.
+        minutes: minutes for all of it; a text that has begun is finished.
         left_out: drafters that could not be loaded, with the reason, to tell with the rest.
         progress: called after every text with the way it was written in.
         store: keeps finished runs; by default none. The same runs count the time they took when they were made.
@@ -303,8 +304,8 @@ def _result(
     )
 
 
-def _way(arm: Arm, race: Race, name: str) -> Way:
-    return Way(arm.drafter, arm.policy, len(race.runs[name]), race.ratio(name))
+def _way(arm: Arm, race: Race, name: str) -> TunedMethod:
+    return TunedMethod(arm.drafter, arm.policy, len(race.runs[name]), race.ratio(name))
 
 
 def _expected(metrics: Metrics, costs: CostCurve) -> float:

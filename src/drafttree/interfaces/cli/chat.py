@@ -43,7 +43,7 @@ def chat(
     template: Annotated[
         Path | None, typer.Option("--chat-template", help="A Jinja file to use instead of the model's own template.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the draws; without one every answer is another.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed. Omit for a different answer each time.")] = None,
     draft_temperature: DraftTemperature = 1.0,
     stop: Annotated[list[str] | None, typer.Option(help="A string that ends an answer; may be repeated.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer at most.")] = 512,
@@ -85,13 +85,13 @@ class Conversation:
     """The messages so far, and what each line of the user's does.
 
     Args:
-        decoder: whose tokenizer has a chat template.
-        options: of `Decoder.generate`.
-        max_new_tokens: of an answer at most; it is also cut where the model's context ends.
+        decoder: the decoder whose tokenizer has a chat template.
+        options: options of `Decoder.generate`.
+        max_new_tokens: new tokens of an answer at most; it is also cut where the model's context ends.
         system: a message to begin with, if any.
 
     Attributes:
-        messages: in order.
+        messages: the messages in order.
     """
 
     def __init__(self, decoder: "Decoder", options: dict[str, Any], max_new_tokens: int, system: str | None) -> None:

@@ -163,9 +163,9 @@ class ShapingOptions:
 class TextOptions(ShapingOptions):
     """What shapes a text, its length and its draws."""
 
-    seed: Annotated[int | None, typer.Option("--seed", help="Of the draws; without one every text is another.")] = None
+    seed: Annotated[int | None, typer.Option("--seed", help="Random seed. Omit for a different text each run.")] = None
     draft_temperature: DraftTemperature = 1.0
-    stop: Annotated[list[str] | None, typer.Option(help="A string that ends the text; may be repeated.")] = None
+    stop: Annotated[list[str] | None, typer.Option(help="String that ends the text; may be repeated.")] = None
     max_new_tokens: Annotated[
         int | None, typer.Option(min=1, help="Tokens to generate at most; by default what the model says, or 128.")
     ] = None

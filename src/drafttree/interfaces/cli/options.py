@@ -75,7 +75,7 @@ TensorParallelSize = Annotated[
 Temperature = Annotated[float | None, typer.Option(help="0 decodes greedily.")]
 DraftTemperature = Annotated[float, typer.Option(help="Divides the drafter's logits; below 1 it is trusted more.")]
 MaxBatch = Annotated[int, typer.Option(min=1, help="Texts that are written at once, at most.")]
-Seed = Annotated[int, typer.Option(help="Of the draws.")]
+Seed = Annotated[int, typer.Option(help="Random seed.")]
 Length = Annotated[int, typer.Option(min=1, help="Tokens to generate at most, per prompt.")]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end of the text.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]

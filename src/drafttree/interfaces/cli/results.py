@@ -55,7 +55,7 @@ class ResultOptions:
         """The store of a command's finished runs.
 
         Args:
-            context: of the command; its options decide what is run, but for `NOT_OF_THE_COMMAND`.
+            context: the context of the command; its options decide what is run, but for `NOT_OF_THE_COMMAND`.
             *inputs: what the files named in the options hold.
 
         Raises:

@@ -26,16 +26,19 @@ def serve(
         float | None, typer.Option(min=0.001, help="Seconds after which a text ends where it is; by default never.")
     ] = None,
     host: Annotated[str, typer.Option(help='Address to listen at; "0.0.0.0" for all of this machine.')] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="To listen at; 0 for one that is free.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 for a free one.")] = 8000,
     api_key: Annotated[
         str | None,
-        typer.Option(envvar="DRAFTTREE_API_KEY", help="That requests to /v1 must carry; other users see arguments."),
+        typer.Option(
+            envvar="DRAFTTREE_API_KEY",
+            help="Key that requests to /v1 must carry; other users of this machine can see arguments.",
+        ),
     ] = None,
     cors: Annotated[
         list[str] | None, typer.Option(help='An origin whose pages may call the server, or "*"; may be repeated.')
     ] = None,
     served_model_name: Annotated[
-        str | None, typer.Option(help="By which requests name the model; by default MODEL.")
+        str | None, typer.Option(help="Name that requests use for the model; by default MODEL.")
     ] = None,
 ) -> None:
     """Serve a model over HTTP as OpenAI's API does, many requests at once, with a playground at /.

@@ -30,9 +30,9 @@ def worker(
         Discovery, typer.Option(help="How frontend and workers find each other; file is for one machine.")
     ] = Discovery.FILE,
     served_model_name: Annotated[
-        str | None, typer.Option(help="By which requests name the model; by default MODEL.")
+        str | None, typer.Option(help="Name that requests use for the model; by default MODEL.")
     ] = None,
-    namespace: Annotated[str, typer.Option(help="Of the fleet.")] = "dynamo",
+    namespace: Annotated[str, typer.Option(help="Namespace of the fleet.")] = "dynamo",
     max_batch: MaxBatch = MAX_BATCH,
     max_kv_tokens: Annotated[
         int | None, typer.Option(min=1, help="Rows of all KV caches; by default half of the memory.")

@@ -11,9 +11,9 @@ class FleetSettings:
 
     Attributes:
         model: what was loaded: an embedded name, a folder or a hub name.
-        name: by which clients ask for the model.
+        name: the name, by which clients ask for the model.
         discovery: how frontend and workers find each other: "file", "etcd" or "kubernetes".
-        namespace: of the fleet.
+        namespace: the namespace of the fleet.
         max_batch: texts that are written at once, at most.
         max_kv_tokens: rows of all KV caches, None for what fits.
     """

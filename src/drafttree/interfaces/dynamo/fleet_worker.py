@@ -27,7 +27,7 @@ from drafttree.engine.pass_recording import record_passes
 from drafttree.interfaces.dynamo.fleet_settings import FleetSettings
 from drafttree.interfaces.dynamo.released_chunks import ReleasedChunks
 from drafttree.interfaces.dynamo.request_options import read_options
-from drafttree.interfaces.server.engine_collector import EngineCollector
+from drafttree.interfaces.server.metrics import EngineCollector
 
 BLOCK = 16
 """Rows of the KV cache in a block, the unit in which Dynamo counts them."""
@@ -43,7 +43,7 @@ class FleetWorker(LLMEngine):
     request that came from another worker.
 
     Args:
-        decoder: that writes the texts; it belongs to an engine until `close`.
+        decoder: the decoder that writes the texts; it belongs to an engine until `close`.
         settings: the worker's place in its fleet.
         registered: called with the worker's id when it is known.
     """

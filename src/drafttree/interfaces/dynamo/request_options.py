@@ -58,8 +58,8 @@ def read_options(request: Mapping[str, Any], decoder: Decoder) -> dict[str, Any]
     """The options of the text that a request wants.
 
     Args:
-        request: as Dynamo hands it to a worker.
-        decoder: that is to write the text.
+        request: the request as Dynamo hands it to a worker.
+        decoder: the decoder that is to write the text.
 
     Raises:
         ConfigError: something is asked for that is not served, named with what to do instead.

@@ -18,7 +18,7 @@ def serve(decoder: Decoder, settings: FleetSettings, registered: Callable[[int],
     """Serve until the process is told to end.
 
     Args:
-        decoder: that writes the texts.
+        decoder: the decoder that writes the texts.
         settings: the place in the fleet.
         registered: called with the worker's id when it is known.
 

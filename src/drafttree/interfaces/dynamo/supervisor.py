@@ -48,7 +48,7 @@ class _Watch:
     """Of a worker's process.
 
     Args:
-        process: that serves.
+        process: the process that serves.
         news: its id, or the error it ends with.
     """
 

@@ -30,11 +30,11 @@ def assemble(package: str, style: str, script: str, data: Any, **values: Any) ->
     """The page of a package that has a `template.html`.
 
     Args:
-        package: where it lies.
+        package: the package where it lies.
         style: its own style, a file of the package.
         script: its own script, likewise.
-        data: for its script, as JSON.
-        **values: for its template.
+        data: the data for its script, as JSON.
+        **values: values of the template.
 
     Raises:
         ConfigError: jinja2 is not installed.

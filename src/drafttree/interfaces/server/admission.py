@@ -10,7 +10,7 @@ from typing import Any
 from drafttree.engine.batching import Engine, Handle
 from drafttree.engine.prompt import Prompt
 from drafttree.interfaces.server.errors import ServerError
-from drafttree.interfaces.server.server_metrics import ServerMetrics
+from drafttree.interfaces.server.metrics import ServerMetrics
 from drafttree.interfaces.server.settings import ServerSettings
 
 RETRY_AFTER = 1

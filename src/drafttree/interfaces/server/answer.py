@@ -3,7 +3,7 @@
 import uuid
 from collections.abc import Sequence
 
-from drafttree.interfaces.server.protocol.chat_reply import (
+from drafttree.interfaces.server.protocol.replies import (
     AnswerMessage,
     CalledFunction,
     ChatChoice,
@@ -16,8 +16,7 @@ from drafttree.interfaces.server.protocol.chat_reply import (
     ToolCallDelta,
     TopLogprob,
 )
-from drafttree.interfaces.server.text_pieces import Piece, ScoredToken
-from drafttree.interfaces.server.token_names import TokenNames
+from drafttree.interfaces.server.text_pieces import Piece, ScoredToken, TokenNames
 from drafttree.interfaces.server.tool_calls import CallArguments, CallBegun, Part, Said, ToolCallReader
 
 
@@ -26,7 +25,7 @@ class Answer:
 
     Args:
         index: its place among the answers of a request.
-        names: of the tokens, None where no log-probabilities are wanted.
+        names: names of the tokens, None where no log-probabilities are wanted.
         calls: reads calls of tools from its text, None where there are none.
     """
 

@@ -11,18 +11,9 @@ from starlette.middleware.cors import CORSMiddleware
 
 import drafttree
 from drafttree.engine.decoder import Decoder
-from drafttree.interfaces.server import (
-    chat_routes,
-    completion_routes,
-    health_routes,
-    metrics_routes,
-    model_routes,
-    playground,
-)
-from drafttree.interfaces.server.api_key import ApiKey, refuse
-from drafttree.interfaces.server.body_limit import BodyLimit
-from drafttree.interfaces.server.client_presence import ClientPresence
+from drafttree.interfaces.server import chat_routes, completion_routes, playground, service_routes
 from drafttree.interfaces.server.errors import ErrorReply, add_error_handlers
+from drafttree.interfaces.server.middleware import ApiKey, BodyLimit, ClientPresence, refuse
 from drafttree.interfaces.server.serving import ServingContext
 from drafttree.interfaces.server.settings import ServerSettings
 
@@ -31,8 +22,9 @@ def create_app(decoder: Decoder, settings: ServerSettings) -> FastAPI:
     """An application that serves a decoder until its lifespan ends.
 
     Args:
-        decoder: whose target, drafter, policy and verifier are used; it belongs to the application from here on.
-        settings: of the server.
+        decoder: the decoder whose target, drafter, policy and verifier are used; it belongs to the application from
+            here on.
+        settings: settings of the server.
     """
     serving = ServingContext.of(decoder, settings)
     app = FastAPI(
@@ -45,7 +37,7 @@ def create_app(decoder: Decoder, settings: ServerSettings) -> FastAPI:
         responses={status: {"model": ErrorReply, "description": "An error"} for status in ("4XX", "5XX")},
     )
     app.state.serving = serving
-    for routes in (chat_routes, completion_routes, model_routes, health_routes, metrics_routes, playground):
+    for routes in (chat_routes, completion_routes, service_routes, playground):
         app.include_router(routes.router)
     add_error_handlers(app)
     return app

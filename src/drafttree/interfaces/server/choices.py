@@ -10,7 +10,7 @@ from drafttree.engine.batching import Handle
 from drafttree.engine.generation import Chunk
 from drafttree.engine.metrics import Round
 from drafttree.interfaces.server.errors import ServerError
-from drafttree.interfaces.server.protocol.usage import CompletionTokensDetails, PromptTokensDetails, Usage
+from drafttree.interfaces.server.protocol.replies import CompletionTokensDetails, PromptTokensDetails, Usage
 from drafttree.interfaces.server.serving import ServingContext
 from drafttree.interfaces.server.text_pieces import Piece, TextPieces
 
@@ -20,7 +20,7 @@ class Choices:
 
     Args:
         prompts: token ids of each prompt.
-        handles: of the texts, as many for each prompt, those of the first prompt first.
+        handles: handles of the texts, as many for each prompt, those of the first prompt first.
         wanted: whether texts are, not only what is known of the prompts.
     """
 
@@ -45,8 +45,8 @@ class Choices:
         Args:
             serving: the model.
             prompts: token ids of each.
-            options: of the engine, for each prompt.
-            seeds: of the texts of a prompt.
+            options: options of the engine, for each prompt.
+            seeds: seeds of the texts of a prompt.
             wanted: as for the class.
 
         Raises:
@@ -110,7 +110,7 @@ class DraftedTokens:
     """Counts the drafted tokens of a text; what it costs does not grow with the text.
 
     Args:
-        rounds: of the text; they grow while it is written.
+        rounds: rounds of the text; they grow while it is written.
     """
 
     def __init__(self, rounds: list[Round]) -> None:

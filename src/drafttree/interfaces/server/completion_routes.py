@@ -1,22 +1,22 @@
-"""/v1/completions."""
+"""/v1/completions: texts that go on from a prompt."""
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter, Response
 
+from drafttree.engine.logprobs import Logprobs
 from drafttree.engine.prompt import encode
 from drafttree.interfaces.server.choices import Choices
-from drafttree.interfaces.server.continuation import Continuation, EchoedPrompt
 from drafttree.interfaces.server.engine_options import engine_options, seeds
-from drafttree.interfaces.server.model_routes import check_model
-from drafttree.interfaces.server.protocol.completion_reply import Completion
-from drafttree.interfaces.server.protocol.completion_request import CompletionRequest
-from drafttree.interfaces.server.reply import Reply
-from drafttree.interfaces.server.reply_head import reply_head
+from drafttree.interfaces.server.protocol.replies import Completion, CompletionChoice, CompletionLogprobs
+from drafttree.interfaces.server.protocol.requests import CompletionRequest
+from drafttree.interfaces.server.reply import Reply, reply_head
 from drafttree.interfaces.server.serving import Serving, ServingContext
-from drafttree.interfaces.server.token_names import TokenNames
+from drafttree.interfaces.server.text_pieces import Piece, ScoredToken, TokenNames, scored_tokens
 
 router = APIRouter(prefix="/v1/completions", tags=["completions"])
 
@@ -24,7 +24,7 @@ router = APIRouter(prefix="/v1/completions", tags=["completions"])
 @router.post("", response_model=Completion)
 async def complete(request: CompletionRequest, serving: Serving) -> Response:
     """Continue texts, at once or as a stream of chunks."""
-    check_model(serving, request.model)
+    serving.check_model(request.model)
     serving.admission.check()
     prompts, options = await asyncio.to_thread(_prepare, request, serving)
     names = await asyncio.to_thread(TokenNames.of, serving.decoder) if request.wanted_logprobs else None
@@ -44,7 +44,7 @@ def _prepare(request: CompletionRequest, serving: ServingContext) -> tuple[list[
     return prompts, [engine_options(request, decoder, len(tokens), limit) | wanted for tokens in prompts]
 
 
-def _echo(request: CompletionRequest, place: int, tokens: list[int], serving: ServingContext) -> EchoedPrompt | None:
+def _echo(request: CompletionRequest, place: int, tokens: list[int], serving: ServingContext) -> "EchoedPrompt | None":
     """The prompt at a place, if it is to be repeated."""
     if not request.echo:
         return None
@@ -52,3 +52,98 @@ def _echo(request: CompletionRequest, place: int, tokens: list[int], serving: Se
     if not isinstance(given, str):
         given = tokenizer.decode(tokens, skip_special_tokens=True) if tokenizer else ""
     return EchoedPrompt(given, tokens)
+
+
+@dataclass(frozen=True)
+class EchoedPrompt:
+    """A prompt that is a part of the reply.
+
+    Attributes:
+        text: the text of it.
+        tokens: their ids.
+    """
+
+    text: str
+    tokens: list[int]
+
+    def scored(self, logprobs: Logprobs | None) -> list[ScoredToken]:
+        """Its tokens with what is known of them; nothing stands before the first."""
+        if logprobs is None:
+            return []
+        return [ScoredToken(self.tokens[0], None, {}), *scored_tokens(self.tokens[1:], logprobs.tokens, logprobs.top)]
+
+
+class Continuation:
+    """A text while it is written.
+
+    Args:
+        index: its place among the texts of a request.
+        names: names of the tokens, None where no log-probabilities are wanted.
+        echo: the prompt that the text begins with, None for none.
+    """
+
+    def __init__(self, index: int, names: TokenNames | None, echo: EchoedPrompt | None = None) -> None:
+        self._index, self._names, self._echo = index, names, echo
+        self._text = ""
+        self._tokens: list[ScoredToken] = []
+        self._offset = 0
+        self._offsets: list[int] = []
+        self._finish_reason: Literal["stop", "length"] | None = None
+
+    def begin(self) -> list[CompletionChoice]:
+        """Nothing comes before the first piece."""
+        return []
+
+    def add(self, piece: Piece) -> list[CompletionChoice]:
+        """What a piece adds; the first one has the prompt if it is echoed."""
+        text, tokens = piece.text, piece.tokens
+        if self._echo:
+            text, tokens, self._echo = self._echo.text + text, [*self._echo.scored(piece.prompt), *tokens], None
+        offsets = self._offsets_of(tokens)
+        self._text += text
+        self._tokens += tokens
+        self._offsets += offsets
+        self._finish_reason = piece.finish_reason
+        return [self._choice(text, tokens, offsets)] if text or tokens or piece.finish_reason else []
+
+    @property
+    def whole(self) -> CompletionChoice:
+        """The whole text."""
+        return self._choice(self._text, self._tokens, self._offsets)
+
+    def _choice(self, text: str, tokens: Sequence[ScoredToken], offsets: list[int]) -> CompletionChoice:
+        logprobs = None if self._names is None else _logprobs(tokens, offsets, self._names)
+        return CompletionChoice(index=self._index, text=text, logprobs=logprobs, finish_reason=self._finish_reason)
+
+    def _offsets_of(self, tokens: Sequence[ScoredToken]) -> list[int]:
+        """Where tokens begin, in characters; bytes that continue a character begin where it does."""
+        if self._names is None:
+            return []
+        found = []
+        for scored in tokens:
+            piece = self._names.bytes(scored.token)
+            found.append(self._offset - (bool(piece) and _continues(piece[0])))
+            self._offset += sum(not _continues(byte) for byte in piece)
+        return found
+
+
+def _continues(byte: int) -> bool:
+    """Whether a byte of UTF-8 continues a character."""
+    return byte & 0xC0 == 0x80
+
+
+def _logprobs(tokens: Sequence[ScoredToken], offsets: list[int], names: TokenNames) -> CompletionLogprobs:
+    return CompletionLogprobs(
+        tokens=[names.name(scored.token) for scored in tokens],
+        token_logprobs=[scored.logprob for scored in tokens],
+        top_logprobs=[_top(scored, names) for scored in tokens],
+        text_offset=offsets,
+    )
+
+
+def _top(scored: ScoredToken, names: TokenNames) -> dict[str, float] | None:
+    """The likeliest tokens and the chosen one by name, None where there was nothing to choose."""
+    if scored.logprob is None:
+        return None
+    likeliest = {names.name(token): logprob for token, logprob in scored.top.items()}
+    return likeliest | {names.name(scored.token): scored.logprob}

@@ -42,7 +42,7 @@ class ServerError(Exception):
         message: what is wrong, and what to do.
         param: the field of the request that is wrong.
         code: a word by which programs know the error.
-        headers: of the reply.
+        headers: headers of the reply.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ class DrainingServer(uvicorn.Server):
     """Drains at the first signal: running texts finish and new ones are answered 503. A second signal ends it at once.
 
     Args:
-        config: of uvicorn.
+        config: the config of uvicorn.
         admission: knows which texts run.
         tell: is called with what happens.
     """
@@ -87,7 +87,7 @@ def run(app: FastAPI, listener: socket.socket, tell: Callable[[str], None]) -> N
 
     Args:
         app: the application.
-        listener: of `listen`.
+        listener: the listener of `listen`.
         tell: is called with what happens.
 
     Raises:

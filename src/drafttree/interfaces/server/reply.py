@@ -1,18 +1,27 @@
 """A reply whose texts are being written: as a stream of chunks, or whole."""
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+import json
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fastapi import Response
+from sse_starlette import EventSourceResponse
+from sse_starlette.sse import AppStatus
 
+import drafttree
 from drafttree.interfaces.server.choices import Choices
-from drafttree.interfaces.server.event_stream import event_stream
-from drafttree.interfaces.server.protocol.reply_model import ReplyModel
-from drafttree.interfaces.server.protocol.sampling_fields import SamplingFields, StreamOptions
+from drafttree.interfaces.server.errors import as_server_error
+from drafttree.interfaces.server.protocol.replies import ReplyModel
+from drafttree.interfaces.server.protocol.request_fields import SamplingFields, StreamOptions
+from drafttree.interfaces.server.serving import ServingContext
 from drafttree.interfaces.server.text_pieces import Piece
 
+DONE = "[DONE]"
+FINGERPRINT = f"drafttree-{drafttree.__version__}"
 ChunkOf = Callable[..., ReplyModel]
 """Makes a chunk, or a whole reply, of `choices` and perhaps `usage`."""
 
@@ -76,3 +85,41 @@ class Reply:
         if options.continuous_usage_stats:
             return {"usage": self.choices.usage}
         return {"usage": None} if options.include_usage else {}
+
+
+def reply_head(kind: str, serving: ServingContext) -> dict[str, Any]:
+    """The fields that say which reply it is.
+
+    Args:
+        kind: what its id begins with.
+        serving: the served model.
+    """
+    return {
+        "id": f"{kind}-{uuid.uuid4().hex}",
+        "created": int(time.time()),
+        "model": serving.model_name,
+        "system_fingerprint": FINGERPRINT,
+        **serving.decoder.fidelity.to_json(),
+    }
+
+
+def event_stream(chunks: AsyncGenerator[ReplyModel]) -> EventSourceResponse:
+    """A response that sends chunks as they come; an error after the first byte is one more event."""
+    return stream_response(_events(chunks))
+
+
+def stream_response(events: AsyncIterable[Any]) -> EventSourceResponse:
+    """A response of server-sent events; a server that shuts down lets it end by itself."""
+    AppStatus.disable_automatic_graceful_drain()
+    return EventSourceResponse(events, sep="\n")
+
+
+async def _events(chunks: AsyncGenerator[ReplyModel]) -> AsyncGenerator[dict[str, str]]:
+    async with aclosing(chunks):
+        try:
+            async for chunk in chunks:
+                yield {"data": chunk.json_text()}
+        except Exception as error:
+            yield {"data": json.dumps(as_server_error(error).body)}
+            return
+    yield {"data": DONE}

@@ -9,7 +9,8 @@ from drafttree.engine.batching import Engine
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.pass_recording import record_passes
 from drafttree.interfaces.server.admission import Admission
-from drafttree.interfaces.server.server_metrics import ServerMetrics
+from drafttree.interfaces.server.errors import ServerError
+from drafttree.interfaces.server.metrics import ServerMetrics
 from drafttree.interfaces.server.settings import ServerSettings
 
 
@@ -18,11 +19,11 @@ class ServingContext:
     """A model that is served.
 
     Attributes:
-        decoder: of the model.
+        decoder: the decoder of the model.
         engine: writes the texts.
         admission: lets requests into it.
-        settings: of the server.
-        metrics: of the server.
+        settings: settings of the server.
+        metrics: metrics of the server.
     """
 
     decoder: Decoder
@@ -43,6 +44,16 @@ class ServingContext:
     def model_name(self) -> str:
         """By which requests name the model."""
         return self.settings.model_name
+
+    def check_model(self, name: str | None) -> None:
+        """Refuse a request for another model than the served one.
+
+        Raises:
+            ServerError: names both.
+        """
+        if name is not None and name != self.model_name:
+            message = f"the model {name!r} is not served; {self.model_name!r} is"
+            raise ServerError(404, message, param="model", code="model_not_found")
 
 
 def _find(request: Request) -> ServingContext:

@@ -1,15 +1,52 @@
-"""The text of one choice as it grows, with the log-probabilities of the tokens it is made of."""
+"""The text of one choice as it grows, with the names and log-probabilities of the tokens it is made of."""
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
+from drafttree.constraints.grammar import token_bytes
+from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation import Chunk
 from drafttree.engine.logprobs import Logprobs
 from drafttree.interfaces.server.errors import ServerError
 
+
+class TokenNames:
+    """The names of a vocabulary.
+
+    Args:
+        pieces: the bytes of every token.
+    """
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self._pieces = pieces
+
+    @classmethod
+    def of(cls, decoder: Decoder) -> Self:
+        """The names of a decoder's tokens.
+
+        Raises:
+            ConfigError: xgrammar, which reads them from the tokenizer, is not installed or cannot.
+        """
+        return cls(token_bytes(decoder.tokenizer, decoder.target.vocab_size))
+
+    def bytes(self, token: int) -> bytes:
+        """What a token stands for."""
+        return self._pieces[token]
+
+    def name(self, token: int) -> str:
+        """Its text, or `bytes:\\xe2\\x82` for bytes that are no text, as OpenAI's API writes them."""
+        piece = self._pieces[token]
+        try:
+            return piece.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+
+
 MIN_LOGPROB = -9999.0
+
+
 """What stands for minus infinity, which JSON does not know; vLLM's number."""
 
 
@@ -26,11 +63,11 @@ class Piece:
     """What a round adds to a text.
 
     Attributes:
-        text: that no later token can change.
+        text: the text that no later token can change.
         tokens: those it is made of, where their log-probabilities are wanted.
-        finish_reason: in the last piece.
+        finish_reason: the finish reason in the last piece.
         generated: tokens of the round.
-        accepted: of them, those that were drafted.
+        accepted: how many of them were drafted.
         prompt: log-probabilities of the prompt's tokens after the first, in the first piece if they are wanted.
     """
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from drafttree.engine.detokenizer import unfinished
-from drafttree.interfaces.server.protocol.tools import FunctionDefinition
+from drafttree.interfaces.server.protocol.messages import FunctionDefinition
 
 BEGIN = "<tool_call>"
 ARGUMENTS = '", "arguments": '

@@ -40,7 +40,7 @@ class VarlenAttention(Protocol):
         Args:
             query: `[queries, heads, width]`.
             keys: `[heads, rows, width]` of all pages behind each other.
-            values: of the same shape.
+            values: values of the same shape.
             prefixes: those of a query past the last request's are nobody's; its result may be anything.
             scale: factor of the scores.
 
@@ -56,7 +56,7 @@ def attend_densely(query: Tensor, keys: Tensor, values: Tensor, visible: Tensor,
     Args:
         query: `[queries, heads, width]`.
         keys: `[heads, rows, width]`.
-        values: of the same shape.
+        values: values of the same shape.
         visible: bool `[queries, rows]`.
         scale: factor of the scores.
 

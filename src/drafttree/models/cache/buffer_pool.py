@@ -142,7 +142,7 @@ class PooledCache(TreeCache):
     """A KV cache on buffers of a pool.
 
     Attributes:
-        pool: where its buffers come from and go to.
+        pool: the pool where its buffers come from and go to.
         pooled: set with the first pass, and whenever the cache grows.
     """
 

@@ -22,7 +22,7 @@ class Int8Linear(nn.Module):
     """A linear layer with the weight of another, rounded to eight bits.
 
     Args:
-        layer: to be quantised; the products have its dtype.
+        layer: the layer to be quantised; the products have its dtype.
 
     Attributes:
         quantized: int8 `[out, in]`. It is not called `weight`, so a model that reads a layer's weight itself fails

@@ -22,7 +22,7 @@ class StepCache:
     """The cache a recurrent layer is called with, of the methods that transformers' recurrent layers use.
 
     Args:
-        states: before the call; replaced or changed in place by those after it.
+        states: states before the call; replaced or changed in place by those after it.
     """
 
     def __init__(self, states: States) -> None:

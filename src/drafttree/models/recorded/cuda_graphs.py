@@ -17,7 +17,7 @@ class CudaGraphs:
     If a capture fails, a warning says why.
 
     Args:
-        device: where the passes run.
+        device: the device where the passes run.
     """
 
     def __init__(self, device: torch.device) -> None:

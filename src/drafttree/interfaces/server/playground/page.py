@@ -18,8 +18,8 @@ class Facts:
 
     Attributes:
         model: the name it is served under.
-        drafter: in words, "none" without one.
-        policy: in words.
+        drafter: the drafter in words, "none" without one.
+        policy: the policy in words.
         verifier: its name, or "auto".
         precision: the dtype of the target.
         lossless: whether texts have the law of the target's own.

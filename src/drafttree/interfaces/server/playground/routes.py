@@ -1,17 +1,97 @@
-"""The page and the stream of rounds that it reads."""
+"""The page, and the stream of rounds that it reads."""
+
+from collections.abc import AsyncIterator, Iterable
+from itertools import groupby, islice
+from typing import Annotated, Any, Literal, Self
 
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
-from sse_starlette import EventSourceResponse
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from sse_starlette import EventSourceResponse, JSONServerSentEvent
 
+from drafttree.engine.batching import Handle
+from drafttree.engine.chat import turn_end
+from drafttree.engine.generation import Chunk
+from drafttree.engine.metrics import Metrics
+from drafttree.engine.prompt import Prompt
 from drafttree.evaluation.trace import TokenTexts, TracingObserver
-from drafttree.interfaces.server.event_stream import stream_response
-from drafttree.interfaces.server.playground.asked import Asked
+from drafttree.interfaces.page_parts.round_packing import pack_round
+from drafttree.interfaces.server.errors import as_server_error
 from drafttree.interfaces.server.playground.page import Facts, make_page
-from drafttree.interfaces.server.playground.round_events import RoundEvents
+from drafttree.interfaces.server.reply import stream_response
 from drafttree.interfaces.server.serving import Serving
 
+FIGURES = (
+    "tokens",
+    "rounds",
+    "mean_accepted_tokens",
+    "draft_efficiency",
+    "acceptance_rate",
+    "mean_nodes",
+    "time_to_first_token",
+    "decoding_tokens_per_second",
+)
+"""Of `Metrics.summary`, those that end a stream."""
 router = APIRouter(include_in_schema=False)
+
+
+class Message(BaseModel):
+    """A turn of a conversation."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class Asked(BaseModel):
+    """A text that the page wants, and how.
+
+    Attributes:
+        prompt: the prompt to go on from; or else `messages`, to be answered.
+        max_tokens: tokens to write at most.
+        temperature: 0 is greedy.
+        top_p: keep the most probable tokens up to this probability.
+        seed: the seed of the draws, None for another one each time.
+        stop: strings that end the text.
+        speculate: False to write it plainly.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] = 128
+    temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    stop: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=4)] = []
+    speculate: bool = True
+
+    @model_validator(mode="after")
+    def _check_one_prompt(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give either prompt or messages")
+        return self
+
+    def decoder_prompt(self) -> Prompt:
+        """The prompt as `Engine.submit` takes it."""
+        if self.messages is not None:
+            return [message.model_dump() for message in self.messages]
+        assert self.prompt is not None
+        return self.prompt
+
+    def options(self, tokenizer: Any) -> dict[str, Any]:
+        """The options of `Engine.submit`."""
+        end = turn_end(tokenizer) if self.messages else None
+        return {
+            "max_new_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "seed": self.seed,
+            "stop": [*self.stop, *([end] if end else [])] or None,
+            "speculate": self.speculate,
+        }
 
 
 @router.get("/")
@@ -29,3 +109,63 @@ async def rounds(asked: Asked, serving: Serving) -> EventSourceResponse:
     options = asked.options(serving.decoder.tokenizer)
     handle = await serving.admission.submit(asked.decoder_prompt(), observer=observer, **options)
     return stream_response(RoundEvents(handle, observer))
+
+
+class RoundEvents:
+    """The rounds of a text while it is written.
+
+    A `round` has new text, the tree of the round and the time so far; `end` has the figures of the text, and `error`
+    what a failed request's reply has. Texts of tokens are sent once: `strings` has those that are new in a round.
+
+    Args:
+        handle: the handle of the text; it is cancelled where nobody reads to the end.
+        observer: the observer of its rounds.
+    """
+
+    def __init__(self, handle: Handle, observer: TracingObserver) -> None:
+        self._handle, self._observer = handle, observer
+        self._strings: dict[str, int] = {}
+
+    async def __aiter__(self) -> AsyncIterator[JSONServerSentEvent]:
+        try:
+            async for chunk in self._handle:
+                yield JSONServerSentEvent(self._round(chunk), event="round")
+            yield JSONServerSentEvent(self._end(), event="end")
+        except Exception as error:
+            yield JSONServerSentEvent(as_server_error(error).body, event="error")
+        finally:
+            self._handle.cancel()
+
+    def _round(self, chunk: Chunk) -> dict[str, Any]:
+        """A round, or the text that a cancelled request had held back."""
+        added = {"text": _pieces(chunk), "seconds": _decoding_seconds(self._handle.metrics)}
+        served = self._observer.take() if chunk.tokens else None
+        if served is None:
+            return added
+        known = len(self._strings)
+        packed = pack_round(served.traced, self._strings)
+        return added | {
+            "round": packed,
+            "strings": list(islice(self._strings, known, None)),
+            "passes": served.cost.draft_passes,
+            "reason": served.reason,
+        }
+
+    def _end(self) -> dict[str, Any]:
+        whole = self._handle.result()
+        summary = whole.metrics.summary()
+        figures = {name: summary[name] for name in FIGURES}
+        return {"finish": whole.finish_reason, "figures": figures}
+
+
+def _pieces(chunk: Chunk) -> list[tuple[str, bool]]:
+    """The new text in pieces, each with whether the drafter proposed it."""
+    characters: Iterable[tuple[str, bool]] = zip(chunk.text, chunk.drafted_text, strict=True)
+    return [
+        ("".join(character for character, _ in piece), drafted)
+        for drafted, piece in groupby(characters, key=lambda each: each[1])
+    ]
+
+
+def _decoding_seconds(metrics: Metrics) -> float:
+    return round(metrics.seconds - metrics.prefill_seconds, 5)

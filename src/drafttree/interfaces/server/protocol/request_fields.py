@@ -1,12 +1,123 @@
-"""The fields that chat and completion requests share: how tokens are chosen, where a text ends, how it is sent."""
+"""What the requests have in common: how tokens are chosen, where a text ends, what form it has, how it is sent.
+
+Unknown fields, other types and numbers that are none are refused.
+"""
 
 import re
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError, core_schema
 
-from drafttree.interfaces.server.protocol.request_model import NotServed, RequestModel, mistake
-from drafttree.interfaces.server.protocol.structured_outputs import StructuredOutputs
+from drafttree.constraints.refusals import Refused
+
+
+class RequestModel(BaseModel):
+    """A part of a request."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+
+def mistake(kind: str, message: str) -> PydanticCustomError:
+    """The error for a value that is wrong in a way of ours; its message may have braces."""
+    return PydanticCustomError(kind, "{message}", {"message": message})  # pyright: ignore[reportArgumentType]
+
+
+@dataclass(frozen=True)
+class NotServed:
+    """Marks a field of OpenAI's or vLLM's that is refused by name, unless its value asks for nothing.
+
+    Attributes:
+        advice: what to do instead.
+        neutral: values besides None and False that ask for nothing.
+    """
+
+    advice: str
+    neutral: tuple[Any, ...] = ()
+
+    def check(self, value: object) -> None:
+        """Refuse a value that asks for something."""
+        if value not in ([], {}) and not Refused(self.advice, self.neutral).accepts(value):
+            raise mistake("not_served", f"this is not served; {self.advice}")
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {"enum": [None, False, *self.neutral], "description": f"Not served: {self.advice}."}
+
+
+Schema = dict[str, Any]
+"""A JSON schema."""
+NAME = r"^[a-zA-Z0-9_-]{1,64}$"
+
+
+class TextFormat(RequestModel):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(RequestModel):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchema(RequestModel):
+    """A schema and its name, which has no effect on the reply."""
+
+    name: Annotated[str, Field(pattern=NAME)]
+    body: Annotated[Schema, Field(alias="schema")]
+    description: str | None = None
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(RequestModel):
+    """JSON that conforms to a schema; it does so whether or not it is to be strict."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+
+
+class StructuredOutputs(RequestModel):
+    """One form that the whole reply must have.
+
+    Attributes:
+        json_schema: named `json` in requests.
+        regex: matches the whole reply.
+        choice: the replies there may be.
+        grammar: EBNF in GBNF syntax.
+        json_object: True for any JSON object.
+    """
+
+    json_schema: Annotated[Schema | str | None, Field(alias="json")] = None
+    regex: str | None = None
+    choice: Annotated[list[str], Field(min_length=1)] | None = None
+    grammar: str | None = None
+    json_object: Literal[True] | None = None
+
+    @model_validator(mode="after")
+    def _check_one(self) -> "StructuredOutputs":
+        if sum(value is not None for _, value in self) != 1:
+            raise mistake("one_form", "give exactly one of json, regex, choice, grammar and json_object")
+        return self
+
 
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20

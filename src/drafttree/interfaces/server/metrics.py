@@ -1,0 +1,174 @@
+"""The metrics of a server: what its engine counts, as Prometheus reads it, and the times of the texts.
+
+The names are vLLM's, under `drafttree:`.
+"""
+
+import re
+import time
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from drafttree.engine.batching import Engine, EngineMetrics, Handle
+
+PREFIX = "drafttree:"
+COUNTERS = {
+    "spec_decode_num_drafts": ("drafts", "Draft trees that were verified."),
+    "spec_decode_num_draft_tokens": ("drafted", "Drafted tokens that were verified."),
+    "spec_decode_num_accepted_tokens": ("accepted", "Drafted tokens that became part of a text."),
+    "prompt_tokens": ("prompt_tokens", "Tokens of prompts behind which a text has begun."),
+    "prefix_cache_queries": ("prompt_tokens", "Tokens of prompts that were looked for in the prefix cache."),
+    "prefix_cache_hits": ("reused_tokens", "Of them, those that an earlier text had left there."),
+    "generation_tokens": ("tokens", "Tokens that were generated."),
+    "num_preemptions": ("preempted", "Requests that had to be read again, since memory ran out."),
+    "drafter_failures": ("drafter_failures", "Rounds that went on without drafts, since the drafter failed."),
+}
+"""By name: the attribute of `EngineMetrics`, and what it is."""
+GAUGES = {
+    "num_requests_running": ("running", "Requests that run."),
+    "num_requests_waiting": ("waiting", "Requests that wait."),
+    "predicted_gain": ("predicted_gain", "Speed of drafting over plain rounds, by costs and calibration."),
+    "measured_gain": ("measured_gain", "The same, as measured in recent rounds."),
+}
+"""Likewise; what is None is left out."""
+FIRST_TOKEN = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160)
+NEXT_TOKEN = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
+WHOLE_TEXT = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
+"""Upper ends of the buckets of the histograms, in seconds."""
+WRITTEN = ("stop", "length")
+"""The finish reasons of texts that were written to their end; the others are vLLM's "abort"."""
+
+
+class ServerMetrics:
+    """The metrics of one server.
+
+    Args:
+        engine: writes its texts.
+        model_name: the label of every metric.
+
+    Attributes:
+        registry: the registry of all of them.
+    """
+
+    def __init__(self, engine: Engine, model_name: str) -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(EngineCollector(engine, {"model_name": model_name}))
+        ProcessCollector(registry=self.registry)
+        self._model_name = model_name
+        self._first_token = self._seconds("time_to_first_token_seconds", "Until a text's first token.", FIRST_TOKEN)
+        self._next_token = self._seconds(
+            "inter_token_latency_seconds", "From token to token, those of a round being even.", NEXT_TOKEN
+        )
+        self._whole_text = self._seconds("e2e_request_latency_seconds", "Until the end of a text.", WHOLE_TEXT)
+        labels = ("model_name", "finished_reason")
+        self._ended = Counter(f"{PREFIX}request_success", "Texts that have ended.", labels, registry=self.registry)
+
+    def watch(self, handle: Handle, begun: float) -> None:
+        """Measure a text.
+
+        Args:
+            handle: the handle of it.
+            begun: when it was asked for, by `time.perf_counter`.
+        """
+        handle.listen(_Watch(self, handle, begun).look)
+
+    def see_round(self, tokens: int, seconds: float, *, first: bool) -> None:
+        """Count the tokens that a round has added after so many seconds."""
+        if first:
+            self._first_token.observe(seconds)
+            return
+        for _ in range(tokens):
+            self._next_token.observe(seconds / tokens)
+
+    def see_end(self, reason: str, seconds: float) -> None:
+        """Count a text that has ended."""
+        self._ended.labels(self._model_name, reason).inc()
+        self._whole_text.observe(seconds)
+
+    def _seconds(self, name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
+        histogram = Histogram(PREFIX + name, what, ("model_name",), buckets=buckets, registry=self.registry)
+        return histogram.labels(self._model_name)
+
+
+class EngineCollector(Collector):
+    """Reads an engine whenever the metrics are asked for.
+
+    Args:
+        engine: the engine that is read.
+        labels: labels of every metric.
+    """
+
+    def __init__(self, engine: Engine, labels: dict[str, str]) -> None:
+        self._engine, self._names, self._values = engine, [*labels], [*labels.values()]
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics as they are now."""
+        metrics = self._engine.metrics
+        for name, (attribute, help_) in COUNTERS.items():
+            counter = CounterMetricFamily(PREFIX + name, help_, labels=self._names)
+            counter.add_metric(self._values, getattr(metrics, attribute))
+            yield counter
+        for name, (attribute, help_) in GAUGES.items():
+            yield self._gauge(name, help_, getattr(metrics, attribute))
+        yield self._gauge("kv_cache_usage_perc", "Rows of the KV cache in use, 1 is all.", self._engine.kv_cache_usage)
+        budget = metrics.latest.drafted if metrics.latest else None
+        yield self._gauge("draft_budget", "Drafted tokens of the latest round: k, over all requests.", budget)
+        yield self._accepted_by_position(metrics)
+        yield self._drafting_off(metrics.drafting_off)
+
+    def _gauge(self, name: str, help_: str, value: float | None) -> Metric:
+        gauge = GaugeMetricFamily(PREFIX + name, help_, labels=self._names)
+        if value is not None:
+            gauge.add_metric(self._values, value)
+        return gauge
+
+    def _accepted_by_position(self, metrics: EngineMetrics) -> Metric:
+        help_ = "Drafted tokens that became part of a text, by their level in the tree."
+        name = f"{PREFIX}spec_decode_num_accepted_tokens_per_pos"
+        counter = CounterMetricFamily(name, help_, labels=[*self._names, "position"])
+        for position, count in enumerate(metrics.accepted_by_position):
+            counter.add_metric([*self._values, str(position)], count)
+        return counter
+
+    def _drafting_off(self, reason: str | None) -> Metric:
+        help_ = "1 where the latest round drafted nothing, with the reason."
+        gauge = GaugeMetricFamily(f"{PREFIX}drafting_off", help_, labels=[*self._names, "reason"])
+        gauge.add_metric([*self._values, _kind(reason or "")], float(reason is not None))
+        return gauge
+
+
+class _Watch:
+    """Looks at one text.
+
+    Args:
+        metrics: are told.
+        handle: the handle of the text.
+        begun: when it was asked for.
+    """
+
+    def __init__(self, metrics: ServerMetrics, handle: Handle, begun: float) -> None:
+        self._metrics, self._handle, self._begun = metrics, handle, begun
+        self._last, self._seen, self._ended = begun, 0, False
+
+    def look(self) -> None:
+        """Note what is new."""
+        now, rounds = time.perf_counter(), self._handle.metrics.rounds
+        for turn in rounds[self._seen :]:
+            self._metrics.see_round(turn.committed, now - self._last, first=not self._seen)
+            self._seen, self._last = self._seen + 1, now
+        if self._handle.done and not self._ended:
+            self._ended = True
+            self._metrics.see_end(self._reason(), now - self._begun)
+
+    def _reason(self) -> str:
+        if self._handle.error:
+            return "error"
+        reason = self._handle.result(0).finish_reason
+        return reason if reason in WRITTEN else "abort"
+
+
+def _kind(reason: str) -> str:
+    """A reason without its figures and details, so that there are few different ones."""
+    return re.sub(r"[0-9]+(\.[0-9]+)?", "N", reason.partition(":")[0])
