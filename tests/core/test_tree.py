@@ -102,6 +102,11 @@ def test_best_keeps_the_distributions_of_the_nodes_that_stay():
     assert {node: row.tolist() for node, row in cut.draft_probs.items()} == {0: [0.0, 0.0], 1: [2.0, 2.0]}
 
 
+def test_of_children_with_the_same_token_the_first_is_found():
+    tree = DraftTree([5, 7, 6, 7], [-1, 0, 0, 0], [0.0, -1.0, -1.0, -1.0], [math.inf, 3.0, 2.0, 1.0], 3)
+    assert (tree.child(0, 7), tree.child(0, 6), tree.child(0, 8)) == (1, 2, None)
+
+
 def test_a_lone_root_is_a_tree_of_one_node_and_no_levels():
     tree = DraftTree.rooted(7)
     assert (tree.size, tree.levels, tree.is_chain) == (1, 0, True)

@@ -119,7 +119,7 @@ class CostCurve:
         Args:
             nodes: number of nodes of its tree, the root included.
             widths: widths of the frontiers that were drafted from, the root's first; empty for a round without drafts.
-            source: the source which model of the drafter drafted.
+            source: which model of the drafter drafted.
         """
         if not widths:
             return self.target.at(nodes) + self.plain_overhead

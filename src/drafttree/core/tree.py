@@ -42,10 +42,10 @@ class DraftTree:
         scores: per node, what the policy ranked it by, infinite for the root.
         levels: the number of drafted levels; no node is deeper.
         proposal: how children were chosen.
-        draft_probs: the draft probs, by expanded node, `[vocab]` the distribution its children were drawn from; empty
+        draft_probs: by expanded node, `[vocab]` the distribution its children were drawn from; empty
             for top-k trees.
         widths: widths of the frontiers that the drafter was asked about, the root's first; empty if it was not asked.
-        source: the source which model of the drafter drafted, 0 unless it has several.
+        source: which model of the drafter drafted, 0 unless it has several.
     """
 
     tokens: Sequence[int]
@@ -190,7 +190,7 @@ class Layer:
         score: the policy's, which gives `scores`.
         labels: `[batch, frontier]` what the policy's `label` gave the frontier nodes, or None.
         states: per sequence, what the policy has learned of its text; empty for a policy that learns nothing.
-        source: the source which model of the drafter drafts, 0 unless it has several.
+        source: which model of the drafter drafts, 0 unless it has several.
     """
 
     logprobs: Array

@@ -22,7 +22,7 @@ class GrowingTree:
         path_logprobs: as in `DraftTree`.
         scores: as in `DraftTree`.
         widths: widths of the frontiers so far.
-        probs: the probs, by node, the distribution its children were drawn from.
+        probs: by node, the distribution its children were drawn from.
         first: the first node of the newest level.
         frontier: the nodes that are expanded next.
         levels: levels so far.

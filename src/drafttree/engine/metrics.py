@@ -32,7 +32,7 @@ class Round:
         commit_seconds: keeping cache rows and telling drafter and policy.
         text_seconds: turning committed tokens into text.
         widths: widths of the frontiers the drafter was asked about, the root's first; empty if it was not asked.
-        source: the source which model of the drafter drafted, 0 unless it has several.
+        source: which model of the drafter drafted, 0 unless it has several.
         ranks: ranks of the accepted nodes among their siblings, from the first level down: 1 for the one the drafter
             thinks likeliest, in drawn trees for the one drawn first.
     """

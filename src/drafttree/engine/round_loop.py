@@ -53,7 +53,7 @@ class DraftGroup(NamedTuple):
     """Requests whose trees grow together.
 
     Attributes:
-        source: the source which model of the drafter drafts for them.
+        source: which model of the drafter drafts for them.
         places: places of the requests among those of the round.
         requests: requests with the same policy and kind of verifier.
         sessions: sessions that draft for them, all of one class.

@@ -83,7 +83,7 @@ def grow(
         vocab: the vocab of the target; columns beyond it count among the probabilities and are never drafted. None for
             no such.
         gate: leaves out nodes that the policy would expand.
-        source: the source which model of the drafter drafts.
+        source: which model of the drafter drafts.
 
     Returns:
         The trees to verify, at most `policy.budget` nodes each.

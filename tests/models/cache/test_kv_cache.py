@@ -67,11 +67,12 @@ def test_commit_moves_the_accepted_rows_behind_the_prefix():
     assert torch.equal(contents(cache), torch.cat((prefix, tree[..., [0, 2, 5], :]), -2))
 
 
-def test_commit_orders_rows_as_asked():
+@pytest.mark.parametrize("rows", [[3, 0, 1], [2]])
+def test_commit_orders_rows_as_asked(rows):
     cache = TreeCache(LAYOUT, capacity=8)
     tree = store(cache, 4, 0)
-    cache.commit([3, 0, 1])
-    assert torch.equal(contents(cache), tree[..., [3, 0, 1], :])
+    cache.commit(rows)
+    assert torch.equal(contents(cache), tree[..., rows, :])
 
 
 @pytest.mark.parametrize("rows", [range(3), [0, 1, 2], [0], []])

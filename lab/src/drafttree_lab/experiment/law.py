@@ -60,7 +60,7 @@ class LawBench:
         draft_bytes: bytes that a draft pass over one node reads; 0 where the drafter is no language model.
         context: tokens before the passes that were timed.
         passes: median seconds of a target pass by number of nodes.
-        contexts: the contexts, by tokens before them, the same of passes over 1 and 16 nodes.
+        contexts: by the tokens before them, seconds of passes over 1 and 16 nodes.
         bench: plain decoding, policies and peers over the prompts.
     """
 
