@@ -51,21 +51,21 @@ fuzz: .venv/.developing
 # Random requests to an engine for so many minutes: every text is compared with its text alone, and memory is watched.
 soak: MINUTES := 15
 soak: .venv/.developing
-	SOAK_MINUTES=$(MINUTES) $(BIN)/python -m pytest -m slow -s tests/engine/batching/test_soak.py
+	SOAK_MINUTES=$(MINUTES) $(BIN)/python -m pytest -m slow -s lab/tests/load/test_soak.py
 
 # The same over HTTP, with clients that go away and clients that send nonsense.
 server-soak: MINUTES := 15
 server-soak: .venv/.developing
-	SERVER_SOAK_MINUTES=$(MINUTES) $(BIN)/python -m pytest -m slow -s tests/interfaces/server/test_load.py -k while
+	SERVER_SOAK_MINUTES=$(MINUTES) $(BIN)/python -m pytest -m slow -s lab/tests/load/test_server_load.py -k while
 
 server-load: REQUESTS := 1000
 server-load: .venv/.developing
-	SERVER_LOAD_REQUESTS=$(REQUESTS) $(BIN)/python -m pytest -m slow -s tests/interfaces/server/test_load.py -k mixed
+	SERVER_LOAD_REQUESTS=$(REQUESTS) $(BIN)/python -m pytest -m slow -s lab/tests/load/test_server_load.py -k mixed
 
 # Requests that are made from the server's own OpenAPI description.
 server-fuzz: MINUTES := 10
 server-fuzz: .venv/.developing
-	SERVER_FUZZ_MINUTES=$(MINUTES) $(BIN)/python -m pytest -m slow -s tests/interfaces/server/test_fuzz.py
+	SERVER_FUZZ_MINUTES=$(MINUTES) $(BIN)/python -m pytest -m slow -s lab/tests/load/test_server_fuzz.py
 
 # locust's report of a server under load with drafts and without, by turns: 16 users for a minute each.
 server-locust: DRAFTERS := auto none auto none
@@ -81,7 +81,7 @@ server-locust: .venv/.locust
 # Two workers behind NVIDIA Dynamo's frontend on this machine, one killed with 8 streams open: their texts are compared
 # with those of undisturbed streams, and the longest gap is told. Dynamo's packages hold pydantic at 2.13.
 fleet: .venv/.fleet
-	$(BIN)/python -m pytest -m slow -s tests/interfaces/dynamo/test_fleet.py
+	$(BIN)/python -m pytest -m slow -s lab/tests/load/test_fleet.py
 
 check: .venv/.developing
 	$(BIN)/ruff check .

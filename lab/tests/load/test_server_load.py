@@ -12,8 +12,8 @@ from drafttree.policies import Talon
 from helpers.batches import TOKENIZER
 from helpers.held_server import wait_until
 from helpers.live_server import serving
-from helpers.server_load import LEAVING, MALFORMED, ServerLoad, bodies
 from helpers.toy import Table, ToyDrafter, ToyModel
+from lab_helpers.server_load import LEAVING, MALFORMED, ServerLoad, bodies
 
 REQUESTS = int(os.environ.get("SERVER_LOAD_REQUESTS", "1000"))
 MINUTES = float(os.environ.get("SERVER_SOAK_MINUTES", "0.5"))

@@ -11,7 +11,7 @@ from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.policies import Talon
 from helpers import random_cases
 from helpers.batches import TOKENIZER, mixed_requests
-from helpers.soak import Soak
+from lab_helpers.soak import Soak
 
 MINUTES = float(os.environ.get("SOAK_MINUTES", "1"))
 GROWTH = 12e6

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from helpers.dynamo import INSTALLED
-from helpers.fleet import Fleet, Streamed, stream_all
+from lab_helpers.fleet import Fleet, Streamed, stream_all
 
 OPENINGS = ("Once upon a time", "The old man looked at the sea", "She opened the letter and", "It was a dark night")
 REQUESTS = [

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from helpers.soak import resident_bytes
+from lab_helpers.soak import resident_bytes
 
 COMPLETIONS = "/v1/completions"
 LEAVING, MALFORMED = 0.1, 0.05
