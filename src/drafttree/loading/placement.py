@@ -38,7 +38,7 @@ def find_placement(
 ) -> tuple[torch.device, torch.dtype]:
     """The device and dtype to load with, which are a loaded target's own.
 
-    With int8 weights "auto" is bfloat16, in which torch multiplies them as they are.
+    With int8 weights "auto" is bfloat16, since all weights are read in that dtype before they are rounded.
 
     Raises:
         ConfigError: there are none of that name, or a loaded target has others.

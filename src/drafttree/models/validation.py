@@ -13,7 +13,7 @@ from drafttree.models.attention.varlen_attention import find_varlen_attention
 from drafttree.models.base import Backend
 from drafttree.models.exact_text import ExactTextBackend, has_uniform_rows
 from drafttree.models.fused.fused_backend import FusedBackend, is_supported
-from drafttree.models.fused.int8_linear import Int8Linear
+from drafttree.models.fused.int8_linear import Int8Linear, unrounded_activations
 from drafttree.models.module.fingerprint import SelectedBackend
 from drafttree.models.module.long_rope import context_limit
 from drafttree.models.module.module_backend import ModuleBackend, restore_attention
@@ -113,6 +113,7 @@ def _own_sums(module: PreTrainedModel) -> str | None:
     return None
 
 
+@unrounded_activations()
 def _trusted_fused(
     module: PreTrainedModel, own: Reference, allowed: float, uniform: bool = False
 ) -> FusedBackend | None:
@@ -151,6 +152,7 @@ class _Kept:
         return type(None), ()
 
 
+@unrounded_activations()
 def _verify(module: PreTrainedModel) -> tuple[ModuleBackend, Reference]:
     """The module's backend and its own logits, which its tree pass has given too; a refused module is released."""
     check_module(module)
@@ -195,6 +197,7 @@ def _repeats(recorded: RecordedBackend, own: Reference, allowed: float) -> bool:
     return _gap(recorded, own) <= allowed
 
 
+@unrounded_activations()
 def _allowed_for_fused(module: PreTrainedModel, backend: ModuleBackend, own: Reference) -> float:
     """The largest gap that rounding explains between fused layers and their module."""
     if module.dtype in FUSED_TOLERANCE:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from drafttree.models.fused.int8_linear import Int8Linear, int8_product
+from drafttree.models.fused.int8_linear import Int8Linear, int8_product, join
 from drafttree.models.module.fingerprint import samples, version
 
 PACKED_FROM = 1 << 19
@@ -68,24 +68,25 @@ class FusedInt8Linear:
     """One or several `Int8Linear` layers of one input as one product.
 
     Args:
-        quantized: int8 `[out, in]`.
-        scale: `[out]`.
-        bias: `[out]`.
+        layers: the layers, which share a weight from then on.
 
     Attributes:
         width: number of outputs.
-        packed_nbytes: 0, since there is no packed copy.
+        packed_nbytes: 0, since there is no other copy of the weight.
     """
 
     packed_nbytes = 0
 
-    def __init__(self, quantized: Tensor, scale: Tensor, bias: Tensor | None) -> None:
-        self._weight = quantized, scale, bias
-        self.width = len(quantized)
+    def __init__(self, layers: list[Int8Linear]) -> None:
+        self._quantized, self._scale = join(layers)
+        biases = [layer.bias for layer in layers if layer.bias is not None]
+        self._bias = _join([*biases]) if biases else None
+        self.width = len(self._scale)
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[rows, in]` to `[rows, out]`."""
-        return int8_product(x, *self._weight)
+        product = int8_product(x, self._quantized, self._scale)
+        return product if self._bias is None else product.add_(self._bias)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """The product of `x` added to a residual `[rows, out]`."""
@@ -97,11 +98,9 @@ FusedProduct = FusedLinear | FusedInt8Linear
 
 def fuse(*layers: Any, uniform: bool = False) -> FusedProduct:
     """Linear layers of one input as one product; their own weights become views of the fused one."""
-    bias = _join([layer.bias for layer in layers]) if layers[0].bias is not None else None
     if isinstance(layers[0], Int8Linear):
-        return FusedInt8Linear(
-            _join([layer.quantized for layer in layers]), _join([layer.scale for layer in layers]), bias
-        )
+        return FusedInt8Linear([*layers])
+    bias = _join([layer.bias for layer in layers]) if layers[0].bias is not None else None
     return FusedLinear(_join([layer.weight for layer in layers]), bias, uniform)
 
 

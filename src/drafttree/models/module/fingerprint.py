@@ -57,7 +57,12 @@ class Fingerprint:
         self._hooks = [table for part in self._parts for table in (part._forward_pre_hooks, part._forward_hooks)]
         self._hooks += [global_hooks._global_forward_pre_hooks, global_hooks._global_forward_hooks]
         self._members = self._read_members()
-        tensors = [tensor for part in self._parts for tensor in _saved_tensors(part) if is_plain(tensor)]
+        tensors = [
+            tensor
+            for part in self._parts
+            for tensor in _saved_tensors(part)
+            if is_plain(tensor) and not tensor.is_mkldnn
+        ]
         self._tensors = tensors
         self._versioned = [tensor for tensor in tensors if version(tensor) is not None]
         self._state = self._read_state()

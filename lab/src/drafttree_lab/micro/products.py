@@ -1,0 +1,134 @@
+"""The time of a linear layer's product by dtype and rows, and of whole passes, whose weights are read from memory."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor, nn
+
+from drafttree.engine.costs.pass_times import time_passes
+from drafttree.evaluation.by_turns import by_turns
+from drafttree.evaluation.inflation import load_inflated
+from drafttree.models.fused.fused_linear import FusedProduct, fuse, multiplies_bfloat16_fast
+from drafttree.models.fused.int8_linear import Int8Linear, multiplies_bytes
+from drafttree_lab.experiment.law import copy_bandwidth
+
+INPUTS, OUTPUTS = 1024, 5888
+"""Sizes of the product: the first half of the MLP of a model of 300 M parameters."""
+LAYERS = 24
+"""Weights that take turns, so that none is in a cache when it is read again."""
+ROWS = (1, 4, 8, 16, 32, 64)
+CONTEXT = 256
+"""Tokens before the passes."""
+KINDS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.float32}
+"""The kinds of weights, and the dtype of what they are multiplied with."""
+
+
+@dataclass(frozen=True)
+class ProductTimes:
+    """One kind of weights; medians in seconds by rows.
+
+    Attributes:
+        kind: "float32", "bfloat16" or "int8".
+        weight_bytes: the bytes of a product's weight.
+        product: the seconds of a product.
+        passes: the seconds of a pass over the whole model, None where it was not asked for.
+    """
+
+    kind: str
+    weight_bytes: int
+    product: dict[int, float]
+    passes: dict[int, float] | None
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes of weights per second in products over one row."""
+        return self.weight_bytes / self.product[min(self.product)]
+
+
+@dataclass(frozen=True)
+class ProductBench:
+    """All measurements.
+
+    Attributes:
+        rows: one for each kind of weights.
+        copy: bytes per second, read and written, of a large copy.
+        threads: the threads of the CPU.
+        shape: the model of the passes, None without passes.
+        multiplies_bfloat16: whether the CPU has instructions for bfloat16.
+        multiplies_bytes: whether it has instructions for bytes.
+    """
+
+    rows: list[ProductTimes]
+    copy: float
+    threads: int
+    shape: str | None
+    multiplies_bfloat16: bool
+    multiplies_bytes: bool
+
+    def summary(self) -> dict[str, object]:
+        """Every figure, for JSON."""
+        return {**asdict(self), "bandwidth": {row.kind: row.bandwidth for row in self.rows}}
+
+
+@torch.inference_mode()
+def bench_products(
+    *,
+    shape: str | None = "300m",
+    rows: Sequence[int] = ROWS,
+    repeats: int = 7,
+    progress: Callable[[str], None] = lambda _: None,
+) -> ProductBench:
+    """Time products and passes on the CPU, the kinds of weights by turns.
+
+    Args:
+        shape: to which the embedded target is inflated for whole passes; None for products alone.
+        rows: rows of the products, and nodes of the passes.
+        repeats: times everything is run, after once that is not counted.
+        progress: called after every turn of a kind with its name.
+    """
+    torch.manual_seed(0)
+    layers = {kind: [_layer(kind) for _ in range(LAYERS)] for kind in KINDS}
+    times: dict[str, dict[int, list[float]]] = {kind: {count: [] for count in rows} for kind in KINDS}
+    for _, kind in by_turns([*KINDS], 1 + repeats):
+        for count in rows:
+            times[kind][count].append(_seconds(layers[kind], torch.randn(count, INPUTS).to(KINDS[kind])))
+        progress(kind)
+    sizes = {kind: OUTPUTS * INPUTS * {"float32": 4, "bfloat16": 2, "int8": 1}[kind] for kind in KINDS}
+    return ProductBench(
+        rows=[
+            ProductTimes(
+                kind,
+                sizes[kind],
+                {count: statistics.median(own[1:]) for count, own in times[kind].items()},
+                _passes(kind, shape, rows, repeats) if shape else None,
+            )
+            for kind in KINDS
+        ],
+        copy=copy_bandwidth(torch.device("cpu")),
+        threads=torch.get_num_threads(),
+        shape=shape,
+        multiplies_bfloat16=multiplies_bfloat16_fast(torch.device("cpu")),
+        multiplies_bytes=multiplies_bytes(),
+    )
+
+
+def _layer(kind: str) -> FusedProduct:
+    layer = nn.Linear(INPUTS, OUTPUTS, bias=False).to(KINDS[kind])
+    return fuse(Int8Linear(layer) if kind == "int8" else layer)
+
+
+def _seconds(layers: Sequence[FusedProduct], x: Tensor) -> float:
+    """Mean seconds of a product, over all weights."""
+    begun = time.perf_counter()
+    for layer in layers:
+        layer(x)
+    return (time.perf_counter() - begun) / len(layers)
+
+
+def _passes(kind: str, shape: str, rows: Sequence[int], repeats: int) -> dict[int, float]:
+    quantize, dtype = ("int8", "float32") if kind == "int8" else (None, kind)
+    decoder = load_inflated("embedded", "none", shape, dtype, "cpu", quantize)
+    return time_passes(decoder.target, rows, CONTEXT, repeats)
