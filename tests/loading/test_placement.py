@@ -30,7 +30,8 @@ def timed(monkeypatch, tmp_path):
             calls.append((dtype, shapes))
 
         def seconds(self, rows):
-            return seconds[self.dtype]
+            found = seconds[self.dtype]
+            return found if isinstance(found, float) else found[rows]
 
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
     monkeypatch.setattr(placement, "_Products", Products)
@@ -43,16 +44,32 @@ def test_auto_is_the_faster_one_and_told(faster, timed, folder, caplog):
     timed.seconds[faster] = 0.5
     with caplog.at_level(logging.INFO, "drafttree"):
         assert placement.find_placement(str(folder), "auto", "cpu") == (CPU, faster)
-    assert f"dtype: {str(faster).removeprefix('torch.')} (its products take float32" in caplog.text
+    assert f"dtype: {str(faster).removeprefix('torch.')} (products, rows = 1: float32" in caplog.text
     assert f", {str(faster).removeprefix('torch.')}, cpu" in repr(load(str(folder), "none").target)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "policy", "expected"),
+    [
+        ("none", "talon", torch.bfloat16),
+        ("lookup", "chain:depth=5", torch.bfloat16),
+        ("lookup", "chain:depth=9", torch.float32),
+        ("lookup", "talon:budget=16", torch.float32),
+        ("lookup", "talon:budget=60", torch.bfloat16),
+    ],
+)
+def test_auto_is_the_faster_one_for_the_trees_of_the_policy(drafter, policy, expected, timed, folder):
+    timed.seconds[torch.bfloat16] = {1: 1.0, 8: 1.9, 16: 2.1, 32: 1.0}
+    assert load(str(folder), drafter, policy).target.dtype == expected
 
 
 def test_what_was_measured_is_kept_for_the_same_shapes(timed):
     first = placement.measured_times(SHAPES)
-    assert first == {"float32": 4.0, "bfloat16": 2.0}
+    rows = ("1", "8", "16", "32")
+    assert first == {"float32": dict.fromkeys(rows, 2.0), "bfloat16": dict.fromkeys(rows, 1.0)}
     timed.seconds[torch.float32] = 0.1
     assert placement.measured_times(SHAPES) == first
-    assert placement.measured_times(SHAPES[:1]) == {"float32": 0.2, "bfloat16": 2.0}
+    assert placement.measured_times(SHAPES[:1])["float32"] == dict.fromkeys(rows, 0.1)
     assert len(timed.calls) == 4
 
 
@@ -92,4 +109,4 @@ def test_products_of_both_dtypes_are_timed():
     times, rounds = placement._measure(SHAPES)
     assert rounds >= 2
     assert times.keys() == {"float32", "bfloat16"}
-    assert all(0 < seconds < float("inf") for seconds in times.values())
+    assert all(0 < seconds < float("inf") for own in times.values() for seconds in own.values())

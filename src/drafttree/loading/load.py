@@ -109,7 +109,8 @@ def load(
     check_sharding(tensor_parallel_size, target, unserved)
     if tensor_parallel_size > 1:  # the faster dtype is measured, and processes might measure different ones
         dtype = find_dtype(dtype, find_device(device))
-    on, kind = find_placement(target, dtype, device, quantize)
+    nodes = 1 if drafter in (None, "none") else chosen_policy.most_nodes
+    on, kind = find_placement(target, dtype, device, quantize, nodes)
     if isinstance(drafter, str) and drafter == "auto":
         drafter, reason = choose_drafter(target)
         logger.log(logging.WARNING if drafter in LOOKUPS else logging.INFO, "drafter: %s (%s)", drafter, reason)

@@ -2,7 +2,8 @@
 
 Which of two dtypes multiplies a model's weights faster on a CPU is measured in a second and kept on disk. Instructions
 for bfloat16 are no promise: a small product takes longer to set up than to compute, and in bfloat16 longer than in
-float32, so small models are faster in float32 and large ones, which wait for memory, in bfloat16.
+float32, so small models are faster in float32 and large ones, which wait for memory, in bfloat16. Over many rows a
+product waits for the CPU, and without AMX float32 may be the faster again: the rows are those of the trees to be grown.
 """
 
 import logging
@@ -23,8 +24,8 @@ from drafttree.models.fused.fused_linear import FusedLinear, multiplies_bfloat16
 
 logger = logging.getLogger("drafttree")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-ROWS = (1, 8)
-"""Rows of the products that are measured: a pass of plain decoding, and one over a small tree."""
+ROWS = (1, 8, 16, 32)
+"""Rows of the products that are measured: a pass of plain decoding, and those over trees."""
 ELEMENTS = 1 << 25
 """Elements of the measured weights, the first of a model: more than fit a cache, and few enough to take no time."""
 ROUNDS = 6
@@ -34,9 +35,9 @@ Shape = tuple[int, int]
 
 
 def find_placement(
-    target: ModelSource, dtype: str | torch.dtype, device: str, quantize: str | None = None
+    target: ModelSource, dtype: str | torch.dtype, device: str, quantize: str | None = None, nodes: int = 1
 ) -> tuple[torch.device, torch.dtype]:
-    """The device and dtype to load with, which are a loaded target's own.
+    """The device and dtype to load with, which are a loaded target's own; "auto" is faster for passes over `nodes`.
 
     With int8 weights "auto" is bfloat16, since all weights are read in that dtype before they are rounded.
 
@@ -47,7 +48,7 @@ def find_placement(
         on = find_device(device)
         if dtype == "auto" and quantize:
             return on, torch.bfloat16
-        return on, _faster_dtype(target, on) if dtype == "auto" else find_dtype(dtype, on)
+        return on, _faster_dtype(target, on, nodes) if dtype == "auto" else find_dtype(dtype, on)
     on = input_device(target)
     if device != "auto" and find_device(device).type != on.type:
         raise ConfigError(f"the target is on {on}, not on {device!r}; move it there, or leave out device")
@@ -89,27 +90,28 @@ def find_dtype(name: str | torch.dtype, device: torch.device) -> torch.dtype:
     return DTYPES[name]
 
 
-def _faster_dtype(target: str | Path, device: torch.device) -> torch.dtype:
+def _faster_dtype(target: str | Path, device: torch.device, nodes: int) -> torch.dtype:
     """The dtype for "auto": of a CPU that has bfloat16 the one that multiplies faster, else that of `find_dtype`."""
     found = find_dtype("auto", device)
     if device.type != "cpu" or found == torch.float32:
         return found
     with suppress(Exception):  # a model that cannot be read is refused when it is loaded
-        times = measured_times(linear_shapes(target))
+        rows = next((rows for rows in ROWS if rows >= nodes), ROWS[-1])
+        times = {name: own[str(rows)] for name, own in measured_times(linear_shapes(target)).items()}
         found = DTYPES[min(times, key=times.__getitem__)]
         told = ", ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in times.items())
-        logger.info("dtype: %s (its products take %s)", str(found).removeprefix("torch."), told)
+        logger.info("dtype: %s (products, rows = %d: %s)", str(found).removeprefix("torch."), rows, told)
     return found
 
 
-def measured_times(shapes: Sequence[Shape]) -> dict[str, float]:
-    """Seconds of products with weights of these shapes, by dtype; measured once a machine and number of threads.
+def measured_times(shapes: Sequence[Shape]) -> dict[str, dict[str, float]]:
+    """Seconds of products with weights of these shapes, by dtype and rows; measured once a machine and threads.
 
     Args:
         shapes: `(out, in)`.
     """
     shapes = _first(shapes)
-    cache, key = DiskCache("dtype"), f"{machine(torch.device('cpu'))} {torch.__version__} {shapes}"
+    cache, key = DiskCache("dtype"), f"{machine(torch.device('cpu'))} {torch.__version__} {ROWS} {shapes}"
     if times := cache.get(key):
         return times
     times, rounds = _measure(shapes)
@@ -130,7 +132,7 @@ def _first(shapes: Sequence[Shape]) -> list[Shape]:
 
 
 @torch.inference_mode()
-def _measure(shapes: Sequence[Shape]) -> tuple[dict[str, float], int]:
+def _measure(shapes: Sequence[Shape]) -> tuple[dict[str, dict[str, float]], int]:
     """The fastest of a few rounds by turns, since a busy machine only makes them slower, and the number of rounds."""
     products = {"float32": _Products(shapes, torch.float32), "bfloat16": _Products(shapes, torch.bfloat16)}
     best = {(name, rows): float("inf") for name in products for rows in ROWS}
@@ -139,7 +141,7 @@ def _measure(shapes: Sequence[Shape]) -> tuple[dict[str, float], int]:
         for name, rows in best:
             best[name, rows] = min(best[name, rows], products[name].seconds(rows))
         rounds += 1
-    return {name: sum(best[name, rows] for rows in ROWS) for name in products}, rounds
+    return {name: {str(rows): best[name, rows] for rows in ROWS} for name in products}, rounds
 
 
 class _Products:
