@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from drafttree.core.machine_memory import MachineMemory
 from drafttree.models import TargetModel, select_backend
 from drafttree.models.fused import fused_linear
 from drafttree.models.fused.fused_linear import fuse, multiplies_bfloat16_fast
@@ -114,3 +115,18 @@ def test_on_cuda_emulated_bfloat16_is_not_fast(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **given: bool(asked.append(given)))
     assert not multiplies_bfloat16_fast(torch.device("cuda"))
     assert asked == [{"including_emulation": False}]
+
+
+def test_weights_are_left_as_they_are_where_memory_is_short(monkeypatch, caplog):
+    monkeypatch.setattr(fused_linear, "PACKED_FROM", 1)
+    monkeypatch.setattr(fused_linear, "machine_memory", lambda: MachineMemory(total=1000, free=100))
+    module = tiny.build("llama")
+    model = TargetModel(module, select_backend)
+    linear = [part.weight for part in module.modules() if type(part) is nn.Linear]
+    assert model.packed_nbytes == 0
+    size = sum(weight.nbytes for weight in linear) / 1e6
+    assert f"memory is short: {size:.1f} MB of weights have no packed copy" in caplog.text
+    fused = fuse(nn.Linear(24, 40))
+    assert fused.unpacked_nbytes == 4 * 24 * 40
+    monkeypatch.setattr(fused_linear, "machine_memory", lambda: MachineMemory(total=1000, free=100 + 4 * 24 * 40))
+    assert fuse(nn.Linear(24, 40)).packed_nbytes == 4 * 24 * 40

@@ -1,12 +1,12 @@
 """How many rows the KV caches of an engine may have together."""
 
 import math
-import os
 
 import torch
 
 from drafttree.core.counts import check_count
 from drafttree.core.errors import ContextError
+from drafttree.core.machine_memory import machine_memory
 from drafttree.models import Model
 
 SHARE = 0.5
@@ -70,7 +70,5 @@ def _memory(device: torch.device) -> int | None:
     """Bytes that are free on a GPU, or that the machine has; None where the system does not tell."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return None
+    memory = machine_memory()
+    return memory.total if memory else None

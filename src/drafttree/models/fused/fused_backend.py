@@ -6,6 +6,7 @@ the module's own: its parameters become views of them, and the module keeps work
 `drafttree.models.validation.select_backend` compares the two before it prefers this one.
 """
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ from drafttree.models.module.fingerprint import is_plain_module
 from drafttree.models.module.long_rope import ropes
 from drafttree.models.segment import Output, Segment, join, split, split_layers
 
+logger = logging.getLogger("drafttree")
 LLAMAS = {"gemma3_text", "granite", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3"}
 STATIC_ROPES = {"default", "linear", "llama3", "yarn"}
 
@@ -70,7 +72,14 @@ class FusedBackend:
         self._embedding_scale: float = getattr(config, "embedding_multiplier", 1.0)
         self._logits_divisor: float = getattr(config, "logits_scaling", 1.0)
         parts = [part for owner in (self, *self.layers) for part in vars(owner).values()]
-        self.packed_nbytes = sum(part.packed_nbytes for part in parts if isinstance(part, FusedProduct))
+        products = [part for part in parts if isinstance(part, FusedProduct)]
+        self.packed_nbytes = sum(product.packed_nbytes for product in products)
+        if unpacked := sum(product.unpacked_nbytes for product in products):
+            logger.warning(
+                "memory is short: %.1f MB of weights have no packed copy, and passes over several tokens take two or "
+                "three times as long; free some memory, or load the model in fewer bits (quantize='int8')",
+                unpacked / 1e6,
+            )
 
     def new_cache(self, capacity: int) -> TreeCache:
         return TreeCache(self.layout, capacity)

@@ -13,11 +13,14 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from drafttree.core.machine_memory import machine_memory
 from drafttree.models.fused.int8_linear import Int8Linear, int8_product, join
 from drafttree.models.module.fingerprint import samples, version
 
 PACKED_FROM = 1 << 19
 """Elements of a weight from which a packed copy pays on a CPU."""
+LEFT_FREE = 0.1
+"""The share of the machine's memory that packing leaves free."""
 PACKED_FOR = 8
 """Rows the packed copy is laid out for."""
 
@@ -40,15 +43,18 @@ class FusedLinear:
     Attributes:
         width: number of outputs.
         packed_nbytes: memory of the packed copy, 0 without.
+        unpacked_nbytes: memory of the weight where there was no room for a packed copy, else 0.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, uniform: bool = False) -> None:
         self._weight, self._bias = weight.t(), bias
         self.width = len(weight)
-        packed = _is_packable(weight) and (uniform or weight.numel() >= PACKED_FROM)
-        self._packed = _pack(weight) if packed else None
+        wanted = _is_packable(weight) and (uniform or weight.numel() >= PACKED_FROM)
+        self._packed = _pack(weight) if wanted else None
+        packed = self._packed is not None
         self._packed_rows = 1 if uniform or weight.dtype != torch.float32 else _float32_rows_to_pack_from()
         self.packed_nbytes = weight.nbytes if packed else 0
+        self.unpacked_nbytes = weight.nbytes if wanted and not packed else 0
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[rows, in]` to `[rows, out]`."""
@@ -73,9 +79,10 @@ class FusedInt8Linear:
     Attributes:
         width: number of outputs.
         packed_nbytes: 0, since there is no other copy of the weight.
+        unpacked_nbytes: 0 as well.
     """
 
-    packed_nbytes = 0
+    packed_nbytes = unpacked_nbytes = 0
 
     def __init__(self, layers: list[Int8Linear]) -> None:
         self._quantized, self._scale = join(layers)
@@ -137,10 +144,16 @@ def _is_packable(weight: Tensor) -> bool:
     return weight.dtype == torch.float32
 
 
-def _pack(weight: Tensor) -> Tensor:
-    """oneDNN's copy of a weight, made once for as long as the weight is unchanged, for a target and its head alike."""
+def _pack(weight: Tensor) -> Tensor | None:
+    """oneDNN's copy of a weight, made once for as long as the weight is unchanged, for a target and its head alike.
+
+    None where memory is short.
+    """
     stamp = (weight.data_ptr(), version(weight), torch.cat(samples(weight)).tolist())
     if weight not in _packed_copies or _packed_copies[weight][0] != stamp:
+        memory = machine_memory()
+        if memory and memory.free - weight.nbytes < LEFT_FREE * memory.total:
+            return None
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_FOR)
         _packed_copies[weight] = stamp, packed
     return _packed_copies[weight][1]

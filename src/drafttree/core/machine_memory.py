@@ -1,0 +1,55 @@
+"""The memory of the machine, or of the container that a process runs in."""
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+MEMINFO, CONTAINER = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
+
+
+class MachineMemory(NamedTuple):
+    """Bytes of memory.
+
+    Attributes:
+        total: bytes that the machine has, or that its container may use.
+        free: bytes that can still be had without swapping.
+    """
+
+    total: int
+    free: int
+
+
+def machine_memory() -> MachineMemory | None:
+    """The memory now; what is free is known on Linux alone, elsewhere it is taken to be all. None where unknown."""
+    try:
+        found = _linux_memory()
+    except (OSError, ValueError, KeyError, IndexError):
+        found = None
+    if found:
+        return found
+    try:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+    return MachineMemory(total, total)
+
+
+def _linux_memory() -> MachineMemory:
+    fields = {name: int(value.split()[0]) * 1024 for name, value in _lines(MEMINFO, ":")}
+    whole = MachineMemory(fields["MemTotal"], fields["MemAvailable"])
+    limit = _read(CONTAINER / "memory.max")
+    if limit in ("", "max"):
+        return whole
+    cached = dict(_lines(CONTAINER / "memory.stat", " "))["inactive_file"]
+    used = int(_read(CONTAINER / "memory.current")) - int(cached)
+    return MachineMemory(min(whole.total, int(limit)), min(whole.free, max(int(limit) - used, 0)))
+
+
+def _lines(path: Path, separator: str) -> list[tuple[str, str]]:
+    pairs = (line.partition(separator) for line in path.read_text().splitlines())
+    return [(name, value) for name, _, value in pairs if value.strip()]
+
+
+def _read(path: Path) -> str:
+    """A file of a container, empty where there is none."""
+    return path.read_text().strip() if path.exists() else ""
