@@ -52,6 +52,15 @@ def test_a_drafter_alone_may_be_quantised(folder):
     assert decoder.generate(PROMPT, **OPTIONS).tokens == plain.generate(PROMPT, **OPTIONS).tokens
 
 
+@pytest.mark.parametrize("head", ["embedded-medusa", "embedded-hydra", "embedded-eagle3", "mixed:embedded-eagle3"])
+def test_heads_draft_for_a_quantised_target(head):
+    decoder = drafttree.load("embedded", head, "talon:budget=12", dtype="float32", quantize="int8")
+    text = decoder.generate("The old man", max_new_tokens=24)
+    assert text.tokens == decoder.plain().generate("The old man", max_new_tokens=24).tokens
+    assert text.metrics.mean_accepted_tokens > 1
+    assert text.metrics.draft_weight_bytes == drafttree.load("embedded", head, dtype="float32").drafter.nbytes
+
+
 @pytest.mark.parametrize("option", ["quantize", "quantize_drafter"])
 @pytest.mark.parametrize("kind", ["int4", 8, True, ["int8"]])
 def test_kinds_that_do_not_exist_are_told(option, kind, folder):

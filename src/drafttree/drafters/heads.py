@@ -81,7 +81,7 @@ def last_layer(target: PreTrainedModel) -> int:
 
 def own_bytes(heads: Any, target: PreTrainedModel) -> int:
     """Return the bytes of the heads' parameters that are not shared with the target."""
-    shared = {parameter.data_ptr() for parameter in target.parameters()}
+    shared = {parameter.data_ptr() for parameter in target.parameters() if not parameter.is_mkldnn}
     return sum(parameter.nbytes for parameter in heads.parameters() if parameter.data_ptr() not in shared)
 
 

@@ -1,5 +1,7 @@
 """Eight-bit weights: products against float64, what is quantised and what is refused, and trees on fused layers."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 from torch import nn
@@ -92,6 +94,14 @@ def test_a_kernel_whose_sums_overflow_is_not_used(monkeypatch):
     monkeypatch.setattr(int8_linear, "_packed_product", lambda *given: packed(*given).clamp_max(2**15))
     assert not multiplies_bytes()
     multiplies_bytes.cache_clear()
+
+
+def test_a_copy_of_a_model_writes_the_same(packs):
+    module = tiny.build("llama")
+    quantize_int8(module)
+    tokens = torch.tensor([tiny.random_tokens(9, 1)])
+    with torch.inference_mode():
+        assert torch.equal(deepcopy(module)(tokens).logits, module(tokens).logits)
 
 
 def test_zeros_stay_zeros_and_damage_shows():

@@ -11,6 +11,7 @@ computes every other does too, to the last bit.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from copy import deepcopy
 from functools import lru_cache
 from typing import Any
 
@@ -85,6 +86,13 @@ class Int8Linear(nn.Module):
     def integers(self) -> Tensor:
         """The weight, int8 `[out, in]`."""
         return unpack(self.quantized)[self.outputs]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Int8Linear":
+        """A copy with the same weight: a packed one can be neither copied nor changed in place."""
+        memo[id(self.quantized)] = self.quantized
+        memo[id(self)] = other = type(self).__new__(type(self))
+        vars(other).update(deepcopy(vars(self), memo))
+        return other
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
