@@ -19,7 +19,7 @@ from drafttree.loading.drafters import DrafterSource, check_drafter_exists, choo
 from drafttree.loading.placement import find_device, find_dtype, find_placement
 from drafttree.loading.pretrained import ModelSource, eos_ids, find_model, load_model, load_tokenizer
 from drafttree.loading.specs import DEFAULT_POLICY, PolicyLike, VerifierLike, find_verifier, make_policy
-from drafttree.loading.target_options import SINKS, check_quantization, check_sharding, choose_backend
+from drafttree.loading.target_options import SINKS, check_low_memory, check_quantization, check_sharding, choose_backend
 from drafttree.loading.tuned import TunedPolicy, find_policy
 from drafttree.models import TargetModel
 
@@ -40,6 +40,7 @@ def load(
     sinks: int = SINKS,
     quantize: str | None = None,
     quantize_drafter: str | None = None,
+    low_memory: bool = False,
     tensor_parallel_size: int = 1,
 ) -> Decoder:
     """A decoder from names, paths or loaded models.
@@ -76,6 +77,10 @@ def load(
             That is another model, whose text is its own: plain decoding and transformers' `generate` on
             `decoder.target.module` write it too. It takes less memory; docs/performance.md says where it is faster.
         quantize_drafter: the same for a language model that drafts; the text stays the target's.
+        low_memory: on a CPU, keep the weights of the target's linear layers once, packed as products read them, and
+            unpack them for a state dict; without it, large ones have a packed copy beside them. The head, which is no
+            such layer, has none then: passes over several tokens take longer for it. Adapters and whatever else needs
+            layers of torch's own class cannot be added.
         tensor_parallel_size: processes that the target's weights are sharded over, for a target too large for one
             device; as many have to run the same program, started by torchrun. See docs/large-scale.md.
 
@@ -105,7 +110,8 @@ def load(
         compatibility.check(chosen_policy, chosen_verifier)
     check_quantization("quantize", quantize, target)
     check_quantization("quantize_drafter", quantize_drafter, drafter)
-    unserved = {"exact_text": exact_text, "quantize": quantize, "a tuned policy": tuned}
+    check_low_memory(low_memory, target)
+    unserved = {"exact_text": exact_text, "quantize": quantize, "a tuned policy": tuned, "low_memory": low_memory}
     check_sharding(tensor_parallel_size, target, unserved)
     if tensor_parallel_size > 1:  # the faster dtype is measured, and processes might measure different ones
         dtype = find_dtype(dtype, find_device(device))
@@ -115,7 +121,7 @@ def load(
         drafter, reason = choose_drafter(target)
         logger.log(logging.WARNING if drafter in LOOKUPS else logging.INFO, "drafter: %s (%s)", drafter, reason)
     check_drafter_exists(drafter)
-    model = load_model(target, kind, on, quantize, tensor_parallel_size)
+    model = load_model(target, kind, on, quantize, tensor_parallel_size, low_memory=low_memory)
     tokenizer = tokenizer or load_tokenizer(target)
     eos = eos_ids(model, tokenizer)
     wrapped = TargetModel(model, select)

@@ -33,6 +33,8 @@ from drafttree.loading import zoo
 from drafttree.loading.drafter_methods import head_formats
 from drafttree.loading.target_options import apply_quantization, check_shares, check_unquantized, sharding_options
 from drafttree.models import lay_out_for_cpu
+from drafttree.models.fused.fused_linear import is_packable
+from drafttree.models.fused.packed_linear import pack_linear
 
 LAYER_COUNT = re.compile("(n|num)_((hidden|encoder|decoder)_)?layers?|(encoder|decoder)_layers")
 MAX_LAYERS = 1000
@@ -82,6 +84,8 @@ def load_model(
     device: torch.device,
     quantize: str | None = None,
     tensor_parallel_size: int = 1,
+    *,
+    low_memory: bool = False,
 ) -> PreTrainedModel:
     """A transformers model from an embedded name, a folder or a hub name; a loaded model passes as it is.
 
@@ -127,7 +131,9 @@ def load_model(
     model = model.to(device).eval()
     if quantize:
         apply_quantization(model, quantize, source)
-    if device.type == "cpu" and dtype == torch.float32 and tensor_parallel_size == 1:
+    if low_memory and is_packable(model.get_input_embeddings().weight):
+        pack_linear(model)
+    elif device.type == "cpu" and dtype == torch.float32 and tensor_parallel_size == 1:
         lay_out_for_cpu(model)
         model.register_state_dict_post_hook(_make_contiguous)
     return model

@@ -64,6 +64,18 @@ def check_quantization(option: str, kind: Any, source: object = None) -> None:
         raise ConfigError(f"{option}={kind!r} is for a model that is loaded by name; give its folder or hub name")
 
 
+def check_low_memory(low_memory: Any, target: object) -> None:
+    """Refuse to take the weights of a model that is loaded already.
+
+    Raises:
+        ConfigError: the message says what to do.
+    """
+    if not isinstance(low_memory, bool):
+        raise ConfigError(f"low_memory is {low_memory!r}; give True or False")
+    if low_memory and isinstance(target, PreTrainedModel):
+        raise ConfigError("low_memory is for a target that is loaded by name; give its folder or hub name")
+
+
 def check_unquantized(source: object, config: Mapping[str, Any]) -> None:
     """Refuse to quantise what was saved quantised.
 

@@ -13,7 +13,8 @@ from drafttree.models.attention.varlen_attention import find_varlen_attention
 from drafttree.models.base import Backend
 from drafttree.models.exact_text import ExactTextBackend, has_uniform_rows
 from drafttree.models.fused.fused_backend import FusedBackend, is_supported
-from drafttree.models.fused.int8_linear import Int8Linear, unrounded_activations
+from drafttree.models.fused.int8_linear import unrounded_activations
+from drafttree.models.fused.shared_weight import SharedWeightLinear
 from drafttree.models.module.fingerprint import SelectedBackend
 from drafttree.models.module.long_rope import context_limit
 from drafttree.models.module.module_backend import ModuleBackend, restore_attention
@@ -224,6 +225,6 @@ def _extra_rounding(module: PreTrainedModel) -> Iterator[None]:
 
     with ExitStack() as undo:
         for layer in module.modules():
-            if isinstance(layer, nn.Linear | Int8Linear):
+            if isinstance(layer, nn.Linear | SharedWeightLinear):
                 undo.callback(layer.register_forward_pre_hook(change).remove)
         yield

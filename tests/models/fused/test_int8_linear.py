@@ -50,7 +50,7 @@ def make(width: int, out: int, dtype: torch.dtype, biased: bool = False) -> tupl
 def test_the_product_is_that_of_the_rounded_weight(dtype, width, out, biased, packs):
     layer, quantized = make(width, out, dtype, biased)
     assert quantized.quantized.is_mkldnn == packs
-    weight = quantized.integers().double() * quantized.scale.double()[:, None]
+    weight = quantized.own()["quantized"].double() * quantized.scale.double()[:, None]
     assert ((weight - layer.weight.detach().double()).abs() <= 0.51 * quantized.scale.double()[:, None]).all()
     for rows in ROWS:
         x = torch.randn(2, rows, width).to(dtype)
@@ -117,7 +117,7 @@ def test_zeros_stay_zeros_and_damage_shows():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_several_layers_are_one_product_of_one_weight(dtype, packs):
     layers = [make(32, out, dtype, biased=True)[1] for out in (8, 24)]
-    weights = [layer.integers() for layer in layers]
+    weights = [layer.own()["quantized"] for layer in layers]
     x, residual = torch.randn(5, 32).to(dtype), torch.randn(5, 32).to(dtype)
     expected = torch.cat([layer(x) for layer in layers], 1)
     with torch.inference_mode():

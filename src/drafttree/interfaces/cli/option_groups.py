@@ -90,6 +90,9 @@ class DecoderOptions:
     sinks: Annotated[int, typer.Option(min=0, help="First tokens that stay visible with --lossy-window.")] = 4
     quantize: Quantize = None
     quantize_drafter: QuantizeDrafter = None
+    low_memory: Annotated[
+        bool, typer.Option("--low-memory", help="On a CPU, keep the target's weights once, packed for its products.")
+    ] = False
 
     def check(self) -> None:
         """Refuse names of policies and verifiers that are none, before a model is loaded."""

@@ -23,6 +23,7 @@ from drafttree.models.fused.fused_layers import (
     rms_norm,
 )
 from drafttree.models.fused.fused_linear import FusedProduct, fuse
+from drafttree.models.fused.packed_linear import PackedLinear
 from drafttree.models.fused.pass_inputs import PassInputs
 from drafttree.models.module.fingerprint import is_plain_module
 from drafttree.models.module.long_rope import ropes
@@ -63,7 +64,8 @@ class FusedBackend:
         self.layers: list[FusedLayer] = [layer(block, config, uniform) for block in decoder.layers]
         self.layout = CacheLayout.uniform(len(self.layers), self.layers[0].key_heads, self.layers[0].width)
         self._norm = rms_norm(decoder.norm) if is_llama else decoder.final_layer_norm
-        self._head = fuse(module.get_output_embeddings(), uniform=uniform)
+        has_one_copy = any(isinstance(part, PackedLinear) for part in module.modules())
+        self._head = fuse(module.get_output_embeddings(), uniform=uniform, packs=not has_one_copy)
         self._angles = {
             layer.kind: RotaryAngles(decoder.rotary_emb, self.empty.dtype, layer.kind.layer_type)
             for layer in self.layers

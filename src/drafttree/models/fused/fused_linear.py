@@ -14,15 +14,14 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from drafttree.core.machine_memory import machine_memory
-from drafttree.models.fused.int8_linear import Int8Linear, int8_product, join
+from drafttree.models.fused.packed_linear import pack, packed_product
+from drafttree.models.fused.shared_weight import SharedWeightLinear, join
 from drafttree.models.module.fingerprint import samples, version
 
 PACKED_FROM = 1 << 19
 """Elements of a weight from which a packed copy pays on a CPU."""
 LEFT_FREE = 0.1
 """The share of the machine's memory that packing leaves free."""
-PACKED_FOR = 8
-"""Rows the packed copy is laid out for."""
 
 _packed_copies = WeakTensorKeyDictionary()
 
@@ -39,6 +38,7 @@ class FusedLinear:
         weight: `[out, in]`.
         bias: `[out]`.
         uniform: use one library for any number of rows, so a row's product does not depend on their number.
+        packs: whether a packed copy may be made.
 
     Attributes:
         width: number of outputs.
@@ -46,10 +46,10 @@ class FusedLinear:
         unpacked_nbytes: memory of the weight where there was no room for a packed copy, else 0.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, uniform: bool = False) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, uniform: bool = False, packs: bool = True) -> None:
         self._weight, self._bias = weight.t(), bias
         self.width = len(weight)
-        wanted = _is_packable(weight) and (uniform or weight.numel() >= PACKED_FROM)
+        wanted = packs and is_packable(weight) and (uniform or weight.numel() >= PACKED_FROM)
         self._packed = _pack(weight) if wanted else None
         packed = self._packed is not None
         self._packed_rows = 1 if uniform or weight.dtype != torch.float32 else _float32_rows_to_pack_from()
@@ -59,7 +59,7 @@ class FusedLinear:
     def __call__(self, x: Tensor) -> Tensor:
         """`[rows, in]` to `[rows, out]`."""
         if self._packed is not None and len(x) >= self._packed_rows:
-            return torch.ops.mkldnn._linear_pointwise(x.contiguous(), self._packed, self._bias, "none", [], "")
+            return packed_product(x, self._packed, self._bias)
         return torch.mm(x, self._weight) if self._bias is None else torch.addmm(self._bias, x, self._weight)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
@@ -70,8 +70,8 @@ class FusedLinear:
         return out if self._bias is None else out.add_(self._bias)
 
 
-class FusedInt8Linear:
-    """One or several `Int8Linear` layers of one input as one product.
+class FusedSharedLinear:
+    """One or several layers of one input that keep their weight once, as one product.
 
     Args:
         layers: the layers, which share a weight from then on.
@@ -84,15 +84,16 @@ class FusedInt8Linear:
 
     packed_nbytes = unpacked_nbytes = 0
 
-    def __init__(self, layers: list[Int8Linear]) -> None:
-        self._quantized, self._scale = join(layers)
+    def __init__(self, layers: list[SharedWeightLinear]) -> None:
+        join(layers)
+        self._product = layers[0].product
         biases = [layer.bias for layer in layers if layer.bias is not None]
         self._bias = _join([*biases]) if biases else None
-        self.width = len(self._scale)
+        self.width = sum(layer.out_features for layer in layers)
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[rows, in]` to `[rows, out]`."""
-        product = int8_product(x, self._quantized, self._scale)
+        product = self._product(x)
         return product if self._bias is None else product.add_(self._bias)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
@@ -100,15 +101,15 @@ class FusedInt8Linear:
         return self(x).add_(residual)
 
 
-FusedProduct = FusedLinear | FusedInt8Linear
+FusedProduct = FusedLinear | FusedSharedLinear
 
 
-def fuse(*layers: Any, uniform: bool = False) -> FusedProduct:
+def fuse(*layers: Any, uniform: bool = False, packs: bool = True) -> FusedProduct:
     """Linear layers of one input as one product; their own weights become views of the fused one."""
-    if isinstance(layers[0], Int8Linear):
-        return FusedInt8Linear([*layers])
+    if isinstance(layers[0], SharedWeightLinear):
+        return FusedSharedLinear([*layers])
     bias = _join([layer.bias for layer in layers]) if layers[0].bias is not None else None
-    return FusedLinear(_join([layer.weight for layer in layers]), bias, uniform)
+    return FusedLinear(_join([layer.weight for layer in layers]), bias, uniform, packs)
 
 
 def multiplies_bfloat16_fast(device: torch.device) -> bool:
@@ -136,7 +137,8 @@ def _is_intel() -> bool:
         return "GenuineIntel" in platform.processor()
 
 
-def _is_packable(weight: Tensor) -> bool:
+def is_packable(weight: Tensor) -> bool:
+    """Whether oneDNN packs weights of this dtype on this device, and multiplies them fast."""
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     if weight.dtype == torch.bfloat16:  # oneDNN also packs where it then converts every value
@@ -154,8 +156,7 @@ def _pack(weight: Tensor) -> Tensor | None:
         memory = machine_memory()
         if memory and memory.free - weight.nbytes < LEFT_FREE * memory.total:
             return None
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_FOR)
-        _packed_copies[weight] = stamp, packed
+        _packed_copies[weight] = stamp, pack(weight)
     return _packed_copies[weight][1]
 
 

@@ -8,18 +8,17 @@ The integers are multiplied and added exactly, whatever the kernel and however m
 computes every other does too, to the last bit.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from copy import deepcopy
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from drafttree.core.errors import ModelError
+from drafttree.models.fused.shared_weight import SharedWeightLinear
 
 INT8_MAX = 127
 MIDDLE = 128
@@ -50,67 +49,35 @@ def unrounded_activations() -> Iterator[None]:
         _rounds.reset(token)
 
 
-class Int8Linear(nn.Module):
+class Int8Linear(SharedWeightLinear):
     """A linear layer with the weight of another, rounded to eight bits.
 
     Args:
         layer: the layer to be quantised; the products have its dtype.
 
     Attributes:
-        quantized: the weight: int8 `[out, in]`, or packed by oneDNN. It is not called `weight`, so a model that reads a
-            layer's weight itself fails instead of computing with the integers.
+        quantized: the weight: int8 `[out, in]`, or packed by oneDNN.
         scale: float32 `[out]`: what an integer stands for.
-        bias: `[out]` or None.
-        outputs: the outputs of `quantized` that are this layer's: layers of one input share a weight.
     """
 
+    shared = ("quantized", "scale")
+
     def __init__(self, layer: nn.Linear) -> None:
-        super().__init__()
-        self.training = layer.training
-        self.in_features, self.out_features = layer.in_features, layer.out_features
-        self.outputs = slice(0, layer.out_features)
+        super().__init__(layer)
         weight = layer.weight.detach().float()
         scale = weight.abs().amax(1) / INT8_MAX
         rounded = (weight / torch.where(scale == 0, 1.0, scale)[:, None]).round_().clamp_(-INT8_MAX, INT8_MAX)
-        self.quantized = nn.Parameter(pack(rounded.to(torch.int8)), requires_grad=False)
-        self.scale = nn.Parameter(scale, requires_grad=False)
-        self.bias = None if layer.bias is None else nn.Parameter(layer.bias.detach(), requires_grad=False)
+        self.take({"quantized": rounded.to(torch.int8), "scale": scale})
 
-    def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+    def product(self, x: Tensor) -> Tensor:
+        return int8_product(x, self.quantized, self.scale)
 
-    def forward(self, x: Tensor) -> Tensor:
-        product = int8_product(x.flatten(0, -2), self.quantized, self.scale)[:, self.outputs]
-        return (product if self.bias is None else product + self.bias).unflatten(0, x.shape[:-1])
+    def own(self) -> dict[str, Tensor]:
+        return {"quantized": unpack(self.quantized)[self.outputs], "scale": self.scale.detach()[self.outputs]}
 
-    def integers(self) -> Tensor:
-        """The weight, int8 `[out, in]`."""
-        return unpack(self.quantized)[self.outputs]
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Int8Linear":
-        """A copy with the same weight: a packed one can be neither copied nor changed in place."""
-        memo[id(self.quantized)] = self.quantized
-        memo[id(self)] = other = type(self).__new__(type(self))
-        vars(other).update(deepcopy(vars(self), memo))
-        return other
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[f"{prefix}quantized"] = self.integers()
-        destination[f"{prefix}scale"] = self.scale.detach()[self.outputs]
-
-
-def join(layers: list[Int8Linear]) -> tuple[Tensor, Tensor]:
-    """The weights and scales of layers of one input as one, which they share from then on."""
-    if any(layer.quantized is not layers[0].quantized for layer in layers):
-        quantized = nn.Parameter(pack(torch.cat([layer.integers() for layer in layers])), requires_grad=False)
-        scale = nn.Parameter(torch.cat([layer.scale[layer.outputs] for layer in layers]), requires_grad=False)
-        first = 0
-        for layer in layers:
-            layer.quantized, layer.scale = quantized, scale
-            layer.outputs = slice(first, first + layer.out_features)
-            first += layer.out_features
-    return layers[0].quantized, layers[0].scale
+    def take(self, parts: Mapping[str, Tensor]) -> None:
+        self.quantized = nn.Parameter(pack(parts["quantized"]), requires_grad=False)
+        self.scale = nn.Parameter(parts["scale"], requires_grad=False)
 
 
 def int8_product(x: Tensor, quantized: Tensor, scale: Tensor) -> Tensor:

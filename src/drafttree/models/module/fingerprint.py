@@ -32,7 +32,7 @@ CLASSES = (
     "transformers.models.",
     "transformers.activations",
     "drafttree.drafters.",
-    "drafttree.models.fused.int8_linear",
+    "drafttree.models.fused.",
 )
 """Packages whose module classes count as plain: not peft, bitsandbytes, torch's parametrizations ..."""
 INERT_HOOKS = "transformers.utils.output_capturing"
