@@ -27,7 +27,7 @@ async def complete(request: CompletionRequest, serving: Serving) -> Response:
     serving.check_model(request.model)
     serving.admission.check()
     prompts, options = await asyncio.to_thread(_prepare, request, serving)
-    names = await asyncio.to_thread(TokenNames.of, serving.decoder) if request.wanted_logprobs else None
+    names = await asyncio.to_thread(TokenNames, serving.decoder) if request.wanted_logprobs else None
     choices = await Choices.submit(serving, prompts, options, seeds(request), wanted=request.limit > 0)
     echoes = [_echo(request, place, tokens, serving) for place, tokens in enumerate(prompts) for _ in seeds(request)]
     make = partial(Completion, object="text_completion", **reply_head("cmpl", serving))
@@ -60,7 +60,7 @@ class EchoedPrompt:
 
     Attributes:
         text: the text of it.
-        tokens: their ids.
+        tokens: its token ids.
     """
 
     text: str

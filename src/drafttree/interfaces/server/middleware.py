@@ -13,8 +13,8 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from drafttree.interfaces.server.admission import Admission
 from drafttree.interfaces.server.errors import ServerError
+from drafttree.interfaces.server.serving import Admission
 
 PROTECTED = "/v1"
 """Where the paths begin that need the key; health, metrics and the page of the playground do not."""
