@@ -59,7 +59,7 @@ class EchoedPrompt:
     """A prompt that is a part of the reply.
 
     Attributes:
-        text: the text of it.
+        text: the prompt as text.
         tokens: its token ids.
     """
 
@@ -78,7 +78,7 @@ class Continuation:
 
     Args:
         index: its place among the texts of a request.
-        names: names of the tokens, None where no log-probabilities are wanted.
+        names: the tokens by name, None where no log-probabilities are wanted.
         echo: the prompt that the text begins with, None for none.
     """
 

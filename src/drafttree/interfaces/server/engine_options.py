@@ -33,7 +33,7 @@ def engine_options(request: SamplingFields, decoder: Decoder, prompt_length: int
 
     Args:
         request: what the client asks for.
-        decoder: of the served model.
+        decoder: the decoder of the served model.
         prompt_length: tokens of the prompt.
         wanted: tokens of a text at most, None where the request does not say.
 

@@ -59,7 +59,7 @@ class Admission:
 
     Args:
         engine: writes the texts.
-        settings: say how many texts may wait, and how long each may take.
+        settings: say how many texts may run and wait, and how long each may take.
         metrics: are told of every text.
 
     Attributes:
@@ -171,12 +171,12 @@ class ServingContext:
     """A model that is served; its engine begins with it.
 
     Args:
-        decoder: whose target, drafter, policy and verifier are used.
-        settings: of the server.
+        decoder: the decoder of the served model.
+        settings: what the server is told when it starts.
 
     Attributes:
         engine: writes the texts.
-        metrics: what it measures.
+        metrics: counts the texts and takes their times.
         admission: lets requests into the engine.
     """
 

@@ -99,10 +99,10 @@ class StructuredOutputs(RequestModel):
     """One form that the whole reply must have.
 
     Attributes:
-        json_schema: named `json` in requests.
-        regex: matches the whole reply.
+        json_schema: a JSON schema, as an object or as text; named `json` in requests.
+        regex: a regular expression that matches the whole reply.
         choice: the replies there may be.
-        grammar: EBNF in GBNF syntax.
+        grammar: an EBNF grammar in GBNF syntax.
         json_object: True for any JSON object.
     """
 
