@@ -13,9 +13,8 @@ from fastapi import FastAPI
 
 from drafttree.engine.batching import Engine
 from drafttree.engine.decoder import Decoder
-from drafttree.interfaces.server.admission import Admission
 from drafttree.interfaces.server.app import create_app
-from drafttree.interfaces.server.settings import ServerSettings
+from drafttree.interfaces.server.serving import Admission, ServerSettings
 from helpers.batches import TOKENIZER
 from helpers.held_model import HeldModel
 from helpers.live_server import serving

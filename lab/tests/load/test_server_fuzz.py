@@ -13,7 +13,7 @@ from schemathesis.specs.openapi.checks import status_code_conformance
 from drafttree.engine.decoder import Decoder
 from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.errors import ErrorReply
-from drafttree.interfaces.server.settings import ServerSettings
+from drafttree.interfaces.server.serving import ServerSettings
 from helpers.batches import TOKENIZER
 from helpers.held_server import wait_until
 from helpers.live_server import serving

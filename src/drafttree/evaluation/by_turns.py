@@ -7,9 +7,9 @@ def by_turns(names: Sequence[str], turns: int, first: int = 0) -> Iterator[tuple
     A machine slows down and recovers, so what always ran first would be measured at another speed.
 
     Args:
-        names: names of what is measured.
-        turns: how many.
-        first: number of the name that the first turn begins with.
+        names: the names of what is measured.
+        turns: the number of turns.
+        first: index of the name that the first turn begins with.
     """
     for turn in range(turns):
         place = (first + turn) % len(names)

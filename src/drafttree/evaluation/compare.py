@@ -22,8 +22,8 @@ class Comparison:
     """The median runs of one prompt, and whether their texts agree.
 
     Attributes:
-        speculative: the speculative, by the decoder.
-        plain: the plain, by the same engine without speculation.
+        speculative: the run of the decoder with its drafter.
+        plain: the run of the same engine without speculation.
         transformers: the run by transformers; None where the target is none of its models, or has a
             `lossy_window`.
         from_plain: where the speculative text departs from the plain one; None if nowhere or not seeded.
@@ -92,8 +92,8 @@ def compare(decoder: Decoder, prompt: Prompt, *, repeats: int = 3, **options) ->
     Args:
         decoder: a decoder with a drafter.
         prompt: text or token ids.
-        repeats: runs of each; the median by speed is reported.
-        **options: as for `Decoder.new_request`; all ways get the same seed.
+        repeats: the number of runs of each way; the median by speed is reported.
+        **options: options of `Decoder.new_request`; all ways get the same seed.
 
     Raises:
         ConfigError: the decoder has no drafter.

@@ -15,8 +15,8 @@ def read_cost_curves(path: Path, drafters: Sequence[str]) -> dict[str, CostCurve
     what `drafttree generate --json` prints.
 
     Args:
-        path: the file.
-        drafters: names of those whose curves are wanted.
+        path: the JSON file.
+        drafters: the drafters whose curves are wanted.
 
     Raises:
         InputError: it cannot be read, is not JSON, lacks a drafter, or a curve in it is not one or has gaps.

@@ -43,7 +43,7 @@ class RatioEstimate:
     Attributes:
         mean: the geometric mean over the turns.
         low: the lower end of the interval; None of a single turn, which tells nothing of the spread.
-        high: the upper end, likewise.
+        high: the upper end of the interval; None of a single turn.
     """
 
     mean: float

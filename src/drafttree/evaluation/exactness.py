@@ -38,8 +38,8 @@ class RoundLaw:
         total_variation: distance of the law they induce from the target's.
         expected_accepted: mean drafted tokens accepted in a round, the bonus not counted.
         lengths: probability of every number of tokens accepted in all rounds.
-        reach: what was tried.
-        outcomes: draws and decisions in all their combinations.
+        reach: how far rounds were tried.
+        outcomes: the number of combinations of draws and decisions.
     """
 
     committed: dict[Context, float]
@@ -58,7 +58,7 @@ class CoupledText:
         tokens: tokens of the text.
         plain: the tokens decoded one after the other with the same noise.
         expected_accepted: mean drafted tokens accepted in a round.
-        reach: what was tried.
+        reach: how far rounds were tried.
     """
 
     tokens: Context
@@ -89,7 +89,7 @@ def law(
         policy: how the tree grows.
         verifier: what is accepted.
         levels: the tree is no deeper.
-        rounds: how many are enumerated, with all their combinations.
+        rounds: the number of rounds that are enumerated, with all their combinations.
         earlier: rounds before them, drawn once; the law is the one given what they drew and committed.
         position: the position of the first root; the prompt is drawn, too.
         checked: refuse a pair that is not proven lossless; without it such a pair's bias can be looked at.
@@ -206,7 +206,7 @@ def coupled_text(
         levels: the tree is no deeper.
         length: tokens of the text.
         position: the position of the first root; the prompt is drawn.
-        **sampling: as for `law`.
+        **sampling: temperature (1), top_k, top_p, min_p and the other options of `Sampling` but its seed.
 
     Raises:
         ConfigError: as for `law`.

@@ -23,9 +23,9 @@ class Method:
     """A drafter, a tree policy and a verifier.
 
     Attributes:
-        drafter: its name as for `drafttree.load`, "auto" excepted; None for plain decoding.
+        drafter: the drafter as `drafttree.load` takes it, but not "auto"; None for plain decoding.
         policy: how the tree grows.
-        verifier: what is accepted; None for the one of the decoder it is made from.
+        verifier: what is accepted; None for the verifier of the decoder that the method is given to.
     """
 
     drafter: str | None

@@ -21,7 +21,7 @@ def make_decoders(
 
     Args:
         decoder: the decoder, for its target and tokenizer, and its verifier where a method names none.
-        methods: any.
+        methods: methods, of which several may name the same drafter.
         drafters: sources by the names that methods have for them; any other name is a source itself.
 
     Raises:

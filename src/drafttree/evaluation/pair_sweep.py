@@ -44,14 +44,14 @@ class PairFinding:
 
     Attributes:
         policy: its canonical specification.
-        verifier: its name.
+        verifier: the name of the verifier.
         verdict: "exact" by enumeration, "coupled" (exact since every text is that of plain decoding with the same
             noise), "refused", "lossy" by name, or "BIASED".
         trials: rounds and texts of toy models that were tried.
         total_variation: the largest distance of the law from the target's in float64; None where nothing was
             enumerated.
-        rounded: the same in float32.
-        texts: compared with plain decoding; 0 where the law was enumerated.
+        rounded: the largest such distance in float32.
+        texts: the number of texts compared with plain decoding; 0 where the law was enumerated.
         equal: how many of them are equal.
         expected_accepted: drafted tokens accepted in a round, mean over the models.
         reason: why the pair is refused.
@@ -114,11 +114,11 @@ def sweep_pairs(
     Args:
         policies: as for `parse_policies`; one of drafttree's with its default parameters stands for small trees of that
             policy, by turns.
-        verifiers: as for `parse_verifiers`.
+        verifiers: verifiers as `parse_verifiers` takes them.
         models: random models for each pair, besides six for wide and deep trees, two and three rounds, and late ones.
         progress: called after every pair with its policy.
         store: keeps finished runs; by default none.
-        **sampling: as for `exactness.law`; `greedy` decodes at temperature 0.
+        **sampling: options of `Sampling` but its seed; `greedy` decodes at temperature 0.
 
     Raises:
         ConfigError: a pair has too many outcomes to enumerate.

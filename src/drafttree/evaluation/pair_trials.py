@@ -164,10 +164,10 @@ class RoundTrial:
     Attributes:
         models: the target and the draft.
         policy: how the trees grow.
-        levels: they are no deeper.
-        rounds: as for `exactness.law`.
-        earlier: as for `exactness.law`.
-        position: as for `exactness.law`.
+        levels: the most levels of a tree.
+        rounds: the number of rounds that are enumerated.
+        earlier: the number of rounds before them, drawn once.
+        position: the position of the first root.
     """
 
     models: ToyPair

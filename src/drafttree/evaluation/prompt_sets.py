@@ -35,7 +35,7 @@ def read_prompt_sets(
         folder: the folder with the files that `SETS` names, each as .jsonl or .jsonl.gz; None for the shipped ones,
             which lack those of `NOT_SHIPPED`.
         limit: take no more prompts of each set than this; None for all.
-        **selection: as for `spread_examples`.
+        **selection: `category` and `excerpt`, as `read_examples` takes them.
 
     Raises:
         ConfigError: a set is unknown.

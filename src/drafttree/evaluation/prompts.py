@@ -136,9 +136,9 @@ def spread_examples(paths: Iterable[Path], limit: int | None = None, **selection
     """The prompts of some files, as many of each file as of the others, evenly spaced over it.
 
     Args:
-        paths: the files.
+        paths: the files, in their order.
         limit: take no more prompts than this in all.
-        **selection: `category` and `excerpt` as for `read_examples`.
+        **selection: `category` and `excerpt`, as `read_examples` takes them.
 
     Raises:
         InputError: as for `read_examples`.

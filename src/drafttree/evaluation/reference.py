@@ -93,7 +93,7 @@ def transformers_generate(
 
     Args:
         decoder: the decoder whose target, tokenizer and EOS tokens to use.
-        prompt: token ids.
+        prompt: token ids of the prompt.
         assistance: arguments of transformers' own speculation, such as `assistant_model`.
         **options: as for `Decoder.new_request`. transformers draws its own random numbers, so above temperature 0
             the text is another one.
@@ -155,10 +155,10 @@ def find_difference(
 
     Args:
         decoder: the decoder whose target judges, by one plain transformers pass over prompt and common beginning.
-        prompt: token ids.
+        prompt: token ids of the prompt.
         expected: the reference's tokens.
         got: the other text's tokens.
-        **options: as for `Decoder.new_request`, what both were generated with.
+        **options: the options of `Decoder.new_request` that both texts were generated with.
     """
     if list(expected) == list(got):
         return None

@@ -29,13 +29,12 @@ class RunStore:
         folder: the folder where to keep the results, in JSON lines that are written as runs finish.
         command: everything that decides what is run; a folder is for one command.
         partial: whether Ctrl-C ends a measurement with what is finished. If not, it raises KeyboardInterrupt.
-        minutes: after which nothing is run any more, and the measurement ends as by Ctrl-C; None for no end.
+        minutes: minutes after which no run begins, and the measurement ends as by Ctrl-C; None for no end.
 
     Attributes:
-        folder: as given.
         interrupted: whether Ctrl-C or the time has ended a measurement.
         out_of_time: whether it was the time.
-        command: as given, with the versions of the packages.
+        command: the given command, with the versions of the packages.
 
     Raises:
         InputError: the folder holds the runs of another command or something else, or cannot be written.
@@ -81,7 +80,7 @@ class RunStore:
         Args:
             key: the key of the run.
             kind: the type of its result, as pydantic knows it: dataclasses, lists, numbers ...
-            work: runs it.
+            work: makes the result where none is kept.
         """
         if (name := json.dumps(key)) in self._kept:
             return _adapter(kind).validate_python(self._kept[name])

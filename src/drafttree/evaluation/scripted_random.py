@@ -38,7 +38,7 @@ class ScriptedRandom:
     one than the interval it lies in. So a number that is used twice gives answers that agree, as with a real seed.
 
     Args:
-        script: which of the possible answers to give, in the order of the questions.
+        script: indices among the possible answers, in the order of the questions.
         generator: draws the answers where the script ends.
     """
 

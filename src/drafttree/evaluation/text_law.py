@@ -25,13 +25,13 @@ class Texts:
     """Which texts are written, and how.
 
     Attributes:
-        prompts: one for each text.
+        prompts: the prompt of each text.
         seeds: the seeds of the texts.
         length: tokens of a text at most.
-        eos: token ids that end one.
+        eos: token ids that end a text.
         batch: texts written at once; None for one after the other, each alone.
-        levels: the trees are no deeper.
-        costs: costs of passes, for what weighs them.
+        levels: the most levels of a tree.
+        costs: costs of passes, for policies that weigh them.
     """
 
     prompts: Sequence[Context] = ((0,),)
@@ -73,8 +73,8 @@ class TextLaw:
         total_variation: distance from the target's law. Texts of a batch are independent under it; of texts that are
             written alone, where equal seeds give equal numbers, each is compared by itself.
         expected_accepted: mean drafted tokens accepted in a round.
-        reach: what was tried.
-        outcomes: draws and decisions in all their combinations.
+        reach: how far texts were tried.
+        outcomes: the number of combinations of draws and decisions.
     """
 
     texts: dict[tuple[Context, ...], float]
@@ -101,9 +101,9 @@ def text_law(
         draft: the toy draft, of the same vocabulary or a smaller one.
         policy: how the tree grows.
         verifier: what is accepted.
-        texts: texts which are written, and how.
-        checked: as for `exactness.law`.
-        **sampling: as for `exactness.law`.
+        texts: which texts are written, and how.
+        checked: refuse a pair that is not proven lossless; without it such a pair's bias can be looked at.
+        **sampling: temperature (1), top_k, top_p, min_p and the other options of `Sampling` but its seed.
 
     Raises:
         ConfigError: as for `exactness.law`.

@@ -12,16 +12,16 @@ class TextRecord:
         group: the group of prompts, such as a file or a category.
         prompt: number of the prompt in its group, from 0.
         repeat: number of the run, from 0.
-        tokens: committed.
+        tokens: the number of tokens of the text.
         seconds: wall time, the prompt included.
         ttft: seconds to the first committed token.
         tpot: seconds per token after the first round.
         mean_path_length: accepted drafted tokens per round.
-        committed: tokens that became part of the text.
+        committed: the number of tokens that each round added to the text.
         accepted: how many of them were drafted.
-        nodes: scored by the target, the root included.
-        levels: drafted.
-        draft_passes: draft passes of the drafter.
+        nodes: the number of nodes that the target scored, the root included.
+        levels: the number of levels that were drafted.
+        draft_passes: the number of passes of the drafter.
         ranks: ranks of the accepted nodes among their siblings, as `Round` has them.
     """
 

@@ -30,8 +30,8 @@ class Reach:
         position: the last position of a root.
         siblings: the most children of a node.
         levels: the most levels of a tree.
-        columns: columns of the target's logits.
-        texts: written at once.
+        columns: the most columns of the target's logits.
+        texts: the most texts that were written at once.
     """
 
     rounds: int = 0
@@ -53,15 +53,13 @@ class ToyDecoder(Decoder):
         draft: the toy draft; its vocabulary may be smaller.
         policy: how the tree grows.
         verifier: what is accepted; a pair that is not lossless is not refused.
-        levels: the trees are no deeper.
+        levels: the most levels of a tree.
         costs: costs of passes.
         eos: token ids that end a text.
         script: answers for the numbers of all seeds; None for the numbers themselves.
 
     Attributes:
-        levels: as given.
-        script: as given.
-        reach: the reach of the rounds so far.
+        reach: how far the rounds went so far.
     """
 
     def __init__(

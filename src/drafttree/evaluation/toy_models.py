@@ -125,8 +125,8 @@ class TabularDrafter:
     """A `TabularModel` as a drafter.
 
     Args:
-        table: its rows.
-        levels: it drafts no deeper trees.
+        table: gives the distribution over the next token for every context.
+        levels: the most levels of a tree.
     """
 
     def __init__(self, table: TabularModel, levels: int) -> None:

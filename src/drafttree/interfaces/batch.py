@@ -49,10 +49,10 @@ class BatchReport:
 
     Attributes:
         lines: lines of the file, without blank ones.
-        skipped: those that had a record already, failed ones included.
-        failed: those whose record is an error, in earlier runs too.
-        tokens: generated in this run.
-        seconds: generating them, many at once.
+        skipped: lines that had a record already, failed ones included.
+        failed: lines whose record is an error, in earlier runs too.
+        tokens: tokens generated in this run.
+        seconds: seconds in which they were generated, many texts at once.
     """
 
     lines: int
@@ -70,7 +70,7 @@ def read_jobs(source: Path, command: object) -> list[Job]:
     """The lines of a file, blank ones left out.
 
     Args:
-        source: the file.
+        source: a file with a prompt or a request on each line.
         command: what else decides what the texts are.
 
     Raises:
@@ -113,9 +113,9 @@ def run_batch(
 
     Args:
         made: the records, in the order of the lines; see `write_texts`. It is closed in the end.
-        jobs: jobs of `read_jobs`.
+        jobs: the lines, as `read_jobs` gives them.
         target: the file that records are appended to.
-        records: records of `read_records`.
+        records: the records that are there already, as `read_records` gives them.
         progress: called after every line with its number.
 
     Raises:
@@ -140,7 +140,7 @@ def write_texts(
 
     Args:
         decoder: writes the texts.
-        jobs: the lines.
+        jobs: the lines, as `read_jobs` gives them.
         options: options of `Decoder.generate`, where a line does not have its own.
         max_batch: texts at once, at most.
 
@@ -154,12 +154,12 @@ def write_texts(
 
 
 def engine_records(engine: "Engine", jobs: Sequence[Job], options: Mapping[str, Any], ahead: int) -> Records:
-    """The same, of an engine that goes on to be used.
+    """The records of lines in their order, by an engine that goes on to be used.
 
     Args:
         engine: writes the texts.
-        jobs: the lines.
-        options: as for `write_texts`.
+        jobs: the lines, as `read_jobs` gives them.
+        options: options of `Decoder.generate`, where a line does not have its own.
         ahead: lines that are submitted before the record of the first is given out.
     """
     submitted: deque[_Line] = deque()

@@ -59,7 +59,7 @@ def read_cache(source: Cache | None, request: Request, switch: int | None) -> No
 
     Args:
         source: the checked cache.
-        request: a new one.
+        request: a request that has read nothing yet.
         switch: `rope_switch` of the target. A text beyond it is read anew where the rows are those of a shorter one.
 
     Raises:

@@ -70,7 +70,7 @@ def share_cluster(nodes: Sequence[Mapping[str, float]], workers: int | None, *, 
 
     Args:
         nodes: what each machine has ("CPU", "GPU").
-        workers: how many; None for one per GPU, or one in all where there are none.
+        workers: the number of workers; None for one per GPU, or one in all where there are none.
         use_gpus: whether workers compute on GPUs where there are some.
 
     Raises:
@@ -116,11 +116,11 @@ def write_texts_by_ray(
 
     Args:
         load: makes the decoder, in every worker; it is pickled.
-        jobs: the lines.
-        options: as for `write_texts`; they are pickled.
+        jobs: the lines, as `read_jobs` gives them.
+        options: options of `Decoder.generate`, where a line does not have its own; they are pickled.
         max_batch: texts at once in a worker, at most.
-        workers: as for `share_cluster`.
-        use_gpus: as for `share_cluster`.
+        workers: the number of workers; None for one per GPU, or one in all where there are none.
+        use_gpus: whether workers compute on GPUs where there are some.
 
     Raises:
         ConfigError: Ray is not installed, its cluster cannot be reached or is too small, or its workers failed.
@@ -172,8 +172,8 @@ def _dataset(ray: Any, jobs: Sequence[Job], arguments: tuple[Any, ...], share: W
     """The dataset of the records, in the order of the lines; nothing runs before it is read.
 
     Args:
-        ray: the module.
-        jobs: the lines.
+        ray: the module `ray`.
+        jobs: the lines, as `read_jobs` gives them.
         arguments: arguments of `Worker`.
         share: the share of the cluster.
     """

@@ -18,8 +18,8 @@ class ScoreRows:
         renormalize: whether the scores end with a log-softmax.
 
     Attributes:
-        logits: per round, `[tokens, vocab]` the model's own, float32.
-        scores: the same after processors, temperature and truncation.
+        logits: per round, the model's own logits `[tokens, vocab]`, float32.
+        scores: per round, these logits after processors, temperature and truncation.
     """
 
     def __init__(self, sampling: Sampling, renormalize: bool) -> None:

@@ -82,8 +82,8 @@ def generate(
     Keep it and use it again: it loads the drafter once.
 
     Args:
-        drafter: as for `drafttree.load`, without "auto"; one named by its class is made anew for every call.
-        policy: as for `drafttree.load`.
+        drafter: a drafter as `drafttree.load` takes it, but not "auto"; a class name makes a new one for every call.
+        policy: the tree policy, as `drafttree.load` takes it.
         verifier: the name or class of one; "auto" is greedy without `do_sample` and coupled with it.
         grammar: what the texts must look like, of `drafttree.grammar`; pass `tokenizer=` to `model.generate`, or the
             one beside the model is taken.

@@ -7,7 +7,7 @@ import pytest
 import drafttree
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.interfaces.server.app import create_app
-from drafttree.interfaces.server.settings import ServerSettings
+from drafttree.interfaces.server.serving import ServerSettings
 from drafttree.policies import Talon
 from helpers.live_server import serving
 

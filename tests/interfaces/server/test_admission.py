@@ -6,9 +6,8 @@ import threading
 import httpx
 import pytest
 
-from drafttree.interfaces.server.admission import Admission
 from drafttree.interfaces.server.errors import ServerError
-from drafttree.interfaces.server.settings import ServerSettings
+from drafttree.interfaces.server.serving import Admission, ServerSettings
 from helpers.held_server import COMPLETIONS, LONG, ask, held_app, held_server, wait_until
 
 TEXT = [1, 2, 3]

@@ -5,7 +5,7 @@ from fastapi.testclient import TestClient
 
 import drafttree
 from drafttree.interfaces.server.app import create_app
-from drafttree.interfaces.server.settings import ServerSettings
+from drafttree.interfaces.server.serving import ServerSettings
 from helpers.live_server import OWN, events
 
 TEXT = {"max_tokens": 3, "temperature": 0.8, "seed": 1}

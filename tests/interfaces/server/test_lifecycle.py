@@ -21,7 +21,7 @@ from drafttree.core.errors import ConfigError
 from drafttree.interfaces.server import lifecycle
 from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.lifecycle import DrainingServer, address, listen
-from drafttree.interfaces.server.settings import ServerSettings
+from drafttree.interfaces.server.serving import ServerSettings
 from helpers.held_server import COMPLETIONS, LONG, ask, held_app, wait_until
 
 

@@ -8,7 +8,7 @@ from drafttree.engine.decoder import Decoder
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.metrics import _kind
-from drafttree.interfaces.server.settings import ServerSettings
+from drafttree.interfaces.server.serving import ServerSettings
 from drafttree.policies import Talon
 from helpers.batches import TOKENIZER
 from helpers.held_server import COMPLETIONS, held_app, wait_until

@@ -29,12 +29,12 @@ class Candidate:
     """A candidate of a level, whether it joined the tree or not.
 
     Attributes:
-        token: its id.
+        token: the token id.
         parent: a node that joined the tree, None for the root.
         depth: the depth of the level.
-        rank: among its siblings, by the drafter's probability or in order of drawing; -1 for the root.
-        draft: probability given the parent by the drafter, None for the root.
-        seen: the same as the policy saw it.
+        rank: its place among its siblings, by the drafter's probability or in order of drawing; -1 for the root.
+        draft: its probability given its parent by the drafter, None for the root.
+        seen: this probability as the policy saw it.
         path: log-probability of its path as the policy saw it.
         place: the place in the finished tree, None if it is not there.
         row: the number of the level of its children and its place in the frontier, None if it was not expanded.
@@ -58,15 +58,15 @@ class LevelTable:
     """A recorded level on the host.
 
     Attributes:
-        possible: bool `[frontier, candidates]`.
-        keep: bool of the same shape, of the policy.
-        logprobs: `[frontier, candidates]` as the policy saw them.
-        paths: the same of the paths.
+        possible: whether a candidate can be a node, bool `[frontier, candidates]`.
+        keep: whether the policy keeps a candidate, bool `[frontier, candidates]`.
+        logprobs: log-probabilities of the candidates as the policy saw them, `[frontier, candidates]`.
+        paths: log-probabilities of their paths as the policy saw them, `[frontier, candidates]`.
         tokens: token ids of the candidates.
-        draft: `[frontier, vocab]` probabilities of the drafter.
-        seen: `[frontier, vocab]` log-probabilities as the policy saw them.
-        expand: bool `[frontier, candidates or drawn children]`, None for all.
-        stopped: whether the policy ended the tree behind it.
+        draft: probabilities of the drafter, `[frontier, vocab]`.
+        seen: log-probabilities as the policy saw them, `[frontier, vocab]`.
+        expand: what the policy expands, bool `[frontier, candidates or drawn children]`, None for all.
+        stopped: whether the policy ended the tree behind this level.
     """
 
     possible: Array
@@ -117,9 +117,9 @@ class Growth:
 
     Attributes:
         joined: every candidate that joined the tree while it grew, the root first.
-        cut: the most probable of those that did not, or that were dropped in the end.
+        cut: the most probable candidates that did not join, or that were dropped in the end.
         counts: how many candidates each rule has cut.
-        tables: the levels.
+        tables: the recorded levels.
         drawn: whether children were drawn, so that candidates are places, not tokens.
     """
 

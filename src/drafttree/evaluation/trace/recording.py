@@ -25,13 +25,13 @@ class RecordedLevel:
     """What was decided on one level of a growing tree.
 
     Attributes:
-        logits: `[frontier, columns]` of the drafter, before the verifier adds its randomness.
-        guided: the same as the policy sees them.
+        logits: the drafter's logits `[frontier, columns]`, before the verifier adds its randomness.
+        guided: these logits as the policy sees them.
         layer: the candidates by probability.
-        keep: bool that broadcasts to the candidates, of the policy.
+        keep: what the policy keeps, a bool that broadcasts to the candidates.
         joined: what the policy was asked to expand: the candidates, or the drawn children.
-        expand: bool that broadcasts to what joined, of the policy; None for all.
-        stopped: bool of one element, whether the policy ended the tree behind this level, None for not.
+        expand: what the policy expands, a bool that broadcasts to what joined; None for all.
+        stopped: whether the policy ended the tree behind this level, a bool of one element; None for not.
     """
 
     logits: Tensor
@@ -64,7 +64,7 @@ class RecordedRound:
     Attributes:
         levels: levels of the growing tree; empty if nothing was drafted.
         tree: the tree that was verified.
-        logits: `[nodes, vocab]` of the target, constraints included.
+        logits: the target's logits `[nodes, vocab]`, constraints included.
         verdict: the verdict of the verifier.
     """
 

@@ -34,7 +34,7 @@ class RoundReader:
         Args:
             record: the record of the round.
             before: the token before its root, None for the first of a text.
-            cost: its metrics.
+            cost: the metrics of the round.
         """
         tree, logits, verdict = record.judged
         growth = Growth(record, self._sampling, reranks=self._policy.reranks, budget=self._policy.budget)

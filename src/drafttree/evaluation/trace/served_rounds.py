@@ -37,8 +37,8 @@ class _Seen:
 
     Attributes:
         drafted: the tree before the budget cut it.
-        places: places in it, of the nodes that were verified.
-        path: the accepted ones of these.
+        places: the places of the verified nodes in it.
+        path: the accepted nodes among these.
         tokens: the token before the root, None for the first of a text, and the bonus token.
         target: by place, the target's probability of a node where its parent was verified; that of the
             bonus at -1.
@@ -125,7 +125,7 @@ class _Reading:
     """Makes plain data of a round.
 
     Args:
-        seen: the seen of it.
+        seen: what was seen of the round.
         texts: turns tokens into text.
     """
 

@@ -7,7 +7,7 @@ class TokenTexts:
     """Texts of tokens behind a token, each decoded once.
 
     Args:
-        tokenizer: None to show token ids.
+        tokenizer: decodes the tokens; None to show token ids.
     """
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:

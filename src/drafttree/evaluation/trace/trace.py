@@ -58,7 +58,7 @@ class TracedNode:
     """A node of a round's tree, a candidate that was cut, or the bonus token.
 
     Attributes:
-        token: its id.
+        token: the token id.
         text: the token as text, behind its parent.
         parent: its parent's place among the round's nodes, -1 for the root.
         depth: its distance from the root.
@@ -66,7 +66,7 @@ class TracedNode:
             the drafter was not asked.
         draft: its probability given its parent by the drafter, with the text's temperature and truncation; None for the
             root and where the drafter was not asked.
-        seen: the same as the policy saw it. Coupled sampling shows the policy the noise that decides the draw.
+        seen: `draft` as the policy saw it. Coupled sampling shows the policy the noise that decides the draw.
         target: its probability by the target, with the text's temperature and truncation; None for the root and where
             the parent was not scored.
         outcome: what became of it.
@@ -127,8 +127,8 @@ class AcceptanceCell:
 
     Attributes:
         depth: the depth of the nodes.
-        rank: among their siblings.
-        drafted: how many there were.
+        rank: the rank of the nodes among their siblings.
+        drafted: the number of nodes that were drafted.
         judged: how many of them had an accepted parent.
         accepted: how many were accepted.
     """
@@ -149,7 +149,7 @@ class Trace:
         pieces: the text, in a piece per token; a token may add nothing to it.
         setting: target, drafter, policy, verifier, temperature and seed, each in words.
         sampled: whether the children in the trees were drawn.
-        finish_reason: the finish reason as of a `Generation`.
+        finish_reason: why the text ended, as `Generation` has it.
         rounds: the rounds in order.
         metrics: metrics as `Metrics.summary` has them.
     """

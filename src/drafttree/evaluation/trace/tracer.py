@@ -19,12 +19,12 @@ class Tracer:
     """One text while it is written and traced.
 
     Args:
-        decoder: writes it; it stays as it is.
-        prompt: as for `Decoder.generate`, but not a list of prompts.
-        **options: likewise.
+        decoder: writes the text, and stays as it is.
+        prompt: one prompt, as `Decoder.generate` takes it.
+        **options: options of `Decoder.generate`.
 
     Attributes:
-        request: the text.
+        request: the request of the text.
         rounds: rounds so far.
 
     Raises:
@@ -102,9 +102,9 @@ def trace_text(decoder: Decoder, prompt: Prompt, **options: Unpack[GenerationOpt
     """Write a text and trace it.
 
     Args:
-        decoder: writes it.
-        prompt: as for `Decoder.generate`, but not a list of prompts.
-        **options: likewise.
+        decoder: writes the text.
+        prompt: one prompt, as `Decoder.generate` takes it.
+        **options: options of `Decoder.generate`.
 
     Returns:
         The trace; its text is what `Decoder.generate` gives.

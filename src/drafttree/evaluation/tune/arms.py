@@ -33,9 +33,9 @@ class Arm:
     """A drafter with a policy.
 
     Attributes:
-        drafter: its name.
-        policy: its canonical specification.
-        decoder: has both.
+        drafter: the name of the drafter.
+        policy: the canonical specification of the policy.
+        decoder: a decoder with both.
     """
 
     drafter: str
@@ -48,7 +48,7 @@ def find_drafters(decoder: Decoder, names: Sequence[str]) -> tuple[dict[str, Dra
 
     Args:
         decoder: the decoder, for its target and tokenizer.
-        names: each as for `drafttree.load`, "auto" and "none" excepted.
+        names: drafters as `drafttree.load` takes them, but not "auto" and "none".
 
     Raises:
         ConfigError: "auto" or "none" is among them.
@@ -78,7 +78,7 @@ def make_arms(decoders: Mapping[str, Decoder], policies: Sequence[PolicyLike]) -
 
     Args:
         decoders: the decoders, by the name of their drafter.
-        policies: as for `parse_policies`.
+        policies: policies as `parse_policies` takes them.
 
     Raises:
         ConfigError: no policy is lossless with the verifier.

@@ -35,7 +35,7 @@ class EngineFlags:
     """A recommendation in the words of another engine.
 
     Attributes:
-        engine: its name.
+        engine: the name of the engine.
         text: flags of a command line or lines of a configuration file; empty where the engine has nothing like it.
         notes: what it cannot do of the recommendation, a clause each.
     """
@@ -50,9 +50,9 @@ class TreeShape:
     """A tree of one shape, for engines whose every round has the same.
 
     Attributes:
-        levels: drafted.
-        width: nodes expanded on a level.
-        nodes: the root included.
+        levels: the number of levels that are drafted.
+        width: the number of nodes that are expanded on a level.
+        nodes: the number of nodes, the root included.
     """
 
     levels: int

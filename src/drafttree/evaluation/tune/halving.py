@@ -27,7 +27,7 @@ class Timed:
 
     Attributes:
         metrics: metrics of its decoding.
-        seconds: it took, with what had to be done before it.
+        seconds: seconds that the text took, with what had to be done before it.
     """
 
     metrics: Metrics
@@ -39,8 +39,8 @@ class Rung:
     """A step of successive halving.
 
     Attributes:
-        ways: ways that were still in the race, plain decoding not counted.
-        texts: texts of each, those of earlier rungs included.
+        ways: the number of ways still in the race, plain decoding not counted.
+        texts: the number of texts of each, those of earlier rungs included.
         complete: whether all of them were run before the time was up.
     """
 
@@ -54,11 +54,11 @@ class Race:
 
     Args:
         measure: runs a text, by number, in one way, by name.
-        prompts: how many there are; the texts whose numbers differ by it are of the same prompt.
+        prompts: the number of prompts; texts whose numbers differ by it are of the same prompt.
         spent: seconds that are spent already.
 
     Attributes:
-        spent: seconds, those of all runs included.
+        spent: these seconds and those of all runs.
         runs: the runs, by way and number of the text.
     """
 
@@ -70,8 +70,8 @@ class Race:
         """Run the first texts in all ways, as far as they have not been; return whether the time was enough.
 
         Args:
-            ways: names; each text begins with another one.
-            texts: how many.
+            ways: the names of the ways; each text begins with another one.
+            texts: the number of texts.
             until: no run begins when so many seconds are spent.
         """
         for text, way in by_turns(ways, texts):
@@ -121,7 +121,7 @@ def halve(race: Race, ways: Sequence[str], until: float) -> tuple[list[str], lis
     Args:
         race: runs the texts, plain decoding's in every rung.
         ways: names, without plain decoding; the first of them if the time is too short for all.
-        until: seconds, as for `Race.run`.
+        until: no run begins when so many seconds are spent.
     """
     race.run([PLAIN], 1, math.inf)
     affordable = (until - race.spent) / race.runs[PLAIN][0].metrics.seconds

@@ -19,7 +19,7 @@ def tuned_policy(tuning: Tuning, decoder: Decoder, target: str, verifier: str) -
     """The recommendation as a policy that `drafttree.load` takes, in a file or as it is.
 
     Args:
-        tuning: the outcome.
+        tuning: the outcome of the tuning.
         decoder: the decoder that was tuned.
         target: the name or folder of its target.
         verifier: the name of its verifier, or "auto".
@@ -48,7 +48,7 @@ def python_lines(tuning: Tuning, target: str, saved: Path | None, verifier: str,
     """Three lines of Python that use the recommendation.
 
     Args:
-        tuning: the outcome.
+        tuning: the outcome of the tuning.
         target: the name or folder of its target.
         saved: the file it was saved in, if it was.
         verifier: the name of the verifier, or "auto".

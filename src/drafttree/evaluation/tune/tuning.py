@@ -53,10 +53,10 @@ class TunedMethod:
     """What was measured of a drafter and a policy.
 
     Attributes:
-        drafter: its name.
-        policy: its canonical specification.
-        texts: compared with plain decoding.
-        ratio: the ratio of its decoding speed to plain decoding's.
+        drafter: the name of the drafter.
+        policy: the canonical specification of the policy.
+        texts: the number of texts compared with plain decoding.
+        ratio: its decoding speed over plain decoding's.
     """
 
     drafter: str
@@ -78,9 +78,9 @@ class Tuning:
         confirmed: whether the gain was measured after the choice, and so owes nothing to it.
         apart: whether it was measured on prompts that the choice had not seen.
         metrics: metrics of the texts in which the gain was measured.
-        plain: the metrics of plain decoding of the same.
+        plain: the metrics of plain decoding of the same texts.
         ways: all that were tried, those of the last rung first and the best of them first.
-        rungs: rungs of the choice.
+        rungs: the rungs of the successive halving.
         missing: what was not measured for lack of time, a clause each.
         left_out: drafters that cannot be used, with the reason.
         too_short: prompts left out as too short.
@@ -158,14 +158,14 @@ def tune(
     Args:
         decoder: the decoder, for its target, verifier and tokenizer.
         drafters: the drafters, by name, as `find_drafters` gives them.
-        prompts: token ids.
+        prompts: token ids of each prompt.
         policies: policies to try with every drafter, as for `parse_policies`; those the verifier does not admit are
             skipped.
         minutes: minutes for all of it; a text that has begun is finished.
         left_out: drafters that could not be loaded, with the reason, to tell with the rest.
         progress: called after every text with the way it was written in.
         store: keeps finished runs; by default none. The same runs count the time they took when they were made.
-        **options: as for `Decoder.new_request`; without a seed it is 0, so that all write the same texts.
+        **options: options of `Decoder.new_request`; without a seed it is 0, so that all write the same texts.
 
     Raises:
         ConfigError: `minutes` is not above 0, or no policy is lossless with the verifier.

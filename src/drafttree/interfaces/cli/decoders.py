@@ -51,7 +51,7 @@ def load_speculative(
     """A decoder that has a drafter, its target inflated to a shape if one is named.
 
     Args:
-        verifier: as for `judged_by`.
+        verifier: the verifier, which judges chains then; None for the default one.
         **kinds: `quantize` and `quantize_drafter`; these and the others as for `drafttree.load`.
 
     Raises:

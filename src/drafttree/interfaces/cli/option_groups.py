@@ -103,7 +103,7 @@ class DecoderOptions:
         """The decoder of a target.
 
         Args:
-            target: its name.
+            target: the name or folder of the target.
             **others: further arguments of `drafttree.load`.
         """
         from drafttree.interfaces.cli.decoders import load_named

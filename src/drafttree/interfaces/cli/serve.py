@@ -50,7 +50,7 @@ def serve(
     models.check()
 
     from drafttree.interfaces.server.lifecycle import listen, run
-    from drafttree.interfaces.server.settings import ServerSettings
+    from drafttree.interfaces.server.serving import ServerSettings
 
     settings = ServerSettings(
         model_name=served_model_name or model,

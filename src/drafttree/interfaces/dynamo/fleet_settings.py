@@ -11,7 +11,7 @@ class FleetSettings:
 
     Attributes:
         model: what was loaded: an embedded name, a folder or a hub name.
-        name: the name, by which clients ask for the model.
+        name: the name by which clients ask for the model.
         discovery: how frontend and workers find each other: "file", "etcd" or "kubernetes".
         namespace: the namespace of the fleet.
         max_batch: texts that are written at once, at most.

@@ -28,7 +28,7 @@ def supervise(serve: Serve) -> int:
     """Serve in another process until it ends; SIGTERM and Ctrl-C let it finish its texts.
 
     Args:
-        serve: can be pickled.
+        serve: serves the model in a process of its own, so it must be picklable.
 
     Returns:
         The exit code: 0 if it ended as it was told, 1 if it died or was forgotten by its fleet.
@@ -45,11 +45,11 @@ def supervise(serve: Serve) -> int:
 
 
 class _Watch:
-    """Of a worker's process.
+    """Watches a worker's process.
 
     Args:
         process: the process that serves.
-        news: its id, or the error it ends with.
+        news: brings the worker's id, or the error it ends with.
     """
 
     def __init__(self, process: BaseProcess, news: Connection) -> None:

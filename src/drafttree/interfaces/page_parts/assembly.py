@@ -30,11 +30,11 @@ def assemble(package: str, style: str, script: str, data: Any, **values: Any) ->
     """The page of a package that has a `template.html`.
 
     Args:
-        package: the package where it lies.
-        style: its own style, a file of the package.
-        script: its own script, likewise.
-        data: the data for its script, as JSON.
-        **values: values of the template.
+        package: the package that has the template.
+        style: the style sheet of the page, a file of the package.
+        script: the script of the page, a file of the package.
+        data: what the script reads; it becomes JSON.
+        **values: what the template shows, by name.
 
     Raises:
         ConfigError: jinja2 is not installed.

@@ -25,7 +25,7 @@ class Answer:
 
     Args:
         index: its place among the answers of a request.
-        names: names of the tokens, None where no log-probabilities are wanted.
+        names: the tokens by name, None where no log-probabilities are wanted.
         calls: reads calls of tools from its text, None where there are none.
     """
 

@@ -11,22 +11,21 @@ from starlette.middleware.cors import CORSMiddleware
 
 import drafttree
 from drafttree.engine.decoder import Decoder
-from drafttree.interfaces.server import chat_routes, completion_routes, playground, service_routes
+from drafttree.interfaces.server import chat_routes, completion_routes, service_routes
 from drafttree.interfaces.server.errors import ErrorReply, add_error_handlers
 from drafttree.interfaces.server.middleware import ApiKey, BodyLimit, ClientPresence, refuse
-from drafttree.interfaces.server.serving import ServingContext
-from drafttree.interfaces.server.settings import ServerSettings
+from drafttree.interfaces.server.playground import routes as playground
+from drafttree.interfaces.server.serving import ServerSettings, ServingContext
 
 
 def create_app(decoder: Decoder, settings: ServerSettings) -> FastAPI:
     """An application that serves a decoder until its lifespan ends.
 
     Args:
-        decoder: the decoder whose target, drafter, policy and verifier are used; it belongs to the application from
-            here on.
-        settings: settings of the server.
+        decoder: its target, drafter, policy and verifier are used; it belongs to the application from here on.
+        settings: what the server is told when it starts.
     """
-    serving = ServingContext.of(decoder, settings)
+    serving = ServingContext(decoder, settings)
     app = FastAPI(
         title="drafttree",
         version=drafttree.__version__,

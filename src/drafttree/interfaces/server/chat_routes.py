@@ -11,9 +11,10 @@ from fastapi import APIRouter, Response
 from transformers import PreTrainedTokenizerBase
 
 from drafttree.engine.chat import render_chat, turn_end
+from drafttree.engine.compatibility import is_text_of_seed
 from drafttree.interfaces.server.answer import Answer
 from drafttree.interfaces.server.choices import Choices
-from drafttree.interfaces.server.engine_options import engine_options, keeps_beginnings, seeds
+from drafttree.interfaces.server.engine_options import engine_options, seeds
 from drafttree.interfaces.server.errors import ServerError
 from drafttree.interfaces.server.protocol.messages import Message, Tool, ToolCallParam
 from drafttree.interfaces.server.protocol.replies import ChatCompletion, ChatCompletionChunk
@@ -36,7 +37,7 @@ async def answer(request: ChatRequest, serving: Serving) -> Response:
     serving.check_model(request.model)
     serving.admission.check()
     prompt, options = await asyncio.to_thread(_prepare, request, serving)
-    names = await asyncio.to_thread(TokenNames.of, serving.decoder) if request.logprobs else None
+    names = await asyncio.to_thread(TokenNames, serving.decoder) if request.logprobs else None
     choices = await Choices.submit(serving, [prompt], [options], seeds(request))
     head = reply_head("chatcmpl", serving)
     reply = Reply(
@@ -55,7 +56,7 @@ def _prepare(request: ChatRequest, serving: ServingContext) -> tuple[list[int], 
     options = engine_options(request, decoder, len(prompt), request.limit)
     if end := turn_end(decoder.tokenizer):
         options["stop"] = [*(request.stop or ()), end]
-    if keeps_beginnings(decoder):
+    if decoder.verifier is None or is_text_of_seed(decoder.verifier):
         options["reuse_prefix"] = True
     return prompt, options | {"logprobs": request.wanted_logprobs}
 

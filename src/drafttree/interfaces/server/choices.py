@@ -20,8 +20,8 @@ class Choices:
 
     Args:
         prompts: token ids of each prompt.
-        handles: handles of the texts, as many for each prompt, those of the first prompt first.
-        wanted: whether texts are, not only what is known of the prompts.
+        handles: one for each text, as many for each prompt, those of the first prompt first.
+        wanted: False where the reply has no text, only what is known of the prompts.
     """
 
     def __init__(self, prompts: Sequence[list[int]], handles: Sequence[Handle], *, wanted: bool = True) -> None:
@@ -43,19 +43,19 @@ class Choices:
         """Submit all texts of a request, or none of them.
 
         Args:
-            serving: the model.
-            prompts: token ids of each.
-            options: options of the engine, for each prompt.
-            seeds: seeds of the texts of a prompt.
-            wanted: as for the class.
+            serving: the served model.
+            prompts: token ids of each prompt.
+            options: the options of `Engine.submit`, for each prompt.
+            seeds: one for each text of a prompt.
+            wanted: False where the reply has no text, only what is known of the prompts.
 
         Raises:
             ServerError: there are too many for the server's queue, now or ever.
             DraftTreeError: as for `Engine.submit`.
         """
         handles: list[Handle] = []
-        most, texts = serving.settings.max_batch + serving.settings.max_queue, len(prompts) * len(seeds)
-        if texts > most:
+        texts = len(prompts) * len(seeds)
+        if texts > (most := serving.settings.max_texts):
             raise ServerError(400, f"{texts} texts are more than the server takes at once, {most}", param="n")
         try:
             for (prompt, given), seed in product(zip(prompts, options, strict=True), seeds):
@@ -65,11 +65,6 @@ class Choices:
                 handle.cancel()
             raise
         return cls(prompts, handles, wanted=wanted)
-
-    def cancel(self) -> None:
-        """Let all texts end where they are."""
-        for handle in self._handles:
-            handle.cancel()
 
     async def read(self) -> AsyncGenerator[tuple[int, Piece]]:
         """The pieces of all texts as they come, each with its place among the texts.
@@ -84,7 +79,8 @@ class Choices:
                     self._accepted += piece.accepted
                     yield place, piece
         finally:
-            self.cancel()
+            for handle in self._handles:
+                handle.cancel()
 
     @property
     def usage(self) -> Usage:
@@ -110,17 +106,17 @@ class DraftedTokens:
     """Counts the drafted tokens of a text; what it costs does not grow with the text.
 
     Args:
-        rounds: rounds of the text; they grow while it is written.
+        rounds: the rounds of the text; the list grows while it is written.
     """
 
     def __init__(self, rounds: list[Round]) -> None:
         self._rounds, self._read, self._tokens = rounds, 0, 0
 
     def count(self) -> int:
-        """Of all rounds so far."""
+        """The drafted tokens of all rounds so far."""
         new = self._rounds[self._read :]
         self._read += len(new)
-        self._tokens += sum(turn.nodes - 1 for turn in new)
+        self._tokens += sum(each.nodes - 1 for each in new)
         return self._tokens
 
 

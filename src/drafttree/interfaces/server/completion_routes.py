@@ -27,7 +27,7 @@ async def complete(request: CompletionRequest, serving: Serving) -> Response:
     serving.check_model(request.model)
     serving.admission.check()
     prompts, options = await asyncio.to_thread(_prepare, request, serving)
-    names = await asyncio.to_thread(TokenNames.of, serving.decoder) if request.wanted_logprobs else None
+    names = await asyncio.to_thread(TokenNames, serving.decoder) if request.wanted_logprobs else None
     choices = await Choices.submit(serving, prompts, options, seeds(request), wanted=request.limit > 0)
     echoes = [_echo(request, place, tokens, serving) for place, tokens in enumerate(prompts) for _ in seeds(request)]
     make = partial(Completion, object="text_completion", **reply_head("cmpl", serving))
@@ -59,8 +59,8 @@ class EchoedPrompt:
     """A prompt that is a part of the reply.
 
     Attributes:
-        text: the text of it.
-        tokens: their ids.
+        text: the prompt as text.
+        tokens: its token ids.
     """
 
     text: str
@@ -78,7 +78,7 @@ class Continuation:
 
     Args:
         index: its place among the texts of a request.
-        names: names of the tokens, None where no log-probabilities are wanted.
+        names: the tokens by name, None where no log-probabilities are wanted.
         echo: the prompt that the text begins with, None for none.
     """
 

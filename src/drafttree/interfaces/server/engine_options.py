@@ -1,4 +1,4 @@
-"""The engine's options for a request, its grammar among them."""
+"""The engine's options for a request, and the grammar that its texts must follow."""
 
 import json
 from collections.abc import Iterable
@@ -7,7 +7,6 @@ from typing import Any
 
 from drafttree.constraints import grammar
 from drafttree.constraints.grammar import Grammar
-from drafttree.engine.compatibility import is_text_of_seed
 from drafttree.engine.decoder import Decoder
 from drafttree.interfaces.server.errors import ServerError
 from drafttree.interfaces.server.protocol.messages import NamedTool
@@ -33,8 +32,8 @@ def engine_options(request: SamplingFields, decoder: Decoder, prompt_length: int
     """The options of a prompt's texts, all but their seeds.
 
     Args:
-        request: the request of the client.
-        decoder: the decoder of the model.
+        request: what the client asks for.
+        decoder: the decoder of the served model.
         prompt_length: tokens of the prompt.
         wanted: tokens of a text at most, None where the request does not say.
 
@@ -50,8 +49,8 @@ def engine_options(request: SamplingFields, decoder: Decoder, prompt_length: int
     options["temperature"] = adopted if request.temperature is None else request.temperature
     if request.top_k is not None:
         options["top_k"] = max(request.top_k, 0)
-    if grammar := reply_grammar(request):
-        options["grammar"] = grammar
+    if form := reply_grammar(request):
+        options["grammar"] = form
     return options | _token_options(request, decoder, limit)
 
 
@@ -59,7 +58,9 @@ def _token_options(request: SamplingFields, decoder: Decoder, limit: int) -> dic
     """The options that are about single tokens."""
     found: dict[str, Any] = {}
     if request.min_tokens:
-        _check_min_tokens(request.min_tokens, limit)
+        if request.min_tokens > limit:
+            message = f"min_tokens is {request.min_tokens}, but the text may have {limit} tokens"
+            raise ServerError(400, message, param="min_tokens")
         found["min_new_tokens"] = request.min_tokens
     if request.logit_bias:
         bias = {int(token): added for token, added in request.logit_bias.items()}
@@ -79,11 +80,6 @@ def seeds(request: SamplingFields) -> list[int | None]:
     return [(request.seed + choice + INT64) % (2 * INT64) - INT64 for choice in range(request.choices)]
 
 
-def keeps_beginnings(decoder: Decoder) -> bool:
-    """Whether a conversation may go on from what an earlier one has left, as it does in the engine by default."""
-    return decoder.verifier is None or is_text_of_seed(decoder.verifier)
-
-
 def _limit(wanted: int | None, prompt_length: int, decoder: Decoder) -> int:
     """Tokens of a text at most, by default as many as the context has room for, up to the model's own or 2,048.
 
@@ -99,11 +95,6 @@ def _limit(wanted: int | None, prompt_length: int, decoder: Decoder) -> int:
         raise ServerError(400, message, param="max_tokens" if room > 0 else None, code="context_length_exceeded")
     default = decoder.defaults.get("max_new_tokens") or DEFAULT_LIMIT
     return wanted if wanted is not None else min(default, default if room is None else room)
-
-
-def _check_min_tokens(least: int, limit: int) -> None:
-    if least > limit:
-        raise ServerError(400, f"min_tokens is {least}, but the text may have {limit} tokens", param="min_tokens")
 
 
 def _check_tokens(field: str, tokens: Iterable[int], decoder: Decoder) -> None:

@@ -38,7 +38,7 @@ class ServerError(Exception):
     """A request that is answered by an error.
 
     Args:
-        status: HTTP's.
+        status: the HTTP status.
         message: what is wrong, and what to do.
         param: the field of the request that is wrong.
         code: a word by which programs know the error.
@@ -59,14 +59,14 @@ class ServerError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The reply."""
+        """The JSON of the reply."""
         kind = STATUS_TYPES.get(self.status, INVALID if self.status < 500 else SERVER_ERROR)
         message, param = _as_text(self.message), self.param and _as_text(self.param)
         return {"error": {"message": message, "type": kind, "param": param, "code": self.code}}
 
     @property
     def response(self) -> JSONResponse:
-        """The same with status and headers."""
+        """The reply with its status and headers."""
         return JSONResponse(self.body, self.status, self.headers)
 
 

@@ -11,9 +11,7 @@ from fastapi import FastAPI
 
 from drafttree.core.errors import ConfigError
 from drafttree.engine.compatibility import precision_of
-from drafttree.engine.decoder import Decoder
-from drafttree.interfaces.server.admission import Admission
-from drafttree.interfaces.server.serving import ServingContext
+from drafttree.interfaces.server.serving import Admission, ServingContext
 
 GRACE = 5
 """Seconds that connections have to end once all texts have been sent."""
@@ -25,9 +23,9 @@ class DrainingServer(uvicorn.Server):
     """Drains at the first signal: running texts finish and new ones are answered 503. A second signal ends it at once.
 
     Args:
-        config: the config of uvicorn.
+        config: the settings of uvicorn.
         admission: knows which texts run.
-        tell: is called with what happens.
+        tell: is called with a line for the user about what happens.
     """
 
     def __init__(self, config: uvicorn.Config, admission: Admission, tell: Callable[[str], None]) -> None:
@@ -87,8 +85,8 @@ def run(app: FastAPI, listener: socket.socket, tell: Callable[[str], None]) -> N
 
     Args:
         app: the application.
-        listener: the listener of `listen`.
-        tell: is called with what happens.
+        listener: the socket that `listen` has made.
+        tell: is called with a line for the user about what happens.
 
     Raises:
         ConfigError: another server has begun to listen at the address.
@@ -102,16 +100,13 @@ def run(app: FastAPI, listener: socket.socket, tell: Callable[[str], None]) -> N
         listener.listen()
     except OSError as error:
         raise _unavailable(host, port, error) from None
-    tell(_first_line(serving.model_name, serving.decoder, address(host, port)))
+    model = f"{serving.model_name} in {precision_of(serving.decoder.target)}"
+    tell(f"serving {model} at {address(host, port)} ({serving.decoder.fidelity.words})")
     DrainingServer(config, serving.admission, tell).run(sockets=[listener])
 
 
-def _first_line(model: str, decoder: Decoder, where: str) -> str:
-    return f"serving {model} in {precision_of(decoder.target)} at {where} ({decoder.fidelity.words})"
-
-
 def address(host: str, port: int) -> str:
-    """Of a server, as a browser takes it."""
+    """The address of a server, as a browser takes it."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 

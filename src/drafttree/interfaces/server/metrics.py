@@ -45,11 +45,11 @@ class ServerMetrics:
     """The metrics of one server.
 
     Args:
-        engine: writes its texts.
+        engine: the engine that is measured.
         model_name: the label of every metric.
 
     Attributes:
-        registry: the registry of all of them.
+        registry: holds all metrics, for `generate_latest`.
     """
 
     def __init__(self, engine: Engine, model_name: str) -> None:
@@ -69,8 +69,8 @@ class ServerMetrics:
         """Measure a text.
 
         Args:
-            handle: the handle of it.
-            begun: when it was asked for, by `time.perf_counter`.
+            handle: the handle of the text.
+            begun: when the text was asked for, by `time.perf_counter`.
         """
         handle.listen(_Watch(self, handle, begun).look)
 
@@ -97,7 +97,7 @@ class EngineCollector(Collector):
 
     Args:
         engine: the engine that is read.
-        labels: labels of every metric.
+        labels: values of the labels of every metric, by name.
     """
 
     def __init__(self, engine: Engine, labels: dict[str, str]) -> None:
@@ -143,9 +143,9 @@ class _Watch:
     """Looks at one text.
 
     Args:
-        metrics: are told.
+        metrics: what the times are added to.
         handle: the handle of the text.
-        begun: when it was asked for.
+        begun: when the text was asked for, by `time.perf_counter`.
     """
 
     def __init__(self, metrics: ServerMetrics, handle: Handle, begun: float) -> None:

@@ -13,8 +13,8 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from drafttree.interfaces.server.admission import Admission
 from drafttree.interfaces.server.errors import ServerError
+from drafttree.interfaces.server.serving import Admission
 
 PROTECTED = "/v1"
 """Where the paths begin that need the key; health, metrics and the page of the playground do not."""
@@ -26,7 +26,7 @@ class ApiKey(AuthenticationBackend):
     """Lets in who has the key.
 
     Args:
-        key: the key that is asked for.
+        key: the key that requests must carry.
     """
 
     def __init__(self, key: str) -> None:
@@ -59,8 +59,8 @@ class BodyLimit:
     """Answers 413 to a body that says it is too large, or that turns out to be while it is read.
 
     Args:
-        app: the app that is asked otherwise.
-        most: bytes.
+        app: the application behind it.
+        most: the largest body that is let through, in bytes.
     """
 
     def __init__(self, app: ASGIApp, most: int) -> None:
@@ -97,7 +97,7 @@ class ClientPresence:
     Streams find out by themselves that they are read by nobody; what is answered as a whole would not.
 
     Args:
-        app: the app that answers.
+        app: the application behind it.
         admission: knows which texts are whose.
     """
 
@@ -129,8 +129,8 @@ class _Client:
     """Who sent a request, as the application sees it.
 
     Args:
-        receive: receives, as the server gives it.
-        send: sends, as the server gives it.
+        receive: the server's channel of what the client sends.
+        send: the server's channel to the client.
     """
 
     def __init__(self, receive: Receive, send: Send) -> None:
@@ -167,7 +167,7 @@ class _Client:
 
 
 def _digest(key: str) -> bytes:
-    """Of one length, whatever the key's is."""
+    """A digest, whose length does not tell the key's."""
     return sha256(key.encode(errors="surrogateescape")).digest()
 
 

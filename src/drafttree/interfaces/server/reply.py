@@ -1,4 +1,4 @@
-"""A reply whose texts are being written: as a stream of chunks, or whole."""
+"""A reply whose texts are being written: whole, or as a stream of server-sent events."""
 
 import json
 import time
@@ -20,10 +20,24 @@ from drafttree.interfaces.server.protocol.request_fields import SamplingFields, 
 from drafttree.interfaces.server.serving import ServingContext
 from drafttree.interfaces.server.text_pieces import Piece
 
-DONE = "[DONE]"
 FINGERPRINT = f"drafttree-{drafttree.__version__}"
-ChunkOf = Callable[..., ReplyModel]
-"""Makes a chunk, or a whole reply, of `choices` and perhaps `usage`."""
+DONE = "[DONE]"
+
+
+def reply_head(kind: str, serving: ServingContext) -> dict[str, Any]:
+    """The fields that a reply and all chunks of a stream begin with.
+
+    Args:
+        kind: what the id begins with.
+        serving: the served model.
+    """
+    return {
+        "id": f"{kind}-{uuid.uuid4().hex}",
+        "created": int(time.time()),
+        "model": serving.model_name,
+        "system_fingerprint": FINGERPRINT,
+        **serving.decoder.fidelity.to_json(),
+    }
 
 
 class ReplyText(Protocol):
@@ -49,25 +63,36 @@ class Reply:
 
     Attributes:
         choices: the texts as the engine writes them.
-        texts: the same as the reply has them.
-        chunk_of: makes a chunk.
-        whole_of: makes the whole reply.
+        texts: the same texts as the reply has them.
+        chunk_of: makes a chunk of `choices` and perhaps `usage`.
+        whole_of: makes the whole reply of the same.
     """
 
     choices: Choices
     texts: Sequence[ReplyText]
-    chunk_of: ChunkOf
-    whole_of: ChunkOf
+    chunk_of: Callable[..., ReplyModel]
+    whole_of: Callable[..., ReplyModel]
 
     async def response(self, request: SamplingFields) -> Response:
         """The response to a request, which may want a stream."""
         if request.stream:
-            return event_stream(self._chunks(request.stream_options or StreamOptions()))
+            return stream_response(self._events(request.stream_options or StreamOptions()))
         async with aclosing(self.choices.read()) as pieces:
             async for place, piece in pieces:
                 self.texts[place].add(piece)
         reply = self.whole_of(choices=[text.whole for text in self.texts], usage=self.choices.usage)
         return Response(reply.json_text(), media_type="application/json")
+
+    async def _events(self, options: StreamOptions) -> AsyncGenerator[dict[str, str]]:
+        """The chunks, then `[DONE]`; an error after the first byte is one more event."""
+        async with aclosing(self._chunks(options)) as chunks:
+            try:
+                async for chunk in chunks:
+                    yield {"data": chunk.json_text()}
+            except Exception as error:
+                yield {"data": json.dumps(as_server_error(error).body)}
+                return
+        yield {"data": DONE}
 
     async def _chunks(self, options: StreamOptions) -> AsyncGenerator[ReplyModel]:
         async with aclosing(self.choices.read()) as pieces:
@@ -87,39 +112,7 @@ class Reply:
         return {"usage": None} if options.include_usage else {}
 
 
-def reply_head(kind: str, serving: ServingContext) -> dict[str, Any]:
-    """The fields that say which reply it is.
-
-    Args:
-        kind: what its id begins with.
-        serving: the served model.
-    """
-    return {
-        "id": f"{kind}-{uuid.uuid4().hex}",
-        "created": int(time.time()),
-        "model": serving.model_name,
-        "system_fingerprint": FINGERPRINT,
-        **serving.decoder.fidelity.to_json(),
-    }
-
-
-def event_stream(chunks: AsyncGenerator[ReplyModel]) -> EventSourceResponse:
-    """A response that sends chunks as they come; an error after the first byte is one more event."""
-    return stream_response(_events(chunks))
-
-
 def stream_response(events: AsyncIterable[Any]) -> EventSourceResponse:
     """A response of server-sent events; a server that shuts down lets it end by itself."""
     AppStatus.disable_automatic_graceful_drain()
     return EventSourceResponse(events, sep="\n")
-
-
-async def _events(chunks: AsyncGenerator[ReplyModel]) -> AsyncGenerator[dict[str, str]]:
-    async with aclosing(chunks):
-        try:
-            async for chunk in chunks:
-                yield {"data": chunk.json_text()}
-        except Exception as error:
-            yield {"data": json.dumps(as_server_error(error).body)}
-            return
-    yield {"data": DONE}

@@ -35,7 +35,8 @@ def _card(serving: ServingContext) -> ModelCard:
 @router.get("/health", tags=["health"])
 async def health(serving: Serving) -> dict[str, Any]:
     """The server lives: not after its engine has died, which only a new start mends."""
-    _check_engine(serving)
+    if serving.engine.closed:
+        raise ServerError(503, "the engine has died; the log says why", code="engine_dead")
     return {"status": "ok"}
 
 
@@ -44,13 +45,7 @@ async def ready(serving: Serving) -> dict[str, Any]:
     """The server takes requests: not while it shuts down, and not after its engine has died."""
     if serving.admission.draining:
         raise ServerError(503, "the server is shutting down", code="shutting_down")
-    _check_engine(serving)
-    return {"status": "ok"}
-
-
-def _check_engine(serving: ServingContext) -> None:
-    if serving.engine.closed:
-        raise ServerError(503, "the engine has died; the log says why", code="engine_dead")
+    return await health(serving)
 
 
 @router.get("/metrics", tags=["metrics"], response_class=PlainTextResponse)

@@ -1,9 +1,9 @@
-"""The text of one choice as it grows, with the names and log-probabilities of the tokens it is made of."""
+"""The text of one choice as it grows, with its tokens by name and their log-probabilities."""
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Self
+from typing import Literal, NamedTuple
 
 from drafttree.constraints.grammar import token_bytes
 from drafttree.engine.decoder import Decoder
@@ -11,42 +11,7 @@ from drafttree.engine.generation import Chunk
 from drafttree.engine.logprobs import Logprobs
 from drafttree.interfaces.server.errors import ServerError
 
-
-class TokenNames:
-    """The names of a vocabulary.
-
-    Args:
-        pieces: the bytes of every token.
-    """
-
-    def __init__(self, pieces: Sequence[bytes]) -> None:
-        self._pieces = pieces
-
-    @classmethod
-    def of(cls, decoder: Decoder) -> Self:
-        """The names of a decoder's tokens.
-
-        Raises:
-            ConfigError: xgrammar, which reads them from the tokenizer, is not installed or cannot.
-        """
-        return cls(token_bytes(decoder.tokenizer, decoder.target.vocab_size))
-
-    def bytes(self, token: int) -> bytes:
-        """What a token stands for."""
-        return self._pieces[token]
-
-    def name(self, token: int) -> str:
-        """Its text, or `bytes:\\xe2\\x82` for bytes that are no text, as OpenAI's API writes them."""
-        piece = self._pieces[token]
-        try:
-            return piece.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
-
-
 MIN_LOGPROB = -9999.0
-
-
 """What stands for minus infinity, which JSON does not know; vLLM's number."""
 
 
@@ -63,10 +28,10 @@ class Piece:
     """What a round adds to a text.
 
     Attributes:
-        text: the text that no later token can change.
-        tokens: those it is made of, where their log-probabilities are wanted.
-        finish_reason: the finish reason in the last piece.
-        generated: tokens of the round.
+        text: new text, which no later token can change.
+        tokens: the tokens it is made of, where their log-probabilities are wanted.
+        finish_reason: why the text ends; None in every piece but the last.
+        generated: the number of tokens of the round.
         accepted: how many of them were drafted.
         prompt: log-probabilities of the prompt's tokens after the first, in the first piece if they are wanted.
     """
@@ -86,7 +51,7 @@ class TextPieces:
     string shows in no log-probability either. A stop string's own tokens and EOS are no part of the text.
 
     Args:
-        wanted: whether a text is; without, the one token that an engine writes at least is left out.
+        wanted: False to leave out the text: an engine writes one token at least.
     """
 
     def __init__(self, *, wanted: bool = True) -> None:
@@ -126,3 +91,29 @@ def scored_tokens(
 def _scored(token: int, logprob: float, top: dict[int, float]) -> ScoredToken:
     """A token whose numbers JSON can say."""
     return ScoredToken(token, max(logprob, MIN_LOGPROB), {each: max(value, MIN_LOGPROB) for each, value in top.items()})
+
+
+class TokenNames:
+    """The tokens of a vocabulary by name: their text, or their bytes where these are a part of a character.
+
+    Args:
+        decoder: its tokenizer and target have the vocabulary.
+
+    Raises:
+        ConfigError: xgrammar, which reads the bytes from the tokenizer, is not installed or cannot.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._pieces = token_bytes(decoder.tokenizer, decoder.target.vocab_size)
+
+    def bytes(self, token: int) -> bytes:
+        """What a token stands for."""
+        return self._pieces[token]
+
+    def name(self, token: int) -> str:
+        """Its text, or `bytes:\\xe2\\x82` for bytes that are no text, as OpenAI's API writes them."""
+        piece = self._pieces[token]
+        try:
+            return piece.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)

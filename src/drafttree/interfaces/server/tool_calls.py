@@ -67,10 +67,10 @@ class ToolCallReader:
     White space around calls is no part of what is said.
 
     Args:
-        speaks: whether it may say something besides calls; of what may not, a part of a call alone can be cut short.
+        speaks: whether the answer may have text besides calls; if not, text is a call cut short and is dropped.
 
     Attributes:
-        calls: how many have begun.
+        calls: the number of calls that have begun.
     """
 
     def __init__(self, *, speaks: bool = True) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from drafttree.interfaces.server.app import create_app
-from drafttree.interfaces.server.settings import ServerSettings
+from drafttree.interfaces.server.serving import ServerSettings
 from drafttree.verifiers import LossyTypical
 from helpers.browser import CHROMIUM
 from helpers.live_server import serving

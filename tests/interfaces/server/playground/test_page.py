@@ -7,7 +7,7 @@ from fastapi.testclient import TestClient
 
 from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.playground.page import Facts, make_page
-from drafttree.interfaces.server.settings import ServerSettings
+from drafttree.interfaces.server.serving import ServerSettings
 from drafttree.verifiers import VERIFIERS
 from helpers.playground import playground_decoder
 

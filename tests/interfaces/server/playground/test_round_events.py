@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from drafttree.interfaces.server.app import create_app
-from drafttree.interfaces.server.settings import ServerSettings
+from drafttree.interfaces.server.serving import ServerSettings
 from helpers.live_server import serving
 from helpers.playground import PROMPT, STREAM, playground_decoder, read_events
 

@@ -20,10 +20,10 @@ class Facts:
         model: the name it is served under.
         drafter: the drafter in words, "none" without one.
         policy: the policy in words.
-        verifier: its name, or "auto".
+        verifier: the name of the verifier, or "auto".
         precision: the dtype of the target.
         lossless: whether texts have the law of the target's own.
-        fidelity: the same in words, with why they do not.
+        fidelity: whether texts are lossless in words, and if not why.
         same_law: whether texts have one law with drafts and without.
         context: tokens of prompt and text at most, None for no limit.
         chats: whether there is a chat template.

@@ -12,7 +12,6 @@ from sse_starlette import EventSourceResponse, JSONServerSentEvent
 from drafttree.engine.batching import Handle
 from drafttree.engine.chat import turn_end
 from drafttree.engine.generation import Chunk
-from drafttree.engine.metrics import Metrics
 from drafttree.engine.prompt import Prompt
 from drafttree.evaluation.trace import TokenTexts, TracingObserver
 from drafttree.interfaces.page_parts.round_packing import pack_round
@@ -21,6 +20,7 @@ from drafttree.interfaces.server.playground.page import Facts, make_page
 from drafttree.interfaces.server.reply import stream_response
 from drafttree.interfaces.server.serving import Serving
 
+router = APIRouter(include_in_schema=False)
 FIGURES = (
     "tokens",
     "rounds",
@@ -31,12 +31,11 @@ FIGURES = (
     "time_to_first_token",
     "decoding_tokens_per_second",
 )
-"""Of `Metrics.summary`, those that end a stream."""
-router = APIRouter(include_in_schema=False)
+"""The figures of `Metrics.summary` that end a stream."""
 
 
-class Message(BaseModel):
-    """A turn of a conversation."""
+class PlaygroundMessage(BaseModel):
+    """A message of a conversation."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -48,19 +47,19 @@ class Asked(BaseModel):
     """A text that the page wants, and how.
 
     Attributes:
-        prompt: the prompt to go on from; or else `messages`, to be answered.
-        max_tokens: tokens to write at most.
+        prompt: text to go on from; or else `messages`, a conversation to be answered.
+        max_tokens: the number of tokens to write at most.
         temperature: 0 is greedy.
         top_p: keep the most probable tokens up to this probability.
-        seed: the seed of the draws, None for another one each time.
+        seed: decides the draws; None for another seed each time.
         stop: strings that end the text.
-        speculate: False to write it plainly.
+        speculate: False to write it without drafts.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Annotated[list[PlaygroundMessage], Field(min_length=1)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] = 128
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -118,8 +117,8 @@ class RoundEvents:
     what a failed request's reply has. Texts of tokens are sent once: `strings` has those that are new in a round.
 
     Args:
-        handle: the handle of the text; it is cancelled where nobody reads to the end.
-        observer: the observer of its rounds.
+        handle: the text in the engine; it is cancelled where nobody reads to the end.
+        observer: has seen the rounds of the text.
     """
 
     def __init__(self, handle: Handle, observer: TracingObserver) -> None:
@@ -138,7 +137,8 @@ class RoundEvents:
 
     def _round(self, chunk: Chunk) -> dict[str, Any]:
         """A round, or the text that a cancelled request had held back."""
-        added = {"text": _pieces(chunk), "seconds": _decoding_seconds(self._handle.metrics)}
+        metrics = self._handle.metrics
+        added = {"text": _pieces(chunk), "seconds": round(metrics.seconds - metrics.prefill_seconds, 5)}
         served = self._observer.take() if chunk.tokens else None
         if served is None:
             return added
@@ -165,7 +165,3 @@ def _pieces(chunk: Chunk) -> list[tuple[str, bool]]:
         ("".join(character for character, _ in piece), drafted)
         for drafted, piece in groupby(characters, key=lambda each: each[1])
     ]
-
-
-def _decoding_seconds(metrics: Metrics) -> float:
-    return round(metrics.seconds - metrics.prefill_seconds, 5)

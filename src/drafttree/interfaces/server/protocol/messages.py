@@ -1,7 +1,7 @@
 """The messages of a conversation, and the tools that may be called in it."""
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
@@ -72,7 +72,7 @@ class Message(RequestModel):
     function_call: Annotated[object, NotServed("it is deprecated; give tool_calls")] = None
 
     @model_validator(mode="after")
-    def _check_role(self) -> "Message":
+    def _check_role(self) -> Self:
         if self.tool_calls and self.role != "assistant":
             raise mistake("wrong_role", f"tool_calls belong to messages of the assistant, not of role {self.role!r}")
         if self.tool_call_id is not None and self.role != "tool":
@@ -197,17 +197,14 @@ class ToolFields(RequestModel):
                 return allowed.mode == "required"
         return False
 
-    def check_tools(self) -> None:
-        """Refuse a choice that the tools do not allow.
-
-        Raises:
-            PydanticCustomError: names it.
-        """
+    @model_validator(mode="after")
+    def _check_choice(self) -> Self:
         if not self.tools and self.tool_choice not in (None, "none", "auto"):
             raise mistake("no_tools", "tool_choice asks for a call, but there are no tools")
         known = self.tools_by_name
         if missing := next((name for name in self._chosen or () if name not in known), None):
             raise mistake("unknown_tool", f"tool_choice names {missing!r}, which is not among the tools")
+        return self
 
     @property
     def _chosen(self) -> list[str] | None:

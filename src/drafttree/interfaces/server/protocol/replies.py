@@ -1,4 +1,4 @@
-"""The replies, whole ones and the chunks of a stream."""
+"""The replies of all routes: whole ones and the chunks of a stream."""
 
 from typing import Literal
 
@@ -16,13 +16,13 @@ class ReplyModel(BaseModel):
 
 
 class PromptTokensDetails(ReplyModel):
-    """Of the prompt's tokens, those that an earlier text of the same beginning had left."""
+    """How many of the prompt's tokens were read before, for an earlier text that begins alike."""
 
     cached_tokens: int
 
 
 class CompletionTokensDetails(ReplyModel):
-    """Drafted tokens that the target accepted into the texts, and those it did not."""
+    """How many drafted tokens the target accepted into the texts, and how many it did not."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
@@ -152,7 +152,7 @@ class ChatCompletionChunk(TextReply):
 class CompletionLogprobs(ReplyModel):
     """Per token: its text, log-probability, the likeliest tokens at its place, and where it begins in the text.
 
-    With `echo` the first token has neither: nothing stands before it.
+    With `echo` the first token has neither a log-probability nor likeliest tokens: nothing stands before it.
     """
 
     tokens: list[str]
@@ -171,7 +171,7 @@ class CompletionChoice(ReplyModel):
 
 
 class Completion(TextReply):
-    """A reply, or a chunk of one."""
+    """A reply, or a chunk of one, which has the same form."""
 
     object: Literal["text_completion"]
     choices: list[CompletionChoice]
@@ -188,7 +188,7 @@ class ModelCard(ReplyModel):
 
 
 class ModelList(ReplyModel):
-    """All of them."""
+    """All models that are served."""
 
     object: Literal["list"]
     data: list[ModelCard]

@@ -5,7 +5,7 @@ Unknown fields, other types and numbers that are none are refused.
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -99,10 +99,10 @@ class StructuredOutputs(RequestModel):
     """One form that the whole reply must have.
 
     Attributes:
-        json_schema: named `json` in requests.
-        regex: matches the whole reply.
+        json_schema: a JSON schema, as an object or as text; named `json` in requests.
+        regex: a regular expression that matches the whole reply.
         choice: the replies there may be.
-        grammar: EBNF in GBNF syntax.
+        grammar: an EBNF grammar in GBNF syntax.
         json_object: True for any JSON object.
     """
 
@@ -113,7 +113,7 @@ class StructuredOutputs(RequestModel):
     json_object: Literal[True] | None = None
 
     @model_validator(mode="after")
-    def _check_one(self) -> "StructuredOutputs":
+    def _check_one(self) -> Self:
         if sum(value is not None for _, value in self) != 1:
             raise mistake("one_form", "give exactly one of json, regex, choice, grammar and json_object")
         return self
@@ -208,14 +208,11 @@ class SamplingFields(RequestModel):
             raise mistake("no_token_id", f"{wrong[:40]!r} is no token id")
         return bias
 
-    def check_stream(self) -> None:
-        """Refuse options of a stream without one.
-
-        Raises:
-            PydanticCustomError: names them.
-        """
+    @model_validator(mode="after")
+    def _check_stream(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise mistake("no_stream", "stream_options needs stream to be true")
+        return self
 
     @property
     def choices(self) -> int:

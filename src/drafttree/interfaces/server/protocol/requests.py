@@ -1,6 +1,6 @@
 """The requests to /v1/chat/completions and /v1/completions."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -55,9 +55,7 @@ class ChatRequest(SamplingFields, ToolFields):
     documents: Annotated[object, NotServed("give them as messages")] = None
 
     @model_validator(mode="after")
-    def _check(self) -> "ChatRequest":
-        self.check_stream()
-        self.check_tools()
+    def _check_together(self) -> Self:
         older, newer = self.max_tokens, self.max_completion_tokens
         if older is not None and newer is not None and older != newer:
             raise mistake("two_limits", "max_tokens and max_completion_tokens differ; give one of them")
@@ -131,8 +129,7 @@ class CompletionRequest(SamplingFields):
     add_special_tokens: Annotated[object, NotServed("give token ids for a prompt without them", (True,))] = None
 
     @model_validator(mode="after")
-    def _check(self) -> "CompletionRequest":
-        self.check_stream()
+    def _check_tokens(self) -> Self:
         if self.limit == 0 and not self.echo:
             raise mistake("no_tokens", "max_tokens is 0, so there is nothing to send without echo")
         return self
