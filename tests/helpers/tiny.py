@@ -24,6 +24,7 @@ from transformers import (
 from drafttree.core.tree import DraftTree
 from drafttree.models import Output, Segment, TargetModel, TreeCache
 from drafttree.models.base import Backend
+from drafttree.models.module.module_inputs import as_cache
 
 VOCAB = 97
 WINDOW = 5
@@ -192,7 +193,7 @@ def decode(module: PreTrainedModel, prefix: Sequence[int], paths: Sequence[Seque
     """Logits `[tokens, vocab]` that transformers computes along each path of token ids, one token at a time."""
     cache = DynamicCache(config=module.config)
     if prefix:
-        module(input_ids=torch.tensor([list(prefix)]), past_key_values=cache)
+        module(input_ids=torch.tensor([list(prefix)]), **as_cache(module, cache))
     return [_decode(module, deepcopy(cache), path) for path in paths]
 
 
@@ -202,7 +203,7 @@ def _decode(module: PreTrainedModel, cache: DynamicCache, path: Sequence[int]) -
 
 def _step(module: PreTrainedModel, cache: DynamicCache, token: int) -> Tensor:
     position = torch.tensor([[cache.get_seq_length()]])  # Bamba counts from 0 in every pass if it is not told
-    return module(input_ids=torch.tensor([[token]]), position_ids=position, past_key_values=cache).logits[0]
+    return module(input_ids=torch.tensor([[token]]), position_ids=position, **as_cache(module, cache)).logits[0]
 
 
 def worst_gap(logits: Tensor, module: PreTrainedModel, prefix: Sequence[int], tree: TensorTree) -> float:

@@ -19,7 +19,7 @@ from drafttree.drafters.base import DraftSession, HiddenStates, ShownBySize
 from drafttree.drafters.session import Frontier, TreeSession, count_pass, level_segments
 from drafttree.models import NAME, CacheLayout, Segment, TreeCache
 from drafttree.models.module.fingerprint import SelectedBackend
-from drafttree.models.module.module_inputs import ModuleInputs
+from drafttree.models.module.module_inputs import ModuleInputs, as_cache
 from drafttree.models.segment import join, split
 
 PREFILL_CHUNK = 512
@@ -117,8 +117,8 @@ class Eagle3Head(nn.Module):
         """Run the layers over rows whose plan says what they attend to."""
         tokens, positions, cache, plan = inputs
         rotary = self.rotary(hidden, positions)
-        shared = {"position_embeddings": rotary, "past_key_values": cache, "tree_plan": plan, "attention_mask": None}
         first: Any = self.layers[0]
+        shared = {"position_embeddings": rotary, "tree_plan": plan, "attention_mask": None, **as_cache(first, cache)}
         normed = first.hidden_norm(hidden)
         pair = torch.cat((first.input_layernorm(self.embed_tokens(tokens)), normed), -1)
         hidden = (normed if self.config.normed_residual else hidden) + first.self_attn(pair, **shared)[0]

@@ -16,6 +16,7 @@ from drafttree.drafters.base import DraftSession, HiddenStates
 from drafttree.drafters.heads import HeadsDrafter, ResBlock, embedding
 from drafttree.drafters.session import Frontier, SharedSession, count_pass
 from drafttree.models import NAME, CacheLayout, TreeCache, TreePlan
+from drafttree.models.module.module_inputs import as_cache
 
 PREFILL_CHUNK = 512
 PREFIX_FIELDS = (
@@ -170,7 +171,7 @@ class HydraDrafter(HeadsDrafter):
         causal = torch.ones(1, count, count, dtype=torch.bool, device=hidden.device).tril()
         plan = TreePlan(cache, positions, causal, hidden.dtype)
         out = prefix(
-            inputs_embeds=hidden, position_ids=positions, past_key_values=cache, use_cache=True, tree_plan=plan
+            inputs_embeds=hidden, position_ids=positions, use_cache=True, tree_plan=plan, **as_cache(prefix, cache)
         )
         cache.grow(positions)
         cache.commit(range(count))

@@ -26,11 +26,12 @@ from transformers.generation.logits_process import LogitNormalization, LogitsPro
 from transformers.generation.streamers import BaseStreamer
 
 from drafttree.constraints.refusals import REFUSED, refusal, show_option
+from drafttree.models.module.module_inputs import CACHE_NAMES
 
 SERVED = {"num_return_sequences", "output_scores", "output_logits", "streamer", "tokenizer", "attention_mask"}
-SERVED |= {"past_key_values", "input_ids", "inputs"}
+SERVED |= {*CACHE_NAMES, "input_ids", "inputs"}
 """What `custom_generate` serves although `Decoder.generate` refuses it."""
-INPUTS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "cache_position"}
+INPUTS = {"attention_mask", "position_ids", *CACHE_NAMES, "use_cache", "logits_to_keep", "cache_position"}
 WARPERS: dict[type, tuple[str, str] | None] = {
     TemperatureLogitsWarper: ("temperature", "temperature"),
     TopHLogitsWarper: ("top_h", "top_h"),

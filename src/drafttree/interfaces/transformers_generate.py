@@ -65,6 +65,7 @@ from drafttree.loading import (
 )
 from drafttree.loading.specs import DEFAULT_POLICY
 from drafttree.models import TargetModel, input_device, select_backend, verify_once
+from drafttree.models.module.module_inputs import CACHE_NAMES
 
 __all__ = ["TreeGenerate", "generate"]
 
@@ -93,6 +94,10 @@ def generate(
     """
     _bind()
     return TreeGenerate(drafter, policy, verifier, grammar)
+
+
+CACHE_FIELD = next(name for name in CACHE_NAMES if name in GenerateDecoderOnlyOutput.__dataclass_fields__)
+"""Where transformers returns a cache."""
 
 
 class TreeGenerate:
@@ -150,7 +155,7 @@ class TreeGenerate:
         check_batch(len(input_ids), stopping_criteria, streamer)
         processors, sampling = split_processors(logits_processor, bool(generation_config.do_sample))
         padding = left_padding(input_ids, model_kwargs.get("attention_mask"), model_kwargs.get("position_ids"))
-        cache = model_kwargs.get("past_key_values")
+        cache = next((model_kwargs[name] for name in CACHE_NAMES if name in model_kwargs), None)
         filled = cache_to_fill(cache, padding, generation_config)
         seeds = torch.randint(2**63 - 1, (len(input_ids),)).tolist() if sampling else [0] * len(input_ids)
         limit = stopping_criteria.max_length or generation_config.max_length
@@ -175,7 +180,7 @@ class TreeGenerate:
         sequences = _stack(rows, generation_config)
         if not generation_config.return_dict_in_generate:
             return sequences
-        outputs: Any = {"past_key_values": filled, **stack_rows(recorders, generation_config)}
+        outputs: Any = {CACHE_FIELD: filled, **stack_rows(recorders, generation_config)}
         return GenerateDecoderOnlyOutput(sequences=sequences, **outputs)  # pyright: ignore[reportArgumentType]
 
     def _request(self, decoder: Decoder, ids: Tensor, pad: int, options: Any) -> Request:

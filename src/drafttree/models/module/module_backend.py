@@ -23,7 +23,7 @@ from drafttree.models.module.module_checks import (
     recurrent_layers,
     takes_mask,
 )
-from drafttree.models.module.module_inputs import JoinedCache, ModuleInputs, SharedCache
+from drafttree.models.module.module_inputs import JoinedCache, ModuleInputs, SharedCache, as_cache
 from drafttree.models.module.probe import shares_alike
 from drafttree.models.module.recurrent import TreeSteps, stepping
 from drafttree.models.segment import Output, Segment, forward_in_groups, split, split_layers
@@ -115,7 +115,7 @@ class ModuleBackend:
             out = self._module(
                 input_ids=inputs.tokens,
                 position_ids=inputs.positions,
-                past_key_values=inputs.cache,
+                **as_cache(self._module, inputs.cache),
                 use_cache=True,
                 logits_to_keep=0 if is_all else torch.tensor(scored or [0], device=self.device),
                 **(tree or {"tree_plan": plan}),
@@ -154,7 +154,7 @@ class ModuleBackend:
 def layout_of(module: PreTrainedModel) -> CacheLayout:
     """The layout of the KV cache of a module that has its own attention, found by a pass over one token."""
     cache = DynamicCache(config=module.config)
-    module(input_ids=torch.zeros(1, 1, dtype=torch.long, device=input_device(module)), past_key_values=cache)
+    module(input_ids=torch.zeros(1, 1, dtype=torch.long, device=input_device(module)), **as_cache(module, cache))
     layers: dict[int, Any] = dict(enumerate(cache.layers))
     shapes = {
         index: LayerShape(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3])

@@ -55,7 +55,8 @@ def incompatibility(module: PreTrainedModel) -> str | None:
     config = module.config.get_text_config()
     if getattr(config, "num_hidden_layers", 1) < 1:
         return "no layers"
-    is_hybrid = bool(recurrent_layers(module)) and "past_key_values" in signature(module.forward).parameters
+    # models of recurrent layers alone, which no pass reads in a tree, take no positions
+    is_hybrid = bool(recurrent_layers(module)) and "position_ids" in signature(module.forward).parameters
     known = TREE_LAYERS | HYBRID_LAYERS if is_hybrid else TREE_LAYERS
     types = set(getattr(config, "layer_types", None) or ())
     foreign = ", ".join(sorted(types - known))

@@ -5,15 +5,32 @@ them on in a way by which our attention function finds them.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
+from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Cache
 
 from drafttree.core.errors import ModelError
 from drafttree.models.attention.tree_attention import AttentionPart, Plan, TreePlan
 from drafttree.models.segment import Segment, join
+
+CACHE_NAMES = "cache", "past_key_values"
+"""What transformers calls a cache from 5.24 on, and before; so do the modules of others, each as it pleases."""
+
+
+@lru_cache(maxsize=256)
+def cache_name(module: type[nn.Module]) -> str | None:
+    """What the forward of a class of modules calls its KV cache, None where it takes none."""
+    parameters = signature(module.forward).parameters
+    return next((name for name in CACHE_NAMES if name in parameters), None)
+
+
+def as_cache(module: nn.Module, cache: Cache) -> dict[str, Any]:
+    """The KV cache as a keyword argument of a module."""
+    return {cache_name(type(module)) or CACHE_NAMES[0]: cache}
 
 
 class SegmentCache(Cache):

@@ -15,6 +15,7 @@ from drafttree.models.cache.kv_cache import TreeCache
 from drafttree.models.module.fingerprint import is_plain_module
 from drafttree.models.module.long_rope import context_limit, rope_switch
 from drafttree.models.module.module_checks import input_device, logits_width, recurrent_layers
+from drafttree.models.module.module_inputs import as_cache
 from drafttree.models.segment import Output, Segment, forward_in_groups
 
 PREFIX = 20
@@ -80,7 +81,7 @@ def _own_logits(module: PreTrainedModel, probe: Probe, path: list[int], steps: b
     for part in filter(None, parts):
         ids = torch.tensor([part], device=input_device(module))
         positions = start + torch.arange(len(part), device=ids.device)[None]
-        logits = module(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True).logits
+        logits = module(input_ids=ids, position_ids=positions, use_cache=True, **as_cache(module, cache)).logits
         start += len(part)
     return logits[0, -1].float()
 
