@@ -12,6 +12,9 @@ import tempfile
 import pytest
 import torch
 
+from helpers.fixed_costs import fixed_costs
+
+__all__ = ["fixed_costs"]
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
 

@@ -11,7 +11,7 @@ README = (ROOT / "README.md").read_text()
 
 def test_the_first_example_prints_what_is_below_it(capsys):
     code, printed = re.search(r"```python\n(.*?)```\n\n((?:    [^\n]*\n)+)", README, re.DOTALL).groups()
-    exact = code.replace("drafttree.load()", 'drafttree.load(dtype="float32")')
+    exact = code.replace('"dynatree")', '"dynatree", dtype="float32")')
     assert exact != code
     exec(exact, {})
     assert capsys.readouterr().out == re.sub("^    ", "", printed, flags=re.MULTILINE)

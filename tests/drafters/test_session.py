@@ -11,7 +11,7 @@ import torch
 from drafttree.drafters import Drafter, Eagle3Drafter
 from drafttree.drafters.base import ChoosingSession
 from drafttree.drafters.language_model import LanguageModelSession
-from drafttree.drafters.session import Frontier, draft_expand, draft_root
+from drafttree.drafters.session import MOST_MISSED, Frontier, LateReader, draft_expand, draft_root
 from drafttree.models import TargetModel
 from helpers.drafter_kinds import DRAFTERS, drafter_of, random_states, random_text
 
@@ -253,3 +253,41 @@ def test_a_round_whose_pass_fails_leaves_the_sessions_ready_for_the_next_one(kin
         request.nodes = [[(5, 0)]]
         request.commit()
     assert draft(requests, levels=2) >= 3
+
+
+class Told:
+    """A session that notes what it is told."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple] = []
+
+    def prefill(self, hidden_states, tokens: int) -> None:
+        self.calls.append(("prefill", tokens))
+
+    def commit(self, tokens: list[int], hidden_states) -> None:
+        self.calls.append(("commit", tokens))
+
+
+def test_a_session_is_told_at_once_unless_its_drafts_rest():
+    told = Told()
+    reader = LateReader(told)
+    reader.prefill((), 3)
+    assert told.calls == [("prefill", 3)]
+    reader.resting = True
+    reader.commit([1], ())
+    reader.commit([2, 3], ())
+    assert len(told.calls) == 1
+    reader.catch_up()
+    assert told.calls[1:] == [("commit", [1]), ("commit", [2, 3])]
+    reader.catch_up()
+    assert len(told.calls) == 3
+
+
+def test_a_resting_session_falls_behind_by_so_many_tokens_at_most():
+    told = Told()
+    reader = LateReader(told)
+    reader.resting = True
+    reader.prefill((), MOST_MISSED)
+    assert not told.calls
+    reader.commit([1], ())
+    assert told.calls == [("prefill", MOST_MISSED), ("commit", [1])]

@@ -9,6 +9,7 @@ from drafttree.core.errors import ConfigError
 from drafttree.evaluation.inflation import inflate, load_inflated
 from drafttree.evaluation.shapes import SHAPES, Shape, find_shape
 from drafttree.loading import zoo
+from drafttree.policies import DynaTree
 from helpers import tiny
 
 SMALL = {**tiny.GROUPED, "head_dim": 8}
@@ -74,8 +75,8 @@ def test_mistakes_are_named():
 @pytest.mark.parametrize("name", [*zoo.HEADS, "mixed:embedded-eagle3"])
 def test_a_head_drafts_for_the_inflated_target_what_it_drafts_for_the_small_one(name, monkeypatch):
     monkeypatch.setitem(SHAPES, "slightly larger", LARGER)
-    large = load_inflated("embedded", name, "slightly larger", "float32", "cpu")
-    small = drafttree.load("embedded", name, dtype="float32", device="cpu")
+    large = load_inflated("embedded", name, "slightly larger", "float32", "cpu").with_policy(DynaTree())
+    small = drafttree.load("embedded", name, "dynatree", dtype="float32", device="cpu")
     outs = [each.generate("one two one two", max_new_tokens=16) for each in (large, small)]
     assert outs[0].tokens == outs[1].tokens
     assert outs[0].drafted == outs[1].drafted

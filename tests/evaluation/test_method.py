@@ -20,7 +20,7 @@ def decoder():
     ("given", "canonical"),
     [
         (" lookup | talon:width=4,budget=8 | rrsw ", "lookup|talon:budget=8,width=4|rrsw"),
-        ("lookup", "lookup|dynatree"),
+        ("lookup", "lookup|auto"),
         ("lookup|chain:depth=4", "lookup|chain:depth=4"),
         ("lookup||rrsw", "lookup|dynatree|rrsw"),
         ("lookup|chain|auto", "lookup|chain"),

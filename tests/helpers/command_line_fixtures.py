@@ -17,9 +17,9 @@ def embedded():
 def quick(embedded, monkeypatch):
     """`load` without reading the weights again."""
 
-    def load(target, drafter="auto", policy="dynatree", *_, **__):
+    def load(target, drafter="auto", policy=None, *_, **__):
         decoder = embedded.plain() if drafter == "none" else embedded
-        return decoder.with_policy(make_policy(policy))
+        return decoder.with_policy(make_policy(policy)) if policy else decoder
 
     monkeypatch.setattr(decoders, "load", load)
 

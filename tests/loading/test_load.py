@@ -181,9 +181,9 @@ def test_a_mixed_drafters_tokenizer_is_checked(folder, tmp_path_factory):
     assert "token 1 is 'b'" in told(TokenizerMismatch, drafttree.load, folder, f"mixed:{other}")
 
 
-def test_auto_takes_the_embedded_draft_or_else_lookup(folder):
-    assert choose_drafter("embedded").name == "embedded-draft"
-    assert isinstance(drafttree.load().drafter, LanguageModelDrafter)
+def test_auto_takes_the_embedded_head_behind_lookup_or_else_lookup(folder):
+    assert choose_drafter("embedded").name == "mixed:embedded-eagle3"
+    assert isinstance(drafttree.load().drafter, MixedDrafter)
     for target in (folder, str(folder), tiny.build("llama")):
         assert choose_drafter(target).name == "lookup"
         assert isinstance(drafttree.load(target, device="cpu").drafter, PromptLookupDrafter)
@@ -193,7 +193,7 @@ def test_auto_takes_the_embedded_draft_or_else_lookup(folder):
 def test_embedded_pair_is_the_default_and_loads_in_every_dtype():
     for dtype in ("float32", "bfloat16"):
         decoder = drafttree.load(dtype=dtype, device="cpu")
-        assert decoder.target.dtype is decoder.drafter.model.dtype is getattr(torch, dtype)
+        assert decoder.target.dtype is decoder.drafter.model.head.fc.weight.dtype is getattr(torch, dtype)
         assert len(decoder.generate("It was", max_new_tokens=4, ignore_eos=True).tokens) == 4
     assert drafttree.load(drafter="none").drafter is None
 
@@ -278,7 +278,7 @@ def test_mixed_needs_a_model(name):
 
 
 def test_auto_takes_lookup_where_no_other_drafter_is_to_be_had(monkeypatch):
-    assert choose_drafter("embedded").name == "embedded-draft"
+    assert choose_drafter("embedded").name == "mixed:embedded-eagle3"
     assert choose_drafter("some/model").name == "lookup"
     assert "no model is known to draft for some/model" in choose_drafter("some/model").reason
     assert "no model is known to draft for this target" in choose_drafter(tiny.build("llama")).reason

@@ -1,6 +1,5 @@
 """Auto's trees and pauses under curves that are known, and that no clock and no drawn node decides them."""
 
-import itertools
 import math
 import random
 import time
@@ -22,8 +21,17 @@ from drafttree.evaluation.exactness import law, trees
 from drafttree.evaluation.pair_trials import EXACT, toy_pair
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.policies import Auto, TreePolicy
-from drafttree.policies.auto import AutoSampled
-from drafttree.policies.auto_state import LARGEST_GAIN, LARGEST_LOSS, LONGEST_PAUSE, AutoState
+from drafttree.policies.auto import LOOK_EVERY, AutoSampled
+from drafttree.policies.auto_state import (
+    LARGEST_GAIN,
+    LARGEST_LOSS,
+    LONGER,
+    LONGEST_PAUSE,
+    MUCH_LONGER,
+    SHORTEST_PAUSE,
+    AutoState,
+    Balance,
+)
 from drafttree.policies.base import RoundOutcome, TextContext
 from drafttree.policies.tree_value import best_limits
 from drafttree.verifiers import RRS, Block, Coupled, Greedy, PointMass, RRSw, Traversal
@@ -96,6 +104,13 @@ def test_depth_children_budget_and_the_drafters_levels_are_bounds():
     assert {each.widths for each in out.metrics.rounds} <= {(1,), ()}
 
 
+THREE = tree_of([0, 0, 1], [0.6, 0.3, 0.5], widths=(1, 2))
+
+
+def likely(accepted: float) -> SimpleNamespace:
+    return SimpleNamespace(expected_accepted=accepted)
+
+
 def wrong(prefix) -> list[float]:
     """Certain of a token that the target does not choose."""
     chosen = argmax(TARGET(prefix))
@@ -123,12 +138,39 @@ def test_a_round_without_a_draft_does_not_ask_the_drafter():
     assert made.drafter.drafts[-1].passes == sum(len(each.widths) for each in rounds)
 
 
-def test_pauses_double_up_to_the_longest():
-    rounds = decoder(DEAR, wrong).generate(PROMPT, max_new_tokens=400).metrics.rounds
-    asked = [place for place, each in enumerate(rounds) if each.widths]
-    pauses = [after - before - 1 for before, after in itertools.pairwise(asked) if after - before > 1]
-    assert len(pauses) >= 3
-    assert pauses == [min(pauses[0] * 2**place, LONGEST_PAUSE) for place in range(len(pauses))]
+@pytest.mark.parametrize(("accepted", "longer"), [(0, MUCH_LONGER), (2, LONGER)])
+def test_pauses_become_longer_up_to_the_longest_and_faster_where_more_is_lost(accepted, longer):
+    costs = curve(first=2.2)  # two accepted tokens are nearly worth it
+    state, pauses = AutoState.begin(TextContext(costs)), []
+    alone, drafted = RoundOutcome(tree_of([], [], ()), [0]), RoundOutcome(THREE, [0, 1, 3][: 1 + accepted])
+    while len(pauses) < 8:
+        if state.model.waiting:
+            pauses.append(state.model.waiting)
+            for _ in range(pauses[-1]):
+                state = state.observe(alone)
+        state = state.observe(drafted)
+    assert pauses == [min(SHORTEST_PAUSE * longer**place, LONGEST_PAUSE) for place in range(8)]
+
+
+def test_each_model_of_a_drafter_pauses_by_itself():
+    two = replace(TOY_COSTS, draft=(DraftCosts(0.0, ONE), DraftCosts(0.5, Costs((1,), (2.0,)))))
+    state = AutoState.begin(TextContext(two))
+    for _ in range(3):
+        state = state.observe(RoundOutcome(replace(THREE, source=1), [0]))
+    lookup, model = state.balances
+    assert (bool(model.waiting), lookup.waiting, state.is_paused) == (True, 0, False)
+    assert Auto().wants_draft(state, likely(3.0))
+    assert not Auto().wants_draft(state, SimpleNamespace(expected_accepted=None))
+
+
+def test_what_lookup_expects_is_doubted_while_its_drafts_pause():
+    state = new_states(Auto())[0]
+    least = TOY_COSTS.round(2, (1,)) / TOY_COSTS.plain_round - 1
+    paused = replace(state, balances=(Balance(waiting=LOOK_EVERY, pause=8),))
+    for current, needed in ((state, least), (paused, 2 * least)):
+        assert Auto().wants_draft(current, likely(1.01 * needed))
+        assert not Auto().wants_draft(current, likely(0.99 * needed))
+    assert not Auto().wants_draft(paused.observe(RoundOutcome(tree_of([], [], ()), [0])), likely(9.0))
 
 
 def test_a_drafter_that_becomes_right_is_taken_up_again():
@@ -279,15 +321,13 @@ def test_texts_that_pause_have_the_targets_law(verifier, place):
 
 # What a state counts.
 
-THREE = tree_of([0, 0, 1], [0.6, 0.3, 0.5], widths=(1, 2))
-
 
 def test_a_round_counts_its_tokens_and_its_cost_by_the_curve():
     (state,) = new_states(Auto())
     after = state.observe(RoundOutcome(THREE, [0, 1, 3]))
     cost = TOY_COSTS.round(4, (1, 2))
     assert (after.tokens, after.cost) == pytest.approx((3, cost))
-    assert after.surplus == pytest.approx(3 - cost / TOY_COSTS.plain_round)
+    assert after.model.surplus == pytest.approx(3 - cost / TOY_COSTS.plain_round)
     assert sum(after.calibrations[0].trials.values()) == 3
     later = after.observe(RoundOutcome(THREE, [0]))
     assert 1 < later.tokens < 4
@@ -300,13 +340,13 @@ def test_what_drafting_has_gained_is_soon_lost_again():
     (state,) = new_states(Auto())
     for _ in range(50):
         state = state.observe(RoundOutcome(THREE, [0, 1, 3]))
-    assert state.surplus == LARGEST_GAIN
+    assert state.model.surplus == LARGEST_GAIN
     loss = TOY_COSTS.round(4, (1, 2)) / TOY_COSTS.plain_round - 1
     rounds = math.ceil((LARGEST_GAIN - LARGEST_LOSS) / loss)
     for _ in range(rounds):
-        assert not state.waiting
+        assert not state.model.waiting
         state = state.observe(RoundOutcome(THREE, [0]))
-    assert state.waiting
+    assert state.model.waiting
 
 
 def test_the_rate_is_never_below_plain_decodings():
@@ -320,19 +360,10 @@ def test_rounds_of_plain_decoding_only_pass_the_time():
     (state,) = new_states(Auto())
     alone = RoundOutcome(tree_of([], [], ()), [0])
     assert state.observe(alone) == state
-    waiting = replace(state, waiting=2)
+    waiting = replace(state, balances=(Balance(waiting=2),))
     assert not Auto().wants_draft(waiting, None)
-    assert waiting.observe(alone).waiting == 1
+    assert waiting.observe(alone).model.waiting == 1
     assert Auto().wants_draft(waiting.observe(alone).observe(alone), None)
-
-
-@pytest.mark.parametrize("waiting", [0, 5])
-def test_a_drafter_that_tells_what_it_expects_is_asked_where_that_is_worth_a_round(waiting):
-    state = replace(new_states(Auto())[0], waiting=waiting)
-    least = TOY_COSTS.round(2, (1,)) / TOY_COSTS.plain_round - 1
-    assert Auto().wants_draft(state, SimpleNamespace(expected_accepted=1.01 * least))
-    assert not Auto().wants_draft(state, SimpleNamespace(expected_accepted=0.99 * least))
-    assert Auto().wants_draft(state, SimpleNamespace(expected_accepted=None)) is not bool(waiting)
 
 
 def test_each_model_of_a_drafter_has_costs_and_counts_of_its_own():

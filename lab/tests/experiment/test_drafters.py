@@ -15,7 +15,7 @@ POLICIES = ["chain:depth=2", "talon:budget=4"]
 
 @pytest.fixture(scope="module")
 def decoder():
-    return drafttree.load(dtype="float32")
+    return drafttree.load(drafter="embedded-draft", dtype="float32")
 
 
 @pytest.fixture(scope="module")

@@ -101,7 +101,13 @@ class ResumableSession(DraftSession, Protocol):
 
 
 class ChoosingSession(DraftSession):
-    """A session of a drafter that mixes others (`sources_of`): another session of its own drafts each round."""
+    """A session of a drafter that mixes others (`sources_of`): another session of its own drafts each round.
+
+    Attributes:
+        resting: whether nothing is drafted at present, so that what it is told can wait.
+    """
+
+    resting: bool = False
 
     @abstractmethod
     def choose(self) -> tuple[int, DraftSession]:
@@ -148,7 +154,9 @@ def sources_of(drafter: Drafter) -> tuple[Drafter, ...]:
 
 def accepted_rows(hidden: HiddenStates, path: list[int]) -> HiddenStates:
     """The hidden states of an accepted path, which is the tree's first nodes wherever the tree is a chain."""
-    if path[-1] == len(path) - 1 or not hidden:
+    if not hidden or hidden[0].shape[1] == 1:
+        return hidden
+    if path[-1] == len(path) - 1:
         return tuple(layer[:, : len(path)] for layer in hidden)
     rows = torch.tensor(path, device=hidden[0].device)
     return tuple(layer.index_select(1, rows) for layer in hidden)

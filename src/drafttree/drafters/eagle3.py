@@ -277,6 +277,15 @@ class Eagle3Session(TreeSession):
         self.unread += tokens
         self._hidden_states.append(hidden_states)
 
+    @torch.inference_mode()
+    def keep(self, tokens: int) -> object:
+        """As in `ResumableSession`; rows that the next draft pass would have computed are computed now."""
+        if self.unread and self._hidden_states:
+            segment, states = self.unread_rows()
+            self.shared([segment], self.shared.fuse(states))
+            self.begin_tree()
+        return super().keep(tokens)
+
     def unread_rows(self) -> tuple[Segment, HiddenStates]:
         """The rows of unread tokens, and the target's hidden states before them.
 

@@ -4,6 +4,7 @@ from torch import Tensor
 
 from drafttree.drafters.base import ChoosingSession, Drafter, DraftSession, HiddenStates, ShownBySize
 from drafttree.drafters.match_index import USUAL_LEVELS, LookupDrafter, LookupSession
+from drafttree.drafters.session import LateReader
 
 LOOKUP_ROUND_COST = 2 / 3
 """Cost of a round drafted by lookup over one drafted by the model: v + h against v + c * delta + h."""
@@ -48,7 +49,7 @@ class MixedSession(ChoosingSession):
     """The sessions of both drafters for one request."""
 
     def __init__(self, lookup: LookupSession, model: DraftSession) -> None:
-        self._lookup, self._model = lookup, model
+        self._lookup, self._model, self._model_text = lookup, model, LateReader(model)
         self._drafting: DraftSession | None = None
         self._accepted, self._levels = INITIAL_ACCEPTED, USUAL_LEVELS
         self._passes_before = 0
@@ -67,9 +68,11 @@ class MixedSession(ChoosingSession):
 
     def prefill(self, hidden_states: HiddenStates, tokens: int) -> None:
         self._lookup.prefill(hidden_states, tokens)
-        self._model.prefill(hidden_states, tokens)
+        self._model_text.resting = self.resting
+        self._model_text.prefill(hidden_states, tokens)
 
     def keep(self, tokens: int) -> object:
+        self._model_text.catch_up()
         keep = getattr(self._model, "keep", None)
         return keep(tokens) if keep else None
 
@@ -91,6 +94,8 @@ class MixedSession(ChoosingSession):
         if self._drafting is None:
             use_lookup = self._takes_lookup(self._lookup.expect(self._levels))
             self._drafting = self._lookup if use_lookup else self._model
+            if not use_lookup:
+                self._model_text.catch_up()
             self._passes_before = self._drafting.passes
         return int(self._drafting is self._model), self._drafting
 
@@ -110,4 +115,5 @@ class MixedSession(ChoosingSession):
             self._accepted += RESET_RATE * (INITIAL_ACCEPTED - self._accepted)
         self._drafting = None
         self._lookup.commit(tokens, hidden_states)
-        self._model.commit(tokens, hidden_states)
+        self._model_text.resting = self.resting
+        self._model_text.commit(tokens, hidden_states)

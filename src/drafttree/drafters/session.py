@@ -5,8 +5,9 @@ A drafter whose sessions can share passes has `root` and `expand` for lists of t
 that writes `root` and `expand` of its own drafts by itself.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -14,8 +15,11 @@ import torch
 from torch import Tensor
 
 from drafttree.core.timing import PassTimer, time_together
-from drafttree.drafters.base import DraftLogits
+from drafttree.drafters.base import DraftLogits, DraftSession, HiddenStates
 from drafttree.models import Segment, TreeCache
+
+MOST_MISSED = 1024
+"""Tokens a session may be behind its text: their hidden states are kept for it."""
 
 
 class Frontier(NamedTuple):
@@ -208,6 +212,45 @@ def _shared_drafter(sessions: Sequence[DraftLogits]) -> SharedDrafter | None:
         return None
     alike = (type(each) is type(first) and getattr(each, "shared", None) is first.shared for each in sessions)
     return first.drafter if all(alike) else None
+
+
+class LateReader:
+    """Tells a session what its text has become, no sooner than it is to draft where drafting rests.
+
+    So a text that is not drafted for costs what plain decoding does: nothing of it is read by a draft model.
+
+    Args:
+        session: the session to tell.
+
+    Attributes:
+        resting: whether what comes can wait until `catch_up`.
+    """
+
+    def __init__(self, session: DraftSession) -> None:
+        self.resting = False
+        self._session = session
+        self._missed: list[Callable[[], None]] = []
+        self._tokens = 0
+
+    def prefill(self, hidden_states: HiddenStates, tokens: int) -> None:
+        """As `DraftSession.prefill`."""
+        self._tell(partial(self._session.prefill, hidden_states, tokens), tokens)
+
+    def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
+        """As `DraftSession.commit`."""
+        self._tell(partial(self._session.commit, tokens, hidden_states), len(tokens))
+
+    def _tell(self, call: Callable[[], None], tokens: int) -> None:
+        self._missed.append(call)
+        self._tokens += tokens
+        if not self.resting or self._tokens > MOST_MISSED:
+            self.catch_up()
+
+    def catch_up(self) -> None:
+        """Tell the session all that it has missed."""
+        missed, self._missed, self._tokens = self._missed, [], 0
+        for call in missed:
+            call()
 
 
 @contextmanager

@@ -95,7 +95,7 @@ class PrefixCache:
         if not cache.length:
             return
         tokens = request.tokens[: cache.length]
-        keep = getattr(request.drafting.session, "keep", None)
+        keep = getattr(request.drafting.catch_up(), "keep", None)
         self._texts = [text for text in self._texts if tokens[: len(text.tokens)] != text.tokens]
         self._texts.append(KeptText(tokens, cache, keep(cache.length) if keep else None))
         while self.tokens > self.max_tokens or len(self._texts) > MAX_TEXTS:

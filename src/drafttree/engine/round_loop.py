@@ -98,7 +98,7 @@ class RoundLoop:
         drafting.close()
         if drafting.wanted and self.drafter:
             with drafting.failing_softly():
-                drafting.session = self._start_draft(self.drafter, request)
+                drafting.start(self._start_draft(self.drafter, request))
                 request.metrics.is_mixed = isinstance(drafting.session, ChoosingSession)
         if drafting.context is None:
             drafting.context = self._context(request)
@@ -117,15 +117,21 @@ class RoundLoop:
         return session
 
     @torch.inference_mode()
-    def begin(self, request: Request) -> None:
+    def begin(self, request: Request, *, resting: bool = False) -> None:
         """Take over what an earlier text has left of a request's prompt. Parts of the rest are read by `step`.
 
         Recurrent layers read a prompt by other sums than they decode with, so theirs is read whole, here.
+
+        Args:
+            request: a request that is open.
+            resting: whether nothing is to be drafted at first.
         """
         request.cache.long_rope = self._is_long(request)
         if request.reuse_prefix:
             self.prefixes.restore(request, reads_hidden=bool(self._hidden_layers))
-        request.drafting.reads_prompt = request.drafting.session is not None and self.max_levels(request) > 0
+        drafting = request.drafting
+        drafting.reads_prompt = drafting.session is not None and self.max_levels(request) > 0
+        drafting.rest(resting or not self._wants_draft(request))
         if request.cache.recurrent:
             self._read_whole(request)
 
@@ -136,9 +142,7 @@ class RoundLoop:
         request.metrics.prefill_passes, hidden, request.root_output = prefill_and_score(
             self.target, request.cache, unread, self._hidden_layers, read=read
         )
-        if session := request.drafting.session:
-            with request.drafting.failing_softly():
-                session.prefill(hidden, len(request.tokens) - 1)
+        request.drafting.prefill(hidden, len(request.tokens) - 1)
 
     def read_prompt(self, request: Request) -> None:
         """Read a request's prompt, in passes of its own."""
@@ -187,16 +191,22 @@ class RoundLoop:
         """The requests that are to be drafted for, by what must be alike to draft together."""
         groups: dict[tuple[Any, ...], DraftGroup] = {}
         for place, request in enumerate(requests):
-            state, session = request.drafting.state, request.drafting.session
-            if not session or self.max_levels(request) <= 0 or not request.policy.wants_draft(state, session):
+            if self.max_levels(request) <= 0 or not self._wants_draft(request):
                 continue
-            source, session = session.choose() if isinstance(session, ChoosingSession) else (0, session)
+            chosen = request.drafting.choose()
+            if chosen is None:
+                continue
+            source, session = chosen
             key = source, type(session), request.policy, request.verifier.proposal
             group = groups.setdefault(key, DraftGroup(source, [], [], []))
             group.places.append(place)
             group.requests.append(request)
             group.sessions.append(session)
         return [*groups.values()]
+
+    def _wants_draft(self, request: Request) -> bool:
+        session = request.drafting.session
+        return session is not None and request.policy.wants_draft(request.drafting.state, session)
 
     def grow(self, group: DraftGroup, max_levels: Sequence[int], gate: Gate | None = None) -> list[DraftTree]:
         """Draft the trees of a group, one pass per level for all of them.
@@ -295,9 +305,8 @@ class RoundLoop:
         request.cache.commit(range(part.size))
         request.metrics.prefill_passes += 1
         drafting = request.drafting
-        if drafting.session and drafting.reads_prompt:
-            with drafting.failing_softly():
-                drafting.session.prefill(output.hidden, part.size)
+        if drafting.reads_prompt:
+            drafting.prefill(output.hidden, part.size)
 
     def _settle(self, request: Request, tree: DraftTree, output: Output, clock: RoundClock) -> Round | Exception:
         """Verify a scored tree and commit what is accepted: the only place where a text grows."""
@@ -314,8 +323,8 @@ class RoundLoop:
             tokens = [*(tree.tokens[node] for node in path[1:]), bonus]
             drafting = request.drafting
             if drafting.session:
-                with drafting.failing_softly():
-                    drafting.session.commit(tokens, accepted_rows(output.hidden, path))
+                drafting.rest(not tree.widths)
+                drafting.commit(tokens, accepted_rows(output.hidden, path))
                 drafting.state = request.policy.observe(drafting.state, RoundOutcome(tree, path))
             clock.lap("commit")
             committed = request.commit(tokens, len(path) - 1)

@@ -7,7 +7,8 @@ from typing import Any
 
 from drafttree.core.cost_curve import CostCurve
 from drafttree.core.errors import DraftTreeError
-from drafttree.drafters.base import DraftSession
+from drafttree.drafters.base import ChoosingSession, DraftSession, HiddenStates
+from drafttree.drafters.session import LateReader
 from drafttree.engine.out_of_memory import is_out_of_memory
 from drafttree.policies.base import TextContext
 
@@ -20,7 +21,7 @@ class TextDrafting:
         wanted: whether anything is drafted for the text.
         temperature: divides the drafter's logits.
         session: the session of the drafter; None for plain decoding, before `RoundLoop.open` and after the drafter has
-            failed.
+            failed. What becomes of the text it is told by `prefill` and `commit` here.
         reads_prompt: whether the drafter reads the prompt too.
         context: what the policy was told when the text began.
         state: what the policy has learned of the text.
@@ -34,6 +35,8 @@ class TextDrafting:
     context: TextContext | None = None
     state: Any = None
     on_failure: Callable[[Exception], None] | None = None
+    _told: DraftSession | LateReader | None = None
+    _can_rest: LateReader | ChoosingSession | None = None
     _counted: tuple[float, int] = (0.0, 0)
 
     @property
@@ -41,9 +44,49 @@ class TextDrafting:
         """The cost curve that the policy uses, None for one that needs none."""
         return self.context.costs if self.context else None
 
+    def start(self, session: DraftSession) -> None:
+        """Draft by a session that has just begun; one that says what it expects has to follow the text all the time."""
+        self.session = session
+        self._told = session if hasattr(session, "expected_accepted") else LateReader(session)
+        self._can_rest = self._told if isinstance(self._told, LateReader | ChoosingSession) else None
+
     def close(self) -> None:
         """Give the session's memory back."""
-        self.session, self._counted = None, (0.0, 0)
+        self.session = self._told = self._can_rest = None
+        self._counted = 0.0, 0
+
+    def rest(self, resting: bool) -> None:
+        """Note whether nothing is drafted at present: a draft model then reads the text when it is to draft again."""
+        if self._can_rest:
+            self._can_rest.resting = resting
+
+    def prefill(self, hidden_states: HiddenStates, tokens: int) -> None:
+        """Let the session read a part of the prompt, now or when it is to draft."""
+        if self._told:
+            with self.failing_softly():
+                self._told.prefill(hidden_states, tokens)
+
+    def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
+        """Let the session take note of what a round has committed, now or when it is to draft."""
+        if self._told:
+            try:  # every round comes here, and a context manager would take longer than all else in it
+                self._told.commit(tokens, hidden_states)
+            except Exception as error:
+                self._fail(error)
+
+    def catch_up(self) -> DraftSession | None:
+        """The session, told all of the text; None where there is none, or where that has failed."""
+        if isinstance(self._told, LateReader):
+            with self.failing_softly():
+                self._told.catch_up()
+        return self.session
+
+    def choose(self) -> tuple[int, DraftSession] | None:
+        """The source of the next round's drafts and its session, told all of the text; None where that has failed."""
+        if (session := self.catch_up()) is None:
+            return None
+        with self.failing_softly():
+            return session.choose() if isinstance(session, ChoosingSession) else (0, session)
 
     def read_costs(self) -> tuple[float, int]:
         """Seconds and passes of the drafter that were not read yet."""
@@ -59,7 +102,10 @@ class TextDrafting:
         try:
             yield
         except Exception as error:
-            if self.on_failure is None or is_out_of_memory(error) or isinstance(error, DraftTreeError):
-                raise
-            self.session = None
-            self.on_failure(error)
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        if self.on_failure is None or is_out_of_memory(error) or isinstance(error, DraftTreeError):
+            raise error
+        self.close()
+        self.on_failure(error)

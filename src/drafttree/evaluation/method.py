@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from drafttree.core.errors import ConfigError
 from drafttree.loading import VERIFIER_CLASSES, find_verifier, make_policy, policy_spec
-from drafttree.loading.specs import DEFAULT_POLICY
+from drafttree.loading.specs import default_policy
 from drafttree.policies import TreePolicy
 from drafttree.verifiers import Verifier
 
@@ -51,7 +51,8 @@ class Method:
             )
         if drafter == AUTO:
             raise ConfigError(f"method {spec!r}: {AUTO!r} is no drafter of its own; name one")
-        grown, judged = make_policy(policy or DEFAULT_POLICY), find_verifier(verifier or AUTO)
+        judged = find_verifier(verifier or AUTO)
+        grown = make_policy(policy) if policy else default_policy(judged)
         return cls(None if drafter == NO_DRAFTER else drafter, grown, judged)
 
     @property

@@ -34,6 +34,7 @@ from drafttree.constraints.refusals import refusal
 from drafttree.core.errors import ConfigError
 from drafttree.drafters import Drafter, LanguageModelDrafter
 from drafttree.engine.decoder import Decoder
+from drafttree.engine.learned_state import LearnedState
 from drafttree.engine.metrics import Metrics
 from drafttree.engine.request import Request
 from drafttree.engine.stopping import StoppingText
@@ -63,7 +64,7 @@ from drafttree.loading import (
     tokenizer_beside,
     unwrap,
 )
-from drafttree.loading.specs import DEFAULT_POLICY
+from drafttree.loading.specs import default_policy
 from drafttree.models import TargetModel, input_device, select_backend, verify_once
 from drafttree.models.module.module_inputs import CACHE_NAMES
 
@@ -74,7 +75,7 @@ Where = tuple[torch.dtype, torch.device]
 
 def generate(
     drafter: DrafterSource | None,
-    policy: PolicyLike = DEFAULT_POLICY,
+    policy: PolicyLike | None = None,
     verifier: VerifierLike = "auto",
     grammar: Constraint | None = None,
 ) -> "TreeGenerate":
@@ -115,7 +116,7 @@ class TreeGenerate:
     def __init__(
         self,
         drafter: DrafterSource | None,
-        policy: PolicyLike,
+        policy: PolicyLike | None,
         verifier: VerifierLike,
         grammar: Constraint | None = None,
     ) -> None:
@@ -124,11 +125,12 @@ class TreeGenerate:
             raise ConfigError("name the drafter: 'auto' is for drafttree.load, which knows the target's name")
         check_drafter(drafter)
         self._source = drafter
-        self._policy = make_policy(policy)
         self._verifier = find_verifier(verifier)
+        self._policy = default_policy(self._verifier) if policy is None else make_policy(policy)
         self._grammar = grammar
         self._loaded: dict[Where, Drafter] = {}
         self._heads: WeakKeyDictionary[PreTrainedModel, tuple[Where, Drafter]] = WeakKeyDictionary()
+        self._learned: WeakKeyDictionary[PreTrainedModel, tuple[Where, LearnedState]] = WeakKeyDictionary()
         self._checked: WeakSet[PreTrainedModel] = WeakSet()
 
     def __call__(
@@ -208,7 +210,15 @@ class TreeGenerate:
 
             drafter = make_drafter(self._source, target, tokenizer, load_drafter)
             speller = tokenizer if self._grammar else None
-            yield Decoder(target, drafter, self._policy, self._verifier, speller, eos)
+            learned = self._learned_of(model)
+            yield Decoder(target, drafter, self._policy, self._verifier, speller, eos, learned=learned)
+
+    def _learned_of(self, model: PreTrainedModel) -> LearnedState:
+        """What earlier calls have learned of a model, as long as its dtype and device are the same."""
+        where = model.dtype, input_device(model)
+        if model not in self._learned or self._learned[model][0] != where:
+            self._learned[model] = where, LearnedState()
+        return self._learned[model][1]
 
     def _wrap(self, source: ModelSource, model: PreTrainedModel, undo: ExitStack) -> Drafter:
         """A model as drafter: a loaded one is lent, another loaded."""

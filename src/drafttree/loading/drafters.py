@@ -59,7 +59,7 @@ def choose_drafter(target: ModelSource) -> Choice:
     """The drafter that "auto" stands for: the one known for the target if it can be had, else lookup."""
     name = str(target.name_or_path if isinstance(target, PreTrainedModel) else target)
     if name == "embedded":
-        return Choice("embedded-draft", "it was trained for the embedded target")
+        return Choice("mixed:embedded-eagle3", "its head was trained for the embedded target")
     head = PUBLISHED.get(name.lower())
     if head is None:
         reason = f"no model is known to draft for {name or 'this target'}; it drafts what the text repeats"

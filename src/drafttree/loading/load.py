@@ -18,18 +18,21 @@ from drafttree.engine.model_digest import model_digest
 from drafttree.loading.drafters import DrafterSource, check_drafter_exists, choose_drafter, find_drafter
 from drafttree.loading.placement import find_device, find_dtype, find_placement
 from drafttree.loading.pretrained import ModelSource, eos_ids, find_model, load_model, load_tokenizer
-from drafttree.loading.specs import DEFAULT_POLICY, PolicyLike, VerifierLike, find_verifier, make_policy
+from drafttree.loading.specs import PolicyLike, VerifierLike, default_policy, find_verifier, make_policy
 from drafttree.loading.target_options import SINKS, check_low_memory, check_quantization, check_sharding, choose_backend
 from drafttree.loading.tuned import TunedPolicy, find_policy
 from drafttree.models import TargetModel
+from drafttree.policies import DynaTree
 
 logger = logging.getLogger("drafttree")
+ADAPTED_NODES = 8
+"""Nodes of the trees for which a dtype is chosen where the policy grows those that are worth their costs."""
 
 
 def load(
     target: ModelSource = "embedded",
     drafter: DrafterSource | None = "auto",
-    policy: PolicyLike | TunedPolicy | Path = DEFAULT_POLICY,
+    policy: PolicyLike | TunedPolicy | Path | None = None,
     verifier: VerifierLike | None = "auto",
     *,
     dtype: str | torch.dtype = "auto",
@@ -48,7 +51,7 @@ def load(
     Args:
         target: "embedded", a folder, a hub name, or a loaded transformers model, which may be wrapped by
             `torch.compile` or peft; its adapters stay in force.
-        drafter: "embedded-draft", a folder or a hub name (a language model or an EAGLE-3, Medusa or Hydra head), a
+        drafter: "embedded-eagle3", a folder or a hub name (a language model or an EAGLE-3, Medusa or Hydra head), a
             loaded model; "lookup" or "suffix", which propose what followed before and need no model; "mixed:" and a
             model, for lookup with that model to fall back to; an object of the protocol `drafttree.drafters.Drafter`;
             the name of a drafter class (see `drafttree.loading.drafters`) or the class itself; or "none" or None for
@@ -56,7 +59,9 @@ def load(
             warning where it is lookup.
         policy: a policy, its class, or its specification, such as "talon:budget=60,margin=0.03"; or a file of
             `drafttree tune --save`, such as "tuned.json", which also decides drafter, verifier and dtype where they are
-            "auto", and brings the cost curve of its machine.
+            "auto", and brings the cost curve of its machine. None is `auto`, which measures what passes cost when the
+            first text is written, for about two seconds once a machine, and drafts what pays; where the verifier's
+            draws depend on the drafts, or the target is sharded, it is `dynatree`, which measures nothing.
         verifier: the name or class of one, or "auto": greedy at temperature 0, coupled above it. Policies and
             verifiers of your own are named by the dotted names of their classes or by entry points (see
             `drafttree.loading.methods`).
@@ -104,8 +109,11 @@ def load(
     if tuned:
         drafter, verifier = _defaults(tuned, drafter, verifier)
         dtype = tuned.dtype if dtype == "auto" and not isinstance(target, PreTrainedModel) else dtype
-    chosen_policy = make_policy(policy.policy) if isinstance(policy, TunedPolicy) else policy
     chosen_verifier = find_verifier(verifier)
+    if policy is None:
+        chosen_policy = default_policy(chosen_verifier) if tensor_parallel_size == 1 else DynaTree()
+    else:
+        chosen_policy = make_policy(policy.policy) if isinstance(policy, TunedPolicy) else policy
     if chosen_verifier:
         compatibility.check(chosen_policy, chosen_verifier)
     check_quantization("quantize", quantize, target)
@@ -115,7 +123,8 @@ def load(
     check_sharding(tensor_parallel_size, target, unserved)
     if tensor_parallel_size > 1:  # the faster dtype is measured, and processes might measure different ones
         dtype = find_dtype(dtype, find_device(device))
-    nodes = 1 if drafter in (None, "none") else chosen_policy.most_nodes
+    nodes = ADAPTED_NODES if chosen_policy.uses_costs else chosen_policy.most_nodes
+    nodes = 1 if drafter in (None, "none") else nodes
     on, kind = find_placement(target, dtype, device, quantize, nodes)
     if isinstance(drafter, str) and drafter == "auto":
         drafter, reason = choose_drafter(target)

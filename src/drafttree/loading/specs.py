@@ -10,10 +10,9 @@ from typing import Any
 
 from drafttree.core.errors import ConfigError, unknown
 from drafttree.loading.methods import POLICY_CLASSES, VERIFIER_CLASSES
-from drafttree.policies import TreePolicy
-from drafttree.verifiers import VERIFIERS, Verifier
+from drafttree.policies import Auto, DynaTree, TreePolicy
+from drafttree.verifiers import VERIFIERS, Coupled, Greedy, Verifier
 
-DEFAULT_POLICY = "dynatree"
 PolicyLike = str | TreePolicy | type[TreePolicy]
 """A specification, a policy, or the class of one, which stands for its default parameters."""
 VerifierLike = str | type[Verifier]
@@ -43,6 +42,18 @@ def make_policy(policy: PolicyLike) -> TreePolicy:
         )
     name, parameters = split_spec("policy", policy)
     return POLICY_CLASSES.find(name)(**parameters)
+
+
+def default_policy(verifier: type[Verifier] | None) -> TreePolicy:
+    """The policy of texts for which none is named: `Auto`, which is never much slower than plain decoding.
+
+    It is `DynaTree` where draws depend on the drafts: a seed could not repeat a text whose trees follow from costs that
+    were measured.
+
+    Args:
+        verifier: the verifier, None for the one that nobody names.
+    """
+    return Auto() if verifier is None or issubclass(verifier, (Greedy, Coupled)) else DynaTree()
 
 
 def policy_spec(policy: TreePolicy) -> str:

@@ -101,14 +101,16 @@ class TunedPolicy:
             )
 
 
-def find_policy(policy: PolicyLike | TunedPolicy | Path) -> TreePolicy | TunedPolicy:
+def find_policy(policy: PolicyLike | TunedPolicy | Path | None) -> TreePolicy | TunedPolicy | None:
     """A policy as `make_policy` makes it, or the tuned one of a file: a path, or a name that ends in ".json".
+
+    None is the default one, which the verifier decides (`default_policy`).
 
     Raises:
         ConfigError: no such policy or parameter, or a value out of range.
         InputError: the file is none of a tuned policy.
     """
-    if isinstance(policy, TunedPolicy):
+    if policy is None or isinstance(policy, TunedPolicy):
         return policy
     if isinstance(policy, Path) or (isinstance(policy, str) and policy.endswith(TUNED)):
         return read_tuned(Path(policy))

@@ -13,6 +13,8 @@ from drafttree.policies.tree_value import best_limits, best_size, best_width
 
 LATER_CHILDREN = 4
 """Children of a node at most below the first level, where a node is seldom probable enough for as many."""
+LOOK_EVERY = 4
+"""Rounds of a pause after which it is asked what a drafter expects that can tell: asking takes time too."""
 ROUNDING = 1e-4
 """Difference of log-probabilities that rounding may make."""
 
@@ -39,8 +41,13 @@ class CostAware(TreePolicy):
         return state.observe(outcome)
 
     def wants_draft(self, state: AutoState, session: object) -> bool:
+        if state.is_paused and state.model.waiting % LOOK_EVERY:
+            return False
         expected = getattr(session, "expected_accepted", None)
-        return not state.waiting if expected is None else state.is_worth(expected)
+        if expected is None:
+            return not state.model.waiting
+        doubt = 2 if state.balances[0].waiting else 1
+        return state.is_worth(expected / doubt)
 
 
 class Auto(CostAware):

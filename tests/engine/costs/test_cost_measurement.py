@@ -14,6 +14,7 @@ from helpers.small_trees import DRAFT, TARGET
 from helpers.timed import FakeClock, TimedDrafter, TimedModel
 from helpers.toy import ToyModel
 
+pytestmark = pytest.mark.measured_costs
 PASSES = Costs((1, 2, 4, 8, 16, 32, 64), (1e-3, 1.1e-3, 1.2e-3, 1.6e-3, 2e-3, 3e-3, 5e-3))
 KNOWN = CostCurve(
     target=PASSES,

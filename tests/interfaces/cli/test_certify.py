@@ -35,7 +35,7 @@ def test_certifying_on_a_gpu(options, prompts):
 
 def test_a_quantised_target_is_certified_against_itself_and_named(prompts):
     options = ["--quantize", "int8", "--quantize-drafter", "int8", "--max-new-tokens", 8, "--policies", "chain"]
-    result = run("certify", "--prompts", prompts, *options)
+    result = run("certify", "--prompts", prompts, "--drafter", "embedded-draft", *options)
     assert result.exit_code == 0
     assert "bfloat16 with int8 weights, reference: transformers generate." in " ".join(result.stdout.split())
 

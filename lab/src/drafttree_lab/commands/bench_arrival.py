@@ -18,7 +18,7 @@ from drafttree.interfaces.cli.options import (
 from drafttree.interfaces.cli.results import ResultOptions
 from drafttree.interfaces.console import progress
 from drafttree.loading import make_policy
-from drafttree.loading.specs import DEFAULT_POLICY
+from drafttree.loading.specs import default_policy
 from drafttree_lab.commands.option_groups import PromptOptions
 
 ROOM = 256
@@ -33,7 +33,7 @@ def bench_arrival_(
     target: Target = "embedded",
     drafter: Drafter = "auto",
     inflated: Inflate = None,
-    policy: PolicySpec = DEFAULT_POLICY,
+    policy: PolicySpec = None,
     arriving: Annotated[int, typer.Option(min=2, help="Tokens of the prompt that arrives.")] = 1500,
     running: Annotated[int, typer.Option(min=1, help="Texts that are being written beside it.")] = 4,
     temperature: Temperature = 0.0,
@@ -42,7 +42,7 @@ def bench_arrival_(
     device: Device = "auto",
 ) -> None:
     """How much longer a token of the others takes while a long prompt is read beside them."""
-    chosen = make_policy(policy)
+    chosen = make_policy(policy) if policy else default_policy(None)
     if inflated:
         find_shape(inflated)
 

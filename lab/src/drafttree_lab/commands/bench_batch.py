@@ -23,7 +23,7 @@ from drafttree.interfaces.cli.options import (
 from drafttree.interfaces.cli.results import ResultOptions
 from drafttree.interfaces.console import progress
 from drafttree.loading import make_policy
-from drafttree.loading.specs import DEFAULT_POLICY
+from drafttree.loading.specs import default_policy
 from drafttree_lab.commands.option_groups import DrawOptions, PromptOptions
 
 PLOTS = (".svg", ".png")
@@ -40,7 +40,7 @@ def bench_batch_(
     target: Target = "embedded",
     drafter: Drafter = "auto",
     inflated: Inflate = None,
-    policy: PolicySpec = DEFAULT_POLICY,
+    policy: PolicySpec = None,
     budgets: Annotated[str, typer.Option(help="Drafted nodes per request and round of the fixed budgets.")] = "1,2,4,8",
     transformers: Annotated[
         bool, typer.Option("--transformers/--no-transformers", help="Also run transformers' generate_batch.")
@@ -58,7 +58,7 @@ def bench_batch_(
     All ways decode the same prompts by turns, and all texts have the same length. Aims are printed with what was found.
     """
     sizes, nodes = parse_numbers(batches, "--batches", 1), parse_numbers(budgets, "--budgets", 1)
-    chosen = make_policy(policy)
+    chosen = make_policy(policy) if policy else default_policy(None)
     Sampling.from_options(asdict(draws))
     if inflated:
         find_shape(inflated)

@@ -30,7 +30,6 @@ from drafttree.interfaces.cli.options import (
 from drafttree.interfaces.cli.serve import check_extra
 from drafttree.interfaces.console import print_json, progress
 from drafttree.loading import find_policy, find_verifier
-from drafttree.loading.specs import DEFAULT_POLICY
 
 
 def bench_serve_(
@@ -38,7 +37,7 @@ def bench_serve_(
     prompts: Files = None,
     clients: Annotated[str, typer.Option(help="Clients at once.")] = "1,4,16",
     drafter: Drafter = "auto",
-    policy: PolicySpec = DEFAULT_POLICY,
+    policy: PolicySpec = None,
     verifier: VerifierName = "auto",
     per_client: Annotated[int, typer.Option(min=1, help="Texts of each client in a turn.")] = 2,
     max_new_tokens: Length = 64,

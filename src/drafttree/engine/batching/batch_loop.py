@@ -139,10 +139,11 @@ class BatchLoop:
 
     def _admit(self) -> None:
         admitted = self._scheduler.admit()
+        resting = self._budget is None and self._switch.rests(len(self._scheduler.running))
         for place, served in enumerate(admitted):
             try:
                 self._loop.open(served.request)
-                self._loop.begin(served.request)
+                self._loop.begin(served.request, resting=resting)
             except Exception as error:
                 if is_out_of_memory(error) and self._has_room_to_make:
                     self._put_back(admitted[place:])

@@ -74,6 +74,10 @@ class DraftSwitch:
             return "a plain round, to know what it costs"
         return None
 
+    def rests(self, batch: int) -> bool:
+        """Whether rounds of so many requests draft nothing at present."""
+        return self._of(batch).waiting > 0
+
     def observe(self, batch: int, tokens: float, cost: float, *, drafted: bool) -> None:
         """Count a round: the tokens it committed and its cost."""
         size = self._of(batch)

@@ -12,8 +12,8 @@ from drafttree.engine.costs.round_costs import RoundCosts, RoundTimes
 from drafttree.engine.metrics import Round
 from drafttree.models import Model
 
-WATCHED = 64
-"""Rounds after which the costs are compared with those that were spent."""
+FEWEST = 16
+"""Rounds that have to be seen before they change anything."""
 logger = logging.getLogger("drafttree")
 
 
@@ -27,7 +27,7 @@ class MeasuredCosts:
         greedy: whether the rounds are; costs of the others are kept apart.
 
     Attributes:
-        curve: the curve as measured, or mended since.
+        curve: the curve as measured, and as the rounds of texts have mended it since.
     """
 
     def __init__(self, target: Model, drafter: Drafter, rounds: Rounds, *, greedy: bool) -> None:
@@ -35,38 +35,36 @@ class MeasuredCosts:
         kept = self._file.read()
         if kept is None or not is_current(kept, target):
             kept = self._file.write(measure_costs(target, drafter, rounds))
-        self._kept = kept
-        self._watched: list[Round] = []
-
-    @property
-    def curve(self) -> CostCurve:
-        return self._kept.costs
+        self._kept, self.curve = kept, kept.costs
+        self._rounds, self._seen = RoundCosts(kept.costs), 0
 
     def watch(self, rounds: Sequence[Round]) -> None:
-        """Compare the costs with those of a text's rounds, and mend them where enough rounds show them to be wrong."""
-        self._watched += rounds[1:]  # the first one also reads what the prompt has left
-        if len(self._watched) < WATCHED:
+        """Mend the curve by the rounds of a text that has ended; the file, where they show it to be quite wrong."""
+        watched = rounds[1:]  # the first one also reads what the prompt has left
+        for each in watched:
+            self._rounds.observe(_times(each))
+        self._seen += len(watched)
+        if self._seen < FEWEST:
             return
-        if found := mended(self.curve, self._watched):
+        self.curve = self._rounds.curve()
+        if _differ(self._kept.costs, self.curve, watched):
             logger.info("the measured costs were wrong by more than %.0f %%; they are mended", 100 * WRONG_BY)
-            self._kept = self._file.write(replace(self._kept, costs=found))
-        self._watched = []
+            self._kept = self._file.write(replace(self._kept, costs=self.curve))
 
 
-def mended(curve: CostCurve, rounds: Sequence[Round]) -> CostCurve | None:
-    """The curve that rounds of lone texts show, None where this one gives their costs well enough.
+def _times(each: Round) -> RoundTimes:
+    growth = each.growth_seconds if each.widths else 0.0
+    drafted = [(each.source, each.widths)] if each.widths else []
+    other = each.outside_seconds - growth
+    return RoundTimes(1, each.nodes, each.target_seconds, each.drafting_seconds, other, drafted)
+
+
+def _differ(curve: CostCurve, found: CostCurve, rounds: Sequence[Round]) -> bool:
+    """Whether two curves compare any of these rounds with plain decoding by numbers that are quite different.
 
     A machine that has become slower or faster as a whole makes no curve wrong: only ratios of costs decide.
     """
-    costs = RoundCosts(curve)
-    for each in rounds:
-        growth = each.growth_seconds if each.widths else 0.0
-        drafted = [(each.source, each.widths)] if each.widths else []
-        other = each.outside_seconds - growth
-        costs.observe(RoundTimes(1, each.nodes, each.target_seconds, each.drafting_seconds, other, drafted))
-    found = costs.curve()
-    for nodes, widths, source in {(each.nodes, each.widths, each.source) for each in rounds}:
-        before = curve.round(nodes, widths, source) / curve.plain_round
-        if abs(found.round(nodes, widths, source) / found.plain_round / before - 1) > WRONG_BY:
-            return found
-    return None
+    return any(
+        abs(found.round(*shape) / found.plain_round / (curve.round(*shape) / curve.plain_round) - 1) > WRONG_BY
+        for shape in {(each.nodes, each.widths, each.source) for each in rounds}
+    )

@@ -46,6 +46,10 @@ class Mean:
         bucket = _bucket(size)
         return self._values[min(self._values, key=lambda known: abs(known - bucket))]
 
+    def known(self, size: float, unknown: float) -> float:
+        """The value for a size, `unknown` where it was not seen itself."""
+        return self._values.get(_bucket(size), unknown)
+
     def observe(self, size: float, value: float) -> None:
         """Take note of the value that a round has shown."""
         bucket = _bucket(size)
@@ -76,6 +80,7 @@ class RoundCosts:
         self.frozen = frozen
         self._curve = curve or UNKNOWN
         self._passes: dict[int, CostFit] = {}
+        self._plain = Mean()  # of passes over roots alone, what all else is compared with
         self._drafts = [Mean() for _ in self._curve.draft]
         self._overhead = {False: Mean(), True: Mean()}
 
@@ -84,7 +89,9 @@ class RoundCosts:
         alone, bucket = self._curve.target.at(rows), _bucket(batch)
         if not self._passes:
             return alone
-        return self._passes[min(self._passes, key=lambda known: abs(known - bucket))].at(alone)
+        fitted = self._passes[min(self._passes, key=lambda known: abs(known - bucket))].at(alone)
+        plain = self._plain.known(batch, fitted)
+        return plain if rows <= batch else max(fitted, plain)
 
     def knows_rows(self, batch: int) -> bool:
         """Whether it is known what a further row adds to a pass over so many requests."""
@@ -140,6 +147,8 @@ class RoundCosts:
             return
         fit = self._passes.setdefault(_bucket(times.batch), CostFit())
         fit.observe(self._curve.target.at(times.rows), times.target)
+        if times.rows == times.batch:
+            self._plain.observe(times.batch, times.target)
         expected = sum(self._expected_drafting(*group) for group in times.drafted)
         if expected > 0:
             widths = [width for _, each in times.drafted for width in each]

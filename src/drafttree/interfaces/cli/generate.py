@@ -21,7 +21,8 @@ from drafttree.interfaces.cli.options import (
 from drafttree.interfaces.cli.processes import one_voice
 from drafttree.interfaces.cli.results import INTERRUPTED
 from drafttree.interfaces.console import make_console, print_json
-from drafttree.loading import find_policy
+from drafttree.loading import find_policy, find_verifier
+from drafttree.loading.specs import default_policy, policy_spec
 
 if TYPE_CHECKING:
     from drafttree.engine.decoder import Decoder, Prompt
@@ -73,7 +74,7 @@ def generate(
     if json_:
         print_json(_report(generation, compared))
     elif compared:
-        display.show_comparison(compared, models.policy)
+        display.show_comparison(compared, policy_spec(decoder.policy))
     else:
         display.show_speed(generation)
         display.show_lossy(generation.fidelity)
@@ -98,7 +99,8 @@ def _read_costs(path: Path, models: DecoderOptions) -> CostCurve:
     Raises:
         ConfigError: the policy weighs no costs.
     """
-    if not getattr(find_policy(models.policy), "uses_costs", False):
+    policy = find_policy(models.policy) or default_policy(find_verifier(models.verifier))
+    if not getattr(policy, "uses_costs", False):
         raise ConfigError(f"--costs {str(path)!r} is for the policy auto; add --policy auto, or leave it out")
     return read_cost_curves(path, [models.drafter])[models.drafter]
 

@@ -26,7 +26,6 @@ from drafttree.interfaces.cli.options import (
     parse_grammar,
 )
 from drafttree.loading import find_policy, find_verifier
-from drafttree.loading.specs import DEFAULT_POLICY
 
 if TYPE_CHECKING:
     from drafttree.engine.decoder import Decoder
@@ -78,7 +77,7 @@ class DecoderOptions:
     """What drafts, how trees grow, what is accepted, and how the models are held."""
 
     drafter: Drafter = "auto"
-    policy: PolicySpec = DEFAULT_POLICY
+    policy: PolicySpec = None
     verifier: VerifierName = "auto"
     dtype: Dtype = "auto"
     device: Device = "auto"

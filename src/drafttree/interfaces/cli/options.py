@@ -34,9 +34,11 @@ Drafter = Annotated[
     typer.Option(help='Who drafts: a model or head as --target, "lookup", "suffix", "mixed:MODEL", "none" or "auto".'),
 ]
 PolicySpec = Annotated[
-    str,
+    str | None,
     typer.Option(
-        help='How the tree grows, such as "talon:budget=60" or "module.Class".', autocompletion=complete_policy
+        help='How the tree grows, such as "talon:budget=60" or "module.Class".',
+        autocompletion=complete_policy,
+        show_default="auto; dynatree for verifiers whose draws depend on drafts",
     ),
 ]
 PolicySpecs = Annotated[
