@@ -56,6 +56,7 @@ def test_auto_is_the_faster_one_and_told(faster, timed, folder, caplog):
         ("lookup", "chain:depth=9", torch.float32),
         ("lookup", "talon:budget=16", torch.float32),
         ("lookup", "talon:budget=60", torch.bfloat16),
+        ("lookup", "auto", torch.bfloat16),
     ],
 )
 def test_auto_is_the_faster_one_for_the_trees_of_the_policy(drafter, policy, expected, timed, folder):

@@ -26,7 +26,7 @@ from drafttree.policies import DynaTree
 
 logger = logging.getLogger("drafttree")
 ADAPTED_NODES = 8
-"""Nodes of the trees for which a dtype is chosen where the policy grows those that are worth their costs."""
+"""Nodes of trees that a dtype is chosen for, beside single nodes, where the policy grows what is worth its costs."""
 
 
 def load(
@@ -123,8 +123,8 @@ def load(
     check_sharding(tensor_parallel_size, target, unserved)
     if tensor_parallel_size > 1:  # the faster dtype is measured, and processes might measure different ones
         dtype = find_dtype(dtype, find_device(device))
-    nodes = ADAPTED_NODES if chosen_policy.uses_costs else chosen_policy.most_nodes
-    nodes = 1 if drafter in (None, "none") else nodes
+    nodes = (1, ADAPTED_NODES) if chosen_policy.uses_costs else (chosen_policy.most_nodes,)
+    nodes = (1,) if drafter in (None, "none") else nodes
     on, kind = find_placement(target, dtype, device, quantize, nodes)
     if isinstance(drafter, str) and drafter == "auto":
         drafter, reason = choose_drafter(target)

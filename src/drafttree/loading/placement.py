@@ -35,7 +35,7 @@ Shape = tuple[int, int]
 
 
 def find_placement(
-    target: ModelSource, dtype: str | torch.dtype, device: str, quantize: str | None = None, nodes: int = 1
+    target: ModelSource, dtype: str | torch.dtype, device: str, quantize: str | None = None, nodes: Sequence[int] = (1,)
 ) -> tuple[torch.device, torch.dtype]:
     """The device and dtype to load with, which are a loaded target's own; "auto" is faster for passes over `nodes`.
 
@@ -90,18 +90,23 @@ def find_dtype(name: str | torch.dtype, device: torch.device) -> torch.dtype:
     return DTYPES[name]
 
 
-def _faster_dtype(target: str | Path, device: torch.device, nodes: int) -> torch.dtype:
+def _faster_dtype(target: str | Path, device: torch.device, nodes: Sequence[int]) -> torch.dtype:
     """The dtype for "auto": of a CPU that has bfloat16 the one that multiplies faster, else that of `find_dtype`."""
     found = find_dtype("auto", device)
     if device.type != "cpu" or found == torch.float32:
         return found
     with suppress(Exception):  # a model that cannot be read is refused when it is loaded
-        rows = next((rows for rows in ROWS if rows >= nodes), ROWS[-1])
-        times = {name: own[str(rows)] for name, own in measured_times(linear_shapes(target)).items()}
+        rows = [next((rows for rows in ROWS if rows >= each), ROWS[-1]) for each in nodes]
+        measured = measured_times(linear_shapes(target))
+        times = {name: sum(own[str(each)] for each in rows) for name, own in measured.items()}
         found = DTYPES[min(times, key=times.__getitem__)]
         told = ", ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in times.items())
-        logger.info("dtype: %s (products, rows = %d: %s)", str(found).removeprefix("torch."), rows, told)
+        logger.info("dtype: %s (products, rows = %s: %s)", str(found).removeprefix("torch."), _list(rows), told)
     return found
+
+
+def _list(rows: Sequence[int]) -> str:
+    return " and ".join(map(str, rows))
 
 
 def measured_times(shapes: Sequence[Shape]) -> dict[str, dict[str, float]]:

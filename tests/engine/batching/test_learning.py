@@ -39,9 +39,9 @@ def test_the_costs_learn_from_every_round(monkeypatch):
 def test_drafting_is_judged_by_every_round_in_which_nothing_was_read(monkeypatch):
     seen, observe = [], DraftSwitch.observe
 
-    def watched(switch, batch, tokens, cost, *, drafted):
+    def watched(switch, batch, tokens, cost, *, drafted, spent):
         seen.append((batch, tokens, drafted))
-        observe(switch, batch, tokens, cost, drafted=drafted)
+        observe(switch, batch, tokens, cost, drafted=drafted, spent=spent)
 
     monkeypatch.setattr(DraftSwitch, "observe", watched)
     write(served := engine())

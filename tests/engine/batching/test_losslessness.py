@@ -71,6 +71,7 @@ def test_drafting_that_is_switched_off_by_other_texts_keeps_the_law(verifier, mo
     """One round with drafts decides here, where six do else."""
     decisions, own = set(), draft_switch.DraftSwitch.decide
     monkeypatch.setattr(draft_switch, "ENOUGH", 1)
+    monkeypatch.setattr(draft_switch, "FEWEST", 1)
     monkeypatch.setattr(
         draft_switch.DraftSwitch, "decide", lambda *args: (decisions.add((found := own(*args)) is None), found)[1]
     )

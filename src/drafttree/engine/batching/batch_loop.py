@@ -256,8 +256,9 @@ class BatchLoop:
         drafting = sum(self._costs.drafting(*group) for group in drafts.groups)
         cost = self._costs.round(turn.batch, turn.rows, drafting)
         if self._budget is None:
-            spent = self._costs.without_outlier(turn.seconds, cost)
-            self._switch.observe(turn.batch, turn.committed, spent, drafted=bool(drafts.groups))
+            usual, drafted = self._costs.without_outlier(turn.seconds, cost), bool(drafts.groups)
+            spent = usual if self._costs.frozen else turn.seconds
+            self._switch.observe(turn.batch, turn.committed, usual, drafted=drafted, spent=spent)
         if drafts.groups:
             self._predicted.add(drafts.expected * self._costs.round(turn.batch, turn.batch) / turn.batch, cost)
             self.metrics.predicted_gain = self._predicted.value

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from drafttree.engine.batching.draft_switch import DraftSwitch
+from drafttree.engine.batching.draft_switch import PLAIN_ROUNDS, DraftSwitch
 from drafttree.engine.batching.level_limit import LevelLimit
 from drafttree.engine.costs.round_costs import RoundCosts
 from drafttree.policies.calibration import SurvivalCalibration
@@ -28,7 +28,8 @@ class BatchState:
     calibrations: dict[Kind, SurvivalCalibration] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.switch = DraftSwitch(lambda batch: self.costs.round(batch, batch))
+        rounds = 1 if self.costs.frozen else PLAIN_ROUNDS
+        self.switch = DraftSwitch(lambda batch: self.costs.round(batch, batch), rounds)
 
     def calibration(self, kind: Kind) -> SurvivalCalibration:
         """How often nodes of a kind of drafts are accepted."""

@@ -6,16 +6,17 @@ from dataclasses import dataclass
 
 MEMORY = 16.0
 """Rounds after which a round counts 1/e."""
-SHORTEST_PAUSE, LONGEST_PAUSE = 8, 256
+SHORTEST_PAUSE, LONGEST_PAUSE = 8, 512
 """Rounds without drafts before they are tried again."""
-ENOUGH = 6
-"""Rounds with drafts, in weight, that are needed to judge them."""
-LOSS = 0.02
+ENOUGH, FEWEST = 6.0, 1.9
+"""Rounds with drafts, in weight, that are needed to judge them: of one text, and at least. A round of many texts shows
+as much as many rounds of one."""
+LOSS = 0.01
 """The share of all time that trying drafts may lose: the more they lost, the longer the pause."""
-PROBE = 128
-"""Rounds with drafts after which a plain one shows what it costs by now."""
-EXPECTED_WEIGHT = 4.0
-"""Plain rounds that the cost expected of one stands for: a single slow or quick one must not decide."""
+PLAIN_ROUNDS = 3
+"""Plain rounds before the first with drafts: a single slow or quick one must not decide what they are compared with."""
+FIRST_PROBE, PROBE = 16, 128
+"""Rounds with drafts after which a plain one shows what it costs by now, at first and in the end."""
 
 
 @dataclass
@@ -49,19 +50,22 @@ class _Size:
     """What is known of batches of about one size."""
 
     def __init__(self) -> None:
-        self.drafted, self.plain = RoundRate(), RoundRate()
-        self.waiting = self.since_plain = 0
+        self.drafted = RoundRate()
+        self.plain = self.waiting = self.since_plain = 0
+        self.probe = FIRST_PROBE
+        self.lost = 0.0  # plain rounds' worth of time since the last pause
 
 
 class DraftSwitch:
     """Turns drafting off where rounds with it commit fewer tokens by time than plain ones, and tries it again later.
 
     Args:
-        plain_cost: what a plain round of so many requests is expected to cost.
+        plain_cost: what a plain round of so many requests costs.
+        plain_rounds: plain rounds before the first with drafts, by which that becomes known.
     """
 
-    def __init__(self, plain_cost: Callable[[int], float]) -> None:
-        self._plain_cost = plain_cost
+    def __init__(self, plain_cost: Callable[[int], float], plain_rounds: int = PLAIN_ROUNDS) -> None:
+        self._plain_cost, self._plain_rounds = plain_cost, plain_rounds
         self._sizes: dict[int, _Size] = {}
 
     def decide(self, batch: int) -> str | None:
@@ -70,7 +74,7 @@ class DraftSwitch:
         if size.waiting:
             size.waiting -= 1
             return f"drafting was {self.gain(batch) or 0:.2f} times plain decoding at this batch"
-        if size.since_plain >= PROBE or not size.plain.tokens:
+        if size.since_plain >= size.probe or size.plain < self._plain_rounds:
             return "a plain round, to know what it costs"
         return None
 
@@ -78,18 +82,30 @@ class DraftSwitch:
         """Whether rounds of so many requests draft nothing at present."""
         return self._of(batch).waiting > 0
 
-    def observe(self, batch: int, tokens: float, cost: float, *, drafted: bool) -> None:
-        """Count a round: the tokens it committed and its cost."""
+    def observe(self, batch: int, tokens: float, cost: float, *, drafted: bool, spent: float | None = None) -> None:
+        """Count a round.
+
+        Args:
+            batch: requests that it has advanced.
+            tokens: tokens that it has committed.
+            cost: its cost without what it took once, such as reading what drafters have missed.
+            drafted: whether it drafted.
+            spent: its cost with all that, which decides how soon drafts are tried again.
+        """
         size = self._of(batch)
         if not drafted:
-            size.plain.add(tokens, cost)
+            size.plain += 1
+            if size.since_plain >= size.probe:
+                size.probe = min(2 * size.probe, PROBE)
             size.since_plain = 0
             return
         size.drafted.add(tokens, cost)
         size.since_plain += 1
+        size.lost = max(size.lost + ((spent or cost) * self._plain_rate(batch) - tokens) / batch, 0.0)
         gain = self.gain(batch) or 1.0
-        if size.drafted.weight >= ENOUGH and gain < 1:
-            size.waiting = _pause(gain)
+        if size.drafted.weight >= max(ENOUGH / batch, FEWEST) and gain < 1:
+            size.waiting = round(min(max(size.lost / LOSS, SHORTEST_PAUSE), LONGEST_PAUSE))
+            size.lost = 0.0
             size.drafted.fade()
 
     def gain(self, batch: int) -> float | None:
@@ -102,16 +118,8 @@ class DraftSwitch:
         return max(self._of(batch).drafted.value or 0.0, self._plain_rate(batch))
 
     def _plain_rate(self, batch: int) -> float:
-        """Tokens by time of plain rounds, by those that were seen and by what is expected of one."""
-        plain = self._of(batch).plain
-        tokens, cost = EXPECTED_WEIGHT * batch, EXPECTED_WEIGHT * self._plain_cost(batch)
-        return (plain.tokens + tokens) / (plain.cost + cost)
+        """Tokens by time of plain rounds."""
+        return batch / self._plain_cost(batch)
 
     def _of(self, batch: int) -> _Size:
         return self._sizes.setdefault(round(2 * math.log2(max(batch, 1))), _Size())
-
-
-def _pause(gain: float) -> int:
-    """Rounds without drafts where drafts were so many times plain decoding: half of `ENOUGH` are tried after each."""
-    lost = ENOUGH / 2 * (1 / gain - 1)
-    return round(min(max(lost / LOSS, SHORTEST_PAUSE), LONGEST_PAUSE))

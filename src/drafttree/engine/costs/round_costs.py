@@ -54,6 +54,8 @@ class Mean:
         """Take note of the value that a round has shown."""
         bucket = _bucket(size)
         before = self._values.get(bucket, value)
+        if OUTLIER * value < before:  # what was seen before were outliers, which only ever make things slower
+            before = value
         self._values[bucket] = before + (min(value, OUTLIER * before) - before) / MEMORY
 
 
