@@ -10,9 +10,7 @@ CPU_TORCH := --no-deps --retries 1 --extra-index-url https://download.pytorch.or
 .PHONY: demo test test-lowest test-slow gpu gpu-tests fuzz soak server-soak server-load server-fuzz server-locust fleet check bench docs recording clean
 
 demo: .venv/.installed
-	$(BIN)/drafttree generate --compare --max-new-tokens 200 --policy talon:budget=16,width=4 \
-		--temperature 0.8 --seed 4 \
-		"The old man looked at the sea for a long time, and then he said"
+	$(BIN)/drafttree demo
 
 test: .venv/.developing
 	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 8

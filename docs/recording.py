@@ -1,36 +1,32 @@
-"""Record images/recording.svg: the command line without and with drafts, as it ran here; `make recording`.
+"""Record images/recording.svg: `drafttree demo` as it ran here; `make recording`.
 
-Each command runs in a terminal of its own, and its output is kept with its times. Pauses above a second, such as those
-of loading, are cut to one.
+Both texts appear at the pace at which they were written. The picture is played again and again, and where nothing is
+animated it shows the end.
 """
 
-import fcntl
-import os
-import pty
 import re
-import shlex
-import struct
-import subprocess
-import sys
-import termios
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
+from itertools import groupby
 from pathlib import Path
+from textwrap import wrap
+
+from drafttree.engine.generation import Chunk
+from drafttree.evaluation.demo import DRAFTED, PLAIN, judge, load_demo
+from drafttree.evaluation.side_by_side import SideBySide
+from drafttree.interfaces.cli.demo import OPENING
 
 PICTURE = Path(__file__).parent / "images" / "recording.svg"
-COMMANDS = tuple(
-    f'drafttree generate "The old man looked at the sea" --temperature 0.8 --seed 4 --drafter {drafter}'
-    for drafter in ("none", "embedded-eagle3")
-)
-COLUMNS, ROW, CHARACTER, MARGIN = 110, 19, 7.83, 14
-PAUSE, AFTER_COMMAND = 1.0, 1.5
-PIECE = re.compile(r"\x1b\[([\d;]*)m|\x1b\[[\d;?]*[A-Za-z]|(\r?\n)|(\r)|([^\x1b\r\n]+)")
-COLOURS = {"32": "drafted", "2": "dim", "1": "bold"}
-STYLE = """text{font-family:ui-monospace,Menlo,monospace;font-size:13px;fill:#d6deeb;opacity:0;
-animation:show 0s forwards}.drafted{fill:#7ee787}.dim{fill:#8a96a8}.bold,.prompt{font-weight:bold}
-@keyframes show{to{opacity:1}}"""
+OPTIONS = {"temperature": 0.5, "seed": 0, "max_new_tokens": 128}
+WIDTH, GAP, ROW, CHARACTER, MARGIN = 52, 3, 19, 7.83, 14
+"""Characters of a column and between the two; pixels of a row, a character and the margin."""
+WORD = re.compile(r"\s*\S+|\s+")
+BEGINNING, END = 0.4, 5.0
+"""Seconds before the first token and behind the last one."""
+STYLE = """text{{font-family:ui-monospace,Menlo,monospace;font-size:13px;fill:#d6deeb;white-space:pre}}
+.drafted{{fill:#7ee787}}.dim{{fill:#8a96a8}}.bold{{font-weight:bold}}
+.late{{animation:show {length:.2f}s infinite step-end}}"""
 
 
 @dataclass(frozen=True)
@@ -41,67 +37,79 @@ class Run:
     column: int
     text: str
     style: str
-    seconds: float
+    seconds: float = 0.0
 
 
-def output(command: str) -> Iterator[tuple[float, str]]:
-    """What a command writes to a terminal, with the seconds between one write and the next, cut to `PAUSE`."""
-    master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
-    arguments = [sys.executable, "-m", *shlex.split(command)]
-    environment = os.environ | {"TERM": "xterm-256color"}
-    process = subprocess.Popen(arguments, stdin=slave, stdout=slave, stderr=slave, env=environment)
-    os.close(slave)
-    before = time.perf_counter()
-    with os.fdopen(master, "rb", 0) as stream:
-        while True:
-            try:
-                written = stream.read(65536)
-            except OSError:  # how Linux says that the other end is closed
-                break
-            now = time.perf_counter()
-            yield min(now - before, PAUSE), written.decode(errors="replace")
-            before = now
-    if process.wait():
-        raise SystemExit(f"{command} failed")
+class Column:
+    """One text, wrapped as it grows.
+
+    Args:
+        left: its first column.
+        prompt: what it begins with.
+    """
+
+    def __init__(self, left: int, prompt: str) -> None:
+        self.left, self.row, self.column = left, 2, 0
+        self.runs: list[Run] = []
+        self.write(prompt, "dim", 0.0)
+
+    def add(self, chunk: Chunk, seconds: float) -> None:
+        """What a round has added, green where a draft was accepted."""
+        for drafted, run in groupby(zip(chunk.text, chunk.drafted_text, strict=True), key=lambda pair: pair[1]):
+            self.write("".join(character for character, _ in run), "drafted" if drafted else "", seconds)
+
+    def write(self, text: str, style: str, seconds: float) -> None:
+        """Lay out characters from where the last ones ended."""
+        for number, line in enumerate(text.split("\n")):
+            if number:
+                self.row, self.column = self.row + 1, 0
+            for word in WORD.findall(line):
+                if self.column and self.column + len(word.rstrip()) > WIDTH:
+                    self.row, self.column, word = self.row + 1, 0, word.lstrip()
+                self.runs.append(Run(self.row, self.left + self.column, word, style, seconds))
+                self.column += len(word)
 
 
-def runs(sessions: Iterator[tuple[str, Iterator[tuple[float, str]]]]) -> list[Run]:
-    """What the commands and their output put on the screen."""
-    found, row, seconds = [], 0, 0.5
-    for command, written in sessions:
-        found.append(Run(row, 0, f"$ {command}", "prompt", seconds))
-        row, column, style = row + 1, 0, ""
-        for pause, text in written:
-            seconds += pause
-            for colour, newline, back, characters in PIECE.findall(text):
-                if newline or back:
-                    row, column = row + bool(newline), 0
-                elif not characters:
-                    style = COLOURS.get(colour, "")
-                while characters:
-                    row, column = (row, column) if column < COLUMNS else (row + 1, 0)
-                    part, characters = characters[: COLUMNS - column], characters[COLUMNS - column :]
-                    found.append(Run(row, column, part, style, seconds))
-                    column += len(part)
-        row, seconds = row + (column > 0) + 1, seconds + AFTER_COMMAND
-    return found
+def record() -> list[Run]:
+    """Run the demo and lay out what it shows."""
+    target = load_demo("auto", "auto", "cpu", None)
+    decoder = target.decoder
+    decoder.costs(greedy=False)
+    race = SideBySide({PLAIN: decoder.plain(), DRAFTED: decoder}, OPENING, **OPTIONS)
+    columns = {name: Column(place * (WIDTH + GAP), OPENING) for place, name in enumerate(race.seconds)}
+    for name, chunk in race:
+        columns[name].add(chunk, BEGINNING + race.seconds[name])
+    last = 2 + max(column.row for column in columns.values())
+    found = [Run(0, 0, "$ drafttree demo", "bold")]
+    found += [Run(1, column.left, name, "bold") for name, column in columns.items()]
+    found += [run for column in columns.values() for run in column.runs]
+    ends = BEGINNING + max(race.seconds.values())
+    lines = [*judge(target, race.texts(), OPENING, OPTIONS).lines[:3], *wrap(target.sentence, 2 * WIDTH)]
+    return found + [Run(last + number, 0, line, "bold", ends) for number, line in enumerate(lines)]
 
 
 def drawn(found: list[Run]) -> str:
-    """The screen as SVG; every run appears at its time and stays."""
-    width, height = 2 * MARGIN + COLUMNS * CHARACTER, 2 * MARGIN + ROW * (1 + max(run.row for run in found))
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" xml:space="preserve">'
-    texts = [
-        f'<text x="{MARGIN + CHARACTER * run.column:.1f}" y="{MARGIN + ROW * run.row + 13}" class="{run.style}" '
-        f'textLength="{CHARACTER * len(run.text):.1f}" style="animation-delay:{run.seconds:.2f}s">'
-        f"{escape(run.text)}</text>"
-        for run in found
-        if run.text.strip()
-    ]
-    back = f'<style>{STYLE}</style><rect width="100%" height="100%" rx="8" fill="#0d1b2a"/>'
-    return "\n".join([head, back, *texts, "</svg>", ""])
+    """The screen as SVG; every run appears at its time and stays until the picture begins again."""
+    width = 2 * MARGIN + (2 * WIDTH + GAP) * CHARACTER
+    height, length = 2 * MARGIN + ROW * (1 + max(run.row for run in found)), END + max(run.seconds for run in found)
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}">'
+    back = f'<style>{STYLE.format(length=length)}</style><rect width="100%" height="100%" rx="8" fill="#0d1b2a"/>'
+    return "\n".join([head, back, *_texts(found, length), "</svg>", ""])
+
+
+def _texts(found: list[Run], length: float) -> Iterator[str]:
+    """A text element for every run; those of one time share the frames that hide them until then."""
+    for seconds, together in groupby(sorted(found, key=lambda run: run.seconds), key=lambda run: run.seconds):
+        name, shown = f"t{1e3 * seconds:.0f}", 100 * seconds / length
+        if seconds:
+            yield f"<style>@keyframes {name}{{0%{{opacity:0}}{shown:.3f}%{{opacity:1}}}}</style>"
+        for run in together:
+            late = f'class="late {run.style}" style="animation-name:{name}"' if seconds else f'class="{run.style}"'
+            x, y = MARGIN + CHARACTER * run.column, MARGIN + ROW * run.row + 13
+            size = f'textLength="{CHARACTER * len(run.text):.1f}"'
+            if run.text.strip():
+                yield f'<text x="{x:.1f}" y="{y}" {size} {late}>{escape(run.text)}</text>'
 
 
 if __name__ == "__main__":
-    PICTURE.write_text(drawn(runs((command, output(command)) for command in COMMANDS)))
+    PICTURE.write_text(drawn(record()))

@@ -1,4 +1,4 @@
-"""The shapes that `evaluation.bench.inflation` can give a target, by name."""
+"""The shapes that `drafttree.evaluation.inflation` can give a target, by name."""
 
 from dataclasses import dataclass
 
@@ -15,6 +15,12 @@ class Shape:
     heads: int
     key_value_heads: int
     head_dim: int = 64
+
+    @property
+    def weights(self) -> int:
+        """Weights of the layers, without embeddings and head."""
+        attention = 2 * self.head_dim * (self.heads + self.key_value_heads)
+        return self.layers * self.hidden * (attention + 3 * self.intermediate)
 
 
 SHAPES = {

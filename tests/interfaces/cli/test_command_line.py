@@ -208,3 +208,23 @@ def test_modules_of_the_working_folder_are_found(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder])
     reason = "cannot import policy 'local_trees.Wide' (AttributeError: module 'local_trees' has no attribute 'Wide')"
     assert reason in complaint(capsys, "generate", PROMPT, "--policy", "local_trees.Wide")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["demo", "--inflate", "huge"], "unknown shape 'huge'"),
+        (["demo", "--policy", "nonsense"], "unknown policy 'nonsense'"),
+        (
+            ["generate", "Hi", "--inflate", "100m", "--low-memory"],
+            "--inflate has no --low-memory; leave one of them out",
+        ),
+        (
+            ["generate", "Hi", "--inflate", "100m", "--exact-text"],
+            "--inflate has no --exact-text; leave one of them out",
+        ),
+        (["generate", "Hi", "--inflate", "huge"], "unknown shape 'huge'"),
+    ],
+)
+def test_what_inflated_targets_do_not_have_is_named(arguments, said):
+    assert said in str(run(*arguments).exception)

@@ -18,6 +18,7 @@ from drafttree.interfaces.cli import lists
 from drafttree.interfaces.cli.batch import batch
 from drafttree.interfaces.cli.certify import certify
 from drafttree.interfaces.cli.chat import chat
+from drafttree.interfaces.cli.demo import demo
 from drafttree.interfaces.cli.generate import generate
 from drafttree.interfaces.cli.lab_commands import Commands
 from drafttree.interfaces.cli.results import INTERRUPTED, tell_end
@@ -36,7 +37,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 COMMANDS = (
-    *(generate, chat, batch, serve, worker, lists.policies, lists.inspect, lists.verifiers),
+    *(demo, generate, chat, batch, serve, worker, lists.policies, lists.inspect, lists.verifiers),
     *(trace, tune, certify),
 )
 for command in COMMANDS:

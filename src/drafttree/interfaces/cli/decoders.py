@@ -22,7 +22,7 @@ from drafttree.verifiers import Verifier
 
 def load_named(target: str, drafter: str, *arguments: Any, **options: Any) -> Decoder:
     """A decoder; what "auto" stands for is said where it is not the embedded pair."""
-    _hide_bars()
+    hide_bars()
     if sys.stderr.isatty() and target not in zoo.NAMES and not Path(target).exists():
         print(f"looking for {target} on the Hugging Face hub ...", file=sys.stderr)
     tuned = next((each for each in arguments if isinstance(each, TunedPolicy)), None)
@@ -57,7 +57,7 @@ def load_speculative(
     Raises:
         ConfigError: it would have none.
     """
-    _hide_bars()
+    hide_bars()
     decoder = load_inflated(target, drafter, shape, dtype, device, **kinds) if shape else None
     decoder = decoder or load_named(target, drafter, dtype=dtype, device=device, exact_text=exact_text, **kinds)
     if decoder.drafter is None:
@@ -89,7 +89,7 @@ def shipped_examples(limit: int | None, form: PromptForm) -> list[Example]:
     return [Example(text) for text in shipped_prompts()[:limit]]
 
 
-def _hide_bars() -> None:
+def hide_bars() -> None:
     """No progress bars of the libraries below but, on a terminal, those of downloads."""
     disable_progress_bar()  # of transformers, and of the hub
     if sys.stderr.isatty():

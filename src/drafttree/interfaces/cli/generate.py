@@ -14,6 +14,7 @@ from drafttree.evaluation.prompts import read_prompt
 from drafttree.interfaces.cli.option_groups import DecoderOptions, TextOptions, grouped
 from drafttree.interfaces.cli.options import (
     AsJson,
+    Inflate,
     PromptText,
     Target,
     TensorParallelSize,
@@ -37,6 +38,7 @@ def generate(
     writing: TextOptions,
     prompt: PromptText = None,
     target: Target = "embedded",
+    inflated: Inflate = None,
     tensor_parallel_size: TensorParallelSize = 1,
     costs: Annotated[
         Path | None, typer.Option(help="Cost curve for the policy auto: the costs of an earlier --json, as a file.")
@@ -51,7 +53,7 @@ def generate(
     Options that are not given are those of the model's own generation config.
     """
     if tensor_parallel_size > 1:
-        _check_sharded(prompt, compare)
+        _check_sharded(prompt, compare, inflated)
         context.with_resource(one_voice())
     options, text = writing.to_dict(), read_prompt(prompt)
     models.check()
@@ -60,7 +62,10 @@ def generate(
     from drafttree.engine.generation_options import show_options
     from drafttree.interfaces import display
 
-    decoder = models.load(target, tensor_parallel_size=tensor_parallel_size)
+    if inflated:
+        decoder = models.load_inflated(target, inflated)
+    else:
+        decoder = models.load(target, tensor_parallel_size=tensor_parallel_size)
     decoder = decoder.with_costs(curve) if curve else decoder
     if decoder.defaults and not json_:
         note = f"the model's own options: {show_options(decoder.defaults)}"
@@ -81,7 +86,7 @@ def generate(
     raise typer.Exit(INTERRUPTED if interrupted else 0)
 
 
-def _check_sharded(prompt: str | None, compare: bool) -> None:
+def _check_sharded(prompt: str | None, compare: bool, inflated: str | None) -> None:
     """Refuse what several processes cannot share.
 
     Raises:
@@ -89,6 +94,8 @@ def _check_sharded(prompt: str | None, compare: bool) -> None:
     """
     if prompt in (None, "-"):
         raise ConfigError("with --tensor-parallel-size every process needs the prompt; give it as an argument")
+    if inflated:
+        raise ConfigError("--inflate makes a target in one process; leave it out, or --tensor-parallel-size")
     if compare:
         raise ConfigError("--compare times one process; leave it out, or --tensor-parallel-size")
 

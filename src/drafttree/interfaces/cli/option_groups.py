@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from drafttree.core.errors import ConfigError
 from drafttree.core.sampling import Sampling
+from drafttree.evaluation.shapes import find_shape
 from drafttree.interfaces.cli.options import (
     Device,
     Drafter,
@@ -25,7 +27,8 @@ from drafttree.interfaces.cli.options import (
     parse_bias,
     parse_grammar,
 )
-from drafttree.loading import find_policy, find_verifier
+from drafttree.loading import TunedPolicy, find_policy, find_verifier
+from drafttree.loading.specs import default_policy
 
 if TYPE_CHECKING:
     from drafttree.engine.decoder import Decoder
@@ -111,6 +114,27 @@ class DecoderOptions:
         return load_named(
             target, self.drafter, find_policy(self.policy), find_verifier(self.verifier), **form, **others
         )
+
+    def load_inflated(self, target: str, shape: str) -> "Decoder":
+        """The decoder of a target that is inflated to the cost of a shape.
+
+        Raises:
+            ConfigError: the shape is unknown, or an option is given that an inflated target does not have.
+        """
+        find_shape(shape)
+        given = {"--exact-text": self.exact_text, "--lossy-window": self.lossy_window, "--low-memory": self.low_memory}
+        if unserved := next((name for name, value in given.items() if value), None):
+            raise ConfigError(f"--inflate has no {unserved}; leave one of them out")
+        policy, verifier = find_policy(self.policy), find_verifier(self.verifier)
+        if isinstance(policy, TunedPolicy):
+            raise ConfigError(f"--policy {self.policy} was tuned for the target as it is; leave out --inflate")
+
+        from drafttree.evaluation.inflation import load_inflated
+
+        kinds = self.quantize, self.quantize_drafter
+        decoder = load_inflated(target, self.drafter, shape, str(self.dtype), self.device, *kinds)
+        chosen = policy or default_policy(verifier)
+        return decoder.with_policy(chosen).with_verifier(verifier) if verifier else decoder.with_policy(chosen)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,52 @@
+"""Texts side by side in the terminal while they are written."""
+
+from collections.abc import Mapping
+from itertools import groupby
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from drafttree.engine.generation import Chunk
+from drafttree.evaluation.side_by_side import SideBySide
+from drafttree.interfaces.display import DRAFTED
+
+REFRESH = 12
+"""Pictures a second."""
+LINES = 14
+"""Lines of each text that are shown, the last ones."""
+
+
+def show_side_by_side(console: Console, prompt: str, race: SideBySide) -> None:
+    """Let a race run, and on a terminal show its texts in columns: characters of accepted drafts are green."""
+    texts = {name: Text(prompt, style="dim") for name in race.seconds}
+    tokens = dict.fromkeys(race.seconds, 0)
+    with Live(console=console, refresh_per_second=REFRESH, auto_refresh=False) as live:
+        for name, chunk in race:
+            _append(texts[name], chunk)
+            tokens[name] += len(chunk.tokens)
+            if console.is_terminal:
+                live.update(_columns(console, texts, tokens, race.seconds), refresh=True)
+        if not console.is_terminal:
+            live.update(Text())
+
+
+def _append(text: Text, chunk: Chunk) -> None:
+    characters = zip(chunk.text, chunk.drafted_text, strict=True)
+    for drafted, run in groupby(characters, key=lambda pair: pair[1]):
+        text.append("".join(character for character, _ in run), style=DRAFTED if drafted else "none")
+
+
+def _columns(
+    console: Console, texts: Mapping[str, Text], tokens: Mapping[str, int], seconds: Mapping[str, float]
+) -> Table:
+    table = Table(expand=True, show_edge=False, pad_edge=False, header_style="bold")
+    width = max(console.width // len(texts) - 4, 16)
+    for name in texts:
+        table.add_column(name, ratio=1)
+    lines = {name: list(text.wrap(console, width))[-LINES:] for name, text in texts.items()}
+    table.add_row(*(Text("\n").join(own + [Text()] * (LINES - len(own))) for own in lines.values()))
+    speeds = (f"{tokens[name]} tokens in {spent:.1f} s" if spent else "" for name, spent in seconds.items())
+    table.add_row(*(Text(speed, style="bold") for speed in speeds))
+    return table
