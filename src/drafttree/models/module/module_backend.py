@@ -96,7 +96,7 @@ class ModuleBackend:
         own = [range(start, start + each.nodes)[each.wanted] for start, each in zip(starts, segments, strict=False)]
         with ExitStack() as during:
             if self._recurrent:
-                during.enter_context(self._stepping(segments[0], inputs.cache))
+                during.enter_context(self._stepping(segments, inputs.cache))
             if self._rope_switch is not None and segments[0].cache.long_rope:
                 during.enter_context(long_frequencies(self._module, self._rope_switch))
             output = self._score(inputs, [*chain(*own)], hidden_layers)
@@ -122,11 +122,11 @@ class ModuleBackend:
             )
         return Output(out.logits[:, : len(scored)], tuple(states[layer] for layer in hidden_layers))
 
-    def _stepping(self, segment: Segment, given: Cache) -> AbstractContextManager[None]:
-        """Run recurrent layers, which are given this cache, along the tree."""
-        states, earlier = segment.cache.recurrent, segment.cache.positions
-        steps = None if states.is_reading else TreeSteps(segment.positions, segment.visible, earlier)
-        return stepping(self._recurrent, given, states, steps)
+    def _stepping(self, segments: Sequence[Segment], given: Cache) -> AbstractContextManager[None]:
+        """Run recurrent layers, which are given this cache, along the trees."""
+        texts = [segment.cache.recurrent for segment in segments]
+        steps = None if texts[0].is_reading else TreeSteps(segments)
+        return stepping(self._recurrent, given, texts, steps)
 
     @contextmanager
     def _capturing(self, layers: tuple[int, ...]) -> Iterator[dict[int, Tensor]]:
