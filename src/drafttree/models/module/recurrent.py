@@ -173,6 +173,7 @@ class _Runner:
 
     def __call__(self, hidden_states: Tensor, *given: Any, **named: Any) -> Tensor:
         steps = self._steps
+        named.pop("tree_plan", None)  # layers hand what they do not know to their kernels
         if steps is None:
             (states,) = self._texts
             out, states.drafted = self._call(hidden_states, states.copy_committed(), given, named)
