@@ -126,7 +126,7 @@ def test_every_family_runs_packed_or_one_by_one(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "shares"), {"gpt_oss": True, "deepseek_v3": True, "gptj": False, "lfm2": False}.items()
+    ("name", "shares"), {"gpt_oss": True, "deepseek_v3": True, "gptj": False, "lfm2": True}.items()
 )
 def test_layers_that_cannot_be_packed_are_found(name, shares):
     model = TargetModel(tiny.from_config(families.config(name)))

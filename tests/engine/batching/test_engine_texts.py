@@ -112,7 +112,7 @@ def test_texts_of_families_that_share_passes_are_those_of_each_alone(family):
 
 @pytest.mark.parametrize("family", [*families.hybrids()[:2], "falcon_h1", "gemma2", "gpt_oss"])
 def test_texts_of_other_families_are_those_of_each_alone(family):
-    """Recurrent layers, bounded scores and sinks: some share passes, the others run one request after the other."""
+    """Recurrent layers, bounded scores and sinks."""
     if family not in families.known():
         pytest.skip("the installed transformers does not have it")
     check_batch(tiny_decoder("near", family), mixed_requests(10, seed=11, most_tokens=10), max_batch=4)

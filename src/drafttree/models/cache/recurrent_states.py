@@ -22,25 +22,51 @@ class LayerStates:
         self.committed: States = {}
         self.drafted: States = {}
 
-    def before(self, nodes: int, parents: Tensor | None) -> States:
-        """The states the nodes of a level go on from, to be changed at will: those of their parents."""
-        if parents is None:
-            return {key: state.repeat_interleave(nodes, 0) for key, state in self.committed.items()}
-        return {key: state[parents] for key, state in self.drafted.items()}
-
-    def store(self, states: States, rows: Tensor, total: int) -> None:
-        """Store the states of these rows, of so many drafted ones in all."""
-        for key, state in states.items():
-            known = self.drafted.get(key, state[:0])
-            if len(known) < total:
-                known = torch.cat((known, known.new_zeros(total - len(known), *state.shape[1:])))
-            known[rows] = state
-            self.drafted[key] = known
+    def copy_committed(self) -> States:
+        """The states that a text is read on from, to be changed at will."""
+        return {key: state.clone() for key, state in self.committed.items()}
 
     @property
     def nbytes(self) -> int:
         """Memory of the states in bytes."""
         return sum(state.nbytes for states in (self.committed, self.drafted) for state in states.values())
+
+
+class StatePool:
+    """The states of one recurrent layer in a pass over trees.
+
+    First those that are there before it, text by text, the committed one before the drafted ones; then those of the
+    new nodes, as they are appended.
+
+    Args:
+        texts: the layer's states of each text.
+        nodes: new nodes of all texts.
+    """
+
+    def __init__(self, texts: Sequence[LayerStates], nodes: int) -> None:
+        known: dict[tuple[str, int], list[Tensor]] = {}
+        for states in (states for text in texts for states in (text.committed, text.drafted)):
+            for key, state in states.items():
+                known.setdefault(key, []).append(state)
+        self._used = max((sum(map(len, parts)) for parts in known.values()), default=0)
+        self._size = self._used + nodes
+        self._states = {key: self._grown(torch.cat(parts)) for key, parts in known.items()}
+
+    def take(self, rows: Tensor) -> States:
+        """Copies of the states in these rows."""
+        return {key: state[rows] for key, state in self._states.items()}
+
+    def append(self, states: States) -> None:
+        """Add the states after the nodes of a level."""
+        start = self._used
+        for key, state in states.items():
+            if key not in self._states:
+                self._states[key] = state.new_empty(self._size, *state.shape[1:])
+            self._used = start + len(state)
+            self._states[key][start : self._used] = state
+
+    def _grown(self, known: Tensor) -> Tensor:
+        return torch.cat((known, known.new_empty(self._size - len(known), *known.shape[1:])))
 
 
 class RecurrentStates:
@@ -61,6 +87,11 @@ class RecurrentStates:
     def __bool__(self) -> bool:
         """Whether the model has recurrent layers."""
         return bool(self.layers)
+
+    @property
+    def has_committed(self) -> bool:
+        """Whether there are states after a committed token."""
+        return any(states.committed for states in self.layers.values())
 
     @contextmanager
     def reading(self) -> Iterator[None]:

@@ -1,6 +1,6 @@
 """The backend that runs transformers' own module, with our attention in its layers."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cached_property, partial
 from itertools import accumulate, chain
@@ -75,12 +75,12 @@ class ModuleBackend:
         if len(segments) <= 1 or self._shared_cache is None:
             return [output for segment in segments for output in self._run([segment], hidden_layers)]
         run = partial(self._run, hidden_layers=hidden_layers, kind=self._shared_cache)
-        return forward_in_groups(segments, lambda segment: segment.cache.long_rope, run)
+        return forward_in_groups(segments, _group_of, run)
 
     @cached_property
     def _shared_cache(self) -> type[SharedCache] | None:
         """The cheapest KV cache with which layers can be handed several requests at once, which is tried out."""
-        if self._takes_mask or self._recurrent:
+        if self._takes_mask:
             return None
         kinds = (SharedCache, JoinedCache)
         return next((kind for kind in kinds if shares_alike(self, self._module, partial(self._run, kind=kind))), None)
@@ -88,7 +88,7 @@ class ModuleBackend:
     def _run(
         self, segments: Sequence[Segment], hidden_layers: tuple[int, ...] = (), kind: type[SharedCache] = SharedCache
     ) -> list[Output]:
-        """A pass over segments with the same rotary frequencies."""
+        """A pass over segments of one group."""
         if not self._takes_mask:
             use_tree_attention(self._module)
         inputs = ModuleInputs.of(segments, self._dtype, kind)
@@ -96,7 +96,7 @@ class ModuleBackend:
         own = [range(start, start + each.nodes)[each.wanted] for start, each in zip(starts, segments, strict=False)]
         with ExitStack() as during:
             if self._recurrent:
-                during.enter_context(self._stepping(segments[0], inputs.cache))
+                during.enter_context(self._stepping(segments, inputs.cache))
             if self._rope_switch is not None and segments[0].cache.long_rope:
                 during.enter_context(long_frequencies(self._module, self._rope_switch))
             output = self._score(inputs, [*chain(*own)], hidden_layers)
@@ -122,11 +122,11 @@ class ModuleBackend:
             )
         return Output(out.logits[:, : len(scored)], tuple(states[layer] for layer in hidden_layers))
 
-    def _stepping(self, segment: Segment, given: Cache) -> AbstractContextManager[None]:
-        """Run recurrent layers, which are given this cache, along the tree."""
-        states, earlier = segment.cache.recurrent, segment.cache.positions
-        steps = None if states.is_reading else TreeSteps(segment.positions, segment.visible, earlier)
-        return stepping(self._recurrent, given, states, steps)
+    def _stepping(self, segments: Sequence[Segment], given: Cache) -> AbstractContextManager[None]:
+        """Run recurrent layers, which are given this cache, along the trees."""
+        texts = [segment.cache.recurrent for segment in segments]
+        steps = None if texts[0].is_reading else TreeSteps(segments)
+        return stepping(self._recurrent, given, texts, steps)
 
     @contextmanager
     def _capturing(self, layers: tuple[int, ...]) -> Iterator[dict[int, Tensor]]:
@@ -176,6 +176,12 @@ def restore_attention(module: PreTrainedModel) -> None:
     """Give a module its own attention implementation back."""
     if module.config.get_text_config()._attn_implementation == NAME:
         module.set_attn_implementation(getattr(module, ORIGINAL_ATTENTION, "sdpa"))
+
+
+def _group_of(segment: Segment) -> Hashable:
+    """Segments of a pass have the same rotary frequencies, and one that recurrent layers only read is alone in it."""
+    cache = segment.cache
+    return cache.long_rope, cache.recurrent.is_reading and id(cache)
 
 
 def _blocks(decoder: nn.Module, count: int) -> nn.ModuleList:

@@ -74,7 +74,7 @@ def incompatibility(module: PreTrainedModel) -> str | None:
     if getattr(config, "attn_logit_softcapping", None) and config._attn_implementation == "sdpa":
         return "an sdpa attention that leaves the bound on its scores out; load it with attn_implementation='eager'"
     text_part = decoder_of(module)
-    if not (text_part._supports_attention_backend or takes_mask(module)):
+    if not (_knows_attention_functions(module) or takes_mask(module)):
         return f"attention layers ({config.model_type}) outside transformers' AttentionInterface"
     layers: dict[str, nn.Module] = dict(text_part.named_modules())
     if any(getattr(layer, "is_causal", True) is False for layer in layers.values()):
@@ -87,10 +87,16 @@ def incompatibility(module: PreTrainedModel) -> str | None:
 
 def takes_mask(module: PreTrainedModel) -> bool:
     """Whether a module is given the tree as an attention mask, since its layers know no other attention functions."""
-    known = decoder_of(module)
     return module.config.model_type in MASKED_FAMILIES or (
-        bool(recurrent_layers(module)) and not known._supports_attention_backend
+        bool(recurrent_layers(module)) and not _knows_attention_functions(module)
     )
+
+
+def _knows_attention_functions(module: PreTrainedModel) -> bool:
+    """Whether layers hand all they are given to transformers' attention functions, which few hybrids say of theirs."""
+    decoder = decoder_of(module)
+    is_hybrid = bool(recurrent_layers(module))
+    return decoder._supports_attention_backend or (is_hybrid and decoder._can_set_attn_implementation())
 
 
 def recurrent_layers(module: PreTrainedModel) -> dict[str, nn.Module]:

@@ -1,21 +1,24 @@
 """Recurrent layers (gated delta rule, Mamba, short convolutions) over the nodes of a tree.
 
 Such a layer reads one token after another into a state. In a tree every node's state follows from its parent's, so a
-pass runs the layer level by level, the nodes of a level as a batch of single tokens: the module's own decoding step,
-with the states of their parents. The states of all drafted nodes are kept until the next commit.
+pass runs the layer level by level, the nodes of a level of all texts as a batch of single tokens: the module's own
+decoding step, with the states of their parents. The states of all drafted nodes are kept until the next commit.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import Cache
 
-from drafttree.models.cache.recurrent_states import LayerStates, RecurrentStates, States
+from drafttree.models.cache.recurrent_states import LayerStates, RecurrentStates, StatePool, States
 from drafttree.models.module.fingerprint import own_hooks
+from drafttree.models.segment import Segment, join
 
 
 class StepCache:
@@ -58,75 +61,133 @@ class StepCache:
         return False
 
 
+class Level(NamedTuple):
+    """Nodes that recurrent layers run as one batch.
+
+    Attributes:
+        nodes: indices into the nodes of the pass.
+        parents: where a `StatePool` has the states they go on from; None for the first tokens of texts.
+    """
+
+    nodes: Tensor
+    parents: Tensor | None
+
+
 class TreeSteps:
     """The order in which a pass runs its nodes through recurrent layers.
 
     Args:
-        positions: `[1, nodes]`.
-        visible: bool `[1, nodes, drafted]`, as of a `Segment`.
-        earlier: `[1, rows]` positions of the rows drafted by earlier passes, None if there are none.
+        segments: the parts of the pass, whose caches are as before it.
 
     Attributes:
-        rows: drafted rows, the new ones included.
-        levels: nodes, and rows of their parents (None: the last committed token), both as indices.
-        first: row of the first node.
+        levels: the nodes of all segments, a node after its parent.
+        order: `[nodes]` where a node is among those of all levels.
+        rows: by segment, where a `StatePool` has the states of its drafted rows, the new ones included.
     """
 
-    def __init__(self, positions: Tensor, visible: Tensor, earlier: Tensor | None) -> None:
-        own = positions[0]
-        known = own if earlier is None else torch.cat((earlier[0], own))
-        self.rows, self.first = len(known), len(known) - len(own)
-        before = visible[0] & (known[None] == own[:, None] - 1)
-        parents = torch.where(before.any(1), before.long().argmax(1), -1)
-        self.levels: list[tuple[Tensor, Tensor | None]] = []
-        for position in own.unique():
-            nodes = (own == position).nonzero()[:, 0]
-            above = parents[nodes]
-            self.levels.append((nodes, None if int(above[0]) < 0 else above))
+    def __init__(self, segments: Sequence[Segment]) -> None:
+        trees = _trees(segments)
+        levels = np.concatenate([tree.levels for tree in trees])
+        nodes = levels.argsort(kind="stable")
+        order = nodes.argsort()
+        new = np.split(order + sum(tree.before for tree in trees), [*accumulate(len(tree.levels) for tree in trees)])
+        starts = accumulate((tree.before for tree in trees), initial=0)
+        rows, parents = [], []
+        for tree, start, own in zip(trees, starts, new, strict=False):
+            rows.append(np.concatenate((np.arange(start + tree.committed, start + tree.before), own)))
+            parents.append(np.where(tree.parents < 0, start, rows[-1][tree.parents]))
+        parts = [nodes, np.concatenate(parents)[nodes], order, *rows]
+        indices = torch.from_numpy(np.concatenate(parts)).to(segments[0].tokens.device).split([*map(len, parts)])
+        sizes = np.bincount(levels).tolist()
+        by_level = zip(indices[0].split(sizes), indices[1].split(sizes), strict=True)
+        self.levels = [Level(own, above if level else None) for level, (own, above) in enumerate(by_level) if len(own)]
+        self.order, self.rows = indices[2], indices[3:]
+
+
+class _Tree(NamedTuple):
+    """The nodes of a segment, on the host.
+
+    Attributes:
+        levels: `[nodes]` by level, from 1; from 0 where the first have no state to go on from.
+        parents: `[nodes]` drafted rows of their parents, -1 for the last committed token.
+        committed: states of committed tokens that there are, 0 or 1.
+        before: states that there are before the pass, drafted ones included.
+    """
+
+    levels: np.ndarray
+    parents: np.ndarray
+    committed: int
+    before: int
+
+
+def _trees(segments: Sequence[Segment]) -> list[_Tree]:
+    """The trees of all segments, which are read from the device at once."""
+    parts = []
+    for segment in segments:
+        earlier = segment.cache.positions
+        known = segment.positions if earlier is None else torch.cat((earlier, segment.positions), 1)
+        parts += [known.flatten(), segment.visible.flatten()]
+    numbers = np.split(join(parts, 0).cpu().numpy(), [*accumulate(map(len, parts))][:-1])
+    committed = [int(segment.cache.recurrent.has_committed) for segment in segments]
+    return [_tree(*each) for each in zip(numbers[::2], numbers[1::2], committed, strict=True)]
+
+
+def _tree(known: np.ndarray, visible: np.ndarray, committed: int) -> _Tree:
+    """A tree from the positions of all drafted rows and what its nodes see of them."""
+    seen = visible.reshape(-1, len(known))
+    own = known[-len(seen) :]
+    before = (seen != 0) & (known == own[:, None] - 1)
+    parents = np.where(before.any(1), before.argmax(1), -1)
+    levels = own - own.min() + int(committed or parents.min() >= 0)
+    return _Tree(levels, parents, committed, committed + len(known) - len(own))
 
 
 @contextmanager
 def stepping(
-    layers: dict[str, nn.Module], cache: Cache, states: RecurrentStates, steps: TreeSteps | None
+    layers: dict[str, nn.Module], cache: Cache, texts: Sequence[RecurrentStates], steps: TreeSteps | None
 ) -> Iterator[None]:
-    """Let recurrent layers run over a tree while a pass calls them.
+    """Let recurrent layers run over trees while a pass calls them.
 
     Args:
         layers: the recurrent layers by name.
         cache: what the module hands them as cache.
-        states: the states of the text.
-        steps: the tree; None for a pass that only reads tokens one after another.
+        texts: the states of the texts of the pass.
+        steps: the trees; None for a pass that only reads the tokens of one text one after another.
     """
     with ExitStack() as undo:
         for name, layer in layers.items():
-            undo.enter_context(_forward(layer, _Runner(layer, cache, states.layers[name], steps)))
+            states = [text.layers[name] for text in texts]
+            undo.enter_context(_forward(layer, _Runner(layer, cache, states, steps)))
         yield
 
 
 class _Runner:
     """Replaces a layer's forward during a pass."""
 
-    def __init__(self, layer: nn.Module, cache: Cache, states: LayerStates, steps: TreeSteps | None) -> None:
+    def __init__(self, layer: nn.Module, cache: Cache, texts: list[LayerStates], steps: TreeSteps | None) -> None:
         self._layer = layer
         self._forward = layer.forward
         self._cache = cache
-        self._states = states
+        self._texts = texts
         self._steps = steps
 
     def __call__(self, hidden_states: Tensor, *given: Any, **named: Any) -> Tensor:
-        steps, states = self._steps, self._states
+        steps = self._steps
+        named.pop("tree_plan", None)  # layers hand what they do not know to their kernels
         if steps is None:
-            out, states.drafted = self._call(hidden_states, states.before(1, None), given, named)
+            (states,) = self._texts
+            out, states.drafted = self._call(hidden_states, states.copy_committed(), given, named)
             return out
-        parts = []
+        pool, parts = StatePool(self._texts, hidden_states.shape[1]), []
         with _Projections(self._layer, hidden_states) as projections:
             for nodes, parents in steps.levels:
-                level = projections.begin(nodes)
-                out, after = self._call(level, states.before(len(nodes), parents), given, named)
+                before = {} if parents is None else pool.take(parents)
+                out, after = self._call(projections.begin(nodes), before, given, named)
                 parts.append(out[:, 0])
-                states.store(after, nodes + steps.first, steps.rows)
-        order = torch.cat([nodes for nodes, _ in steps.levels]).argsort()
-        return projections.finish(torch.cat(parts)[order][None])
+                pool.append(after)
+        for states, rows in zip(self._texts, steps.rows, strict=True):
+            states.drafted = pool.take(rows)
+        return projections.finish(torch.cat(parts)[steps.order][None])
 
     def _call(self, hidden: Tensor, states: States, given: tuple, named: dict[str, Any]) -> tuple[Tensor, States]:
         """The layer's output for tokens `[sequences, tokens, hidden]`, and the states after them."""
