@@ -171,3 +171,17 @@ def test_more_decisions_than_a_run_of_numbers_look_random():
 def test_seeds_and_positions_differ():
     rows = torch.cat([gumbel(seed, torch.arange(3), 4) for seed in (0, 1, -1)])
     assert len(rows.unique(dim=0)) == 9
+
+
+def test_nothing_is_copied_to_the_device_for_the_noise(monkeypatch):
+    """A copy of the seed would make the host wait for a GPU at every position."""
+    positions = torch.arange(3)
+    expected = uniform(-(2**62) + 5, positions, 7)
+    monkeypatch.setattr(torch, "tensor", None)
+    monkeypatch.setattr(torch.Tensor, "to", None)
+    assert torch.equal(uniform(-(2**62) + 5, positions, 7), expected)
+
+
+@pytest.mark.parametrize(("device", "span"), [("cpu", 1), ("cuda", 27)])
+def test_a_large_vocabulary_has_the_noise_of_many_positions_made_at_once_on_a_gpu(device, span):
+    assert SeededRandomness(0, 152_064, torch.device(device))._span == span

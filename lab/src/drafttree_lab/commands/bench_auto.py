@@ -25,7 +25,7 @@ from drafttree.interfaces.cli.options import (
 )
 from drafttree.interfaces.cli.results import ResultOptions
 from drafttree.interfaces.console import progress
-from drafttree.loading import find_verifier
+from drafttree.loading import find_verifier, parse_policies
 from drafttree_lab.commands.option_groups import FormOptions
 
 if TYPE_CHECKING:
@@ -63,6 +63,9 @@ def bench_auto_(
     costs: Annotated[
         list[Path] | None, typer.Option(help="Cost curves of another machine; then nothing is timed. May be repeated.")
     ] = None,
+    policies: Annotated[
+        str | None, typer.Option(help="Settings to count beside auto, by default a grid of every policy.")
+    ] = None,
     verifier: VerifierName = "auto",
     temperatures: Temperatures = "0,1",
     max_new_tokens: Length = 64,
@@ -77,7 +80,7 @@ def bench_auto_(
     Speed-ups of the grid are counted rounds at the measured costs. Aims are printed, and every row that misses one.
     """
     warmth, places = parse_temperatures(temperatures, zero=True), split_names(sizes)
-    judge = find_verifier(verifier)
+    judge, given_policies = find_verifier(verifier), parse_policies([policies]) if policies else None
     for size in places:
         if size != OWN:
             find_shape(size)
@@ -88,6 +91,7 @@ def bench_auto_(
     from drafttree_lab.display import auto as display_auto
     from drafttree_lab.experiment.auto import GRID, Place, bench_auto, encode_sets
 
+    grid = [*given_policies] if given_policies else GRID
     small, large = _drafter_names(drafters, ALL, target), _drafter_names(drafters, HEADS, target)
     prompts = _read_sets(sets, data, limit, form.prompt_form)
     given = {name: read_cost_curves(path, small) for name, path in name_files(costs)}
@@ -103,10 +107,10 @@ def bench_auto_(
     others = [Place(name, small, costs=curves) for name, curves in given.items()]
     texts = encode_sets(decoder, prompts, form.prompt_form, max_new_tokens)
     options: dict[str, Any] = {"temperatures": warmth, "seed": seed, "max_new_tokens": max_new_tokens}
-    rows = sum(len(place.drafters) for place in measured + others) * (1 if others else 2) + len(found) * len(GRID)
+    rows = sum(len(place.drafters) for place in measured + others) * (1 if others else 2) + len(found) * len(grid)
     store = results.open_store(context, texts, given)
     with progress(rows * len(warmth) * len(texts)) as advance:
-        options |= {"repeats": repeats, "timed": not others, "progress": advance, "store": store}
+        options |= {"repeats": repeats, "timed": not others, "progress": advance, "store": store, "policies": grid}
         result = bench_auto(decoder, found, measured + others, texts, **options)
     results.finish(store, result.summary(), lambda: display_auto.show_auto(result))
 

@@ -10,7 +10,7 @@ from drafttree.interfaces.console import make_console, make_table
 from drafttree_lab.experiment.auto import DYNATREE, TALON, AutoBench, AutoRow
 from drafttree_lab.experiment.auto_aims import aims, shortfalls
 from drafttree_lab.experiment.calibration import ReliabilityBench
-from drafttree_lab.experiment.timed_row import AUTO, TimedRow
+from drafttree_lab.experiment.timed_row import AUTO, RIVALS, TimedRow
 
 SIZES = (4, 16, 64)
 """Nodes for which the cost of a target pass is shown."""
@@ -73,7 +73,7 @@ def _show_counted(place: str, rows: Sequence[AutoRow]) -> None:
 
 def _show_timed(place: str, rows: Sequence[AutoRow]) -> None:
     names = ["tau", "v", "c", "delta", "h", "R law"]
-    columns = ["drafter", "prompts", "best", "T", *names, "plain/s", AUTO, "best", TALON, DYNATREE, "of best"]
+    columns = ["drafter", "prompts", "best", "T", *names, "plain/s", AUTO, "best", *RIVALS, "of best", "of these"]
     table = make_table(*columns)
     for column in table.columns[3:]:
         column.justify = "right"
@@ -90,8 +90,8 @@ def _timed_cells(timed: TimedRow) -> Iterator[str]:
     yield from (f"{term:.2f}" for term in (law.tau, law.v, law.c, law.delta, law.h, own.predicted))
     yield f"{timed.rows[PLAIN].tokens_per_second:.1f}"
     yield f"{1 + timed.over_plain[AUTO].mean:.2f} ±{timed.over_plain[AUTO].margin:.2f}"
-    yield from (f"{1 + timed.over_plain[name].mean:.2f}" for name in (timed.best, TALON, DYNATREE))
-    yield f"{1 + timed.over_best.mean:.3f}"
+    yield from (f"{1 + timed.over_plain[name].mean:.2f}" for name in (timed.best, *RIVALS))
+    yield from (f"{ratio:.3f}" for ratio in (1 + timed.over_best.mean, timed.over_rivals))
 
 
 def _show_trees(result: AutoBench) -> None:

@@ -1,7 +1,7 @@
 """The `auto` policy against every other policy and plain decoding: drafters x prompt sets x temperatures x costs.
 
 Most is counted: a text's rounds follow from prompt, seed and policy, so their shapes, and by a cost curve their time,
-need no clock. Only plain decoding, `auto`, the counted best policy and two defaults are timed, by turns.
+need no clock. Only plain decoding, `auto`, the counted best policy and four usual ones are timed, by turns.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -314,9 +314,8 @@ class _Runner:
         return RoundCounts.of(turn for prompt in self.sets[cell[1]] for turn in generate(prompt).metrics.rounds)
 
     def _time(self, load: Callable[[], Decoder], cell: Cell, costs: CostCurve, best: str) -> TimedRow:
-        others = [spec for spec in DEFAULTS if spec != best]
         options = self._options(cell)
-        return time_row(load(), costs, self.sets[cell[1]], best, others, repeats=self.repeats, options=options)
+        return time_row(load(), costs, self.sets[cell[1]], best, repeats=self.repeats, options=options)
 
     def _decoder(self, cell: Cell) -> Decoder:
         return self.decoder.with_drafter(self.drafters[cell[0]])
