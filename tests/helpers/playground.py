@@ -15,7 +15,8 @@ PROMPT = "The old man looked at the sea and"
 
 def playground_decoder(**options: Any) -> Decoder:
     """The embedded model with a drafter; options as for `drafttree.load`."""
-    return drafttree.load("embedded", dtype="float32", **options).with_costs(TOY_COSTS)
+    drafting: dict[str, Any] = {"drafter": "embedded-draft", "policy": "dynatree"}
+    return drafttree.load("embedded", dtype="float32", **drafting | options).with_costs(TOY_COSTS)
 
 
 def read_events(address: str, **asked: Any) -> list[tuple[str, dict[str, Any]]]:

@@ -27,6 +27,8 @@ PRIOR_WEIGHT = 2.0
 """Observations the prior counts as."""
 USUAL_LEVELS = 8
 """Levels over which the accepted tokens are expected where it is not known how deep the policy drafts."""
+UNLIKELY = 0.02
+"""Probability of a path below which its further tokens are not expected: most rounds are asked and drafted by nobody."""
 FADE_AFTER = 32
 """Observations of a bucket after which older ones are halved whenever a new one comes."""
 
@@ -182,6 +184,8 @@ class LookupSession(PassCounter):
                 token = max(probs, key=probs.__getitem__)
                 path_prob *= probs[token]
                 total += path_prob
+                if path_prob < UNLIKELY:
+                    break
                 cursor = self._index.step(cursor, token)
         return total
 
