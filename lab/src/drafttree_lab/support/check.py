@@ -105,6 +105,10 @@ def check_model(name: str, module: PreTrainedModel, texts: Sequence[Text]) -> Fi
     )
 
 
+TIE = 1e-5
+"""Difference of the two best scores up to which rounding in float32 decides between them."""
+
+
 @dataclass(frozen=True)
 class _Try:
     policy: str
@@ -138,7 +142,8 @@ def _difference(
 ) -> str:
     """The first difference of the texts found, in a few words; empty if there is none."""
     for (prompt, expected), generation in zip(texts, found, strict=True):
-        if difference := find_difference(decoder, prompt, expected, generation.tokens, **options):
+        difference = find_difference(decoder, prompt, expected, generation.tokens, **options)
+        if difference and difference.gap > TIE:
             return (
                 f"{way}{' with a seed' if 'seed' in options else ''}: after {len(prompt)} tokens, token "
                 f"{difference.position} is {difference.got}, not {difference.expected}, whose score is better by "

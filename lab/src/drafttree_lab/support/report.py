@@ -13,7 +13,8 @@ mixes, and run by drafttree {drafttree} (torch {torch}, CPU, float32). Made by
 `drafttree support --out FILE > docs/models.md`, which goes on from what FILE has; `--only NAME` checks one.
 
 - **exact**: greedy texts over {policies} are those that transformers' `generate` wrote
-  with the same weights before drafttree touched them, and texts drawn with a seed are those of plain decoding.
+  with the same weights before drafttree touched them, and texts drawn with a seed are those of plain decoding,
+  but for ties: scores within 1e-5, between which rounding decides.
   {length} tokens behind prompts of {lengths}, windows of 8; drafts are right, second best or wrong by turns.
 - **refused**: `drafttree.load` says why in one line.
 - **not built**: transformers cannot make the small model, or generate with it.
