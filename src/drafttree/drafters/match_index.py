@@ -28,7 +28,7 @@ PRIOR_WEIGHT = 2.0
 USUAL_LEVELS = 8
 """Levels over which the accepted tokens are expected where it is not known how deep the policy drafts."""
 UNLIKELY = 0.02
-"""Probability of a path below which its further tokens are not expected: most rounds are asked and drafted by nobody."""
+"""Probability of a path below which its further tokens are not looked up: every round asks what is expected."""
 FADE_AFTER = 32
 """Observations of a bucket after which older ones are halved whenever a new one comes."""
 
