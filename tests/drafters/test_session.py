@@ -3,6 +3,7 @@
 import copy
 import random
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -291,3 +292,12 @@ def test_a_resting_session_falls_behind_by_so_many_tokens_at_most():
     assert not told.calls
     reader.commit([1], ())
     assert told.calls == [("prefill", MOST_MISSED), ("commit", [1])]
+
+
+def test_what_waits_does_not_keep_the_pass_of_all_requests_in_memory():
+    whole, told = torch.zeros(1, 512, 8), []
+    session = SimpleNamespace(commit=lambda tokens, states: told.append(states[0].untyped_storage().nbytes()))
+    reader = LateReader(session)  # pyright: ignore[reportArgumentType]
+    for reader.resting in (True, False):
+        reader.commit([1], (whole[:, 3:4],))
+    assert told == [8 * 4, whole.nbytes]

@@ -234,11 +234,17 @@ class LateReader:
 
     def prefill(self, hidden_states: HiddenStates, tokens: int) -> None:
         """As `DraftSession.prefill`."""
-        self._tell(partial(self._session.prefill, hidden_states, tokens), tokens)
+        self._tell(partial(self._session.prefill, self._kept(hidden_states), tokens), tokens)
 
     def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
         """As `DraftSession.commit`."""
-        self._tell(partial(self._session.commit, tokens, hidden_states), len(tokens))
+        self._tell(partial(self._session.commit, tokens, self._kept(hidden_states)), len(tokens))
+
+    def _kept(self, states: HiddenStates) -> HiddenStates:
+        """Hidden states that may wait: parts of a pass are copied, since they would keep all of it in memory."""
+        if not self.resting:
+            return states
+        return tuple(state if state.nbytes == state.untyped_storage().nbytes() else state.clone() for state in states)
 
     def _tell(self, call: Callable[[], None], tokens: int) -> None:
         self._missed.append(call)

@@ -5,6 +5,7 @@ from typing import Any
 from rich.text import Text
 
 from drafttree.core.errors import ConfigError
+from drafttree.core.sampling import Sampling
 from drafttree.evaluation.prompts import read_prompt
 from drafttree.evaluation.shapes import find_shape
 from drafttree.interfaces.cli.options import (
@@ -48,6 +49,7 @@ def demo(
         find_shape(inflated)
     chosen, text = make_policy(policy) if policy else None, read_prompt(prompt)
     options: dict[str, Any] = {"temperature": temperature or 0.0, "seed": seed, "max_new_tokens": max_new_tokens}
+    Sampling.from_options({"temperature": options["temperature"], "seed": seed})
 
     from drafttree.evaluation import demo as shown
     from drafttree.evaluation.side_by_side import SideBySide
@@ -63,7 +65,7 @@ def demo(
         raise ConfigError(f"--drafter {drafter} drafts nothing; name another, or leave it out")
     notes.print(Text(target.sentence, style="dim"))
     if decoder.policy.uses_costs:
-        notes.print(Text("measuring what passes cost, which is kept for the next run ...", style="dim"))
+        notes.print(Text("looking at what passes cost, which is measured once ...", style="dim"))
         decoder.costs(greedy=not temperature)
     race = SideBySide({shown.PLAIN: decoder.plain(), shown.DRAFTED: decoder}, text, **options)
     show_side_by_side(console, text, race)
