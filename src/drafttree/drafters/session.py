@@ -217,7 +217,8 @@ def _shared_drafter(sessions: Sequence[DraftLogits]) -> SharedDrafter | None:
 class LateReader:
     """Tells a session what its text has become, no sooner than it is to draft where drafting rests.
 
-    So a text that is not drafted for costs what plain decoding does: nothing of it is read by a draft model.
+    So a text that is not drafted for costs what plain decoding does: nothing of it is read by a draft model, unless
+    it is kept for later texts in the end.
 
     Args:
         session: the session to tell.
