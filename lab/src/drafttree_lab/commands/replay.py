@@ -33,16 +33,19 @@ def replay(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="The page that report writes; a .md file has the claims alone.")
     ] = Path("replay.html"),
-    limit: Annotated[int, typer.Option(min=1, help="Prompts of each set, evenly spaced.")] = 3,
+    limit: Annotated[int, typer.Option(min=1, help="Prompts of each set, evenly spaced; ten decide.")] = 10,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a text at most; the papers' are 500 up.")] = 128,
     max_prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Instead of the papers' L_max.")] = None,
     points: Annotated[int | None, typer.Option(min=1, help="Values of a sweep at most, evenly spaced.")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Turns of every prompt.")] = 1,
     counts_only: Annotated[bool, typer.Option("--counts-only", help="Time nothing: any machine will do.")] = False,
     inflate: Annotated[str | None, typer.Option(help=f"Cost of the target: {', '.join(SHAPES)}.")] = None,
-    cost: Annotated[str, typer.Option(help='Costs for R by the law: "published", "measured" or "c=0.08,v=1".')] = (
-        "published"
-    ),
+    model: Annotated[
+        str | None, typer.Option(help="The papers' target to compare with, such as Qwen3-8B; else the first of each.")
+    ] = None,
+    cost: Annotated[
+        str, typer.Option(help='Costs of passes by which counts decide: "published", "measured" or "c=0.08,v=1".')
+    ] = "published",
     data: Annotated[Path | None, typer.Option(help="Folder of prompt sets; by default those that ship.")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Apply the target's chat template to the prompts.")] = False,
     minutes: Minutes = None,
@@ -64,28 +67,31 @@ def replay(
         find_shape(inflate)
 
     from drafttree_lab.display import replay as replay_display
-    from drafttree_lab.replay.cost_model import CostModel
-    from drafttree_lab.replay.experiment import ALL, NO_PROMPTS, Sizes, find_results
+    from drafttree_lab.replay.experiment import ALL, NO_PROMPTS, Sizes, check_model, find_results
+    from drafttree_lab.replay.pass_costs import CostSource
     from drafttree_lab.replay.prompt_texts import read_prompt_texts
     from drafttree_lab.replay.replay import experiments, run_replay
     from drafttree_lab.replay.replay_target import ReplayTarget
     from drafttree_lab.replay.results_folder import write_results
     from drafttree_lab.replay.roles import find_roles, parse_roles
 
-    costs = CostModel.parse(cost)
+    costs = CostSource.parse(cost)
     listed = what[0] == LIST
     results = find_results((what[1:] or [ALL]) if listed else what)
     papers = list(dict.fromkeys(paper for paper, _ in results))
+    check_model(papers, model)
     given = parse_roles(roles or [])
     who = find_roles(papers, target, given)
     texts = read_prompt_texts(papers, data, limit)
-    sizes = Sizes(limit, max_new_tokens, max_prompt_tokens, repeats, chat, points)
+    sizes = Sizes(limit, max_new_tokens, max_prompt_tokens, repeats, chat, points, model)
     if listed:
         known = {*texts.texts, *((paper, NO_PROMPTS) for paper in papers)}
         replay_display.show_list(experiments(results, who, known, texts.missing, sizes), limit, repeats)
         return
     load = ReplayTarget(target, dtype, device, inflate)
-    ids = load.encode(texts, max_new_tokens, chat=chat) | {(paper, NO_PROMPTS): [[0]] for paper in papers}
+    ids = load.encode(texts, max_new_tokens, chat=chat) | {
+        (paper, NO_PROMPTS): [[turn] for turn in range(limit)] for paper in papers
+    }
     planned = experiments(results, who, ids, texts.missing, sizes)
     load.check(given.values())
     store = load.open_store(out, minutes, seed=seed, chat=chat)

@@ -10,7 +10,7 @@ from drafttree_lab.replay.replay import Replay
 from drafttree_lab.replay.summary import Entry, ResultSummary
 from drafttree_lab.replay.verdict import Verdict, count_outcomes
 
-STYLES = {"reproduced": "green", "contradicted": "red", "undecided": "yellow"}
+STYLES = {"reproduced": "green", "contradicted": "red", "undecided": "yellow", "left open": "yellow"}
 PACE = 100.0
 """Tokens per second by which minutes are guessed before anything has run."""
 
@@ -37,33 +37,51 @@ def _reasons(missing: Mapping[str, str]) -> Iterator[str]:
 def show_replay(found: Replay) -> None:
     """Every result with its verdicts and values, and how many claims have each outcome."""
     console = make_console()
-    for each in found.results:
+    results = found.corrected
+    for each in results:
         _show_result(each)
-    verdicts = [verdict for each in found.results for verdict in each.verdicts]
-    outcomes = ", ".join(f"{count} {outcome}" for outcome, count in count_outcomes(verdicts).items())
-    console.print(Text(f"claims: {outcomes or 'none'}", style="bold"), soft_wrap=True)
+    verdicts = [verdict for each in results for verdict in each.verdicts]
+    console.print(Text(f"claims: {len(verdicts)}", style="bold"))
+    kinds = {"by counts": [each.by_counts for each in verdicts], "by time": [each.by_time for each in verdicts]}
+    for kind, judgements in kinds.items():
+        outcomes = ", ".join(f"{count} {outcome}" for outcome, count in count_outcomes(judgements).items())
+        console.print(Text(f"  {kind}: {outcomes or 'none'}"), soft_wrap=True)
 
 
 def _show_result(each: ResultSummary) -> None:
     console = make_console()
     console.print(Text(f"{each.id}  {each.title}", style="bold"), soft_wrap=True)
     for verdict in each.verdicts:
-        console.print(_line(verdict), soft_wrap=True)
+        _show_verdict(verdict)
+    if each.not_looping:
+        console.print(Text(f"  without the {each.looping:.0%} of texts that loop:", style="dim"), soft_wrap=True)
     for verdict in each.not_looping:
-        console.print(_line(verdict, f"without the {each.looping:.0%} of texts that loop, "), soft_wrap=True)
+        _show_verdict(verdict)
     for metric in dict.fromkeys(entry.metric for entry in each.entries if entry.measured):
         _show_values(metric, [entry for entry in each.entries if entry.metric == metric and entry.measured])
-    for note in [*each.notes, *(f"{name}: {reason}" for name, reason in each.missing.items())]:
+    reach = (f"{name}: no tree has more than {most} of {budget} nodes" for name, (most, budget) in each.reach.items())
+    for note in [
+        *filter(None, [each.costs]),
+        *reach,
+        *each.notes,
+        *(f"{name}: {reason}" for name, reason in each.missing.items()),
+    ]:
         console.print(Text(f"  {note}", style="dim"), soft_wrap=True)
     console.print(Text(f"  {each.done} of {each.tasks} turns done", style="dim"), "")
 
 
-def _line(verdict: Verdict, which: str = "") -> Text:
-    needed = f"; about {verdict.needed} prompts would decide" if verdict.needed else ""
-    line = Text("  ")
-    line.append(f"{verdict.outcome:<16}", style=STYLES.get(verdict.outcome, "dim"))
-    line.append(f"{which}{verdict.text}: {verdict.said}{needed}")
-    return line
+def _show_verdict(verdict: Verdict) -> None:
+    """A claim, and below it what counts and times say of it."""
+    console = make_console()
+    console.print(Text(f"  {verdict.text}" + (" (main)" if verdict.main else "")), soft_wrap=True)
+    for kind, judgement in verdict.judgements.items():
+        line = Text(f"    {kind:<11}")
+        line.append(f"{judgement.outcome:<16}", style=STYLES.get(judgement.outcome, "dim"))
+        needed = f"; about {judgement.needed} prompts would decide" if judgement.needed else ""
+        line.append(f"{judgement.said}{needed}")
+        console.print(line, soft_wrap=True)
+        if judgement.reason:
+            console.print(Text(f"{'':<31}{judgement.reason}", style="dim"), soft_wrap=True)
 
 
 def _show_values(metric: str, entries: Sequence[Entry]) -> None:
@@ -86,5 +104,5 @@ def place(entry: Entry) -> str:
 def cell(entry: Entry) -> str:
     """The number of an entry, the paper's in brackets."""
     own = f"{entry.measured.mean:.2f}" if entry.measured else ""
-    law = f", R {entry.by_law:.2f}" if entry.by_law else ""
+    law = f", R {entry.by_law.mean:.2f}" if entry.by_law else ""
     return f"{own}{law}" + (f" ({entry.published:g})" if entry.published is not None else "")

@@ -5,10 +5,24 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
+from drafttree.core.cost_curve import Costs
 from drafttree.core.errors import unknown
-from drafttree.evaluation.method import Method
 from drafttree.loading import find_verifier, make_policy
-from drafttree_lab.replay.paper import AUTOREGRESSIVE, Axis, AxisValue, PaperMethod, Result, paper_names, read_paper
+from drafttree_lab.replay.paper import (
+    AUTOREGRESSIVE,
+    OF_TEXTS,
+    Average,
+    Axis,
+    AxisValue,
+    Metric,
+    Paper,
+    PaperMethod,
+    Result,
+    paper_names,
+    read_paper,
+)
+from drafttree_lab.replay.pass_costs import PassCosts
+from drafttree_lab.replay.replay_method import ReplayMethod
 
 DEFAULT_LENGTH = 128
 """Tokens of a text where the option is not given: the papers' 500 to 1500 take hours on a processor."""
@@ -28,14 +42,16 @@ class Sizes:
         repeats: turns of every prompt.
         chat: whether prompts are chats, which are not cut.
         points: values of an axis at most, the first and the last among them; None for all.
+        model: a target of the papers, whose published numbers and costs are compared; None for the first of each.
     """
 
-    limit: int = 3
+    limit: int = 10
     max_new_tokens: int = DEFAULT_LENGTH
     prompt_tokens: int | None = None
     repeats: int = 1
     chat: bool = False
     points: int | None = None
+    model: str | None = None
 
 
 @dataclass(frozen=True)
@@ -47,12 +63,14 @@ class Setting:
         temperature: the temperature the target samples at.
         max_new_tokens: new tokens of the text.
         prompt_tokens: tokens of the prompt, at most; None for no limit but the context.
+        ignore_eos: whether it goes on past EOS tokens.
     """
 
     set: str
     temperature: float
     max_new_tokens: int
     prompt_tokens: int | None
+    ignore_eos: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,7 +86,7 @@ class Block:
 
     setting: Setting
     value: AxisValue | None
-    ways: Mapping[str, Method]
+    ways: Mapping[str, ReplayMethod]
 
 
 @dataclass(frozen=True)
@@ -81,7 +99,9 @@ class Experiment:
         result: the result as the paper's file has it.
         blocks: blocks that are run.
         missing: methods that cannot be run, with the reason.
-        costs: the published cost of its draft pass in target passes; None where it is not told.
+        model: the target of the paper whose published numbers are compared.
+        costs: what passes cost by the paper, by method; those of which it tells nothing are left out.
+        averages: by metric how the paper averages, where it does otherwise than most.
     """
 
     paper: str
@@ -89,17 +109,28 @@ class Experiment:
     result: Result
     blocks: Sequence[Block]
     missing: Mapping[str, str]
-    costs: Mapping[str, float | None] = field(default_factory=dict)
+    model: str = ""
+    costs: Mapping[str, PassCosts] = field(default_factory=dict)
+    averages: Mapping[Metric, Average] = field(default_factory=dict)
 
     @property
     def id(self) -> str:
         """Paper and result."""
         return f"{self.paper}/{self.name}"
 
+    def average(self, metric: Metric) -> Average:
+        """How the paper averages a metric."""
+        return self.averages.get(metric, "texts" if metric in OF_TEXTS else "total")
+
+    @property
+    def runs(self) -> int:
+        """Texts of a prompt of every set."""
+        return sum(len(block.ways) for block in self.blocks)
+
     @property
     def most_prompts(self) -> int | None:
         """Prompts of a set that say all there is to say; None where more of them say more."""
-        return 1 if self.result.kind in {"memory", "expansion"} else None
+        return 1 if self.result.kind == "memory" else None
 
     @property
     def main(self) -> bool:
@@ -140,21 +171,37 @@ def plan(
     found = read_paper(paper)
     result = found.results[name]
     chosen = {method: found.methods[method] for method in dict.fromkeys([AUTOREGRESSIVE, *result.methods])}
-    missing = {method: reason for method, each in chosen.items() if (reason := _obstacle(each, missing_roles))}
+    missing = {method: missing_roles[each.role] for method, each in chosen.items() if each.role in missing_roles}
     methods = {method: each for method, each in chosen.items() if method not in missing}
-    blocks = [] if result.unavailable or len(methods) == 1 else list(_blocks(result, methods, drafters, sizes))
+    blocks = [] if result.unavailable or len(methods) == 1 else list(_blocks(found, result, methods, drafters, sizes))
     if long := [str(value) for value in _lengths(result, sizes) if value > sizes.max_new_tokens]:
         missing[f"{', '.join(long)} tokens"] = f"longer than --max-new-tokens {sizes.max_new_tokens}"
-    costs = {method: found.roles[each.role].cost if each.role else 0.0 for method, each in methods.items()}
-    return Experiment(paper, name, result, blocks, missing, costs)
+    model = sizes.model if sizes.model in found.models else next(iter(found.models))
+    return Experiment(paper, name, result, blocks, missing, model, dict(_costs(found, model, methods)), found.averages)
 
 
-def _obstacle(method: PaperMethod, missing_roles: Mapping[str, str]) -> str | None:
-    return method.unavailable or missing_roles.get(method.role or "")
+def check_model(papers: Sequence[str], model: str | None) -> None:
+    """Whether one of some papers has a target of this name.
+
+    Raises:
+        ConfigError: none has.
+    """
+    known = [name for paper in papers for name in read_paper(paper).models]
+    if model is not None and model not in known:
+        raise unknown("model", model, known)
+
+
+def _costs(paper: Paper, model: str, methods: Mapping[str, PaperMethod]) -> Iterator[tuple[str, PassCosts]]:
+    own = paper.models[model]
+    for name, method in methods.items():
+        if not method.role:
+            yield name, PassCosts(0.0, Costs.of(own.target_pass))
+        elif method.role in own.draft_pass:
+            yield name, PassCosts(own.draft_pass[method.role], Costs.of(own.target_pass))
 
 
 def _blocks(
-    result: Result, methods: Mapping[str, PaperMethod], drafters: Mapping[str, str], sizes: Sizes
+    paper: Paper, result: Result, methods: Mapping[str, PaperMethod], drafters: Mapping[str, str], sizes: Sizes
 ) -> Iterator[Block]:
     """A block for every set of prompts, temperature and value of the axes that vary a setting."""
     axes = [axis for axis in _axes(result) if axis.varies != "policy"]
@@ -164,6 +211,7 @@ def _blocks(
             "temperature": temperature,
             "max_new_tokens": min(result.max_new_tokens, sizes.max_new_tokens),
             "prompt_tokens": None if sizes.chat else sizes.prompt_tokens or result.prompt_tokens,
+            "ignore_eos": paper.ignore_eos,
         }
         varied: dict[str, Any] = {axis.varies: value for axis, value in zip(axes, values, strict=True)}
         setting = Setting(name, **(options | {what: value for what, value in varied.items() if what != "rows"}))
@@ -179,7 +227,7 @@ def _ways(
     setting: Setting,
     value: AxisValue | None,
     sizes: Sizes,
-) -> dict[str, Method]:
+) -> dict[str, ReplayMethod]:
     """The ways of a block by name; a method whose policy the axis varies has one for each of its values."""
     axes = [axis for axis in _axes(result) if axis.varies == "policy"]
     points = _thinned(axes[0].values, sizes.points) if axes else []
@@ -187,10 +235,12 @@ def _ways(
     for name, method in methods.items():
         varies = bool(axes) and ("{axis}" in method.policy or any(str(point) in method.policies for point in points))
         for point in points if varies else [value]:
-            way = Method(
+            way = ReplayMethod(
                 drafter=drafters[method.role] if method.role else None,
                 policy=make_policy(method.policy_at(setting.set, point)),
                 verifier=find_verifier(method.verifier if method.verifier and setting.temperature else "auto"),
+                assisted=method.assisted,
+                lossy_window=method.lossy_window,
             )
             found[f"{name}@{point}" if varies else name] = way
     return found

@@ -1,20 +1,26 @@
 """What the cells of an experiment amount to: measured values, and the verdicts on its claims."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean
 
+import torch
 from torch import Tensor
 
 from drafttree.evaluation.run_store import RunStore
-from drafttree_lab.replay.bootstrap import Bootstrap, Fraction, interval
 from drafttree_lab.replay.experiment import Block, Experiment
+from drafttree_lab.replay.jackknife import Fraction, Jackknife
 from drafttree_lab.replay.paper import AUTOREGRESSIVE, GAINS, Claim, Metric, NotComparable, Trend
+from drafttree_lab.replay.pass_costs import BY_PAPER, COUNTED, CostSource
+from drafttree_lab.replay.reasons import find_reason
 from drafttree_lab.replay.task import Fractions, Task, WayTimes
 from drafttree_lab.replay.text_cell import TIMED, TextCounts, TextTimes
-from drafttree_lab.replay.verdict import LEAST_PROMPTS, Verdict, judge, without
+from drafttree_lab.replay.verdict import Judgement, Verdict, judge
 
 GROUPS = ("all", "looping", "not looping")
+BASES: Mapping[Metric, Metric] = {**GAINS, "speedup": "tokens_per_second"}
+"""The metric of texts of which a ratio of two methods is made."""
 
 
 @dataclass(frozen=True)
@@ -23,14 +29,14 @@ class Value:
 
     Attributes:
         mean: over the prompts of the set.
-        low: lower end.
+        low: lower end; None where one prompt was run.
         high: upper end.
         prompts: it rests on.
     """
 
     mean: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     prompts: int
 
 
@@ -45,6 +51,7 @@ class Measured:
         repeats: turns that are looked for.
         group: one of `GROUPS`, which texts count: those where plain decoding's ends in a loop, the others, or
             all.
+        costs: what passes cost where counts decide a claim on speed.
     """
 
     experiment: Experiment
@@ -52,34 +59,50 @@ class Measured:
     digests: Mapping[str, Sequence[str]]
     repeats: int = 1
     group: str = "all"
+    costs: CostSource = BY_PAPER
 
-    def numbers(self, block: Block, metric: Metric) -> list[int]:
+    def numbers(self, block: Block, metric: Metric, *, by_counts: bool = False) -> list[int]:
         """The prompts of a block for which all its ways have what a metric needs."""
         every = range(len(self.digests[block.setting.set]))
-        return [number for number in every if self._is_whole(block, number, metric)]
+        timed = BASES.get(metric, metric) in TIMED and not by_counts
+        return [number for number in every if self._is_whole(block, number, timed=timed)]
 
     def counts(self, block: Block, name: str, number: int) -> TextCounts | None:
         """The counts of a way on a prompt."""
         return self.store.find(self._task(block, number).counts_key(block.ways[name]), TextCounts)
 
-    def times(self, block: Block, name: str, number: int) -> list[tuple[TextTimes, TextTimes]]:
-        """The times of a way and of plain decoding in the turns of a prompt."""
+    def turns(self, block: Block, name: str, number: int) -> list[TextTimes]:
+        """The times of a way in the turns of a prompt."""
         tasks = (self._task(block, number, repeat) for repeat in range(self.repeats))
         turns = (self.store.find(task.turn_key, WayTimes) for task in tasks)
-        return [(turn[name], turn[AUTOREGRESSIVE]) for turn in turns if turn]
+        return [turn[name] for turn in turns if turn]
 
-    def value(self, block: Block, name: str, metric: Metric) -> Value | None:
-        """A metric of a way, None without a cell of it."""
-        own, numbers = GAINS.get(metric, metric), self.numbers(block, GAINS.get(metric, metric))
-        fractions = self._fractions(block, name, own, numbers)
-        if not sum(below for _, below in fractions):
+    def value(self, block: Block, name: str, metric: Metric, *, by_counts: bool = False) -> Value | None:
+        """A metric of a way, None without a cell of it.
+
+        Args:
+            block: the block of the way.
+            name: its name.
+            metric: what is asked for.
+            by_counts: whether a speed is counted at given costs, instead of timed.
+        """
+        numbers = self.numbers(block, metric, by_counts=by_counts)
+        if not numbers or (by_counts and not self.costs.of(self, block, name)):
             return None
-        bootstrap = Bootstrap({"": len(fractions)})
-        means = bootstrap.mean([("", fractions)])
+        jackknife = Jackknife({block.setting.set: len(numbers)})
+        values = partial(self._values, jackknife, block, numbers=numbers, by_counts=by_counts)
         if metric in GAINS:
-            base = self._fractions(block, self._base(name), own, numbers)
-            means = 100 * (means / bootstrap.mean([("", base)]) - 1)
-        return Value(means[0].item(), *interval(means), len(fractions))
+            found = values(name, GAINS[metric]) / values(self._base(name), GAINS[metric])
+        else:
+            found = values(name, metric)
+        if not bool(found[0].isfinite()):
+            return None
+        estimate = jackknife.estimate(found)
+        ends = [estimate.value, estimate.low, estimate.high]
+        if metric in GAINS:
+            ends = [None if end is None else 100 * (end - 1) for end in ends]
+        mean, low, high = ends
+        return Value(mean or 0.0, low, high, len(numbers))
 
     @property
     def looping(self) -> float:
@@ -92,13 +115,13 @@ class Measured:
         """The verdict on every claim."""
         return [self._verdict(claim) for claim in self.experiment.result.claims]
 
-    def _is_whole(self, block: Block, number: int, metric: Metric) -> bool:
+    def _is_whole(self, block: Block, number: int, *, timed: bool) -> bool:
         if self.experiment.result.kind != "decoding":
             return self._other(block, number) is not None
         plain = self.counts(block, AUTOREGRESSIVE, number)
         if plain is None or (self.group != "all" and plain.looping != (self.group == "looping")):
             return False
-        if metric in TIMED and not self.times(block, AUTOREGRESSIVE, number):
+        if timed and not self.turns(block, AUTOREGRESSIVE, number):
             return False
         return all(self.counts(block, name, number) for name in block.ways)
 
@@ -108,16 +131,32 @@ class Measured:
         base = self.experiment.result.over.get(method, AUTOREGRESSIVE)
         return base if base == AUTOREGRESSIVE else f"{base}{at}{value}"
 
-    def _fractions(self, block: Block, name: str, metric: Metric, numbers: Sequence[int]) -> list[Fraction]:
-        return [self._fraction(block, name, metric, number) for number in numbers]
+    def _values(
+        self,
+        jackknife: Jackknife,
+        block: Block,
+        name: str,
+        metric: Metric,
+        *,
+        numbers: Sequence[int],
+        by_counts: bool,
+    ) -> Tensor:
+        """A metric of a way in a block, of all prompts and without each of them, as `Jackknife.mean` gives it."""
+        if metric == "speedup":
+            speed = partial(self._values, jackknife, block, metric="tokens_per_second", numbers=numbers)
+            return speed(name, by_counts=by_counts) / speed(AUTOREGRESSIVE, by_counts=by_counts)
+        fractions = [self._fraction(block, name, metric, number, by_counts=by_counts) for number in numbers]
+        return jackknife.mean([(block.setting.set, fractions)], self.experiment.average(metric))
 
-    def _fraction(self, block: Block, name: str, metric: Metric, number: int) -> Fraction:
+    def _fraction(self, block: Block, name: str, metric: Metric, number: int, *, by_counts: bool) -> Fraction:
         if found := self._other(block, number):
             return found[name]
-        if metric in TIMED:
-            turns = [own.fraction(metric, plain) for own, plain in self.times(block, name, number)]
-            return fmean(above for above, _ in turns), fmean(below for _, below in turns)
         counts = self.counts(block, name, number)
+        if by_counts and metric in COUNTED and counts and (costs := self.costs.of(self, block, name)):
+            return costs.fraction(metric, counts)
+        if metric in TIMED:
+            turns = [each.fraction(metric) for each in self.turns(block, name, number)]
+            return fmean(above for above, _ in turns), fmean(below for _, below in turns)
         return counts.fraction(metric) if counts else (0.0, 0.0)
 
     def _other(self, block: Block, number: int) -> Fractions | None:
@@ -131,38 +170,57 @@ class Measured:
 
     def _verdict(self, claim: Claim) -> Verdict:
         if isinstance(claim, NotComparable):
-            return without(claim, "not comparable", claim.reason)
+            return Verdict.of(claim, Judgement("not comparable", claim.reason))
         if self.experiment.result.unavailable:
-            return without(claim, "not run", self.experiment.result.unavailable)
+            return Verdict.of(claim, Judgement("not run", self.experiment.result.unavailable))
         absent = {name.partition("@")[0]: name for name in claim.names}.keys() & self.experiment.missing.keys()
         if absent:
-            return without(claim, "not run", self.experiment.missing[min(absent)])
+            return Verdict.of(claim, Judgement("not run", self.experiment.missing[min(absent)]))
+        kind, base = self.experiment.result.kind, BASES.get(claim.metric, claim.metric)
+        timed = kind in ("memory", "expansion") or (kind == "decoding" and base in TIMED)
+        by_time = self._judge(claim, by_counts=False) if timed else None
+        by_counts = (
+            self._judge(claim, by_counts=True) if not timed or (kind == "decoding" and base in COUNTED) else None
+        )
+        return Verdict.of(claim, by_counts, by_time)
+
+    def _judge(self, claim: Claim, *, by_counts: bool) -> Judgement:
+        assert not isinstance(claim, NotComparable)
         blocks = [each for each in self.experiment.blocks if claim.temperature in (None, each.setting.temperature)]
-        shared = self._shared(blocks, claim.metric)
+        shared = self._shared(blocks, claim.metric, by_counts=by_counts)
         if not shared:
-            return without(claim, "not run", "no prompt was run in all its methods yet")
+            return Judgement("not run", "no prompt was run in all its methods yet")
         blocks = [block for block in blocks if block.setting.set in shared]
         axis = self._axis(blocks)
         ends = [f"@{axis[0]}", f"@{axis[-1]}"] if isinstance(claim, Trend) and axis else [""]
         names = [name + end for name in claim.names for end in ends]
         if lacking := next((name for name in names if not _places(name, blocks)), None):
-            return without(claim, "not run", f"{lacking} is not among what was run")
-        bootstrap = Bootstrap({name: len(numbers) for name, numbers in shared.items()})
+            return Judgement("not run", f"{lacking} is not among what was run")
+        places = {name: _places(name, blocks) for name in names}
+        every = [place for own in places.values() for place in own]
+        needs_costs = by_counts and BASES.get(claim.metric, claim.metric) in COUNTED
+        if needs_costs and (
+            unknown := next((way for block, way in every if not self.costs.of(self, block, way)), None)
+        ):
+            return Judgement("not run", f"the paper tells no cost of the draft passes of {unknown}")
+        jackknife = Jackknife({name: len(numbers) for name, numbers in shared.items()})
 
-        def means(name: str) -> Tensor:
-            return bootstrap.mean(
-                (block.setting.set, self._fractions(block, way, claim.metric, shared[block.setting.set]))
-                for block, way in _places(name, blocks)
-            )
+        def means(name: str, metric: Metric) -> Tensor:
+            values = partial(self._values, jackknife, metric=metric, by_counts=by_counts)
+            found = (values(block, way, numbers=shared[block.setting.set]) for block, way in places[name])
+            return torch.stack(list(found)).mean(0)
 
-        enough = min(map(len, shared.values())) >= LEAST_PROMPTS
-        return judge(claim, means, axis, sum(map(len, shared.values())), enough=enough)
+        found = judge(claim, means, jackknife, axis, sum(map(len, shared.values())))
+        if found.outcome in ("contradicted", "left open") and self.experiment.result.kind == "decoding":
+            judged = {name: places[name] for name in names if name not in getattr(claim, "others", {}).values()}
+            return replace(found, reason=find_reason(self, claim.metric, judged, shared, by_counts=by_counts))
+        return found
 
-    def _shared(self, blocks: Sequence[Block], metric: Metric) -> dict[str, list[int]]:
+    def _shared(self, blocks: Sequence[Block], metric: Metric, *, by_counts: bool) -> dict[str, list[int]]:
         """By set, the prompts that all blocks of it have finished; sets without any are left out."""
         found: dict[str, set[int]] = {}
         for block in blocks:
-            own = set(self.numbers(block, metric))
+            own = set(self.numbers(block, metric, by_counts=by_counts))
             found[block.setting.set] = found.get(block.setting.set, own) & own
         return {name: sorted(numbers) for name, numbers in found.items() if numbers}
 

@@ -36,10 +36,18 @@ Metric = Literal[
     "speed_gain",  # of its speed, likewise
     "memory_gain",  # of its peak memory, likewise
     "expansion",  # milliseconds of growing a tree, without draft passes
+    "oracle_gap",  # |committed tokens - draft passes| of a round
+    "first_ranks_at_level_1",  # share of the nodes accepted on level 1 that are their parent's two likeliest
+    "first_ranks_below",  # the same on all further levels
+    "rounds_per_second",
+    "overhead_share",  # of the time of rounds outside the passes of both models
 ]
-GAINS: Mapping[Metric, Metric] = {"gain": "tau", "speed_gain": "speedup", "memory_gain": "peak_memory"}
+GAINS: Mapping[Metric, Metric] = {"gain": "tau", "speed_gain": "tokens_per_second", "memory_gain": "peak_memory"}
 """The metric of which each gain is."""
-KINDS = ("decoding", "acceptance", "memory", "expansion")
+Average = Literal["texts", "total"]
+"""The mean of a figure of every text, or one figure of all texts together: the sum above over the sum below."""
+OF_TEXTS: frozenset[Metric] = frozenset({"tokens_per_second", "speedup", "speed_gain", "ttft", "tpot"})
+"""Metrics that papers average over texts unless they say otherwise; of the others they tell the total."""
 
 
 class _Strict(BaseModel):
@@ -54,14 +62,16 @@ class PaperMethod(_Strict):
         policy: its specification; `{axis}` in it stands for the value of the result's axis.
         policies: other specifications, by the set of prompts or the value of the axis that they are for.
         verifier: name, above temperature 0; None for the one that keeps a seed's text.
-        unavailable: why it cannot be replayed; None where it can.
+        assisted: whether it is assisted generation by transformers at its defaults, instead of a policy.
+        lossy_window: latest tokens that the target attends to, beside the first four; None for all.
     """
 
     role: str | None = None
     policy: str = "chain"
     policies: dict[str, str] = {}
     verifier: str | None = None
-    unavailable: str | None = None
+    assisted: bool = False
+    lossy_window: int | None = None
 
     def policy_at(self, prompt_set: str, value: AxisValue | None = None) -> str:
         """The specification on a set of prompts and at a value of the axis, which is filled in."""
@@ -75,14 +85,26 @@ class Role(_Strict):
     Attributes:
         paper: checkpoints in the paper.
         stand_in: the drafter on the embedded target; None where there is none.
-        cost: published cost of a draft pass in target passes, None if it is not told.
-        line: the line of the paper's text that tells the cost.
     """
 
     paper: str
     stand_in: str | None = None
-    cost: float | None = None
-    line: int | None = None
+
+
+class Model(_Strict):
+    """A target of a paper, with what passes cost in its experiments, in passes of the target over one token.
+
+    Attributes:
+        draft_pass: c, the cost of a draft pass, by role.
+        target_pass: v(n), the cost of a target pass over so many nodes, linear between them; the first is of 1.
+        source: how the paper's numbers tell it.
+        line: the line of the paper's text that has the numbers.
+    """
+
+    draft_pass: dict[str, float]
+    target_pass: dict[int, float] = {1: 1.0}
+    source: str
+    line: int
 
 
 class PromptSet(_Strict):
@@ -169,8 +191,11 @@ class Comparison(_Strict):
         metric: what is compared.
         left: method, or `method@value` for a value of the axis or a set of prompts.
         right: the right side of the comparison.
+        right_metric: what is taken of the right side; None for the same metric.
         sign: whether left is greater or less.
         temperature: None for all of the result.
+        hangs_on: a number that the paper leaves open and that decides the claim, with the value that is taken here.
+        others: methods in place of the left one at other values of that number, by value.
         main: whether it is one of the paper's main claims.
     """
 
@@ -181,18 +206,44 @@ class Comparison(_Strict):
     metric: Metric
     left: str
     right: str
+    right_metric: Metric | None = None
     sign: Literal[">", "<"]
     temperature: float | None = None
+    hangs_on: str | None = None
+    others: dict[str, str] = {}
     main: bool = False
 
     @property
     def names(self) -> list[str]:
         """What it compares."""
-        return [self.left, self.right]
+        return [self.left, self.right, *self.others.values()]
+
+
+class Bound(_Strict):
+    """A claim that a metric of a method is above or below a number."""
+
+    kind: Literal["bound"]
+    id: str
+    text: str
+    line: int
+    metric: Metric
+    method: str
+    sign: Literal[">", "<"]
+    bound: float = Field(gt=0)
+    temperature: float | None = None
+    main: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        """What it is about."""
+        return [self.method]
 
 
 class Order(_Strict):
-    """A claim that methods come in an order, the highest first; it is judged by Kendall's tau."""
+    """A claim that methods come in an order, the highest first; it is judged by Kendall's tau.
+
+    It cannot be a main claim: these are corrected for their number, which takes a p-value.
+    """
 
     kind: Literal["order"]
     id: str
@@ -201,7 +252,7 @@ class Order(_Strict):
     metric: Metric
     methods: list[str]
     temperature: float | None = None
-    main: bool = False
+    main: Literal[False] = False
 
     @property
     def names(self) -> list[str]:
@@ -254,12 +305,13 @@ def _kind(claim: Any) -> str:
 
 Claim = Annotated[
     Annotated[Comparison, Tag("comparison")]
+    | Annotated[Bound, Tag("bound")]
     | Annotated[Order, Tag("order")]
     | Annotated[Trend, Tag("trend")]
     | Annotated[NotComparable, Tag("not_comparable")],
     Discriminator(_kind),
 ]
-"""One of four kinds; without a `kind` it is a comparison."""
+"""One of five kinds; without a `kind` it is a comparison."""
 
 
 class Result(_Strict):
@@ -336,6 +388,9 @@ class Paper(_Strict):
     Attributes:
         title: the title.
         source: the source where it is published.
+        ignore_eos: whether its texts go on past EOS tokens, so that all have the same length.
+        averages: by metric how it averages, where it does otherwise than `OF_TEXTS` says.
+        models: targets by name, the one that is compared by default first.
         roles: who drafts, by the paper's name.
         methods: the methods, by name, plain decoding under `AUTOREGRESSIVE` always among them.
         sets: sets of prompts by name.
@@ -344,6 +399,9 @@ class Paper(_Strict):
 
     title: str
     source: str
+    ignore_eos: bool = False
+    averages: dict[Metric, Average] = {}
+    models: dict[str, Model] = Field(min_length=1)
     roles: dict[str, Role]
     methods: dict[str, PaperMethod]
     sets: dict[str, PromptSet]
@@ -353,6 +411,9 @@ class Paper(_Strict):
     def _refers_to_itself(self) -> "Paper":
         """Every name that is used is there."""
         _among(AUTOREGRESSIVE, self.methods, "methods")
+        for name, model in self.models.items():
+            for role in model.draft_pass:
+                _among(role, self.roles, f"models.{name}.draft_pass")
         for name, method in self.methods.items():
             _among(method.role, self.roles, f"methods.{name}.role")
         for name, result in self.results.items():
@@ -362,6 +423,7 @@ class Paper(_Strict):
             for each in result.sets:
                 _among(each, self.sets, f"{where}.sets")
             for block in result.published:
+                _among(block.model, (*self.models, UNTOLD), f"{where}.published at line {block.line}")
                 for row in block.rows:
                     _among(row, self.methods, f"{where}.published at line {block.line}")
         return self

@@ -3,14 +3,14 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from drafttree.engine.decoder import Decoder
-from drafttree.evaluation.method import Method
 from drafttree.evaluation.run_store import RunStore
-from drafttree_lab.replay.cost_model import CostModel
 from drafttree_lab.replay.experiment import Experiment, Sizes, plan
+from drafttree_lab.replay.main_claims import correct_main_claims
 from drafttree_lab.replay.measured import Measured
+from drafttree_lab.replay.pass_costs import BY_PAPER, CostSource
+from drafttree_lab.replay.replay_method import ReplayMethod
 from drafttree_lab.replay.roles import Roles
-from drafttree_lab.replay.runner import Runner
+from drafttree_lab.replay.runner import Runner, Writer
 from drafttree_lab.replay.summary import ResultSummary, summarise
 from drafttree_lab.replay.task import Digests, Fractions, Task, short_digest, tasks
 
@@ -23,14 +23,19 @@ class Replay:
     """What a replay has found so far.
 
     Attributes:
-        results: results of the papers.
+        results: results of the papers; main claims are not corrected for their number.
     """
 
     results: list[ResultSummary]
 
+    @property
+    def corrected(self) -> list[ResultSummary]:
+        """The results with main claims corrected for their number."""
+        return correct_main_claims(self.results)
+
     def to_json(self) -> dict[str, object]:
         """Plain data."""
-        return {"results": [each.to_json() for each in self.results]}
+        return {"results": [each.to_json() for each in self.corrected]}
 
 
 def experiments(
@@ -56,14 +61,14 @@ def experiments(
 def run_replay(
     planned: Sequence[Experiment],
     prompts: Prompts,
-    make_decoder: Callable[[Method], Decoder],
+    make_decoder: Callable[[ReplayMethod], Writer],
     measure: Callable[[Task, Sequence[int]], Fractions],
     store: RunStore,
     *,
     repeats: int = 1,
     seed: int = 0,
     timed: bool = True,
-    costs: CostModel = CostModel("published"),  # noqa: B008
+    costs: CostSource = BY_PAPER,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Replay:
     """Run what is not kept yet, and tell what all of it amounts to.
@@ -77,7 +82,7 @@ def run_replay(
         repeats: turns of every prompt.
         seed: the random seed.
         timed: whether to time; counts need no quiet machine.
-        costs: costs at which R is told by the law.
+        costs: where the costs come from by which counts are judged.
         progress: called after every task with its result.
     """
     digests = {place: [short_digest(list(ids)) for ids in each] for place, each in prompts.items()}
@@ -89,14 +94,13 @@ def run_replay(
 
 
 def _summary(
-    each: Experiment, runner: Runner, todo: Sequence[Task], digests: Digests, costs: CostModel, repeats: int
+    each: Experiment, runner: Runner, todo: Sequence[Task], digests: Digests, costs: CostSource, repeats: int
 ) -> ResultSummary:
     own = [task for task in todo if task.experiment is each]
-    measured = Measured(
-        each, runner.store, {name: of for (paper, name), of in digests.items() if paper == each.paper}, repeats
-    )
+    own_digests = {name: of for (paper, name), of in digests.items() if paper == each.paper}
+    measured = Measured(each, runner.store, own_digests, repeats, costs=costs)
     done = sum(map(runner.is_done, own))
-    return summarise(measured, costs, ended=runner.ended.get(each.id), done=done, tasks=len(own))
+    return summarise(measured, ended=runner.ended.get(each.id), done=done, tasks=len(own))
 
 
 def _without_missing(

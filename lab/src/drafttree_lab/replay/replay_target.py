@@ -13,10 +13,15 @@ from drafttree.evaluation.method import Method
 from drafttree.evaluation.method_decoders import make_decoders
 from drafttree.evaluation.prompt_encoding import encode_prompts
 from drafttree.evaluation.prompt_form import PromptForm
+from drafttree.evaluation.reference import transformers_model
 from drafttree.evaluation.run_store import RunStore
 from drafttree.loading.load import load
+from drafttree_lab.replay.assisted import AssistedGeneration
 from drafttree_lab.replay.other_kinds import measure_acceptance, measure_expansion, measure_memory
 from drafttree_lab.replay.prompt_texts import PromptTexts
+from drafttree_lab.replay.replay_method import ReplayMethod
+from drafttree_lab.replay.results_folder import FORMAT
+from drafttree_lab.replay.runner import Writer
 from drafttree_lab.replay.task import Fractions, Task
 
 
@@ -39,15 +44,16 @@ class ReplayTarget:
         """The target as it is, without a drafter."""
         return load(self._name, "none", dtype=self._dtype, device=self._device)
 
-    def make_decoder(self, method: Method) -> Decoder:
-        """The decoder of a method.
+    def make_decoder(self, method: ReplayMethod) -> Writer:
+        """What writes the texts of a method.
 
         Raises:
+            ConfigError: its drafter cannot assist transformers' `generate`, where that is asked for.
             ModelError: its drafter cannot be loaded or does not fit the target; the message names it.
         """
-        base = self._decoders(method.drafter)
-        drafters = {method.drafter: base.drafter} if method.drafter and base.drafter else {}
-        return make_decoders(base, [method], drafters)[method.spec]
+        if method.assisted:
+            return AssistedGeneration(self._decoders(method.drafter))
+        return self._make_decoder(method, method.lossy_window)
 
     def check(self, drafters: Iterable[str]) -> None:
         """Load drafters, so that one that cannot be used is told before anything is run.
@@ -68,7 +74,7 @@ class ReplayTarget:
         if kind == "expansion":
             return measure_expansion(task)
         if kind == "acceptance":
-            return measure_acceptance(task, ids, self.make_decoder, seed)
+            return measure_acceptance(task, ids, self._make_decoder, seed)
         if self._shape:
             raise ConfigError("peak memory is measured on the target itself; leave --inflate out")
         return measure_memory(task, ids, self._name, self._dtype, self._device, seed)
@@ -96,8 +102,16 @@ class ReplayTarget:
         loaded: Any = self.plain.target
         target = {"target": self._name, "dtype": str(loaded.dtype), "device": str(loaded.device)}
         weights = {"inflate": self._shape or "", "digest": model_digest(loaded)}
-        command = {"command": "drafttree replay", **target, **weights, **options}
+        command = {"command": "drafttree replay", "format": FORMAT, **target, **weights, **options}
         return RunStore(folder, command, partial=True, minutes=minutes)
+
+    def _make_decoder(self, method: Method, lossy_window: int | None = None) -> Decoder:
+        base = self._decoders(method.drafter)
+        drafters = {method.drafter: base.drafter} if method.drafter and base.drafter else {}
+        if lossy_window:
+            module = transformers_model(base).module
+            base = load(module, "none", tokenizer=base.tokenizer, lossy_window=lossy_window)
+        return make_decoders(base, [method], drafters)[method.spec]
 
     def _load(self, drafter: str | None) -> Decoder:
         if self._shape:

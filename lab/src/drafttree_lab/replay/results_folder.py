@@ -4,7 +4,7 @@ import json
 import os
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -14,10 +14,13 @@ from pydantic import TypeAdapter, ValidationError
 
 from drafttree.core.errors import InputError
 from drafttree.evaluation.prompts import read_text
+from drafttree_lab.replay.main_claims import correct_main_claims
 from drafttree_lab.replay.paper import paper_names, read_paper
 from drafttree_lab.replay.summary import ResultSummary
 
 FOLDER = "results"
+FORMAT = 2
+"""Of summaries and cells: 2 has both verdicts of a claim, and texts that go on past EOS tokens."""
 
 
 @dataclass(frozen=True)
@@ -28,15 +31,19 @@ class KeptResult:
         summary: the summary of the result.
         command: the command that ran it last.
         environment: versions, machine and time, by name.
+        format: `FORMAT` when it was written.
     """
 
     summary: ResultSummary
     command: str
     environment: dict[str, str]
+    format: int = FORMAT
 
 
 def write_results(folder: Path, results: Sequence[ResultSummary], command: str) -> None:
     """Keep summaries, each in a file of its own; an earlier one of the same result is replaced.
+
+    Main claims are kept as they were judged alone: they are corrected for their number when they are read together.
 
     Raises:
         InputError: a file cannot be written.
@@ -54,15 +61,17 @@ def write_results(folder: Path, results: Sequence[ResultSummary], command: str) 
 
 
 def read_results(folder: Path) -> list[KeptResult]:
-    """All kept summaries, in the order of the papers.
+    """All kept summaries, in the order of the papers, with main claims corrected for their number.
 
     Raises:
-        InputError: there are none, or a file is broken.
+        InputError: there are none, or a file is broken or of another format.
     """
     paths = sorted((folder / FOLDER).glob("*.json"))
     if not paths:
         raise InputError(f"{folder}: no results of a replay in it; run drafttree replay with --out {folder} first")
-    return sorted((_read(path) for path in paths), key=lambda kept: _place(kept.summary.id))
+    kept = sorted((_read(path) for path in paths), key=lambda kept: _place(kept.summary.id))
+    corrected = correct_main_claims([each.summary for each in kept])
+    return [replace(each, summary=summary) for each, summary in zip(kept, corrected, strict=True)]
 
 
 def describe_environment() -> dict[str, str]:
@@ -75,7 +84,12 @@ def describe_environment() -> dict[str, str]:
 
 def _read(path: Path) -> KeptResult:
     try:
-        return _ADAPTER.validate_python(json.loads(read_text(path)))
+        found = json.loads(read_text(path))
+        if isinstance(found, dict) and "summary" in found and found.get("format") != FORMAT:
+            raise InputError(
+                f"{path}: a result in the format of another version; run its command again, with another --out"
+            )
+        return _ADAPTER.validate_python(found)
     except (ValueError, ValidationError) as error:
         raise InputError(f"{path}: no result of a replay; remove it, and run drafttree replay again") from error
 

@@ -2,18 +2,40 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from drafttree.core.errors import DraftTreeError
 from drafttree.engine.compatibility import is_text_of_seed
-from drafttree.engine.decoder import Decoder
-from drafttree.engine.generation import Generation
+from drafttree.engine.metrics import Metrics
 from drafttree.evaluation.by_turns import by_turns
 from drafttree.evaluation.json_lines import UnwritableError
-from drafttree.evaluation.method import Method
 from drafttree.evaluation.run_store import RunStore
 from drafttree_lab.replay.paper import AUTOREGRESSIVE
-from drafttree_lab.replay.task import Fractions, Task, WayTimes
+from drafttree_lab.replay.replay_method import ReplayMethod
+from drafttree_lab.replay.task import Fractions, Key, Task, WayTimes, setting_key
 from drafttree_lab.replay.text_cell import TextCounts, TextTimes
+
+
+class Written(Protocol):
+    """A text: a `Generation`, or what another loop has written."""
+
+    @property
+    def tokens(self) -> list[int]:
+        """The generated token ids."""
+        ...
+
+    @property
+    def metrics(self) -> Metrics:
+        """What it cost."""
+        ...
+
+
+class Writer(Protocol):
+    """What writes the texts of a method: a `Decoder`, or another loop."""
+
+    def generate(self, prompt: list[int], **options: Any) -> Written:
+        """The text after a prompt; options as for `Decoder.generate`."""
+        ...
 
 
 @dataclass
@@ -21,7 +43,7 @@ class Runner:
     """Runs tasks, and keeps their cells.
 
     Attributes:
-        make_decoder: makes the decoder of a method, or of plain decoding.
+        make_decoder: makes what writes the texts of a method, plain decoding among them.
         measure: measures the methods of a task of another kind than decoding, after a prompt.
         prompts: token ids by paper and set.
         store: the store of the cells.
@@ -29,9 +51,11 @@ class Runner:
         timed: whether to time; else each way is counted once.
         ended: why no more of a result is run, by its id.
         warm: ways that have run in this process.
+        histories: of methods that go from text to text with what they learned, what writes the texts of a setting,
+            with the number of the prompt that follows.
     """
 
-    make_decoder: Callable[[Method], Decoder]
+    make_decoder: Callable[[ReplayMethod], Writer]
     measure: Callable[[Task, Sequence[int]], Fractions]
     prompts: Mapping[tuple[str, str], Sequence[Sequence[int]]]
     store: RunStore
@@ -39,6 +63,7 @@ class Runner:
     timed: bool = True
     ended: dict[str, str] = field(default_factory=dict)
     warm: set[str] = field(default_factory=set)
+    histories: dict[Key, tuple[Writer, int]] = field(default_factory=dict)
 
     def run(self, todo: Sequence[Task], progress: Callable[[str], None]) -> None:
         """Run tasks that are not kept.
@@ -79,9 +104,10 @@ class Runner:
     def _measure(self, task: Task) -> None:
         self.store.run(task.other_key, Fractions, lambda: self.measure(task, self._prompt(task)))
 
-    def _prompt(self, task: Task) -> list[int]:
+    def _prompt(self, task: Task, number: int | None = None) -> list[int]:
         setting = task.block.setting
-        return list(self.prompts[task.experiment.paper, setting.set][task.prompt][: setting.prompt_tokens])
+        prompts = self.prompts[task.experiment.paper, setting.set]
+        return list(prompts[task.prompt if number is None else number][: setting.prompt_tokens])
 
     def _decode(self, task: Task) -> None:
         times: WayTimes = {}
@@ -96,13 +122,30 @@ class Runner:
         if self.timed:
             self.store.run(task.turn_key, WayTimes, lambda: times)
 
-    def _write(self, task: Task, way: Method) -> Generation:
-        decoder, setting, prompt = self.make_decoder(way), task.block.setting, self._prompt(task)
+    def _write(self, task: Task, way: ReplayMethod) -> Written:
+        setting, prompt = task.block.setting, self._prompt(task)
         options = {"temperature": setting.temperature, "max_new_tokens": setting.max_new_tokens, "seed": self.seed}
+        options["ignore_eos"] = setting.ignore_eos
         if self.timed and way.spec not in self.warm:
             self.warm.add(way.spec)
-            decoder.generate(prompt, **options)
-        return decoder.generate(prompt, **options)
+            self.make_decoder(way).generate(prompt, **options)
+        if way.drafter and way.policy.remembers and not way.assisted:
+            return self._write_next(task, way, options)
+        return self.make_decoder(way).generate(prompt, **options)
+
+    def _write_next(self, task: Task, way: ReplayMethod, options: dict[str, Any]) -> Written:
+        """The text of a policy that learns between texts: the prompts before it in the set come first, in any case.
+
+        So the text's counts are the same in a replay that was cut short and in one that was not.
+        """
+        key = (task.experiment.paper, way.spec, task.block.setting.set, *setting_key(task.block.setting))
+        writer, following = self.histories.get(key, (None, 0))
+        if writer is None or following != task.prompt:
+            writer = self.make_decoder(way)
+            for number in range(task.prompt):
+                writer.generate(self._prompt(task, number), **options)
+        self.histories[key] = writer, task.prompt + 1
+        return writer.generate(self._prompt(task), **options)
 
     def _difference(self, task: Task) -> str | None:
         """The method whose text is another than plain decoding's, where both are to write the same."""
@@ -116,6 +159,8 @@ class Runner:
         return None
 
 
-def _is_same_text(task: Task, way: Method) -> bool:
+def _is_same_text(task: Task, way: ReplayMethod) -> bool:
     """Whether a way has to write plain decoding's text, and not only one of the same law."""
+    if way.assisted or way.lossy_window:
+        return False
     return task.block.setting.temperature == 0 or way.verifier is None or is_text_of_seed(way.verifier)

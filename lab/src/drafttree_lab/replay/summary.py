@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 
-from drafttree_lab.replay.cost_model import CostModel
 from drafttree_lab.replay.experiment import Block, Experiment
 from drafttree_lab.replay.figure_data import figure_data
 from drafttree_lab.replay.measured import Measured, Value
-from drafttree_lab.replay.paper import AUTOREGRESSIVE, AVERAGE, UNTOLD, Metric
+from drafttree_lab.replay.paper import AUTOREGRESSIVE, AVERAGE, UNTOLD, Metric, Published
+from drafttree_lab.replay.pass_costs import MEASURED
 from drafttree_lab.replay.verdict import Verdict
 
 PLAIN_TOO: frozenset[Metric] = frozenset({"tokens_per_second", "ttft", "tpot", "rounds", "peak_memory"})
@@ -25,10 +25,10 @@ class Entry:
         temperature: the temperature the target samples at.
         value: the value of the axis where it varies a setting; None else.
         metric: what it is.
-        published: the paper's number, of the first model it names; None where it prints none.
-        model: that model.
+        published: the paper's number of the chosen target, or of the first that has one; None where it prints none.
+        model: that target.
         measured: ours; None as long as no prompt is finished.
-        by_law: R = tau / (v + c delta) at the given costs for a speed-up; None else.
+        by_law: for a speed-up, tau / (v + c delta) by counts at the given costs; None else.
     """
 
     method: str
@@ -39,7 +39,7 @@ class Entry:
     published: float | None
     model: str | None
     measured: Value | None
-    by_law: float | None = None
+    by_law: Value | None = None
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,8 @@ class ResultSummary:
         looping: share of the texts that end in a loop.
         entries: all numbers.
         missing: methods that were not run, with the reason.
+        reach: by method, the most nodes of a tree and the budget, where the budget was never reached.
+        costs: the costs of passes by which counts are judged, in words.
         figure: how it is drawn; None for a table.
         points: what a figure needs besides the entries, as `figure_data` gives it.
         notes: what else a reader has to know, a sentence each.
@@ -71,6 +73,8 @@ class ResultSummary:
     looping: float
     entries: list[Entry]
     missing: dict[str, str]
+    reach: dict[str, tuple[int, int]]
+    costs: str
     figure: str | None
     points: dict[str, object]
     notes: list[str]
@@ -82,12 +86,11 @@ class ResultSummary:
         return asdict(self)
 
 
-def summarise(measured: Measured, costs: CostModel, *, ended: str | None, done: int, tasks: int) -> ResultSummary:
+def summarise(measured: Measured, *, ended: str | None, done: int, tasks: int) -> ResultSummary:
     """A result from its finished cells.
 
     Args:
         measured: the cells.
-        costs: costs for R by the law.
         ended: why no more of it is run, if it ended before its time.
         done: tasks that are finished.
         tasks: tasks of all.
@@ -102,8 +105,10 @@ def summarise(measured: Measured, costs: CostModel, *, ended: str | None, done: 
         verdicts=measured.verdicts(),
         not_looping=replace(measured, group="not looping").verdicts() if 0 < measured.looping < 1 else [],
         looping=measured.looping,
-        entries=list(_entries(measured, costs)),
+        entries=list(_entries(measured)),
         missing=dict(experiment.missing),
+        reach=_reach(measured),
+        costs=_told_costs(measured),
         figure=result.figure,
         points=figure_data(measured),
         notes=notes,
@@ -112,20 +117,51 @@ def summarise(measured: Measured, costs: CostModel, *, ended: str | None, done: 
     )
 
 
-def _entries(measured: Measured, costs: CostModel) -> Iterator[Entry]:
+def _reach(measured: Measured) -> dict[str, tuple[int, int]]:
+    """By method, how far its largest tree stayed below the budget."""
+    found: dict[str, tuple[int, int]] = {}
+    for block in measured.experiment.blocks:
+        for name, way in block.ways.items():
+            budget = getattr(way.policy, "budget", None) if "budget=" in way.policy_spec else None
+            texts = (measured.counts(block, name, number) for number in measured.numbers(block, "tau"))
+            sizes = [max(counts.nodes) for counts in texts if counts and counts.nodes]
+            if budget and sizes:
+                found[name] = (max(found.get(name, (0, 0))[0], *sizes), budget)
+    return {name: (most, budget) for name, (most, budget) in found.items() if most < budget}
+
+
+def _told_costs(measured: Measured) -> str:
+    """The costs of passes by which counts are judged; empty where no claim or table needs any."""
+    experiment, source = measured.experiment, measured.costs
+    needed = {"speedup", "tokens_per_second", "tpot"} & set(experiment.result.metrics)
+    if not needed or experiment.result.kind != "decoding":
+        return ""
+    if source.given or source.name == MEASURED:
+        return f"costs: {source.name}"
+    names: dict[float, list[str]] = {}
+    for name, costs in experiment.costs.items():
+        if costs.draft:
+            names.setdefault(costs.draft, []).append(name)
+    drafts = ", ".join(f"c = {cost:g} ({', '.join(own)})" for cost, own in names.items())
+    target = next(iter(experiment.costs.values())).target
+    curve = ", ".join(f"v({size}) = {cost:g}" for size, cost in zip(target.sizes, target.costs, strict=True))
+    return f"costs of the paper's {experiment.model} in plain target passes: {drafts}; {curve}"
+
+
+def _entries(measured: Measured) -> Iterator[Entry]:
     experiment = measured.experiment
     for block in experiment.blocks:
         for name in block.ways:
             for metric in experiment.result.metrics:
                 if name != AUTOREGRESSIVE or metric in PLAIN_TOO:
-                    yield _entry(measured, block, name, metric, costs)
+                    yield _entry(measured, block, name, metric)
     yield from _of_no_set(experiment)
 
 
 def _of_no_set(experiment: Experiment) -> Iterator[Entry]:
-    """The paper's numbers that are of no set, of the first model that has them: means, and where it tells no set."""
+    """The paper's numbers that are of no set: means, and where it tells no set."""
     found: dict[tuple[object, ...], Entry] = {}
-    for each in experiment.result.published:
+    for each in _published_blocks(experiment):
         columns = [column for column in each.columns if column in (AVERAGE, UNTOLD)]
         for column, (method, row) in product(columns, each.rows.items()):
             number, place = row[each.columns.index(column)], (method, column, each.temperature, each.metric)
@@ -135,20 +171,25 @@ def _of_no_set(experiment: Experiment) -> Iterator[Entry]:
     yield from found.values()
 
 
-def _entry(measured: Measured, block: Block, name: str, metric: Metric, costs: CostModel) -> Entry:
+def _entry(measured: Measured, block: Block, name: str, metric: Metric) -> Entry:
     published, model = _published(measured.experiment, block, name, metric)
-    law = _by_law(measured, block, name, costs) if metric == "speedup" else None
+    law = measured.value(block, name, metric, by_counts=True) if metric == "speedup" else None
     value = measured.value(block, name, metric)
     setting = block.setting
     return Entry(name, setting.set, setting.temperature, block.value, metric, published, model, value, law)
 
 
+def _published_blocks(experiment: Experiment) -> list[Published]:
+    """The published numbers, those of the chosen target first."""
+    return sorted(experiment.result.published, key=lambda each: each.model != experiment.model)
+
+
 def _published(experiment: Experiment, block: Block, name: str, metric: Metric) -> tuple[float | None, str | None]:
-    """The paper's number for a cell, of the first model that has one."""
+    """The paper's number for a cell, of the chosen target, or else of the first that has one."""
     method, _, value = name.partition("@")
     axis = experiment.result.axis
     warmth = None if axis and axis.varies == "temperature" else block.setting.temperature  # the columns tell it
-    for each in experiment.result.published:
+    for each in _published_blocks(experiment):
         fits = each.metric == metric and warmth in (None, each.temperature) and method in each.rows
         if not fits or each.set not in (None, block.setting.set):
             continue
@@ -157,12 +198,3 @@ def _published(experiment: Experiment, block: Block, name: str, metric: Metric) 
             if str(column) in wanted and number == number:
                 return number, each.model
     return None, None
-
-
-def _by_law(measured: Measured, block: Block, name: str, costs: CostModel) -> float | None:
-    tau, delta = (measured.value(block, name, metric) for metric in ("tau", "delta"))
-    terms = costs.terms(measured, block, name)
-    if not (tau and delta and terms):
-        return None
-    c, v = terms
-    return tau.mean / (v + c * delta.mean)

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from drafttree.evaluation.method import Method
-from drafttree_lab.replay.bootstrap import Fraction
 from drafttree_lab.replay.experiment import Block, Experiment, Setting
+from drafttree_lab.replay.jackknife import Fraction
+from drafttree_lab.replay.replay_method import ReplayMethod
 from drafttree_lab.replay.text_cell import TextTimes
 
 Key = tuple[str | int | float, ...]
@@ -49,7 +49,7 @@ class Task:
         ways = short_digest(sorted((name, way.spec) for name, way in self.block.ways.items()))
         return (self.experiment.result.kind, ways, str(self.block.value), *setting_key(self.block.setting), self.digest)
 
-    def counts_key(self, way: Method) -> Key:
+    def counts_key(self, way: ReplayMethod) -> Key:
         """Of the counts of one of its ways, which every result with the same setting shares."""
         return ("counts", way.spec, *setting_key(self.block.setting), self.digest)
 
@@ -61,19 +61,22 @@ def short_digest(value: object) -> str:
 
 def setting_key(setting: Setting) -> Key:
     """A setting as a part of a key."""
-    return (setting.temperature, setting.max_new_tokens, setting.prompt_tokens or 0)
+    return (setting.temperature, setting.max_new_tokens, setting.prompt_tokens or 0, int(setting.ignore_eos))
 
 
 def tasks(experiments: Sequence[Experiment], digests: Digests, repeats: int) -> Iterator[Task]:
     """All tasks: first those of results with a main claim, and of these the first prompt of all sets and results.
+
+    The others come one after the other, those with the fewest runs first, as a result says nothing until it has
+    prompts enough.
 
     Args:
         experiments: experiments to run.
         digests: digests of the prompts.
         repeats: repeats of every prompt.
     """
-    for main in (True, False):
-        chosen = [each for each in experiments if each.main == main]
+    others = sorted((each for each in experiments if not each.main), key=lambda each: each.runs)
+    for chosen in ([each for each in experiments if each.main], *([each] for each in others)):
         most = max((len(digests[each.paper, block.setting.set]) for each in chosen for block in each.blocks), default=0)
         for repeat, number, each in product(range(repeats), range(most), chosen):
             for block in each.blocks:

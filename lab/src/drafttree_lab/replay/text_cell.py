@@ -1,15 +1,18 @@
 """What is kept of one text: its counts, which follow from weights, prompt and seed, and the time it took."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from drafttree.engine.generation import Generation
 from drafttree.engine.metrics import Metrics
 from drafttree_lab.experiment.methods import loops
-from drafttree_lab.replay.bootstrap import Fraction
+from drafttree_lab.replay.jackknife import Fraction
 from drafttree_lab.replay.paper import Metric
 
-TIMED: frozenset[Metric] = frozenset({"speedup", "tokens_per_second", "ttft", "tpot"})
+TIMED: frozenset[Metric] = frozenset({"tokens_per_second", "ttft", "tpot", "rounds_per_second", "overhead_share"})
 """Metrics that need a clock."""
+LIKELIEST = 2
+"""Ranks that count as the first ones of a level."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +68,22 @@ class TextCounts:
                 return sum(self.accepted), sum(self.levels)
             case "drafted_share":
                 return sum(self.accepted), sum(self.committed)
+            case "oracle_gap":
+                return sum(map(abs, map(int.__sub__, self.committed, self.passes))), rounds
+            case "first_ranks_at_level_1":
+                return _first(ranks[0] for ranks in self.ranks if ranks)
+            case "first_ranks_below":
+                return _first(rank for ranks in self.ranks for rank in ranks[1:])
             case "node_acceptance":
                 return sum(self.accepted), sum(self.nodes) - rounds
             case _:  # "rounds"
                 return rounds, 1
+
+
+def _first(ranks: Iterable[int]) -> Fraction:
+    """How many are of the first ranks, and how many there are."""
+    found = list(ranks)
+    return sum(rank <= LIKELIEST for rank in found), len(found)
 
 
 @dataclass(frozen=True)
@@ -77,6 +92,7 @@ class TextTimes:
 
     Attributes:
         tokens: tokens of the text.
+        rounds: rounds of the text.
         seconds: the prompt included.
         prefill: the prefill of reading the prompt.
         first: seconds to the first token.
@@ -86,6 +102,7 @@ class TextTimes:
     """
 
     tokens: int
+    rounds: int
     seconds: float
     prefill: float
     first: float
@@ -98,6 +115,7 @@ class TextTimes:
         """The times of a text."""
         return cls(
             tokens=metrics.tokens,
+            rounds=len(metrics.rounds),
             seconds=metrics.seconds,
             prefill=metrics.prefill_seconds,
             first=metrics.time_to_first_token,
@@ -107,22 +125,19 @@ class TextTimes:
         )
 
     @property
-    def per_token(self) -> float:
-        """Seconds of decoding per token, the prompt left out."""
-        return (self.seconds - self.prefill) / self.tokens
+    def decoding(self) -> float:
+        """Seconds of decoding, the prompt left out."""
+        return self.seconds - self.prefill
 
-    def fraction(self, metric: Metric, plain: "TextTimes") -> Fraction:
-        """Numerator and denominator of a metric that needs a clock.
-
-        Args:
-            metric: one of `TIMED`.
-            plain: plain decoding in the same turn.
-        """
+    def fraction(self, metric: Metric) -> Fraction:
+        """Numerator and denominator of a metric of `TIMED`."""
         match metric:
-            case "speedup":
-                return plain.per_token, self.per_token
             case "tokens_per_second":
-                return self.tokens, self.seconds - self.prefill
+                return self.tokens, self.decoding
+            case "rounds_per_second":
+                return self.rounds, self.decoding
+            case "overhead_share":
+                return self.overhead * self.rounds, self.decoding
             case "ttft":
                 return 1e3 * self.first, 1
             case _:  # "tpot"

@@ -1,130 +1,211 @@
-"""What measurements say of a paper's claim."""
+"""What measurements say of a paper's claim: by counts at the costs of the paper, and by the time on this machine."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Any, Literal
+from typing import Literal
 
-import torch
 from torch import Tensor
 
-from drafttree_lab.replay.bootstrap import interval
-from drafttree_lab.replay.paper import Claim, Comparison, Order, Trend
+from drafttree_lab.replay.holm import holm
+from drafttree_lab.replay.jackknife import LEVEL, Estimate, Jackknife
+from drafttree_lab.replay.paper import Bound, Claim, Comparison, Metric, Order, Trend
 
-Outcome = Literal["reproduced", "contradicted", "undecided", "not comparable", "not run"]
+Outcome = Literal["reproduced", "contradicted", "undecided", "left open", "too few", "not comparable", "not run"]
+"""`left open`: another outcome at other values of a number that the paper does not tell."""
 MOST_PROMPTS = 100_000
-LEAST_PROMPTS = 3
-"""With fewer prompts of a set, resampling them says nothing."""
+LEAST_PROMPTS = 10
+"""With fewer prompts nothing is decided: intervals miss more often than they say."""
 SAME_ORDER = 0.5
 """Kendall's tau above which an order is the claimed one: three of four pairs of methods stand in it."""
-Means = Callable[[str], Tensor]
-"""By the name of a method, or `method@value`, the mean of the claim's metric, as `Bootstrap.mean` gives it."""
+Means = Callable[[str, Metric], Tensor]
+"""By a method, or `method@value`, and a metric, its mean as `Jackknife.mean` gives it."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """An outcome, with what was measured.
+
+    Attributes:
+        outcome: the outcome.
+        said: what was measured, or why nothing was.
+        estimate: a ratio, or Kendall's tau; None without one.
+        low: lower end of its 95 % interval.
+        high: upper end.
+        p: the probability of such a ratio if it is 1 in truth; None for an order, and without an estimate.
+        prompts: prompts that it rests on.
+        needed: prompts that would decide it, if the estimate stays; None where it is decided or none would.
+        reason: where it is contradicted, which term of the speed-up law or which share does it.
+    """
+
+    outcome: Outcome
+    said: str
+    estimate: float | None = None
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    prompts: int = 0
+    needed: int | None = None
+    reason: str | None = None
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of a claim.
+    """Both judgements on a claim.
 
     Attributes:
         id: the id of the claim.
         text: what the paper says.
         line: the line of the paper's text.
         main: whether it is one of the paper's main claims.
-        outcome: the verdict.
-        said: what was measured, or why there is no verdict.
-        estimate: a ratio, or Kendall's tau; None without one.
-        low: lower end of its 95 % interval.
-        high: upper end.
-        prompts: prompts that it rests on.
-        needed: prompts that would decide it, if the estimate stays; None where it is decided or none would.
+        by_counts: by counted tokens and passes, at the paper's costs where the claim is on speed; None where only a
+            clock can tell.
+        by_time: by the time on this machine; None where counts alone decide.
     """
 
     id: str
     text: str
     line: int
     main: bool
-    outcome: Outcome
-    said: str
-    estimate: float | None = None
-    low: float | None = None
-    high: float | None = None
-    prompts: int = 0
-    needed: int | None = None
+    by_counts: Judgement | None
+    by_time: Judgement | None
 
+    @classmethod
+    def of(cls, claim: Claim, by_counts: Judgement | None, by_time: Judgement | None = None) -> "Verdict":
+        """The verdict on a claim."""
+        return cls(claim.id, claim.text, claim.line, claim.main, by_counts, by_time)
 
-def without(claim: Claim, outcome: Outcome, reason: str) -> Verdict:
-    """The verdict on a claim for which nothing was measured."""
-    return Verdict(claim.id, claim.text, claim.line, claim.main, outcome, reason)
+    @property
+    def judgements(self) -> Mapping[str, Judgement]:
+        """The judgements that there are, by "by counts" and "by time"."""
+        both = {"by counts": self.by_counts, "by time": self.by_time}
+        return {name: each for name, each in both.items() if each}
 
 
 def judge(
-    claim: Comparison | Order | Trend, means: Means, axis: Sequence[object], prompts: int, *, enough: bool
-) -> Verdict:
-    """The verdict on a claim.
+    claim: Comparison | Bound | Order | Trend, means: Means, jackknife: Jackknife, axis: Sequence[object], prompts: int
+) -> Judgement:
+    """The judgement on a claim.
 
     Args:
         claim: what is judged.
-        means: means of its metric.
+        means: means of its methods.
+        jackknife: what made them.
         axis: values of the result's axis that were run, for a trend.
         prompts: prompts that the means rest on.
-        enough: whether every set has `LEAST_PROMPTS`; if not, nothing is decided.
     """
     if isinstance(claim, Order):
-        values, neutral, name = _kendall(claim.methods, means), SAME_ORDER, "Kendall's tau"
-        reached = ">"
-    else:
-        values, name = _ratio(claim, means, axis)
-        neutral, reached = 1.0, claim.sign
-    estimate, (low, high) = values[0].item(), interval(values)
-    outcome = _outcome(low, high, neutral, reached) if enough else "undecided"
-    said = f"{name} {estimate:.2f} [{low:.2f}, {high:.2f}]"
-    found: dict[str, Any] = {"estimate": estimate, "low": low, "high": high, "prompts": prompts}
-    if not enough:
-        said = f"{name} {estimate:.2f}, on too few prompts to judge: give {LEAST_PROMPTS} of every set"
-    elif outcome == "undecided":
-        found["needed"] = _needed(estimate, low, high, neutral, prompts)
-    return Verdict(claim.id, claim.text, claim.line, claim.main, outcome, said, **found)
+        return _judge_order(claim, means, jackknife, prompts)
+    values, name = _ratio(claim, means, axis)
+    found = _judge_ratio(jackknife.estimate(values), claim.sign, name, prompts)
+    if isinstance(claim, Comparison) and claim.hangs_on:
+        return _weigh_others(claim, found, means, jackknife, prompts)
+    return found
 
 
-def _ratio(claim: Comparison | Trend, means: Means, axis: Sequence[object]) -> tuple[Tensor, str]:
-    if isinstance(claim, Comparison):
-        return means(claim.left) / means(claim.right), f"{claim.left} / {claim.right}"
-    first, last = (_relative(claim, means, value) for value in (axis[0], axis[-1]))
-    method = f"{claim.method} / {claim.over}" if claim.over else claim.method
-    return last / first, f"{method}, {axis[-1]} over {axis[0]}:"
+def _judge_ratio(estimate: Estimate, sign: str, name: str, prompts: int) -> Judgement:
+    if estimate.low is None or estimate.high is None or prompts < LEAST_PROMPTS:
+        said = f"{name} {estimate.value:.2f} on {prompts} {'prompt' if prompts == 1 else 'prompts'}"
+        return Judgement("too few", said, estimate.value, prompts=prompts)
+    outcome = _outcome(estimate.value, estimate.p, sign)
+    return Judgement(
+        outcome,
+        f"{name} {estimate.value:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]",
+        estimate.value,
+        estimate.low,
+        estimate.high,
+        estimate.p,
+        prompts,
+        _needed(estimate, prompts) if outcome == "undecided" else None,
+    )
+
+
+def _weigh_others(claim: Comparison, found: Judgement, means: Means, jackknife: Jackknife, prompts: int) -> Judgement:
+    """The judgement on a claim that hangs on a number of which the paper says nothing."""
+    right = means(claim.right, claim.right_metric or claim.metric)
+    others = {
+        value: _judge_ratio(jackknife.estimate(means(name, claim.metric) / right), claim.sign, f"at {value}", prompts)
+        for value, name in claim.others.items()
+    }
+    said = f"{found.said}; the paper does not tell {claim.hangs_on}: {', '.join(each.said for each in others.values())}"
+    decided = found.outcome in ("reproduced", "contradicted")
+    differs = any(each.outcome != found.outcome for each in others.values())
+    return replace(found, said=said, outcome="left open" if decided and differs else found.outcome)
+
+
+def _ratio(claim: Comparison | Bound | Trend, means: Means, axis: Sequence[object]) -> tuple[Tensor, str]:
+    match claim:
+        case Comparison(right_metric=None):
+            return means(claim.left, claim.metric) / means(claim.right, claim.metric), f"{claim.left} / {claim.right}"
+        case Comparison():
+            name = f"{claim.left}, {_words(claim.metric)} / {_words(claim.right_metric or claim.metric)}"
+            return means(claim.left, claim.metric) / means(claim.right, claim.right_metric or claim.metric), name
+        case Bound():
+            return means(claim.method, claim.metric) / claim.bound, f"{claim.method} / {claim.bound:g}"
+        case _:
+            first, last = (_relative(claim, means, value) for value in (axis[0], axis[-1]))
+            method = f"{claim.method} / {claim.over}" if claim.over else claim.method
+            return last / first, f"{method}, {axis[-1]} over {axis[0]}:"
+
+
+def _words(metric: Metric) -> str:
+    return metric.replace("_", " ")
 
 
 def _relative(claim: Trend, means: Means, value: object) -> Tensor:
-    own = means(f"{claim.method}@{value}")
-    return own / means(f"{claim.over}@{value}") if claim.over else own
+    own = means(f"{claim.method}@{value}", claim.metric)
+    return own / means(f"{claim.over}@{value}", claim.metric) if claim.over else own
 
 
-def _kendall(methods: Sequence[str], means: Means) -> Tensor:
-    """Kendall's tau of the claimed order and the measured one."""
-    found = {name: means(name) for name in methods}
-    signs = [torch.sign(found[high] - found[low]) for high, low in combinations(methods, 2)]
-    return torch.stack(signs).mean(0)
+def _judge_order(claim: Order, means: Means, jackknife: Jackknife, prompts: int) -> Judgement:
+    """Kendall's tau of the claimed order and the measured one.
+
+    Its interval holds all that the pairs leave possible: each pair is decided by its ratio, with Holm's correction for
+    their number, and those that are not may stand either way.
+    """
+    found = {name: means(name, claim.metric) for name in claim.methods}
+    pairs = [jackknife.estimate(found[high] / found[low]) for high, low in combinations(claim.methods, 2)]
+    tau = sum((each.value > 1) - (each.value < 1) for each in pairs) / len(pairs)
+    if prompts < LEAST_PROMPTS or any(each.low is None for each in pairs):
+        return Judgement("too few", f"Kendall's tau {tau:.2f} on {prompts} prompts", tau, prompts=prompts)
+    sure = [p <= LEVEL for p in holm([each.p for each in pairs])]
+    known = sum((1 if each.value > 1 else -1) for each, is_sure in zip(pairs, sure, strict=True) if is_sure)
+    low, high = ((known + sign * sure.count(False)) / len(pairs) for sign in (-1, 1))
+    outcome: Outcome = "undecided"
+    if low > SAME_ORDER or high <= SAME_ORDER:
+        outcome = "reproduced" if low > SAME_ORDER else "contradicted"
+    said = f"Kendall's tau {tau:.2f} [{low:.2f}, {high:.2f}]"
+    return Judgement(outcome, said, tau, low, high, prompts=prompts)
 
 
-def _outcome(low: float, high: float, neutral: float, sign: str) -> Outcome:
-    if low <= neutral <= high:
+def _outcome(value: float, p: float, sign: str) -> Outcome:
+    if p > LEVEL:
         return "undecided"
-    return "reproduced" if (low > neutral) == (sign == ">") else "contradicted"
+    return "reproduced" if (value > 1) == (sign == ">") else "contradicted"
 
 
-def _needed(estimate: float, low: float, high: float, neutral: float, prompts: int) -> int | None:
-    """Prompts with which the interval would end at the neutral value: its width falls with their root."""
-    distance = abs(estimate - neutral)
-    if not distance or not math.isfinite(high - low):
+def _needed(estimate: Estimate, prompts: int) -> int | None:
+    """Prompts with which the interval would end at 1: its width falls with their root."""
+    distance = abs(math.log(estimate.value))
+    if not distance or not estimate.low or not estimate.high:
         return None
-    needed = math.ceil(prompts * ((high - low) / 2 / distance) ** 2)
+    needed = math.ceil(prompts * (math.log(estimate.high / estimate.low) / 2 / distance) ** 2)
     return max(needed, prompts + 1) if needed <= MOST_PROMPTS else None
 
 
-def count_outcomes(verdicts: Sequence[Verdict]) -> Mapping[str, int]:
-    """How many claims have each outcome."""
+def correct(judgement: Judgement, p: float, claims: int) -> Judgement:
+    """A judgement with a p-value that was corrected for so many claims."""
+    if judgement.outcome not in ("reproduced", "contradicted") or p <= LEVEL:
+        return judgement
+    said = f"{judgement.said}; p is {p:.2f} with Holm's correction for {claims} main claims"
+    return replace(judgement, outcome="undecided", said=said, reason=None)
+
+
+def count_outcomes(judgements: Iterable[Judgement | None]) -> Mapping[str, int]:
+    """How many judgements have each outcome."""
     counts: dict[str, int] = {}
-    for each in verdicts:
-        counts[each.outcome] = counts.get(each.outcome, 0) + 1
+    for each in judgements:
+        if each:
+            counts[each.outcome] = counts.get(each.outcome, 0) + 1
     return counts

@@ -1,0 +1,130 @@
+"""Transformers' assisted generation at its defaults, written down round by round as drafttree's own texts are."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from torch import nn
+from transformers import GenerationConfig
+
+from drafttree.core.errors import ConfigError
+from drafttree.drafters.language_model import LanguageModelDrafter
+from drafttree.engine.decoder import Decoder
+from drafttree.engine.metrics import Metrics, Round
+from drafttree.evaluation.reference import released, transformers_generate, transformers_model
+from drafttree.models import TargetModel
+
+
+@dataclass(frozen=True)
+class AssistedText:
+    """A text that transformers wrote.
+
+    Attributes:
+        tokens: the generated token ids.
+        metrics: what it cost; the first round reads the prompt, as transformers does both in one pass.
+    """
+
+    tokens: list[int]
+    metrics: Metrics
+
+
+@dataclass
+class Pass:
+    """A forward pass of the target or the assistant.
+
+    Attributes:
+        is_target: whose pass it is.
+        tokens: tokens that it reads.
+        position: position of the first of them.
+        begun: when it began.
+        seconds: how long it took.
+    """
+
+    is_target: bool
+    tokens: int
+    position: int
+    begun: float
+    seconds: float = 0.0
+
+
+class AssistedGeneration:
+    """Writes texts by transformers' own `generate` with the drafter as its assistant model.
+
+    Args:
+        decoder: gives the target and the drafter.
+
+    Raises:
+        ConfigError: the drafter is no language model, or the target none of transformers'.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        drafter = decoder.drafter
+        if not isinstance(drafter, LanguageModelDrafter) or not isinstance(drafter.model, TargetModel):
+            raise ConfigError("assisted generation takes a language model as its drafter; name one with --as")
+        self._decoder, self._assistant, self._target = decoder, drafter.model, transformers_model(decoder)
+
+    def generate(self, prompt: Sequence[int], **options: Any) -> AssistedText:
+        """The text after a prompt; options as for `Decoder.generate`."""
+        passes: list[Pass] = []
+        with released(self._assistant) as assistant, ExitStack() as stack:
+            assistant.generation_config = GenerationConfig()
+            stack.enter_context(_noted(self._target.module, passes, is_target=True))
+            stack.enter_context(_noted(assistant, passes, is_target=False))
+            begun = time.perf_counter()
+            run = transformers_generate(self._decoder, prompt, assistance={"assistant_model": assistant}, **options)
+        rounds = list(_rounds(passes, len(prompt), len(run.tokens), begun + run.seconds))
+        first = run.seconds - sum(each.seconds for each in rounds[1:])
+        metrics = Metrics(rounds, 1, first - rounds[0].seconds, 0, run.seconds, [first])
+        return AssistedText(run.tokens, metrics)
+
+
+@contextmanager
+def _noted(module: nn.Module, passes: list[Pass], *, is_target: bool) -> Iterator[None]:
+    def before(_module: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> None:
+        ids = args[0] if args else given["input_ids"]
+        positions = given.get("position_ids")
+        position = 0 if positions is None else int(positions[0, 0])
+        passes.append(Pass(is_target, ids.shape[1], position, time.perf_counter()))
+
+    def after(*_: Any) -> None:
+        passes[-1].seconds = time.perf_counter() - passes[-1].begun
+
+    handles = (
+        module.register_forward_pre_hook(before, with_kwargs=True),
+        module.register_forward_hook(after),
+    )
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _rounds(passes: Sequence[Pass], prompt: int, tokens: int, ended: float) -> Iterator[Round]:
+    """A round for every target pass, with the draft passes before it.
+
+    From the second pass on the target reads the last committed token and the drafts, so the position it begins at
+    tells how long the text was.
+    """
+    places = [place for place, each in enumerate(passes) if each.is_target]
+    lengths = [prompt, *(passes[place].position + 1 for place in places[1:]), prompt + tokens]
+    begins = [passes[0].begun, *(passes[place + 1].begun for place in places[:-1]), ended]
+    starts = [0, *(place + 1 for place in places[:-1])]
+    spans = zip(pairwise(lengths), pairwise(begins), starts, places, strict=True)
+    for (before, after), (begun, over), start, place in spans:
+        own, drafts = passes[place], passes[start:place]
+        drafted = own.tokens - (prompt if place == places[0] else 1)
+        yield Round(
+            committed=after - before,
+            accepted=min(after - before - 1, drafted),
+            nodes=1 + drafted,
+            levels=drafted,
+            draft_passes=len(drafts),
+            draft_seconds=sum(each.seconds for each in drafts),
+            target_seconds=own.seconds,
+            seconds=over - begun,
+            ranks=(1,) * min(after - before - 1, drafted),
+        )
