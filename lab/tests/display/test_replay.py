@@ -6,11 +6,12 @@ from drafttree_lab.replay.measured import Value
 from drafttree_lab.replay.replay import Replay
 from drafttree_lab.replay.roles import find_roles
 from drafttree_lab.replay.summary import Entry, ResultSummary
-from drafttree_lab.replay.verdict import Verdict
+from drafttree_lab.replay.verdict import Judgement, Verdict
 
 
 def verdict(outcome, said="1.20 [1.10, 1.30]", **changes):
-    return Verdict("x", "a tree is ahead", 1, True, outcome, said, **changes)
+    by_counts = Judgement(outcome, said, **changes)
+    return Verdict("x", "a tree is ahead", 1, True, by_counts, Judgement("contradicted", "0.80", reason="v(n) decides"))
 
 
 def entry(measured=2.0, **changes):
@@ -21,14 +22,14 @@ def entry(measured=2.0, **changes):
 
 def summary(**changes):
     own = {"id": "talon/1", "title": "A table", "line": 1, "verdicts": [], "not_looping": [], "looping": 0.0}
-    own |= {"entries": [], "missing": {}, "figure": None, "points": {}, "notes": [], "done": 2, "tasks": 3}
+    own |= {"entries": [], "missing": {}, "reach": {}, "costs": "", "figure": None, "points": {}, "notes": [], "done": 2, "tasks": 3}
     return ResultSummary(**own | changes)
 
 
 def test_a_number_stands_before_the_papers_and_a_speedup_beside_r():
     assert cell(entry()) == "2.00 (3.5)"
     assert cell(entry(published=None)) == "2.00"
-    assert cell(entry(by_law=2.25)) == "2.00, R 2.25 (3.5)"
+    assert cell(entry(by_law=Value(2.25, 2.0, 2.5, 3))) == "2.00, R 2.25 (3.5)"
 
 
 def test_a_column_is_named_by_set_temperature_and_value():
@@ -43,24 +44,31 @@ def test_results_show_verdicts_values_and_what_is_missing(capsys):
         looping=0.25,
         entries=[entry(), entry(metric="delta", measured=None)],
         missing={"SD": "no drafter stands for it"},
+        reach={"TALON": (38, 60)},
+        costs="costs of the paper's model: c = 0.1",
         notes=["it ended early"],
     )
     show_replay(Replay([found]))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "talon/1  A table"
-    assert lines[1].startswith("  undecided  ")
-    assert lines[1].endswith("  a tree is ahead: 1.20 [1.10, 1.30]; about 40 prompts would decide")
-    assert "contradicted    without the 25% of texts that loop, a tree is ahead: 1.20" in lines[3]
+    assert lines[1:5] == [
+        "  a tree is ahead (main)",
+        "    by counts  undecided       1.20 [1.10, 1.30]; about 40 prompts would decide",
+        "    by time    contradicted    0.80",
+        "                               v(n) decides",
+    ]
+    assert "  without the 25% of texts that loop:" in lines
     text = "\n".join(lines)
     assert "2.00 (3.5)" in text
     assert "delta" not in text
+    assert "  costs of the paper's model: c = 0.1\n  TALON: no tree has more than 38 of 60 nodes\n" in text
     assert "  it ended early\n  SD: no drafter stands for it\n  2 of 3 turns done" in text
-    assert lines[-1] == "claims: 1 undecided, 1 reproduced"
+    assert lines[-3:] == ["claims: 2", "  by counts: 1 undecided, 1 reproduced", "  by time: 2 contradicted"]
 
 
 def test_without_claims_none_are_counted(capsys):
     show_replay(Replay([summary()]))
-    assert capsys.readouterr().out.splitlines()[-1] == "claims: none"
+    assert capsys.readouterr().out.splitlines()[-3:] == ["claims: 0", "  by counts: none", "  by time: none"]
 
 
 def test_the_list_has_runs_and_what_cannot_be_replayed(capsys):

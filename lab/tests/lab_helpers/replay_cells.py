@@ -1,6 +1,7 @@
 """Cells of a replay that are given, not run."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from drafttree.evaluation.run_store import RunStore
 from drafttree_lab.replay.experiment import Experiment
@@ -24,9 +25,17 @@ def counted(accepted: Sequence[int], *, looping: bool = False, ranks: Sequence[l
     )
 
 
+def plain(rounds: int, *, looping: bool = False) -> TextCounts:
+    """The counts of a text of plain decoding."""
+    found = counted([0] * rounds, looping=looping)
+    return replace(found, nodes=[1] * rounds, levels=[0] * rounds, passes=[0] * rounds)
+
+
 def timed(seconds: float) -> TextTimes:
     """The times of ten tokens after a prompt that takes no time."""
-    return TextTimes(10, seconds, 0.0, 0.1, 0.01, 0.001, 0.0)
+    return TextTimes(
+        tokens=10, rounds=5, seconds=seconds, prefill=0.0, first=0.1, target_pass=0.01, draft_pass=0.001, overhead=0.002
+    )
 
 
 def measured(experiment: Experiment, texts: Mapping[str, Sequence[Mapping[str, TextCounts]]], **options) -> Measured:
@@ -43,10 +52,10 @@ def measured(experiment: Experiment, texts: Mapping[str, Sequence[Mapping[str, T
     return Measured(experiment, store, digests, **options)
 
 
-def keep_times(measured: Measured, seconds: Mapping[str, float]) -> None:
-    """Keep one turn of these seconds for every prompt."""
+def keep_times(measured: Measured, seconds: Mapping[str, float | Sequence[float]]) -> None:
+    """Keep one turn of these seconds for every prompt, or of those of each prompt."""
     for block in measured.experiment.blocks:
         for number, digest in enumerate(measured.digests[block.setting.set]):
             task = Task(measured.experiment, block, number, digest, 0)
-            turn = {name: timed(each) for name, each in seconds.items()}
+            turn = {name: timed(each if isinstance(each, float) else each[number]) for name, each in seconds.items()}
             measured.store.run(task.turn_key, WayTimes, lambda own=turn: own)

@@ -2,18 +2,20 @@
 
 import pytest
 
-from drafttree.evaluation.method import Method
 from drafttree.policies import Chain, Talon
 from drafttree_lab.replay.experiment import Block, Experiment, Setting
 from drafttree_lab.replay.paper import Result
+from drafttree_lab.replay.replay_method import ReplayMethod
+from helpers.command_line_fixtures import embedded
 from helpers.costs import toy_decoder
 from helpers.small_trees import DRAFT, TARGET
 from helpers.toy import ToyDrafter, ToyModel
 
+__all__ = ["embedded"]
 WAYS = {
-    "AR": Method(None, Chain()),
-    "chain": Method("toy", Chain(depth=3)),
-    "tree": Method("toy", Talon(width=3, budget=10)),
+    "AR": ReplayMethod(None, Chain()),
+    "chain": ReplayMethod("toy", Chain(depth=3)),
+    "tree": ReplayMethod("toy", Talon(width=3, budget=10)),
 }
 CLAIM = {"line": 1, "metric": "tau", "text": "a tree commits more than a chain"}
 
@@ -21,7 +23,10 @@ CLAIM = {"line": 1, "metric": "tau", "text": "a tree commits more than a chain"}
 @pytest.fixture
 def prompts():
     """Token ids by paper and set."""
-    return {("toy", "a"): [[1, 2, 3], [4, 5, 6], [7, 1, 2]], ("toy", "b"): [[2, 2], [5, 3], [6, 1]]}
+    return {
+        ("toy", "a"): [[1, 2, 3], [4, 5, 6], [7, 1, 2], [3, 3, 1], [2, 7, 4]],
+        ("toy", "b"): [[2, 2], [5, 3], [6, 1], [4, 1], [1, 7]],
+    }
 
 
 @pytest.fixture
@@ -44,7 +49,7 @@ def make_decoder():
     """Decoders of methods; every one is noted."""
     made = []
 
-    def make(method: Method):
+    def make(method: ReplayMethod):
         made.append(method.spec)
         drafter = ToyDrafter(DRAFT) if method.drafter else None
         return toy_decoder(ToyModel(TARGET), drafter, method.policy, method.verifier)

@@ -6,7 +6,7 @@ from drafttree.core.errors import ConfigError
 from drafttree.policies import Chain, Fixed, Talon
 from drafttree.verifiers import Traversal
 from drafttree_lab.replay import experiment
-from drafttree_lab.replay.experiment import Sizes, find_results, plan
+from drafttree_lab.replay.experiment import Sizes, check_model, find_results, plan
 from drafttree_lab.replay.paper import Paper
 
 METHODS = {
@@ -17,6 +17,7 @@ METHODS = {
 }
 TABLE = {"title": "t", "line": 1, "methods": ["tree", "chain"], "sets": ["a", "b"], "metrics": ["tau"]}
 BUDGET = {"name": "N", "values": [8, 16, 24, 32, 40]}
+HUGE = {"draft_pass": {"small": 0.05}, "target_pass": {1: 1.0, 60: 1.5}, "source": "s", "line": 2}
 LENGTH = {"name": "T", "values": [50, 100, 200], "varies": "max_new_tokens"}
 
 
@@ -28,7 +29,8 @@ def planned(monkeypatch):
         paper = {
             "title": "t",
             "source": "s",
-            "roles": {"small": {"paper": "s", "cost": 0.1}, "large": {"paper": "l"}},
+            "models": {"big": {"draft_pass": {"small": 0.1}, "source": "s", "line": 1}, "huge": {**HUGE}},
+            "roles": {"small": {"paper": "s"}, "large": {"paper": "l"}},
             "sets": {"a": {"file": "a"}, "b": {"file": "b"}},
             "methods": METHODS,
             "results": {"1": TABLE | {"axis": BUDGET} | changes},
@@ -116,10 +118,10 @@ def test_greedy_texts_take_the_verifier_that_keeps_them(planned):
     assert warm.ways["chain"].verifier is Traversal
 
 
-def test_methods_without_a_drafter_are_missing_and_costs_are_the_roles(planned):
+def test_methods_without_a_drafter_are_missing_and_costs_are_the_first_models(planned):
     found = planned(methods=["chain", "other"])
     assert found.missing == {"other": "no drafter stands for l"}
-    assert found.costs == {"AR": 0.0, "chain": 0.1}
+    assert {name: costs.draft for name, costs in found.costs.items()} == {"AR": 0.0, "chain": 0.1}
     assert all(list(each.ways) == ["AR", "chain"] for each in found.blocks)
 
 
@@ -133,3 +135,28 @@ def test_prompts_are_cut_to_the_papers_length_but_for_chats_and_options(planned)
         return {each.setting.prompt_tokens for each in planned(Sizes(**sizes), prompt_tokens=200).blocks}
 
     assert (lengths(), lengths(prompt_tokens=30), lengths(chat=True)) == ({200}, {30}, {None})
+
+
+def test_costs_and_numbers_are_those_of_the_model_that_is_named(planned):
+    found = planned(Sizes(model="huge", max_new_tokens=100), methods=["chain"])
+    assert found.model == "huge"
+    assert found.costs["chain"].draft == 0.05
+    assert found.costs["AR"].target.at(60) == 1.5
+    assert planned(Sizes(model="of another paper", max_new_tokens=100)).model == "big"
+
+
+def test_a_model_of_no_paper_is_refused():
+    check_model(["talon", "traversal"], "Llama2-7B")
+    with pytest.raises(ConfigError, match="unknown model 'Qwen3-9B'; did you mean 'Qwen3-8B'"):
+        check_model(["talon"], "Qwen3-9B")
+
+
+def test_a_method_may_be_transformers_or_have_a_window(planned, monkeypatch):
+    monkeypatch.setitem(METHODS, "other", {"role": "small", "assisted": True})
+    monkeypatch.setitem(METHODS, "chain", {"role": "small", "policy": "chain", "lossy_window": 1020})
+    ways = planned(methods=["chain", "other"]).blocks[0].ways
+    assert [way.spec for way in ways.values()] == [
+        "none",
+        "their/draft|chain, lossy_window=1020",
+        "their/draft|transformers assisted",
+    ]

@@ -20,7 +20,9 @@ def paper(**changes) -> dict:
     methods = {"AR": {}, "tree": {"role": "small", "policy": "talon"}}
     roles, sets = {"small": {"paper": "a small model"}}, {"chat": {"file": "prompts/mt_bench"}}
     results = {"1": SHOWN | {"published": [BLOCK], "claims": [AHEAD]}}
-    return {"title": "t", "source": "s", "roles": roles, "methods": methods, "sets": sets, "results": results} | changes
+    models = {"large": {"draft_pass": {"small": 0.1}, "source": "its table 1", "line": 2}}
+    parts = {"models": models, "roles": roles, "methods": methods, "sets": sets, "results": results}
+    return {"title": "t", "source": "s"} | parts | changes
 
 
 def test_a_small_file_is_read():

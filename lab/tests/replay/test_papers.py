@@ -19,6 +19,7 @@ DATA = {
     "wikitext2/wiki.test",
     "books/test",
 }
+VERIFIED = ("Tok.V", "Tra.V")
 Interval = tuple[float, float]
 
 
@@ -96,7 +97,8 @@ def test_a_result_runs_something_and_shows_what_its_claims_and_numbers_are_of(pa
     assert result.methods
     assert result.metrics
     assert result.sets or result.kind == "expansion"
-    assert {claim.metric for claim in result.claims if claim.kind != "not_comparable"} <= set(result.metrics)
+    judged = {claim.metric for claim in result.claims if claim.kind not in ("not_comparable", "bound")}
+    assert judged <= {*result.metrics, "rounds_per_second"}
     derived = {"gain", "speed_gain", "memory_gain"}
     assert {block.metric for block in result.published} <= {*result.metrics, *derived}
 
@@ -207,12 +209,53 @@ def test_eagles_overhead_is_constant_as_its_draft_passes_are(result, model):
     assert all(overhead == pytest.approx(median(overheads), rel=0.05) for overhead in overheads)
 
 
-def test_the_cost_of_eagles_draft_pass_solves_the_speed_law():
-    taus, speedups = (rows("talon", "1", metric, "Vicuna-13B")["EAGLE-3"] for metric in ("tau", "speedup"))
+@pytest.mark.parametrize("model", MODELS)
+def test_the_cost_of_eagles_draft_pass_solves_the_speed_law(model):
+    taus, speedups = (rows("talon", "1", metric, model)["EAGLE-3"] for metric in ("tau", "speedup"))
     (delta,) = rows("talon", "fig6", "delta")["EAGLE-3"]
     costs = [(tau / speedup - 1) / delta for tau, speedup in zip(taus, speedups, strict=True)][:-1]
-    assert read_paper("talon").roles["EAGLE-3"].cost == pytest.approx(fmean(costs), abs=0.001)
+    assert read_paper("talon").models[model].draft_pass["EAGLE-3"] == pytest.approx(fmean(costs), abs=0.001)
     assert f"depth={delta:g}" in read_paper("talon").methods["EAGLE-3"].policy
+
+
+@pytest.mark.parametrize(("role", "delta"), [("Medusa", 1), ("Hydra", 4)])
+def test_the_costs_of_heads_solve_the_speed_law(role, delta):
+    taus, speedups = (rows("talon", "1", metric, "Vicuna-13B")[role] for metric in ("tau", "speedup"))
+    costs = [(tau / speedup - 1) / delta for tau, speedup in zip(taus, speedups, strict=True)][:-1]
+    assert read_paper("talon").models["Vicuna-13B"].draft_pass[role] == pytest.approx(fmean(costs), abs=0.001)
+
+
+@pytest.mark.parametrize(("table", "model"), [("2", "Llama3.1-8B"), ("3", "Llama2-7B")])
+def test_the_costs_of_traversals_passes_solve_the_speed_law(table, model):
+    taus = rows("traversal", table, "tau")
+    speeds = rows("traversal", f"{table}-speed", "tokens_per_second")
+    costs = read_paper("traversal").models[model]
+
+    def rounds(shape):
+        return [taus[f"{shape} {each}"][-1] / (speeds[f"{shape} {each}"][0] / speeds["AR"][0]) for each in VERIFIED]
+
+    draft = fmean((cost - 1) / 5 for cost in rounds("Chain"))
+    assert costs.draft_pass["Draft model"] == pytest.approx(draft, abs=0.001)
+    for shape, nodes in (("EAGLE", 1 + 25), ("Binary", 2**6 - 1)):
+        assert costs.target_pass[nodes] == pytest.approx(fmean(rounds(shape)) - 5 * draft, abs=0.002)
+
+
+def test_the_costs_of_dynatrees_draft_pass_solve_the_speed_law():
+    own = read_paper("dynatree-v1").models["Pythia-2.8B"].draft_pass["Pythia"]
+    share, speedup = (rows("dynatree-v1", "1", metric)["Linear K=6"][0] for metric in ("node_acceptance", "speedup"))
+    assert own == pytest.approx((6 * share / speedup - 1) / 6, abs=0.005)
+    taus, speedups = rows("dynatree-v2", "3", "tau")["Linear Spec"], rows("dynatree-v2", "1", "speedup")["Linear Spec"]
+    costs = [(tau / ratio - 1) / depth for tau, ratio, depth in zip(taus, speedups, (8, 5), strict=True)]
+    assert read_paper("dynatree-v2").models["Pythia-2.8B"].draft_pass["Pythia"] == pytest.approx(
+        fmean(costs), abs=0.001
+    )
+
+
+@pytest.mark.parametrize("paper", ["dynatree-v1", "dynatree-v2"])
+def test_larger_target_passes_of_dynatree_cost_the_mean_of_traversals_pairs(paper):
+    curves = [model.target_pass for model in read_paper("traversal").models.values()]
+    (own,) = (model.target_pass for model in read_paper(paper).models.values())
+    assert own == {size: pytest.approx(fmean(curve[size] for curve in curves), abs=0.001) for size in own}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """Replays of toy results: what is run, kept, gone on from, and told."""
 
 import errno
+import itertools
+import json
 import os
 from dataclasses import replace
 
@@ -9,12 +11,12 @@ import pytest
 from drafttree.core.errors import ModelError
 from drafttree.evaluation import json_lines
 from drafttree.evaluation.json_lines import UnwritableError
-from drafttree.evaluation.method import Method
 from drafttree.evaluation.run_store import RUNS, RunStore
-from drafttree.policies import Chain
+from drafttree.policies import Chain, DynaTree
 from drafttree.verifiers import RRSw
 from drafttree_lab.replay.experiment import Block
 from drafttree_lab.replay.replay import run_replay
+from drafttree_lab.replay.replay_method import ReplayMethod
 from helpers.costs import toy_decoder
 from helpers.small_trees import TARGET
 from helpers.toy import ToyModel, greedy_text
@@ -35,16 +37,16 @@ def counts(folder):
 
 def test_every_way_is_counted_and_timed_on_every_prompt(experiment, prompts, make_decoder, tmp_path):
     (found,) = run_replay([experiment], prompts, make_decoder, no_measure, store(tmp_path)).results
-    assert (found.done, found.tasks) == (6, 6)
+    assert (found.done, found.tasks) == (10, 10)
     taus = {(entry.method, entry.set): entry.measured for entry in found.entries if entry.metric == "tau"}
     assert set(taus) == {(method, name) for method in ("chain", "tree") for name in ("a", "b")}
-    assert all(value.prompts == 3 and value.low <= value.mean <= value.high for value in taus.values())
+    assert all(value.prompts == 5 and value.low <= value.mean <= value.high for value in taus.values())
     assert all(entry.measured for entry in found.entries if entry.metric == "speedup")
 
 
 def test_tau_is_that_of_the_texts_rounds(experiment, prompts, make_decoder, tmp_path):
     (found,) = run_replay([experiment], prompts, make_decoder, no_measure, store(tmp_path)).results
-    made = make_decoder(Method("toy", Chain(depth=3)))
+    made = make_decoder(ReplayMethod("toy", Chain(depth=3)))
     texts = [made.generate(ids, max_new_tokens=24, temperature=0.0, seed=0).metrics for ids in prompts["toy", "a"]]
     wanted = sum(text.tokens for text in texts) / sum(len(text.rounds) for text in texts)
     (own,) = [each for each in found.entries if (each.method, each.set, each.metric) == ("chain", "a", "tau")]
@@ -54,13 +56,14 @@ def test_tau_is_that_of_the_texts_rounds(experiment, prompts, make_decoder, tmp_
 def test_a_claim_has_a_verdict_over_all_sets(experiment, prompts, make_decoder, tmp_path):
     (found,) = run_replay([experiment], prompts, make_decoder, no_measure, store(tmp_path)).results
     (verdict,) = found.verdicts
-    assert verdict.prompts == 6
-    assert verdict.low <= verdict.estimate <= verdict.high
+    assert verdict.by_counts.prompts == 10
+    assert verdict.by_counts.low <= verdict.by_counts.estimate <= verdict.by_counts.high
+    assert verdict.by_time is None
     taus = [
         [each.measured.mean for each in found.entries if (each.method, each.metric) == (method, "tau")]
         for method in ("tree", "chain")
     ]
-    assert verdict.estimate == pytest.approx(sum(taus[0]) / sum(taus[1]))
+    assert verdict.by_counts.estimate == pytest.approx(sum(taus[0]) / sum(taus[1]))
 
 
 def test_what_is_kept_is_not_run_again(experiment, prompts, make_decoder, tmp_path):
@@ -93,8 +96,8 @@ def test_a_replay_cut_short_goes_on_to_the_same_counts(experiment, prompts, make
 def test_counts_only_times_nothing_and_shares_counts_among_results(experiment, prompts, make_decoder, tmp_path):
     other = replace(experiment, name="2")
     found = run_replay([experiment, other], prompts, make_decoder, no_measure, store(tmp_path), timed=False)
-    assert [each.done for each in found.results] == [6, 6]
-    assert len((tmp_path / RUNS).read_text().splitlines()) == 3 * 6
+    assert [each.done for each in found.results] == [10, 10]
+    assert len((tmp_path / RUNS).read_text().splitlines()) == 3 * 10
     assert not [
         entry for each in found.results for entry in each.entries if entry.metric == "speedup" and entry.measured
     ]
@@ -110,7 +113,7 @@ def test_another_text_ends_the_table(experiment, prompts, make_decoder, tmp_path
         kept = store(tmp_path)
         (found,) = run_replay([experiment], prompts, make, no_measure, kept).results
         assert found.notes[0].startswith("chain wrote another text than AR after prompt 0 of a")
-        assert (found.done, found.tasks) == (1, 6)
+        assert (found.done, found.tasks) == (1, 10)
 
 
 def test_a_method_that_fails_ends_its_table_alone(experiment, prompts, make_decoder, tmp_path):
@@ -119,11 +122,11 @@ def test_a_method_that_fails_ends_its_table_alone(experiment, prompts, make_deco
             raise ModelError("the drafter 'broken' is none")
         return make_decoder(method)
 
-    ways = {**experiment.blocks[0].ways, "chain": Method("broken", Chain())}
+    ways = {**experiment.blocks[0].ways, "chain": ReplayMethod("broken", Chain())}
     broken = replace(experiment, name="2", blocks=[replace(experiment.blocks[0], ways=ways)])
     ended, whole = run_replay([broken, experiment], prompts, make, no_measure, store(tmp_path), timed=False).results
     assert (ended.done, ended.notes) == (0, ["the drafter 'broken' is none"])
-    assert (whole.done, whole.notes) == (6, [])
+    assert (whole.done, whole.notes) == (10, [])
 
 
 def test_a_full_disk_ends_all_of_it_and_loses_nothing(experiment, prompts, make_decoder, tmp_path, monkeypatch):
@@ -147,7 +150,7 @@ def test_a_full_disk_ends_all_of_it_and_loses_nothing(experiment, prompts, make_
 
 
 def test_a_law_preserving_verifier_may_write_another_text(experiment, prompts, make_decoder, tmp_path):
-    ways = {"AR": Method(None, Chain()), "sampled": Method("toy", Chain(depth=3), RRSw)}
+    ways = {"AR": ReplayMethod(None, Chain()), "sampled": ReplayMethod("toy", Chain(depth=3), RRSw)}
     settings = [replace(block.setting, temperature=1.0) for block in experiment.blocks]
     sampled = replace(experiment, blocks=[Block(setting, None, ways) for setting in settings])
     (found,) = run_replay([sampled], prompts, make_decoder, no_measure, store(tmp_path)).results
@@ -160,7 +163,7 @@ def test_when_the_minutes_are_over_nothing_begins(experiment, prompts, make_deco
     (found,) = run_replay([experiment], prompts, make_decoder, no_measure, kept).results
     assert kept.out_of_time
     assert found.done == 0
-    assert found.verdicts[0].outcome == "not run"
+    assert found.verdicts[0].by_counts.outcome == "not run"
 
 
 def test_prompts_are_cut_to_the_papers_length(experiment, prompts, make_decoder, tmp_path):
@@ -182,10 +185,10 @@ def test_other_kinds_are_measured_once_per_prompt_and_judged(experiment, prompts
     for _ in range(2):
         kept = store(tmp_path)
         (found,) = run_replay([replace(experiment, result=result)], prompts, make_decoder, measure, kept).results
-    assert len(asked) == len(set(asked)) == 6
-    assert (found.done, found.verdicts[0].outcome) == (6, "reproduced")
+    assert len(asked) == len(set(asked)) == 10
+    assert (found.done, found.verdicts[0].by_counts.outcome) == (10, "reproduced")
     own = next(each.measured for each in found.entries if (each.method, each.set) == ("tree", "a"))
-    assert own.mean == pytest.approx(3.0 + 0.1 * (1 + 4 + 7) / 3)
+    assert own.mean == pytest.approx(3.0 + 0.1 * (1 + 4 + 7 + 3 + 2) / 5)
 
 
 def test_memory_and_growth_are_measured_on_one_prompt(experiment, prompts, make_decoder, tmp_path):
@@ -202,4 +205,78 @@ def test_memory_and_growth_are_measured_on_one_prompt(experiment, prompts, make_
 def test_methods_that_are_missing_are_told(experiment, prompts, make_decoder, tmp_path):
     absent = replace(experiment, missing={"tree": "no drafter stands for it"})
     (found,) = run_replay([absent], prompts, make_decoder, no_measure, store(tmp_path), timed=False).results
-    assert (found.verdicts[0].outcome, found.verdicts[0].said) == ("not run", "no drafter stands for it")
+    assert (found.verdicts[0].by_counts.outcome, found.verdicts[0].by_counts.said) == (
+        "not run",
+        "no drafter stands for it",
+    )
+
+
+def test_a_policy_that_learns_between_texts_sees_the_prompts_before_in_any_case(
+    experiment, prompts, make_decoder, tmp_path
+):
+    learning = DynaTree(per_prompt=True, base_depth=2, max_depth=4, window=2, level1_top1=True)
+    ways = {"AR": ReplayMethod(None, Chain()), "tree": ReplayMethod("toy", learning)}
+    one = replace(experiment, blocks=[replace(experiment.blocks[0], ways=ways)])
+    options = {"timed": False}
+    run_replay([one], prompts, make_decoder, no_measure, store(tmp_path / "whole"), **options)
+
+    def stop(_):
+        raise KeyboardInterrupt
+
+    for _ in range(6):  # one prompt in each process
+        run_replay([one], prompts, make_decoder, no_measure, store(tmp_path / "cut"), progress=stop, **options)
+        run_replay([one], prompts, make_decoder, no_measure, store(tmp_path / "cut", minutes=1e-9), **options)
+    run_replay([one], prompts, make_decoder, no_measure, store(tmp_path / "cut"), **options)
+    assert counts(tmp_path / "cut") == counts(tmp_path / "whole")
+    decoder = make_decoder(ways["tree"])
+    texts = [decoder.generate(ids, max_new_tokens=24, temperature=0.0, seed=0) for ids in prompts["toy", "a"]]
+    levels = [[each.levels for each in text.metrics.rounds] for text in texts]
+    kept = [json.loads(line) for line in (tmp_path / "whole" / RUNS).read_text().splitlines()]
+    assert [line["result"]["levels"] for line in kept if "dynatree" in line["run"][1]] == levels
+
+
+def test_texts_of_one_length_go_on_past_eos(experiment, prompts, make_decoder, tmp_path):
+    asked = []
+
+    def make(method):
+        decoder = make_decoder(method)
+
+        class Noted:
+            def generate(self, ids, **options):
+                asked.append(options["ignore_eos"])
+                return decoder.generate(ids, **options)
+
+        return Noted()
+
+    for ignore in (False, True):
+        blocks = [replace(each, setting=replace(each.setting, ignore_eos=ignore)) for each in experiment.blocks]
+        kept = store(tmp_path / str(ignore))
+        run_replay([replace(experiment, blocks=blocks)], prompts, make, no_measure, kept, timed=False)
+        assert set(asked) == {ignore}
+        asked.clear()
+
+
+def test_the_text_of_another_target_need_not_be_the_same(experiment, prompts, make_decoder, tmp_path):
+    def make(method):
+        if method.lossy_window:
+            return toy_decoder(ToyModel(TARGET.blurred(3.0)), None, method.policy)
+        return make_decoder(method)
+
+    ways = {"AR": ReplayMethod(None, Chain()), "window": ReplayMethod(None, Chain(), lossy_window=4)}
+    one = replace(experiment, blocks=[replace(experiment.blocks[0], ways=ways)])
+    (found,) = run_replay([one], prompts, make, no_measure, store(tmp_path), timed=False).results
+    assert (found.done, found.notes) == (5, [])
+
+
+def test_results_without_a_main_claim_are_finished_one_by_one_the_smallest_first(
+    experiment, prompts, make_decoder, tmp_path
+):
+    small = replace(
+        experiment, name="2", blocks=[replace(experiment.blocks[0], ways={"AR": experiment.blocks[0].ways["AR"]})]
+    )
+    claims = [claim.model_copy(update={"main": True}) for claim in experiment.result.claims]
+    main = replace(experiment, name="3", result=experiment.result.model_copy(update={"claims": claims}))
+    order = []
+    planned = [experiment, small, main]
+    run_replay(planned, prompts, make_decoder, no_measure, store(tmp_path), progress=order.append, timed=False)
+    assert [name for name, _ in itertools.groupby(order)] == ["toy/3", "toy/2", "toy/1"]

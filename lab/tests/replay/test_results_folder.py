@@ -1,12 +1,12 @@
 """Summaries in a folder."""
 
 import errno
+import json
 from pathlib import Path
 
 import pytest
 
 from drafttree.core.errors import InputError
-from drafttree_lab.replay.cost_model import CostModel
 from drafttree_lab.replay.results_folder import FOLDER, read_results, write_results
 from drafttree_lab.replay.summary import summarise
 from lab_helpers.replay_cells import counted, measured
@@ -19,7 +19,7 @@ def summary(experiment):
     cells = measured(experiment, dict.fromkeys("ab", texts))
 
     def named(name):
-        found = summarise(cells, CostModel.parse("published"), ended=None, done=6, tasks=6)
+        found = summarise(cells, ended=None, done=6, tasks=6)
         return type(found)(**vars(found) | {"id": name})
 
     return named
@@ -65,3 +65,15 @@ def test_a_full_disk_is_told_and_leaves_the_earlier_result(summary, tmp_path, mo
     with pytest.raises(InputError, match="cannot be written: No space left on device"):
         write_results(tmp_path, [summary("talon/1")], "second")
     assert [kept.command for kept in read_results(tmp_path)] == ["first"]
+
+
+def test_a_result_of_an_earlier_format_is_refused(summary, tmp_path):
+    write_results(tmp_path, [summary("talon/1")], "x")
+    path = tmp_path / FOLDER / "talon-1.json"
+    kept = json.loads(path.read_text())
+    for earlier in ({name: value for name, value in kept.items() if name != "format"}, kept | {"format": 1}):
+        path.write_text(json.dumps(earlier))
+        with pytest.raises(
+            InputError, match=r"talon-1.json: a result in the format of another version; run its command"
+        ):
+            read_results(tmp_path)

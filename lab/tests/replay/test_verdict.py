@@ -1,76 +1,119 @@
-"""Verdicts on claims whose means are given."""
+"""Judgements on claims whose values by prompt are given."""
 
+import itertools
+
+import numpy as np
 import pytest
-import torch
+from scipy import stats
 
+from drafttree_lab.replay.jackknife import Jackknife
 from drafttree_lab.replay.paper import Comparison, Order, Trend
-from drafttree_lab.replay.verdict import count_outcomes, judge, without
+from drafttree_lab.replay.verdict import Judgement, correct, count_outcomes, judge
 
 ABOUT = {"id": "x", "text": "it is so", "line": 1, "metric": "tau"}
+PROMPTS = 12
 
 
-def spread(low, high):
-    """Means of which the first is in the middle and the resampled ones reach from one end to the other."""
-    return torch.cat((torch.tensor([(low + high) / 2]), torch.linspace(low, high, 1001)))
+def judged(claim, values, axis=(), prompts=PROMPTS):
+    """The judgement on methods with these values by prompt."""
+    jackknife = Jackknife({"a": prompts})
+
+    def means(name, _metric):
+        return jackknife.mean([("a", [(value, 1.0) for value in values[name]])])
+
+    return judge(claim, means, jackknife, axis, prompts)
 
 
-def compare(low, high, sign=">", enough=True):
-    """The verdict on a method whose ratio to another has this range."""
-    means = {"a": spread(low, high), "b": torch.ones(1002)}
-    claim = Comparison(**ABOUT, left="a", right="b", sign=sign)
-    return judge(claim, means.__getitem__, [], 10, enough=enough)
+def around(centre, spread=0.1, count=PROMPTS, seed=0):
+    """Values around a centre."""
+    return np.exp(np.log(centre) + np.random.default_rng(seed).normal(0.0, spread, count)).tolist()
+
+
+def comparison(**changes):
+    return Comparison(**ABOUT | {"left": "a", "right": "b", "sign": ">"} | changes)
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "sign", "outcome"),
+    ("ratio", "sign", "outcome"),
     [
-        (1.1, 1.3, ">", "reproduced"),
-        (0.7, 0.9, ">", "contradicted"),
-        (0.7, 0.9, "<", "reproduced"),
-        (1.1, 1.3, "<", "contradicted"),
-        (0.9, 1.3, ">", "undecided"),
+        (1.5, ">", "reproduced"),
+        (0.7, ">", "contradicted"),
+        (0.7, "<", "reproduced"),
+        (1.5, "<", "contradicted"),
+        (1.0, ">", "undecided"),
     ],
 )
-def test_an_interval_on_one_side_decides_a_comparison(low, high, sign, outcome):
-    found = compare(low, high, sign)
+def test_an_interval_on_one_side_decides_a_comparison(ratio, sign, outcome):
+    found = judged(comparison(sign=sign), {"a": around(ratio, seed=1), "b": around(1.0)})
     assert found.outcome == outcome
-    assert found.estimate == pytest.approx((low + high) / 2)
-    assert found.prompts == 10
+    assert found.low < found.estimate < found.high
+    assert found.prompts == PROMPTS
 
 
 def test_an_undecided_claim_tells_how_many_prompts_would_decide():
-    # 0.1 from 1, and 0.19 to either side within 95 %: 10 * (0.19 / 0.1)^2 prompts
-    assert compare(0.9, 1.3).needed == 37
-    assert compare(0.9, 1.1).needed is None
+    found = judged(comparison(), {"a": around(1.03, seed=1), "b": around(1.0)})
+    reach = np.log(found.high / found.low) / 2
+    assert found.outcome == "undecided"
+    assert found.needed == int(np.ceil(PROMPTS * (reach / abs(np.log(found.estimate))) ** 2))
+    assert judged(comparison(), {"a": [2.0] * PROMPTS, "b": [2.0] * PROMPTS}).needed is None
 
 
 def test_too_few_prompts_decide_nothing():
-    assert compare(1.1, 1.3, enough=False).outcome == "undecided"
+    values = {"a": around(2.0, count=9, seed=1), "b": around(1.0, count=9)}
+    found = judged(comparison(), values, prompts=9)
+    assert (found.outcome, found.low, found.p) == ("too few", None, None)
+    assert found.said.endswith("on 9 prompts")
+    order = Order(**ABOUT, kind="order", methods=["a", "b"])
+    assert judged(order, values, prompts=9).outcome == "too few"
 
 
-def test_an_order_is_judged_by_kendalls_tau():
-    means = {"a": spread(4.0, 4.2), "b": spread(2.0, 2.2), "c": spread(3.0, 3.2)}
-    claim = Order(**ABOUT, kind="order", methods=["a", "b", "c"])
-    found = judge(claim, means.__getitem__, [], 5, enough=True)
-    assert found.estimate == pytest.approx(1 / 3)  # two of three pairs are in order
-    assert found.outcome == "contradicted"  # an order is the claimed one from a tau of 0.5 on
-    same = judge(claim.model_copy(update={"methods": ["a", "c", "b"]}), means.__getitem__, [], 5, enough=True)
-    assert (same.estimate, same.outcome) == (1.0, "reproduced")
-    backwards = judge(claim.model_copy(update={"methods": ["b", "c", "a"]}), means.__getitem__, [], 5, enough=True)
-    assert (backwards.estimate, backwards.outcome) == (-1.0, "contradicted")
+@pytest.mark.parametrize("methods", itertools.permutations("abc"))
+def test_an_order_is_judged_by_kendalls_tau_as_scipy_has_it(methods):
+    values = {"a": around(4.0, seed=1), "b": around(2.0, seed=2), "c": around(3.0, seed=3)}
+    found = judged(Order(**ABOUT, kind="order", methods=list(methods)), values)
+    means = [np.mean(values[name]) for name in methods]
+    assert found.estimate == pytest.approx(stats.kendalltau([3, 2, 1], means).statistic)
+    assert (found.low, found.high) == pytest.approx((found.estimate, found.estimate))  # every pair is decided
+    assert found.outcome == ("reproduced" if methods == ("a", "c", "b") else "contradicted")
+
+
+def test_pairs_that_are_not_decided_widen_the_interval_of_an_order():
+    values = {"a": around(4.0, seed=1), "b": around(2.0, seed=2), "c": around(2.01, seed=3)}
+    found = judged(Order(**ABOUT, kind="order", methods=["a", "b", "c"]), values)
+    assert (found.low, found.high) == pytest.approx((1 / 3, 1.0))
+    assert found.outcome == "undecided"
 
 
 def test_a_trend_compares_the_last_value_of_the_axis_with_the_first():
-    means = {"a@1": spread(1.0, 1.1), "a@2": spread(0.1, 0.2), "a@3": spread(2.0, 2.2), "b@1": spread(2.0, 2.2)}
-    means["b@3"] = spread(2.0, 2.2)
+    values = {"a@1": around(1.0, seed=1), "a@3": around(2.0, seed=2), "b@1": around(2.0, seed=3)}
+    values["b@3"] = values["b@1"]
     claim = Trend(**ABOUT, kind="trend", method="a", sign=">")
-    found = judge(claim, means.__getitem__, [1, 2, 3], 5, enough=True)
-    assert (found.outcome, found.estimate) == ("reproduced", pytest.approx(2.0))
-    over = judge(claim.model_copy(update={"over": "b"}), means.__getitem__, [1, 2, 3], 5, enough=True)
-    assert over.estimate == pytest.approx(2.0)
+    found = judged(claim, values, [1, 2, 3])
+    assert found.outcome == "reproduced"
+    assert found.estimate == pytest.approx(np.mean(values["a@3"]) / np.mean(values["a@1"]))
+    over = judged(claim.model_copy(update={"over": "b"}), values, [1, 2, 3])
+    assert over.estimate == pytest.approx(found.estimate)
+
+
+def test_a_claim_that_hangs_on_an_open_number_is_left_open_where_others_differ():
+    values = {"b": around(1.0), "a": around(0.7, seed=1), "low": around(1.5, seed=2), "same": around(0.6, seed=3)}
+    own = comparison(hangs_on="a*, here 0.7", others={"a* = 0.4": "low"})
+    found = judged(own, values)
+    assert found.outcome == "left open"
+    assert "; the paper does not tell a*, here 0.7: at a* = 0.4 1.5" in found.said
+    settled = judged(own.model_copy(update={"others": {"a* = 0.9": "same"}}), values)
+    assert settled.outcome == "contradicted"
+
+
+def test_the_correction_takes_back_what_it_does_not_bear():
+    found = Judgement("reproduced", "1.20 [1.01, 1.43]", 1.2, 1.01, 1.43, 0.03, 12, reason="tau decides")
+    assert correct(found, 0.04, 16) == found
+    taken = correct(found, 0.3, 16)
+    assert (taken.outcome, taken.reason) == ("undecided", None)
+    assert taken.said == "1.20 [1.01, 1.43]; p is 0.30 with Holm's correction for 16 main claims"
+    assert correct(Judgement("undecided", "x", p=0.5), 1.0, 16).said == "x"
 
 
 def test_outcomes_are_counted():
-    claim = Comparison(**ABOUT, left="a", right="b", sign=">")
-    verdicts = [compare(1.1, 1.3), compare(1.2, 1.3), without(claim, "not run", "no drafter")]
-    assert count_outcomes(verdicts) == {"reproduced": 2, "not run": 1}
+    judgements = [Judgement("reproduced", ""), None, Judgement("reproduced", ""), Judgement("not run", "")]
+    assert count_outcomes(judgements) == {"reproduced": 2, "not run": 1}

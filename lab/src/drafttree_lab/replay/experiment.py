@@ -171,7 +171,9 @@ def plan(
     found = read_paper(paper)
     result = found.results[name]
     chosen = {method: found.methods[method] for method in dict.fromkeys([AUTOREGRESSIVE, *result.methods])}
-    missing = {method: missing_roles[each.role] for method, each in chosen.items() if each.role in missing_roles}
+    missing = {
+        method: missing_roles[own] for method, each in chosen.items() if (own := each.role or "") in missing_roles
+    }
     methods = {method: each for method, each in chosen.items() if method not in missing}
     blocks = [] if result.unavailable or len(methods) == 1 else list(_blocks(found, result, methods, drafters, sizes))
     if long := [str(value) for value in _lengths(result, sizes) if value > sizes.max_new_tokens]:

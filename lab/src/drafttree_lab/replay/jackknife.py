@@ -36,11 +36,6 @@ class Estimate:
     high: float | None = None
     p: float = 1.0
 
-    def __mul__(self, factor: float) -> "Estimate":
-        """In another unit."""
-        ends = (None if each is None else factor * each for each in (self.low, self.high))
-        return Estimate(factor * self.value, *ends, self.p)
-
 
 class Jackknife:
     """All methods are judged on the same prompts, each of which is left out in turn (Tukey 1958; Miller 1974).

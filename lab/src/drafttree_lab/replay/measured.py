@@ -87,7 +87,7 @@ class Measured:
             by_counts: whether a speed is counted at given costs, instead of timed.
         """
         numbers = self.numbers(block, metric, by_counts=by_counts)
-        if not numbers or (by_counts and not self.costs.of(self, block, name)):
+        if not numbers or (by_counts and not all(self.costs.of(self, block, each) for each in (name, AUTOREGRESSIVE))):
             return None
         jackknife = Jackknife({block.setting.set: len(numbers)})
         values = partial(self._values, jackknife, block, numbers=numbers, by_counts=by_counts)

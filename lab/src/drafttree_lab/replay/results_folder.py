@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from drafttree.core.errors import InputError
 from drafttree.evaluation.prompts import read_text
@@ -85,13 +85,14 @@ def describe_environment() -> dict[str, str]:
 def _read(path: Path) -> KeptResult:
     try:
         found = json.loads(read_text(path))
-        if isinstance(found, dict) and "summary" in found and found.get("format") != FORMAT:
-            raise InputError(
-                f"{path}: a result in the format of another version; run its command again, with another --out"
-            )
-        return _ADAPTER.validate_python(found)
-    except (ValueError, ValidationError) as error:
+        kept = _ADAPTER.validate_python(found) if "summary" not in found or found.get("format") == FORMAT else None
+    except (AttributeError, TypeError, ValueError) as error:
         raise InputError(f"{path}: no result of a replay; remove it, and run drafttree replay again") from error
+    if kept is None:
+        raise InputError(
+            f"{path}: a result in the format of another version; run its command again, with another --out"
+        )
+    return kept
 
 
 def _place(result: str) -> tuple[int, int]:

@@ -6,28 +6,13 @@ from typing import Any, Protocol
 
 from drafttree.core.errors import DraftTreeError
 from drafttree.engine.compatibility import is_text_of_seed
-from drafttree.engine.metrics import Metrics
 from drafttree.evaluation.by_turns import by_turns
 from drafttree.evaluation.json_lines import UnwritableError
 from drafttree.evaluation.run_store import RunStore
 from drafttree_lab.replay.paper import AUTOREGRESSIVE
 from drafttree_lab.replay.replay_method import ReplayMethod
 from drafttree_lab.replay.task import Fractions, Key, Task, WayTimes, setting_key
-from drafttree_lab.replay.text_cell import TextCounts, TextTimes
-
-
-class Written(Protocol):
-    """A text: a `Generation`, or what another loop has written."""
-
-    @property
-    def tokens(self) -> list[int]:
-        """The generated token ids."""
-        ...
-
-    @property
-    def metrics(self) -> Metrics:
-        """What it cost."""
-        ...
+from drafttree_lab.replay.text_cell import TextCounts, TextTimes, Written
 
 
 class Writer(Protocol):

@@ -134,7 +134,7 @@ def _told_costs(measured: Measured) -> str:
     """The costs of passes by which counts are judged; empty where no claim or table needs any."""
     experiment, source = measured.experiment, measured.costs
     needed = {"speedup", "tokens_per_second", "tpot"} & set(experiment.result.metrics)
-    if not needed or experiment.result.kind != "decoding":
+    if not needed or experiment.result.kind != "decoding" or not experiment.costs:
         return ""
     if source.given or source.name == MEASURED:
         return f"costs: {source.name}"

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
-from drafttree.engine.generation import Generation
 from drafttree.engine.metrics import Metrics
 from drafttree_lab.experiment.methods import loops
 from drafttree_lab.replay.jackknife import Fraction
@@ -13,6 +13,20 @@ TIMED: frozenset[Metric] = frozenset({"tokens_per_second", "ttft", "tpot", "roun
 """Metrics that need a clock."""
 LIKELIEST = 2
 """Ranks that count as the first ones of a level."""
+
+
+class Written(Protocol):
+    """A text: a `Generation`, or what another loop has written."""
+
+    @property
+    def tokens(self) -> list[int]:
+        """The generated token ids."""
+        ...
+
+    @property
+    def metrics(self) -> Metrics:
+        """What it cost."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -40,18 +54,18 @@ class TextCounts:
     looping: bool
 
     @classmethod
-    def of(cls, generation: Generation) -> "TextCounts":
+    def of(cls, written: Written) -> "TextCounts":
         """The counts of a text."""
-        rounds = generation.metrics.rounds
+        rounds = written.metrics.rounds
         return cls(
-            tokens=list(generation.tokens),
+            tokens=list(written.tokens),
             committed=[each.committed for each in rounds],
             accepted=[each.accepted for each in rounds],
             nodes=[each.nodes for each in rounds],
             levels=[each.levels for each in rounds],
             passes=[each.draft_passes for each in rounds],
             ranks=[list(each.ranks) for each in rounds],
-            looping=loops(generation.tokens),
+            looping=loops(written.tokens),
         )
 
     def fraction(self, metric: Metric) -> Fraction:
