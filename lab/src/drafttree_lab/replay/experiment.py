@@ -82,6 +82,7 @@ class Experiment:
         blocks: blocks that are run.
         missing: methods that cannot be run, with the reason.
         costs: the published cost of its draft pass in target passes; None where it is not told.
+        notes: what the prompts of its sets lack, a clause each.
     """
 
     paper: str
@@ -90,6 +91,7 @@ class Experiment:
     blocks: Sequence[Block]
     missing: Mapping[str, str]
     costs: Mapping[str, float | None] = field(default_factory=dict)
+    notes: Sequence[str] = ()
 
     @property
     def id(self) -> str:
@@ -105,6 +107,14 @@ class Experiment:
     def main(self) -> bool:
         """Whether a main claim rests on it."""
         return any(claim.main for claim in self.result.claims)
+
+
+def clauses(reasons: Mapping[str, str]) -> list[str]:
+    """Each reason once, behind the names of all it holds for."""
+    return [
+        f"{', '.join(name for name, own in reasons.items() if own == why)}: {why}"
+        for why in dict.fromkeys(reasons.values())
+    ]
 
 
 def find_results(names: Sequence[str]) -> list[tuple[str, str]]:
