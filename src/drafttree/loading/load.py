@@ -146,6 +146,8 @@ def load(
     defaults = model_defaults(model.generation_config)
     if defaults:
         logger.info("options of the model's generation config: %s", show_options(defaults))
+    if tuned and tuned.draft_temperature != 1:
+        defaults = {**defaults, "draft_temperature": tuned.draft_temperature}
     learned = LearnedState(_costs(tuned, wrapped)) if tuned else None
     return Decoder(wrapped, drafting, chosen_policy, chosen_verifier, tokenizer, eos, defaults, learned=learned)
 

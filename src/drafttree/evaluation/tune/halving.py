@@ -12,7 +12,7 @@ from statistics import fmean
 
 from drafttree.engine.metrics import Metrics, SpeedupLaw
 from drafttree.evaluation.by_turns import by_turns
-from drafttree.evaluation.estimate import Estimate
+from drafttree.evaluation.estimate import Estimate, RatioEstimate
 from drafttree.evaluation.method import PLAIN
 
 FIRST_TEXTS = 2
@@ -102,17 +102,26 @@ class Race:
 
         With fewer than `LEAST_PROMPTS` it is the interval over texts, which holds for these prompts only.
         """
-        texts: dict[int, list[tuple[float, float]]] = {}
-        for text, own, plain in self._pairs(way):
-            sample = text % self.prompts if self.prompts >= LEAST_PROMPTS else text
-            texts.setdefault(sample, []).append((_seconds_per_token(plain), _seconds_per_token(own)))
-        means = [map(fmean, zip(*each, strict=True)) for each in texts.values()]
-        return Estimate.of_gain(*zip(*means, strict=True)) if means else None
+        samples = self._samples(way, PLAIN)
+        return Estimate.of_gain(*zip(*samples, strict=True)) if samples else None
 
-    def _pairs(self, way: str) -> list[tuple[int, Metrics, Metrics]]:
-        """The number of every text that a way and plain decoding have both run, with the metrics of the two."""
-        plain, own = self.runs.get(PLAIN, {}), self.runs.get(way, {})
-        return [(text, run.metrics, plain[text].metrics) for text, run in own.items() if text in plain]
+    def ratio_to(self, way: str, rival: str) -> RatioEstimate | None:
+        """The decoding speed of a way over another's, with the interval that `gain` has; None without a text."""
+        samples = self._samples(way, rival)
+        return RatioEstimate.of(*zip(*samples, strict=True)) if samples else None
+
+    def _samples(self, way: str, rival: str) -> list[tuple[float, float]]:
+        """Seconds per token of a rival and of a way, for every sample of the interval."""
+        texts: dict[int, list[tuple[float, float]]] = {}
+        for text, own, other in self._pairs(way, rival):
+            sample = text % self.prompts if self.prompts >= LEAST_PROMPTS else text
+            texts.setdefault(sample, []).append((_seconds_per_token(other), _seconds_per_token(own)))
+        return [(fmean(other for other, _ in each), fmean(own for _, own in each)) for each in texts.values()]
+
+    def _pairs(self, way: str, rival: str = PLAIN) -> list[tuple[int, Metrics, Metrics]]:
+        """The number of every text that a way and a rival have both run, with the metrics of the two."""
+        other, own = self.runs.get(rival, {}), self.runs.get(way, {})
+        return [(text, run.metrics, other[text].metrics) for text, run in own.items() if text in other]
 
 
 def halve(race: Race, ways: Sequence[str], until: float) -> tuple[list[str], list[Rung]]:
@@ -120,11 +129,13 @@ def halve(race: Race, ways: Sequence[str], until: float) -> tuple[list[str], lis
 
     Args:
         race: runs the texts, plain decoding's in every rung.
-        ways: names, without plain decoding; the first of them if the time is too short for all.
+        ways: names, without plain decoding; the first of them if the time is too short for all. What they have run in
+            an earlier race is not run again.
         until: no run begins when so many seconds are spent.
     """
     race.run([PLAIN], 1, math.inf)
-    affordable = (until - race.spent) / race.runs[PLAIN][0].metrics.seconds
+    kept = sum(len(race.runs.get(way, {})) for way in ways)
+    affordable = (until - race.spent) / race.runs[PLAIN][0].metrics.seconds + kept
     ways = ways[: next((most for most in range(len(ways), 1, -1) if planned_runs(most) <= affordable), 1)]
     rungs, dropped, texts = [], [], FIRST_TEXTS
     while True:
