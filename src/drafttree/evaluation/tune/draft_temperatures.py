@@ -11,6 +11,8 @@ from drafttree.policies import Chain
 
 DRAFT_TEMPERATURES = (0.6, 0.8, 1.25)
 """Raced beside 1, in the order in which they are tried if time is short."""
+WARM_TEXTS = 4
+"""Texts of each in the first rung: they differ less than policies do."""
 SURVIVORS = 2
 """Ways of the race that go on to others than 1."""
 

@@ -16,7 +16,7 @@ from drafttree.evaluation.estimate import Estimate, RatioEstimate
 from drafttree.evaluation.method import PLAIN
 
 FIRST_TEXTS = 2
-"""Texts of every way in the first rung."""
+"""Texts of every way in the first rung, unless it is told otherwise."""
 LEAST_PROMPTS = 3
 """With fewer, nothing can be said about other prompts."""
 
@@ -124,7 +124,7 @@ class Race:
         return [(text, run.metrics, other[text].metrics) for text, run in own.items() if text in other]
 
 
-def halve(race: Race, ways: Sequence[str], until: float) -> tuple[list[str], list[Rung]]:
+def halve(race: Race, ways: Sequence[str], until: float, texts: int = FIRST_TEXTS) -> tuple[list[str], list[Rung]]:
     """The ways that ran, those of the last rung first and the best of them first, and the rungs.
 
     Args:
@@ -132,12 +132,13 @@ def halve(race: Race, ways: Sequence[str], until: float) -> tuple[list[str], lis
         ways: names, without plain decoding; the first of them if the time is too short for all. What they have run in
             an earlier race is not run again.
         until: no run begins when so many seconds are spent.
+        texts: texts of every way in the first rung.
     """
     race.run([PLAIN], 1, math.inf)
-    kept = sum(len(race.runs.get(way, {})) for way in ways)
+    kept = sum(min(len(race.runs.get(way, {})), texts) for way in ways)
     affordable = (until - race.spent) / race.runs[PLAIN][0].metrics.seconds + kept
-    ways = ways[: next((most for most in range(len(ways), 1, -1) if planned_runs(most) <= affordable), 1)]
-    rungs, dropped, texts = [], [], FIRST_TEXTS
+    ways = ways[: next((most for most in range(len(ways), 1, -1) if planned_runs(most, texts) <= affordable), 1)]
+    rungs, dropped = [], []
     while True:
         complete = race.run([PLAIN, *ways], texts, until)
         rungs.append(Rung(len(ways), texts, complete))
@@ -148,9 +149,9 @@ def halve(race: Race, ways: Sequence[str], until: float) -> tuple[list[str], lis
         ways, dropped, texts = ranked[:half], ranked[half:] + dropped, 2 * texts
 
 
-def planned_runs(ways: int) -> int:
-    """The runs of a race that has the time for all rungs, plain decoding's included."""
-    runs, before, texts = 0, 0, FIRST_TEXTS
+def planned_runs(ways: int, texts: int = FIRST_TEXTS) -> int:
+    """The runs of a race that has the time for all rungs, plain decoding's included; arguments as for `halve`."""
+    runs, before = 0, 0
     while True:
         runs += (ways + 1) * (texts - before)
         if ways <= 2:

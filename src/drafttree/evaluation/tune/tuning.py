@@ -20,6 +20,7 @@ from drafttree.evaluation.tune.arms import GRID, Arm, make_arms, no_drafter
 from drafttree.evaluation.tune.draft_temperatures import (
     DRAFT_TEMPERATURES,
     SURVIVORS,
+    WARM_TEXTS,
     TemperatureGain,
     at_draft_temperatures,
     best_at_1,
@@ -223,7 +224,7 @@ def tune(
         if warm := at_draft_temperatures(arms, settled, draft_temperatures, greedy=greedy):
             arms |= warm
             timer.decoders |= {name: arm.decoder for name, arm in warm.items()}
-            best, later = halve(choosing, [*ranked[:SURVIVORS], *warm], 60 * minutes * TEMPERING)
+            best, later = halve(choosing, [*ranked[:SURVIVORS], *warm], 60 * minutes * TEMPERING, WARM_TEXTS)
             ranked = [*best, *(name for name in ranked if name not in best)]
         confirming.spent = choosing.spent
         if ranked:
@@ -239,7 +240,7 @@ def tune(
 def planned_texts(prompts: int, arms: int) -> int:
     """The texts of a tuning that has the time for all of them, at most."""
     survivors = min(SURVIVORS, arms)
-    warm = planned_runs(survivors * (1 + len(DRAFT_TEMPERATURES))) - planned_runs(survivors)
+    warm = planned_runs(survivors * (1 + len(DRAFT_TEMPERATURES)), WARM_TEXTS) - planned_runs(survivors)
     return planned_runs(arms) + warm + 3 * max(CONFIRMING, int(prompts * HELD_OUT))
 
 
