@@ -73,6 +73,18 @@ def test_a_pair_has_the_targets_law_at_any_temperature(verifier, temperature):
     assert found.total_variation < EXACT
 
 
+@pytest.mark.parametrize("draft_temperature", [0.6, 1.25])
+@pytest.mark.parametrize("verifier", [PointMass, RRSw, RRS, Traversal, Block, KSeq, GreedyMultiDraft])
+def test_a_pair_has_the_targets_law_at_any_draft_temperature(verifier, draft_temperature):
+    tables = toy_pair(8)
+    policy = Chain(depth=2) if verifier.chains_only else SMALL_TREES["ragged"]
+    found = law(tables.target, tables.draft, policy, verifier, draft_temperature=draft_temperature)
+    assert found.total_variation < EXACT
+    usual = law(tables.target, tables.draft, policy, verifier)
+    drawn = verifier is not PointMass  # whose tree has the drafter's best tokens, which are the same
+    assert (abs(found.expected_accepted - usual.expected_accepted) > 1e-6) is drawn
+
+
 def check_pair(policy: str, verifier: str, models: int) -> None:
     found = sweep_pair(policy, verifier, models=models)
     refused = incompatibility(make_policy(FORMS[policy][0]), VERIFIERS[verifier]) is not None

@@ -64,6 +64,17 @@ def test_a_tuned_policy_brings_drafter_policy_dtype_and_costs(tuned, path, kind)
     assert decoder.verifier is None
 
 
+def test_its_draft_temperature_is_a_default_and_a_file_without_one_means_1(tuned, path):
+    replace(tuned, draft_temperature=0.6).write(path)
+    assert read_tuned(path).draft_temperature == 0.6
+    assert drafttree.load("embedded", policy=path).defaults["draft_temperature"] == 0.6
+    found = json.loads(path.read_text())
+    del found["draft_temperature"]
+    path.write_text(json.dumps(found))
+    assert read_tuned(path).draft_temperature == 1.0
+    assert "draft_temperature" not in drafttree.load("embedded", policy=path).defaults
+
+
 def test_its_verifier_holds_where_none_is_named(tuned, path):
     replace(tuned, verifier="point-mass").write(path)
     assert drafttree.load("embedded", policy=path).verifier.__name__ == "PointMass"
@@ -120,6 +131,8 @@ GAP = {"1": 1.0, "64": 2.0}
         ({"drafter": "lookup"}, "its 'drafter' lacks name or digest"),
         ({"dtype": None}, "its 'dtype' is None, no text"),
         ({"measured": 3}, "its 'measured' is 3, no object"),
+        ({"draft_temperature": 0}, "its 'draft_temperature' is 0, no number of at least 1e-06"),
+        ({"draft_temperature": "warm"}, "its 'draft_temperature' is 'warm', no number of at least 1e-06"),
     ],
 )
 def test_files_that_are_none_are_refused_by_name(change, fault, tuned, path):

@@ -23,7 +23,7 @@ def test_a_table_is_replayed_kept_and_reported(tmp_path):
     shown = run(*command)
     assert shown.exit_code == 0
     assert "talon/fig7" in shown.stdout
-    assert "these prompts do not ship; give a folder that has them with --data" in shown.stdout
+    assert "these prompts do not ship (CC-BY-NC-4.0); give a folder that has them with --data" in shown.stdout
     kept = (tmp_path / "out" / RUNS).read_text()
     again = run(*command, "--json")
     assert again.exit_code == 0
@@ -45,7 +45,7 @@ def complaint_of(*arguments):
 def test_when_the_minutes_are_over_the_code_is_3(tmp_path):
     shown = run("replay", "talon/1", *TINY, "--out", tmp_path / "out", "--minutes", 1e-9)
     assert shown.exit_code == 3
-    assert "0 of 2 turns done" in shown.stdout
+    assert "0 of 3 turns done" in shown.stdout
     assert f"the same command goes on from {tmp_path / 'out'}" in shown.stderr
 
 
@@ -54,6 +54,24 @@ def test_the_list_loads_no_model_and_may_be_of_some_results(monkeypatch):
     assert run("replay", "list").stdout.count("\n") > 50
     shown = run("replay", "list", "talon/1", "traversal/2").stdout.splitlines()
     assert [line.split()[0] for line in shown] == ["result", "talon/1", "traversal/2"]
+
+
+def test_the_list_says_what_does_not_ship_and_why():
+    (_, table), (_, speed) = (
+        run("replay", "list", name).stdout.splitlines() for name in ("talon/1", "traversal/2-speed")
+    )
+    assert "Alpaca: these prompts do not ship (CC-BY-NC-4.0); give a folder that has them with --data" in table
+    assert speed.endswith("Spec-Bench: only prompts of MT-Bench and GSM8K ship; give a folder that has all with --data")
+
+
+@pytest.mark.usefixtures("quick_target")
+def test_a_result_on_a_part_of_a_set_says_so(tmp_path):
+    shown = run("replay", "traversal/fig3a", "--points", 1, *TINY, "--out", tmp_path / "out", "--json")
+    (result,) = json.loads(shown.stdout)["results"]
+    assert result["done"] == result["tasks"] == 1
+    assert result["notes"][-1:] == [
+        "Spec-Bench: only prompts of MT-Bench and GSM8K ship; give a folder that has all with --data"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,17 @@ def entry(measured=2.0, **changes):
 
 def summary(**changes):
     own = {"id": "talon/1", "title": "A table", "line": 1, "verdicts": [], "not_looping": [], "looping": 0.0}
-    own |= {"entries": [], "missing": {}, "reach": {}, "costs": "", "figure": None, "points": {}, "notes": [], "done": 2, "tasks": 3}
+    own |= {
+        "entries": [],
+        "missing": {},
+        "reach": {},
+        "costs": "",
+        "figure": None,
+        "points": {},
+        "notes": [],
+        "done": 2,
+        "tasks": 3,
+    }
     return ResultSummary(**own | changes)
 
 

@@ -2,19 +2,48 @@
 
 import gzip
 import json
+import re
 
 import pytest
 
 from drafttree.core.errors import InputError
+from drafttree_lab.replay.paper import paper_names, read_paper
 from drafttree_lab.replay.prompt_texts import read_prompt_texts
 
+SETS = {(paper, name): each for paper in paper_names() for name, each in read_paper(paper).sets.items()}
 
-def test_some_sets_ship_and_the_others_are_told():
-    found = read_prompt_texts(["talon"], None, 2)
-    assert len(found.texts["talon", "HumanEval"]) == 2
-    assert "do not ship" in found.missing["talon", "GSM8K"]
-    assert "--data" in found.missing["talon", "GSM8K"]
-    assert not set(found.texts) & set(found.missing)
+
+def test_every_set_has_prompts_but_those_that_say_why_none_ship():
+    found = read_prompt_texts(paper_names(), None, 10)
+    withheld = {place for place, each in SETS.items() if each.withheld}
+    assert set(found.missing) == withheld
+    assert set(found.texts) == set(SETS) - withheld
+    assert all(len(texts) == 10 for texts in found.texts.values())
+    assert found.missing["talon", "Alpaca"] == (
+        "these prompts do not ship (CC-BY-NC-4.0); give a folder that has them with --data"
+    )
+    assert not re.search("do not ship [^(]", " ".join(found.missing.values()))
+
+
+def test_a_set_of_which_a_part_ships_says_of_which():
+    found = read_prompt_texts(["traversal"], None, 16)
+    note = "only prompts of MT-Bench and GSM8K ship; give a folder that has all with --data"
+    assert found.notes == {("traversal", "Spec-Bench"): note}
+    kinds = {each.category.partition("/")[0] for each in found.texts["traversal", "Spec-Bench"]}
+    assert kinds == {"mt_bench", "math_reasoning"}
+
+
+def test_fewer_prompts_than_asked_for_are_told():
+    found = read_prompt_texts(["dynatree-v2"], None, 15)
+    assert found.notes == {("dynatree-v2", "PG-19"): "14 prompts ship, fewer than --limit 15"}
+
+
+def test_prompts_that_do_not_ship_are_read_from_a_folder_whatever_their_licence(tmp_path):
+    (tmp_path / "prompts").mkdir()
+    (tmp_path / "prompts" / "alpaca.jsonl").write_text('{"prompt": "a"}\n')
+    found = read_prompt_texts(["talon"], tmp_path, 3)
+    assert [each.prompt for each in found.texts["talon", "Alpaca"]] == ["a"]
+    assert not found.notes
 
 
 def test_a_set_has_the_prompts_of_its_category_alone():

@@ -141,6 +141,10 @@ class Decoder:
         """The same decoder with another verifier."""
         return self._with(verifier=verifier)
 
+    def with_defaults(self, **options: Unpack[GenerationOptions]) -> "Decoder":
+        """The same decoder with more options of `generate` that hold where a call does not give its own."""
+        return self._with(defaults={**self.defaults, **options})
+
     def costs(self, *, greedy: bool = True) -> CostCurve:
         """The costs of target and drafter in greedy texts or in others, measured where they are not known.
 

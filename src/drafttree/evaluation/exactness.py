@@ -26,7 +26,7 @@ from drafttree.evaluation.toy_models import TOY_COSTS, Context, TabularModel
 from drafttree.policies.base import TreePolicy
 from drafttree.verifiers.base import Verifier
 
-OPTIONS = {field.name for field in fields(Sampling)} - {"seed"}
+OPTIONS = {field.name for field in fields(Sampling)} - {"seed"} | {"draft_temperature"}
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,8 @@ def law(
         position: the position of the first root; the prompt is drawn, too.
         checked: refuse a pair that is not proven lossless; without it such a pair's bias can be looked at.
         costs: costs of passes, for policies that weigh them.
-        **sampling: temperature (1), top_k, top_p, min_p and the other options of `Sampling` but its seed.
+        **sampling: temperature (1), top_k, top_p, min_p and the other options of `Sampling` but its seed, and
+            draft_temperature (1).
 
     Raises:
         ConfigError: the pair is refused or has more than 50,000 outcomes, the verifier accepts nodes that are no path
@@ -206,7 +207,8 @@ def coupled_text(
         levels: the tree is no deeper.
         length: tokens of the text.
         position: the position of the first root; the prompt is drawn.
-        **sampling: temperature (1), top_k, top_p, min_p and the other options of `Sampling` but its seed.
+        **sampling: temperature (1), top_k, top_p, min_p and the other options of `Sampling` but its seed, and
+            draft_temperature (1).
 
     Raises:
         ConfigError: as for `law`.

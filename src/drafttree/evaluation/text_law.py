@@ -103,7 +103,8 @@ def text_law(
         verifier: what is accepted.
         texts: which texts are written, and how.
         checked: refuse a pair that is not proven lossless; without it such a pair's bias can be looked at.
-        **sampling: temperature (1), top_k, top_p, min_p and the other options of `Sampling` but its seed.
+        **sampling: temperature (1), top_k, top_p, min_p and the other options of `Sampling` but its seed, and
+            draft_temperature (1).
 
     Raises:
         ConfigError: as for `exactness.law`.

@@ -14,30 +14,33 @@ SHOWN = 8
 
 
 def show_tuning(
-    tuning: Tuning, lines: list[str], minutes: float, out: Path | None, saved: Path | None, flags: EngineFlags | None
+    tuning: Tuning, lines: list[str], command: str, minutes: float, out: Path | None, flags: EngineFlags | None
 ) -> None:
     """The race, the law's terms of its winner, the recommendation and how to use it; notes on standard error."""
     console = make_console()
     if tuning.best:
         console.print(_race(tuning), "", law_table(tuning.law, tuning.metrics.mean_nodes), "", sep="\n")
         console.print(Text(tuning.limit.sentence), soft_wrap=True)
+    if tuning.temperature_gain:
+        console.print(Text(tuning.temperature_gain.sentence), soft_wrap=True)
     for sentence in _notes(tuning, minutes, out):
         console.print(Text(sentence), soft_wrap=True)
     console.print(Text(_recommendation(tuning), style="bold"), "", soft_wrap=True, sep="\n")
     for line in lines:
         console.print(Text(f"    {line}"), soft_wrap=True)
-    if saved:
-        console.print("", Text(f"saved; on the command line it is used by --policy {saved}"), sep="\n", soft_wrap=True)
+    if command:
+        console.print("", Text(f"on the command line: {command}"), sep="\n", soft_wrap=True)
     if flags:
         _show_flags(flags)
 
 
 def _race(tuning: Tuning):
-    table = make_table("drafter", "policy", "texts", "over plain", right=0)
+    table = make_table("drafter", "policy", "draft temperature", "texts", "over plain", right=0)
     for column in table.columns[2:]:
         column.justify = "right"
     for way in tuning.ways[:SHOWN]:
-        table.add_row(way.drafter, way.policy, str(way.texts), f"{way.ratio:.2f}")
+        warmth = f"{way.draft_temperature:g}"
+        table.add_row(way.drafter, way.policy, warmth, str(way.texts), f"{way.ratio:.2f}")
     more = len(tuning.ways) - SHOWN
     table.title = "the race" + (f", the best {SHOWN} of {len(tuning.ways)} ways" if more > 0 else "")
     return table
@@ -65,7 +68,7 @@ def _onward(out: Path | None) -> str:
 def _recommendation(tuning: Tuning) -> str:
     if tuning.best is None or tuning.gain is None:
         return "Nothing is recommended, and nothing saved: no drafter was measured yet."
-    how = f"{tuning.best.drafter} with {tuning.best.policy}"
+    how = str(tuning.best)
     speed = f"{1 + tuning.gain.mean:.2f} times plain decoding's speed"
     told = "confirmed" if tuning.confirmed else "not confirmed, measured on the texts it was chosen on"
     margin = f"± {tuning.gain.margin:.2f}" if math.isfinite(tuning.gain.margin) else "on one text, without an interval"

@@ -59,9 +59,10 @@ def load(
             warning where it is lookup.
         policy: a policy, its class, or its specification, such as "talon:budget=60,margin=0.03"; or a file of
             `drafttree tune --save`, such as "tuned.json", which also decides drafter, verifier and dtype where they are
-            "auto", and brings the cost curve of its machine. None is `auto`, which measures what passes cost when the
-            first text is written, for about two seconds once a machine, and drafts what pays; where the verifier's
-            draws depend on the drafts, or the target is sharded, it is `dynatree`, which measures nothing.
+            "auto", and brings the draft temperature, as a default, and the cost curve of its machine. None is `auto`,
+            which measures what passes cost when the first text is written, for about two seconds once a machine, and
+            drafts what pays; where the verifier's draws depend on the drafts, or the target is sharded, it is
+            `dynatree`, which measures nothing.
         verifier: the name or class of one, or "auto": greedy at temperature 0, coupled above it. Policies and
             verifiers of your own are named by the dotted names of their classes or by entry points (see
             `drafttree.loading.methods`).
@@ -146,6 +147,8 @@ def load(
     defaults = model_defaults(model.generation_config)
     if defaults:
         logger.info("options of the model's generation config: %s", show_options(defaults))
+    if tuned and tuned.draft_temperature != 1:
+        defaults = {**defaults, "draft_temperature": tuned.draft_temperature}
     learned = LearnedState(_costs(tuned, wrapped)) if tuned else None
     return Decoder(wrapped, drafting, chosen_policy, chosen_verifier, tokenizer, eos, defaults, learned=learned)
 

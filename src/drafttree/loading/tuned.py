@@ -1,6 +1,7 @@
 """Files of `drafttree tune --save`: a policy with the models, the machine and the costs it was tuned for."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any, NamedTuple
 
 from drafttree.core.cost_curve import CostCurve, parse_cost_curve
 from drafttree.core.errors import ConfigError, InputError, ModelError
+from drafttree.core.sampling import MIN_TEMPERATURE
 from drafttree.loading.json_file import read_json_file
 from drafttree.loading.specs import TUNED, PolicyLike, find_verifier, make_policy
 from drafttree.policies import TreePolicy
@@ -35,6 +37,7 @@ class TunedPolicy:
         dtype: dtype of the target, such as "float32".
         machine: the machine on which the costs were measured, as `drafttree.engine.costs.cost_file.machine` has it.
         costs: the cost curve; None without a drafter.
+        draft_temperature: divides the drafter's logits; files of earlier versions lack it, for 1.
         measured: figures of the tuning, for people.
         drafttree: the version that tuned.
         date: when it was tuned.
@@ -48,6 +51,7 @@ class TunedPolicy:
     dtype: str
     machine: str
     costs: CostCurve | None
+    draft_temperature: float = 1.0
     measured: Mapping[str, Any] = field(default_factory=dict)
     drafttree: str = ""
     date: str = ""
@@ -159,6 +163,7 @@ def _parse(found: dict[str, Any], path: str) -> TunedPolicy:
         target=_model(found, "target"),
         drafter=drafter,
         costs=_parse_costs(found) if drafter else None,
+        draft_temperature=_draft_temperature(found),
         measured=measured,
         path=path,
         **texts,
@@ -170,6 +175,13 @@ def _parse_costs(found: dict[str, Any]) -> CostCurve:
         return parse_cost_curve(found.get("costs"))
     except ConfigError as error:
         raise ConfigError(f"its 'costs' are wrong: {error}; or {AGAIN}") from None
+
+
+def _draft_temperature(found: dict[str, Any]) -> float:
+    value = found.get("draft_temperature", 1.0)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not MIN_TEMPERATURE <= value < math.inf:
+        raise ConfigError(f"its 'draft_temperature' is {value!r}, no number of at least {MIN_TEMPERATURE}; {AGAIN}")
+    return value
 
 
 def _text(found: dict[str, Any], name: str) -> str:

@@ -34,18 +34,20 @@ def toy_drafters():
 
 @pytest.fixture
 def speeds(monkeypatch):
-    """Seconds of a text by drafter and policy, and the texts that were written.
+    """Seconds of a text by drafter, policy and perhaps draft temperature, and the texts that were written.
 
-    Plain decoding takes 1.0, what is not named 1.5.
+    Plain decoding takes 1.0, what is not named 1.5, and a draft temperature that is not named what 1 takes.
     """
-    seconds: dict[tuple[str, str], float] = {}
+    seconds: dict[tuple[str, str] | tuple[str, str, float], float] = {}
     written: list[tuple] = []
 
     def time_text(decoder, prompt, options):
         if decoder.drafter is None:
             metrics = timed(1.0 + 0.01 * len(prompt))
         else:
-            own = seconds.get((decoder.drafter.name, policy_spec(decoder.policy)), 1.5)
+            arm = decoder.drafter.name, policy_spec(decoder.policy)
+            warm = seconds.get((*arm, decoder.defaults.get("draft_temperature", 1.0)))
+            own = seconds.get(arm, 1.5) if warm is None else warm
             metrics = timed(own + 0.01 * len(prompt), **CHAIN_OF_2)
         written.append((decoder, tuple(prompt), options))
         return metrics

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -56,6 +57,14 @@ def test_sglang_runs_eagle_3_with_the_steps_the_width_and_the_nodes_of_the_media
     assert "STANDALONE" in chain.text
     assert "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4" in chain.text
     assert "NGRAM" in engine_flags("sglang", tuning(lookup(), "lookup", "chain", CHAIN)).text
+
+
+def test_a_draft_temperature_is_said_to_be_lost():
+    found = tuning(head("Eagle3Drafter"), "me/head", "talon:budget=16", TREE)
+    note = "it has no draft temperature; the drafter's logits are taken as they are"
+    assert note not in engine_flags("sglang", found).notes
+    warm = replace(found, best=replace(found.best, draft_temperature=0.6))
+    assert note in engine_flags("sglang", warm).notes
 
 
 def test_a_wide_shallow_tree_gets_the_width_its_nodes_need():

@@ -40,6 +40,18 @@ def test_the_fastest_way_wins_and_each_rung_halves_the_ways_and_doubles_the_text
     assert len(speeds.runs) == len(set(speeds.runs)) == planned_runs(len(WAYS))
 
 
+def test_a_second_race_begins_with_as_many_texts_as_it_is_told_and_runs_nothing_again():
+    speeds = Speeds(a=0.9, b=0.8, c=0.7, d=0.6)
+    race = Race(speeds, MANY)
+    halve(race, ["a", "b"], math.inf)
+    ranked, rungs = halve(race, ["a", "b", "c", "d"], math.inf, 3)
+    assert ranked[0] == "d"
+    assert [(rung.ways, rung.texts) for rung in rungs] == [(4, 3), (2, 6)]
+    assert len(speeds.runs) == len(set(speeds.runs)) == planned_runs(4, 3)
+    assert race.ratio_to("d", "a").mean == pytest.approx(1.5)
+    assert race.ratio_to("d", "e") is None
+
+
 def test_plain_decoding_is_run_in_every_rung_and_the_order_rotates():
     speeds = Speeds()
     halve(Race(speeds, MANY), WAYS[:2], math.inf)

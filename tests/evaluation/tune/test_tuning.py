@@ -67,7 +67,7 @@ def test_with_few_prompts_the_choice_is_confirmed_on_the_same(toy, toy_drafters,
 
 def test_too_short_a_time_says_what_is_missing(toy, toy_drafters, speeds):
     speeds[0]["good", "auto"] = 0.5
-    found = tune(toy, toy_drafters, PROMPTS, policies=POLICIES, minutes=0.1)
+    found = tune(toy, toy_drafters, PROMPTS, policies=POLICIES, minutes=0.12)
     assert found.missing == [
         "5 of 6 ways were not tried",
         "the choice rests on fewer than 2 texts of each",

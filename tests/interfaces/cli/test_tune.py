@@ -22,14 +22,15 @@ CHAIN = {"committed": 2, "nodes": 3, "levels": 2, "draft_passes": 2, "draft_seco
 
 @pytest.fixture
 def speeds(monkeypatch):
-    """Seconds of a text by policy; plain decoding takes 1.0, what is not named 1.5."""
-    seconds: dict[str, float] = {}
+    """Seconds of a text by policy, or by policy and draft temperature; plain decoding takes 1.0, other texts 1.5."""
+    seconds: dict[str | tuple[str, float], float] = {}
 
     def time_text(decoder, prompt, options):
         rest = 0.001 * len(prompt)
         if decoder.drafter is None:
             return timed(1.0 + rest)
-        return timed(seconds.get(policy_spec(decoder.policy), 1.5) + rest, **CHAIN)
+        spec, warm = policy_spec(decoder.policy), decoder.defaults.get("draft_temperature", 1.0)
+        return timed(seconds.get((spec, warm), seconds.get(spec, 1.5)) + rest, **CHAIN)
 
     monkeypatch.setattr(tuning, "time_text", time_text)
     monkeypatch.setattr(tuning, "measure_costs", lambda decoder, greedy: tuning.MeasuredCosts(CURVE, 0.5))
@@ -64,6 +65,25 @@ def test_the_recommendation_is_printed_saved_and_loaded(prompts, tmp_path, speed
     written = run("generate", "one two one two", "--policy", saved, "--max-new-tokens", 4)
     assert written.exit_code == 0
     assert f"drafter: lookup ({saved})" in written.stderr
+
+
+@pytest.mark.usefixtures("embedded")
+def test_a_draft_temperature_is_told_saved_and_used(prompts, tmp_path, speeds):
+    speeds |= {"talon": 0.5, ("talon", 0.6): 0.4}
+    result = tune(prompts, "--drafter", "lookup", "--minutes", 60)
+    assert "Speculate: lookup with talon at draft temperature 0.6: " in result.stdout
+    assert "\ndraft temperature 0.6: 1.24 [1.24, 1.25] times draft temperature 1.0, by turns\n" in result.stdout
+    assert 'print(decoder.generate("Once upon a time", draft_temperature=0.6).text)' in result.stdout
+    assert "on the command line: --drafter lookup --policy talon --draft-temperature 0.6" in result.stdout
+    saved = tmp_path / "tuned.json"
+    result = tune(prompts, "--drafter", "lookup", "--minutes", 60, "--save", saved)
+    assert 'print(decoder.generate("Once upon a time").text)' in result.stdout
+    assert f"on the command line: --policy {saved}" in result.stdout
+    assert json.loads(saved.read_text())["draft_temperature"] == 0.6
+    written = run("generate", "one two one two", "--policy", saved, "--max-new-tokens", 4)
+    assert written.exit_code == 0
+    assert f"drafter: lookup, draft temperature 0.6 ({saved})" in written.stderr
+    assert "the model's own options" not in written.stderr
 
 
 def test_the_json_has_everything(prompts, speeds):
@@ -122,8 +142,8 @@ def test_an_interrupted_race_recommends_and_saves_nothing(prompts, speeds, tmp_p
 
 def test_too_short_says_so_and_more_minutes_go_on(prompts, speeds, tmp_path):
     speeds["auto"], out = 0.5, tmp_path / "out"
-    result = tune(prompts, "--drafter", "lookup", "--minutes", 0.12, "--out", out)
-    assert "0.12 minutes were over before all of it was measured: 12 of 13 ways were not tried" in result.stdout
+    result = tune(prompts, "--drafter", "lookup", "--minutes", 0.15, "--out", out)
+    assert "0.15 minutes were over before all of it was measured: 12 of 13 ways were not tried" in result.stdout
     assert f"(the same command goes on from {out})" in result.stdout
     longer = tune(prompts, "--drafter", "lookup", "--minutes", 60, "--out", out)
     assert "were over" not in longer.stdout

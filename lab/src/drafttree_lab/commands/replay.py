@@ -84,15 +84,14 @@ def replay(
     who = find_roles(papers, target, given)
     texts = read_prompt_texts(papers, data, limit)
     sizes = Sizes(limit, max_new_tokens, max_prompt_tokens, repeats, chat, points, model)
+    planned = experiments(results, who, texts, sizes)
     if listed:
-        known = {*texts.texts, *((paper, NO_PROMPTS) for paper in papers)}
-        replay_display.show_list(experiments(results, who, known, texts.missing, sizes), limit, repeats)
+        replay_display.show_list(planned, limit, repeats)
         return
     load = ReplayTarget(target, dtype, device, inflate)
     ids = load.encode(texts, max_new_tokens, chat=chat) | {
         (paper, NO_PROMPTS): [[turn] for turn in range(limit)] for paper in papers
     }
-    planned = experiments(results, who, ids, texts.missing, sizes)
     load.check(given.values())
     store = load.open_store(out, minutes, seed=seed, chat=chat)
     options: dict[str, Any] = {"repeats": repeats, "seed": seed, "timed": not counts_only}

@@ -1,11 +1,11 @@
 """Printing of replays: the list of what there is, tables with published values beside measured ones, verdicts."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 
 from rich.text import Text
 
 from drafttree.interfaces.console import make_console, make_table
-from drafttree_lab.replay.experiment import Experiment
+from drafttree_lab.replay.experiment import Experiment, clauses
 from drafttree_lab.replay.replay import Replay
 from drafttree_lab.replay.summary import Entry, ResultSummary
 from drafttree_lab.replay.verdict import Verdict, count_outcomes
@@ -23,15 +23,9 @@ def show_list(planned: Sequence[Experiment], prompts: int, repeats: int) -> None
     for each in planned:
         runs = sum(len(block.ways) for block in each.blocks) * prompts * repeats
         tokens = sum(len(block.ways) * block.setting.max_new_tokens for block in each.blocks) * prompts * repeats
-        reason = each.result.unavailable or "; ".join(_reasons(each.missing))
+        reason = each.result.unavailable or "; ".join([*clauses(each.missing), *each.notes])
         table.add_row(each.id, each.result.title, str(runs or ""), f"{tokens / PACE / 60:.0f}" if runs else "", reason)
     make_console().print(table)
-
-
-def _reasons(missing: Mapping[str, str]) -> Iterator[str]:
-    """Each reason once, behind the names of all it holds for."""
-    for why in dict.fromkeys(missing.values()):
-        yield f"{', '.join(name for name, own in missing.items() if own == why)}: {why}"
 
 
 def show_replay(found: Replay) -> None:

@@ -102,6 +102,7 @@ class Experiment:
         model: the target of the paper whose published numbers are compared.
         costs: what passes cost by the paper, by method; those of which it tells nothing are left out.
         averages: by metric how the paper averages, where it does otherwise than most.
+        notes: what the prompts of its sets lack, a clause each.
     """
 
     paper: str
@@ -112,6 +113,7 @@ class Experiment:
     model: str = ""
     costs: Mapping[str, PassCosts] = field(default_factory=dict)
     averages: Mapping[Metric, Average] = field(default_factory=dict)
+    notes: Sequence[str] = ()
 
     @property
     def id(self) -> str:
@@ -136,6 +138,14 @@ class Experiment:
     def main(self) -> bool:
         """Whether a main claim rests on it."""
         return any(claim.main for claim in self.result.claims)
+
+
+def clauses(reasons: Mapping[str, str]) -> list[str]:
+    """Each reason once, behind the names of all it holds for."""
+    return [
+        f"{', '.join(name for name, own in reasons.items() if own == why)}: {why}"
+        for why in dict.fromkeys(reasons.values())
+    ]
 
 
 def find_results(names: Sequence[str]) -> list[tuple[str, str]]:

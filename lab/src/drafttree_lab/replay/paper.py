@@ -114,11 +114,15 @@ class PromptSet(_Strict):
         file: the file in the folder of `--data`, without ending.
         category: takes the file's lines whose category begins with it; None for all.
         stand_in: whether the paper's own prompts are others of the same kind.
+        withheld: why none of these prompts ship, such as their licence; None where some do.
+        part: the part of the set that ships, where what ships is of some of its tasks alone; None else.
     """
 
     file: str
     category: str | None = None
     stand_in: bool = False
+    withheld: str | None = None
+    part: str | None = None
 
 
 class Axis(_Strict):

@@ -1,13 +1,14 @@
 """Replays results of papers: plans their runs, runs what time allows, and tells what came out."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from drafttree.evaluation.run_store import RunStore
-from drafttree_lab.replay.experiment import Experiment, Sizes, plan
+from drafttree_lab.replay.experiment import Experiment, Sizes, clauses, plan
 from drafttree_lab.replay.main_claims import correct_main_claims
 from drafttree_lab.replay.measured import Measured
 from drafttree_lab.replay.pass_costs import BY_PAPER, CostSource
+from drafttree_lab.replay.prompt_texts import PromptTexts
 from drafttree_lab.replay.replay_method import ReplayMethod
 from drafttree_lab.replay.roles import Roles
 from drafttree_lab.replay.runner import Runner, Writer
@@ -41,8 +42,7 @@ class Replay:
 def experiments(
     results: Sequence[tuple[str, str]],
     roles: Roles,
-    prompts: Collection[tuple[str, str]],
-    missing: Mapping[tuple[str, str], str],
+    texts: PromptTexts,
     sizes: Sizes,
 ) -> list[Experiment]:
     """The runs of results, without sets that have no prompts.
@@ -50,12 +50,11 @@ def experiments(
     Args:
         results: papers and names.
         roles: who drafts.
-        prompts: papers and sets that have prompts.
-        missing: why sets have none.
+        texts: the prompts of the papers' sets.
         sizes: how much is run.
     """
     planned = (plan(paper, name, roles.drafters, roles.missing, sizes) for paper, name in results)
-    return [_without_missing(each, prompts, missing) for each in planned]
+    return [_with_texts(each, texts) for each in planned]
 
 
 def run_replay(
@@ -103,9 +102,10 @@ def _summary(
     return summarise(measured, ended=runner.ended.get(each.id), done=done, tasks=len(own))
 
 
-def _without_missing(
-    each: Experiment, prompts: Collection[tuple[str, str]], missing: Mapping[tuple[str, str], str]
-) -> Experiment:
-    blocks = [block for block in each.blocks if (each.paper, block.setting.set) in prompts]
-    reasons = {name: missing[each.paper, name] for name in each.result.sets if (each.paper, name) in missing}
-    return replace(each, blocks=blocks, missing={**each.missing, **reasons})
+def _with_texts(each: Experiment, texts: PromptTexts) -> Experiment:
+    """A result's runs of sets that have prompts, with what the sets lack."""
+    blocks = [block for block in each.blocks if (each.paper, block.setting.set) not in texts.missing]
+    sets = [(name, (each.paper, name)) for name in each.result.sets]
+    missing = {name: texts.missing[place] for name, place in sets if place in texts.missing}
+    notes = {name: texts.notes[place] for name, place in sets if place in texts.notes}
+    return replace(each, blocks=blocks, missing={**each.missing, **missing}, notes=clauses(notes))

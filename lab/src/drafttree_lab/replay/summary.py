@@ -97,7 +97,7 @@ def summarise(measured: Measured, *, ended: str | None, done: int, tasks: int) -
     """
     experiment = measured.experiment
     result = experiment.result
-    notes = [note for note in (result.unavailable, ended, result.not_comparable) if note]
+    notes = [note for note in (result.unavailable, ended, result.not_comparable, *experiment.notes) if note]
     return ResultSummary(
         id=experiment.id,
         title=result.title,

@@ -36,11 +36,13 @@ class Arm:
         drafter: the name of the drafter.
         policy: the canonical specification of the policy.
         decoder: a decoder with both.
+        draft_temperature: divides the drafter's logits; the decoder has it as its default.
     """
 
     drafter: str
     policy: str
     decoder: Decoder
+    draft_temperature: float = 1.0
 
 
 def find_drafters(decoder: Decoder, names: Sequence[str]) -> tuple[dict[str, Drafter], dict[str, str]]:

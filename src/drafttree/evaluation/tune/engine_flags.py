@@ -27,6 +27,7 @@ from drafttree.loading.drafters import MIXED
 
 NO_PAUSES = "it drafts in every round; auto stops drafting where that is slower than plain decoding"
 NO_COSTS = "its drafts follow neither measured costs nor counted acceptance; their size is the median round's here"
+NO_DRAFT_TEMPERATURE = "it has no draft temperature; the drafter's logits are taken as they are"
 OTHER_VERIFIER = "its verification is its own; above temperature 0 a seed gives another text, and trees do not keep it"
 
 
@@ -95,6 +96,7 @@ def engine_flags(engine: str, tuning: Tuning) -> EngineFlags:
     if shape.width > 1 and not _has_trees(engine, _kind(drafter)):
         notes.append(f"it drafts chains only; the tree of {shape.nodes} nodes becomes a chain of {shape.levels}")
     notes += [NO_PAUSES] if best.policy.startswith("auto") else []
+    notes += [NO_DRAFT_TEMPERATURE] if best.draft_temperature != 1 else []
     notes += [NO_COSTS] if shape.width > 1 or best.policy.startswith("auto") else []
     return EngineFlags(engine, text, [*notes, OTHER_VERIFIER])
 

@@ -12,11 +12,11 @@ from statistics import fmean
 
 from drafttree.engine.metrics import Metrics, SpeedupLaw
 from drafttree.evaluation.by_turns import by_turns
-from drafttree.evaluation.estimate import Estimate
+from drafttree.evaluation.estimate import Estimate, RatioEstimate
 from drafttree.evaluation.method import PLAIN
 
 FIRST_TEXTS = 2
-"""Texts of every way in the first rung."""
+"""Texts of every way in the first rung, unless it is told otherwise."""
 LEAST_PROMPTS = 3
 """With fewer, nothing can be said about other prompts."""
 
@@ -102,31 +102,43 @@ class Race:
 
         With fewer than `LEAST_PROMPTS` it is the interval over texts, which holds for these prompts only.
         """
+        samples = self._samples(way, PLAIN)
+        return Estimate.of_gain(*zip(*samples, strict=True)) if samples else None
+
+    def ratio_to(self, way: str, rival: str) -> RatioEstimate | None:
+        """The decoding speed of a way over another's, with the interval that `gain` has; None without a text."""
+        samples = self._samples(way, rival)
+        return RatioEstimate.of(*zip(*samples, strict=True)) if samples else None
+
+    def _samples(self, way: str, rival: str) -> list[tuple[float, float]]:
+        """Seconds per token of a rival and of a way, for every sample of the interval."""
         texts: dict[int, list[tuple[float, float]]] = {}
-        for text, own, plain in self._pairs(way):
+        for text, own, other in self._pairs(way, rival):
             sample = text % self.prompts if self.prompts >= LEAST_PROMPTS else text
-            texts.setdefault(sample, []).append((_seconds_per_token(plain), _seconds_per_token(own)))
-        means = [map(fmean, zip(*each, strict=True)) for each in texts.values()]
-        return Estimate.of_gain(*zip(*means, strict=True)) if means else None
+            texts.setdefault(sample, []).append((_seconds_per_token(other), _seconds_per_token(own)))
+        return [(fmean(other for other, _ in each), fmean(own for _, own in each)) for each in texts.values()]
 
-    def _pairs(self, way: str) -> list[tuple[int, Metrics, Metrics]]:
-        """The number of every text that a way and plain decoding have both run, with the metrics of the two."""
-        plain, own = self.runs.get(PLAIN, {}), self.runs.get(way, {})
-        return [(text, run.metrics, plain[text].metrics) for text, run in own.items() if text in plain]
+    def _pairs(self, way: str, rival: str = PLAIN) -> list[tuple[int, Metrics, Metrics]]:
+        """The number of every text that a way and a rival have both run, with the metrics of the two."""
+        other, own = self.runs.get(rival, {}), self.runs.get(way, {})
+        return [(text, run.metrics, other[text].metrics) for text, run in own.items() if text in other]
 
 
-def halve(race: Race, ways: Sequence[str], until: float) -> tuple[list[str], list[Rung]]:
+def halve(race: Race, ways: Sequence[str], until: float, texts: int = FIRST_TEXTS) -> tuple[list[str], list[Rung]]:
     """The ways that ran, those of the last rung first and the best of them first, and the rungs.
 
     Args:
         race: runs the texts, plain decoding's in every rung.
-        ways: names, without plain decoding; the first of them if the time is too short for all.
+        ways: names, without plain decoding; the first of them if the time is too short for all. What they have run in
+            an earlier race is not run again.
         until: no run begins when so many seconds are spent.
+        texts: texts of every way in the first rung.
     """
     race.run([PLAIN], 1, math.inf)
-    affordable = (until - race.spent) / race.runs[PLAIN][0].metrics.seconds
-    ways = ways[: next((most for most in range(len(ways), 1, -1) if planned_runs(most) <= affordable), 1)]
-    rungs, dropped, texts = [], [], FIRST_TEXTS
+    kept = sum(min(len(race.runs.get(way, {})), texts) for way in ways)
+    affordable = (until - race.spent) / race.runs[PLAIN][0].metrics.seconds + kept
+    ways = ways[: next((most for most in range(len(ways), 1, -1) if planned_runs(most, texts) <= affordable), 1)]
+    rungs, dropped = [], []
     while True:
         complete = race.run([PLAIN, *ways], texts, until)
         rungs.append(Rung(len(ways), texts, complete))
@@ -137,9 +149,9 @@ def halve(race: Race, ways: Sequence[str], until: float) -> tuple[list[str], lis
         ways, dropped, texts = ranked[:half], ranked[half:] + dropped, 2 * texts
 
 
-def planned_runs(ways: int) -> int:
-    """The runs of a race that has the time for all rungs, plain decoding's included."""
-    runs, before, texts = 0, 0, FIRST_TEXTS
+def planned_runs(ways: int, texts: int = FIRST_TEXTS) -> int:
+    """The runs of a race that has the time for all rungs, plain decoding's included; arguments as for `halve`."""
+    runs, before = 0, 0
     while True:
         runs += (ways + 1) * (texts - before)
         if ways <= 2:

@@ -1,6 +1,7 @@
 """A tuning's outcome as what to do: a file to load, and lines of Python."""
 
 import datetime
+import shlex
 from importlib.metadata import version
 from pathlib import Path
 
@@ -38,6 +39,7 @@ def tuned_policy(tuning: Tuning, decoder: Decoder, target: str, verifier: str) -
         dtype=str(model.dtype).removeprefix("torch."),
         machine=machine(model.device),
         costs=tuning.costs if best else None,
+        draft_temperature=_draft_temperature(tuning) or 1.0,
         measured=_measured(tuning),
         drafttree=version("drafttree"),
         date=datetime.date.today().isoformat(),
@@ -59,7 +61,27 @@ def python_lines(tuning: Tuning, target: str, saved: Path | None, verifier: str,
         chosen = [f"drafter={tuning.best.drafter!r}", f"policy={tuning.best.policy!r}", f"dtype={dtype!r}"]
         chosen += [f"verifier={verifier!r}"] if verifier != "auto" else []
     load = f"decoder = drafttree.load({', '.join([repr(target), *chosen])})"
-    return ["import drafttree", load, 'print(decoder.generate("Once upon a time").text)']
+    warm = None if saved else _draft_temperature(tuning)
+    option = f", draft_temperature={warm}" if warm else ""
+    return ["import drafttree", load, f'print(decoder.generate("Once upon a time"{option}).text)']
+
+
+def command_options(tuning: Tuning, saved: Path | None, verifier: str) -> str:
+    """The options of a command that use the recommendation; arguments as for `python_lines`."""
+    if saved:
+        return shlex.join(["--policy", str(saved)])
+    if not (tuning.speculates and tuning.best):
+        return "--drafter none"
+    chosen = ["--drafter", tuning.best.drafter, "--policy", tuning.best.policy]
+    chosen += ["--verifier", verifier] if verifier != "auto" else []
+    chosen += ["--draft-temperature", str(warm)] if (warm := _draft_temperature(tuning)) else []
+    return shlex.join(chosen)
+
+
+def _draft_temperature(tuning: Tuning) -> float | None:
+    """The recommended draft temperature; None for 1."""
+    found = tuning.best.draft_temperature if tuning.speculates and tuning.best else 1.0
+    return found if found != 1 else None
 
 
 def _measured(tuning: Tuning) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""`tune`: measure costs and acceptance on a user's prompts, choose among drafters and policies, confirm the choice."""
+"""`tune`: measure costs and acceptance on a user's prompts, choose drafter, policy and draft temperature, confirm."""
 
 import functools
 import math
@@ -17,6 +17,15 @@ from drafttree.evaluation.estimate import Estimate
 from drafttree.evaluation.method import PLAIN
 from drafttree.evaluation.run_store import RunStore
 from drafttree.evaluation.tune.arms import GRID, Arm, make_arms, no_drafter
+from drafttree.evaluation.tune.draft_temperatures import (
+    DRAFT_TEMPERATURES,
+    SURVIVORS,
+    WARM_TEXTS,
+    TemperatureGain,
+    at_draft_temperatures,
+    best_at_1,
+    temperature_gain,
+)
 from drafttree.evaluation.tune.halving import FIRST_TEXTS, Race, Rung, Timed, halve, planned_runs
 from drafttree.loading import PolicyLike
 
@@ -26,8 +35,10 @@ LEAST_PROMPTS = 9
 """With fewer prompts the choice is confirmed on those it was made on."""
 HELD_OUT = 1 / 3
 """The share of the prompts that the choice does not see."""
-CHOOSING = 0.75
-"""The share of the time in which the choice is made; the rest confirms it."""
+CHOOSING = 0.6
+"""The share of the time in which drafter and policy are chosen."""
+TEMPERING = 0.8
+"""The share after which the draft temperature is chosen too; the rest confirms the choice."""
 CONFIRMING = 16
 """Texts that confirm a choice at most, or as many as prompts are held out."""
 WARM_UP = 8
@@ -57,12 +68,18 @@ class TunedMethod:
         policy: the canonical specification of the policy.
         texts: the number of texts compared with plain decoding.
         ratio: its decoding speed over plain decoding's.
+        draft_temperature: the draft temperature of its texts.
     """
 
     drafter: str
     policy: str
     texts: int
     ratio: float
+    draft_temperature: float = 1.0
+
+    def __str__(self) -> str:
+        warmth = "" if self.draft_temperature == 1 else f" at draft temperature {self.draft_temperature:g}"
+        return f"{self.drafter} with {self.policy}{warmth}"
 
 
 @dataclass(frozen=True)
@@ -85,6 +102,7 @@ class Tuning:
         left_out: drafters that cannot be used, with the reason.
         too_short: prompts left out as too short.
         interrupted: whether Ctrl-C has ended it before it was done.
+        temperature_gain: what a draft temperature other than 1 is worth; None where none was raced.
     """
 
     best: TunedMethod | None
@@ -102,6 +120,7 @@ class Tuning:
     left_out: dict[str, str] = field(default_factory=dict)
     too_short: int = 0
     interrupted: bool = False
+    temperature_gain: TemperatureGain | None = None
 
     @property
     def speculates(self) -> bool:
@@ -128,6 +147,7 @@ class Tuning:
             "expected": self.expected,
             "confirmed": self.confirmed,
             "on prompts apart": self.apart,
+            "draft temperature": self.temperature_gain and asdict(self.temperature_gain),
             "costs": self.costs and self.costs.to_json(),
             "ways": [asdict(way) for way in self.ways],
             "rungs": [asdict(rung) for rung in self.rungs],
@@ -144,6 +164,7 @@ def tune(
     prompts: Sequence[Sequence[int]],
     *,
     policies: Sequence[PolicyLike] = GRID,
+    draft_temperatures: Sequence[float] = DRAFT_TEMPERATURES,
     minutes: float = 5.0,
     left_out: Mapping[str, str] | None = None,
     progress: Callable[[str], None] = lambda _: None,
@@ -152,8 +173,9 @@ def tune(
 ) -> Tuning:
     """Find the drafter and the policy that decode the prompts fastest, and whether that beats plain decoding.
 
-    The prompts are split: the choice among all ways is made on most of them by successive halving, and its winner
-    confirmed against plain decoding on the others.
+    The prompts are split: the choice among all ways is made on most of them by successive halving. The best two then
+    race at other draft temperatures too, and the winner is confirmed against plain decoding on the other prompts; so is
+    its draft temperature against 1.
 
     Args:
         decoder: the decoder, for its target, verifier and tokenizer.
@@ -161,19 +183,24 @@ def tune(
         prompts: token ids of each prompt.
         policies: policies to try with every drafter, as for `parse_policies`; those the verifier does not admit are
             skipped.
+        draft_temperatures: draft temperatures to try beside 1.
         minutes: minutes for all of it; a text that has begun is finished.
         left_out: drafters that could not be loaded, with the reason, to tell with the rest.
         progress: called after every text with the way it was written in.
         store: keeps finished runs; by default none. The same runs count the time they took when they were made.
-        **options: options of `Decoder.new_request`; without a seed it is 0, so that all write the same texts.
+        **options: options of `Decoder.new_request` but `draft_temperature`; without a seed it is 0, so that all write
+            the same texts.
 
     Raises:
-        ConfigError: `minutes` is not above 0, or no policy is lossless with the verifier.
+        ConfigError: `minutes` is not above 0, no policy is lossless with the verifier, `draft_temperature` is given, or
+            1 is among `draft_temperatures`.
         InputError: no prompt is long enough.
         ModelError: no drafter can draft for the target.
     """
     if not (isinstance(minutes, int | float) and 0 < minutes < math.inf):
         raise ConfigError(f"minutes is {minutes!r}; give a number above 0, such as 5")
+    if "draft_temperature" in options:
+        raise ConfigError("draft temperatures are raced; give draft_temperatures instead of draft_temperature")
     long = [list(prompt) for prompt in prompts if len(prompt) >= LEAST_TOKENS]
     if not long:
         longest = max(map(len, prompts), default=0)
@@ -190,22 +217,31 @@ def tune(
     choosing = Race(functools.partial(timer.run, "choose", chosen_on, progress), len(chosen_on), spent)
     confirmed_on = held or chosen_on
     confirming = Race(functools.partial(timer.run, "confirm", confirmed_on, progress), len(confirmed_on))
-    ranked, rungs = [], []
+    ranked, rungs, later = [], [], []
     with store.interruptible():
         ranked, rungs = halve(choosing, list(arms), 60 * minutes * CHOOSING)
+        settled = ranked if rungs[-1].complete else []
+        if warm := at_draft_temperatures(arms, settled, draft_temperatures, greedy=greedy):
+            arms |= warm
+            timer.decoders |= {name: arm.decoder for name, arm in warm.items()}
+            best, later = halve(choosing, [*ranked[:SURVIVORS], *warm], 60 * minutes * TEMPERING, WARM_TEXTS)
+            ranked = [*best, *(name for name in ranked if name not in best)]
         confirming.spent = choosing.spent
         if ranked:
-            confirming.run([PLAIN, ranked[0]], max(CONFIRMING, len(held)), 60 * minutes)
+            finalists = dict.fromkeys([PLAIN, ranked[0], best_at_1(arms, ranked)])
+            confirming.run([*finalists], max(CONFIRMING, len(held)), 60 * minutes)
     if not choosing.runs.get(PLAIN):
         raise KeyboardInterrupt
     ranked = ranked or choosing.ranked(arms)
-    found = _result(arms, choosing, confirming, ranked, rungs, apart=bool(held))
+    found = _result(arms, choosing, confirming, ranked, rungs, later, apart=bool(held))
     return replace(found, left_out=unfit, too_short=len(prompts) - len(long), interrupted=store.interrupted)
 
 
 def planned_texts(prompts: int, arms: int) -> int:
-    """The texts of a tuning that has the time for all of them."""
-    return planned_runs(arms) + 2 * max(CONFIRMING, int(prompts * HELD_OUT))
+    """The texts of a tuning that has the time for all of them, at most."""
+    survivors = min(SURVIVORS, arms)
+    warm = planned_runs(survivors * (1 + len(DRAFT_TEMPERATURES)), WARM_TEXTS) - planned_runs(survivors)
+    return planned_runs(arms) + warm + 3 * max(CONFIRMING, int(prompts * HELD_OUT))
 
 
 def time_text(decoder: Decoder, prompt: list[int], options: Mapping[str, Any]) -> Metrics:
@@ -227,7 +263,7 @@ def measure_costs(decoder: Decoder, *, greedy: bool) -> MeasuredCosts:
 class _Timer:
     """Times texts of ways by name, after a warm-up of each; those that are kept are not run again."""
 
-    decoders: Mapping[str, Decoder]
+    decoders: dict[str, Decoder]
     options: Mapping[str, Any]
     store: RunStore
     warm: set[str] = field(default_factory=set)
@@ -279,9 +315,14 @@ def _result(
     confirming: Race,
     ranked: list[str],
     rungs: list[Rung],
+    later: list[Rung],
     *,
     apart: bool,
 ) -> Tuning:
+    warm = temperature_gain(arms, ranked, choosing, confirming)
+    if warm and not warm.pays:
+        kept = best_at_1(arms, ranked)
+        ranked = [kept, *(name for name in ranked if name != kept)]
     ways = [_way(arms[name], choosing, name) for name in ranked]
     best = ranked[0] if ranked else None
     confirmed = bool(best and (gain := confirming.gain(best)) and math.isfinite(gain.margin))
@@ -299,13 +340,14 @@ def _result(
         metrics=metrics,
         plain=plain,
         ways=ways,
-        rungs=rungs,
-        missing=_missing(arms, choosing, rungs, confirmed=confirmed),
+        rungs=[*rungs, *later],
+        missing=_missing(arms, choosing, rungs, later, confirmed=confirmed),
+        temperature_gain=warm,
     )
 
 
 def _way(arm: Arm, race: Race, name: str) -> TunedMethod:
-    return TunedMethod(arm.drafter, arm.policy, len(race.runs[name]), race.ratio(name))
+    return TunedMethod(arm.drafter, arm.policy, len(race.runs[name]), race.ratio(name), arm.draft_temperature)
 
 
 def _expected(metrics: Metrics, costs: CostCurve) -> float:
@@ -314,14 +356,22 @@ def _expected(metrics: Metrics, costs: CostCurve) -> float:
     return metrics.tokens * costs.plain_round / spent if spent else 0.0
 
 
-def _missing(arms: Mapping[str, Arm], choosing: Race, rungs: list[Rung], *, confirmed: bool) -> list[str]:
-    tried = [name for name in arms if choosing.runs.get(name)]
+def _missing(
+    arms: Mapping[str, Arm], choosing: Race, rungs: list[Rung], later: list[Rung], *, confirmed: bool
+) -> list[str]:
+    warm = [name for name, arm in arms.items() if arm.draft_temperature != 1]
+    cold = [name for name in arms if name not in warm]
+    tried, tried_warm = ([name for name in names if choosing.runs.get(name)] for names in (cold, warm))
     if not tried:
-        return [f"none of {_ways(len(arms))} was tried"]
-    found = [f"{len(arms) - len(tried)} of {_ways(len(arms))} were not tried"] if len(tried) < len(arms) else []
+        return [f"none of {_ways(len(cold))} was tried"]
+    found = [f"{len(cold) - len(tried)} of {_ways(len(cold))} were not tried"] if len(tried) < len(cold) else []
     if not rungs or not rungs[-1].complete:
         texts = rungs[-1].texts if rungs else FIRST_TEXTS
         found.append(f"the choice rests on fewer than {texts} texts of each")
+    if len(tried_warm) < len(warm):
+        found.append(f"{len(warm) - len(tried_warm)} of {_ways(len(warm))} at other draft temperatures were not tried")
+    elif later and not later[-1].complete:
+        found.append(f"the draft temperature rests on fewer than {later[-1].texts} texts of each")
     return found if confirmed else [*found, "the gain was not confirmed after the choice"]
 
 

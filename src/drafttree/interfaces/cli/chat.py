@@ -44,7 +44,7 @@ def chat(
         Path | None, typer.Option("--chat-template", help="A Jinja file to use instead of the model's own template.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Random seed. Omit for a different answer each time.")] = None,
-    draft_temperature: DraftTemperature = 1.0,
+    draft_temperature: DraftTemperature = None,
     stop: Annotated[list[str] | None, typer.Option(help="A string that ends an answer; may be repeated.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer at most.")] = 512,
 ) -> None:

@@ -27,7 +27,8 @@ def load_named(target: str, drafter: str, *arguments: Any, **options: Any) -> De
         print(f"looking for {target} on the Hugging Face hub ...", file=sys.stderr)
     tuned = next((each for each in arguments if isinstance(each, TunedPolicy)), None)
     if tuned and drafter == "auto":
-        print(f"drafter: {tuned.drafter.name if tuned.drafter else 'none'} ({tuned.path})", file=sys.stderr)
+        warmth = f", draft temperature {tuned.draft_temperature:g}" if tuned.draft_temperature != 1 else ""
+        print(f"drafter: {tuned.drafter.name if tuned.drafter else 'none'}{warmth} ({tuned.path})", file=sys.stderr)
     if drafter != "auto" or tuned:
         return load(target, drafter, *arguments, **options)
     choice = choose_drafter(target)

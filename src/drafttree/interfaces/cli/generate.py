@@ -67,8 +67,9 @@ def generate(
     else:
         decoder = models.load(target, tensor_parallel_size=tensor_parallel_size)
     decoder = decoder.with_costs(curve) if curve else decoder
-    if decoder.defaults and not json_:
-        note = f"the model's own options: {show_options(decoder.defaults)}"
+    own = {name: value for name, value in decoder.defaults.items() if name != "draft_temperature"}
+    if own and not json_:
+        note = f"the model's own options: {show_options(own)}"
         make_console(stderr=True).print(Text(note, style="dim"))
     if decoder.drafter is None and compare:
         raise ConfigError("--compare needs a drafter; name one with --drafter")

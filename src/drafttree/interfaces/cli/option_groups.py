@@ -190,7 +190,7 @@ class TextOptions(ShapingOptions):
     """What shapes a text, its length and its draws."""
 
     seed: Annotated[int | None, typer.Option("--seed", help="Random seed. Omit for a different text each run.")] = None
-    draft_temperature: DraftTemperature = 1.0
+    draft_temperature: DraftTemperature = None
     stop: Annotated[list[str] | None, typer.Option(help="String that ends the text; may be repeated.")] = None
     max_new_tokens: Annotated[
         int | None, typer.Option(min=1, help="Tokens to generate at most; by default what the model says, or 128.")

@@ -75,7 +75,10 @@ TensorParallelSize = Annotated[
     int, typer.Option(min=1, help="Processes of torchrun that the target's weights are sharded over.")
 ]
 Temperature = Annotated[float | None, typer.Option(help="0 decodes greedily.")]
-DraftTemperature = Annotated[float, typer.Option(help="Divides the drafter's logits; below 1 it is trusted more.")]
+DraftTemperature = Annotated[
+    float | None,
+    typer.Option(help="Divides the drafter's logits; below 1 it is trusted more. By default 1, or as it was tuned."),
+]
 MaxBatch = Annotated[int, typer.Option(min=1, help="Texts that are written at once, at most.")]
 Seed = Annotated[int, typer.Option(help="Random seed.")]
 Length = Annotated[int, typer.Option(min=1, help="Tokens to generate at most, per prompt.")]

@@ -51,7 +51,7 @@ def tune(
     ] = None,
     json_: AsJson = False,
 ) -> None:
-    """Choose drafter and policy on your prompts: race them by turns, confirm the winner, say what limits it.
+    """Choose drafter, policy and draft temperature on your prompts: race them by turns, confirm the winner.
 
     Without --prompts, on a few openings. Where nothing is faster than plain decoding by more than its interval, it says
     not to speculate.
@@ -83,8 +83,9 @@ def tune(
         tuning.tuned_policy(result, decoder, target, verifier).write(saved)
     lines = tuning.python_lines(result, target, saved, verifier, _dtype(decoder)) if recommended else []
     flags = tuning.engine_flags(export, result) if export and recommended else None
-    summary = result.summary() | {"python": lines, "export": flags and vars(flags)}
-    results.finish(store, summary, lambda: show_tuning(result, lines, minutes, out, saved, flags))
+    command = tuning.command_options(result, saved, verifier) if recommended else ""
+    summary = result.summary() | {"python": lines, "command": command, "export": flags and vars(flags)}
+    results.finish(store, summary, lambda: show_tuning(result, lines, command, minutes, out, flags))
 
 
 def _check(minutes: float, save: Path | None) -> None:
