@@ -24,15 +24,21 @@ def entry(method: str, mean: float | None, published: float | None = None, **opt
 
 
 def judgement(outcome: Outcome = "reproduced", **options: Any) -> Judgement:
-    """A ratio of a tree and a chain, reproduced."""
+    """A judgement on the ratio of a tree and a chain, without the ratio where it was not measured."""
+    if outcome in ("not run", "not comparable"):
+        return Judgement(outcome, **{"said": "no drafter", **options})
     ratio = {"estimate": 1.25, "low": 1.1, "high": 1.4, "p": 0.01, "prompts": 12}
     fields: dict[str, Any] = {"said": "tree / chain 1.25 [1.10, 1.40]", **ratio, **options}
     return Judgement(outcome, **fields)
 
 
-def verdict(by_counts: Outcome | None = "reproduced", by_time: Outcome | None = "undecided", **options: Any) -> Verdict:
-    """A main claim with judgements of these outcomes."""
-    judgements = [judgement(outcome) if outcome else None for outcome in (by_counts, by_time)]
+def verdict(
+    by_counts: Outcome | Judgement | None = "reproduced",
+    by_time: Outcome | Judgement | None = "undecided",
+    **options: Any,
+) -> Verdict:
+    """A main claim with these judgements."""
+    judgements = [judgement(each) if isinstance(each, str) else each for each in (by_counts, by_time)]
     return replace(Verdict("faster", "A tree is faster", 7, True, *judgements), **options)
 
 

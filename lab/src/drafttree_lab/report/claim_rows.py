@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from drafttree_lab.replay.verdict import Judgement, Verdict, count_outcomes
+from drafttree_lab.replay.verdict import LEAST_PROMPTS, Judgement, Verdict, count_outcomes
 from drafttree_lab.report.interval_strip import Strip, make_strip
 
 KINDS: Mapping[str, str] = {"by_counts": "by the paper's costs", "by_time": "on this machine"}
@@ -13,9 +13,9 @@ OUTCOMES: Mapping[str, str] = {
     "contradicted": "measured the other way round",
     "undecided": "the interval holds both",
     "left open": "another outcome at other values of a number that the paper leaves open",
-    "too few": "fewer prompts than decide anything",
+    "too few": f"fewer than {LEAST_PROMPTS} prompts decide nothing",
     "not comparable": "it can be run, but would say nothing about the claim",
-    "not run": "",
+    "not run": "the reason stands beside it",
 }
 """What each outcome means, in the order in which they are counted."""
 NOT_JUDGED = ("not comparable", "not run")
@@ -79,4 +79,6 @@ def tally(verdicts: Sequence[Verdict]) -> dict[str, dict[str, int]]:
 
 def _cells(verdict: Verdict, *, is_ratio: bool) -> dict[str, ClaimCell | None]:
     judgements: dict[str, Judgement | None] = {kind: getattr(verdict, kind) for kind in KINDS}
-    return {kind: ClaimCell(own, make_strip(own, is_ratio=is_ratio)) if own else None for kind, own in judgements.items()}
+    return {
+        kind: ClaimCell(own, make_strip(own, is_ratio=is_ratio)) if own else None for kind, own in judgements.items()
+    }

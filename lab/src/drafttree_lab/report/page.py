@@ -9,7 +9,6 @@ from drafttree.core.errors import ConfigError, InputError
 from drafttree_lab.replay.main_claims import count_main_claims
 from drafttree_lab.replay.paper import Order, Paper, Published, read_paper
 from drafttree_lab.replay.results_folder import KeptResult
-from drafttree_lab.replay.verdict import LEAST_PROMPTS
 from drafttree_lab.report.claim_rows import KINDS, OUTCOMES, ClaimRow, make_rows, tally
 from drafttree_lab.report.claims_table import claims_table
 from drafttree_lab.report.notation import FILTERS
@@ -111,7 +110,6 @@ def _content(papers: Mapping[str, Paper], sections: Sequence[Section]) -> dict[s
         "kinds": KINDS,
         "outcomes": OUTCOMES,
         "corrected_for": count_main_claims(),
-        "least_prompts": LEAST_PROMPTS,
         "environment": sections[-1].kept.environment,
         "units": UNITS,
         "version": drafttree.__version__,
