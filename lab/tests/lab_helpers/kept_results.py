@@ -13,6 +13,9 @@ from drafttree_lab.replay.verdict import Judgement, Outcome, Verdict
 HOSTILE = '<script>alert("1")</script> & $\\frac'
 """A name that is no HTML, no XML and no formula."""
 
+TERMS = "tau 3.20, v 1.00 over 20 nodes, c delta 0.50"
+"""Of the speed-up law."""
+
 
 def entry(method: str, mean: float | None, published: float | None = None, **options: Any) -> Entry:
     """A number of a table: ours with an interval of a tenth around it, and the paper's."""
@@ -27,8 +30,9 @@ def judgement(outcome: Outcome = "reproduced", **options: Any) -> Judgement:
     """A judgement on the ratio of a tree and a chain, without the ratio where it was not measured."""
     if outcome in ("not run", "not comparable"):
         return Judgement(outcome, **{"said": "no drafter", **options})
+    reason = f"c delta decides (tree: {TERMS}; chain: {TERMS})" if outcome == "contradicted" else None
     ratio = {"estimate": 1.25, "low": 1.1, "high": 1.4, "p": 0.01, "prompts": 12}
-    fields: dict[str, Any] = {"said": "tree / chain 1.25 [1.10, 1.40]", **ratio, **options}
+    fields: dict[str, Any] = {"said": "tree / chain 1.25 [1.10, 1.40]", **ratio, "reason": reason, **options}
     return Judgement(outcome, **fields)
 
 

@@ -27,15 +27,18 @@ def test_main_claims_stand_first_with_both_judgements_and_the_others_are_counted
     )
 
 
-def test_a_reason_is_told_once_and_by_its_kind_where_there_are_two(tmp_path):
+def test_a_reason_is_told_once_and_another_term_by_time_beside_it(tmp_path):
     counts, time = (judgement("contradicted", reason=reason) for reason in ("tau decides (2 to 3)", "h decides (1)"))
     again = judgement("contradicted", reason="tau decides (2.0 to 3.0)")
-    claims = [verdict(by_counts=counts, by_time=other) for other in (time, again, judgement())]
-    whys = [line.split(" | ")[4] for line in lines(tmp_path, summary([], verdicts=claims))[2:5]]
+    claims = [verdict(by_counts=counts, by_time=other) for other in (time, again, judgement())] + [
+        verdict(by_time=time)
+    ]
+    whys = [line.split(" | ")[4] for line in lines(tmp_path, summary([], verdicts=claims))[2:6]]
     assert whys == [
-        "by counts tau decides (2 to 3); by time h decides (1)",
+        "tau decides (2 to 3); by time h decides",
         "tau decides (2 to 3)",
         "tau decides (2 to 3)",
+        "h decides (1)",
     ]
 
 

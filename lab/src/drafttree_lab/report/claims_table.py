@@ -37,8 +37,7 @@ def _judged(own: Judgement) -> str:
 
 
 def _why(verdict: Verdict) -> str:
-    """The reason by counts, and that by time where there is none or it is another term."""
-    reasons = {kind: own.reason for kind, own in verdict.judgements.items() if own.reason}
-    if len(reasons) == 2 and len({reason.partition(" (")[0] for reason in reasons.values()}) == 2:
-        return "; ".join(f"{kind} {reason}" for kind, reason in reasons.items())
-    return next(iter(reasons.values()), "")
+    """The reason by counts, or else by time; of two that name other terms the second one's term is told."""
+    reasons = [own.reason for own in verdict.judgements.values() if own.reason]
+    terms = list(dict.fromkeys(reason.partition(" (")[0] for reason in reasons))
+    return "; by time ".join([*reasons[:1], *terms[1:]])
