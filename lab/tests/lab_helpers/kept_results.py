@@ -5,12 +5,16 @@ from dataclasses import replace
 from typing import Any
 
 from drafttree_lab.replay.measured import Value
+from drafttree_lab.replay.paper import paper_names, read_paper
 from drafttree_lab.replay.results_folder import KeptResult
 from drafttree_lab.replay.summary import Entry, ResultSummary
-from drafttree_lab.replay.verdict import Verdict
+from drafttree_lab.replay.verdict import Judgement, Outcome, Verdict
 
 HOSTILE = '<script>alert("1")</script> & $\\frac'
 """A name that is no HTML, no XML and no formula."""
+
+TERMS = "tau 3.20, v 1.00 over 20 nodes, c delta 0.50"
+"""Of the speed-up law."""
 
 
 def entry(method: str, mean: float | None, published: float | None = None, **options: Any) -> Entry:
@@ -22,12 +26,24 @@ def entry(method: str, mean: float | None, published: float | None = None, **opt
     return Entry(method=method, published=published, measured=measured, **fields)
 
 
-def verdict(**options: Any) -> Verdict:
-    """A claim that was reproduced."""
-    plain = Verdict(
-        "faster", "A tree is faster", 7, True, "reproduced", "tree / chain 1.25 [1.10, 1.40]", 1.25, 1.1, 1.4, 9
-    )
-    return replace(plain, **options)
+def judgement(outcome: Outcome = "reproduced", **options: Any) -> Judgement:
+    """A judgement on the ratio of a tree and a chain, without the ratio where it was not measured."""
+    if outcome in ("not run", "not comparable"):
+        return Judgement(outcome, **{"said": "no drafter", **options})
+    reason = f"c delta decides (tree: {TERMS}; chain: {TERMS})" if outcome == "contradicted" else None
+    ratio = {"estimate": 1.25, "low": 1.1, "high": 1.4, "p": 0.01, "prompts": 12}
+    fields: dict[str, Any] = {"said": "tree / chain 1.25 [1.10, 1.40]", **ratio, "reason": reason, **options}
+    return Judgement(outcome, **fields)
+
+
+def verdict(
+    by_counts: Outcome | Judgement | None = "reproduced",
+    by_time: Outcome | Judgement | None = "undecided",
+    **options: Any,
+) -> Verdict:
+    """A main claim with these judgements."""
+    judgements = [judgement(each) if isinstance(each, str) else each for each in (by_counts, by_time)]
+    return replace(Verdict("faster", "A tree is faster", 7, True, *judgements), **options)
 
 
 def summary(
@@ -42,6 +58,8 @@ def summary(
         "not_looping": [],
         "looping": 0.0,
         "missing": {},
+        "reach": {},
+        "costs": "",
         "notes": [],
         "done": 3,
         "tasks": 4,
@@ -76,6 +94,26 @@ FIGURES: Mapping[str, ResultSummary] = {
     "tokens": summary([entry("tree", 3.0)], figure="tokens", points={"tree": [2, 0, 1], "chain": [1, 1, 0]}),
 }
 """A result of every kind of figure."""
+
+
+def every_result() -> list[KeptResult]:
+    """All tables and figures of the papers with all their claims, measured where numbers are published."""
+    found = []
+    for paper in paper_names():
+        for name, result in read_paper(paper).results.items():
+            is_measured = bool(result.published)
+            kinds = ("contradicted", "left open") if is_measured else ("not run", None)
+            verdicts = [verdict(*kinds, text=each.text, main=each.main) for each in result.claims]
+            entries = [
+                entry(method, value if is_measured else None, value, set=str(column), metric=block.metric)
+                for block in result.published
+                for method, row in block.rows.items()
+                for column, value in zip(block.columns, row, strict=True)
+                if value == value
+            ]
+            own = summary(entries, id=f"{paper}/{name}", title=result.title, verdicts=verdicts)
+            found.append(kept(own))
+    return found
 
 
 def renamed(own: ResultSummary, name: str) -> ResultSummary:

@@ -103,3 +103,14 @@ def test_nothing_is_drawn_where_nothing_was_measured(kind):
 
 def test_a_table_has_no_figure():
     assert draw(summary([entry("tree", 3.0)])) == ""
+
+
+@pytest.mark.parametrize("kind", ["bars", "lines"])
+def test_numbers_of_one_prompt_are_drawn_without_an_interval(kind):
+    def without(each):
+        return replace(each, measured=each.measured and replace(each.measured, low=None, high=None))
+
+    own = FIGURES[kind]
+    alone = draw(replace(own, entries=[without(each) for each in own.entries]))
+    assert "<svg" in alone
+    assert len(alone) < len(draw(own))

@@ -1,17 +1,47 @@
 """The Markdown table of claims, from results made by hand."""
 
 from drafttree_lab.report import write_report
-from lab_helpers.kept_results import kept, summary, verdict
+from lab_helpers.kept_results import judgement, kept, summary, verdict
 
 
-def test_main_claims_stand_first_and_those_without_a_verdict_are_counted(tmp_path):
-    later = verdict(text="wide | deep", main=False, outcome="undecided", said="1.0 [0.9, 1.1]", prompts=4)
-    absent = verdict(text="never told", outcome="not run", said="no drafter")
-    results = [kept(summary([], verdicts=[later, absent])), kept(summary([], id="talon/3", verdicts=[verdict()]))]
+def lines(tmp_path, *results):
+    """The lines of the table of results."""
     path = tmp_path / "claims.md"
-    write_report(results, path)
-    lines = path.read_text().splitlines()
-    assert lines[2] == "| talon/3 | A tree is faster | reproduced | tree / chain 1.25 [1.10, 1.40] | 9 |"
-    assert lines[3] == "| talon/1 | wide \\| deep | undecided | 1.0 [0.9, 1.1] | 4 |"
-    assert lines[5] == "Besides: 0 not comparable, 1 not run. drafttree 0.1.0, device x86_64."
-    assert "never told" not in path.read_text()
+    write_report([kept(each) for each in results], path)
+    return path.read_text().splitlines()
+
+
+def test_main_claims_stand_first_with_both_judgements_and_the_others_are_counted(tmp_path):
+    few = judgement("too few", low=None, high=None, prompts=4)
+    later = verdict(text="wide | deep", main=False, by_time=None, by_counts=few)
+    absent = verdict("not run", None, text="never told")
+    found = lines(tmp_path, summary([], verdicts=[later, absent]), summary([], id="talon/3", verdicts=[verdict()]))
+    assert found[0] == "| result | claim | by the paper's costs | on this machine | why | prompts |"
+    assert found[2:-2] == [
+        "| talon/3 | A tree is faster | reproduced 1.25 [1.10, 1.40] | undecided 1.25 [1.10, 1.40] |  | 12 |",
+        "| talon/1 | wide \\| deep | too few 1.25 |  |  | 4 |",
+    ]
+    assert found[-1] == (
+        "By the paper's costs: 1 reproduced, 1 too few, 1 not run. On this machine: 1 undecided. "
+        "Numbers are ratios, of an order Kendall's tau. drafttree 0.1.0, device x86_64."
+    )
+
+
+def test_a_reason_is_told_once_and_another_term_by_time_beside_it(tmp_path):
+    counts, time = (judgement("contradicted", reason=reason) for reason in ("tau decides (2 to 3)", "h decides (1)"))
+    again = judgement("contradicted", reason="tau decides (2.0 to 3.0)")
+    claims = [verdict(by_counts=counts, by_time=other) for other in (time, again, judgement())] + [
+        verdict(by_time=time)
+    ]
+    whys = [line.split(" | ")[4] for line in lines(tmp_path, summary([], verdicts=claims))[2:6]]
+    assert whys == [
+        "tau decides (2 to 3); by time h decides",
+        "tau decides (2 to 3)",
+        "tau decides (2 to 3)",
+        "h decides (1)",
+    ]
+
+
+def test_prompts_are_told_apart_where_the_judgements_rest_on_different_ones(tmp_path):
+    claim = verdict(by_time=judgement(prompts=10))
+    assert lines(tmp_path, summary([], verdicts=[claim]))[2].endswith("| 12 / 10 |")

@@ -4,16 +4,23 @@ import re
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
+from typing import get_args
 
 import pytest
 
 from drafttree.core.errors import ConfigError, InputError
+from drafttree_lab.replay.measured import Value
+from drafttree_lab.replay.paper import Metric
 from drafttree_lab.replay.results_folder import read_results
+from drafttree_lab.replay.verdict import Outcome
+from drafttree_lab.report.claim_rows import OUTCOMES
 from drafttree_lab.report.interval_strip import Strip, make_strip
-from drafttree_lab.report.notation import decimals, number, printed
+from drafttree_lab.report.notation import decimals, number, printed, result_name
 from drafttree_lab.report.page import render, write_report
-from drafttree_lab.report.tables import column, make_grids
-from lab_helpers.kept_results import FIGURES, HOSTILE, entry, kept, renamed, summary, verdict
+from drafttree_lab.report.tables import UNITS, column, make_grids
+from lab_helpers.kept_results import FIGURES, HOSTILE, entry, judgement, kept, renamed, summary, verdict
+
+UNSURE = judgement("undecided", needed=44)
 
 
 class Page(HTMLParser):
@@ -39,7 +46,7 @@ class Page(HTMLParser):
 def table():
     """A table with a claim."""
     entries = [entry("chain", 2.0, 3.25), entry("tree", 40.0, 5.5), entry("tree", 123.456, None, set="QA")]
-    return kept(summary(entries, verdicts=[verdict(), verdict(outcome="undecided", needed=44)], notes=["A note."]))
+    return kept(summary(entries, verdicts=[verdict(), verdict("contradicted", UNSURE)], notes=["A note."]))
 
 
 def every_figure():
@@ -59,11 +66,56 @@ def test_models_stand_beside_the_numbers_where_there_are_several():
     assert "5.5 Llama3-8B" in text
 
 
-def test_claims_stand_with_verdict_interval_and_prompts_that_would_decide():
+def test_a_number_of_one_prompt_has_no_interval():
+    alone = replace(entry("chain", 3.43), measured=Value(3.43, None, None, 1))
+    law = entry("tree", 2.5, metric="speedup", by_law=Value(2.15, None, None, 1))
+    text = Page(render([kept(summary([alone, law]))])).text
+    assert "chain 3.43 speed-up" in text
+    assert "R 2.15" in text
+    assert "3.43 to" not in text
+    assert "2.15 to" not in text
+
+
+def test_claims_stand_with_both_judgements_intervals_and_prompts_that_would_decide():
+    page = Page(render([table()]))
+    assert page.text.count("A tree is faster") == 4
+    assert "tree / chain 1.25 [1.10, 1.40]; about 44 prompts would decide" in page.text
+    chips = [own for tag, own in page.elements if tag == "span" and "chip" in (own.get("class") or "").split()]
+    strips = [own for tag, own in page.elements if tag == "svg" and own.get("class") == "strip"]
+    assert len(chips) == 2 * 4 + len(OUTCOMES)  # among the claims and in the result, and where they are explained
+    assert len(strips) == 2 * 4
+
+
+def test_the_header_counts_outcomes_by_costs_and_by_time():
     text = Page(render([table()])).text
-    assert text.count("A tree is faster") == 4
-    assert "tree / chain 1.25 [1.10, 1.40]; about 44 prompts would decide" in text
-    assert "1 reproduced 1 undecided" in text
+    assert "By the paper's costs 1 reproduced 1 contradicted On this machine 2 undecided" in text
+
+
+def test_a_contradiction_tells_its_reason():
+    told = verdict(judgement("contradicted", reason="v(n) decides (tree: tau 2.00)"), None)
+    assert "Why: v(n) decides (tree: tau 2.00)" in Page(render([kept(summary([], verdicts=[told]))])).text
+
+
+def test_results_are_named_in_words_and_say_when_nothing_was_measured():
+    own = summary([entry("tree", None)], id="dynatree-v1/fig3a", title="Speed-up by depth")
+    text = Page(render([table(), kept(own)])).text
+    assert text.count("Figure 3a: Speed-up by depth not measured") == 2  # among the contents, and its line
+    assert "Table 1: Tokens per round not measured" not in text
+
+
+def test_a_budget_that_never_binds_is_told_beside_its_method():
+    own = summary([entry("tree", 4.0), entry("chain", 2.0)], reach={"tree": (38, 60)})
+    assert "tree at most 38 of 60 nodes 4.00" in Page(render([kept(own)])).text
+
+
+def test_the_costs_of_passes_are_told():
+    assert "Costs: measured here" in Page(render([kept(summary([], costs="costs: measured here"))])).text
+
+
+def test_how_to_read_verdicts_is_told():
+    text = Page(render([table()])).text
+    for word in ("Student's t", "jackknife", "Holm's method", "10 prompts", "a number that the paper leaves open"):
+        assert word in text
 
 
 def test_command_environment_notes_and_progress_are_told():
@@ -80,8 +132,8 @@ def test_methods_that_were_not_run_are_named_with_the_reason():
 
 
 def test_speed_ups_by_the_law_are_told():
-    own = summary([entry("tree", 0.5, metric="speedup", by_law=2.345)])
-    assert "0.50 0.45 to 0.55 R 2.35" in Page(render([kept(own)])).text
+    own = summary([entry("tree", 0.5, metric="speedup", by_law=Value(2.345, 2.0, 3.0, 5))])
+    assert "0.50 0.45 to 0.55 R 2.35 2.00 to 3.00" in Page(render([kept(own)])).text
 
 
 def test_all_blocks_of_the_paper_are_on_the_page_of_its_table():
@@ -102,8 +154,9 @@ def test_a_result_without_cells_says_so_and_has_no_empty_table():
 
 @pytest.mark.parametrize("own", FIGURES.values(), ids=FIGURES)
 def test_nothing_of_a_name_becomes_markup(own):
-    claims = [verdict(text=HOSTILE, said=HOSTILE)]
-    hostile = replace(renamed(own, HOSTILE), verdicts=claims, notes=[HOSTILE], missing={HOSTILE: HOSTILE})
+    said = judgement("contradicted", said=HOSTILE, reason=HOSTILE)
+    told = {"verdicts": [verdict(said, said, text=HOSTILE)], "notes": [HOSTILE], "missing": {HOSTILE: HOSTILE}}
+    hostile = replace(renamed(own, HOSTILE), **told, costs=HOSTILE, reach={HOSTILE + "tree": (3, 4)})
     result = replace(kept(hostile), command=HOSTILE, environment={HOSTILE: HOSTILE})
     page = render([result])
     assert [tag for tag, _ in Page(page).elements].count("script") == 1
@@ -190,21 +243,42 @@ def test_published_numbers_have_the_decimals_of_the_most_exact_one():
     assert [printed(value, 2) for value in values] == ["1.50", "1.25", "", "3.00"]
 
 
+@pytest.mark.parametrize(
+    ("result", "name"),
+    [
+        ("talon/1", "Table 1"),
+        ("dynatree-v1/fig3a", "Figure 3a"),
+        ("traversal/2-speed", "Table 2, speed"),
+        ("dynatree-v1/sweep", "Sweep"),
+    ],
+)
+def test_results_have_the_names_by_which_papers_refer_to_them(result, name):
+    assert result_name(result) == name
+
+
+def test_every_metric_has_its_unit():
+    assert UNITS.keys() == set(get_args(Metric))
+
+
+def test_every_outcome_is_explained():
+    assert OUTCOMES.keys() == set(get_args(Outcome))
+
+
 def test_ratios_lie_on_a_logarithmic_scale_from_two_thirds_to_three_halves():
-    assert make_strip(verdict(estimate=1.0, low=2 / 3, high=1.5), is_ratio=True) == Strip(0.0, 50.0, 100.0)
-    assert make_strip(verdict(estimate=1.5**0.5, low=0.01, high=9.0), is_ratio=True) == Strip(0.0, 75.0, 100.0)
+    assert make_strip(judgement(estimate=1.0, low=2 / 3, high=1.5), is_ratio=True) == Strip(0.0, 50.0, 100.0)
+    assert make_strip(judgement(estimate=1.5**0.5, low=0.01, high=9.0), is_ratio=True) == Strip(0.0, 75.0, 100.0)
 
 
 def test_kendalls_tau_lies_on_a_scale_from_minus_one_to_one():
-    assert make_strip(verdict(estimate=0.5, low=-0.2, high=1.0), is_ratio=False) == Strip(40.0, 75.0, 100.0)
+    assert make_strip(judgement(estimate=0.5, low=-0.2, high=1.0), is_ratio=False) == Strip(40.0, 75.0, 100.0)
 
 
 @pytest.mark.parametrize(("estimate", "side"), [(0.3, -1), (1.1, 0), (2.5, 1)])
 def test_an_estimate_beyond_the_scale_is_pointed_at(estimate, side):
-    strip = make_strip(verdict(estimate=estimate), is_ratio=True)
+    strip = make_strip(judgement(estimate=estimate), is_ratio=True)
     assert strip is not None
     assert strip.beyond == side
 
 
-def test_a_verdict_without_an_estimate_has_no_scale():
-    assert make_strip(verdict(estimate=None, low=None, high=None), is_ratio=True) is None
+def test_a_judgement_without_an_interval_has_no_scale():
+    assert make_strip(judgement(estimate=None, low=None, high=None), is_ratio=True) is None

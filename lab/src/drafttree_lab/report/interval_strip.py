@@ -1,9 +1,9 @@
-"""A verdict's estimate and interval on a short scale, as the forest plots of a meta-analysis have it."""
+"""A judgement's estimate and interval on a short scale, as the forest plots of a meta-analysis have it."""
 
 import math
 from dataclasses import dataclass
 
-from drafttree_lab.replay.verdict import Verdict
+from drafttree_lab.replay.verdict import Judgement
 
 WIDEST = 1.5
 """The ratio at the right end; its inverse is at the left."""
@@ -29,9 +29,9 @@ class Strip:
         return (self.middle == 100) - (self.middle == 0)
 
 
-def make_strip(verdict: Verdict, *, is_ratio: bool) -> Strip | None:
-    """The strip of a verdict, None without an estimate; ratios lie on a logarithmic scale."""
-    ends = verdict.low, verdict.estimate, verdict.high
+def make_strip(judgement: Judgement, *, is_ratio: bool) -> Strip | None:
+    """The strip of a judgement, None without an interval; ratios lie on a logarithmic scale."""
+    ends = judgement.low, judgement.estimate, judgement.high
     if any(each is None or not math.isfinite(each) for each in ends):
         return None
     low, middle, high = (_place(each or 0.0, is_ratio) for each in ends)

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from drafttree_lab.replay.measured import Value
 from drafttree_lab.replay.paper import UNTOLD
 
 
@@ -12,6 +13,11 @@ def number(value: float) -> str:
     if abs(value) >= 100:
         return f"{value:.1f}" if abs(value) < 1000 else f"{value:.0f}"
     return f"{value:.2f}" if abs(value) >= 0.1 or value == 0 else f"{value:.2g}"
+
+
+def interval(value: Value) -> str:
+    """The interval of a measured number; empty where one prompt was run."""
+    return "" if value.low is None or value.high is None else f"{number(value.low)} to {number(value.high)}"
 
 
 def decimals(values: Iterable[float]) -> int:
@@ -36,9 +42,18 @@ def anchor(name: str) -> str:
     return re.sub(r"[^\w-]", "-", name)
 
 
+def result_name(result: str) -> str:
+    """A table or figure as papers refer to it: "Table 1" of `talon/1`, "Figure 3a" of `dynatree-v1/fig3a`."""
+    name, _, part = result.rpartition("/")[2].partition("-")
+    words = f"Table {name}" if name.isdigit() else re.sub("^fig(?=[0-9])", "Figure ", name)
+    return words[:1].upper() + words[1:] + (f", {part}" if part else "")
+
+
 FILTERS: Mapping[str, Callable[..., Any]] = {
     "anchor": anchor,
     "number": number,
+    "interval": interval,
+    "result_name": result_name,
     "decimals": decimals,
     "printed": printed,
     "model": model_name,

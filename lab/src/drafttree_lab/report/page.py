@@ -6,33 +6,15 @@ from pathlib import Path
 
 import drafttree
 from drafttree.core.errors import ConfigError, InputError
+from drafttree_lab.replay.main_claims import count_main_claims
 from drafttree_lab.replay.paper import Order, Paper, Published, read_paper
 from drafttree_lab.replay.results_folder import KeptResult
-from drafttree_lab.replay.summary import ResultSummary
-from drafttree_lab.replay.verdict import Verdict, count_outcomes
+from drafttree_lab.report.claim_rows import KINDS, OUTCOMES, ClaimRow, make_rows, tally
 from drafttree_lab.report.claims_table import claims_table
-from drafttree_lab.report.interval_strip import Strip, make_strip
 from drafttree_lab.report.notation import FILTERS
 from drafttree_lab.report.tables import UNITS, Grid, make_grids
 
 MARKDOWN = ".md"
-OUTCOMES = ("reproduced", "contradicted", "undecided", "not comparable", "not run")
-"""In the order in which the page counts them."""
-
-
-@dataclass(frozen=True)
-class ClaimRow:
-    """A verdict on the page.
-
-    Attributes:
-        result: the result whose claim it is.
-        verdict: the verdict on it.
-        strip: its interval on a scale; None without an estimate.
-    """
-
-    result: str
-    verdict: Verdict
-    strip: Strip | None
 
 
 @dataclass(frozen=True)
@@ -43,6 +25,7 @@ class Section:
         kept: its summary, command and environment.
         claims: its verdicts.
         not_looping: its verdicts on texts that do not loop.
+        tallies: by kind of judgement, how many of its claims have each outcome.
         grids: a table for every metric that was measured or published.
         chart: inline SVG; empty for a table.
         axis: the name of what it varies; empty for nothing.
@@ -52,6 +35,7 @@ class Section:
     kept: KeptResult
     claims: list[ClaimRow]
     not_looping: list[ClaimRow]
+    tallies: Mapping[str, Mapping[str, int]]
     grids: list[Grid]
     chart: str
     axis: str
@@ -105,8 +89,9 @@ def _section(kept: KeptResult, paper: Paper, draw) -> Section:
     orders = {claim.id for claim in result.claims if isinstance(claim, Order)} if result else set()
     return Section(
         kept=kept,
-        claims=_claims(summary, summary.verdicts, orders),
-        not_looping=_claims(summary, summary.not_looping, orders),
+        claims=make_rows(summary.id, summary.verdicts, orders),
+        not_looping=make_rows(summary.id, summary.not_looping, orders),
+        tallies=tally(summary.verdicts),
         grids=make_grids(summary),
         chart=draw(summary, axis),
         axis=axis,
@@ -114,18 +99,17 @@ def _section(kept: KeptResult, paper: Paper, draw) -> Section:
     )
 
 
-def _claims(summary: ResultSummary, verdicts: Sequence[Verdict], orders: set[str]) -> list[ClaimRow]:
-    return [ClaimRow(summary.id, each, make_strip(each, is_ratio=each.id not in orders)) for each in verdicts]
-
-
 def _content(papers: Mapping[str, Paper], sections: Sequence[Section]) -> dict[str, object]:
     claims = [claim for each in sections for claim in each.claims]
-    counts = count_outcomes([claim.verdict for claim in claims])
     return {
         "papers": papers,
         "sections": {name: [each for each in sections if _paper(each.kept) == name] for name in papers},
-        "claims": sorted(claims, key=lambda claim: not claim.verdict.main),
-        "outcomes": {name: counts[name] for name in OUTCOMES if name in counts},
+        "main_claims": [claim for claim in claims if claim.verdict.main],
+        "further_claims": [claim for claim in claims if not claim.verdict.main],
+        "tallies": tally([claim.verdict for claim in claims]),
+        "kinds": KINDS,
+        "outcomes": OUTCOMES,
+        "corrected_for": count_main_claims(),
         "environment": sections[-1].kept.environment,
         "units": UNITS,
         "version": drafttree.__version__,

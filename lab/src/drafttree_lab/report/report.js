@@ -31,13 +31,38 @@ for (const table of document.querySelectorAll("table.sortable")) {
   }
 }
 
-// A verdict's count shows only the claims of that verdict; again, all.
+// A count shows only the claims of its outcome, by its kind of judgement; again, all.
 const filters = [...document.querySelectorAll("button[data-outcome]")];
+const rows = [...document.querySelectorAll("#claims tbody tr")];
+const further = document.getElementById("further");
 for (const button of filters) {
   button.addEventListener("click", () => {
     const pressed = button.getAttribute("aria-pressed") === "false";
+    const { kind, outcome } = button.dataset;
     for (const other of filters) other.setAttribute("aria-pressed", String(pressed && other === button));
-    for (const row of document.querySelectorAll("tr[data-outcome]"))
-      row.hidden = pressed && row.dataset.outcome !== button.dataset.outcome;
+    for (const row of rows) row.hidden = pressed && row.getAttribute(`data-${kind}`) !== outcome;
+    const shown = rows.filter((row) => !row.hidden).length;
+    document.getElementById("shown").textContent = pressed ? `${shown} of ${rows.length} claims shown` : "";
+    if (pressed && further) further.open = true;
   });
 }
+
+// Chromium opens the folds around a link's target itself; this is for browsers that do not.
+const reveal = () => {
+  const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  for (let fold = target?.closest("details"); fold; fold = fold.parentElement.closest("details")) fold.open = true;
+  target?.scrollIntoView();
+};
+addEventListener("hashchange", reveal);
+reveal();
+
+const results = [...document.querySelectorAll("details.result")];
+const all = document.createElement("button");
+all.type = "button";
+all.textContent = "Open all results";
+all.addEventListener("click", () => {
+  const open = results.some((result) => !result.open);
+  for (const result of results) result.open = open;
+  all.textContent = open ? "Close all results" : "Open all results";
+});
+document.getElementById("contents").after(all);

@@ -24,6 +24,11 @@ UNITS: Mapping[str, str] = {
     "speed_gain": "gain in speed, %",
     "memory_gain": "gain in peak memory, %",
     "expansion": "growth of a tree, ms",
+    "oracle_gap": "gap between tokens and draft passes of a round",
+    "first_ranks_at_level_1": "first two ranks of those accepted on level 1",
+    "first_ranks_below": "first two ranks of those accepted below",
+    "rounds_per_second": "rounds per second",
+    "overhead_share": "share of time outside both models",
 }
 """Every metric in words."""
 
@@ -52,6 +57,7 @@ class Grid:
         models: models of the published numbers.
         columns: columns from left to right.
         rows: per method an entry for every column, None where there is none.
+        reach: by method, the most nodes of a tree and the budget, where no tree reached it.
         by_law: whether speed-ups by the law are in it.
         decimals: decimals of the published numbers.
     """
@@ -60,6 +66,7 @@ class Grid:
     models: list[str]
     columns: list[Column]
     rows: dict[str, list[Entry | None]]
+    reach: Mapping[str, tuple[int, int]]
     by_law: bool
     decimals: int
 
@@ -68,7 +75,7 @@ def make_grids(summary: ResultSummary) -> list[Grid]:
     """A table for every metric that was measured or published."""
     known = [each for each in summary.entries if each.measured or each.published is not None]
     metrics: dict[Metric, None] = dict.fromkeys(each.metric for each in known)
-    return [_grid([each for each in known if each.metric == metric]) for metric in metrics]
+    return [_grid([each for each in known if each.metric == metric], summary.reach) for metric in metrics]
 
 
 def column(entry: Entry) -> str:
@@ -79,7 +86,7 @@ def column(entry: Entry) -> str:
     return ", ".join(filter(None, [*parts, value]))
 
 
-def _grid(entries: Sequence[Entry]) -> Grid:
+def _grid(entries: Sequence[Entry], reach: Mapping[str, tuple[int, int]]) -> Grid:
     names = list(dict.fromkeys(map(column, entries)))
     rows: dict[str, list[Entry | None]] = {each.method: [None] * len(names) for each in entries}
     for each in entries:
@@ -90,6 +97,7 @@ def _grid(entries: Sequence[Entry]) -> Grid:
         models=list(models),
         columns=[_column(name, entries) for name in names],
         rows=rows,
+        reach=reach,
         by_law=any(each.by_law for each in entries),
         decimals=decimals([each.published for each in entries if each.published is not None]),
     )

@@ -128,8 +128,10 @@ def _bars(axes: Axes, entries: Sequence[Entry], columns: Sequence[str], methods:
     return shown
 
 
-def _errors(value: Value) -> list[list[float]]:
-    """The interval below and above the mean, as error bars have it."""
+def _errors(value: Value) -> list[list[float]] | None:
+    """The interval below and above the mean, as error bars have it; None without one."""
+    if value.low is None or value.high is None:
+        return None
     return [[max(value.mean - value.low, 0.0)], [max(value.high - value.mean, 0.0)]]
 
 
@@ -148,9 +150,10 @@ def _lines(axes: Axes, entries: Sequence[Entry], scale: Scale, methods: Mapping[
 
 
 def _line(axes: Axes, points: Sequence[tuple[float, Value]], index: int) -> Artist:
-    """A line through the means, and a band of the intervals."""
+    """A line through the means, and a band of the intervals, where there are any."""
     xs = [x for x, _ in points]
-    low, high = [value.low for _, value in points], [value.high for _, value in points]
+    ends = [(value.low, value.high) for _, value in points]
+    low, high = ([float("nan") if end is None else end for end in own] for own in zip(*ends, strict=True))
     axes.fill_between(xs, low, high, alpha=0.12, linewidth=0, color=color(index))
     marker = MARKERS[index % len(MARKERS)]
     return axes.plot(xs, [value.mean for _, value in points], marker=marker, markersize=4, color=color(index))[0]
