@@ -59,7 +59,9 @@ def replay_map(context: typer.Context, extra: Collection[str]) -> None:
         found = run_map(runs, advance)
     if output:
         write_figures(found, output)
-    ResultOptions(given["out"], given["minutes"], given["json_"]).finish(store, found.to_json(), lambda: show_map(found))
+    ResultOptions(given["out"], given["minutes"], given["json_"]).finish(
+        store, found.to_json(), lambda: show_map(found)
+    )
 
 
 def _check(context: typer.Context, extra: Collection[str]) -> None:
@@ -67,7 +69,9 @@ def _check(context: typer.Context, extra: Collection[str]) -> None:
         raise ConfigError(f"map takes no results, not {', '.join(extra)}: drafttree replay map -o who-wins.svg")
     known = {"what", *DEFAULTS, *SHARED}
     if wrong := [each for each in context.command.params if each.name not in known and _is_given(context, each.name)]:
-        raise ConfigError(f"{wrong[0].opts[0]} says nothing to the map, which is counted at its own costs; leave it out")
+        raise ConfigError(
+            f"{wrong[0].opts[0]} says nothing to the map, which is counted at its own costs; leave it out"
+        )
 
 
 def _is_given(context: typer.Context, name: str | None) -> bool:

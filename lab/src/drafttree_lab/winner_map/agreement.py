@@ -1,7 +1,13 @@
-"""How often a drafter's best token is the target's own, and the grades that agree as often as is wanted."""
+"""How often a drafter's best token is the target's own, and the grades that agree as often as is wanted.
 
+A grade's temperature makes the drafter as sure of its best token, on average, as it is right. So agreement is all that
+grades differ in, and a policy that reads the drafter's probabilities reads what they mean. Small models need this: the
+embedded target gives its own greedy tokens half the probability that large models give theirs.
+"""
+
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,6 +19,8 @@ HALVINGS = 24
 """Steps of a bisection: the grade is then known more finely than a text tells grades apart."""
 MOST_NOISE = 256.0
 """Scale of the noise beyond which no less agreement is looked for."""
+SHARPEST = math.log(64)
+"""Logarithm of what temperatures are divided or multiplied by, at most."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +52,9 @@ class KnownText:
             written: token ids of what the target has written after it.
         """
         text, first = [*prompt, *written][:-1], len(prompt) - 1
-        logits = [_logits(model, text)[first:] for model in (draft, target)]
-        ids = torch.tensor([*text[first:], written[-1]], device=logits[0].device)
-        return cls(*logits, torch.arange(first, len(text), device=ids.device), ids[:-1], ids[1:])
+        ids = torch.tensor([*text[first:], written[-1]], device=target.device)
+        expected, own = (_logits(model, text)[first:] for model in (draft, target))
+        return cls(expected, own, torch.arange(first, len(text), device=ids.device), ids[:-1], ids[1:])
 
     def graded(self, grade: Grade) -> Tensor:
         """The logits `[tokens, vocab]` of a drafter of this grade."""
@@ -61,7 +69,7 @@ class GradedAgreement:
         wanted: the agreement that was looked for.
         grade: the grade that comes nearest.
         reached: its agreement.
-        confidence: mean probability that it gives to its best token; above the agreement it is overconfident.
+        confidence: mean probability that it gives to its best token, which its temperature brings to the agreement.
     """
 
     wanted: float
@@ -76,24 +84,43 @@ def agreement(grade: Grade, texts: Sequence[KnownText]) -> float:
     return torch.cat(agreed).double().mean().item()
 
 
+def confidence(grade: Grade, texts: Sequence[KnownText]) -> float:
+    """The mean probability that a drafter of this grade gives to its best token."""
+    return torch.cat([text.graded(grade).softmax(-1).amax(-1) for text in texts]).double().mean().item()
+
+
 def find_grade(wanted: float, texts: Sequence[KnownText], seed: int) -> GradedAgreement:
-    """The grade whose agreement comes nearest to a wanted one: more of the target above the draft model's own, or noise.
+    """The grade whose agreement comes nearest to a wanted one: with more of the target than the draft model, or noise.
 
     Args:
         wanted: agreement, 0 to 1.
         texts: texts of the target on which it is counted.
         seed: seed of the noise.
     """
-    if agreement(Grade(), texts) <= wanted:
-        found = Grade(weight=bisect(lambda weight: agreement(Grade(weight), texts), wanted, 0.0, 1.0))
-    else:
-        with_noise = lambda scale: agreement(Grade(noise=scale, seed=seed), texts)  # noqa: E731
-        most = 1.0
-        while with_noise(most) > wanted and most < MOST_NOISE:
-            most *= 2
-        found = Grade(noise=bisect(lambda scale: -with_noise(scale), -wanted, 0.0, most), seed=seed)
-    confidence = torch.cat([text.graded(found).softmax(-1).amax(-1) for text in texts]).mean().item()
-    return GradedAgreement(wanted, found, agreement(found, texts), confidence)
+    plain = _find_noise(wanted, texts, seed) if agreement(Grade(), texts) > wanted else _find_weight(wanted, texts)
+    reached = agreement(plain, texts)
+    sharp = bisect(
+        lambda sharpness: confidence(replace(plain, temperature=math.exp(-sharpness)), texts),
+        reached,
+        -SHARPEST,
+        SHARPEST,
+    )
+    found = replace(plain, temperature=math.exp(-sharp))
+    return GradedAgreement(wanted, found, reached, confidence(found, texts))
+
+
+def _find_weight(wanted: float, texts: Sequence[KnownText]) -> Grade:
+    return Grade(weight=bisect(lambda weight: agreement(Grade(weight), texts), wanted, 0.0, 1.0))
+
+
+def _find_noise(wanted: float, texts: Sequence[KnownText], seed: int) -> Grade:
+    def disagreement(noise: float) -> float:
+        return 1 - agreement(Grade(noise=noise, seed=seed), texts)
+
+    most = 1.0
+    while disagreement(most) < 1 - wanted and most < MOST_NOISE:
+        most *= 2
+    return Grade(noise=bisect(disagreement, 1 - wanted, 0.0, most), seed=seed)
 
 
 def bisect(rising: Callable[[float], float], wanted: float, low: float, high: float) -> float:

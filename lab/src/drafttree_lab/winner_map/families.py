@@ -23,7 +23,10 @@ def families() -> Mapping[str, list[str]]:
     """Specifications by the name of their family; a family's R is that of its best setting."""
     return {
         "chain": [canonical(f"chain:depth={depth}") for depth in (2, 5, 8)],
-        "fixed tree": [published_policy("dynatree-v1", "DynaTree"), published_policy("dynatree-v2", "Fixed Tree D=5 B=2")],
+        "fixed tree": [
+            published_policy("dynatree-v1", "DynaTree"),
+            published_policy("dynatree-v2", "Fixed Tree D=5 B=2"),
+        ],
         "DynaTree": [published_policy("dynatree-v2", name) for name in ("DynaTree", "DynaTree without history")],
         "EAGLE": [published_policy("talon", "EAGLE-3"), canonical("eagle:depth=4,top_k=4,budget=16")],
         "OPT-Tree": [published_policy("talon", "OPT-Tree"), canonical("opt-tree:budget=16")],

@@ -20,11 +20,13 @@ class Grade:
         weight: share of the target's logits in the drafter's, 0 to 1.
         noise: scale of Gumbel noise that is added to the drafter's logits. At scale s its best token is one drawn at
             temperature s.
+        temperature: divides the logits in the end: it decides how sure the drafter is, and none of its best tokens.
         seed: seed of the noise.
     """
 
     weight: float = 0.0
     noise: float = 0.0
+    temperature: float = 1.0
     seed: int = 0
 
     def logits(self, draft: Tensor, target: Tensor | None, positions: Tensor, tokens: Tensor) -> Tensor:
@@ -44,11 +46,11 @@ class Grade:
             vocab = mixed.shape[-1]
             places = positions * vocab + tokens
             mixed = mixed + self.noise * gumbel(derived_seed(self.seed, "graded drafter"), places, vocab)
-        return mixed
+        return mixed / self.temperature
 
 
 class GradedDrafter(ShownBySize):
-    """Drafts with the logits of a draft model, mixed with those of the target or with noise.
+    """Drafts with the logits of a draft model, mixed with those of the target or with noise, more or less sure.
 
     It asks the target on every level, so its time says nothing. What it counts is one pass a level, like any drafter.
 
@@ -62,8 +64,8 @@ class GradedDrafter(ShownBySize):
     """
 
     def __init__(self, draft: LanguageModelDrafter, target: LanguageModelDrafter, grade: Grade) -> None:
-        if not 0 <= grade.weight <= 1 or grade.noise < 0:
-            raise ConfigError(f"{grade}: the weight lies between 0 and 1, and noise is 0 or more")
+        if not 0 <= grade.weight <= 1 or grade.noise < 0 or grade.temperature <= 0:
+            raise ConfigError(f"{grade}: weight lies between 0 and 1, noise is 0 or more, temperature above 0")
         self.draft, self.target, self.grade = draft, target, grade
         self.vocab_size = min(draft.vocab_size, target.vocab_size)
         self.context = min((each.context for each in (draft, target) if each.context is not None), default=None)

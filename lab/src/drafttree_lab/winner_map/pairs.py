@@ -1,7 +1,8 @@
 """The papers' pairs of models on the map: c from their numbers by their law, agreement from their tokens per round."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean, median
 
 from drafttree.loading import make_policy
@@ -83,16 +84,15 @@ def implied_target_costs() -> Mapping[str, Mapping[int, float]]:
     return found
 
 
-def place(pair: PublishedPair, agreements: Sequence[float], tau: Callable[[float], float]) -> PlacedPair:
+def place(pair: PublishedPair, lengths: Mapping[float, float]) -> PlacedPair:
     """Place a pair where a drafter commits its tokens per round, between two agreements in proportion.
 
     Args:
         pair: what is published.
-        agreements: agreements of the graded drafters.
-        tau: tokens per round of the pair's policy by agreement.
+        lengths: tokens per round of the pair's policy by agreement of the graded drafter.
     """
-    known = sorted((tau(each), each) for each in agreements)
-    for (low, below), (high, above) in zip(known, known[1:], strict=False):
+    known = sorted((length, agreement) for agreement, length in lengths.items())
+    for (low, below), (high, above) in pairwise(known):
         if low <= pair.tau <= high:
             share = (pair.tau - low) / (high - low) if high > low else 0.0
             return PlacedPair(pair, below + share * (above - below))

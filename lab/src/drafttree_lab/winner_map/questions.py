@@ -1,6 +1,6 @@
 """What the papers leave open, asked at their own costs for drafters of every agreement."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from drafttree_lab.replay.bootstrap import Bootstrap, interval
@@ -9,10 +9,12 @@ from drafttree_lab.winner_map.cost_grid import PassCosts
 from drafttree_lab.winner_map.families import canonical, published_policy
 from drafttree_lab.winner_map.pairs import dynatree_cost, talon_cost
 
+TARGETS, ROBUST = (0.4, 0.7), (0, 2, 3)
+"""a* of DynaTree, of which the paper gives no value, and the k of TALON beside the paper's own choice."""
 GROUP = "texts"
 """The one group of texts that are resampled."""
-Texts = Callable[[float, str], Sequence[TextCounts]]
-"""The counts of all texts by agreement and policy."""
+Texts = Mapping[float, Mapping[str, Sequence[TextCounts]]]
+"""The counts of all texts by agreement and policy, in one order of prompts."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,7 @@ class Question:
     """Whether one policy is faster than another.
 
     Attributes:
-        text: the claim, to which the answer is yes or no.
+        text: both policies in words.
         left: the policy that it is about.
         right: the policy that it is compared with.
         costs: the costs of the paper.
@@ -54,7 +56,7 @@ class Answer:
     """What was counted for a question.
 
     Attributes:
-        text: the claim.
+        text: both policies in words.
         draft_cost: c, at which it is judged.
         ratios: by agreement, rising.
         verdict: where the claim holds, in words.
@@ -68,43 +70,33 @@ class Answer:
 
 def questions() -> list[Question]:
     """All questions."""
+    dynatree, talon = PassCosts(dynatree_cost(), 0.0), PassCosts(talon_cost(), 0.0)
     history, none = (published_policy("dynatree-v2", name) for name in ("DynaTree", "DynaTree without history"))
     fixed = published_policy("dynatree-v2", "Fixed Tree")
-    dynatree, talon = PassCosts(dynatree_cost(), 0.0), PassCosts(talon_cost(), 0.0)
+    robust, eagle = (published_policy("talon", name) for name in ("TALON", "EAGLE-3"))
     found = [
-        Question(
-            f"DynaTree is faster with its history at a* = {share}", canonical(f"{history},target={share}"), none, dynatree
-        )
-        for share in (0.4, 0.7)
+        Question(f"DynaTree with its history, a* = {share}, over without", _with(history, share), none, dynatree)
+        for share in TARGETS
     ]
-    found.append(Question("DynaTree is faster than the fixed tree", history, fixed, dynatree))
-    robust = published_policy("talon", "TALON")
-    for levels in (0, 2, 3):
+    found.append(Question("DynaTree over the fixed tree", history, fixed, dynatree))
+    for levels in ROBUST:
         other = published_policy("talon", f"TALON k={levels}")
-        found.append(Question(f"TALON is faster with k = 1 than with k = {levels}", robust, other, talon))
-    return [
-        *found,
-        Question("TALON is faster than EAGLE-3's tree", robust, published_policy("talon", "EAGLE-3"), talon),
-    ]
+        found.append(Question(f"TALON with k = 1 over k = {levels}", robust, other, talon))
+    return [*found, Question("TALON over EAGLE-3's tree", robust, eagle, talon)]
 
 
-def answer(question: Question, agreements: Sequence[float], texts: Texts) -> Answer:
-    """Judge a question at every agreement, by resampling the prompts for both policies alike.
+def _with(dynatree: str, target: float) -> str:
+    return canonical(f"{dynatree},target={target}")
 
-    Args:
-        question: what is asked.
-        agreements: agreements whose texts are all counted.
-        texts: their counts, in the same order of prompts for both policies.
-    """
-    ratios = [_ratio(question, each, texts) for each in sorted(agreements)]
+
+def answer(question: Question, texts: Texts) -> Answer:
+    """Judge a question at every agreement, by resampling the prompts for both policies alike."""
+    ratios = [_ratio(question, each, texts[each]) for each in sorted(texts)]
     return Answer(question.text, question.costs.draft, ratios, verdict(ratios))
 
 
-def _ratio(question: Question, agreement: float, texts: Texts) -> Ratio:
-    sides = [
-        [question.costs.fraction(counts) for counts in texts(agreement, policy)]
-        for policy in (question.left, question.right)
-    ]
+def _ratio(question: Question, agreement: float, texts: Mapping[str, Sequence[TextCounts]]) -> Ratio:
+    sides = [[question.costs.fraction(each) for each in texts[side]] for side in (question.left, question.right)]
     bootstrap = Bootstrap({GROUP: len(sides[0])})
     left, right = (bootstrap.mean([(GROUP, side)]) for side in sides)
     return Ratio(agreement, (left[0] / right[0]).item(), *interval(left / right))

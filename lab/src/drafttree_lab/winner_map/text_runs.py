@@ -48,11 +48,13 @@ class TextRuns:
 
     def plain(self, prompt: Sequence[int]) -> TextCounts:
         """The target's own greedy text."""
-        return self.store.run(("plain", short_digest(list(prompt))), TextCounts, lambda: self._write(self.plain_decoder, prompt))
+        key = ("plain", short_digest(list(prompt)))
+        return self.store.run(key, TextCounts, lambda: self._write(self.plain_decoder, prompt))
 
     def grade(self, wanted: float) -> GradedAgreement:
         """The grade of an agreement, found on the texts of the prompts."""
-        return self.store.run(self._grade_key(wanted), GradedAgreement, lambda: find_grade(wanted, self._known, self.seed))
+        key = self._grade_key(wanted)
+        return self.store.run(key, GradedAgreement, lambda: find_grade(wanted, self._known, self.seed))
 
     def found_grade(self, wanted: float) -> GradedAgreement | None:
         """The grade of an agreement where it is kept."""

@@ -1,4 +1,4 @@
-"""Who wins where: the best policy for every agreement of drafter and target, cost of a draft pass and cost of a tree."""
+"""Who wins where: the best policy by agreement of drafter and target, cost of a draft pass and cost of a tree."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -132,7 +132,6 @@ def run_map(runs: TextRuns, progress: Callable[[str], None] = lambda _: None) ->
 def summarise(runs: TextRuns) -> WinnerMap:
     """What the kept texts amount to."""
     texts = {each: kept for each in AGREEMENTS if (kept := _kept(runs, each))}
-    find = lambda agreement, policy: texts[agreement][policy]  # noqa: E731
     plain = {tuple(prompt): runs.plain(prompt) for prompt in runs.prompts}
     own = [plain[tuple(prompt)].tokens for prompt in runs.prompts]
     return WinnerMap(
@@ -140,7 +139,7 @@ def summarise(runs: TextRuns) -> WinnerMap:
         points=[_point(runs, each, costs, texts[each]) for costs in cost_grid() for each in texts],
         pairs=list(_pairs(runs, texts)) if texts else [],
         target_costs=implied_target_costs(),
-        answers=[answer(question, [*texts], find) for question in questions()],
+        answers=[answer(question, texts) for question in questions()],
         prompts=len(runs.prompts),
         looping=sum(each.looping for each in plain.values()),
         differing=sum(
@@ -160,9 +159,7 @@ def _kept(runs: TextRuns, agreement: float) -> dict[str, list[TextCounts]] | Non
     return whole if len(whole) == len(found) else None
 
 
-def _point(
-    runs: TextRuns, agreement: float, costs: PassCosts, texts: Mapping[str, Sequence[TextCounts]]
-) -> MapPoint:
+def _point(runs: TextRuns, agreement: float, costs: PassCosts, texts: Mapping[str, Sequence[TextCounts]]) -> MapPoint:
     entrants = {PLAIN: Entrant(PLAIN, 1.0)}
     for name, settings in families().items():
         speedups = {spec: costs.speedup(texts[spec]) for spec in settings}
@@ -174,6 +171,6 @@ def _point(
 
 def _pairs(runs: TextRuns, texts: Mapping[float, Mapping[str, Sequence[TextCounts]]]) -> Iterator[PlacedPair]:
     """Every pair at the agreement that was reached, which the wanted one may miss by a token."""
-    reached = {grade.reached: grade.wanted for each in texts if (grade := runs.found_grade(each))}
+    reached = {each: grade.reached for each in texts if (grade := runs.found_grade(each))}
     for pair in published_pairs():
-        yield place(pair, [*reached], lambda each, policy=pair.policy: tau(texts[reached[each]][policy]))
+        yield place(pair, {reached[each]: tau(texts[each][pair.policy]) for each in reached})
