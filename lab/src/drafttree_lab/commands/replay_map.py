@@ -33,6 +33,7 @@ def replay_map(context: typer.Context, extra: Collection[str]) -> None:
     given |= {name: value for name, value in DEFAULTS.items() if not _is_given(context, name)}
 
     from drafttree.evaluation.method import Method
+    from drafttree.evaluation.run_store import NothingFinished
     from drafttree_lab.display.winner_map import show_map
     from drafttree_lab.replay.replay_target import ReplayTarget
     from drafttree_lab.replay.roles import find_roles, parse_roles
@@ -55,6 +56,8 @@ def replay_map(context: typer.Context, extra: Collection[str]) -> None:
     with store.interruptible():
         looping = lambda ids: runs.plain(ids).looping  # noqa: E731
         runs.prompts = choose_prompts(sets, given["limit"], given["seed"], looping)
+    if store.interrupted:
+        raise NothingFinished(store)
     with progress(count_steps(len(runs.prompts))) as advance:
         found = run_map(runs, advance)
     if output:

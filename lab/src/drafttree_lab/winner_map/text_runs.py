@@ -48,8 +48,11 @@ class TextRuns:
 
     def plain(self, prompt: Sequence[int]) -> TextCounts:
         """The target's own greedy text."""
-        key = ("plain", short_digest(list(prompt)))
-        return self.store.run(key, TextCounts, lambda: self._write(self.plain_decoder, prompt))
+        return self.store.run(_plain_key(prompt), TextCounts, lambda: self._write(self.plain_decoder, prompt))
+
+    def found_plain(self, prompt: Sequence[int]) -> TextCounts | None:
+        """The target's own text where it is kept."""
+        return self.store.find(_plain_key(prompt), TextCounts)
 
     def grade(self, wanted: float) -> GradedAgreement:
         """The grade of an agreement, found on the texts of the prompts."""
@@ -115,3 +118,7 @@ class TextRuns:
 
     def _auto_key(self, agreement: float, costs: PassCosts) -> Key:
         return (AUTO, agreement, costs.draft, costs.slope, self._digests)
+
+
+def _plain_key(prompt: Sequence[int]) -> Key:
+    return ("plain", short_digest(list(prompt)))

@@ -132,8 +132,8 @@ def run_map(runs: TextRuns, progress: Callable[[str], None] = lambda _: None) ->
 def summarise(runs: TextRuns) -> WinnerMap:
     """What the kept texts amount to."""
     texts = {each: kept for each in AGREEMENTS if (kept := _kept(runs, each))}
-    plain = {tuple(prompt): runs.plain(prompt) for prompt in runs.prompts}
-    own = [plain[tuple(prompt)].tokens for prompt in runs.prompts]
+    plain = [own for prompt in runs.prompts if (own := runs.found_plain(prompt))]
+    drafted = (kept for by_policy in texts.values() for kept in by_policy.values())
     return WinnerMap(
         grades=[grade for each in AGREEMENTS if (grade := runs.found_grade(each))],
         points=[_point(runs, each, costs, texts[each]) for costs in cost_grid() for each in texts],
@@ -141,13 +141,8 @@ def summarise(runs: TextRuns) -> WinnerMap:
         target_costs=implied_target_costs(),
         answers=[answer(question, texts) for question in questions()],
         prompts=len(runs.prompts),
-        looping=sum(each.looping for each in plain.values()),
-        differing=sum(
-            counts.tokens != tokens
-            for by_policy in texts.values()
-            for kept in by_policy.values()
-            for counts, tokens in zip(kept, own, strict=True)
-        ),
+        looping=sum(each.looping for each in plain),
+        differing=sum(each.tokens != own.tokens for kept in drafted for each, own in zip(kept, plain, strict=True)),
         length=runs.length,
     )
 
