@@ -13,17 +13,19 @@ from drafttree.evaluation.shapes import SHAPES, find_shape
 from drafttree.interfaces.cli.options import AsJson, Device, Seed, Target
 from drafttree.interfaces.cli.results import Minutes, ResultOptions
 from drafttree.interfaces.console import progress
+from drafttree_lab.commands.replay_map import MAP, replay_map
 
 LIST, REPORT = "list", "report"
 What = Annotated[
     list[str],
     typer.Argument(
-        help='"list", of all or of what follows; "report FOLDER"; or "all", papers, and results such as talon/1.'
+        help='"list", of all or of what follows; "report FOLDER"; "map"; or "all", papers, and results such as talon/1.'
     ),
 ]
 
 
 def replay(
+    context: typer.Context,
     what: What,
     target: Target = "embedded",
     roles: Annotated[
@@ -62,6 +64,9 @@ def replay(
     """
     if what[0] == REPORT:
         _report(what[1:], output)
+        return
+    if what[0] == MAP:
+        replay_map(context, what[1:])
         return
     if inflate:
         find_shape(inflate)

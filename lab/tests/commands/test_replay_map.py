@@ -1,0 +1,69 @@
+"""`drafttree replay map` on the embedded pair, at the smallest size."""
+
+import json
+
+import pytest
+
+from drafttree.evaluation.run_store import RUNS
+from drafttree_lab.replay import replay_target
+from drafttree_lab.winner_map import winner_map
+from drafttree_lab.winner_map.cost_grid import PassCosts
+from helpers.command_line import complaint, run
+
+TINY = ["replay", "map", "--limit", 1, "--max-new-tokens", 6]
+
+
+@pytest.fixture
+def small_map(embedded, monkeypatch):
+    """A map of one agreement and one cost, of the embedded target, which is loaded once."""
+    monkeypatch.setattr(replay_target, "load", lambda *_, **__: embedded.plain())
+    monkeypatch.setattr(winner_map, "AGREEMENTS", (0.65,))
+    monkeypatch.setattr(winner_map, "cost_grid", lambda: [PassCosts(0.1, 0.005)])
+
+
+@pytest.mark.usefixtures("small_map")
+def test_the_map_is_counted_kept_shown_and_drawn(tmp_path):
+    command = [*TINY, "--out", tmp_path / "out"]
+    shown = run(*command, "--json")
+    assert shown.exit_code == 0
+    found = json.loads(shown.stdout)
+    (point,) = found["points"]
+    assert point["agreement"] == 0.65
+    assert point["best"] == max(each["speedup"] for each in point["entrants"].values())
+    assert len(found["pairs"]) == 9
+    kept = (tmp_path / "out" / RUNS).read_text()
+    again = run(*command, "-o", tmp_path / "wins.svg")
+    assert again.exit_code == 0
+    assert (tmp_path / "out" / RUNS).read_text() == kept
+    assert (tmp_path / "wins-narrow-dark.svg").exists()
+
+
+@pytest.mark.usefixtures("small_map")
+def test_when_the_minutes_are_over_nothing_is_finished(tmp_path):
+    shown = run(*TINY, "--out", tmp_path / "out", "--minutes", 1e-9)
+    assert shown.exit_code == 3
+    assert f"the same command goes on from {tmp_path / 'out'}" in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["talon/1"], "map takes no results, not talon/1"),
+        (["--points", "2"], "--points says nothing to the map"),
+        (["--cost", "measured"], "--cost says nothing to the map"),
+        (["--counts-only"], "--counts-only says nothing to the map"),
+        (["--dtype", "float32"], "--dtype says nothing to the map"),
+        (["-o", "map.png"], "is no .svg file"),
+        (["--target", "gpt2"], "name one with --as Draft model=DRAFTER"),
+        (["--as", "SD=x"], "unknown role 'SD'"),
+    ],
+)
+def test_mistakes_are_told_before_a_model_is_loaded(arguments, said, capsys, monkeypatch):
+    monkeypatch.setattr(replay_target, "load", lambda *_, **__: pytest.fail("a model is loaded"))
+    assert said in complaint(capsys, "replay", "map", *arguments)
+
+
+@pytest.mark.usefixtures("small_map")
+def test_a_drafter_that_is_no_language_model_is_refused(tmp_path, capsys):
+    said = complaint(capsys, *TINY, "--as", "Draft model=embedded-eagle3", "--out", tmp_path / "out")
+    assert "the map grades a language model that drafts" in said
