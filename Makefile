@@ -7,7 +7,7 @@ TORCH := $(shell $(PYTHON) -c "import torch; assert tuple(map(int, torch.__versi
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH),,--constraint constraints.txt)
 CPU_TORCH := --no-deps --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu torch
 
-.PHONY: demo test test-lowest test-slow gpu gpu-tests fuzz soak server-soak server-load server-fuzz server-locust fleet check bench docs recording clean
+.PHONY: demo test test-lowest test-slow gpu gpu-tests gpu-replay fuzz soak server-soak server-load server-fuzz server-locust fleet check bench docs recording clean
 
 demo: .venv/.installed
 	$(BIN)/drafttree demo
@@ -39,6 +39,18 @@ gpu-%: .venv/.developing
 	timeout --foreground --signal=INT 480 $(BIN)/drafttree bench law --inflate $* --device cuda \
 		--drafter mixed:embedded-eagle3 --policies "chain:depth=5;talon:budget=16,width=4;talon:budget=60" \
 		--limit 4 --repeats 2 --no-peers --out build/gpu/$* || test $$? -eq 124
+
+# Table 1 of TALON and of both versions of DynaTree on CUDA: the embedded target, then one at the cost of 8 B parameters.
+# Four minutes at most each: what was run is kept in build/gpu-replay, and the next make gpu-replay goes on from there.
+gpu-replay: .venv/.developing
+	@if $(BIN)/python -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; \
+		then $(MAKE) --no-print-directory gpu-replay-embedded gpu-replay-llama-8b; \
+		else echo "make gpu-replay: torch sees no CUDA device (make PYTHON=... lends a torch that does); nothing was run"; fi
+
+gpu-replay-%: .venv/.developing
+	$(BIN)/drafttree replay talon/1 dynatree-v1/1 dynatree-v2/1 --device cuda --minutes 4 --out build/gpu-replay/$* \
+		$(if $(filter embedded,$*),,--inflate $*) || test $$? -eq 3
+	$(BIN)/drafttree replay report build/gpu-replay/$* -o build/gpu-replay/$*.md
 
 # 500 random cases of policies, drafters, verifiers and options; make fuzz SEED=... repeats the cases of a run.
 fuzz: SEED := $(shell $(PYTHON) -c "import random; print(random.randrange(10**9))")

@@ -36,14 +36,14 @@ def test_measured_costs_are_those_of_the_turns(experiment):
     texts = [{"AR": plain(5), "chain": counted([3]), "tree": counted([3])}] * 2
     found = measured(experiment, {"a": texts, "b": texts}, costs=CostSource.parse("measured"))
     block = experiment.blocks[0]
-    assert found.costs.of(found, block, "tree") is None
+    assert found.pass_costs(block, "tree") is None
     keep_times(found, {"AR": 1.0, "chain": 1.0, "tree": 1.0})
-    costs = found.costs.of(found, block, "tree")
+    costs = found.pass_costs(block, "tree")
     assert (costs.draft, costs.target.at(60)) == (pytest.approx(0.1), pytest.approx(1.0))
 
 
 def test_given_costs_are_not_plain_decodings(experiment):
     known = replace(experiment, costs={"AR": PassCosts(0.0, Costs((1,), (1.0,)))})
     found = measured(known, {"a": [], "b": []}, costs=CostSource.parse("c=0.2,v=1.5"))
-    assert found.costs.of(found, known.blocks[0], "AR").target.at(1) == 1.0
-    assert found.costs.of(found, known.blocks[0], "tree@3").draft == 0.2
+    assert found.pass_costs(known.blocks[0], "AR").target.at(1) == 1.0
+    assert found.pass_costs(known.blocks[0], "tree@3").draft == 0.2

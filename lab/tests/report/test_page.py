@@ -209,7 +209,7 @@ def test_a_folder_without_results_is_refused(tmp_path):
 
 def test_a_broken_result_is_refused_by_its_file(tmp_path):
     (tmp_path / "results").mkdir()
-    (tmp_path / "results" / "talon-1.json").write_text('{"summary": 1}')
+    (tmp_path / "results" / "talon-1.json").write_text('{"summary": 1, "format": 2}')
     with pytest.raises(InputError, match=r"talon-1\.json: no result of a replay; remove it"):
         read_results(tmp_path)
 

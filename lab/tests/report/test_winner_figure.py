@@ -1,13 +1,13 @@
 """The figure: four files, every cell's winner and numbers in them, and the papers' pairs."""
 
-from xml.etree import ElementTree
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from drafttree.core.errors import ConfigError, InputError
 from drafttree_lab.report.winner_figure import check_output, write_figures
-from drafttree_lab.winner_map.cost_grid import DRAFT_COSTS, SLOPES, PassCosts, cost_grid
+from drafttree_lab.winner_map.cost_grid import DRAFT_COSTS, SLOPES, GridCosts, cost_grid
 from drafttree_lab.winner_map.families import PLAIN, families
 from drafttree_lab.winner_map.pairs import PlacedPair, published_pairs
 from drafttree_lab.winner_map.winner_map import AGREEMENTS, Entrant, MapPoint, WinnerMap
@@ -22,7 +22,7 @@ def found():
         entrants = {name: Entrant(name, 1 + place / 1000 if name == winner else 1.0) for name in names}
         points.append(MapPoint(agreement, costs, entrants, 0.5 + place / 1000))
     pairs = [PlacedPair(pair, 0.3 + place / 15) for place, pair in enumerate(published_pairs())]
-    return WinnerMap([], points, pairs, {}, [], 8, 1, 0, 96)
+    return WinnerMap([], points, pairs, [], 8, 1, 0, 96)
 
 
 def texts(path: Path) -> list[str]:
@@ -45,8 +45,8 @@ def test_every_format_and_ground_has_a_file_that_says_all(found, tmp_path):
 
 
 def test_a_map_of_one_point_and_no_pairs_is_drawn_too(tmp_path):
-    point = MapPoint(AGREEMENTS[0], PassCosts(DRAFT_COSTS[0], 0.0), {PLAIN: Entrant(PLAIN, 1.0)}, None)
-    files = write_figures(WinnerMap([], [point], [], {}, [], 1, 0, 0, 8), tmp_path / "wins.svg")
+    point = MapPoint(AGREEMENTS[0], GridCosts(DRAFT_COSTS[0], 0.0), {PLAIN: Entrant(PLAIN, 1.0)}, None)
+    files = write_figures(WinnerMap([], [point], [], [], 1, 0, 0, 8), tmp_path / "wins.svg")
     assert all("1.00" in texts(path) for path in files)
 
 

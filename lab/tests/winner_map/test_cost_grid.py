@@ -3,7 +3,7 @@
 import pytest
 
 from drafttree_lab.replay.text_cell import TextCounts
-from drafttree_lab.winner_map.cost_grid import PassCosts, cost_grid, tau
+from drafttree_lab.winner_map.cost_grid import GridCosts, cost_grid, tau
 
 
 def counts(committed, nodes, passes):
@@ -14,10 +14,10 @@ def counts(committed, nodes, passes):
 
 def test_r_is_tokens_by_cost():
     texts = [counts([3, 1], [5, 1], [2, 0]), counts([4], [9], [3])]
-    costs = PassCosts(draft=0.1, slope=0.02)
+    costs = GridCosts(draft=0.1, slope=0.02)
     spent = (1 + 0.02 * 4 + 0.2) + 1 + (1 + 0.02 * 8 + 0.3)
     assert costs.speedup(texts) == pytest.approx(8 / spent)
-    assert PassCosts(0.4, 0.07).speedup([counts([1] * 5, [1] * 5, [0] * 5)]) == 1
+    assert GridCosts(0.4, 0.07).speedup([counts([1] * 5, [1] * 5, [0] * 5)]) == 1
     assert tau(texts) == pytest.approx(8 / 3)
 
 

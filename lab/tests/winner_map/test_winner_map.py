@@ -4,7 +4,7 @@ import pytest
 
 from drafttree.evaluation.run_store import RUNS, RunStore
 from drafttree_lab.winner_map import winner_map
-from drafttree_lab.winner_map.cost_grid import PassCosts, cost_grid
+from drafttree_lab.winner_map.cost_grid import GridCosts, cost_grid
 from drafttree_lab.winner_map.families import PLAIN, families
 from drafttree_lab.winner_map.winner_map import count_steps, policies, run_map
 from helpers.small_trees import TARGET
@@ -17,7 +17,7 @@ AGREEMENTS = (0.5, 0.8)
 @pytest.fixture(autouse=True)
 def few_points(monkeypatch):
     """A map of two agreements and two costs."""
-    costs = [PassCosts(0.1, 0.0), PassCosts(0.4, 0.07)]
+    costs = [GridCosts(0.1, 0.0), GridCosts(0.4, 0.07)]
     monkeypatch.setattr(winner_map, "AGREEMENTS", AGREEMENTS)
     monkeypatch.setattr(winner_map, "cost_grid", lambda: costs)
 

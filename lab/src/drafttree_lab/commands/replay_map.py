@@ -32,7 +32,6 @@ def replay_map(context: typer.Context, extra: Collection[str]) -> None:
     given = {name: context.params[name] for name in (*DEFAULTS, *SHARED)}
     given |= {name: value for name, value in DEFAULTS.items() if not _is_given(context, name)}
 
-    from drafttree.evaluation.method import Method
     from drafttree.evaluation.run_store import NothingFinished
     from drafttree_lab.display.winner_map import show_map
     from drafttree_lab.replay.replay_target import ReplayTarget
@@ -48,7 +47,7 @@ def replay_map(context: typer.Context, extra: Collection[str]) -> None:
         raise ConfigError(who.missing[ROLE])
     texts = read_map_prompts(given["limit"])
     load = ReplayTarget(given["target"], "float32", given["device"], None)
-    decoder = load.make_decoder(Method.parse(who.drafters[ROLE]))
+    decoder = load.load_drafter(who.drafters[ROLE])
     sets = load.encode(texts, given["max_new_tokens"], chat=False)
     decides = {name: given[name] for name in ("limit", "max_new_tokens", "seed")}
     store = load.open_store(given["out"], given["minutes"], map=True, drafter=who.drafters[ROLE], **decides)

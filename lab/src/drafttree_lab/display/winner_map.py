@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from drafttree.interfaces.console import make_console, make_table
-from drafttree_lab.winner_map.cost_grid import DRAFT_COSTS, SLOPES
+from drafttree_lab.winner_map.cost_grid import SLOPES
 from drafttree_lab.winner_map.families import PLAIN
 from drafttree_lab.winner_map.winner_map import MapPoint, WinnerMap
 
@@ -36,11 +36,12 @@ def _show_grades(found: WinnerMap) -> None:
 
 
 def _show_curve(title: str, points: Sequence[MapPoint]) -> None:
-    table = make_table("agreement", *(f"c = {draft:g}" for draft in DRAFT_COSTS))
+    drafts = sorted({point.costs.draft for point in points})
+    table = make_table("agreement", *(f"c = {draft:g}" for draft in drafts))
     table.title = f"{title}: the fastest family, its R, and what auto reaches of it"
     for agreement in sorted({point.agreement for point in points}, reverse=True):
         row = {point.costs.draft: point for point in points if point.agreement == agreement}
-        table.add_row(f"{agreement:g}", *(_cell(row[draft]) for draft in DRAFT_COSTS))
+        table.add_row(f"{agreement:g}", *(_cell(row[draft]) for draft in drafts))
     make_console().print(table, "")
 
 
@@ -60,12 +61,7 @@ def _show_pairs(found: WinnerMap) -> None:
         where = f"{each.agreement:.2f}{f', or {each.beyond}' if each.beyond else ''}"
         by = f"{pair.policy}{', sampled' if pair.sampled else ''}"
         table.add_row(pair.name, f"{pair.draft_cost:.3f}", f"{pair.tau:.2f}", where, pair.paper, by)
-    console = make_console()
-    console.print(table)
-    for model, costs in found.target_costs.items():
-        implied = ", ".join(f"v({nodes}) = {cost:.2f}" for nodes, cost in costs.items())
-        console.print(f"{model}, by its rates: {implied}", soft_wrap=True)
-    console.print("")
+    make_console().print(table, "")
 
 
 def _show_answers(found: WinnerMap) -> None:
@@ -75,8 +71,6 @@ def _show_answers(found: WinnerMap) -> None:
     )
     table.title = "what the papers leave open, by agreement; brackets: the 95 % interval over prompts has 1 in it"
     for each in found.answers:
-        cells = (f"{ratio.estimate:.2f}" for ratio in each.ratios)
-        open_ = (ratio.low <= 1 <= ratio.high for ratio in each.ratios)
-        shown = (f"({cell})" if undecided else cell for cell, undecided in zip(cells, open_, strict=True))
+        shown = (f"{own.estimate:.2f}" if own.is_decided else f"({own.estimate:.2f})" for own in each.ratios)
         table.add_row(each.text, f"{each.draft_cost:.3f}", *shown, each.verdict)
     make_console().print(table, "")

@@ -8,11 +8,12 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
+from drafttree.core.cost_curve import Costs
 from drafttree.evaluation.run_store import RunStore
 from drafttree_lab.replay.experiment import Block, Experiment
 from drafttree_lab.replay.jackknife import Fraction, Jackknife
 from drafttree_lab.replay.paper import AUTOREGRESSIVE, GAINS, Claim, Metric, NotComparable, Trend
-from drafttree_lab.replay.pass_costs import BY_PAPER, COUNTED, CostSource
+from drafttree_lab.replay.pass_costs import BY_PAPER, COUNTED, MEASURED, CostSource, PassCosts
 from drafttree_lab.replay.reasons import find_reason
 from drafttree_lab.replay.task import Fractions, Task, WayTimes
 from drafttree_lab.replay.text_cell import TIMED, TextCounts, TextTimes
@@ -77,6 +78,14 @@ class Measured:
         turns = (self.store.find(task.turn_key, WayTimes) for task in tasks)
         return [turn[name] for turn in turns if turn]
 
+    def pass_costs(self, block: Block, name: str) -> PassCosts | None:
+        """What the passes of a way cost, by which counts judge speeds; None where it is not known."""
+        if self.costs.name == MEASURED:
+            return self._measured_costs(block, name)
+        if self.costs.given and name.partition("@")[0] != AUTOREGRESSIVE:
+            return self.costs.given
+        return self.experiment.costs.get(name.partition("@")[0])
+
     def value(self, block: Block, name: str, metric: Metric, *, by_counts: bool = False) -> Value | None:
         """A metric of a way, None without a cell of it.
 
@@ -87,7 +96,7 @@ class Measured:
             by_counts: whether a speed is counted at given costs, instead of timed.
         """
         numbers = self.numbers(block, metric, by_counts=by_counts)
-        if not numbers or (by_counts and not all(self.costs.of(self, block, each) for each in (name, AUTOREGRESSIVE))):
+        if not numbers or (by_counts and not all(self.pass_costs(block, each) for each in (name, AUTOREGRESSIVE))):
             return None
         jackknife = Jackknife({block.setting.set: len(numbers)})
         values = partial(self._values, jackknife, block, numbers=numbers, by_counts=by_counts)
@@ -114,6 +123,19 @@ class Measured:
     def verdicts(self) -> list[Verdict]:
         """The verdict on every claim."""
         return [self._verdict(claim) for claim in self.experiment.result.claims]
+
+    def _measured_costs(self, block: Block, name: str) -> PassCosts | None:
+        """Mean costs as they were timed here, over all prompts."""
+        pairs = [
+            pair
+            for number in self.numbers(block, "tokens_per_second")
+            for pair in zip(*(self.turns(block, each, number) for each in (name, AUTOREGRESSIVE)), strict=True)
+        ]
+        if not pairs:
+            return None
+        unit = fmean(plain.target_pass for _, plain in pairs)
+        target = fmean(own.target_pass for own, _ in pairs) / unit
+        return PassCosts(fmean(own.draft_pass for own, _ in pairs) / unit, Costs((1,), (target,)))
 
     def _is_whole(self, block: Block, number: int, *, timed: bool) -> bool:
         if self.experiment.result.kind != "decoding":
@@ -152,7 +174,7 @@ class Measured:
         if found := self._other(block, number):
             return found[name]
         counts = self.counts(block, name, number)
-        if by_counts and metric in COUNTED and counts and (costs := self.costs.of(self, block, name)):
+        if by_counts and metric in COUNTED and counts and (costs := self.pass_costs(block, name)):
             return costs.fraction(metric, counts)
         if metric in TIMED:
             turns = [each.fraction(metric) for each in self.turns(block, name, number)]
@@ -199,9 +221,7 @@ class Measured:
         places = {name: _places(name, blocks) for name in names}
         every = [place for own in places.values() for place in own]
         needs_costs = by_counts and BASES.get(claim.metric, claim.metric) in COUNTED
-        if needs_costs and (
-            unknown := next((way for block, way in every if not self.costs.of(self, block, way)), None)
-        ):
+        if needs_costs and (unknown := next((way for block, way in every if not self.pass_costs(block, way)), None)):
             return Judgement("not run", f"the paper tells no cost of the draft passes of {unknown}")
         jackknife = Jackknife({name: len(numbers) for name, numbers in shared.items()})
 

@@ -2,18 +2,12 @@
 
 import re
 from dataclasses import dataclass
-from statistics import fmean
-from typing import TYPE_CHECKING
 
 from drafttree.core.cost_curve import Costs
 from drafttree.core.errors import ConfigError
 from drafttree_lab.replay.jackknife import Fraction
-from drafttree_lab.replay.paper import AUTOREGRESSIVE, Metric
-
-if TYPE_CHECKING:
-    from drafttree_lab.replay.experiment import Block
-    from drafttree_lab.replay.measured import Measured
-    from drafttree_lab.replay.text_cell import TextCounts
+from drafttree_lab.replay.paper import Metric
+from drafttree_lab.replay.text_cell import TextCounts
 
 PUBLISHED, MEASURED = "published", "measured"
 GIVEN = re.compile(r"c=(?P<c>\d*\.?\d+),v=(?P<v>\d*\.?\d+)")
@@ -33,11 +27,11 @@ class PassCosts:
     draft: float
     target: Costs
 
-    def total(self, counts: "TextCounts") -> float:
+    def total(self, counts: TextCounts) -> float:
         """The cost of a text: the denominator of R = tau / (v + c delta), times its rounds."""
         return sum(map(self.target.at, counts.nodes)) + self.draft * sum(counts.passes)
 
-    def fraction(self, metric: Metric, counts: "TextCounts") -> Fraction:
+    def fraction(self, metric: Metric, counts: TextCounts) -> Fraction:
         """Numerator and denominator of a metric of `COUNTED`, in passes instead of seconds."""
         tokens, cost = sum(counts.committed), self.total(counts)
         return (tokens, cost) if metric == "tokens_per_second" else (cost, tokens)
@@ -68,27 +62,5 @@ class CostSource:
             return cls(text, PassCosts(float(found["c"]), Costs((1,), (float(found["v"]),))))
         raise ConfigError(f'--cost is {text!r}; give "published", "measured" or such as "c=0.08,v=1.2"')
 
-    def of(self, measured: "Measured", block: "Block", name: str) -> PassCosts | None:
-        """The costs of a method in a block; None where they are not known."""
-        if self.name == MEASURED:
-            return _measured(measured, block, name)
-        if self.given and name.partition("@")[0] != AUTOREGRESSIVE:
-            return self.given
-        return measured.experiment.costs.get(name.partition("@")[0])
-
 
 BY_PAPER = CostSource(PUBLISHED)
-
-
-def _measured(measured: "Measured", block: "Block", name: str) -> PassCosts | None:
-    """Mean costs as they were timed here, over all prompts."""
-    pairs = [
-        pair
-        for number in measured.numbers(block, "tokens_per_second")
-        for pair in zip(*(measured.turns(block, each, number) for each in (name, AUTOREGRESSIVE)), strict=True)
-    ]
-    if not pairs:
-        return None
-    unit = fmean(plain.target_pass for _, plain in pairs)
-    target = fmean(own.target_pass for own, _ in pairs) / unit
-    return PassCosts(fmean(own.draft_pass for own, _ in pairs) / unit, Costs((1,), (target,)))

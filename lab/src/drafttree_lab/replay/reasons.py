@@ -3,16 +3,31 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import log
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from drafttree_lab.replay.experiment import Block
 from drafttree_lab.replay.paper import AUTOREGRESSIVE, Metric
-
-if TYPE_CHECKING:
-    from drafttree_lab.replay.experiment import Block
-    from drafttree_lab.replay.measured import Measured
+from drafttree_lab.replay.pass_costs import PassCosts
+from drafttree_lab.replay.text_cell import TextCounts, TextTimes
 
 SPEEDS: frozenset[Metric] = frozenset({"speedup", "tokens_per_second", "tpot"})
 PROGRESS: frozenset[Metric] = frozenset({"tau", "path", "rounds", "drafted_share"})
+
+
+class Cells(Protocol):
+    """The finished cells of an experiment."""
+
+    def counts(self, block: Block, name: str, number: int) -> TextCounts | None:
+        """The counts of a way on a prompt."""
+        ...
+
+    def turns(self, block: Block, name: str, number: int) -> list[TextTimes]:
+        """The times of a way in the turns of a prompt."""
+        ...
+
+    def pass_costs(self, block: Block, name: str) -> PassCosts | None:
+        """What the passes of a way cost."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -44,9 +59,9 @@ class Terms:
 
 
 def find_reason(
-    measured: "Measured",
+    cells: Cells,
     metric: Metric,
-    places: Mapping[str, Sequence[tuple["Block", str]]],
+    places: Mapping[str, Sequence[tuple[Block, str]]],
     shared: Mapping[str, Sequence[int]],
     *,
     by_counts: bool,
@@ -54,13 +69,13 @@ def find_reason(
     """One line on the methods of a claim.
 
     Args:
-        measured: the cells.
+        cells: the cells of its experiment.
         metric: the metric of the claim.
         places: by method of the claim, in its order, the blocks where it stands.
         shared: prompts by set.
         by_counts: whether a speed is counted at given costs.
     """
-    found = {name: _terms(measured, own, shared, by_counts=by_counts) for name, own in places.items()}
+    found = {name: _terms(cells, own, shared, by_counts=by_counts) for name, own in places.items()}
     if metric in SPEEDS:
         return _law(found)
     return _shares(found) if metric in PROGRESS else None
@@ -106,8 +121,8 @@ def _shares(found: Mapping[str, Terms]) -> str:
 
 
 def _terms(
-    measured: "Measured",
-    places: Sequence[tuple["Block", str]],
+    cells: Cells,
+    places: Sequence[tuple[Block, str]],
     shared: Mapping[str, Sequence[int]],
     *,
     by_counts: bool,
@@ -115,9 +130,9 @@ def _terms(
     rounds = tokens = levels = accepted = nodes = 0
     target = draft = overhead = plain = 0.0
     for block, name in places:
-        costs = measured.costs.of(measured, block, name) if by_counts else None
+        costs = cells.pass_costs(block, name) if by_counts else None
         for number in shared[block.setting.set]:
-            if (counts := measured.counts(block, name, number)) is None:
+            if (counts := cells.counts(block, name, number)) is None:
                 continue
             own = len(counts.committed)
             rounds, tokens = rounds + own, tokens + sum(counts.committed)
@@ -131,7 +146,7 @@ def _terms(
                 draft += costs.draft * sum(counts.passes)
                 plain += own
             for times, base in zip(
-                measured.turns(block, name, number), measured.turns(block, AUTOREGRESSIVE, number), strict=True
+                cells.turns(block, name, number), cells.turns(block, AUTOREGRESSIVE, number), strict=True
             ):
                 if not by_counts:
                     target += times.target_pass * own

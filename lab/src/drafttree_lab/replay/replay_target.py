@@ -55,6 +55,14 @@ class ReplayTarget:
             return AssistedGeneration(self._decoders(method.drafter))
         return self._make_decoder(method, method.lossy_window)
 
+    def load_drafter(self, drafter: str) -> Decoder:
+        """The target with a drafter.
+
+        Raises:
+            ModelError: it cannot be loaded or does not fit the target; the message names it.
+        """
+        return self._decoders(drafter)
+
     def check(self, drafters: Iterable[str]) -> None:
         """Load drafters, so that one that cannot be used is told before anything is run.
 
@@ -62,7 +70,7 @@ class ReplayTarget:
             ModelError: one cannot be loaded or does not fit the target; the message names it.
         """
         for drafter in drafters:
-            self._decoders(drafter)
+            self.load_drafter(drafter)
 
     def measure(self, seed: int, task: Task, ids: Sequence[int]) -> Fractions:
         """What a task of another kind than decoding measures after a prompt.

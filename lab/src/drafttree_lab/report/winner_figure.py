@@ -205,7 +205,7 @@ def _colors() -> Mapping[str, str]:
 
 def _between(ticks: Sequence[float], value: float) -> float:
     """The place of a value on an axis whose ticks are evenly spaced, whatever their distance; at most at its edge."""
-    steps = list(pairwise(ticks))
+    steps = list(pairwise(ticks)) or [(ticks[0], ticks[0] + 1)]
     inside = (place for place, (_, high) in enumerate(steps) if value <= high)
     place = next(inside, len(steps) - 1)
     low, high = steps[place]

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
-from drafttree_lab.replay.bootstrap import Fraction
+from drafttree_lab.replay.jackknife import Fraction
+from drafttree_lab.replay.pass_costs import PassCosts
 from drafttree_lab.replay.text_cell import TextCounts
 
 DRAFT_COSTS = (0.01, 0.03, 0.1, 0.2, 0.4)
@@ -16,7 +17,7 @@ GPU = 0.005
 
 
 @dataclass(frozen=True)
-class PassCosts:
+class GridCosts:
     """What passes cost, in target passes over one node; all else costs nothing.
 
     Attributes:
@@ -33,8 +34,7 @@ class PassCosts:
 
     def fraction(self, counts: TextCounts) -> Fraction:
         """Tokens of a text, and what its rounds cost; their ratio is R."""
-        rounds = zip(counts.nodes, counts.passes, strict=True)
-        return sum(counts.committed), sum(self.target(nodes) + self.draft * passes for nodes, passes in rounds)
+        return self._passes.fraction("tokens_per_second", counts)
 
     def speedup(self, texts: Iterable[TextCounts]) -> float:
         """R over all texts: tokens by cost, where plain decoding commits one token by one."""
@@ -44,13 +44,20 @@ class PassCosts:
     @property
     def curve(self) -> CostCurve:
         """The same costs as the policy `auto` takes them."""
-        target = Costs((1, 2), (self.target(1), self.target(2)))
-        return CostCurve(target, (DraftCosts(self.draft, Costs((1,), (self.draft,))),), 0.0, 0.0)
+        return CostCurve(self._target, (DraftCosts(self.draft, Costs((1,), (self.draft,))),), 0.0, 0.0)
+
+    @property
+    def _passes(self) -> PassCosts:
+        return PassCosts(self.draft, self._target)
+
+    @property
+    def _target(self) -> Costs:
+        return Costs((1, 2), (self.target(1), self.target(2)))
 
 
-def cost_grid() -> list[PassCosts]:
+def cost_grid() -> list[GridCosts]:
     """All costs of the map, curve after curve."""
-    return [PassCosts(draft, slope) for slope in SLOPES for draft in DRAFT_COSTS]
+    return [GridCosts(draft, slope) for slope in SLOPES for draft in DRAFT_COSTS]
 
 
 def tau(texts: Iterable[TextCounts]) -> float:

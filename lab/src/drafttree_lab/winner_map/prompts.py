@@ -25,7 +25,7 @@ def read_map_prompts(limit: int) -> PromptTexts:
     for place, each in files.items():
         if not (each.category and each.file in whole):
             own.setdefault((each.file, each.category), place)
-    return PromptTexts({place: found.texts[place] for place in own.values()}, found.missing)
+    return PromptTexts({place: found.texts[place] for place in own.values()}, found.missing, found.notes)
 
 
 def choose_prompts(

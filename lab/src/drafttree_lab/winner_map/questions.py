@@ -3,16 +3,16 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from drafttree_lab.replay.bootstrap import Bootstrap, interval
+from drafttree_lab.replay.jackknife import Jackknife
 from drafttree_lab.replay.text_cell import TextCounts
-from drafttree_lab.winner_map.cost_grid import PassCosts
+from drafttree_lab.winner_map.cost_grid import GridCosts
 from drafttree_lab.winner_map.families import canonical, published_policy
-from drafttree_lab.winner_map.pairs import dynatree_cost, talon_cost
+from drafttree_lab.winner_map.pairs import published_cost
 
 TARGETS, ROBUST = (0.4, 0.7), (0, 2, 3)
 """a* of DynaTree, of which the paper gives no value, and the k of TALON beside the paper's own choice."""
 GROUP = "texts"
-"""The one group of texts that are resampled."""
+"""The one group of texts that are left out in turn."""
 Texts = Mapping[float, Mapping[str, Sequence[TextCounts]]]
 """The counts of all texts by agreement and policy, in one order of prompts."""
 
@@ -31,7 +31,7 @@ class Question:
     text: str
     left: str
     right: str
-    costs: PassCosts
+    costs: GridCosts
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,19 @@ class Ratio:
     Attributes:
         agreement: of the drafter.
         estimate: the ratio over all texts.
-        low: lower end of its 95 % interval over prompts.
+        low: lower end of its 95 % interval over prompts; None of one prompt.
         high: upper end.
     """
 
     agreement: float
     estimate: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether the interval lies on one side of 1."""
+        return self.low is not None and self.high is not None and not self.low <= 1 <= self.high
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,8 @@ class Answer:
 
 def questions() -> list[Question]:
     """All questions."""
-    dynatree, talon = PassCosts(dynatree_cost(), 0.0), PassCosts(talon_cost(), 0.0)
+    dynatree = GridCosts(published_cost("dynatree-v2", "DynaTree"), 0.0)
+    talon = GridCosts(published_cost("talon", "TALON"), 0.0)
     history, none = (published_policy("dynatree-v2", name) for name in ("DynaTree", "DynaTree without history"))
     fixed = published_policy("dynatree-v2", "Fixed Tree")
     robust, eagle = (published_policy("talon", name) for name in ("TALON", "EAGLE-3"))
@@ -90,16 +96,17 @@ def _with(dynatree: str, target: float) -> str:
 
 
 def answer(question: Question, texts: Texts) -> Answer:
-    """Judge a question at every agreement, by resampling the prompts for both policies alike."""
+    """Judge a question at every agreement, by the same prompts for both policies."""
     ratios = [_ratio(question, each, texts[each]) for each in sorted(texts)]
     return Answer(question.text, question.costs.draft, ratios, verdict(ratios))
 
 
 def _ratio(question: Question, agreement: float, texts: Mapping[str, Sequence[TextCounts]]) -> Ratio:
     sides = [[question.costs.fraction(each) for each in texts[side]] for side in (question.left, question.right)]
-    bootstrap = Bootstrap({GROUP: len(sides[0])})
-    left, right = (bootstrap.mean([(GROUP, side)]) for side in sides)
-    return Ratio(agreement, (left[0] / right[0]).item(), *interval(left / right))
+    jackknife = Jackknife({GROUP: len(sides[0])})
+    left, right = (jackknife.mean([(GROUP, side)]) for side in sides)
+    found = jackknife.estimate(left / right)
+    return Ratio(agreement, found.value, found.low, found.high)
 
 
 def verdict(ratios: Sequence[Ratio]) -> str:
@@ -107,7 +114,7 @@ def verdict(ratios: Sequence[Ratio]) -> str:
     if not ratios:
         return "not counted"
     holds = {each.agreement: each.estimate > 1 for each in ratios}
-    decided = sum(not each.low <= 1 <= each.high for each in ratios)
+    decided = sum(each.is_decided for each in ratios)
     return f"{_where(holds, ratios)} ({decided} of {len(ratios)} decided)"
 
 

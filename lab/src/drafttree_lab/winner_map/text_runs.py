@@ -13,7 +13,7 @@ from drafttree.loading import make_policy
 from drafttree_lab.replay.task import Key, short_digest
 from drafttree_lab.replay.text_cell import TextCounts
 from drafttree_lab.winner_map.agreement import GradedAgreement, KnownText, find_grade
-from drafttree_lab.winner_map.cost_grid import PassCosts
+from drafttree_lab.winner_map.cost_grid import GridCosts
 from drafttree_lab.winner_map.families import AUTO
 from drafttree_lab.winner_map.graded_drafter import GradedDrafter
 
@@ -68,7 +68,7 @@ class TextRuns:
         key = self._counts_key(grade.wanted, policy, prompt)
         return self.store.run(key, TextCounts, lambda: self._write(self._graded(grade, policy), prompt))
 
-    def auto_counts(self, grade: GradedAgreement, costs: PassCosts) -> list[TextCounts]:
+    def auto_counts(self, grade: GradedAgreement, costs: GridCosts) -> list[TextCounts]:
         """The texts of all prompts by `auto` at given costs, each of which goes on from what the last one learned."""
         key = self._auto_key(grade.wanted, costs)
         return self.store.run(key, list[TextCounts], lambda: self._write_by_auto(grade, costs))
@@ -79,7 +79,7 @@ class TextRuns:
         texts = [self.store.find(key, TextCounts) for key in keys]
         return texts if texts and None not in texts else None
 
-    def found_auto(self, agreement: float, costs: PassCosts) -> list[TextCounts] | None:
+    def found_auto(self, agreement: float, costs: GridCosts) -> list[TextCounts] | None:
         """The texts by `auto`; None where they are not kept."""
         return self.store.find(self._auto_key(agreement, costs), list[TextCounts])
 
@@ -102,7 +102,7 @@ class TextRuns:
         options: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, "seed": 0}
         return TextCounts.of(decoder.generate(list(prompt), max_new_tokens=self.length, **options))
 
-    def _write_by_auto(self, grade: GradedAgreement, costs: PassCosts) -> list[TextCounts]:
+    def _write_by_auto(self, grade: GradedAgreement, costs: GridCosts) -> list[TextCounts]:
         decoder = self._graded(grade, AUTO).with_costs(costs.curve)
         return [self._write(decoder, prompt) for prompt in self.prompts]
 
@@ -116,7 +116,7 @@ class TextRuns:
     def _counts_key(self, agreement: float, policy: str, prompt: Sequence[int]) -> Key:
         return ("counts", agreement, policy, self._digests, short_digest(list(prompt)))
 
-    def _auto_key(self, agreement: float, costs: PassCosts) -> Key:
+    def _auto_key(self, agreement: float, costs: GridCosts) -> Key:
         return (AUTO, agreement, costs.draft, costs.slope, self._digests)
 
 

@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass
 
 from drafttree_lab.replay.text_cell import TextCounts
 from drafttree_lab.winner_map.agreement import GradedAgreement
-from drafttree_lab.winner_map.cost_grid import PassCosts, cost_grid, tau
+from drafttree_lab.winner_map.cost_grid import GridCosts, cost_grid, tau
 from drafttree_lab.winner_map.families import PLAIN, families
-from drafttree_lab.winner_map.pairs import PlacedPair, implied_target_costs, place, published_pairs
+from drafttree_lab.winner_map.pairs import PlacedPair, place, published_pairs
 from drafttree_lab.winner_map.questions import Answer, answer, questions
 from drafttree_lab.winner_map.text_runs import TextRuns
 
@@ -40,7 +40,7 @@ class MapPoint:
     """
 
     agreement: float
-    costs: PassCosts
+    costs: GridCosts
     entrants: Mapping[str, Entrant]
     auto: float | None
 
@@ -68,7 +68,6 @@ class WinnerMap:
         grades: drafters, by the agreement that was looked for.
         points: points of the map whose families are all counted.
         pairs: the papers' pairs of models; empty before anything is counted.
-        target_costs: v(n) by target and nodes, as the tables of Traversal Verification imply it.
         answers: what the papers leave open.
         prompts: number of prompts.
         looping: how many of their texts end in a loop.
@@ -79,7 +78,6 @@ class WinnerMap:
     grades: list[GradedAgreement]
     points: list[MapPoint]
     pairs: list[PlacedPair]
-    target_costs: Mapping[str, Mapping[int, float]]
     answers: list[Answer]
     prompts: int
     looping: int
@@ -138,7 +136,6 @@ def summarise(runs: TextRuns) -> WinnerMap:
         grades=[grade for each in AGREEMENTS if (grade := runs.found_grade(each))],
         points=[_point(runs, each, costs, texts[each]) for costs in cost_grid() for each in texts],
         pairs=list(_pairs(runs, texts)) if texts else [],
-        target_costs=implied_target_costs(),
         answers=[answer(question, texts) for question in questions()],
         prompts=len(runs.prompts),
         looping=sum(each.looping for each in plain),
@@ -154,7 +151,7 @@ def _kept(runs: TextRuns, agreement: float) -> dict[str, list[TextCounts]] | Non
     return whole if len(whole) == len(found) else None
 
 
-def _point(runs: TextRuns, agreement: float, costs: PassCosts, texts: Mapping[str, Sequence[TextCounts]]) -> MapPoint:
+def _point(runs: TextRuns, agreement: float, costs: GridCosts, texts: Mapping[str, Sequence[TextCounts]]) -> MapPoint:
     entrants = {PLAIN: Entrant(PLAIN, 1.0)}
     for name, settings in families().items():
         speedups = {spec: costs.speedup(texts[spec]) for spec in settings}
