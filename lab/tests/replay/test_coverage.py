@@ -14,11 +14,11 @@ TRUTH = 1.2
 def tokens_per_round(sets, prompts, generator):
     """Rounds of two methods on texts of 64 tokens, `[2, sets, prompts]`.
 
-    Prompts of a set differ by a third, which both methods share, and by another third of their own, as texts of the
-    replay do; the second method is ahead by `TRUTH` on every prompt in the mean of logarithms.
+    Prompts of a set differ by a quarter to a half, which both methods share, and by another third of their own, as
+    texts of the replay do; the second method is ahead by `TRUTH` on every prompt in the mean of logarithms.
     """
-    level = np.linspace(0.4, 1.2, sets)[:, None]
-    shared = generator.normal(level, 0.33, (sets, prompts))
+    level, spread = np.linspace(0.4, 1.2, sets)[:, None], np.linspace(0.25, 0.5, sets)[:, None]
+    shared = generator.normal(level, spread, (sets, prompts))
     taus = np.exp(shared + generator.normal(0.0, 0.33, (2, sets, prompts)))
     taus[1] *= TRUTH
     return 64 / taus

@@ -7,7 +7,7 @@ import pytest
 from drafttree.core.cost_curve import Costs
 from drafttree.policies import Chain
 from drafttree_lab.replay.experiment import Block, Setting
-from drafttree_lab.replay.paper import Bound, Comparison
+from drafttree_lab.replay.paper import Bound, Comparison, Trend
 from drafttree_lab.replay.pass_costs import PassCosts
 from drafttree_lab.replay.replay_method import ReplayMethod
 from lab_helpers.replay_cells import counted, keep_times, measured, plain
@@ -138,7 +138,10 @@ def test_counts_judge_by_the_papers_costs_and_times_by_the_machine(priced):
 def test_without_the_papers_costs_counts_do_not_judge_a_speed(experiment):
     found = measured(experiment, {"a": texts(LOW, HIGH), "b": texts(LOW, HIGH)})
     by_counts, _ = both(found, speed())
-    assert (by_counts.outcome, by_counts.said) == ("not run", "the paper tells no cost of the draft passes of tree")
+    assert (by_counts.outcome, by_counts.said) == (
+        "not run",
+        "the cost of the draft passes of tree is not known: the paper does not tell it",
+    )
 
 
 def test_a_contradiction_says_which_term_decides(priced):
@@ -181,3 +184,18 @@ def test_one_prompt_has_a_value_and_no_interval(experiment):
     found = measured(experiment, {"a": texts(LOW, HIGH, 1), "b": texts(LOW, HIGH, 1)})
     value = found.value(experiment.blocks[0], "tree", "tau")
     assert (value.mean, value.low, value.high, value.prompts) == (4.0, None, None, 1)
+
+
+def test_a_claim_on_one_set_rests_on_the_prompts_of_that_set(experiment):
+    found = measured(experiment, {"a": texts(LOW, HIGH, 20), "b": texts(LOW, HIGH, 6)})
+    own = both(found, claim("tree@b", "chain@b"))[0]
+    assert (own.outcome, own.prompts) == ("too few", 6)
+    other = both(found, claim("tree@a", "chain@a"))[0]
+    assert (other.outcome, other.prompts) == ("reproduced", 20)
+
+
+def test_a_trend_over_one_value_is_not_run(experiment):
+    ways = experiment.blocks[0].ways
+    one = replace(experiment, blocks=[Block(Setting("a", 0.0, 50, None), 50, ways)])
+    own = Trend(kind="trend", id="x", text="so", line=1, metric="tau", method="tree", sign=">")
+    assert both(measured(one, {"a@50": texts(LOW, HIGH, 10)}), own)[0].outcome == "not run"

@@ -129,4 +129,7 @@ def test_costs_are_told_where_a_speed_is_counted(experiment):
     costs = {name: PassCosts(0.1, Costs((1, 60), (1.0, 1.5))) for name in ("chain", "tree")}
     known = replace(experiment, model="large", costs=costs)
     told = summarise(measured(known, texts(experiment)), ended=None, done=1, tasks=1).costs
-    assert told == ("costs of the paper's large in plain target passes: c = 0.1 (chain, tree); v(1) = 1, v(60) = 1.5")
+    assert told == (
+        "costs of the paper's large in plain target passes: "
+        "c = 0.1 (chain, tree); v(1) = 1, v(60) = 1.5, on in proportion"
+    )

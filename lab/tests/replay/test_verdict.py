@@ -103,6 +103,9 @@ def test_a_claim_that_hangs_on_an_open_number_is_left_open_where_others_differ()
     assert "; the paper does not tell a*, here 0.7: at a* = 0.4 1.5" in found.said
     settled = judged(own.model_copy(update={"others": {"a* = 0.9": "same"}}), values)
     assert settled.outcome == "contradicted"
+    values["unsure"] = around(1.0, seed=4)
+    unsure = judged(own.model_copy(update={"others": {"a* = 0.9": "unsure"}}), values)
+    assert unsure.outcome == "contradicted"  # another value that decides nothing contradicts nothing
 
 
 def test_the_correction_takes_back_what_it_does_not_bear():
@@ -111,7 +114,9 @@ def test_the_correction_takes_back_what_it_does_not_bear():
     taken = correct(found, 0.3, 16)
     assert (taken.outcome, taken.reason) == ("undecided", None)
     assert taken.said == "1.20 [1.01, 1.43]; p is 0.30 with Holm's correction for 16 main claims"
-    assert correct(Judgement("undecided", "x", p=0.5), 1.0, 16).said == "x"
+    # at p = 0.3 for 0.03 the level is 0.05 / 10, whose quantile of the normal law is 2.81, over 2.17 of p
+    assert taken.needed == int(np.ceil(12 * (stats.norm.isf(0.0025) / stats.norm.isf(0.015)) ** 2))
+    assert correct(Judgement("undecided", "x", p=0.5, prompts=12), 1.0, 16).said == "x"
 
 
 def test_outcomes_are_counted():

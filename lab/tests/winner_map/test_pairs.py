@@ -2,7 +2,7 @@
 
 import pytest
 
-from drafttree_lab.winner_map.pairs import PublishedPair, place, published_cost, published_pairs
+from drafttree_lab.winner_map.pairs import PublishedPair, place, published_costs, published_pairs
 
 
 def pair(tau):
@@ -15,11 +15,13 @@ def test_costs_are_those_of_the_printed_numbers():
     assert len(found) == len(published_pairs()) == 9
     vicuna = found["Vicuna-13B"]
     assert vicuna.tau == pytest.approx((6.61 + 6.74 + 8.31 + 7.12 + 5.24 + 6.93) / 6)
-    assert vicuna.draft_cost == published_cost("talon", "TALON") == pytest.approx((6.61 / 3.78 - 1) / 9, abs=1e-3)
-    dynatree = ((6.82 / 1.47 - 1) / 8 + (4.56 / 1.26 - 1) / 5) / 2
+    assert (
+        vicuna.draft_cost == published_costs("talon", "TALON").draft == pytest.approx((6.61 / 3.78 - 1) / 9, abs=1e-3)
+    )
+    dynatree = (6.82 / 1.47 - 4.56 / 1.26) / 3
     assert found["Pythia-2.8B, WikiText-2"].draft_cost == pytest.approx(dynatree, abs=1e-3)
     assert found["Pythia-2.8B, PG-19"].tau == 4.56
-    assert found["Llama3.1-8B"].draft_cost == pytest.approx((3.88 / (51.2 / 34.5) - 1) / 5, abs=1e-3)
+    assert found["Llama3.1-8B"].draft_cost == pytest.approx((3.88 / (51.2 / 34.5) - 1) / 5, abs=2e-3)
     assert found["Llama3.1-8B"].sampled
     assert not vicuna.sampled
 

@@ -2,8 +2,9 @@
 
 import pytest
 
+from drafttree.core.cost_curve import Costs
 from drafttree.loading import make_policy
-from drafttree_lab.winner_map.cost_grid import GridCosts
+from drafttree_lab.replay.pass_costs import PassCosts
 from drafttree_lab.winner_map.questions import Question, Ratio, answer, questions, verdict
 from winner_map.test_cost_grid import counts
 
@@ -23,7 +24,7 @@ def test_the_policies_are_the_papers_with_what_is_asked_changed():
 
 
 def test_an_answer_has_the_ratios_of_r():
-    question = Question("fast over slow", "fast", "slow", GridCosts(0.1, 0.0))
+    question = Question("fast over slow", "fast", "slow", PassCosts(0.1, Costs((1,), (1.0,))))
     found = answer(question, {0.8: {"fast": FAST, "slow": SLOW}, 0.2: {"fast": SLOW, "slow": FAST}})
     rate = {"fast": 24 / (6 * 1.2), "slow": 24 / (12 * 1.2)}
     assert [each.agreement for each in found.ratios] == [0.2, 0.8]

@@ -67,7 +67,11 @@ def _show_pairs(found: WinnerMap) -> None:
 def _show_answers(found: WinnerMap) -> None:
     agreements = [ratio.agreement for ratio in found.answers[0].ratios]
     table = make_table(
-        "R over R, v(n) = 1", "c", *(f"{each:g}" for each in agreements), "verdict", right=1 + len(agreements)
+        "R over R at the paper's costs",
+        "c",
+        *(f"{each:g}" for each in agreements),
+        "verdict",
+        right=1 + len(agreements),
     )
     table.title = "what the papers leave open, by agreement; brackets: the 95 % interval over prompts has 1 in it"
     for each in found.answers:

@@ -83,11 +83,11 @@ class AssistedGeneration:
 
 @contextmanager
 def _noted(module: nn.Module, passes: list[Pass], *, is_target: bool) -> Iterator[None]:
-    def before(_module: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> None:
+    def before(module: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> None:
         ids = args[0] if args else given["input_ids"]
-        positions = given.get("position_ids")
-        position = 0 if positions is None else int(positions[0, 0])
-        passes.append(Pass(is_target, ids.shape[1], position, time.perf_counter()))
+        if (positions := given.get("position_ids")) is None:
+            raise ConfigError(f"{type(module).__name__} is handed no positions, so rounds cannot be told apart")
+        passes.append(Pass(is_target, ids.shape[1], int(positions[0, 0]), time.perf_counter()))
 
     def after(*_: Any) -> None:
         passes[-1].seconds = time.perf_counter() - passes[-1].begun

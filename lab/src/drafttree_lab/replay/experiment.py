@@ -124,6 +124,10 @@ class Experiment:
         """How the paper averages a metric."""
         return self.averages.get(metric, "texts" if metric in OF_TEXTS else "total")
 
+    def is_of_its_setting(self, block: Block) -> bool:
+        """Whether claims and published numbers are about a block, and not about values of a second axis."""
+        return not self.result.second_axis or block.setting.max_new_tokens == self.result.max_new_tokens
+
     @property
     def runs(self) -> int:
         """Texts of a prompt of every set."""
@@ -188,7 +192,9 @@ def plan(
     blocks = [] if result.unavailable or len(methods) == 1 else list(_blocks(found, result, methods, drafters, sizes))
     if long := [str(value) for value in _lengths(result, sizes) if value > sizes.max_new_tokens]:
         missing[f"{', '.join(long)} tokens"] = f"longer than --max-new-tokens {sizes.max_new_tokens}"
-    model = sizes.model if sizes.model in found.models else next(iter(found.models))
+    printed = {each.model for each in result.published} & found.models.keys()
+    only = printed.pop() if len(printed) == 1 else next(iter(found.models))
+    model = sizes.model if sizes.model in found.models else only
     return Experiment(paper, name, result, blocks, missing, model, dict(_costs(found, model, methods)), found.averages)
 
 
@@ -209,7 +215,7 @@ def _costs(paper: Paper, model: str, methods: Mapping[str, PaperMethod]) -> Iter
         if not method.role:
             yield name, PassCosts(0.0, Costs.of(own.target_pass))
         elif method.role in own.draft_pass:
-            yield name, PassCosts(own.draft_pass[method.role], Costs.of(own.target_pass))
+            yield name, PassCosts(own.draft_pass[method.role], Costs.of(own.target_pass), own.round)
 
 
 def _blocks(
@@ -222,7 +228,7 @@ def _blocks(
         options: dict[str, Any] = {
             "temperature": temperature,
             "max_new_tokens": min(result.max_new_tokens, sizes.max_new_tokens),
-            "prompt_tokens": None if sizes.chat else sizes.prompt_tokens or result.prompt_tokens,
+            "prompt_tokens": None if sizes.chat else sizes.prompt_tokens or result.longest_prompt(name),
             "ignore_eos": paper.ignore_eos,
         }
         varied: dict[str, Any] = {axis.varies: value for axis, value in zip(axes, values, strict=True)}

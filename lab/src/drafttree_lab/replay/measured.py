@@ -15,7 +15,7 @@ from drafttree_lab.replay.jackknife import Fraction, Jackknife
 from drafttree_lab.replay.paper import AUTOREGRESSIVE, GAINS, Claim, Metric, NotComparable, Trend
 from drafttree_lab.replay.pass_costs import BY_PAPER, COUNTED, MEASURED, CostSource, PassCosts
 from drafttree_lab.replay.reasons import find_reason
-from drafttree_lab.replay.task import Fractions, Task, WayTimes
+from drafttree_lab.replay.task import Fractions, Task, WayTimes, short_digest
 from drafttree_lab.replay.text_cell import TIMED, TextCounts, TextTimes
 from drafttree_lab.replay.verdict import Judgement, Verdict, judge
 
@@ -188,7 +188,8 @@ class Measured:
         return self.store.find(self._task(block, number).other_key, Fractions)
 
     def _task(self, block: Block, number: int, repeat: int = 0) -> Task:
-        return Task(self.experiment, block, number, self.digests[block.setting.set][number], repeat)
+        digests = list(self.digests[block.setting.set])
+        return Task(self.experiment, block, number, digests[number], repeat, short_digest(digests[:number]))
 
     def _verdict(self, claim: Claim) -> Verdict:
         if isinstance(claim, NotComparable):
@@ -208,21 +209,28 @@ class Measured:
 
     def _judge(self, claim: Claim, *, by_counts: bool) -> Judgement:
         assert not isinstance(claim, NotComparable)
-        blocks = [each for each in self.experiment.blocks if claim.temperature in (None, each.setting.temperature)]
+        own_setting = filter(self.experiment.is_of_its_setting, self.experiment.blocks)
+        blocks = [each for each in own_setting if claim.temperature in (None, each.setting.temperature)]
         shared = self._shared(blocks, claim.metric, by_counts=by_counts)
         if not shared:
-            return Judgement("not run", "no prompt was run in all its methods yet")
+            what = "run" if by_counts else "timed"
+            return Judgement("not run", f"no prompt was {what} in all its methods yet")
         blocks = [block for block in blocks if block.setting.set in shared]
         axis = self._axis(blocks)
+        if isinstance(claim, Trend) and len(axis) < 2:
+            return Judgement("not run", "a trend takes two values of what is varied")
         ends = [f"@{axis[0]}", f"@{axis[-1]}"] if isinstance(claim, Trend) and axis else [""]
         names = [name + end for name in claim.names for end in ends]
         if lacking := next((name for name in names if not _places(name, blocks)), None):
             return Judgement("not run", f"{lacking} is not among what was run")
         places = {name: _places(name, blocks) for name in names}
         every = [place for own in places.values() for place in own]
+        sets = {block.setting.set for block, _ in every}
+        shared = {name: numbers for name, numbers in shared.items() if name in sets}
         needs_costs = by_counts and BASES.get(claim.metric, claim.metric) in COUNTED
         if needs_costs and (unknown := next((way for block, way in every if not self.pass_costs(block, way)), None)):
-            return Judgement("not run", f"the paper tells no cost of the draft passes of {unknown}")
+            reason = "nothing was timed yet" if self.costs.name == MEASURED else "the paper does not tell it"
+            return Judgement("not run", f"the cost of the draft passes of {unknown} is not known: {reason}")
         jackknife = Jackknife({name: len(numbers) for name, numbers in shared.items()})
 
         def means(name: str, metric: Metric) -> Tensor:
@@ -233,7 +241,9 @@ class Measured:
         found = judge(claim, means, jackknife, axis, sum(map(len, shared.values())))
         if found.outcome in ("contradicted", "left open") and self.experiment.result.kind == "decoding":
             judged = {name: places[name] for name in names if name not in getattr(claim, "others", {}).values()}
-            return replace(found, reason=find_reason(self, claim.metric, judged, shared, by_counts=by_counts))
+            ratio = found.estimate
+            reason = find_reason(self, claim.metric, judged, shared, by_counts=by_counts, ratio=ratio)
+            return replace(found, reason=reason)
         return found
 
     def _shared(self, blocks: Sequence[Block], metric: Metric, *, by_counts: bool) -> dict[str, list[int]]:

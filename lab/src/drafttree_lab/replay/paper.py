@@ -46,7 +46,7 @@ GAINS: Mapping[Metric, Metric] = {"gain": "tau", "speed_gain": "tokens_per_secon
 """The metric of which each gain is."""
 Average = Literal["texts", "total"]
 """The mean of a figure of every text, or one figure of all texts together: the sum above over the sum below."""
-OF_TEXTS: frozenset[Metric] = frozenset({"tokens_per_second", "speedup", "speed_gain", "ttft", "tpot"})
+OF_TEXTS: frozenset[Metric] = frozenset({"tokens_per_second", "ttft", "tpot"})
 """Metrics that papers average over texts unless they say otherwise; of the others they tell the total."""
 
 
@@ -97,12 +97,14 @@ class Model(_Strict):
     Attributes:
         draft_pass: c, the cost of a draft pass, by role.
         target_pass: v(n), the cost of a target pass over so many nodes, linear between them; the first is of 1.
+        round: h, the cost of a round beside its passes.
         source: how the paper's numbers tell it.
         line: the line of the paper's text that has the numbers.
     """
 
     draft_pass: dict[str, float]
     target_pass: dict[int, float] = {1: 1.0}
+    round: float = 0.0
     source: str
     line: int
 
@@ -336,7 +338,7 @@ class Result(_Strict):
         metrics: shown, the first one first.
         over: by method, the method that its gains are over; plain decoding where none is named.
         max_new_tokens: new tokens of the paper.
-        prompt_tokens: the paper's longest prompt; None if it is not told.
+        prompt_tokens: the paper's longest prompt, or that of each set; None if it is not told.
         published: values.
         claims: what the paper concludes.
         not_comparable: what of it says nothing here, and why; None if all of it does.
@@ -355,11 +357,15 @@ class Result(_Strict):
     metrics: list[Metric] = []
     over: dict[str, str] = {}
     max_new_tokens: int = 512
-    prompt_tokens: int | None = None
+    prompt_tokens: int | dict[str, int] | None = None
     published: list[Published] = []
     claims: list[Claim] = []
     not_comparable: str | None = None
     unavailable: str | None = None
+
+    def longest_prompt(self, prompt_set: str) -> int | None:
+        """Tokens of a prompt of a set, at most."""
+        return self.prompt_tokens.get(prompt_set) if isinstance(self.prompt_tokens, dict) else self.prompt_tokens
 
     @property
     def values(self) -> list[AxisValue]:
@@ -377,6 +383,8 @@ class Result(_Strict):
                 method, at, place = name.partition("@")
                 _among(method, (AUTOREGRESSIVE, *self.methods), f"claim {claim.id!r}")
                 _among(place if at else None, places, f"claim {claim.id!r}")
+            if not isinstance(claim, NotComparable) and claim.metric in GAINS:
+                raise ValueError(f"claim {claim.id!r} is on {claim.metric}; compare {GAINS[claim.metric]}")
             if isinstance(claim, Trend) and not self.axis:
                 raise ValueError(f"claim {claim.id!r} is a trend, but there is no axis")
         for block in self.published:

@@ -22,14 +22,17 @@ class PassCosts:
     Attributes:
         draft: c, the cost of a draft pass.
         target: v(n), the cost of a target pass by its nodes.
+        round: h, the cost of a round beside its passes.
     """
 
     draft: float
     target: Costs
+    round: float = 0.0
 
     def total(self, counts: TextCounts) -> float:
-        """The cost of a text: the denominator of R = tau / (v + c delta), times its rounds."""
-        return sum(map(self.target.at, counts.nodes)) + self.draft * sum(counts.passes)
+        """The cost of a text: the denominator of R = tau / (v + c delta + h), times its rounds."""
+        rounds = self.round * len(counts.nodes)
+        return sum(map(self.target.at, counts.nodes)) + self.draft * sum(counts.passes) + rounds
 
     def fraction(self, metric: Metric, counts: TextCounts) -> Fraction:
         """Numerator and denominator of a metric of `COUNTED`, in passes instead of seconds."""

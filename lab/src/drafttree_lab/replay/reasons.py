@@ -11,6 +11,8 @@ from drafttree_lab.replay.pass_costs import PassCosts
 from drafttree_lab.replay.text_cell import TextCounts, TextTimes
 
 SPEEDS: frozenset[Metric] = frozenset({"speedup", "tokens_per_second", "tpot"})
+FALLING: frozenset[Metric] = frozenset({"tpot", "rounds"})
+"""Metrics that are lower for the method that is ahead."""
 PROGRESS: frozenset[Metric] = frozenset({"tau", "path", "rounds", "drafted_share"})
 
 
@@ -41,7 +43,7 @@ class Terms:
         nodes: scored nodes, the root included.
         target: v, cost of the target pass in plain passes.
         draft: c delta, cost of the draft passes.
-        overhead: h, cost of the rest; 0 by counts.
+        overhead: h, cost of the rest.
     """
 
     tau: float
@@ -65,6 +67,7 @@ def find_reason(
     shared: Mapping[str, Sequence[int]],
     *,
     by_counts: bool,
+    ratio: float | None,
 ) -> str | None:
     """One line on the methods of a claim.
 
@@ -74,15 +77,17 @@ def find_reason(
         places: by method of the claim, in its order, the blocks where it stands.
         shared: prompts by set.
         by_counts: whether a speed is counted at given costs.
+        ratio: the judged ratio of the first method to the second.
     """
     found = {name: _terms(cells, own, shared, by_counts=by_counts) for name, own in places.items()}
+    is_ahead = ((ratio or 1.0) > 1) != (metric in FALLING)
     if metric in SPEEDS:
-        return _law(found)
-    return _shares(found) if metric in PROGRESS else None
+        return _law(found, is_ahead=is_ahead)
+    return _shares(found, is_ahead=is_ahead) if metric in PROGRESS else None
 
 
-def _law(found: Mapping[str, Terms]) -> str:
-    """The terms of R = tau / (v + c delta + h), and the one that moves the ratio of two methods most."""
+def _law(found: Mapping[str, Terms], *, is_ahead: bool) -> str:
+    """The terms of R = tau / (v + c delta + h), and the one that puts the first of two methods ahead, or behind."""
     told = "; ".join(
         f"{name}: tau {own.tau:.2f}, v {own.target:.2f} over {own.nodes:.0f} nodes, c delta {own.draft:.2f}"
         + (f", h {own.overhead:.2f}" if own.overhead else "")
@@ -99,12 +104,11 @@ def _law(found: Mapping[str, Terms]) -> str:
         "c delta": (second.draft - first.draft) / cost,
         "h": (second.overhead - first.overhead) / cost,
     }
-    total = sum(moved.values())
-    decisive = max(moved, key=lambda name: moved[name] * (1 if total > 0 else -1))
+    decisive = max(moved, key=lambda name: moved[name] if is_ahead else -moved[name])
     return f"{decisive} decides ({told})"
 
 
-def _shares(found: Mapping[str, Terms]) -> str:
+def _shares(found: Mapping[str, Terms], *, is_ahead: bool) -> str:
     """tau = 1 + levels * accepted share, and which of the two differs more between two methods."""
     told = "; ".join(
         f"{name}: {own.levels:.2f} levels a round, {own.accepted:.2f} accepted" for name, own in found.items()
@@ -115,8 +119,7 @@ def _shares(found: Mapping[str, Terms]) -> str:
     (second,) = others
     levels = log(first.levels / second.levels)
     share = log(first.accepted / first.levels) - log(second.accepted / second.levels)
-    total = levels + share
-    decisive = "the number of levels" if levels * total > share * total else "the accepted share"
+    decisive = "the number of levels" if (levels > share) == is_ahead else "the accepted share"
     return f"{decisive} decides ({told})"
 
 
@@ -142,6 +145,7 @@ def _terms(
                 nodes + sum(counts.nodes),
             )
             if costs:
+                overhead += costs.round * own
                 target += sum(map(costs.target.at, counts.nodes))
                 draft += costs.draft * sum(counts.passes)
                 plain += own

@@ -145,7 +145,10 @@ def _told_costs(measured: Measured) -> str:
     drafts = ", ".join(f"c = {cost:g} ({', '.join(own)})" for cost, own in names.items())
     target = next(iter(experiment.costs.values())).target
     curve = ", ".join(f"v({size}) = {cost:g}" for size, cost in zip(target.sizes, target.costs, strict=True))
-    return f"costs of the paper's {experiment.model} in plain target passes: {drafts}; {curve}"
+    beyond = ", on in proportion" if len(target.sizes) > 1 else ""
+    rounds = max(costs.round for costs in experiment.costs.values())
+    more = f"; h = {rounds:g} a round" if rounds else ""
+    return f"costs of the paper's {experiment.model} in plain target passes: {drafts}; {curve}{beyond}{more}"
 
 
 def _entries(measured: Measured) -> Iterator[Entry]:
@@ -189,7 +192,7 @@ def _published(experiment: Experiment, block: Block, name: str, metric: Metric) 
     method, _, value = name.partition("@")
     axis = experiment.result.axis
     warmth = None if axis and axis.varies == "temperature" else block.setting.temperature  # the columns tell it
-    for each in _published_blocks(experiment):
+    for each in _published_blocks(experiment) if experiment.is_of_its_setting(block) else []:
         fits = each.metric == metric and warmth in (None, each.temperature) and method in each.rows
         if not fits or each.set not in (None, block.setting.set):
             continue

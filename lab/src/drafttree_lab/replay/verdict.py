@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Literal
 
+from scipy.stats import norm
 from torch import Tensor
 
 from drafttree_lab.replay.holm import holm
@@ -13,7 +14,7 @@ from drafttree_lab.replay.jackknife import LEVEL, Estimate, Jackknife
 from drafttree_lab.replay.paper import Bound, Claim, Comparison, Metric, Order, Trend
 
 Outcome = Literal["reproduced", "contradicted", "undecided", "left open", "too few", "not comparable", "not run"]
-"""`left open`: another outcome at other values of a number that the paper does not tell."""
+"""`left open`: reproduced and contradicted, as a number is chosen that the paper does not tell."""
 MOST_PROMPTS = 100_000
 LEAST_PROMPTS = 10
 """With fewer prompts nothing is decided: intervals miss more often than they say."""
@@ -105,6 +106,8 @@ def judge(
 
 
 def _judge_ratio(estimate: Estimate, sign: str, name: str, prompts: int) -> Judgement:
+    if prompts >= LEAST_PROMPTS and not 0 < estimate.value < math.inf:
+        return Judgement("undecided", f"{name} {estimate.value:.2f}: a count of 0 has no ratio", prompts=prompts)
     if estimate.low is None or estimate.high is None or prompts < LEAST_PROMPTS:
         said = f"{name} {estimate.value:.2f} on {prompts} {'prompt' if prompts == 1 else 'prompts'}"
         return Judgement("too few", said, estimate.value, prompts=prompts)
@@ -129,9 +132,9 @@ def _weigh_others(claim: Comparison, found: Judgement, means: Means, jackknife: 
         for value, name in claim.others.items()
     }
     said = f"{found.said}; the paper does not tell {claim.hangs_on}: {', '.join(each.said for each in others.values())}"
-    decided = found.outcome in ("reproduced", "contradicted")
-    differs = any(each.outcome != found.outcome for each in others.values())
-    return replace(found, said=said, outcome="left open" if decided and differs else found.outcome)
+    outcomes = {found.outcome, *(each.outcome for each in others.values())}
+    is_open = outcomes >= {"reproduced", "contradicted"}
+    return replace(found, said=said, outcome="left open" if is_open else found.outcome)
 
 
 def _ratio(claim: Comparison | Bound | Trend, means: Means, axis: Sequence[object]) -> tuple[Tensor, str]:
@@ -196,10 +199,15 @@ def _needed(estimate: Estimate, prompts: int) -> int | None:
 
 def correct(judgement: Judgement, p: float, claims: int) -> Judgement:
     """A judgement with a p-value that was corrected for so many claims."""
-    if judgement.outcome not in ("reproduced", "contradicted") or p <= LEVEL:
+    if judgement.outcome not in ("reproduced", "contradicted", "undecided") or p <= LEVEL or not judgement.p:
         return judgement
+    level = LEVEL * judgement.p / p if p < 1 else LEVEL / claims
+    share = (norm.isf(level / 2) / norm.isf(judgement.p / 2)) ** 2 if judgement.p < 1 else math.inf
+    needed = math.ceil(judgement.prompts * share) if judgement.prompts * share <= MOST_PROMPTS else None
+    if judgement.outcome == "undecided":
+        return replace(judgement, needed=needed)
     said = f"{judgement.said}; p is {p:.2f} with Holm's correction for {claims} main claims"
-    return replace(judgement, outcome="undecided", said=said, reason=None)
+    return replace(judgement, outcome="undecided", said=said, needed=needed, reason=None)
 
 
 def count_outcomes(judgements: Iterable[Judgement | None]) -> Mapping[str, int]:

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 
+from drafttree.core.cost_curve import Costs
 from drafttree_lab.replay.paper import AVERAGE, Result, read_paper
+from drafttree_lab.replay.pass_costs import PassCosts
 from drafttree_lab.winner_map.families import canonical
 
 DYNATREE, TALON, TRAVERSAL = "dynatree-v2", "talon", "traversal"
@@ -54,12 +56,12 @@ def published_pairs() -> list[PublishedPair]:
     return [*_talon(), *_dynatree(), *_traversal()]
 
 
-def published_cost(paper: str, method: str, model: str | None = None) -> float:
-    """c of a method's drafter, on a target of the paper or on its first one."""
+def published_costs(paper: str, method: str, model: str | None = None) -> PassCosts:
+    """The costs of a method's passes, on a target of the paper or on its first one."""
     found = read_paper(paper)
-    role = found.methods[method].role
+    own, role = found.models[model or next(iter(found.models))], found.methods[method].role
     assert role
-    return found.models[model or next(iter(found.models))].draft_pass[role]
+    return PassCosts(own.draft_pass[role], Costs.of(own.target_pass), own.round)
 
 
 def place(pair: PublishedPair, lengths: Mapping[float, float]) -> PlacedPair:
@@ -81,13 +83,13 @@ def _talon() -> Iterator[PublishedPair]:
     result = read_paper(TALON).results["1"]
     for model in read_paper(TALON).models:
         tau = fmean(_lengths(result, EAGLE, model).values())
-        yield PublishedPair(model, TALON, _policy(TALON, EAGLE), tau, published_cost(TALON, EAGLE, model))
+        yield PublishedPair(model, TALON, _policy(TALON, EAGLE), tau, published_costs(TALON, EAGLE, model).draft)
 
 
 def _dynatree() -> Iterator[PublishedPair]:
     for model in read_paper(DYNATREE).models:
         for name, tau in _lengths(read_paper(DYNATREE).results["3"], LINEAR, model).items():
-            policy, cost = _policy(DYNATREE, LINEAR, name), published_cost(DYNATREE, LINEAR, model)
+            policy, cost = _policy(DYNATREE, LINEAR, name), published_costs(DYNATREE, LINEAR, model).draft
             yield PublishedPair(f"{model}, {name}", DYNATREE, policy, tau, cost)
 
 
@@ -95,7 +97,7 @@ def _traversal() -> Iterator[PublishedPair]:
     for table in ("2", "3"):
         result = read_paper(TRAVERSAL).results[table]
         model = result.published[0].model
-        tau, cost = _lengths(result, CHAIN, model)[AVERAGE], published_cost(TRAVERSAL, CHAIN, model)
+        tau, cost = _lengths(result, CHAIN, model)[AVERAGE], published_costs(TRAVERSAL, CHAIN, model).draft
         yield PublishedPair(model, TRAVERSAL, _policy(TRAVERSAL, CHAIN), tau, cost, sampled=True)
 
 

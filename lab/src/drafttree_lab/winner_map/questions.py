@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from drafttree_lab.replay.jackknife import Jackknife
+from drafttree_lab.replay.pass_costs import PassCosts
 from drafttree_lab.replay.text_cell import TextCounts
-from drafttree_lab.winner_map.cost_grid import GridCosts
 from drafttree_lab.winner_map.families import canonical, published_policy
-from drafttree_lab.winner_map.pairs import published_cost
+from drafttree_lab.winner_map.pairs import published_costs
 
 TARGETS, ROBUST = (0.4, 0.7), (0, 2, 3)
 """a* of DynaTree, of which the paper gives no value, and the k of TALON beside the paper's own choice."""
@@ -31,7 +31,7 @@ class Question:
     text: str
     left: str
     right: str
-    costs: GridCosts
+    costs: PassCosts
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,7 @@ class Answer:
 
 def questions() -> list[Question]:
     """All questions."""
-    dynatree = GridCosts(published_cost("dynatree-v2", "DynaTree"), 0.0)
-    talon = GridCosts(published_cost("talon", "TALON"), 0.0)
+    dynatree, talon = published_costs("dynatree-v2", "DynaTree"), published_costs("talon", "TALON")
     history, none = (published_policy("dynatree-v2", name) for name in ("DynaTree", "DynaTree without history"))
     fixed = published_policy("dynatree-v2", "Fixed Tree")
     robust, eagle = (published_policy("talon", name) for name in ("TALON", "EAGLE-3"))
@@ -102,7 +101,10 @@ def answer(question: Question, texts: Texts) -> Answer:
 
 
 def _ratio(question: Question, agreement: float, texts: Mapping[str, Sequence[TextCounts]]) -> Ratio:
-    sides = [[question.costs.fraction(each) for each in texts[side]] for side in (question.left, question.right)]
+    sides = [
+        [question.costs.fraction("tokens_per_second", each) for each in texts[side]]
+        for side in (question.left, question.right)
+    ]
     jackknife = Jackknife({GROUP: len(sides[0])})
     left, right = (jackknife.mean([(GROUP, side)]) for side in sides)
     found = jackknife.estimate(left / right)
