@@ -199,3 +199,13 @@ def test_a_trend_over_one_value_is_not_run(experiment):
     one = replace(experiment, blocks=[Block(Setting("a", 0.0, 50, None), 50, ways)])
     own = Trend(kind="trend", id="x", text="so", line=1, metric="tau", method="tree", sign=">")
     assert both(measured(one, {"a@50": texts(LOW, HIGH, 10)}), own)[0].outcome == "not run"
+
+
+def test_a_trend_that_is_contradicted_names_the_term_that_pulls_it_down(priced):
+    ways = priced.blocks[0].ways
+    blocks = [Block(Setting("a", 0.0, length, None), length, ways) for length in (50, 100)]
+    found = measured(replace(priced, blocks=blocks), {"a@50": texts(LOW, HIGH, 10), "a@100": texts(LOW, LOW, 10)})
+    own = Trend(kind="trend", id="x", text="so", line=1, metric="speedup", method="tree", sign=">")
+    by_counts, _ = both(found, own)
+    assert by_counts.outcome == "contradicted"
+    assert by_counts.reason.startswith("tau decides (tree@50: tau 4.00")

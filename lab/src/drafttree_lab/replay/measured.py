@@ -242,6 +242,8 @@ class Measured:
         if found.outcome in ("contradicted", "left open") and self.experiment.result.kind == "decoding":
             judged = {name: places[name] for name in names if name not in getattr(claim, "others", {}).values()}
             ratio = found.estimate
+            if ratio and isinstance(claim, Trend):  # of the last value over the first, which stands before it
+                ratio = 1 / ratio
             reason = find_reason(self, claim.metric, judged, shared, by_counts=by_counts, ratio=ratio)
             return replace(found, reason=reason)
         return found
