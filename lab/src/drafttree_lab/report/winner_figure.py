@@ -122,26 +122,32 @@ def draw(found: WinnerMap, form: Format, ground: Ground) -> Figure:
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(rows, form.columns, squeeze=False)
     for axes, slope in zip(grid.flat, SLOPES, strict=True):
-        _draw_panel(axes, slope, found.of_slope(slope), ground)
-        if slope == GPU:
-            _draw_pairs(axes, found.pairs, form, ground)
+        pairs = found.pairs if slope == GPU else []
+        _draw_panel(axes, slope, found.of_slope(slope), _marks(pairs), ground)
+        _draw_pairs(axes, pairs, form, ground)
     patches = [Patch(facecolor=ground.cell(color), edgecolor=ground.ink, linewidth=0.5) for color in _colors().values()]
     figure.legend(patches, [*_colors()], loc="outside upper left", ncols=form.keys[0], columnspacing=1.2)
     _list_pairs(figure, found.pairs, form, ground)
     return figure
 
 
-def _draw_panel(axes: Axes, slope: float, points: Sequence[MapPoint], ground: Ground) -> None:
-    """Cells with the fastest family, its R, and that of `auto` below it."""
+def _draw_panel(
+    axes: Axes, slope: float, points: Sequence[MapPoint], marks: Sequence[tuple[float, float]], ground: Ground
+) -> None:
+    """Cells with the fastest family, its R, and that of `auto`, bold where it is greater. Marks stay visible."""
     for point in points:
         x, y = DRAFT_COSTS.index(point.costs.draft), AGREEMENTS.index(point.agreement)
         color = ground.cell(_colors()[point.winner])
         axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=color, edgecolor=ground.paper, linewidth=1.5))
-        name = SHORT.get(point.winner, point.winner)
-        axes.text(x, y + 0.24, name, ha="center", va="center", fontsize="small")
-        axes.text(x, y - 0.02, f"{point.best:.2f}", ha="center", va="center", weight="bold")
+        inside = [left - x for left, low in marks if abs(left - x) <= 0.5 and abs(low - y) <= 0.6]
+        side = 0 if not inside else 1 if sum(inside) < 0 else -1
+        look: dict[str, Any] = {"ha": {0: "center", 1: "right", -1: "left"}[side], "va": "center"}
+        place = x + 0.46 * side
+        axes.text(place, y + 0.27, SHORT.get(point.winner, point.winner), fontsize="small", **look)
+        axes.text(place, y, f"{point.best:.2f}", weight="bold", **look)
         if point.auto is not None:
-            axes.text(x, y - 0.28, f"auto {point.auto:.2f}", ha="center", va="center", fontsize="small")
+            weight = "bold" if point.auto > point.best else "normal"
+            axes.text(place, y - 0.28, f"auto {point.auto:.2f}", fontsize="small", weight=weight, **look)
     axes.set_title(
         f"v(n) = 1 + {slope:g} (n - 1): {SLOPES[slope]}" if slope else f"v(n) = 1: {SLOPES[slope]}", loc="left"
     )
@@ -153,24 +159,19 @@ def _draw_panel(axes: Axes, slope: float, points: Sequence[MapPoint], ground: Gr
     axes.set(xlabel="c, cost of a draft pass", ylabel="agreement of drafter and target")
 
 
+def _marks(pairs: Sequence[PlacedPair]) -> list[tuple[float, float]]:
+    """Where the pairs stand on a panel whose cells are of one size."""
+    costs = [log(cost) for cost in DRAFT_COSTS]
+    return [(_between(costs, log(each.pair.draft_cost)), _between(AGREEMENTS, each.agreement)) for each in pairs]
+
+
 def _draw_pairs(axes: Axes, pairs: Sequence[PlacedPair], form: Format, ground: Ground) -> None:
     """Numbered marks; those of sampled texts are square."""
-    for number, each in enumerate(pairs, start=1):
-        x = _between([log(cost) for cost in DRAFT_COSTS], log(each.pair.draft_cost))
+    look: dict[str, Any] = {"ha": "center", "va": "center", "color": ground.paper, "fontsize": form.font * 0.75}
+    for number, (each, (x, y)) in enumerate(zip(pairs, _marks(pairs), strict=True), start=1):
         shape = "square,pad=0.18" if each.pair.sampled else "circle,pad=0.18"
         box = {"boxstyle": shape, "facecolor": ground.ink, "edgecolor": ground.paper, "linewidth": 1}
-        y = _between(AGREEMENTS, each.agreement)
-        axes.text(
-            x,
-            y,
-            str(number),
-            ha="center",
-            va="center",
-            color=ground.paper,
-            bbox=box,
-            fontsize=form.font * 0.75,
-            zorder=3,
-        )
+        axes.text(x, y, str(number), bbox=box, zorder=3, **look)
 
 
 def _list_pairs(figure: Figure, pairs: Sequence[PlacedPair], form: Format, ground: Ground) -> None:
@@ -198,9 +199,9 @@ def _name(each: PlacedPair) -> str:
 
 
 def _colors() -> Mapping[str, str]:
-    """Colours by family; plain decoding is grey."""
-    *hues, grey = COLORS
-    return {PLAIN: grey, **dict(zip(families(), hues, strict=True))}
+    """Colours by family, those that win beside each other far apart; plain decoding is grey."""
+    blue, vermilion, green, purple, ochre, sky, grey = COLORS
+    return {PLAIN: grey, **dict(zip(families(), (blue, sky, green, purple, ochre, vermilion), strict=True))}
 
 
 def _between(ticks: Sequence[float], value: float) -> float:
