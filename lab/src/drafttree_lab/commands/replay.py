@@ -43,7 +43,8 @@ def replay(
     counts_only: Annotated[bool, typer.Option("--counts-only", help="Time nothing: any machine will do.")] = False,
     inflate: Annotated[str | None, typer.Option(help=f"Cost of the target: {', '.join(SHAPES)}.")] = None,
     model: Annotated[
-        str | None, typer.Option(help="The papers' target to compare with, such as Qwen3-8B; else the first of each.")
+        str | None,
+        typer.Option(help="The papers' target to compare with, such as Qwen3-8B; else each result's own."),
     ] = None,
     cost: Annotated[
         str, typer.Option(help='Costs of passes by which counts decide: "published", "measured" or "c=0.08,v=1".')

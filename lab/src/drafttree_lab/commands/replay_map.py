@@ -53,8 +53,7 @@ def replay_map(context: typer.Context, extra: Collection[str]) -> None:
     store = load.open_store(given["out"], given["minutes"], map=True, drafter=who.drafters[ROLE], **decides)
     runs = TextRuns(decoder, store, given["max_new_tokens"], given["seed"])
     with store.interruptible():
-        looping = lambda ids: runs.plain(ids).looping  # noqa: E731
-        runs.prompts = choose_prompts(sets, given["limit"], given["seed"], looping)
+        runs.prompts = choose_prompts(sets, given["limit"], given["seed"], runs.is_looping)
     if store.interrupted:
         raise NothingFinished(store)
     with progress(count_steps(len(runs.prompts))) as advance:

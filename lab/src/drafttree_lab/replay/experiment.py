@@ -42,7 +42,8 @@ class Sizes:
         repeats: turns of every prompt.
         chat: whether prompts are chats, which are not cut.
         points: values of an axis at most, the first and the last among them; None for all.
-        model: a target of the papers, whose published numbers and costs are compared; None for the first of each.
+        model: a target of the papers, whose published numbers and costs are compared; None for that
+            of each result, or the paper's first where a result has several.
     """
 
     limit: int = 10

@@ -15,7 +15,7 @@ from drafttree_lab.replay.jackknife import Fraction, Jackknife
 from drafttree_lab.replay.paper import AUTOREGRESSIVE, GAINS, Claim, Metric, NotComparable, Trend
 from drafttree_lab.replay.pass_costs import BY_PAPER, COUNTED, MEASURED, CostSource, PassCosts
 from drafttree_lab.replay.reasons import find_reason
-from drafttree_lab.replay.task import Fractions, Task, WayTimes, short_digest
+from drafttree_lab.replay.task import Fractions, Task, WayTimes
 from drafttree_lab.replay.text_cell import TIMED, TextCounts, TextTimes
 from drafttree_lab.replay.verdict import Judgement, Verdict, judge
 
@@ -167,14 +167,16 @@ class Measured:
         if metric == "speedup":
             speed = partial(self._values, jackknife, block, metric="tokens_per_second", numbers=numbers)
             return speed(name, by_counts=by_counts) / speed(AUTOREGRESSIVE, by_counts=by_counts)
-        fractions = [self._fraction(block, name, metric, number, by_counts=by_counts) for number in numbers]
+        costs = self.pass_costs(block, name) if by_counts and metric in COUNTED else None
+        fractions = [self._fraction(block, name, metric, number, costs) for number in numbers]
         return jackknife.mean([(block.setting.set, fractions)], self.experiment.average(metric))
 
-    def _fraction(self, block: Block, name: str, metric: Metric, number: int, *, by_counts: bool) -> Fraction:
+    def _fraction(self, block: Block, name: str, metric: Metric, number: int, costs: PassCosts | None) -> Fraction:
+        """What a prompt adds to a metric; a speed is counted where costs are given, and timed where not."""
         if found := self._other(block, number):
             return found[name]
         counts = self.counts(block, name, number)
-        if by_counts and metric in COUNTED and counts and (costs := self.pass_costs(block, name)):
+        if costs and counts:
             return costs.fraction(metric, counts)
         if metric in TIMED:
             turns = [each.fraction(metric) for each in self.turns(block, name, number)]
@@ -188,8 +190,8 @@ class Measured:
         return self.store.find(self._task(block, number).other_key, Fractions)
 
     def _task(self, block: Block, number: int, repeat: int = 0) -> Task:
-        digests = list(self.digests[block.setting.set])
-        return Task(self.experiment, block, number, digests[number], repeat, short_digest(digests[:number]))
+        digests = self.digests[block.setting.set]
+        return Task(self.experiment, block, number, digests[number], repeat, digests[:number])
 
     def _verdict(self, claim: Claim) -> Verdict:
         if isinstance(claim, NotComparable):

@@ -18,6 +18,11 @@ class ReplayMethod(Method):
     lossy_window: int | None = None
 
     @property
+    def learns(self) -> bool:
+        """Whether a text depends on those before it."""
+        return self.drafter is not None and self.policy.remembers and not self.assisted
+
+    @property
     def spec(self) -> str:
         if self.assisted:
             return f"{self.drafter}|transformers assisted"

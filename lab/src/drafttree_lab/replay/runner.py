@@ -114,7 +114,7 @@ class Runner:
         if self.timed and way.spec not in self.warm:
             self.warm.add(way.spec)
             self.make_decoder(way).generate(prompt, **options)
-        if way.drafter and way.policy.remembers and not way.assisted:
+        if way.learns:
             return self._write_next(task, way, options)
         return self.make_decoder(way).generate(prompt, **options)
 

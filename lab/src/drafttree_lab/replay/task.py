@@ -29,7 +29,7 @@ class Task:
         prompt: number of the prompt in its set.
         digest: the digest of its token ids.
         repeat: number of the repeat.
-        before: the digest of the prompts before it in its set, which policies that learn between texts have seen.
+        earlier: digests of the prompts before it in its set, which policies that learn between texts have seen.
     """
 
     experiment: Experiment
@@ -37,7 +37,7 @@ class Task:
     prompt: int
     digest: str
     repeat: int
-    before: str = ""
+    earlier: Sequence[str] = ()
 
     @property
     def turn_key(self) -> Key:
@@ -53,7 +53,7 @@ class Task:
 
     def counts_key(self, way: ReplayMethod) -> Key:
         """Of the counts of one of its ways, which every result with the same setting shares."""
-        learned = [self.before] if way.drafter and way.policy.remembers else []
+        learned = [short_digest(list(self.earlier))] if way.learns else []
         return ("counts", way.spec, *setting_key(self.block.setting), self.digest, *learned)
 
 
@@ -85,4 +85,4 @@ def tasks(experiments: Sequence[Experiment], digests: Digests, repeats: int) -> 
             for block in each.blocks:
                 own = digests[each.paper, block.setting.set][: each.most_prompts]
                 if number < len(own):
-                    yield Task(each, block, number, own[number], repeat, short_digest(list(own[:number])))
+                    yield Task(each, block, number, own[number], repeat, own[:number])

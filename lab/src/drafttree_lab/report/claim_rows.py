@@ -12,7 +12,7 @@ OUTCOMES: Mapping[str, str] = {
     "reproduced": "measured as the paper says",
     "contradicted": "measured the other way round",
     "undecided": "the interval holds both",
-    "left open": "another outcome at other values of a number that the paper leaves open",
+    "left open": "reproduced at one value of a number that the paper leaves open, contradicted at another",
     "too few": f"fewer than {LEAST_PROMPTS} prompts decide nothing",
     "not comparable": "it can be run, but would say nothing about the claim",
     "not run": "the reason stands beside it",

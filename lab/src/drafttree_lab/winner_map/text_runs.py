@@ -50,6 +50,10 @@ class TextRuns:
         """The target's own greedy text."""
         return self.store.run(_plain_key(prompt), TextCounts, lambda: self._write(self.plain_decoder, prompt))
 
+    def is_looping(self, prompt: Sequence[int]) -> bool:
+        """Whether the target's own text after a prompt ends in a loop."""
+        return self.plain(prompt).looping
+
     def found_plain(self, prompt: Sequence[int]) -> TextCounts | None:
         """The target's own text where it is kept."""
         return self.store.find(_plain_key(prompt), TextCounts)
