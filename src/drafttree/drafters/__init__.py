@@ -8,6 +8,7 @@ from drafttree.drafters.lookup import PromptLookupDrafter
 from drafttree.drafters.match_index import LookupDrafter
 from drafttree.drafters.medusa import MedusaDrafter
 from drafttree.drafters.mixed import MixedDrafter
+from drafttree.drafters.mtp import MtpDrafter
 from drafttree.drafters.suffix import SuffixDrafter
 
 LOOKUPS: dict[str, type[LookupDrafter]] = {"lookup": PromptLookupDrafter, "suffix": SuffixDrafter}
@@ -24,6 +25,7 @@ __all__ = [
     "LookupDrafter",
     "MedusaDrafter",
     "MixedDrafter",
+    "MtpDrafter",
     "PromptLookupDrafter",
     "SuffixDrafter",
 ]

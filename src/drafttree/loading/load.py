@@ -127,11 +127,12 @@ def load(
     nodes = (1, ADAPTED_NODES) if chosen_policy.uses_costs else (chosen_policy.most_nodes,)
     nodes = (1,) if drafter in (None, "none") else nodes
     on, kind = find_placement(target, dtype, device, quantize, nodes)
-    if isinstance(drafter, str) and drafter == "auto":
+    if drafter != "auto":
+        check_drafter_exists(drafter)
+    model = load_model(target, kind, on, quantize, tensor_parallel_size, low_memory=low_memory)
+    if drafter == "auto":  # the files of a target from the hub are at hand now
         drafter, reason = choose_drafter(target)
         logger.log(logging.WARNING if drafter in LOOKUPS else logging.INFO, "drafter: %s (%s)", drafter, reason)
-    check_drafter_exists(drafter)
-    model = load_model(target, kind, on, quantize, tensor_parallel_size, low_memory=low_memory)
     tokenizer = tokenizer or load_tokenizer(target)
     eos = eos_ids(model, tokenizer)
     wrapped = TargetModel(model, select)

@@ -10,6 +10,8 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
@@ -38,7 +40,7 @@ from drafttree.models.fused.packed_linear import pack_linear
 
 LAYER_COUNT = re.compile("(n|num)_((hidden|encoder|decoder)_)?layers?|(encoder|decoder)_layers")
 MAX_LAYERS = 1000
-DRAFTERS = [*zoo.NAMES, *LOOKUPS, "none", "auto"]
+DRAFTERS = [*zoo.NAMES, *LOOKUPS, "mtp", "none", "auto"]
 ModelSource = str | Path | PreTrainedModel
 """An embedded name, a folder, a hub name or a loaded model."""
 
@@ -111,7 +113,7 @@ def load_model(
             check_shares(source, config, tensor_parallel_size, device)
         if (settings_file := Path(path) / "generation_config.json").is_file():
             _check_settings(settings_file)
-        with _quiet():
+        with quiet():
             options = _attention(config) | sharding_options(tensor_parallel_size)
             loaded: Any = model_class.from_pretrained(
                 path, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
@@ -230,6 +232,19 @@ def find_folder(source: str | Path) -> Path:
     return path if path.is_dir() else download(str(source))
 
 
+def local_folder(name: str) -> Path | None:
+    """The folder of an embedded name, a path or a hub name as far as it is on this machine, else None."""
+    if name in zoo.NAMES:
+        return zoo.folder(name)
+    if Path(name).is_dir():
+        return Path(name)
+    try:
+        found = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:
+        return None
+    return Path(found).parent if isinstance(found, str) else None
+
+
 def _resolve(source: str | Path, known: Iterable[str] = zoo.NAMES, kind: str = "model") -> str:
     """The folder of an embedded model or a local path; anything else is a hub name, unless it looks like a path."""
     name = str(source)
@@ -327,7 +342,7 @@ def _make_contiguous(_: nn.Module, state: dict[str, Tensor], *__: object) -> Non
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without transformers' report on weights, which `_check_weights` puts in one line."""
     before = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()

@@ -3,6 +3,7 @@
 A new kind of heads is one file with a `HeadFormat`, named in `registry.py`.
 """
 
+from drafttree.drafters.formats import mtp
 from drafttree.drafters.formats.checkpoints import INDICES, download, read_config, read_json, read_tensors
 from drafttree.drafters.formats.head_checkpoint import SIZES, Checkpoint, HeadFormat, listed, misshapen
 from drafttree.drafters.formats.registry import FORMATS, LANGUAGE_MODEL, PUBLISHED, UnsupportedDrafter, recognise
@@ -20,6 +21,7 @@ __all__ = [
     "download",
     "listed",
     "misshapen",
+    "mtp",
     "read_config",
     "read_json",
     "read_tensors",

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 from drafttree.drafters.formats.checkpoints import TEXT, TEXTS, entry
 
 ADVICE = "use an EAGLE-3, Medusa or Hydra head made for the target, a smaller language model, or lookup"
-OWN_EMBEDDING = {"embed_tokens.weight", "lm_head.weight"}
 
 
 class Unsupported(NamedTuple):
@@ -28,12 +27,6 @@ class Unsupported(NamedTuple):
 
 def _any(pattern: str) -> Callable[[Collection[str]], bool]:
     return lambda names: any(re.match(pattern, name) for name in names)
-
-
-def _only_mtp(names: Collection[str]) -> bool:
-    """A whole model may have these layers beside its own, and is a language model."""
-    own = set(names) - OWN_EMBEDDING
-    return bool(own) and all(re.match(r"mtp(_layers)?\.", name) for name in own)
 
 
 def _before_eagle3(names: Collection[str]) -> bool:
@@ -58,7 +51,6 @@ KINDS = (
         _any(r"(pre|post)_projection\."),
         r"\w+_assistant$",
     ),
-    Unsupported("multi-token-prediction layers (mtp.*)", "they are a part of their model", _only_mtp, r"mtp\w*$"),
     Unsupported(
         "an EAGLE-1 or EAGLE-2 head",
         "EAGLE-3 replaced it",

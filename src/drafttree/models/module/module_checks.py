@@ -14,6 +14,7 @@ from drafttree.core.errors import ModelError
 from drafttree.models.module.long_rope import ropes
 
 TREE_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
+STATELESS_LAYERS = TREE_LAYERS | {"moe", "mlp"}
 HYBRID_LAYERS = {"linear_attention", "conv", "mamba", "hybrid", "hybrid_sliding", "moe", "mlp"}
 """Kinds of layers of hybrids beside attention; the recurrent ones run level by level (`recurrent_layers`)."""
 RESTARTING_FAMILIES = {"jamba", "zamba"}
@@ -57,10 +58,10 @@ def incompatibility(module: PreTrainedModel) -> str | None:
         return "no layers"
     # models of recurrent layers alone, which no pass reads in a tree, take no positions
     is_hybrid = bool(recurrent_layers(module)) and "position_ids" in signature(module.forward).parameters
-    known = TREE_LAYERS | HYBRID_LAYERS if is_hybrid else TREE_LAYERS
+    known = TREE_LAYERS | HYBRID_LAYERS if is_hybrid else STATELESS_LAYERS
     types = set(getattr(config, "layer_types", None) or ())
     foreign = ", ".join(sorted(types - known))
-    only_attends = bool(types) and types <= TREE_LAYERS  # as some models of Granite 4
+    only_attends = bool(types) and types <= STATELESS_LAYERS  # as some models of Granite 4
     if getattr(module, "_is_stateful", False) and not (is_hybrid or only_attends):
         return f"recurrent layers ({foreign or config.model_type})"
     if foreign:
@@ -95,7 +96,7 @@ def takes_mask(module: PreTrainedModel) -> bool:
 def _knows_attention_functions(module: PreTrainedModel) -> bool:
     """Whether layers hand all they are given to transformers' attention functions, which few hybrids say of theirs."""
     decoder = decoder_of(module)
-    is_hybrid = bool(recurrent_layers(module))
+    is_hybrid = getattr(module, "_is_stateful", False) or bool(recurrent_layers(module))
     return decoder._supports_attention_backend or (is_hybrid and decoder._can_set_attn_implementation())
 
 
