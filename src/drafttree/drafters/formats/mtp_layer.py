@@ -41,12 +41,12 @@ def decoder_layer(
     title = f"an MTP layer of {family.model_type}"
     renamed = RENAMED.get(family.model_type, {})
     try:
-        config = _config(family, tensors.keys(), index)
+        config = layer_config(family, tensors.keys(), index)
         config._attn_implementation = own_attention(target)
         mapping: Any = MODEL_FOR_CAUSAL_LM_MAPPING
         make: Any = mapping[type(config)] if type(config) in mapping else type(target)
         with torch.device("meta"):
-            layers, last = _names(make(config))
+            layers, last = names_in(make(config))
         state = {layers + _replaced(name, renamed): tensor for name, tensor in tensors.items()} | {last: norm}
         module, found = make.from_pretrained(
             None,
@@ -72,7 +72,7 @@ def decoder_layer(
     return module, module.get_submodule(last.rpartition(".")[0])
 
 
-def _config(family: PreTrainedConfig, names: Collection[str], index: int) -> PreTrainedConfig:
+def layer_config(family: PreTrainedConfig, names: Collection[str], index: int) -> PreTrainedConfig:
     """The config of a language model whose layers have tensors of these names."""
     config: Any = deepcopy(family)
     sparse = any(".experts." in name for name in names)
@@ -100,7 +100,7 @@ def block_types(family: PreTrainedConfig) -> list[str] | None:
     return getattr(family, "mtp_layers_block_type", None)
 
 
-def _names(module: PreTrainedModel) -> tuple[str, str]:
+def names_in(module: PreTrainedModel) -> tuple[str, str]:
     """What a model calls its layers, and the weight of its final norm."""
     decoder: Any = module.get_decoder()
     path = next(name for name, part in module.named_modules() if part is decoder)
