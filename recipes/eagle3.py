@@ -3,11 +3,12 @@
     python recipes/eagle3.py --target embedded --data shared/data --out build/eagle3 --heads 6
 
 The head is unrolled over `--heads` levels as in drafting (`unrolled.py`): beyond the first, it reads its own outputs
-instead of the target's hidden states, and attends to the rows its KV cache would hold then. Every level learns the target's probabilities. `--out/final` then holds a head in SpecForge's format,
-without the target's embedding, and without its vocabulary projection unless `--own-projection` trains another.
-`--draft-vocab` leaves rare tokens out. `--export full` makes a head for SafeAILab's code, SGLang and vLLM too: they ask
-for a projection in the file, and SafeAILab's for one layer whose attention heads fill the target's width. Stop it with
-Ctrl-C or SIGTERM: it saves first, and the same command goes on.
+instead of the target's hidden states, and attends to the rows its KV cache would hold then. Every level learns the
+target's probabilities. `--out/final` then holds a head in SpecForge's format, without the target's embedding, and
+without its vocabulary projection unless `--own-projection` trains another. `--draft-vocab` leaves rare tokens out.
+`--export full` makes a head for SafeAILab's code, SGLang and vLLM too: they ask for a projection in the file, and
+SafeAILab's for one layer whose attention heads fill the target's width. Stop it with Ctrl-C or SIGTERM: it saves first,
+and the same command goes on.
 """
 
 import argparse

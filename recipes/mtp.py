@@ -74,7 +74,9 @@ class MtpObjective(HeadObjective):
         with TemporaryDirectory() as saved:  # under the family's own names, which differ where there are experts
             module.to("cpu", torch.bfloat16).save_pretrained(saved)
             tensors = load_file(Path(saved) / "model.safetensors")
-        named = {name.replace(layers, "mtp.layers.").replace(norm, "mtp.norm.weight"): tensors[name] for name in tensors}
+        named = {
+            name.replace(layers, "mtp.layers.").replace(norm, "mtp.norm.weight"): tensors[name] for name in tensors
+        }
         named = {name: tensor for name, tensor in named.items() if name.startswith("mtp.")}
         for part, name in PUBLISHED.items():
             named[f"{name}.weight"] = self.heads[part].weight.detach().to("cpu", torch.bfloat16)
@@ -85,17 +87,17 @@ class MtpObjective(HeadObjective):
 @torch.no_grad()
 def _module(target: PreTrainedModel) -> PreTrainedModel:
     """A language model of one layer that begins as the target's last layer and final norm."""
-    last, (layers, norm) = names_in(target)[0] + str(target.config.get_text_config().num_hidden_layers - 1), names_in(target)
-    old: Any = target.get_submodule(last)
-    config = layer_config(target.config.get_text_config(), [name for name, _ in old.named_parameters()], 0)
+    family = target.config.get_text_config()
+    layers, norm = names_in(target)
+    last: Any = target.get_submodule(f"{layers}{family.num_hidden_layers - 1}")
+    config = layer_config(family, [name for name, _ in last.named_parameters()], 0)
     config._attn_implementation = NAME
     module = type(target)(config)
-    module.get_submodule(names_in(module)[0] + "0").load_state_dict(old.state_dict(), strict=False)
-    path = names_in(module)[1].rpartition(".")[0]
-    module.get_submodule(path).load_state_dict(target.get_submodule(norm.rpartition(".")[0]).state_dict())
+    module.get_submodule(f"{layers}0").load_state_dict(last.state_dict(), strict=False)
+    module.get_submodule(norm.rpartition(".")[0]).load_state_dict({"weight": target.get_parameter(norm)}, strict=False)
     for borrowed in (module.get_input_embeddings(), module.get_output_embeddings()):
         borrowed.requires_grad_(False)
-    return module.train(False)
+    return module.eval()
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ EXPORTS = {
             "HydraDrafter",
             "LanguageModelDrafter",
         ),
-        *("LookupDrafter", "MedusaDrafter", "MixedDrafter", "PromptLookupDrafter", "SuffixDrafter"),
+        *("LookupDrafter", "MedusaDrafter", "MixedDrafter", "MtpDrafter", "PromptLookupDrafter", "SuffixDrafter"),
     },
     "drafttree.constraints.grammar": {"Grammar", "ebnf", "json_schema", "regex", "structural_tag"},
     "drafttree.hf": {"TreeGenerate", "generate"},

@@ -14,7 +14,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import Cache, PreTrainedConfig, PreTrainedModel
 
 from helpers import families, tiny
 
@@ -71,7 +71,10 @@ KINDS: dict[str, Callable[[], Kind]] = {
     "qwen3_next": _family("qwen3_next", FULL, QWEN, "mtp.layers.{}."),
     "exaone_moe": _kind("ExaoneMoeConfig", EXAONE, FULL | DENSE, QWEN, "mtp.layers.{}."),
     "mellum": _kind(
-        "MellumConfig", MELLUM, {**FULL, "layer_types": ["sliding_attention"], "mlp_layer_types": ["sparse"]}, QWEN,
+        "MellumConfig",
+        MELLUM,
+        {**FULL, "layer_types": ["sliding_attention"], "mlp_layer_types": ["sparse"]},
+        QWEN,
         "mtp.layers.{}.",
     ),
     "mimo_v2_flash": _family(
@@ -85,7 +88,11 @@ KINDS: dict[str, Callable[[], Kind]] = {
         "deepseek_v3", {"num_hidden_layers": 1, "first_k_dense_replace": 0}, DEEPSEEK, "model.layers.{}.", behind=True
     ),
     "glm4_moe": _kind(
-        "Glm4MoeConfig", GLM, {"num_hidden_layers": 1, "first_k_dense_replace": 0}, DEEPSEEK, "model.layers.{}.",
+        "Glm4MoeConfig",
+        GLM,
+        {"num_hidden_layers": 1, "first_k_dense_replace": 0},
+        DEEPSEEK,
+        "model.layers.{}.",
         behind=True,
     ),
     "nemotron_h": _kind(
@@ -106,6 +113,12 @@ KINDS: dict[str, Callable[[], Kind]] = {
 """By model type."""
 
 
+def known() -> list[str]:
+    """The families that the installed transformers has."""
+    newer = {"qwen3_5", "qwen3_next", "nemotron_h", "mellum", "exaone_moe", "mimo_v2_flash"}
+    return [name for name in KINDS if name not in newer or hasattr(Cache, "get_conv_state")]
+
+
 class Layer(NamedTuple):
     """An MTP layer: an unchanged model with its decoder layer and norm, and the parts before it."""
 
@@ -122,6 +135,7 @@ def write(folder: Path, kind: Kind, layers: int = 1, seed: int = 0) -> tuple[Pre
     for index in range(layers):
         layer = make_layer(kind, target, seed + 1 + index)
         if made and "{" not in kind.parts[0]:  # all layers share the parts
+            final_norm(layer.model).weight.data = final_norm(made[0].model).weight.data
             layer = Layer(layer.model, made[0].parts)
         made.append(layer)
         tensors |= published(kind, layer, first + index, folder / "layer")

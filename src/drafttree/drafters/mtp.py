@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from drafttree.drafters.base import DraftSession, HiddenStates, ShownBySize
-from drafttree.drafters.heads import embedding, last_layer, own_bytes, zero_hidden
+from drafttree.drafters.heads import last_layer, own_bytes, zero_hidden
 from drafttree.drafters.session import Frontier, TreeSession, count_pass, level_segments
-from drafttree.models import Output, Segment, TargetModel, select_unrecorded
+from drafttree.models import Output, Segment, TargetModel
 from drafttree.models.segment import join
+from drafttree.models.validation import select_unrecorded
 
 PREFILL_CHUNK = 512
 NOTHING, LAST = slice(0, 0), slice(-1, None)

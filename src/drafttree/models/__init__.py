@@ -7,7 +7,7 @@ from drafttree.models.module.module_backend import lay_out_for_cpu
 from drafttree.models.module.module_checks import input_device
 from drafttree.models.segment import Output, Segment
 from drafttree.models.target_model import TargetModel
-from drafttree.models.validation import select_backend, select_exact_text, select_unrecorded, select_windowed, verify_once
+from drafttree.models.validation import select_backend, select_exact_text, select_windowed, verify_once
 from drafttree.models.windows import LossyWindow
 
 __all__ = [
@@ -27,7 +27,6 @@ __all__ = [
     "prefill_and_score",
     "select_backend",
     "select_exact_text",
-    "select_unrecorded",
     "select_windowed",
     "verify_once",
 ]

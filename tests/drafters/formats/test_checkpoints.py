@@ -223,8 +223,6 @@ def test_what_is_none_of_them_is_told(tmp_path):
         ("Gemma 4", ["fc.weight", "layers.0.hidden_norm.weight"], {"architectures": ["Gemma4Eagle3Model"]}),
         ("an assistant of Gemma 4", ["model.layers.0.mlp.up_proj.weight"], {"model_type": "gemma4_assistant"}),
         ("an assistant of Gemma 4", ["model.norm.weight"], {"model_type": "gemma4_unified_assistant"}),
-        ("(mtp.*)", ["mtp.fc.weight", "mtp.layers.0.mlp.up_proj.weight", "lm_head.weight"], {"model_type": "qwen3"}),
-        ("(mtp.*)", ["mtp_layers.0.input_proj.weight", "model.embed_tokens.weight"], {"model_type": "qwen3"}),
     ],
 )
 def test_drafters_that_are_not_run_are_called_by_their_names(title, names, config, tmp_path):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from drafttree.core.errors import ModelError
-from drafttree.drafters.formats.checkpoints import OBJECT, entry, read_config, read_tensors, tensor_names
+from drafttree.drafters.formats.checkpoints import OBJECT, TEXT, TEXTS, entry, read_config, read_tensors, tensor_names
 from drafttree.drafters.formats.head_checkpoint import Checkpoint, HeadFormat, fill, flaws, listed, target_sizes
 from drafttree.drafters.formats.mtp_layer import block_types, decoder_layer
 from drafttree.drafters.heads import embedding, last_layer, projection
@@ -38,6 +38,8 @@ BEHIND = re.compile(WRAPPERS + r"layers\.(\d+)\.(.+)")
 ALONE = re.compile(rf"{WRAPPERS}({'|'.join(map(re.escape, PARTS))})\.")
 PROMISES = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
 """Fields of config.json that say how many MTP layers there are."""
+BLOCKS, BLOCK_PATTERN = "mtp_layers_block_type", "mtp_hybrid_override_pattern"
+"""Fields that name the several decoder layers of one MTP layer (Nemotron-H)."""
 
 
 @dataclass(frozen=True)
@@ -51,20 +53,19 @@ class MtpCheckpoint(Checkpoint[nn.Module]):
     layers: tuple[dict[str, Tensor], ...]
 
 
-def parse(
-    tensors: Mapping[str, Tensor], config: Mapping[str, Any], first: int | None = None, blocks: int = 1
-) -> MtpCheckpoint:
+def parse(tensors: Mapping[str, Tensor], config: Mapping[str, Any], first: int | None = None) -> MtpCheckpoint:
     """Understand the MTP layers among tensors and list what is wrong with them, without a target.
 
     Args:
         tensors: by name; others than those of MTP layers are left out.
         config: `config.json` beside them.
         first: the number of the first MTP layer where they count on behind the target's; by default the least.
-        blocks: how many numbered layers make one MTP layer.
 
     Raises:
         ModelError: there are none.
     """
+    text = entry(config, "text_config", OBJECT) or config
+    blocks = len(entry(text, BLOCKS, TEXTS) or entry(text, BLOCK_PATTERN, TEXT) or [0])
     shared, layers = dict[str, Tensor](), dict[int, dict[str, Tensor]]()
     for name, (number, part) in places(tensors, first).items():
         if number is None:
@@ -83,7 +84,7 @@ def parse(
         missing.append(f"layers before {numbers[-1]}")
     projected = found[0].get("eh_proj.weight")
     hidden = len(projected) if projected is not None and projected.ndim else None
-    made_for = target_sizes(entry(config, "text_config", OBJECT) or config, {"hidden size": hidden})
+    made_for = target_sizes(text, {"hidden size": hidden})
     return MtpCheckpoint(KIND, nn.Module(), dict(tensors), made_for, tuple(listed("missing", missing)), found)
 
 
@@ -116,14 +117,15 @@ def _part(number: int | None, part: str) -> str:
 
 def has_layers_only(names: Collection[str]) -> bool:
     """Whether a folder holds MTP layers alone, not a model that has some."""
-    found = places(names)
+    own = [name for name in names if not SHARED.search(name)]
+    if any(map(INSIDE.fullmatch, own)):
+        return all(map(INSIDE.fullmatch, own))
+    found = places(own)
     parts = {part.partition(".")[0] for _, part in found.values()}
-    if not {"enorm", "hnorm", "eh_proj"} <= parts or any(name not in found and not SHARED.search(name) for name in names):
-        return False
-    if any(map(INSIDE.fullmatch, names)):
-        return not any(map(BEHIND.fullmatch, names))
     projecting = {number for number, part in found.values() if part.startswith("eh_proj.")}
-    return None in projecting or projecting == {number for number, _ in found.values() if number is not None}
+    numbers = {number for number, _ in found.values() if number is not None}
+    whole = {"enorm", "hnorm", "eh_proj"} <= parts and len(found) == len(own)
+    return whole and (None in projecting or projecting == numbers)
 
 
 def promised_layers(config: Mapping[str, Any]) -> tuple[str, int] | None:
@@ -175,7 +177,7 @@ def load(
         ModelError: parts are missing, unexpected or of another shape, they are another target's, or transformers knows
             no decoder layer that they fit.
     """
-    found = parse(tensors, config, first, len(block_types(target.config.get_text_config()) or [0]))
+    found = parse(tensors, {**config, BLOCKS: block_types(target.config.get_text_config())}, first)
     found.check(target)
     return MtpDrafter([_module(own, index, target) for index, own in enumerate(found.layers)], target)
 
@@ -183,7 +185,9 @@ def load(
 def _module(own: dict[str, Tensor], index: int, target: PreTrainedModel) -> PreTrainedModel:
     """A layer as a language model of the target's class, with what it shares with the target."""
     parts = {name: own[name] for name in own if name.partition(".")[0] in PARTS.values()}
-    module, norm = decoder_layer({name: own[name] for name in own.keys() - parts}, parts.pop("post_norm.weight"), index, target)
+    module, norm = decoder_layer(
+        {name: own[name] for name in own.keys() - parts}, parts.pop("post_norm.weight"), index, target
+    )
     width = projection(target).weight.shape[1]
     with torch.device("meta"):
         eh_proj = nn.Linear(2 * width, width, bias=False)
@@ -192,7 +196,7 @@ def _module(own: dict[str, Tensor], index: int, target: PreTrainedModel) -> PreT
         raise ModelError(f"the tensors make no MTP layer: {'; '.join(problems)}")
     fill(read, parts, target)
     states_first = bool(getattr(target.config.get_text_config(), "mtp_hidden_states_first", False))
-    module.set_input_embeddings(MtpEmbedding(embedding(target), *read.values(), states_first))
+    module.set_input_embeddings(MtpEmbedding(embedding(target), read["enorm"], read["hnorm"], eh_proj, states_first))
     module.set_output_embeddings(projection(target))
     return module.eval().requires_grad_(False)
 

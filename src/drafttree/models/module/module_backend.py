@@ -175,10 +175,10 @@ def use_tree_attention(module: PreTrainedModel) -> None:
 def restore_attention(module: PreTrainedModel) -> None:
     """Give a module its own attention implementation back."""
     if module.config.get_text_config()._attn_implementation == NAME:
-        module.set_attn_implementation(own_attention(module))
+        module.set_attn_implementation(getattr(module, ORIGINAL_ATTENTION, "sdpa"))
 
 
-def own_attention(module: PreTrainedModel) -> str:
+def own_attention(module: PreTrainedModel) -> str | None:
     """A module's own attention implementation, while it has ours too."""
     present = module.config.get_text_config()._attn_implementation
     return getattr(module, ORIGINAL_ATTENTION, "sdpa") if present == NAME else present
