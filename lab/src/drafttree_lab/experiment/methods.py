@@ -67,11 +67,16 @@ class MethodRow:
         own = totals(method, chosen, runs)
         laws = [SpeedupLaw.of(mine, plain) for mine, plain in zip(own, totals(PLAIN, chosen, runs), strict=True)]
         law = SpeedupLaw(*(statistics.median(getattr(each, term.name) for each in laws) for term in fields(SpeedupLaw)))
-        names = ("tokens_per_second", "acceptance_rate", "level_acceptance", "mean_nodes")
-        figures = (statistics.median(getattr(metrics, name) for metrics in own) for name in names)
-        over_chain = _ratio(method, chain, chosen, runs) if chain else None
+        figures = ("tokens_per_second", "acceptance_rate", "level_acceptance", "mean_nodes")
         return cls(
-            method, group, sum(chosen), law, law.predicted, *figures, _ratio(method, PLAIN, chosen, runs), over_chain
+            method=method,
+            group=group,
+            prompts=sum(chosen),
+            law=law,
+            predicted=law.predicted,
+            **{name: statistics.median(getattr(metrics, name) for metrics in own) for name in figures},
+            over_plain=_ratio(method, PLAIN, chosen, runs),
+            over_chain=_ratio(method, chain, chosen, runs) if chain else None,
         )
 
 
