@@ -177,8 +177,8 @@ def test_a_mixed_drafter_has_the_model_it_names(folder):
 def test_a_mixed_drafters_tokenizer_is_checked(folder, tmp_path_factory):
     other = tmp_path_factory.mktemp("other")
     tiny.build("llama").save_pretrained(other)
-    words("a", "x", "y").save_pretrained(other)
-    assert "token 1 is 'b'" in told(TokenizerMismatch, drafttree.load, folder, f"mixed:{other}")
+    words("z", "x", "y").save_pretrained(other)
+    assert "token 0 is 'a'" in told(TokenizerMismatch, drafttree.load, folder, f"mixed:{other}")
 
 
 def test_auto_takes_the_embedded_head_behind_lookup_or_else_lookup(folder):
@@ -209,9 +209,9 @@ def test_eos_ids_come_from_the_generation_config_or_else_the_tokenizer(folder, i
 def test_mismatch_shows_the_first_differing_token(folder, tmp_path_factory):
     other = tmp_path_factory.mktemp("other")
     tiny.build("llama").save_pretrained(other)
-    words("a", "x", "y").save_pretrained(other)
+    words("z", "x", "y").save_pretrained(other)
     message = told(TokenizerMismatch, drafttree.load, folder, other)
-    assert "token 1 is 'b' for the target and 'x' for the drafter" in message
+    assert "token 0 is 'a' for the target and 'z' for the drafter" in message
 
 
 @pytest.mark.parametrize("vocab", [80, 120])

@@ -8,7 +8,9 @@ from drafttree.drafters.lookup import PromptLookupDrafter
 from drafttree.drafters.match_index import LookupDrafter
 from drafttree.drafters.medusa import MedusaDrafter
 from drafttree.drafters.mixed import MixedDrafter
+from drafttree.drafters.other_tokenizer import OtherTokenizerDrafter
 from drafttree.drafters.suffix import SuffixDrafter
+from drafttree.drafters.vocabulary_map import VocabularyMap
 
 LOOKUPS: dict[str, type[LookupDrafter]] = {"lookup": PromptLookupDrafter, "suffix": SuffixDrafter}
 """Drafters that need no model, by name."""
@@ -24,6 +26,8 @@ __all__ = [
     "LookupDrafter",
     "MedusaDrafter",
     "MixedDrafter",
+    "OtherTokenizerDrafter",
     "PromptLookupDrafter",
     "SuffixDrafter",
+    "VocabularyMap",
 ]

@@ -25,7 +25,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from drafttree.core.errors import ConfigError, DraftTreeError, ModelError, TokenizerMismatch, unknown
+from drafttree.core.errors import ConfigError, DraftTreeError, ModelError, unknown
 from drafttree.drafters import LOOKUPS
 from drafttree.drafters.formats import INDICES, LANGUAGE_MODEL, UnsupportedDrafter, download, read_json, recognise
 from drafttree.engine.generation_options import is_token_ids
@@ -182,24 +182,6 @@ def tokenizer_beside(source: ModelSource) -> PreTrainedTokenizerBase | None:
         return load_tokenizer(source)
     except ModelError:
         return None
-
-
-def check_tokenizers(target: PreTrainedTokenizerBase | None, draft: PreTrainedTokenizerBase | None) -> None:
-    """Compare two vocabularies where both have tokens; ids only one of them has are padding.
-
-    Raises:
-        TokenizerMismatch: some id means different tokens; the message shows the first.
-    """
-    if target is None or draft is None:
-        return
-    ours = {index: token for token, index in target.get_vocab().items()}
-    theirs = {index: token for token, index in draft.get_vocab().items()}
-    for index in sorted(ours.keys() & theirs.keys()):
-        if ours[index] != theirs[index]:
-            raise TokenizerMismatch(
-                f"target and drafter have different tokenizers: token {index} is {ours[index]!r} for the target and "
-                f"{theirs[index]!r} for the drafter; use a drafter of the target's model family"
-            )
 
 
 def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
