@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import (
     LlamaConfig,
+    LlamaForCausalLM,
     PreTrainedModel,
 )
 
@@ -103,6 +104,17 @@ def test_a_mismatch_leaves_a_loaded_drafter_as_it_was(folder, tmp_path_factory):
     with pytest.raises(TokenizerMismatch):
         drafttree.load(tiny.build("llama"), draft, tokenizer=words("a", "b", "c"))
     assert draft.config._attn_implementation == before
+
+
+def test_a_loaded_model_of_a_folder_without_tokenizer_says_what_to_do(tmp_path):
+    tiny.build("llama").save_pretrained(tmp_path)
+    model = LlamaForCausalLM.from_pretrained(tmp_path)
+    message = told(ModelError, drafttree.load, model, "lookup")
+    assert message == (
+        f"cannot load the tokenizer of {str(tmp_path)!r}: there are no files of one beside it, or not all of them "
+        "(tokenizer.json); save one beside the model (tokenizer.save_pretrained) or pass tokenizer="
+    )
+    assert drafttree.load(model, "lookup", tokenizer=words("a", "b", "c")).target.module is model
 
 
 def test_a_drafter_needs_no_tokenizer_of_its_own(folder, tmp_path):

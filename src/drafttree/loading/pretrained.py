@@ -172,8 +172,11 @@ def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase | None:
     try:
         return AutoTokenizer.from_pretrained(zoo.tokenizer_folder(_resolve(name)), trust_remote_code=False)
     except Exception as error:
-        reason = f"{_first_lines(error).rstrip(':.')}; save one beside the model or pass tokenizer="
-        raise ModelError(f"cannot load the tokenizer of {str(name)!r}: {reason}") from error
+        reason = _first_lines(error).rstrip(":.")
+        if reason.startswith("Couldn't instantiate"):  # a list of three ways, over more lines than a message has
+            reason = "there are no files of one beside it, or not all of them (tokenizer.json)"
+        advice = "save one beside the model (tokenizer.save_pretrained) or pass tokenizer="
+        raise ModelError(f"cannot load the tokenizer of {str(name)!r}: {reason}; {advice}") from error
 
 
 def tokenizer_beside(source: ModelSource) -> PreTrainedTokenizerBase | None:
