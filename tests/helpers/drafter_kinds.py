@@ -6,12 +6,20 @@ from functools import cache
 import torch
 
 import drafttree
-from drafttree.drafters import Drafter, Eagle3Drafter, HydraDrafter, LanguageModelDrafter
+from drafttree.drafters import (
+    Drafter,
+    Eagle3Drafter,
+    HydraDrafter,
+    LanguageModelDrafter,
+    OtherTokenizerDrafter,
+    VocabularyMap,
+)
 from drafttree.drafters.base import HiddenStates
 from drafttree.drafters.fused_eagle3 import FusedEagle3, RecordedEagle3
 from drafttree.drafters.hydra import HydraHeads
 from drafttree.loading import load_model
 from helpers.replays import Operations
+from helpers.tokenizers import words
 from helpers.toy import Table, ToyModel
 from helpers.varlen import stand_in
 
@@ -56,9 +64,19 @@ def _users_model() -> Drafter:
     return LanguageModelDrafter(ToyModel(Table(vocab=16, order=1), vocab=16))
 
 
+def _other_tokenizer() -> Drafter:
+    """A model whose ids are in another order, and which lacks four of the target's words."""
+    ours = words(*(f"w{index}" for index in range(16)))
+    theirs = words(*(f"w{index}" for index in reversed(range(4, 16))), "o1", "o2", "o3", "?")
+    theirs.unk_token = "?"
+    model = ToyModel(Table(vocab=16, order=1), vocab=16)
+    return OtherTokenizerDrafter(model, VocabularyMap(ours, theirs, 16, 16, model.device))
+
+
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "language model": lambda: _embedded("embedded-draft"),
     "a user's model": _users_model,
+    "a model of another tokenizer": _other_tokenizer,
     "eagle3": lambda: _embedded("embedded-eagle3"),
     "eagle3, module": _module_eagle3,
     "eagle3, paged": _paged_eagle3,

@@ -21,10 +21,7 @@ from transformers import (
 
 import drafttree
 from drafttree.core.errors import ModelError
-from drafttree.loading import (
-    check_tokenizers,
-    load_model,
-)
+from drafttree.loading import check_tokenizers, load_model
 from drafttree.loading.inspect import inspect
 from helpers import images, tiny
 from helpers.refusals import told

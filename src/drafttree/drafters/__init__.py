@@ -9,7 +9,9 @@ from drafttree.drafters.match_index import LookupDrafter
 from drafttree.drafters.medusa import MedusaDrafter
 from drafttree.drafters.mixed import MixedDrafter
 from drafttree.drafters.mtp import MtpDrafter
+from drafttree.drafters.other_tokenizer import OtherTokenizerDrafter
 from drafttree.drafters.suffix import SuffixDrafter
+from drafttree.drafters.vocabulary_map import VocabularyMap
 
 LOOKUPS: dict[str, type[LookupDrafter]] = {"lookup": PromptLookupDrafter, "suffix": SuffixDrafter}
 """Drafters that need no model, by name."""
@@ -26,6 +28,8 @@ __all__ = [
     "MedusaDrafter",
     "MixedDrafter",
     "MtpDrafter",
+    "OtherTokenizerDrafter",
     "PromptLookupDrafter",
     "SuffixDrafter",
+    "VocabularyMap",
 ]

@@ -20,7 +20,14 @@ from typing import Any, NamedTuple
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from drafttree.core.errors import ConfigError, DraftTreeError, ModelError
-from drafttree.drafters import LOOKUPS, Drafter, LanguageModelDrafter, MixedDrafter, SuffixDrafter
+from drafttree.drafters import (
+    LOOKUPS,
+    Drafter,
+    LanguageModelDrafter,
+    MixedDrafter,
+    OtherTokenizerDrafter,
+    SuffixDrafter,
+)
 from drafttree.drafters.formats import (
     LANGUAGE_MODEL,
     PUBLISHED,
@@ -35,7 +42,6 @@ from drafttree.loading import zoo
 from drafttree.loading.drafter_methods import DRAFTER_CLASSES, head_formats, missing_parts
 from drafttree.loading.pretrained import (
     ModelSource,
-    check_tokenizers,
     find_folder,
     load_model,
     local_folder,
@@ -44,6 +50,7 @@ from drafttree.loading.pretrained import (
     unwrap,
 )
 from drafttree.loading.specs import split_spec
+from drafttree.loading.vocabularies import map_vocabularies
 from drafttree.models import Model, TargetModel, select_backend
 
 DrafterSource = ModelSource | Drafter | type[Drafter]
@@ -128,7 +135,7 @@ def find_drafter(
         ConfigError: a class that is no drafter, or that does not take these parameters; or what is to be quantised is
             no language model.
         ModelError: a model or head that cannot be loaded or does not fit the target.
-        TokenizerMismatch: target and drafter do not share a vocabulary.
+        TokenizerMismatch: a language model has less than a third of the target's tokens.
     """
 
     models: list[PreTrainedModel] = []
@@ -143,8 +150,9 @@ def find_drafter(
             return head
         model = load_model(where, target.dtype, target.device, quantize)
         models.append(model)
-        check_tokenizers(tokenizer, tokenizer_beside(where))
-        return LanguageModelDrafter(TargetModel(model, select_backend))
+        vocabulary = map_vocabularies(target, tokenizer, model, tokenizer_beside(where))
+        drafting = TargetModel(model, select_backend)
+        return OtherTokenizerDrafter(drafting, vocabulary) if vocabulary else LanguageModelDrafter(drafting)
 
     found = make_drafter(source, target, tokenizer, load_drafter)
     if quantize and not models:

@@ -102,7 +102,7 @@ def load(
         InputError: a file that is no tuned policy of this version.
         ModelError: a model or head that cannot be loaded or quantised, does not fit the target, or cannot be verified
             in a tree; one that is not that of a tuned policy; or `exact_text` or `lossy_window` cannot hold for it.
-        TokenizerMismatch: target and drafter do not share a vocabulary.
+        TokenizerMismatch: a language model that drafts has less than a third of the target's tokens.
     """
     select = choose_backend(exact_text, lossy_window, sinks)
     policy, target = find_policy(policy), find_model(target)

@@ -27,7 +27,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from drafttree.core.errors import ConfigError, DraftTreeError, ModelError, TokenizerMismatch, unknown
+from drafttree.core.errors import ConfigError, DraftTreeError, ModelError, unknown
 from drafttree.drafters import LOOKUPS
 from drafttree.drafters.formats import INDICES, LANGUAGE_MODEL, UnsupportedDrafter, download, read_json, recognise
 from drafttree.engine.generation_options import is_token_ids
@@ -174,8 +174,11 @@ def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase | None:
     try:
         return AutoTokenizer.from_pretrained(zoo.tokenizer_folder(_resolve(name)), trust_remote_code=False)
     except Exception as error:
-        reason = f"{_first_lines(error).rstrip(':.')}; save one beside the model or pass tokenizer="
-        raise ModelError(f"cannot load the tokenizer of {str(name)!r}: {reason}") from error
+        reason = _first_lines(error).rstrip(":.")
+        if reason.startswith("Couldn't instantiate"):  # a list of three ways, over more lines than a message has
+            reason = "there are no files of one beside it, or not all of them (tokenizer.json)"
+        advice = "save one beside the model (tokenizer.save_pretrained) or pass tokenizer="
+        raise ModelError(f"cannot load the tokenizer of {str(name)!r}: {reason}; {advice}") from error
 
 
 def tokenizer_beside(source: ModelSource) -> PreTrainedTokenizerBase | None:
@@ -184,24 +187,6 @@ def tokenizer_beside(source: ModelSource) -> PreTrainedTokenizerBase | None:
         return load_tokenizer(source)
     except ModelError:
         return None
-
-
-def check_tokenizers(target: PreTrainedTokenizerBase | None, draft: PreTrainedTokenizerBase | None) -> None:
-    """Compare two vocabularies where both have tokens; ids only one of them has are padding.
-
-    Raises:
-        TokenizerMismatch: some id means different tokens; the message shows the first.
-    """
-    if target is None or draft is None:
-        return
-    ours = {index: token for token, index in target.get_vocab().items()}
-    theirs = {index: token for token, index in draft.get_vocab().items()}
-    for index in sorted(ours.keys() & theirs.keys()):
-        if ours[index] != theirs[index]:
-            raise TokenizerMismatch(
-                f"target and drafter have different tokenizers: token {index} is {ours[index]!r} for the target and "
-                f"{theirs[index]!r} for the drafter; use a drafter of the target's model family"
-            )
 
 
 def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:

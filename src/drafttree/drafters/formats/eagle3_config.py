@@ -111,24 +111,45 @@ def read_config(raw: Mapping[str, Any], tensors: dict[str, Tensor], states: int,
         normed_input=bool(entry(options, "norm_before_fc", FLAG)) or "input_norm.weight" in tensors,
         normed_states=bool(entry(options, "fc_norm", FLAG)) or any(name.startswith("fc_norm.") for name in tensors),
         normed_output=_normed_output(options),
+        normed_logits=not _head_without_norm(options, tensors),
     )
 
 
 def _normed_output(options: Mapping[str, Any]) -> bool:
     """Whether the state after the final norm is what the next level reads ("norm_output", EAGLE-3.1).
 
-    TensorRT-LLM calls it `return_hidden_post_norm`. SpecForge before its pull request 879 (September 2026) trained
-    heads with "norm_output" to read the state before the norm; its files do not say which version wrote them.
+    TensorRT-LLM calls it `return_hidden_post_norm`. So vLLM, SGLang and SpecForge since its pull request 879 (September
+    2026) read it. Before, SpecForge trained heads with "norm_output" to read the state before the norm, as heads of
+    files without the key do; its files do not say which version wrote them.
     """
     if entry(options, "return_hidden_post_norm", FLAG):
         return True
     normed = bool(entry(options, "norm_output", FLAG))
-    if normed and SPECFORGE in (options.get("architectures") or ()):
+    if normed and _is_specforge(options):
         logger.warning(
             "norm_output: drafted tokens read states after the final norm, as vLLM and SGLang serve this head; if few "
-            "drafts are accepted and SpecForge before its pull request 879 trained it, set norm_output to false"
+            "drafts are accepted and SpecForge before its pull request 879 trained it, remove norm_output from its "
+            "config.json"
         )
     return normed
+
+
+def _head_without_norm(options: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bool:
+    """Whether the logits are of states before the final norm, as SpecForge before its pull request 879 trained them.
+
+    It meant that by "norm_output" as false, where vLLM, SGLang and later versions mean EAGLE-3. It left the weights
+    of a norm that it did not use as they are made, all ones, by which such files are told apart.
+    """
+    norm = tensors.get("norm.weight")
+    unused = entry(options, "norm_output", FLAG) is False and _is_specforge(options)
+    if not unused or norm is None or not bool((norm == 1).all()):
+        return False
+    logger.info("norm_output is false and the final norm was not trained: logits are of states before it")
+    return True
+
+
+def _is_specforge(options: Mapping[str, Any]) -> bool:
+    return SPECFORGE in (options.get("architectures") or ())
 
 
 def _layer(raw: Mapping[str, Any], tensors: dict[str, Tensor], layers: int) -> LlamaConfig | Qwen3Config:
