@@ -42,6 +42,7 @@ EXPORTS = {
     "drafttree.drafters": {
         *(
             "LOOKUPS",
+            "BlockDrafter",
             "DraftSession",
             "Drafter",
             "Eagle3Drafter",

@@ -31,6 +31,7 @@ from drafttree.drafters import (
 from drafttree.drafters.formats import (
     LANGUAGE_MODEL,
     PUBLISHED,
+    block,
     download,
     mtp,
     read_config,
@@ -144,6 +145,8 @@ def find_drafter(
         if source == MTP:
             return _own_mtp(target.module)
         where = source if isinstance(source, PreTrainedModel) else find_folder(source)
+        if isinstance(where, PreTrainedModel) and where.config.model_type in block.ASSISTANTS:
+            return block.load(where.state_dict(), where.config.to_dict(), target.module)
         if isinstance(where, PreTrainedModel) and (kind := unsupported_kind((), where.config.to_dict())):
             raise ModelError(f"the drafter is {kind}")
         if isinstance(where, Path) and (head := load_head(where, target.module)):

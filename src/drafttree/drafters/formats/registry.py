@@ -9,7 +9,7 @@ from pathlib import Path
 from transformers import CONFIG_MAPPING
 
 from drafttree.core.errors import ModelError
-from drafttree.drafters.formats import eagle3, hydra, medusa, mtp
+from drafttree.drafters.formats import block, eagle3, hydra, medusa, mtp
 from drafttree.drafters.formats.checkpoints import INDICES, NAMES, head_files, read_config, tensor_names
 from drafttree.drafters.formats.head_checkpoint import HeadFormat
 from drafttree.drafters.formats.unsupported import unsupported_kind
@@ -26,7 +26,9 @@ PUBLISHED = {
 }
 
 
-FORMATS: dict[str, HeadFormat] = {each.kind: each for each in (eagle3.FORMAT, medusa.FORMAT, hydra.FORMAT, mtp.FORMAT)}
+FORMATS: dict[str, HeadFormat] = {
+    each.kind: each for each in (block.FORMAT, eagle3.FORMAT, medusa.FORMAT, hydra.FORMAT, mtp.FORMAT)
+}
 """The formats of heads, by kind; another one is a file with a `FORMAT` and its name here."""
 LANGUAGE_MODEL = "language-model"
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from drafttree.drafters.formats.checkpoints import TEXT, TEXTS, entry
 
-ADVICE = "use an EAGLE-3, Medusa or Hydra head made for the target, a smaller language model, or lookup"
+ADVICE = "use another head made for the target, a smaller language model, or lookup"
 
 
 class Unsupported(NamedTuple):
@@ -30,26 +30,27 @@ def _any(pattern: str) -> Callable[[Collection[str]], bool]:
 
 
 def _before_eagle3(names: Collection[str]) -> bool:
-    later = _any(r"layers\.0\.hidden_norm\.|[dt]2[td]$")
+    later = _any(r"hidden_norm\.|layers\.0\.hidden_norm\.|[dt]2[td]$")
     return {"fc.weight", "layers.0.mlp.down_proj.weight"} <= set(names) and not later(names)
 
 
-BLOCK = "it drafts a block of tokens in one pass, not a tree level by level"
+KIN = "drafttree runs DFlash, JetSpec and DSpark of the drafters that draft a block in one pass"
 KINDS = (
-    Unsupported("a DSpark head", BLOCK, _any(r"(markov|confidence)_head\."), r"\w*dspark"),
-    Unsupported("a DFlash head", BLOCK, _any(r"hidden_norm\."), r"\w*dflash"),
-    Unsupported("a P-EAGLE head", BLOCK, _any(r"mask_hidden$"), r"peagle"),
+    Unsupported("a DFlash2 drafter", KIN, _any(r"candidate_selector\.|layers\.0\.attention_conv\."), r"\w*dflash2"),
+    Unsupported("a Domino drafter", KIN, _any(r"prefix_gru\."), r"\w*domino"),
+    Unsupported("a DFlare drafter", KIN, _any(r"dflare"), r"\w*dflare"),
+    Unsupported("a P-EAGLE head", "it drafts from states of its own", _any(r"mask_hidden$"), r"peagle"),
     Unsupported(
-        "an EAGLE-3 head with layers of Gemma 4",
+        "a head with layers of Gemma 4",
         "drafttree runs those with layers of Llama and Qwen 3",
         _any(r"layers\.0\.layer_scalar$"),
-        r"gemma\w*eagle3",
+        r"gemma\w*(eagle3|dspark|dflash)",
     ),
     Unsupported(
         "an assistant of Gemma 4's kind",
         "it reads the keys and values of its own target",
         _any(r"(pre|post)_projection\."),
-        r"\w+_assistant$",
+        r"(?!muse_)\w+_assistant$",
     ),
     Unsupported(
         "an EAGLE-1 or EAGLE-2 head",
