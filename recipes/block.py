@@ -104,7 +104,7 @@ class BlockObjective(HeadObjective):
 
 
 class UnrolledContext(DynamicCache):
-    """The context's keys and values of every layer, behind which each layer's rows stand; for `TreePlan` all drafted."""
+    """The context's keys and values of every layer, before each layer's rows; for `TreePlan` all are drafted."""
 
     length, next_position, positions, windowed, exact_text = 0, 0, None, None, False
 
@@ -168,7 +168,9 @@ def _config(target: PreTrainedModel, options: argparse.Namespace) -> BlockConfig
     sizes, (vocab, hidden) = prefix_config(target.config), projection(target).weight.shape
     eos = target.generation_config.eos_token_id
     mask = options.mask_token if options.mask_token is not None else (eos[0] if isinstance(eos, list) else eos)
-    if mask is None or not 0 <= mask < vocab:
+    if mask is None:
+        raise ValueError("the target has no end of text to stand for drafted tokens; name a token id with --mask-token")
+    if not 0 <= mask < vocab:
         raise ValueError(f"--mask-token {mask} must be one of the target's {vocab} token ids")
     layer = Qwen3Config(
         vocab_size=vocab,

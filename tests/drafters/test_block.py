@@ -10,7 +10,7 @@ from drafttree.drafters.formats import block as format_of_blocks
 from drafttree.drafters.formats import read_config, recognise
 from drafttree.drafters.session import Frontier
 from drafttree.loading.inspect import inspect
-from drafttree.policies import POLICIES
+from drafttree.policies import POLICIES, Auto, Chain, Talon, Template
 from helpers import block_files as files
 from helpers.refusals import told
 
@@ -208,3 +208,19 @@ def test_what_is_written_is_read_back(tmp_path):
     again = format_of_blocks.parse(files.weights(kind), config)
     assert again.heads.config == found.heads.config
     assert again.layers == found.layers
+
+
+@pytest.mark.parametrize(
+    ("name", "verifier", "expected"),
+    [
+        ("DFlash", "auto", Template(paths=((1,), (0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)))),
+        ("DFlash", "traversal", Chain(depth=4)),
+        ("DSpark", "auto", Auto()),
+    ],
+)
+def test_the_policy_nobody_names_is_a_chain_with_one_sibling_where_drafts_know_no_path(
+    name, verifier, expected, tmp_path
+):
+    assert loaded(name, tmp_path, policy=None, verifier=verifier)[0].policy == expected
+    named = loaded(name, tmp_path, policy="talon", verifier="auto")[0]
+    assert isinstance(named.policy, Talon)

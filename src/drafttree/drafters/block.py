@@ -121,10 +121,11 @@ class BlockLayers(nn.Module):
             segments: the root and its mask tokens, behind each KV cache's context; their rows join its drafted ones.
         """
         embedded = self.embed_tokens(join([segment.tokens for segment in segments]))
-        tokens, positions, cache, plan = ModuleInputs.of(segments, embedded.dtype)
-        states, rotary = embedded, self.rotary(embedded, positions)
+        inputs = ModuleInputs.of(segments, embedded.dtype)
+        states, rotary = embedded, self.rotary(embedded, inputs.positions)
         for layer in self.layers:
-            states = layer(states, position_embeddings=rotary, tree_plan=plan, **as_cache(layer, cache))
+            given: Any = {"tree_plan": inputs.plan, **as_cache(layer, inputs.cache)}
+            states = layer(states, position_embeddings=rotary, **given)
         for segment in segments:
             segment.cache.grow(segment.positions)
         return self.norm(states)

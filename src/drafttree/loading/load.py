@@ -18,7 +18,7 @@ from drafttree.engine.model_digest import model_digest
 from drafttree.loading.drafters import DrafterSource, check_drafter_exists, choose_drafter, find_drafter
 from drafttree.loading.placement import find_device, find_dtype, find_placement
 from drafttree.loading.pretrained import ModelSource, eos_ids, find_model, load_model, load_tokenizer
-from drafttree.loading.specs import PolicyLike, VerifierLike, default_policy, find_verifier, make_policy
+from drafttree.loading.specs import PolicyLike, VerifierLike, default_policy, drafter_policy, find_verifier, make_policy
 from drafttree.loading.target_options import SINKS, check_low_memory, check_quantization, check_sharding, choose_backend
 from drafttree.loading.tuned import TunedPolicy, find_policy
 from drafttree.models import TargetModel
@@ -62,7 +62,8 @@ def load(
             "auto", and brings the draft temperature, as a default, and the cost curve of its machine. None is `auto`,
             which measures what passes cost when the first text is written, for about two seconds once a machine, and
             drafts what pays; where the verifier's draws depend on the drafts, or the target is sharded, it is
-            `dynatree`, which measures nothing.
+            `dynatree`, which measures nothing; and for a drafter whose drafts do not depend on their path (DFlash's
+            kind) a chain with a second token beside the first.
         verifier: the name or class of one, or "auto": greedy at temperature 0, coupled above it. Policies and
             verifiers of your own are named by the dotted names of their classes or by entry points (see
             `drafttree.loading.methods`).
@@ -142,6 +143,8 @@ def load(
         drafting = find_drafter(drafter, wrapped, tokenizer, quantize_drafter)
         if tuned and drafting:
             tuned.check_drafter(model_digest(drafting))
+        if policy is None and drafting:
+            chosen_policy = drafter_policy(chosen_policy, drafting)
     except DraftTreeError:
         wrapped.release()
         raise

@@ -64,16 +64,17 @@ class BlockCheckpoint(Checkpoint[BlockLayers]):
         """
         super().check(target)
         depth, width = target.config.get_text_config().num_hidden_layers, projection(target).weight.shape[1]
+        own_width = self.heads.config.layer.hidden_size
         if max(self.layers) >= depth:
             raise ModelError(
                 f"this block drafter reads the hidden states {', '.join(map(str, self.layers))} of a target, which has "
                 f"{depth} layers; use it with the model it was trained on"
             )
         borrowed = [name for name in (EMBEDDING, HEAD) if name not in self.tensors]
-        if borrowed and self.heads.config.layer.hidden_size != width:
+        if borrowed and own_width != width:
             raise ModelError(
-                f"this block drafter is {self.heads.config.layer.hidden_size} wide and has no {borrowed[0]} of its own; "
-                f"the target's is {width} wide"
+                f"this block drafter is {own_width} wide and has no {borrowed[0]} of its own; the target's is {width} "
+                "wide"
             )
 
 
