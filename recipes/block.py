@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import DynamicCache, PreTrainedModel, Qwen3Config
 
-from drafttree.drafters.block import BlockConfig, BlockLayers
+from drafttree.drafters.block_layers import BlockConfig, BlockLayers
 from drafttree.drafters.formats.block import public_config
 from drafttree.drafters.heads import embedding, final_logits, last_layer, projection
 from drafttree.drafters.hydra import prefix_config
@@ -154,8 +154,7 @@ class BlockRun(HeadRun):
             with self._autocast():
                 logits = heads.lm_head(rows[:, level])
                 if heads.markov_head is not None:
-                    added, memory = heads.markov_head(tokens[roots + level], rows[:, level], memory)
-                    logits = logits + added
+                    logits, memory = heads.markov_head(logits, tokens[roots + level], rows[:, level], memory)
             loss = cross_entropy(logits.float(), probs, reduction="sum")
             total = total + loss * scale * self.options.decay**level
             sums.append(torch.stack((loss.detach(), (logits.argmax(-1) == probs.argmax(-1)).sum())))
@@ -194,6 +193,7 @@ def _config(target: PreTrainedModel, options: argparse.Namespace) -> BlockConfig
         mask_token=mask,
         levels=options.heads,
         from_root=True,
+        causal=(False,) * options.layers,
         transition=options.transition if options.rank else None,
         rank=options.rank,
     )

@@ -178,17 +178,9 @@ def test_what_is_wrong_is_told_by_name(tmp_path):
     )
 
 
-def test_windows_that_are_causal_in_a_block_are_refused(tmp_path):
-    kind = files.KINDS["speculators, DFlash"]
-    windowed = {**files.LAYER, "sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
-    message = refusal(tmp_path, kind, files.weights(kind), transformer_layer_config=windowed)
-    assert "sliding window that are causal within a block" in message
-
-
 @pytest.mark.parametrize(
     ("title", "tensor", "fields"),
     [
-        ("a DFlash2 drafter", "candidate_selector.predecessor_codebook.weight", {}),
         ("a Domino drafter", "prefix_gru.weight_ih_l0", {}),
         ("a DFlare drafter", "other.weight", {"architectures": ["DFlareDraftModel"]}),
         ("a head with layers of Gemma 4", "other.weight", {"architectures": ["Gemma4DSparkModel"]}),

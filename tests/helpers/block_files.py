@@ -1,7 +1,7 @@
 """Checkpoints of block drafters of every format with random weights, and their logits in plain float64."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,8 @@ class Kind:
 
     config: dict[str, Any]
     first: int = 1
-    causal: bool = False
+    causal: tuple[bool, ...] = (False, False)
+    windows: tuple[int | None, ...] = (None, None)
     transition: str | None = None
     draft_vocab: int = VOCAB
     own: bool = False
@@ -36,7 +37,7 @@ class Kind:
 
     @property
     def levels(self) -> int:
-        return BLOCK if self.config.get("architectures") == ["Qwen3DSparkModel"] or self.first == 0 else BLOCK - 1
+        return BLOCK - self.first
 
 
 LAYER = {
@@ -63,13 +64,15 @@ SPECULATORS = {
     "mask_token_id": MASK,
     "draft_vocab_size": 11,
 }
+WINDOWED = ["sliding_attention", "full_attention"]
+SELECTOR = {"selector_rank": RANK, "selector_top_k": 6, "input_embedding_scale": 0.5, "output_multiplier": 0.25}
 KINDS = {
     "DFlash": Kind({**ZLAB, "dflash_config": READ}),
     "DFlash, block size within": Kind(
         {**{key: value for key, value in ZLAB.items() if key != "block_size"}}
         | {"dflash_config": {**READ, "block_size": BLOCK}}
     ),
-    "JetSpec": Kind({**ZLAB, "dflash_config": {**READ, "causal": True}}, causal=True),
+    "JetSpec": Kind({**ZLAB, "dflash_config": {**READ, "causal": True}}, causal=(True, True)),
     "DSpark": Kind({**DSPARK, "markov_rank": RANK, "markov_head_type": "vanilla"}, 0, transition="vanilla", own=True),
     "DSpark, gated": Kind(
         {**DSPARK, "markov_rank": RANK, "markov_head_type": "gated"}, 0, transition="gated", own=True
@@ -89,6 +92,24 @@ KINDS = {
         transition="vanilla",
         draft_vocab=11,
         own=True,
+    ),
+    "speculators, windows": Kind(
+        {**SPECULATORS, "speculators_model_type": "dflash", "draft_vocab_size": VOCAB}
+        | {"transformer_layer_config": {**LAYER, "sliding_window": 4, "layer_types": WINDOWED}},
+        own=True,
+        causal=(True, False),
+        windows=(4, None),
+    ),
+    "DFlash2": Kind(
+        {**ZLAB, "architectures": ["DFlash2DraftModel"], "layer_types": WINDOWED, "sliding_window": 4}
+        | {"dflash_config": {**READ, "conv_kernel_size": 3, "conv_group_size": 8, **SELECTOR}},
+        transition="selector",
+        causal=(True, False),
+        windows=(4, None),
+        renamed={
+            f"candidate_selector.{name}_codebook.weight": f"candidate_selector.{name}_codebook"
+            for name in ("predecessor", "successor")
+        },
     ),
     "transformers": Kind(
         {
@@ -116,7 +137,12 @@ def weights(kind: Kind, seed: int = 0) -> dict[str, Tensor]:
         shapes |= {name + "mlp.down_proj.weight": (HIDDEN, 20)}
     if kind.own:
         shapes |= {"embed_tokens.weight": (VOCAB, HIDDEN), "lm_head.weight": (kind.draft_vocab, HIDDEN)}
-    if kind.transition:
+    if kind.transition == "selector":
+        shapes |= {f"candidate_selector.{name}_codebook.weight": (VOCAB, RANK) for name in ("predecessor", "successor")}
+        shapes |= {"candidate_selector.hidden_projection.weight": (RANK, HIDDEN)}
+        for name in (f"layers.{index}.{part}_conv." for index in range(LAYERS) for part in ("attention", "mlp")):
+            shapes |= {name + "base_kernel": (2, 3, HIDDEN), name + "kernel_projection.weight": (2 * 3 * 4, HIDDEN)}
+    elif kind.transition:
         shapes |= {"markov_head.markov_w1.weight": (VOCAB, RANK)}
         shapes |= {"markov_head.markov_w2.weight": (kind.draft_vocab, RANK)}
     if kind.transition == "gated":
@@ -162,18 +188,34 @@ def path_logits(kind: Kind, tensors: dict[str, Tensor], states: Sequence[Tensor]
     """
     own = {name: tensor.double() for name, tensor in tensors.items()}
     context = _norm(torch.cat([*states], -1).double() @ own["fc.weight"].T, own["hidden_norm.weight"])
-    x = own["embed_tokens.weight"][[path[0], *[MASK] * (BLOCK - 1)]]
+    convolved = kind.transition == "selector"
+    x = own["embed_tokens.weight"][[path[0], *[MASK] * (BLOCK - 1)]] * (0.5 if convolved else 1)
     for index in range(LAYERS):
         part = {name.removeprefix(f"layers.{index}."): each for name, each in own.items()}
-        x = x + _attend(kind, part, _norm(x, part["input_layernorm.weight"]), context)
-        normed = _norm(x, part["post_attention_layernorm.weight"])
-        gate = torch.nn.functional.silu(normed @ part["mlp.gate_proj.weight"].T)
-        x = x + (gate * (normed @ part["mlp.up_proj.weight"].T)) @ part["mlp.down_proj.weight"].T
+        x = x + _around(
+            part,
+            "attention_conv.",
+            _norm(x, part["input_layernorm.weight"]),
+            lambda rows, part=part, index=index: _attend(kind, index, part, rows, context),
+        )
+        x = x + _around(
+            part,
+            "mlp_conv.",
+            _norm(x, part["post_attention_layernorm.weight"]),
+            lambda rows, part=part: _mlp(part, rows),
+        )
     rows = _norm(x, own["norm.weight"])[kind.first :]
     found, memory = [], torch.zeros(RANK, dtype=torch.float64)
     for row, token in zip(rows, path, strict=False):
-        logits = row @ own["lm_head.weight"].T
-        if kind.transition:
+        logits = row @ own["lm_head.weight"].T * (0.25 if convolved else 1)
+        if convolved:
+            best = logits.argsort(descending=True)[:6]
+            query = own["candidate_selector.predecessor_codebook.weight"][token] * (
+                own["candidate_selector.hidden_projection.weight"] @ row
+            )
+            scores = logits[best] + own["candidate_selector.successor_codebook.weight"][best] @ query
+            logits = torch.full_like(logits, -torch.inf).index_copy(0, best, scores)
+        elif kind.transition:
             state, memory = _transition(kind, own, own["markov_head.markov_w1.weight"][token], row, memory)
             logits = logits + state @ own["markov_head.markov_w2.weight"].T
         found.append(logits)
@@ -194,7 +236,31 @@ def _transition(
     return torch.tanh(output), gate * memory + (1 - gate) * torch.tanh(candidate)
 
 
-def _attend(kind: Kind, part: dict[str, Tensor], x: Tensor, context: Tensor) -> Tensor:
+def _mlp(part: dict[str, Tensor], rows: Tensor) -> Tensor:
+    gate = torch.nn.functional.silu(rows @ part["mlp.gate_proj.weight"].T)
+    return (gate * (rows @ part["mlp.up_proj.weight"].T)) @ part["mlp.down_proj.weight"].T
+
+
+def _around(part: dict[str, Tensor], name: str, rows: Tensor, between: Callable[[Tensor], Tensor]) -> Tensor:
+    """A part of a layer between two convolutions whose kernels its input decides, channel by channel."""
+    if name + "base_kernel" not in part:
+        return between(rows)
+    base, changing = part[name + "base_kernel"], rows @ part[name + "kernel_projection.weight"].T
+    changing = changing.view(len(rows), 2, 3, 4)
+
+    def convolve(given: Tensor, side: int) -> Tensor:
+        made = torch.zeros_like(given)
+        for at in range(len(given)):
+            for channel in range(HIDDEN):
+                for back in range(min(3, at + 1)):
+                    kernel = base[side, back, channel] + changing[at, side, back, channel // 8]
+                    made[at, channel] += kernel * given[at - back, channel]
+        return made
+
+    return convolve(between(convolve(rows, 0)), 1)
+
+
+def _attend(kind: Kind, index: int, part: dict[str, Tensor], x: Tensor, context: Tensor) -> Tensor:
     """Queries of the block; keys and values of the context and the block."""
     before, everything = len(context), torch.cat((context, x))
     q, k, v = (part[f"self_attn.{each}_proj.weight"] for each in "qkv")
@@ -204,9 +270,11 @@ def _attend(kind: Kind, part: dict[str, Tensor], x: Tensor, context: Tensor) -> 
     values = (everything @ v.T).view(-1, GROUPS, WIDTH)
     keys, values = (each.repeat_interleave(HEADS // GROUPS, 1) for each in (keys, values))
     scores = torch.einsum("qhd,khd->hqk", queries, keys) / WIDTH**0.5
-    if kind.causal:
-        later = places[None] > places[before:, None]
-        scores = scores.masked_fill(later[None], -torch.inf)
+    away = places[before:, None] - places[None]
+    if kind.causal[index]:
+        scores = scores.masked_fill((away < 0)[None], -torch.inf)
+    if window := kind.windows[index]:
+        scores = scores.masked_fill((away >= window)[None], -torch.inf)
     mixed = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values).reshape(len(x), -1)
     return mixed @ part["self_attn.o_proj.weight"].T
 

@@ -72,17 +72,23 @@ def projection(target: PreTrainedModel) -> nn.Linear:
 
 
 def final_logits(target: PreTrainedModel, hidden: Tensor) -> Tensor:
-    """Return the target's own logits `[..., vocab]` of hidden states `[..., hidden]` after its final norm.
-
-    Some families scale what the output projection gives (Granite, Cohere, Falcon-H1, HyperCLOVA X) or bound it (Gemma).
-    """
-    config, logits = target.config.get_text_config(), projection(target)(hidden)
-    scaling = getattr(config, "logits_scaling", None) or 1.0
-    logits = logits * scaling if config.model_type.startswith("hyperclovax") else logits / scaling
-    for name in ("logit_scale", "lm_head_multiplier", "output_multiplier"):
-        logits = logits * (getattr(config, name, None) or 1.0)
-    bound = getattr(config, "final_logit_softcapping", None)
+    """Return the target's own logits `[..., vocab]` of hidden states `[..., hidden]` after its final norm."""
+    scale, bound = logits_scaling(target)
+    logits = projection(target)(hidden) * scale
     return torch.tanh(logits / bound) * bound if bound else logits
+
+
+def logits_scaling(target: PreTrainedModel) -> tuple[float, float | None]:
+    """Return what a target multiplies the logits of its output projection by, and the bound of the product.
+
+    Some families scale them (Granite, Cohere, Falcon-H1, HyperCLOVA X), Gemma bounds them; None is no bound.
+    """
+    config = target.config.get_text_config()
+    scaling = getattr(config, "logits_scaling", None) or 1.0
+    scale = scaling if config.model_type.startswith("hyperclovax") else 1 / scaling
+    for name in ("logit_scale", "lm_head_multiplier", "output_multiplier"):
+        scale *= getattr(config, name, None) or 1.0
+    return scale, getattr(config, "final_logit_softcapping", None)
 
 
 def embedding(target: PreTrainedModel) -> nn.Embedding:

@@ -1,4 +1,4 @@
-"""Block drafters on disk: the formats of z-lab (DFlash), JetSpec, DeepSpec (DSpark), speculators and transformers.
+"""Block drafters on disk: the formats of z-lab (DFlash, DFlash2), JetSpec, DeepSpec, speculators and transformers.
 
 They have the same layers and differ in where the configuration keeps its fields, in how the target's hidden states are
 counted, and in which rows of a block predict.
@@ -6,7 +6,7 @@ counted, and in which rows of a block predict.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,9 +14,10 @@ from torch import Tensor
 from transformers import PreTrainedModel, Qwen3Config
 
 from drafttree.core.errors import ModelError
-from drafttree.drafters.block import BlockConfig, BlockDrafter, BlockLayers
-from drafttree.drafters.formats.checkpoints import COUNT, FLAG, OBJECT, SIZE, TEXT, TEXTS, entry
-from drafttree.drafters.formats.decoder_layers import LAYERS, layer_config, size_of
+from drafttree.drafters.block import BlockDrafter
+from drafttree.drafters.block_layers import SELECTOR, BlockConfig, BlockLayers
+from drafttree.drafters.formats.checkpoints import COUNT, FLAG, NUMBER, OBJECT, SIZE, TEXT, TEXTS, entry
+from drafttree.drafters.formats.decoder_layers import LAYERS, SLIDING, layer_config, size_of
 from drafttree.drafters.formats.draft_vocabulary import check_maps, target_ids
 from drafttree.drafters.formats.head_checkpoint import (
     SHARED_LM_HEAD,
@@ -27,14 +28,20 @@ from drafttree.drafters.formats.head_checkpoint import (
     flaws,
     usual_rows,
 )
-from drafttree.drafters.heads import embedding, own_bytes, projection
+from drafttree.drafters.heads import embedding, logits_scaling, own_bytes, projection
 from drafttree.drafters.transitions import TRANSITIONS
 
 KIND = "block"
 DSPARK = "Qwen3DSparkModel"
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
-RENAMED = {"encoder.fc.": "fc.", "encoder.output_norm_enc.": "hidden_norm."}
-"""What transformers' assistants call otherwise."""
+RENAMED = {
+    "encoder.fc.": "fc.",
+    "encoder.output_norm_enc.": "hidden_norm.",
+    "candidate_selector.predecessor_codebook": "markov_head.predecessor_codebook.weight",
+    "candidate_selector.successor_codebook": "markov_head.successor_codebook.weight",
+    "candidate_selector.": "markov_head.",
+}
+"""What transformers' assistants and DFlash2 call otherwise."""
 LEFT_OUT = re.compile(r"verifier_norm\.|confidence_head\.|rotary_emb\.")
 """What is only trained with, or, as the confidence head, not used."""
 ASSISTANTS = ("muse_glimmer_assistant",)
@@ -88,10 +95,16 @@ def load(tensors: Mapping[str, Tensor], config: Mapping[str, Any], target: PreTr
     found.check(target)
     block, ids = found.heads, target_ids(found.maps)
     given = dict(found.tensors)
-    given.setdefault(EMBEDDING, embedding(target).weight.detach())
+    if EMBEDDING not in given:
+        given[EMBEDDING] = embedding(target).weight.detach()
+        scale = float(getattr(embedding(target), "embed_scale", 1.0))
+        block.config = replace(block.config, input_scale=block.config.input_scale * scale)
     if HEAD not in given:
         weight = projection(target).weight.detach()
         given[HEAD] = weight if ids is None else weight[ids.to(weight.device)]
+        if block.config.output_scale == 1 and block.config.softcap is None:
+            scale, bound = logits_scaling(target)
+            block.config = replace(block.config, output_scale=scale, softcap=bound)
     fill(block, given, target)
     block.rotary = type(block.rotary)(block.config.layer).to(target.device).eval()
     block.target_ids = None if ids is None else ids.to(target.device)
@@ -115,7 +128,10 @@ def parse(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> BlockChec
     with torch.device("meta"):
         block = BlockLayers(_config(config, options, own, len(layers)))
     borrowed = {EMBEDDING} | (set() if "d2t" in maps else {HEAD})
-    problems = flaws(block, own, borrowed) + check_maps(block.config.vocab, block.config.draft_vocab, maps)
+    spelled = {_renamed(name): name for name in tensors}
+    problems = flaws(block, own, borrowed, lambda name: spelled.get(name, name)) + check_maps(
+        block.config.vocab, block.config.draft_vocab, maps
+    )
     made_for = {"hidden size": block.config.target_hidden, "vocabulary": block.config.vocab}
     depth = entry(options, "num_target_layers", SIZE) or entry(options, "base_num_hidden_layers", SIZE)
     made_for |= {"number of layers": depth} if depth else {}
@@ -198,11 +214,10 @@ def _config(
     from_root = entry(options, "sample_from_anchor", FLAG)
     from_root = is_dspark if from_root is None else from_root
     shifted = bool(entry(options, "draft_shift", FLAG))
-    rank = entry(options, "markov_rank", COUNT) or 0
-    kind = entry(options, "markov_head_type", TEXT) or "vanilla"
-    if rank and kind not in TRANSITIONS:
-        raise ModelError(f"config.json gives markov_head_type as {kind!r}; drafttree knows {', '.join(TRANSITIONS)}")
-    _check_windows(config, options, layer)
+    kind, rank, candidates = _transition(options)
+    convolution, group = entry(options, "conv_kernel_size", COUNT) or 0, entry(options, "conv_group_size", SIZE) or 1
+    if hidden % group:
+        raise ModelError(f"config.json gives conv_group_size as {group}, which does not divide a width of {hidden}")
     fused = tensors.get("fc.weight")
     wide = fused.shape[1] // states if fused is not None and fused.ndim == 2 else None
     return BlockConfig(
@@ -215,20 +230,39 @@ def _config(
         mask_token=mask,
         levels=block if from_root else block - 1,
         from_root=from_root or shifted,
-        causal=bool(entry(options, "causal", FLAG) or entry(options, "causal_head", FLAG)),
-        transition=kind if rank else None,
+        causal=_causal(config, options, layer),
+        transition=kind,
         rank=rank,
+        candidates=candidates,
+        convolution=convolution,
+        group=group,
+        input_scale=float(entry(options, "input_embedding_scale", NUMBER) or 1.0),
+        output_scale=float(entry(options, "output_multiplier", NUMBER) or 1.0),
+        softcap=entry(options, "final_logit_softcapping", NUMBER),
     )
 
 
-def _check_windows(config: Mapping[str, Any], options: Mapping[str, Any], layer: Qwen3Config) -> None:
-    """Refuse windows that speculators trains with: layers that have one are causal within a block, the others not."""
-    trained = "speculators_model_type" in config and not entry(options, "sliding_window_non_causal", FLAG)
-    if layer.sliding_window and trained:
-        raise ModelError(
-            "config.json gives layers with a sliding window that are causal within a block, and others that are not, "
-            "which is not supported; use a drafter without a window"
-        )
+def _transition(options: Mapping[str, Any]) -> tuple[str | None, int, int]:
+    """The kind of the transition, its rank, and the candidates of a level; None without."""
+    if rank := entry(options, "selector_rank", COUNT):
+        return SELECTOR, rank, size_of(options, "selector_top_k")
+    rank, kind = entry(options, "markov_rank", COUNT) or 0, entry(options, "markov_head_type", TEXT) or "vanilla"
+    if rank and kind not in TRANSITIONS:
+        raise ModelError(f"config.json gives markov_head_type as {kind!r}; drafttree knows {', '.join(TRANSITIONS)}")
+    return (kind, rank, 0) if rank else (None, 0, 0)
+
+
+def _causal(config: Mapping[str, Any], options: Mapping[str, Any], layer: Qwen3Config) -> tuple[bool, ...]:
+    """Whether each layer is causal within a block.
+
+    JetSpec is (`causal`, `causal_head`). Where nothing is said, speculators and DFlash2 are in layers with a window.
+    """
+    sliding = tuple(kind == SLIDING for kind in layer.layer_types)
+    said = [entry(options, name, FLAG) for name in ("causal", "causal_head", "is_causal")]
+    if (told := next((each for each in said if each is not None), None)) is not None:
+        return (told,) * len(sliding)
+    windowed = entry(options, "selector_rank", COUNT) or "speculators_model_type" in config
+    return sliding if windowed and not entry(options, "sliding_window_non_causal", FLAG) else (False,) * len(sliding)
 
 
 def _described(found: BlockCheckpoint) -> dict[str, object]:
@@ -238,7 +272,7 @@ def _described(found: BlockCheckpoint) -> dict[str, object]:
     return {
         "hidden states read": ", ".join(map(str, found.layers)),
         "drafted levels": config.levels,
-        "attention in a block": "causal" if config.causal else "to the whole block",
+        "attention in a block": ", ".join("causal" if each else "whole" for each in config.causal),
         "transition": config.transition or "none: drafts do not depend on their path",
         "confidence head": "there, but not used" if found.confidence else "none",
         "draft vocabulary": config.draft_vocab if "d2t" in found.maps else f"{config.draft_vocab} (all)",
@@ -248,5 +282,5 @@ def _described(found: BlockCheckpoint) -> dict[str, object]:
     }
 
 
-NAMES = re.compile(r"(model\.)?(hidden_norm\.weight$|encoder\.output_norm_enc\.|markov_head\.)")
+NAMES = re.compile(r"(model\.)?(hidden_norm\.weight$|encoder\.output_norm_enc\.|markov_head\.|candidate_selector\.)")
 FORMAT = HeadFormat("block", KIND, NAMES, parse, load, _described)

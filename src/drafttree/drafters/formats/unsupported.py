@@ -34,9 +34,8 @@ def _before_eagle3(names: Collection[str]) -> bool:
     return {"fc.weight", "layers.0.mlp.down_proj.weight"} <= set(names) and not later(names)
 
 
-KIN = "drafttree runs DFlash, JetSpec and DSpark of the drafters that draft a block in one pass"
+KIN = "drafttree runs DFlash, DFlash2, JetSpec and DSpark of the drafters that draft a block in one pass"
 KINDS = (
-    Unsupported("a DFlash2 drafter", KIN, _any(r"candidate_selector\.|layers\.0\.attention_conv\."), r"\w*dflash2"),
     Unsupported("a Domino drafter", KIN, _any(r"prefix_gru\."), r"\w*domino"),
     Unsupported("a DFlare drafter", KIN, _any(r"dflare"), r"\w*dflare"),
     Unsupported("a P-EAGLE head", "it drafts from states of its own", _any(r"mask_hidden$"), r"peagle"),
