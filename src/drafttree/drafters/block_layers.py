@@ -192,7 +192,7 @@ class ConvolvedLayer(Qwen3DecoderLayer):
         self.block = config.block
         self.attention_conv, self.mlp_conv = GroupedConvolution(*sizes), GroupedConvolution(*sizes)
 
-    def forward(self, hidden_states: Tensor, **given: Any) -> Tensor:
+    def forward(self, hidden_states: Tensor, **given: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         """As of the base; rows of several blocks lie behind each other."""
         x, kernels = self.attention_conv.before(self._blocks(self.input_layernorm(hidden_states)))
         attended, _ = self.self_attn(x.reshape(hidden_states.shape), attention_mask=None, **given)

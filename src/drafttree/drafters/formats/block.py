@@ -257,7 +257,7 @@ def _causal(config: Mapping[str, Any], options: Mapping[str, Any], layer: Qwen3C
 
     JetSpec is (`causal`, `causal_head`). Where nothing is said, speculators and DFlash2 are in layers with a window.
     """
-    sliding = tuple(kind == SLIDING for kind in layer.layer_types)
+    sliding = tuple(kind == SLIDING for kind in layer.layer_types or ())
     said = [entry(options, name, FLAG) for name in ("causal", "causal_head", "is_causal")]
     if (told := next((each for each in said if each is not None), None)) is not None:
         return (told,) * len(sliding)
