@@ -4,9 +4,11 @@ from collections.abc import Callable
 from functools import cache
 
 import torch
+from transformers import Qwen3Config
 
 import drafttree
 from drafttree.drafters import (
+    BlockDrafter,
     Drafter,
     Eagle3Drafter,
     HydraDrafter,
@@ -15,9 +17,11 @@ from drafttree.drafters import (
     VocabularyMap,
 )
 from drafttree.drafters.base import HiddenStates
+from drafttree.drafters.block_layers import BlockConfig, BlockLayers
+from drafttree.drafters.formats import mtp, read_config, read_tensors
 from drafttree.drafters.fused_eagle3 import FusedEagle3, RecordedEagle3
 from drafttree.drafters.hydra import HydraHeads
-from drafttree.loading import load_model
+from drafttree.loading import load_model, zoo
 from helpers.replays import Operations
 from helpers.tokenizers import words
 from helpers.toy import Table, ToyModel
@@ -59,6 +63,32 @@ def _plain_hydra() -> Drafter:
     return HydraDrafter(HydraHeads(3, 1, HIDDEN, VOCAB).eval(), target)
 
 
+def _deep_mtp() -> Drafter:
+    """Two MTP layers, which happen to be the same."""
+    target = load_model("embedded", torch.float32, torch.device("cpu"))
+    tensors = read_tensors(zoo.folder("embedded-mtp"))
+    again = {name.replace("layers.0.", "layers.1."): tensor for name, tensor in tensors.items()}
+    return mtp.load(tensors | again, read_config(zoo.folder("embedded-mtp")), target)
+
+
+@torch.no_grad()
+def _random_block() -> Drafter:
+    """A random block drafter whose drafts depend on their path."""
+    torch.manual_seed(0)
+    layer = Qwen3Config(
+        vocab_size=VOCAB,
+        hidden_size=HIDDEN,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+    )
+    sizes = {"vocab": VOCAB, "draft_vocab": VOCAB, "target_hidden": HIDDEN, "states": 2, "block": 6, "mask_token": 0}
+    config = BlockConfig(layer, **sizes, levels=6, from_root=True, causal=(False, True), transition="rnn", rank=8)
+    return BlockDrafter(BlockLayers(config).eval().requires_grad_(False), (2, 6), 0)
+
+
 def _users_model() -> Drafter:
     """A model that has no packed pass of its own."""
     return LanguageModelDrafter(ToyModel(Table(vocab=16, order=1), vocab=16))
@@ -83,6 +113,9 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "medusa": lambda: _embedded("embedded-medusa"),
     "hydra": _plain_hydra,
     "hydra++": lambda: _embedded("embedded-hydra"),
+    "mtp": lambda: _embedded("embedded-mtp"),
+    "mtp, two layers": _deep_mtp,
+    "block": _random_block,
     "lookup": lambda: _embedded("lookup"),
     "suffix": lambda: _embedded("suffix"),
     "mixed": lambda: _embedded("mixed:embedded-eagle3"),
