@@ -87,6 +87,24 @@ KINDS: dict[str, Callable[[], Kind]] = {
     "deepseek_v3": _family(
         "deepseek_v3", {"num_hidden_layers": 1, "first_k_dense_replace": 0}, DEEPSEEK, "model.layers.{}.", behind=True
     ),
+    "bailing_hybrid": _kind(
+        "BailingHybridConfig",
+        {
+            **{
+                key: tiny.SIZES[key]
+                for key in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")
+            },
+            **{"num_hidden_layers": 3, "num_key_value_heads": 4, "moe_intermediate_size": 16, "pad_token_id": None},
+            **{"kv_lora_rank": 16, "q_lora_rank": None, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8},
+            **{"num_experts": 4, "num_experts_per_token": 2, "num_expert_group": 1, "topk_group": 1, "head_dim": 8},
+            **{"layer_types": ["linear_attention", "linear_attention", "full_attention"], "eos_token_id": None},
+            **{"mlp_layer_types": ["dense", "sparse", "sparse"], "num_nextn_predict_layers": 1},
+        },
+        {**FULL, "mlp_layer_types": ["sparse"]},
+        tuple(f"model.layers.{{}}.{part}" for part in ("enorm", "hnorm", "eh_proj", "final_layernorm")),
+        "model.layers.{}.",
+        behind=True,
+    ),
     "glm4_moe": _kind(
         "Glm4MoeConfig",
         GLM,
@@ -115,7 +133,7 @@ KINDS: dict[str, Callable[[], Kind]] = {
 
 def known() -> list[str]:
     """The families that the installed transformers has."""
-    newer = {"qwen3_5", "qwen3_next", "nemotron_h", "mellum", "exaone_moe", "mimo_v2_flash"}
+    newer = {"qwen3_5", "qwen3_next", "nemotron_h", "mellum", "exaone_moe", "mimo_v2_flash", "bailing_hybrid"}
     return [name for name in KINDS if name not in newer or hasattr(Cache, "get_conv_state")]
 
 
