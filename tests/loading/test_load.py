@@ -297,7 +297,7 @@ def test_auto_takes_lookup_where_no_other_drafter_is_to_be_had(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     name, reason = choose_drafter("qwen/qwen3-8b")
     assert name == "lookup"
-    assert "cannot download drafter 'AngelSlim/Qwen3-8B_eagle3'" in reason
+    assert "cannot download 'AngelSlim/Qwen3-8B_eagle3'" in reason
 
 
 def test_assistants_that_read_their_targets_cache_are_refused_as_objects(monkeypatch):

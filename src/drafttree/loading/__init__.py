@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         find_folder,
         load_model,
         load_tokenizer,
+        local_folder,
         tokenizer_beside,
         unwrap,
     )
@@ -59,6 +60,7 @@ __all__ = [
     "load_head",
     "load_model",
     "load_tokenizer",
+    "local_folder",
     "make_drafter",
     "make_policy",
     "parse_policies",

@@ -97,7 +97,7 @@ def _has_mtp_layers(target: ModelSource, name: str) -> bool:
         return False
     try:
         config = target.config if isinstance(target, PreTrainedModel) else AutoConfig.from_pretrained(folder)
-        return bool(mtp.own_names(folder, config))
+        return mtp.is_tried(config) and bool(mtp.own_names(folder, config))
     except (DraftTreeError, OSError, ValueError):  # what is wrong with it is told when it is loaded
         return False
 

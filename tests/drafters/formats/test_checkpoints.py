@@ -248,4 +248,4 @@ def test_downloads_take_pickles_only_where_there_is_nothing_better(tmp_path, mon
 
 def test_downloads_without_a_network_say_so(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert "cannot download drafter 'nobody/no-such-head'" in told(download, "nobody/no-such-head")
+    assert "cannot download 'nobody/no-such-head'" in told(download, "nobody/no-such-head")

@@ -78,6 +78,19 @@ def test_a_nextn_folder_whose_parts_stand_above_its_layer_is_recognised():
     assert "model.embed_tokens.weight" not in mtp.places(names)
 
 
+@every_kind
+def test_auto_takes_layers_of_families_that_were_compared(name, tmp_path):
+    assert mtp.is_tried(files.KINDS[name]().config)
+
+
+def test_auto_leaves_layers_of_other_families_to_those_who_ask(tmp_path, monkeypatch):
+    folder = written(tmp_path)
+    assert choose_drafter(folder).name == "mixed:mtp"
+    monkeypatch.setattr(mtp, "TRIED", frozenset())
+    assert choose_drafter(folder).name == "lookup"
+    assert isinstance(drafttree.load(folder, "mtp", device="cpu").drafter, MtpDrafter)
+
+
 def test_only_the_tensors_of_the_layers_are_read(tmp_path, monkeypatch):
     folder = written(tmp_path)
     read = []

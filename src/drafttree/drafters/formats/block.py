@@ -30,6 +30,7 @@ from drafttree.drafters.formats.head_checkpoint import (
 )
 from drafttree.drafters.heads import embedding, logits_scaling, own_bytes, projection
 from drafttree.drafters.transitions import TRANSITIONS
+from drafttree.models.tensor_parallel import whole
 
 KIND = "block"
 DSPARK = "Qwen3DSparkModel"
@@ -96,11 +97,11 @@ def load(tensors: Mapping[str, Tensor], config: Mapping[str, Any], target: PreTr
     block, ids = found.heads, target_ids(found.maps)
     given = dict(found.tensors)
     if EMBEDDING not in given:
-        given[EMBEDDING] = embedding(target).weight.detach()
+        given[EMBEDDING] = whole(embedding(target).weight.detach())
         scale = float(getattr(embedding(target), "embed_scale", 1.0))
         block.config = replace(block.config, input_scale=block.config.input_scale * scale)
     if HEAD not in given:
-        weight = projection(target).weight.detach()
+        weight = whole(projection(target).weight.detach())
         given[HEAD] = weight if ids is None else weight[ids.to(weight.device)]
         if block.config.output_scale == 1 and block.config.softcap is None:
             scale, bound = logits_scaling(target)

@@ -73,7 +73,7 @@ def download(name: str) -> Path:
                 break
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ModelError(f"cannot download drafter {name!r} ({reason}); check the name or give a folder") from error
+        raise ModelError(f"cannot download {name!r} ({reason}); check the name or give a folder") from error
     return folder
 
 

@@ -18,9 +18,10 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from drafttree.core.errors import ModelError
 from drafttree.drafters.formats.checkpoints import OBJECT, TEXT, TEXTS, entry, read_config, read_tensors, tensor_names
 from drafttree.drafters.formats.head_checkpoint import Checkpoint, HeadFormat, fill, flaws, listed, target_sizes
-from drafttree.drafters.formats.mtp_layer import block_types, decoder_layer
+from drafttree.drafters.formats.mtp_layer import TRIED, block_types, decoder_layer
 from drafttree.drafters.heads import embedding, last_layer, projection
 from drafttree.drafters.mtp import MtpDrafter, MtpEmbedding
+from drafttree.models.tensor_parallel import tensor_parallel_size
 
 KIND = "MTP"
 PARTS = {
@@ -144,6 +145,11 @@ def own_names(folder: Path, config: PreTrainedConfig) -> list[str]:
     return [*places(tensor_names(folder), config.get_text_config().num_hidden_layers)]
 
 
+def is_tried(config: PreTrainedConfig) -> bool:
+    """Whether MTP layers of a target's model type are known to be right, so that "auto" may take them."""
+    return config.get_text_config().model_type in TRIED
+
+
 def load_own(folder: Path, target: PreTrainedModel) -> MtpDrafter:
     """The drafter of the MTP layers in the folder of a target; no other tensor is read.
 
@@ -177,6 +183,8 @@ def load(
         ModelError: parts are missing, unexpected or of another shape, they are another target's, or transformers knows
             no decoder layer that they fit.
     """
+    if tensor_parallel_size(target) > 1:
+        raise ModelError("MTP layers do not draft for a sharded target; use another head, or lookup")
     found = parse(tensors, {**config, BLOCKS: block_types(target.config.get_text_config())}, first)
     found.check(target)
     return MtpDrafter([_module(own, index, target) for index, own in enumerate(found.layers)], target)

@@ -18,6 +18,10 @@ from drafttree.models.module.module_backend import own_attention
 
 RENAMED = {"mimo_v2_flash": {"pre_mlp_layernorm.": "post_attention_layernorm."}}
 """What MTP layers of a model type call otherwise than its decoder layers."""
+DEEPSEEKS = ("bailing_hybrid", "deepseek_v3", "glm4_moe", "mimo_v2_flash", "nemotron_h")
+QWENS = ("exaone_moe", "llama", "mellum", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
+TRIED = frozenset((*DEEPSEEKS, *QWENS))
+"""Model types whose MTP layers were compared with transformers' own layers; others are run where they are asked for."""
 ATTENTION = {"mimo_v2_flash": "sliding_attention"}
 """The attention of the MTP layers of model types whose config does not tell; others attend to everything."""
 
@@ -92,6 +96,7 @@ def layer_config(family: PreTrainedConfig, names: Collection[str], index: int) -
     for name, value in changes.items():
         if getattr(config, name, None) is not None:
             setattr(config, name, value)
+    vars(config).pop("quantization_config", None)  # the layer's own tensors are as they were saved
     return config
 
 

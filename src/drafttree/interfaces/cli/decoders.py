@@ -14,7 +14,7 @@ from drafttree.evaluation.prompt_encoding import encode_prompts
 from drafttree.evaluation.prompt_form import AS_TEXT, PromptForm
 from drafttree.evaluation.prompt_sets import shipped_prompts
 from drafttree.evaluation.prompts import Example, read_examples
-from drafttree.loading import TunedPolicy, choose_drafter, zoo
+from drafttree.loading import TunedPolicy, choose_drafter, find_folder, local_folder, zoo
 from drafttree.loading.load import load
 from drafttree.policies import Chain
 from drafttree.verifiers import Verifier
@@ -31,6 +31,8 @@ def load_named(target: str, drafter: str, *arguments: Any, **options: Any) -> De
         print(f"drafter: {tuned.drafter.name if tuned.drafter else 'none'}{warmth} ({tuned.path})", file=sys.stderr)
     if drafter != "auto" or tuned:
         return load(target, drafter, *arguments, **options)
+    if "/" in target and local_folder(target) is None:
+        find_folder(target)  # what the target's own files hold decides as well
     choice = choose_drafter(target)
     decoder = load(target, choice.name, *arguments, **options)
     if target != "embedded":
