@@ -1,6 +1,7 @@
 """Drafters propose the tokens of a draft tree."""
 
 from drafttree.drafters.base import Drafter, DraftSession, HiddenStates
+from drafttree.drafters.eagle import EagleDrafter
 from drafttree.drafters.eagle3 import Eagle3Drafter
 from drafttree.drafters.hydra import HydraDrafter
 from drafttree.drafters.language_model import LanguageModelDrafter
@@ -18,6 +19,7 @@ __all__ = [
     "DraftSession",
     "Drafter",
     "Eagle3Drafter",
+    "EagleDrafter",
     "HiddenStates",
     "HydraDrafter",
     "LanguageModelDrafter",

@@ -186,6 +186,8 @@ def heads(folder: Path, names: list[str], config: dict | None = None) -> Path:
         ("eagle3", ["fc.weight", "midlayer.hidden_norm.weight"]),
         ("eagle3", ["fc.weight", "layers.0.hidden_norm.weight"]),
         ("eagle3", ["d2t", "norm.weight"]),
+        ("eagle", ["fc.weight", "fc.bias", "layers.0.mlp.down_proj.weight", "embed_tokens.weight"]),
+        ("eagle", ["fusion_fc.weight", "transformer.mlp.down_proj.weight"]),
         ("language-model", ["model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight"]),
     ],
 )
@@ -205,8 +207,6 @@ def test_embedded_models_and_heads_are_recognised(name):
 
 
 def test_what_is_none_of_them_is_told(tmp_path):
-    old = ["fc.weight", "fc.bias", "layers.0.mlp.down_proj.weight", "embed_tokens.weight"]
-    assert "EAGLE-1 or EAGLE-2 head, which is not supported" in told(recognise, heads(tmp_path, old, {}))
     assert "no drafter known here" in told(recognise, heads(tmp_path, ["x", "y"], {"model_type": "strange"}))
 
 

@@ -102,7 +102,7 @@ def read_config(raw: Mapping[str, Any], tensors: dict[str, Tensor], states: int,
     options = {**_nested(raw), **raw}
     hidden, vocab = (_size(layer, name) for name in ("hidden_size", "vocab_size"))
     return Eagle3Config(
-        layer=_layer(layer, tensors, layers),
+        layer=layer_config(layer, tensors, layers),
         vocab=vocab,
         draft_vocab=entry(raw, "draft_vocab_size", SIZE) or usual_rows(OUTPUT, tensors) or vocab,
         target_hidden=entry(raw, "target_hidden_size", SIZE) or hidden,
@@ -131,8 +131,17 @@ def _normed_output(options: Mapping[str, Any]) -> bool:
     return normed
 
 
-def _layer(raw: Mapping[str, Any], tensors: dict[str, Tensor], layers: int) -> LlamaConfig | Qwen3Config:
-    """The configuration of the decoder layers; Qwen3's are recognised by their q and k norms."""
+def layer_config(raw: Mapping[str, Any], tensors: dict[str, Tensor], layers: int) -> LlamaConfig | Qwen3Config:
+    """The configuration of so many decoder layers; Qwen3's are recognised by their q and k norms.
+
+    Args:
+        raw: the part of `config.json` that describes them.
+        tensors: tensors of the checkpoint, those of its first layer under `layers.0.`.
+        layers: how many there are.
+
+    Raises:
+        ModelError: as `read_config`.
+    """
     hidden, heads = (_size(raw, name) for name in ("hidden_size", "num_attention_heads"))
     groups, activation = entry(raw, "num_key_value_heads", SIZE) or heads, entry(raw, "hidden_act", TEXT) or "silu"
     normed = any(f"{ATTENTION}{name}_norm.weight" in tensors for name in "qk")

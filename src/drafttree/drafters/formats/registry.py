@@ -9,7 +9,7 @@ from pathlib import Path
 from transformers import CONFIG_MAPPING
 
 from drafttree.core.errors import ModelError
-from drafttree.drafters.formats import eagle3, hydra, medusa
+from drafttree.drafters.formats import eagle, eagle3, hydra, medusa
 from drafttree.drafters.formats.checkpoints import INDICES, NAMES, head_files, read_config, tensor_names
 from drafttree.drafters.formats.head_checkpoint import HeadFormat
 from drafttree.drafters.formats.unsupported import unsupported_kind
@@ -26,8 +26,13 @@ PUBLISHED = {
 }
 
 
-FORMATS: dict[str, HeadFormat] = {each.kind: each for each in (eagle3.FORMAT, medusa.FORMAT, hydra.FORMAT)}
-"""The formats of heads, by kind; another one is a file with a `FORMAT` and its name here."""
+FORMATS: dict[str, HeadFormat] = {
+    each.kind: each for each in (eagle3.FORMAT, medusa.FORMAT, hydra.FORMAT, eagle.FORMAT)
+}
+"""The formats of heads, by kind; another one is a file with a `FORMAT` and its name here.
+
+EAGLE-1 heads have no name that others lack, so theirs is the last.
+"""
 LANGUAGE_MODEL = "language-model"
 
 

@@ -36,11 +36,6 @@ def _only_mtp(names: Collection[str]) -> bool:
     return bool(own) and all(re.match(r"mtp(_layers)?\.", name) for name in own)
 
 
-def _before_eagle3(names: Collection[str]) -> bool:
-    later = _any(r"layers\.0\.hidden_norm\.|[dt]2[td]$")
-    return {"fc.weight", "layers.0.mlp.down_proj.weight"} <= set(names) and not later(names)
-
-
 BLOCK = "it drafts a block of tokens in one pass, not a tree level by level"
 KINDS = (
     Unsupported("a DSpark head", BLOCK, _any(r"(markov|confidence)_head\."), r"\w*dspark"),
@@ -59,12 +54,6 @@ KINDS = (
         r"\w+_assistant$",
     ),
     Unsupported("multi-token-prediction layers (mtp.*)", "they are a part of their model", _only_mtp, r"mtp\w*$"),
-    Unsupported(
-        "an EAGLE-1 or EAGLE-2 head",
-        "EAGLE-3 replaced it",
-        _before_eagle3,
-        r"eagle[12]?speculator$|eaglellama",
-    ),
 )
 """The first that is told is the one."""
 
