@@ -1,5 +1,6 @@
 """Drafters propose the tokens of a draft tree."""
 
+from drafttree.drafters.assistant import AssistantDrafter
 from drafttree.drafters.base import Drafter, DraftSession, HiddenStates
 from drafttree.drafters.eagle import EagleDrafter
 from drafttree.drafters.eagle3 import Eagle3Drafter
@@ -16,6 +17,7 @@ LOOKUPS: dict[str, type[LookupDrafter]] = {"lookup": PromptLookupDrafter, "suffi
 
 __all__ = [
     "LOOKUPS",
+    "AssistantDrafter",
     "DraftSession",
     "Drafter",
     "Eagle3Drafter",

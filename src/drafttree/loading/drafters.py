@@ -20,8 +20,17 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from drafttree.core.errors import ConfigError, DraftTreeError, ModelError
-from drafttree.drafters import LOOKUPS, Drafter, LanguageModelDrafter, MixedDrafter, SuffixDrafter
+from drafttree.drafters import (
+    LOOKUPS,
+    AssistantDrafter,
+    Drafter,
+    LanguageModelDrafter,
+    MixedDrafter,
+    SuffixDrafter,
+)
+from drafttree.drafters.assistant import ASSISTANTS
 from drafttree.drafters.formats import (
+    ASSISTANT,
     LANGUAGE_MODEL,
     PUBLISHED,
     download,
@@ -37,6 +46,7 @@ from drafttree.loading.pretrained import (
     check_tokenizers,
     find_folder,
     load_model,
+    read_model,
     tokenizer_beside,
     unwrap,
 )
@@ -96,10 +106,11 @@ def find_drafter(
 
     def load_drafter(source: ModelSource) -> Drafter:
         where = source if isinstance(source, PreTrainedModel) else find_folder(source)
-        if isinstance(where, PreTrainedModel) and (kind := unsupported_kind((), where.config.to_dict())):
-            raise ModelError(f"the drafter is {kind}")
-        if isinstance(where, Path) and (head := load_head(where, target.module)):
-            return head
+        own = made_for(where, target.module) if isinstance(where, PreTrainedModel) else load_head(where, target.module)
+        if own:
+            if isinstance(own, AssistantDrafter):
+                check_tokenizers(tokenizer, tokenizer_beside(where))
+            return own
         model = load_model(where, target.dtype, target.device, quantize)
         models.append(model)
         check_tokenizers(tokenizer, tokenizer_beside(where))
@@ -175,8 +186,21 @@ def check_drafter_exists(source: object) -> None:
             find_folder(model)
 
 
+def made_for(model: PreTrainedModel, target: PreTrainedModel) -> Drafter | None:
+    """The drafter of a loaded model that drafts for one target only, such as an assistant; None for a language model.
+
+    Raises:
+        ModelError: it does not fit the target, or drafttree does not run its kind.
+    """
+    if model.config.model_type in ASSISTANTS:
+        return AssistantDrafter(model.eval(), target)
+    if kind := unsupported_kind((), model.config.to_dict()):
+        raise ModelError(f"the drafter is {kind}")
+    return None
+
+
 def load_head(source: Path, target: PreTrainedModel) -> Drafter | None:
-    """The drafter of a folder with a trained head; None for a language model.
+    """The drafter of a folder with a trained head or an assistant; None for a language model.
 
     Raises:
         ModelError: the files are damaged or of no known kind, or the head does not fit the target.
@@ -188,6 +212,8 @@ def load_head(source: Path, target: PreTrainedModel) -> Drafter | None:
         kept = "reads the target's weights, which accelerate keeps elsewhere"
         raise ModelError(f"{str(source)!r} is a head ({kind}), which {kept}; use a language model or 'lookup' to draft")
     try:
+        if kind == ASSISTANT:
+            return made_for(read_model(source, target.dtype, target.device), target)
         return formats[kind].load(read_tensors(source), read_config(source), target)
     except ModelError as error:
         raise ModelError(f"cannot load drafter {str(source)!r}: {error}") from error

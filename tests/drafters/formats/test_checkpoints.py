@@ -195,6 +195,12 @@ def test_names_decide_what_it_is(kind, names, tmp_path):
     assert recognise(heads(tmp_path, names, {"model_type": "llama"})) == kind
 
 
+@pytest.mark.parametrize("kind", ["gemma4_assistant", "gemma4_unified_assistant"])
+def test_the_configuration_tells_an_assistant(kind, tmp_path):
+    names = ["pre_projection.weight", "model.layers.0.mlp.up_proj.weight"]
+    assert recognise(heads(tmp_path, names, {"model_type": kind})) == "assistant"
+
+
 @pytest.mark.parametrize("name", files.KINDS)
 def test_every_format_of_eagle3_is_recognised(name, tmp_path):
     kind = files.KINDS[name]
@@ -221,8 +227,8 @@ def test_what_is_none_of_them_is_told(tmp_path):
         ("a P-EAGLE head", ["fc.weight", "layers.0.hidden_norm.weight", "mask_hidden"], {"model_type": "llama"}),
         ("a P-EAGLE head", ["fc.weight", "layers.0.hidden_norm.weight"], {"speculators_model_type": "peagle"}),
         ("Gemma 4", ["fc.weight", "layers.0.hidden_norm.weight"], {"architectures": ["Gemma4Eagle3Model"]}),
-        ("an assistant of Gemma 4", ["model.layers.0.mlp.up_proj.weight"], {"model_type": "gemma4_assistant"}),
-        ("an assistant of Gemma 4", ["model.norm.weight"], {"model_type": "gemma4_unified_assistant"}),
+        ("an assistant of a kind other", ["model.norm.weight"], {"model_type": "muse_glimmer_assistant"}),
+        ("an assistant of a kind other", ["pre_projection.weight", "model.norm.weight"], {"model_type": "llama"}),
         ("(mtp.*)", ["mtp.fc.weight", "mtp.layers.0.mlp.up_proj.weight", "lm_head.weight"], {"model_type": "qwen3"}),
         ("(mtp.*)", ["mtp_layers.0.input_proj.weight", "model.embed_tokens.weight"], {"model_type": "qwen3"}),
     ],

@@ -9,6 +9,7 @@ from pathlib import Path
 from transformers import CONFIG_MAPPING
 
 from drafttree.core.errors import ModelError
+from drafttree.drafters.assistant import ASSISTANTS
 from drafttree.drafters.formats import eagle, eagle3, hydra, medusa
 from drafttree.drafters.formats.checkpoints import INDICES, NAMES, head_files, read_config, tensor_names
 from drafttree.drafters.formats.head_checkpoint import HeadFormat
@@ -33,7 +34,7 @@ FORMATS: dict[str, HeadFormat] = {
 
 EAGLE-1 heads have no name that others lack, so theirs is the last.
 """
-LANGUAGE_MODEL = "language-model"
+LANGUAGE_MODEL, ASSISTANT = "language-model", "assistant"
 
 
 class UnsupportedDrafter(ModelError):
@@ -41,7 +42,7 @@ class UnsupportedDrafter(ModelError):
 
 
 def recognise(folder: Path, formats: Mapping[str, HeadFormat] = FORMATS) -> str:
-    """The kind of drafter that a folder holds: "language-model" or one of the formats' kinds, such as "eagle3".
+    """The kind of drafter that a folder holds: "language-model", "assistant" or a format's kind, such as "eagle3".
 
     Raises:
         ModelError: none of them, several of them, or its files cannot be read.
@@ -50,6 +51,8 @@ def recognise(folder: Path, formats: Mapping[str, HeadFormat] = FORMATS) -> str:
     _check_alone(folder)
     names, config = tensor_names(folder), read_config(folder)
     kind = next((kind for kind, head in formats.items() if any(map(head.names.match, names))), None)
+    if kind is None and config.get("model_type") in ASSISTANTS:
+        return ASSISTANT
     if kind in {None, *FORMATS} and (unsupported := unsupported_kind(names, config)):
         raise UnsupportedDrafter(f"{folder} holds {unsupported}")
     if kind:

@@ -48,8 +48,8 @@ KINDS = (
         r"gemma\w*eagle3",
     ),
     Unsupported(
-        "an assistant of Gemma 4's kind",
-        "it reads the keys and values of its own target",
+        "an assistant of a kind other than Gemma 4's",
+        "drafttree does not know what it reads of its target",
         _any(r"(pre|post)_projection\."),
         r"\w+_assistant$",
     ),
