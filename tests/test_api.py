@@ -42,9 +42,11 @@ EXPORTS = {
     "drafttree.drafters": {
         *(
             "LOOKUPS",
+            "AssistantDrafter",
             "DraftSession",
             "Drafter",
             "Eagle3Drafter",
+            "EagleDrafter",
             "HiddenStates",
             "HydraDrafter",
             "LanguageModelDrafter",

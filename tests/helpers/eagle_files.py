@@ -18,6 +18,7 @@ KINDS = {
         SAFEAI, own_embedding=False, biased=True, config={"bias": False, "rope_theta": 5000.0}
     ),
     "two layers": replace(SAFEAI, layers=2, write="safetensors", config={"rope_theta": 5000.0}),
+    "names as vLLM's": replace(SAFEAI, wrapped=True, config={"rope_theta": 5000.0}),
     "vLLM speculators": replace(
         SAFEAI,
         own_embedding=False,
@@ -25,7 +26,7 @@ KINDS = {
         config={"speculators_model_type": "eagle", "architectures": ["EagleSpeculator"], "fusion_bias": True},
     ),
 }
-"""SafeAILab's files with and without a bias, and vLLM speculators' names for the same."""
+"""SafeAILab's files with and without a bias, and other names for the same."""
 
 
 def weights(kind: Kind) -> dict[str, Tensor]:

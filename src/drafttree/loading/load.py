@@ -51,12 +51,12 @@ def load(
     Args:
         target: "embedded", a folder, a hub name, or a loaded transformers model, which may be wrapped by
             `torch.compile` or peft; its adapters stay in force.
-        drafter: "embedded-eagle3", a folder or a hub name (a language model or an EAGLE-3, Medusa or Hydra head), a
-            loaded model; "lookup" or "suffix", which propose what followed before and need no model; "mixed:" and a
-            model, for lookup with that model to fall back to; an object of the protocol `drafttree.drafters.Drafter`;
-            the name of a drafter class (see `drafttree.loading.drafters`) or the class itself; or "none" or None for
-            plain decoding. "auto" takes what `choose_drafter` says; the logger "drafttree" says which and why, as a
-            warning where it is lookup.
+        drafter: "embedded-eagle3", a folder or a hub name (a language model, a Gemma 4 assistant or an EAGLE, Medusa
+            or Hydra head), a loaded model; "lookup" or "suffix", which propose what followed before and need no model;
+            "mixed:" and a model, for lookup with that model to fall back to; an object of the protocol
+            `drafttree.drafters.Drafter`; the name of a drafter class (see `drafttree.loading.drafters`) or the class
+            itself; or "none" or None for plain decoding. "auto" takes what `choose_drafter` says; the logger
+            "drafttree" says which and why, as a warning where it is lookup.
         policy: a policy, its class, or its specification, such as "talon:budget=60,margin=0.03"; or a file of
             `drafttree tune --save`, such as "tuned.json", which also decides drafter, verifier and dtype where they are
             "auto", and brings the draft temperature, as a default, and the cost curve of its machine. None is `auto`,
