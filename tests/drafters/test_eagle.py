@@ -22,8 +22,8 @@ from helpers import eagle3_files, tiny
 from helpers import eagle_files as files
 from helpers.refusals import told
 
-TOLERANCE = 1e-5
-"""Weights are float64, and norms of transformers compute in float32."""
+TOLERANCE = 1e-4
+"""Of the largest logit. Weights are float64; norms of transformers compute in float32, and every level builds on it."""
 every_kind = pytest.mark.parametrize("name", files.KINDS)
 
 

@@ -84,8 +84,7 @@ class AssistantDrafter(ShownBySize):
         self.nbytes = own_bytes(assistant, target)
         self.zero_hidden = zero_hidden(target)
         self._embed = embedding(target)
-        stored = _stored_layers(target.config.get_text_config())
-        self._layers = {kind: stored[kind] for kind in dict.fromkeys(config.layer_types)}
+        self._layers = _stored_layers(target.config.get_text_config())
         # transformers' mask for assistants lets a token see so many committed rows, two more than a causal window
         self._window: int = config.sliding_window + 1
 
