@@ -2,13 +2,13 @@
 
     python recipes/eagle3.py --target embedded --data shared/data --out build/eagle3 --heads 6
 
-The head is unrolled over `--heads` levels as in drafting ("training-time test", Li et al. 2025, section 3.2): beyond
-the first, it reads its own outputs instead of the target's hidden states, and attends to the rows its KV cache would
-hold then. Every level learns the target's probabilities. `--out/final` then holds a head in SpecForge's format,
-without the target's embedding, and without its vocabulary projection unless `--own-projection` trains another.
-`--draft-vocab` leaves rare tokens out. `--export full` makes a head for SafeAILab's code, SGLang and vLLM too: they ask
-for a projection in the file, and SafeAILab's for one layer whose attention heads fill the target's width. Stop it with
-Ctrl-C or SIGTERM: it saves first, and the same command goes on.
+The head is unrolled over `--heads` levels as in drafting (`unrolled.py`): beyond the first, it reads its own outputs
+instead of the target's hidden states, and attends to the rows its KV cache would hold then. Every level learns the
+target's probabilities. `--out/final` then holds a head in SpecForge's format, without the target's embedding, and
+without its vocabulary projection unless `--own-projection` trains another. `--draft-vocab` leaves rare tokens out.
+`--export full` makes a head for SafeAILab's code, SGLang and vLLM too: they ask for a projection in the file, and
+SafeAILab's for one layer whose attention heads fill the target's width. Stop it with Ctrl-C or SIGTERM: it saves first,
+and the same command goes on.
 """
 
 import argparse
@@ -19,15 +19,15 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, LlamaConfig, PreTrainedModel
+from transformers import LlamaConfig, PreTrainedModel
 
 from drafttree.drafters.eagle3 import Eagle3Config, Eagle3Head
 from drafttree.drafters.formats.eagle3 import EMBEDDING, HEAD, save
 from drafttree.drafters.heads import embedding, projection
 from drafttree.drafters.hydra import prefix_config
-from drafttree.models import Segment
 from heads import HeadObjective, HeadRun, command, parser
 from tokens import read_stream
+from unrolled import unroll
 
 MAX_DRAFT_VOCAB = 32_000
 
@@ -46,15 +46,6 @@ def eagle3_parser() -> argparse.ArgumentParser:
         "--export", choices=("compact", "full"), default="compact", help="full: for other programs as well (see above)"
     )
     return made
-
-
-class UnrolledRows(DynamicCache):
-    """A cache of all levels' keys and values, through which gradients flow; for `TreePlan` all its rows are drafted."""
-
-    length, next_position, positions, windowed, exact_text = 0, 0, None, None, False
-
-    def grow(self, positions: Tensor) -> None:
-        """Do nothing: no row is ever committed."""
 
 
 class Eagle3Objective(HeadObjective):
@@ -84,24 +75,11 @@ class Eagle3Objective(HeadObjective):
             self.heads.norm.weight.data.copy_(scale)
 
     def context(self, hidden: Tensor, states: tuple[Tensor, ...], inputs: Tensor) -> Tensor:
-        """Compute the head's outputs `[batch, rows, levels, hidden]` after the final norm.
-
-        Row i of a level reads the token `level + 1` positions after the hidden state that row i of the first level
-        reads. It attends to rows 0 to i of the first level, which drafting would have in the KV cache, and to row i of
-        every later level, its ancestors in the tree.
-        """
+        """Compute the head's outputs `[batch, rows, levels, hidden]` after the final norm; see `unrolled.unroll`."""
         rows = inputs.shape[1] - self.levels
         state = self.heads.fuse(tuple(state[:, :rows] for state in states))
-        cache, outputs = UnrolledRows(), []
-        positions = torch.arange(rows, device=inputs.device)[None]
-        own_row = torch.eye(rows, dtype=torch.bool, device=inputs.device)[None]
-        visible = own_row.new_ones(1, rows, rows).tril()
-        for level in range(self.levels):
-            tokens = inputs[:, level + 1 : level + 1 + rows]
-            state = self.heads([Segment(cache, tokens, positions + level, visible)], state)
-            outputs.append(self.heads.norm(state))
-            visible = torch.cat((visible, own_row), 2)
-        return torch.stack(outputs, 2)
+        outputs = unroll(lambda segment, state: self.heads([segment], state), state, inputs, self.levels)
+        return self.heads.norm(outputs)
 
     def draft_output(self, level: int, context: Tensor, embeddings: list[Tensor]) -> Tensor:
         return self.heads.lm_head(context[:, level])

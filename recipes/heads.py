@@ -24,7 +24,7 @@ import corpus
 import tokens
 from disk import atomic_folder
 from drafttree.core.errors import DraftTreeError
-from drafttree.drafters.heads import embedding, last_layer, projection
+from drafttree.drafters.heads import embedding, final_logits, last_layer, projection
 from drafttree.loading import find_device, find_dtype, load_model, load_tokenizer
 from features import HiddenStates, RepeatedWindows
 from muon import Muon
@@ -196,13 +196,13 @@ class HeadRun(Run):
         """
         rows, sums = len(context), []
         with torch.no_grad():
-            logits = projection(self.target)(hidden[part.start + 1 : part.stop + self.objective.levels])
+            logits = final_logits(self.target, hidden[part.start + 1 : part.stop + self.objective.levels])
             target_probs = self.objective.target_probs(logits.float())
         for level in range(self.objective.levels):
             embeddings = [embedded[part.start + ahead : part.stop + ahead] for ahead in range(1, level + 2)]
             with self._autocast():
                 output = self.objective.draft_output(level, context, embeddings)
-                logits = projection(self.target)(output) if self.objective.shared else output
+                logits = final_logits(self.target, output) if self.objective.shared else output
             probs = target_probs[level : level + rows]
             loss = cross_entropy(logits.float(), probs, reduction="sum")
             (loss * scale * self.options.decay**level).backward()

@@ -43,6 +43,7 @@ EXPORTS = {
         *(
             "LOOKUPS",
             "AssistantDrafter",
+            "BlockDrafter",
             "DraftSession",
             "Drafter",
             "Eagle3Drafter",
@@ -51,7 +52,8 @@ EXPORTS = {
             "HydraDrafter",
             "LanguageModelDrafter",
         ),
-        *("LookupDrafter", "MedusaDrafter", "MixedDrafter", "PromptLookupDrafter", "SuffixDrafter"),
+        *("LookupDrafter", "MedusaDrafter", "MixedDrafter", "MtpDrafter", "OtherTokenizerDrafter"),
+        *("PromptLookupDrafter", "SuffixDrafter", "VocabularyMap"),
     },
     "drafttree.constraints.grammar": {"Grammar", "ebnf", "json_schema", "regex", "structural_tag"},
     "drafttree.hf": {"TreeGenerate", "generate"},

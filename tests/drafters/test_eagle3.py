@@ -135,6 +135,21 @@ def test_logits_equal_the_formulas_over_rounds(name, tmp_path):
         session.round(committed)
 
 
+@pytest.mark.parametrize("name", [name for name, kind in files.KINDS.items() if any(kind.windows)])
+def test_a_window_moves_with_the_drafted_rows(name, tmp_path):
+    """As vLLM serves these heads; speculators' training mask leaves the window where the committed rows end."""
+    session = Session(tmp_path, name)
+    session.root()
+    session.expand([1], [0])
+    session.expand([2], [0])
+    kind = session.formulas.kind
+    session.formulas.kind = replace(kind, windows=tuple(window and window + 2 for window in kind.windows))
+    with pytest.raises(AssertionError):
+        session.expand([3], [0])
+    session.formulas.kind = kind
+    session.expand([4], [0])
+
+
 @every_fused_format
 def test_recorded_passes_are_the_formulas_over_rounds(name, tmp_path):
     recorder = Replays()

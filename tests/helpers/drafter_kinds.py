@@ -4,14 +4,26 @@ from collections.abc import Callable
 from functools import cache
 
 import torch
+from transformers import Qwen3Config
 
 import drafttree
-from drafttree.drafters import Drafter, Eagle3Drafter, HydraDrafter, LanguageModelDrafter
+from drafttree.drafters import (
+    BlockDrafter,
+    Drafter,
+    Eagle3Drafter,
+    HydraDrafter,
+    LanguageModelDrafter,
+    OtherTokenizerDrafter,
+    VocabularyMap,
+)
 from drafttree.drafters.base import HiddenStates
+from drafttree.drafters.block_layers import BlockConfig, BlockLayers
+from drafttree.drafters.formats import mtp, read_config, read_tensors
 from drafttree.drafters.fused_eagle3 import FusedEagle3, RecordedEagle3
 from drafttree.drafters.hydra import HydraHeads
-from drafttree.loading import load_model
+from drafttree.loading import load_model, zoo
 from helpers.replays import Operations
+from helpers.tokenizers import words
 from helpers.toy import Table, ToyModel
 from helpers.varlen import stand_in
 
@@ -51,20 +63,59 @@ def _plain_hydra() -> Drafter:
     return HydraDrafter(HydraHeads(3, 1, HIDDEN, VOCAB).eval(), target)
 
 
+def _deep_mtp() -> Drafter:
+    """Two MTP layers, which happen to be the same."""
+    target = load_model("embedded", torch.float32, torch.device("cpu"))
+    tensors = read_tensors(zoo.folder("embedded-mtp"))
+    again = {name.replace("layers.0.", "layers.1."): tensor for name, tensor in tensors.items()}
+    return mtp.load(tensors | again, read_config(zoo.folder("embedded-mtp")), target)
+
+
+@torch.no_grad()
+def _random_block() -> Drafter:
+    """A random block drafter whose drafts depend on their path."""
+    torch.manual_seed(0)
+    layer = Qwen3Config(
+        vocab_size=VOCAB,
+        hidden_size=HIDDEN,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+    )
+    sizes = {"vocab": VOCAB, "draft_vocab": VOCAB, "target_hidden": HIDDEN, "states": 2, "block": 6, "mask_token": 0}
+    config = BlockConfig(layer, **sizes, levels=6, from_root=True, causal=(False, True), transition="rnn", rank=8)
+    return BlockDrafter(BlockLayers(config).eval().requires_grad_(False), (2, 6), 0)
+
+
 def _users_model() -> Drafter:
     """A model that has no packed pass of its own."""
     return LanguageModelDrafter(ToyModel(Table(vocab=16, order=1), vocab=16))
 
 
+def _other_tokenizer() -> Drafter:
+    """A model whose ids are in another order, and which lacks four of the target's words."""
+    ours = words(*(f"w{index}" for index in range(16)))
+    theirs = words(*(f"w{index}" for index in reversed(range(4, 16))), "o1", "o2", "o3", "?")
+    theirs.unk_token = "?"
+    model = ToyModel(Table(vocab=16, order=1), vocab=16)
+    return OtherTokenizerDrafter(model, VocabularyMap(ours, theirs, 16, 16, model.device))
+
+
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "language model": lambda: _embedded("embedded-draft"),
     "a user's model": _users_model,
+    "a model of another tokenizer": _other_tokenizer,
     "eagle3": lambda: _embedded("embedded-eagle3"),
     "eagle3, module": _module_eagle3,
     "eagle3, paged": _paged_eagle3,
     "medusa": lambda: _embedded("embedded-medusa"),
     "hydra": _plain_hydra,
     "hydra++": lambda: _embedded("embedded-hydra"),
+    "mtp": lambda: _embedded("embedded-mtp"),
+    "mtp, two layers": _deep_mtp,
+    "block": _random_block,
     "lookup": lambda: _embedded("lookup"),
     "suffix": lambda: _embedded("suffix"),
     "mixed": lambda: _embedded("mixed:embedded-eagle3"),

@@ -42,6 +42,7 @@ class Kind:
     input_norm: bool = False
     normed_residual: bool = False
     normed_output: bool = False
+    normed_logits: bool = True
     biased: bool = False
     shuffled: bool = False
     wrapped: bool = False
@@ -134,6 +135,15 @@ KINDS = {
         states=(1, 2, 3),
         config={"draft_vocab_size": 11, "sliding_window": 4, "eagle_aux_hidden_state_layer_ids": [1, 2, 3]},
     ),
+    "SpecForge, a norm that is not used": Kind(
+        normed_logits=False,
+        write="safetensors",
+        config={"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 11, "norm_output": False},
+    ),
+    "SpecForge, norm_output false and a trained norm": Kind(
+        write="safetensors",
+        config={"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 11, "norm_output": False},
+    ),
     "SafeAILab, biases and draft ids in no order": Kind(
         biased=True,
         shuffled=True,
@@ -182,7 +192,7 @@ def weights(kind: Kind, seed: int = 0) -> dict[str, Tensor]:
     wide, narrow, mlp = kind.heads * kind.head_dim, kind.kv_heads * kind.head_dim, kind.flat["intermediate_size"]
     tensors = {
         "fc.weight": normal(kind.hidden, len(kind.states) * TARGET_HIDDEN),
-        "norm.weight": normal(kind.hidden, mean=1),
+        "norm.weight": normal(kind.hidden, mean=1) if kind.normed_logits else torch.ones(kind.hidden),
         "lm_head.weight": normal(kind.draft_vocab, kind.hidden),
     }
     for layer in range(kind.layers):
@@ -287,7 +297,7 @@ class Formulas:
             out = self.row(state, token, position, rows)
         for position, token in enumerate(path, start=len(tokens)):
             out = self.row(self.norm(out, "norm") if self.kind.normed_output else out, token, position, rows)
-        drafted = self.w["lm_head.weight"] @ self.norm(out, "norm")
+        drafted = self.w["lm_head.weight"] @ (self.norm(out, "norm") if self.kind.normed_logits else out)
         logits = np.full(VOCAB, -np.inf)
         logits[ids_of(self.kind)] = drafted
         return logits

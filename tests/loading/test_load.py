@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import (
     LlamaConfig,
+    LlamaForCausalLM,
     PreTrainedModel,
 )
 
@@ -105,6 +106,17 @@ def test_a_mismatch_leaves_a_loaded_drafter_as_it_was(folder, tmp_path_factory):
     assert draft.config._attn_implementation == before
 
 
+def test_a_loaded_model_of_a_folder_without_tokenizer_says_what_to_do(tmp_path):
+    tiny.build("llama").save_pretrained(tmp_path)
+    model = LlamaForCausalLM.from_pretrained(tmp_path)
+    message = told(ModelError, drafttree.load, model, "lookup")
+    assert message == (
+        f"cannot load the tokenizer of {str(tmp_path)!r}: there are no files of one beside it, or not all of them "
+        "(tokenizer.json); save one beside the model (tokenizer.save_pretrained) or pass tokenizer="
+    )
+    assert drafttree.load(model, "lookup", tokenizer=words("a", "b", "c")).target.module is model
+
+
 def test_a_drafter_needs_no_tokenizer_of_its_own(folder, tmp_path):
     tiny.build("llama", seed=2).save_pretrained(tmp_path)
     assert drafttree.load(folder, tmp_path).drafter
@@ -177,8 +189,8 @@ def test_a_mixed_drafter_has_the_model_it_names(folder):
 def test_a_mixed_drafters_tokenizer_is_checked(folder, tmp_path_factory):
     other = tmp_path_factory.mktemp("other")
     tiny.build("llama").save_pretrained(other)
-    words("a", "x", "y").save_pretrained(other)
-    assert "token 1 is 'b'" in told(TokenizerMismatch, drafttree.load, folder, f"mixed:{other}")
+    words("z", "x", "y").save_pretrained(other)
+    assert "token 0 is 'a'" in told(TokenizerMismatch, drafttree.load, folder, f"mixed:{other}")
 
 
 def test_auto_takes_the_embedded_head_behind_lookup_or_else_lookup(folder):
@@ -209,9 +221,9 @@ def test_eos_ids_come_from_the_generation_config_or_else_the_tokenizer(folder, i
 def test_mismatch_shows_the_first_differing_token(folder, tmp_path_factory):
     other = tmp_path_factory.mktemp("other")
     tiny.build("llama").save_pretrained(other)
-    words("a", "x", "y").save_pretrained(other)
+    words("z", "x", "y").save_pretrained(other)
     message = told(TokenizerMismatch, drafttree.load, folder, other)
-    assert "token 1 is 'b' for the target and 'x' for the drafter" in message
+    assert "token 0 is 'a' for the target and 'z' for the drafter" in message
 
 
 @pytest.mark.parametrize("vocab", [80, 120])
@@ -288,8 +300,8 @@ def test_auto_takes_lookup_where_no_other_drafter_is_to_be_had(monkeypatch):
     assert "cannot download drafter 'AngelSlim/Qwen3-8B_eagle3'" in reason
 
 
-def test_assistants_of_other_kinds_are_refused_as_objects(monkeypatch):
+def test_assistants_of_unknown_kinds_are_refused_as_objects(monkeypatch):
     target, drafter = tiny.build("gpt_neox"), tiny.build("llama")
-    monkeypatch.setattr(LlamaConfig, "model_type", "muse_glimmer_assistant")
+    monkeypatch.setattr(LlamaConfig, "model_type", "strange_assistant")
     message = told(ModelError, drafttree.load, target, drafter)
-    assert "the drafter is an assistant of a kind other than Gemma 4's, which is not supported" in message
+    assert "the drafter is an assistant of an unknown kind, which is not supported" in message

@@ -21,10 +21,7 @@ from transformers import (
 
 import drafttree
 from drafttree.core.errors import ModelError
-from drafttree.loading import (
-    check_tokenizers,
-    load_model,
-)
+from drafttree.loading import check_tokenizers, load_model
 from drafttree.loading.inspect import inspect
 from helpers import images, tiny
 from helpers.refusals import told
@@ -219,11 +216,13 @@ def test_adapters_by_path_are_told(tmp_path):
 
 
 def test_drafters_that_are_not_run_are_told_as_targets_too(tmp_path):
-    save_file({"mtp.fc.weight": torch.zeros(2, 2)}, tmp_path / "model.safetensors")
+    save_file({"mask_hidden": torch.zeros(2, 2)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
     message = told(ModelError, drafttree.load, tmp_path, None)
-    assert "multi-token-prediction layers" in message
+    assert "a P-EAGLE head" in message
     assert "as target give the model it is for" in message
+    save_file({"mtp.fc.weight": torch.zeros(2, 2)}, tmp_path / "model.safetensors")
+    assert "is a head (mtp), which drafts" in told(ModelError, drafttree.load, tmp_path, None)
 
 
 def test_other_kinds_of_model_are_refused(tmp_path):

@@ -13,7 +13,7 @@ from drafttree.engine.metrics import Metrics
 from drafttree.evaluation.prompt_sets import shipped_prompts
 from drafttree.loading import load_tokenizer, zoo
 
-LIMIT = 32 * 10**6
+LIMIT = 36 * 10**6
 TEXTS = [
     "The old man looked at the sea.\n\n  Two spaces, a tab\t and naïve café 東京 🙂",
     "def f(x):\n    return x  # <unk>\n",

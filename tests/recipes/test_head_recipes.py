@@ -2,12 +2,13 @@
 
 import gzip
 import importlib
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, CohereConfig, Gemma2Config, GraniteConfig
 
 from drafttree.drafters.formats import hydra, medusa, read_config, read_tensors, recognise
 from drafttree.engine.decoder import Decoder
@@ -103,6 +104,33 @@ def test_losses_and_gradients_are_those_of_plain_autograd(kind, target, data, tm
     assert losses.positions == 2 * count
     for name, parameter in heads.named_parameters():
         torch.testing.assert_close(found[name], parameter.grad, atol=1e-5, rtol=1e-3, msg=name)
+
+
+SCALED = {
+    "granite": (GraniteConfig(**tiny.GROUPED, logits_scaling=8.0), lambda logits: logits / 8),
+    "cohere": (CohereConfig(**tiny.GROUPED, logit_scale=0.0625), lambda logits: logits / 16),
+    "gemma2": (
+        Gemma2Config(**tiny.GROUPED, head_dim=8, query_pre_attn_scalar=8, final_logit_softcapping=2.0),
+        lambda logits: 2 * torch.tanh(logits / 2),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_heads_of_a_target_that_scales_its_logits_learn_its_own_probabilities(name, target, data, tmp_path):
+    config, scaled = SCALED[name]
+    shutil.copytree(target, tmp_path / "target")
+    tiny.from_config(config).save_pretrained(tmp_path / "target")
+    run = made(KINDS["medusa"], tmp_path / "target", data, tmp_path / "out")
+    inputs = torch.tensor([tiny.random_tokens(16, 1)])
+    losses = run._forward_backward(inputs)
+    with torch.no_grad():
+        out = run.target(input_ids=inputs, output_hidden_states=True)
+        for level in range(3):
+            logits = scaled(run.target.lm_head(run.heads[level](out.hidden_states[-1][:, :13])))
+            answer = out.logits.softmax(-1)[:, 1 + level : 14 + level]
+            nats = -(answer * logits.log_softmax(-1)).sum()
+            torch.testing.assert_close(losses.nats[level], nats, atol=1e-3, rtol=1e-4)
 
 
 @every_kind

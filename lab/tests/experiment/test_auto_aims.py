@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from drafttree.engine.metrics import SpeedupLaw
-from drafttree.evaluation.estimate import Estimate
+from drafttree.evaluation.estimate import Estimate, RatioEstimate
 from drafttree_lab.experiment.auto import AutoRow, CountedPolicy
 from drafttree_lab.experiment.auto_aims import aims, shortfalls
 from drafttree_lab.experiment.methods import MethodRow
@@ -21,7 +21,7 @@ def counted(tau, cost):
 
 def timed_row(tau, v):
     law = SpeedupLaw(tau=tau, v=v, c=0.1, delta=1.0, h=0.1, h0=0.0, measured=1.0, decoding=1.0)
-    return MethodRow("", "all", 2, law, law.predicted, 1.0, 0.5, 0.5, 4.0)
+    return MethodRow("", "all", 2, law, law.predicted, 1.0, 0.5, 0.5, 4.0, RatioEstimate(1.0))
 
 
 def row(auto, chain, talon, dynatree, timed=None):

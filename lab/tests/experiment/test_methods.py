@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 import drafttree
@@ -5,7 +7,7 @@ from drafttree.core.errors import ConfigError
 from drafttree.evaluation.compare import compare
 from drafttree.evaluation.prompt_sets import shipped_prompts
 from drafttree.verifiers import RRSw
-from drafttree_lab.experiment.methods import bench_policies, loops
+from drafttree_lab.experiment.methods import bench_methods, bench_policies, loops
 from drafttree_lab.experiment.overhead import PARTS, measure_overhead
 
 PROMPT = "The old man looked at the sea"
@@ -69,6 +71,22 @@ def test_policies_are_measured_against_plain_decoding(decoder):
     assert chain.law.tau >= 1
     assert 0 <= chain.acceptance_rate <= 1
     assert result.summary()["rows"][1]["method"] == "chain"
+
+
+def test_a_tree_is_compared_with_the_chain_of_the_same_drafter_over_the_same_texts(decoder):
+    prompts = [PROMPT, [5, 6, 7], "A letter"]
+    methods = ["lookup|dynatree", "lookup|chain:depth=3", "embedded-draft|chain", "embedded-medusa|dynatree"]
+    result = bench_methods(decoder, methods, {"all": prompts}, max_new_tokens=8)
+    rows = {row.method: row for row in result.rows if row.group == "all"}
+    tree, chain = rows["lookup|dynatree"], rows["lookup|chain:depth=3"]
+    assert rows["embedded-medusa|dynatree"].over_chain is rows["plain"].over_chain is None
+    assert (chain.over_chain.mean, chain.over_chain.low, chain.over_chain.high) == (1, 1, 1)
+    assert rows["embedded-draft|chain"].over_chain.mean == 1
+    speeds = {way: [text.tokens / text.seconds for text in result.texts if text.way == way] for way in rows}
+    for found, base in ((tree.over_chain, chain.method), (tree.over_plain, "plain")):
+        logs = [math.log(mine / other) for mine, other in zip(speeds[tree.method], speeds[base], strict=True)]
+        assert math.log(found.mean) == pytest.approx(sum(logs) / 3)
+        assert found.low < found.mean < found.high
 
 
 def test_every_text_of_every_repeat_has_a_record(decoder):

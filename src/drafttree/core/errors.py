@@ -5,7 +5,7 @@ DraftTreeError
 ├── InputError       a prompt or a file that cannot be used
 ├── ContextError     a prompt and a length that do not fit into the model's context
 ├── ModelError       a model that cannot be loaded, or cannot be verified in a tree
-│   └── TokenizerMismatch   a target and a drafter that do not share a vocabulary
+│   └── TokenizerMismatch   a target and a drafter whose vocabularies have too little in common
 └── EngineClosedError   an engine that takes no more requests
 """
 
@@ -37,7 +37,7 @@ class ModelError(DraftTreeError):
 
 
 class TokenizerMismatch(ModelError):
-    """Target and drafter do not share one vocabulary."""
+    """The vocabularies of target and drafter have too little in common."""
 
 
 class EngineClosedError(DraftTreeError, RuntimeError):

@@ -2,6 +2,7 @@
 
 from drafttree.drafters.assistant import AssistantDrafter
 from drafttree.drafters.base import Drafter, DraftSession, HiddenStates
+from drafttree.drafters.block import BlockDrafter
 from drafttree.drafters.eagle import EagleDrafter
 from drafttree.drafters.eagle3 import Eagle3Drafter
 from drafttree.drafters.hydra import HydraDrafter
@@ -10,7 +11,10 @@ from drafttree.drafters.lookup import PromptLookupDrafter
 from drafttree.drafters.match_index import LookupDrafter
 from drafttree.drafters.medusa import MedusaDrafter
 from drafttree.drafters.mixed import MixedDrafter
+from drafttree.drafters.mtp import MtpDrafter
+from drafttree.drafters.other_tokenizer import OtherTokenizerDrafter
 from drafttree.drafters.suffix import SuffixDrafter
+from drafttree.drafters.vocabulary_map import VocabularyMap
 
 LOOKUPS: dict[str, type[LookupDrafter]] = {"lookup": PromptLookupDrafter, "suffix": SuffixDrafter}
 """Drafters that need no model, by name."""
@@ -18,6 +22,7 @@ LOOKUPS: dict[str, type[LookupDrafter]] = {"lookup": PromptLookupDrafter, "suffi
 __all__ = [
     "LOOKUPS",
     "AssistantDrafter",
+    "BlockDrafter",
     "DraftSession",
     "Drafter",
     "Eagle3Drafter",
@@ -28,6 +33,9 @@ __all__ = [
     "LookupDrafter",
     "MedusaDrafter",
     "MixedDrafter",
+    "MtpDrafter",
+    "OtherTokenizerDrafter",
     "PromptLookupDrafter",
     "SuffixDrafter",
+    "VocabularyMap",
 ]

@@ -39,6 +39,7 @@ class Eagle3Config:
         normed_input: the concatenated hidden states are normed before they are fused ("norm_before_fc").
         normed_states: each hidden state is normed on its own before concatenation ("fc_norm").
         normed_output: children of a drafted token read its output after the final norm ("norm_output").
+        normed_logits: logits are of outputs after the final norm.
     """
 
     layer: LlamaConfig | Qwen3Config
@@ -50,6 +51,7 @@ class Eagle3Config:
     normed_input: bool = False
     normed_states: bool = False
     normed_output: bool = False
+    normed_logits: bool = True
 
     @property
     def hidden(self) -> int:
@@ -133,7 +135,7 @@ class Eagle3Head(nn.Module):
 
     def draft_logits(self, output: Tensor) -> Tensor:
         """Logits `[batch, rows, draft_vocab]` of outputs."""
-        return self.lm_head(self.norm(output))
+        return self.lm_head(self.norm(output) if self.config.normed_logits else output)
 
     def in_target_vocab(self, logits: Tensor) -> Tensor:
         """Spread logits `[batch, rows, draft_vocab]` over the target's vocabulary, -inf for unknown tokens."""

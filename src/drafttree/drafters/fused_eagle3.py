@@ -83,7 +83,8 @@ class FusedEagle3:
         return self._norm(output) if self._module.config.normed_output else output
 
     def draft_logits(self, output: Tensor) -> Tensor:
-        return self._lm_head(self._norm(output).flatten(0, 1)).unflatten(0, output.shape[:2])
+        states = self._norm(output) if self._module.config.normed_logits else output
+        return self._lm_head(states.flatten(0, 1)).unflatten(0, output.shape[:2])
 
 
 class RecordedEagle3:

@@ -1,5 +1,7 @@
 """Parts shared by trained heads: their residual block, and access to the target's layers."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -49,7 +51,7 @@ class HeadsDrafter(ShownBySize):
 
     Attributes:
         zero_hidden: `[1, 1, hidden]` stands for the hidden state before a root that has none.
-        project: makes logits of a head's output.
+        project: makes logits of a head's output; those of the target's own projection are scaled as the target's are.
     """
 
     context: int | None = None
@@ -61,12 +63,32 @@ class HeadsDrafter(ShownBySize):
         self.hidden_layers: tuple[int, ...] = (last_layer(target),)
         self.nbytes = own_bytes(heads, target)
         self.zero_hidden = zero_hidden(target)
-        self.project = projection(target) if heads.shared else nn.Identity()
+        self.project: Callable[[Tensor], Tensor] = partial(final_logits, target) if heads.shared else nn.Identity()
 
 
 def projection(target: PreTrainedModel) -> nn.Linear:
     """Return the target's output projection (`lm_head`), whose weight is `[vocab, hidden]`."""
     return target.get_output_embeddings()  # pyright: ignore[reportReturnType]
+
+
+def final_logits(target: PreTrainedModel, hidden: Tensor) -> Tensor:
+    """Return the target's own logits `[..., vocab]` of hidden states `[..., hidden]` after its final norm."""
+    scale, bound = logits_scaling(target)
+    logits = projection(target)(hidden) * scale
+    return torch.tanh(logits / bound) * bound if bound else logits
+
+
+def logits_scaling(target: PreTrainedModel) -> tuple[float, float | None]:
+    """Return what a target multiplies the logits of its output projection by, and the bound of the product.
+
+    Some families scale them (Granite, Cohere, Falcon-H1, HyperCLOVA X), Gemma bounds them; None is no bound.
+    """
+    config = target.config.get_text_config()
+    scaling = getattr(config, "logits_scaling", None) or 1.0
+    scale = scaling if config.model_type.startswith("hyperclovax") else 1 / scaling
+    for name in ("logit_scale", "lm_head_multiplier", "output_multiplier"):
+        scale *= getattr(config, name, None) or 1.0
+    return scale, getattr(config, "final_logit_softcapping", None)
 
 
 def embedding(target: PreTrainedModel) -> nn.Embedding:

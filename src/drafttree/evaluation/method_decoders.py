@@ -27,7 +27,7 @@ def make_decoders(
     Raises:
         ConfigError: a drafter is unknown or none, or policy and verifier are not lossless together.
         ModelError: a drafter cannot be loaded or does not fit the target.
-        TokenizerMismatch: target and drafter do not share a vocabulary.
+        TokenizerMismatch: a language model that drafts has less than a third of the target's tokens.
     """
     chosen = list(methods)
     names = dict.fromkeys(method.drafter for method in chosen if method.drafter)

@@ -152,7 +152,7 @@ class TreeGenerate:
             ConfigError: an option that tree drafting cannot honour; the message names it.
             ContextError: prompt and new tokens exceed the model's context.
             ModelError: target or drafter cannot be loaded or cannot be verified in a tree.
-            TokenizerMismatch: target and drafter do not share a vocabulary.
+            TokenizerMismatch: target and drafter have different tokenizers.
         """
         check_config(generation_config)
         check_inputs(input_ids, model_kwargs)

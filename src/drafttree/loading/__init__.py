@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from drafttree.loading.placement import find_device, find_dtype
     from drafttree.loading.pretrained import (
         ModelSource,
-        check_tokenizers,
         find_folder,
         load_model,
         load_tokenizer,
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
         policy_spec,
     )
     from drafttree.loading.tuned import TunedPolicy, check_save, find_policy, read_tuned
+    from drafttree.loading.vocabularies import check_tokenizers
 
 __all__ = [
     "POLICY_CLASSES",
@@ -71,6 +71,6 @@ __all__ = [
     "unwrap",
 ]
 
-_NAMES = ("specs", "methods", "tuned", "placement", "pretrained", "drafters")
+_NAMES = ("specs", "methods", "tuned", "placement", "pretrained", "vocabularies", "drafters")
 _MODULES = [f"drafttree.loading.{name}" for name in _NAMES]
 __getattr__ = lazy_door(__name__, __all__, _MODULES)

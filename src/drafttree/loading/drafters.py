@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from drafttree.core.errors import ConfigError, DraftTreeError, ModelError
 from drafttree.drafters import (
@@ -26,6 +26,7 @@ from drafttree.drafters import (
     Drafter,
     LanguageModelDrafter,
     MixedDrafter,
+    OtherTokenizerDrafter,
     SuffixDrafter,
 )
 from drafttree.drafters.assistant import ASSISTANTS
@@ -33,7 +34,9 @@ from drafttree.drafters.formats import (
     ASSISTANT,
     LANGUAGE_MODEL,
     PUBLISHED,
+    block,
     download,
+    mtp,
     read_config,
     read_tensors,
     recognise,
@@ -43,18 +46,22 @@ from drafttree.loading import zoo
 from drafttree.loading.drafter_methods import DRAFTER_CLASSES, head_formats, missing_parts
 from drafttree.loading.pretrained import (
     ModelSource,
-    check_tokenizers,
     find_folder,
     load_model,
+    local_folder,
+    quiet,
     read_model,
     tokenizer_beside,
     unwrap,
 )
 from drafttree.loading.specs import split_spec
+from drafttree.loading.vocabularies import check_tokenizers, map_vocabularies
 from drafttree.models import Model, TargetModel, select_backend
 
 DrafterSource = ModelSource | Drafter | type[Drafter]
 MIXED = "mixed:"
+MTP = "mtp"
+"""The drafter's name where it is the MTP layers in the target's own checkpoint."""
 WORDS = {"true": True, "false": False}
 
 
@@ -66,10 +73,12 @@ class Choice(NamedTuple):
 
 
 def choose_drafter(target: ModelSource) -> Choice:
-    """The drafter that "auto" stands for: the one known for the target if it can be had, else lookup."""
-    name = str(target.name_or_path if isinstance(target, PreTrainedModel) else target)
+    """The drafter that "auto" stands for: the target's own MTP layers, one that is known for it, else lookup."""
+    name = _name_of(target)
     if name == "embedded":
         return Choice("mixed:embedded-eagle3", "its head was trained for the embedded target")
+    if _has_mtp_layers(target, name):
+        return Choice(f"{MIXED}{MTP}", f"{name} comes with MTP layers of its own")
     head = PUBLISHED.get(name.lower())
     if head is None:
         reason = f"no model is known to draft for {name or 'this target'}; it drafts what the text repeats"
@@ -79,6 +88,38 @@ def choose_drafter(target: ModelSource) -> Choice:
     except ModelError as error:
         return Choice("lookup", f"{head} was published for it, but: {error}")
     return Choice(head, f"it was published for {name}")
+
+
+def _name_of(target: ModelSource) -> str:
+    return str(target.name_or_path if isinstance(target, PreTrainedModel) else target)
+
+
+def _has_mtp_layers(target: ModelSource, name: str) -> bool:
+    """Whether the checkpoint of a target, as far as it is on this machine, has MTP layers that can be run."""
+    folder = local_folder(name)
+    if folder is None:
+        return False
+    try:
+        config = target.config if isinstance(target, PreTrainedModel) else AutoConfig.from_pretrained(folder)
+        return bool(mtp.own_names(folder, config))
+    except (DraftTreeError, OSError, ValueError):  # what is wrong with it is told when it is loaded
+        return False
+
+
+def _own_mtp(target: PreTrainedModel) -> Drafter:
+    """The drafter of the MTP layers in a target's own checkpoint.
+
+    Raises:
+        ModelError: it has none, they cannot be run, or it is not known where the target was loaded from.
+    """
+    if not target.name_or_path:
+        raise ModelError(f"{MTP!r} drafts with layers in the target's files, and this loaded model does not name any")
+    _check_not_meta(target, f"{MTP!r} is a head")
+    try:
+        with quiet():
+            return mtp.load_own(find_folder(target.name_or_path), target)
+    except ModelError as error:
+        raise ModelError(f"cannot load drafter {MTP!r}: {error}") from error
 
 
 def find_drafter(
@@ -99,12 +140,14 @@ def find_drafter(
         ConfigError: a class that is no drafter, or that does not take these parameters; or what is to be quantised is
             no language model.
         ModelError: a model or head that cannot be loaded or does not fit the target.
-        TokenizerMismatch: target and drafter do not share a vocabulary.
+        TokenizerMismatch: a language model has less than a third of the target's tokens.
     """
 
     models: list[PreTrainedModel] = []
 
     def load_drafter(source: ModelSource) -> Drafter:
+        if source == MTP:
+            return _own_mtp(target.module)
         where = source if isinstance(source, PreTrainedModel) else find_folder(source)
         own = made_for(where, target.module) if isinstance(where, PreTrainedModel) else load_head(where, target.module)
         if own:
@@ -113,8 +156,9 @@ def find_drafter(
             return own
         model = load_model(where, target.dtype, target.device, quantize)
         models.append(model)
-        check_tokenizers(tokenizer, tokenizer_beside(where))
-        return LanguageModelDrafter(TargetModel(model, select_backend))
+        vocabulary = map_vocabularies(target, tokenizer, model, tokenizer_beside(where))
+        drafting = TargetModel(model, select_backend)
+        return OtherTokenizerDrafter(drafting, vocabulary) if vocabulary else LanguageModelDrafter(drafting)
 
     found = make_drafter(source, target, tokenizer, load_drafter)
     if quantize and not models:
@@ -179,7 +223,7 @@ def check_drafter_exists(source: object) -> None:
         ModelError: there are no files.
     """
     check_drafter(source)
-    if isinstance(source, str | Path) and source != "none":
+    if isinstance(source, str | Path) and source not in ("none", MTP, f"{MIXED}{MTP}"):
         model = str(source).removeprefix(MIXED)
         mixed_lookup = model != str(source) and _is_lookup(model)
         if isinstance(source, Path) or mixed_lookup or not _method(model):
@@ -194,6 +238,8 @@ def made_for(model: PreTrainedModel, target: PreTrainedModel) -> Drafter | None:
     """
     if model.config.model_type in ASSISTANTS:
         return AssistantDrafter(model.eval(), target)
+    if model.config.model_type in block.ASSISTANTS:
+        return block.load(model.state_dict(), model.config.to_dict(), target)
     if kind := unsupported_kind((), model.config.to_dict()):
         raise ModelError(f"the drafter is {kind}")
     return None
@@ -208,15 +254,21 @@ def load_head(source: Path, target: PreTrainedModel) -> Drafter | None:
     formats = head_formats()
     if (kind := recognise(source, formats)) == LANGUAGE_MODEL:
         return None
-    if target.device.type == "meta":
-        kept = "reads the target's weights, which accelerate keeps elsewhere"
-        raise ModelError(f"{str(source)!r} is a head ({kind}), which {kept}; use a language model or 'lookup' to draft")
+    _check_not_meta(target, f"{str(source)!r} is a head ({kind})")
     try:
-        if kind == ASSISTANT:
-            return made_for(read_model(source, target.dtype, target.device), target)
-        return formats[kind].load(read_tensors(source), read_config(source), target)
+        with quiet():
+            if kind == ASSISTANT:
+                return made_for(read_model(source, target.dtype, target.device), target)
+            return formats[kind].load(read_tensors(source), read_config(source), target)
     except ModelError as error:
         raise ModelError(f"cannot load drafter {str(source)!r}: {error}") from error
+
+
+def _check_not_meta(target: PreTrainedModel, what: str) -> None:
+    """Refuse a head for a target whose weights are not at hand."""
+    if target.device.type == "meta":
+        kept = "reads the target's weights, which accelerate keeps elsewhere"
+        raise ModelError(f"{what}, which {kept}; use a language model or 'lookup' to draft")
 
 
 def _method(source: str) -> tuple[type[Drafter], dict[str, str | None]] | None:

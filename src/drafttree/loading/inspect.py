@@ -83,7 +83,10 @@ Looked = tuple[dict[str, object], dict[str, object], Iterable[str]]
 def _language_model(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Looked:
     check_layer_counts(config)
     text = entry(config, "text_config", OBJECT) or config
-    fits = {"tokenizer": "the same as its own", "vocabulary": text.get("vocab_size", UNKNOWN)}
+    fits = {
+        "tokenizer": "its own, or one with a third of its tokens in common",
+        "vocabulary": text.get("vocab_size", UNKNOWN),
+    }
     names = ("hidden_size", "num_hidden_layers", "max_position_embeddings")
     details = {
         "architecture": config["model_type"],

@@ -18,7 +18,7 @@ from drafttree.engine.model_digest import model_digest
 from drafttree.loading.drafters import DrafterSource, check_drafter_exists, choose_drafter, find_drafter
 from drafttree.loading.placement import find_device, find_dtype, find_placement
 from drafttree.loading.pretrained import ModelSource, eos_ids, find_model, load_model, load_tokenizer
-from drafttree.loading.specs import PolicyLike, VerifierLike, default_policy, find_verifier, make_policy
+from drafttree.loading.specs import PolicyLike, VerifierLike, default_policy, drafter_policy, find_verifier, make_policy
 from drafttree.loading.target_options import SINKS, check_low_memory, check_quantization, check_sharding, choose_backend
 from drafttree.loading.tuned import TunedPolicy, find_policy
 from drafttree.models import TargetModel
@@ -62,7 +62,8 @@ def load(
             "auto", and brings the draft temperature, as a default, and the cost curve of its machine. None is `auto`,
             which measures what passes cost when the first text is written, for about two seconds once a machine, and
             drafts what pays; where the verifier's draws depend on the drafts, or the target is sharded, it is
-            `dynatree`, which measures nothing.
+            `dynatree`, which measures nothing; and for a drafter whose drafts do not depend on their path (DFlash's
+            kind) a chain with a second token beside the first.
         verifier: the name or class of one, or "auto": greedy at temperature 0, coupled above it. Policies and
             verifiers of your own are named by the dotted names of their classes or by entry points (see
             `drafttree.loading.methods`).
@@ -102,7 +103,7 @@ def load(
         InputError: a file that is no tuned policy of this version.
         ModelError: a model or head that cannot be loaded or quantised, does not fit the target, or cannot be verified
             in a tree; one that is not that of a tuned policy; or `exact_text` or `lossy_window` cannot hold for it.
-        TokenizerMismatch: target and drafter do not share a vocabulary.
+        TokenizerMismatch: a language model that drafts has less than a third of the target's tokens.
     """
     select = choose_backend(exact_text, lossy_window, sinks)
     policy, target = find_policy(policy), find_model(target)
@@ -127,11 +128,12 @@ def load(
     nodes = (1, ADAPTED_NODES) if chosen_policy.uses_costs else (chosen_policy.most_nodes,)
     nodes = (1,) if drafter in (None, "none") else nodes
     on, kind = find_placement(target, dtype, device, quantize, nodes)
-    if isinstance(drafter, str) and drafter == "auto":
+    if drafter != "auto":
+        check_drafter_exists(drafter)
+    model = load_model(target, kind, on, quantize, tensor_parallel_size, low_memory=low_memory)
+    if drafter == "auto":  # the files of a target from the hub are at hand now
         drafter, reason = choose_drafter(target)
         logger.log(logging.WARNING if drafter in LOOKUPS else logging.INFO, "drafter: %s (%s)", drafter, reason)
-    check_drafter_exists(drafter)
-    model = load_model(target, kind, on, quantize, tensor_parallel_size, low_memory=low_memory)
     tokenizer = tokenizer or load_tokenizer(target)
     eos = eos_ids(model, tokenizer)
     wrapped = TargetModel(model, select)
@@ -141,6 +143,8 @@ def load(
         drafting = find_drafter(drafter, wrapped, tokenizer, quantize_drafter)
         if tuned and drafting:
             tuned.check_drafter(model_digest(drafting))
+        if policy is None and drafting:
+            chosen_policy = drafter_policy(chosen_policy, drafting)
     except DraftTreeError:
         wrapped.release()
         raise

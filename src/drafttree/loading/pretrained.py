@@ -10,6 +10,8 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
@@ -25,7 +27,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from drafttree.core.errors import ConfigError, DraftTreeError, ModelError, TokenizerMismatch, unknown
+from drafttree.core.errors import ConfigError, DraftTreeError, ModelError, unknown
 from drafttree.drafters import LOOKUPS
 from drafttree.drafters.assistant import ASSISTANTS
 from drafttree.drafters.formats import INDICES, LANGUAGE_MODEL, UnsupportedDrafter, download, read_json, recognise
@@ -39,7 +41,7 @@ from drafttree.models.fused.packed_linear import pack_linear
 
 LAYER_COUNT = re.compile("(n|num)_((hidden|encoder|decoder)_)?layers?|(encoder|decoder)_layers")
 MAX_LAYERS = 1000
-DRAFTERS = [*zoo.NAMES, *LOOKUPS, "none", "auto"]
+DRAFTERS = [*zoo.NAMES, *LOOKUPS, "mtp", "none", "auto"]
 ModelSource = str | Path | PreTrainedModel
 """An embedded name, a folder, a hub name or a loaded model."""
 
@@ -133,7 +135,7 @@ def read_model(
             check_shares(source, config, tensor_parallel_size, device)
         if (settings_file := Path(path) / "generation_config.json").is_file():
             _check_settings(settings_file)
-        with _quiet():
+        with quiet():
             options = _attention(config) | sharding_options(tensor_parallel_size)
             loaded: Any = model_class.from_pretrained(
                 path, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
@@ -194,8 +196,11 @@ def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase | None:
     try:
         return AutoTokenizer.from_pretrained(zoo.tokenizer_folder(_resolve(name)), trust_remote_code=False)
     except Exception as error:
-        reason = f"{_first_lines(error).rstrip(':.')}; save one beside the model or pass tokenizer="
-        raise ModelError(f"cannot load the tokenizer of {str(name)!r}: {reason}") from error
+        reason = _first_lines(error).rstrip(":.")
+        if reason.startswith("Couldn't instantiate"):  # a list of three ways, over more lines than a message has
+            reason = "there are no files of one beside it, or not all of them (tokenizer.json)"
+        advice = "save one beside the model (tokenizer.save_pretrained) or pass tokenizer="
+        raise ModelError(f"cannot load the tokenizer of {str(name)!r}: {reason}; {advice}") from error
 
 
 def tokenizer_beside(source: ModelSource) -> PreTrainedTokenizerBase | None:
@@ -204,24 +209,6 @@ def tokenizer_beside(source: ModelSource) -> PreTrainedTokenizerBase | None:
         return load_tokenizer(source)
     except ModelError:
         return None
-
-
-def check_tokenizers(target: PreTrainedTokenizerBase | None, draft: PreTrainedTokenizerBase | None) -> None:
-    """Compare two vocabularies where both have tokens; ids only one of them has are padding.
-
-    Raises:
-        TokenizerMismatch: some id means different tokens; the message shows the first.
-    """
-    if target is None or draft is None:
-        return
-    ours = {index: token for token, index in target.get_vocab().items()}
-    theirs = {index: token for token, index in draft.get_vocab().items()}
-    for index in sorted(ours.keys() & theirs.keys()):
-        if ours[index] != theirs[index]:
-            raise TokenizerMismatch(
-                f"target and drafter have different tokenizers: token {index} is {ours[index]!r} for the target and "
-                f"{theirs[index]!r} for the drafter; use a drafter of the target's model family"
-            )
 
 
 def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
@@ -250,6 +237,19 @@ def find_folder(source: str | Path) -> Path:
     """
     path = Path(_resolve(source, DRAFTERS, "drafter"))
     return path if path.is_dir() else download(str(source))
+
+
+def local_folder(name: str) -> Path | None:
+    """The folder of an embedded name, a path or a hub name as far as it is on this machine, else None."""
+    if name in zoo.NAMES:
+        return zoo.folder(name)
+    if Path(name).is_dir():
+        return Path(name)
+    try:
+        found = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:
+        return None
+    return Path(found).parent if isinstance(found, str) else None
 
 
 def _resolve(source: str | Path, known: Iterable[str] = zoo.NAMES, kind: str = "model") -> str:
@@ -349,7 +349,7 @@ def _make_contiguous(_: nn.Module, state: dict[str, Tensor], *__: object) -> Non
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without transformers' report on weights, which `_check_weights` puts in one line."""
     before = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from drafttree.core.errors import ConfigError, unknown
+from drafttree.drafters import Drafter
 from drafttree.loading.methods import POLICY_CLASSES, VERIFIER_CLASSES
-from drafttree.policies import Auto, DynaTree, TreePolicy
+from drafttree.policies import Auto, Chain, DynaTree, Template, TreePolicy
 from drafttree.verifiers import VERIFIERS, Coupled, Greedy, Verifier
 
 PolicyLike = str | TreePolicy | type[TreePolicy]
@@ -54,6 +55,21 @@ def default_policy(verifier: type[Verifier] | None) -> TreePolicy:
         verifier: the verifier, None for the one that nobody names.
     """
     return Auto() if verifier is None or issubclass(verifier, (Greedy, Coupled)) else DynaTree()
+
+
+def drafter_policy(policy: TreePolicy, drafter: Drafter) -> TreePolicy:
+    """The policy of texts for which none is named, given the one that `default_policy` says, and the drafter.
+
+    A drafter whose drafts do not depend on their path (DFlash's kind) drafts a chain, with a second token beside the
+    first: children of different nodes would be the same tokens, which follow at most one of them well. Where draws
+    depend on the drafts it is the chain alone.
+    """
+    if not getattr(drafter, "flat", False):
+        return policy
+    depth = drafter.levels or 1
+    if not policy.uses_costs:
+        return Chain(depth=depth)
+    return Template(paths=((1,), *((0,) * level for level in range(1, depth + 1))))
 
 
 def policy_spec(policy: TreePolicy) -> str:

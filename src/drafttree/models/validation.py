@@ -67,6 +67,16 @@ def select_backend(module: PreTrainedModel) -> Backend:
     return recorded if _repeats(recorded, own, allowed) else fused
 
 
+def select_unrecorded(module: PreTrainedModel) -> Backend:
+    """Select as `select_backend` does, without recorded passes, for modules whose layers read more than is recorded.
+
+    Raises:
+        ModelError: as of `select_backend`.
+    """
+    backend, own = _verify(module)
+    return _trusted_fused(module, own, _allowed_for_fused(module, backend, own)) or backend
+
+
 def select_exact_text(module: PreTrainedModel) -> ExactTextBackend:
     """Select a backend for `exact_text`: one that computes a row the same whatever stands beside it, which is tried.
 

@@ -223,6 +223,18 @@ def test_norm_output_of_a_trainer_that_has_meant_two_things_is_logged(caplog):
     assert "SpecForge before its pull request 879" in caplog.text
 
 
+@pytest.mark.parametrize("ours", [True, False], ids=["SpecForge", "another"])
+@pytest.mark.parametrize("given", [{}, {"norm_output": False}, {"norm_output": True}], ids=["none", "false", "true"])
+@pytest.mark.parametrize("trained", [True, False])
+def test_the_norm_before_the_head_is_left_out_where_it_was_said_and_not_trained(ours, given, trained):
+    tensors = files.weights(KIND)
+    if not trained:
+        tensors["norm.weight"] = torch.ones(files.TARGET_HIDDEN)
+    config = changed(**given, architectures=["LlamaForCausalLMEagle3" if ours else "LlamaForCausalLM"])
+    left_out = ours and not trained and given == {"norm_output": False}
+    assert parse(tensors, config).config.normed_logits is not left_out
+
+
 @pytest.mark.parametrize("outputs", [True, False])
 def test_biases_are_those_of_the_tensors(outputs):
     kind = files.KINDS["SafeAILab, biases and draft ids in no order"]

@@ -145,6 +145,42 @@ def of_two_dtypes(module: PreTrainedModel) -> PreTrainedModel:
     return module
 
 
+class Int8WithOutliers(nn.Linear):
+    """Stands for bitsandbytes' `Linear8bitLt`: columns with an outlier in any row are not rounded, all others are."""
+
+    __module__ = "bitsandbytes.nn.modules"
+
+    def __init__(self, linear: nn.Linear, threshold: float) -> None:
+        super().__init__(linear.in_features, linear.out_features, linear.bias is not None)
+        self.load_state_dict(linear.state_dict())
+        self.state = SimpleNamespace(threshold=threshold)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outliers = (x.abs() > self.state.threshold).flatten(0, -2).any(0) & (self.state.threshold > 0)
+        rest = x.masked_fill(outliers, 0)
+        scale = rest.abs().amax(-1, keepdim=True).clamp(min=1e-6) / 127
+        return super().forward(torch.where(outliers, x, (rest / scale).round() * scale))
+
+
+def in_int8(module: PreTrainedModel, threshold: float) -> PreTrainedModel:
+    for layer in module.model.layers:
+        layer.mlp.down_proj = Int8WithOutliers(layer.mlp.down_proj, threshold).to(module.dtype)
+    return module
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_int8_layers_that_keep_outliers_are_refused_in_every_dtype(dtype):
+    message = told(ModelError, drafttree.load, in_int8(tiny.build("llama").to(dtype), 6.0), "lookup")
+    assert "a column otherwise if any token of a pass has an outlier in it" in message
+    assert "llm_int8_threshold=0" in message
+
+
+def test_int8_layers_without_outliers_write_plain_decodings_text():
+    module = in_int8(tiny.build("llama"), 0.0)
+    expected = stock(module)
+    assert drafttree.load(module, "lookup").generate(PROMPT, max_new_tokens=16).tokens == expected
+
+
 REFUSED = {
     "no values": (lambda module: module.to("meta"), "model.embed_tokens.weight has no values"),
     "in part": (loaded_in_part, "loaded in part: model.layers.1.mlp.gate_proj.weight has no values"),

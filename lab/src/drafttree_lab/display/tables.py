@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from drafttree.evaluation.estimate import Estimate
+from drafttree.evaluation.estimate import Estimate, RatioEstimate
 from drafttree.evaluation.method import NO_DRAFTER, PLAIN
 from drafttree.interfaces.console import make_console, make_table
 from drafttree_lab.experiment.acceptance import PUBLISHED_GAIN, Acceptance
@@ -46,16 +46,28 @@ def show_methods(result: MethodBench) -> None:
 
 def _law_rows(group: str, rows: Sequence[MethodRow]) -> Table:
     """The terms of the law, and the shares of the drafted nodes and levels that were accepted."""
-    columns = ["tau", "delta", "v", "c", "h", "R law", "R", "tokens/s", "of nodes", "of levels", "nodes"]
+    columns = ["tau", "delta", "v", "c", "h", "R law", "R", "95 %", "over its chain"]
+    columns += ["tokens/s", "of nodes", "of levels", "nodes"]
     table = make_table("method", *columns, right=len(columns))
     table.title = f"{group}: {rows[0].prompts} prompts"
     for row in rows:
         law = row.law
         terms = [law.tau, law.delta, law.v, law.c, law.h, row.predicted, law.measured]
         shares = [f"{row.acceptance_rate:.1%}", f"{row.level_acceptance:.1%}"]
-        cells = [f"{row.tokens_per_second:.1f}", *shares, f"{row.mean_nodes:.1f}"]
+        over_chain = f"{row.over_chain.mean:.2f} {_interval(row.over_chain)}" if row.over_chain else ""
+        cells = [
+            _interval(row.over_plain),
+            over_chain,
+            f"{row.tokens_per_second:.1f}",
+            *shares,
+            f"{row.mean_nodes:.1f}",
+        ]
         table.add_row(row.method, *(f"{term:.2f}" for term in terms), *cells)
     return table
+
+
+def _interval(ratio: RatioEstimate) -> str:
+    return "" if ratio.low is None else f"[{ratio.low:.2f}, {ratio.high:.2f}]"
 
 
 def show_law(law: LawBench) -> None:

@@ -13,11 +13,13 @@ from typing import Any
 from drafttree.core.errors import ConfigError
 from drafttree.engine.decoder import Decoder, Prompt
 from drafttree.engine.metrics import Metrics, SpeedupLaw
+from drafttree.evaluation.estimate import RatioEstimate
 from drafttree.evaluation.method import PLAIN, Method, parse_methods
 from drafttree.evaluation.method_decoders import make_decoders
 from drafttree.evaluation.run_store import RunStore
 from drafttree.evaluation.text_record import TextRecord
 from drafttree.loading import DrafterSource, PolicyLike, parse_policies
+from drafttree.policies import Chain
 from drafttree_lab.experiment.cells import check_given
 from drafttree_lab.experiment.peers import Peer
 from drafttree_lab.experiment.race import Outputs, race, text_records, totals, way
@@ -41,6 +43,8 @@ class MethodRow:
         acceptance_rate: accepted drafted tokens per drafted token.
         level_acceptance: accepted drafted tokens per drafted level.
         mean_nodes: nodes scored per target pass.
+        over_plain: speed in that of plain decoding, over prompts and repeats.
+        over_chain: speed in that of the same drafter's chain, None where no chain of it was run.
     """
 
     method: str
@@ -52,16 +56,34 @@ class MethodRow:
     acceptance_rate: float
     level_acceptance: float
     mean_nodes: float
+    over_plain: RatioEstimate
+    over_chain: RatioEstimate | None = None
 
     @classmethod
-    def of(cls, method: str, group: str, chosen: Sequence[bool], runs: list[list[Outputs]]) -> "MethodRow":
-        """The medians of a method over the chosen prompts."""
+    def of(
+        cls, method: str, group: str, chosen: Sequence[bool], runs: list[list[Outputs]], chain: str | None = None
+    ) -> "MethodRow":
+        """The medians of a method over the chosen prompts; `chain` is the one that drafts chains with its drafter."""
         own = totals(method, chosen, runs)
         laws = [SpeedupLaw.of(mine, plain) for mine, plain in zip(own, totals(PLAIN, chosen, runs), strict=True)]
         law = SpeedupLaw(*(statistics.median(getattr(each, term.name) for each in laws) for term in fields(SpeedupLaw)))
-        names = ("tokens_per_second", "acceptance_rate", "level_acceptance", "mean_nodes")
-        figures = (statistics.median(getattr(metrics, name) for metrics in own) for name in names)
-        return cls(method, group, sum(chosen), law, law.predicted, *figures)
+        figures = ("tokens_per_second", "acceptance_rate", "level_acceptance", "mean_nodes")
+        return cls(
+            method=method,
+            group=group,
+            prompts=sum(chosen),
+            law=law,
+            predicted=law.predicted,
+            **{name: statistics.median(getattr(metrics, name) for metrics in own) for name in figures},
+            over_plain=_ratio(method, PLAIN, chosen, runs),
+            over_chain=_ratio(method, chain, chosen, runs) if chain else None,
+        )
+
+
+def _ratio(name: str, base: str, chosen: Sequence[bool], runs: list[list[Outputs]]) -> RatioEstimate:
+    """The speed of one method in that of another, from every chosen prompt and repeat."""
+    turns = [turn for run in runs for turn, wanted in zip(run, chosen, strict=True) if wanted]
+    return RatioEstimate.of(*([turn[each].metrics.tokens_per_second for turn in turns] for each in (name, base)))
 
 
 @dataclass(frozen=True)
@@ -178,8 +200,10 @@ def bench_policies(
     if decoder.drafter is None:
         raise ConfigError("policies need a drafter; name one")
     settings: dict[str, Any] = {"repeats": 3} | options
-    decoders = ((spec, decoder.with_policy(policy)) for spec, policy in parse_policies(policies).items())
-    return _bench(decoder, decoders, {ALL: prompts}, peers, **settings)[0]
+    chosen = parse_policies(policies)
+    decoders = ((spec, decoder.with_policy(policy)) for spec, policy in chosen.items())
+    chains = _chains({spec: Method("", policy) for spec, policy in chosen.items()})
+    return _bench(decoder, decoders, {ALL: prompts}, peers, chains=chains, **settings)[0]
 
 
 def bench_drafters(
@@ -230,12 +254,24 @@ def bench_methods(
     """
     check_given(prompt=[*sets.values()])
     chosen = {spec: method for spec, method in parse_methods(methods).items() if method.drafter}
-    bench, runs = _bench(decoder, make_decoders(decoder, chosen.values(), drafters).items(), sets, {}, **options)
+    chains = _chains(chosen)
+    made = make_decoders(decoder, chosen.values(), drafters)
+    bench, runs = _bench(decoder, made.items(), sets, {}, chains=chains, **options)
     everything = [True] * bench.prompts
     spent: dict[str, list[Metrics]] = {}
     for spec, method in chosen.items():
         spent.setdefault(str(method.drafter), []).extend(totals(spec, everything, runs))
     return replace(bench, costs=[DrafterCost.of(name, metrics) for name, metrics in spent.items()])
+
+
+def _chains(methods: Mapping[str, Method]) -> dict[str, str]:
+    """By method, the first one of the same drafter and verifier that drafts chains."""
+    first: dict[tuple[str | None, str], str] = {}
+    for spec, method in methods.items():
+        if isinstance(method.policy, Chain):
+            first.setdefault((method.drafter, method.verifier_name), spec)
+    found = {spec: first.get((method.drafter, method.verifier_name)) for spec, method in methods.items()}
+    return {spec: chain for spec, chain in found.items() if chain}
 
 
 def _bench(
@@ -247,6 +283,7 @@ def _bench(
     repeats: int = 1,
     progress: Callable[[str], None] = lambda _: None,
     store: RunStore | None = None,
+    chains: Mapping[str, str] = MappingProxyType({}),
     **options: Any,
 ) -> tuple[MethodBench, list[list[Outputs]]]:
     """The rows of plain decoding and of every decoder, which are made once the options are known to be right."""
@@ -260,7 +297,11 @@ def _bench(
     if ALL in groups and any(looping) and not all(looping):
         groups |= {"looping": looping, "not looping": [not each for each in looping]}
     bench = MethodBench(
-        rows=[MethodRow.of(name, group, chosen, runs) for group, chosen in groups.items() for name in ways],
+        rows=[
+            MethodRow.of(name, group, chosen, runs, chains.get(name))
+            for group, chosen in groups.items()
+            for name in ways
+        ],
         peers=[PeerRow.of(name, group, chosen, runs) for group, chosen in groups.items() for name in peers],
         prompts=len(looping),
         looping=sum(looping),

@@ -3,6 +3,7 @@
 A new kind of heads is one file with a `HeadFormat`, named in `registry.py`.
 """
 
+from drafttree.drafters.formats import block, mtp
 from drafttree.drafters.formats.checkpoints import INDICES, download, read_config, read_json, read_tensors
 from drafttree.drafters.formats.head_checkpoint import SIZES, Checkpoint, HeadFormat, listed, misshapen
 from drafttree.drafters.formats.registry import (
@@ -25,9 +26,11 @@ __all__ = [
     "Checkpoint",
     "HeadFormat",
     "UnsupportedDrafter",
+    "block",
     "download",
     "listed",
     "misshapen",
+    "mtp",
     "read_config",
     "read_json",
     "read_tensors",

@@ -9,7 +9,7 @@ import pickle
 import re
 import struct
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -98,19 +98,26 @@ def tensor_names(folder: Path) -> set[str]:
     return {name for path in weight_files(folder) for name in _names(path)}
 
 
-def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """Every tensor of a folder by name, on the CPU and in the dtype it was saved in.
+def read_tensors(folder: Path, wanted: Collection[str] | None = None) -> dict[str, Tensor]:
+    """The tensors of a folder by name, on the CPU and in the dtype they were saved in.
 
     Pickles are read by torch's weights-only unpickler, which runs no code.
+
+    Args:
+        folder: the folder.
+        wanted: the names of those to read, None for all; files without any are not opened.
 
     Raises:
         ModelError: there are no weights, a file is missing, truncated, or holds anything but tensors.
     """
-    tensors: dict[str, Tensor] = {}
+    index, tensors = _index(Path(folder)), dict[str, Tensor]()
+    listed = _weight_map(index) if index else {}
+    wanted = wanted if wanted is None else {*wanted}
+    files = {listed.get(name) for name in wanted or ()}
     for path in weight_files(folder):
-        tensors |= _read(path)
-    index = _index(Path(folder))
-    if index and (lost := sorted(set(_weight_map(index)) - tensors.keys())):
+        if wanted is None or not index or path.name in files:
+            tensors |= _read(path, wanted)
+    if index and (lost := sorted(listed.keys() & (wanted or listed.keys()) - tensors.keys())):
         raise ModelError(f"{index} lists {_few(lost)}, which no file holds; download or copy the folder again")
     return tensors
 
@@ -187,11 +194,11 @@ def _names(path: Path) -> Iterable[str]:
         return file.keys()
 
 
-def _read(path: Path) -> dict[str, Tensor]:
+def _read(path: Path, wanted: Collection[str] | None) -> dict[str, Tensor]:
     if path.suffix != ".safetensors":
-        return _read_pickle(path)
+        return {name: each for name, each in _read_pickle(path).items() if wanted is None or name in wanted}
     with _safetensors(path) as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return {name: file.get_tensor(name) for name in file.keys() if wanted is None or name in wanted}  # noqa: SIM118
 
 
 def _safetensors(path: Path):

@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 from drafttree.core.errors import ModelError
 from drafttree.drafters.eagle import EagleConfig, EagleDrafter, EagleHead
 from drafttree.drafters.formats.checkpoints import FLAG, OBJECT, entry
+from drafttree.drafters.formats.decoder_layers import layer_config
 from drafttree.drafters.formats.eagle3 import EMBEDDING, HEAD, MODEL, add_output_biases
-from drafttree.drafters.formats.eagle3_config import layer_config
 from drafttree.drafters.formats.head_checkpoint import Checkpoint, HeadFormat, counts, fill, flaws, nearest
 from drafttree.drafters.heads import embedding, last_layer, own_bytes, projection
 from drafttree.models.tensor_parallel import whole

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from drafttree.core.errors import ModelError
 from drafttree.drafters.eagle3 import Eagle3Config, Eagle3Drafter, Eagle3Head
 from drafttree.drafters.formats.checkpoints import FLAG, entry
+from drafttree.drafters.formats.draft_vocabulary import check_maps, target_ids
 from drafttree.drafters.formats.eagle3_config import DEPTH, SPECFORGE, format_of, hidden_states_read, read_config
 from drafttree.drafters.formats.head_checkpoint import (
     SHARED_LM_HEAD,
@@ -28,7 +29,6 @@ from drafttree.drafters.formats.head_checkpoint import (
     counts,
     fill,
     flaws,
-    misshapen,
     nearest,
 )
 from drafttree.drafters.fused_eagle3 import select_backend
@@ -39,7 +39,6 @@ KIND = "EAGLE-3"
 FIRST, FIRST_ELSEWHERE = "layers.0.", "midlayer."
 MODEL = "model."
 """A prefix of all names but the output layer's in checkpoints saved from a wrapper, as TensorRT-LLM's are."""
-IDS = (torch.int64, torch.int32, torch.int16)
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 
 
@@ -117,7 +116,7 @@ def load(tensors: Mapping[str, Tensor], config: Mapping[str, Any], target: PreTr
     checkpoint = parse(tensors, config)
     checkpoint.check(target)
     hidden_layers = checkpoint.hidden_layers(target.config.get_text_config().num_hidden_layers)
-    head, ids = checkpoint.heads, _target_ids(checkpoint.maps)
+    head, ids = checkpoint.heads, target_ids(checkpoint.maps)
     fill(head, _complete(checkpoint, target, ids), target)
     head.rotary = type(head.rotary)(head.rotary.config).to(target.device).eval()
     head.target_ids = None if ids is None else ids.to(target.device)
@@ -149,7 +148,9 @@ def parse(found: Mapping[str, Tensor], raw: Mapping[str, Any]) -> Eagle3Checkpoi
     layers, depth = hidden_states_read(raw)
     head = _empty(raw, tensors, len(layers or (0, 0, 0)))
     borrowed = {EMBEDDING} | ({HEAD} if entry(raw, SHARED_LM_HEAD, FLAG) else set())
-    problems = flaws(head, tensors, borrowed, str if first else _public) + _check_maps(head.config, maps)
+    problems = flaws(head, tensors, borrowed, str if first else _public) + check_maps(
+        head.config.vocab, head.config.draft_vocab, maps
+    )
     made_for = {"hidden size": head.config.target_hidden, "vocabulary": head.config.vocab}
     made_for |= {"number of layers": depth} if depth else {}
     return Eagle3Checkpoint(KIND, head, tensors, made_for, tuple(problems), format_of(raw, first), maps, layers)
@@ -218,30 +219,6 @@ def _empty(raw: Mapping[str, Any], tensors: dict[str, Tensor], states: int) -> E
                 for layers in counts(r"layers\.(\d+)\.(?:self_attn|mlp)\.", tensors)
             ),
         )
-
-
-def _check_maps(config: Eagle3Config, maps: dict[str, Tensor]) -> list[str]:
-    """The problems of the maps between the two vocabularies, one phrase each."""
-    if "d2t" not in maps:
-        same = config.draft_vocab == config.vocab
-        return [] if same else [f"missing d2t, for {config.draft_vocab} of {config.vocab} token ids"]
-    d2t, t2d = maps["d2t"], maps.get("t2d")
-    sizes = {"d2t": config.draft_vocab, "t2d": config.vocab}
-    if wrong := [flaw for name, ids in maps.items() for flaw in misshapen(name, ids.shape, [sizes[name]])]:
-        return wrong
-    if d2t.dtype not in IDS:
-        return [f"d2t is {str(d2t.dtype).removeprefix('torch.')} and should be int64"]
-    ids = (d2t.long() + torch.arange(len(d2t))).sort().values
-    if not (ids.diff() > 0).all() or int(ids[0]) < 0 or int(ids[-1]) >= config.vocab:
-        return [f"d2t does not lead to different token ids below {config.vocab}"]
-    if t2d is not None and t2d.nonzero().flatten().tolist() != ids.tolist():
-        return ["t2d and d2t name different token ids"]
-    return []
-
-
-def _target_ids(maps: dict[str, Tensor]) -> Tensor | None:
-    """The target's id of every id of the draft vocabulary, None where there is no map."""
-    return maps["d2t"].long() + torch.arange(len(maps["d2t"])) if "d2t" in maps else None
 
 
 def _complete(checkpoint: Eagle3Checkpoint, target: PreTrainedModel, ids: Tensor | None) -> dict[str, Tensor]:

@@ -189,3 +189,7 @@ class HeadFormat:
     parse: Callable[[Mapping[str, Tensor], Mapping[str, Any]], Checkpoint[Any]]
     load: Callable[[Mapping[str, Tensor], Mapping[str, Any], PreTrainedModel], Drafter]
     describe: Callable[[Any], dict[str, object]]
+
+    def holds(self, names: Collection[str]) -> bool:
+        """Whether a folder whose tensors have these names holds such heads."""
+        return any(map(self.names.match, names))

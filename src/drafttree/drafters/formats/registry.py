@@ -10,7 +10,7 @@ from transformers import CONFIG_MAPPING
 
 from drafttree.core.errors import ModelError
 from drafttree.drafters.assistant import ASSISTANTS
-from drafttree.drafters.formats import eagle, eagle3, hydra, medusa
+from drafttree.drafters.formats import block, eagle, eagle3, hydra, medusa, mtp
 from drafttree.drafters.formats.checkpoints import INDICES, NAMES, head_files, read_config, tensor_names
 from drafttree.drafters.formats.head_checkpoint import HeadFormat
 from drafttree.drafters.formats.unsupported import unsupported_kind
@@ -28,7 +28,7 @@ PUBLISHED = {
 
 
 FORMATS: dict[str, HeadFormat] = {
-    each.kind: each for each in (eagle3.FORMAT, medusa.FORMAT, hydra.FORMAT, eagle.FORMAT)
+    each.kind: each for each in (block.FORMAT, eagle3.FORMAT, medusa.FORMAT, hydra.FORMAT, mtp.FORMAT, eagle.FORMAT)
 }
 """The formats of heads, by kind; another one is a file with a `FORMAT` and its name here.
 
@@ -50,7 +50,7 @@ def recognise(folder: Path, formats: Mapping[str, HeadFormat] = FORMATS) -> str:
     folder = Path(folder)
     _check_alone(folder)
     names, config = tensor_names(folder), read_config(folder)
-    kind = next((kind for kind, head in formats.items() if any(map(head.names.match, names))), None)
+    kind = next((kind for kind, head in formats.items() if head.holds(names)), None)
     if kind is None and config.get("model_type") in ASSISTANTS:
         return ASSISTANT
     if kind in {None, *FORMATS} and (unsupported := unsupported_kind(names, config)):

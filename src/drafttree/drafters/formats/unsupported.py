@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 from drafttree.drafters.formats.checkpoints import TEXT, TEXTS, entry
 
-ADVICE = "use an EAGLE-3, Medusa or Hydra head made for the target, a smaller language model, or lookup"
-OWN_EMBEDDING = {"embed_tokens.weight", "lm_head.weight"}
+ADVICE = "use another head made for the target, a smaller language model, or lookup"
 
 
 class Unsupported(NamedTuple):
@@ -30,30 +29,23 @@ def _any(pattern: str) -> Callable[[Collection[str]], bool]:
     return lambda names: any(re.match(pattern, name) for name in names)
 
 
-def _only_mtp(names: Collection[str]) -> bool:
-    """A whole model may have these layers beside its own, and is a language model."""
-    own = set(names) - OWN_EMBEDDING
-    return bool(own) and all(re.match(r"mtp(_layers)?\.", name) for name in own)
-
-
-BLOCK = "it drafts a block of tokens in one pass, not a tree level by level"
+KIN = "drafttree runs DFlash, DFlash2, JetSpec and DSpark of the drafters that draft a block in one pass"
 KINDS = (
-    Unsupported("a DSpark head", BLOCK, _any(r"(markov|confidence)_head\."), r"\w*dspark"),
-    Unsupported("a DFlash head", BLOCK, _any(r"hidden_norm\."), r"\w*dflash"),
-    Unsupported("a P-EAGLE head", BLOCK, _any(r"mask_hidden$"), r"peagle"),
+    Unsupported("a Domino drafter", KIN, _any(r"prefix_gru\."), r"\w*domino"),
+    Unsupported("a DFlare drafter", KIN, _any(r"dflare"), r"\w*dflare"),
+    Unsupported("a P-EAGLE head", "it drafts from states of its own", _any(r"mask_hidden$"), r"peagle"),
     Unsupported(
-        "an EAGLE-3 head with layers of Gemma 4",
+        "a head with layers of Gemma 4",
         "drafttree runs those with layers of Llama and Qwen 3",
         _any(r"layers\.0\.layer_scalar$"),
-        r"gemma\w*eagle3",
+        r"gemma\w*(eagle3|dspark|dflash)",
     ),
     Unsupported(
-        "an assistant of a kind other than Gemma 4's",
-        "drafttree does not know what it reads of its target",
+        "an assistant of an unknown kind",
+        "drafttree runs those of Gemma 4 and Muse Glimmer",
         _any(r"(pre|post)_projection\."),
-        r"\w+_assistant$",
+        r"(?!muse_)\w+_assistant$",
     ),
-    Unsupported("multi-token-prediction layers (mtp.*)", "they are a part of their model", _only_mtp, r"mtp\w*$"),
 )
 """The first that is told is the one."""
 

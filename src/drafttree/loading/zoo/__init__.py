@@ -5,7 +5,12 @@ from pathlib import Path
 from drafttree.core.errors import ModelError
 
 MODELS = {"embedded": "target", "embedded-draft": "draft"}
-HEADS = {"embedded-eagle3": "eagle3", "embedded-hydra": "hydra", "embedded-medusa": "medusa"}
+HEADS = {
+    "embedded-eagle3": "eagle3",
+    "embedded-hydra": "hydra",
+    "embedded-medusa": "medusa",
+    "embedded-mtp": "mtp",
+}
 NAMES = MODELS | HEADS
 
 

@@ -178,6 +178,12 @@ def restore_attention(module: PreTrainedModel) -> None:
         module.set_attn_implementation(getattr(module, ORIGINAL_ATTENTION, "sdpa"))
 
 
+def own_attention(module: PreTrainedModel) -> str | None:
+    """A module's own attention implementation, while it has ours too."""
+    present = module.config.get_text_config()._attn_implementation
+    return getattr(module, ORIGINAL_ATTENTION, "sdpa") if present == NAME else present
+
+
 def _group_of(segment: Segment) -> Hashable:
     """Segments of a pass have the same rotary frequencies, and one that recurrent layers only read is alone in it."""
     cache = segment.cache

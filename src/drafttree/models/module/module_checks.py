@@ -14,6 +14,7 @@ from drafttree.core.errors import ModelError
 from drafttree.models.module.long_rope import ropes
 
 TREE_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
+STATELESS_LAYERS = TREE_LAYERS | {"moe", "mlp"}
 HYBRID_LAYERS = {"linear_attention", "conv", "mamba", "hybrid", "hybrid_sliding", "moe", "mlp"}
 """Kinds of layers of hybrids beside attention; the recurrent ones run level by level (`recurrent_layers`)."""
 RESTARTING_FAMILIES = {"jamba", "zamba"}
@@ -40,12 +41,27 @@ def check_module(module: PreTrainedModel) -> None:
     if any(type(part).__module__.startswith(DYNAMIC_LAYERS) for part in module.modules()):
         kind = "dynamically quantised layers, which round all tokens of a pass together"
         raise ModelError(f"{name} cannot be verified in a tree: it has {kind}; quantise its weights only")
+    if any(map(_keeps_outliers, module.modules())):
+        kind = "layers of bitsandbytes that treat a column otherwise if any token of a pass has an outlier in it"
+        advice = "load it with BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0)"
+        raise ModelError(f"{name} cannot be verified in a tree: it has {kind}; {advice}")
     empty = [key for key, tensor in tensors.items() if tensor.is_meta]
     if empty and not any(map(_execution_device, module.modules())):
         raise ModelError(f"{name} is loaded in part: {empty[0]} has no values (it is on the meta device); load it anew")
     devices = sorted({str(tensor.device) for tensor in tensors.values() if not tensor.is_meta})
     if len(devices) > 1:
         raise ModelError(f"{name} lies on several devices ({', '.join(devices)}); move all of it to one of them")
+
+
+def _keeps_outliers(part: nn.Module) -> bool:
+    """Whether a layer multiplies the columns with outliers unquantised (LLM.int8, Dettmers et al. 2022).
+
+    Which columns these are depends on all rows of a pass. In bfloat16 the differences are as small as those of
+    rounding, so a probe finds them in float32 only.
+    """
+    if not type(part).__module__.startswith("bitsandbytes"):
+        return False
+    return bool(getattr(getattr(part, "state", None), "threshold", 0.0))
 
 
 def incompatibility(module: PreTrainedModel) -> str | None:
@@ -57,10 +73,10 @@ def incompatibility(module: PreTrainedModel) -> str | None:
         return "no layers"
     # models of recurrent layers alone, which no pass reads in a tree, take no positions
     is_hybrid = bool(recurrent_layers(module)) and "position_ids" in signature(module.forward).parameters
-    known = TREE_LAYERS | HYBRID_LAYERS if is_hybrid else TREE_LAYERS
+    known = TREE_LAYERS | HYBRID_LAYERS if is_hybrid else STATELESS_LAYERS
     types = set(getattr(config, "layer_types", None) or ())
     foreign = ", ".join(sorted(types - known))
-    only_attends = bool(types) and types <= TREE_LAYERS  # as some models of Granite 4
+    only_attends = bool(types) and types <= STATELESS_LAYERS  # as some models of Granite 4
     if getattr(module, "_is_stateful", False) and not (is_hybrid or only_attends):
         return f"recurrent layers ({foreign or config.model_type})"
     if foreign:
@@ -95,7 +111,7 @@ def takes_mask(module: PreTrainedModel) -> bool:
 def _knows_attention_functions(module: PreTrainedModel) -> bool:
     """Whether layers hand all they are given to transformers' attention functions, which few hybrids say of theirs."""
     decoder = decoder_of(module)
-    is_hybrid = bool(recurrent_layers(module))
+    is_hybrid = getattr(module, "_is_stateful", False) or bool(recurrent_layers(module))
     return decoder._supports_attention_backend or (is_hybrid and decoder._can_set_attn_implementation())
 
 

@@ -1,0 +1,156 @@
+"""Drafts a block of tokens in one pass: DFlash, DFlash2, JetSpec and DSpark.
+
+A few decoder layers read the root and a mask token for every token to be drafted, and attend to a context: what the
+target's hidden states of all tokens before the root are fused to, which is projected to keys and values of every layer
+and never changes. So the logits of a level are the same for all of its nodes (DFlash, arXiv 2602.06036), unless a
+transition changes them by the token above (DSpark, DFlash2).
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from drafttree.drafters.base import DraftSession, HiddenStates, ShownBySize
+from drafttree.drafters.block_layers import BlockLayers
+from drafttree.drafters.session import Frontier, SharedSession, count_pass
+from drafttree.models import Segment, TreeCache
+from drafttree.models.segment import join
+
+PREFILL_CHUNK = 512
+
+
+class BlockDrafter(ShownBySize):
+    """Drafts all levels in one pass per round.
+
+    Args:
+        block: the layers, in the target's dtype and on its device.
+        hidden_layers: layers of the target whose hidden states are fused, in the order of the weights.
+        nbytes: bytes of the weights that are not shared with the target.
+
+    Attributes:
+        flat: whether all nodes of a level have the same logits, whatever the path to them.
+    """
+
+    context: int | None = None
+
+    def __init__(self, block: BlockLayers, hidden_layers: tuple[int, ...], nbytes: int) -> None:
+        self.block, self.config, self.nbytes = block, block.config, nbytes
+        self.hidden_layers = hidden_layers
+        self.vocab_size = block.config.vocab
+        self.levels: int | None = block.config.levels
+        self.flat = block.markov_head is None
+
+    def start(self, prompt: list[int], capacity: int) -> DraftSession:
+        """Begin a request."""
+        return BlockSession(self, prompt, capacity)
+
+    @torch.inference_mode()
+    def root(self, sessions: "Sequence[BlockSession]") -> Tensor:
+        """Logits `[sessions, vocab]` of the token after each root; see `drafttree.drafters.session.SharedDrafter`."""
+        with count_pass(sessions):
+            for session in sessions:
+                session.read_context()
+            states = self.block([session.segment() for session in sessions])
+            rows = states.unflatten(1, (len(sessions), self.config.block))[0, :, self.config.rows]
+            logits = self.block.logits(rows)
+            for session, own, given in zip(sessions, rows, logits, strict=True):
+                session.begin_tree(own, given)
+            return self._level(sessions, [Frontier([session.token], [0]) for session in sessions])
+
+    @torch.inference_mode()
+    def expand(self, sessions: "Sequence[BlockSession]", frontiers: Sequence[Frontier]) -> Tensor:
+        """Logits `[nodes, vocab]` after each node; see `drafttree.drafters.session.SharedDrafter`."""
+        for session in sessions:
+            session.level += 1
+        return self._level(sessions, frontiers)
+
+    def _level(self, sessions: "Sequence[BlockSession]", frontiers: Sequence[Frontier]) -> Tensor:
+        """The logits of the next level after each node of the frontiers."""
+        widths = [len(own.tokens) for own in frontiers]
+        level = sessions[0].level
+        logits = join(
+            [session.logits[level].expand(width, -1) for session, width in zip(sessions, widths, strict=True)], 0
+        )
+        if (transition := self.block.markov_head) is not None:
+            tokens = torch.tensor([token for own in frontiers for token in own.tokens], device=logits.device)
+            given = [(each, own) for each, own in zip(sessions, frontiers, strict=True)]
+            rows = join([each.rows[level].expand(len(own.tokens), -1) for each, own in given], 0)
+            above = join([each.memory[own.origins] for each, own in given], 0)
+            logits, memory = transition(logits, tokens, rows, above)
+            for session, own in zip(sessions, memory.split(widths), strict=True):
+                session.memory = own
+        return self.block.in_target_vocab(logits)
+
+
+class BlockSession(SharedSession):
+    """The context of one request, as keys and values of every layer, and the block of this round.
+
+    Attributes:
+        cache: the KV cache; between rounds it holds the context alone.
+        token: the root.
+        level: level that was drafted last; the root's children are level 0.
+        rows: `[levels, width]` the states that predict a level each.
+        logits: `[levels, draft_vocab]` of these rows.
+        memory: `[frontier, ...]` what the transition keeps of the path to each node of the newest frontier.
+    """
+
+    drafter: BlockDrafter
+    rows: Tensor
+    logits: Tensor
+    memory: Tensor
+
+    def __init__(self, drafter: BlockDrafter, prompt: list[int], capacity: int) -> None:
+        device = drafter.block.fc.weight.device
+        super().__init__(drafter, device)
+        self.cache = TreeCache(drafter.block.layout, capacity)
+        self.token, self.level = prompt[-1], 0
+        self._device = device
+        self._unread: list[HiddenStates] = []
+
+    @property
+    def nbytes(self) -> int:
+        return self.cache.nbytes
+
+    def prefill(self, hidden_states: HiddenStates, tokens: int) -> None:
+        self._unread.append(hidden_states)
+        self.read_context()
+
+    def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
+        self.token = tokens[-1]
+        self._unread.append(hidden_states)
+
+    def keep(self, tokens: int) -> object:
+        """As in `ResumableSession`; the context that the next draft pass would have read is read now."""
+        self.read_context()
+        return self.cache.copy_rows(tokens)
+
+    def resume(self, kept: object, tokens: int) -> int:
+        return self.cache.resume(kept, tokens) if isinstance(kept, TreeCache) else 0
+
+    @torch.inference_mode()
+    def read_context(self) -> None:
+        """Commit the keys and values of the tokens whose hidden states have come since."""
+        unread, self._unread = self._unread, []
+        for states in unread:
+            for start in range(0, states[0].shape[1], PREFILL_CHUNK):
+                part = self.drafter.block.context(tuple(state[:, start : start + PREFILL_CHUNK] for state in states))
+                positions = self.cache.next_position + torch.arange(part.shape[1], device=self._device)[None]
+                for index, (keys, values) in enumerate(self.drafter.block.keys_and_values(part, positions)):
+                    self.cache.update(keys, values, index)
+                self.cache.grow(positions)
+                self.cache.commit(range(part.shape[1]))
+
+    def segment(self) -> Segment:
+        """The root and the mask tokens behind it."""
+        config = self.drafter.config
+        tokens = torch.tensor([[self.token] + [config.mask_token] * (config.block - 1)], device=self._device)
+        positions = self.cache.next_position + torch.arange(config.block, device=self._device)[None]
+        whole = torch.ones(1, config.block, config.block, dtype=torch.bool, device=self._device)
+        return Segment(self.cache, tokens, positions, whole)
+
+    def begin_tree(self, rows: Tensor, logits: Tensor) -> None:
+        """Note what the pass has given, and drop the block's own keys and values."""
+        self.cache.commit([])
+        self.level, self.rows, self.logits = 0, rows, logits
+        self.memory = rows.new_zeros(1, self.drafter.config.rank)

@@ -1,0 +1,217 @@
+"""The layers of block drafters: transformers' Qwen 3 layers over a context and a block of rows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from transformers import Qwen3Config
+from transformers.models.qwen3.modeling_qwen3 import (
+    Qwen3DecoderLayer,
+    Qwen3RMSNorm,
+    Qwen3RotaryEmbedding,
+    apply_rotary_pos_emb,
+)
+
+from drafttree.drafters.base import HiddenStates
+from drafttree.drafters.transitions import TRANSITIONS, CandidateSelector, Transition
+from drafttree.models import NAME, CacheLayout, Segment
+from drafttree.models.module.module_inputs import ModuleInputs, as_cache
+from drafttree.models.segment import join
+
+SELECTOR = "selector"
+"""The kind of transition that DFlash2 has."""
+
+
+@dataclass(frozen=True)
+class BlockConfig:
+    """Sizes and variants of a block drafter.
+
+    Attributes:
+        layer: config of its decoder layers.
+        vocab: size of the target's vocabulary.
+        draft_vocab: number of tokens it can propose.
+        target_hidden: width of the target's hidden states.
+        states: number of the target's layers whose hidden states are fused.
+        block: rows of a block, the root's included.
+        mask_token: id of the token that stands for those to be drafted.
+        levels: levels that it drafts.
+        from_root: the root's row predicts the first level ("sample_from_anchor"); else the first mask's row does.
+        causal: for each layer, whether rows attend to those before them in the block only.
+        transition: kind of the transition, None for logits that do not depend on the path.
+        rank: width of the transition.
+        candidates: tokens of a level that the transition lets be drafted, 0 for all.
+        convolution: rows that the convolutions around attention and MLP reach back to, 0 without convolutions.
+        group: channels that share the changing part of a convolution's kernel.
+        input_scale: what embeddings are multiplied by.
+        output_scale: what logits are multiplied by.
+        softcap: bound of the logits, None without.
+    """
+
+    layer: Qwen3Config
+    vocab: int
+    draft_vocab: int
+    target_hidden: int
+    states: int
+    block: int
+    mask_token: int
+    levels: int
+    from_root: bool = False
+    causal: tuple[bool, ...] = ()
+    transition: str | None = None
+    rank: int = 0
+    candidates: int = 0
+    convolution: int = 0
+    group: int = 1
+    input_scale: float = 1.0
+    output_scale: float = 1.0
+    softcap: float | None = None
+
+    @property
+    def rows(self) -> slice:
+        """The rows of a block that predict a level each."""
+        first = 0 if self.from_root else 1
+        return slice(first, first + self.levels)
+
+
+class BlockLayers(nn.Module):
+    """The weights and the forward pass; `state_dict` has the names of z-lab's and DeepSpec's checkpoints.
+
+    Attributes:
+        layout: the layout of its KV cache.
+        markov_head: the transition, None without.
+        target_ids: `[draft_vocab]` the target's id of every draft id, None if the two vocabularies are the same.
+    """
+
+    target_ids: Tensor | None
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        layer, width, eps = config.layer, config.layer.hidden_size, config.layer.rms_norm_eps
+        layer._attn_implementation = NAME
+        self.config = config
+        self.embed_tokens = nn.Embedding(config.vocab, width)
+        self.fc = nn.Linear(config.states * config.target_hidden, width, bias=False)
+        self.hidden_norm = Qwen3RMSNorm(width, eps)
+        self.layers = nn.ModuleList(_layer(config, index) for index in range(layer.num_hidden_layers))
+        self.norm = Qwen3RMSNorm(width, eps)
+        self.lm_head = nn.Linear(width, config.draft_vocab, bias=False)
+        self.markov_head = _transition(config)
+        self.rotary = Qwen3RotaryEmbedding(layer)
+        self.layout = CacheLayout.of_config(layer)
+        self.register_buffer("target_ids", None, persistent=False)
+
+    def context(self, hidden_states: HiddenStates) -> Tensor:
+        """Fuse the target's hidden states of committed tokens, `[batch, rows, width]`."""
+        return self.hidden_norm(self.fc(torch.cat(hidden_states, -1)))
+
+    def keys_and_values(self, context: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """The keys and values of every layer `[batch, heads, rows, head_dim]`, of a context at its positions."""
+        cos, sin = self.rotary(context, positions)
+        found = []
+        for layer in self.layers:
+            attention: Any = layer.self_attn
+            heads = *context.shape[:-1], -1, attention.head_dim
+            keys = attention.k_norm(attention.k_proj(context).view(heads)).transpose(1, 2)
+            values = attention.v_proj(context).view(heads).transpose(1, 2)
+            found.append((apply_rotary_pos_emb(keys, keys, cos, sin)[1], values))
+        return found
+
+    def forward(self, segments: Sequence[Segment]) -> Tensor:
+        """Compute the states after the final norm `[1, rows, width]` of the blocks of one request or several.
+
+        Args:
+            segments: the root and its mask tokens, behind each KV cache's context; their rows join its drafted ones.
+        """
+        states = self.embed_tokens(join([segment.tokens for segment in segments])) * self.config.input_scale
+        causal = [segment._replace(visible=segment.visible.tril()) for segment in segments]
+        ways = {way: ModuleInputs.of(causal if way else segments, states.dtype) for way in {*self.config.causal}}
+        rotary = self.rotary(states, next(iter(ways.values())).positions)
+        for layer, way in zip(self.layers, self.config.causal, strict=True):
+            given: Any = {"tree_plan": ways[way].plan, **as_cache(layer, ways[way].cache)}
+            states = layer(states, position_embeddings=rotary, **given)
+        for segment in segments:
+            segment.cache.grow(segment.positions)
+        return self.norm(states)
+
+    def logits(self, rows: Tensor) -> Tensor:
+        """Logits `[..., draft_vocab]` of rows `[..., width]` after the final norm."""
+        logits, config = self.lm_head(rows), self.config
+        logits = logits if config.output_scale == 1 else logits * config.output_scale
+        return logits if config.softcap is None else torch.tanh(logits / config.softcap) * config.softcap
+
+    def in_target_vocab(self, logits: Tensor) -> Tensor:
+        """Spread logits `[..., draft_vocab]` over the target's vocabulary, -inf for tokens it cannot propose."""
+        if self.target_ids is None:
+            return logits
+        full = logits.new_full((*logits.shape[:-1], self.config.vocab), -torch.inf)
+        return full.index_copy_(-1, self.target_ids, logits)
+
+
+class GroupedConvolution(nn.Module):
+    """A pair of causal convolutions over the rows of a block, around another part of a layer (DFlash2).
+
+    Each channel's kernel has a part of its own that does not change; a part that the rows decide is shared by the
+    channels of a group.
+
+    Args:
+        width: channels.
+        reach: rows of a kernel: the row itself and those before it.
+        group: channels of a group.
+    """
+
+    def __init__(self, width: int, reach: int, group: int) -> None:
+        super().__init__()
+        self.reach, self.group = reach, group
+        self.base_kernel = nn.Parameter(torch.zeros(2, reach, width))
+        self.kernel_projection = nn.Linear(width, 2 * reach * (width // group), bias=False)
+
+    def before(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Convolve `[blocks, rows, width]`, and return with it the rows' kernels of the convolution after the part."""
+        kernels = self.kernel_projection(rows).unflatten(-1, (2, self.reach, -1))
+        return self._convolve(rows, kernels[..., 0, :, :], 0), kernels[..., 1, :, :]
+
+    def after(self, rows: Tensor, kernels: Tensor) -> Tensor:
+        """Convolve what the part between has made."""
+        return self._convolve(rows, kernels, 1)
+
+    def _convolve(self, rows: Tensor, kernels: Tensor, side: int) -> Tensor:
+        kernels = kernels.repeat_interleave(self.group, -1) + self.base_kernel[side]
+        shifted = [pad(rows, (0, 0, back, 0))[:, : rows.shape[1]] for back in range(self.reach)]
+        return (kernels * torch.stack(shifted, 2)).sum(2)
+
+
+class ConvolvedLayer(Qwen3DecoderLayer):
+    """A decoder layer with convolutions around its attention and its MLP (DFlash2)."""
+
+    def __init__(self, config: BlockConfig, index: int) -> None:
+        super().__init__(config.layer, index)
+        sizes = config.layer.hidden_size, config.convolution, config.group
+        self.block = config.block
+        self.attention_conv, self.mlp_conv = GroupedConvolution(*sizes), GroupedConvolution(*sizes)
+
+    def forward(self, hidden_states: Tensor, **given: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """As of the base; rows of several blocks lie behind each other."""
+        x, kernels = self.attention_conv.before(self._blocks(self.input_layernorm(hidden_states)))
+        attended, _ = self.self_attn(x.reshape(hidden_states.shape), attention_mask=None, **given)
+        hidden_states = hidden_states + self.attention_conv.after(self._blocks(attended), kernels).view_as(attended)
+        x, kernels = self.mlp_conv.before(self._blocks(self.post_attention_layernorm(hidden_states)))
+        return hidden_states + self.mlp_conv.after(self.mlp(x), kernels).reshape(hidden_states.shape)
+
+    def _blocks(self, rows: Tensor) -> Tensor:
+        return rows.reshape(-1, self.block, rows.shape[-1])
+
+
+def _layer(config: BlockConfig, index: int) -> Qwen3DecoderLayer:
+    return ConvolvedLayer(config, index) if config.convolution else Qwen3DecoderLayer(config.layer, index)
+
+
+def _transition(config: BlockConfig) -> Transition | CandidateSelector | None:
+    if config.transition is None:
+        return None
+    width = config.layer.hidden_size
+    if config.transition == SELECTOR:
+        return CandidateSelector(config.vocab, config.rank, width, config.candidates)
+    return TRANSITIONS[config.transition](config.vocab, config.draft_vocab, config.rank, width)

@@ -1,0 +1,215 @@
+"""MTP layers on disk: among a target's own weights, or in a folder of their own.
+
+Families name the parts differently, and transformers leaves them out when it loads the target. Here they become the
+same four parts and a decoder layer of the target's class, which transformers itself builds and fills.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from drafttree.core.errors import ModelError
+from drafttree.drafters.formats.checkpoints import OBJECT, TEXT, TEXTS, entry, read_config, read_tensors, tensor_names
+from drafttree.drafters.formats.head_checkpoint import Checkpoint, HeadFormat, fill, flaws, listed, target_sizes
+from drafttree.drafters.formats.mtp_layer import block_types, decoder_layer
+from drafttree.drafters.heads import embedding, last_layer, projection
+from drafttree.drafters.mtp import MtpDrafter, MtpEmbedding
+
+KIND = "MTP"
+PARTS = {
+    **dict.fromkeys(("enorm", "pre_fc_norm_embedding"), "enorm"),
+    **dict.fromkeys(("hnorm", "pre_fc_norm_hidden"), "hnorm"),
+    **dict.fromkeys(("eh_proj", "fc"), "eh_proj"),
+    **dict.fromkeys(("shared_head.norm", "final_layernorm", "post_norm", "norm"), "post_norm"),
+}
+"""What families call the parts beside the decoder layer. Those of Qwen, Exaone and Mellum belong to all layers."""
+SHARED = re.compile(r"embed_tokens\.|shared_head\.head\.|lm_head\.|rotary_emb\.")
+"""Copies of what is the target's."""
+WRAPPERS = r"(?:model\.|language_model\.|backbone\.)*"
+INSIDE = re.compile(WRAPPERS + r"mtp\.(?:layers\.(\d+)\.)?(.+)")
+BEHIND = re.compile(WRAPPERS + r"layers\.(\d+)\.(.+)")
+ALONE = re.compile(rf"{WRAPPERS}({'|'.join(map(re.escape, PARTS))})\.")
+PROMISES = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
+"""Fields of config.json that say how many MTP layers there are."""
+BLOCKS, BLOCK_PATTERN = "mtp_layers_block_type", "mtp_hybrid_override_pattern"
+"""Fields that name the several decoder layers of one MTP layer (Nemotron-H)."""
+
+
+@dataclass(frozen=True)
+class MtpCheckpoint(Checkpoint[nn.Module]):
+    """MTP layers as they were found.
+
+    Attributes:
+        layers: by layer, the tensors of its parts ("enorm.weight") and of its decoder layer ("self_attn...").
+    """
+
+    layers: tuple[dict[str, Tensor], ...]
+
+
+def parse(tensors: Mapping[str, Tensor], config: Mapping[str, Any], first: int | None = None) -> MtpCheckpoint:
+    """Understand the MTP layers among tensors and list what is wrong with them, without a target.
+
+    Args:
+        tensors: by name; others than those of MTP layers are left out.
+        config: `config.json` beside them.
+        first: the number of the first MTP layer where they count on behind the target's; by default the least.
+
+    Raises:
+        ModelError: there are none.
+    """
+    text = entry(config, "text_config", OBJECT) or config
+    blocks = len(entry(text, BLOCKS, TEXTS) or entry(text, BLOCK_PATTERN, TEXT) or [0])
+    shared, layers = dict[str, Tensor](), dict[int, dict[str, Tensor]]()
+    for name, (number, part) in places(tensors, first).items():
+        if number is None:
+            shared[part] = tensors[name]
+        else:
+            index, block = divmod(number, blocks)
+            own = part if part.partition(".")[0] in PARTS.values() else f"{block}.{part}"
+            layers.setdefault(index, {})[own] = tensors[name]
+    if not layers:
+        raise ModelError("there is no MTP layer among the tensors")
+    numbers = sorted(layers)
+    found = tuple(shared | layers[number] for number in numbers)
+    parts = sorted({f"{part}.weight" for part in PARTS.values()})
+    missing = [f"{part} of layer {index}" for index, own in enumerate(found) for part in parts if part not in own]
+    if numbers != list(range(len(numbers))):
+        missing.append(f"layers before {numbers[-1]}")
+    projected = found[0].get("eh_proj.weight")
+    hidden = len(projected) if projected is not None and projected.ndim else None
+    made_for = target_sizes(text, {"hidden size": hidden})
+    return MtpCheckpoint(KIND, nn.Module(), dict(tensors), made_for, tuple(listed("missing", missing)), found)
+
+
+def places(names: Iterable[str], first: int | None = None) -> dict[str, tuple[int | None, str]]:
+    """Where each tensor of MTP layers belongs, by its name: the layer's number, None for all layers, and the part.
+
+    Args:
+        names: of all tensors.
+        first: as for `parse`.
+    """
+    found, behind = dict[str, tuple[int | None, str]](), dict[str, tuple[int, str]]()
+    for name in names:
+        if match := INSIDE.fullmatch(name):
+            found[name] = (int(match[1]) if match[1] else None), match[2]
+        elif match := BEHIND.fullmatch(name):
+            behind[name] = int(match[1]), match[2]
+        elif first is None and (match := ALONE.match(name)):
+            found[name] = None, name[match.start(1) :]
+    if first is None:
+        first = min((number for number, _ in behind.values()), default=0)
+    found |= {name: (number - first, part) for name, (number, part) in behind.items() if number >= first}
+    return {name: (number, _part(number, part)) for name, (number, part) in found.items() if not SHARED.match(part)}
+
+
+def _part(number: int | None, part: str) -> str:
+    """The name of a part as it is called here; the `norm` of a numbered layer is the decoder layer's own."""
+    stem, _, kind = part.rpartition(".")
+    return f"{PARTS[stem]}.{kind}" if stem in PARTS and (number is None or stem != "norm") else part
+
+
+def has_layers_only(names: Collection[str]) -> bool:
+    """Whether a folder holds MTP layers alone, not a model that has some."""
+    own = [name for name in names if not SHARED.search(name)]
+    if any(map(INSIDE.fullmatch, own)):
+        return all(map(INSIDE.fullmatch, own))
+    found = places(own)
+    parts = {part.partition(".")[0] for _, part in found.values()}
+    projecting = {number for number, part in found.values() if part.startswith("eh_proj.")}
+    numbers = {number for number, _ in found.values() if number is not None}
+    whole = {"enorm", "hnorm", "eh_proj"} <= parts and len(found) == len(own)
+    return whole and (None in projecting or projecting == numbers)
+
+
+def promised_layers(config: Mapping[str, Any]) -> tuple[str, int] | None:
+    """The field of config.json that promises MTP layers, and how many; None where there is none."""
+    text = config.get("text_config") or config
+    given = ((name, text.get(name)) for name in PROMISES)
+    return next(((name, count) for name, count in given if isinstance(count, int) and count > 0), None)
+
+
+def own_names(folder: Path, config: PreTrainedConfig) -> list[str]:
+    """The names of the MTP layers' tensors in the folder of a target, none where it has none.
+
+    Raises:
+        ModelError: the folder's files cannot be read.
+    """
+    return [*places(tensor_names(folder), config.get_text_config().num_hidden_layers)]
+
+
+def load_own(folder: Path, target: PreTrainedModel) -> MtpDrafter:
+    """The drafter of the MTP layers in the folder of a target; no other tensor is read.
+
+    Raises:
+        ModelError: there are none, or `load` raised it.
+    """
+    names, config = set(own_names(folder, target.config)), read_config(folder)
+    if names:
+        return load(read_tensors(folder, names), config, target, last_layer(target))
+    if promise := promised_layers(config):
+        field, count = promise
+        raise ModelError(
+            f"config.json gives {field} as {count}, but {folder} holds no MTP layers; take the original checkpoint: "
+            "transformers leaves them out when it saves a model"
+        )
+    raise ModelError(f"{folder} holds no MTP layers; draft with a head, a smaller language model, or lookup")
+
+
+def load(
+    tensors: Mapping[str, Tensor], config: Mapping[str, Any], target: PreTrainedModel, first: int | None = None
+) -> MtpDrafter:
+    """The drafter of MTP layers, in the target's dtype and on its device, with the target's embedding and head.
+
+    Args:
+        tensors: tensors of the layers, by name.
+        config: `config.json` beside them.
+        target: the model they belong to.
+        first: as for `parse`.
+
+    Raises:
+        ModelError: parts are missing, unexpected or of another shape, they are another target's, or transformers knows
+            no decoder layer that they fit.
+    """
+    found = parse(tensors, {**config, BLOCKS: block_types(target.config.get_text_config())}, first)
+    found.check(target)
+    return MtpDrafter([_module(own, index, target) for index, own in enumerate(found.layers)], target)
+
+
+def _module(own: dict[str, Tensor], index: int, target: PreTrainedModel) -> PreTrainedModel:
+    """A layer as a language model of the target's class, with what it shares with the target."""
+    parts = {name: own[name] for name in own if name.partition(".")[0] in PARTS.values()}
+    module, norm = decoder_layer(
+        {name: own[name] for name in own.keys() - parts}, parts.pop("post_norm.weight"), index, target
+    )
+    width = projection(target).weight.shape[1]
+    with torch.device("meta"):
+        eh_proj = nn.Linear(2 * width, width, bias=False)
+    read = nn.ModuleDict({"enorm": deepcopy(norm), "hnorm": deepcopy(norm), "eh_proj": eh_proj})
+    if problems := flaws(read, parts):
+        raise ModelError(f"the tensors make no MTP layer: {'; '.join(problems)}")
+    fill(read, parts, target)
+    states_first = bool(getattr(target.config.get_text_config(), "mtp_hidden_states_first", False))
+    module.set_input_embeddings(MtpEmbedding(embedding(target), read["enorm"], read["hnorm"], eh_proj, states_first))
+    module.set_output_embeddings(projection(target))
+    return module.eval().requires_grad_(False)
+
+
+class MtpFormat(HeadFormat):
+    """MTP layers in a folder of their own; a whole model may have some beside its own layers."""
+
+    def holds(self, names: Collection[str]) -> bool:
+        return has_layers_only(names)
+
+
+def _described(found: MtpCheckpoint) -> dict[str, object]:
+    return {"layers": len(found.layers), "embedding and output layer": "the target's"}
+
+
+FORMAT = MtpFormat("mtp", KIND, ALONE, parse, load, _described)

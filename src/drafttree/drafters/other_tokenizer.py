@@ -1,0 +1,98 @@
+"""Drafts with a language model of another tokenizer, by the tokens that both have (Timor et al. 2025)."""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from drafttree.drafters.base import DraftSession, HiddenStates, ShownBySize
+from drafttree.drafters.language_model import LanguageModelDrafter, LanguageModelSession
+from drafttree.drafters.session import Frontier
+from drafttree.drafters.vocabulary_map import VocabularyMap
+from drafttree.models import Model, Segment, TreeCache
+
+
+class OtherTokenizerDrafter(ShownBySize):
+    """Drafts with any `Model`, one forward pass per level, of the target's tokens those that the model has too.
+
+    The model reads the text in its own tokens, so its rows stand at positions of their own. Drafts are a distribution
+    over the target's tokens and over none of them, as other drafters' are, so every verifier is lossless.
+
+    Args:
+        model: the draft model.
+        vocabulary: what its tokens are among the target's.
+    """
+
+    def __init__(self, model: Model, vocabulary: VocabularyMap) -> None:
+        self.model, self.vocabulary = model, vocabulary
+        self._reader = LanguageModelDrafter(model)
+        self.vocab_size = vocabulary.target_vocab
+        self.context = self._reader.context
+        self.levels: int | None = None
+        self.hidden_layers = ()
+        self.nbytes = model.nbytes
+
+    def start(self, prompt: list[int], capacity: int) -> DraftSession:
+        """Begin a request; without `prefill`, the first draft pass reads the prompt."""
+        return OtherTokenizerSession(self, prompt, capacity)
+
+    def root(self, sessions: "Sequence[OtherTokenizerSession]") -> Tensor:
+        """Logits `[sessions, vocab + 1]` of the token after each root, the last column's of one that is not drafted."""
+        return self.vocabulary.spread(self._reader.root(sessions))
+
+    def expand(self, sessions: "Sequence[OtherTokenizerSession]", frontiers: Sequence[Frontier]) -> Tensor:
+        """Logits `[nodes, vocab + 1]` after each node; see `drafttree.drafters.session.SharedDrafter`."""
+        own = [Frontier([*map(self.vocabulary.twin, each.tokens)], each.origins) for each in frontiers]
+        return self.vocabulary.spread(self._reader.expand(sessions, own))
+
+
+class OtherTokenizerSession(LanguageModelSession):
+    """The draft model's KV cache for one request, whose rows are of the text in the draft model's tokens.
+
+    A text that is longer in these than the model's context is read on at its last position.
+    """
+
+    def __init__(self, drafter: OtherTokenizerDrafter, prompt: list[int], capacity: int) -> None:
+        self._vocabulary = drafter.vocabulary
+        self._last_position = (drafter.context or 1 << 62) - 1
+        self._own_tokens, self._known = list[int](), [0]
+        super().__init__(drafter, self._translate(prompt), capacity)  # pyright: ignore[reportArgumentType]
+        self._prefilled = 0
+
+    def _translate(self, tokens: list[int]) -> list[int]:
+        """The draft model's tokens of the text's next part."""
+        before = len(self._own_tokens)
+        own, known = self._vocabulary.translate(tokens)
+        self._own_tokens += own
+        self._known += (before + count for count in known)
+        return own
+
+    def prefill(self, hidden_states: HiddenStates, tokens: int) -> None:
+        self._prefilled = min(self._prefilled + tokens, len(self._known) - 1)
+        read = len(self._own_tokens) - len(self.unread)
+        super().prefill(hidden_states, max(min(self._known[self._prefilled], self._last_position + 1) - read, 0))
+
+    def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
+        super().commit(self._translate(tokens), hidden_states)
+
+    def keep(self, tokens: int) -> object:
+        rows = self._known[min(tokens, len(self._known) - 1)]
+        return self._own_tokens[:rows], super().keep(rows)
+
+    def resume(self, kept: object, tokens: int) -> int:
+        """As in `ResumableSession`; what texts share counts in the draft model's tokens."""
+        theirs, cache = kept if isinstance(kept, tuple) else ([], None)
+        pairs = enumerate(zip(theirs, self._own_tokens[:-1], strict=False))
+        shared = next((place for place, (their, own) in pairs if their != own), min(len(theirs), len(self.unread) - 1))
+        resumed = super().resume(cache, shared) if isinstance(cache, TreeCache) else 0
+        self._prefilled = min(bisect_right(self._known, resumed) - 1, tokens)
+        return self._prefilled
+
+    def unread_text(self) -> Segment:
+        segment = super().unread_text()
+        return segment._replace(positions=segment.positions.clamp(max=self._last_position))
+
+    def next_level(self, frontier: Frontier) -> tuple[int, np.ndarray]:
+        position, visible = super().next_level(frontier)
+        return min(position, self._last_position), visible

@@ -1,0 +1,100 @@
+"""Transitions of block drafters: what the token above a node, and the path to it, do to the logits of its level.
+
+DSpark's Markov heads (DeepSpec) add to them: a token's row of one table `[vocab, rank]`, changed by the kind of
+transition, is projected to the vocabulary by another. DFlash2's candidate selector (z-lab) scores the pairs of tokens
+above and the best candidates of a level.
+"""
+
+import torch
+from torch import Tensor, nn
+
+
+class Transition(nn.Module):
+    """The plain kind ("vanilla"): the row of the token above alone.
+
+    Args:
+        vocab: size of the target's vocabulary.
+        draft_vocab: number of tokens that can be drafted.
+        rank: width of the tables.
+        width: width of the drafter's rows.
+    """
+
+    def __init__(self, vocab: int, draft_vocab: int, rank: int, width: int) -> None:
+        super().__init__()
+        self.markov_w1 = nn.Embedding(vocab, rank)
+        self.markov_w2 = nn.Linear(rank, draft_vocab, bias=False)
+
+    def forward(self, logits: Tensor, tokens: Tensor, rows: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the logits of what follows nodes, and what is kept of the paths to them.
+
+        Args:
+            logits: `[nodes, draft_vocab]` of their level.
+            tokens: `[nodes]` ids of the target.
+            rows: `[nodes, width]` the states that predict what follows them.
+            memory: `[nodes, rank]` what was kept of the path to each node's parent, zeros above the root.
+
+        Returns:
+            `[nodes, draft_vocab]` and `[nodes, rank]`.
+        """
+        state, memory = self.mix(self.markov_w1(tokens), rows, memory)
+        return logits + self.markov_w2(state), memory
+
+    def mix(self, above: Tensor, rows: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """What is projected to the vocabulary, given the rows `[nodes, rank]` of the tokens, and the memory."""
+        return above, memory
+
+
+class GatedTransition(Transition):
+    """The token's row behind a gate that reads the drafter's row ("gated")."""
+
+    def __init__(self, vocab: int, draft_vocab: int, rank: int, width: int) -> None:
+        super().__init__(vocab, draft_vocab, rank, width)
+        self.gate_proj = nn.Linear(width + rank, rank)
+
+    def mix(self, above: Tensor, rows: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        return self.gate_proj(torch.cat((rows, above), -1)).sigmoid() * above, memory
+
+
+class RecurrentTransition(Transition):
+    """A recurrent state along the path ("rnn")."""
+
+    def __init__(self, vocab: int, draft_vocab: int, rank: int, width: int) -> None:
+        super().__init__(vocab, draft_vocab, rank, width)
+        self.joint_proj = nn.Linear(2 * rank + width, 3 * rank)
+
+    def mix(self, above: Tensor, rows: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        gate, candidate, output = self.joint_proj(torch.cat((memory, above, rows), -1)).chunk(3, -1)
+        gate = gate.sigmoid()
+        return output.tanh(), gate * memory + (1 - gate) * candidate.tanh()
+
+
+class CandidateSelector(nn.Module):
+    """Scores of a token above and each of a level's best candidates; no other token is drafted (DFlash2).
+
+    Args:
+        vocab: size of the vocabulary.
+        rank: width of the tables.
+        width: width of the drafter's rows.
+        candidates: how many of a level's best tokens can be drafted.
+    """
+
+    def __init__(self, vocab: int, rank: int, width: int, candidates: int) -> None:
+        super().__init__()
+        self.predecessor_codebook, self.successor_codebook = nn.Embedding(vocab, rank), nn.Embedding(vocab, rank)
+        self.hidden_projection = nn.Linear(width, rank, bias=False)
+        self.candidates = candidates
+
+    def forward(self, logits: Tensor, tokens: Tensor, rows: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """As of `Transition.forward`; nothing is kept of the path."""
+        best = logits.topk(self.candidates, -1)
+        query = self.predecessor_codebook(tokens) * self.hidden_projection(rows)
+        pairs = (self.successor_codebook(best.indices) @ query[..., None]).squeeze(-1)
+        return torch.full_like(logits, -torch.inf).scatter_(-1, best.indices, best.values + pairs), memory
+
+
+TRANSITIONS: dict[str, type[Transition]] = {
+    "vanilla": Transition,
+    "gated": GatedTransition,
+    "rnn": RecurrentTransition,
+}
+"""By the name that checkpoints give in `markov_head_type`."""

@@ -1,0 +1,183 @@
+"""MTP layers on disk: how they are found and named, what is read of a checkpoint, and what is wrong with one."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
+
+import drafttree
+from drafttree.core.errors import ModelError
+from drafttree.drafters import MtpDrafter
+from drafttree.drafters.formats import checkpoints, mtp, recognise
+from drafttree.loading.drafters import choose_drafter
+from drafttree.loading.inspect import inspect
+from helpers import mtp_files as files
+from helpers import tiny
+from helpers.refusals import told
+from helpers.tokenizers import words
+
+every_kind = pytest.mark.parametrize("name", files.known())
+
+
+def written(folder: Path, name: str = "llama", layers: int = 1) -> Path:
+    files.write(folder, files.KINDS[name](), layers)
+    words("a", "b").save_pretrained(folder)
+    return folder
+
+
+def changed(folder: Path, change) -> None:
+    """Change the tensors of a checkpoint, a dictionary, in place."""
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def alone(folder: Path, out: Path) -> Path:
+    """A folder with the MTP layers of a checkpoint alone."""
+    tensors = load_file(folder / "model.safetensors")
+    names = mtp.own_names(folder, AutoConfig.from_pretrained(folder))
+    out.mkdir()
+    save_file({name: tensors[name] for name in names}, out / "model.safetensors", {"format": "pt"})
+    (out / "config.json").write_text((folder / "config.json").read_text())
+    return out
+
+
+def refusal(folder: Path) -> str:
+    return told(ModelError, drafttree.load, folder, "mtp", device="cpu", dtype="float32")
+
+
+@every_kind
+def test_a_folder_of_its_own_is_recognised_and_drafts_as_in_the_checkpoint(name, tmp_path):
+    folder = written(tmp_path / "whole", name)
+    assert recognise(folder) == "language-model"
+    own = alone(folder, tmp_path / "own")
+    assert recognise(own) == "mtp"
+    decoder = drafttree.load(folder, own, "chain", device="cpu", dtype="float32")
+    assert isinstance(decoder.drafter, MtpDrafter)
+    other = decoder.with_drafter(drafttree.load(folder, "mtp", device="cpu", dtype="float32").drafter)
+    given = {"max_new_tokens": 12, "ignore_eos": True}
+    one, two = decoder.generate([3, 5, 9], **given), other.generate([3, 5, 9], **given)
+    assert one.tokens == two.tokens
+    assert [turn.accepted for turn in one.metrics.rounds] == [turn.accepted for turn in two.metrics.rounds]
+    assert inspect(str(own)).kind == "mtp"
+    assert inspect(str(own)).problems == ()
+
+
+def test_a_nextn_folder_whose_parts_stand_above_its_layer_is_recognised():
+    parts = ["enorm", "hnorm", "eh_proj", "shared_head.norm"]
+    names = [
+        *(f"model.{part}.weight" for part in parts),
+        "model.layers.0.mlp.up_proj.weight",
+        "model.embed_tokens.weight",
+    ]
+    assert mtp.has_layers_only(names)
+    assert mtp.places(names)["model.shared_head.norm.weight"] == (None, "post_norm.weight")
+    assert "model.embed_tokens.weight" not in mtp.places(names)
+
+
+def test_only_the_tensors_of_the_layers_are_read(tmp_path, monkeypatch):
+    folder = written(tmp_path)
+    read = []
+    opened = checkpoints.safe_open
+
+    class Noted:
+        def __init__(self, *arguments):
+            self._file = opened(*arguments)
+
+        def __enter__(self):
+            self._inner = self._file.__enter__()
+            return self
+
+        def __exit__(self, *error):
+            return self._file.__exit__(*error)
+
+        def keys(self):
+            return self._inner.keys()
+
+        def get_tensor(self, name):
+            read.append(name)
+            return self._inner.get_tensor(name)
+
+    monkeypatch.setattr(checkpoints, "safe_open", Noted)
+    drafttree.load(folder, "mtp", device="cpu", dtype="float32")
+    assert read
+    assert all(name.startswith("mtp.") for name in read)
+
+
+def test_of_shards_only_those_with_layers_are_opened(tmp_path):
+    folder = written(tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    own = {name for name in tensors if name.startswith("mtp.")}
+    shards = {"a.safetensors": own, "b.safetensors": tensors.keys() - own}
+    for file, names in shards.items():
+        save_file({name: tensors[name] for name in names}, folder / file, {"format": "pt"})
+    (folder / "model.safetensors").unlink()
+    index = {"metadata": {}, "weight_map": {name: file for file, names in shards.items() for name in names}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "b.safetensors").write_bytes(b"no tensors")
+    assert checkpoints.read_tensors(folder, own).keys() == own
+    with pytest.raises(ModelError, match=r"b\.safetensors"):
+        checkpoints.read_tensors(folder)
+
+
+def test_a_promise_that_the_files_do_not_keep_is_told_with_the_field(tmp_path):
+    folder = written(tmp_path, "deepseek_v3")
+    changed(folder, lambda tensors: [tensors.pop(name) for name in [*tensors] if "layers.3." in name])
+    message = refusal(folder)
+    assert "config.json gives num_nextn_predict_layers as 1, but" in message
+    assert "holds no MTP layers; take the original checkpoint" in message
+    assert choose_drafter(folder).name == "lookup"
+
+
+def test_a_checkpoint_without_layers_says_what_else_drafts(tmp_path):
+    tiny.build("llama").save_pretrained(tmp_path)
+    words("a", "b").save_pretrained(tmp_path)
+    assert "holds no MTP layers; draft with a head, a smaller language model, or lookup" in refusal(tmp_path)
+    own = tiny.build("llama")
+    own.config._name_or_path = own.name_or_path = ""
+    message = told(ModelError, drafttree.load, own, "mtp", tokenizer=words("a"), device="cpu")
+    assert "this loaded model does not name any" in message
+
+
+@pytest.mark.parametrize(
+    ("lost", "named"),
+    [
+        ("mtp.fc.weight", "missing eh_proj.weight of layer 0"),
+        ("mtp.norm.weight", "missing post_norm.weight of layer 0"),
+        ("mtp.layers.0.mlp.up_proj.weight", "missing model.layers.0.mlp.up_proj.weight"),
+    ],
+)
+def test_half_a_layer_is_told_part_by_part(lost, named, tmp_path):
+    folder = written(tmp_path)
+    changed(folder, lambda tensors: tensors.pop(lost))
+    assert named in refusal(folder)
+
+
+def test_strange_parts_and_shapes_are_told(tmp_path):
+    folder = written(tmp_path)
+    changed(folder, lambda tensors: tensors.update({"mtp.layers.0.gate.weight": torch.ones(2)}))
+    assert "unexpected model.layers.0.gate.weight" in refusal(folder)
+    changed(folder, lambda tensors: tensors.pop("mtp.layers.0.gate.weight"))
+    changed(folder, lambda tensors: tensors.update({"mtp.fc.weight": torch.ones(32, 40)}))
+    assert "eh_proj.weight is [32, 40] and should be [32, 64]" in refusal(folder)
+    changed(folder, lambda tensors: tensors.update({"mtp.fc.weight": torch.ones(32, 64)}))
+    changed(folder, lambda tensors: tensors.update({"mtp.layers.0.mlp.up_proj.weight": torch.ones(5, 32)}))
+    assert "mlp.up_proj.weight is [5, 32] and should be [48, 32]" in refusal(folder)
+
+
+def test_layers_of_another_target_are_told_by_its_sizes(tmp_path):
+    own = alone(written(tmp_path / "whole"), tmp_path / "own")
+    message = told(ModelError, drafttree.load, "embedded", own, device="cpu", dtype="float32")
+    assert "this MTP head was made for a target with a hidden size of 32, this target's is 256" in message
+
+
+def test_a_family_without_such_a_decoder_layer_is_told_by_name(tmp_path):
+    folder = written(tmp_path)
+    changed(
+        folder,
+        lambda tensors: tensors.update({"mtp.layers.0.mlp.experts.0.up_proj.weight": torch.ones(4, 32)}),
+    )
+    assert "MTP layer of llama: unexpected model.layers.0.mlp.experts.0.up_proj.weight" in refusal(folder)

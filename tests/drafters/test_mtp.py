@@ -1,0 +1,193 @@
+"""MTP layers: logits equal those of transformers' own layers along every path, and the text is the target's."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Cache, cache_utils, modeling_layers
+
+import drafttree
+from drafttree.drafters import MixedDrafter, MtpDrafter
+from drafttree.drafters.session import Frontier
+from drafttree.policies import POLICIES
+from drafttree.verifiers import VERIFIERS, Coupled
+from helpers import mtp_files as files
+from helpers import tiny
+from helpers.tokenizers import words
+
+TEXT = [5, 17, 3, 88, 41, 7]
+WIDTHS = (2, 3, 2, 2)
+
+every_kind = pytest.mark.parametrize("name", files.known())
+
+
+def loaded(folder, name="llama", layers=1, kind=None, **options):
+    """A decoder of a written checkpoint, its target as it was written, and the layers."""
+    target, made = files.write(folder, kind or files.KINDS[name](), layers)
+    options = {"drafter": "mtp", "policy": "chain", "dtype": "float32", "device": "cpu", **options}
+    return drafttree.load(folder, tokenizer=words("a", "b"), **options), target, made
+
+
+@torch.no_grad()
+def states_of(target, text):
+    """The target's states after its final norm `[1, tokens, hidden]`."""
+    return target(input_ids=torch.tensor([text]), output_hidden_states=True).hidden_states[-1]
+
+
+def begun(drafter: MtpDrafter, states, text, parts=(100,)):
+    """A session that has read a text but for its last token, in parts of these sizes."""
+    session, start = drafter.start(text, 64), 0
+    for size in parts:
+        given = states[:, start : min(start + size, len(text) - 1)]
+        session.prefill((given,), given.shape[1])
+        start += given.shape[1]
+    return session
+
+
+def grown(session, widths, seed=0):
+    """Logits of a random tree, with the path to each node: those of the root, then level by level."""
+    generator = torch.Generator().manual_seed(seed)
+    found, frontier = [([], session.root()[0, 0])], [[]]
+    for width in widths:
+        origins = torch.randint(len(frontier), (width,), generator=generator).sort().values
+        tokens = torch.randint(tiny.VOCAB, (width,), generator=generator)
+        frontier = [[*frontier[parent], token] for parent, token in zip(origins.tolist(), tokens.tolist(), strict=True)]
+        found += zip(frontier, session.expand(tokens[None], origins[None])[0], strict=True)
+    return found
+
+
+def assert_near(logits, expected):
+    gap = float((logits - expected).abs().max())
+    assert gap < 2e-4 * max(1.0, float(expected.abs().max()))
+
+
+@every_kind
+def test_the_logits_of_every_node_are_those_of_transformers_own_layers_along_its_path(name, tmp_path):
+    decoder, target, layers = loaded(tmp_path, name)
+    states = states_of(target, TEXT)
+    with torch.inference_mode():
+        for path, logits in grown(begun(decoder.drafter, states, TEXT), WIDTHS):
+            assert_near(logits, files.path_logits(target, layers, TEXT, path, states[0])[-1])
+
+
+@pytest.mark.parametrize("name", ["llama", "deepseek_v3", "mimo_v2_flash"])
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("parts", [(100,), (2, 1, 2), (1, 4)])
+def test_several_layers_draft_a_level_each_and_the_last_one_all_deeper_ones(name, count, parts, tmp_path):
+    decoder, target, layers = loaded(tmp_path, name, count)
+    text = TEXT
+    with torch.inference_mode():
+        session = begun(decoder.drafter, states_of(target, text), text, parts)
+        for seed, accepted in enumerate(([9, 30], [4], [8, 8, 1, 60, 2])):
+            for path, logits in grown(session, WIDTHS, seed):
+                states = states_of(target, text)[0]
+                assert_near(logits, files.path_logits(target, layers, text, path, states)[-1])
+            session.commit(accepted, (states_of(target, [*text, *accepted])[:, len(text) - 1 : -1],))
+            text = [*text, *accepted]
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_prompt_of_one_token_is_drafted_from_and_then_the_text_goes_on(layers, tmp_path):
+    decoder, target, made = loaded(tmp_path, layers=layers)
+    with torch.inference_mode():
+        session = begun(decoder.drafter, states_of(target, [7]), [7])
+        assert all(logits.isfinite().all() for _, logits in grown(session, (2, 2)))
+        text = [7, 12, 40]
+        session.commit([12, 40], (states_of(target, text)[:, :-1],))
+        for path, logits in grown(session, (2, 2)):
+            assert_near(logits, files.path_logits(target, made, text, path, states_of(target, text)[0])[-1])
+
+
+@pytest.mark.skipif(not hasattr(modeling_layers, "MtpModel"), reason="transformers drafts no MTP yet")
+@pytest.mark.parametrize(("name", "layers"), [("deepseek_v3", 1), ("deepseek_v3", 2), ("glm4_moe", 1), ("mellum", 1)])
+def test_a_chain_has_the_logits_of_transformers_mtp_model(name, layers, tmp_path):
+    kind = files.KINDS[name]()
+    kind.config.num_nextn_predict_layers = kind.config.num_mtp_layers = layers
+    decoder, _, _ = loaded(tmp_path, layers=layers, kind=kind)
+    target = AutoModelForCausalLM.from_pretrained(tmp_path)
+    target._keys_to_ignore_on_load_unexpected = [
+        r"^mtp\.",
+        *(rf"model\.layers\.{3 + index}.*" for index in range(layers)),
+    ]
+    states, root = states_of(target, TEXT), torch.tensor([TEXT])
+    model = modeling_layers.MtpModel.from_pretrained(target)
+    cache = cache_utils.MtpCache(config=target.config.get_mtp_config())
+    cache.activate_past_recording()
+    positions = torch.arange(1, len(TEXT))[None]
+    with torch.inference_mode():
+        chain, expected, _ = model(root[:, 1:], states[:, :-1], None, positions, cache)
+        session = begun(decoder.drafter, states, TEXT)
+        found = [session.root()[0, 0]]
+        found += [session.expand(token[None, None], torch.tensor([[0]]))[0, 0] for token in chain[0, :-1]]
+    for logits, own in zip(found, expected[0], strict=True):
+        assert_near(logits, own)
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("name", ["llama", "deepseek_v3", "qwen3_next"])
+def test_sessions_that_share_passes_draft_what_they_draft_alone(name, layers, tmp_path):
+    decoder, target, _ = loaded(tmp_path, name, layers)
+    texts = [TEXT, [3, 9, 20, 44, 1, 2, 3, 4, 61], [8, 11]]
+    draft = decoder.drafter
+    with torch.inference_mode():
+        alone, together = ([begun(draft, states_of(target, text), text) for text in texts] for _ in range(2))
+        own = [session.root()[0, 0] for session in alone]
+        assert_near(draft.root(together), torch.stack(own))
+        frontiers = [Frontier([5, 6], [0, 0]), Frontier([7], [0]), Frontier([1, 2, 3], [0, 0, 0])]
+        for _ in range(4):
+            nodes = [(torch.tensor([each.tokens]), torch.tensor([each.origins])) for each in frontiers]
+            own = [session.expand(*given)[0] for session, given in zip(alone, nodes, strict=True)]
+            assert_near(draft.expand(together, frontiers), torch.cat(own))
+            frontiers = [Frontier(each.tokens[::-1], [*range(len(each.tokens))]) for each in frontiers]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.9, "seed": 3}], ids=["greedy", "coupled"])
+def test_the_text_is_that_of_plain_decoding_with_every_policy(policy, options, tmp_path):
+    decoder, _, _ = loaded(tmp_path, layers=2, policy=policy)
+    given = {"max_new_tokens": 24, "ignore_eos": True, **options}
+    assert decoder.generate(TEXT, **given).tokens == decoder.plain().generate(TEXT, **given).tokens
+
+
+@pytest.mark.skipif(not hasattr(Cache, "get_conv_state"), reason="an older transformers")
+@pytest.mark.parametrize("policy", ["chain", "talon:budget=12,width=3", "dynatree", "auto"])
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_next"])
+def test_hybrids_with_mtp_layers_write_what_generate_writes(name, policy, tmp_path):
+    decoder, target, _ = loaded(tmp_path, name, policy=policy)
+    ids = torch.tensor([TEXT])
+    expected = target.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=24)
+    found = decoder.generate(TEXT, max_new_tokens=24, ignore_eos=True)
+    assert found.tokens == expected[0, len(TEXT) :].tolist()
+    assert policy == "auto" or sum(turn.draft_passes for turn in found.metrics.rounds) > 0
+
+
+@pytest.mark.parametrize("verifier", [each for each in VERIFIERS if each != "coupled"])
+def test_every_verifier_takes_its_drafts(verifier, tmp_path):
+    chooses = {"temperature": 0.0} if verifier == "greedy" else {"temperature": 1.0, "seed": 1}
+    decoder, _, _ = loaded(tmp_path, policy="chain", verifier=verifier)
+    assert len(decoder.generate(TEXT, max_new_tokens=12, ignore_eos=True, **chooses).tokens) == 12
+
+
+def test_lists_and_prefixes_change_no_text(tmp_path):
+    decoder, _, _ = loaded(tmp_path, policy="talon:budget=10,width=3")
+    texts = [TEXT, [3, 9, 20, 44, 1, 2, 3, 4, 61], [8], [8, 11]]
+    given = {"max_new_tokens": 16, "ignore_eos": True}
+    plain = [decoder.plain().generate(text, **given).tokens for text in texts]
+    assert [found.tokens for found in decoder.generate(texts, **given)] == plain
+    for shorter, longer in pairwise([TEXT[:3], TEXT, [*TEXT, 9, 9, 1]]):
+        decoder.generate(shorter, reuse_prefix=True, **given)
+        found = decoder.generate(longer, reuse_prefix=True, **given)
+        assert found.tokens == decoder.plain().generate(longer, **given).tokens
+
+
+def test_mixed_and_auto_take_the_layers_of_the_checkpoint(tmp_path):
+    decoder, _, _ = loaded(tmp_path, drafter="mixed:mtp")
+    assert isinstance(decoder.drafter, MixedDrafter)
+    assert isinstance(decoder.drafter.model, MtpDrafter)
+    found = drafttree.load(tmp_path, tokenizer=words("a", "b"), device="cpu").drafter
+    assert isinstance(found, MixedDrafter)
+    assert isinstance(found.model, MtpDrafter)
+    own = drafttree.load(
+        decoder.target.module, "mtp", verifier=Coupled, tokenizer=words("a", "b"), device="cpu"
+    ).drafter
+    assert isinstance(own, MtpDrafter)
