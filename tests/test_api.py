@@ -42,10 +42,12 @@ EXPORTS = {
     "drafttree.drafters": {
         *(
             "LOOKUPS",
+            "AssistantDrafter",
             "BlockDrafter",
             "DraftSession",
             "Drafter",
             "Eagle3Drafter",
+            "EagleDrafter",
             "HiddenStates",
             "HydraDrafter",
             "LanguageModelDrafter",

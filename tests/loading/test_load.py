@@ -300,8 +300,8 @@ def test_auto_takes_lookup_where_no_other_drafter_is_to_be_had(monkeypatch):
     assert "cannot download 'AngelSlim/Qwen3-8B_eagle3'" in reason
 
 
-def test_assistants_that_read_their_targets_cache_are_refused_as_objects(monkeypatch):
+def test_assistants_of_unknown_kinds_are_refused_as_objects(monkeypatch):
     target, drafter = tiny.build("gpt_neox"), tiny.build("llama")
-    monkeypatch.setattr(LlamaConfig, "model_type", "gemma4_assistant")
+    monkeypatch.setattr(LlamaConfig, "model_type", "strange_assistant")
     message = told(ModelError, drafttree.load, target, drafter)
-    assert "the drafter is an assistant of Gemma 4's kind, which is not supported" in message
+    assert "the drafter is an assistant of an unknown kind, which is not supported" in message

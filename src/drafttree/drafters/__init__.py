@@ -1,7 +1,9 @@
 """Drafters propose the tokens of a draft tree."""
 
+from drafttree.drafters.assistant import AssistantDrafter
 from drafttree.drafters.base import Drafter, DraftSession, HiddenStates
 from drafttree.drafters.block import BlockDrafter
+from drafttree.drafters.eagle import EagleDrafter
 from drafttree.drafters.eagle3 import Eagle3Drafter
 from drafttree.drafters.hydra import HydraDrafter
 from drafttree.drafters.language_model import LanguageModelDrafter
@@ -19,10 +21,12 @@ LOOKUPS: dict[str, type[LookupDrafter]] = {"lookup": PromptLookupDrafter, "suffi
 
 __all__ = [
     "LOOKUPS",
+    "AssistantDrafter",
     "BlockDrafter",
     "DraftSession",
     "Drafter",
     "Eagle3Drafter",
+    "EagleDrafter",
     "HiddenStates",
     "HydraDrafter",
     "LanguageModelDrafter",

@@ -6,6 +6,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from drafttree.models import TreeCache
+
 HiddenStates = tuple[Tensor, ...]
 """The target's hidden states at consecutive tokens, `[1, tokens, hidden]` for each layer a drafter reads."""
 
@@ -96,6 +98,17 @@ class ResumableSession(DraftSession, Protocol):
 
         Returns:
             How many first tokens it has taken over. `prefill` begins with the token after them.
+        """
+        ...
+
+
+class CacheReadingSession(DraftSession, Protocol):
+    """A session that reads the target's keys and values of its text."""
+
+    def read_cache(self, cache: TreeCache) -> None:
+        """Take the target's KV cache of the request, which stays the same, before anything else is called.
+
+        When `root` is called it holds the rows of all committed tokens but the root, and no drafted ones.
         """
         ...
 

@@ -315,12 +315,17 @@ class Eagle3Session(TreeSession):
         return self.hidden[:, frontier.origins]
 
 
-def _layers(config: LlamaConfig | Qwen3Config) -> nn.ModuleList:
-    """Build transformers' decoder layers; the first projects (embedding, hidden state) pairs, twice as wide."""
+def decoder_layers(config: LlamaConfig | Qwen3Config) -> nn.ModuleList:
+    """Build transformers' decoder layers, which attend to trees."""
     config._attn_implementation = NAME
     make = Qwen3DecoderLayer if isinstance(config, Qwen3Config) else LlamaDecoderLayer
-    layers = nn.ModuleList(make(config, index) for index in range(config.num_hidden_layers))  # pyright: ignore[reportArgumentType]
-    first = layers[0]
+    return nn.ModuleList(make(config, index) for index in range(config.num_hidden_layers))  # pyright: ignore[reportArgumentType]
+
+
+def _layers(config: LlamaConfig | Qwen3Config) -> nn.ModuleList:
+    """Build decoder layers, the first of which projects (embedding, hidden state) pairs, twice as wide."""
+    layers = decoder_layers(config)
+    first: Any = layers[0]
     first.hidden_norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
     for name in ("q_proj", "k_proj", "v_proj"):
         narrow = getattr(first.self_attn, name)

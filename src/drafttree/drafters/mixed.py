@@ -5,6 +5,7 @@ from torch import Tensor
 from drafttree.drafters.base import ChoosingSession, Drafter, DraftSession, HiddenStates, ShownBySize
 from drafttree.drafters.match_index import USUAL_LEVELS, LookupDrafter, LookupSession
 from drafttree.drafters.session import LateReader
+from drafttree.models import TreeCache
 
 LOOKUP_ROUND_COST = 2 / 3
 """Cost of a round drafted by lookup over one drafted by the model: v + h against v + c * delta + h."""
@@ -70,6 +71,11 @@ class MixedSession(ChoosingSession):
         self._lookup.prefill(hidden_states, tokens)
         self._model_text.resting = self.resting
         self._model_text.prefill(hidden_states, tokens)
+
+    def read_cache(self, cache: TreeCache) -> None:
+        """As in `CacheReadingSession`, for the model's session."""
+        if read_cache := getattr(self._model, "read_cache", None):
+            read_cache(cache)
 
     def keep(self, tokens: int) -> object:
         self._model_text.catch_up()

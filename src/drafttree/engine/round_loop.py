@@ -114,6 +114,8 @@ class RoundLoop:
         if missing := [part for part in SESSION_PARTS if not hasattr(session, part)]:
             name = type(drafter).__name__
             raise ConfigError(f"{name}.start returns a session that lacks {', '.join(missing)}; see docs/writing.md")
+        if read_cache := getattr(session, "read_cache", None):
+            read_cache(request.cache)
         return session
 
     @torch.inference_mode()

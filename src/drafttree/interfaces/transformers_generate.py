@@ -59,6 +59,7 @@ from drafttree.loading import (
     find_verifier,
     load_head,
     load_model,
+    made_for,
     make_drafter,
     make_policy,
     tokenizer_beside,
@@ -66,6 +67,7 @@ from drafttree.loading import (
 )
 from drafttree.loading.specs import default_policy
 from drafttree.models import TargetModel, input_device, select_backend, verify_once
+from drafttree.models.module.module_backend import restore_attention
 from drafttree.models.module.module_inputs import CACHE_NAMES
 
 __all__ = ["TreeGenerate", "generate"]
@@ -227,6 +229,10 @@ class TreeGenerate:
         ours, theirs = input_device(source), input_device(model)
         if ours != theirs:
             raise ConfigError(f"the drafter is on {ours}, the model on {theirs}; move one of them")
+        _keep_mode(source, undo)
+        undo.callback(restore_attention, source)
+        if own := made_for(source, model):
+            return own
         return LanguageModelDrafter(undo.enter_context(_lent(source)))
 
     def _load(self, source: str | Path, model: PreTrainedModel) -> Drafter:
@@ -274,12 +280,17 @@ def _lent(module: PreTrainedModel) -> Iterator[TargetModel]:
     """
     prepare = vars(module).get("prepare_inputs_for_generation")  # peft's, while its own generate runs
     unwrap(getattr(prepare, "__self__", module))
-    training = [part for part in module.modules() if part.training]
     with ExitStack() as undo:
-        undo.callback(lambda: [setattr(part, "training", True) for part in training])
+        _keep_mode(module, undo)
         model = TargetModel(module.eval(), verify_once)
         undo.callback(model.release)
         yield model
+
+
+def _keep_mode(module: PreTrainedModel, undo: ExitStack) -> None:
+    """Have the parts of a module that are in training mode put back into it."""
+    training = [part for part in module.modules() if part.training]
+    undo.callback(lambda: [setattr(part, "training", True) for part in training])
 
 
 def _run(decoder: Decoder, request: Request, streamer: BaseStreamer | None) -> None:

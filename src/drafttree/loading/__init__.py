@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         choose_drafter,
         find_drafter,
         load_head,
+        made_for,
         make_drafter,
     )
     from drafttree.loading.methods import POLICY_CLASSES, VERIFIER_CLASSES
@@ -61,6 +62,7 @@ __all__ = [
     "load_model",
     "load_tokenizer",
     "local_folder",
+    "made_for",
     "make_drafter",
     "make_policy",
     "parse_policies",

@@ -22,13 +22,16 @@ from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 from drafttree.core.errors import ConfigError, DraftTreeError, ModelError
 from drafttree.drafters import (
     LOOKUPS,
+    AssistantDrafter,
     Drafter,
     LanguageModelDrafter,
     MixedDrafter,
     OtherTokenizerDrafter,
     SuffixDrafter,
 )
+from drafttree.drafters.assistant import ASSISTANTS
 from drafttree.drafters.formats import (
+    ASSISTANT,
     LANGUAGE_MODEL,
     PUBLISHED,
     block,
@@ -47,11 +50,12 @@ from drafttree.loading.pretrained import (
     load_model,
     local_folder,
     quiet,
+    read_model,
     tokenizer_beside,
     unwrap,
 )
 from drafttree.loading.specs import split_spec
-from drafttree.loading.vocabularies import map_vocabularies
+from drafttree.loading.vocabularies import check_tokenizers, map_vocabularies
 from drafttree.models import Model, TargetModel, select_backend
 
 DrafterSource = ModelSource | Drafter | type[Drafter]
@@ -145,12 +149,11 @@ def find_drafter(
         if source == MTP:
             return _own_mtp(target.module)
         where = source if isinstance(source, PreTrainedModel) else find_folder(source)
-        if isinstance(where, PreTrainedModel) and where.config.model_type in block.ASSISTANTS:
-            return block.load(where.state_dict(), where.config.to_dict(), target.module)
-        if isinstance(where, PreTrainedModel) and (kind := unsupported_kind((), where.config.to_dict())):
-            raise ModelError(f"the drafter is {kind}")
-        if isinstance(where, Path) and (head := load_head(where, target.module)):
-            return head
+        own = made_for(where, target.module) if isinstance(where, PreTrainedModel) else load_head(where, target.module)
+        if own:
+            if isinstance(own, AssistantDrafter):
+                check_tokenizers(tokenizer, tokenizer_beside(where))
+            return own
         model = load_model(where, target.dtype, target.device, quantize)
         models.append(model)
         vocabulary = map_vocabularies(target, tokenizer, model, tokenizer_beside(where))
@@ -227,8 +230,23 @@ def check_drafter_exists(source: object) -> None:
             find_folder(model)
 
 
+def made_for(model: PreTrainedModel, target: PreTrainedModel) -> Drafter | None:
+    """The drafter of a loaded model that drafts for one target only, such as an assistant; None for a language model.
+
+    Raises:
+        ModelError: it does not fit the target, or drafttree does not run its kind.
+    """
+    if model.config.model_type in ASSISTANTS:
+        return AssistantDrafter(model.eval(), target)
+    if model.config.model_type in block.ASSISTANTS:
+        return block.load(model.state_dict(), model.config.to_dict(), target)
+    if kind := unsupported_kind((), model.config.to_dict()):
+        raise ModelError(f"the drafter is {kind}")
+    return None
+
+
 def load_head(source: Path, target: PreTrainedModel) -> Drafter | None:
-    """The drafter of a folder with a trained head; None for a language model.
+    """The drafter of a folder with a trained head or an assistant; None for a language model.
 
     Raises:
         ModelError: the files are damaged or of no known kind, or the head does not fit the target.
@@ -239,6 +257,8 @@ def load_head(source: Path, target: PreTrainedModel) -> Drafter | None:
     _check_not_meta(target, f"{str(source)!r} is a head ({kind})")
     try:
         with quiet():
+            if kind == ASSISTANT:
+                return made_for(read_model(source, target.dtype, target.device), target)
             return formats[kind].load(read_tensors(source), read_config(source), target)
     except ModelError as error:
         raise ModelError(f"cannot load drafter {str(source)!r}: {error}") from error

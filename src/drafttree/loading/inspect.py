@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from drafttree.drafters.formats import (
+    ASSISTANT,
     LANGUAGE_MODEL,
     SIZES,
     HeadFormat,
@@ -60,6 +61,8 @@ def inspect(source: str) -> Inspection:
     kind, config, tensors = recognise(folder, formats), read_config(folder), read_tensors(folder)
     if kind == LANGUAGE_MODEL:
         fits, details, problems = _language_model(folder, config, tensors)
+    elif kind == ASSISTANT:
+        fits, details, problems = _assistant(folder, config, tensors)
     else:
         fits, details, problems = _head(formats[kind], config, tensors)
     stored = list({tensor.data_ptr(): tensor for tensor in tensors.values()}.values())
@@ -91,6 +94,12 @@ def _language_model(folder: Path, config: Mapping[str, Any], tensors: Mapping[st
         **({"quantised": method} if (method := quantization_method(config.get("quantization_config"))) else {}),
     }
     return fits, details, _weight_problems(folder, tensors)
+
+
+def _assistant(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Looked:
+    """A language model by its class, which reads its target's hidden states, keys and values."""
+    fits, details, problems = _language_model(folder, config, tensors)
+    return {**fits, "hidden size": config.get("backbone_hidden_size", UNKNOWN)}, details, problems
 
 
 def _weight_problems(folder: Path, tensors: Mapping[str, Tensor]) -> list[str]:

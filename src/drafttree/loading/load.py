@@ -51,9 +51,9 @@ def load(
     Args:
         target: "embedded", a folder, a hub name, or a loaded transformers model, which may be wrapped by
             `torch.compile` or peft; its adapters stay in force.
-        drafter: "embedded-eagle3", a folder or a hub name (a language model, or an EAGLE-3, MTP, DFlash, DSpark, Medusa
-            or Hydra drafter), a loaded model; "mtp", the MTP layers in the target's own files; "lookup" or "suffix",
-            which propose what followed before and need no model; "mixed:" and a model, for lookup with that model to
+        drafter: "embedded-eagle3", a folder or a hub name (a language model, a Gemma 4 assistant, or an EAGLE, MTP, DFlash,
+            DSpark, Medusa or Hydra drafter), a loaded model; "mtp", the MTP layers in the target's own files; "lookup"
+            or "suffix", which propose what followed before and need no model; "mixed:" and a model, for lookup with that model to
             fall back to; an object of the protocol `drafttree.drafters.Drafter`; the name of a drafter class (see
             `drafttree.loading.drafters`) or the class itself; or "none" or None for plain decoding. "auto" takes what
             `choose_drafter` says; the logger "drafttree" says which and why, as a warning where it is lookup.

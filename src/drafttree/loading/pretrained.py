@@ -29,6 +29,7 @@ from transformers.utils import logging as transformers_logging
 
 from drafttree.core.errors import ConfigError, DraftTreeError, ModelError, unknown
 from drafttree.drafters import LOOKUPS
+from drafttree.drafters.assistant import ASSISTANTS
 from drafttree.drafters.formats import INDICES, LANGUAGE_MODEL, UnsupportedDrafter, download, read_json, recognise
 from drafttree.engine.generation_options import is_token_ids
 from drafttree.loading import zoo
@@ -98,9 +99,30 @@ def load_model(
             or sharded.
     """
     if isinstance(source, PreTrainedModel):
+        if source.config.model_type in ASSISTANTS:
+            raise ModelError(
+                f"{type(source).__name__} is an assistant, which drafts; as target give the model it is for"
+            )
         return source.eval()
+    _refuse_head(source, Path(_resolve(source)))
+    return read_model(source, dtype, device, quantize, tensor_parallel_size, low_memory=low_memory)
+
+
+def read_model(
+    source: str | Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantize: str | None = None,
+    tensor_parallel_size: int = 1,
+    *,
+    low_memory: bool = False,
+) -> PreTrainedModel:
+    """What `load_model` loads, and assistants too, whose class is among those of language models.
+
+    Raises:
+        ModelError: as `load_model`.
+    """
     path = _resolve(source)
-    _refuse_head(source, Path(path))
     _check_index(Path(path))
     try:
         settings = PreTrainedConfig.get_config_dict(path)[0]

@@ -6,13 +6,15 @@ A specification is the name of a method, as `drafttree.loading.methods` finds it
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from drafttree.core.errors import ConfigError, unknown
-from drafttree.drafters import Drafter
 from drafttree.loading.methods import POLICY_CLASSES, VERIFIER_CLASSES
 from drafttree.policies import Auto, Chain, DynaTree, Template, TreePolicy
 from drafttree.verifiers import VERIFIERS, Coupled, Greedy, Verifier
+
+if TYPE_CHECKING:
+    from drafttree.drafters import Drafter
 
 PolicyLike = str | TreePolicy | type[TreePolicy]
 """A specification, a policy, or the class of one, which stands for its default parameters."""
@@ -57,7 +59,7 @@ def default_policy(verifier: type[Verifier] | None) -> TreePolicy:
     return Auto() if verifier is None or issubclass(verifier, (Greedy, Coupled)) else DynaTree()
 
 
-def drafter_policy(policy: TreePolicy, drafter: Drafter) -> TreePolicy:
+def drafter_policy(policy: TreePolicy, drafter: "Drafter") -> TreePolicy:
     """The policy of texts for which none is named, given the one that `default_policy` says, and the drafter.
 
     A drafter whose drafts do not depend on their path (DFlash's kind) drafts a chain, with a second token beside the

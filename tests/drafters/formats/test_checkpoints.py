@@ -186,11 +186,19 @@ def heads(folder: Path, names: list[str], config: dict | None = None) -> Path:
         ("eagle3", ["fc.weight", "midlayer.hidden_norm.weight"]),
         ("eagle3", ["fc.weight", "layers.0.hidden_norm.weight"]),
         ("eagle3", ["d2t", "norm.weight"]),
+        ("eagle", ["fc.weight", "fc.bias", "layers.0.mlp.down_proj.weight", "embed_tokens.weight"]),
+        ("eagle", ["fusion_fc.weight", "transformer.mlp.down_proj.weight"]),
         ("language-model", ["model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight"]),
     ],
 )
 def test_names_decide_what_it_is(kind, names, tmp_path):
     assert recognise(heads(tmp_path, names, {"model_type": "llama"})) == kind
+
+
+@pytest.mark.parametrize("kind", ["gemma4_assistant", "gemma4_unified_assistant"])
+def test_the_configuration_tells_an_assistant(kind, tmp_path):
+    names = ["pre_projection.weight", "model.layers.0.mlp.up_proj.weight"]
+    assert recognise(heads(tmp_path, names, {"model_type": kind})) == "assistant"
 
 
 @pytest.mark.parametrize("name", files.KINDS)
@@ -205,8 +213,6 @@ def test_embedded_models_and_heads_are_recognised(name):
 
 
 def test_what_is_none_of_them_is_told(tmp_path):
-    old = ["fc.weight", "fc.bias", "layers.0.mlp.down_proj.weight", "embed_tokens.weight"]
-    assert "EAGLE-1 or EAGLE-2 head, which is not supported" in told(recognise, heads(tmp_path, old, {}))
     assert "no drafter known here" in told(recognise, heads(tmp_path, ["x", "y"], {"model_type": "strange"}))
 
 
@@ -216,8 +222,8 @@ def test_what_is_none_of_them_is_told(tmp_path):
         ("a P-EAGLE head", ["fc.weight", "layers.0.hidden_norm.weight", "mask_hidden"], {"model_type": "llama"}),
         ("a P-EAGLE head", ["fc.weight", "layers.0.hidden_norm.weight"], {"speculators_model_type": "peagle"}),
         ("Gemma 4", ["fc.weight", "layers.0.hidden_norm.weight"], {"architectures": ["Gemma4Eagle3Model"]}),
-        ("an assistant of Gemma 4", ["model.layers.0.mlp.up_proj.weight"], {"model_type": "gemma4_assistant"}),
-        ("an assistant of Gemma 4", ["model.norm.weight"], {"model_type": "gemma4_unified_assistant"}),
+        ("an assistant of an unknown kind", ["model.norm.weight"], {"model_type": "strange_assistant"}),
+        ("an assistant of an unknown kind", ["pre_projection.weight", "model.norm.weight"], {"model_type": "llama"}),
     ],
 )
 def test_drafters_that_are_not_run_are_called_by_their_names(title, names, config, tmp_path):

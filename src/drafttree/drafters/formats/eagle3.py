@@ -144,7 +144,7 @@ def parse(found: Mapping[str, Tensor], raw: Mapping[str, Any]) -> Eagle3Checkpoi
     maps = {name: tensors.pop(name) for name in ("d2t", "t2d") if name in tensors}
     if entry(raw, "tie_word_embeddings", FLAG) and HEAD not in tensors and EMBEDDING in tensors:
         tensors[HEAD] = tensors[EMBEDDING]
-    _add_output_biases(tensors)
+    add_output_biases(tensors)
     layers, depth = hidden_states_read(raw)
     head = _empty(raw, tensors, len(layers or (0, 0, 0)))
     borrowed = {EMBEDDING} | ({HEAD} if entry(raw, SHARED_LM_HEAD, FLAG) else set())
@@ -201,7 +201,7 @@ def save(head: Eagle3Head, folder: Path, depth: int, *, own_lm_head: bool, dtype
     partial.replace(folder / "model.safetensors")
 
 
-def _add_output_biases(tensors: dict[str, Tensor]) -> None:
+def add_output_biases(tensors: dict[str, Tensor]) -> None:
     """Add zeros as bias to output projections that have none beside queries that do; transformers' layers have both."""
     for name in [name for name in tensors if name.endswith("self_attn.q_proj.bias")]:
         weight = tensors.get(name.replace("q_proj.bias", "o_proj.weight"))

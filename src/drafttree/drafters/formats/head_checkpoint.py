@@ -177,7 +177,7 @@ class HeadFormat:
     Attributes:
         kind: its name, such as "medusa".
         title: the same for messages, such as "Medusa".
-        names: matches the beginning of the name of at least one of its tensors, and of none of other kinds.
+        names: matches the beginning of the name of at least one of its tensors, and of none of the kinds behind it.
         parse: says what a checkpoint's tensors and config.json hold and what is wrong with them, without a target.
         load: makes the drafter of a checkpoint's tensors and config.json for a target; raises `ModelError`.
         describe: the facts of a checkpoint that `drafttree inspect` prints besides the target's sizes.

@@ -9,7 +9,8 @@ from pathlib import Path
 from transformers import CONFIG_MAPPING
 
 from drafttree.core.errors import ModelError
-from drafttree.drafters.formats import block, eagle3, hydra, medusa, mtp
+from drafttree.drafters.assistant import ASSISTANTS
+from drafttree.drafters.formats import block, eagle, eagle3, hydra, medusa, mtp
 from drafttree.drafters.formats.checkpoints import INDICES, NAMES, head_files, read_config, tensor_names
 from drafttree.drafters.formats.head_checkpoint import HeadFormat
 from drafttree.drafters.formats.unsupported import unsupported_kind
@@ -27,10 +28,13 @@ PUBLISHED = {
 
 
 FORMATS: dict[str, HeadFormat] = {
-    each.kind: each for each in (block.FORMAT, eagle3.FORMAT, medusa.FORMAT, hydra.FORMAT, mtp.FORMAT)
+    each.kind: each for each in (block.FORMAT, eagle3.FORMAT, medusa.FORMAT, hydra.FORMAT, mtp.FORMAT, eagle.FORMAT)
 }
-"""The formats of heads, by kind; another one is a file with a `FORMAT` and its name here."""
-LANGUAGE_MODEL = "language-model"
+"""The formats of heads, by kind; another one is a file with a `FORMAT` and its name here.
+
+EAGLE-1 heads have no name that others lack, so theirs is the last.
+"""
+LANGUAGE_MODEL, ASSISTANT = "language-model", "assistant"
 
 
 class UnsupportedDrafter(ModelError):
@@ -38,7 +42,7 @@ class UnsupportedDrafter(ModelError):
 
 
 def recognise(folder: Path, formats: Mapping[str, HeadFormat] = FORMATS) -> str:
-    """The kind of drafter that a folder holds: "language-model" or one of the formats' kinds, such as "eagle3".
+    """The kind of drafter that a folder holds: "language-model", "assistant" or a format's kind, such as "eagle3".
 
     Raises:
         ModelError: none of them, several of them, or its files cannot be read.
@@ -47,6 +51,8 @@ def recognise(folder: Path, formats: Mapping[str, HeadFormat] = FORMATS) -> str:
     _check_alone(folder)
     names, config = tensor_names(folder), read_config(folder)
     kind = next((kind for kind, head in formats.items() if head.holds(names)), None)
+    if kind is None and config.get("model_type") in ASSISTANTS:
+        return ASSISTANT
     if kind in {None, *FORMATS} and (unsupported := unsupported_kind(names, config)):
         raise UnsupportedDrafter(f"{folder} holds {unsupported}")
     if kind:

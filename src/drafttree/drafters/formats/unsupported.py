@@ -29,11 +29,6 @@ def _any(pattern: str) -> Callable[[Collection[str]], bool]:
     return lambda names: any(re.match(pattern, name) for name in names)
 
 
-def _before_eagle3(names: Collection[str]) -> bool:
-    later = _any(r"hidden_norm\.|layers\.0\.hidden_norm\.|[dt]2[td]$")
-    return {"fc.weight", "layers.0.mlp.down_proj.weight"} <= set(names) and not later(names)
-
-
 KIN = "drafttree runs DFlash, DFlash2, JetSpec and DSpark of the drafters that draft a block in one pass"
 KINDS = (
     Unsupported("a Domino drafter", KIN, _any(r"prefix_gru\."), r"\w*domino"),
@@ -46,16 +41,10 @@ KINDS = (
         r"gemma\w*(eagle3|dspark|dflash)",
     ),
     Unsupported(
-        "an assistant of Gemma 4's kind",
-        "it reads the keys and values of its own target",
+        "an assistant of an unknown kind",
+        "drafttree runs those of Gemma 4 and Muse Glimmer",
         _any(r"(pre|post)_projection\."),
         r"(?!muse_)\w+_assistant$",
-    ),
-    Unsupported(
-        "an EAGLE-1 or EAGLE-2 head",
-        "EAGLE-3 replaced it",
-        _before_eagle3,
-        r"eagle[12]?speculator$|eaglellama",
     ),
 )
 """The first that is told is the one."""

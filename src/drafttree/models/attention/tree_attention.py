@@ -31,13 +31,26 @@ class NoTreeError(ModelError):
     """A layer that attends to trees was called without one."""
 
 
+class Masks(Protocol):
+    """What the queries of one KV cache do not attend to."""
+
+    @property
+    def blocks(self) -> list[QueryBlock] | None:
+        """How attention is split where texts must not depend on trees, else None."""
+        ...
+
+    def mask(self, groups: int, span: Span = EVERYTHING) -> Tensor | None:
+        """Additive mask `[batch, 1, groups * nodes, rows]`, None where everything is visible."""
+        ...
+
+
 class AttentionPart(NamedTuple):
     """The queries of one KV cache `[batch, heads, nodes, width]`, all of its rows, and the masks between them."""
 
     query: Tensor
     key: Tensor
     value: Tensor
-    plan: "TreePlan"
+    plan: Masks
 
 
 class Plan(Protocol):

@@ -195,6 +195,17 @@ class TreeCache(Cache):
         """Per layer, views `[1, heads, length, width]` of the committed keys and values."""
         return layer_rows(self.layout, [buffer[..., : self.length, :] for buffer in self._buffers])
 
+    def committed_of(self, layer: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Views `[1, heads, length, width]` of the committed keys and values of one layer that has its own.
+
+        Args:
+            layer: index of the layer.
+            like: a tensor of the dtype and device that a cache without memory is to get.
+        """
+        self.reserve(like, 0)
+        keys, values = (self._buffers[slot.buffer][slot.place] for slot in self.layout.slots[layer])
+        return keys[:, :, : self.length], values[:, :, : self.length]
+
     @torch.inference_mode()
     def copy_rows(self, rows: int) -> "TreeCache":
         """A cache with copies of the first committed rows, at most so many, and room for no others.

@@ -1,0 +1,237 @@
+"""Drafts with assistants of Gemma 4's kind, which attend to the target's keys and values and have none of their own.
+
+An assistant reads the embedding of a token beside a hidden state: the target's before the root, its own output below
+a drafted token. All nodes of a tree have the root's position and attend to the committed rows alone, so a level is one
+pass without a tree mask, and nothing is kept of a text but one hidden state. The models are transformers' own, which
+drives them as chains (`SinglePositionMultiTokenCandidateGenerator`). Its loop leaves them rows of drafts that the round
+before has rejected (5.24); here they see committed rows in every round, as there in the first.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from drafttree.core.errors import ConfigError, ModelError
+from drafttree.drafters.base import DraftSession, HiddenStates, ShownBySize
+from drafttree.drafters.heads import embedding, last_layer, own_bytes, projection, zero_hidden
+from drafttree.drafters.session import Frontier, SharedSession, count_pass
+from drafttree.models import TreeCache
+from drafttree.models.attention.tree_attention import AttentionPart
+from drafttree.models.module.module_backend import use_tree_attention
+from drafttree.models.segment import join, split
+from drafttree.models.tensor_parallel import tensor_parallel_size
+from drafttree.models.windows import EVERYTHING, Span
+
+ASSISTANTS = ("gemma4_assistant", "gemma4_unified_assistant")
+"""The model types of assistants that are run."""
+SLIDING = "sliding_attention"
+Rows = tuple[Tensor, Tensor]
+"""Keys and values `[1, heads, rows, width]`."""
+
+
+class CommittedRows:
+    """Attention from the nodes of several requests to rows of their own, every node to all of them.
+
+    It is handed to our attention function as `tree_plan`, see `drafttree.models.attention.tree_attention.Plan`.
+
+    Args:
+        rows: by type of layer, the rows of every request; layers are given those of the first.
+        widths: how many nodes each request has.
+    """
+
+    blocks = None
+
+    def __init__(self, rows: Mapping[str, Sequence[Rows]], widths: Sequence[int]) -> None:
+        self._rows, self._widths = rows, widths
+
+    def parts(self, query: Tensor, key: Tensor, value: Tensor) -> list[AttentionPart]:
+        """What a layer attends from and to, by request; the key that it was given tells its type."""
+        rows = next(own for own in self._rows.values() if own[0][0] is key)
+        queries = split(query, self._widths, 2)
+        return [AttentionPart(own, *pair, self) for own, pair in zip(queries, rows, strict=True)]
+
+    def mask(self, groups: int, span: Span = EVERYTHING) -> None:
+        """No mask: rows outside a window are not among the rows."""
+
+
+class AssistantDrafter(ShownBySize):
+    """Drafts with an assistant, one pass per level of the tree.
+
+    Its attention is switched to ours, as a target's is.
+
+    Args:
+        assistant: transformers' model of one of the types `ASSISTANTS`, in evaluation mode, with the target's dtype and
+            on its device.
+        target: the model it was trained for.
+
+    Raises:
+        ModelError: the target is of another family or has other sizes than the assistant reads.
+    """
+
+    context: int | None = None
+    levels: int | None = None
+
+    def __init__(self, assistant: PreTrainedModel, target: PreTrainedModel) -> None:
+        _check(assistant, target)
+        config = assistant.config.get_text_config()
+        self.module = assistant
+        self.vocab_size: int = config.vocab_size
+        self.hidden_layers = (last_layer(target),)
+        self.nbytes = own_bytes(assistant, target)
+        self.zero_hidden = zero_hidden(target)
+        self._embed = embedding(target)
+        self._layers = _stored_layers(target.config.get_text_config())
+        # transformers' mask for assistants lets a token see so many committed rows, two more than a causal window
+        self._window: int = config.sliding_window + 1
+
+    def start(self, prompt: list[int], capacity: int) -> DraftSession:
+        """Begin a request, whose session is given the target's KV cache before it drafts."""
+        use_tree_attention(self.module)
+        return AssistantSession(self, prompt[-1])
+
+    def root(self, sessions: "Sequence[AssistantSession]") -> Tensor:
+        """Logits `[sessions, vocab]` of the token after each root; see `drafttree.drafters.session.SharedDrafter`."""
+        tokens = [session.root_token for session in sessions]
+        return self._draft(sessions, tokens, [session.hidden for session in sessions])
+
+    def expand(self, sessions: "Sequence[AssistantSession]", frontiers: Sequence[Frontier]) -> Tensor:
+        """Logits `[nodes, vocab]` after each node; see `drafttree.drafters.session.SharedDrafter`."""
+        tokens = [token for frontier in frontiers for token in frontier.tokens]
+        states = [session.drafted[:, own.origins] for session, own in zip(sessions, frontiers, strict=True)]
+        return self._draft(sessions, tokens, states)
+
+    @torch.inference_mode()
+    def _draft(self, sessions: "Sequence[AssistantSession]", tokens: list[int], states: Sequence[Tensor]) -> Tensor:
+        """Logits `[nodes, vocab]` after new nodes; every session keeps the states that its next level reads.
+
+        Args:
+            sessions: sessions that have nodes.
+            tokens: of all nodes.
+            states: `[1, nodes, hidden]` the state that each session's nodes read.
+        """
+        widths = [state.shape[1] for state in states]
+        with count_pass(sessions):
+            places = [session.position for session, width in zip(sessions, widths, strict=True) for _ in range(width)]
+            ids, positions = torch.tensor([[tokens], [places]], device=self.zero_hidden.device)
+            rows = {kind: [self._rows(session, kind) for session in sessions] for kind in self._layers}
+            output = self.module(
+                inputs_embeds=torch.cat((self._embed(ids), join(states)), -1),
+                position_ids=positions,
+                shared_kv_states={kind: own[0] for kind, own in rows.items()},
+                tree_plan=CommittedRows(rows, widths),
+                logits_to_keep=slice(None),  # for a number, layers that share keys drop inputs that assistants have not
+            )
+        for session, own in zip(sessions, split(output.last_hidden_state, widths), strict=True):
+            session.drafted = own
+        return output.logits[0]
+
+    def _rows(self, session: "AssistantSession", kind: str) -> Rows:
+        """The committed rows that a layer of a type attends to; a row of zeros where the text has no row yet."""
+        keys, values = session.cache.committed_of(self._layers[kind], self.zero_hidden)
+        if kind == SLIDING:
+            keys, values = keys[:, :, -self._window :], values[:, :, -self._window :]
+        if keys.shape[2]:
+            return keys, values
+        return pad(keys, (0, 0, 0, 1)), pad(values, (0, 0, 0, 1))
+
+
+class AssistantSession(SharedSession):
+    """What is kept of one request: the newest hidden state of the target, and where its rows are.
+
+    Attributes:
+        root_token: the last committed token.
+        hidden: `[1, 1, hidden]` before the root.
+        drafted: `[1, frontier, hidden]` what the children of the newest frontier read.
+    """
+
+    def __init__(self, drafter: AssistantDrafter, root_token: int) -> None:
+        super().__init__(drafter, drafter.zero_hidden.device)
+        self.root_token = root_token
+        self.hidden = self.drafted = drafter.zero_hidden
+        self._cache: TreeCache | None = None
+
+    @property
+    def cache(self) -> TreeCache:
+        """The target's KV cache of the request.
+
+        Raises:
+            ConfigError: none was given.
+        """
+        if self._cache is None:
+            raise ConfigError(
+                "an assistant drafts from the target's KV cache, which its session was not given; a session around it "
+                "must hand on read_cache"
+            )
+        return self._cache
+
+    @property
+    def position(self) -> int:
+        """The position of the root, which all nodes have."""
+        return self.cache.next_position
+
+    @property
+    def nbytes(self) -> int:
+        return self.hidden.nbytes
+
+    def read_cache(self, cache: TreeCache) -> None:
+        """As in `CacheReadingSession`."""
+        self._cache = cache
+
+    def prefill(self, hidden_states: HiddenStates, tokens: int) -> None:
+        for layer in hidden_states:
+            self.hidden = torch.cat((self.hidden, layer), 1)[:, -1:]
+
+    def keep(self, tokens: int) -> object:
+        return None
+
+    def resume(self, kept: object, tokens: int) -> int:
+        return tokens  # the target keeps the rows, and the newest hidden state is computed again
+
+    def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
+        self.prefill(hidden_states, len(tokens))
+        self.root_token = tokens[-1]
+
+
+def _stored_layers(config: PreTrainedConfig) -> dict[str, int]:
+    """By type, the layer whose keys and values assistants read: the last that has its own; none for other families."""
+    modes: list[str | None] = getattr(config, "kv_sharing_modes", [])
+    return {config.layer_types[layer]: layer for layer, mode in enumerate(modes) if mode == "store"}
+
+
+def _row_shapes(config: Any, layers: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    """Heads and width of the keys of one layer of every type."""
+    own = {kind: config.per_layer_config[layer] for kind, layer in layers.items()}
+    return {kind: (layer.num_key_value_heads, layer.head_dim) for kind, layer in own.items()}
+
+
+def _check(assistant: PreTrainedModel, target: PreTrainedModel) -> None:
+    """Compare an assistant with the target it is to draft for."""
+    advice = "use it with the Gemma 4 model it was trained for"
+    ours, theirs = assistant.config.get_text_config(), target.config.get_text_config()
+    stored = _stored_layers(theirs)
+    if not stored:
+        raise ModelError(
+            f"this assistant ({assistant.config.model_type}) reads keys and values that {type(target).__name__} "
+            f"({theirs.model_type}) does not share; {advice}"
+        )
+    if tensor_parallel_size(target) > 1:
+        raise ModelError("an assistant reads whole keys and values, and its target's are sharded; load that whole")
+    sizes = {
+        "hidden size": (assistant.config.backbone_hidden_size, theirs.hidden_size),
+        "vocabulary": (ours.vocab_size, len(projection(target).weight)),
+    }
+    own = {kind: ours.layer_types.index(kind) for kind in dict.fromkeys(ours.layer_types)}
+    read, shared = _row_shapes(ours, own), _row_shapes(theirs, stored)
+    shapes = {f"layer of {kind} with keys of (heads, width)": (shape, shared.get(kind)) for kind, shape in read.items()}
+    for name, (needed, found) in {**sizes, **shapes}.items():
+        if needed != found:
+            raise ModelError(
+                f"this assistant was made for a target with a {name} of {needed}, this target's is {found}; {advice}"
+            )
+    places = [f"{str(model.dtype).removeprefix('torch.')} on {model.device}" for model in (assistant, target)]
+    if places[0] != places[1]:
+        raise ModelError(f"the assistant is {places[0]} and its target {places[1]}; load both alike")
