@@ -10,7 +10,7 @@ from drafttree.drafters.formats import block as format_of_blocks
 from drafttree.drafters.formats import read_config, recognise
 from drafttree.drafters.session import Frontier
 from drafttree.loading.inspect import inspect
-from drafttree.policies import POLICIES, Auto, Chain, Talon, Template
+from drafttree.policies import POLICIES, Auto, Chain, Talon
 from helpers import block_files as files
 from helpers.refusals import told
 
@@ -205,7 +205,7 @@ def test_what_is_written_is_read_back(tmp_path):
 @pytest.mark.parametrize(
     ("name", "verifier", "expected"),
     [
-        ("DFlash", "auto", Template(paths=((1,), (0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)))),
+        ("DFlash", "auto", Auto(flat=True)),
         ("DFlash", "traversal", Chain(depth=4)),
         ("DSpark", "auto", Auto()),
     ],

@@ -1,5 +1,7 @@
 """Specifications become policies and verifiers, or one line that says what is wrong."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from drafttree.core.errors import ConfigError
@@ -8,14 +10,28 @@ from drafttree.loading import (
     make_policy,
     parse_policies,
 )
-from drafttree.policies import POLICIES, Talon
-from drafttree.verifiers import VERIFIERS
+from drafttree.loading.specs import default_policy, policy_spec
+from drafttree.policies import POLICIES, Auto, Chain, DynaTree, Talon
+from drafttree.verifiers import VERIFIERS, Coupled, Greedy, Traversal
 from helpers.refusals import told
 
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_policy_is_made_from_its_name(name):
     assert type(make_policy(name)) is POLICIES[name]
+
+
+def test_the_policy_nobody_names_follows_from_verifier_and_drafter():
+    flat, other = SimpleNamespace(flat=True, levels=7), SimpleNamespace(levels=7)
+    for verifier in (None, Greedy, Coupled):
+        assert default_policy(verifier, flat) == Auto(flat=True)
+        assert default_policy(verifier, other) == default_policy(verifier) == Auto()
+        assert default_policy(verifier, flat, sharded=True) == Chain(depth=7)
+        assert default_policy(verifier, other, sharded=True) == DynaTree()
+    assert default_policy(Traversal, flat) == Chain(depth=7)
+    assert default_policy(Traversal, other) == default_policy(Traversal) == DynaTree()
+    assert policy_spec(Auto(flat=True)) == "auto:flat=true"
+    assert make_policy("auto:flat=true") == Auto(flat=True)
 
 
 def test_parameters_are_parsed():

@@ -104,6 +104,19 @@ def test_depth_children_budget_and_the_drafters_levels_are_bounds():
     assert {each.widths for each in out.metrics.rounds} <= {(1,), ()}
 
 
+def test_flat_trees_are_chains_with_at_most_two_nodes_on_the_first_level():
+    """On free passes, which would make any other tree wide, and as deep as the others."""
+    flat, wide = (rounds_of(curve(later=0), policy=Auto(flat=flat)) for flat in (True, False))
+    assert {width for each in flat for width in each.widths} == {1}
+    assert {each.nodes - 1 - each.levels for each in flat} == {1}
+    assert max(width for each in wide for width in each.widths) > 1
+    assert max(each.levels for each in flat) > 3
+
+
+def test_a_second_node_is_dropped_from_flat_trees_where_it_does_not_pay():
+    assert {each.nodes - 1 - each.levels for each in rounds_of(STEEP, policy=Auto(flat=True))} == {0, 1}
+
+
 THREE = tree_of([0, 0, 1], [0.6, 0.3, 0.5], widths=(1, 2))
 
 
@@ -237,6 +250,7 @@ def test_auto_has_a_form_for_every_kind_of_verifier():
         if proposal is not Proposal.TOP_K:
             assert policy.form_for(proposal, chain=False) == AutoSampled(depth=5, children=3, budget=17)
     assert not AutoSampled(children=1).branches
+    assert Auto(flat=True).form_for(Proposal.TOP_K, chain=True) == AutoSampled(children=1)
 
 
 # What is drawn decides nothing.

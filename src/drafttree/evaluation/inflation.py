@@ -107,7 +107,7 @@ class NarrowDrafter:
     def __init__(self, drafter: Drafter, small: PreTrainedModel, large: PreTrainedModel) -> None:
         self._drafter, self._hidden = drafter, small.config.hidden_size
         self.vocab_size, self.context = drafter.vocab_size, drafter.context
-        self.levels, self.nbytes = drafter.levels, drafter.nbytes
+        self.levels, self.nbytes, self.flat = drafter.levels, drafter.nbytes, getattr(drafter, "flat", False)
         last = {small.config.num_hidden_layers: large.config.num_hidden_layers}
         self.hidden_layers = tuple(last.get(layer, layer) for layer in drafter.hidden_layers)
 

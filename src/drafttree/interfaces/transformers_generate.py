@@ -128,7 +128,7 @@ class TreeGenerate:
         check_drafter(drafter)
         self._source = drafter
         self._verifier = find_verifier(verifier)
-        self._policy = default_policy(self._verifier) if policy is None else make_policy(policy)
+        self._policy = None if policy is None else make_policy(policy)
         self._grammar = grammar
         self._loaded: dict[Where, Drafter] = {}
         self._heads: WeakKeyDictionary[PreTrainedModel, tuple[Where, Drafter]] = WeakKeyDictionary()
@@ -213,7 +213,8 @@ class TreeGenerate:
             drafter = make_drafter(self._source, target, tokenizer, load_drafter)
             speller = tokenizer if self._grammar else None
             learned = self._learned_of(model)
-            yield Decoder(target, drafter, self._policy, self._verifier, speller, eos, learned=learned)
+            policy = self._policy or default_policy(self._verifier, drafter)
+            yield Decoder(target, drafter, policy, self._verifier, speller, eos, learned=learned)
 
     def _learned_of(self, model: PreTrainedModel) -> LearnedState:
         """What earlier calls have learned of a model, as long as its dtype and device are the same."""

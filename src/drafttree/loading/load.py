@@ -18,11 +18,10 @@ from drafttree.engine.model_digest import model_digest
 from drafttree.loading.drafters import DrafterSource, check_drafter_exists, choose_drafter, find_drafter
 from drafttree.loading.placement import find_device, find_dtype, find_placement
 from drafttree.loading.pretrained import ModelSource, eos_ids, find_model, load_model, load_tokenizer
-from drafttree.loading.specs import PolicyLike, VerifierLike, default_policy, drafter_policy, find_verifier, make_policy
+from drafttree.loading.specs import PolicyLike, VerifierLike, default_policy, find_verifier, make_policy
 from drafttree.loading.target_options import SINKS, check_low_memory, check_quantization, check_sharding, choose_backend
 from drafttree.loading.tuned import TunedPolicy, find_policy
 from drafttree.models import TargetModel
-from drafttree.policies import DynaTree
 
 logger = logging.getLogger("drafttree")
 ADAPTED_NODES = 8
@@ -51,19 +50,20 @@ def load(
     Args:
         target: "embedded", a folder, a hub name, or a loaded transformers model, which may be wrapped by
             `torch.compile` or peft; its adapters stay in force.
-        drafter: "embedded-eagle3", a folder or a hub name (a language model, a Gemma 4 assistant, or an EAGLE, MTP, DFlash,
-            DSpark, Medusa or Hydra drafter), a loaded model; "mtp", the MTP layers in the target's own files; "lookup"
-            or "suffix", which propose what followed before and need no model; "mixed:" and a model, for lookup with that model to
-            fall back to; an object of the protocol `drafttree.drafters.Drafter`; the name of a drafter class (see
-            `drafttree.loading.drafters`) or the class itself; or "none" or None for plain decoding. "auto" takes what
-            `choose_drafter` says; the logger "drafttree" says which and why, as a warning where it is lookup.
+        drafter: "embedded-eagle3", a folder or a hub name (a language model, a Gemma 4 assistant, or an EAGLE, MTP,
+            DFlash, DSpark, Medusa or Hydra drafter), a loaded model; "mtp", the MTP layers in the target's own files;
+            "lookup" or "suffix", which propose what followed before and need no model; "mixed:" and a model, for lookup
+            with that model to fall back to; an object of the protocol `drafttree.drafters.Drafter`; the name of a
+            drafter class (see `drafttree.loading.drafters`) or the class itself; or "none" or None for plain decoding.
+            "auto" takes what `choose_drafter` says; the logger "drafttree" says which and why, as a warning where it is
+            lookup.
         policy: a policy, its class, or its specification, such as "talon:budget=60,margin=0.03"; or a file of
             `drafttree tune --save`, such as "tuned.json", which also decides drafter, verifier and dtype where they are
             "auto", and brings the draft temperature, as a default, and the cost curve of its machine. None is `auto`,
             which measures what passes cost when the first text is written, for about two seconds once a machine, and
             drafts what pays; where the verifier's draws depend on the drafts, or the target is sharded, it is
-            `dynatree`, which measures nothing; and for a drafter whose drafts do not depend on their path (DFlash's
-            kind) a chain with a second token beside the first.
+            `dynatree`, which measures nothing. For a drafter whose drafts do not depend on their path (DFlash's kind)
+            it is `auto:flat=true`, or else `chain`.
         verifier: the name or class of one, or "auto": greedy at temperature 0, coupled above it. Policies and
             verifiers of your own are named by the dotted names of their classes or by entry points (see
             `drafttree.loading.methods`).
@@ -113,7 +113,7 @@ def load(
         dtype = tuned.dtype if dtype == "auto" and not isinstance(target, PreTrainedModel) else dtype
     chosen_verifier = find_verifier(verifier)
     if policy is None:
-        chosen_policy = default_policy(chosen_verifier) if tensor_parallel_size == 1 else DynaTree()
+        chosen_policy = default_policy(chosen_verifier, sharded=tensor_parallel_size != 1)
     else:
         chosen_policy = make_policy(policy.policy) if isinstance(policy, TunedPolicy) else policy
     if chosen_verifier:
@@ -144,7 +144,7 @@ def load(
         if tuned and drafting:
             tuned.check_drafter(model_digest(drafting))
         if policy is None and drafting:
-            chosen_policy = drafter_policy(chosen_policy, drafting)
+            chosen_policy = default_policy(chosen_verifier, drafting, sharded=tensor_parallel_size != 1)
     except DraftTreeError:
         wrapped.release()
         raise

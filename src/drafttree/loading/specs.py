@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from drafttree.core.errors import ConfigError, unknown
 from drafttree.loading.methods import POLICY_CLASSES, VERIFIER_CLASSES
-from drafttree.policies import Auto, Chain, DynaTree, Template, TreePolicy
+from drafttree.policies import Auto, Chain, DynaTree, TreePolicy
 from drafttree.verifiers import VERIFIERS, Coupled, Greedy, Verifier
 
 if TYPE_CHECKING:
@@ -47,31 +47,25 @@ def make_policy(policy: PolicyLike) -> TreePolicy:
     return POLICY_CLASSES.find(name)(**parameters)
 
 
-def default_policy(verifier: type[Verifier] | None) -> TreePolicy:
+def default_policy(
+    verifier: type[Verifier] | None, drafter: "Drafter | None" = None, *, sharded: bool = False
+) -> TreePolicy:
     """The policy of texts for which none is named: `Auto`, which is never much slower than plain decoding.
 
     It is `DynaTree` where draws depend on the drafts: a seed could not repeat a text whose trees follow from costs that
-    were measured.
+    were measured. A drafter whose drafts do not depend on their path (`flat`, DFlash's kind) drafts chains, with a second
+    node on the first level at most: children of several nodes would be the same tokens, which follow at most one of them.
 
     Args:
         verifier: the verifier, None for the one that nobody names.
+        drafter: the drafter, None for none or for one that is not known yet.
+        sharded: whether processes share the target, which may not go by a clock.
     """
-    return Auto() if verifier is None or issubclass(verifier, (Greedy, Coupled)) else DynaTree()
-
-
-def drafter_policy(policy: TreePolicy, drafter: "Drafter") -> TreePolicy:
-    """The policy of texts for which none is named, given the one that `default_policy` says, and the drafter.
-
-    A drafter whose drafts do not depend on their path (DFlash's kind) drafts a chain, with a second token beside the
-    first: children of different nodes would be the same tokens, which follow at most one of them well. Where draws
-    depend on the drafts it is the chain alone.
-    """
-    if not getattr(drafter, "flat", False):
-        return policy
-    depth = drafter.levels or 1
-    if not policy.uses_costs:
-        return Chain(depth=depth)
-    return Template(paths=((1,), *((0,) * level for level in range(1, depth + 1))))
+    flat = getattr(drafter, "flat", False)
+    if not sharded and (verifier is None or issubclass(verifier, (Greedy, Coupled))):
+        return Auto(flat=flat)
+    levels = drafter.levels if drafter and flat else None
+    return Chain(depth=levels) if levels else DynaTree()
 
 
 def policy_spec(policy: TreePolicy) -> str:

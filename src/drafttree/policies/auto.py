@@ -13,6 +13,8 @@ from drafttree.policies.tree_value import best_limits, best_size, best_width
 
 LATER_CHILDREN = 4
 """Children of a node at most below the first level, where a node is seldom probable enough for as many."""
+FLAT_CHILDREN = 2, 1
+"""Children of a node at most on the first level and below it, where a drafter is flat."""
 LOOK_EVERY = 4
 """Rounds of a pause after which it is asked what a drafter expects that can tell: asking takes time too."""
 ROUNDING = 1e-4
@@ -27,6 +29,7 @@ class CostAware(TreePolicy):
     depth: int = Field(default=24, ge=1, le=256, description="levels drafted at most")
     children: int = Field(default=10, ge=1, le=4096, description="children of a node at most")
     budget: int = Field(default=64, ge=1, le=4096, description="nodes of the tree at most, root included")
+    flat: bool = Field(default=False, description="a chain with two nodes on level 1 at most, for flat drafters")
 
     def candidates(self, depth: int) -> int:
         return min(self.children, max(self.budget - 1, 1))
@@ -67,10 +70,11 @@ class Auto(CostAware):
     def form_for(self, proposal: Proposal, *, chain: bool) -> TreePolicy:
         if proposal is Proposal.TOP_K and not chain:
             return self
-        return AutoSampled(depth=self.depth, children=1 if chain else self.children, budget=self.budget)
+        return AutoSampled(depth=self.depth, children=1 if chain or self.flat else self.children, budget=self.budget)
 
     def candidates(self, depth: int) -> int:
-        return super().candidates(depth) if depth == 1 else min(super().candidates(depth), LATER_CHILDREN)
+        first, later = FLAT_CHILDREN if self.flat else (self.children, LATER_CHILDREN)
+        return min(super().candidates(depth), first if depth == 1 else later)
 
     # Lists, not arrays: a level's numbers are few, and cells are looked up one by one.
 
@@ -94,7 +98,8 @@ class Auto(CostAware):
         """The most probable kept candidates, as many as are worth their draft pass."""
         scores, earlier = layer.scores.reshape(len(layer.scores), -1).tolist(), layer.tree.scores.tolist()
         rows = [self._expanded(layer, *each) for each in zip(layer.states, scores, earlier, strict=True)]
-        return np.array(rows).reshape(layer.logprobs.shape)
+        chosen = np.array(rows).reshape(layer.logprobs.shape)
+        return chosen & (layer.rank == 0) if self.flat else chosen
 
     def _expanded(self, layer: Layer, state: AutoState, scores: list[float], earlier: list[float]) -> list[bool]:
         """Which candidates of one tree are expanded, ties to the earlier one."""

@@ -133,7 +133,7 @@ class DecoderOptions:
 
         kinds = self.quantize, self.quantize_drafter
         decoder = load_inflated(target, self.drafter, shape, str(self.dtype), self.device, *kinds)
-        chosen = policy or default_policy(verifier)
+        chosen = policy or default_policy(verifier, decoder.drafter)
         return decoder.with_policy(chosen).with_verifier(verifier) if verifier else decoder.with_policy(chosen)
 
 
