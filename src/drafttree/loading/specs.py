@@ -53,8 +53,8 @@ def default_policy(
     """The policy of texts for which none is named: `Auto`, which is never much slower than plain decoding.
 
     It is `DynaTree` where draws depend on the drafts: a seed could not repeat a text whose trees follow from costs that
-    were measured. A drafter whose drafts do not depend on their path (`flat`, DFlash's kind) drafts chains, with a second
-    node on the first level at most: children of several nodes would be the same tokens, which follow at most one of them.
+    were measured. A drafter whose drafts do not depend on their path (`flat`, DFlash's kind) drafts chains, with a
+    second node on the first level at most: children of several nodes would be the same tokens.
 
     Args:
         verifier: the verifier, None for the one that nobody names.
