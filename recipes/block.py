@@ -1,12 +1,12 @@
 """Train a block drafter of DSpark's kind for any Hugging Face model, in one resumable command:
 
-    python recipes/block.py --target embedded --data shared/data --out build/block --block 8 --layers 2
+    python recipes/block.py --target embedded --data shared/data --out build/block --heads 8 --layers 2
 
-At random places of a window a block begins: its first row reads the token there, the others a mask token, and all of
-them the target's hidden states before it. Every row learns the target's probabilities of the token after its own
-place, given the tokens of the text, by its own logits and by the transition from the token before. `--out/final` then
-holds it in DeepSpec's format, without the target's embedding and projection. Stop it with Ctrl-C or SIGTERM: it saves
-first, and the same command goes on.
+At random places of a window a block of `--heads` rows begins: its first row reads the token there, the others a mask
+token, and all of them the target's hidden states before it. Every row learns the target's probabilities of the token
+after its own place, given the tokens of the text, by its own logits and by the transition from the token before.
+`--out/final` then holds it in DeepSpec's format, without the target's embedding and projection. Stop it with Ctrl-C or
+SIGTERM: it saves first, and the same command goes on.
 """
 
 import argparse
@@ -21,12 +21,23 @@ from transformers import DynamicCache, PreTrainedModel, Qwen3Config
 
 from drafttree.drafters.block_layers import BlockConfig, BlockLayers
 from drafttree.drafters.formats.block import public_config
-from drafttree.drafters.heads import embedding, final_logits, last_layer, projection
+from drafttree.drafters.heads import embedding, final_logits, last_layer, logits_scaling, projection
 from drafttree.drafters.hydra import prefix_config
 from drafttree.drafters.transitions import TRANSITIONS
 from drafttree.models import TreePlan
 from eagle3 import final_norm_scale
-from heads import HeadObjective, HeadRun, Losses, bfloat16_state, command, parser, target_fields, write_config
+from heads import (
+    HeadObjective,
+    HeadRun,
+    Losses,
+    bfloat16_state,
+    command,
+    natural,
+    parser,
+    positive,
+    target_fields,
+    write_config,
+)
 
 BORROWED = ("embed_tokens.weight", "lm_head.weight")
 
@@ -39,11 +50,10 @@ def block_parser() -> argparse.ArgumentParser:
     """Return the parser of this recipe's options."""
     made = parser(__doc__, layers="decoder layers")
     made.set_defaults(heads=8, layers=2, decay=0.9)
-    made.add_argument("--block", dest="heads", type=int, help="rows of a block, and so levels that it drafts")
-    made.add_argument("--blocks", type=int, default=32, help="blocks of every window in a step")
-    made.add_argument("--states", type=int, default=3, help="hidden states of the target that are read")
-    made.add_argument("--mlp", type=int, help="width of the MLPs; by default the target's")
-    made.add_argument("--rank", type=int, default=32, help="width of the transition")
+    made.add_argument("--blocks", type=positive, default=32, help="blocks of every window in a step")
+    made.add_argument("--states", type=positive, default=3, help="hidden states of the target that are read")
+    made.add_argument("--mlp", type=positive, help="width of the MLPs; by default the target's")
+    made.add_argument("--rank", type=natural, default=32, help="width of the transition; 0 leaves it out")
     made.add_argument("--transition", choices=[*TRANSITIONS], default="vanilla", help="kind of the transition")
     made.add_argument("--mask-token", type=int, help="token id that stands for those to be drafted (the end of text)")
     return made
@@ -58,10 +68,13 @@ class BlockObjective(HeadObjective):
         heads = BlockLayers(_config(target, options))
         super().__init__(heads, options.heads, shared=False)
         depth = last_layer(target)
-        spread = torch.linspace(1, depth - 3, options.states).round().int().tolist() if depth > 4 else [depth // 2]
+        last = max(depth - 3, 0)
+        spread = torch.linspace(min(1, last), last, options.states).round().int().tolist()
         self.layer_ids = sorted(set(spread))
-        if len(self.layer_ids) != options.states:
-            raise ValueError(f"a target of {depth} layers has no {options.states} hidden states to read")
+        if len(self.layer_ids) != options.states or depth < 2:
+            raise ValueError(
+                f"a target with {depth} layers has no {options.states} hidden states to read; try --states 1"
+            )
         self.layers = tuple(number + 1 for number in self.layer_ids)
         heads.embed_tokens.weight = nn.Parameter(embedding(target).weight.detach(), requires_grad=False)
         heads.lm_head.weight = nn.Parameter(projection(target).weight.detach(), requires_grad=False)
@@ -91,7 +104,7 @@ class BlockObjective(HeadObjective):
         own = torch.arange(len(roots), device=inputs.device).repeat_interleave(block)
         before, beside = places < roots.repeat_interleave(block)[:, None], own[:, None] == own
         plan = TreePlan(cache, positions, torch.cat((before, beside), 1)[None], states[0].dtype)
-        rows = heads.embed_tokens(tokens.flatten(1))
+        rows = heads.embed_tokens(tokens.flatten(1)) * heads.config.input_scale
         rotary = heads.rotary(rows, positions)
         for layer in heads.layers:
             rows = layer(rows, position_embeddings=rotary, tree_plan=plan, cache=cache)
@@ -152,7 +165,7 @@ class BlockRun(HeadRun):
             with torch.no_grad():
                 probs = final_logits(self.target, hidden[roots + level]).float().softmax(-1)
             with self._autocast():
-                logits = heads.lm_head(rows[:, level])
+                logits = heads.logits(rows[:, level])
                 if heads.markov_head is not None:
                     logits, memory = heads.markov_head(logits, tokens[roots + level], rows[:, level], memory)
             loss = cross_entropy(logits.float(), probs, reduction="sum")
@@ -183,6 +196,7 @@ def _config(target: PreTrainedModel, options: argparse.Namespace) -> BlockConfig
         max_position_embeddings=sizes.max_position_embeddings,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
     )
+    scale, bound = logits_scaling(target)
     return BlockConfig(
         layer=layer,
         vocab=vocab,
@@ -196,6 +210,9 @@ def _config(target: PreTrainedModel, options: argparse.Namespace) -> BlockConfig
         causal=(False,) * options.layers,
         transition=options.transition if options.rank else None,
         rank=options.rank,
+        input_scale=float(getattr(embedding(target), "embed_scale", 1.0)),
+        output_scale=scale,
+        softcap=bound,
     )
 
 

@@ -240,20 +240,20 @@ def parser(description: str, layers: str = "residual blocks of each head") -> ar
     made.add_argument("--target", required=True, help='"embedded", a folder or a hub name')
     made.add_argument("--data", type=Path, required=True, help="a folder or file of text (.txt, .jsonl, also .gz)")
     made.add_argument("--out", type=Path, required=True, help="folder for everything that is made")
-    made.add_argument("--heads", type=_positive, default=4, help="how many tokens ahead to draft")
-    made.add_argument("--layers", type=_positive, default=1, help=layers)
+    made.add_argument("--heads", type=positive, default=4, help="how many tokens ahead to draft")
+    made.add_argument("--layers", type=positive, default=1, help=layers)
     made.add_argument("--own-projection", action="store_true", help="train vocabulary projections too, and store them")
     budget = made.add_mutually_exclusive_group()
-    budget.add_argument("--tokens", type=_positive, default=20_000_000, help="tokens to train on in all")
+    budget.add_argument("--tokens", type=positive, default=20_000_000, help="tokens to train on in all")
     budget.add_argument("--deadline", type=next_moment, metavar="HH:MM", help="train until this time of day instead")
-    made.add_argument("--length", type=_positive, default=256, help="tokens of a window")
-    made.add_argument("--batch", type=_positive, default=4096, help="tokens of an optimizer step")
+    made.add_argument("--length", type=positive, default=256, help="tokens of a window")
+    made.add_argument("--batch", type=positive, default=4096, help="tokens of an optimizer step")
     made.add_argument("--rate", type=float, default=0.02, help="learning rate of the blocks' matrices")
     made.add_argument("--decay", type=float, default=1.0, help="weight of each head's loss relative to the one before")
     made.add_argument("--cache", action="store_true", help="keep the target's hidden states on disk for later epochs")
     made.add_argument("--dtype", default="auto", help="of the target: float32, bfloat16, float16 or auto")
     made.add_argument("--device", default="auto", help="cpu, cuda, ... or auto")
-    made.add_argument("--threads", type=_positive, default=os.cpu_count())
+    made.add_argument("--threads", type=positive, default=os.cpu_count())
     return made
 
 
@@ -318,8 +318,14 @@ def _stream(options: argparse.Namespace, settings: Settings, vocab: int) -> np.n
     return stream
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """Read an option that is at least 1."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is not at least 1")
     return value
+
+
+def natural(text: str) -> int:
+    """Read an option that is at least 0."""
+    return positive(text) if text.strip() != "0" else 0

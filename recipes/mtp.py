@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from drafttree.drafters.formats.mtp_layer import layer_config, names_in
+from drafttree.drafters.formats.mtp_layer import block_types, layer_config, names_in
 from drafttree.drafters.heads import embedding, projection
 from drafttree.models import NAME, Segment
 from drafttree.models.module.module_inputs import ModuleInputs, as_cache
@@ -88,7 +88,13 @@ class MtpObjective(HeadObjective):
 def _module(target: PreTrainedModel) -> PreTrainedModel:
     """A language model of one layer that begins as the target's last layer and final norm."""
     family = target.config.get_text_config()
-    layers, norm = names_in(target)
+    try:
+        layers, norm = names_in(target)
+    except LookupError as error:
+        raise ValueError(f"{error}, as an MTP layer needs them") from None
+    if block_types(family) or f"{norm.rpartition('.')[0]}.bias" in target.state_dict():
+        kind = "several layers for one MTP layer" if block_types(family) else "norms with a bias"
+        raise ValueError(f"{family.model_type} has {kind}, which this recipe does not write; train another head")
     last: Any = target.get_submodule(f"{layers}{family.num_hidden_layers - 1}")
     config = layer_config(family, [name for name, _ in last.named_parameters()], 0)
     config._attn_implementation = NAME

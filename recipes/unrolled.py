@@ -12,7 +12,12 @@ from drafttree.models import Segment
 class UnrolledRows(DynamicCache):
     """A cache of all levels' keys and values, through which gradients flow; for `TreePlan` all its rows are drafted."""
 
-    length, next_position, positions, windowed, exact_text = 0, 0, None, None, False
+    length, next_position, windowed, exact_text = 0, 0, None, False
+    positions: Tensor | None = None
+
+    def committed_positions(self, device: torch.device) -> Tensor:
+        """`[0]`: no row is committed."""
+        return torch.empty(0, dtype=torch.long, device=device)
 
     def grow(self, positions: Tensor) -> None:
         """Do nothing: no row is ever committed."""
@@ -38,6 +43,9 @@ def unroll(run: Callable[[Segment, Tensor], Tensor], state: Tensor, inputs: Tens
     for level in range(levels):
         tokens = inputs[:, level + 1 : level + 1 + rows]
         state = run(Segment(cache, tokens, positions + level, visible), state)
+        cache.positions = torch.arange(rows).repeat(level + 1)[None].to(inputs.device) + torch.arange(
+            level + 1, device=inputs.device
+        ).repeat_interleave(rows)
         outputs.append(state)
         visible = torch.cat((visible, own_row), 2)
     return torch.stack(outputs, 2)

@@ -169,6 +169,17 @@ def test_what_is_wrong_is_told_by_name(tmp_path):
     assert "mask_token_id as None" in refusal(tmp_path, kind, tensors, mask_token_id=None)
     assert "gives no block_size" in refusal(tmp_path, kind, tensors, block_size=None)
     assert "markov_head_type as 'deep'" in refusal(tmp_path, kind, tensors, markov_head_type="deep")
+    assert "block_size as 1; the first row drafts nothing" in refusal(
+        tmp_path, files.KINDS["DFlash"], files.weights(files.KINDS["DFlash"]), block_size=1
+    )
+    assert "missing layers.2.input_layernorm.weight" in refusal(tmp_path, kind, tensors, num_hidden_layers=3)
+    assert "target_layer_ids as [-3, 1]" in refusal(tmp_path, kind, tensors, target_layer_ids=[-3, 1])
+    assert "the output of the target's last layer" in refusal(tmp_path, kind, tensors, target_layer_ids=[1, 5])
+    selected = files.KINDS["DFlash2"]
+    options = {"dflash_config": selected.config["dflash_config"] | {"selector_top_k": 600}}
+    assert "selector_top_k as 600; the vocabulary has 23" in refusal(
+        tmp_path, selected, files.weights(selected), **options
+    )
     assert "gives no target_layer_ids" in refusal(tmp_path, kind, tensors, target_layer_ids=None)
     lost = {key: each for key, each in tensors.items() if key != "markov_head.markov_w2.weight"}
     assert "missing markov_head.markov_w2.weight" in refusal(tmp_path, kind, lost)

@@ -110,7 +110,7 @@ def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(kind, target, data,
         (("block", *DEEP, "--own-projection"), "shares the target's projection"),
         (("block", *DEEP[2:]), "the target has no end of text"),
         (("block", *DEEP, "--mask-token", "9999"), "--mask-token 9999 must be one of the target's 97 token ids"),
-        (("block", *DEEP, "--states", "9"), "has no 9 hidden states to read"),
+        (("block", *DEEP, "--states", "9"), "has no 9 hidden states to read; try --states 1"),
     ],
 )
 def test_what_cannot_be_trained_ends_with_one_line(options, message, target, data, tmp_path, capsys):

@@ -62,6 +62,8 @@ DrafterSource = ModelSource | Drafter | type[Drafter]
 MIXED = "mixed:"
 MTP = "mtp"
 """The drafter's name where it is the MTP layers in the target's own checkpoint."""
+OWN_LAYERS = f"{MIXED}{MTP}"
+"""What "auto" chooses where there are such layers."""
 WORDS = {"true": True, "false": False}
 
 
@@ -78,7 +80,7 @@ def choose_drafter(target: ModelSource) -> Choice:
     if name == "embedded":
         return Choice("mixed:embedded-eagle3", "its head was trained for the embedded target")
     if _has_mtp_layers(target, name):
-        return Choice(f"{MIXED}{MTP}", f"{name} comes with MTP layers of its own")
+        return Choice(OWN_LAYERS, f"{name} comes with MTP layers of its own")
     head = PUBLISHED.get(name.lower())
     if head is None:
         reason = f"no model is known to draft for {name or 'this target'}; it drafts what the text repeats"
@@ -223,7 +225,7 @@ def check_drafter_exists(source: object) -> None:
         ModelError: there are no files.
     """
     check_drafter(source)
-    if isinstance(source, str | Path) and source not in ("none", MTP, f"{MIXED}{MTP}"):
+    if isinstance(source, str | Path) and source not in ("none", MTP, OWN_LAYERS):
         model = str(source).removeprefix(MIXED)
         mixed_lookup = model != str(source) and _is_lookup(model)
         if isinstance(source, Path) or mixed_lookup or not _method(model):

@@ -243,8 +243,8 @@ def local_folder(name: str) -> Path | None:
     """The folder of an embedded name, a path or a hub name as far as it is on this machine, else None."""
     if name in zoo.NAMES:
         return zoo.folder(name)
-    if Path(name).is_dir():
-        return Path(name)
+    if not name or Path(name).is_dir():
+        return Path(name) if name else None
     try:
         found = try_to_load_from_cache(name, "config.json")
     except HFValidationError:

@@ -10,7 +10,7 @@ from transformers import AutoConfig
 
 import drafttree
 from drafttree.core.errors import ModelError
-from drafttree.drafters import MtpDrafter
+from drafttree.drafters import MtpDrafter, PromptLookupDrafter
 from drafttree.drafters.formats import checkpoints, mtp, recognise
 from drafttree.loading.drafters import choose_drafter
 from drafttree.loading.inspect import inspect
@@ -160,7 +160,7 @@ def test_a_checkpoint_without_layers_says_what_else_drafts(tmp_path):
     [
         ("mtp.fc.weight", "missing eh_proj.weight of layer 0"),
         ("mtp.norm.weight", "missing post_norm.weight of layer 0"),
-        ("mtp.layers.0.mlp.up_proj.weight", "missing model.layers.0.mlp.up_proj.weight"),
+        ("mtp.layers.0.mlp.up_proj.weight", "in MTP layer 0 missing mlp.up_proj.weight"),
     ],
 )
 def test_half_a_layer_is_told_part_by_part(lost, named, tmp_path):
@@ -172,7 +172,7 @@ def test_half_a_layer_is_told_part_by_part(lost, named, tmp_path):
 def test_strange_parts_and_shapes_are_told(tmp_path):
     folder = written(tmp_path)
     changed(folder, lambda tensors: tensors.update({"mtp.layers.0.gate.weight": torch.ones(2)}))
-    assert "unexpected model.layers.0.gate.weight" in refusal(folder)
+    assert "unexpected gate.weight" in refusal(folder)
     changed(folder, lambda tensors: tensors.pop("mtp.layers.0.gate.weight"))
     changed(folder, lambda tensors: tensors.update({"mtp.fc.weight": torch.ones(32, 40)}))
     assert "eh_proj.weight is [32, 40] and should be [32, 64]" in refusal(folder)
@@ -193,4 +193,37 @@ def test_a_family_without_such_a_decoder_layer_is_told_by_name(tmp_path):
         folder,
         lambda tensors: tensors.update({"mtp.layers.0.mlp.experts.0.up_proj.weight": torch.ones(4, 32)}),
     )
-    assert "MTP layer of llama: unexpected model.layers.0.mlp.experts.0.up_proj.weight" in refusal(folder)
+    assert "MTP layer of llama: in MTP layer 0 unexpected mlp.experts.0.up_proj.weight" in refusal(folder)
+
+
+def test_auto_takes_lookup_where_the_layers_cannot_be_run(tmp_path, caplog):
+    folder = written(tmp_path)
+    changed(folder, lambda tensors: tensors.update({"mtp.layers.0.mlp.up_proj.weight_scale_inv": torch.ones(2)}))
+    decoder = drafttree.load(folder, device="cpu", dtype="float32")
+    assert isinstance(decoder.drafter, PromptLookupDrafter)
+    assert "drafter: lookup (cannot load drafter 'mtp'" in caplog.text
+
+
+def test_further_layers_of_a_target_are_no_mtp_layers(tmp_path):
+    folder = written(tmp_path)
+    changed(folder, lambda tensors: [tensors.pop(name) for name in [*tensors] if name.startswith("mtp.")])
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
+    assert choose_drafter(folder).name == "lookup"
+
+
+def test_a_model_without_a_name_has_no_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(written(tmp_path))
+    target = tiny.build("llama")
+    target.config._name_or_path = target.name_or_path = ""
+    assert choose_drafter(target).name == "lookup"
+
+
+@pytest.mark.parametrize("value", [torch.ones(48, 32, dtype=torch.int8), torch.full((48, 32), torch.nan)])
+def test_what_holds_no_usable_numbers_is_told_before_it_is_loaded(value, tmp_path):
+    folder = written(tmp_path / "whole")
+    changed(folder, lambda tensors: tensors.update({"mtp.layers.0.mlp.up_proj.weight": value}))
+    own = alone(folder, tmp_path / "own")
+    (problem,) = inspect(str(own)).problems
+    assert problem.startswith("mtp.layers.0.mlp.up_proj.weight ")
+    assert problem in refusal(folder)

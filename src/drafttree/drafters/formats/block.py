@@ -73,7 +73,12 @@ class BlockCheckpoint(Checkpoint[BlockLayers]):
         super().check(target)
         depth, width = target.config.get_text_config().num_hidden_layers, projection(target).weight.shape[1]
         own_width = self.heads.config.layer.hidden_size
-        if max(self.layers) >= depth:
+        if max(self.layers) == depth:
+            raise ModelError(
+                "this block drafter reads the output of the target's last layer before its norm, which is not served; "
+                "use a drafter that reads earlier layers"
+            )
+        if max(self.layers) > depth:
             raise ModelError(
                 f"this block drafter reads the hidden states {', '.join(map(str, self.layers))} of a target, which has "
                 f"{depth} layers; use it with the model it was trained on"
@@ -198,7 +203,8 @@ def _config(
     Raises:
         ModelError: it lacks a size, gives a field as what it cannot be, or asks for what is not served.
     """
-    layer = layer_config(options, tensors, counts(r"layers\.(\d+)\.", tensors)[0])
+    promised = entry(options, "num_hidden_layers", SIZE) or 0
+    layer = layer_config(options, tensors, max(promised, counts(r"layers\.(\d+)\.", tensors)[0]))
     if not isinstance(layer, Qwen3Config):
         raise ModelError(
             "the decoder layers have no q and k norms; drafttree runs block drafters with layers of Qwen 3"
@@ -215,7 +221,9 @@ def _config(
     from_root = entry(options, "sample_from_anchor", FLAG)
     from_root = is_dspark if from_root is None else from_root
     shifted = bool(entry(options, "draft_shift", FLAG))
-    kind, rank, candidates = _transition(options)
+    if block < 2 and not from_root:
+        raise ModelError(f"config.json gives block_size as {block}; the first row drafts nothing, so it is at least 2")
+    kind, rank, candidates = _transition(options, vocab)
     convolution, group = entry(options, "conv_kernel_size", COUNT) or 0, entry(options, "conv_group_size", SIZE) or 1
     if hidden % group:
         raise ModelError(f"config.json gives conv_group_size as {group}, which does not divide a width of {hidden}")
@@ -243,10 +251,12 @@ def _config(
     )
 
 
-def _transition(options: Mapping[str, Any]) -> tuple[str | None, int, int]:
+def _transition(options: Mapping[str, Any], vocab: int) -> tuple[str | None, int, int]:
     """The kind of the transition, its rank, and the candidates of a level; None without."""
     if rank := entry(options, "selector_rank", COUNT):
-        return SELECTOR, rank, size_of(options, "selector_top_k")
+        if (candidates := size_of(options, "selector_top_k")) > vocab:
+            raise ModelError(f"config.json gives selector_top_k as {candidates}; the vocabulary has {vocab} tokens")
+        return SELECTOR, rank, candidates
     rank, kind = entry(options, "markov_rank", COUNT) or 0, entry(options, "markov_head_type", TEXT) or "vanilla"
     if rank and kind not in TRANSITIONS:
         raise ModelError(f"config.json gives markov_head_type as {kind!r}; drafttree knows {', '.join(TRANSITIONS)}")

@@ -125,7 +125,7 @@ def flaws(
         *listed("missing", map(spelled, needed.keys() - tensors.keys() - set(borrowed))),
         *listed("unexpected", map(spelled, tensors.keys() - needed.keys())),
         *(flaw for name in known for flaw in misshapen(spelled(name), tensors[name].shape, needed[name])),
-        *(flaw for name in known for flaw in _unusable(spelled(name), tensors[name])),
+        *(flaw for name in known for flaw in unusable(spelled(name), tensors[name])),
     ]
 
 
@@ -140,7 +140,8 @@ def misshapen(name: str, found: Sequence[int], needed: Sequence[int]) -> list[st
     return [] if list(found) == list(needed) else [f"{name} is {list(found)} and should be {list(needed)}"]
 
 
-def _unusable(name: str, tensor: Tensor) -> Iterator[str]:
+def unusable(name: str, tensor: Tensor) -> Iterator[str]:
+    """One phrase where a tensor's values cannot be used."""
     if tensor.dtype not in FLOATS:
         yield f"{name} is {str(tensor.dtype).removeprefix('torch.')} and should be floating-point"
     elif not tensor.isfinite().all():

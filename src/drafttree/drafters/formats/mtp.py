@@ -17,7 +17,15 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from drafttree.core.errors import ModelError
 from drafttree.drafters.formats.checkpoints import OBJECT, TEXT, TEXTS, entry, read_config, read_tensors, tensor_names
-from drafttree.drafters.formats.head_checkpoint import Checkpoint, HeadFormat, fill, flaws, listed, target_sizes
+from drafttree.drafters.formats.head_checkpoint import (
+    Checkpoint,
+    HeadFormat,
+    fill,
+    flaws,
+    listed,
+    target_sizes,
+    unusable,
+)
 from drafttree.drafters.formats.mtp_layer import TRIED, block_types, decoder_layer
 from drafttree.drafters.heads import embedding, last_layer, projection
 from drafttree.drafters.mtp import MtpDrafter, MtpEmbedding
@@ -31,6 +39,8 @@ PARTS = {
     **dict.fromkeys(("shared_head.norm", "final_layernorm", "post_norm", "norm"), "post_norm"),
 }
 """What families call the parts beside the decoder layer. Those of Qwen, Exaone and Mellum belong to all layers."""
+READ = {"enorm", "hnorm", "eh_proj"}
+"""The parts before the decoder layer, which no other layer has."""
 SHARED = re.compile(r"embed_tokens\.|shared_head\.head\.|lm_head\.|rotary_emb\.")
 """Copies of what is the target's."""
 WRAPPERS = r"(?:model\.|language_model\.|backbone\.)*"
@@ -86,7 +96,9 @@ def parse(tensors: Mapping[str, Tensor], config: Mapping[str, Any], first: int |
     projected = found[0].get("eh_proj.weight")
     hidden = len(projected) if projected is not None and projected.ndim else None
     made_for = target_sizes(text, {"hidden size": hidden})
-    return MtpCheckpoint(KIND, nn.Module(), dict(tensors), made_for, tuple(listed("missing", missing)), found)
+    own = {name: tensors[name] for name in places(tensors, first)}
+    problems = [*listed("missing", missing), *(flaw for name in sorted(own) for flaw in unusable(name, own[name]))]
+    return MtpCheckpoint(KIND, nn.Module(), dict(tensors), made_for, tuple(problems), found)
 
 
 def places(names: Iterable[str], first: int | None = None) -> dict[str, tuple[int | None, str]]:
@@ -125,7 +137,7 @@ def has_layers_only(names: Collection[str]) -> bool:
     parts = {part.partition(".")[0] for _, part in found.values()}
     projecting = {number for number, part in found.values() if part.startswith("eh_proj.")}
     numbers = {number for number, _ in found.values() if number is not None}
-    whole = {"enorm", "hnorm", "eh_proj"} <= parts and len(found) == len(own)
+    whole = parts >= READ and len(found) == len(own)
     return whole and (None in projecting or projecting == numbers)
 
 
@@ -142,7 +154,9 @@ def own_names(folder: Path, config: PreTrainedConfig) -> list[str]:
     Raises:
         ModelError: the folder's files cannot be read.
     """
-    return [*places(tensor_names(folder), config.get_text_config().num_hidden_layers)]
+    found = places(tensor_names(folder), config.get_text_config().num_hidden_layers)
+    read = {part.partition(".")[0] for _, part in found.values()} & READ
+    return [*found] if read else []
 
 
 def is_tried(config: PreTrainedConfig) -> bool:

@@ -69,7 +69,8 @@ def decoder_layer(
     problems = [*listed("missing", missing), *listed("unexpected", found["unexpected_keys"])]
     problems += [flaw for sizes in sorted(found["mismatched_keys"]) for flaw in misshapen(*sizes)]
     if problems:
-        raise ModelError(f"the tensors make no {title.partition(' ')[2]}: {'; '.join(problems)}")
+        told = "; ".join(problems).replace(f"{layers}0.", "")
+        raise ModelError(f"the tensors make no {title.partition(' ')[2]}: in MTP layer {index} {told}")
     module = module.to(target.device).eval()
     if target.device.type == "cpu" and target.dtype == torch.float32:
         lay_out_for_cpu(module)

@@ -7,7 +7,7 @@ from typing import Any
 from huggingface_hub.utils import enable_progress_bars
 from transformers.utils.logging import disable_progress_bar
 
-from drafttree.core.errors import ConfigError
+from drafttree.core.errors import ConfigError, ModelError
 from drafttree.engine.decoder import Decoder
 from drafttree.evaluation.inflation import load_inflated
 from drafttree.evaluation.prompt_encoding import encode_prompts
@@ -15,6 +15,7 @@ from drafttree.evaluation.prompt_form import AS_TEXT, PromptForm
 from drafttree.evaluation.prompt_sets import shipped_prompts
 from drafttree.evaluation.prompts import Example, read_examples
 from drafttree.loading import TunedPolicy, choose_drafter, find_folder, local_folder, zoo
+from drafttree.loading.drafters import OWN_LAYERS, Choice
 from drafttree.loading.load import load
 from drafttree.policies import Chain
 from drafttree.verifiers import Verifier
@@ -34,7 +35,13 @@ def load_named(target: str, drafter: str, *arguments: Any, **options: Any) -> De
     if "/" in target and local_folder(target) is None:
         find_folder(target)  # what the target's own files hold decides as well
     choice = choose_drafter(target)
-    decoder = load(target, choice.name, *arguments, **options)
+    try:
+        decoder = load(target, choice.name, *arguments, **options)
+    except ModelError as error:
+        if choice.name != OWN_LAYERS:
+            raise
+        choice = Choice("lookup", str(error))
+        decoder = load(target, choice.name, *arguments, **options)
     if target != "embedded":
         print(f"drafter: {choice.name} ({choice.reason}); name another with --drafter", file=sys.stderr)
     return decoder
