@@ -173,14 +173,18 @@ def test_what_is_wrong_is_told_by_name(tmp_path):
         tmp_path, files.KINDS["DFlash"], files.weights(files.KINDS["DFlash"]), block_size=1
     )
     assert "missing layers.2.input_layernorm.weight" in refusal(tmp_path, kind, tensors, num_hidden_layers=3)
-    assert "target_layer_ids as [-3, 1]" in refusal(tmp_path, kind, tensors, target_layer_ids=[-3, 1])
+    assert "target_layer_ids as [-3, 1]; they are counted from 0" in refusal(
+        tmp_path, kind, tensors, target_layer_ids=[-3, 1]
+    )
     assert "the output of the target's last layer" in refusal(tmp_path, kind, tensors, target_layer_ids=[1, 5])
     selected = files.KINDS["DFlash2"]
     options = {"dflash_config": selected.config["dflash_config"] | {"selector_top_k": 600}}
     assert "selector_top_k as 600; the vocabulary has 23" in refusal(
         tmp_path, selected, files.weights(selected), **options
     )
-    assert "gives no target_layer_ids" in refusal(tmp_path, kind, tensors, target_layer_ids=None)
+    assert "gives no target_layer_ids" in refusal(
+        tmp_path, kind, tensors, target_layer_ids=None, num_target_layers=None
+    )
     lost = {key: each for key, each in tensors.items() if key != "markov_head.markov_w2.weight"}
     assert "missing markov_head.markov_w2.weight" in refusal(tmp_path, kind, lost)
     assert "number of layers of 6, this target's is 4" in refusal(tmp_path, kind, tensors, files.target(depth=4))

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, Qwen3Config
+from transformers import CONFIG_MAPPING, PreTrainedModel, Qwen3Config
 
 from drafttree.core.errors import ModelError
 from drafttree.drafters.block import BlockDrafter
@@ -36,13 +36,14 @@ KIND = "block"
 DSPARK = "Qwen3DSparkModel"
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 RENAMED = {
+    "logit_head.": "",
     "encoder.fc.": "fc.",
     "encoder.output_norm_enc.": "hidden_norm.",
     "candidate_selector.predecessor_codebook": "markov_head.predecessor_codebook.weight",
     "candidate_selector.successor_codebook": "markov_head.successor_codebook.weight",
     "candidate_selector.": "markov_head.",
 }
-"""What transformers' assistants and DFlash2 call otherwise."""
+"""What SpecForge's DSpark, transformers' assistants and DFlash2 call otherwise."""
 LEFT_OUT = re.compile(r"verifier_norm\.|confidence_head\.|rotary_emb\.")
 """What is only trained with, or, as the confidence head, not used."""
 ASSISTANTS = ("muse_glimmer_assistant",)
@@ -177,22 +178,43 @@ def _renamed(name: str) -> str:
 
 
 def _options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """All fields of a configuration: its own, those in `dflash_config`, and those of its decoder layers."""
+    """All fields of a configuration: its own, those in `dflash_config`, and those of its decoder layers.
+
+    Layers have a window where `layer_types` says so. transformers leaves out fields that have their defaults, and its
+    window reaches one token farther back.
+    """
     layer = entry(config, "transformer_layer_config", OBJECT) or {}
-    return {**layer, **config, **(entry(config, "dflash_config", OBJECT) or {})}
+    options = {**layer, **config, **(entry(config, "dflash_config", OBJECT) or {})}
+    if (kind := entry(config, "model_type", TEXT)) in ASSISTANTS:
+        try:
+            made = CONFIG_MAPPING[kind](**config)
+        except Exception as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise ModelError(f"config.json makes no configuration of transformers' {kind} ({reason})") from error
+        options = {"vocab_size": made.mask_token_id + 1, **made.to_dict(), "sliding_window": made.sliding_window + 1}
+    sliding = SLIDING in (entry(options, "layer_types", TEXTS) or ())
+    return {**options, "use_sliding_window": sliding} if sliding else {**options, "sliding_window": None}
 
 
 def _states_read(config: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[int, ...]:
     """The hidden states of the target that are read: numbers as such, or outputs of layers, one less.
 
     speculators (`aux_hidden_state_layer_ids`) counts as transformers' `hidden_states`; z-lab, DeepSpec and transformers
-    (`target_layer_ids`) name layers whose outputs are read.
+    (`target_layer_ids`) name layers whose outputs are read, -1 for the embeddings. z-lab's code spreads them over the
+    target where it is told none.
     """
     if states := entry(config, "aux_hidden_state_layer_ids", LAYERS):
         return tuple(states)
     if layers := entry(options, "target_layer_ids", LAYERS):
+        if min(layers) < -1:
+            raise ModelError(f"config.json gives target_layer_ids as {layers}; they are counted from 0")
         return tuple(layer + 1 for layer in layers)
-    raise ModelError("config.json gives no target_layer_ids; it must name the target's layers that are read")
+    layers, depth = entry(options, "num_hidden_layers", SIZE), entry(options, "num_target_layers", SIZE)
+    if layers is None or depth is None or (layers > 1 and depth < 5):
+        raise ModelError("config.json gives no target_layer_ids; it must name the target's layers that are read")
+    if layers == 1:
+        return (depth // 2 + 1,)
+    return tuple(round(1 + index * (depth - 4) / (layers - 1)) + 1 for index in range(layers))
 
 
 def _config(
@@ -216,14 +238,15 @@ def _config(
             f"config.json gives mask_token_id as {mask}; it must be one of {vocab} token ids, the one the drafter was "
             "trained with"
         )
-    name = (entry(config, "architectures", TEXTS) or [""])[0].lower()
-    is_dspark = "dspark" in name or entry(config, "speculators_model_type", TEXT) == "dspark"
+    names = [*(entry(config, "architectures", TEXTS) or ())]
+    names += [entry(options, name, TEXT) or "" for name in ("projector_type", "speculators_model_type")]
+    is_dspark = any("dspark" in name.lower() for name in names)
     from_root = entry(options, "sample_from_anchor", FLAG)
     from_root = is_dspark if from_root is None else from_root
     shifted = bool(entry(options, "draft_shift", FLAG))
     if block < 2 and not from_root:
         raise ModelError(f"config.json gives block_size as {block}; the first row drafts nothing, so it is at least 2")
-    kind, rank, candidates = _transition(options, vocab)
+    kind, rank, candidates = _transition(options, tensors, vocab)
     convolution, group = entry(options, "conv_kernel_size", COUNT) or 0, entry(options, "conv_group_size", SIZE) or 1
     if hidden % group:
         raise ModelError(f"config.json gives conv_group_size as {group}, which does not divide a width of {hidden}")
@@ -251,13 +274,20 @@ def _config(
     )
 
 
-def _transition(options: Mapping[str, Any], vocab: int) -> tuple[str | None, int, int]:
-    """The kind of the transition, its rank, and the candidates of a level; None without."""
+def _transition(options: Mapping[str, Any], tensors: Mapping[str, Tensor], vocab: int) -> tuple[str | None, int, int]:
+    """The kind of the transition, its rank, and the candidates of a level; None without.
+
+    speculators leaves kind and rank out where they have their defaults; the tensors tell them.
+    """
     if rank := entry(options, "selector_rank", COUNT):
         if (candidates := size_of(options, "selector_top_k")) > vocab:
             raise ModelError(f"config.json gives selector_top_k as {candidates}; the vocabulary has {vocab} tokens")
         return SELECTOR, rank, candidates
-    rank, kind = entry(options, "markov_rank", COUNT) or 0, entry(options, "markov_head_type", TEXT) or "vanilla"
+    table = tensors.get("markov_head.markov_w1.weight")
+    found = table.shape[-1] if table is not None and table.ndim else 0
+    parts = {"joint_proj": "rnn", "gate_proj": "gated"}
+    usual = next((kind for part, kind in parts.items() if f"markov_head.{part}.weight" in tensors), "vanilla")
+    rank, kind = entry(options, "markov_rank", COUNT) or found, entry(options, "markov_head_type", TEXT) or usual
     if rank and kind not in TRANSITIONS:
         raise ModelError(f"config.json gives markov_head_type as {kind!r}; drafttree knows {', '.join(TRANSITIONS)}")
     return (kind, rank, 0) if rank else (None, 0, 0)

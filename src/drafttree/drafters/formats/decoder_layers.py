@@ -21,7 +21,7 @@ ROPES = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings of one table: those that change with the length would turn a tree's rows differently."""
 ROPE_NUMBERS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 LAYERS = Wanted(
-    "a list of layers", lambda value: isinstance(value, list) and all(type(each) is int and each >= 0 for each in value)
+    "a list of layers", lambda value: isinstance(value, list) and all(type(layer) is int for layer in value)
 )
 FULL, SLIDING = "full_attention", "sliding_attention"
 
