@@ -145,6 +145,13 @@ def test_a_promise_that_the_files_do_not_keep_is_told_with_the_field(tmp_path):
     assert choose_drafter(folder).name == "lookup"
 
 
+def test_fewer_layers_than_promised_are_told_with_the_field(tmp_path):
+    folder = written(tmp_path, "deepseek_v3")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 3}))
+    assert "missing 2 of the 3 layers that num_nextn_predict_layers in config.json promises" in refusal(folder)
+
+
 def test_a_checkpoint_without_layers_says_what_else_drafts(tmp_path):
     tiny.build("llama").save_pretrained(tmp_path)
     words("a", "b").save_pretrained(tmp_path)

@@ -97,6 +97,9 @@ def parse(tensors: Mapping[str, Tensor], config: Mapping[str, Any], first: int |
     hidden = len(projected) if projected is not None and projected.ndim else None
     made_for = target_sizes(text, {"hidden size": hidden})
     own = {name: tensors[name] for name in places(tensors, first)}
+    field, promised = promised_layers(config) or ("", 0)
+    if promised > len(found):
+        missing.append(f"{promised - len(found)} of the {promised} layers that {field} in config.json promises")
     problems = [*listed("missing", missing), *(flaw for name in sorted(own) for flaw in unusable(name, own[name]))]
     return MtpCheckpoint(KIND, nn.Module(), dict(tensors), made_for, tuple(problems), found)
 
