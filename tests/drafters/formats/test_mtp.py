@@ -64,6 +64,7 @@ def test_a_folder_of_its_own_is_recognised_and_drafts_as_in_the_checkpoint(name,
     assert [turn.accepted for turn in one.metrics.rounds] == [turn.accepted for turn in two.metrics.rounds]
     assert inspect(str(own)).kind == "mtp"
     assert inspect(str(own)).problems == ()
+    assert inspect(str(folder)).details["MTP layers"] == 'as drafter "mtp"'
 
 
 def test_a_nextn_folder_whose_parts_stand_above_its_layer_is_recognised():

@@ -157,7 +157,12 @@ def own_names(folder: Path, config: PreTrainedConfig) -> list[str]:
     Raises:
         ModelError: the folder's files cannot be read.
     """
-    found = places(tensor_names(folder), config.get_text_config().num_hidden_layers)
+    return names_among(tensor_names(folder), config.get_text_config().num_hidden_layers)
+
+
+def names_among(names: Iterable[str], layers: int) -> list[str]:
+    """The names of the MTP layers' tensors among those of a target that has so many layers of its own."""
+    found = places(names, layers)
     read = {part.partition(".")[0] for _, part in found.values()} & READ
     return [*found] if read else []
 
