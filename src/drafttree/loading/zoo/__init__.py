@@ -6,6 +6,7 @@ from drafttree.core.errors import ModelError
 
 MODELS = {"embedded": "target", "embedded-draft": "draft"}
 HEADS = {
+    "embedded-block": "block",
     "embedded-eagle3": "eagle3",
     "embedded-hydra": "hydra",
     "embedded-medusa": "medusa",
