@@ -8,7 +8,11 @@ from drafttree.core.errors import EngineClosedError
 from drafttree.engine.batching.batch_loop import BatchLoop
 from drafttree.engine.batching.openmp import release_idle_workers
 from drafttree.engine.batching.served_request import ServedRequest
+from drafttree.engine.batching.unused_memory import release_unused_memory
 from drafttree.engine.target_lock import lock_of
+
+IDLE_SECONDS = 1.0
+"""Seconds without a request after which unused memory is given back, once until there is another."""
 
 
 class EngineThread:
@@ -110,9 +114,16 @@ class EngineThread:
     def _take(self) -> bool:
         """Hand what was submitted to the loop; whether there is anything to do, or will be."""
         with self.changed:
-            self.changed.wait_for(lambda: self._inbox or self._loop.busy or self._closing)
+            idle = not self.changed.wait_for(self._has_news, IDLE_SECONDS)
+        if idle:
+            release_unused_memory()
+        with self.changed:
+            self.changed.wait_for(self._has_news)
             self._take_all()
             return self._loop.busy
+
+    def _has_news(self) -> bool:
+        return bool(self._inbox) or self._loop.busy or self._closing
 
     def _take_all(self) -> None:
         while self._inbox:
