@@ -137,6 +137,30 @@ def test_every_group_keeps_a_place_however_many_others_come(target):
     assert orders(scheduler.running) == [6, 7, 8, 1]
 
 
+@pytest.mark.parametrize("room", [1, 2])
+def test_a_text_waits_for_one_more_text_of_each_larger_group_where_there_are_fewer_places_than_groups(target, room):
+    scheduler = Scheduler(room, KVMemory(target, 1000))
+    for order in range(12):
+        scheduler.add(waiting(order, 10, "ab"[order // 6]))
+    scheduler.admit()
+    scheduler.add(waiting(12, 10))
+    begun = []
+    while 12 not in begun:
+        scheduler.remove(scheduler.running[0])
+        begun += orders(scheduler.admit())
+    assert len(begun) <= 3
+
+
+def test_a_group_goes_on_while_others_keep_coming(target):
+    scheduler = crowded(target, room=1, texts=3)
+    begun = []
+    for order in range(3, 12):
+        scheduler.add(waiting(order, 10))
+        scheduler.remove(scheduler.running[0])
+        begun += orders(scheduler.admit())
+    assert begun == [1, 3, 2, 4, 5, 6, 7, 8, 9]
+
+
 def test_nothing_pauses_for_a_text_whose_memory_is_not_there(target):
     scheduler = crowded(target, memory=45)
     scheduler.add(waiting(6, 10))

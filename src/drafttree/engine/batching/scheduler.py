@@ -13,7 +13,8 @@ REGAIN_ROUNDS = 256
 class Scheduler:
     """Admits requests as far as the batch and the memory have room: groups by turns, first come, first served.
 
-    Next is the oldest text of a group that has the fewest running, so that many texts of one group hold up no other.
+    Next is a text of a group that has the fewest running, so that many texts of one group hold up no other. Among such
+    groups it is the one that waits longest: when a text begins, the rest of its group goes behind all that wait.
     Where the batch is full, the youngest text of a group with at least two more running pauses for it: it keeps its
     rows, and goes on when its group is next. What is next is never passed by what needs less memory, only by paused
     texts, which need no more, so none starves.
@@ -34,6 +35,7 @@ class Scheduler:
         self.preempted = 0
         self._most = self._room = max_batch
         self._calm = 0
+        self._newest = 0
         self._settled = False
         self._memory = memory
 
@@ -49,6 +51,7 @@ class Scheduler:
 
     def add(self, served: ServedRequest) -> None:
         """Let a request wait for its turn."""
+        served.turn = self._newest = max(self._newest, served.order)
         self.waiting.append(served)
         self._settled = False
 
@@ -68,8 +71,7 @@ class Scheduler:
             self.waiting.remove(served)
             self.running.append(served)
             if not served.holds_rows:
-                self._memory.reserved += served.rows
-                served.holds_rows = True
+                self._begin(served)
                 admitted.append(served)
         return admitted
 
@@ -117,12 +119,19 @@ class Scheduler:
             seen[served.group] += 1
         return [served for _, served in sorted(turns, key=lambda turn: turn[0])]
 
+    def _begin(self, served: ServedRequest) -> None:
+        self._memory.reserved += served.rows
+        served.holds_rows = True
+        for other in self.waiting:
+            if other.group == served.group and not other.holds_rows:
+                other.turn = self._newest + 1
+
     def _next(self) -> ServedRequest | None:
         """The request whose turn it is; a paused one where that one's memory is not there yet."""
         at_once = Counter(served.group for served in self.running)
 
         def first(requests: Sequence[ServedRequest]) -> ServedRequest | None:
-            return min(requests, key=lambda served: (at_once[served.group], served.order), default=None)
+            return min(requests, key=lambda served: (at_once[served.group], served.turn, served.order), default=None)
 
         served = first(self.waiting)
         if served is None or served.holds_rows or self._memory.fits(served.rows):

@@ -38,6 +38,7 @@ class ServedRequest:
         reader: told of the text.
         order: place in the order of arrival; the smallest came first.
         group: shared by texts that share the batch with others as one text would.
+        turn: place among the waiting texts of groups that have as many running; the smallest is next.
         holds_rows: whether its rows are reserved: it runs, or it pauses.
     """
 
@@ -45,6 +46,7 @@ class ServedRequest:
     reader: Reader = field(default_factory=Reader)
     order: int = 0
     group: Hashable = field(default_factory=object)
+    turn: int = 0
     holds_rows: bool = False
     _last: float = field(default_factory=time.perf_counter)
 
