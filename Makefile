@@ -70,7 +70,7 @@ server-soak: .venv/.developing
 
 server-load: REQUESTS := 1000
 server-load: .venv/.developing
-	SERVER_LOAD_REQUESTS=$(REQUESTS) $(BIN)/python -m pytest -m slow -s lab/tests/load/test_server_load.py -k mixed
+	SERVER_LOAD_REQUESTS=$(REQUESTS) $(BIN)/python -m pytest -m slow -s lab/tests/load/test_server_load.py -k "mixed or repeats"
 
 # Requests that are made from the server's own OpenAPI description.
 server-fuzz: MINUTES := 10

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import re
 from typing import Literal
 
@@ -66,6 +67,12 @@ REFUSED = {
     "'multipleOf' of other": {"type": "number", "multipleOf": 5},
     "'multipleOf' of other than": {"type": "integer", "multipleOf": 2.5},
     "'multipleOf' beside 'minimum'": {"type": "integer", "multipleOf": 5, "minimum": 7},
+    "'multipleOf' 1025, which is more than 1024,": {"type": "integer", "multipleOf": 1025},
+    "'maximum' of 10000000000000000000, which is beyond 64 bits,": {"type": "number", "maximum": 10**19},
+    "'minimum' of -1e+19, which is beyond 64 bits,": {"type": "number", "minimum": -1e19},
+    "'exclusiveMaximum' of 10000000... (31 digits)": {"type": "integer", "exclusiveMaximum": 10**30},
+    "9223372036854775808 in 'const', which is beyond 64 bits,": {"const": 2**63},
+    "-1000000... (31 digits) in 'enum', which is beyond 64 bits,": {"enum": [1, {"a": [-(10**30)]}]},
     "'required' of 'a', which is not": obj(properties={"b": WHOLE}, required=["a"], additionalProperties=False),
     "'required' of 'a'": obj(properties={"b": WHOLE}, required=["b", "a"]),
     "'patternProperties' of several": obj(patternProperties={"^a": WHOLE, "b$": TEXT}),
@@ -82,6 +89,33 @@ def test_unenforced_parts_are_refused_by_name(words, capfd):
     assert words in str(error.value)
     assert str(error.value).endswith("is not enforced by xgrammar; leave it out")
     assert not capfd.readouterr().err
+
+
+@pytest.mark.parametrize("number", [10**400, -(10**400), math.inf, math.nan], ids=["large", "small", "inf", "nan"])
+@pytest.mark.parametrize(
+    "keyword", ["maximum", "exclusiveMinimum", "multipleOf", "minLength", "maxItems", "const", "default"]
+)
+def test_a_number_that_no_double_holds_is_refused_by_name(keyword, number):
+    shown = {10**400: "10000000... (401 digits)", -(10**400): "-1000000... (401 digits)"}.get(number, str(number))
+    schema = obj(properties={"a": {"type": "integer", keyword: number}})
+    with pytest.raises(ConfigError, match=re.escape(f"{shown} is no number that xgrammar can read; leave it out")):
+        grammar.json_schema(schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "integer", "maximum": 2**63 - 1}, 2**63 - 1, 2**63),
+        ({"type": "integer", "minimum": -(2**63) + 1}, 1 - 2**63, -(2**63)),
+        ({"type": "integer", "multipleOf": 1024}, 2048, 1025),
+        ({"const": 2**63 - 1}, 2**63 - 1, 2**63 - 2),
+        ({"type": "number", "maximum": 10**18}, 10**18, 10**18 + 1),
+    ],
+)
+def test_numbers_of_64_bits_are_enforced_exactly(schema, good, bad):
+    parsed = grammar.json_schema(schema)._parsed
+    assert _is_grammar_accept_string(parsed, str(good))
+    assert not _is_grammar_accept_string(parsed, str(bad))
 
 
 LINKS = {str(place): {"$ref": f"#/d/{place + 1}"} for place in range(19)}

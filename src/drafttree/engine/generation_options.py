@@ -351,7 +351,7 @@ def _stopping_criteria(values: Mapping[str, Any]) -> StoppingCriteriaList:
         raise ConfigError(f"stopping_criteria is {criteria!r}; give a StoppingCriteriaList")
     if seconds is not None and not _between(seconds, Real, 0, math.inf):
         raise ConfigError(f"max_time is {seconds!r}; it must be a number of seconds")
-    timed = [] if seconds is None else [MaxTimeCriteria(float(seconds))]
+    timed = [] if seconds is None else [MaxTimeCriteria(float(min(seconds, sys.float_info.max)))]
     return StoppingCriteriaList([*timed, *(criteria or ())])
 
 

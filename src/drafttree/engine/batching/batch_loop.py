@@ -105,14 +105,16 @@ class BatchLoop:
     def step(self) -> None:
         """Advance every request that runs by one round. An error of one of them ends that one alone."""
         self._drop_cancelled()
+        broken = False
         try:
             self._admit()
             self._advance(self._scheduler.running)
         except Exception as error:
-            if is_out_of_memory(error):
+            broken = not is_out_of_memory(error)
+            if not broken:
                 self._relieve(error)
-            else:
-                self._advance_one_by_one()
+        if broken:  # not where the error is handled: what one request raises then would be told as of another's
+            self._advance_one_by_one()
         self.metrics.running, self.metrics.waiting = len(self._scheduler.running), len(self._scheduler.waiting)
 
     def stop(self, reason: str) -> None:
@@ -132,10 +134,10 @@ class BatchLoop:
 
     def _drop_cancelled(self) -> None:
         for served in self._scheduler.requests:
-            if served.cancelled or self._cancelled:
+            if reason := served.reader.cancelled or ("cancelled" if self._cancelled else None):
                 self._scheduler.remove(served)
                 self.metrics.cancelled += 1
-                served.end(served.cancel_reason)
+                served.end(reason)
 
     def _admit(self) -> None:
         admitted = self._scheduler.admit()
@@ -164,7 +166,7 @@ class BatchLoop:
         self._learn(plan, drafts, self._turn(plan, drafts, sum(committed), clock))
 
     def _plan(self, running: Sequence[ServedRequest]) -> Plan:
-        reading = [served.request for served in running if served.request.unread]
+        reading = [served.request for served in self._scheduler.by_turns(running) if served.request.unread]
         writing = [served for served in running if not served.request.unread]
         return Plan(writing, choose_parts(reading, len(writing), self._costs))
 
@@ -285,7 +287,7 @@ class BatchLoop:
     @property
     def _has_room_to_make(self) -> bool:
         """Whether other requests could wait, or kept beginnings of texts could go, where memory ran out."""
-        return len(self._scheduler.running) > 1 or self._loop.prefixes.tokens > 0
+        return len(self._scheduler.running) > 1 or bool(self._scheduler.paused) or self._loop.prefixes.tokens > 0
 
     def _relieve(self, error: Exception) -> None:
         """Make room after memory ran out in a pass: half of the batch waits again, or the only request fails."""
@@ -297,8 +299,7 @@ class BatchLoop:
                 self._fail(served, error)
 
     def _put_back(self, requests: Sequence[ServedRequest]) -> None:
-        self._scheduler.put_back(requests)
-        self._make_room(requests)
+        self._make_room(self._scheduler.put_back(requests))
 
     def _make_room(self, waiting: Sequence[ServedRequest]) -> None:
         """Drop kept beginnings of texts, and the rows of requests that wait again: their tokens are read again."""

@@ -1,18 +1,17 @@
 """The engine: a thread that owns the model and writes many texts at once."""
 
-import atexit
-import threading
-from collections import deque
+import weakref
+from collections.abc import Hashable
 from types import TracebackType
 from typing import Protocol, Self, Unpack, runtime_checkable
 
 from drafttree.core.counts import MAX_BATCH, check_count
-from drafttree.core.errors import ConfigError, EngineClosedError, InputError
+from drafttree.core.errors import ConfigError, InputError
 from drafttree.engine.batching.batch_loop import BatchLoop
 from drafttree.engine.batching.engine_metrics import EngineMetrics
+from drafttree.engine.batching.engine_thread import EngineThread
 from drafttree.engine.batching.handle import Handle
 from drafttree.engine.batching.kv_memory import KVMemory
-from drafttree.engine.batching.openmp import release_idle_workers
 from drafttree.engine.batching.served_request import ServedRequest
 from drafttree.engine.compatibility import check_budget
 from drafttree.engine.generation_options import GenerationOptions
@@ -42,9 +41,9 @@ class Engine:
     all of them, and one packed target pass scores all trees and parts of new prompts. How many drafted nodes are
     scored is one budget for all, by how likely each is to be accepted and what a row costs; it may be none.
 
-    Use it as a context manager, or call `close`; one that is still open when Python ends is closed then. The decoder
-    may be used by other threads and engines meanwhile: its target runs their rounds in turn (see `TargetLock`), so each
-    takes longer.
+    Use it as a context manager, or call `close`; one that is still open when Python ends is closed then, and one that
+    nobody refers to any more ends when its texts are written. The decoder may be used by other threads and engines
+    meanwhile: its target runs their rounds in turn (see `TargetLock`), so each takes longer.
 
     Args:
         decoder: the decoder whose target, drafter, policy and verifier are used.
@@ -78,15 +77,8 @@ class Engine:
         with lock_of(decoder.target):
             self._memory = KVMemory(decoder.target, max_kv_tokens)
             self._loop = decoder.batch_loop(max_batch, memory=self._memory, budget=budget)
-        self._changed = threading.Condition()
-        self._inbox: deque[ServedRequest] = deque()
-        self._submitted = 0
-        self._closing = False
-        self._ended = threading.Event()
-        release_idle_workers()
-        self._thread = threading.Thread(target=self._run, name="drafttree-engine", daemon=True)
-        atexit.register(self.close)  # Python aborts if it ends while a daemon thread is inside torch
-        self._thread.start()
+        self._thread = EngineThread(self._loop)
+        weakref.finalize(self, self._thread.finish).atexit = False  # its thread closes itself when Python ends
 
     @property
     def metrics(self) -> EngineMetrics:
@@ -100,8 +92,8 @@ class Engine:
 
     @property
     def closed(self) -> bool:
-        """Whether it takes no more requests: it was closed, or its thread has died."""
-        return self._closing
+        """Whether it takes no more requests: it was closed, or its thread has died or runs in another process."""
+        return self._thread.closed
 
     @property
     def kv_cache_usage(self) -> float:
@@ -109,34 +101,35 @@ class Engine:
         return self._memory.usage
 
     def submit(
-        self, prompt: Prompt, *, observer: RoundObserver | None = None, **options: Unpack[GenerationOptions]
+        self,
+        prompt: Prompt,
+        *,
+        observer: RoundObserver | None = None,
+        group: Hashable | None = None,
+        **options: Unpack[GenerationOptions],
     ) -> Handle:
         """Check a request and let it wait for its turn; may be called from any thread.
 
         Args:
             prompt: as for `Decoder.generate`, but not a list of prompts.
             observer: sees the rounds of the text, each before its chunk is given out.
+            group: texts of one group share the batch with others as one text would, so that many of them hold up no
+                other; None for a text that is a group of its own.
             **options: as for `Decoder.generate`.
 
         Raises:
-            EngineClosedError: the engine was closed.
+            EngineClosedError: the engine was closed, or this process was forked from the one where it runs.
             ContextError: the request could never run: it needs more rows than there are.
             DraftTreeError: as for `Decoder.generate`.
         """
-        self._check_open()
+        self._thread.check_open()
         if is_batch(prompt):
             raise InputError("submit takes one prompt; call it for each of a list, or call Decoder.generate")
         request = self.decoder.prepare(prompt, **options)
         request.observer = observer
         self._memory.check(request.capacity)
-        served = ServedRequest(request)
-        served.reader = handle = Handle(lambda reason: self._cancel(served, reason), request.metrics)
-        with self._changed:
-            self._check_open()
-            served.order = self._submitted
-            self._submitted += 1
-            self._inbox.append(served)
-            self._changed.notify_all()
+        handle = Handle(self._thread.wake, request.metrics)
+        self._thread.add(ServedRequest(request, handle, group=object() if group is None else group))
         return handle
 
     def close(self, *, drain: bool = False) -> None:
@@ -147,24 +140,10 @@ class Engine:
                 reason "cancelled". Ctrl-C while it waits ends them so too.
         """
         try:
-            self._end(drain)
+            self._thread.close(drain=drain)
         except BaseException:
-            self._end(drain=False)
+            self._thread.close()
             raise
-
-    def _end(self, drain: bool) -> None:
-        """Take no more requests, and wait for the thread unless this is it."""
-        if not self._thread.is_alive():  # in a forked process too, where a lock may be held for ever
-            self._closing = True
-            return
-        with self._changed:
-            self._closing = True
-            if not drain:
-                self._loop.cancel_all()
-            self._changed.notify_all()
-        if threading.current_thread() is not self._thread:
-            self._ended.wait()  # a join that Ctrl-C interrupts marks the thread as ended (CPython 90882)
-            self._thread.join()
 
     def __enter__(self) -> Self:
         return self
@@ -175,40 +154,5 @@ class Engine:
         self.close(drain=kind is None)
 
     def __repr__(self) -> str:
-        state = "closed" if self._closing else "open"
+        state = "closed" if self.closed else "open"
         return f"Engine({state}, {self.metrics.running} running, {self.metrics.waiting} waiting, {self.decoder!r})"
-
-    def _check_open(self) -> None:
-        if self._closing:
-            raise EngineClosedError("the engine is closed; make another one to submit requests")
-
-    def _cancel(self, served: ServedRequest, reason: str) -> None:
-        served.cancel(reason)
-        with self._changed:
-            self._changed.notify_all()
-
-    def _run(self) -> None:
-        """Run rounds while there are requests, and wait for some where there are none."""
-        try:
-            while self._take():
-                with lock_of(self.decoder.target):
-                    self._loop.step()
-        except BaseException as error:
-            self._closing = True
-            self._take_all()
-            self._loop.fail(error if isinstance(error, Exception) else EngineClosedError(f"the engine died: {error!r}"))
-            raise
-        finally:
-            atexit.unregister(self.close)
-            self._ended.set()
-
-    def _take(self) -> bool:
-        """Hand what was submitted to the loop; whether there is anything to do, or will be."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._inbox or self._loop.busy or self._closing)
-            self._take_all()
-            return self._loop.busy
-
-    def _take_all(self) -> None:
-        while self._inbox:
-            self._loop.add(self._inbox.popleft())

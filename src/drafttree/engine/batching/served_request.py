@@ -1,6 +1,7 @@
 """A request in an engine: its place in the queue, what it reserves, and who is told of its text."""
 
 import time
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from drafttree.engine.generation import Chunk, Generation
@@ -12,7 +13,14 @@ Ended = Generation | Exception
 
 
 class Reader:
-    """Told of a request's text by the thread that owns the model; by default it does not listen."""
+    """Told of a request's text by the thread that owns the model; by default it does not listen.
+
+    Attributes:
+        cancelled: the finish reason with which the text is to end at the next round, None while its rest is wanted;
+            set by any thread.
+    """
+
+    cancelled: str | None = None
 
     def chunk(self, chunk: Chunk) -> None:
         """Take what a round has added."""
@@ -29,15 +37,17 @@ class ServedRequest:
         request: the text, its options and its state.
         reader: told of the text.
         order: place in the order of arrival; the smallest came first.
-        cancelled: whether nobody wants the rest of its text; set by any thread.
-        cancel_reason: the finish reason of its text then.
+        group: shared by texts that share the batch with others as one text would.
+        turn: place among the waiting texts of groups that have as many running; the smallest is next.
+        holds_rows: whether its rows are reserved: it runs, or it pauses.
     """
 
     request: Request
     reader: Reader = field(default_factory=Reader)
     order: int = 0
-    cancelled: bool = False
-    cancel_reason: str = "cancelled"
+    group: Hashable = field(default_factory=object)
+    turn: int = 0
+    holds_rows: bool = False
     _last: float = field(default_factory=time.perf_counter)
 
     @property
@@ -55,10 +65,6 @@ class ServedRequest:
         """End the text here, for a reason of ours, and tell the reader."""
         self.request.end(reason)
         self.publish(len(self.request.tokens))
-
-    def cancel(self, reason: str) -> None:
-        """End the text at the next round, for a reason."""
-        self.cancel_reason, self.cancelled = reason, True
 
     def record(self, turn: Round) -> None:
         """Count a round, with the time since the last one or since the request came."""

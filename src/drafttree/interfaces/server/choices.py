@@ -54,12 +54,13 @@ class Choices:
             DraftTreeError: as for `Engine.submit`.
         """
         handles: list[Handle] = []
+        group = object()  # however many they are, they take turns with other requests' texts
         texts = len(prompts) * len(seeds)
         if texts > (most := serving.settings.max_texts):
             raise ServerError(400, f"{texts} texts are more than the server takes at once, {most}", param="n")
         try:
             for (prompt, given), seed in product(zip(prompts, options, strict=True), seeds):
-                handles.append(await serving.admission.submit(prompt, **given, seed=seed))
+                handles.append(await serving.admission.submit(prompt, **given, seed=seed, group=group))
         except BaseException:
             for handle in handles:
                 handle.cancel()
