@@ -85,7 +85,12 @@ class ResumableSession(DraftSession, Protocol):
     """
 
     def keep(self, tokens: int) -> object:
-        """Return a copy of what it knows of at most so many first tokens, for `resume`."""
+        """Return a copy of what it knows of at most so many first tokens, for `resume`.
+
+        The text may go on: requests that are written at the same time take copies, too. A session may also have
+        `read_rest()`, which is called before `keep` where the text has ended, and computes what it knows of the newest
+        tokens, which the next draft pass would have done.
+        """
         ...
 
     def resume(self, kept: object, tokens: int) -> int:

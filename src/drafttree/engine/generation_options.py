@@ -73,9 +73,9 @@ class GenerationOptions(ProcessorOptions, total=False):
         frequency_penalty: subtracted from them for every time it was.
         grammar: what the text must look like, of `drafttree.grammar`.
         reuse_prefix: take over what the decoder has kept of an earlier text that begins as the prompt does, instead of
-            reading it again, and keep this text (see `engine.prefix_cache`). By default conversations do whose
-            verifier is greedy or coupled: with the others, rounding in what is taken over may change a seed's text, so
-            they are refused outside of lists and engines.
+            reading it again, and keep this text (see `engine.prefix_cache`). By default all texts of an engine
+            do, and conversations whose verifier is greedy or coupled: with the others, rounding in what is taken over
+            may change a seed's text, so they are refused outside of lists and engines.
         draft_temperature: divides the drafter's logits before the policy looks at them. Below 1 policies trust the
             drafter more, which pays where it understates how often it is right; it never changes the law.
         logprobs: True for the log-probability of every token, a number for that many most probable ones beside it.

@@ -299,7 +299,7 @@ def test_kept_beginnings_are_dropped_before_a_single_request_fails():
         engine.submit([1, 2, 3], max_new_tokens=LENGTH, reuse_prefix=True).result(20)
         assert decoder.prefixes.tokens > 0
         target.fails_at = frozenset({target.passes + 3})
-        again = engine.submit([3, 2, 1], max_new_tokens=LENGTH).result(20)
+        again = engine.submit([3, 2, 1], max_new_tokens=LENGTH, reuse_prefix=False).result(20)
     assert (target.raised, engine.metrics.failed, decoder.prefixes.tokens) == (1, 0, 0)
     assert again.tokens == toys().generate([3, 2, 1], max_new_tokens=LENGTH).tokens
 

@@ -18,6 +18,7 @@ from drafttree.engine.batching.draft_switch import RoundRate
 from drafttree.engine.batching.engine_metrics import EngineMetrics, EngineRound
 from drafttree.engine.batching.kv_memory import KVMemory
 from drafttree.engine.batching.prompt_parts import choose_parts
+from drafttree.engine.batching.running_texts import RunningTexts
 from drafttree.engine.batching.scheduler import Scheduler
 from drafttree.engine.batching.served_request import ServedRequest
 from drafttree.engine.costs.round_costs import RoundTimes
@@ -81,6 +82,9 @@ class BatchLoop:
         self.memory, self.metrics = memory, EngineMetrics()
         self._loop, self._remember, self._budget = loop, remember, budget
         self._scheduler = Scheduler(max_batch, memory)
+        self._texts = RunningTexts(loop.prefixes, reads_hidden=loop.reads_hidden)
+        self._opened: list[ServedRequest] = []
+        memory.prefixes = loop.prefixes
         self._costs, self._switch = state.costs, state.switch
         self._drafting = BatchDrafting(loop, state, budget)
         self._predicted = RoundRate()
@@ -140,17 +144,30 @@ class BatchLoop:
                 served.end(reason)
 
     def _admit(self) -> None:
+        self._texts.limit_to(self._scheduler.running)
+        opened = [served for served in self._opened if served in self._scheduler.running]
+        self._opened = [served for served in self._opened if served.holds_rows and served not in opened]
         admitted = self._scheduler.admit()
         resting = self._budget is None and self._switch.rests(len(self._scheduler.running))
-        for place, served in enumerate(admitted):
+        for place, served in enumerate(waiting := [*opened, *admitted]):
             try:
-                self._loop.open(served.request)
-                self._loop.begin(served.request, resting=resting)
+                if served in admitted:
+                    self._loop.open(served.request)
+                self._begin(served, resting=resting)
             except Exception as error:
                 if is_out_of_memory(error) and self._has_room_to_make:
-                    self._put_back(admitted[place:])
+                    self._put_back(waiting[place:])
                     return
                 self._fail(served, error)
+
+    def _begin(self, served: ServedRequest, *, resting: bool) -> None:
+        """Let an opened request begin, or wait while another one reads the beginning of its prompt."""
+        request = served.request
+        if self._texts.is_being_read(request):
+            self._opened.append(served)
+            return
+        self._loop.begin(request, resting=resting, running=self._texts.shared_with(request))
+        self._texts.add(served)
 
     def _advance(self, running: Sequence[ServedRequest]) -> None:
         """One round, and what stands before and after it."""
@@ -166,7 +183,8 @@ class BatchLoop:
         self._learn(plan, drafts, self._turn(plan, drafts, sum(committed), clock))
 
     def _plan(self, running: Sequence[ServedRequest]) -> Plan:
-        reading = [served.request for served in self._scheduler.by_turns(running) if served.request.unread]
+        turns = self._scheduler.by_turns(running)
+        reading = [served.request for served in turns if served.request.unread and served not in self._opened]
         writing = [served for served in running if not served.request.unread]
         return Plan(writing, choose_parts(reading, len(writing), self._costs))
 

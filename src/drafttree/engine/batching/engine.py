@@ -1,9 +1,9 @@
 """The engine: a thread that owns the model and writes many texts at once."""
 
 import weakref
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from types import TracebackType
-from typing import Protocol, Self, Unpack, runtime_checkable
+from typing import Any, Protocol, Self, Unpack, runtime_checkable
 
 from drafttree.core.counts import MAX_BATCH, check_count
 from drafttree.core.errors import ConfigError, InputError
@@ -28,6 +28,7 @@ class EngineDecoder(Protocol):
 
     target: Model
     verifier: type[Verifier] | None
+    defaults: Mapping[str, Any]
 
     def prepare(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> Request: ...
 
@@ -41,6 +42,10 @@ class Engine:
     all of them, and one packed target pass scores all trees and parts of new prompts. How many drafted nodes are
     scored is one budget for all, by how likely each is to be accepted and what a row costs; it may be none.
 
+    What requests begin with in common is read once: a request takes copies of the rows of the longest beginning that
+    another one has read, finished or not, and waits for one that is being read. So does every request that wants no
+    `prompt_logprobs`, unless it or the decoder's defaults say `reuse_prefix=False`, or nothing is to be kept.
+
     Use it as a context manager, or call `close`; one that is still open when Python ends is closed then, and one that
     nobody refers to any more ends when its texts are written. The decoder may be used by other threads and engines
     meanwhile: its target runs their rounds in turn (see `TargetLock`), so each takes longer.
@@ -50,6 +55,8 @@ class Engine:
         max_batch: requests that run at once, at most; the others wait in the order they came.
         max_kv_tokens: rows that their KV caches may take together, prompt, text and largest tree of each; None for half
             of the device's memory.
+        prefix_tokens: tokens of finished texts that are kept for later ones, within those rows, the least recently used
+            going first; None leaves it to the decoder's `prefixes`. With 0 every prompt is read whole by default.
         budget: drafted nodes of a request and round, as a mean over the batch, always drafted; None for as many as
             are worth their time, which is measured.
 
@@ -57,8 +64,8 @@ class Engine:
         decoder: as given.
 
     Raises:
-        ConfigError: the decoder is none, a number is no whole one of at least 1, or a budget is given for trees that
-            may not be cut to it.
+        ConfigError: the decoder is none, a number is no whole one of at least 1 (of `prefix_tokens`, 0), or a budget is
+            given for trees that may not be cut to it.
     """
 
     def __init__(
@@ -67,16 +74,21 @@ class Engine:
         *,
         max_batch: int = MAX_BATCH,
         max_kv_tokens: int | None = None,
+        prefix_tokens: int | None = None,
         budget: int | None = None,
     ) -> None:
         if not isinstance(decoder, EngineDecoder):
             raise ConfigError(f"decoder is {decoder!r}; give a Decoder, such as drafttree.load makes")
         check_count("max_batch", max_batch)
+        if prefix_tokens is not None:
+            check_count("prefix_tokens", prefix_tokens, ", or None for what fits", least=0)
         check_budget(budget, decoder.verifier)
         self.decoder = decoder
         with lock_of(decoder.target):
             self._memory = KVMemory(decoder.target, max_kv_tokens)
             self._loop = decoder.batch_loop(max_batch, memory=self._memory, budget=budget)
+        if prefix_tokens is not None:
+            self._memory.prefixes.limit(prefix_tokens)
         self._thread = EngineThread(self._loop)
         weakref.finalize(self, self._thread.finish).atexit = False  # its thread closes itself when Python ends
 
@@ -127,6 +139,8 @@ class Engine:
             raise InputError("submit takes one prompt; call it for each of a list, or call Decoder.generate")
         request = self.decoder.prepare(prompt, **options)
         request.observer = observer
+        if {**self.decoder.defaults, **options}.get("reuse_prefix") is None:
+            request.reuse_prefix = request.prompt_logprobs is None and self._memory.prefixes.max_tokens != 0
         self._memory.check(request.capacity)
         handle = Handle(self._thread.wake, request.metrics)
         self._thread.add(ServedRequest(request, handle, group=object() if group is None else group))

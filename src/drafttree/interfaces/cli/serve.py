@@ -9,7 +9,7 @@ import typer
 from drafttree.core.counts import MAX_BATCH
 from drafttree.core.errors import ConfigError
 from drafttree.interfaces.cli.option_groups import DecoderOptions, grouped
-from drafttree.interfaces.cli.options import MaxBatch
+from drafttree.interfaces.cli.options import MaxBatch, PrefixTokens
 
 NEEDED = ("fastapi", "uvicorn", "sse_starlette", "prometheus_client", "jinja2")
 """The packages of the extra `serve`, by module."""
@@ -25,6 +25,7 @@ def serve(
     timeout: Annotated[
         float | None, typer.Option(min=0.001, help="Seconds after which a text ends where it is; by default never.")
     ] = None,
+    prefix_tokens: PrefixTokens = None,
     host: Annotated[str, typer.Option(help='Address to listen at; "0.0.0.0" for all of this machine.')] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 for a free one.")] = 8000,
     api_key: Annotated[
@@ -59,6 +60,7 @@ def serve(
         max_batch=max_batch,
         max_queue=max_queue,
         timeout=timeout,
+        prefix_tokens=prefix_tokens,
     )
     with listen(host, port) as listener:
         from drafttree.interfaces.server.app import create_app

@@ -11,7 +11,6 @@ from fastapi import APIRouter, Response
 from transformers import PreTrainedTokenizerBase
 
 from drafttree.engine.chat import render_chat, turn_end
-from drafttree.engine.compatibility import is_text_of_seed
 from drafttree.interfaces.server.answer import Answer
 from drafttree.interfaces.server.choices import Choices
 from drafttree.interfaces.server.engine_options import engine_options, seeds
@@ -56,8 +55,6 @@ def _prepare(request: ChatRequest, serving: ServingContext) -> tuple[list[int], 
     options = engine_options(request, decoder, len(prompt), request.limit)
     if end := turn_end(decoder.tokenizer):
         options["stop"] = [*(request.stop or ()), end]
-    if decoder.verifier is None or is_text_of_seed(decoder.verifier):
-        options["reuse_prefix"] = True
     return prompt, options | {"logprobs": request.wanted_logprobs}
 
 

@@ -30,6 +30,7 @@ class ServerSettings:
         max_batch: the number of requests that may run at once.
         max_queue: the number of requests that may wait; one more is refused.
         timeout: seconds after which a request ends where it is; None for no end.
+        prefix_tokens: as for `Engine`.
         max_body_bytes: the largest body of a request, in bytes.
     """
 
@@ -39,6 +40,7 @@ class ServerSettings:
     max_batch: int = MAX_BATCH
     max_queue: int = 256
     timeout: float | None = None
+    prefix_tokens: int | None = None
     max_body_bytes: int = 4 << 20
 
     @property
@@ -182,7 +184,7 @@ class ServingContext:
 
     def __init__(self, decoder: Decoder, settings: ServerSettings) -> None:
         self.decoder, self.settings = decoder, settings
-        self.engine = Engine(decoder, max_batch=settings.max_batch)
+        self.engine = Engine(decoder, max_batch=settings.max_batch, prefix_tokens=settings.prefix_tokens)
         record_passes(decoder, settings.max_batch, self.engine.memory.rows)
         self.metrics = ServerMetrics(self.engine, settings.model_name)
         self.admission = Admission(self.engine, settings, self.metrics)
