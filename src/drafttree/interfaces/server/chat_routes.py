@@ -39,7 +39,7 @@ async def answer(request: ChatRequest, serving: Serving) -> Response:
     prompt, options = await asyncio.to_thread(_prepare, request, serving)
     names = await asyncio.to_thread(TokenNames, serving.decoder) if request.logprobs else None
     choices = await Choices.submit(serving, [prompt], [options], seeds(request))
-    head = reply_head("chatcmpl", serving)
+    head = reply_head("chatcmpl", request, serving)
     reply = Reply(
         choices,
         [Answer(index, names, _calls(request)) for index in range(request.choices)],
@@ -83,7 +83,7 @@ def read_prompt(request: ChatRequest, tokenizer: Any) -> list[int]:
     tools = [] if request.tool_choice == "none" else request.tools or []
     if "tools" in template and BEGIN in template:
         messages = [_native(message, template) for message in request.messages]
-        described = [tool.model_dump(exclude_none=True) for tool in tools] or None
+        described = [tool.model_dump(exclude_none=True, exclude={"cache_control"}) for tool in tools] or None
         return render_chat(messages, tokenizer, **{**variables, "tools": described})
     messages = [_as_text(message, template) for message in request.messages]
     return render_chat(_with_tools(messages, tools), tokenizer, **variables)

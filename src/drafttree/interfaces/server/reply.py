@@ -24,17 +24,18 @@ FINGERPRINT = f"drafttree-{drafttree.__version__}"
 DONE = "[DONE]"
 
 
-def reply_head(kind: str, serving: ServingContext) -> dict[str, Any]:
+def reply_head(kind: str, request: SamplingFields, serving: ServingContext) -> dict[str, Any]:
     """The fields that a reply and all chunks of a stream begin with.
 
     Args:
         kind: what the id begins with.
+        request: names the model as the reply does.
         serving: the served model.
     """
     return {
         "id": f"{kind}-{uuid.uuid4().hex}",
         "created": int(time.time()),
-        "model": serving.model_name,
+        "model": request.model or serving.model_name,
         "system_fingerprint": FINGERPRINT,
         **serving.decoder.fidelity.to_json(),
     }
@@ -75,13 +76,14 @@ class Reply:
 
     async def response(self, request: SamplingFields) -> Response:
         """The response to a request, which may want a stream."""
+        headers = _warning(request)
         if request.stream:
-            return stream_response(self._events(request.stream_options or StreamOptions()))
+            return stream_response(self._events(request.stream_options or StreamOptions()), headers)
         async with aclosing(self.choices.read()) as pieces:
             async for place, piece in pieces:
                 self.texts[place].add(piece)
         reply = self.whole_of(choices=[text.whole for text in self.texts], usage=self.choices.usage)
-        return Response(reply.json_text(), media_type="application/json")
+        return Response(reply.json_text(), media_type="application/json", headers=headers)
 
     async def _events(self, options: StreamOptions) -> AsyncGenerator[dict[str, str]]:
         """The chunks, then `[DONE]`; an error after the first byte is one more event."""
@@ -112,7 +114,13 @@ class Reply:
         return {"usage": None} if options.include_usage else {}
 
 
-def stream_response(events: AsyncIterable[Any]) -> EventSourceResponse:
+def _warning(request: SamplingFields) -> dict[str, str]:
+    """The header that names the fields of a request that have no effect, none where all have one."""
+    names = ", ".join(sorted(set(request.without_effect())))
+    return {"Warning": f'299 drafttree "without effect: {names}"'} if names else {}
+
+
+def stream_response(events: AsyncIterable[Any], headers: dict[str, str] | None = None) -> EventSourceResponse:
     """A response of server-sent events; a server that shuts down lets it end by itself."""
     AppStatus.disable_automatic_graceful_drain()
-    return EventSourceResponse(events, sep="\n")
+    return EventSourceResponse(events, headers=headers, sep="\n")

@@ -5,7 +5,14 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
-from drafttree.interfaces.server.protocol.request_fields import NAME, NotServed, RequestModel, Schema, mistake
+from drafttree.interfaces.server.protocol.request_fields import (
+    NAME,
+    NO_EFFECT,
+    NotServed,
+    RequestModel,
+    Schema,
+    mistake,
+)
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
@@ -15,7 +22,8 @@ class ContentPart(RequestModel):
 
     type: Literal["text"]
     text: str
-    prompt_cache_breakpoint: Annotated[object, NotServed("what conversations share is found by itself")] = None
+    cache_control: Annotated[object, NO_EFFECT] = None
+    prompt_cache_breakpoint: Annotated[object, NO_EFFECT] = None
 
     @model_validator(mode="before")
     @classmethod
@@ -42,8 +50,9 @@ class FunctionCall(RequestModel):
 
 
 class ToolCallParam(RequestModel):
-    """A call that the assistant asked for."""
+    """A call that the assistant asked for; streams number their calls, and some clients send the number back."""
 
+    index: Annotated[int | None, NO_EFFECT] = None
     id: str
     type: Literal["function"]
     function: FunctionCall
@@ -66,6 +75,8 @@ class Message(RequestModel):
     name: str | None = None
     tool_calls: list[ToolCallParam] | None = None
     tool_call_id: str | None = None
+    reasoning_content: Annotated[str | None, NO_EFFECT] = None
+    cache_control: Annotated[object, NO_EFFECT] = None
     refusal: Annotated[object, NotServed("leave it out, or give it as content")] = None
     audio: Annotated[object, NotServed("give text")] = None
     annotations: Annotated[object, NotServed("leave it out")] = None
@@ -107,6 +118,7 @@ class Tool(RequestModel):
 
     type: Literal["function"]
     function: FunctionDefinition
+    cache_control: Annotated[object, NO_EFFECT] = None
 
 
 class FunctionName(RequestModel):

@@ -4,6 +4,7 @@ Unknown fields, other types and numbers that are none are refused.
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
@@ -27,10 +28,24 @@ class RequestModel(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
+    def without_effect(self) -> Iterator[str]:
+        """The names of the fields that were given and change nothing, here and in all parts."""
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            if value not in (None, {}) and value is not False and NO_EFFECT in field.metadata:
+                yield name
+            for part in value if isinstance(value, list) else [value]:
+                if isinstance(part, RequestModel):
+                    yield from part.without_effect()
+
 
 def mistake(kind: str, message: str) -> PydanticCustomError:
     """The error for a value that is wrong in a way of ours; its message may have braces."""
     return PydanticCustomError(kind, "{message}", {"message": message})  # pyright: ignore[reportArgumentType]
+
+
+NO_EFFECT = "no effect"
+"""Marks a field that changes no text; a reply's `Warning` header names those that its request has."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +145,8 @@ StopStrings = Annotated[
     list[StopString],
     Field(max_length=MAX_STOPS),
     BeforeValidator(
-        lambda stop: [stop] if isinstance(stop, str) else stop, json_schema_input_type=str | list[StopString]
+        lambda stop: [*filter(None, [stop])] if isinstance(stop, str) else stop,
+        json_schema_input_type=str | list[StopString],
     ),
 ]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
@@ -169,11 +185,13 @@ class SamplingFields(RequestModel):
         None, description="0 is greedy; by default the model's own, else 1"
     )
     top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description="nucleus sampling")
-    stop: StopStrings | None = Field(None, description=f"up to {MAX_STOPS} strings before which the text ends")
+    stop: StopStrings | None = Field(
+        None, description=f"up to {MAX_STOPS} strings before which the text ends; an empty text stands for none"
+    )
     presence_penalty: Penalty | None = Field(None, description="against tokens that the text has")
     frequency_penalty: Penalty | None = Field(None, description="the same, for every time it has them")
     logit_bias: dict[str, Bias] | None = Field(None, description="token ids, as strings, and what is added to each")
-    user: str | None = Field(None, description="has no effect on a reply")
+    user: Annotated[str | None, NO_EFFECT] = Field(None, description="has no effect on a reply")
     top_k: Annotated[int, Field(ge=-1)] | None = Field(None, description="vLLM's: the k likeliest tokens; -1 for all")
     min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(
         None, description="vLLM's: tokens of at least this share of the likeliest one's probability"
@@ -198,6 +216,7 @@ class SamplingFields(RequestModel):
     truncate_prompt_tokens: Annotated[object, NotServed("shorten the prompt")] = None
     prompt_logprobs: Annotated[object, NotServed("give echo and logprobs to /v1/completions")] = None
     return_token_ids: Annotated[object, NotServed("leave it out")] = None
+    kv_transfer_params: Annotated[object, NotServed("prompts are read by the server that answers")] = None
     priority: Annotated[object, NotServed("requests are served in the order they come", (0,))] = None
 
     @field_validator("logit_bias")

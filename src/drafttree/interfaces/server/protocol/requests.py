@@ -7,6 +7,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from drafttree.interfaces.server.protocol.messages import Messages, ToolFields
 from drafttree.interfaces.server.protocol.request_fields import (
     MAX_LOGPROBS,
+    NO_EFFECT,
     NotServed,
     ResponseFormat,
     SamplingFields,
@@ -14,7 +15,8 @@ from drafttree.interfaces.server.protocol.request_fields import (
     mistake,
 )
 
-NO_EFFECT = "has no effect on a reply"
+NOTHING_STORED = "has no effect on a reply: nothing is stored"
+FOUND_BY_ITSELF = "has no effect on a reply: what conversations share is found by itself"
 
 
 class ChatRequest(SamplingFields, ToolFields):
@@ -34,19 +36,21 @@ class ChatRequest(SamplingFields, ToolFields):
         None, description="vLLM's: variables of the model's chat template, such as enable_thinking"
     )
     modalities: list[Literal["text"]] | None = Field(None, description="only text")
-    service_tier: Literal["auto", "default"] | None = Field(None, description="there is one tier")
-    verbosity: Literal["medium"] | None = Field(None, description="only medium")
-    safety_identifier: str | None = Field(None, description=NO_EFFECT)
-    prompt_cache_key: str | None = Field(None, description=f"{NO_EFFECT}: what conversations share is found by itself")
+    service_tier: Annotated[str | None, NO_EFFECT] = Field(None, description="has no effect: there is one tier")
+    verbosity: Annotated[Literal["low", "medium", "high"] | None, NO_EFFECT] = Field(
+        None, description="has no effect on a reply"
+    )
+    safety_identifier: Annotated[str | None, NO_EFFECT] = Field(None, description="has no effect on a reply")
+    metadata: Annotated[dict[str, Any] | None, NO_EFFECT] = Field(None, description=NOTHING_STORED)
+    store: Annotated[bool | None, NO_EFFECT] = Field(None, description=NOTHING_STORED)
+    prompt_cache_key: Annotated[str | None, NO_EFFECT] = Field(None, description=FOUND_BY_ITSELF)
+    prompt_cache_options: Annotated[dict[str, Any] | None, NO_EFFECT] = Field(None, description=FOUND_BY_ITSELF)
+    prompt_cache_retention: Annotated[str | None, NO_EFFECT] = Field(None, description=FOUND_BY_ITSELF)
     audio: Annotated[object, NotServed("the model writes text")] = None
     functions: Annotated[object, NotServed("it is deprecated; give tools")] = None
     function_call: Annotated[object, NotServed("it is deprecated; give tool_choice")] = None
-    metadata: Annotated[object, NotServed("nothing is stored")] = None
-    store: Annotated[object, NotServed("nothing is stored")] = None
     moderation: Annotated[object, NotServed("there is no moderation")] = None
     prediction: Annotated[object, NotServed("the drafter predicts; start the server with --drafter lookup")] = None
-    prompt_cache_options: Annotated[object, NotServed("what conversations share is found by itself")] = None
-    prompt_cache_retention: Annotated[object, NotServed("prompts are kept in memory", ("in_memory",))] = None
     reasoning_effort: Annotated[object, NotServed("give chat_template_kwargs where the template knows it")] = None
     web_search_options: Annotated[object, NotServed("there is no search; give a tool")] = None
     chat_template: Annotated[object, NotServed("the server's own template is used")] = None
