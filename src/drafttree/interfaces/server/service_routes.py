@@ -28,6 +28,12 @@ async def show_model(model: str, serving: Serving) -> ModelCard:
     return _card(model)
 
 
+@router.post("/v1/embeddings", include_in_schema=False)
+async def refuse_embeddings() -> None:
+    """Nothing: the name of the route says what is missing."""
+    raise ServerError(404, "embeddings are not served: the model writes text", code="not_served")
+
+
 def _card(name: str) -> ModelCard:
     return ModelCard(id=name, object="model", created=STARTED, owned_by="drafttree")
 

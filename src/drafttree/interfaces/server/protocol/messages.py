@@ -11,6 +11,7 @@ from drafttree.interfaces.server.protocol.request_fields import (
     NotServed,
     RequestModel,
     Schema,
+    check_kind,
     mistake,
 )
 
@@ -28,10 +29,7 @@ class ContentPart(RequestModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse_other_kinds(cls, part: Any) -> Any:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(kind, str) and kind != "text":
-            raise mistake("not_served", f"a content part of type {kind!r} is not served; give text")
-        return part
+        return check_kind(part, "a content part", ["text"])
 
 
 class FunctionCall(RequestModel):
@@ -148,7 +146,7 @@ class AllowedToolsChoice(RequestModel):
     allowed_tools: AllowedTools
 
 
-def _kind_of_choice(choice: Any) -> str | None:
+def kind_of_choice(choice: Any) -> str | None:
     """The tag of a choice."""
     if isinstance(choice, str):
         return "mode"
@@ -160,7 +158,7 @@ ToolChoice = Annotated[
     | Annotated[NamedTool, Tag("function")]
     | Annotated[AllowedToolsChoice, Tag("allowed_tools")],
     Discriminator(
-        _kind_of_choice,
+        kind_of_choice,
         custom_error_type="not_served",
         custom_error_message="give none, auto, required, a function, or allowed_tools",
     ),

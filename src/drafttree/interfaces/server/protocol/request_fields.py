@@ -3,12 +3,14 @@
 Unknown fields, other types and numbers that are none are refused.
 """
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -44,6 +46,16 @@ def mistake(kind: str, message: str) -> PydanticCustomError:
     return PydanticCustomError(kind, "{message}", {"message": message})  # pyright: ignore[reportArgumentType]
 
 
+def check_kind(part: Any, what: str, served: Sequence[str]) -> Any:
+    """A part of a request as it is, unless its `type` is one that is not served, which is named."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if isinstance(kind, str) and kind not in served:
+        *most, last = served
+        advice = f"{', '.join(most)} or {last}" if most else last
+        raise mistake("not_served", f"{what} of type {kind!r} is not served; give {advice}")
+    return part
+
+
 NO_EFFECT = "no effect"
 """Marks a field that changes no text; a reply's `Warning` header names those that its request has."""
 
@@ -74,7 +86,32 @@ class NotServed:
         return {"enum": [None, False, *self.neutral], "description": f"Not served: {self.advice}."}
 
 
-Schema = dict[str, Any]
+MAX_NESTING = 100
+"""Levels of a JSON object; what a reply repeats must be written as well as read, which pydantic does for 255."""
+
+
+def _check_json(value: dict[str, Any]) -> dict[str, Any]:
+    """Refuse what Python's parser takes and JSON does not know, or what is nested too deeply."""
+    level: list[Any] = [value]
+    for _ in range(MAX_NESTING):
+        level = [part for each in level for part in _parts(each)]
+    if level:
+        raise mistake("nested_too_deeply", f"this is nested more than {MAX_NESTING} levels deep")
+    try:
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+    except ValueError as error:
+        raise mistake("no_json", f"this is no JSON: {error}") from None
+    return value
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    """What an object or a list consists of."""
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+JsonObject = Annotated[dict[str, Any], AfterValidator(_check_json)]
+"""A JSON object of any kind."""
+Schema = JsonObject
 """A JSON schema."""
 NAME = r"^[a-zA-Z0-9_-]{1,64}$"
 
@@ -168,16 +205,10 @@ class StreamOptions(RequestModel):
 
 
 class SamplingFields(RequestModel):
-    """Fields of both kinds of requests."""
+    """Fields of all requests for texts."""
 
     model: str | None = Field(None, description="the name of the served model, which it is by default")
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = Field(
-        None, description="texts; with a seed the i-th has seed + i, counted from 0"
-    )
     stream: bool | None = Field(None, description="send the text as it is written, as server-sent events")
-    stream_options: StreamOptions | None = Field(
-        None, description="include_usage, and vLLM's continuous_usage_stats; with stream only"
-    )
     seed: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = Field(
         None, description="prompt, options and seed decide a text, whatever else the server does"
     )
@@ -226,6 +257,17 @@ class SamplingFields(RequestModel):
         if wrong is not None:
             raise mistake("no_token_id", f"{wrong[:40]!r} is no token id")
         return bias
+
+
+class SeveralTexts(SamplingFields):
+    """Fields of the requests for chat completions and completions, which may ask for several texts."""
+
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = Field(
+        None, description="texts; with a seed the i-th has seed + i, counted from 0"
+    )
+    stream_options: StreamOptions | None = Field(
+        None, description="include_usage, and vLLM's continuous_usage_stats; with stream only"
+    )
 
     @model_validator(mode="after")
     def _check_stream(self) -> Self:

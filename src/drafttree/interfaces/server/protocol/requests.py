@@ -1,8 +1,10 @@
 """The requests to /v1/chat/completions and /v1/completions."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from drafttree.interfaces.server.protocol.messages import Messages, ToolFields
 from drafttree.interfaces.server.protocol.request_fields import (
@@ -11,6 +13,7 @@ from drafttree.interfaces.server.protocol.request_fields import (
     NotServed,
     ResponseFormat,
     SamplingFields,
+    SeveralTexts,
     TokenId,
     mistake,
 )
@@ -19,7 +22,7 @@ NOTHING_STORED = "has no effect on a reply: nothing is stored"
 FOUND_BY_ITSELF = "has no effect on a reply: what conversations share is found by itself"
 
 
-class ChatRequest(SamplingFields, ToolFields):
+class ChatRequest(SeveralTexts, ToolFields):
     """A conversation whose next answer is wanted."""
 
     messages: Messages = Field(description="roles system, developer, user, assistant and tool; content is text")
@@ -58,6 +61,20 @@ class ChatRequest(SamplingFields, ToolFields):
     continue_final_message: Annotated[object, NotServed("give the text to /v1/completions")] = None
     documents: Annotated[object, NotServed("give them as messages")] = None
 
+    @classmethod
+    def of(cls, given: SamplingFields, **own: Any) -> Self:
+        """The chat that a request of another API asks for.
+
+        Args:
+            given: the request; the fields that all requests for texts have are the chat's.
+            **own: the other fields of the chat.
+
+        Raises:
+            ValidationError: a chat may not have these fields, or not together.
+        """
+        shared = {name: getattr(given, name) for name in SamplingFields.model_fields}
+        return cls.model_validate(shared | own)
+
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         older, newer = self.max_tokens, self.max_completion_tokens
@@ -78,6 +95,21 @@ class ChatRequest(SamplingFields, ToolFields):
     def wanted_logprobs(self) -> bool | int | None:
         """The engine's option."""
         return (self.top_logprobs or True) if self.logprobs else None
+
+
+@contextmanager
+def chat_mistakes() -> Iterator[None]:
+    """Tell what is wrong with a chat as what is wrong with the request of another API that asks for it.
+
+    Raises:
+        PydanticCustomError: says the same in one line.
+    """
+    try:
+        yield
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise mistake(first["type"], f"{place}: {first['msg']}" if place else first["msg"]) from None
 
 
 MAX_PROMPTS = 256
@@ -117,7 +149,7 @@ Prompts = Annotated[
 ]
 
 
-class CompletionRequest(SamplingFields):
+class CompletionRequest(SeveralTexts):
     """Prompts whose continuations are wanted."""
 
     prompt: Prompts = Field(description="text, a list of texts, token ids, or a list of lists of them")
