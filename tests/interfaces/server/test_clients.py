@@ -91,6 +91,25 @@ def test_anthropics_client_calls_a_tool_and_goes_on(claude):
     assert claude.messages.create(**options).content[0].text
 
 
+def test_anthropics_tool_runner_calls_a_tool_and_goes_on(anthropic, claude):
+    asked = []
+
+    @anthropic.beta_tool
+    def get_weather(city: Literal["Paris", "Rome"]) -> str:
+        """Weather now.
+
+        Args:
+            city: where.
+        """
+        asked.append(city)
+        return "4 degrees"
+
+    options = {**sampled(CALL), "tools": [get_weather], "max_iterations": 2}
+    first, second = claude.beta.messages.tool_runner(**options)
+    assert [first.content[0].input["city"], second.content[0].input["city"]] == asked
+    assert second.usage.input_tokens + second.usage.cache_read_input_tokens > first.usage.input_tokens
+
+
 def test_anthropics_client_parses_a_form(claude):
     options = {**sampled(GREEDY), "output_format": City}
     assert isinstance(claude.messages.parse(**options).parsed_output, City)
@@ -128,8 +147,10 @@ def test_every_field_of_the_installed_anthropic_package_is_known(anthropic):
     types = anthropic.types
     created, counted = types.message_create_params, types.message_count_tokens_params
     choices = get_args(types.ToolChoiceParam)
+    beta = types.beta.message_create_params.MessageCreateParamsBase
     known: dict[type[RequestModel], set[str]] = {
-        MessagesRequest: fields_of(created.MessageCreateParamsBase, created.MessageCreateParamsStreaming),
+        MessagesRequest: fields_of(created.MessageCreateParamsBase, created.MessageCreateParamsStreaming, beta)
+        - {"betas"},  # a header
         CountTokensRequest: fields_of(counted.MessageCountTokensParams),
         Turn: fields_of(*get_args(types.MessageParam)),
         TextBlock: fields_of(types.TextBlockParam),

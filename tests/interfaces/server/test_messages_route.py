@@ -224,6 +224,12 @@ def test_what_cannot_be_served_is_refused_by_name(post, body, message):
     assert refused["request_id"] == reply.headers["request-id"]
 
 
+def test_a_thread_is_refused_by_the_code_that_makes_the_client_send_all_messages(post):
+    error = post(PATH, **GREEDY, thread={"type": "create"}).json()["error"]
+    assert error["details"] == {"error_code": "thread_unsupported_request"}
+    assert "thread: this is not served; nothing is stored" in error["message"]
+
+
 @pytest.mark.parametrize("path", ["messages", "messages/count_tokens"])
 def test_another_model_is_not_found(post, path):
     body = GREEDY if path == "messages" else {"messages": HELLO}

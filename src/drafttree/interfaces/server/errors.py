@@ -20,6 +20,8 @@ STATUS_CODES = {404: "not_found", 405: "method_not_allowed", 413: "body_too_larg
 STATUS_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 503: "overloaded_error"}
 ANTHROPIC = "/v1/messages"
 """The path, with those below it, whose errors have Anthropic's form."""
+NO_THREADS = "thread_unsupported_request"
+"""The code by which Anthropic's client knows that it must send whole conversations, and does."""
 
 
 class ErrorBody(BaseModel):
@@ -42,6 +44,7 @@ class AnthropicErrorBody(BaseModel):
 
     type: str
     message: str
+    details: dict[str, str] | None = None
 
 
 class AnthropicErrorReply(BaseModel):
@@ -91,7 +94,10 @@ class ServerError(Exception):
         """The JSON of the reply in Anthropic's form."""
         error = self.body["error"]
         kind = "api_error" if error["type"] == SERVER_ERROR else error["type"]
-        return {"type": "error", "error": {"type": kind, "message": error["message"]}, "request_id": request_id}
+        found = {"type": kind, "message": error["message"]}
+        if self.code == NO_THREADS:
+            found["details"] = {"error_code": NO_THREADS}
+        return {"type": "error", "error": found, "request_id": request_id}
 
     def response_to(self, path: str) -> JSONResponse:
         """The reply to a request of a path, with its status and headers."""

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from drafttree.interfaces.server.anthropic.blocks import DIRECT, TextBlocks, Turn, text_parts
+from drafttree.interfaces.server.errors import NO_THREADS
 from drafttree.interfaces.server.protocol.messages import (
     MAX_TOOLS,
     FunctionDefinition,
@@ -174,7 +175,14 @@ class MessagesRequest(SamplingFields, ConversationFields):
     service_tier: Annotated[str | None, NO_EFFECT] = Field(None, description="has no effect: there is one tier")
     inference_geo: Annotated[str | None, NO_EFFECT] = Field(None, description="has no effect on a reply")
     diagnostics: Annotated[dict[str, Any] | None, NO_EFFECT] = Field(None, description="has no effect on a reply")
+    billing_policy: Annotated[dict[str, Any] | None, NO_EFFECT] = Field(None, description="has no effect on a reply")
+    fallbacks: Annotated[object, NO_EFFECT] = Field(None, description="has no effect: there is one model")
+    fallback_credit_token: Annotated[object, NO_EFFECT] = Field(None, description="has no effect: there is one model")
     container: Annotated[object, NotServed("there are no containers")] = None
+    thread: Annotated[object, NotServed("nothing is stored; send all messages", code=NO_THREADS)] = None
+    context_management: Annotated[object, NotServed("shorten the messages")] = None
+    compaction: Annotated[object, NotServed("shorten the messages")] = None
+    mcp_servers: Annotated[object, NotServed("give the tools of such servers as your own")] = None
 
     @model_validator(mode="after")
     def _check_chat(self) -> Self:

@@ -67,15 +67,17 @@ class NotServed:
     Attributes:
         advice: what to do instead.
         neutral: values besides None and False that ask for nothing.
+        code: the word by which programs know the error.
     """
 
     advice: str
     neutral: tuple[Any, ...] = ()
+    code: str = "not_served"
 
     def check(self, value: object) -> None:
         """Refuse a value that asks for something."""
         if value not in ([], {}) and not Refused(self.advice, self.neutral).accepts(value):
-            raise mistake("not_served", f"this is not served; {self.advice}")
+            raise mistake(self.code, f"this is not served; {self.advice}")
 
     def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         return core_schema.no_info_after_validator_function(self.check, handler(source))
