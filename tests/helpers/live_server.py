@@ -37,14 +37,18 @@ def serving(app: FastAPI) -> Iterator[str]:
 
 
 def strict(kind: type[Kind], reply: Any) -> Kind:
-    """A reply as a type of the openai package, without lenience: no other types, no fields that it does not have.
+    """A reply as a type of a client's package, without lenience: no other types, no fields that it does not have.
 
-    Only the fields of `OWN` may stand beside them, at the top.
+    Only the fields of `OWN` may stand beside them, at the top of a reply or of the reply that an event has.
     """
-    own = {name: value for name, value in reply.items() if name not in OWN}
-    found = TypeAdapter(kind).validate_json(json.dumps(own), strict=True)
+    known = _without_own({name: _without_own(value) for name, value in reply.items()})
+    found = TypeAdapter(kind).validate_json(json.dumps(known), strict=True)
     _refuse_unknown(found)
     return found
+
+
+def _without_own(part: Any) -> Any:
+    return {name: value for name, value in part.items() if name not in OWN} if isinstance(part, dict) else part
 
 
 def _refuse_unknown(part: Any) -> None:
@@ -55,6 +59,16 @@ def _refuse_unknown(part: Any) -> None:
     elif isinstance(part, list | tuple):
         for each in part:
             _refuse_unknown(each)
+
+
+def named_events(text: str) -> list[Any]:
+    """The data of server-sent events, whose type is the name of the event as well."""
+    found = []
+    for block in filter(None, text.split("\n\n")):
+        name, data = (line.partition(": ")[2] for line in block.splitlines() if not line.startswith(":"))
+        found.append(json.loads(data))
+        assert found[-1]["type"] == name
+    return found
 
 
 def events(text: str) -> list[Any]:

@@ -39,7 +39,8 @@ def serve(
         list[str] | None, typer.Option(help='An origin whose pages may call the server, or "*"; may be repeated.')
     ] = None,
     served_model_name: Annotated[
-        str | None, typer.Option(help="Name that requests use for the model; by default MODEL.")
+        list[str] | None,
+        typer.Option(help="Name that requests use for the model, by default MODEL; may be repeated."),
     ] = None,
 ) -> None:
     """Serve a model over HTTP as OpenAI's API does, many requests at once, with a playground at /.
@@ -53,8 +54,10 @@ def serve(
     from drafttree.interfaces.server.lifecycle import listen, run
     from drafttree.interfaces.server.serving import ServerSettings
 
+    names = served_model_name or [model]
     settings = ServerSettings(
-        model_name=served_model_name or model,
+        model_name=names[0],
+        other_names=tuple(names[1:]),
         api_key=api_key,
         cors=tuple(cors or ()),
         max_batch=max_batch,

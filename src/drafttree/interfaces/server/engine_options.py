@@ -15,6 +15,7 @@ from drafttree.interfaces.server.protocol.request_fields import (
     JsonObjectFormat,
     JsonSchemaFormat,
     SamplingFields,
+    SeveralTexts,
     StructuredOutputs,
 )
 from drafttree.interfaces.server.protocol.requests import ChatRequest
@@ -64,16 +65,16 @@ def _token_options(request: SamplingFields, decoder: Decoder, limit: int) -> dic
         found["min_new_tokens"] = request.min_tokens
     if request.logit_bias:
         bias = {int(token): added for token, added in request.logit_bias.items()}
-        _check_tokens("logit_bias", bias, decoder)
+        check_tokens("logit_bias", bias, decoder)
         found["sequence_bias"] = [[[token], float(added)] for token, added in bias.items()]
     if request.stop_token_ids:
-        _check_tokens("stop_token_ids", request.stop_token_ids, decoder)
+        check_tokens("stop_token_ids", request.stop_token_ids, decoder)
         found["eos_token_id"] = [*(() if request.ignore_eos else decoder.eos), *request.stop_token_ids]
         found["ignore_eos"] = False
     return found
 
 
-def seeds(request: SamplingFields) -> list[int | None]:
+def seeds(request: SeveralTexts) -> list[int | None]:
     """The seed of each of a prompt's texts: they differ, and the first one's is the request's."""
     if request.seed is None:
         return [None] * request.choices
@@ -97,7 +98,12 @@ def _limit(wanted: int | None, prompt_length: int, decoder: Decoder) -> int:
     return wanted if wanted is not None else min(default, default if room is None else room)
 
 
-def _check_tokens(field: str, tokens: Iterable[int], decoder: Decoder) -> None:
+def check_tokens(field: str, tokens: Iterable[int], decoder: Decoder) -> None:
+    """Refuse token ids that the model does not have.
+
+    Raises:
+        ServerError: names the field and the first of them.
+    """
     vocab = decoder.target.vocab_size
     if wrong := next((token for token in tokens if token >= vocab), None):
         message = f"{field}: token id {wrong} is outside the vocabulary of {vocab}"

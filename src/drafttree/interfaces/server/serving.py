@@ -24,7 +24,7 @@ class ServerSettings:
     """Settings of a server.
 
     Attributes:
-        model_name: the name by which requests call the model, and `/v1/models` lists it.
+        model_name: the name by which requests call the model, and replies where a request gives none.
         api_key: the key that every request to `/v1` must carry; None for none.
         cors: origins whose pages may call the server from a browser.
         max_batch: the number of requests that may run at once.
@@ -32,6 +32,7 @@ class ServerSettings:
         timeout: seconds after which a request ends where it is; None for no end.
         prefix_tokens: as for `Engine`.
         max_body_bytes: the largest body of a request, in bytes.
+        other_names: further names by which requests may call the model.
     """
 
     model_name: str
@@ -42,6 +43,12 @@ class ServerSettings:
     timeout: float | None = None
     prefix_tokens: int | None = None
     max_body_bytes: int = 4 << 20
+    other_names: tuple[str, ...] = ()
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """All names of the model, which `/v1/models` lists."""
+        return self.model_name, *self.other_names
 
     @property
     def max_texts(self) -> int:
@@ -191,17 +198,18 @@ class ServingContext:
 
     @property
     def model_name(self) -> str:
-        """The name by which requests call the model."""
+        """The name by which requests call the model, the first of several."""
         return self.settings.model_name
 
     def check_model(self, name: str | None) -> None:
         """Refuse a request for another model than the served one.
 
         Raises:
-            ServerError: names both.
+            ServerError: has both names.
         """
-        if name is not None and name != self.model_name:
-            message = f"the model {name!r} is not served; {self.model_name!r} is"
+        if name is not None and name not in self.settings.model_names:
+            served = " or ".join(map(repr, self.settings.model_names))
+            message = f"the model {name!r} is not served; {served} is"
             raise ServerError(404, message, param="model", code="model_not_found")
 
 
