@@ -133,10 +133,15 @@ class ChoosingSession(DraftSession):
 
 
 class ShownBySize:
-    """Gives drafters a `repr`: their class, and how deep and large they are."""
+    """Gives drafters a `repr`: their class, and how deep and large they are.
+
+    Attributes:
+        name: what it was loaded by, empty where it was not.
+    """
 
     levels: int | None
     nbytes: int
+    name: str = ""
 
     def __repr__(self) -> str:
         levels = "any depth" if self.levels is None else f"{self.levels} levels"

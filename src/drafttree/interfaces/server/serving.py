@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -102,11 +102,12 @@ class Admission:
             finally:
                 _request.reset(token)
 
-    async def submit(self, prompt: Prompt, **options: Any) -> Handle:
+    async def submit(self, prompt: Prompt, *, to: Callable[..., Handle] | None = None, **options: Any) -> Handle:
         """Submit a text; reading its prompt and compiling its grammar hold up nobody.
 
         Args:
             prompt: text, token ids or messages, as `Engine.submit` takes them.
+            to: the `Engine.submit` of an engine that takes the text in place of the server's.
             **options: the options of `Engine.submit`.
 
         Raises:
@@ -116,7 +117,7 @@ class Admission:
         self.check()
         begun = time.perf_counter()
         self._submitting += 1
-        submitting = asyncio.ensure_future(asyncio.to_thread(self._engine.submit, prompt, **options))
+        submitting = asyncio.ensure_future(asyncio.to_thread(to or self._engine.submit, prompt, **options))
         submitting.add_done_callback(self._count)
         try:
             handle = await asyncio.shield(submitting)
