@@ -174,7 +174,7 @@ OWN = obj(properties={"a": WHOLE}, required=["a"], additionalProperties=False)
     ],
 )
 def test_accepted_schemas_are_enforced(schema, good, bad, capfd):
-    parsed = grammar.json_schema(schema)._parsed
+    parsed = grammar.json_schema(schema).parsed
     assert _is_grammar_accept_string(parsed, json.dumps(good))
     assert not _is_grammar_accept_string(parsed, json.dumps(bad))
     assert not capfd.readouterr().err
@@ -192,8 +192,8 @@ PARTS = [".", "[^x]", "[a-b]", r"\u0061", "(a|bb)", "(?:a{2})", r"(?<name>[\]a])
 @settings(max_examples=12, deadline=None)
 def test_patterns_match_as_many_repetitions_as_they_say(part, least, more, lazy):
     pattern = f"^{part}{{{least},{'' if more is None else least + more}}}{lazy}$"
-    values = grammar.json_schema({"type": "string", "pattern": pattern})._parsed
-    names = grammar.json_schema(obj(patternProperties={pattern: WHOLE}, minProperties=1))._parsed
+    values = grammar.json_schema({"type": "string", "pattern": pattern}).parsed
+    names = grammar.json_schema(obj(patternProperties={pattern: WHOLE}, minProperties=1)).parsed
     matched = re.compile(pattern.replace("?<", "?P<"))
     for character, length in itertools.product("ab]", {least - 1, least, 2 * least, least + (more or 0), 601}):
         text = character * length
@@ -244,14 +244,14 @@ def test_patterns_that_would_be_written_without_escapes_are_refused(pattern):
     ("pattern", "text"), [("^é+$", "éé"), (r"^[^é\"\\\x00-\x1f]+$", "aü"), ("^[é-ü]{1,300}$", "éü")]
 )
 def test_patterns_beyond_ascii_without_escapes_are_accepted(pattern, text):
-    parsed = grammar.json_schema({"type": "string", "pattern": pattern})._parsed
+    parsed = grammar.json_schema({"type": "string", "pattern": pattern}).parsed
     assert _is_grammar_accept_string(parsed, f'"{text}"')
     assert not _is_grammar_accept_string(parsed, f'"{text}"{text}"')
 
 
 def test_names_and_a_pattern_on_which_a_search_never_ends_are_accepted():
     schema = obj(properties={"a" * 40 + "!": {}}, patternProperties={"^(a+)+$": WHOLE})
-    parsed = grammar.json_schema(schema)._parsed
+    parsed = grammar.json_schema(schema).parsed
     assert _is_grammar_accept_string(parsed, json.dumps({"a" * 40 + "!": "b", "aaa": 1}))
     assert not _is_grammar_accept_string(parsed, json.dumps({"aaa": "b"}))
 
@@ -270,7 +270,7 @@ def test_ordinary_pydantic_models_are_accepted():
         pet: Cat | Dog = Field(discriminator="kind", description="who lives there")
         ages: dict[str, float]
 
-    parsed = grammar.json_schema(Home)._parsed
+    parsed = grammar.json_schema(Home).parsed
     assert _is_grammar_accept_string(parsed, '{"pet": {"kind": "dog", "names": ["Rex"]}, "ages": {"Rex": 2.5}}')
     assert not _is_grammar_accept_string(parsed, '{"pet": {"kind": "dog", "lives": 9}, "ages": {}}')
 
@@ -321,7 +321,7 @@ def test_members_that_refer_to_each_other_are_compared_once(schema, monkeypatch)
 
 
 def test_members_that_refer_to_each_other_are_told_apart_by_their_constants():
-    parsed = grammar.json_schema({"oneOf": refers("a", "b"), "$defs": MEMBERS})._parsed
+    parsed = grammar.json_schema({"oneOf": refers("a", "b"), "$defs": MEMBERS}).parsed
     assert _is_grammar_accept_string(parsed, '{"kind": "b", "right": {"kind": "a"}}')
     assert not _is_grammar_accept_string(parsed, '{"kind": "b", "left": {"kind": "a"}}')
 

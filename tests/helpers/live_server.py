@@ -1,7 +1,10 @@
-"""A server in a thread at a free port, and replies checked against the types of the installed openai package."""
+"""A server in a thread or a process, and replies checked against the types of the installed openai package."""
 
 import json
+import re
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -34,6 +37,16 @@ def serving(app: FastAPI) -> Iterator[str]:
         finally:
             server.should_exit = True
             thread.join(20)
+
+
+def serve_process() -> tuple[subprocess.Popen[str], str]:
+    """A process that serves the embedded pair, and its address."""
+    command = [sys.executable, "-m", "drafttree", "serve", "--port", "0", "--dtype", "float32"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    found = re.search(r"http://\S+", process.stderr.readline())
+    assert found
+    return process, found[0]
 
 
 def strict(kind: type[Kind], reply: Any) -> Kind:

@@ -1,9 +1,7 @@
 """A server ends when its texts have: the first signal drains it, the second one ends it at once."""
 
-import re
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -23,6 +21,7 @@ from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.lifecycle import DrainingServer, address, listen
 from drafttree.interfaces.server.serving import ServerSettings
 from helpers.held_server import COMPLETIONS, LONG, ask, held_app, wait_until
+from helpers.live_server import serve_process
 
 
 @pytest.fixture
@@ -151,16 +150,6 @@ def test_the_first_line_says_whether_texts_are_lossless(monkeypatch, options, wo
 def test_addresses_are_those_that_browsers_take():
     assert address("127.0.0.1", 80) == "http://127.0.0.1:80"
     assert address("::1", 80) == "http://[::1]:80"
-
-
-def serve_process() -> tuple[subprocess.Popen[str], str]:
-    """A process that serves the embedded pair, and its address."""
-    command = [sys.executable, "-m", "drafttree", "serve", "--port", "0", "--dtype", "float32"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    found = re.search(r"http://\S+", process.stderr.readline())
-    assert found
-    return process, found[0]
 
 
 @pytest.mark.slow

@@ -26,6 +26,9 @@ def serve(
         float | None, typer.Option(min=0.001, help="Seconds after which a text ends where it is; by default never.")
     ] = None,
     prefix_tokens: PrefixTokens = None,
+    grammar_timeout: Annotated[
+        float, typer.Option(min=0.001, help="Seconds that compiling the grammar of a request may take.")
+    ] = 30,
     host: Annotated[str, typer.Option(help='Address to listen at; "0.0.0.0" for all of this machine.')] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 for a free one.")] = 8000,
     api_key: Annotated[
@@ -64,6 +67,7 @@ def serve(
         max_queue=max_queue,
         timeout=timeout,
         prefix_tokens=prefix_tokens,
+        grammar_timeout=grammar_timeout,
     )
     with listen(host, port) as listener:
         from drafttree.interfaces.server.app import create_app

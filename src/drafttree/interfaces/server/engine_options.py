@@ -2,13 +2,11 @@
 
 import json
 from collections.abc import Iterable
-from functools import lru_cache
 from typing import Any
 
-from drafttree.constraints import grammar
-from drafttree.constraints.grammar import Grammar
 from drafttree.engine.decoder import Decoder
 from drafttree.interfaces.server.errors import ServerError
+from drafttree.interfaces.server.grammar_process import WantedGrammar
 from drafttree.interfaces.server.protocol.messages import NamedTool
 from drafttree.interfaces.server.protocol.request_fields import (
     INT64,
@@ -30,7 +28,7 @@ SAME_NAMES = ("top_p", "min_p", "presence_penalty", "frequency_penalty", "repeti
 
 
 def engine_options(request: SamplingFields, decoder: Decoder, prompt_length: int, wanted: int | None) -> dict[str, Any]:
-    """The options of a prompt's texts, all but their seeds.
+    """The options of a prompt's texts, all but their seeds; their grammar is yet to be compiled.
 
     Args:
         request: what the client asks for.
@@ -41,7 +39,6 @@ def engine_options(request: SamplingFields, decoder: Decoder, prompt_length: int
     Raises:
         ServerError: a token id is outside the vocabulary, the grammar is too long, or prompt and text do not fit into
             the model's context.
-        ConfigError: the grammar is malformed.
     """
     limit = _limit(wanted, prompt_length, decoder)
     options = {name: value for name in SAME_NAMES if (value := getattr(request, name)) is not None}
@@ -110,12 +107,11 @@ def check_tokens(field: str, tokens: Iterable[int], decoder: Decoder) -> None:
         raise ServerError(400, message, param=field)
 
 
-def reply_grammar(request: SamplingFields) -> Grammar | None:
+def reply_grammar(request: SamplingFields) -> WantedGrammar | None:
     """The grammar that the texts of a request must follow, None for any text.
 
     Raises:
         ServerError: it is too long.
-        ConfigError: it is malformed, or a part of it would not be enforced.
     """
     if request.structured_outputs:
         return _of_outputs(request.structured_outputs)
@@ -123,8 +119,9 @@ def reply_grammar(request: SamplingFields) -> Grammar | None:
         return None
     schema = _schema(request)
     if request.callable_tools:
-        return _made("structural_tag", _dump(_with_calls(request, schema), "tools"))
-    return None if schema is None else _made("json_schema", _dump(schema, "response_format"))
+        return WantedGrammar("structural_tag", _dump(_with_calls(request, schema), "tools"), "tools")
+    field = "response_format"
+    return None if schema is None else WantedGrammar("json_schema", _dump(schema, field), field)
 
 
 def _schema(request: ChatRequest) -> dict[str, Any] | None:
@@ -150,16 +147,17 @@ def _with_calls(request: ChatRequest, schema: dict[str, Any] | None) -> dict[str
     return {"type": "triggered_tags", "triggers": [BEGIN], "tags": tags, "stop_after_first": single}
 
 
-def _of_outputs(outputs: StructuredOutputs) -> Grammar:
+def _of_outputs(outputs: StructuredOutputs) -> WantedGrammar:
     field = "structured_outputs"
     if outputs.regex is not None:
-        return _made("regex", _short(outputs.regex, field))
+        return WantedGrammar("regex", _short(outputs.regex, field), field)
     if outputs.grammar is not None:
-        return _made("ebnf", _short(outputs.grammar, field))
+        return WantedGrammar("ebnf", _short(outputs.grammar, field), field)
     if outputs.choice is not None:
-        return _made("json_choice", _dump(outputs.choice, field))
+        return WantedGrammar("json_choice", _dump(outputs.choice, field), field)
     schema = ANY_OBJECT if outputs.json_schema is None else outputs.json_schema
-    return _made("json_schema", _short(schema, field) if isinstance(schema, str) else _dump(schema, field))
+    text = _short(schema, field) if isinstance(schema, str) else _dump(schema, field)
+    return WantedGrammar("json_schema", text, field)
 
 
 def _dump(value: Any, field: str) -> str:
@@ -175,19 +173,3 @@ def _short(text: str, field: str) -> str:
         message = f"{field} has {len(text)} characters as JSON; give at most {MAX_LENGTH}"
         raise ServerError(400, message, param=field)
     return text
-
-
-@lru_cache(maxsize=32)
-def _made(kind: str, text: str) -> Grammar:
-    """A grammar; one that is asked for again is not compiled again."""
-    match kind:
-        case "regex":
-            return grammar.regex(text)
-        case "ebnf":
-            return grammar.ebnf(text)
-        case "json_choice":
-            quoted = (json.dumps(each, ensure_ascii=False) for each in json.loads(text))
-            return grammar.ebnf(f"root ::= {' | '.join(quoted)}")
-        case "structural_tag":
-            return grammar.structural_tag(json.loads(text))
-    return grammar.json_schema(text)

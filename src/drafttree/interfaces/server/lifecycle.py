@@ -46,6 +46,7 @@ class DrainingServer(uvicorn.Server):
         """Whether to end; asked several times a second."""
         if self._admission.draining:
             self._say_that_it_drains()
+            self._admission.refuse_preparing()
             self.should_exit = self.should_exit or self._is_done()
         return await super().on_tick(counter)
 

@@ -113,7 +113,7 @@ class ClientPresence:
             await self._app(scope, receive, send)
             return
         client = _Client(receive, send)
-        with self._admission.request():
+        with self._admission.request((scope.get("client") or ("",))[0]):
             answering = asyncio.ensure_future(self._app(scope, client.receive, client.send))
             leaving = asyncio.ensure_future(client.leaves())
             try:

@@ -2,9 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from contextvars import ContextVar
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -16,7 +15,9 @@ from drafttree.engine.decoder import Decoder
 from drafttree.engine.pass_recording import record_passes
 from drafttree.engine.prompt import Prompt
 from drafttree.interfaces.server.errors import ServerError
+from drafttree.interfaces.server.grammars import Grammars
 from drafttree.interfaces.server.metrics import ServerMetrics
+from drafttree.interfaces.server.open_request import OpenRequest, open_request
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,8 @@ class ServerSettings:
         cors: origins whose pages may call the server from a browser.
         max_batch: the number of requests that may run at once.
         max_queue: the number of requests that may wait; one more is refused.
-        timeout: seconds after which a request ends where it is; None for no end.
+        timeout: seconds from its arrival after which a request ends where it is; None for no end.
+        grammar_timeout: seconds that compiling the grammar of a request may take.
         prefix_tokens: as for `Engine`.
         max_body_bytes: the largest body of a request, in bytes.
         other_names: further names by which requests may call the model.
@@ -41,6 +43,7 @@ class ServerSettings:
     max_batch: int = MAX_BATCH
     max_queue: int = 256
     timeout: float | None = None
+    grammar_timeout: float = 30
     prefix_tokens: int | None = None
     max_body_bytes: int = 4 << 20
     other_names: tuple[str, ...] = ()
@@ -59,9 +62,6 @@ class ServerSettings:
 RETRY_AFTER = 1
 """Seconds after which a request that was refused may come again."""
 
-_request: ContextVar[ExitStack | None] = ContextVar("request", default=None)
-"""What is to be done when the present request has been answered."""
-
 
 class Admission:
     """Counts the texts of a server.
@@ -78,6 +78,7 @@ class Admission:
     def __init__(self, engine: Engine, settings: ServerSettings, metrics: ServerMetrics) -> None:
         self._engine, self._settings, self._metrics = engine, settings, metrics
         self._handles: set[Handle] = set()
+        self._preparing: set[asyncio.Timeout] = set()
         self._submitting = self._answering = 0
         self.draining = self._ending = False
 
@@ -93,14 +94,34 @@ class Admission:
         return bool(self._answering or self.open)
 
     @contextmanager
-    def request(self) -> Iterator[None]:
-        """A request of a client: texts that are submitted inside of it end with it."""
-        with ExitStack() as ends:
-            token = _request.set(ends)
-            try:
+    def request(self, client: str = "") -> Iterator[None]:
+        """A request of the client at an address: texts that are submitted inside of it end with it."""
+        with OpenRequest(client, self._settings.timeout).answering():
+            yield
+
+    @asynccontextmanager
+    async def preparing(self) -> AsyncIterator[None]:
+        """Hold a place for a request that has to wait before its texts can be submitted.
+
+        Raises:
+            ServerError: as for `submit`, also where the server shuts down meanwhile.
+        """
+        self.check()
+        preparing = asyncio.timeout(None)
+        self._preparing.add(preparing)
+        try:
+            async with preparing:
                 yield
-            finally:
-                _request.reset(token)
+        except TimeoutError:
+            self.check()
+            raise
+        finally:
+            self._preparing.discard(preparing)
+
+    def refuse_preparing(self) -> None:
+        """End the requests that a server which shuts down would refuse as soon as they are prepared."""
+        for preparing in self._preparing:
+            preparing.reschedule(0)
 
     async def submit(self, prompt: Prompt, *, to: Callable[..., Handle] | None = None, **options: Any) -> Handle:
         """Submit a text; reading its prompt and compiling its grammar hold up nobody.
@@ -137,8 +158,8 @@ class Admission:
         again = {"Retry-After": str(RETRY_AFTER)}
         if self.draining:
             raise ServerError(503, "the server is shutting down", code="shutting_down", headers=again)
-        if self.open >= self._settings.max_texts:
-            message = f"{self.open} texts are running or waiting, which is the limit; try again later"
+        if (waiting := self.open + len(self._preparing)) >= self._settings.max_texts:
+            message = f"{waiting} texts are running or waiting, which is the limit; try again later"
             raise ServerError(429, message, code="queue_full", headers=again)
 
     def cancel_all(self) -> None:
@@ -157,15 +178,15 @@ class Admission:
 
     def _end_in_time(self, handle: Handle) -> None:
         """End a text with its request, and when its time is over."""
-        ends = _request.get()
-        if ends is None:
+        request = open_request()
+        if request is None:
             return
         self._answering += 1
-        ends.callback(self._answered)
-        ends.callback(handle.cancel)
-        if self._settings.timeout is not None:
-            timer = asyncio.get_running_loop().call_later(self._settings.timeout, handle.cancel, "length")
-            ends.callback(timer.cancel)
+        request.ends.callback(self._answered)
+        request.ends.callback(handle.cancel)
+        if (left := request.seconds_left) is not None:
+            timer = asyncio.get_running_loop().call_later(left, handle.cancel, "length")
+            request.ends.callback(timer.cancel)
 
     def _answered(self) -> None:
         self._answering -= 1
@@ -188,6 +209,7 @@ class ServingContext:
         engine: writes the texts.
         metrics: counts the texts and takes their times.
         admission: lets requests into the engine.
+        grammars: compiles the grammars of requests.
     """
 
     def __init__(self, decoder: Decoder, settings: ServerSettings) -> None:
@@ -196,6 +218,7 @@ class ServingContext:
         record_passes(decoder, settings.max_batch, self.engine.memory.rows)
         self.metrics = ServerMetrics(self.engine, settings.model_name)
         self.admission = Admission(self.engine, settings, self.metrics)
+        self.grammars = Grammars(decoder, settings.grammar_timeout)
 
     @property
     def model_name(self) -> str:
