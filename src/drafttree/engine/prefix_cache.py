@@ -173,7 +173,7 @@ class PrefixCache:
             cache = request.cache.copy_rows(min(len(request.tokens) - 1, most))
             if not cache.length:
                 return
-            session = request.drafting.catch_up()
+            session = request.drafting.catch_up() if request.drafting.reads_prompt else None
             if read_rest := getattr(session, "read_rest", None):
                 read_rest()
             text = KeptText(request.tokens[: cache.length], cache, kept_draft(session, cache.length))

@@ -20,7 +20,10 @@ from helpers import families, tiny
 
 SYSTEM = tiny.random_tokens(200, 1)
 GREEDY, DRAWN = {"temperature": 0.0}, {"temperature": 1.0, "seed": 7}
-HEADS = ("embedded-eagle3", "embedded-hydra", "embedded-medusa", "embedded-draft", "mixed:embedded-eagle3")
+HEADS = (
+    *("embedded-eagle3", "embedded-hydra", "embedded-medusa", "embedded-draft", "mixed:embedded-eagle3"),
+    *("embedded-mtp", "embedded-block"),
+)
 
 
 class Reads:
@@ -56,7 +59,7 @@ def accepted(text) -> list[int]:
 
 def together(engine: Engine, prompts, **options):
     """The texts of prompts that come at the same moment."""
-    with engine._changed:
+    with engine._thread.changed:
         handles = [engine.submit(prompt, **options) for prompt in prompts]
     return [handle.result(60) for handle in handles]
 
@@ -89,9 +92,9 @@ def test_a_request_that_comes_later_copies_from_one_that_is_still_written():
 def test_several_texts_of_one_prompt_read_it_once():
     decoder, prompt = make(), [*SYSTEM, 5]
     reads, seeds = Reads(decoder.target), range(4)
-    with Engine(decoder) as engine, engine._changed:
+    with Engine(decoder) as engine, engine._thread.changed:
         handles = [engine.submit(prompt, max_new_tokens=8, temperature=1.0, seed=seed) for seed in seeds]
-        engine._changed.wait_for(lambda: all(handle.done for handle in handles), 60)
+        engine._thread.changed.wait_for(lambda: all(handle.done for handle in handles), 60)
     assert reads.tokens == len(prompt) - 1
     assert [each.metrics.reused_tokens for each in handles] == [0] + [len(prompt) - 1] * 3
     texts = [alone(decoder, prompt, max_new_tokens=8, temperature=1.0, seed=seed) for seed in seeds]
@@ -124,6 +127,16 @@ def test_what_drafters_know_is_shared_with_the_rows(drafter):
         fresh = decoder.generate([*talk, last], max_new_tokens=12, **GREEDY)
         assert text.tokens == fresh.tokens
         assert accepted(text) == accepted(fresh)
+
+
+@pytest.mark.parametrize("drafter", ["embedded-eagle3", "embedded-mtp", "embedded-block"])
+def test_a_text_of_one_token_is_kept_though_no_drafter_has_read_it(drafter):
+    decoder, prompt = drafttree.load("embedded", drafter, "talon", dtype="float32"), [*range(100, 140)]
+    with Engine(decoder) as engine:
+        engine.submit(prompt, max_new_tokens=1, ignore_eos=True).result()
+        assert decoder.prefixes.tokens == len(prompt)
+        found = engine.submit(prompt, max_new_tokens=16, ignore_eos=True).result()
+    assert found.tokens == alone(decoder, prompt, max_new_tokens=16, ignore_eos=True)
 
 
 def test_with_exact_text_texts_are_the_same_in_bfloat16():
@@ -193,7 +206,7 @@ def test_when_the_request_that_reads_is_cancelled_the_next_one_reads():
     decoder.target.forward = held
     system, prompts = tiny.random_tokens(900, 2), [[*tiny.random_tokens(900, 2), user] for user in range(3)]
     with Engine(decoder) as engine:
-        with engine._changed:
+        with engine._thread.changed:
             handles = [engine.submit(prompt, max_new_tokens=4, **GREEDY) for prompt in prompts]
         assert reading.wait(60)
         handles[0].cancel()
@@ -218,7 +231,7 @@ def test_when_the_request_that_reads_fails_the_next_one_reads():
 
     decoder.target.forward = failing
     with Engine(decoder) as engine:
-        with engine._changed:
+        with engine._thread.changed:
             handles = [engine.submit([*SYSTEM, user], max_new_tokens=4, **GREEDY) for user in range(3)]
         with pytest.raises(RuntimeError, match="broken"):
             handles[0].result(60)
