@@ -113,7 +113,7 @@ def test_a_number_that_no_double_holds_is_refused_by_name(keyword, number):
     ],
 )
 def test_numbers_of_64_bits_are_enforced_exactly(schema, good, bad):
-    parsed = grammar.json_schema(schema)._parsed
+    parsed = grammar.json_schema(schema).parsed
     assert _is_grammar_accept_string(parsed, str(good))
     assert not _is_grammar_accept_string(parsed, str(bad))
 

@@ -109,6 +109,7 @@ class BatchLoop:
     def step(self) -> None:
         """Advance every request that runs by one round. An error of one of them ends that one alone."""
         self._drop_cancelled()
+        self._forget_ended()
         broken = False
         try:
             self._admit()
@@ -119,6 +120,7 @@ class BatchLoop:
                 self._relieve(error)
         if broken:  # not where the error is handled: what one request raises then would be told as of another's
             self._advance_one_by_one()
+        self._forget_ended()  # there may be no next round soon, and they have rows
         self.metrics.running, self.metrics.waiting = len(self._scheduler.running), len(self._scheduler.waiting)
 
     def stop(self, reason: str) -> None:
@@ -143,10 +145,13 @@ class BatchLoop:
                 self.metrics.cancelled += 1
                 served.end(reason)
 
-    def _admit(self) -> None:
+    def _forget_ended(self) -> None:
         self._texts.limit_to(self._scheduler.running)
+        self._opened = [served for served in self._opened if served.holds_rows]
+
+    def _admit(self) -> None:
         opened = [served for served in self._opened if served in self._scheduler.running]
-        self._opened = [served for served in self._opened if served.holds_rows and served not in opened]
+        self._opened = [served for served in self._opened if served not in opened]
         admitted = self._scheduler.admit()
         resting = self._budget is None and self._switch.rests(len(self._scheduler.running))
         for place, served in enumerate(waiting := [*opened, *admitted]):
