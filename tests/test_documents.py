@@ -1,0 +1,119 @@
+"""README and docs: what they show runs, what their commands are called, and where their links lead.
+
+Commands with hub names, and those that take minutes, are parsed and not run: the first need a network. The tutorial is
+run whole, with the embedded pair in place of the one on the hub.
+"""
+
+import ast
+import re
+import shlex
+from functools import reduce
+from pathlib import Path
+
+import pytest
+import typer
+
+import drafttree
+from drafttree.interfaces import cli
+from drafttree.interfaces.cli.command_line import USAGE_ERROR
+from helpers.command_line import run
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(page for page in DOCS.glob("*.md") if page.name != "log.md")]
+PAIR = {"Qwen/Qwen2.5-1.5B-Instruct": "embedded", "Qwen/Qwen2.5-0.5B-Instruct": "embedded-draft"}
+
+
+def commands(text: str) -> list[str]:
+    """The command lines of drafttree in a page, without what the shell and torchrun take of them."""
+    joined = re.sub(r" *\\\n\s*", " ", text)
+    return re.findall(r"^(?:    |\$ )(?:torchrun .* -m )?drafttree (.*)$", joined, re.MULTILINE)
+
+
+def code(text: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+DOCUMENTED = sorted({line for page in PAGES for line in commands(page.read_text())})
+
+
+def parse(line: str) -> None:
+    """Parse a command line down to its last subcommand, without running it."""
+    command, context = typer.main.get_command(cli.app), None
+    arguments = shlex.split(line, comments=True)
+    while hasattr(command, "resolve_command"):
+        context = typer.Context(command, parent=context)
+        _, command, arguments = command.resolve_command(context, arguments)
+    command.make_context(command.name, list(arguments), parent=context)
+
+
+@pytest.mark.parametrize("line", [line for line in DOCUMENTED if not line.startswith("--version")])
+def test_a_command_has_the_options_that_are_shown(line):
+    parse(line)
+
+
+@pytest.mark.parametrize("line", ["bench law --nope", "bench nope", "generate x --temp 3", "tune --minutes x"])
+def test_a_command_that_is_misspelt_is_found(line):
+    with pytest.raises(USAGE_ERROR):
+        parse(line)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_code_names_what_there_is(page):
+    for block in code(page.read_text()):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("drafttree"):
+                module = __import__(node.module, fromlist=["_"])
+                assert all(hasattr(module, each.name) for each in node.names)
+        for names in re.findall(r"\bdrafttree((?:\.\w+)+)", block):
+            if not re.search(rf"import drafttree{names}|from drafttree{names}", block):
+                reduce(getattr, names.split(".")[1:], drafttree)
+
+
+def test_the_first_example_prints_what_is_below_it(capsys):
+    example, printed = re.search(r"```python\n(.*?)```\n\n((?:    [^\n]*\n)+)", README, re.DOTALL).groups()
+    exact = example.replace('"dynatree")', '"dynatree", dtype="float32")')
+    assert exact != example
+    exec(exact, {})
+    assert capsys.readouterr().out == re.sub("^    ", "", printed, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_and_pictures_lead_to_files(page):
+    links = re.findall(r"\]\((?!http|#)([^)#\s]+)", page.read_text())
+    assert all((page.parent / link).exists() for link in links)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_into_pages_lead_to_headings(page):
+    for target, anchor in re.findall(r"\]\(((?!http)[^)#\s]*)#([^)\s]+)\)", page.read_text()):
+        headings = re.findall(r"^#+ (.*)$", ((page.parent / target) if target else page).read_text(), re.MULTILINE)
+        assert anchor in {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", ["index", "chat-and-batch", "exactness", "trace"])
+def test_the_code_of_a_page_runs_from_top_to_bottom(page, capsys):
+    exec("\n".join(code((DOCS / f"{page}.md").read_text())), {})
+    printed = capsys.readouterr().out
+    assert printed.strip()
+    if page == "exactness":
+        assert float(printed) < 1e-12
+
+
+def test_the_tutorial_runs_with_the_embedded_pair(tmp_path, monkeypatch, capsys):
+    text = (DOCS / "tutorial.md").read_text()
+    for name, embedded in PAIR.items():
+        text = text.replace(name, embedded)
+    monkeypatch.chdir(tmp_path)
+    written = re.search(r"printf '(.*)' > prompts.txt", text).group(1)
+    (tmp_path / "prompts.txt").write_text(written.encode().decode("unicode_escape"))
+    for line in commands(text):
+        if line.startswith("serve"):
+            continue  # tests/interfaces/server has clients and servers
+        line = line.replace("--minutes 3", "--minutes 0.3").replace("-tokens 60", "-tokens 8")
+        result = run(*shlex.split(line))
+        assert result.exit_code == 0, (line, result.output)
+    assert (tmp_path / "trace.html").exists()
+    exec("\n".join(block for block in code(text) if "openai" not in block), {})
+    assert "tokens per pass" in capsys.readouterr().out
