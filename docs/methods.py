@@ -20,8 +20,18 @@ a name: `--policy talon:budget=60,margin=0.03`, in Python `drafttree.policies.Ta
 def document() -> str:
     """The whole page."""
     policies = [line for name, policy in _listed("policies").items() for line in _policy(name, policy)]
-    verifiers = [f"| `{name}` | {each['description']} | {each['source']} |" for name, each in _listed("verifiers").items()]
-    parts = ["## Tree policies", "", *policies, "## Verifiers", "", "| name | what it does | source |", "| --- | --- | --- |"]
+    verifiers = [
+        f"| `{name}` | {each['description']} | {each['source']} |" for name, each in _listed("verifiers").items()
+    ]
+    parts = [
+        "## Tree policies",
+        "",
+        *policies,
+        "## Verifiers",
+        "",
+        "| name | what it does | source |",
+        "| --- | --- | --- |",
+    ]
     return "\n".join([INTRODUCTION, *parts, *verifiers, ""])
 
 

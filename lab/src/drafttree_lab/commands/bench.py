@@ -56,7 +56,10 @@ def bench_policies_(
     policies: PolicySpecs = ["all"],  # noqa: B006
     repeats: Repeats = 3,
 ) -> None:
-    """Every policy and plain decoding, interleaved: every term of the law, predicted and measured speed-up."""
+    """Measure every policy against plain decoding.
+
+    In turns, with all terms of the speed-up, predicted and measured.
+    """
     chosen = [*parse_policies(policies).values()]
     decoder = models.load()
 
@@ -84,15 +87,16 @@ def bench_law(
     draft_temperature: DraftTemperature = 1.0,
     repeats: Repeats = 3,
     contexts: Annotated[
-        str | None, typer.Option(help='Also time passes behind so many tokens: "512,2048,8192".')
+        str | None, typer.Option(help='Also time passes at these context lengths, such as "512,2048,8192".')
     ] = None,
-    peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Also time transformers' own ways.")] = True,
+    peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Also time transformers' own methods.")] = True,
     quantize: Quantize = None,
     quantize_drafter: QuantizeDrafter = None,
 ) -> None:
-    """Passes, memory bandwidth, and greedy decoding against both; with --inflate at the cost of a larger target.
+    """Measure passes, bandwidth, and decoding against both.
 
-    An inflated target computes what the small one does: real acceptance of the pair at the cost of the large model.
+    With --inflate at the cost of a larger target, which computes what the small one does: the pair's real acceptance at
+    the large model's cost.
     """
     chosen = [*parse_policies(policies).values()]
     lengths = parse_numbers(contexts, "--contexts") if contexts else ()
@@ -122,7 +126,10 @@ def bench_exact_text_(
     inflated: Inflate = None,
     repeats: Repeats = 3,
 ) -> None:
-    """The price of --exact-text, by turns with decoding without it, and how many texts are plain decoding's."""
+    """Measure what --exact-text costs and changes.
+
+    In turns with decoding without it, and how many texts are plain decoding's.
+    """
     chosen = [*parse_policies(policies).values()]
     decoder = models.load(inflated)
 
@@ -148,7 +155,7 @@ def bench_overhead(
     policies: PolicySpecs = ["all"],  # noqa: B006
     repeats: Repeats = 3,
 ) -> None:
-    """The time of a round outside the two models' forward passes, and where it goes."""
+    """Measure the time of a round outside the two models."""
     chosen = [*parse_policies(policies).values()]
     decoder = models.load()
 

@@ -34,14 +34,14 @@ def bench_arrival_(
     drafter: Drafter = "auto",
     inflated: Inflate = None,
     policy: PolicySpec = None,
-    arriving: Annotated[int, typer.Option(min=2, help="Tokens of the prompt that arrives.")] = 1500,
-    running: Annotated[int, typer.Option(min=1, help="Texts that are being written beside it.")] = 4,
+    arriving: Annotated[int, typer.Option(min=2, help="Length of the arriving prompt in tokens.")] = 1500,
+    running: Annotated[int, typer.Option(min=1, help="Number of texts being generated meanwhile.")] = 4,
     temperature: Temperature = 0.0,
-    repeats: Annotated[int, typer.Option(min=1, help="Prompts that arrive, one after the other.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="Number of arriving prompts.")] = 3,
     dtype: Dtype = "auto",
     device: Device = "auto",
 ) -> None:
-    """How much longer a token of the others takes while a long prompt is read beside them."""
+    """Time tokens of running texts while a long prompt arrives."""
     chosen = make_policy(policy) if policy else default_policy(None)
     if inflated:
         find_shape(inflated)

@@ -37,12 +37,10 @@ HEADS = "embedded-eagle3;mixed:embedded-eagle3;embedded-medusa"
 ALL = f"embedded-draft;embedded-hydra;lookup;{HEADS}"
 KINDS = "books,chat,code,summaries"
 
-Data = Annotated[
-    Path | None, typer.Option(help="Folder of prompt sets (docs/performance.md); by default shipped ones.")
-]
-Sets = Annotated[str, typer.Option(help="Prompt sets to take.")]
-PerSet = Annotated[int, typer.Option(min=1, help="Prompts of each set, evenly spaced.")]
-Temperatures = Annotated[str, typer.Option(help="0 decodes greedily.")]
+Data = Annotated[Path | None, typer.Option(help="Folder of prompt sets. Default: the sets in the package.")]
+Sets = Annotated[str, typer.Option(help="Prompt sets to use.")]
+PerSet = Annotated[int, typer.Option(min=1, help="Number of prompts per set, evenly spaced.")]
+Temperatures = Annotated[str, typer.Option(help="Sampling temperature. 0 means greedy decoding.")]
 Names = Annotated[
     list[str] | None, typer.Option("--drafters", "--drafter", help=f'By default "{ALL}", at a larger size "{HEADS}".')
 ]
@@ -61,23 +59,24 @@ def bench_auto_(
     ] = f"{OWN},300m",
     drafters: Names = None,
     costs: Annotated[
-        list[Path] | None, typer.Option(help="Cost curves of another machine; then nothing is timed. May be repeated.")
+        list[Path] | None, typer.Option(help="Cost curve of another machine; nothing is timed then. May be repeated.")
     ] = None,
     policies: Annotated[
-        str | None, typer.Option(help="Settings to count beside auto, by default a grid of every policy.")
+        str | None, typer.Option(help="Policies to compare with auto. Default: a grid over all policies.")
     ] = None,
     verifier: VerifierName = "auto",
     temperatures: Temperatures = "0,1",
     max_new_tokens: Length = 64,
     limit: PerSet = 4,
-    repeats: Annotated[int, typer.Option(min=1, help="Runs of everything that is timed.")] = 2,
+    repeats: Annotated[int, typer.Option(min=1, help="Number of timed runs.")] = 2,
     seed: Seed = 0,
     dtype: Dtype = "auto",
     device: Device = "auto",
 ) -> None:
-    """The auto policy against plain decoding and a grid of other policies: counted all, timed by turns the best.
+    """Compare the auto policy with plain decoding and others.
 
-    Speed-ups of the grid are counted rounds at the measured costs. Aims are printed, and every row that misses one.
+    All settings are counted; the best are timed in turns. Speed-ups of the grid are counted rounds at the measured
+    costs. Aims are printed, and every row that misses one.
     """
     warmth, places = parse_temperatures(temperatures, zero=True), split_names(sizes)
     judge, given_policies = find_verifier(verifier), parse_policies([policies]) if policies else None
@@ -131,7 +130,10 @@ def bench_calibration(
     dtype: Dtype = "auto",
     device: Device = "auto",
 ) -> None:
-    """The drafter's probabilities beside the share that was accepted, before and after auto's calibration."""
+    """Compare draft probabilities with acceptance.
+
+    Before and after the calibration by the policy "auto".
+    """
     warmth = parse_temperatures(temperatures, zero=True)
 
     from drafttree.interfaces.cli.decoders import load_named

@@ -27,7 +27,7 @@ from drafttree.loading.specs import default_policy
 from drafttree_lab.commands.option_groups import DrawOptions, PromptOptions
 
 PLOTS = (".svg", ".png")
-Turns = Annotated[int, typer.Option(min=1, help="Turns of every size, each with other prompts; aims need 3.")]
+Turns = Annotated[int, typer.Option(min=1, help="Number of turns per size, each with other prompts. Aims need 3.")]
 
 
 @grouped
@@ -36,26 +36,31 @@ def bench_batch_(
     prompts: PromptOptions,
     results: ResultOptions,
     draws: DrawOptions = DrawOptions(max_new_tokens=64),
-    batches: Annotated[str, typer.Option(help="Batch sizes: requests that are served at a time.")] = "1,2,4,8,16,32,64",
+    batches: Annotated[str, typer.Option(help="Batch sizes.")] = "1,2,4,8,16,32,64",
     target: Target = "embedded",
     drafter: Drafter = "auto",
     inflated: Inflate = None,
     policy: PolicySpec = None,
-    budgets: Annotated[str, typer.Option(help="Drafted nodes per request and round of the fixed budgets.")] = "1,2,4,8",
+    budgets: Annotated[
+        str, typer.Option(help="Fixed budgets to compare with: drafted nodes per request and round.")
+    ] = "1,2,4,8",
     transformers: Annotated[
         bool, typer.Option("--transformers/--no-transformers", help="Also run transformers' generate_batch.")
     ] = True,
     one_by_one: Annotated[
-        bool, typer.Option("--one-by-one/--no-one-by-one", help="Also decode one text after the other, at one size.")
+        bool, typer.Option("--one-by-one/--no-one-by-one", help="Also generate one text after the other.")
     ] = True,
     repeats: Turns = 3,
     dtype: Dtype = "auto",
     device: Device = "auto",
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Draw a plot into this .svg or .png.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Draw a plot into this .svg or .png file.")
+    ] = None,
 ) -> None:
-    """Speculation under one budget by batch size, beside packed plain decoding, fixed budgets and transformers.
+    """Measure speculation by batch size.
 
-    All ways decode the same prompts by turns, and all texts have the same length. Aims are printed with what was found.
+    Compares the shared budget with packed plain decoding, fixed budgets and transformers, in turns on the same prompts,
+    with texts of the same length. Aims are printed with what was found.
     """
     sizes, nodes = parse_numbers(batches, "--batches", 1), parse_numbers(budgets, "--budgets", 1)
     chosen = make_policy(policy) if policy else default_policy(None)

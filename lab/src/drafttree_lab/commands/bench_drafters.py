@@ -18,7 +18,9 @@ DRAFTERS = "embedded-draft;lookup;mixed:embedded-draft"
 POLICIES = "chain;dynatree;talon;eagle;opt-tree"
 Methods = Annotated[
     list[str] | None,
-    typer.Option(help='"DRAFTER|POLICY|VERIFIER", the last two optional; separate by semicolons, or repeat it.'),
+    typer.Option(
+        help='Methods as "DRAFTER|POLICY|VERIFIER" (the last two optional), separated by semicolons. May be repeated.'
+    ),
 ]
 
 
@@ -46,9 +48,10 @@ def bench_drafters_(
     inflated: Inflate = None,
     repeats: Repeats = 1,
 ) -> None:
-    """Every drafter with every policy, or --methods: the law's terms by prompt file, and what each drafter costs.
+    """Measure every drafter with every policy.
 
-    With --limit, as many prompts are taken of each file, evenly spaced.
+    Or those of --methods. Prints the terms of the speed-up by prompt file, and what each drafter costs. --limit takes
+    that many prompts from each file, evenly spaced.
     """
     chosen = _chosen_methods(methods, drafters, policies)
     decoder = models.load_plain(inflated)
@@ -77,9 +80,10 @@ def bench_lookup_(
     max_new_tokens: Length = 128,
     repeats: Repeats = 3,
 ) -> None:
-    """Lookup drafters on prompt files and on edits of this package's source: trees against chains, cost by length.
+    """Measure lookup drafters: trees, chains, cost by length.
 
-    Prompts with a "reference" are also replayed: the reference is taken for the target's output.
+    On prompt files and on edits of this package's source. Prompts with a "reference" are also replayed, with the
+    reference as the target's output.
     """
     chosen = [*parse_policies(policies).values()]
 
@@ -106,7 +110,7 @@ def bench_memory_(
     prompts: PromptOptions = PromptOptions(limit=2),
     methods: Methods = None,
 ) -> None:
-    """The memory that plain decoding and every method need at most, each in a process of its own."""
+    """Measure the peak memory of methods, each in its own process."""
     found, judge = parse_methods(methods or [DRAFTERS]).values(), find_verifier(models.verifier)
     chosen = [replace(method, verifier=method.verifier or judge) for method in found]
 

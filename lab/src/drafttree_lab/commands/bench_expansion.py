@@ -23,12 +23,13 @@ def bench_expansion_(
     policies: PolicySpecs = [POLICIES],  # noqa: B006
     vocab: Annotated[str, typer.Option(help="Vocabulary sizes.")] = "32000,128000,152000",
     alpha: Annotated[str, typer.Option(help="Exponents of Zipf's law, above 0.")] = "0.7,1.35,5",
-    repeats: Annotated[int, typer.Option(min=1, help="Trees grown for every figure.")] = 100,
+    repeats: Annotated[int, typer.Option(min=1, help="Number of trees per figure.")] = 100,
     device: Device = "auto",
 ) -> None:
-    """The time every policy takes to grow a tree, and for a level of it, on synthetic rows that follow Zipf's law.
+    """Time how every policy grows a tree, without models.
 
-    TALON's appendix E.6: the defaults are its vocabularies, exponents, repeats and trees.
+    On synthetic rows that follow Zipf's law. The defaults are the vocabularies, exponents, repeats and trees of TALON's
+    appendix E.6.
     """
     vocabs, alphas = parse_numbers(vocab, "--vocab"), _parse_exponents(alpha)
     chosen = [*parse_policies(policies).values()]

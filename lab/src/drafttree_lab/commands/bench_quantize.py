@@ -22,7 +22,10 @@ def bench_products_(
     repeats: Repeats = 7,
     json_: AsJson = False,
 ) -> None:
-    """The time of a linear layer's product on this CPU by dtype and rows, its bandwidth, and v(n) of whole passes."""
+    """Time matrix products on this CPU by data type and rows.
+
+    Also prints their bandwidth and v(n) of whole passes.
+    """
     shape = None if inflate == NO_SHAPE else inflate
     if shape:
         find_shape(shape)
@@ -42,7 +45,10 @@ def bench_quantize_(
     device: Device = "auto",
     json_: AsJson = False,
 ) -> None:
-    """The perplexity of texts by the target as it is and with int8 weights, and the share of its best tokens kept."""
+    """Compare the quality of int8 weights with the original.
+
+    Prints the perplexity of texts and the share of best tokens that stay the same.
+    """
     from drafttree.interfaces.cli.decoders import load_named
     from drafttree_lab.display.products import show_quality
     from drafttree_lab.experiment.quantized_quality import bench_quality

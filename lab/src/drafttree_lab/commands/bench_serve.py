@@ -33,9 +33,9 @@ from drafttree.loading import find_policy, find_verifier
 
 
 def bench_serve_(
-    model: Annotated[str, typer.Argument(help='The model: "embedded", a folder or a hub name.')] = "embedded",
+    model: Annotated[str, typer.Argument(help='The model to serve: "embedded", a folder or a hub name.')] = "embedded",
     prompts: Files = None,
-    clients: Annotated[str, typer.Option(help="Clients at once.")] = "1,4,16",
+    clients: Annotated[str, typer.Option(help="Numbers of concurrent clients.")] = "1,4,16",
     drafter: Drafter = "auto",
     policy: PolicySpec = None,
     verifier: VerifierName = "auto",
@@ -43,11 +43,10 @@ def bench_serve_(
         int | None,
         typer.Option(
             min=1,
-            help="Tokens of a system prompt that all texts of a turn begin with; the other server then "
-            "shares no prefixes.",
+            help="Length of a shared system prompt in tokens. The other server then shares no prefixes.",
         ),
     ] = None,
-    per_client: Annotated[int, typer.Option(min=1, help="Texts of each client in a turn.")] = 2,
+    per_client: Annotated[int, typer.Option(min=1, help="Number of texts per client and turn.")] = 2,
     max_new_tokens: Length = 64,
     temperature: Temperature = 0.0,
     seed: Seed = 0,
@@ -58,10 +57,10 @@ def bench_serve_(
     quantize: Quantize = None,
     json_: AsJson = False,
 ) -> None:
-    """`drafttree serve` under load, beside `drafttree serve --drafter none`, by turns over HTTP on the same prompts.
+    """Measure a server under load, with and without drafts.
 
-    With --system-tokens it stands beside `drafttree serve --prefix-tokens 0`, and each turn has another system prompt.
-    Both servers are processes of their own, and hold the model each.
+    Both servers run as processes of their own and answer the same prompts over HTTP in turns. With --system-tokens, the
+    other server is `drafttree serve --prefix-tokens 0`, and each turn has another system prompt.
     """
     check_extra()
     sizes = parse_numbers(clients, "--clients", 1)

@@ -25,7 +25,7 @@ from drafttree_lab.commands.option_groups import PromptOptions
 Verifiers = Annotated[
     list[str],
     typer.Option(
-        "--verifiers", "--verifier", help='Names or "all"; separate by commas.', autocompletion=complete_verifier
+        "--verifiers", "--verifier", help='Verifiers, separated by commas, or "all".', autocompletion=complete_verifier
     ),
 ]
 
@@ -37,12 +37,15 @@ def bench_verifiers_(
     verifiers: Verifiers = ["all"],  # noqa: B006
     nodes: Annotated[str, typer.Option(help="Tree sizes, root included.")] = "16,64,256",
     vocab: Annotated[str, typer.Option(help="Vocabulary sizes.")] = "4000,32000,128000",
-    hidden: Annotated[int, typer.Option(min=1, help="Width of the hidden states the logits are made from.")] = 4096,
-    temperature: Annotated[float, typer.Option(help="Above 0; greedy decodes at 0.")] = 1.0,
+    hidden: Annotated[int, typer.Option(min=1, help="Width of the hidden states.")] = 4096,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature, above 0.")] = 1.0,
     repeats: Repeats = 5,
     device: Device = "auto",
 ) -> None:
-    """The time every verifier takes for a tree, beside that of the logits it needs, on synthetic trees."""
+    """Time every verifier on synthetic trees.
+
+    Beside the time of the logits it needs.
+    """
     sizes, vocabs = parse_numbers(nodes, "--nodes"), parse_numbers(vocab, "--vocab")
     chosen = [*parse_verifiers(verifiers).values()]
 
@@ -74,15 +77,16 @@ def bench_acceptance_(
     ] = None,
     verifiers: Verifiers = ["rrsw,traversal,point-mass,coupled"],  # noqa: B006
     temperatures: Annotated[str, typer.Option(help="Above 0.")] = "0.2,0.4,0.6,0.8,1.0",
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds judged per prompt and temperature.")] = 2,
-    stride: Annotated[int, typer.Option(min=1, help="Tokens between them.")] = 24,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds per prompt and temperature.")] = 2,
+    stride: Annotated[int, typer.Option(min=1, help="Number of tokens between rounds.")] = 24,
     seed: Seed = 0,
     dtype: Dtype = "auto",
     device: Device = "auto",
 ) -> None:
-    """Tokens that verifiers accept, over tree shapes and temperatures, and by category where prompts have several.
+    """Count the tokens that verifiers accept.
 
-    With --limit, as many prompts are taken of each file, evenly spaced.
+    Over tree shapes and temperatures, and by category where prompts have several. --limit takes that many prompts from
+    each file, evenly spaced.
     """
     warmth = parse_temperatures(temperatures)
     grown, judges = shapes and [*parse_policies(shapes).values()], [*parse_verifiers(verifiers).values()]

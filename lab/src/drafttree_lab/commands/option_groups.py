@@ -37,17 +37,17 @@ class FormOptions:
     """The form in which prompts are asked."""
 
     chat: Annotated[
-        bool, typer.Option("--chat", help="Render prompts by the tokenizer's chat template, all turns.")
+        bool, typer.Option("--chat", help="Apply the chat template to the prompts, all turns included.")
     ] = False
-    category: Annotated[str | None, typer.Option(help="Take only lines whose category begins so (.jsonl).")] = None
+    category: Annotated[
+        str | None, typer.Option(help="Take only prompts whose category starts with this (.jsonl).")
+    ] = None
     turns: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Turns of a prompt at most, each behind the target's own answers; 1, with --chat all."
-        ),
+        typer.Option(min=1, help="Maximum number of turns per conversation. Default: 1; all with --chat."),
     ] = None
     prompt_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of a turn at most, cut at its end; no long text is cut otherwise.")
+        int | None, typer.Option(min=1, help="Maximum number of tokens per turn. Longer turns are cut.")
     ] = None
 
     @property

@@ -19,7 +19,7 @@ LIST, REPORT = "list", "report"
 What = Annotated[
     list[str],
     typer.Argument(
-        help='"list", of all or of what follows; "report FOLDER"; "map"; or "all", papers, and results such as talon/1.'
+        help='"list"; "list PAPER"; "report FOLDER"; "map"; or what to run: "all", papers, results such as talon/1.'
     ),
 ]
 
@@ -29,39 +29,54 @@ def replay(
     what: What,
     target: Target = "embedded",
     roles: Annotated[
-        list[str] | None, typer.Option("--as", help="ROLE=DRAFTER: who drafts for a role of the papers. Repeatable.")
+        list[str] | None,
+        typer.Option("--as", help="ROLE=DRAFTER: the drafter for a role in the papers. May be repeated."),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Keep finished runs here, and go on from there.")] = Path("build/replay"),
+    out: Annotated[Path, typer.Option(help="Folder for finished runs. The same command continues from it.")] = Path(
+        "build/replay"
+    ),
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="The page that report writes; a .md file has the claims alone.")
+        Path,
+        typer.Option("--output", "-o", help='File that "report" writes: .html for everything, .md for the claims.'),
     ] = Path("replay.html"),
-    limit: Annotated[int, typer.Option(min=1, help="Prompts of each set, evenly spaced; ten decide.")] = 10,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a text at most; the papers' are 500 up.")] = 128,
-    max_prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Instead of the papers' L_max.")] = None,
-    points: Annotated[int | None, typer.Option(min=1, help="Values of a sweep at most, evenly spaced.")] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Turns of every prompt.")] = 1,
-    counts_only: Annotated[bool, typer.Option("--counts-only", help="Time nothing: any machine will do.")] = False,
-    inflate: Annotated[str | None, typer.Option(help=f"Cost of the target: {', '.join(SHAPES)}.")] = None,
+    limit: Annotated[
+        int, typer.Option(min=1, help="Number of prompts per set, evenly spaced. Verdicts need ten.")
+    ] = 10,
+    max_new_tokens: Annotated[
+        int, typer.Option(min=1, help="Maximum number of tokens per text. The papers use 500 and more.")
+    ] = 128,
+    max_prompt_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Maximum prompt length, instead of the papers' L_max.")
+    ] = None,
+    points: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of values per sweep, evenly spaced.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Number of runs per prompt.")] = 1,
+    counts_only: Annotated[
+        bool, typer.Option("--counts-only", help="Count only and time nothing. Any machine will do.")
+    ] = False,
+    inflate: Annotated[
+        str | None, typer.Option(help=f"Make the target as expensive as a larger model: {', '.join(SHAPES)}.")
+    ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="The papers' target to compare with, such as Qwen3-8B; else each result's own."),
+        typer.Option(help="Published target to compare with, such as Qwen3-8B. Default: the one of each result."),
     ] = None,
     cost: Annotated[
-        str, typer.Option(help='Costs of passes by which counts decide: "published", "measured" or "c=0.08,v=1".')
+        str, typer.Option(help='Costs by which counts are compared: "published", "measured" or "c=0.08,v=1".')
     ] = "published",
-    data: Annotated[Path | None, typer.Option(help="Folder of prompt sets; by default those that ship.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder of prompt sets. Default: the sets in the package.")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Apply the target's chat template to the prompts.")] = False,
     minutes: Minutes = None,
     seed: Seed = 0,
-    dtype: Annotated[str, typer.Option(help='"float32", in which all methods write one text; "auto" or another.')] = (
-        "float32"
-    ),
+    dtype: Annotated[str, typer.Option(help="Data type. In float32 all methods write the same text.")] = ("float32"),
     device: Device = "auto",
     json_: AsJson = False,
 ) -> None:
-    """Replay tables and figures of the papers: published beside measured, with a verdict on every claim.
+    """Replay the papers' tables and figures.
 
-    Exit code 0 if all is done, 3 if the minutes are over and runs are left.
+    Published values stand beside measured ones, with a verdict on every claim. The exit code is 0 if all is done, 3 if
+    the minutes are over and runs are left.
     """
     if what[0] == REPORT:
         _report(what[1:], output)

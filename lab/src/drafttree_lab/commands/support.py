@@ -10,13 +10,14 @@ from drafttree.interfaces.console import print_json, progress
 
 
 def support(
-    only: Annotated[list[str] | None, typer.Option(help="A model type such as qwen3; may be repeated.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Keep results in this file, and go on from those it has.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="A model type, such as qwen3. May be repeated.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File for results. The same command continues from it.")] = None,
     json_: AsJson = False,
 ) -> None:
-    """Build every architecture of transformers small and random, and compare its texts with transformers' own.
+    """Check every architecture of transformers.
 
-    Prints the table as Markdown. The exit code is 1 if a text is another one, or an error is not drafttree's own.
+    Builds each one small, with random weights, and compares its texts with transformers' own. Prints a Markdown table.
+    The exit code is 1 if a text differs, or an error is not drafttree's own.
     """
     from drafttree_lab.support import architectures, check_all, to_markdown
 

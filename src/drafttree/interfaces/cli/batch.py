@@ -27,17 +27,21 @@ def batch(
     context: typer.Context,
     models: DecoderOptions,
     writing: TextOptions,
-    source: Annotated[Path, typer.Argument(metavar="IN.jsonl", help="The prompts, a line of JSON each.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="The texts, a line each, in the same order.")],
+    source: Annotated[Path, typer.Argument(metavar="IN.jsonl", help="Prompts, one JSON value per line.")],
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT.jsonl", help="File to write: one record per prompt, in the same order.")
+    ],
     target: Target = "embedded",
     max_batch: MaxBatch = MAX_BATCH,
-    ray: Annotated[bool, typer.Option("--ray", help="Write by workers of Ray, on this machine or a cluster.")] = False,
+    ray: Annotated[bool, typer.Option("--ray", help="Distribute the work over Ray workers.")] = False,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Engines with --ray; by default one per GPU, or one where there are none.")
+        int | None, typer.Option(min=1, help="Number of Ray workers. Default: one per GPU, or one.")
     ] = None,
     json_: AsJson = False,
 ) -> None:
-    """Write a text for every line of a file, in order, many at once; the same command goes on where it was interrupted.
+    """Generate a text for every line of a file, many at once.
+
+    After an interruption, the same command continues where it stopped.
 
     A line is {"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}, or a JSON string, which is a
     prompt; it may have an "id", and options of `Decoder.generate` that go over those of the command. A line that fails

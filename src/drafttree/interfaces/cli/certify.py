@@ -53,14 +53,18 @@ def certify(
     quantize: Quantize = None,
     quantize_drafter: QuantizeDrafter = None,
     ignore_eos: IgnoreEos = False,
-    exact: Annotated[bool, typer.Option("--exact", help="Enumerate toy models instead; needs no prompts.")] = False,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Prove exactness by enumeration instead. Needs no prompts.")
+    ] = False,
     verifiers: VerifierNames = ["all"],  # noqa: B006
-    models: Annotated[int | None, typer.Option(min=1, help="Toy models per pair, for --exact; 6 by default.")] = None,
+    models: Annotated[
+        int | None, typer.Option(min=1, help="Number of toy models per pair with --exact. Default: 6.")
+    ] = None,
 ) -> None:
-    """Check that every policy's text is the reference's, token for token.
+    """Check texts token by token against a reference.
 
     The reference is transformers' own generate; above temperature 0 it is decoding without speculation. With --exact,
-    prove instead that policies and verifiers have the target's law, by enumerating every draw and every decision.
+    prove instead that policies and verifiers keep the target's distribution, by enumerating every draw and decision.
     """
     given, options = _given(context), shaping.to_dict()
     if exact:

@@ -39,19 +39,20 @@ def chat(
     models: DecoderOptions,
     shaping: ShapingOptions,
     target: Target = "embedded",
-    system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
     template: Annotated[
-        Path | None, typer.Option("--chat-template", help="A Jinja file to use instead of the model's own template.")
+        Path | None,
+        typer.Option("--chat-template", help="Chat template (a Jinja file) to use instead of the model's own."),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Random seed. Omit for a different answer each time.")] = None,
     draft_temperature: DraftTemperature = None,
-    stop: Annotated[list[str] | None, typer.Option(help="A string that ends an answer; may be repeated.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer at most.")] = 512,
+    stop: Annotated[list[str] | None, typer.Option(help="Stop string. May be repeated.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens per answer.")] = 512,
 ) -> None:
-    """Talk with a model; on a terminal, what was accepted from the draft tree is green. /help lists the commands.
+    """Chat with a model in the terminal.
 
-    Every line of standard input is a message, or a command that begins with a slash. What was read of a conversation
-    is kept, so an answer reads only the newest message.
+    Accepted draft tokens are green, and /help lists the commands. Every line of standard input is a message, or a
+    command that begins with a slash. Each answer reads only the newest message; the rest stays in the KV cache.
     """
     own = read_text(template) if template else None
     options = shaping.to_dict()

@@ -31,7 +31,7 @@ USAGE_ERROR = cast(type[Exception], typer.BadParameter.__base__)
 
 app = typer.Typer(
     cls=Commands,
-    help="Tree speculative decoding: any drafter, any tree policy, any verifier, losslessly.",
+    help="Speed up Hugging Face text generation with draft trees, without changing the text.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},

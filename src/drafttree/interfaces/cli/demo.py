@@ -40,7 +40,7 @@ def demo(
     device: Device = "auto",
     json_: AsJson = False,
 ) -> None:
-    """Plain and speculative decoding side by side, live; accepted drafts are green.
+    """Show plain and speculative decoding side by side, live.
 
     The models are those of the package. The target computes what the embedded one does, at the cost of a larger model
     whose passes take about 40 ms here. Greedily this small target ends in loops, which flatter drafts; so it samples.

@@ -41,16 +41,16 @@ def generate(
     inflated: Inflate = None,
     tensor_parallel_size: TensorParallelSize = 1,
     costs: Annotated[
-        Path | None, typer.Option(help="Cost curve for the policy auto: the costs of an earlier --json, as a file.")
+        Path | None, typer.Option(help='Measured costs for the policy "auto", from an earlier run with --json.')
     ] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Also time plain decoding and transformers.")] = False,
-    repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each way for --compare.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each method with --compare.")] = 3,
     json_: AsJson = False,
-    chat: Annotated[bool, typer.Option("--chat", help="Apply the chat template to the prompt.")] = False,
+    chat: Annotated[bool, typer.Option("--chat", help="Apply the model's chat template to the prompt.")] = False,
 ) -> None:
-    """Write from a prompt; on a terminal, what was accepted from the draft tree is green.
+    """Generate text from a prompt.
 
-    Options that are not given are those of the model's own generation config.
+    In a terminal, accepted draft tokens are green. Options that are not given come from the model's generation config.
     """
     if tensor_parallel_size > 1:
         _check_sharded(prompt, compare, inflated)

@@ -10,8 +10,8 @@ from drafttree.core.errors import ConfigError
 
 LAB_COMMANDS = {
     "bench": "Measure what speculation gains and what it costs.",
-    "replay": "Run the experiments of the papers, and compare what they publish with what is measured.",
-    "support": "Build every architecture of transformers small and random, and compare its texts.",
+    "replay": "Replay the papers' tables and figures.",
+    "support": "Check every architecture of transformers.",
 }
 """What each does, for the help of an installation without the package."""
 INSTALL = "pip install drafttree-lab (from a clone: pip install ./lab)"

@@ -15,7 +15,10 @@ from drafttree.policies import TreePolicy
 
 
 def policies(json_: AsJson = False) -> None:
-    """List the tree policies, installed ones included: parameters, defaults, ranges and sources."""
+    """List the tree policies with their parameters.
+
+    Policies of installed packages are included, with defaults, ranges and the papers they come from.
+    """
     classes = POLICY_CLASSES.all().items()
     found = {name: _summary(policy) | {"parameters": _parameters(policy)} for name, policy in classes}
     if json_:
@@ -25,7 +28,7 @@ def policies(json_: AsJson = False) -> None:
 
 
 def verifiers(json_: AsJson = False) -> None:
-    """List the verifiers and their sources, installed ones included."""
+    """List the verifiers and the papers they come from."""
     found = {name: _summary(verifier) for name, verifier in VERIFIER_CLASSES.all().items()}
     if json_:
         print_json(found)
@@ -36,7 +39,10 @@ def verifiers(json_: AsJson = False) -> None:
 def inspect(
     path: Annotated[str, typer.Argument(help="A folder, a hub name or an embedded name.")], json_: AsJson = False
 ) -> None:
-    """Say what a drafter's folder is, which target it fits, its sizes, and what it lacks."""
+    """Tell what kind of drafter a folder holds.
+
+    Prints its kind, the target it fits, its sizes, and what is missing.
+    """
     from drafttree.interfaces.display import show_inspection
     from drafttree.loading.inspect import inspect
 

@@ -87,13 +87,13 @@ class DecoderOptions:
     exact_text: ExactText = False
     lossy_window: Annotated[
         int | None,
-        typer.Option(min=1, help="Let the target see the latest tokens only, so many, and the --sinks: another model."),
+        typer.Option(min=1, help="Attend only to the last N tokens plus --sinks. Changes the output."),
     ] = None
-    sinks: Annotated[int, typer.Option(min=0, help="First tokens that stay visible with --lossy-window.")] = 4
+    sinks: Annotated[int, typer.Option(min=0, help="Number of first tokens that stay visible with --lossy-window.")] = 4
     quantize: Quantize = None
     quantize_drafter: QuantizeDrafter = None
     low_memory: Annotated[
-        bool, typer.Option("--low-memory", help="On a CPU, keep the target's weights once, packed for its products.")
+        bool, typer.Option("--low-memory", help="On a CPU, keep a single, packed copy of the target's weights.")
     ] = False
 
     def check(self) -> None:
@@ -142,39 +142,48 @@ class ShapingOptions:
     """What shapes a text; what is not given is as the model's own generation config has it."""
 
     temperature: Temperature = None
-    top_k: Annotated[int | None, typer.Option(help="Keep the k most probable tokens; 0 keeps all.")] = None
-    top_p: Annotated[float | None, typer.Option(help="Keep the most probable tokens up to this probability.")] = None
-    min_p: Annotated[float | None, typer.Option(help="Drop tokens less probable than this share of the best.")] = None
-    typical_p: Annotated[
-        float | None, typer.Option(help="Keep the tokens of most typical surprise up to this probability.")
+    top_k: Annotated[int | None, typer.Option(help="Sample from the k most probable tokens. 0 keeps all.")] = None
+    top_p: Annotated[
+        float | None, typer.Option(help="Sample from the most probable tokens that together reach this probability.")
     ] = None
-    epsilon_cutoff: Annotated[float | None, typer.Option(help="Drop tokens less probable than this.")] = None
-    eta_cutoff: Annotated[float | None, typer.Option(help="Drop improbable tokens, fewer where much is possible.")] = (
-        None
-    )
+    min_p: Annotated[
+        float | None, typer.Option(help="Drop tokens below this fraction of the best token's probability.")
+    ] = None
+    typical_p: Annotated[
+        float | None,
+        typer.Option(help="Locally typical sampling: keep typical tokens that together reach this probability."),
+    ] = None
+    epsilon_cutoff: Annotated[float | None, typer.Option(help="Drop tokens below this probability.")] = None
+    eta_cutoff: Annotated[
+        float | None, typer.Option(help="Eta sampling: drop improbable tokens, by a cutoff that adapts to the entropy.")
+    ] = None
     top_h: Annotated[
-        float | None, typer.Option(help="Keep the best tokens up to this share of the entropy; 0 keeps all.")
+        float | None, typer.Option(help="Keep the best tokens up to this fraction of the entropy. 0 keeps all.")
     ] = None
     repetition_penalty: Annotated[
-        float | None, typer.Option(help="Above 1, tokens of prompt and text become less likely.")
+        float | None, typer.Option(help="Above 1, tokens that already occurred become less likely.")
     ] = None
     no_repeat_ngram_size: Annotated[
-        int | None, typer.Option(help="No so many tokens come twice in a row; 0 lets them.")
+        int | None, typer.Option(help="Never repeat an n-gram of this length. 0 disables.")
     ] = None
     min_new_tokens: Annotated[
-        int | None, typer.Option(min=0, help="Tokens to generate at least, stop strings aside.")
+        int | None, typer.Option(min=0, help="Minimum number of tokens to generate. Stop strings still end the text.")
     ] = None
     logit_bias: Annotated[
         list[str] | None,
-        typer.Option(help="ID=VALUE adds to a token's logit; ID,ID=VALUE to the last one's. Repeatable."),
+        typer.Option(
+            help="ID=VALUE adds to the logit of a token; ID,ID=VALUE to the last one of a sequence. May be repeated."
+        ),
     ] = None
     schema: Annotated[
-        Path | None, typer.Option("--json-schema", help="Write JSON that follows the schema in FILE.")
+        Path | None, typer.Option("--json-schema", help="Write JSON that follows the schema in this file.")
     ] = None
-    pattern: Annotated[
-        str | None, typer.Option("--regex", help="Write a text that matches this regular expression.")
+    pattern: Annotated[str | None, typer.Option("--regex", help="Write text that matches this regular expression.")] = (
+        None
+    )
+    grammar: Annotated[
+        Path | None, typer.Option("--ebnf", help="Write text that follows the EBNF grammar in this file.")
     ] = None
-    grammar: Annotated[Path | None, typer.Option("--ebnf", help="Write a text of the EBNF grammar in FILE.")] = None
 
     def to_dict(self) -> dict[str, Any]:
         """The given ones, by their names in `Decoder.generate`, checked as far as that needs no model."""
@@ -191,8 +200,9 @@ class TextOptions(ShapingOptions):
 
     seed: Annotated[int | None, typer.Option("--seed", help="Random seed. Omit for a different text each run.")] = None
     draft_temperature: DraftTemperature = None
-    stop: Annotated[list[str] | None, typer.Option(help="String that ends the text; may be repeated.")] = None
+    stop: Annotated[list[str] | None, typer.Option(help="Stop string. May be repeated.")] = None
     max_new_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens to generate at most; by default what the model says, or 128.")
+        int | None,
+        typer.Option(min=1, help="Maximum number of tokens to generate. Default: the model's own setting, or 128."),
     ] = None
     ignore_eos: IgnoreEos = False

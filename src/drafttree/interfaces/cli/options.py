@@ -28,17 +28,19 @@ def complete_verifier(incomplete: str) -> list[str]:
     return [name for name in VERIFIER_CLASSES.names() if name.startswith(incomplete)]
 
 
-Target = Annotated[str, typer.Option(help='The model whose text is wanted: "embedded", a folder or a hub name.')]
+Target = Annotated[str, typer.Option(help='The model to generate with: "embedded", a folder or a hub name.')]
 Drafter = Annotated[
     str,
-    typer.Option(help='Who drafts: a model or head as --target, "lookup", "suffix", "mixed:MODEL", "none" or "auto".'),
+    typer.Option(
+        help='The drafter: a model or head (folder or hub name), "lookup", "suffix", "mixed:NAME", "none" or "auto".'
+    ),
 ]
 PolicySpec = Annotated[
     str | None,
     typer.Option(
-        help='How the tree grows, such as "talon:budget=60" or "module.Class".',
+        help='The tree policy, such as "talon:budget=60" or "module.Class".',
         autocompletion=complete_policy,
-        show_default="auto; dynatree for verifiers whose draws depend on drafts",
+        show_default="auto; dynatree with verifiers that draw from the drafts",
     ),
 ]
 PolicySpecs = Annotated[
@@ -46,7 +48,7 @@ PolicySpecs = Annotated[
     typer.Option(
         "--policies",
         "--policy",
-        help='Specifications or "all"; repeat it or separate by semicolons.',
+        help='Policies, separated by semicolons, or "all". May be repeated.',
         autocompletion=complete_policy,
     ),
 ]
@@ -55,43 +57,58 @@ VerifierNames = Annotated[
     typer.Option(
         "--verifiers",
         "--verifier",
-        help='Names or "all", for --exact; separate by commas.',
+        help='Verifiers for --exact, separated by commas, or "all".',
         autocompletion=complete_verifier,
     ),
 ]
 VerifierName = Annotated[
     str,
-    typer.Option(help=f'What is accepted: {", ".join(VERIFIERS)} or "auto".', autocompletion=complete_verifier),
+    typer.Option(help=f'The verifier: {", ".join(VERIFIERS)} or "auto".', autocompletion=complete_verifier),
 ]
-Dtype = Annotated[str, typer.Option(help='"float32", "bfloat16", "float16" or "auto".')]
-Device = Annotated[str, typer.Option(help='"cpu", "cuda", ... or "auto".')]
+Dtype = Annotated[str, typer.Option(help='Data type: "float32", "bfloat16", "float16" or "auto".')]
+Device = Annotated[str, typer.Option(help='Device: "cpu", "cuda", "cuda:1" ... or "auto".')]
 ExactText = Annotated[
-    bool, typer.Option("--exact-text", help="Write plain decoding's text token for token in every dtype; costs time.")
+    bool,
+    typer.Option(
+        "--exact-text", help="Keep the text identical to plain decoding's in bfloat16 and float16 too. Slower."
+    ),
 ]
-Quantize = Annotated[str | None, typer.Option(help='"int8" rounds the target\'s weights to eight bits: another model.')]
-Inflate = Annotated[str | None, typer.Option("--inflate", help=f"Cost of the target: {', '.join(SHAPES)}.")]
-QuantizeDrafter = Annotated[str | None, typer.Option(help='"int8" does so with a language model that drafts.')]
+Quantize = Annotated[
+    str | None, typer.Option(help='"int8" rounds the target\'s weights to 8 bits. Changes the output.')
+]
+Inflate = Annotated[
+    str | None, typer.Option("--inflate", help=f"Make the target as expensive as a larger model: {', '.join(SHAPES)}.")
+]
+QuantizeDrafter = Annotated[
+    str | None, typer.Option(help='"int8" does the same to a drafter that is a language model.')
+]
 TensorParallelSize = Annotated[
-    int, typer.Option(min=1, help="Processes of torchrun that the target's weights are sharded over.")
+    int, typer.Option(min=1, help="Number of torchrun processes over which the target is sharded.")
 ]
-Temperature = Annotated[float | None, typer.Option(help="0 decodes greedily.")]
+Temperature = Annotated[float | None, typer.Option(help="Sampling temperature. 0 means greedy decoding.")]
 DraftTemperature = Annotated[
     float | None,
-    typer.Option(help="Divides the drafter's logits; below 1 it is trusted more. By default 1, or as it was tuned."),
+    typer.Option(
+        help="Temperature of the drafter. Below 1, drafts count as more certain. Default: 1, or the tuned value."
+    ),
 ]
-MaxBatch = Annotated[int, typer.Option(min=1, help="Texts that are written at once, at most.")]
+MaxBatch = Annotated[int, typer.Option(min=1, help="Maximum number of texts generated at the same time.")]
 PrefixTokens = Annotated[
     int | None,
-    typer.Option(min=0, help="Tokens of texts kept for prompts that begin alike; by default what fits, 0 shares none."),
+    typer.Option(
+        min=0, help="Number of tokens kept for reuse by prompts with the same prefix. Default: what fits; 0 disables."
+    ),
 ]
 Seed = Annotated[int, typer.Option(help="Random seed.")]
-Length = Annotated[int, typer.Option(min=1, help="Tokens to generate at most, per prompt.")]
-IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end of the text.")]
+Length = Annotated[int, typer.Option(min=1, help="Maximum number of tokens to generate per prompt.")]
+IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Do not stop at end-of-text tokens.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
-Files = Annotated[list[Path] | None, typer.Option(help="Prompt file (.jsonl or .txt, also .gz); may be repeated.")]
-Limit = Annotated[int | None, typer.Option(min=1, help="Take only so many prompts.")]
-Repeats = Annotated[int, typer.Option(min=1, help="Runs of everything; medians are reported.")]
-PromptText = Annotated[str | None, typer.Argument(help="The prompt; - or nothing reads standard input.")]
+Files = Annotated[
+    list[Path] | None, typer.Option(help="Prompt file (.jsonl, .txt or .raw, also .gz). May be repeated.")
+]
+Limit = Annotated[int | None, typer.Option(min=1, help="Maximum number of prompts.")]
+Repeats = Annotated[int, typer.Option(min=1, help="Number of runs. Medians are reported.")]
+PromptText = Annotated[str | None, typer.Argument(help='The prompt. "-" or no prompt reads standard input.')]
 
 
 def parse_bias(spec: str) -> list:

@@ -36,11 +36,12 @@ def _check_minutes(minutes: float | None) -> float | None:
 
 Minutes = Annotated[
     float | None,
-    typer.Option(callback=_check_minutes, help="Begin nothing after so many; with --out the same command goes on."),
+    typer.Option(
+        callback=_check_minutes,
+        help="Start no new run after this many minutes. With --out, the same command continues.",
+    ),
 ]
-Out = Annotated[
-    Path | None, typer.Option(help="Keep finished runs in this folder; the same command goes on from there.")
-]
+Out = Annotated[Path | None, typer.Option(help="Folder for finished runs. The same command continues from it.")]
 
 
 @dataclass(frozen=True)

@@ -19,36 +19,38 @@ LOCAL = ("127.0.0.1", "::1", "localhost")
 @grouped
 def serve(
     models: DecoderOptions,
-    model: Annotated[str, typer.Argument(help='The model: "embedded", a folder or a hub name.')] = "embedded",
+    model: Annotated[str, typer.Argument(help='The model to serve: "embedded", a folder or a hub name.')] = "embedded",
     max_batch: MaxBatch = MAX_BATCH,
-    max_queue: Annotated[int, typer.Option(min=0, help="Texts that may wait; one more is answered 429.")] = 256,
+    max_queue: Annotated[
+        int, typer.Option(min=0, help="Maximum number of waiting texts. Further requests get status 429.")
+    ] = 256,
     timeout: Annotated[
-        float | None, typer.Option(min=0.001, help="Seconds after which a text ends where it is; by default never.")
+        float | None, typer.Option(min=0.001, help="Maximum seconds per request, waiting included. Default: no limit.")
     ] = None,
     prefix_tokens: PrefixTokens = None,
     grammar_timeout: Annotated[
-        float, typer.Option(min=0.001, help="Seconds that compiling the grammar of a request may take.")
+        float, typer.Option(min=0.001, help="Maximum seconds for compiling the grammar of a request.")
     ] = 30,
-    host: Annotated[str, typer.Option(help='Address to listen at; "0.0.0.0" for all of this machine.')] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 for a free one.")] = 8000,
+    host: Annotated[str, typer.Option(help='Address to listen on. "0.0.0.0" listens on all interfaces.')] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on. 0 takes a free one.")] = 8000,
     api_key: Annotated[
         str | None,
         typer.Option(
             envvar="DRAFTTREE_API_KEY",
-            help="Key that requests to /v1 must carry; other users of this machine can see arguments.",
+            help="Key that requests to /v1 must carry. Prefer DRAFTTREE_API_KEY: other users can see arguments.",
         ),
     ] = None,
     cors: Annotated[
-        list[str] | None, typer.Option(help='An origin whose pages may call the server, or "*"; may be repeated.')
+        list[str] | None, typer.Option(help='Origin whose pages may call the server, or "*". May be repeated.')
     ] = None,
     served_model_name: Annotated[
         list[str] | None,
-        typer.Option(help="Name that requests use for the model, by default MODEL; may be repeated."),
+        typer.Option(help="Model name that clients use. Default: MODEL. May be repeated."),
     ] = None,
 ) -> None:
-    """Serve a model over HTTP as OpenAI's API does, many requests at once, with a playground at /.
+    """Run an OpenAI-compatible server, with a playground at /.
 
-    Ctrl-C or SIGTERM lets running texts finish and answers new requests with 503; a second one ends at once.
+    Ctrl-C or SIGTERM lets running texts finish and answers new requests with 503. A second one ends at once.
     """
     check_extra()
     _check_key(api_key)

@@ -20,9 +20,9 @@ from drafttree.interfaces.console import progress
 if TYPE_CHECKING:
     from drafttree.evaluation.trace import Trace, Tracer
 
-Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the page to this HTML file.")]
-Live = Annotated[bool, typer.Option("--live", help="Grow the trees in the terminal while the text is written.")]
-Pace = Annotated[float, typer.Option(min=0, max=60, help="Seconds that --live shows a round.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="HTML file to write.")]
+Live = Annotated[bool, typer.Option("--live", help="Show the trees in the terminal while the text is generated.")]
+Pace = Annotated[float, typer.Option(min=0, max=60, help="Seconds per round with --live.")]
 
 
 @grouped
@@ -35,11 +35,12 @@ def trace(
     pace: Pace = 0.6,
     target: Target = "embedded",
     json_: AsJson = False,
-    chat: Annotated[bool, typer.Option("--chat", help="Apply the chat template to the prompt.")] = False,
+    chat: Annotated[bool, typer.Option("--chat", help="Apply the model's chat template to the prompt.")] = False,
 ) -> None:
-    """Write from a prompt, and show what the draft trees did: as a page, in the terminal, or as JSON.
+    """Show the draft trees of a text, round by round.
 
-    The text is the one that `drafttree generate` writes with the same options.
+    Writes an HTML page, shows the trees in the terminal, or prints JSON. The text is the one that `drafttree generate`
+    writes with the same options.
     """
     options, text = writing.to_dict(), read_prompt(prompt)
     models.check()

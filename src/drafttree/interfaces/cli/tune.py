@@ -32,9 +32,11 @@ def tune(
     prompts: Files = None,
     target: Target = "embedded",
     drafters: Annotated[
-        list[str] | None, typer.Option("--drafter", help="To choose from, as for generate; may be repeated.")
+        list[str] | None, typer.Option("--drafter", help="A drafter to try, as for generate. May be repeated.")
     ] = None,
-    minutes: Annotated[float, typer.Option(help="For all of it; with --out, more of them go on from there.")] = 5.0,
+    minutes: Annotated[
+        float, typer.Option(help="Time for everything. With --out, the same command can be continued.")
+    ] = 5.0,
     max_new_tokens: Length = 64,
     temperature: Temperature = 0.0,
     verifier: VerifierName = "auto",
@@ -43,18 +45,16 @@ def tune(
     dtype: Dtype = "auto",
     device: Device = "auto",
     out: Out = None,
-    save: Annotated[
-        Path | None, typer.Option(help="Write the recommendation to this .json file, which --policy takes.")
-    ] = None,
+    save: Annotated[Path | None, typer.Option(help="Save the recommendation as a .json file for --policy.")] = None,
     export: Annotated[
-        str | None, typer.Option(help="Also print the nearest flags of an engine: sglang, vllm or tensorrt-llm.")
+        str | None, typer.Option(help="Also print similar flags for another engine: sglang, vllm or tensorrt-llm.")
     ] = None,
     json_: AsJson = False,
 ) -> None:
-    """Choose drafter, policy and draft temperature on your prompts: race them by turns, confirm the winner.
+    """Find the fastest drafter and policy for your prompts.
 
-    Without --prompts, on a few openings. Where nothing is faster than plain decoding by more than its interval, it says
-    not to speculate.
+    Races drafters, policies and draft temperatures in turns, and confirms the winner against plain decoding. Recommends
+    not to speculate if nothing is reliably faster. Without --prompts, it uses a few openings from the package.
     """
     _check(minutes, save)
     Sampling(temperature or 0.0)

@@ -25,24 +25,22 @@ class Discovery(StrEnum):
 @grouped
 def worker(
     models: DecoderOptions,
-    model: Annotated[str, typer.Argument(help='The model: "embedded", a folder or a hub name.')] = "embedded",
+    model: Annotated[str, typer.Argument(help='The model to serve: "embedded", a folder or a hub name.')] = "embedded",
     discovery: Annotated[
-        Discovery, typer.Option(help="How frontend and workers find each other; file is for one machine.")
+        Discovery, typer.Option(help='How the frontend and workers find each other. "file" works on one machine only.')
     ] = Discovery.FILE,
-    served_model_name: Annotated[
-        str | None, typer.Option(help="Name that requests use for the model; by default MODEL.")
-    ] = None,
-    namespace: Annotated[str, typer.Option(help="Namespace of the fleet.")] = "dynamo",
+    served_model_name: Annotated[str | None, typer.Option(help="Model name that clients use. Default: MODEL.")] = None,
+    namespace: Annotated[str, typer.Option(help="Dynamo namespace.")] = "dynamo",
     max_batch: MaxBatch = MAX_BATCH,
     max_kv_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Rows of all KV caches; by default half of the memory.")
+        int | None, typer.Option(min=1, help="Maximum number of tokens in all KV caches. Default: half of the memory.")
     ] = None,
     prefix_tokens: PrefixTokens = None,
 ) -> None:
-    """Write texts for NVIDIA Dynamo's frontend, beside other workers of the same model; see docs/fleet.md.
+    """Run a worker behind NVIDIA Dynamo's frontend.
 
-    If a worker dies, another one goes on with its texts, and they are the same: a text is a function of its prompt and
-    its seed.
+    If a worker dies, another one continues its texts, and they stay the same: a text depends on its prompt and seed
+    alone. See docs/fleet.md.
     """
     models.check()
 
