@@ -123,6 +123,7 @@ def test_every_command_has_a_help():
             shown = run(*arguments, "--help")
             assert shown.exit_code == 0, arguments
             assert "Usage" in shown.output, arguments
+            assert "..." not in shown.output.partition("Commands:")[2], "a summary is cut"
 
 
 def test_the_version(capsys):
