@@ -1,4 +1,4 @@
-"""Whether a decoder's texts have the law of the target's own texts, and why not."""
+"""Whether the texts of a decoder follow the target's distribution, and why not."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -9,13 +9,12 @@ from drafttree.verifiers import VERIFIERS, Verifier
 
 @dataclass(frozen=True)
 class Fidelity:
-    """How a decoder's texts relate to those of its target; this is decided here alone.
+    """Whether the texts of a decoder follow the target's distribution.
 
     Attributes:
-        lossy: why the texts do not have the law of the target's own, None where they have it. A window over the KV
-            cache counts even for a text that is shorter than it.
-        quantization: how the target's weights are quantised, None where they are not. A quantised target is another
-            model than the one it was made of, and lossless texts are those of the quantised one.
+        lossy: why they do not; None if they do. A window over the KV cache counts even for shorter texts.
+        quantization: how the target's weights are quantised; None if they are not. Lossless texts of a quantised target
+            follow the distribution of the quantised model.
     """
 
     lossy: str | None = None
@@ -23,24 +22,24 @@ class Fidelity:
 
     @classmethod
     def of(cls, target: Model, verifier: type[Verifier] | None) -> "Fidelity":
-        """That of a target's texts with a verifier, None for the default ones, which are lossless."""
+        """The fidelity of a target's texts with a verifier; None stands for the default ones."""
         reasons = "; and ".join(_reasons(getattr(target, "lossy_window", None), verifier))
         return cls(reasons or None, getattr(target, "quantization", None))
 
     @property
     def lossless(self) -> bool:
-        """Whether the texts have the law of the target's own."""
+        """Whether the texts follow the target's distribution."""
         return self.lossy is None
 
     @property
     def words(self) -> str:
-        """The same for people, as a part of a sentence."""
+        """A phrase for people."""
         if self.lossy:
             return f"NOT lossless: {self.lossy}"
         return f"lossless with respect to the {self.quantization} target" if self.quantization else "lossless"
 
     def to_json(self) -> dict[str, bool | str]:
-        """`lossless`; `lossy` and `quantization` only where there is something to say."""
+        """A dictionary with `lossless`, and with `lossy` and `quantization` where they are set."""
         said = {name: value for name, value in asdict(self).items() if value is not None}
         return {"lossless": self.lossless, **said}
 

@@ -17,21 +17,21 @@ class Generation:
     """A finished text.
 
     Attributes:
-        text: what was generated, the prompt not included; it ends before a stop string. Empty without a tokenizer.
-        tokens: the generated token ids, an EOS token and the tokens of a stop string included.
+        text: the generated text, without the prompt and the stop string. Empty without a tokenizer.
+        tokens: the generated token ids, including an EOS token and the tokens of a stop string.
         drafted: per token, whether the drafter proposed it.
         finish_reason: "stop", "length" or "interrupted".
-        metrics: what it cost.
-        seed: the seed of the draws. With it the same prompt and options give this text again; not in a batch, if the
-            verifier is neither greedy nor coupled.
-        fidelity: whether the text has the law of the target's own, and whether the target is quantised.
-        costs: the cost curve the policy used, None for one that needs none. Where the verifier's draws depend on the
-            drafts (neither greedy nor coupled), a seed gives this text again with this curve (`Decoder.with_costs`).
-        logprobs: per token, its log-probability by the target itself (see `engine.logprobs.Logprobs`), None unless
-            asked for.
-        top_logprobs: per token, the most probable token ids and their log-probabilities, None unless asked for.
-        prompt_logprobs: as `logprobs`, of the prompt's tokens after the first.
-        prompt_top_logprobs: as `top_logprobs`, of the prompt's tokens after the first.
+        metrics: passes, tokens and times.
+        seed: random seed. The same prompt, options and seed give this text again, except in a batch with a verifier
+            other than greedy and coupled.
+        fidelity: whether the text follows the target's distribution, and whether the target is quantised.
+        costs: the cost curve the policy used; None if it uses none. With a verifier other than greedy and coupled, a
+            seed repeats this text only with this curve (`Decoder.with_costs`).
+        logprobs: per token, its log-probability under the target (see `engine.logprobs.Logprobs`); None unless
+            requested.
+        top_logprobs: per token, the most probable token ids and their log-probabilities; None unless requested.
+        prompt_logprobs: as `logprobs`, for the prompt's tokens after the first.
+        prompt_top_logprobs: as `top_logprobs`, for the prompt's tokens after the first.
     """
 
     text: str
@@ -52,7 +52,7 @@ class Generation:
 
     @property
     def lossless(self) -> bool:
-        """Whether the text has the law of the target's own; that of a quantised target is another model's."""
+        """Whether the text follows the distribution of the target, which may be a quantised model."""
         return self.fidelity.lossless
 
     @property
@@ -94,17 +94,17 @@ class Chunk:
     """The tokens and the text that one round adds to a stream.
 
     Attributes:
-        text: new text that no later token can change; it may lag behind the tokens.
+        text: new text that later tokens cannot change; it may lag behind the tokens.
         tokens: the committed token ids.
         drafted: per token, whether the drafter proposed it.
         finish_reason: set in the last chunk.
         drafted_text: per character of `text`, whether the drafter proposed its token.
         origins: per character of `text`, the index in the whole text of the token that completed it.
-        logprobs: per token, its log-probability by the target itself; empty unless asked for.
-        top_logprobs: per token, the most probable token ids and their log-probabilities; empty unless asked for.
-        prompt_logprobs: log-probabilities in the first chunk, those of the prompt's tokens after the first; None unless
-            asked for.
-        stopped_by: the stop string that ended the text, in the last chunk; None where something else did.
+        logprobs: per token, its log-probability under the target; empty unless requested.
+        top_logprobs: per token, the most probable token ids and their log-probabilities; empty unless requested.
+        prompt_logprobs: in the first chunk, log-probabilities of the prompt's tokens after the first; None unless
+            requested.
+        stopped_by: in the last chunk, the stop string that ended the text; None if there was none.
     """
 
     text: str

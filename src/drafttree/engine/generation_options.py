@@ -40,48 +40,47 @@ MAX_LOGPROBS = 100
 
 
 class GenerationOptions(ProcessorOptions, total=False):
-    """Options of `Decoder.generate`; what is not given is the decoder's default, and None turns an option off.
+    """Options of `Decoder.generate`. Omitted options take the decoder's default; None turns an option off.
 
     Attributes:
-        max_new_tokens: tokens to generate at most; 128 by default.
-        max_length: tokens of prompt and text together at most; `max_new_tokens` takes precedence.
-        do_sample: False is greedy; True samples at the model's own temperature, or 1.
-        temperature: 0 decodes greedily, any other samples; None scales nothing.
-        top_k: keep the k most probable tokens; 0 keeps all.
-        top_p: keep the most probable tokens up to this probability.
-        min_p: drop tokens less probable than this share of the most probable one.
-        typical_p: keep the tokens whose surprise is nearest the entropy, up to this probability.
-        epsilon_cutoff: drop tokens less probable than this.
-        eta_cutoff: as `epsilon_cutoff`, with a bound that falls with the entropy.
-        top_h: keep the most probable tokens up to this share of the entropy; 0 keeps all.
-        seed: the seed of the draws; None takes one from torch's global generator, so that texts differ as they do with
-            transformers, and repeat after `torch.manual_seed`. A greedy text needs none.
-        stop: strings that end the text; it is cut before them. Special tokens are no part of it.
-        stop_strings: transformers' name of `stop`.
+        max_new_tokens: maximum number of tokens to generate, 128 by default.
+        max_length: maximum number of tokens of prompt and text together; `max_new_tokens` takes precedence.
+        do_sample: False decodes greedily; True samples at the model's own temperature, or 1.
+        temperature: sampling temperature; 0 decodes greedily, and None leaves the logits as they are.
+        top_k: sample from the k most probable tokens; 0 keeps all.
+        top_p: sample from the most probable tokens that together reach this probability.
+        min_p: drop tokens below this fraction of the best token's probability.
+        typical_p: keep the most typical tokens that together reach this probability (locally typical sampling).
+        epsilon_cutoff: drop tokens below this probability.
+        eta_cutoff: as `epsilon_cutoff`, with a cutoff that adapts to the entropy.
+        top_h: keep the most probable tokens up to this fraction of the entropy; 0 keeps all.
+        seed: random seed. None takes one from torch's global generator, so texts differ from run to run and repeat
+            after `torch.manual_seed`, as with transformers. Greedy texts need no seed.
+        stop: stop strings; the text is cut before the first that occurs. Special tokens never match.
+        stop_strings: transformers' name for `stop`.
         eos_token_id: token ids that end the text, instead of the decoder's.
-        ignore_eos: go on past EOS tokens.
-        max_time: seconds after which a text ends with its next token. They run from the call on, for a list of prompts
-            too, each of which gets at least one token.
-        stopping_criteria: the stopping criteria of transformers, asked after every token as its `generate` asks them;
-            `scores` is None.
-        logits_processor: processors of transformers, applied at every node with the text up to that node. They must be
-            functions of that text and the scores, and come after those of the other options.
-        watermarking_config: a `WatermarkingConfig` (green lists); SynthID's needs a state and is refused.
-        renormalize_logits: end the processors with a log-softmax; it changes no text but those of float rounding.
-        generation_config: a `GenerationConfig`, whose values that are set are defaults for this call.
-        presence_penalty: subtracted from the logits of every token that was generated, as by OpenAI and vLLM.
-        frequency_penalty: subtracted from them for every time it was.
-        grammar: what the text must look like, of `drafttree.grammar`.
-        reuse_prefix: take over what the decoder has kept of an earlier text that begins as the prompt does, instead of
-            reading it again, and keep this text (see `engine.prefix_cache`). By default all texts of an engine
-            do, and conversations whose verifier is greedy or coupled: with the others, rounding in what is taken over
-            may change a seed's text, so they are refused outside of lists and engines.
-        draft_temperature: divides the drafter's logits before the policy looks at them. Below 1 policies trust the
-            drafter more, which pays where it understates how often it is right; it never changes the law.
-        logprobs: True for the log-probability of every token, a number for that many most probable ones beside it.
-        prompt_logprobs: the same for the tokens of the prompt, but its first.
-        speculate: False writes this text plainly, one token a round, for comparison: no drafter is asked. By a greedy
-            or coupled verifier the text is the same.
+        ignore_eos: do not stop at EOS tokens.
+        max_time: maximum number of seconds, counted from the call. A text then ends with its next token; each of a list
+            of prompts gets at least one token.
+        stopping_criteria: transformers' stopping criteria, called after every token. `scores` is None.
+        logits_processor: transformers' logits processors. They are called at every node of the tree with the text up to
+            that node, after those of the other options, so they must be functions of that text and the scores alone.
+        watermarking_config: a `WatermarkingConfig` (green lists). SynthID keeps a state and is refused.
+        renormalize_logits: end the processors with a log-softmax. Changes a text by rounding at most.
+        generation_config: a `GenerationConfig` whose values are defaults for this call.
+        presence_penalty: subtracted once from the logits of every token generated so far, as by OpenAI and vLLM.
+        frequency_penalty: subtracted from the logits of a token for each time it was generated.
+        grammar: a grammar that the text must follow, made by `drafttree.grammar`.
+        reuse_prefix: reuse the KV rows of an earlier text with the same prefix, and keep those of this text (see
+            `engine.prefix_cache`). On by default in an engine, and for conversations with a greedy or coupled verifier.
+            Other verifiers refuse it outside lists and engines, since rounding in the reused rows may change the text
+            of a seed.
+        draft_temperature: divides the drafter's logits before the policy sees them. Below 1, policies trust the drafter
+            more, which helps where it is right more often than it says. Never changes the target's distribution.
+        logprobs: True for the log-probability of every token; a number for that many best alternatives too.
+        prompt_logprobs: the same for the tokens of the prompt, except the first.
+        speculate: False generates this text without drafts, for comparison. With a greedy or coupled verifier the text
+            is the same.
     """
 
     max_new_tokens: int | None

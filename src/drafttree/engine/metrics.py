@@ -67,17 +67,17 @@ class Round:
 
 @dataclass
 class Metrics:
-    """The cost of one or more generations.
+    """Passes, tokens and times of one or more generations.
 
     Attributes:
         rounds: every round, in order.
         prefill_passes: target passes over prompts.
-        prefill_seconds: wall time before the first rounds: reading prompts.
-        reused_tokens: tokens of prompts that were not read, since an earlier text began with them.
+        prefill_seconds: wall time of reading prompts.
+        reused_tokens: prompt tokens whose KV rows were reused from earlier texts.
         seconds: wall time, prompts included.
         first_token_seconds: per generation, time from the start to the first committed token.
-        draft_weight_bytes: memory of the drafter's weights, those it shares with the target left out.
-        draft_cache_bytes: memory of what the drafter kept of the text, of the longest if there are several.
+        draft_weight_bytes: memory of the drafter's own weights, without those it shares with the target.
+        draft_cache_bytes: memory of the drafter's state for the text; for several texts, the largest.
         is_mixed: whether the drafter mixes lookup with a model.
     """
 
@@ -126,17 +126,17 @@ class Metrics:
 
     @property
     def tokens_per_second(self) -> float:
-        """Committed tokens per second of decoding, the time to the first token included."""
+        """Committed tokens per second, including the time to the first token."""
         return _ratio(self.tokens, self.seconds)
 
     @property
     def decoding_tokens_per_second(self) -> float:
-        """Committed tokens per second of decoding, without the time of reading prompts."""
+        """Committed tokens per second, without the time of reading prompts."""
         return _ratio(self.tokens, self.seconds - self.prefill_seconds)
 
     @property
     def time_to_first_token(self) -> float:
-        """Seconds from the start of a generation to its first committed token, mean."""
+        """Mean seconds from the start of a generation to its first committed token."""
         return statistics.fmean(self.first_token_seconds) if self.first_token_seconds else 0.0
 
     @property
@@ -147,7 +147,7 @@ class Metrics:
 
     @property
     def lookup_rounds(self) -> int:
-        """Rounds that lookup drafted, for a drafter that mixes it with a model."""
+        """Rounds drafted by lookup, for a drafter that mixes it with a model."""
         return sum(bool(r.widths) and r.source == 0 for r in self.rounds) if self.is_mixed else 0
 
     @property
@@ -172,7 +172,7 @@ class Metrics:
 
     @property
     def level_acceptance(self) -> float:
-        """Accepted drafted tokens per drafted level: the share of the longest possible paths that was accepted."""
+        """Accepted drafted tokens per drafted level."""
         return _ratio(sum(r.accepted for r in self.rounds), sum(r.levels for r in self.rounds))
 
     @property
@@ -182,12 +182,12 @@ class Metrics:
 
     @property
     def mean_levels(self) -> float:
-        """Drafted levels per round: the longest path that could have been accepted."""
+        """Drafted levels per round, the longest path that can be accepted."""
         return _ratio(sum(r.levels for r in self.rounds), len(self.rounds))
 
     @property
     def acceptance_by_depth(self) -> list[float]:
-        """Per level, the share of the rounds that drafted it in which a token of it was accepted."""
+        """Per level, the share of rounds with an accepted token on it, among rounds that drafted it."""
         deepest = max((r.levels for r in self.rounds), default=0)
         return [
             _ratio(sum(r.accepted >= level for r in self.rounds), sum(r.levels >= level for r in self.rounds))
@@ -196,21 +196,21 @@ class Metrics:
 
     @property
     def target_pass(self) -> float:
-        """Seconds per target pass, mean."""
+        """Mean seconds per target pass."""
         return _ratio(sum(r.target_seconds for r in self.rounds), len(self.rounds))
 
     @property
     def draft_pass(self) -> float:
-        """Seconds per draft pass, mean."""
+        """Mean seconds per draft pass."""
         return _ratio(sum(r.draft_seconds for r in self.rounds), sum(r.draft_passes for r in self.rounds))
 
     @property
     def overhead(self) -> float:
-        """Seconds per round outside the two models' passes, mean."""
+        """Mean seconds per round outside the passes of both models."""
         return _ratio(sum(r.outside_seconds for r in self.rounds), len(self.rounds))
 
     def summary(self) -> dict[str, object]:
-        """Every figure by name, for printing and JSON."""
+        """All figures by name, for printing and JSON."""
         return {
             "tokens": self.tokens,
             "seconds": self.seconds,
@@ -281,12 +281,12 @@ class SpeedupLaw:
 
     @property
     def predicted(self) -> float:
-        """R as the law has it."""
+        """R as predicted by the law."""
         return _ratio(self.tau * (1 + self.h0), self.v + self.c * self.delta + self.h)
 
     @property
     def without_host(self) -> float:
-        """R as the law has it for an engine without overhead, h = h0 = 0."""
+        """R as predicted for an engine without overhead, h = h0 = 0."""
         return _ratio(self.tau, self.v + self.c * self.delta)
 
 

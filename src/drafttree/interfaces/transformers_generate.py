@@ -81,16 +81,16 @@ def generate(
     verifier: VerifierLike = "auto",
     grammar: Constraint | None = None,
 ) -> "TreeGenerate":
-    """A function for transformers: `model.generate(..., custom_generate=drafttree.hf.generate(drafter=...))`.
+    """Make a function for transformers: `model.generate(..., custom_generate=drafttree.hf.generate(drafter=...))`.
 
-    Keep it and use it again: it loads the drafter once.
+    Reuse the function: it loads the drafter once.
 
     Args:
-        drafter: a drafter as `drafttree.load` takes it, but not "auto"; a class name makes a new one for every call.
-        policy: the tree policy, as `drafttree.load` takes it.
-        verifier: the name or class of one; "auto" is greedy without `do_sample` and coupled with it.
-        grammar: what the texts must look like, of `drafttree.grammar`; pass `tokenizer=` to `model.generate`, or the
-            one beside the model is taken.
+        drafter: the drafter, as for `drafttree.load`, but not "auto". A class name makes a new one for every call.
+        policy: the tree policy, as for `drafttree.load`.
+        verifier: its name or class; "auto" is greedy without `do_sample` and coupled with it.
+        grammar: a grammar that the texts must follow, made by `drafttree.grammar`. Its tokenizer is `tokenizer=` of
+            `model.generate`, or else the one in the model's folder.
 
     Raises:
         ConfigError: a policy, parameter, verifier or kind of drafter that does not exist.

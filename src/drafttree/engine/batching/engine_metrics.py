@@ -45,27 +45,27 @@ class EngineRound:
 
 @dataclass
 class EngineMetrics:
-    """Counts since the engine began, and its latest rounds; any thread may read them.
+    """Counts since the engine started, and its latest rounds. Any thread may read them.
 
     Attributes:
-        tokens: committed.
-        prompt_tokens: tokens of prompts behind which a text has begun.
-        reused_tokens: tokens of prompts that were not read, since an earlier text began with them.
-        drafts: trees with drafted nodes that were verified.
-        drafted: nodes that were verified.
-        accepted: drafted tokens that became part of a text.
+        tokens: committed tokens.
+        prompt_tokens: tokens of the prompts of texts that have started.
+        reused_tokens: prompt tokens whose KV rows were reused from other texts.
+        drafts: verified trees with drafted nodes.
+        drafted: verified drafted nodes.
+        accepted: accepted drafted tokens.
         accepted_by_position: per level, how often a node of it was accepted.
-        finished: requests whose text ended.
+        finished: finished requests.
         failed: requests that ended with an error.
-        cancelled: requests that nobody wanted any more.
-        preempted: requests that had to be read again, since memory ran out.
-        drafter_failures: rounds in which the drafter raised an error, so that they went on without drafts.
-        running: requests that run now.
-        waiting: requests that wait now.
-        predicted_gain: the speed of drafting over plain rounds at the present batch, by costs and calibration; None
-            before any.
-        measured_gain: the same from the tokens and seconds of recent rounds of both kinds; None before any.
-        drafting_off: why the latest round drafted nothing, None where it drafted.
+        cancelled: cancelled requests.
+        preempted: requests that had to start over because memory ran out.
+        drafter_failures: rounds in which the drafter raised an error and that went on without drafts.
+        running: requests that are running now.
+        waiting: requests that are waiting now.
+        predicted_gain: predicted speed of drafting over plain rounds at the present batch size; None before the first
+            drafted round.
+        measured_gain: the same, measured in recent rounds; None before there are any of both kinds.
+        drafting_off: why the latest round drafted nothing; None if it drafted.
     """
 
     tokens: int = 0
@@ -89,22 +89,22 @@ class EngineMetrics:
 
     @property
     def rounds(self) -> list[EngineRound]:
-        """The latest rounds, as they are now."""
+        """A copy of the latest rounds."""
         return list(self._rounds)
 
     @property
     def latest(self) -> EngineRound | None:
-        """The last round that has ended."""
+        """The latest finished round."""
         return self._rounds[-1] if self._rounds else None
 
     def record(self, turn: EngineRound) -> None:
-        """Count a round that has ended."""
+        """Count a finished round."""
         self._rounds.append(turn)
         self.drafted += turn.drafted
         self.drafting_off = turn.reason
 
     def count(self, turn: Round) -> None:
-        """Count what one request's round has committed, before its reader is told of it."""
+        """Count the tokens that a round committed for one request, before its reader sees them."""
         self.tokens += turn.committed
         self.drafts += turn.nodes > 1
         self.accepted += turn.accepted
@@ -113,6 +113,6 @@ class EngineMetrics:
             self.accepted_by_position[level] += 1
 
     def count_prompt(self, request: Request) -> None:
-        """Count the prompt of a request whose text has begun."""
+        """Count the prompt of a request whose text has started."""
         self.prompt_tokens += request.prompt_length
         self.reused_tokens += request.metrics.reused_tokens
