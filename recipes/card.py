@@ -11,9 +11,9 @@ library_name: transformers
 
 # The embedded pair
 
-A target and a draft model small enough to travel inside the package, so that every example, test and benchmark
-of drafttree runs offline. They are toys for demonstrations: the target writes English-looking text, knows
-nothing, and loops under greedy decoding. Do not use them for anything but speculative decoding itself.
+A target and a draft model that are small enough to ship inside the package. With them, every example, test and
+benchmark of drafttree runs offline. They are toys for demonstrations. The target generates text that looks like
+English, knows nothing, and often loops under greedy decoding. Use them only to try speculative decoding.
 
 | | target | draft |
 | --- | --- | --- |
@@ -28,37 +28,38 @@ normaliser, no prefix space). The chat template writes `User: ...` and `Assistan
 
 ## Measured
 
-mean accepted tokens: what `drafttree bench policies` prints for the pair
+`drafttree bench policies` prints the mean accepted tokens of the pair.
 
 {scores}
 
-The first {sample:,} tokens of each text, shared equally among its documents; every token but the very first is
-scored. `wikitext2_valid_raw` is the raw validation file with WikiText's tokenisation undone, and the bytes are
-those of that text. Agreement is the share of positions where the draft's first choice is the target's first
-choice; containment, where the target's first choice is among the draft's first three.
+The first {sample:,} tokens of each text are used, in equal shares of its documents. Every token except
+the very first is scored. `wikitext2_valid_raw` is the raw validation file with WikiText's tokenisation undone. The
+bytes are those of that text. Agreement is the share of positions where the draft's first choice is the target's first
+choice. Containment is the share of positions where the target's first choice is among the draft's first three.
 
 ## Recipe
 
-`python recipes/embedded_pair.py --data shared/data --out build/embedded`: about {hours:.1f} hours of wall clock,
-pauses included, in float32 on one or two shared CPU cores.
+`python recipes/embedded_pair.py --data shared/data --out build/embedded` took about {hours:.1f} hours of wall
+clock, pauses included, in float32 on one or two shared CPU cores.
 
-The target is trained on next-token cross-entropy. The draft is distilled in the same pass: its loss is the
-cross-entropy to the target's own probabilities at every position, never to the text. Depth grows during
-training by repeating every block, the copies starting with zero output projections so that the function does
-not change (progressive stacking, Gong et al. 2019; Du et al. 2024). Muon moves the matrices inside the blocks,
-AdamW the rest; the learning rate holds, then falls linearly to zero. Windows of 256 tokens, and of 2048 for two
-short spells, in the middle and at the end.
+The target is trained on next-token cross-entropy. The draft is distilled in the same pass. Its loss is the
+cross-entropy to the target's own probabilities at every position, never to the text. Depth grows during training by
+repeating every block. The copies start with zero output projections, so that the function does not change (progressive
+stacking, Gong et al. 2019; Du et al. 2024). Muon updates the matrices inside the blocks, AdamW the rest. The learning
+rate is constant at first, then falls linearly to zero. Windows have 256 tokens, except for two short phases with 2048,
+in the middle and at the end.
 
 | target layers | tokens | final training loss (nats/token) |
 | --- | --- | --- |
 {stages}
 
-The stages were moved while this pair was trained, as the machine was needed for other work; the table says what
-was done, `recipes/schedule.py` what a new run would do. The last figure is of windows of 2048 tokens.
+The stages were changed while this pair was trained. The table shows what was done. `recipes/schedule.py` shows what a
+new run would do. The last figure is for windows of 2048 tokens.
 
 ## Data
 
-{corpus_tokens:,} tokens of text, seen {epochs:.1f} times. Held-out texts and benchmark prompts are not among them.
+The training text has {corpus_tokens:,} tokens and was seen {epochs:.1f} times. It contains no held-out texts and
+no benchmark prompts.
 
 | source | licence |
 | --- | --- |
@@ -75,10 +76,10 @@ was done, `recipes/schedule.py` what a new run would do. The last figure is of w
 
 ## Limits
 
-Ten million parameters and {megatokens:.0f} million tokens: facts are invented, arithmetic is wrong, code does not
-run, long passages drift, greedy continuations repeat themselves. Nearly all training windows held 256 tokens: in
-longer contexts both models predict worse and agree less often. The books keep the spelling and the prejudices of
-their time.
+Ten million parameters and {megatokens:.0f} million training tokens are very few. Facts are invented, arithmetic is
+wrong, code does not run, long passages drift, and greedy continuations repeat themselves. Nearly all training windows
+had 256 tokens. In longer contexts, both models predict worse and agree less often. The books keep the spelling and the
+prejudices of their time.
 """
 
 

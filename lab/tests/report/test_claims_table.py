@@ -23,7 +23,7 @@ def test_main_claims_stand_first_with_both_judgements_and_the_others_are_counted
     ]
     assert found[-1] == (
         "By the paper's costs: 1 reproduced, 1 too few, 1 not run. On this machine: 1 undecided. "
-        "Numbers are ratios, of an order Kendall's tau. drafttree 0.1.0, device x86_64."
+        "Numbers are ratios; for an order of methods they are Kendall's tau. drafttree 0.1.0, device x86_64."
     )
 
 

@@ -1,4 +1,4 @@
-"""Constraints on a text along every path of its trees: generation options, processors, grammars."""
+"""Generation options, logits processors and grammars, applied along every path of a draft tree."""
 
 from drafttree.constraints import grammar
 from drafttree.constraints.processors import Constraint, ConstraintState, PathConstraints

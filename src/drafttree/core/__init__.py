@@ -1,4 +1,4 @@
-"""The shared language: trees, distributions, randomness, time and errors. It knows nothing of models."""
+"""What all other folders use: trees, distributions, randomness, timing and errors. It does not depend on models."""
 
 from drafttree.core import errors
 from drafttree.core.randomness import Randomness, RoundRandomness, SeededRandomness

@@ -1,4 +1,4 @@
-"""Drafters propose the tokens of a draft tree."""
+"""Drafters: they propose the tokens of a draft tree."""
 
 from drafttree.drafters.assistant import AssistantDrafter
 from drafttree.drafters.base import Drafter, DraftSession, HiddenStates

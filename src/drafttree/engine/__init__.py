@@ -1,4 +1,4 @@
-"""The loop: a request is drafted for, scored, verified and committed, round after round."""
+"""The decoding loop: every round drafts, scores, verifies and commits."""
 
 from drafttree.engine.batching import Engine, EngineMetrics, Handle
 from drafttree.engine.decoder import Decoder

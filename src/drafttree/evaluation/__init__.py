@@ -1,4 +1,4 @@
-"""Certificates, exact enumeration, reference runs, comparisons, tuning and traces of a decoder.
+"""Checks and measures a decoder: certificates, exact enumeration, reference runs, tuning and traces.
 
 This door is empty on purpose: `import drafttree` needs `exactness` alone, and the rest is imported by those who use it.
 

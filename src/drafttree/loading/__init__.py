@@ -1,4 +1,4 @@
-"""From names and files to a decoder.
+"""Builds a decoder from names, files and loaded models.
 
 The functions `load` and `inspect` are in the modules of their names; this door has what other folders use of the rest.
 """

@@ -1,4 +1,4 @@
-"""Models that score trees: the protocol, the KV cache, tree attention, and a target model with one of its backends."""
+"""Models that score trees: the protocol, the KV cache, tree attention, and the backends of a target model."""
 
 from drafttree.models.attention.tree_attention import NAME, TreePlan
 from drafttree.models.base import Model, append, prefill, prefill_and_score

@@ -16,7 +16,7 @@ def claims_table(results: Sequence[KeptResult]) -> str:
         for kind, counts in tally(verdicts).items()
     ]
     environment = ", ".join(f"{name} {value}" for name, value in results[-1].environment.items())
-    told = f"{' '.join(tallies)} Numbers are ratios, of an order Kendall's tau. {environment}."
+    told = f"{' '.join(tallies)} Numbers are ratios; for an order of methods they are Kendall's tau. {environment}."
     return "\n".join([*_table(sorted(rows, key=lambda row: not row.verdict.main)), "", told, ""])
 
 
