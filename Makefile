@@ -103,13 +103,15 @@ bench: .venv/.installed
 	$(BIN)/drafttree bench policies
 	$(BIN)/drafttree bench overhead
 
-# The site, in build/site: nothing is downloaded but the packages that build it.
+# The site, in build/site: nothing is downloaded but the packages that build it. Where there is a Chromium, its pages are
+# opened as files: search works, and no page asks another host.
 docs: .venv/.documenting
 	$(BIN)/python docs/floors.py
 	$(BIN)/python docs/options.py
 	$(BIN)/python docs/figure.py
 	$(BIN)/python docs/trees.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	SITE=build/site $(BIN)/python -m pytest -m slow tests/test_site.py
 
 # docs/images/recording.svg: make demo as it runs on this machine.
 recording: .venv/.installed
@@ -137,7 +139,7 @@ recording: .venv/.installed
 	$(PIP) --editable '.[serve]' 'locust>=2.40'
 	touch $@
 
-.venv/.documenting: .venv/.installed
+.venv/.documenting: .venv/.developing
 	$(PIP) --editable '.[docs]'
 	touch $@
 
