@@ -7,7 +7,7 @@ TORCH := $(shell $(PYTHON) -c "import torch; assert tuple(map(int, torch.__versi
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH),,--constraint constraints.txt)
 CPU_TORCH := --no-deps --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu torch
 
-.PHONY: demo test test-lowest test-slow gpu gpu-tests gpu-replay fuzz soak server-soak server-load server-fuzz server-locust fleet check bench docs recording clean
+.PHONY: demo test test-lowest test-slow gpu gpu-tests gpu-replay fuzz soak server-soak server-load server-fuzz server-locust fleet check bench docs release recording clean
 
 demo: .venv/.installed
 	$(BIN)/drafttree demo
@@ -113,6 +113,13 @@ docs: .venv/.documenting
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	SITE=build/site $(BIN)/python -m pytest -m slow tests/test_site.py
 
+# The wheel and the sdist in dist, checked and tried in an environment of their own; nothing is uploaded.
+release: .venv/.releasing
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python .ci/release.py
+
 # docs/images/recording.svg: make demo as it runs on this machine.
 recording: .venv/.installed
 	$(BIN)/python docs/recording.py
@@ -143,5 +150,9 @@ recording: .venv/.installed
 	$(PIP) --editable '.[docs]'
 	touch $@
 
+.venv/.releasing: .venv/.installed
+	$(PIP) build twine
+	touch $@
+
 clean:
-	rm -rf .venv .venv-lowest build dist
+	rm -rf .venv .venv-lowest .venv-release build dist
