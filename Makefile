@@ -7,7 +7,7 @@ TORCH := $(shell $(PYTHON) -c "import torch; assert tuple(map(int, torch.__versi
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH),,--constraint constraints.txt)
 CPU_TORCH := --no-deps --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu torch
 
-.PHONY: demo test test-lowest test-slow gpu gpu-tests gpu-replay fuzz soak server-soak server-load server-fuzz server-locust fleet check bench docs recording clean
+.PHONY: demo test test-lowest test-slow gpu gpu-tests gpu-replay fuzz soak server-soak server-load server-fuzz server-locust fleet check bench docs release recording clean
 
 demo: .venv/.installed
 	$(BIN)/drafttree demo
@@ -103,13 +103,22 @@ bench: .venv/.installed
 	$(BIN)/drafttree bench policies
 	$(BIN)/drafttree bench overhead
 
-# The site, in build/site: nothing is downloaded but the packages that build it.
+# The site, in build/site: nothing is downloaded but the packages that build it. Where there is a Chromium, its pages are
+# opened as files: search works, and no page asks another host.
 docs: .venv/.documenting
 	$(BIN)/python docs/floors.py
 	$(BIN)/python docs/options.py
 	$(BIN)/python docs/figure.py
 	$(BIN)/python docs/trees.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	SITE=build/site $(BIN)/python -m pytest -m slow tests/test_site.py
+
+# The wheel and the sdist in dist, checked and tried in an environment of their own; nothing is uploaded.
+release: .venv/.releasing
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python .ci/release.py
 
 # docs/images/recording.svg: make demo as it runs on this machine.
 recording: .venv/.installed
@@ -137,9 +146,13 @@ recording: .venv/.installed
 	$(PIP) --editable '.[serve]' 'locust>=2.40'
 	touch $@
 
-.venv/.documenting: .venv/.installed
+.venv/.documenting: .venv/.developing
 	$(PIP) --editable '.[docs]'
 	touch $@
 
+.venv/.releasing: .venv/.installed
+	$(PIP) build twine
+	touch $@
+
 clean:
-	rm -rf .venv .venv-lowest build dist
+	rm -rf .venv .venv-lowest .venv-release build dist

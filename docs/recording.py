@@ -1,7 +1,7 @@
 """Record images/recording.svg: `drafttree demo` as it ran here; `make recording`.
 
-Both texts appear at the pace at which they were written. The picture is played again and again, and where nothing is
-animated it shows the end.
+The picture begins with the finished texts and the result, then plays both texts at the pace at which they were
+written, again and again. Where nothing is animated, or the reader wants little motion, it shows the finished texts.
 """
 
 import re
@@ -24,9 +24,11 @@ WIDTH, GAP, ROW, CHARACTER, MARGIN = 52, 3, 19, 7.83, 14
 WORD = re.compile(r"\s*\S+|\s+")
 BEGINNING, END = 0.4, 5.0
 """Seconds before the first token and behind the last one."""
-STYLE = """text{{font-family:ui-monospace,Menlo,monospace;font-size:13px;fill:#d6deeb;white-space:pre}}
+TITLE = "drafttree demo: the same text by plain decoding and by drafttree; accepted drafts are green"
+STYLE = """text{{font-family:ui-monospace,Menlo,monospace;font-size:13px;fill:#d6deeb}}
 .drafted{{fill:#7ee787}}.dim{{fill:#8a96a8}}.bold{{font-weight:bold}}
-.late{{animation:show {length:.2f}s infinite step-end}}"""
+.late{{animation:show {length:.2f}s -{start:.2f}s infinite step-end}}
+@media (prefers-reduced-motion:reduce){{.late{{animation:none}}}}"""
 
 
 @dataclass(frozen=True)
@@ -90,25 +92,31 @@ def record() -> list[Run]:
 
 def drawn(found: list[Run]) -> str:
     """The screen as SVG; every run appears at its time and stays until the picture begins again."""
-    width = 2 * MARGIN + (2 * WIDTH + GAP) * CHARACTER
-    height, length = 2 * MARGIN + ROW * (1 + max(run.row for run in found)), END + max(run.seconds for run in found)
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}">'
-    back = f'<style>{STYLE.format(length=length)}</style><rect width="100%" height="100%" rx="8" fill="#0d1b2a"/>'
+    width, ends = 2 * MARGIN + (2 * WIDTH + GAP) * CHARACTER, max(run.seconds for run in found)
+    height, length = 2 * MARGIN + ROW * (1 + max(run.row for run in found)), ends + END
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" role="img">'
+    style = STYLE.format(length=length, start=ends + 0.05)
+    back = f'<title>{TITLE}</title>\n<style>{style}</style><rect width="100%" height="100%" rx="8" fill="#0d1b2a"/>'
     return "\n".join([head, back, *_texts(found, length), "</svg>", ""])
 
 
 def _texts(found: list[Run], length: float) -> Iterator[str]:
-    """A text element for every run; those of one time share the frames that hide them until then."""
+    """A text element for every run; those of one time share the frames that hide them until then.
+
+    A run's spaces are part of its place, not of its text: browsers differ in what they do with spaces at the ends.
+    """
     for seconds, together in groupby(sorted(found, key=lambda run: run.seconds), key=lambda run: run.seconds):
         name, shown = f"t{1e3 * seconds:.0f}", 100 * seconds / length
         if seconds:
             yield f"<style>@keyframes {name}{{0%{{opacity:0}}{shown:.3f}%{{opacity:1}}}}</style>"
         for run in together:
-            late = f'class="late {run.style}" style="animation-name:{name}"' if seconds else f'class="{run.style}"'
-            x, y = MARGIN + CHARACTER * run.column, MARGIN + ROW * run.row + 13
-            size = f'textLength="{CHARACTER * len(run.text):.1f}"'
-            if run.text.strip():
-                yield f'<text x="{x:.1f}" y="{y}" {size} {late}>{escape(run.text)}</text>'
+            late = f' style="animation-name:{name}"' if seconds else ""
+            style = " ".join(["late"] * bool(seconds) + run.style.split())
+            text, spaces = run.text.strip(), len(run.text) - len(run.text.lstrip())
+            x, y = MARGIN + CHARACTER * (run.column + spaces), MARGIN + ROW * run.row + 13
+            size = f'textLength="{CHARACTER * len(text):.1f}"'
+            if text:
+                yield f'<text x="{x:.1f}" y="{y}" {size} class="{style}"{late}>{escape(text)}</text>'
 
 
 if __name__ == "__main__":

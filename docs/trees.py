@@ -23,9 +23,12 @@ POLICIES = (
     "opt-tree:budget=16,threshold=0.1",
     "dyspec:budget=16",
 )
-WIDTH, HEIGHT, MARGIN = 92, 24, 14
-STYLE = """text{font-family:ui-monospace,monospace;font-size:12px;fill:#333}path{fill:none;stroke:#b6bdc8}
-.accepted{stroke:#2a7f62;stroke-width:3}.word{fill:#2a7f62;font-weight:bold}"""
+CHARACTER, GAP, HEIGHT, MARGIN = 7.23, 44, 24, 14
+"""Pixels of a character, between two columns, of a row, and around the tree."""
+STYLE = """text{font-family:ui-monospace,monospace;font-size:12px;fill:#333}path{fill:none;stroke:#9ba4b1}
+.back{fill:#fff}.accepted{stroke:#2a7f62;stroke-width:3}.word{fill:#2a7f62;font-weight:bold}
+@media (prefers-color-scheme:dark){.back{fill:#0d1117}text{fill:#d1d7e0}path{stroke:#6e7781}
+.accepted{stroke:#4ac29a}.word{fill:#4ac29a}}"""
 
 
 @dataclass(frozen=True)
@@ -70,23 +73,33 @@ def of_tree(tree: DraftTree, text: list[int], decode) -> Picture:
 def drawn(picture: Picture) -> str:
     """The tree as SVG: one column per level, lines as thick as the drafter is sure, the accepted path in green."""
     places = _places(picture.tree)
-    width = MARGIN + WIDTH * (1 + max(x for x, _ in places.values()))
-    height = 2 * MARGIN + HEIGHT * max(y for _, y in places.values())
+    lefts = _lefts(places, picture.labels)
+    width, height = lefts[-1] - GAP + MARGIN, 2 * MARGIN + HEIGHT * max(y for _, y in places.values())
     lines, words = [], []
     for node, (x, y) in places.items():
-        left, middle = MARGIN + WIDTH * x, MARGIN + HEIGHT * y
-        accepted = node in picture.accepted
-        words.append(f'<text x="{left:.0f}" y="{middle + 4:.1f}"{_class("word", accepted)}>')
-        words.append(f"{escape(picture.labels[node])}</text>")
+        label, middle, accepted = picture.labels[node], MARGIN + HEIGHT * y, node in picture.accepted
+        size = CHARACTER * len(label)
+        where = f'x="{lefts[x]:.1f}" y="{middle + 4:.1f}" textLength="{size:.1f}"'
+        words.append(f"<text {where}{_class('word', accepted)}>{escape(label)}</text>")
         for child in picture.tree.children[node]:
-            (start, end), below = (left + 58, left + WIDTH - 4), MARGIN + HEIGHT * places[child][1]
-            curve = f"M{start:.0f} {middle:.1f} C{start + 20:.0f} {middle:.1f} {end - 20:.0f} {below:.1f} {end:.0f}"
+            start, end, below = lefts[x] + size + 4, lefts[x + 1] - 4, MARGIN + HEIGHT * places[child][1]
+            bend, turn = end - GAP + 8, end - GAP / 2
+            curve = f"M{start:.1f} {middle:.1f} H{bend:.1f} C{turn:.1f} {middle:.1f} {turn:.1f} {below:.1f} {end:.1f}"
             thick = f' stroke-width="{0.6 + 3 * picture.probabilities[child]:.1f}"'
             lines.append(f'<path d="{curve} {below:.1f}"{thick}{_class("accepted", child in picture.accepted)}/>')
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}">'
-    return "\n".join([head, f'<style>{STYLE}</style><rect width="100%" height="100%" fill="#fff"/>', *lines]) + (
-        "\n" + "".join(words) + "\n</svg>\n"
-    )
+    back = f'<style>{STYLE}</style><rect class="back" width="100%" height="100%" rx="6"/>'
+    lines.sort(key=lambda line: "accepted" in line)  # what is drawn last lies on top
+    return "\n".join([head, back, *lines, "".join(words), "</svg>", ""])
+
+
+def _lefts(places: dict[int, tuple[int, float]], labels: list[str]) -> list[float]:
+    """Where each column begins, and at last where one more would: behind the longest word of the one before."""
+    lefts = [float(MARGIN)]
+    for column in range(1 + max(x for x, _ in places.values())):
+        longest = max(len(labels[node]) for node, (x, _) in places.items() if x == column)
+        lefts.append(lefts[-1] + CHARACTER * longest + GAP)
+    return lefts
 
 
 def _places(tree: DraftTree) -> dict[int, tuple[int, float]]:
@@ -111,7 +124,7 @@ def _class(name: str, wanted: bool) -> str:
 
 if __name__ == "__main__":
     IMAGES.mkdir(exist_ok=True)
-    embedded = drafttree.load(dtype="float32", device="cpu")
+    embedded = drafttree.load(drafter="embedded-draft", dtype="float32", device="cpu")
     for name, policy in parse_policies(POLICIES).items():
         picture = drawn(pictured(embedded.with_policy(policy)))
         (IMAGES / f"tree-{name.partition(':')[0]}.svg").write_text(picture)
