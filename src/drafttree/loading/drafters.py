@@ -12,6 +12,7 @@ Parameters arrive as None, booleans, numbers, or else strings. What is made must
 """
 
 import inspect
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -60,6 +61,7 @@ from drafttree.loading.specs import split_spec
 from drafttree.loading.vocabularies import check_tokenizers, map_vocabularies
 from drafttree.models import Model, TargetModel, select_backend
 
+logger = logging.getLogger("drafttree")
 DrafterSource = ModelSource | Drafter | type[Drafter]
 MIXED = "mixed:"
 MTP = "mtp"
@@ -95,7 +97,8 @@ def choose_drafter(target: ModelSource) -> Choice:
 
 
 def _name_of(target: ModelSource) -> str:
-    return str(target.name_or_path if isinstance(target, PreTrainedModel) else target)
+    source = target.name_or_path if isinstance(target, PreTrainedModel) else target
+    return zoo.name_of(Path(source)) or str(source)
 
 
 def _has_mtp_layers(target: ModelSource, name: str) -> bool:
@@ -124,6 +127,35 @@ def _own_mtp(target: PreTrainedModel) -> Drafter:
             return mtp.load_own(find_folder(target.name_or_path), target)
     except ModelError as error:
         raise ModelError(f"cannot load drafter {MTP!r}: {error}") from error
+
+
+def find_or_choose(
+    source: DrafterSource | None,
+    named: ModelSource,
+    target: TargetModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    quantize: str | None = None,
+) -> Drafter | None:
+    """What `find_drafter` finds; for "auto" the drafter that `choose_drafter` says, which the log tells.
+
+    Where that is layers of the target's checkpoint and they cannot be run, it is lookup.
+
+    Args:
+        source: what `drafttree.load` takes as drafter.
+        named: what the target was loaded by.
+        target: the model to draft for; it and the others as for `find_drafter`, whose errors are raised.
+    """
+    if not isinstance(source, str) or source != "auto":
+        return find_drafter(source, target, tokenizer, quantize)
+    name, reason = choose_drafter(named)
+    logger.log(logging.WARNING if name in LOOKUPS else logging.INFO, "drafter: %s (%s)", name, reason)
+    try:
+        return find_drafter(name, target, tokenizer, quantize)
+    except ModelError as error:
+        if name != OWN_LAYERS:
+            raise
+        logger.warning("drafter: lookup (%s)", error)
+        return find_drafter("lookup", target, tokenizer, quantize)
 
 
 def find_drafter(
