@@ -1,7 +1,7 @@
 """The decoder: any drafter, tree policy and verifier over one target, and the requests that are made of it."""
 
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -41,6 +41,7 @@ from drafttree.engine.round_loop import RoundLoop
 from drafttree.engine.stopping import StoppingText
 from drafttree.engine.target_lock import lock_of
 from drafttree.engine.text_drafting import TextDrafting
+from drafttree.engine.text_stream import TextStream
 from drafttree.models import Model
 from drafttree.models.tensor_parallel import of_first_process
 from drafttree.policies.base import TextContext, TreePolicy
@@ -244,10 +245,11 @@ class Decoder:
             loop = self.batch_loop(max_batch)
         return generate_all(loop, requests)
 
-    def stream(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> Iterator[Chunk]:
+    def stream(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> TextStream:
         """Generate from one prompt, yielding what each round adds; arguments and errors as for `generate`.
 
-        Closing the iterator ends the generation. For Ctrl-C see `stream_request`.
+        When the loop over it has ended, `result` of the stream is the whole `Generation`. Closing the stream ends the
+        text. For Ctrl-C see `stream_request`.
         """
         if is_batch(prompt):
             raise InputError("stream takes one prompt; call it for each of a list, or call generate")
@@ -390,11 +392,14 @@ class Decoder:
                 self.step(request)
         return Generation.of(request)
 
-    def stream_request(self, request: Request) -> Iterator[Chunk]:
+    def stream_request(self, request: Request) -> TextStream:
         """Advance a request to its end, yielding what each round adds.
 
         Ctrl-C yields a last chunk, "interrupted", with the text held back so far, and then raises KeyboardInterrupt.
         """
+        return TextStream(request, self._chunks(request))
+
+    def _chunks(self, request: Request) -> Generator[Chunk, None, None]:
         with self.prefixes.keeping(request), self.learned.learning(request):
             while not request.finish_reason:
                 known = len(request.tokens)

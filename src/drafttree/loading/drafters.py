@@ -97,8 +97,8 @@ def choose_drafter(target: ModelSource) -> Choice:
 
 
 def _name_of(target: ModelSource) -> str:
-    source = target.name_or_path if isinstance(target, PreTrainedModel) else target
-    return zoo.name_of(Path(source)) or str(source)
+    source = str(target.name_or_path if isinstance(target, PreTrainedModel) else target)
+    return zoo.name_of(Path(source)) or source
 
 
 def _has_mtp_layers(target: ModelSource, name: str) -> bool:
