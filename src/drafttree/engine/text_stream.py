@@ -40,7 +40,7 @@ class TextStream(Iterator[Chunk]):
         if not self._request.finish_reason:
             written = len(self._request.tokens) - self._request.prompt_length
             raise UnfinishedTextError(
-                f"the text has not ended, {written} tokens are written; read the stream to its end, or close it, before "
-                "asking for its result"
+                f"the text has not ended, {written} tokens are written; read the stream to its end, or close it, "
+                "before asking for its result"
             )
         return Generation.of(self._request)
