@@ -41,11 +41,10 @@ from drafttree.drafters.formats import (
     mtp,
     read_config,
     read_tensors,
-    recognise,
     unsupported_kind,
 )
 from drafttree.loading import zoo
-from drafttree.loading.drafter_methods import DRAFTER_CLASSES, head_formats, missing_parts
+from drafttree.loading.drafter_methods import DRAFTER_CLASSES, head_formats, kind_of, missing_parts
 from drafttree.loading.names import model_name
 from drafttree.loading.pretrained import (
     ModelSource,
@@ -295,15 +294,14 @@ def load_head(source: Path, target: PreTrainedModel) -> Drafter | None:
     Raises:
         ModelError: the files are damaged or of no known kind, or the head does not fit the target.
     """
-    formats = head_formats()
-    if (kind := recognise(source, formats)) == LANGUAGE_MODEL:
+    if (kind := kind_of(source)) == LANGUAGE_MODEL:
         return None
     _check_not_meta(target, f"{str(source)!r} is a head ({kind})")
     try:
         with quiet():
             if kind == ASSISTANT:
                 return made_for(read_model(source, target.dtype, target.device), target)
-            return formats[kind].load(read_tensors(source), read_config(source), target)
+            return head_formats()[kind].load(read_tensors(source), read_config(source), target)
     except ModelError as error:
         raise ModelError(f"cannot load drafter {str(source)!r}: {error}") from error
 

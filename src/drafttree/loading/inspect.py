@@ -18,10 +18,9 @@ from drafttree.drafters.formats import (
     mtp,
     read_config,
     read_tensors,
-    recognise,
 )
 from drafttree.drafters.formats.checkpoints import COUNT, OBJECT, entry
-from drafttree.loading.drafter_methods import head_formats
+from drafttree.loading.drafter_methods import head_formats, kind_of
 from drafttree.loading.pretrained import check_layer_counts, class_of, find_folder
 from drafttree.models.fused.int8_linear import quantization_method
 
@@ -58,14 +57,14 @@ def inspect(source: str) -> Inspection:
         ModelError: there is none, its files are damaged, its config.json makes no sense, or it is no drafter known
             here.
     """
-    folder, formats = find_folder(source), head_formats()
-    kind, config, tensors = recognise(folder, formats), read_config(folder), read_tensors(folder)
+    folder = find_folder(source)
+    kind, config, tensors = kind_of(folder), read_config(folder), read_tensors(folder)
     if kind == LANGUAGE_MODEL:
         fits, details, problems = _language_model(folder, config, tensors)
     elif kind == ASSISTANT:
         fits, details, problems = _assistant(folder, config, tensors)
     else:
-        fits, details, problems = _head(formats[kind], config, tensors)
+        fits, details, problems = _head(head_formats()[kind], config, tensors)
     stored = list({tensor.data_ptr(): tensor for tensor in tensors.values()}.values())
     return Inspection(
         kind=kind,

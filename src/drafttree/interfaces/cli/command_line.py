@@ -37,8 +37,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 COMMANDS = (
-    *(demo, generate, chat, batch, serve, worker, lists.policies, lists.inspect, lists.verifiers),
-    *(trace, tune, certify),
+    *(demo, generate, chat, batch, serve, worker, lists.drafters, lists.policies, lists.verifiers),
+    *(lists.inspect, trace, tune, certify),
 )
 for command in COMMANDS:
     app.command()(command)

@@ -1,4 +1,4 @@
-"""`drafttree policies`, `drafttree verifiers` and `drafttree inspect`: lists of methods, and inspection of folders."""
+"""`drafttree drafters`, `policies` and `verifiers`, which list methods, and `drafttree inspect`, which looks at one."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -11,6 +11,7 @@ from rich.text import Text
 from drafttree.interfaces.cli.options import AsJson
 from drafttree.interfaces.console import make_console, make_table, print_json
 from drafttree.loading import POLICY_CLASSES, VERIFIER_CLASSES
+from drafttree.loading.drafter_list import list_drafters
 from drafttree.policies import TreePolicy
 
 
@@ -31,6 +32,20 @@ def verifiers(json_: AsJson = False) -> None:
         print_json(found)
     else:
         _show_verifiers(found)
+
+
+def drafters(json_: AsJson = False) -> None:
+    """List the drafters, installed ones included, and what to write for each after --drafter."""
+    found = list_drafters()
+    if json_:
+        print_json({name: asdict(drafter) for name, drafter in found.items()})
+        return
+    table = make_table("", "--drafter", "what drafts")
+    kinds = [drafter.kind for drafter in found.values()]
+    for index, drafter in enumerate(found.values()):
+        begins = index == kinds.index(drafter.kind)
+        table.add_row(Text(drafter.kind if begins else "", style="bold"), drafter.write, drafter.description)
+    make_console().print(table)
 
 
 def inspect(
