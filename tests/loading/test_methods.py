@@ -13,11 +13,13 @@ import drafttree
 from drafttree import hf
 from drafttree.core.errors import ConfigError, ModelError
 from drafttree.drafters import LanguageModelDrafter, MixedDrafter, PromptLookupDrafter
+from drafttree.drafters.formats import hub
 from drafttree.evaluation.pair_trials import FORMS
 from drafttree.loading import (
     POLICY_CLASSES,
     VERIFIER_CLASSES,
     find_verifier,
+    folders,
     make_policy,
     methods,
     parse_policies,
@@ -295,6 +297,26 @@ def test_installed_drafters_are_listed_and_the_bad_ones_named(caplog):
     assert "Echo heads, in the format 'echo'." in listing
     for name in ("gone", "again", "lookup", "mtp"):
         assert f"entry point {name!r} of drafttree.drafters is skipped" in caplog.text
+
+
+@pytest.mark.usefixtures("installed")
+def test_classes_are_inspected_without_asking_the_hub(monkeypatch):
+    monkeypatch.setattr(hub, "hub_answers", lambda: pytest.fail("the hub was asked"))
+    monkeypatch.setattr(folders, "hub_answers", hub.hub_answers)
+    monkeypatch.setattr(hub, "snapshot_download", lambda *_, **__: pytest.fail("the hub was asked"))
+    for name, said in [
+        ("mine", "max_ngram: int = 8"),
+        ("mymethods.Fitted", "max_ngram=3, word='', flag=None"),
+        ("lookup", "max_ngram: int = 8"),
+        ("suffix", "none"),
+    ]:
+        assert inspect(name).details["parameters"] == said
+        assert said in run("inspect", name).stdout
+    assert inspect("mine").details["class"] == "mymethods.Lookup"
+    assert "cannot import drafter 'gone' from mymethods:Gone" in told(inspect, "gone")
+    assert "it is a format of files; give a folder" in told(inspect, "echo")
+    for name, kind in (("talon", "policy"), ("short", "policy"), ("walk", "verifier")):
+        assert f"{name!r} is a {kind}, and drafters are inspected" in refusals.told(ModelError, inspect, name)
 
 
 @pytest.mark.usefixtures("installed")

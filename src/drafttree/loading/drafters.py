@@ -45,12 +45,11 @@ from drafttree.drafters.formats import (
 )
 from drafttree.loading import zoo
 from drafttree.loading.drafter_methods import DRAFTER_CLASSES, head_formats, kind_of, missing_parts
+from drafttree.loading.folders import find_folder, local_folder
 from drafttree.loading.names import model_name
 from drafttree.loading.pretrained import (
     ModelSource,
-    find_folder,
     load_model,
-    local_folder,
     quiet,
     read_model,
     tokenizer_beside,
@@ -240,7 +239,7 @@ def make_drafter(
         model = source.removeprefix(MIXED)
         named = None if _is_lookup(model) else make_drafter(model, target, tokenizer, load_drafter)
         return MixedDrafter(SuffixDrafter(target.vocab_size, target.device), named or load_drafter(model))
-    if method := _method(source):
+    if method := named_method(source):
         return _construct(*method, target, tokenizer)
     return load_drafter(source)
 
@@ -269,7 +268,7 @@ def check_drafter_exists(source: object) -> None:
     if isinstance(source, str | Path) and source not in ("none", MTP, OWN_LAYERS):
         model = str(source).removeprefix(MIXED)
         mixed_lookup = model != str(source) and _is_lookup(model)
-        if isinstance(source, Path) or mixed_lookup or not _method(model):
+        if isinstance(source, Path) or mixed_lookup or not named_method(model):
             find_folder(model)
 
 
@@ -313,10 +312,14 @@ def _check_not_meta(target: PreTrainedModel, what: str) -> None:
         raise ModelError(f"{what}, which {kept}; use a language model or 'lookup' to draft")
 
 
-def _method(source: str) -> tuple[type[Drafter], dict[str, str | None]] | None:
-    """The class and the parameters that a name stands for; None for a model or a folder."""
+def named_method(source: str) -> tuple[type[Drafter], dict[str, str | None]] | None:
+    """The class and the parameters that a drafter's name stands for; None for a model or a folder.
+
+    Raises:
+        ConfigError: the class cannot be imported or is no drafter, or a parameter has no value.
+    """
     name = source.partition(":")[0]
-    if not _is_lookup(source) and (name in zoo.NAMES or Path(source).is_dir() or "/" in name):
+    if not _is_lookup(source) and (name in zoo.NAMES or Path(source).exists() or "/" in name):
         return None
     found = DRAFTER_CLASSES.get(name)
     return (found, split_spec("drafter", source)[1]) if found else None

@@ -1,13 +1,16 @@
-"""Inspection of a drafter's folder without its target: kind, fitting targets, size, and what is missing."""
+"""Inspection of a drafter without its target: kind, fitting targets, size, and what is missing."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 from transformers import AutoConfig
 
+from drafttree.core.errors import ModelError
+from drafttree.drafters import Drafter
 from drafttree.drafters.formats import (
     ASSISTANT,
     LANGUAGE_MODEL,
@@ -21,7 +24,10 @@ from drafttree.drafters.formats import (
 )
 from drafttree.drafters.formats.checkpoints import COUNT, OBJECT, entry
 from drafttree.loading.drafter_methods import head_formats, kind_of
-from drafttree.loading.pretrained import check_layer_counts, class_of, find_folder
+from drafttree.loading.drafters import named_method
+from drafttree.loading.folders import find_folder
+from drafttree.loading.methods import POLICY_CLASSES, VERIFIER_CLASSES
+from drafttree.loading.pretrained import check_layer_counts, class_of
 from drafttree.models.fused.int8_linear import quantization_method
 
 UNKNOWN = "not said"
@@ -51,12 +57,19 @@ class Inspection:
 
 
 def inspect(source: str) -> Inspection:
-    """Look at a folder or hub name.
+    """Look at a folder or hub name, or at a drafter class by its name; nothing but a hub name asks the hub.
 
     Raises:
+        ConfigError: a class that cannot be imported or is no drafter.
         ModelError: there is none, its files are damaged, its config.json makes no sense, or it is no drafter known
             here.
     """
+    if method := named_method(source):
+        return _drafter_class(method[0])
+    if kind := next((each.kind for each in (POLICY_CLASSES, VERIFIER_CLASSES) if source in each.names()), None):
+        raise ModelError(
+            f"{source!r} is a {kind}, and drafters are inspected; drafttree policies and verifiers list those"
+        )
     folder = find_folder(source)
     kind, config, tensors = kind_of(folder), read_config(folder), read_tensors(folder)
     if kind == LANGUAGE_MODEL:
@@ -75,6 +88,15 @@ def inspect(source: str) -> Inspection:
         dtypes=", ".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in stored})),
         problems=tuple(problems),
     )
+
+
+def _drafter_class(drafter: type[Drafter]) -> Inspection:
+    """What there is to say of a class, which has no files: its parameters."""
+    make: Any = getattr(drafter, "for_target", drafter)
+    given = 2  # target and tokenizer, or vocabulary and device
+    parameters = [str(each) for each in signature(make).parameters.values()][given:]
+    details = {"class": f"{drafter.__module__}.{drafter.__qualname__}", "parameters": ", ".join(parameters) or "none"}
+    return Inspection("class", {}, details)
 
 
 Looked = tuple[dict[str, object], dict[str, object], Iterable[str]]

@@ -49,9 +49,10 @@ def drafters(json_: AsJson = False) -> None:
 
 
 def inspect(
-    path: Annotated[str, typer.Argument(help="A folder, a hub name or an embedded name.")], json_: AsJson = False
+    path: Annotated[str, typer.Argument(help="A folder, a hub name, or a name from drafttree drafters.")],
+    json_: AsJson = False,
 ) -> None:
-    """Say what a drafter's folder is, which target it fits, its sizes, and what it lacks."""
+    """Say what a drafter is, which target it fits, its sizes, and what it lacks."""
     from drafttree.interfaces.display import show_inspection
     from drafttree.loading.inspect import inspect
 
