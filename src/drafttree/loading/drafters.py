@@ -190,6 +190,7 @@ def find_drafter(
             return own
         model = load_model(where, target.dtype, target.device, quantize)
         models.append(model)
+        _warn_of_size(model, target.module)
         vocabulary = map_vocabularies(target, tokenizer, model, tokenizer_beside(where))
         drafting = TargetModel(model, select_backend)
         return OtherTokenizerDrafter(drafting, vocabulary) if vocabulary else LanguageModelDrafter(drafting)
@@ -201,6 +202,17 @@ def find_drafter(
         name = source if isinstance(source, str | Path | None) else type(source).__name__
         raise ConfigError(f"quantize_drafter={quantize!r} is for a language model that drafts, not {str(name)!r}")
     return found
+
+
+def _warn_of_size(drafter: PreTrainedModel, target: PreTrainedModel) -> None:
+    """Warn of a draft model that is no smaller than its target: a pass of it costs what it could save."""
+    ours, theirs = (sum(each.numel() for each in model.parameters()) for model in (drafter, target))
+    if ours >= theirs:
+        logger.warning(
+            "the drafter has %.1f million parameters and the target %.1f: it cannot make the text faster; name a "
+            "smaller drafter, or 'lookup'",
+            *(ours / 1e6, theirs / 1e6),
+        )
 
 
 def _shown_name(source: str) -> str:

@@ -95,7 +95,10 @@ def _drafter_class(drafter: type[Drafter]) -> Inspection:
     make: Any = getattr(drafter, "for_target", drafter)
     given = 2  # target and tokenizer, or vocabulary and device
     parameters = [str(each) for each in signature(make).parameters.values()][given:]
-    details = {"class": f"{drafter.__module__}.{drafter.__qualname__}", "parameters": ", ".join(parameters) or "none"}
+    details: dict[str, object] = {
+        "class": f"{drafter.__module__}.{drafter.__qualname__}",
+        "parameters": ", ".join(parameters) or "none",
+    }
     return Inspection("class", {}, details)
 
 
