@@ -53,8 +53,8 @@ def tune(
 ) -> None:
     """Choose drafter, policy and draft temperature on your prompts: race them by turns, confirm the winner.
 
-    Without --prompts, on a few openings. Where nothing is faster than plain decoding by more than its interval, it says
-    not to speculate.
+    Without --prompts, on a few openings. From one prompt alone nothing is recommended. Where nothing is faster than
+    plain decoding by more than its interval, it says not to speculate.
     """
     _check(minutes, save)
     Sampling(temperature or 0.0)
@@ -77,13 +77,12 @@ def tune(
     with progress(tuning.planned_texts(len(texts), len(found) * len(tuning.GRID))) as advance:
         options |= {"minutes": minutes, "left_out": left_out, "progress": advance, "store": store}
         result = tuning.tune(decoder, found, texts, **options)
-    recommended = bool(result.best and not result.interrupted)
-    saved = save if recommended else None
+    saved = save if result.recommends else None
     if saved:
         tuning.tuned_policy(result, decoder, target, verifier).write(saved)
-    lines = tuning.python_lines(result, target, saved, verifier, _dtype(decoder)) if recommended else []
-    flags = tuning.engine_flags(export, result) if export and recommended else None
-    command = tuning.command_options(result, saved, verifier) if recommended else ""
+    lines = tuning.python_lines(result, target, saved, verifier, _dtype(decoder)) if result.recommends else []
+    flags = tuning.engine_flags(export, result) if export and result.recommends else None
+    command = tuning.command_options(result, saved, verifier) if result.recommends else ""
     summary = result.summary() | {"python": lines, "command": command, "export": flags and vars(flags)}
     results.finish(store, summary, lambda: show_tuning(result, lines, command, minutes, out, flags))
 
