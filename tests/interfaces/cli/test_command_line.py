@@ -245,3 +245,19 @@ def test_modules_of_the_working_folder_are_found(capsys, tmp_path, monkeypatch):
 )
 def test_what_inflated_targets_do_not_have_is_named(arguments, said):
     assert said in str(run(*arguments).exception)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["generate", PROMPT, "-n", "5"], "-n (Possible options: --max-new-tokens)"),
+        (["generate", PROMPT, "--temp", "1"], "--temp (Possible options: --temperature)"),
+        (["generate", PROMPT, "--max-tokens", "4"], "--max-tokens (Possible options: --max-new-tokens)"),
+        (["generate", PROMPT, "--polici", "chain"], "--polici (Possible options: --policy)"),
+        (["generate", PROMPT, "-x"], "-x"),
+        (["policies", "-n", "5"], "-n"),
+        (["-V"], "-V (Possible options: --version)"),
+    ],
+)
+def test_an_unknown_option_gets_a_hint_at_the_one_that_is_meant(arguments, meant, capsys):
+    assert complaint(capsys, *arguments) == f"drafttree: error: No such option: {meant}\n"
