@@ -27,7 +27,7 @@ from drafttree.loading.drafter_methods import head_formats, kind_of
 from drafttree.loading.drafters import named_method
 from drafttree.loading.folders import find_folder
 from drafttree.loading.methods import POLICY_CLASSES, VERIFIER_CLASSES
-from drafttree.loading.pretrained import check_layer_counts, class_of
+from drafttree.loading.pretrained import check_layer_counts, class_of, quiet
 from drafttree.models.fused.int8_linear import quantization_method
 
 UNKNOWN = "not said"
@@ -64,7 +64,7 @@ def inspect(source: str) -> Inspection:
         ModelError: there is none, its files are damaged, its config.json makes no sense, or it is no drafter known
             here.
     """
-    if method := named_method(source):
+    if method := named_method(str(source)):
         return _drafter_class(method[0])
     if kind := next((each.kind for each in (POLICY_CLASSES, VERIFIER_CLASSES) if source in each.names()), None):
         raise ModelError(
@@ -136,9 +136,10 @@ def _weight_problems(folder: Path, tensors: Mapping[str, Tensor]) -> list[str]:
         model: Any = class_of(config)
         if model is None:
             return [f"{config.model_type} is not a decoder-only language model"]
-        _, found = model.from_pretrained(
-            None, config=config, state_dict=dict(tensors), output_loading_info=True, ignore_mismatched_sizes=True
-        )
+        with quiet():
+            _, found = model.from_pretrained(
+                None, config=config, state_dict=dict(tensors), output_loading_info=True, ignore_mismatched_sizes=True
+            )
     except Exception as error:
         return [" ".join(str(error).split()) or type(error).__name__]
     wrong = (flaw for sizes in sorted(found["mismatched_keys"]) for flaw in misshapen(*sizes))

@@ -9,6 +9,7 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from huggingface_hub import constants
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
@@ -304,13 +305,20 @@ def _make_contiguous(_: nn.Module, state: dict[str, Tensor], *__: object) -> Non
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without transformers' report on weights, which `_check_weights` puts in one line."""
-    before = transformers_logging.get_verbosity()
+    """Without transformers' report on weights, which `_check_weights` puts in one line, and without its bars.
+
+    Bars are shown to those who ask transformers for them, by `HF_HUB_DISABLE_PROGRESS_BARS=0` or its verbosity "info".
+    Those of downloads are the hub's own, and stay.
+    """
+    before, bars = transformers_logging.get_verbosity(), transformers_logging._tqdm_active
+    asked = constants.HF_HUB_DISABLE_PROGRESS_BARS is False or before <= transformers_logging.INFO
     transformers_logging.set_verbosity_error()
+    transformers_logging._tqdm_active = bars and asked
     try:
         yield
     finally:
         transformers_logging.set_verbosity(before)
+        transformers_logging._tqdm_active = bars
 
 
 def _reason(error: Exception, path: str) -> str:
