@@ -82,7 +82,10 @@ EXPORTS = {
         *("RRSw", "Traversal", "Verifier"),
     },
 }
-ERRORS = {"ConfigError", "ContextError", "EngineClosedError", "InputError", "ModelError", "TokenizerMismatch"}
+ERRORS = {
+    *("ConfigError", "ContextError", "EngineClosedError", "InputError", "ModelError", "TokenizerMismatch"),
+    "UnfinishedTextError",
+}
 MODULES = [name for _, name, _ in pkgutil.walk_packages(drafttree.__path__, "drafttree.")]
 
 PROBE = """

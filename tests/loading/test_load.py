@@ -284,6 +284,19 @@ def test_what_auto_stands_for_is_logged(caplog):
     assert told.getMessage().startswith("drafter: lookup (no model is known to draft for this target; ")
 
 
+@pytest.mark.parametrize("drafter", ["embedded", "mixed:embedded"])
+def test_a_drafter_that_is_no_smaller_than_the_target_is_warned_of(drafter, caplog):
+    for target, drafts, warned in (("embedded", drafter, 1), ("embedded-draft", drafter, 1), ("embedded", "lookup", 0)):
+        caplog.clear()
+        drafttree.load(target, drafts, "chain", dtype="float32")
+        assert caplog.text.count("it cannot make the text faster; name a smaller drafter, or 'lookup'") == warned
+    caplog.clear()
+    decoder = drafttree.load("embedded", "mixed:embedded-draft", "chain", dtype="float32")
+    assert caplog.text == ""
+    decoder.with_drafter(drafter)
+    assert "the drafter has 10.1 million parameters and the target 10.1" in caplog.text
+
+
 @pytest.mark.parametrize("name", ["mixed:none", "mixed:lookup", "mixed:auto"])
 def test_mixed_needs_a_model(name):
     assert "is no model; give an embedded name" in told(ModelError, drafttree.load, "embedded", name)

@@ -1,5 +1,6 @@
 """Policies, verifiers and drafters of a user's own: by dotted names, entry points, classes and objects."""
 
+import re
 import sys
 from functools import partial
 from itertools import chain
@@ -10,13 +11,15 @@ from safetensors.torch import save_file
 
 import drafttree
 from drafttree import hf
-from drafttree.core.errors import ConfigError
+from drafttree.core.errors import ConfigError, ModelError
 from drafttree.drafters import LanguageModelDrafter, MixedDrafter, PromptLookupDrafter
+from drafttree.drafters.formats import hub
 from drafttree.evaluation.pair_trials import FORMS
 from drafttree.loading import (
     POLICY_CLASSES,
     VERIFIER_CLASSES,
     find_verifier,
+    folders,
     make_policy,
     methods,
     parse_policies,
@@ -123,6 +126,8 @@ mine = mymethods:Lookup
 echo = mymethods:ECHO
 again = mymethods:AGAIN
 gone = mymethods:Gone
+lookup = mymethods:Lookup
+mtp = mymethods:Lookup
 """
 
 
@@ -266,7 +271,63 @@ def test_a_format_of_heads_may_be_an_entry_point(installed, caplog):
     assert (found.kind, found.fits["hidden size"], found.details) == ("echo", 32, {"echoes": 1})
     drafter = load(installed).drafter
     assert (type(drafter).__name__, drafter.vocab_size) == ("Lookup", tiny.VOCAB)
+    assert caplog.text == ""
+
+
+def test_entry_points_that_cannot_be_used_are_named_where_a_folder_is_of_no_known_format(installed, caplog):
+    save_file({"other.weight": torch.zeros(tiny.VOCAB, 2)}, installed / "model.safetensors")
+    with pytest.raises(ModelError, match="is no drafter known here"):
+        inspect(str(installed))
     assert "head format 'medusa' is drafttree's own; give the format 'again' another kind" in caplog.text
+    assert "entry point 'gone' of drafttree.drafters is skipped" in caplog.text
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_broken_entry_point_says_nothing_where_it_is_not_used(caplog):
+    decoder = drafttree.load("embedded", "embedded-eagle3", "chain", "greedy")
+    assert decoder.with_drafter("mine").with_policy("short").with_verifier("walk").drafter
+    assert inspect("embedded-medusa").problems == ()
+    assert caplog.text == ""
+
+
+@pytest.mark.usefixtures("installed")
+def test_installed_drafters_are_listed_and_the_bad_ones_named(caplog):
+    listing = run("drafters").stdout
+    assert re.search("installed +mine +A drafter. From mymethods.", listing)
+    assert "Echo heads, in the format 'echo'." in listing
+    for name in ("gone", "again", "lookup", "mtp"):
+        assert f"entry point {name!r} of drafttree.drafters is skipped" in caplog.text
+
+
+@pytest.mark.usefixtures("installed")
+def test_classes_are_inspected_without_asking_the_hub(monkeypatch):
+    monkeypatch.setattr(hub, "hub_answers", lambda: pytest.fail("the hub was asked"))
+    monkeypatch.setattr(folders, "hub_answers", hub.hub_answers)
+    monkeypatch.setattr(hub, "snapshot_download", lambda *_, **__: pytest.fail("the hub was asked"))
+    for name, said in [
+        ("mine", "max_ngram: int = 8"),
+        ("mymethods.Fitted", "max_ngram=3, word='', flag=None"),
+        ("lookup", "max_ngram: int = 8"),
+        ("suffix", "none"),
+    ]:
+        assert inspect(name).details["parameters"] == said
+        assert said in run("inspect", name).stdout
+    assert inspect("mine").details["class"] == "mymethods.Lookup"
+    assert "cannot import drafter 'gone' from mymethods:Gone" in told(inspect, "gone")
+    assert "it is a format of files; give a folder" in told(inspect, "echo")
+    for name, kind in (("talon", "policy"), ("short", "policy"), ("walk", "verifier")):
+        assert f"{name!r} is a {kind}, and drafters are inspected" in refusals.told(ModelError, inspect, name)
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_entry_point_named_as_one_of_drafttrees_own_is_refused_by_name(caplog):
+    assert make_policy("talon") == Talon()
+    assert "entry point 'talon' of drafttree.policies is skipped: policy 'talon' is drafttree's own" in caplog.text
+    assert isinstance(load("lookup").drafter, PromptLookupDrafter)
+    assert "entry point 'lookup' of drafttree.drafters is skipped: drafter 'lookup' is drafttree's own" in caplog.text
+    with pytest.raises(ModelError, match="'mtp' drafts with layers in the target's files"):
+        load("mtp")
+    assert "entry point 'mtp' of drafttree.drafters is skipped: drafter 'mtp' is drafttree's own" in caplog.text
 
 
 @pytest.mark.parametrize("spec", [*POLICIES, *chain(*FORMS.values())])

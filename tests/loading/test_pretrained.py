@@ -18,6 +18,7 @@ from transformers import (
     ViTConfig,
     ViTModel,
 )
+from transformers.utils import logging as transformers_logging
 
 import drafttree
 from drafttree.core.errors import ModelError
@@ -267,3 +268,22 @@ def test_models_of_images_write_text(name, tmp_path):
         decoder = drafttree.load(source, "lookup", dtype="float32", tokenizer=words("a"))
         for each in (decoder, decoder.plain()):
             assert each.generate(prompt, max_new_tokens=12).tokens == stock
+
+
+def test_bars_of_transformers_are_shown_to_those_who_ask_for_them(folder, monkeypatch, capfd):
+    monkeypatch.setattr(transformers_logging, "_tqdm_active", True)
+    before = transformers_logging.get_verbosity()
+    for disabled, verbosity, shown in ((None, before, False), (False, before, True), (None, "info", True)):
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_PROGRESS_BARS", disabled)
+        getattr(transformers_logging, f"set_verbosity_{verbosity}", lambda: None)()
+        try:
+            drafttree.load(folder, folder, dtype="float32")
+            inspect(str(folder))
+        finally:
+            transformers_logging.set_verbosity(before)
+        assert ("Loading weights" in capfd.readouterr().err) is shown
+        assert transformers_logging.is_progress_bar_enabled()
+    monkeypatch.setattr(transformers_logging, "_tqdm_active", False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_PROGRESS_BARS", False)
+    drafttree.load(folder, "none", dtype="float32")
+    assert "Loading weights" not in capfd.readouterr().err

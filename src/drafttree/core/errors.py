@@ -6,7 +6,8 @@ DraftTreeError
 ├── ContextError     a prompt and a length that do not fit into the model's context
 ├── ModelError       a model that cannot be loaded, or cannot be verified in a tree
 │   └── TokenizerMismatch   a target and a drafter whose vocabularies have too little in common
-└── EngineClosedError   an engine that takes no more requests
+├── EngineClosedError   an engine that takes no more requests
+└── UnfinishedTextError   the result of a stream that has not ended
 """
 
 import difflib
@@ -42,6 +43,10 @@ class TokenizerMismatch(ModelError):
 
 class EngineClosedError(DraftTreeError, RuntimeError):
     """An engine was closed before a request was submitted, or while it ran."""
+
+
+class UnfinishedTextError(DraftTreeError, RuntimeError):
+    """The result of a stream was asked for before its text had ended."""
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> ConfigError:

@@ -1,11 +1,14 @@
 """The decoder: any drafter, tree policy and verifier over one target, and the requests that are made of it."""
 
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Unpack, overload
+
+from transformers import PreTrainedModel
 
 from drafttree.constraints.options import ProcessorContext
 from drafttree.constraints.processors import PathConstraints
@@ -30,6 +33,7 @@ from drafttree.engine.generation_options import GenerationOptions, RequestOption
 from drafttree.engine.learned_state import LearnedState
 from drafttree.engine.logprobs import Logprobs
 from drafttree.engine.metrics import Metrics, Round
+from drafttree.engine.part_finder import ObjectsOnly, PartFinder
 from drafttree.engine.prefix_cache import PrefixCache
 from drafttree.engine.prompt import Prompt, check_room, encode, is_batch
 from drafttree.engine.request import Request
@@ -37,6 +41,7 @@ from drafttree.engine.round_loop import RoundLoop
 from drafttree.engine.stopping import StoppingText
 from drafttree.engine.target_lock import lock_of
 from drafttree.engine.text_drafting import TextDrafting
+from drafttree.engine.text_stream import TextStream
 from drafttree.models import Model
 from drafttree.models.tensor_parallel import of_first_process
 from drafttree.policies.base import TextContext, TreePolicy
@@ -62,11 +67,14 @@ class Decoder:
             the model's generation config.
         prefixes: keeps the beginnings of texts, for calls with `reuse_prefix`; None makes one.
         learned: costs of target and drafter, and what policies have learned of earlier texts; None begins anew.
+        parts: finds what `with_policy`, `with_drafter` and `with_verifier` are given; `drafttree.load` gives one that
+            knows names. None takes objects alone.
 
     Attributes:
         defaults: as given; read-only.
         prefixes: as given; `prefixes.max_tokens` bounds its memory and `prefixes.clear()` frees it.
         learned: as given.
+        parts: as given.
         loop: advances its requests.
 
     Raises:
@@ -85,6 +93,7 @@ class Decoder:
         defaults: Mapping[str, Any] | None = None,
         prefixes: PrefixCache | None = None,
         learned: LearnedState | None = None,
+        parts: PartFinder | None = None,
     ) -> None:
         self.target = target
         self.drafter = drafter
@@ -99,6 +108,7 @@ class Decoder:
         self.defaults: Mapping[str, Any] = MappingProxyType(dict(defaults or {}))
         self.prefixes = PrefixCache() if prefixes is None else prefixes
         self.learned = LearnedState() if learned is None else learned
+        self.parts = ObjectsOnly() if parts is None else parts
         self.loop = RoundLoop(target, drafter, self.prefixes, self._context)
         self._shared_engine = SharedEngine()
 
@@ -121,13 +131,27 @@ class Decoder:
         """The same decoder without speculation: the baseline every speed-up is measured against."""
         return self.with_drafter(None)
 
-    def with_policy(self, policy: TreePolicy) -> "Decoder":
-        """The same decoder growing its trees by another policy."""
-        return self._with(policy=policy)
+    def with_policy(self, policy: str | TreePolicy | type[TreePolicy]) -> "Decoder":
+        """The same decoder growing its trees by another policy: whatever `drafttree.load` takes, such as "talon".
 
-    def with_drafter(self, drafter: Drafter | None) -> "Decoder":
-        """The same decoder with another drafter."""
-        return self if drafter is self.drafter else self._with(drafter=drafter, learned=None)
+        Raises:
+            ConfigError: no such policy or parameter, or a value out of range; a file of a tuned policy, which is for
+                `drafttree.load`; or the policy is not proven lossless with the verifier.
+        """
+        return self._with(policy=self.parts.policy(policy))
+
+    def with_drafter(self, drafter: str | Path | PreTrainedModel | Drafter | type[Drafter] | None) -> "Decoder":
+        """The same decoder with another drafter: whatever `drafttree.load` takes, such as "embedded-mtp" or a model.
+
+        The policy stays as it is. None and "none" decode plainly.
+
+        Raises:
+            ConfigError: what is no drafter, or does not take these parameters.
+            ModelError: a model or head that cannot be loaded or does not fit the target.
+            TokenizerMismatch: a language model has less than a third of the target's tokens.
+        """
+        found = self.parts.drafter(drafter, self.target, self.tokenizer)
+        return self if found is self.drafter else self._with(drafter=found, learned=None)
 
     def with_target(self, target: Model) -> "Decoder":
         """The same decoder over another target, which must have the same vocabulary."""
@@ -137,9 +161,13 @@ class Decoder:
         """The same decoder with a given cost curve in place of a measured one."""
         return self._with(learned=LearnedState(costs))
 
-    def with_verifier(self, verifier: type[Verifier] | None) -> "Decoder":
-        """The same decoder with another verifier."""
-        return self._with(verifier=verifier)
+    def with_verifier(self, verifier: str | type[Verifier] | None) -> "Decoder":
+        """The same decoder with another verifier: a class or a name, such as "traversal"; None and "auto" name none.
+
+        Raises:
+            ConfigError: there is no such verifier, or it is not proven lossless with the policy.
+        """
+        return self._with(verifier=self.parts.verifier(verifier))
 
     def with_defaults(self, **options: Unpack[GenerationOptions]) -> "Decoder":
         """The same decoder with more options of `generate` that hold where a call does not give its own."""
@@ -217,10 +245,11 @@ class Decoder:
             loop = self.batch_loop(max_batch)
         return generate_all(loop, requests)
 
-    def stream(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> Iterator[Chunk]:
+    def stream(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> TextStream:
         """Generate from one prompt, yielding what each round adds; arguments and errors as for `generate`.
 
-        Closing the iterator ends the generation. For Ctrl-C see `stream_request`.
+        When the loop over it has ended, `result` of the stream is the whole `Generation`. Closing the stream ends the
+        text. For Ctrl-C see `stream_request`.
         """
         if is_batch(prompt):
             raise InputError("stream takes one prompt; call it for each of a list, or call generate")
@@ -363,11 +392,14 @@ class Decoder:
                 self.step(request)
         return Generation.of(request)
 
-    def stream_request(self, request: Request) -> Iterator[Chunk]:
+    def stream_request(self, request: Request) -> TextStream:
         """Advance a request to its end, yielding what each round adds.
 
         Ctrl-C yields a last chunk, "interrupted", with the text held back so far, and then raises KeyboardInterrupt.
         """
+        return TextStream(request, self._chunks(request))
+
+    def _chunks(self, request: Request) -> Generator[Chunk, None, None]:
         with self.prefixes.keeping(request), self.learned.learning(request):
             while not request.finish_reason:
                 known = len(request.tokens)

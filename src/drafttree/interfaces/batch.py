@@ -1,9 +1,9 @@
 """A text for every line of a file: one record a line, in order, from which an interrupted run goes on.
 
 A line is a JSON object with "prompt" (text or token ids) or "messages", perhaps an "id", and options of
-`Decoder.generate`, or a string alone, which is a prompt. A record has the line's "id", its text, why it ends and
-whether it is lossless; of a line that fails, the error. "input" is a digest of the line and of the command, by which a
-record is known again.
+`Decoder.generate`, or a string alone, which is a prompt. A record has the line's number, "id" and prompt, its text, why
+it ends and whether it is lossless; of a line that fails, the error. "input" is a digest of the line and of the
+command, by which a record is known again.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -50,20 +50,30 @@ class BatchReport:
     Attributes:
         lines: lines of the file, without blank ones.
         skipped: lines that had a record already, failed ones included.
-        failed: lines whose record is an error, in earlier runs too.
+        failures: number and error of each line that failed, in earlier runs too.
         tokens: tokens generated in this run.
         seconds: seconds in which they were generated, many texts at once.
     """
 
     lines: int
     skipped: int = 0
-    failed: int = 0
+    failures: list[dict[str, Any]] = field(default_factory=list)
     tokens: int = 0
     seconds: float = 0.0
 
+    @property
+    def failed(self) -> int:
+        """The number of lines that failed."""
+        return len(self.failures)
+
+    def note(self, record: Mapping[str, Any]) -> None:
+        """Count the record of a line if it is an error."""
+        if "error" in record:
+            self.failures.append({"line": record["line"], **record["error"]})
+
     def summary(self) -> dict[str, object]:
         """Every figure, for JSON."""
-        return asdict(self)
+        return {**asdict(self), "failed": self.failed}
 
 
 def read_jobs(source: Path, command: object) -> list[Job]:
@@ -121,12 +131,14 @@ def run_batch(
     Raises:
         InputError: the file cannot be written.
     """
-    report = BatchReport(len(jobs), len(records), sum("error" in record for record in records))
+    report = BatchReport(len(jobs), len(records))
+    for record in records:
+        report.note(record)
     begun = time.perf_counter()
     with closing(made):
         for record in made:
             append_line(target, record)
-            report.failed += "error" in record
+            report.note(record)
             report.tokens += len(record.get("tokens", ()))
             report.seconds = time.perf_counter() - begun
             progress(f"line {record['line']}")
@@ -188,6 +200,7 @@ def _submit(engine: "Engine", job: Job, options: Mapping[str, Any]) -> _Line:
         entry = _entry(job.text)
         if "id" in entry:
             head["id"] = entry.pop("id")
+        head |= {name: entry[name] for name in ("prompt", "messages") if name in entry}
         prompt = _prompt(entry)
         if refused := OBJECTS.intersection(entry):
             raise InputError(f"{min(refused)} cannot be given in a line; give it to the command")

@@ -29,7 +29,8 @@ def show_inspection(found: Inspection) -> None:
     facts: dict[str, object] = {"kind": found.kind}
     facts |= {f"target's {name}" if name != "trained on" else name: value for name, value in found.fits.items()}
     facts |= found.details
-    facts["parameters stored"] = f"{found.parameters:,} ({found.megabytes:.1f} MB, {found.dtypes})"
+    if found.dtypes:
+        facts["parameters stored"] = f"{found.parameters:,} ({found.megabytes:.1f} MB, {found.dtypes})"
     facts["missing or wrong"] = "; ".join(found.problems) or "nothing"
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     for name, value in facts.items():

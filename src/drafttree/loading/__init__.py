@@ -17,17 +17,10 @@ if TYPE_CHECKING:
         made_for,
         make_drafter,
     )
+    from drafttree.loading.folders import find_folder, local_folder
     from drafttree.loading.methods import POLICY_CLASSES, VERIFIER_CLASSES
     from drafttree.loading.placement import find_device, find_dtype
-    from drafttree.loading.pretrained import (
-        ModelSource,
-        find_folder,
-        load_model,
-        load_tokenizer,
-        local_folder,
-        tokenizer_beside,
-        unwrap,
-    )
+    from drafttree.loading.pretrained import ModelSource, load_model, load_tokenizer, tokenizer_beside, unwrap
     from drafttree.loading.specs import (
         PolicyLike,
         VerifierLike,
@@ -73,6 +66,6 @@ __all__ = [
     "unwrap",
 ]
 
-_NAMES = ("specs", "methods", "tuned", "placement", "pretrained", "vocabularies", "drafters")
+_NAMES = ("specs", "methods", "tuned", "placement", "folders", "pretrained", "vocabularies", "drafters")
 _MODULES = [f"drafttree.loading.{name}" for name in _NAMES]
 __getattr__ = lazy_door(__name__, __all__, _MODULES)

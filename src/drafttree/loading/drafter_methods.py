@@ -3,20 +3,49 @@
 An entry point of `drafttree.drafters` may also be a `HeadFormat`: then folders of that format can be named as drafters.
 """
 
+from pathlib import Path
 from typing import Any
 
-from drafttree.core.errors import ConfigError
+from drafttree.core.errors import ConfigError, ModelError
 from drafttree.drafters import LOOKUPS, Drafter
-from drafttree.drafters.formats import FORMATS, HeadFormat
+from drafttree.drafters.formats import FORMATS, HeadFormat, UnsupportedDrafter, recognise
+from drafttree.loading import zoo
 from drafttree.loading.methods import Methods
 
 DRAFTER_PARTS = (*Drafter.__annotations__, "start")
 
 
 def head_formats() -> dict[str, HeadFormat]:
-    """The formats of trained heads by kind: those of drafttree and those of entry points."""
-    installed = DRAFTER_CLASSES.installed(_check_kind).values()
-    return FORMATS | {found.kind: found for found in installed if isinstance(found, HeadFormat)}
+    """The formats of trained heads by kind: those of drafttree and those of entry points.
+
+    Every folder is looked at with them, so nothing is said of entry points that cannot be used; `kind_of` does.
+    """
+    installed, _ = DRAFTER_CLASSES.sort_points(_check_kind)
+    return FORMATS | {found.kind: found for found in installed.values() if isinstance(found, HeadFormat)}
+
+
+def kind_of(folder: Path) -> str:
+    """The kind of drafter that a folder holds, as `recognise` tells it by the formats of `head_formats`.
+
+    Where none knows it, the log names the entry points that cannot be used: one of them may have been meant.
+
+    Raises:
+        ModelError: none of them, several of them, or its files cannot be read.
+    """
+    try:
+        return recognise(folder, head_formats())
+    except UnsupportedDrafter:
+        raise
+    except ModelError:
+        DRAFTER_CLASSES.installed(_check_kind)
+        raise
+
+
+def installed_drafters() -> dict[str, Any]:
+    """The classes and formats of entry points, by name; those that cannot be used are logged once, and skipped."""
+    return DRAFTER_CLASSES.installed(
+        lambda found, name: (_check_kind if isinstance(found, HeadFormat) else DRAFTER_CLASSES.check)(found, name)
+    )
 
 
 def missing_parts(drafter: object) -> list[str]:
@@ -38,4 +67,6 @@ def _drafter_lack(found: object) -> str:
     return "" if hasattr(found, "start") else "it lacks the method start of drafttree.drafters.Drafter"
 
 
-DRAFTER_CLASSES: Methods[Drafter] = Methods("drafter", "drafttree.drafters", LOOKUPS, _drafter_lack)
+DRAFTER_CLASSES: Methods[Drafter] = Methods(
+    "drafter", "drafttree.drafters", LOOKUPS, _drafter_lack, reserved=(*zoo.NAMES, "mixed", "mtp", "none", "auto")
+)

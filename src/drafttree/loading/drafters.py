@@ -12,6 +12,7 @@ Parameters arrive as None, booleans, numbers, or else strings. What is made must
 """
 
 import inspect
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -40,17 +41,15 @@ from drafttree.drafters.formats import (
     mtp,
     read_config,
     read_tensors,
-    recognise,
     unsupported_kind,
 )
 from drafttree.loading import zoo
-from drafttree.loading.drafter_methods import DRAFTER_CLASSES, head_formats, missing_parts
+from drafttree.loading.drafter_methods import DRAFTER_CLASSES, head_formats, kind_of, missing_parts
+from drafttree.loading.folders import find_folder, local_folder
 from drafttree.loading.names import model_name
 from drafttree.loading.pretrained import (
     ModelSource,
-    find_folder,
     load_model,
-    local_folder,
     quiet,
     read_model,
     tokenizer_beside,
@@ -60,6 +59,7 @@ from drafttree.loading.specs import split_spec
 from drafttree.loading.vocabularies import check_tokenizers, map_vocabularies
 from drafttree.models import Model, TargetModel, select_backend
 
+logger = logging.getLogger("drafttree")
 DrafterSource = ModelSource | Drafter | type[Drafter]
 MIXED = "mixed:"
 MTP = "mtp"
@@ -95,7 +95,8 @@ def choose_drafter(target: ModelSource) -> Choice:
 
 
 def _name_of(target: ModelSource) -> str:
-    return str(target.name_or_path if isinstance(target, PreTrainedModel) else target)
+    source = str(target.name_or_path if isinstance(target, PreTrainedModel) else target)
+    return zoo.name_of(Path(source)) or source
 
 
 def _has_mtp_layers(target: ModelSource, name: str) -> bool:
@@ -124,6 +125,35 @@ def _own_mtp(target: PreTrainedModel) -> Drafter:
             return mtp.load_own(find_folder(target.name_or_path), target)
     except ModelError as error:
         raise ModelError(f"cannot load drafter {MTP!r}: {error}") from error
+
+
+def find_or_choose(
+    source: DrafterSource | None,
+    named: ModelSource,
+    target: TargetModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    quantize: str | None = None,
+) -> Drafter | None:
+    """What `find_drafter` finds; for "auto" the drafter that `choose_drafter` says, which the log tells.
+
+    Where that is layers of the target's checkpoint and they cannot be run, it is lookup.
+
+    Args:
+        source: what `drafttree.load` takes as drafter.
+        named: what the target was loaded by.
+        target: the model to draft for; it and the others as for `find_drafter`, whose errors are raised.
+    """
+    if not isinstance(source, str) or source != "auto":
+        return find_drafter(source, target, tokenizer, quantize)
+    name, reason = choose_drafter(named)
+    logger.log(logging.WARNING if name in LOOKUPS else logging.INFO, "drafter: %s (%s)", name, reason)
+    try:
+        return find_drafter(name, target, tokenizer, quantize)
+    except ModelError as error:
+        if name != OWN_LAYERS:
+            raise
+        logger.warning("drafter: lookup (%s)", error)
+        return find_drafter("lookup", target, tokenizer, quantize)
 
 
 def find_drafter(
@@ -160,6 +190,7 @@ def find_drafter(
             return own
         model = load_model(where, target.dtype, target.device, quantize)
         models.append(model)
+        _warn_of_size(model, target.module)
         vocabulary = map_vocabularies(target, tokenizer, model, tokenizer_beside(where))
         drafting = TargetModel(model, select_backend)
         return OtherTokenizerDrafter(drafting, vocabulary) if vocabulary else LanguageModelDrafter(drafting)
@@ -171,6 +202,17 @@ def find_drafter(
         name = source if isinstance(source, str | Path | None) else type(source).__name__
         raise ConfigError(f"quantize_drafter={quantize!r} is for a language model that drafts, not {str(name)!r}")
     return found
+
+
+def _warn_of_size(drafter: PreTrainedModel, target: PreTrainedModel) -> None:
+    """Warn of a draft model that is no smaller than its target: a pass of it costs what it could save."""
+    ours, theirs = (sum(each.numel() for each in model.parameters()) for model in (drafter, target))
+    if ours >= theirs:
+        logger.warning(
+            "the drafter has %.1f million parameters and the target %.1f: it cannot make the text faster; name a "
+            "smaller drafter, or 'lookup'",
+            *(ours / 1e6, theirs / 1e6),
+        )
 
 
 def _shown_name(source: str) -> str:
@@ -209,7 +251,7 @@ def make_drafter(
         model = source.removeprefix(MIXED)
         named = None if _is_lookup(model) else make_drafter(model, target, tokenizer, load_drafter)
         return MixedDrafter(SuffixDrafter(target.vocab_size, target.device), named or load_drafter(model))
-    if method := _method(source):
+    if method := named_method(source):
         return _construct(*method, target, tokenizer)
     return load_drafter(source)
 
@@ -238,7 +280,7 @@ def check_drafter_exists(source: object) -> None:
     if isinstance(source, str | Path) and source not in ("none", MTP, OWN_LAYERS):
         model = str(source).removeprefix(MIXED)
         mixed_lookup = model != str(source) and _is_lookup(model)
-        if isinstance(source, Path) or mixed_lookup or not _method(model):
+        if isinstance(source, Path) or mixed_lookup or not named_method(model):
             find_folder(model)
 
 
@@ -263,15 +305,14 @@ def load_head(source: Path, target: PreTrainedModel) -> Drafter | None:
     Raises:
         ModelError: the files are damaged or of no known kind, or the head does not fit the target.
     """
-    formats = head_formats()
-    if (kind := recognise(source, formats)) == LANGUAGE_MODEL:
+    if (kind := kind_of(source)) == LANGUAGE_MODEL:
         return None
     _check_not_meta(target, f"{str(source)!r} is a head ({kind})")
     try:
         with quiet():
             if kind == ASSISTANT:
                 return made_for(read_model(source, target.dtype, target.device), target)
-            return formats[kind].load(read_tensors(source), read_config(source), target)
+            return head_formats()[kind].load(read_tensors(source), read_config(source), target)
     except ModelError as error:
         raise ModelError(f"cannot load drafter {str(source)!r}: {error}") from error
 
@@ -283,10 +324,14 @@ def _check_not_meta(target: PreTrainedModel, what: str) -> None:
         raise ModelError(f"{what}, which {kept}; use a language model or 'lookup' to draft")
 
 
-def _method(source: str) -> tuple[type[Drafter], dict[str, str | None]] | None:
-    """The class and the parameters that a name stands for; None for a model or a folder."""
+def named_method(source: str) -> tuple[type[Drafter], dict[str, str | None]] | None:
+    """The class and the parameters that a drafter's name stands for; None for a model or a folder.
+
+    Raises:
+        ConfigError: the class cannot be imported or is no drafter, or a parameter has no value.
+    """
     name = source.partition(":")[0]
-    if not _is_lookup(source) and (name in zoo.NAMES or Path(source).is_dir() or "/" in name):
+    if not _is_lookup(source) and (name in zoo.NAMES or Path(source).exists() or "/" in name):
         return None
     found = DRAFTER_CLASSES.get(name)
     return (found, split_spec("drafter", source)[1]) if found else None

@@ -1,13 +1,16 @@
-"""Inspection of a drafter's folder without its target: kind, fitting targets, size, and what is missing."""
+"""Inspection of a drafter without its target: kind, fitting targets, size, and what is missing."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 from transformers import AutoConfig
 
+from drafttree.core.errors import ModelError
+from drafttree.drafters import Drafter
 from drafttree.drafters.formats import (
     ASSISTANT,
     LANGUAGE_MODEL,
@@ -18,11 +21,13 @@ from drafttree.drafters.formats import (
     mtp,
     read_config,
     read_tensors,
-    recognise,
 )
 from drafttree.drafters.formats.checkpoints import COUNT, OBJECT, entry
-from drafttree.loading.drafter_methods import head_formats
-from drafttree.loading.pretrained import check_layer_counts, class_of, find_folder
+from drafttree.loading.drafter_methods import head_formats, kind_of
+from drafttree.loading.drafters import named_method
+from drafttree.loading.folders import find_folder
+from drafttree.loading.methods import POLICY_CLASSES, VERIFIER_CLASSES
+from drafttree.loading.pretrained import check_layer_counts, class_of, quiet
 from drafttree.models.fused.int8_linear import quantization_method
 
 UNKNOWN = "not said"
@@ -52,20 +57,27 @@ class Inspection:
 
 
 def inspect(source: str) -> Inspection:
-    """Look at a folder or hub name.
+    """Look at a folder or hub name, or at a drafter class by its name; nothing but a hub name asks the hub.
 
     Raises:
+        ConfigError: a class that cannot be imported or is no drafter.
         ModelError: there is none, its files are damaged, its config.json makes no sense, or it is no drafter known
             here.
     """
-    folder, formats = find_folder(source), head_formats()
-    kind, config, tensors = recognise(folder, formats), read_config(folder), read_tensors(folder)
+    if method := named_method(str(source)):
+        return _drafter_class(method[0])
+    if kind := next((each.kind for each in (POLICY_CLASSES, VERIFIER_CLASSES) if source in each.names()), None):
+        raise ModelError(
+            f"{source!r} is a {kind}, and drafters are inspected; drafttree policies and verifiers list those"
+        )
+    folder = find_folder(source)
+    kind, config, tensors = kind_of(folder), read_config(folder), read_tensors(folder)
     if kind == LANGUAGE_MODEL:
         fits, details, problems = _language_model(folder, config, tensors)
     elif kind == ASSISTANT:
         fits, details, problems = _assistant(folder, config, tensors)
     else:
-        fits, details, problems = _head(formats[kind], config, tensors)
+        fits, details, problems = _head(head_formats()[kind], config, tensors)
     stored = list({tensor.data_ptr(): tensor for tensor in tensors.values()}.values())
     return Inspection(
         kind=kind,
@@ -76,6 +88,18 @@ def inspect(source: str) -> Inspection:
         dtypes=", ".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in stored})),
         problems=tuple(problems),
     )
+
+
+def _drafter_class(drafter: type[Drafter]) -> Inspection:
+    """What there is to say of a class, which has no files: its parameters."""
+    make: Any = getattr(drafter, "for_target", drafter)
+    given = 2  # target and tokenizer, or vocabulary and device
+    parameters = [str(each) for each in signature(make).parameters.values()][given:]
+    details: dict[str, object] = {
+        "class": f"{drafter.__module__}.{drafter.__qualname__}",
+        "parameters": ", ".join(parameters) or "none",
+    }
+    return Inspection("class", {}, details)
 
 
 Looked = tuple[dict[str, object], dict[str, object], Iterable[str]]
@@ -112,9 +136,10 @@ def _weight_problems(folder: Path, tensors: Mapping[str, Tensor]) -> list[str]:
         model: Any = class_of(config)
         if model is None:
             return [f"{config.model_type} is not a decoder-only language model"]
-        _, found = model.from_pretrained(
-            None, config=config, state_dict=dict(tensors), output_loading_info=True, ignore_mismatched_sizes=True
-        )
+        with quiet():
+            _, found = model.from_pretrained(
+                None, config=config, state_dict=dict(tensors), output_loading_info=True, ignore_mismatched_sizes=True
+            )
     except Exception as error:
         return [" ".join(str(error).split()) or type(error).__name__]
     wrong = (flaw for sizes in sorted(found["mismatched_keys"]) for flaw in misshapen(*sizes))

@@ -7,21 +7,15 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from drafttree.core.cost_curve import CostCurve
-from drafttree.core.errors import DraftTreeError, ModelError
-from drafttree.drafters import LOOKUPS, Drafter
+from drafttree.core.errors import DraftTreeError
 from drafttree.engine import compatibility
 from drafttree.engine.costs.cost_file import machine
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation_options import model_defaults, show_options
 from drafttree.engine.learned_state import LearnedState
 from drafttree.engine.model_digest import model_digest
-from drafttree.loading.drafters import (
-    OWN_LAYERS,
-    DrafterSource,
-    check_drafter_exists,
-    choose_drafter,
-    find_drafter,
-)
+from drafttree.loading.drafters import DrafterSource, check_drafter_exists, find_or_choose
+from drafttree.loading.part_finder import NamedParts
 from drafttree.loading.placement import find_device, find_dtype, find_placement
 from drafttree.loading.pretrained import ModelSource, eos_ids, find_model, load_model, load_tokenizer
 from drafttree.loading.specs import PolicyLike, VerifierLike, default_policy, find_verifier, make_policy
@@ -137,17 +131,13 @@ def load(
     if drafter != "auto":
         check_drafter_exists(drafter)
     model = load_model(target, kind, on, quantize, tensor_parallel_size, low_memory=low_memory)
-    chosen = drafter == "auto"
-    if chosen:  # the files of a target from the hub are at hand now
-        drafter, reason = choose_drafter(target)
-        logger.log(logging.WARNING if drafter in LOOKUPS else logging.INFO, "drafter: %s (%s)", drafter, reason)
     tokenizer = tokenizer or load_tokenizer(target)
     eos = eos_ids(model, tokenizer)
     wrapped = TargetModel(model, select)
     try:
         if tuned:
             tuned.check_target(model_digest(wrapped), str(wrapped.dtype).removeprefix("torch."))
-        drafting = _find(drafter, wrapped, tokenizer, quantize_drafter, chosen=chosen)
+        drafting = find_or_choose(drafter, target, wrapped, tokenizer, quantize_drafter)
         if tuned and drafting:
             tuned.check_drafter(model_digest(drafting))
         if policy is None and drafting:
@@ -161,25 +151,11 @@ def load(
     if tuned and tuned.draft_temperature != 1:
         defaults = {**defaults, "draft_temperature": tuned.draft_temperature}
     learned = LearnedState(_costs(tuned, wrapped)) if tuned else None
-    return Decoder(wrapped, drafting, chosen_policy, chosen_verifier, tokenizer, eos, defaults, learned=learned)
-
-
-def _find(
-    drafter: DrafterSource | None,
-    target: TargetModel,
-    tokenizer: PreTrainedTokenizerBase | None,
-    quantize: str | None,
-    *,
-    chosen: bool,
-) -> Drafter | None:
-    """The drafter of a source; lookup where "auto" has chosen layers of the checkpoint and they cannot be run."""
-    try:
-        return find_drafter(drafter, target, tokenizer, quantize)
-    except ModelError as error:
-        if not chosen or drafter != OWN_LAYERS:
-            raise
-        logger.warning("drafter: lookup (%s)", error)
-        return find_drafter("lookup", target, tokenizer, quantize)
+    return Decoder(
+        *(wrapped, drafting, chosen_policy, chosen_verifier, tokenizer, eos, defaults),
+        learned=learned,
+        parts=NamedParts(),
+    )
 
 
 def _defaults(

@@ -14,7 +14,7 @@ import functools
 import importlib
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
@@ -38,12 +38,14 @@ class Methods(Generic[Kind]):
         group: the group of entry points that adds to them.
         shipped: those of drafttree.
         lack: what an object lacks to be one, in words; empty for a method.
+        reserved: further names that mean something to drafttree wherever one of this kind is named.
     """
 
     kind: str
     group: str
     shipped: Mapping[str, type[Kind]]
     lack: Callable[[object], str]
+    reserved: Collection[str] = ()
 
     def find(self, name: str) -> type[Kind]:
         """The class of a name.
@@ -57,16 +59,24 @@ class Methods(Generic[Kind]):
 
     def names(self) -> list[str]:
         """The names of drafttree's methods and of entry points, none of which is loaded."""
-        return [*self.shipped, *sorted(entry_points(group=self.group).names)]
+        return [*self.shipped, *sorted(point.name for point in self.points())]
+
+    def points(self) -> list[EntryPoint]:
+        """The entry points of the group, without those that have a name of drafttree's own."""
+        return [point for point in entry_points(group=self.group) if not self._is_own(point.name)]
 
     def get(self, name: str) -> type[Kind] | None:
         """The class of a name, None where no method has it.
 
+        A name of drafttree's own stays so: entry points of that name are refused, which is logged once.
+
         Raises:
             ConfigError: the class cannot be imported, or is no method of this kind.
         """
-        if name in self.shipped:
-            return self.shipped[name]
+        if self._is_own(name):
+            for point in entry_points(group=self.group, name=name):
+                _warn_once(self._refusal(point, self._taken(point)))
+            return self.shipped.get(name)
         if DOTTED.fullmatch(name):
             return self.check(_imported(name, self.kind), name)
         points = entry_points(group=self.group, name=name)
@@ -77,20 +87,36 @@ class Methods(Generic[Kind]):
         return {**self.shipped, **self.installed(self.check)}
 
     def installed(self, check: Callable[[Any, str], Any]) -> dict[str, Any]:
-        """The objects of the group's entry points, by name.
+        """The objects of the group's entry points, by name; those that cannot be used are logged once, and skipped.
 
         Args:
-            check: returns an object of a name, or raises a `ConfigError`: it is then logged once, and skipped.
+            check: returns an object of a name, or raises a `ConfigError`: then it cannot be used.
         """
-        found = {}
+        found, refused = self.sort_points(check)
+        for reason in refused:
+            _warn_once(reason)
+        return found
+
+    def sort_points(self, check: Callable[[Any, str], Any]) -> tuple[dict[str, Any], list[str]]:
+        """What `installed` returns, and for each entry point that cannot be used the reason."""
+        found, refused = {}, []
         for point in entry_points(group=self.group):
             try:
-                if point.name in self.shipped:
-                    raise ConfigError(f"{self.kind} {point.name!r} is drafttree's own; give {point.value} another name")
+                if self._is_own(point.name):
+                    raise self._taken(point)
                 found[point.name] = check(_loaded(point, self.kind), point.name)
             except ConfigError as error:
-                _warn_once(f"entry point {point.name!r} of {self.group} is skipped: {error}")
-        return found
+                refused.append(self._refusal(point, error))
+        return found, refused
+
+    def _is_own(self, name: str) -> bool:
+        return name in self.shipped or name in self.reserved
+
+    def _taken(self, point: EntryPoint) -> ConfigError:
+        return ConfigError(f"{self.kind} {point.name!r} is drafttree's own; give {point.value} another name")
+
+    def _refusal(self, point: EntryPoint, error: ConfigError) -> str:
+        return f"entry point {point.name!r} of {self.group} is skipped: {error}"
 
     def check(self, found: Any, name: str) -> type[Kind]:
         """The object, if it is a method of this kind.
@@ -148,11 +174,16 @@ def _warn_once(message: str) -> None:
 
 
 POLICY_CLASSES: Methods[TreePolicy] = Methods(
-    "policy", "drafttree.policies", POLICIES, lambda found: _class_lack(found, {TreePolicy: "keep"})
+    "policy",
+    "drafttree.policies",
+    POLICIES,
+    lambda found: _class_lack(found, {TreePolicy: "keep"}),
+    reserved=("all",),
 )
 VERIFIER_CLASSES: Methods[Verifier] = Methods(
     "verifier",
     "drafttree.verifiers",
     VERIFIERS,
     lambda found: _class_lack(found, {Verifier: "verify", SamplingVerifier: "judge"}),
+    reserved=("auto", "all"),
 )

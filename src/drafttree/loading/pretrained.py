@@ -1,17 +1,15 @@
 """Models and tokenizers of transformers, from embedded names, folders and hub names."""
 
-import difflib
 import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from huggingface_hub import try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError
+from huggingface_hub import constants
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
@@ -27,13 +25,13 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from drafttree.core.errors import ConfigError, DraftTreeError, ModelError, unknown
-from drafttree.drafters import LOOKUPS
+from drafttree.core.errors import ConfigError, DraftTreeError, ModelError
 from drafttree.drafters.assistant import ASSISTANTS
-from drafttree.drafters.formats import INDICES, LANGUAGE_MODEL, UnsupportedDrafter, download, read_json, recognise
+from drafttree.drafters.formats import INDICES, LANGUAGE_MODEL, UnsupportedDrafter, read_json, recognise
 from drafttree.engine.generation_options import is_token_ids
 from drafttree.loading import zoo
 from drafttree.loading.drafter_methods import head_formats
+from drafttree.loading.folders import resolve
 from drafttree.loading.target_options import apply_quantization, check_shares, check_unquantized, sharding_options
 from drafttree.models import lay_out_for_cpu
 from drafttree.models.fused.fused_linear import is_packable
@@ -41,7 +39,6 @@ from drafttree.models.fused.packed_linear import pack_linear
 
 LAYER_COUNT = re.compile("(n|num)_((hidden|encoder|decoder)_)?layers?|(encoder|decoder)_layers")
 MAX_LAYERS = 1000
-DRAFTERS = [*zoo.NAMES, *LOOKUPS, "mtp", "none", "auto"]
 ModelSource = str | Path | PreTrainedModel
 """An embedded name, a folder, a hub name or a loaded model."""
 
@@ -104,7 +101,7 @@ def load_model(
                 f"{type(source).__name__} is an assistant, which drafts; as target give the model it is for"
             )
         return source.eval()
-    _refuse_head(source, Path(_resolve(source)))
+    _refuse_head(source, Path(resolve(source)))
     return read_model(source, dtype, device, quantize, tensor_parallel_size, low_memory=low_memory)
 
 
@@ -122,7 +119,7 @@ def read_model(
     Raises:
         ModelError: as `load_model`.
     """
-    path = _resolve(source)
+    path = resolve(source)
     _check_index(Path(path))
     try:
         settings = PreTrainedConfig.get_config_dict(path)[0]
@@ -169,7 +166,7 @@ def linear_shapes(source: str | Path) -> list[tuple[int, int]]:
     Raises:
         ModelError: there is none, or it is not a decoder-only language model.
     """
-    path = _resolve(source)
+    path = resolve(source)
     check_layer_counts(PreTrainedConfig.get_config_dict(path)[0])
     config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     with torch.device("meta"):
@@ -194,7 +191,7 @@ def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase | None:
     if not name:
         return None
     try:
-        return AutoTokenizer.from_pretrained(zoo.tokenizer_folder(_resolve(name)), trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(zoo.tokenizer_folder(resolve(name)), trust_remote_code=False)
     except Exception as error:
         reason = _first_lines(error).rstrip(":.")
         if reason.startswith("Couldn't instantiate"):  # a list of three ways, over more lines than a message has
@@ -227,48 +224,6 @@ def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -
     if not is_token_ids(ids):
         raise ModelError(f"the model's eos_token_id is {eos!r}; its generation config must have a token id or a list")
     return tuple(int(token) for token in ids)
-
-
-def find_folder(source: str | Path) -> Path:
-    """The folder of an embedded name, a path or a hub name.
-
-    Raises:
-        ModelError: there is none.
-    """
-    path = Path(_resolve(source, DRAFTERS, "drafter"))
-    return path if path.is_dir() else download(str(source))
-
-
-def local_folder(name: str) -> Path | None:
-    """The folder of an embedded name, a path or a hub name as far as it is on this machine, else None."""
-    if name in zoo.NAMES:
-        return zoo.folder(name)
-    if not name or Path(name).is_dir():
-        return Path(name) if name else None
-    try:
-        found = try_to_load_from_cache(name, "config.json")
-    except HFValidationError:
-        return None
-    return Path(found).parent if isinstance(found, str) else None
-
-
-def _resolve(source: str | Path, known: Iterable[str] = zoo.NAMES, kind: str = "model") -> str:
-    """The folder of an embedded model or a local path; anything else is a hub name, unless it looks like a path."""
-    name = str(source)
-    if not name or source == Path():
-        raise ModelError("the name of a model is empty; give an embedded name, a folder or a hub name")
-    if name in zoo.NAMES:
-        return str(zoo.folder(name))
-    if Path(name).is_dir():
-        return name
-    if name.partition(":")[0] in {*DRAFTERS, "mixed"}:
-        drafts = "" if known is DRAFTERS else f", and {name!r} as drafter"
-        raise ModelError(f"{name!r} is no model; give an embedded name, a folder or a hub name{drafts}")
-    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith("."):
-        raise ModelError(f"model folder {name!r} does not exist")
-    if difflib.get_close_matches(name, known, n=1, cutoff=0.7):
-        raise ModelError(f"{unknown(kind, name, known)} (or give a folder or a hub name)")
-    return name
 
 
 def _check_index(folder: Path) -> None:
@@ -350,13 +305,20 @@ def _make_contiguous(_: nn.Module, state: dict[str, Tensor], *__: object) -> Non
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without transformers' report on weights, which `_check_weights` puts in one line."""
-    before = transformers_logging.get_verbosity()
+    """Without transformers' report on weights, which `_check_weights` puts in one line, and without its bars.
+
+    Bars are shown to those who ask transformers for them, by `HF_HUB_DISABLE_PROGRESS_BARS=0` or its verbosity "info".
+    Those of downloads are the hub's own, and stay.
+    """
+    before, bars = transformers_logging.get_verbosity(), transformers_logging._tqdm_active
+    asked = constants.HF_HUB_DISABLE_PROGRESS_BARS is False or before <= transformers_logging.INFO
     transformers_logging.set_verbosity_error()
+    transformers_logging._tqdm_active = bars and asked
     try:
         yield
     finally:
         transformers_logging.set_verbosity(before)
+        transformers_logging._tqdm_active = bars
 
 
 def _reason(error: Exception, path: str) -> str:

@@ -240,11 +240,11 @@ def test_a_model_with_layers_for_several_tokens_is_a_language_model(tmp_path):
 def test_downloads_take_pickles_only_where_there_is_nothing_better(tmp_path, monkeypatch):
     asked = []
 
-    def snapshot(name, allow_patterns, ignore_patterns):
+    def snapshot(name, allow_patterns, ignore_patterns, local_files_only):
         asked.append(allow_patterns)
         return str(tmp_path)
 
-    monkeypatch.setattr("drafttree.drafters.formats.checkpoints.snapshot_download", snapshot)
+    monkeypatch.setattr("drafttree.drafters.formats.hub.snapshot_download", snapshot)
     assert download("some/head") == tmp_path
     assert ["*.bin" in patterns for patterns in asked] == [False, True]
     save_file(TENSORS, tmp_path / "model.safetensors")

@@ -69,8 +69,36 @@ def test_a_bad_line_becomes_an_error_and_the_others_are_written(lines, tmp_path)
     found = records(out)
     for record, message in zip(found, BAD.values(), strict=False):
         assert message in record["error"]["message"], record
+    failed = [{"line": number, **record["error"]} for number, record in enumerate(found[:-1], start=1)]
+    assert summary["failures"] == failed
     assert found[-2]["id"] == [1]
     assert (found[-1]["id"], "text" in found[-1]) == (9, True)
+
+
+def test_failed_lines_are_told_at_the_end_with_their_reasons(lines, tmp_path):
+    source, out = lines(PROMPT, "", json.dumps(PROMPT), {"prompt": ""}), tmp_path / "out.jsonl"
+    for _ in range(2):  # the second run finds the records of the first
+        *told, last = run("batch", source, out, "--max-new-tokens", 2).stderr.splitlines()[-3:]
+        assert told[0].startswith("line 1: InputError: not JSON (Expecting value")
+        assert told[1] == "line 4: InputError: the prompt is empty; give at least one token"
+        assert "2 failed" in last
+
+
+def test_of_many_failed_lines_the_first_are_told(lines, tmp_path):
+    source, out = lines(*["bad"] * 13), tmp_path / "out.jsonl"
+    told = run("batch", source, out).stderr
+    assert told.count("InputError: not JSON") == 10
+    assert f"3 more lines failed; their records in {out} have the reason as their error" in told
+
+
+def test_a_record_has_what_its_text_was_made_from(lines, tmp_path):
+    messages = [{"role": "user", "content": "hello"}]
+    asked = [{"prompt": PROMPT}, {"prompt": [1, 2]}, {"messages": messages}, {"prompt": "", "id": "none"}]
+    out = tmp_path / "out.jsonl"
+    run("batch", lines(*asked, json.dumps(PROMPT)), out, "--max-new-tokens", 2)
+    found = [{name: record.get(name) for name in ("line", "prompt", "messages")} for record in records(out)]
+    expected = [(1, PROMPT, None), (2, [1, 2], None), (3, None, messages), (4, "", None), (5, PROMPT, None)]
+    assert [tuple(each.values()) for each in found] == expected
 
 
 def test_an_error_of_any_kind_is_that_lines_own(lines, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Lists, help, exit codes, and mistakes told in one line."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +10,11 @@ import pytest
 import typer
 
 import drafttree
+from drafttree.drafters import LOOKUPS
+from drafttree.drafters.formats import ASSISTANT, FORMATS, LANGUAGE_MODEL
 from drafttree.interfaces import cli
 from drafttree.interfaces.cli import command_line, decoders
+from drafttree.loading import zoo
 from drafttree.policies import POLICIES
 from drafttree.verifiers import VERIFIERS
 from helpers import eagle3_files as files
@@ -38,6 +42,19 @@ def test_policies_and_verifiers_are_listed_in_full():
     assert "1 to 4096" in listing
     verifiers = run("verifiers").stdout
     assert all(f"{name}  {verifier.source}" in verifiers for name, verifier in VERIFIERS.items())
+
+
+def test_drafters_are_listed_with_what_to_write():
+    own = {*LOOKUPS, *zoo.NAMES} - {"embedded"}
+    lines = run("drafters").stdout.splitlines()
+    for name in (*own, "auto", "none", "mtp", "mixed:MODEL"):
+        assert [line for line in lines if re.match(rf"(\w+( \w+)?)? +{name}  +\w.*\.", line)], name
+    found = json.loads(run("drafters", "--json").stdout)
+    assert found["lookup"]["kind"] == "built in"
+    assert {f"{kind} files" for kind in (*FORMATS, ASSISTANT, LANGUAGE_MODEL)} <= found.keys()
+    for name in own:
+        assert run("generate", PROMPT, "--max-new-tokens", "4", "--drafter", found[name]["write"]).stdout
+    assert all(zoo.folder(name) for name, each in found.items() if each["kind"] == "embedded")
 
 
 def test_lists_and_inspections_as_json():
@@ -229,3 +246,19 @@ def test_modules_of_the_working_folder_are_found(capsys, tmp_path, monkeypatch):
 )
 def test_what_inflated_targets_do_not_have_is_named(arguments, said):
     assert said in str(run(*arguments).exception)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["generate", PROMPT, "-n", "5"], "-n (Possible options: --max-new-tokens)"),
+        (["generate", PROMPT, "--temp", "1"], "--temp (Possible options: --temperature)"),
+        (["generate", PROMPT, "--max-tokens", "4"], "--max-tokens (Possible options: --max-new-tokens)"),
+        (["generate", PROMPT, "--polici", "chain"], "--polici (Possible options: --policy)"),
+        (["generate", PROMPT, "-x"], "-x"),
+        (["policies", "-n", "5"], "-n"),
+        (["-V"], "-V (Possible options: --version)"),
+    ],
+)
+def test_an_unknown_option_gets_a_hint_at_the_one_that_is_meant(arguments, meant, capsys):
+    assert complaint(capsys, *arguments) == f"drafttree: error: No such option: {meant}\n"

@@ -29,7 +29,7 @@ def run(arguments, environment):
     return out.getvalue(), err.getvalue(), code, heavy()
 """
 RUN = "print(json.dumps([run(*each) for each in json.load(sys.stdin)]))"
-LISTS = {"--version": ".", "policies": "talon", "verifiers": "coupled"}
+LISTS = {"--version": ".", "drafters": "embedded-eagle3", "policies": "talon", "verifiers": "coupled"}
 MISTAKES = [
     "generate a --policy talom",
     "generate a --policy nowhere.json",

@@ -140,6 +140,22 @@ def test_an_interrupted_race_recommends_and_saves_nothing(prompts, speeds, tmp_p
     assert not saved.exists()
 
 
+@pytest.mark.usefixtures("embedded")
+@pytest.mark.parametrize("others", ["", "The\n", "The old man looked at the sea\n"])
+def test_one_usable_prompt_recommends_and_saves_nothing(others, speeds, tmp_path):
+    speeds["chain:depth=2"], saved = 0.5, tmp_path / "tuned.json"
+    one = tmp_path / "one.txt"
+    one.write_text(f"The old man looked at the sea\n{others}")
+    result = tune(one, "--drafter", "lookup", "--save", saved, "--export", "vllm")
+    assert result.exit_code == 0, result.output
+    assert "Nothing is recommended, and nothing saved: a single usable prompt says nothing of others" in result.stdout
+    assert "(confirmed)" not in result.stdout
+    assert not any(said in result.stdout for said in ("Speculate:", "drafttree.load", "on the command line", "vllm"))
+    assert not saved.exists()
+    found = json.loads(tune(one, "--drafter", "lookup", "--json").stdout)
+    assert (found["speculate"], found["confirmed"], found["one prompt"], found["python"]) == (False, False, True, [])
+
+
 def test_too_short_says_so_and_more_minutes_go_on(prompts, speeds, tmp_path):
     speeds["auto"], out = 0.5, tmp_path / "out"
     result = tune(prompts, "--drafter", "lookup", "--minutes", 0.15, "--out", out)

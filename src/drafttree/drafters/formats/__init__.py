@@ -4,8 +4,9 @@ A new kind of heads is one file with a `HeadFormat`, named in `registry.py`.
 """
 
 from drafttree.drafters.formats import block, mtp
-from drafttree.drafters.formats.checkpoints import INDICES, download, read_config, read_json, read_tensors
+from drafttree.drafters.formats.checkpoints import INDICES, read_config, read_json, read_tensors
 from drafttree.drafters.formats.head_checkpoint import SIZES, Checkpoint, HeadFormat, listed, misshapen
+from drafttree.drafters.formats.hub import download, hub_answers, silence
 from drafttree.drafters.formats.registry import (
     ASSISTANT,
     FORMATS,
@@ -28,6 +29,7 @@ __all__ = [
     "UnsupportedDrafter",
     "block",
     "download",
+    "hub_answers",
     "listed",
     "misshapen",
     "mtp",
@@ -35,5 +37,6 @@ __all__ = [
     "read_json",
     "read_tensors",
     "recognise",
+    "silence",
     "unsupported_kind",
 ]

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -26,9 +25,6 @@ HEAD_NAMES = ("*_lm_head.safetensors", "*_lm_head.pt")
 """Files of heads alone, such as medusa_lm_head.pt, as patterns."""
 SUFFIXES = (".safetensors", ".bin", ".pt")
 STATE_OF_A_RUN = re.compile(r"training_args|optimizer|scheduler|rng_state|scaler")
-
-DOWNLOADS = (("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"), ("*.bin", "*.pt"))
-NOT_DOWNLOADED = ("*/*", "consolidated*")
 
 
 class Wanted(NamedTuple):
@@ -57,24 +53,6 @@ def entry(config: Mapping[str, Any], name: str, wanted: Wanted) -> Any:
     if value is not None and not wanted.holds(value):
         raise ModelError(f"config.json gives {name} as {value!r}; it must be {wanted.words}")
     return value
-
-
-def download(name: str) -> Path:
-    """The local copy of a hub repository's configuration and weights; pickles only where it has no safetensors.
-
-    Raises:
-        ModelError: there is no such repository, or it is neither cached nor within reach.
-    """
-    folder = Path()
-    try:
-        for patterns in DOWNLOADS:
-            folder = Path(snapshot_download(name, allow_patterns=list(patterns), ignore_patterns=list(NOT_DOWNLOADED)))
-            if any(folder.glob("*.safetensors")):
-                break
-    except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ModelError(f"cannot download {name!r} ({reason}); check the name or give a folder") from error
-    return folder
 
 
 def read_config(folder: Path) -> dict:

@@ -92,7 +92,7 @@ class Tuning:
         costs: the cost curve of its drafter.
         expected: R by the cost curve and what was accepted in the texts it was chosen on.
         gain: the gain in decoding speed over plain decoding, with its interval; None without a text.
-        confirmed: whether the gain was measured after the choice, and so owes nothing to it.
+        confirmed: whether the gain was measured after the choice, and so owes nothing to it, on more than one prompt.
         apart: whether it was measured on prompts that the choice had not seen.
         metrics: metrics of the texts in which the gain was measured.
         plain: the metrics of plain decoding of the same texts.
@@ -103,6 +103,7 @@ class Tuning:
         too_short: prompts left out as too short.
         interrupted: whether Ctrl-C has ended it before it was done.
         temperature_gain: what a draft temperature other than 1 is worth; None where none was raced.
+        one_prompt: whether all texts were of one prompt, whose gain says nothing of other prompts.
     """
 
     best: TunedMethod | None
@@ -121,11 +122,17 @@ class Tuning:
     too_short: int = 0
     interrupted: bool = False
     temperature_gain: TemperatureGain | None = None
+    one_prompt: bool = False
+
+    @property
+    def recommends(self) -> bool:
+        """Whether anything is recommended, if only not to speculate."""
+        return self.best is not None and not self.interrupted and not self.one_prompt
 
     @property
     def speculates(self) -> bool:
-        """Whether speculating is recommended: the gain is greater than its interval."""
-        return self.gain is not None and self.gain.mean > self.gain.margin
+        """Whether speculating is recommended: the gain is greater than its interval, over more than one prompt."""
+        return self.gain is not None and self.gain.mean > self.gain.margin and not self.one_prompt
 
     @property
     def law(self) -> SpeedupLaw:
@@ -155,6 +162,7 @@ class Tuning:
             "left_out": self.left_out,
             "too_short": self.too_short,
             "interrupted": self.interrupted,
+            "one prompt": self.one_prompt,
         }
 
 
@@ -234,7 +242,15 @@ def tune(
         raise KeyboardInterrupt
     ranked = ranked or choosing.ranked(arms)
     found = _result(arms, choosing, confirming, ranked, rungs, later, apart=bool(held))
-    return replace(found, left_out=unfit, too_short=len(prompts) - len(long), interrupted=store.interrupted)
+    alone = len(set(map(tuple, long))) == 1
+    return replace(
+        found,
+        confirmed=found.confirmed and not alone,
+        left_out=unfit,
+        too_short=len(prompts) - len(long),
+        interrupted=store.interrupted,
+        one_prompt=alone,
+    )
 
 
 def planned_texts(prompts: int, arms: int) -> int:

@@ -19,6 +19,8 @@ from drafttree.interfaces.cli.options import (
 from drafttree.interfaces.console import print_json, progress
 from drafttree.interfaces.ray_workers import import_ray, write_texts_by_ray
 
+SHOWN = 10
+"""Lines that failed of which the end of a run tells, at most."""
 NOT_OF_THE_TEXT = {"source", "out", "json_", "device", "max_batch", "ray", "workers"}
 
 
@@ -45,7 +47,7 @@ def batch(
 
     A line is {"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}, or a JSON string, which is a
     prompt; it may have an "id", and options of `Decoder.generate` that go over those of the command. A line that fails
-    becomes a record with an "error", and the exit code is 1.
+    becomes a record with an "error", which is told at the end, and the exit code is 1.
     """
     options = writing.to_dict()
     models.check()
@@ -74,8 +76,15 @@ def batch(
     if json_:
         print_json(report.summary())
     else:
-        print(_sentence(report), file=sys.stderr)
+        print(*_failures(report, out), _sentence(report), sep="\n", file=sys.stderr)
     raise typer.Exit(1 if report.failed else 0)
+
+
+def _failures(report: BatchReport, out: Path) -> list[str]:
+    """A line for each line that failed, the first ones at least."""
+    told = [f"line {each['line']}: {each['type']}: {each['message']}" for each in report.failures[:SHOWN]]
+    more = report.failed - len(told)
+    return [*told, f"{more} more lines failed; their records in {out} have the reason as their error"] if more else told
 
 
 def _sentence(report: BatchReport) -> str:

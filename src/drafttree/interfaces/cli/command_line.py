@@ -28,6 +28,21 @@ from drafttree.interfaces.cli.tune import tune
 from drafttree.interfaces.cli.worker import worker
 
 USAGE_ERROR = cast(type[Exception], typer.BadParameter.__base__)
+ELSEWHERE = {
+    "V": "version",
+    "k": "top-k",
+    "m": "target",
+    "model": "target",
+    "draft-model": "drafter",
+    "max-length": "max-new-tokens",
+    "max-tokens": "max-new-tokens",
+    "n": "max-new-tokens",
+    "p": "top-p",
+    "s": "seed",
+    "t": "temperature",
+    "v": "version",
+}
+"""Options by the names that other programs of this kind have for them."""
 
 app = typer.Typer(
     cls=Commands,
@@ -37,8 +52,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 COMMANDS = (
-    *(demo, generate, chat, batch, serve, worker, lists.policies, lists.inspect, lists.verifiers),
-    *(trace, tune, certify),
+    *(demo, generate, chat, batch, serve, worker, lists.drafters, lists.policies, lists.verifiers),
+    *(lists.inspect, trace, tune, certify),
 )
 for command in COMMANDS:
     app.command()(command)
@@ -72,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except DraftTreeError as error:
         code = _complain(str(error))
     except USAGE_ERROR as error:
-        _suggest_only_close_names(error)
+        _suggest_names(error)
         code = _complain(getattr(error, "format_message", error.__str__)())
     sys.exit(code if isinstance(code, int) else 0)
 
@@ -106,11 +121,22 @@ def _discard_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _suggest_only_close_names(error: Any) -> None:
-    """Compare an unknown option with the known ones anew, without the dashes that make all of them alike."""
-    if known := getattr(error, "possibilities", None):
-        names = {option.lstrip("-"): option for option in known}
-        error.possibilities = [names[name] for name in get_close_matches(error.option_name.lstrip("-"), names)]
+def _suggest_names(error: Any) -> None:
+    """Compare an unknown option with the command's own anew, without the dashes that make all of them alike.
+
+    Other programs' names for an option and the beginning of a name are close too.
+    """
+    name, context = getattr(error, "option_name", None), getattr(error, "ctx", None)
+    if name is None or context is None:
+        return
+    known = {option.lstrip("-"): option for each in context.command.params for option in each.opts if option[0] == "-"}
+    given = name.lstrip("-")
+    if ELSEWHERE.get(given) in known:
+        found = [ELSEWHERE[given]]
+    else:
+        begun = [each for each in known if len(given) > 1 and each.startswith(given)]
+        found = dict.fromkeys([*begun, *get_close_matches(given, known)])
+    error.possibilities = [known[each] for each in found]
 
 
 def _complain(message: str) -> int:

@@ -115,22 +115,21 @@ def _read_costs(path: Path, models: DecoderOptions) -> CostCurve:
 
 def _write(decoder: "Decoder", prompt: "Prompt", options: dict, *, quiet: bool, echo: str) -> "Generation":
     """Generate, and show the text as it is made unless `quiet`."""
-    from drafttree.engine.generation import Generation
     from drafttree.interfaces.display import show_chunk
 
-    sequence = decoder.new_request(prompt, **options)
+    stream = decoder.stream(prompt, **options)
     console, show = make_console(), not quiet
     if show and console.is_terminal:
         console.print(Text(echo, style="dim"), end="", soft_wrap=True)
     try:
-        for chunk in decoder.stream_request(sequence):
+        for chunk in stream:
             if show:
                 show_chunk(console, chunk)
     except KeyboardInterrupt:
-        sequence.end("interrupted")
+        stream.close()
     if show:
         print(flush=True)
-    return Generation.of(sequence)
+    return stream.result
 
 
 def _compare(decoder: "Decoder", prompt: "Prompt", repeats: int, options: dict) -> "Comparison":

@@ -1,4 +1,4 @@
-"""`drafttree policies`, `drafttree verifiers` and `drafttree inspect`: lists of methods, and inspection of folders."""
+"""`drafttree drafters`, `policies` and `verifiers`, which list methods, and `drafttree inspect`, which looks at one."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -11,6 +11,7 @@ from rich.text import Text
 from drafttree.interfaces.cli.options import AsJson
 from drafttree.interfaces.console import make_console, make_table, print_json
 from drafttree.loading import POLICY_CLASSES, VERIFIER_CLASSES
+from drafttree.loading.drafter_list import list_drafters
 from drafttree.policies import TreePolicy
 
 
@@ -36,12 +37,30 @@ def verifiers(json_: AsJson = False) -> None:
         _show_verifiers(found)
 
 
-def inspect(
-    path: Annotated[str, typer.Argument(help="A folder, a hub name or an embedded name.")], json_: AsJson = False
-) -> None:
-    """Tell what kind of drafter a folder holds.
+def drafters(json_: AsJson = False) -> None:
+    """List the drafters and how to name them.
 
-    Prints its kind, the target it fits, its sizes, and what is missing.
+    Drafters of installed packages are included.
+    """
+    found = list_drafters()
+    if json_:
+        print_json({name: asdict(drafter) for name, drafter in found.items()})
+        return
+    table = make_table("", "--drafter", "what drafts")
+    kinds = [drafter.kind for drafter in found.values()]
+    for index, drafter in enumerate(found.values()):
+        begins = index == kinds.index(drafter.kind)
+        table.add_row(Text(drafter.kind if begins else "", style="bold"), drafter.write, drafter.description)
+    make_console().print(table)
+
+
+def inspect(
+    path: Annotated[str, typer.Argument(help="A folder, a hub name, or a name from drafttree drafters.")],
+    json_: AsJson = False,
+) -> None:
+    """Tell what a drafter is and which target it fits.
+
+    Prints its kind, its target, its sizes, and what is missing.
     """
     from drafttree.interfaces.display import show_inspection
     from drafttree.loading.inspect import inspect

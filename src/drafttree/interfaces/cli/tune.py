@@ -54,7 +54,7 @@ def tune(
     """Find the fastest drafter and policy for your prompts.
 
     Races drafters, policies and draft temperatures in turns, and confirms the winner against plain decoding. Recommends
-    not to speculate if nothing is reliably faster. Without --prompts, it uses a few openings from the package.
+    not to speculate if nothing is reliably faster, and nothing from a single prompt. Without --prompts, it uses a few openings from the package.
     """
     _check(minutes, save)
     Sampling(temperature or 0.0)
@@ -77,13 +77,12 @@ def tune(
     with progress(tuning.planned_texts(len(texts), len(found) * len(tuning.GRID))) as advance:
         options |= {"minutes": minutes, "left_out": left_out, "progress": advance, "store": store}
         result = tuning.tune(decoder, found, texts, **options)
-    recommended = bool(result.best and not result.interrupted)
-    saved = save if recommended else None
+    saved = save if result.recommends else None
     if saved:
         tuning.tuned_policy(result, decoder, target, verifier).write(saved)
-    lines = tuning.python_lines(result, target, saved, verifier, _dtype(decoder)) if recommended else []
-    flags = tuning.engine_flags(export, result) if export and recommended else None
-    command = tuning.command_options(result, saved, verifier) if recommended else ""
+    lines = tuning.python_lines(result, target, saved, verifier, _dtype(decoder)) if result.recommends else []
+    flags = tuning.engine_flags(export, result) if export and result.recommends else None
+    command = tuning.command_options(result, saved, verifier) if result.recommends else ""
     summary = result.summary() | {"python": lines, "command": command, "export": flags and vars(flags)}
     results.finish(store, summary, lambda: show_tuning(result, lines, command, minutes, out, flags))
 

@@ -1,0 +1,86 @@
+"""The Hugging Face hub: whether it answers, and the files of a repository.
+
+huggingface_hub waits for a silent hub at every file and tries again, which takes minutes. So the hub is asked once
+whether it answers at all, and only then for files, which may take as long as they do.
+"""
+
+import os
+import threading
+import time
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+from huggingface_hub import constants, snapshot_download
+from huggingface_hub.utils import get_session
+
+from drafttree.core.errors import ModelError
+
+DOWNLOADS = (("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"), ("*.bin", "*.pt"))
+NOT_DOWNLOADED = ("*/*", "consolidated*")
+SECONDS = 8.0
+"""Time in which the hub has to answer anything, where `HF_HUB_ETAG_TIMEOUT` does not set another."""
+REMEMBERED = 60.0
+"""Seconds for which it is not asked again."""
+_asked: dict[str, tuple[float, bool]] = {}
+
+
+def hub_answers() -> bool:
+    """Whether the hub answers within `SECONDS`; true in huggingface_hub's offline mode, which asks no hub."""
+    if constants.HF_HUB_OFFLINE:
+        return True
+    when, answers = _asked.get(constants.ENDPOINT, (-REMEMBERED, False))
+    if time.monotonic() - when >= REMEMBERED:
+        answers = _ask(constants.ENDPOINT, _seconds())
+        _asked[constants.ENDPOINT] = time.monotonic(), answers
+    return answers
+
+
+def silence() -> str:
+    """The reason that a message gives where the hub does not answer."""
+    return f"the hub {constants.ENDPOINT} does not answer within {_seconds():g} seconds"
+
+
+def download(name: str) -> Path:
+    """The local copy of a hub repository's configuration and weights; pickles only where it has no safetensors.
+
+    Where the hub does not answer, it is the copy that is there already.
+
+    Raises:
+        ModelError: there is no such repository, or it is neither cached nor within reach.
+    """
+    folder, answers = Path(), hub_answers()
+    try:
+        for patterns in DOWNLOADS:
+            chosen = {"allow_patterns": list(patterns), "ignore_patterns": list(NOT_DOWNLOADED)}
+            folder = Path(snapshot_download(name, local_files_only=not answers, **chosen))
+            if any(folder.glob("*.safetensors")):
+                break
+    except Exception as error:
+        if not answers:
+            raise ModelError(f"cannot download {name!r}: {silence()}; check the connection or give a folder") from error
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ModelError(f"cannot download {name!r} ({reason}); check the name or give a folder") from error
+    return folder
+
+
+def _seconds() -> float:
+    return float(constants.HF_HUB_ETAG_TIMEOUT) if "HF_HUB_ETAG_TIMEOUT" in os.environ else SECONDS
+
+
+def _ask(endpoint: str, seconds: float) -> bool:
+    """Whether an address answers anything; asked by a thread, as looking up a name has no timeout of its own."""
+    answers = SimpleQueue[bool]()
+
+    def ask() -> None:
+        try:
+            get_session().head(endpoint, timeout=seconds)
+        except Exception:
+            answers.put(False)
+        else:
+            answers.put(True)
+
+    threading.Thread(target=ask, name="drafttree hub", daemon=True).start()
+    try:
+        return answers.get(timeout=seconds)
+    except Empty:
+        return False

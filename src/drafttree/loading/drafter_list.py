@@ -1,0 +1,75 @@
+"""The drafters there are, for a list: what to write for each, and what it does. Nothing here imports torch."""
+
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Any
+
+FOLDER = "FOLDER or ORG/NAME"
+"""What is written for a drafter that lies in files: a folder or a name on the hub."""
+
+
+@dataclass(frozen=True)
+class ListedDrafter:
+    """A drafter, or a kind of them.
+
+    Attributes:
+        kind: "built in", "embedded", "from files" or "installed".
+        write: what stands for it wherever a drafter is named.
+        description: what it does, in a sentence.
+    """
+
+    kind: str
+    write: str
+    description: str
+
+
+BUILT_IN = {
+    "auto": "Takes the MTP layers of the target's own files, a head that is known for the target, or else lookup.",
+    "none": "Drafts nothing: plain decoding.",
+    "lookup": "Proposes what followed the last tokens earlier in the text. Needs no model. Parameter: max_ngram=8.",
+    "suffix": "Proposes what followed the longest repeated end of the text, of any length. Needs no model.",
+    "mixed:MODEL": "Proposes as suffix does where the text repeats, and lets any drafter of this list draft elsewhere.",
+    "mtp": "Drafts with the MTP layers in the target's own files.",
+}
+EMBEDDED = {
+    "embedded-draft": "A language model a tenth of the embedded target's size.",
+    "embedded-eagle3": "An EAGLE-3 head for the embedded target.",
+    "embedded-medusa": "Medusa heads for the embedded target.",
+    "embedded-hydra": "Hydra heads for the embedded target.",
+    "embedded-mtp": "An MTP layer for the embedded target.",
+    "embedded-block": "A DFlash block drafter for the embedded target.",
+}
+FROM_FILES = {
+    "language-model": "A smaller language model, ideally of the target's family.",
+    "assistant": "A Gemma 4 assistant, for the target it was made for.",
+    "eagle": "An EAGLE head, for the target it was trained for.",
+    "eagle3": "An EAGLE-3 head, for the target it was trained for.",
+    "medusa": "Medusa heads, for the target they were trained for.",
+    "hydra": "Hydra heads, for the target they were trained for.",
+    "mtp": "MTP layers, for the target they were trained for.",
+    "block": "A DFlash or DSpark block drafter, for the target it was trained for.",
+}
+"""By the kind that `drafttree inspect` tells of a folder."""
+
+
+def list_drafters() -> dict[str, ListedDrafter]:
+    """All drafters by name: built-in and embedded ones, those in files by their format, and those of entry points."""
+    built_in = {name: ListedDrafter("built in", name, said) for name, said in BUILT_IN.items()}
+    embedded = {name: ListedDrafter("embedded", name, said) for name, said in EMBEDDED.items()}
+    files = {f"{kind} files": ListedDrafter("from files", FOLDER, said) for kind, said in FROM_FILES.items()}
+    return {**built_in, **embedded, **files, **_installed()}
+
+
+def _installed() -> dict[str, ListedDrafter]:
+    if not entry_points(group="drafttree.drafters"):
+        return {}
+    from drafttree.drafters.formats import HeadFormat
+    from drafttree.loading.drafter_methods import installed_drafters
+
+    def describe(name: str, found: Any) -> ListedDrafter:
+        if isinstance(found, HeadFormat):
+            return ListedDrafter("installed", FOLDER, f"{found.title} heads, in the format {found.kind!r}.")
+        description = " ".join((found.__doc__ or "").split("\n\n")[0].split())
+        return ListedDrafter("installed", name, f"{description or 'A drafter.'} From {found.__module__}.")
+
+    return {name: describe(name, found) for name, found in installed_drafters().items()}

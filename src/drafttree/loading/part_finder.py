@@ -1,0 +1,38 @@
+"""The parts of a decoder by the names that `load` takes, for `Decoder.with_policy` and its like."""
+
+from typing import Any
+
+from drafttree.core.errors import ConfigError
+from drafttree.drafters import Drafter
+from drafttree.loading.drafters import check_drafter_exists, find_or_choose, make_drafter
+from drafttree.loading.pretrained import ModelSource
+from drafttree.loading.specs import find_verifier, make_policy
+from drafttree.models import Model, TargetModel
+from drafttree.policies import TreePolicy
+from drafttree.verifiers import Verifier
+
+
+class NamedParts:
+    """Finds policies, drafters and verifiers as `drafttree.load` does; its errors are raised."""
+
+    def policy(self, given: Any) -> TreePolicy:
+        """The policy of a specification, a class or an object."""
+        return make_policy(given)
+
+    def drafter(self, given: Any, target: Model, tokenizer: Any) -> Drafter | None:
+        """The drafter of a name, a folder, a model, a class or an object for a target; None for plain decoding."""
+        if not (isinstance(given, str) and given == "auto"):
+            check_drafter_exists(given)
+        if not isinstance(target, TargetModel):
+            return make_drafter(given, target, tokenizer, _refuse)
+        return find_or_choose(given, target.module, target, tokenizer)
+
+    def verifier(self, given: Any) -> type[Verifier] | None:
+        """The verifier of a name or a class; None for "auto"."""
+        return find_verifier(given)
+
+
+def _refuse(source: ModelSource) -> Drafter:
+    raise ConfigError(
+        f"a model drafts for a transformers model, which this target is not; give {source!r} as an object"
+    )
