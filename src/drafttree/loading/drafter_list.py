@@ -37,7 +37,7 @@ EMBEDDED = {
     "embedded-medusa": "Medusa heads for the embedded target.",
     "embedded-hydra": "Hydra heads for the embedded target.",
     "embedded-mtp": "An MTP layer for the embedded target.",
-    "embedded-block": "A DFlash block drafter for the embedded target.",
+    "embedded-block": "A block drafter (DSpark's kind) for the embedded target.",
 }
 FROM_FILES = {
     "language-model": "A smaller language model, ideally of the target's family.",

@@ -1,5 +1,6 @@
 """Models and tokenizers of transformers, from embedded names, folders and hub names."""
 
+import logging
 import re
 import struct
 from collections.abc import Iterator, Mapping
@@ -32,8 +33,9 @@ from drafttree.engine.generation_options import is_token_ids
 from drafttree.loading import zoo
 from drafttree.loading.drafter_methods import head_formats
 from drafttree.loading.folders import resolve
+from drafttree.loading.shared_weights import shared_model
 from drafttree.loading.target_options import apply_quantization, check_shares, check_unquantized, sharding_options
-from drafttree.models import lay_out_for_cpu
+from drafttree.models import TargetModel, lay_out_for_cpu, select_backend
 from drafttree.models.fused.fused_linear import is_packable
 from drafttree.models.fused.packed_linear import pack_linear
 
@@ -116,10 +118,35 @@ def read_model(
 ) -> PreTrainedModel:
     """What `load_model` loads, and assistants too, whose class is among those of language models.
 
+    Embedded models that are neither quantised, sharded nor packed share their weights on a CPU, until one is changed.
+
     Raises:
         ModelError: as `load_model`.
     """
     path = resolve(source)
+    name = zoo.name_of(Path(path))
+    if name and device.type == "cpu" and not quantize and not low_memory and tensor_parallel_size == 1:
+        return shared_model((name, dtype), lambda: _fused(_read(source, path, dtype, device)))
+    return _read(source, path, dtype, device, quantize, tensor_parallel_size, low_memory=low_memory)
+
+
+def _fused(model: PreTrainedModel) -> PreTrainedModel:
+    """A model whose weights lie as fused layers join them; else every model that shares them would join copies."""
+    TargetModel(model, select_backend).release()
+    return model
+
+
+def _read(
+    source: str | Path,
+    path: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantize: str | None = None,
+    tensor_parallel_size: int = 1,
+    *,
+    low_memory: bool = False,
+) -> PreTrainedModel:
+    """Read a model's files, which lie at a path."""
     _check_index(Path(path))
     try:
         settings = PreTrainedConfig.get_config_dict(path)[0]
@@ -311,7 +338,7 @@ def quiet() -> Iterator[None]:
     Those of downloads are the hub's own, and stay.
     """
     before, bars = transformers_logging.get_verbosity(), transformers_logging._tqdm_active
-    asked = constants.HF_HUB_DISABLE_PROGRESS_BARS is False or before <= transformers_logging.INFO
+    asked = constants.HF_HUB_DISABLE_PROGRESS_BARS is False or before <= logging.INFO
     transformers_logging.set_verbosity_error()
     transformers_logging._tqdm_active = bars and asked
     try:

@@ -156,7 +156,7 @@ def _pack(weight: Tensor) -> Tensor | None:
         memory = machine_memory()
         if memory and memory.free - weight.nbytes < LEFT_FREE * memory.total:
             return None
-        _packed_copies[weight] = stamp, pack(weight)
+        _packed_copies[weight] = stamp, pack(weight.detach())  # a graph would keep the weight, and so itself
     return _packed_copies[weight][1]
 
 
