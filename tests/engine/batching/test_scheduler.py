@@ -16,9 +16,11 @@ def target() -> TargetModel:
     return TargetModel(tiny.build("llama"))
 
 
-def waiting(order: int, rows: int) -> ServedRequest:
-    """A request that needs so many rows."""
-    return ServedRequest(cast(Any, SimpleNamespace(capacity=rows)), order=order)
+def waiting(order: int, rows: int, *, full: bool = False) -> ServedRequest:
+    """A request that needs so many rows, whose reader may take no more."""
+    served = ServedRequest(cast(Any, SimpleNamespace(capacity=rows)), order=order)
+    served.reader.full = full
+    return served
 
 
 def orders(requests) -> list[int]:
@@ -86,6 +88,46 @@ def test_halving_a_single_request_sends_nothing_back(target):
     scheduler.admit()
     assert scheduler.halve() == []
     assert orders(scheduler.running) == [0]
+
+
+def test_requests_that_are_not_read_keep_their_places_until_others_want_them(target):
+    memory = KVMemory(target, 100)
+    scheduler = Scheduler(2, memory)
+    unread = [waiting(order, 30) for order in range(2)]
+    for served in unread:
+        scheduler.add(served)
+    scheduler.admit()
+    for served in unread:
+        served.reader.full = True
+    assert not scheduler.ready
+    assert scheduler.set_aside() == []
+    scheduler.add(waiting(2, 90))
+    assert scheduler.ready
+    assert orders(scheduler.set_aside()) == [1, 0]
+    assert orders(scheduler.admit()) == [2]
+    assert (memory.reserved, scheduler.preempted) == (90, 0)
+
+
+def test_a_request_that_is_not_read_is_passed_until_it_is(target):
+    scheduler = Scheduler(1, KVMemory(target, 100))
+    unread = waiting(0, 10, full=True)
+    scheduler.add(unread)
+    scheduler.add(waiting(1, 10))
+    assert orders(scheduler.admit()) == [1]
+    scheduler.remove(scheduler.running[0])
+    assert not scheduler.ready
+    assert scheduler.admit() == []
+    unread.reader.full = False
+    assert scheduler.ready
+    assert orders(scheduler.admit()) == [0]
+
+
+def test_a_cancelled_request_is_to_be_dropped_whether_it_is_read_or_not(target):
+    scheduler = Scheduler(1, KVMemory(target, 100))
+    scheduler.add(waiting(0, 10, full=True))
+    assert not scheduler.ready
+    scheduler.waiting[0].cancel("cancelled")
+    assert scheduler.ready
 
 
 def test_a_request_that_can_never_run_is_refused_with_what_it_needs(target):

@@ -96,6 +96,11 @@ class BatchLoop:
         """Whether any request waits or runs."""
         return bool(self._scheduler.waiting or self._scheduler.running)
 
+    @property
+    def ready(self) -> bool:
+        """Whether a step would do anything: not where all requests wait for their texts to be read."""
+        return self._cancelled or self._scheduler.ready
+
     def add(self, served: ServedRequest) -> None:
         """Let a request wait for its turn."""
         served.request.drafting.on_failure = self._drafter_failed
@@ -107,7 +112,7 @@ class BatchLoop:
         self._drop_cancelled()
         try:
             self._admit()
-            self._advance(self._scheduler.running)
+            self._advance([served for served in self._scheduler.running if not served.reader.full])
         except Exception as error:
             if is_out_of_memory(error):
                 self._relieve(error)
@@ -138,6 +143,8 @@ class BatchLoop:
                 served.end(served.cancel_reason)
 
     def _admit(self) -> None:
+        for served in self._scheduler.set_aside():
+            self._loop.close(served.request)
         admitted = self._scheduler.admit()
         resting = self._budget is None and self._switch.rests(len(self._scheduler.running))
         for place, served in enumerate(admitted):
@@ -273,7 +280,7 @@ class BatchLoop:
     def _advance_one_by_one(self) -> None:
         """Advance each request by a round of its own, after one of them has broken the pass of all."""
         self._drop_drafted()
-        for served in list(self._scheduler.running):
+        for served in [each for each in self._scheduler.running if not each.reader.full]:
             try:
                 self._advance([served])
             except Exception as error:

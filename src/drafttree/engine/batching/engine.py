@@ -109,13 +109,20 @@ class Engine:
         return self._memory.usage
 
     def submit(
-        self, prompt: Prompt, *, observer: RoundObserver | None = None, **options: Unpack[GenerationOptions]
+        self,
+        prompt: Prompt,
+        *,
+        observer: RoundObserver | None = None,
+        max_unread: int | None = None,
+        **options: Unpack[GenerationOptions],
     ) -> Handle:
         """Check a request and let it wait for its turn; may be called from any thread.
 
         Args:
             prompt: as for `Decoder.generate`, but not a list of prompts.
             observer: sees the rounds of the text, each before its chunk is given out.
+            max_unread: chunks that may wait to be read; at so many the text waits until half of them have been, and
+                lets others have its place. None for a text that never waits for its reader.
             **options: as for `Decoder.generate`.
 
         Raises:
@@ -130,7 +137,9 @@ class Engine:
         request.observer = observer
         self._memory.check(request.capacity)
         served = ServedRequest(request)
-        served.reader = handle = Handle(lambda reason: self._cancel(served, reason), request.metrics)
+        served.reader = handle = Handle(
+            lambda reason: self._cancel(served, reason), request.metrics, max_unread, self._wake
+        )
         with self._changed:
             self._check_open()
             served.order = self._submitted
@@ -184,6 +193,10 @@ class Engine:
 
     def _cancel(self, served: ServedRequest, reason: str) -> None:
         served.cancel(reason)
+        self._wake()
+
+    def _wake(self) -> None:
+        """Look again whether there is anything to do."""
         with self._changed:
             self._changed.notify_all()
 
@@ -205,7 +218,8 @@ class Engine:
     def _take(self) -> bool:
         """Hand what was submitted to the loop; whether there is anything to do, or will be."""
         with self._changed:
-            self._changed.wait_for(lambda: self._inbox or self._loop.busy or self._closing)
+            loop = self._loop
+            self._changed.wait_for(lambda: self._inbox or loop.ready or (self._closing and not loop.busy))
             self._take_all()
             return self._loop.busy
 

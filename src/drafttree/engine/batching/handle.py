@@ -26,14 +26,25 @@ class Handle(Reader):
     Args:
         cancel: tells the engine that nobody wants the rest, and the finish reason.
         metrics: metrics of the text; they grow while it is written.
+        max_unread: chunks that may wait to be read before the text waits, None for any number.
+        resume: tells the engine that there is room for chunks again, which is when half of them have been read.
 
     Attributes:
         metrics: as given.
+        full: whether the text waits until more of it is read.
     """
 
-    def __init__(self, cancel: Callable[[str], None], metrics: Metrics) -> None:
+    def __init__(
+        self,
+        cancel: Callable[[str], None],
+        metrics: Metrics,
+        max_unread: int | None = None,
+        resume: Callable[[], None] = lambda: None,
+    ) -> None:
         self.metrics = metrics
-        self._cancel = cancel
+        self.full = False
+        self._cancel, self._resume = cancel, resume
+        self._max_unread = math.inf if max_unread is None else max_unread
         self._changed = threading.Condition()
         self._chunks: deque[Chunk] = deque()
         self._ended: Ended | None = None
@@ -123,8 +134,13 @@ class Handle(Reader):
 
     def _take(self) -> Chunk | None:
         """The next chunk, None at the end, where others may read."""
-        if self._chunks:
-            return self._chunks.popleft()
+        with self._changed:
+            if self._chunks:
+                chunk = self._chunks.popleft()
+                if self.full and len(self._chunks) <= self._max_unread // 2:
+                    self.full = False
+                    self._resume()
+                return chunk
         self._reader = lambda: None
         self._raise_error()
         return None
@@ -160,6 +176,7 @@ class Handle(Reader):
     def chunk(self, chunk: Chunk) -> None:
         with self._changed:
             self._chunks.append(chunk)
+            self.full = len(self._chunks) >= self._max_unread
             self._tell()
 
     def end(self, ended: Ended) -> None:

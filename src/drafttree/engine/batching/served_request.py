@@ -12,7 +12,13 @@ Ended = Generation | Exception
 
 
 class Reader:
-    """Told of a request's text by the thread that owns the model; by default it does not listen."""
+    """Told of a request's text by the thread that owns the model; by default it does not listen.
+
+    Attributes:
+        full: whether it takes no more for now; the text waits.
+    """
+
+    full = False
 
     def chunk(self, chunk: Chunk) -> None:
         """Take what a round has added."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
@@ -31,6 +32,8 @@ class ServerSettings:
         max_queue: the number of requests that may wait; one more is refused.
         timeout: seconds after which a request ends where it is; None for no end.
         max_body_bytes: the largest body of a request, in bytes.
+        grace: seconds from the signal that ends the server to its end.
+        allowed_hosts: the hosts, without port, that requests may name as this server's; "*" for any.
     """
 
     model_name: str
@@ -40,6 +43,8 @@ class ServerSettings:
     max_queue: int = 256
     timeout: float | None = None
     max_body_bytes: int = 4 << 20
+    grace: float = 10.0
+    allowed_hosts: tuple[str, ...] = ("*",)
 
     @property
     def max_texts(self) -> int:
@@ -49,6 +54,8 @@ class ServerSettings:
 
 RETRY_AFTER = 1
 """Seconds after which a request that was refused may come again."""
+MAX_UNREAD = 64
+"""Rounds of a text that wait for its client; then the text waits."""
 
 _request: ContextVar[ExitStack | None] = ContextVar("request", default=None)
 """What is to be done when the present request has been answered."""
@@ -107,7 +114,8 @@ class Admission:
         self.check()
         begun = time.perf_counter()
         self._submitting += 1
-        submitting = asyncio.ensure_future(asyncio.to_thread(self._engine.submit, prompt, **options))
+        submit = partial(self._engine.submit, prompt, max_unread=MAX_UNREAD, **options)
+        submitting = asyncio.ensure_future(asyncio.to_thread(submit))
         submitting.add_done_callback(self._count)
         try:
             handle = await asyncio.shield(submitting)
