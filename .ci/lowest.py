@@ -17,7 +17,7 @@ FOLDER = Path(".venv-lowest")
 PIP = (FOLDER / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
 TOOLS = {"ruff", "pyright", "import-linter"}
 """Dependencies that no test imports."""
-APART = {"dynamo", "ray"}
+APART = {"clients", "dynamo", "ray"}
 """Extras that fix versions of what they depend on, and are not installed with the others."""
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 

@@ -4,26 +4,36 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from drafttree.interfaces.server.protocol.request_fields import NotServed, SamplingFields
+from drafttree.interfaces.server.anthropic.request import MessagesRequest
+from drafttree.interfaces.server.protocol.request_fields import NotServed, SamplingFields, SeveralTexts
 from drafttree.interfaces.server.protocol.requests import ChatRequest, CompletionRequest
+from drafttree.interfaces.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
+from drafttree.interfaces.server.responses.request import ResponseRequest
 
 DOCUMENT = Path(__file__).parent / "server.md"
 BEGIN, END = "<!-- fields -->\n", "<!-- /fields -->\n"
-COMMON = SamplingFields.model_fields.keys()
+KINDS = {
+    "All routes that write texts": SamplingFields,
+    "`/v1/chat/completions` and `/v1/completions`": SeveralTexts,
+    "`/v1/chat/completions`": ChatRequest,
+    "`/v1/completions`": CompletionRequest,
+    "`/v1/responses`": ResponseRequest,
+    "`/v1/messages`": MessagesRequest,
+    "`/tokenize`": TokenizeRequest,
+    "`/detokenize`": DetokenizeRequest,
+}
 
 
 def tables() -> str:
-    """A table of the fields of both routes, of each alone, and of those that are refused."""
-    own = {
-        "Both routes": SamplingFields,
-        "`/v1/chat/completions`": ChatRequest,
-        "`/v1/completions`": CompletionRequest,
-    }
-    served = [_table(f"{title}: served", "meaning", _served(kind)) for title, kind in own.items()]
-    refused = [
-        _table(f"{title}: refused by name", "why, or what to do instead", _refused(kind)) for title, kind in own.items()
-    ]
-    return "\n".join([*served, *refused])
+    """A table of the fields of all routes, of some, of each alone, and of those that are refused."""
+    served = {f"{title}: served": _served(kind) for title, kind in KINDS.items()}
+    refused = {f"{title}: refused by name": _refused(kind) for title, kind in KINDS.items()}
+    return "\n".join(
+        [
+            *(_table(title, "meaning", rows) for title, rows in served.items()),
+            *(_table(title, "why, or what to do instead", rows) for title, rows in refused.items() if rows),
+        ]
+    )
 
 
 def _table(title: str, column: str, rows: list[str]) -> str:
@@ -31,7 +41,9 @@ def _table(title: str, column: str, rows: list[str]) -> str:
 
 
 def _own(kind: type[BaseModel]) -> list[str]:
-    return [name for name in kind.model_fields if kind is SamplingFields or name not in COMMON]
+    """The fields of a request that it shares with no other kind."""
+    shared = {name for base in kind.__bases__ if base in KINDS.values() for name in base.model_fields}
+    return [name for name in kind.model_fields if name not in shared]
 
 
 def _refusal(kind: type[BaseModel], name: str) -> NotServed | None:

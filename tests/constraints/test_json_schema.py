@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import re
 from typing import Literal
 
@@ -66,6 +67,12 @@ REFUSED = {
     "'multipleOf' of other": {"type": "number", "multipleOf": 5},
     "'multipleOf' of other than": {"type": "integer", "multipleOf": 2.5},
     "'multipleOf' beside 'minimum'": {"type": "integer", "multipleOf": 5, "minimum": 7},
+    "'multipleOf' 1025, which is more than 1024,": {"type": "integer", "multipleOf": 1025},
+    "'maximum' of 10000000000000000000, which is beyond 64 bits,": {"type": "number", "maximum": 10**19},
+    "'minimum' of -1e+19, which is beyond 64 bits,": {"type": "number", "minimum": -1e19},
+    "'exclusiveMaximum' of 10000000... (31 digits)": {"type": "integer", "exclusiveMaximum": 10**30},
+    "9223372036854775808 in 'const', which is beyond 64 bits,": {"const": 2**63},
+    "-1000000... (31 digits) in 'enum', which is beyond 64 bits,": {"enum": [1, {"a": [-(10**30)]}]},
     "'required' of 'a', which is not": obj(properties={"b": WHOLE}, required=["a"], additionalProperties=False),
     "'required' of 'a'": obj(properties={"b": WHOLE}, required=["b", "a"]),
     "'patternProperties' of several": obj(patternProperties={"^a": WHOLE, "b$": TEXT}),
@@ -82,6 +89,33 @@ def test_unenforced_parts_are_refused_by_name(words, capfd):
     assert words in str(error.value)
     assert str(error.value).endswith("is not enforced by xgrammar; leave it out")
     assert not capfd.readouterr().err
+
+
+@pytest.mark.parametrize("number", [10**400, -(10**400), math.inf, math.nan], ids=["large", "small", "inf", "nan"])
+@pytest.mark.parametrize(
+    "keyword", ["maximum", "exclusiveMinimum", "multipleOf", "minLength", "maxItems", "const", "default"]
+)
+def test_a_number_that_no_double_holds_is_refused_by_name(keyword, number):
+    shown = {10**400: "10000000... (401 digits)", -(10**400): "-1000000... (401 digits)"}.get(number, str(number))
+    schema = obj(properties={"a": {"type": "integer", keyword: number}})
+    with pytest.raises(ConfigError, match=re.escape(f"{shown} is no number that xgrammar can read; leave it out")):
+        grammar.json_schema(schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "integer", "maximum": 2**63 - 1}, 2**63 - 1, 2**63),
+        ({"type": "integer", "minimum": -(2**63) + 1}, 1 - 2**63, -(2**63)),
+        ({"type": "integer", "multipleOf": 1024}, 2048, 1025),
+        ({"const": 2**63 - 1}, 2**63 - 1, 2**63 - 2),
+        ({"type": "number", "maximum": 10**18}, 10**18, 10**18 + 1),
+    ],
+)
+def test_numbers_of_64_bits_are_enforced_exactly(schema, good, bad):
+    parsed = grammar.json_schema(schema).parsed
+    assert _is_grammar_accept_string(parsed, str(good))
+    assert not _is_grammar_accept_string(parsed, str(bad))
 
 
 LINKS = {str(place): {"$ref": f"#/d/{place + 1}"} for place in range(19)}
@@ -140,7 +174,7 @@ OWN = obj(properties={"a": WHOLE}, required=["a"], additionalProperties=False)
     ],
 )
 def test_accepted_schemas_are_enforced(schema, good, bad, capfd):
-    parsed = grammar.json_schema(schema)._parsed
+    parsed = grammar.json_schema(schema).parsed
     assert _is_grammar_accept_string(parsed, json.dumps(good))
     assert not _is_grammar_accept_string(parsed, json.dumps(bad))
     assert not capfd.readouterr().err
@@ -158,8 +192,8 @@ PARTS = [".", "[^x]", "[a-b]", r"\u0061", "(a|bb)", "(?:a{2})", r"(?<name>[\]a])
 @settings(max_examples=12, deadline=None)
 def test_patterns_match_as_many_repetitions_as_they_say(part, least, more, lazy):
     pattern = f"^{part}{{{least},{'' if more is None else least + more}}}{lazy}$"
-    values = grammar.json_schema({"type": "string", "pattern": pattern})._parsed
-    names = grammar.json_schema(obj(patternProperties={pattern: WHOLE}, minProperties=1))._parsed
+    values = grammar.json_schema({"type": "string", "pattern": pattern}).parsed
+    names = grammar.json_schema(obj(patternProperties={pattern: WHOLE}, minProperties=1)).parsed
     matched = re.compile(pattern.replace("?<", "?P<"))
     for character, length in itertools.product("ab]", {least - 1, least, 2 * least, least + (more or 0), 601}):
         text = character * length
@@ -210,14 +244,14 @@ def test_patterns_that_would_be_written_without_escapes_are_refused(pattern):
     ("pattern", "text"), [("^é+$", "éé"), (r"^[^é\"\\\x00-\x1f]+$", "aü"), ("^[é-ü]{1,300}$", "éü")]
 )
 def test_patterns_beyond_ascii_without_escapes_are_accepted(pattern, text):
-    parsed = grammar.json_schema({"type": "string", "pattern": pattern})._parsed
+    parsed = grammar.json_schema({"type": "string", "pattern": pattern}).parsed
     assert _is_grammar_accept_string(parsed, f'"{text}"')
     assert not _is_grammar_accept_string(parsed, f'"{text}"{text}"')
 
 
 def test_names_and_a_pattern_on_which_a_search_never_ends_are_accepted():
     schema = obj(properties={"a" * 40 + "!": {}}, patternProperties={"^(a+)+$": WHOLE})
-    parsed = grammar.json_schema(schema)._parsed
+    parsed = grammar.json_schema(schema).parsed
     assert _is_grammar_accept_string(parsed, json.dumps({"a" * 40 + "!": "b", "aaa": 1}))
     assert not _is_grammar_accept_string(parsed, json.dumps({"aaa": "b"}))
 
@@ -236,7 +270,7 @@ def test_ordinary_pydantic_models_are_accepted():
         pet: Cat | Dog = Field(discriminator="kind", description="who lives there")
         ages: dict[str, float]
 
-    parsed = grammar.json_schema(Home)._parsed
+    parsed = grammar.json_schema(Home).parsed
     assert _is_grammar_accept_string(parsed, '{"pet": {"kind": "dog", "names": ["Rex"]}, "ages": {"Rex": 2.5}}')
     assert not _is_grammar_accept_string(parsed, '{"pet": {"kind": "dog", "lives": 9}, "ages": {}}')
 
@@ -287,7 +321,7 @@ def test_members_that_refer_to_each_other_are_compared_once(schema, monkeypatch)
 
 
 def test_members_that_refer_to_each_other_are_told_apart_by_their_constants():
-    parsed = grammar.json_schema({"oneOf": refers("a", "b"), "$defs": MEMBERS})._parsed
+    parsed = grammar.json_schema({"oneOf": refers("a", "b"), "$defs": MEMBERS}).parsed
     assert _is_grammar_accept_string(parsed, '{"kind": "b", "right": {"kind": "a"}}')
     assert not _is_grammar_accept_string(parsed, '{"kind": "b", "left": {"kind": "a"}}')
 

@@ -35,7 +35,7 @@ def states(index: SuffixAutomaton) -> list[State]:
         state = waiting.pop()
         if id(state) not in found:
             found[id(state)] = state
-            waiting += state.next.values()
+            waiting += (index._states[number] for number in state.next.values())
     return list(found.values())
 
 
@@ -48,7 +48,7 @@ def test_paths_of_the_automaton_are_the_substrings_of_the_text(text):
     waiting = [((), index._root)]
     while waiting:
         string, state = waiting.pop()
-        longer = [((*string, token), after) for token, after in state.next.items()]
+        longer = [((*string, token), index._states[number]) for token, number in state.next.items()]
         spelled |= {string for string, _ in longer}
         waiting += longer
     assert spelled == strings

@@ -44,6 +44,8 @@ def test_text_ends_at_the_first_complete_stop_string(tokens, stop, read_every):
         shown += stream.read() if read_every and count % read_every == 0 else ""
     assert (ended, stream.text) == expected(tokens, stop)
     assert shown + stream.read(final=True) == stream.text
+    assert (stream.stopped_by is None) == (not ended)
+    assert known(tokens).startswith(stream.text + (stream.stopped_by or ""))
 
 
 @settings(max_examples=60, deadline=None)

@@ -14,7 +14,7 @@ from transformers import (
 )
 
 import drafttree
-from drafttree.core.errors import ConfigError
+from drafttree.core.errors import ConfigError, DraftTreeError
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation_options import RequestOptions, model_defaults
@@ -23,8 +23,11 @@ from drafttree.evaluation.reference import transformers_generate
 from drafttree.models import TargetModel
 from drafttree.policies import Talon
 from helpers import tiny
+from helpers.costs import toy_decoder
+from helpers.small_trees import TARGET
 from helpers.stock_generate import StopAt
 from helpers.tokenizers import words
+from helpers.toy import ToyModel
 
 PROMPT, NEW = tiny.random_tokens(6, 3), 20
 IDS = torch.tensor([PROMPT])
@@ -298,6 +301,33 @@ def test_true_is_no_number(decoder, name, value):
     bare = Decoder(decoder.target, eos=(3,))
     with pytest.raises(ConfigError, match=rf"{name}( is|=)"):
         bare.generate(PROMPT, **{"max_new_tokens": 2, name: value})
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400)], ids=["large", "small"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({name: lambda value: value} for name in NUMBERS if name not in ("max_time", "num_beams")),
+        {"sequence_bias": lambda value: {(1,): value}},
+        {"forced_eos_token_id": lambda value: {1: value}},
+        {"suppress_tokens": lambda value: [value]},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_a_number_of_400_digits_is_refused_by_name_or_means_what_it_says(options, value):
+    ((name, shape),) = options.items()
+    unbounded = toy_decoder(ToyModel(TARGET), eos=(0,))
+    means = {"top_k", "no_repeat_ngram_size", "min_length", "max_length"} if value > 0 else set()
+    given = {"max_new_tokens": 2, name: shape(value)}
+    if name in means:
+        assert len(unbounded.generate([1, 2], **given).tokens) == 2
+    else:
+        with pytest.raises(DraftTreeError, match=rf"{name}( is|=)|max_new_tokens="):
+            unbounded.generate([1, 2], **given)
+
+
+def test_time_without_end_does_not_end_a_text(decoder):
+    assert len(decoder.generate(PROMPT, max_time=10**400, max_new_tokens=5).tokens) == 5
 
 
 def test_eos_tokens_of_a_model_that_are_outside_its_vocabulary_end_nothing(decoder, free):

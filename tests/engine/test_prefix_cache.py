@@ -1,16 +1,19 @@
 """A prompt that begins as an earlier text did: what is read of it, and that its text is that of a fresh decoder."""
 
+import math
 from contextlib import suppress
 from copy import deepcopy
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import drafttree
 from drafttree.core.errors import ConfigError
 from drafttree.drafters import LanguageModelDrafter, MixedDrafter, SuffixDrafter
 from drafttree.engine.decoder import Decoder
-from drafttree.engine.prefix_cache import MAX_TEXTS, PrefixCache
+from drafttree.engine.prefix_cache import LEAST_TOKENS, PrefixCache
 from drafttree.models import TargetModel, select_backend
 from drafttree.models.fused.fused_backend import FusedBackend
 from drafttree.models.recorded.recorded_passes import RecordedBackend
@@ -21,6 +24,7 @@ from helpers.replays import Replays
 HEADS = ("embedded-eagle3", "embedded-hydra", "embedded-medusa")
 REUSING = {"max_new_tokens": 16, "reuse_prefix": True}
 PROMPT = tiny.random_tokens(20, 3)
+TOY = TargetModel(tiny.build("llama"))
 
 
 class Reads:
@@ -236,13 +240,77 @@ def test_the_oldest_texts_go_first_and_the_bound_holds():
     assert decoder.prefixes.tokens == 0
 
 
-def test_few_texts_are_kept_and_none_where_none_may_be():
+def test_many_texts_are_kept_and_none_where_none_may_be():
     decoder = Decoder(random_model())
-    for token in range(MAX_TEXTS + 2):
+    for token in range(20):
         decoder.generate([token, 1], max_new_tokens=1, reuse_prefix=True)
-    assert decoder.prefixes.tokens == 2 * MAX_TEXTS
+    assert (len(decoder.prefixes), decoder.prefixes.tokens) == (20, 40)
     nothing = Decoder(random_model(), prefixes=PrefixCache(0))
     assert [nothing.generate(PROMPT, **REUSING).metrics.reused_tokens for _ in range(2)] == [0, 0]
+
+
+@given(
+    st.integers(4, 24),
+    st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=8), min_size=1, max_size=12),
+)
+def test_what_is_kept_is_what_a_list_by_time_of_use_keeps(most, prompts):
+    decoder, texts = Decoder(TOY, prefixes=PrefixCache(most)), list[list[int]]()
+    for prompt in prompts:
+        best = max(reversed(texts), key=lambda text: longest_shared(text, prompt), default=[])
+        reused = min(longest_shared(best, prompt), len(prompt) - 1)
+        generation = decoder.generate(prompt, max_new_tokens=2, reuse_prefix=True, ignore_eos=True)
+        assert generation.metrics.reused_tokens == reused
+        if reused:
+            texts.append(texts.pop(next(place for place, text in enumerate(texts) if text is best)))
+        whole = [*prompt, *generation.tokens][:-1][:most]
+        texts = [text for text in texts if whole[: len(text)] != text]
+        while sum(map(len, texts)) > most - len(whole):
+            texts.pop(0)
+        texts.append(whole)
+        assert [text.tokens for text in decoder.prefixes._texts] == texts
+        assert decoder.prefixes.tokens == sum(map(len, texts)) <= most
+
+
+def longest_shared(one, other):
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (ours, theirs) in pairs if ours != theirs), min(len(one), len(other)))
+
+
+def test_by_default_a_share_of_the_memory_is_filled(monkeypatch):
+    monkeypatch.setattr("drafttree.engine.prefix_cache.rows_in_memory", lambda target, share: 20_000 * 128 * share)
+    decoder = Decoder(random_model())
+    assert decoder.prefixes.max_tokens is None
+    decoder.generate(PROMPT, **REUSING)
+    assert decoder.prefixes.max_tokens == 20_000
+    monkeypatch.setattr("drafttree.engine.prefix_cache.rows_in_memory", lambda target, share: math.inf)
+    other = Decoder(random_model())
+    other.generate(PROMPT, **REUSING)
+    assert other.prefixes.max_tokens == LEAST_TOKENS
+
+
+def test_a_text_with_rows_alone_does_not_hide_one_whose_head_has_read_it():
+    decoder = drafttree.load("embedded", "embedded-eagle3", "chain:depth=2", dtype="float32")
+    options = {"max_new_tokens": 4, "temperature": 0, "reuse_prefix": True}
+    prompt = decoder.new_request("The old man looked out of the window and saw").tokens
+    decoder.generate(prompt, **options)
+    longer = [*prompt, *decoder.generate(prompt, **options, speculate=False).tokens, 5, 6]
+    decoder.generate(longer, **options, speculate=False)
+    assert decoder.generate([*longer, 7], **options).metrics.reused_tokens >= len(prompt) - 2
+
+
+def test_keeping_what_a_session_knows_leaves_its_next_round_as_it_would_be():
+    options = {"max_new_tokens": 16, "temperature": 0}
+    for drafter in ("embedded-draft", *HEADS, "mixed:embedded-eagle3"):
+        decoder = drafttree.load("embedded", drafter, "eagle:depth=4,budget=12", dtype="float32")
+        shapes = []
+        for keeps in (False, True):
+            request = decoder.new_request("The old man looked out of the window", **options)
+            while not request.finish_reason:
+                decoder.step(request)
+                if keeps:
+                    request.drafting.session.keep(len(request.tokens))
+            shapes.append([(r.committed, r.accepted, r.nodes, r.draft_passes) for r in request.metrics.rounds])
+        assert shapes[0] == shapes[1]
 
 
 def test_a_copy_of_what_is_kept_takes_no_more_than_its_rows():

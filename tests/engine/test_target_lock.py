@@ -1,5 +1,7 @@
 """Threads that share a target run their rounds in turn."""
 
+import os
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -87,3 +89,26 @@ def test_a_thread_that_holds_the_lock_may_take_it_again_though_another_one_waits
             assert not entered.is_set()
     other.join(20)
     assert entered.is_set()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes cannot be forked here")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_process_does_not_wait_for_a_thread_that_it_does_not_have(target):
+    held, free = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock_of(target):
+            held.set()
+            free.wait(20)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(20)
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        with lock_of(target):
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    free.set()
+    thread.join(20)

@@ -15,13 +15,14 @@ def embedded():
 
 @pytest.fixture
 def quick(embedded, monkeypatch):
-    """`load` without reading the weights again."""
+    """`load` without reading the weights again, and without looking for others on a hub."""
 
     def load(target, drafter="auto", policy=None, *_, **__):
         decoder = embedded.plain() if drafter == "none" else embedded
         return decoder.with_policy(make_policy(policy)) if policy else decoder
 
     monkeypatch.setattr(decoders, "load", load)
+    monkeypatch.setattr(decoders, "find_folder", lambda name: None)
 
 
 @pytest.fixture

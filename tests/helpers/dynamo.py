@@ -19,7 +19,9 @@ def stand_ins() -> dict[str, ModuleType]:
         "dynamo.common.backend": {"LLMEngine": type("LLMEngine", (), {}), **backend},
         "dynamo.common.backend.health_check": {"build_health_check_payload": lambda token: {"token_ids": [token]}},
         "dynamo.common.backend.metrics": {"register_engine_registry": print},
-        "dynamo.common.backend.publisher": {"ComponentSnapshot": type("ComponentSnapshot", (record,), {})},
+        "dynamo.common.backend.publisher": {
+            name: type(name, (record,), {}) for name in ("ComponentSnapshot", "PushSource")
+        },
         "dynamo.llm": {},
         "dynamo.llm.exceptions": {name: type(name, (Exception,), {}) for name in ("EngineShutdown", "InvalidArgument")},
     }

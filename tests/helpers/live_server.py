@@ -1,7 +1,10 @@
-"""A server in a thread at a free port, and replies checked against the types of the installed openai package."""
+"""A server in a thread or a process, and replies checked against the types of the installed openai package."""
 
 import json
+import re
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -38,15 +41,29 @@ def serving(app: FastAPI) -> Iterator[str]:
             thread.join(20)
 
 
-def strict(kind: type[Kind], reply: Any) -> Kind:
-    """A reply as a type of the openai package, without lenience: no other types, no fields that it does not have.
+def serve_process() -> tuple[subprocess.Popen[str], str]:
+    """A process that serves the embedded pair, and its address."""
+    command = [sys.executable, "-m", "drafttree", "serve", "--port", "0", "--dtype", "float32"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    found = re.search(r"http://\S+", process.stderr.readline())
+    assert found
+    return process, found[0]
 
-    Only the fields of `OWN` may stand beside them, at the top.
+
+def strict(kind: type[Kind], reply: Any) -> Kind:
+    """A reply as a type of a client's package, without lenience: no other types, no fields that it does not have.
+
+    Only the fields of `OWN` may stand beside them, at the top of a reply or of the reply that an event has.
     """
-    own = {name: value for name, value in reply.items() if name not in OWN}
-    found = TypeAdapter(kind).validate_json(json.dumps(own), strict=True)
+    known = _without_own({name: _without_own(value) for name, value in reply.items()})
+    found = TypeAdapter(kind).validate_json(json.dumps(known), strict=True)
     _refuse_unknown(found)
     return found
+
+
+def _without_own(part: Any) -> Any:
+    return {name: value for name, value in part.items() if name not in OWN} if isinstance(part, dict) else part
 
 
 def _refuse_unknown(part: Any) -> None:
@@ -57,6 +74,16 @@ def _refuse_unknown(part: Any) -> None:
     elif isinstance(part, list | tuple):
         for each in part:
             _refuse_unknown(each)
+
+
+def named_events(text: str) -> list[Any]:
+    """The data of server-sent events, whose type is the name of the event as well."""
+    found = []
+    for block in filter(None, text.split("\n\n")):
+        name, data = (line.partition(": ")[2] for line in block.splitlines() if not line.startswith(":"))
+        found.append(json.loads(data))
+        assert found[-1]["type"] == name
+    return found
 
 
 def events(text: str) -> list[Any]:

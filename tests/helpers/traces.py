@@ -62,5 +62,5 @@ def hand_trace(pieces: Sequence[str] = (" the", " sea", " was"), prompt: str = "
     second = TracedRound([root], 1, [0], last, 1, 0, {}, [], dict.fromkeys(PHASES, 0.002))
     figures = ("tokens", "mean_accepted_tokens", "draft_efficiency", "acceptance_rate", "mean_nodes")
     metrics = dict.fromkeys((*figures, "tokens_per_second"), 1.5) | {"tokens": 3}
-    setting = {"target": "toy", "drafter": "toy", "policy": "Talon()", "verifier": "Greedy"}
+    setting = {"target": "toy", "drafter": "toy", "policy": "talon", "verifier": "greedy"}
     return Trace(prompt, list(pieces), setting, False, "length", [first, second], metrics)

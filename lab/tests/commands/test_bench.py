@@ -6,6 +6,7 @@ import pytest
 
 from drafttree.engine.chat import render_chat
 from drafttree.engine.decoder import Decoder
+from drafttree.evaluation.shapes import SHAPES, Shape
 from drafttree.verifiers import Traversal
 from drafttree_lab.experiment import lookup, memory
 from drafttree_lab.experiment.memory import MemoryUse
@@ -67,6 +68,16 @@ def test_methods_are_listed_as_triples(prompts):
     result = run("bench", "drafters", *methods, *options)
     for name in ("plain", "lookup|chain ", "suffix|talon:budget=4|coupled", "lookup|chain:depth=2"):
         assert name in result.stdout
+
+
+def test_drafters_are_measured_at_the_cost_of_a_larger_target_too(prompts, monkeypatch):
+    sizes = Shape(hidden=320, layers=13, intermediate=800, heads=8, key_value_heads=4)
+    monkeypatch.setitem(SHAPES, "slightly-larger", sizes)
+    options = ["--prompts", prompts, "--policies", "chain", "--max-new-tokens", 4, "--limit", 1, "--dtype", "float32"]
+    options += ["--drafters", "embedded-mtp;mixed:embedded-block;lookup", "--json"]
+    small, large = (run("bench", "drafters", *options, *more).stdout for more in ([], ["--inflate", "slightly-larger"]))
+    accepted = [[row["law"]["tau"] for row in json.loads(shown)["rows"]] for shown in (small, large)]
+    assert accepted[0] == accepted[1]
 
 
 def test_methods_leave_no_room_for_a_cross_product(capsys):

@@ -9,6 +9,7 @@ from drafttree.evaluation.estimate import RatioEstimate
 from drafttree_lab.commands import bench_serve as command
 from drafttree_lab.display.serve import show_serve
 from drafttree_lab.load.serve import ServeBench, ServedWay, ServeRow
+from helpers.batches import TOKENIZER
 from helpers.command_line import complaint, run
 from helpers.held_server import held_server
 
@@ -49,6 +50,17 @@ def test_both_servers_have_the_same_options_but_for_the_drafter(started, letters
     assert plain[:3] == ["mine", "--drafter", "none"]
     assert speculative[3:] == plain[3:]
     assert " ".join(plain[3:]).endswith("--dtype float32 --device auto --max-batch 2 --port 0")
+
+
+def test_with_a_system_prompt_the_other_server_shares_no_prefixes(started, letters, monkeypatch):
+    monkeypatch.setattr("drafttree.loading.pretrained.load_tokenizer", lambda model: TOKENIZER)
+    shown = bench(letters, "--drafter", "lookup", "--system-tokens", 60)
+    shared, whole = started
+    assert shared[:3] == ["mine", "--drafter", "lookup"]
+    assert whole[:5] == ["mine", "--drafter", "lookup", "--prefix-tokens", "0"]
+    assert shared[3:] == whole[5:]
+    assert "2 turns of each; 12 of 12 texts are those of prompts read whole" in shown
+    assert "prompts cached" in shown
 
 
 def test_speeds_waits_and_texts_are_printed(started, letters):

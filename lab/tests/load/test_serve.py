@@ -6,7 +6,16 @@ import pytest
 
 from drafttree.core.errors import ConfigError, InputError
 from drafttree_lab.load.http_load import LoadRun, ServedText, run_load
-from drafttree_lab.load.serve import SPECULATIVE, WITHOUT_DRAFTER, ServedWay, ServeRow, bench_serve
+from drafttree_lab.load.serve import (
+    SHARED,
+    SPECULATIVE,
+    WHOLE,
+    WITHOUT_DRAFTER,
+    ServedWay,
+    ServeRow,
+    bench_serve,
+    system_prompts,
+)
 from helpers.held_server import held_server
 
 OPTIONS = {"max_tokens": 6, "temperature": 0, "ignore_eos": True}
@@ -44,7 +53,8 @@ def test_percentiles_are_over_all_texts_of_all_turns():
 def test_the_ratio_is_of_the_turns_and_texts_are_compared_by_pairs():
     plain = [LoadRun([text(0.1, 0.1), text(0.1, 0.1)], seconds) for seconds in (1.0, 2.0)]
     ours = [LoadRun([text(0.1, 0.1), text(0.1, 0.1, words="y")], seconds) for seconds in (0.5, 0.25)]
-    row = ServeRow.of(2, [{SPECULATIVE: mine, WITHOUT_DRAFTER: other} for mine, other in zip(ours, plain, strict=True)])
+    turns = [{SPECULATIVE: mine, WITHOUT_DRAFTER: other} for mine, other in zip(ours, plain, strict=True)]
+    row = ServeRow.of(2, turns, [SPECULATIVE, WITHOUT_DRAFTER])
     assert row.ratio.mean == pytest.approx(4)  # the geometric mean of 2 and 8
     assert row.ratio.low is not None
     assert row.ratio.low < 2
@@ -73,6 +83,41 @@ def test_two_servers_are_asked_for_the_same_texts(address):
     there, back = [*ways], [*ways][::-1]
     assert said == [f"{size} clients, {way}" for size in (1, 2) for turn in (there, back, there) for way in turn]
     assert found.summary()["turns"] == 2
+
+
+def test_the_share_of_prompts_that_was_cached_is_that_of_all_their_tokens():
+    texts = [ServedText(tokens=1, prompt_tokens=100, cached_tokens=0), ServedText(1, 1, 1.0, [], 300, 200)]
+    assert ServedWay.of([LoadRun(texts, 1.0)]).cached == 0.5
+
+
+def test_the_prompts_of_a_turn_begin_alike_and_those_of_another_otherwise(monkeypatch):
+    asked = []
+
+    async def run_load(address, prompts, at_once, options):
+        asked.append((address, prompts))
+        return LoadRun([text(0.1, 0.1) for _ in prompts], 1.0)
+
+    monkeypatch.setattr("drafttree_lab.load.serve.run_load", run_load)
+    servers = {SHARED: "one", WHOLE: "other"}
+    bench_serve(servers, LETTERS, [2], systems=["x ", "y "], repeats=1, per_client=1)
+    turns = [["x a", "x b"], ["y c", "y d"]]
+    assert sorted(asked) == sorted((server, prompts) for server in servers.values() for prompts in turns)
+
+
+class CharacterTokenizer:
+    """Every character is a token."""
+
+    def __call__(self, text, **options):
+        return {"input_ids": [*map(ord, text)]}
+
+    def decode(self, ids):
+        return "".join(map(chr, ids))
+
+
+def test_system_prompts_are_as_long_as_asked_and_begin_differently():
+    found = system_prompts(["abcde", "fgh"], CharacterTokenizer(), 30, 3)
+    assert [len(text) for text in found] == [32] * 3
+    assert len({text[:3] for text in found}) == 3
 
 
 def test_a_refused_request_is_told(address):

@@ -12,7 +12,7 @@ from schemathesis.specs.openapi.checks import status_code_conformance
 
 from drafttree.engine.decoder import Decoder
 from drafttree.interfaces.server.app import create_app
-from drafttree.interfaces.server.errors import ErrorReply
+from drafttree.interfaces.server.errors import ANTHROPIC, AnthropicErrorReply, ErrorReply
 from drafttree.interfaces.server.serving import ServerSettings
 from helpers.batches import TOKENIZER
 from helpers.held_server import wait_until
@@ -22,7 +22,20 @@ from helpers.toy import Table, ToyModel
 MINUTES = float(os.environ.get("SERVER_FUZZ_MINUTES", "1"))
 LAW = Table(len(TOKENIZER), order=1)
 EXAMPLES = 20
-PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model}", "/health", "/ready", "/metrics"]
+PATHS = [
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/tokenize",
+    "/detokenize",
+    "/v1/models",
+    "/v1/models/{model}",
+    "/health",
+    "/ready",
+    "/metrics",
+]
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +67,8 @@ def send_random_requests(operation, number: int) -> None:
         response = case.call()
         case.validate_response(response, checks=[not_a_server_error, status_code_conformance])
         if response.status_code != 200:
-            ErrorReply.model_validate_json(response.content, strict=True)
+            form = AnthropicErrorReply if operation.path.startswith(ANTHROPIC) else ErrorReply
+            form.model_validate_json(response.content, strict=True)
 
     send()
 

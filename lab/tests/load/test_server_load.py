@@ -1,9 +1,13 @@
 """A server under many clients at once: nothing is lost or mixed up, and nothing stays behind."""
 
 import os
+import time
 
+import httpx
 import pytest
 
+import drafttree
+from drafttree.engine.batching.engine_thread import IDLE_SECONDS
 from drafttree.engine.decoder import Decoder
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.interfaces.server.app import create_app
@@ -14,11 +18,16 @@ from helpers.held_server import wait_until
 from helpers.live_server import serving
 from helpers.toy import Table, ToyDrafter, ToyModel
 from lab_helpers.server_load import LEAVING, MALFORMED, ServerLoad, bodies
+from lab_helpers.soak import resident_bytes
 
 REQUESTS = int(os.environ.get("SERVER_LOAD_REQUESTS", "1000"))
 MINUTES = float(os.environ.get("SERVER_SOAK_MINUTES", "0.5"))
 GROWTH = 24e6
 """Bytes by which memory may grow behind the first requests: rounds that metrics keep, and what allocators hold."""
+REPEATED, LOADED = 30e6, 120e6
+"""Bytes by which memory may grow from one load to the next, and over all of them, with a real model."""
+TOKENS = 128
+"""Token ids of the prompts of a real model."""
 LAW = Table(len(TOKENIZER), order=1, scale=4)
 
 
@@ -55,6 +64,26 @@ def test_no_text_is_lost_or_mixed_up_under_load(app):
         assert nonsense > MALFORMED / 2 * REQUESTS
         assert load.left + sum(load.statuses.values()) > 0.98 * REQUESTS
         assert load.memory[-1] - load.memory[len(load.memory) // 2] < GROWTH
+
+
+@pytest.mark.slow
+def test_repeats_of_the_load_leave_no_memory_behind():
+    """With a real model, whose rows and drafter's rows are what fills the memory."""
+    decoder = drafttree.load("embedded")
+    app = create_app(decoder, ServerSettings("embedded", max_batch=16))
+    with serving(app) as address:
+        httpx.post(f"{address}/v1/completions", json={"prompt": [1], "max_tokens": 2})
+        memory = [resident_bytes()]
+        for seed in range(3):
+            longer = [{**body, "max_tokens": 8 * body["max_tokens"]} for body in bodies(60, vocab=TOKENS, seed=seed)]
+            load = ServerLoad(address, longer, seed=seed)
+            load.run(requests=min(REQUESTS, 300))
+            check(app, load)
+            time.sleep(3 * IDLE_SECONDS)
+            memory.append(resident_bytes())
+    print(f"{', '.join(f'{each / 1e6:.0f} MB' for each in memory)}: at the start and behind each load")
+    assert memory[3] - memory[2] < REPEATED
+    assert memory[3] - memory[0] < LOADED
 
 
 @pytest.mark.slow

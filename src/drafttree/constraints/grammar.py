@@ -90,7 +90,7 @@ def _prepare_structure(part: Any) -> Any:
     if not isinstance(part, dict):
         return part
     if part.get("type") == "json_schema":
-        return {"type": "grammar", "grammar": str(json_schema(part.get("json_schema", ""))._parsed)}
+        return {"type": "grammar", "grammar": str(json_schema(part.get("json_schema", "")).parsed)}
     return {name: _prepare_structure(each) for name, each in part.items()}
 
 
@@ -102,6 +102,19 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> tuple[by
         ConfigError: xgrammar is not installed or cannot read the tokenizer.
     """
     return tuple(bytes(each) for each in _tokenizer_info(tokenizer, vocab_size, ()).decoded_vocab)
+
+
+def vocabulary_of(tokenizer: PreTrainedTokenizerBase | None, vocab_size: int, eos: tuple[int, ...]) -> Any:
+    """Return xgrammar's `TokenizerInfo`, for which grammars are compiled; arguments as in `Grammar.new_state`.
+
+    Raises:
+        ConfigError: there is no tokenizer or EOS token, or xgrammar cannot read the tokenizer.
+    """
+    if tokenizer is None:
+        raise ConfigError("a grammar needs the target's tokenizer, which spells its tokens; give the decoder one")
+    if not eos:
+        raise ConfigError("a grammar needs an EOS token to end the text with; give the decoder eos token ids")
+    return _tokenizer_info(tokenizer, vocab_size, eos)
 
 
 def _load_schema(schema: object) -> Any:
@@ -136,6 +149,9 @@ class Grammar:
         name: name in error messages.
         parse: makes xgrammar's grammar from the xgrammar module.
 
+    Attributes:
+        parsed: xgrammar's grammar.
+
     Raises:
         ConfigError: xgrammar is not installed, or cannot parse the grammar.
     """
@@ -144,7 +160,7 @@ class Grammar:
         self.name = name
         self._parse = parse
         try:
-            self._parsed = _separated(parse(load_xgrammar()))
+            self.parsed = _separated(parse(load_xgrammar()))
         except RuntimeError as error:
             raise ConfigError(f"invalid {name}: {library_message(error)}") from None
 
@@ -179,12 +195,16 @@ class Grammar:
         return load_xgrammar().contrib.hf.LogitsProcessor(self._compile(tokenizer, vocab_size, eos))
 
     def _compile(self, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int, eos: tuple[int, ...]) -> Any:
-        if tokenizer is None:
-            raise ConfigError("a grammar needs the target's tokenizer, which spells its tokens; give the decoder one")
-        if not eos:
-            raise ConfigError("a grammar needs an EOS token to end the text with; give the decoder eos token ids")
+        return _compiled(self, tokenizer, vocab_size, eos)
+
+    def compile_with(self, compiler: Any) -> Any:
+        """Compile the grammar with an xgrammar `GrammarCompiler`.
+
+        Raises:
+            ConfigError: xgrammar cannot compile it.
+        """
         try:
-            return _compiled(self, tokenizer, vocab_size, eos)
+            return compiler.compile_grammar(self.parsed)
         except RuntimeError as error:
             raise ConfigError(f"xgrammar cannot compile the {self.name}: {library_message(error)}") from None
 
@@ -260,13 +280,15 @@ def _separated(parsed: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=32)
-def _compiled(grammar: Grammar, tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: tuple[int, ...]) -> Any:
-    return _compiler(tokenizer, vocab_size, eos).compile_grammar(grammar._parsed)
+def _compiled(
+    grammar: Grammar, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int, eos: tuple[int, ...]
+) -> Any:
+    return grammar.compile_with(_compiler(tokenizer, vocab_size, eos))
 
 
 @functools.lru_cache(maxsize=4)
-def _compiler(tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: tuple[int, ...]) -> Any:
-    info = _tokenizer_info(tokenizer, vocab_size, eos)
+def _compiler(tokenizer: PreTrainedTokenizerBase | None, vocab_size: int, eos: tuple[int, ...]) -> Any:
+    info = vocabulary_of(tokenizer, vocab_size, eos)
     return load_xgrammar().GrammarCompiler(info, cache_limit_bytes=CACHE_BYTES)
 
 

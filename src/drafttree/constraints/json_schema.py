@@ -20,6 +20,7 @@ from drafttree.constraints.schema_comparison import (
     dict_entry,
     required,
 )
+from drafttree.constraints.schema_numbers import RANGE_KEYWORDS, check_numbers, ignored_numbers
 from drafttree.constraints.string_patterns import prepare_pattern
 from drafttree.core.errors import ConfigError
 
@@ -39,7 +40,6 @@ CHOICE_KEYWORDS = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
 """Keywords that replace all others of a schema; xgrammar reads the first of them that is present."""
 
 STRING_KEYWORDS = ("pattern", "format", "minLength", "maxLength")
-RANGE_KEYWORDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
 TYPED_KEYWORDS = (*STRING_KEYWORDS, *RANGE_KEYWORDS, "multipleOf", "minItems", "maxItems", "required")
 TYPED_KEYWORDS += ("patternProperties", "propertyNames", "minProperties", "maxProperties")
@@ -77,9 +77,10 @@ def prepare_schema(root: Any) -> Any:
 
     Raises:
         ConfigError: xgrammar would ignore a part of the schema; the message names it and its location. Or it is nested
-            too deeply, or its members refer to each other too often to be compared.
+            too deeply, a number in it is too large, or its members refer to each other too often to be compared.
     """
     _check_nesting(root)
+    check_numbers(root)
     pending, comparison, names = [("#", root)], SchemaComparison(root), NamePatterns()
     seen: set[int] = set()
     while pending:
@@ -136,6 +137,7 @@ def _ignored_parts(schema: Schema, comparison: SchemaComparison, names: NamePatt
     yield from (repr(keyword) for keyword in UNSUPPORTED_KEYWORDS if keyword in schema)
     if schema.get("uniqueItems"):
         yield "'uniqueItems'"
+    yield from ignored_numbers(schema)
     choice = next((keyword for keyword in CHOICE_KEYWORDS if keyword in schema), None)
     if choice:
         yield from _ignored_beside_choice(choice, schema, comparison)

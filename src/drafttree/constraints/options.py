@@ -182,7 +182,7 @@ def _make(name: str, value: Any, context: ProcessorContext) -> LogitsProcessor |
         if name in TOKEN_OPTIONS:
             _check_tokens([*_bias_by_sequence(value)] if name == "sequence_bias" else value, context.vocab_size)
         return PROCESSOR_FACTORIES[name](value, context)
-    except (ValueError, TypeError, AttributeError, LookupError) as error:
+    except (ValueError, TypeError, AttributeError, LookupError, OverflowError, RuntimeError) as error:
         raise ConfigError(f"{name} is {value!r}: {error}") from None
 
 

@@ -80,6 +80,7 @@ class PathConstraints:
 
     Attributes:
         padding: tokens the processors see before the text, such as the left padding of a batch.
+        failed: whether a processor or the constraint has raised, which ends the text; no drafter is to blame.
 
     Raises:
         ConfigError: a processor is stateful, so it cannot score several paths of one text.
@@ -89,6 +90,7 @@ class PathConstraints:
         self, processors: Iterable[LogitsProcessor], state: ConstraintState | None, eos: frozenset[int]
     ) -> None:
         self.padding: list[int] = []
+        self.failed = False
         processors = list(processors)
         for processor in processors:
             _check_stateless(processor)
@@ -142,6 +144,13 @@ class PathConstraints:
         return _keep_dead_rows(processed, logits)
 
     def _process(self, tokens: list[int], paths: Sequence[Path], logits: Tensor) -> Tensor:
+        try:
+            return self._processed(tokens, paths, logits)
+        except Exception:
+            self.failed = True
+            raise
+
+    def _processed(self, tokens: list[int], paths: Sequence[Path], logits: Tensor) -> Tensor:
         processed = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
         active = [row for row, path in enumerate(paths) if self._eos.isdisjoint(path)]
         for length in sorted({len(paths[row]) for row in active}):
@@ -202,7 +211,13 @@ def processor_for_row(processor: LogitsProcessor, row: int) -> LogitsProcessor:
 def _apply(processor: LogitsProcessor, texts: Tensor, scores: Tensor) -> Tensor:
     """Call a processor on scores `[texts, vocab]` and check its result; errors name the processor and position."""
     name, where = type(processor).__name__, f"at position {texts.shape[1]}"
-    result: Any = _checked(processor, scores.shape[1])(texts, scores)  # pyright: ignore[reportArgumentType]
+    try:
+        result: Any = _checked(processor, scores.shape[1])(texts, scores)  # pyright: ignore[reportArgumentType]
+    except DraftTreeError:
+        raise
+    except Exception as error:
+        error.add_note(f"raised by the logits processor {name} {where}")
+        raise
     if not isinstance(result, Tensor):
         raise ConfigError(f"{name} returned {type(result).__name__} {where}; it must return the scores")
     if result.shape != scores.shape:

@@ -14,16 +14,17 @@ def is_whole(value: object) -> TypeGuard[int]:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def check_count(name: str, count: object, otherwise: str = "") -> None:
+def check_count(name: str, count: object, otherwise: str = "", *, least: int = 1) -> None:
     """Refuse what does not count anything.
 
     Args:
         name: name of the option.
         count: its value.
         otherwise: what may be given instead; the end of the message.
+        least: the smallest that it may be.
 
     Raises:
-        ConfigError: it is not a whole number of at least 1.
+        ConfigError: it is not a whole number of at least that.
     """
-    if not is_whole(count) or count < 1:
-        raise ConfigError(f"{name} is {count!r}; it must be a whole number of at least 1{otherwise}")
+    if not is_whole(count) or count < least:
+        raise ConfigError(f"{name} is {count!r}; it must be a whole number of at least {least}{otherwise}")

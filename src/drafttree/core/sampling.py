@@ -4,6 +4,7 @@
 """
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
@@ -55,7 +56,7 @@ class Sampling:
             value = getattr(self, field.name)
             if not isinstance(value, kind) or isinstance(value, bool):
                 raise ConfigError(f"{field.name} is {value!r}; it must be {name}")
-        drawn = self.temperature >= MIN_TEMPERATURE and self.temperature < math.inf
+        drawn = MIN_TEMPERATURE <= self.temperature <= sys.float_info.max
         allowed = {
             "temperature": (self.temperature == 0 or drawn, f"0 (greedy) or a number of at least {MIN_TEMPERATURE}"),
             "top_k": (self.top_k >= 0, "at least 0 (0 keeps all)"),

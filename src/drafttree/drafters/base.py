@@ -85,7 +85,12 @@ class ResumableSession(DraftSession, Protocol):
     """
 
     def keep(self, tokens: int) -> object:
-        """Return a copy of what it knows of at most so many first tokens, for `resume`."""
+        """Return a copy of what it knows of at most so many first tokens, for `resume`.
+
+        The text may go on: requests that are written at the same time take copies, too. A session may also have
+        `read_rest()`, which is called before `keep` where the text has ended, and computes what it knows of the newest
+        tokens, which the next draft pass would have done.
+        """
         ...
 
     def resume(self, kept: object, tokens: int) -> int:
@@ -128,10 +133,15 @@ class ChoosingSession(DraftSession):
 
 
 class ShownBySize:
-    """Gives drafters a `repr`: their class, and how deep and large they are."""
+    """Gives drafters a `repr`: their class, and how deep and large they are.
+
+    Attributes:
+        name: what it was loaded by, empty where it was not.
+    """
 
     levels: int | None
     nbytes: int
+    name: str = ""
 
     def __repr__(self) -> str:
         levels = "any depth" if self.levels is None else f"{self.levels} levels"

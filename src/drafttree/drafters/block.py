@@ -120,9 +120,11 @@ class BlockSession(SharedSession):
         self.token = tokens[-1]
         self._unread.append(hidden_states)
 
-    def keep(self, tokens: int) -> object:
-        """As in `ResumableSession`; the context that the next draft pass would have read is read now."""
+    def read_rest(self) -> None:
+        """As in `ResumableSession`."""
         self.read_context()
+
+    def keep(self, tokens: int) -> object:
         return self.cache.copy_rows(tokens)
 
     def resume(self, kept: object, tokens: int) -> int:

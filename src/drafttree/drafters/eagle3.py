@@ -280,13 +280,12 @@ class Eagle3Session(TreeSession):
         self._hidden_states.append(hidden_states)
 
     @torch.inference_mode()
-    def keep(self, tokens: int) -> object:
-        """As in `ResumableSession`; rows that the next draft pass would have computed are computed now."""
+    def read_rest(self) -> None:
+        """As in `ResumableSession`."""
         if self.unread and self._hidden_states:
             segment, states = self.unread_rows()
             self.shared([segment], self.shared.fuse(states))
             self.begin_tree()
-        return super().keep(tokens)
 
     def unread_rows(self) -> tuple[Segment, HiddenStates]:
         """The rows of unread tokens, and the target's hidden states before them.

@@ -77,6 +77,11 @@ class MixedSession(ChoosingSession):
         if read_cache := getattr(self._model, "read_cache", None):
             read_cache(cache)
 
+    def read_rest(self) -> None:
+        """As in `ResumableSession`, for the model's session."""
+        if read_rest := getattr(self._model, "read_rest", None):
+            read_rest()
+
     def keep(self, tokens: int) -> object:
         self._model_text.catch_up()
         keep = getattr(self._model, "keep", None)

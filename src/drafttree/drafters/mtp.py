@@ -224,17 +224,18 @@ class MtpSession(TreeSession):
         self._states += hidden_states
 
     @torch.inference_mode()
+    def read_rest(self) -> None:
+        """As in `ResumableSession`."""
+        if len(self.caches) == 1 and self.unread and self._states:
+            self.drafter.read([(self, self.unread_rows(), NOTHING)])
+            self.begin_tree()
+
     def keep(self, tokens: int) -> object:
-        """As in `ResumableSession`; rows that the next draft pass would have computed are computed now.
+        """As in `ResumableSession`.
 
         Several layers keep nothing: a later one's next row reads an output at a token that may not be the last.
         """
-        if len(self.caches) > 1:
-            return None
-        if self.unread and self._states:
-            self.drafter.read([(self, self.unread_rows(), NOTHING)])
-            self.begin_tree()
-        return super().keep(tokens)
+        return super().keep(tokens) if len(self.caches) == 1 else None
 
     def unread_rows(self) -> Rows:
         """The rows of the first layer at the unread tokens.

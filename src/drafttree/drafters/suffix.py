@@ -28,13 +28,14 @@ class State:
     Attributes:
         length: length of the longest of these substrings.
         link: suffix link, the state of their longest suffix that also ends elsewhere; None for the empty string.
-        next: transitions, the state reached by each next token.
+        next: transitions, the number of the state reached by each next token; with references here as in `link` there
+            would be cycles, and the memory of a finished text would wait for the garbage collector.
         followers: how often each token came next, see `SuffixAutomaton`.
     """
 
     length: int
     link: "State | None" = None
-    next: dict[int, "State"] = field(default_factory=dict)
+    next: dict[int, int] = field(default_factory=dict)
     followers: dict[int, int] = field(default_factory=dict)
 
 
@@ -66,24 +67,27 @@ class SuffixAutomaton:
         for state in self._suffix_chain(self._last):
             count_follower(state.followers, token)
         new = State(self._last.length + 1)
+        number = len(self._states)
         self._states.append(new)
         state = self._last
         while state and token not in state.next:
-            state.next[token] = new
+            state.next[token] = number
             state = state.link
         new.link = self._split(state, token) if state else self._root
         self._last = new
 
     def _split(self, state: State, token: int) -> State:
         """Return the state whose longest substring is that of `state` plus a token, cloning one if there is none."""
-        reached = state.next[token]
+        number = state.next[token]
+        reached = self._states[number]
         if reached.length == state.length + 1:
             return reached
         clone = State(state.length + 1, reached.link, dict(reached.next), dict(reached.followers))
+        clone_number = len(self._states)
         self._states.append(clone)
         source: State | None = state
-        while source and source.next.get(token) is reached:
-            source.next[token] = clone
+        while source and source.next.get(token) == number:
+            source.next[token] = clone_number
             source = source.link
         reached.link = clone
         return clone
@@ -96,7 +100,7 @@ class SuffixAutomaton:
         start, length = cursor
         for state in self._suffix_chain(start):
             if token in state.next:
-                return state.next[token], min(length, state.length) + 1
+                return self._states[state.next[token]], min(length, state.length) + 1
         return self._root, 0
 
     def match(self, cursor: Cursor) -> Match | None:

@@ -49,6 +49,7 @@ class Detokenizer:
 
     Attributes:
         shown: how much of the text has been read.
+        stopped_by: the stop string that ended the text, None as long as none has.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, prompt: Sequence[int], stop: Sequence[str] = ()) -> None:
@@ -61,6 +62,7 @@ class Detokenizer:
         self._window = list(prompt[-CONTEXT:])
         self._known = self._decode()
         self.shown = 0
+        self.stopped_by: str | None = None
 
     def push(self, token: int) -> bool:
         """Add a token; whether the text now ends with, or ended in, a stop string."""
@@ -118,9 +120,10 @@ class Detokenizer:
     def _cut(self, checked: int) -> bool:
         """Cut the text at the first stop string that ends after `checked`."""
         starts = [self._text.find(stop, max(0, checked - len(stop) + 1)) for stop in self._stop]
-        found = [start for start in starts if start >= 0]
+        found = [(start, stop) for start, stop in zip(starts, self._stop, strict=True) if start >= 0]
         if found:
-            self._text = self._text[: min(found)]
+            start, self.stopped_by = min(found)
+            self._text = self._text[:start]
         return bool(found)
 
     def _decode(self) -> str:

@@ -104,6 +104,7 @@ class Chunk:
         top_logprobs: per token, the most probable token ids and their log-probabilities; empty unless asked for.
         prompt_logprobs: log-probabilities in the first chunk, those of the prompt's tokens after the first; None unless
             asked for.
+        stopped_by: the stop string that ended the text, in the last chunk; None where something else did.
     """
 
     text: str
@@ -115,6 +116,7 @@ class Chunk:
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[dict[int, float]] = field(default_factory=list)
     prompt_logprobs: Logprobs | None = None
+    stopped_by: str | None = None
 
     @classmethod
     def since(cls, known: int, request: Request) -> "Chunk":
@@ -135,4 +137,5 @@ class Chunk:
             logprobs=kept.tokens[begin:] if kept else [],
             top_logprobs=kept.top[begin:] if kept else [],
             prompt_logprobs=None if begin else request.prompt_logprobs,
+            stopped_by=stream.stopped_by,
         )

@@ -73,9 +73,9 @@ class GenerationOptions(ProcessorOptions, total=False):
         frequency_penalty: subtracted from them for every time it was.
         grammar: what the text must look like, of `drafttree.grammar`.
         reuse_prefix: take over what the decoder has kept of an earlier text that begins as the prompt does, instead of
-            reading it again, and keep this text (see `engine.prefix_cache`). By default conversations do whose
-            verifier is greedy or coupled: with the others, rounding in what is taken over may change a seed's text, so
-            they are refused outside of lists and engines.
+            reading it again, and keep this text (see `engine.prefix_cache`). By default all texts of an engine
+            do, and conversations whose verifier is greedy or coupled: with the others, rounding in what is taken over
+            may change a seed's text, so they are refused outside of lists and engines.
         draft_temperature: divides the drafter's logits before the policy looks at them. Below 1 policies trust the
             drafter more, which pays where it understates how often it is right; it never changes the law.
         logprobs: True for the log-probability of every token, a number for that many most probable ones beside it.
@@ -351,7 +351,7 @@ def _stopping_criteria(values: Mapping[str, Any]) -> StoppingCriteriaList:
         raise ConfigError(f"stopping_criteria is {criteria!r}; give a StoppingCriteriaList")
     if seconds is not None and not _between(seconds, Real, 0, math.inf):
         raise ConfigError(f"max_time is {seconds!r}; it must be a number of seconds")
-    timed = [] if seconds is None else [MaxTimeCriteria(float(seconds))]
+    timed = [] if seconds is None else [MaxTimeCriteria(float(min(seconds, sys.float_info.max)))]
     return StoppingCriteriaList([*timed, *(criteria or ())])
 
 

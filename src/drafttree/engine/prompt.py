@@ -9,6 +9,9 @@ from drafttree.core.errors import ContextError, InputError
 from drafttree.engine.chat import Message, is_conversation, render_chat
 from drafttree.engine.prompt_length import check_characters
 
+MOST_TOKENS = 2**31 - 1
+"""Tokens of a prompt and its text at most, where the model knows no limit."""
+
 Prompt = str | Sequence[int] | Sequence[Message]
 
 
@@ -81,7 +84,8 @@ def check_room(prompt_length: int, max_new_tokens: int, context: int | None) -> 
     Raises:
         ContextError: it would not.
     """
-    if context is None or prompt_length + max_new_tokens <= context:
+    context = MOST_TOKENS if context is None else context
+    if prompt_length + max_new_tokens <= context:
         return
     if prompt_length >= context:
         raise ContextError(

@@ -19,7 +19,7 @@ from drafttree.drafters.base import ChoosingSession, Drafter, DraftSession, acce
 from drafttree.engine.child_sampler import ChildSampler
 from drafttree.engine.draft_logits import AdjustedDraft, Constrain, LogitsAdjustment
 from drafttree.engine.metrics import Round
-from drafttree.engine.prefix_cache import PrefixCache
+from drafttree.engine.prefix_cache import PrefixCache, ReadText
 from drafttree.engine.request import Request
 from drafttree.engine.round_clock import RoundClock
 from drafttree.engine.tree_growth import Gate, grow
@@ -91,6 +91,11 @@ class RoundLoop:
         self._context = context
         self._hidden_layers = drafter.hidden_layers if drafter else ()
 
+    @property
+    def reads_hidden(self) -> bool:
+        """Whether the drafter reads the target's hidden states."""
+        return bool(self._hidden_layers)
+
     def open(self, request: Request) -> None:
         """Give a request an empty KV cache and a session of the drafter, for the tokens that it has."""
         request.cache = self.target.new_cache(request.capacity)
@@ -119,19 +124,22 @@ class RoundLoop:
         return session
 
     @torch.inference_mode()
-    def begin(self, request: Request, *, resting: bool = False) -> None:
-        """Take over what an earlier text has left of a request's prompt. Parts of the rest are read by `step`.
+    def begin(self, request: Request, *, resting: bool = False, running: Sequence[tuple[int, ReadText]] = ()) -> None:
+        """Take over what was read of a request's prompt for another text. Parts of the rest are read by `step`.
 
         Recurrent layers read a prompt by other sums than they decode with, so theirs is read whole, here.
 
         Args:
             request: a request that is open.
             resting: whether nothing is to be drafted at first.
+            running: as for `PrefixCache.restore`.
         """
         request.cache.long_rope = self._is_long(request)
-        if request.reuse_prefix:
-            self.prefixes.restore(request, reads_hidden=bool(self._hidden_layers))
         drafting = request.drafting
+        if request.reuse_prefix:
+            self.prefixes.size(self.target)
+            reads_hidden = self.reads_hidden and drafting.session is not None
+            self.prefixes.restore(request, reads_hidden=reads_hidden, running=running)
         drafting.reads_prompt = drafting.session is not None and self.max_levels(request) > 0
         drafting.rest(resting or not self._wants_draft(request))
         if request.cache.recurrent:

@@ -21,7 +21,7 @@ class StoppingText:
     ) -> None:
         self._criteria = criteria
         self._length = len(prompt)
-        self._ids = torch.tensor([[*prompt, *[0] * new_tokens]], device=device)
+        self._ids = torch.tensor([[*prompt, *[0] * new_tokens] if criteria else []], device=device)
 
     def push(self, token: int) -> bool:
         """Add a token; whether a criterion ends the text after it."""

@@ -1,5 +1,6 @@
 """The lock of a target: one thread at a time runs a round on it, so that engines and other threads can share it."""
 
+import os
 import threading
 from types import TracebackType
 from weakref import WeakKeyDictionary
@@ -37,6 +38,8 @@ class TargetLock:
 
 
 _LOCKS: WeakKeyDictionary[Model, TargetLock] = WeakKeyDictionary()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_LOCKS.clear)  # a thread that held one of them is not in the child
 
 
 def lock_of(target: Model) -> TargetLock:

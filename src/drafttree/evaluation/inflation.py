@@ -9,6 +9,7 @@ Added layers have output projections of zero.
 
 import copy
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from drafttree.core.errors import ConfigError
 from drafttree.drafters import MixedDrafter
 from drafttree.drafters.base import Drafter, DraftSession, HiddenStates
 from drafttree.engine.decoder import Decoder
+from drafttree.evaluation.reference import transformers_model
 from drafttree.evaluation.shapes import Shape, find_shape
 from drafttree.loading import choose_drafter, find_device, find_drafter, find_dtype, load_model, load_tokenizer
 from drafttree.loading.load import load
@@ -82,8 +84,30 @@ def load_inflated(
         apply_quantization(large, quantize, shape)
     decoder = load(large, "none", tokenizer=tokenizer, device=device)
     name = choose_drafter(target).name if drafter == "auto" else drafter
-    found = find_drafter(name, TargetModel(small, select_backend), tokenizer, quantize_drafter)
-    return decoder.with_drafter(_narrowed(found, small, large) if found else None)
+    return decoder.with_drafter(_find(name, TargetModel(small, select_backend), decoder, quantize_drafter))
+
+
+def drafters_for_inflated(decoder: Decoder, target: str, names: Iterable[str]) -> dict[str, Drafter]:
+    """The drafters of a small target, by name, for the decoder of the target that was inflated from it.
+
+    Args:
+        decoder: of `load_inflated`.
+        target: the small target.
+        names: as for `drafttree.load`; "none" is left out.
+
+    Raises:
+        ModelError: one cannot be loaded or does not fit the small target.
+    """
+    large = transformers_model(decoder)
+    small = TargetModel(load_model(target, large.dtype, large.device), select_backend)
+    found = {name: _find(name, small, decoder) for name in dict.fromkeys(names)}
+    return {name: drafter for name, drafter in found.items() if drafter}
+
+
+def _find(name: str, small: TargetModel, decoder: Decoder, quantize: str | None = None) -> Drafter | None:
+    """A drafter that was made for the small target, for the decoder of the inflated one; None for "none"."""
+    found = find_drafter(name, small, decoder.tokenizer, quantize)
+    return _narrowed(found, small.module, transformers_model(decoder).module) if found else None
 
 
 def _narrowed(drafter: Drafter, small: PreTrainedModel, large: PreTrainedModel) -> Drafter:

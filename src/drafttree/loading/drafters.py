@@ -30,6 +30,7 @@ from drafttree.drafters import (
     SuffixDrafter,
 )
 from drafttree.drafters.assistant import ASSISTANTS
+from drafttree.drafters.base import ShownBySize
 from drafttree.drafters.formats import (
     ASSISTANT,
     LANGUAGE_MODEL,
@@ -44,6 +45,7 @@ from drafttree.drafters.formats import (
 )
 from drafttree.loading import zoo
 from drafttree.loading.drafter_methods import DRAFTER_CLASSES, head_formats, missing_parts
+from drafttree.loading.names import model_name
 from drafttree.loading.pretrained import (
     ModelSource,
     find_folder,
@@ -163,10 +165,18 @@ def find_drafter(
         return OtherTokenizerDrafter(drafting, vocabulary) if vocabulary else LanguageModelDrafter(drafting)
 
     found = make_drafter(source, target, tokenizer, load_drafter)
+    if isinstance(source, str | Path) and isinstance(found, ShownBySize):
+        found.name = _shown_name(str(source))
     if quantize and not models:
         name = source if isinstance(source, str | Path | None) else type(source).__name__
         raise ConfigError(f"quantize_drafter={quantize!r} is for a language model that drafts, not {str(name)!r}")
     return found
+
+
+def _shown_name(source: str) -> str:
+    """The source of a drafter, of a folder's path the last part alone."""
+    mixed = MIXED if source.startswith(MIXED) else ""
+    return mixed + model_name(source.removeprefix(mixed))
 
 
 def make_drafter(

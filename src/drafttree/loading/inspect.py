@@ -15,11 +15,12 @@ from drafttree.drafters.formats import (
     HeadFormat,
     listed,
     misshapen,
+    mtp,
     read_config,
     read_tensors,
     recognise,
 )
-from drafttree.drafters.formats.checkpoints import OBJECT, entry
+from drafttree.drafters.formats.checkpoints import COUNT, OBJECT, entry
 from drafttree.loading.drafter_methods import head_formats
 from drafttree.loading.pretrained import check_layer_counts, class_of, find_folder
 from drafttree.models.fused.int8_linear import quantization_method
@@ -87,10 +88,12 @@ def _language_model(folder: Path, config: Mapping[str, Any], tensors: Mapping[st
         "tokenizer": "its own, or one with a third of its tokens in common",
         "vocabulary": text.get("vocab_size", UNKNOWN),
     }
+    own_mtp = mtp.names_among(tensors, entry(text, "num_hidden_layers", COUNT) or 0)
     names = ("hidden_size", "num_hidden_layers", "max_position_embeddings")
     details = {
         "architecture": config["model_type"],
         **{name.replace("_", " "): text.get(name, UNKNOWN) for name in names},
+        **({"MTP layers": 'as drafter "mtp"'} if own_mtp else {}),
         **({"quantised": method} if (method := quantization_method(config.get("quantization_config"))) else {}),
     }
     return fits, details, _weight_problems(folder, tensors)

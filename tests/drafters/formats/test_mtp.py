@@ -64,6 +64,7 @@ def test_a_folder_of_its_own_is_recognised_and_drafts_as_in_the_checkpoint(name,
     assert [turn.accepted for turn in one.metrics.rounds] == [turn.accepted for turn in two.metrics.rounds]
     assert inspect(str(own)).kind == "mtp"
     assert inspect(str(own)).problems == ()
+    assert inspect(str(folder)).details["MTP layers"] == 'as drafter "mtp"'
 
 
 def test_a_nextn_folder_whose_parts_stand_above_its_layer_is_recognised():
@@ -143,6 +144,13 @@ def test_a_promise_that_the_files_do_not_keep_is_told_with_the_field(tmp_path):
     assert "config.json gives num_nextn_predict_layers as 1, but" in message
     assert "holds no MTP layers; take the original checkpoint" in message
     assert choose_drafter(folder).name == "lookup"
+
+
+def test_fewer_layers_than_promised_are_told_with_the_field(tmp_path):
+    folder = written(tmp_path, "deepseek_v3")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 3}))
+    assert "missing 2 of the 3 layers that num_nextn_predict_layers in config.json promises" in refusal(folder)
 
 
 def test_a_checkpoint_without_layers_says_what_else_drafts(tmp_path):

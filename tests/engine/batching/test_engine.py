@@ -1,12 +1,15 @@
 """The engine as it is used: handles, many prompts, event loops, ends of all kinds, and what is refused."""
 
 import asyncio
+import gc
 import math
+import os
 import re
 import signal
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -443,6 +446,59 @@ next(iter(engine.submit("Once", max_new_tokens=400)))
 def test_python_ends_as_usual_with_an_engine_at_work():
     left = subprocess.run([sys.executable, "-c", LEFT_OPEN], capture_output=True, text=True, timeout=60, check=False)
     assert left.returncode == 0, left.stderr
+
+
+def test_an_engine_that_is_dropped_ends_its_thread(decoder):
+    engine = Engine(decoder)
+    engine.submit([1], max_new_tokens=2).result(20)
+    (thread,) = engine_threads()
+    del engine
+    gc.collect()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_texts_of_a_dropped_engine_are_written_to_their_end(decoder, target):
+    target.go.clear()
+    engine = Engine(decoder, max_batch=1)
+    handles = [engine.submit([place], max_new_tokens=LENGTH) for place in range(3)]
+    del engine
+    gc.collect()
+    target.go.set()
+    assert [handle.result(20).finish_reason for handle in handles] == ["length"] * 3
+
+
+def test_an_engine_is_kept_by_nothing_of_its_own(decoder):
+    engine = Engine(decoder)
+    handle = engine.submit([1], max_new_tokens=2)
+    handle.result(20)
+    dropped = weakref.ref(engine)
+    del engine
+    assert dropped() is None
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes cannot be forked here")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_process_has_no_engine(decoder):
+    """It is told so at once, may close the engine, and the engine goes on where it was made."""
+    with Engine(decoder) as engine:
+        engine.submit([1], max_new_tokens=2).result(20)
+        child = os.fork()
+        if not child:
+            signal.alarm(20)
+            os._exit(exit_code_of_submitting(engine))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert engine.submit([1], max_new_tokens=2).result(20).tokens
+
+
+def exit_code_of_submitting(engine: Engine) -> int:
+    """0 where the engine refuses a request by name, and closes."""
+    try:
+        engine.submit([1], max_new_tokens=2)
+    except EngineClosedError as error:
+        engine.close()
+        return not ("forked" in str(error) and engine.closed)
+    return 2
 
 
 @pytest.mark.parametrize("name", ["max_batch", "budget", "max_kv_tokens"])

@@ -64,7 +64,7 @@ def alone(decoder: Decoder | None = None) -> list[list[int]]:
 
 def submit_all(engine: Engine) -> list[Handle]:
     """Submit all prompts, which come to the loop in one round, so that every run does the same."""
-    with engine._changed:
+    with engine._thread.changed:
         pairs = zip(PROMPTS, OPTIONS, strict=True)
         return [engine.submit(prompt, max_new_tokens=LENGTH, **options) for prompt, options in pairs]
 
@@ -81,7 +81,7 @@ class Raises:
 
     def __call__(self, input_ids, scores, **_):
         if input_ids.shape[1] >= self.length:
-            raise ArithmeticError("told to fail")
+            raise ArithmeticError("told to fail", input_ids.shape[1])
         return input_ids[:, -1] < 0 if scores is None else scores
 
 
@@ -97,6 +97,30 @@ def test_a_request_that_fails_ends_alone_with_its_error(option, length):
         assert tokens_of(before) == tokens_of(after) == alone()
     assert isinstance(failing.error, ArithmeticError)
     assert (engine.metrics.failed, engine.metrics.finished) == (1, 2 * len(PROMPTS))
+
+
+@pytest.mark.parametrize("budget", [None, 6])
+@pytest.mark.parametrize("length", [6, 12])
+def test_a_logits_processor_that_fails_is_told_as_itself(length, budget, caplog):
+    """By name, and neither as a failure of the drafter nor as something that came of another request's error."""
+    with Engine(toys(), max_batch=5, budget=budget) as engine:
+        failing = engine.submit([1, 2, 3, 4, 5], max_new_tokens=LENGTH, logits_processor=[Raises(length)])
+        others = submit_all(engine)
+        with pytest.raises(ArithmeticError, match="told to fail") as told:
+            failing.result(20)
+        assert tokens_of(others) == alone()
+    assert told.value.__notes__ == [f"raised by the logits processor Raises at position {told.value.args[1]}"]
+    assert "in __call__" in str(told.value.__cause__)
+    assert "another exception" not in str(told.value.__cause__)
+    assert "drafter" not in caplog.text
+    assert engine.metrics.drafter_failures == 0
+    assert not any("failed" in (turn.reason or "") for turn in engine.metrics.rounds)
+
+
+def test_a_logits_processor_that_fails_in_a_lone_text_is_told_by_name():
+    with pytest.raises(ArithmeticError, match="told to fail") as told:
+        toys().generate([1, 2, 3], max_new_tokens=LENGTH, logits_processor=[Raises(6)])
+    assert told.value.__notes__ == ["raised by the logits processor Raises at position 6"]
 
 
 def test_the_chunks_of_a_failing_request_come_before_its_error():
@@ -240,7 +264,7 @@ def test_memory_that_runs_out_halves_the_batch_and_changes_no_text(error, passes
 
 def test_the_youngest_wait_again_and_the_oldest_go_on(monkeypatch):
     ended = watch_ends(monkeypatch)
-    with Engine(toys(FailingModel(TARGET, MemoryError, {30}))) as engine, engine._changed:
+    with Engine(toys(FailingModel(TARGET, MemoryError, {30}))) as engine, engine._thread.changed:
         handles = [engine.submit([place, 1], max_new_tokens=LENGTH) for place in range(4)]
     assert engine.metrics.preempted == 2
     assert {*ended[:2]} == {*handles[:2]}
@@ -275,7 +299,7 @@ def test_kept_beginnings_are_dropped_before_a_single_request_fails():
         engine.submit([1, 2, 3], max_new_tokens=LENGTH, reuse_prefix=True).result(20)
         assert decoder.prefixes.tokens > 0
         target.fails_at = frozenset({target.passes + 3})
-        again = engine.submit([3, 2, 1], max_new_tokens=LENGTH).result(20)
+        again = engine.submit([3, 2, 1], max_new_tokens=LENGTH, reuse_prefix=False).result(20)
     assert (target.raised, engine.metrics.failed, decoder.prefixes.tokens) == (1, 0, 0)
     assert again.tokens == toys().generate([3, 2, 1], max_new_tokens=LENGTH).tokens
 
@@ -385,7 +409,7 @@ def test_logprobs_of_prompts_that_are_read_in_parts_and_again_stay_the_same(monk
     monkeypatch.setattr(prompt_parts, "LONGEST_PART", 2)
     target = FailingModel(TARGET, MemoryError, fails_at=(5,))
     with Engine(toys(target), max_batch=2) as engine:
-        with engine._changed:
+        with engine._thread.changed:
             handles = [engine.submit(prompt, max_new_tokens=LENGTH, prompt_logprobs=True) for _ in range(2)]
         assert [handle.result(20).prompt_logprobs for handle in handles] == [pytest.approx(expected)] * 2
     assert engine.metrics.preempted

@@ -16,11 +16,30 @@ def target() -> TargetModel:
     return TargetModel(tiny.build("llama"))
 
 
-def waiting(order: int, rows: int, *, full: bool = False) -> ServedRequest:
-    """A request that needs so many rows, whose reader may take no more."""
-    served = ServedRequest(cast(Any, SimpleNamespace(capacity=rows)), order=order)
-    served.reader.full = full
-    return served
+def waiting(order: int, rows: int, group: str | None = None) -> ServedRequest:
+    """A request that needs so many rows, of a group or of none."""
+    return ServedRequest(cast(Any, SimpleNamespace(capacity=rows)), order=order, group=group or object())
+
+
+def unread(target, memory: int = 100, room: int = 2, texts: int = 2) -> tuple[Scheduler, list[ServedRequest]]:
+    """A scheduler whose texts, of 30 rows each, all pause until they are read."""
+    scheduler, given = Scheduler(room, KVMemory(target, memory)), [waiting(order, 30) for order in range(texts)]
+    for served in given:
+        scheduler.add(served)
+    scheduler.admit()
+    for served in given:
+        served.reader.full = True
+    assert scheduler.pause_unread() == []
+    return scheduler, given
+
+
+def crowded(target, memory: int = 1000, room: int = 4, texts: int = 6) -> Scheduler:
+    """A scheduler whose batch is full with texts of one group."""
+    scheduler = Scheduler(room, KVMemory(target, memory))
+    for order in range(texts):
+        scheduler.add(waiting(order, 10, "many"))
+    scheduler.admit()
+    return scheduler
 
 
 def orders(requests) -> list[int]:
@@ -90,44 +109,173 @@ def test_halving_a_single_request_sends_nothing_back(target):
     assert orders(scheduler.running) == [0]
 
 
-def test_requests_that_are_not_read_keep_their_places_until_others_want_them(target):
-    memory = KVMemory(target, 100)
-    scheduler = Scheduler(2, memory)
-    unread = [waiting(order, 30) for order in range(2)]
-    for served in unread:
-        scheduler.add(served)
+def test_a_text_of_another_group_begins_at_once_and_the_youngest_of_many_pauses_for_it(target):
+    scheduler = crowded(target)
+    scheduler.add(waiting(6, 10))
+    assert orders(scheduler.admit()) == [6]
+    assert orders(scheduler.running) == [0, 1, 2, 6]
+    assert orders(scheduler.paused) == [3]
+    assert orders(scheduler.waiting) == [3, 4, 5]
+    assert scheduler.preempted == 0
+
+
+def test_a_paused_text_keeps_its_rows_and_goes_on_before_its_group_begins_another(target):
+    scheduler = crowded(target)
+    scheduler.add(single := waiting(6, 10))
     scheduler.admit()
-    for served in unread:
-        served.reader.full = True
-    assert not scheduler.ready
-    assert scheduler.set_aside() == []
-    scheduler.add(waiting(2, 90))
-    assert scheduler.ready
-    assert orders(scheduler.set_aside()) == [1, 0]
-    assert orders(scheduler.admit()) == [2]
-    assert (memory.reserved, scheduler.preempted) == (90, 0)
-
-
-def test_a_request_that_is_not_read_is_passed_until_it_is(target):
-    scheduler = Scheduler(1, KVMemory(target, 100))
-    unread = waiting(0, 10, full=True)
-    scheduler.add(unread)
-    scheduler.add(waiting(1, 10))
-    assert orders(scheduler.admit()) == [1]
-    scheduler.remove(scheduler.running[0])
-    assert not scheduler.ready
+    assert scheduler._memory.reserved == 50
+    scheduler.remove(single)
     assert scheduler.admit() == []
-    unread.reader.full = False
-    assert scheduler.ready
-    assert orders(scheduler.admit()) == [0]
+    assert orders(scheduler.running) == [0, 1, 2, 3]
+    assert scheduler._memory.reserved == 40
 
 
-def test_a_cancelled_request_is_to_be_dropped_whether_it_is_read_or_not(target):
-    scheduler = Scheduler(1, KVMemory(target, 100))
-    scheduler.add(waiting(0, 10, full=True))
-    assert not scheduler.ready
-    scheduler.waiting[0].cancel("cancelled")
+def test_groups_of_many_texts_share_the_batch(target):
+    scheduler = crowded(target)
+    for order in range(6, 12):
+        scheduler.add(waiting(order, 10, "as many"))
+    assert orders(scheduler.admit()) == [6, 7]
+    assert sorted(orders(scheduler.running)) == [0, 1, 6, 7]
+    assert scheduler.admit() == []
+
+
+def test_every_group_keeps_a_place_however_many_others_come(target):
+    scheduler = crowded(target)
+    for order in range(6, 12):
+        scheduler.add(waiting(order, 10))
+    assert orders(scheduler.admit()) == [6, 7, 8]
+    scheduler.remove(scheduler.running[0])
+    assert scheduler.admit() == []
+    assert orders(scheduler.running) == [6, 7, 8, 1]
+
+
+@pytest.mark.parametrize("room", [1, 2])
+def test_a_text_waits_for_one_more_text_of_each_larger_group_where_there_are_fewer_places_than_groups(target, room):
+    scheduler = Scheduler(room, KVMemory(target, 1000))
+    for order in range(12):
+        scheduler.add(waiting(order, 10, "ab"[order // 6]))
+    scheduler.admit()
+    scheduler.add(waiting(12, 10))
+    begun = []
+    while 12 not in begun:
+        scheduler.remove(scheduler.running[0])
+        begun += orders(scheduler.admit())
+    assert len(begun) <= 3
+
+
+def test_a_group_goes_on_while_others_keep_coming(target):
+    scheduler = crowded(target, room=1, texts=3)
+    begun = []
+    for order in range(3, 12):
+        scheduler.add(waiting(order, 10))
+        scheduler.remove(scheduler.running[0])
+        begun += orders(scheduler.admit())
+    assert begun == [1, 3, 2, 4, 5, 6, 7, 8, 9]
+
+
+def test_nothing_pauses_for_a_text_whose_memory_is_not_there(target):
+    scheduler = crowded(target, memory=45)
+    scheduler.add(waiting(6, 10))
+    assert scheduler.admit() == []
+    assert scheduler.paused == []
+
+
+def test_paused_texts_go_on_before_a_text_for_which_only_their_end_makes_room(target):
+    scheduler = crowded(target, memory=60, room=3, texts=3)
+    scheduler.add(waiting(3, 10))
+    scheduler.admit()
+    scheduler.add(large := waiting(4, 60))
+    for order in (0, 1, 3):
+        scheduler.remove(next(served for served in scheduler.running if served.order == order))
+        scheduler.admit()
+    assert orders(scheduler.running) == [2]
+    scheduler.remove(scheduler.running[0])
+    assert scheduler.admit() == [large]
+
+
+def test_where_memory_runs_out_paused_texts_give_their_rows_up_too(target):
+    scheduler = crowded(target)
+    scheduler.add(waiting(6, 10))
+    scheduler.admit()
+    assert orders(scheduler.halve()) == [2, 3, 6]
+    assert scheduler.paused == []
+    assert scheduler._memory.reserved == 20
+    assert scheduler.preempted == 3
+
+
+def test_turns_go_from_group_to_group(target):
+    given = [waiting(0, 1, "a"), waiting(1, 1, "a"), waiting(2, 1, "b"), waiting(3, 1), waiting(4, 1, "b")]
+    assert orders(crowded(target).by_turns(given)) == [0, 2, 3, 1, 4]
+
+
+def test_a_text_that_is_not_read_pauses_and_keeps_its_rows(target):
+    scheduler, given = unread(target)
+    assert scheduler.admit() == []
+    assert (scheduler.running, scheduler.paused, scheduler.ready) == ([], given, False)
+    assert (scheduler._memory.reserved, scheduler.preempted) == (60, 0)
+
+
+def test_a_text_that_is_read_again_goes_on_where_it_was(target):
+    scheduler, given = unread(target)
+    scheduler.admit()
+    given[1].reader.full = False
     assert scheduler.ready
+    assert scheduler.pause_unread() == scheduler.admit() == []
+    assert scheduler.running == [given[1]]
+
+
+def test_a_text_that_is_not_read_lets_others_have_its_place(target):
+    scheduler, _ = unread(target)
+    for order in range(2, 5):
+        scheduler.add(waiting(order, 10))
+    assert scheduler.pause_unread() == []
+    assert orders(scheduler.admit()) == [2, 3]
+    assert scheduler._memory.reserved == 80
+
+
+def test_texts_that_are_not_read_give_up_the_rows_that_others_need_and_no_more(target):
+    scheduler, given = unread(target)
+    scheduler.add(waiting(2, 70))
+    assert scheduler.ready
+    assert orders(scheduler.pause_unread()) == [1]
+    assert orders(scheduler.admit()) == [2]
+    assert (scheduler._memory.reserved, scheduler.preempted) == (100, 0)
+    assert scheduler.paused == [given[0]]
+    scheduler.remove(scheduler.running[0])
+    given[1].reader.full = False
+    assert scheduler.pause_unread() == []
+    assert scheduler.admit() == [given[1]]
+
+
+def test_rows_are_not_given_up_for_a_text_that_has_no_place(target):
+    scheduler, _ = unread(target, room=1, texts=1)
+    scheduler.add(waiting(1, 10))
+    scheduler.admit()
+    scheduler.add(waiting(2, 100))
+    assert scheduler.pause_unread() == scheduler.admit() == []
+    scheduler.remove(scheduler.running[0])
+    assert orders(scheduler.pause_unread()) == [0]
+    assert orders(scheduler.admit()) == [2]
+
+
+def test_a_text_that_was_read_again_waits_for_a_place_and_is_not_passed_by_later_ones(target):
+    scheduler, (first,) = unread(target, room=1, texts=1)
+    for order in range(1, 3):
+        scheduler.add(waiting(order, 10))
+    assert orders(scheduler.admit()) == [1]
+    first.reader.full = False
+    assert scheduler.pause_unread() == scheduler.admit() == []
+    scheduler.remove(scheduler.running[0])
+    assert scheduler.admit() == []
+    assert scheduler.running == [first]
+
+
+def test_where_memory_runs_out_texts_that_are_not_read_give_their_rows_up_too(target):
+    scheduler, given = unread(target)
+    scheduler.add(waiting(2, 10))
+    scheduler.admit()
+    assert scheduler.put_back([]) == given
+    assert scheduler._memory.reserved == 10
 
 
 def test_a_request_that_can_never_run_is_refused_with_what_it_needs(target):

@@ -54,6 +54,21 @@ def test_a_trace_says_whether_its_text_is_lossless(verifier, words):
     assert trace_text(toys("talon", verifier), PROMPT, **OPTIONS, temperature=1.0).setting["text"] == words
 
 
+def test_a_trace_names_the_parts_of_its_decoder():
+    decoder = drafttree.load("embedded", "mixed:embedded-eagle3", "talon:budget=16", dtype="float32")
+    found = trace_text(decoder, "one two three", max_new_tokens=2, temperature=0.8, seed=3).setting
+    assert found == {
+        "target": "embedded",
+        "drafter": "mixed:embedded-eagle3",
+        "policy": "talon:budget=16",
+        "verifier": "coupled",
+        "precision": "float32",
+        "temperature": "0.8",
+        "seed": "3",
+        "text": "lossless",
+    }
+
+
 @pytest.mark.parametrize("drafter", ["embedded-eagle3", "lookup", "mixed:embedded-eagle3", "none"])
 def test_real_drafters_write_the_same_text_when_traced(drafter):
     decoder = drafttree.load("embedded", drafter, "talon:budget=16,width=4", dtype="float32")

@@ -53,7 +53,12 @@ def test_a_name_by_which_no_request_can_call_is_one_line(capsys, host):
 
 def test_a_model_is_served_under_the_name_it_is_given(served):
     serve("embedded", "--served-model-name", "mine")
-    assert served[0].state.serving.model_name == "mine"
+    assert served[0].state.serving.settings.model_names == ("mine",)
+
+
+def test_a_model_may_be_served_under_several_names(served):
+    serve("embedded", "--served-model-name", "mine", "--served-model-name", "gpt-4")
+    assert served[0].state.serving.settings.model_names == ("mine", "gpt-4")
 
 
 def test_the_key_may_come_from_the_environment(served):

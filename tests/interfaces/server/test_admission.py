@@ -124,3 +124,14 @@ def test_a_text_that_waits_ends_in_time_too():
             assert b"200 OK" in first.recv(100)
             assert b"200 OK" in second.recv(100)
         assert held.engine.metrics.cancelled == 2
+
+
+def test_a_request_of_many_texts_holds_up_no_other():
+    """Its texts fill the batch, and the test does not wait for their end."""
+    with held_server(max_batch=2) as held, ask(held.address, **LONG, n=12) as many:
+        wait_until(lambda: held.admission.open == 12 and held.engine.metrics.running == 2)
+        reply = httpx.post(held.address + COMPLETIONS, json={"prompt": [1], "max_tokens": 1}, timeout=20)
+        assert reply.status_code == 200
+        assert held.admission.open == 12
+        many.close()
+        wait_until(lambda: not held.admission.busy)

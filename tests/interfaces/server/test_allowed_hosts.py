@@ -38,6 +38,13 @@ def test_other_names_are_refused_with_the_fix(client, host, path):
     assert f"not called {host!r}; if it should be, start it with --allowed-hosts" in error["message"]
 
 
+def test_anthropics_clients_are_refused_in_their_form(client):
+    reply = client.post("/v1/messages", headers={"Host": "evil.example", "X-Api-Key": "sesame"}, json={})
+    assert reply.status_code == 421
+    assert reply.json()["error"]["type"] == "invalid_request_error"
+    assert reply.json()["request_id"] == reply.headers["request-id"]
+
+
 def test_no_origin_may_call_by_another_name(client):
     headers = {"Host": "evil.example", "Origin": ORIGIN, "Access-Control-Request-Method": "POST"}
     reply = client.options("/v1/completions", headers=headers)

@@ -37,7 +37,7 @@ def error_of(reply) -> dict:
 
 
 @pytest.mark.parametrize("given", [None, "", "sesame", "Basic sesame", "Bearer", "Bearer ", "Bearer sesam", "Bearer é"])
-@pytest.mark.parametrize("path", ["/v1/models", "/v1/completions", "/v1/none", "/v1"])
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/completions", "/v1/none", "/v1", "/tokenize", "/detokenize"])
 def test_without_the_key_nothing_is_answered(client, given, path):
     reply = client.get(path, headers={"Authorization": given.encode()} if given is not None else {})
     assert reply.status_code == 401
@@ -48,6 +48,33 @@ def test_without_the_key_nothing_is_answered(client, given, path):
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
 def test_who_has_the_key_is_answered(client, scheme):
     assert client.get("/v1/models", headers={"Authorization": f"{scheme} sesame"}).status_code == 200
+
+
+@pytest.mark.parametrize("key", ["sesame", "sesam"])
+def test_the_key_may_come_as_anthropics_clients_send_it(client, key):
+    reply = client.get("/v1/models", headers={"X-Api-Key": key, "anthropic-version": "2023-06-01"})
+    assert reply.status_code == (200 if key == "sesame" else 401)
+
+
+ASKED = {"max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}
+
+
+@pytest.mark.parametrize(
+    ("content", "key", "status", "kind"),
+    [
+        ("{}", "sesam", 401, "authentication_error"),
+        ("{", "sesame", 400, "invalid_request_error"),
+        (" " * 501, "sesame", 413, "invalid_request_error"),
+        (json.dumps({**ASKED, "model": "claude"}), "sesame", 404, "not_found_error"),
+    ],
+)
+def test_errors_of_anthropics_routes_have_its_form(client, content, key, status, kind):
+    sent = {"X-Api-Key": key, "Content-Type": "application/json"}
+    reply = client.post("/v1/messages", content=content, headers=sent)
+    body = reply.json()
+    assert (reply.status_code, body["type"], body["error"]["type"]) == (status, "error", kind)
+    assert [*body["error"]] == ["type", "message"]
+    assert reply.headers["request-id"] == body["request_id"]
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/"])

@@ -222,7 +222,6 @@ def test_a_text_may_be_as_long_as_the_context_by_default(client):
         ({"min_tokens": 25}, "min_tokens", "min_tokens is 25, but the text may have 24 tokens"),
         ({"stream_options": {"include_usage": True}}, None, "stream_options needs stream"),
         ({"top_logprobs": 2}, None, "top_logprobs needs logprobs"),
-        ({"stop": ""}, "stop", "at least 1 character"),
         ({"stop": ["a", ""]}, "stop.1", "at least 1 character"),
         ({"tool_choice": "any"}, "tool_choice", "'none', 'auto' or 'required'"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "Field required"),
@@ -243,6 +242,54 @@ def test_what_cannot_be_served_is_refused_by_name(post, body, param, message):
     assert message in error["message"]
     assert error["param"] == param
     assert error["type"] == "invalid_request_error"
+
+
+BOOKKEEPING = {
+    "metadata": {"run": "7"},
+    "store": True,
+    "user": "u",
+    "verbosity": "low",
+    "service_tier": "flex",
+    "safety_identifier": "s",
+    "prompt_cache_key": "k",
+    "prompt_cache_retention": "24h",
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_bookkeeping_changes_no_text_and_is_told_in_a_header(post, stream):
+    reply = post(PATH, **GREEDY, **BOOKKEEPING, stream=stream)
+    assert reply.headers["warning"] == f'299 drafttree "without effect: {", ".join(sorted(BOOKKEEPING))}"'
+    text = joined([strict(ChatCompletionChunk, event) for event in events(reply.text)]) if stream else reply.json()
+    plain = joined(chunks_of(post)) if stream else post(PATH, **GREEDY).json()
+    assert text == plain if stream else text["choices"] == plain["choices"]
+
+
+def test_what_asks_for_nothing_is_not_told(post):
+    nothing = {"metadata": None, "store": False, "stop": "", "kv_transfer_params": None, "parallel_tool_calls": True}
+    reply = post(PATH, **GREEDY, **nothing)
+    assert reply.status_code == 200
+    assert "warning" not in reply.headers
+
+
+def test_bookkeeping_inside_messages_is_accepted_where_replies_are_sent_back(post):
+    cached = {"cache_control": {"type": "ephemeral"}}
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    told = [
+        {"role": "user", "content": [{"type": "text", "text": "Look.", **cached}]},
+        {"role": "assistant", "content": None, "tool_calls": [{"index": 0, **call}], "reasoning_content": "Hm."},
+        {"role": "tool", "tool_call_id": "c", "content": "A house.", **cached},
+    ]
+    plain = [
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "A house."},
+    ]
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    first = post(PATH, **GREEDY | {"messages": told, "tools": [{**tools[0], **cached}], "tool_choice": "none"})
+    second = post(PATH, **GREEDY | {"messages": plain, "tools": tools, "tool_choice": "none"})
+    assert first.headers["warning"] == '299 drafttree "without effect: cache_control, index, reasoning_content"'
+    assert first.json()["choices"] == second.json()["choices"]
 
 
 def test_an_error_inside_a_stream_is_its_last_event(post, client):

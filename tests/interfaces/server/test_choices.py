@@ -19,8 +19,18 @@ def test_drafted_tokens_are_counted_once_however_often_they_are_asked_for():
     assert drafted.count() == 6
 
 
-def test_tokens_that_several_texts_of_a_prompt_reuse_are_counted_once():
-    prompts, reused = [[1] * 10, [2] * 20], [0, 9, 9, 7, 15, 15]
-    handles = [SimpleNamespace(metrics=Metrics(reused_tokens=tokens)) for tokens in reused]
-    usage = Choices(prompts, handles).usage
-    assert (usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens) == (30, 9 + 15)
+def usage_of(prompts, texts):
+    """The usage of texts, each of which has taken over so many tokens and had so many rounds."""
+    metrics = [Metrics(reused_tokens=reused, rounds=[turn(1)] * rounds) for reused, rounds in texts]
+    usage = Choices(prompts, [SimpleNamespace(metrics=each) for each in metrics]).usage
+    return usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens
+
+
+def test_tokens_that_one_text_of_a_prompt_has_read_for_the_others_are_not_cached():
+    prompts = [[1] * 10, [2] * 20]
+    assert usage_of(prompts, [(0, 1), (9, 1), (9, 1), (19, 1), (7, 1), (19, 1)]) == (30, 0 + 7)
+
+
+def test_texts_that_have_not_begun_say_nothing_of_what_was_cached():
+    assert usage_of([[1] * 10], [(8, 2), (0, 0)]) == (10, 8)
+    assert usage_of([[1] * 10], [(0, 0), (0, 0)]) == (10, 0)

@@ -4,7 +4,8 @@ import httpx
 import pytest
 
 from drafttree.engine.batching import Handle
-from helpers.held_server import COMPLETIONS, LONG, ask, held_server, wait_until
+from helpers.batches import TOKENIZER
+from helpers.held_server import COMPLETIONS, LONG, STREAMS, ask, held_server, wait_until
 
 
 @pytest.fixture
@@ -44,6 +45,16 @@ def test_a_text_ends_when_its_client_leaves_behind_the_first_chunk():
         wait_until(lambda: not held.admission.busy)
         assert held.engine.metrics.cancelled == 1
         assert held.engine.metrics.finished == 0
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+def test_a_text_ends_when_the_client_of_its_events_leaves(monkeypatch, path):
+    monkeypatch.setattr(TOKENIZER, "chat_template", "{{ messages[0].content }}")
+    with held_server() as held:
+        with httpx.stream("POST", held.address + path, json={**STREAMS[path], "stream": True}) as reply:
+            assert next(reply.iter_lines()).startswith("event: ")
+        wait_until(lambda: not held.admission.busy)
+        assert (held.engine.metrics.cancelled, held.engine.metrics.finished) == (1, 0)
 
 
 def test_a_waiting_text_leaves_the_queue_with_its_client():

@@ -126,6 +126,7 @@ def test_a_stream_is_the_whole_text_in_parts(post):
         ({"json": {"enum": [1, 2]}}, "1|2"),
         ({"json": '{"const": "x"}'}, '"x"'),
         ({"json": {"type": "string", "pattern": "^[ab]{0,129}c?$"}}, '"[ab]{0,129}c?"?'),
+        ({"json": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,256}$"}}, '"[A-Za-z0-9_-]{1,256}"?'),
     ],
 )
 def test_structured_outputs_shape_the_whole_text(post, outputs, pattern):

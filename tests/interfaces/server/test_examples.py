@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,8 @@ def code(language: str, address: str) -> list[str]:
 
 def test_the_examples_in_python_print_texts(address, capsys):
     for example in code("python", address):
+        if "from anthropic" in example and not find_spec("anthropic"):
+            continue
         exec(example, {})
         assert len(capsys.readouterr().out.split()) > 5
 

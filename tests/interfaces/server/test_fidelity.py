@@ -6,12 +6,16 @@ from fastapi.testclient import TestClient
 import drafttree
 from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.serving import ServerSettings
-from helpers.live_server import OWN, events
+from helpers.live_server import OWN, events, named_events
 
 TEXT = {"max_tokens": 3, "temperature": 0.8, "seed": 1}
 BODIES = {
     "completions": {"prompt": "Once upon", **TEXT},
     "chat/completions": {"messages": [{"role": "user", "content": "Hello"}], **TEXT},
+}
+EVENT_BODIES = {
+    "responses": {"input": "Hello", "max_output_tokens": 3},
+    "messages": {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3},
 }
 FIELDS = [
     ({}, {"lossless": True}),
@@ -33,13 +37,19 @@ def test_replies_and_chunks_say_it(options, fields):
             chunks = events(client.post(f"/v1/{route}", json=streamed).text)
             assert len(chunks) > 2
             assert all(said(chunk) == fields for chunk in chunks)
+        for route, body in EVENT_BODIES.items():
+            assert said(client.post(f"/v1/{route}", json=body).json()) == fields
+            streamed = named_events(client.post(f"/v1/{route}", json={**body, "stream": True}).text)
+            replies = [event.get("response") or event.get("message") for event in streamed]
+            assert replies[0] is not None
+            assert all(said(reply) == fields for reply in replies if reply)
 
 
 def test_they_are_documented_in_the_schema():
     app = create_app(drafttree.load(drafter="none", dtype="float32"), ServerSettings("embedded"))
     with TestClient(app) as client:
         schemas = client.get("/openapi.json").json()["components"]["schemas"]
-    for kind in ("Completion", "ChatCompletion"):
+    for kind in ("Completion", "ChatCompletion", "ModelResponse", "MessageReply"):
         assert schemas[kind]["properties"].keys() >= OWN
         assert "lossless" in schemas[kind]["required"]
 

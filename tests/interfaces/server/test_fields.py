@@ -9,10 +9,43 @@ from openai.types import completion_create_params as completions
 from openai.types.chat import chat_completion_message_param
 from openai.types.chat import chat_completion_stream_options_param as stream_params
 from openai.types.chat import completion_create_params as chat_params
+from openai.types.responses import (
+    EasyInputMessageParam,
+    FunctionToolParam,
+    ResponseFunctionToolCallParam,
+    ResponseOutputMessageParam,
+    ResponseOutputTextParam,
+    ResponseReasoningItemParam,
+    ResponseTextConfigParam,
+    response_create_params,
+    response_input_item_param,
+)
+from openai.types.responses.response_format_text_json_schema_config_param import (
+    ResponseFormatTextJSONSchemaConfigParam,
+)
+from openai.types.responses.response_input_text_param import ResponseInputTextParam
+from openai.types.shared_params import Reasoning as ReasoningParam
 
+from drafttree.interfaces.server.anthropic.request import CountTokensRequest, MessagesRequest
 from drafttree.interfaces.server.protocol.messages import Message
 from drafttree.interfaces.server.protocol.request_fields import NotServed, StreamOptions
 from drafttree.interfaces.server.protocol.requests import ChatRequest, CompletionRequest
+from drafttree.interfaces.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
+from drafttree.interfaces.server.responses.items import (
+    FunctionCallItem,
+    FunctionOutputItem,
+    FunctionTool,
+    InputMessage,
+    ReasoningItem,
+    TextPart,
+)
+from drafttree.interfaces.server.responses.request import (
+    Reasoning,
+    ResponseRequest,
+    ResponseStreamOptions,
+    SchemaFormat,
+    TextConfig,
+)
 
 ROOT = Path(__file__).parents[3]
 
@@ -35,13 +68,43 @@ MESSAGES = get_args(chat_completion_message_param.ChatCompletionMessageParam)
         ),
         (Message, fields_of(*MESSAGES)),
         (StreamOptions, fields_of(stream_params.ChatCompletionStreamOptionsParam)),
+        (
+            ResponseRequest,
+            fields_of(
+                response_create_params.ResponseCreateParamsBase, response_create_params.ResponseCreateParamsStreaming
+            ),
+        ),
+        (ResponseStreamOptions, fields_of(response_create_params.StreamOptions)),
+        (
+            InputMessage,
+            fields_of(EasyInputMessageParam, response_input_item_param.Message, ResponseOutputMessageParam),
+        ),
+        (TextPart, fields_of(ResponseInputTextParam, ResponseOutputTextParam)),
+        (FunctionCallItem, fields_of(ResponseFunctionToolCallParam)),
+        (FunctionOutputItem, fields_of(response_input_item_param.FunctionCallOutput)),
+        (ReasoningItem, fields_of(ResponseReasoningItemParam)),
+        (FunctionTool, fields_of(FunctionToolParam)),
+        (TextConfig, fields_of(ResponseTextConfigParam)),
+        (SchemaFormat, fields_of(ResponseFormatTextJSONSchemaConfigParam)),
+        (Reasoning, fields_of(ReasoningParam)),
     ],
 )
 def test_every_field_of_the_installed_openai_package_is_known(model, known):
-    assert known <= model.model_fields.keys()
+    assert known <= {field.alias or name for name, field in model.model_fields.items()}
 
 
-@pytest.mark.parametrize("model", [ChatRequest, CompletionRequest])
+@pytest.mark.parametrize(
+    "model",
+    [
+        ChatRequest,
+        CompletionRequest,
+        ResponseRequest,
+        MessagesRequest,
+        CountTokensRequest,
+        TokenizeRequest,
+        DetokenizeRequest,
+    ],
+)
 def test_every_field_says_what_it_does_or_why_it_is_refused(model):
     for name, field in model.model_fields.items():
         refused = any(isinstance(each, NotServed) for each in field.metadata)

@@ -1,10 +1,9 @@
 """A server ends when its texts have: the first signal drains it, the second one ends it at once."""
 
+import json
 import logging
-import re
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +20,9 @@ from drafttree.interfaces.server import lifecycle
 from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.lifecycle import DrainingServer, address, listen, make_server
 from drafttree.interfaces.server.serving import MAX_UNREAD, ServerSettings
-from helpers.held_server import COMPLETIONS, LONG, HeldServer, ask, held_app, wait_until
+from helpers.batches import TOKENIZER
+from helpers.held_server import COMPLETIONS, LONG, STREAMS, HeldServer, ask, held_app, wait_until
+from helpers.live_server import named_events, serve_process
 
 GRACE = 60
 """Seconds that no test waits for."""
@@ -91,6 +92,17 @@ def test_a_stream_that_is_read_slowly_is_sent_to_its_end(running):
     assert not thread.is_alive()
 
 
+@pytest.mark.parametrize("path", STREAMS)
+def test_a_stream_that_nobody_reads_waits_with_a_few_rounds_by_every_route(monkeypatch, running, path):
+    monkeypatch.setattr(TOKENIZER, "chat_template", "{{ messages[0].content }}")
+    held = running[0]
+    with ask(held.address, path, **STREAMS[path], stream=True):
+        wait_until(lambda: held.admission._handles)
+        (handle,) = held.admission._handles
+        wait_until(lambda: handle.full and len(handle._chunks) == MAX_UNREAD)
+        assert len(handle.metrics.rounds) < STREAMS[path].get("max_tokens", 2000)
+
+
 @pytest.mark.parametrize("running", [0.5], indirect=True)
 @pytest.mark.parametrize("length", [40, 400], ids=["written", "being written"])
 def test_a_client_that_does_not_read_holds_up_a_server_for_its_grace_only(running, length, logged):
@@ -119,6 +131,23 @@ def test_a_text_that_takes_longer_than_the_grace_ends_where_it_is(running, strea
     thread.join(20)
     assert not thread.is_alive()
     assert not logged.text
+
+
+@pytest.mark.parametrize("running", [0.5], indirect=True)
+@pytest.mark.parametrize(("path", "kind"), [("/v1/responses", "response.failed"), ("/v1/messages", "error")])
+def test_events_of_a_text_that_takes_longer_than_the_grace_end_with_their_error(monkeypatch, running, path, kind):
+    monkeypatch.setattr(TOKENIZER, "chat_template", "{{ messages[0].content }}")
+    held, server, thread, _ = running
+    with ThreadPoolExecutor(1) as pool:
+        body = {**STREAMS[path], "stream": True}
+        asked = pool.submit(httpx.post, held.address + path, json=body, timeout=20)
+        wait_until(held.model.began.is_set)
+        server.handle_exit(signal.SIGTERM, None)
+        last = named_events(asked.result().text)[-1]
+    assert last["type"] == kind
+    assert "the text was cancelled before its end" in json.dumps(last)
+    thread.join(20)
+    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/completions HT", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n\r\n"])
@@ -195,16 +224,6 @@ def test_the_first_line_says_whether_texts_are_lossless(monkeypatch, options, wo
 def test_addresses_are_those_that_browsers_take():
     assert address("127.0.0.1", 80) == "http://127.0.0.1:80"
     assert address("::1", 80) == "http://[::1]:80"
-
-
-def serve_process() -> tuple[subprocess.Popen[str], str]:
-    """A process that serves the embedded pair, and its address."""
-    command = [sys.executable, "-m", "drafttree", "serve", "--port", "0", "--dtype", "float32"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    found = re.search(r"http://\S+", process.stderr.readline())
-    assert found
-    return process, found[0]
 
 
 @pytest.mark.slow

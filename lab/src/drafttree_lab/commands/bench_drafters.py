@@ -8,7 +8,7 @@ import typer
 from drafttree.core.errors import ConfigError
 from drafttree.evaluation.method import Method, parse_methods
 from drafttree.interfaces.cli.option_groups import grouped
-from drafttree.interfaces.cli.options import Length, PolicySpecs, Repeats, complete_policy, parse_drafters
+from drafttree.interfaces.cli.options import Inflate, Length, PolicySpecs, Repeats, complete_policy, parse_drafters
 from drafttree.interfaces.cli.results import ResultOptions
 from drafttree.interfaces.console import progress
 from drafttree.loading import find_verifier, parse_policies
@@ -43,6 +43,7 @@ def bench_drafters_(
         ),
     ] = None,
     methods: Methods = None,
+    inflated: Inflate = None,
     repeats: Repeats = 1,
 ) -> None:
     """Every drafter with every policy, or --methods: the law's terms by prompt file, and what each drafter costs.
@@ -50,16 +51,19 @@ def bench_drafters_(
     With --limit, as many prompts are taken of each file, evenly spaced.
     """
     chosen = _chosen_methods(methods, drafters, policies)
-    decoder = models.load_plain()
+    decoder = models.load_plain(inflated)
 
+    from drafttree.evaluation.inflation import drafters_for_inflated
     from drafttree_lab.display import tables as display
     from drafttree_lab.experiment.methods import bench_methods
 
     texts = prompts.token_ids_by_file(decoder, draws.max_new_tokens)
     store = results.open_store(context, texts)
+    names = [method.drafter for method in chosen if method.drafter]
+    sources = drafters_for_inflated(decoder, models.target, names) if inflated else {}
     with progress(repeats * sum(map(len, texts.values())) * (len(chosen) + 1)) as advance:
         options = {"repeats": repeats, "progress": advance, "store": store} | asdict(draws)
-        result = bench_methods(decoder, chosen, texts, **options)
+        result = bench_methods(decoder, chosen, texts, drafters=sources, **options)
     results.finish(store, result.summary(), lambda: display.show_methods(result))
 
 

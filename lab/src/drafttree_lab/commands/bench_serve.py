@@ -39,6 +39,14 @@ def bench_serve_(
     drafter: Drafter = "auto",
     policy: PolicySpec = None,
     verifier: VerifierName = "auto",
+    system_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Tokens of a system prompt that all texts of a turn begin with; the other server then "
+            "shares no prefixes.",
+        ),
+    ] = None,
     per_client: Annotated[int, typer.Option(min=1, help="Texts of each client in a turn.")] = 2,
     max_new_tokens: Length = 64,
     temperature: Temperature = 0.0,
@@ -52,6 +60,7 @@ def bench_serve_(
 ) -> None:
     """`drafttree serve` under load, beside `drafttree serve --drafter none`, by turns over HTTP on the same prompts.
 
+    With --system-tokens it stands beside `drafttree serve --prefix-tokens 0`, and each turn has another system prompt.
     Both servers are processes of their own, and hold the model each.
     """
     check_extra()
@@ -63,22 +72,29 @@ def bench_serve_(
     from drafttree.evaluation.prompts import read_examples
     from drafttree.interfaces.cli.decoders import shipped_examples
     from drafttree_lab.display.serve import show_serve
-    from drafttree_lab.load.serve import SPECULATIVE, WITHOUT_DRAFTER, bench_serve
+    from drafttree_lab.load.serve import SHARED, SPECULATIVE, WHOLE, WITHOUT_DRAFTER, bench_serve, system_prompts
 
     examples = read_examples(prompts, limit) if prompts else shipped_examples(limit, AS_TEXT)
     options = {"policy": policy, "verifier": verifier, "dtype": dtype, "device": device, "quantize": quantize}
     shared = [part for name, value in given_options(options).items() for part in (f"--{name}", value)]
     shared += ["--max-batch", str(max(sizes)), "--port", "0"]
+    ways, systems = {SPECULATIVE: [drafter], WITHOUT_DRAFTER: ["none"]}, [""]
+    if system_tokens:
+        from drafttree.loading.pretrained import load_tokenizer
+
+        ways = {SHARED: [drafter], WHOLE: [drafter, "--prefix-tokens", "0"]}
+        turns = len(sizes) * (repeats + 1)
+        systems = system_prompts([each.prompt for each in examples], load_tokenizer(model), system_tokens, turns)
     with ExitStack() as stack:
-        ways = {SPECULATIVE: drafter, WITHOUT_DRAFTER: "none"}
         addresses = {
-            way: stack.enter_context(_served([model, "--drafter", name, *shared])) for way, name in ways.items()
+            way: stack.enter_context(_served([model, "--drafter", *own, *shared])) for way, own in ways.items()
         }
         with progress(2 * len(sizes) * (repeats + 1)) as advance:
             result = bench_serve(
                 addresses,
                 [example.prompt for example in examples],
                 sizes,
+                systems=systems,
                 repeats=repeats,
                 per_client=per_client,
                 progress=advance,

@@ -9,6 +9,7 @@ import typer
 
 from drafttree.evaluation.prompt_form import PromptForm
 from drafttree.evaluation.prompts import Example, read_examples, spread_examples
+from drafttree.evaluation.shapes import find_shape
 from drafttree.interfaces.cli.options import (
     Device,
     Drafter,
@@ -121,12 +122,21 @@ class TargetOptions:
     dtype: Dtype = "auto"
     device: Device = "auto"
 
-    def load_plain(self) -> "Decoder":
-        """A decoder without a drafter."""
-        judge = find_verifier(self.verifier)
+    def load_plain(self, shape: str | None = None) -> "Decoder":
+        """A decoder without a drafter.
 
+        Args:
+            shape: the shape to whose cost the target is inflated, if one is named.
+        """
+        judge = find_verifier(self.verifier)
+        if shape:
+            find_shape(shape)
+
+        from drafttree.evaluation.inflation import load_inflated
         from drafttree.interfaces.cli.decoders import judged_by, load_named
 
+        if shape:
+            return judged_by(load_inflated(self.target, "none", shape, self.dtype, self.device), judge)
         return judged_by(load_named(self.target, "none", dtype=self.dtype, device=self.device), judge)
 
 

@@ -26,12 +26,16 @@ class ServedText:
         tokens: tokens that had come by then.
         first_token: seconds from the request to the first of them.
         gaps: seconds from token to token, those that came together being even.
+        prompt_tokens: tokens of the prompt, as the server says.
+        cached_tokens: those of them that it did not have to read.
     """
 
     text: str = ""
     tokens: int = 0
     first_token: float = 0.0
     gaps: list[float] = field(default_factory=list)
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
 
     def add(self, text: str, tokens: int, seconds: float) -> None:
         """Take what a chunk has brought.
@@ -109,7 +113,9 @@ async def _read(client: httpx.AsyncClient, body: Mapping[str, Any], text: Served
             raise InputError(f"{client.base_url}: {reply.status_code} {(await reply.aread()).decode()[:300]}")
         async for line in reply.aiter_lines():
             for chunk in _chunks(line):
-                now, tokens = time.perf_counter(), chunk["usage"]["completion_tokens"]
+                now, usage = time.perf_counter(), chunk["usage"]
+                tokens, text.prompt_tokens = usage["completion_tokens"], usage["prompt_tokens"]
+                text.cached_tokens = usage["prompt_tokens_details"]["cached_tokens"]
                 if tokens > text.tokens:
                     text.add("".join(choice["text"] for choice in chunk["choices"]), tokens, now - last)
                     last = now

@@ -97,6 +97,9 @@ def parse(tensors: Mapping[str, Tensor], config: Mapping[str, Any], first: int |
     hidden = len(projected) if projected is not None and projected.ndim else None
     made_for = target_sizes(text, {"hidden size": hidden})
     own = {name: tensors[name] for name in places(tensors, first)}
+    field, promised = promised_layers(config) or ("", 0)
+    if promised > len(found):
+        missing.append(f"{promised - len(found)} of the {promised} layers that {field} in config.json promises")
     problems = [*listed("missing", missing), *(flaw for name in sorted(own) for flaw in unusable(name, own[name]))]
     return MtpCheckpoint(KIND, nn.Module(), dict(tensors), made_for, tuple(problems), found)
 
@@ -154,7 +157,12 @@ def own_names(folder: Path, config: PreTrainedConfig) -> list[str]:
     Raises:
         ModelError: the folder's files cannot be read.
     """
-    found = places(tensor_names(folder), config.get_text_config().num_hidden_layers)
+    return names_among(tensor_names(folder), config.get_text_config().num_hidden_layers)
+
+
+def names_among(names: Iterable[str], layers: int) -> list[str]:
+    """The names of the MTP layers' tensors among those of a target that has so many layers of its own."""
+    found = places(names, layers)
     read = {part.partition(".")[0] for _, part in found.values()} & READ
     return [*found] if read else []
 

@@ -95,6 +95,8 @@ class BatchDrafting:
         except Exception as error:
             if is_out_of_memory(error) or isinstance(error, ConfigError):
                 raise  # a policy that answers wrongly has to be told, as in a lone text
+            if any(request.constraints.failed for request in requests):
+                raise
             return self._without(requests, error)
         return self._within_budget(requests, drafts, rows)
 

@@ -18,6 +18,7 @@ from drafttree.engine.batching.draft_switch import RoundRate
 from drafttree.engine.batching.engine_metrics import EngineMetrics, EngineRound
 from drafttree.engine.batching.kv_memory import KVMemory
 from drafttree.engine.batching.prompt_parts import choose_parts
+from drafttree.engine.batching.running_texts import RunningTexts
 from drafttree.engine.batching.scheduler import Scheduler
 from drafttree.engine.batching.served_request import ServedRequest
 from drafttree.engine.costs.round_costs import RoundTimes
@@ -81,6 +82,9 @@ class BatchLoop:
         self.memory, self.metrics = memory, EngineMetrics()
         self._loop, self._remember, self._budget = loop, remember, budget
         self._scheduler = Scheduler(max_batch, memory)
+        self._texts = RunningTexts(loop.prefixes, reads_hidden=loop.reads_hidden)
+        self._opened: list[ServedRequest] = []
+        memory.prefixes = loop.prefixes
         self._costs, self._switch = state.costs, state.switch
         self._drafting = BatchDrafting(loop, state, budget)
         self._predicted = RoundRate()
@@ -99,7 +103,9 @@ class BatchLoop:
     @property
     def ready(self) -> bool:
         """Whether a step would do anything: not where all requests wait for their texts to be read."""
-        return self._cancelled or self._scheduler.ready
+        scheduler = self._scheduler
+        cancelled = self._cancelled or any(served.reader.cancelled for served in scheduler.waiting)
+        return self.busy and (scheduler.ready or cancelled)
 
     def add(self, served: ServedRequest) -> None:
         """Let a request wait for its turn."""
@@ -110,14 +116,20 @@ class BatchLoop:
     def step(self) -> None:
         """Advance every request that runs by one round. An error of one of them ends that one alone."""
         self._drop_cancelled()
+        for unread in self._scheduler.pause_unread():
+            self._loop.close(unread.request)
+        self._forget_ended()
+        broken = False
         try:
             self._admit()
-            self._advance([served for served in self._scheduler.running if not served.reader.full])
+            self._advance(self._scheduler.running)
         except Exception as error:
-            if is_out_of_memory(error):
+            broken = not is_out_of_memory(error)
+            if not broken:
                 self._relieve(error)
-            else:
-                self._advance_one_by_one()
+        if broken:  # not where the error is handled: what one request raises then would be told as of another's
+            self._advance_one_by_one()
+        self._forget_ended()  # there may be no next round soon, and they have rows
         self.metrics.running, self.metrics.waiting = len(self._scheduler.running), len(self._scheduler.waiting)
 
     def stop(self, reason: str) -> None:
@@ -137,25 +149,39 @@ class BatchLoop:
 
     def _drop_cancelled(self) -> None:
         for served in self._scheduler.requests:
-            if served.cancelled or self._cancelled:
+            if reason := served.reader.cancelled or ("cancelled" if self._cancelled else None):
                 self._scheduler.remove(served)
                 self.metrics.cancelled += 1
-                served.end(served.cancel_reason)
+                served.end(reason)
+
+    def _forget_ended(self) -> None:
+        self._texts.limit_to(self._scheduler.running)
+        self._opened = [served for served in self._opened if served.holds_rows]
 
     def _admit(self) -> None:
-        for served in self._scheduler.set_aside():
-            self._loop.close(served.request)
+        opened = [served for served in self._opened if served in self._scheduler.running]
+        self._opened = [served for served in self._opened if served not in opened]
         admitted = self._scheduler.admit()
         resting = self._budget is None and self._switch.rests(len(self._scheduler.running))
-        for place, served in enumerate(admitted):
+        for place, served in enumerate(waiting := [*opened, *admitted]):
             try:
-                self._loop.open(served.request)
-                self._loop.begin(served.request, resting=resting)
+                if served in admitted:
+                    self._loop.open(served.request)
+                self._begin(served, resting=resting)
             except Exception as error:
                 if is_out_of_memory(error) and self._has_room_to_make:
-                    self._put_back(admitted[place:])
+                    self._put_back(waiting[place:])
                     return
                 self._fail(served, error)
+
+    def _begin(self, served: ServedRequest, *, resting: bool) -> None:
+        """Let an opened request begin, or wait while another one reads the beginning of its prompt."""
+        request = served.request
+        if self._texts.is_being_read(request):
+            self._opened.append(served)
+            return
+        self._loop.begin(request, resting=resting, running=self._texts.shared_with(request))
+        self._texts.add(served)
 
     def _advance(self, running: Sequence[ServedRequest]) -> None:
         """One round, and what stands before and after it."""
@@ -171,7 +197,8 @@ class BatchLoop:
         self._learn(plan, drafts, self._turn(plan, drafts, sum(committed), clock))
 
     def _plan(self, running: Sequence[ServedRequest]) -> Plan:
-        reading = [served.request for served in running if served.request.unread]
+        turns = self._scheduler.by_turns(running)
+        reading = [served.request for served in turns if served.request.unread and served not in self._opened]
         writing = [served for served in running if not served.request.unread]
         return Plan(writing, choose_parts(reading, len(writing), self._costs))
 
@@ -280,7 +307,7 @@ class BatchLoop:
     def _advance_one_by_one(self) -> None:
         """Advance each request by a round of its own, after one of them has broken the pass of all."""
         self._drop_drafted()
-        for served in [each for each in self._scheduler.running if not each.reader.full]:
+        for served in list(self._scheduler.running):
             try:
                 self._advance([served])
             except Exception as error:
@@ -292,7 +319,7 @@ class BatchLoop:
     @property
     def _has_room_to_make(self) -> bool:
         """Whether other requests could wait, or kept beginnings of texts could go, where memory ran out."""
-        return len(self._scheduler.running) > 1 or self._loop.prefixes.tokens > 0
+        return len(self._scheduler.running) > 1 or bool(self._scheduler.paused) or self._loop.prefixes.tokens > 0
 
     def _relieve(self, error: Exception) -> None:
         """Make room after memory ran out in a pass: half of the batch waits again, or the only request fails."""
@@ -304,8 +331,7 @@ class BatchLoop:
                 self._fail(served, error)
 
     def _put_back(self, requests: Sequence[ServedRequest]) -> None:
-        self._scheduler.put_back(requests)
-        self._make_room(requests)
+        self._make_room(self._scheduler.put_back(requests))
 
     def _make_room(self, waiting: Sequence[ServedRequest]) -> None:
         """Drop kept beginnings of texts, and the rows of requests that wait again: their tokens are read again."""

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import threading
+import traceback
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
@@ -23,27 +24,23 @@ class Handle(Reader):
     Chunks are given out once, to one reader at a time; the whole may be asked for as often and from as many threads as
     wanted. Leaving a loop over it early cancels nothing: call `cancel`.
 
+    A handle knows nothing of its request, so the memory of a text is given back when it ends, whoever keeps the handle.
+
     Args:
-        cancel: tells the engine that nobody wants the rest, and the finish reason.
+        wake: lets the engine look whether the text was cancelled, or is read again.
         metrics: metrics of the text; they grow while it is written.
-        max_unread: chunks that may wait to be read before the text waits, None for any number.
-        resume: tells the engine that there is room for chunks again, which is when half of them have been read.
+        max_unread: chunks that may wait to be read before the text pauses until half of them have been; None for any
+            number.
 
     Attributes:
         metrics: as given.
-        full: whether the text waits until more of it is read.
+        full: whether the text pauses until more of it is read.
     """
 
-    def __init__(
-        self,
-        cancel: Callable[[str], None],
-        metrics: Metrics,
-        max_unread: int | None = None,
-        resume: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, wake: Callable[[], None], metrics: Metrics, max_unread: int | None = None) -> None:
         self.metrics = metrics
         self.full = False
-        self._cancel, self._resume = cancel, resume
+        self._wake = wake
         self._max_unread = math.inf if max_unread is None else max_unread
         self._changed = threading.Condition()
         self._chunks: deque[Chunk] = deque()
@@ -71,7 +68,8 @@ class Handle(Reader):
         Args:
             reason: its finish reason.
         """
-        self._cancel(reason)
+        self.cancelled = reason
+        self._wake()
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Call back now, and whenever there is more of the text or it has ended.
@@ -139,7 +137,7 @@ class Handle(Reader):
                 chunk = self._chunks.popleft()
                 if self.full and len(self._chunks) <= self._max_unread // 2:
                     self.full = False
-                    self._resume()
+                    self._wake()
                 return chunk
         self._reader = lambda: None
         self._raise_error()
@@ -180,6 +178,8 @@ class Handle(Reader):
             self._tell()
 
     def end(self, ended: Ended) -> None:
+        if isinstance(ended, Exception):
+            _without_frames(ended)
         with self._changed:
             self._ended = ended
             self._tell()
@@ -201,6 +201,18 @@ class Handle(Reader):
     def _raise_error(self) -> None:
         if error := self.error:
             raise error
+
+
+class EngineTraceback(Exception):
+    """The traceback of an error in an engine's thread, as text."""
+
+
+def _without_frames(error: Exception) -> None:
+    """Keep the traceback of an error as text: its frames would keep all rows of the round where it was raised."""
+    if not isinstance(error.__cause__, EngineTraceback):
+        error.__cause__ = EngineTraceback("\n" + "".join(traceback.format_exception(error)))
+        error.__context__ = None
+    error.__traceback__ = None
 
 
 class _Chunks(Iterator[Chunk], AsyncIterator[Chunk]):

@@ -1,12 +1,9 @@
 """How many rows the KV caches of an engine may have together."""
 
-import math
-
-import torch
-
 from drafttree.core.counts import check_count
 from drafttree.core.errors import ContextError
-from drafttree.core.machine_memory import machine_memory
+from drafttree.engine.prefix_cache import PrefixCache
+from drafttree.engine.row_memory import rows_in_memory
 from drafttree.models import Model
 
 SHARE = 0.5
@@ -23,6 +20,7 @@ class KVMemory:
     Attributes:
         rows: as given, or found; infinite where the size of a row or of the memory is not known.
         reserved: rows that are reserved by the requests that run.
+        prefixes: beginnings of finished texts, whose rows count as well, and go where a request needs the room.
 
     Raises:
         ConfigError: `max_tokens` is no whole number of at least 1.
@@ -31,8 +29,9 @@ class KVMemory:
     def __init__(self, target: Model, max_tokens: int | None = None) -> None:
         if max_tokens is not None:
             check_count("max_kv_tokens", max_tokens, ", or None for what fits")
-        self.rows = _rows_that_fit(target) if max_tokens is None else float(max_tokens)
+        self.rows = rows_in_memory(target, SHARE) if max_tokens is None else float(max_tokens)
         self.reserved = 0
+        self.prefixes = PrefixCache(0)
 
     @property
     def usage(self) -> float:
@@ -52,23 +51,9 @@ class KVMemory:
             )
 
     def fits(self, rows: int) -> bool:
-        """Whether so many more rows can be reserved."""
-        return self.reserved + rows <= self.rows
-
-
-def _rows_that_fit(target: Model) -> float:
-    layout = getattr(target.new_cache(1), "layout", None)
-    memory = _memory(target.device)
-    if layout is None or memory is None:
-        return math.inf
-    width = getattr(target, "dtype", torch.float32).itemsize
-    row = width * sum(heads * size * slots for heads, size, slots in layout.buffers)
-    return SHARE * memory // row if row else math.inf
-
-
-def _memory(device: torch.device) -> int | None:
-    """Bytes that are free on a GPU, or that the machine has; None where the system does not tell."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    memory = machine_memory()
-    return memory.total if memory else None
+        """Whether so many more rows can be reserved; what is kept of finished texts has made room for them then."""
+        room = self.rows - self.reserved - rows
+        if room < 0:
+            return False
+        self.prefixes.shrink(room)
+        return True

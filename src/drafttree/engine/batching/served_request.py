@@ -1,6 +1,7 @@
 """A request in an engine: its place in the queue, what it reserves, and who is told of its text."""
 
 import time
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from drafttree.engine.generation import Chunk, Generation
@@ -15,9 +16,12 @@ class Reader:
     """Told of a request's text by the thread that owns the model; by default it does not listen.
 
     Attributes:
-        full: whether it takes no more for now; the text waits.
+        cancelled: the finish reason with which the text is to end at the next round, None while its rest is wanted;
+            set by any thread.
+        full: whether it takes no more for now, so that the text pauses; only a chunk makes it so.
     """
 
+    cancelled: str | None = None
     full = False
 
     def chunk(self, chunk: Chunk) -> None:
@@ -35,15 +39,17 @@ class ServedRequest:
         request: the text, its options and its state.
         reader: told of the text.
         order: place in the order of arrival; the smallest came first.
-        cancelled: whether nobody wants the rest of its text; set by any thread.
-        cancel_reason: the finish reason of its text then.
+        group: shared by texts that share the batch with others as one text would.
+        turn: place among the waiting texts of groups that have as many running; the smallest is next.
+        holds_rows: whether its rows are reserved: it runs, or it pauses.
     """
 
     request: Request
     reader: Reader = field(default_factory=Reader)
     order: int = 0
-    cancelled: bool = False
-    cancel_reason: str = "cancelled"
+    group: Hashable = field(default_factory=object)
+    turn: int = 0
+    holds_rows: bool = False
     _last: float = field(default_factory=time.perf_counter)
 
     @property
@@ -61,10 +67,6 @@ class ServedRequest:
         """End the text here, for a reason of ours, and tell the reader."""
         self.request.end(reason)
         self.publish(len(self.request.tokens))
-
-    def cancel(self, reason: str) -> None:
-        """End the text at the next round, for a reason."""
-        self.cancel_reason, self.cancelled = reason, True
 
     def record(self, turn: Round) -> None:
         """Count a round, with the time since the last one or since the request came."""

@@ -147,7 +147,7 @@ class Trace:
     Attributes:
         prompt: the prompt before the text.
         pieces: the text, in a piece per token; a token may add nothing to it.
-        setting: target, drafter, policy, verifier, temperature and seed, each in words.
+        setting: names of target, drafter, policy and verifier, then precision, temperature, seed and fidelity in words.
         sampled: whether the children in the trees were drawn.
         finish_reason: why the text ended, as `Generation` has it.
         rounds: the rounds in order.

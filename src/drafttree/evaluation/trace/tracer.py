@@ -13,6 +13,8 @@ from drafttree.evaluation.trace.recording import recording
 from drafttree.evaluation.trace.rounds import RoundReader
 from drafttree.evaluation.trace.token_texts import TokenTexts
 from drafttree.evaluation.trace.trace import Trace, TracedRound
+from drafttree.loading import VERIFIER_CLASSES
+from drafttree.loading.names import PartNames
 
 
 class Tracer:
@@ -87,11 +89,9 @@ class Tracer:
 def _setting(decoder: Decoder, request: Request) -> dict[str, str]:
     """The setting of a text in words."""
     sampling = request.verifier.sampling
+    names = PartNames.of(decoder)._replace(verifier=VERIFIER_CLASSES.name_of(type(request.verifier)))
     return {
-        "target": repr(decoder.target),
-        "drafter": "none" if decoder.drafter is None else repr(decoder.drafter),
-        "policy": repr(request.policy),
-        "verifier": type(request.verifier).__name__,
+        **names._asdict(),
         "temperature": f"{sampling.temperature:g}",
         "seed": str(sampling.seed),
         "text": request.fidelity.words,

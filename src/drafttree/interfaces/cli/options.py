@@ -80,6 +80,10 @@ DraftTemperature = Annotated[
     typer.Option(help="Divides the drafter's logits; below 1 it is trusted more. By default 1, or as it was tuned."),
 ]
 MaxBatch = Annotated[int, typer.Option(min=1, help="Texts that are written at once, at most.")]
+PrefixTokens = Annotated[
+    int | None,
+    typer.Option(min=0, help="Tokens of texts kept for prompts that begin alike; by default what fits, 0 shares none."),
+]
 Seed = Annotated[int, typer.Option(help="Random seed.")]
 Length = Annotated[int, typer.Option(min=1, help="Tokens to generate at most, per prompt.")]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end of the text.")]

@@ -10,7 +10,7 @@ import typer
 from drafttree.core.counts import MAX_BATCH
 from drafttree.core.errors import ConfigError
 from drafttree.interfaces.cli.option_groups import DecoderOptions, grouped
-from drafttree.interfaces.cli.options import MaxBatch
+from drafttree.interfaces.cli.options import MaxBatch, PrefixTokens
 
 NEEDED = ("fastapi", "uvicorn", "sse_starlette", "prometheus_client", "jinja2")
 """The packages of the extra `serve`, by module."""
@@ -26,6 +26,10 @@ def serve(
     timeout: Annotated[
         float | None, typer.Option(min=0.001, help="Seconds after which a text ends where it is; by default never.")
     ] = None,
+    prefix_tokens: PrefixTokens = None,
+    grammar_timeout: Annotated[
+        float, typer.Option(min=0.001, help="Seconds that compiling the grammar of a request may take.")
+    ] = 30,
     host: Annotated[str, typer.Option(help='Address to listen at; "0.0.0.0" for all of this machine.')] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 for a free one.")] = 8000,
     api_key: Annotated[
@@ -46,7 +50,8 @@ def serve(
         float, typer.Option(min=0, max=86400, help="Seconds after SIGTERM at which texts that still run have ended.")
     ] = 10,
     served_model_name: Annotated[
-        str | None, typer.Option(help="Name that requests use for the model; by default MODEL.")
+        list[str] | None,
+        typer.Option(help="Name that requests use for the model, by default MODEL; may be repeated."),
     ] = None,
 ) -> None:
     """Serve a model over HTTP as OpenAI's API does, many requests at once, with a playground at /.
@@ -63,8 +68,10 @@ def serve(
     from drafttree.interfaces.server.lifecycle import listen, run
     from drafttree.interfaces.server.serving import ServerSettings
 
+    names = served_model_name or [model]
     settings = ServerSettings(
-        model_name=served_model_name or model,
+        model_name=names[0],
+        other_names=tuple(names[1:]),
         api_key=api_key,
         cors=tuple(cors or ()),
         max_batch=max_batch,
@@ -72,6 +79,8 @@ def serve(
         timeout=timeout,
         grace=grace,
         allowed_hosts=(*own_names(host), *map(str.lower, allowed_hosts or ())),
+        prefix_tokens=prefix_tokens,
+        grammar_timeout=grammar_timeout,
     )
     with listen(host, port) as listener:
         from drafttree.interfaces.server.app import create_app

@@ -11,7 +11,7 @@ import typer
 from drafttree.core.counts import MAX_BATCH
 from drafttree.core.errors import ConfigError
 from drafttree.interfaces.cli.option_groups import DecoderOptions, grouped
-from drafttree.interfaces.cli.options import MaxBatch
+from drafttree.interfaces.cli.options import MaxBatch, PrefixTokens
 
 
 class Discovery(StrEnum):
@@ -37,6 +37,7 @@ def worker(
     max_kv_tokens: Annotated[
         int | None, typer.Option(min=1, help="Rows of all KV caches; by default half of the memory.")
     ] = None,
+    prefix_tokens: PrefixTokens = None,
 ) -> None:
     """Write texts for NVIDIA Dynamo's frontend, beside other workers of the same model; see docs/fleet.md.
 
@@ -49,7 +50,8 @@ def worker(
     from drafttree.interfaces.dynamo.supervisor import supervise
 
     _check_extra()
-    settings = FleetSettings(model, served_model_name or model, discovery.value, namespace, max_batch, max_kv_tokens)
+    name = served_model_name or model
+    settings = FleetSettings(model, name, discovery.value, namespace, max_batch, max_kv_tokens, prefix_tokens)
     serves = partial(_serve, model, models, settings)
     if discovery is not Discovery.FILE:
         serves(lambda _: None)

@@ -16,6 +16,7 @@ class FleetSettings:
         namespace: the namespace of the fleet.
         max_batch: texts that are written at once, at most.
         max_kv_tokens: rows of all KV caches, None for what fits.
+        prefix_tokens: as for `Engine`.
     """
 
     model: str
@@ -24,6 +25,7 @@ class FleetSettings:
     namespace: str
     max_batch: int
     max_kv_tokens: int | None
+    prefix_tokens: int | None = None
 
     @property
     def files(self) -> str:

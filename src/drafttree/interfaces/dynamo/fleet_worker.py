@@ -16,7 +16,7 @@ from dynamo.common.backend import (  # pyright: ignore[reportMissingImports]
 )
 from dynamo.common.backend.health_check import build_health_check_payload  # pyright: ignore[reportMissingImports]
 from dynamo.common.backend.metrics import register_engine_registry  # pyright: ignore[reportMissingImports]
-from dynamo.common.backend.publisher import ComponentSnapshot  # pyright: ignore[reportMissingImports]
+from dynamo.common.backend.publisher import ComponentSnapshot, PushSource  # pyright: ignore[reportMissingImports]
 from dynamo.llm.exceptions import EngineShutdown, InvalidArgument  # pyright: ignore[reportMissingImports]
 from prometheus_client import CollectorRegistry
 
@@ -25,6 +25,7 @@ from drafttree.engine.batching import Engine, Handle
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.pass_recording import record_passes
 from drafttree.interfaces.dynamo.fleet_settings import FleetSettings
+from drafttree.interfaces.dynamo.kept_blocks import KeptBlocks
 from drafttree.interfaces.dynamo.released_chunks import ReleasedChunks
 from drafttree.interfaces.dynamo.request_options import read_options
 from drafttree.interfaces.server.metrics import EngineCollector
@@ -50,7 +51,12 @@ class FleetWorker(LLMEngine):
 
     def __init__(self, decoder: Decoder, settings: FleetSettings, registered: Callable[[int], None]) -> None:
         self._decoder, self._settings, self._registered = decoder, settings, registered
-        self._engine = Engine(decoder, max_batch=settings.max_batch, max_kv_tokens=settings.max_kv_tokens)
+        self._engine = Engine(
+            decoder,
+            max_batch=settings.max_batch,
+            max_kv_tokens=settings.max_kv_tokens,
+            prefix_tokens=settings.prefix_tokens,
+        )
         record_passes(decoder, settings.max_batch, self._engine.memory.rows)
         self._handles: dict[str, Handle] = {}
         self._publisher: Any = None
@@ -110,6 +116,7 @@ class FleetWorker(LLMEngine):
             self._publishing.cancel()
             with suppress(asyncio.CancelledError):
                 await self._publishing
+        self._decoder.prefixes.observe(None)
         await asyncio.to_thread(self._engine.close, drain=True)
 
     def close(self) -> None:
@@ -125,6 +132,13 @@ class FleetWorker(LLMEngine):
         registry = CollectorRegistry(auto_describe=False)
         registry.register(EngineCollector(self._engine, {"model_name": self._settings.name}))
         register_engine_registry(metrics, registry)
+
+    async def kv_event_sources(self) -> list[Any]:
+        """One source: what is kept of finished texts, so that the router sends prompts to where they begin."""
+        return [PushSource(on_ready=self._tell_of_blocks, dp_rank=0)]
+
+    def _tell_of_blocks(self, publisher: Any) -> None:
+        self._decoder.prefixes.observe(KeptBlocks(publisher, BLOCK))
 
     def component_metrics_dp_ranks(self) -> list[int]:
         """One rank, whose use of the KV cache is published."""

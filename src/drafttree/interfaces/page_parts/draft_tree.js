@@ -165,6 +165,27 @@ function listNodes(table, nodes, why) {
   fill(table, head, make("tbody", {}, ...rows));
 }
 
+// A bar for every round, as high as it has accepted and bonus tokens; `go` is told which round is pointed at.
+function drawStrip(strip, rounds, go) {
+  const most = Math.max(...rounds.map((round) => round.c), 1);
+  const gap = rounds.length <= 250 ? 0.18 : 0;
+  const bars = rounds.flatMap((round, index) => [
+    make("rect", { class: "a", x: index + gap / 2, width: 1 - gap, y: most - round.c, height: round.a }),
+    make("rect", { class: "b", x: index + gap / 2, width: 1 - gap, y: most - round.c + round.a, height: round.c - round.a }),
+  ]);
+  strip.setAttribute("viewBox", `0 0 ${Math.max(rounds.length, 1)} ${most}`);
+  fill(strip, make("rect", { class: "cursor", y: 0, width: 1, height: most }), ...bars);
+  const point = (event) => {
+    const style = getComputedStyle(strip), box = strip.getBoundingClientRect();
+    const [left, right] = [parseFloat(style.paddingLeft), parseFloat(style.paddingRight)];
+    go(Math.floor(((event.clientX - box.left - left) / (box.width - left - right)) * rounds.length));
+  };
+  strip.onpointerdown = (event) => { strip.setPointerCapture(event.pointerId); point(event); };
+  strip.onpointermove = (event) => { if (event.buttons) point(event); };
+}
+
+const markStrip = (strip, round) => strip.querySelector(".cursor")?.setAttribute("x", round);
+
 // The shown node above or below another one.
 function neighbour(shown, index, direction) {
   const by_row = [...shown].sort((a, b) => a.row - b.row || a.depth - b.depth);

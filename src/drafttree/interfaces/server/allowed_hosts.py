@@ -36,7 +36,8 @@ class AllowedHosts:
             await self._app(scope, receive, send)
             return
         message = f"this server is not called {host!r}; if it should be, start it with --allowed-hosts and that name"
-        await ServerError(421, message, code="host_not_allowed").response(scope, receive, send)
+        refusal = ServerError(421, message, code="host_not_allowed")
+        await refusal.response_to(scope["path"])(scope, receive, send)
 
     def _allows(self, name: str | None) -> bool:
         return ANY in self._hosts or (name is not None and (name in self._hosts or _is_address(name)))

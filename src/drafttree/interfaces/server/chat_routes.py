@@ -11,7 +11,6 @@ from fastapi import APIRouter, Response
 from transformers import PreTrainedTokenizerBase
 
 from drafttree.engine.chat import render_chat, turn_end
-from drafttree.engine.compatibility import is_text_of_seed
 from drafttree.interfaces.server.answer import Answer
 from drafttree.interfaces.server.choices import Choices
 from drafttree.interfaces.server.engine_options import engine_options, seeds
@@ -34,19 +33,30 @@ router = APIRouter(prefix="/v1/chat", tags=["chat"])
 @router.post("/completions", response_model=ChatCompletion, responses=STREAMED)
 async def answer(request: ChatRequest, serving: Serving) -> Response:
     """Answer a conversation, at once or as a stream of chunks."""
+    choices, answers = await begin_answers(request, serving)
+    head = reply_head("chatcmpl", request, serving)
+    reply = Reply(
+        choices,
+        answers,
+        partial(ChatCompletionChunk, object="chat.completion.chunk", **head),
+        partial(ChatCompletion, object="chat.completion", **head),
+    )
+    return await reply.response(request)
+
+
+async def begin_answers(request: ChatRequest, serving: ServingContext) -> tuple[Choices, list[Answer]]:
+    """Let the answers to a conversation into the engine: how it writes them, and how they are read.
+
+    Raises:
+        ServerError: as for `check_model`, `Admission.check` and `Choices.submit`.
+        DraftTreeError: as for `render_chat` and `engine_options`.
+    """
     serving.check_model(request.model)
     serving.admission.check()
     prompt, options = await asyncio.to_thread(_prepare, request, serving)
     names = await asyncio.to_thread(TokenNames, serving.decoder) if request.logprobs else None
     choices = await Choices.submit(serving, [prompt], [options], seeds(request))
-    head = reply_head("chatcmpl", serving)
-    reply = Reply(
-        choices,
-        [Answer(index, names, _calls(request)) for index in range(request.choices)],
-        partial(ChatCompletionChunk, object="chat.completion.chunk", **head),
-        partial(ChatCompletion, object="chat.completion", **head),
-    )
-    return await reply.response(request)
+    return choices, [Answer(index, names, _calls(request)) for index in range(request.choices)]
 
 
 def _prepare(request: ChatRequest, serving: ServingContext) -> tuple[list[int], dict[str, Any]]:
@@ -56,8 +66,6 @@ def _prepare(request: ChatRequest, serving: ServingContext) -> tuple[list[int], 
     options = engine_options(request, decoder, len(prompt), request.limit)
     if end := turn_end(decoder.tokenizer):
         options["stop"] = [*(request.stop or ()), end]
-    if decoder.verifier is None or is_text_of_seed(decoder.verifier):
-        options["reuse_prefix"] = True
     return prompt, options | {"logprobs": request.wanted_logprobs}
 
 
@@ -83,7 +91,7 @@ def read_prompt(request: ChatRequest, tokenizer: Any, context: int | None = None
     tools = [] if request.tool_choice == "none" else request.tools or []
     if "tools" in template and BEGIN in template:
         messages = [_native(message, template) for message in request.messages]
-        described = [tool.model_dump(exclude_none=True) for tool in tools] or None
+        described = [tool.model_dump(exclude_none=True, exclude={"cache_control"}) for tool in tools] or None
         return render_chat(messages, tokenizer, context, **{**variables, "tools": described})
     messages = [_as_text(message, template) for message in request.messages]
     return render_chat(_with_tools(messages, tools), tokenizer, context, **variables)

@@ -8,7 +8,7 @@ from typing import Any
 
 from drafttree.engine.batching import Handle
 from drafttree.engine.generation import Chunk
-from drafttree.engine.metrics import Round
+from drafttree.engine.metrics import Metrics, Round
 from drafttree.interfaces.server.errors import ServerError
 from drafttree.interfaces.server.protocol.replies import CompletionTokensDetails, PromptTokensDetails, Usage
 from drafttree.interfaces.server.serving import ServingContext
@@ -50,16 +50,19 @@ class Choices:
             wanted: False where the reply has no text, only what is known of the prompts.
 
         Raises:
-            ServerError: there are too many for the server's queue, now or ever.
+            ServerError: there are too many for the server's queue, now or ever, or as for `Grammars.compiled`.
             DraftTreeError: as for `Engine.submit`.
         """
         handles: list[Handle] = []
+        group = object()  # however many they are, they take turns with other requests' texts
         texts = len(prompts) * len(seeds)
         if texts > (most := serving.settings.max_texts):
             raise ServerError(400, f"{texts} texts are more than the server takes at once, {most}", param="n")
+        async with serving.admission.preparing():
+            options = [await serving.grammars.compiled(each) for each in options]
         try:
             for (prompt, given), seed in product(zip(prompts, options, strict=True), seeds):
-                handles.append(await serving.admission.submit(prompt, **given, seed=seed))
+                handles.append(await serving.admission.submit(prompt, **given, seed=seed, group=group))
         except BaseException:
             for handle in handles:
                 handle.cancel()
@@ -88,7 +91,7 @@ class Choices:
         metrics, prompt = [handle.metrics for handle in self._handles], sum(map(len, self._prompts))
         each = len(metrics) // len(self._prompts)
         firsts = range(0, len(metrics), each)
-        reused = sum(max(part.reused_tokens for part in metrics[first : first + each]) for first in firsts)
+        reused = sum(_not_read(metrics[first : first + each]) for first in firsts)
         drafted = sum(each.count() for each in self._drafted)
         return Usage(
             prompt_tokens=prompt,
@@ -100,6 +103,11 @@ class Choices:
                 rejected_prediction_tokens=max(drafted - self._accepted, 0),
             ),
         )
+
+
+def _not_read(texts: Sequence[Metrics]) -> int:
+    """Tokens of a prompt that none of its texts had to read: what one of them reads, the others take from it."""
+    return min((metrics.reused_tokens for metrics in texts if metrics.rounds), default=0)
 
 
 class DraftedTokens:

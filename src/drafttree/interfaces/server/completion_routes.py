@@ -30,7 +30,7 @@ async def complete(request: CompletionRequest, serving: Serving) -> Response:
     names = await asyncio.to_thread(TokenNames, serving.decoder) if request.wanted_logprobs else None
     choices = await Choices.submit(serving, prompts, options, seeds(request), wanted=request.limit > 0)
     echoes = [_echo(request, place, tokens, serving) for place, tokens in enumerate(prompts) for _ in seeds(request)]
-    make = partial(Completion, object="text_completion", **reply_head("cmpl", serving))
+    make = partial(Completion, object="text_completion", **reply_head("cmpl", request, serving))
     texts = [Continuation(index, names, echo) for index, echo in enumerate(echoes)]
     return await Reply(choices, texts, make, make).response(request)
 

@@ -1,6 +1,7 @@
 """A connection to a client: it ends where a request does not arrive, or where its reply is not read."""
 
 import asyncio
+from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
@@ -15,6 +16,10 @@ class Connection(AutoHTTPProtocol):  # pyright: ignore[reportGeneralTypeIssues]
 
     Nothing is kept for a client beyond what the system takes: until it reads, whoever writes for it waits.
     """
+
+    loop: asyncio.AbstractEventLoop
+    transport: asyncio.Transport
+    cycle: Any
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin, with a request that is to arrive."""

@@ -2,19 +2,18 @@
 
 import json
 from collections.abc import Iterable
-from functools import lru_cache
 from typing import Any
 
-from drafttree.constraints import grammar
-from drafttree.constraints.grammar import Grammar
 from drafttree.engine.decoder import Decoder
 from drafttree.interfaces.server.errors import ServerError
+from drafttree.interfaces.server.grammar_process import WantedGrammar
 from drafttree.interfaces.server.protocol.messages import NamedTool
 from drafttree.interfaces.server.protocol.request_fields import (
     INT64,
     JsonObjectFormat,
     JsonSchemaFormat,
     SamplingFields,
+    SeveralTexts,
     StructuredOutputs,
 )
 from drafttree.interfaces.server.protocol.requests import ChatRequest
@@ -29,7 +28,7 @@ SAME_NAMES = ("top_p", "min_p", "presence_penalty", "frequency_penalty", "repeti
 
 
 def engine_options(request: SamplingFields, decoder: Decoder, prompt_length: int, wanted: int | None) -> dict[str, Any]:
-    """The options of a prompt's texts, all but their seeds.
+    """The options of a prompt's texts, all but their seeds; their grammar is yet to be compiled.
 
     Args:
         request: what the client asks for.
@@ -40,7 +39,6 @@ def engine_options(request: SamplingFields, decoder: Decoder, prompt_length: int
     Raises:
         ServerError: a token id is outside the vocabulary, the grammar is too long, or prompt and text do not fit into
             the model's context.
-        ConfigError: the grammar is malformed.
     """
     limit = _limit(wanted, prompt_length, decoder)
     options = {name: value for name in SAME_NAMES if (value := getattr(request, name)) is not None}
@@ -64,16 +62,16 @@ def _token_options(request: SamplingFields, decoder: Decoder, limit: int) -> dic
         found["min_new_tokens"] = request.min_tokens
     if request.logit_bias:
         bias = {int(token): added for token, added in request.logit_bias.items()}
-        _check_tokens("logit_bias", bias, decoder)
+        check_tokens("logit_bias", bias, decoder)
         found["sequence_bias"] = [[[token], float(added)] for token, added in bias.items()]
     if request.stop_token_ids:
-        _check_tokens("stop_token_ids", request.stop_token_ids, decoder)
+        check_tokens("stop_token_ids", request.stop_token_ids, decoder)
         found["eos_token_id"] = [*(() if request.ignore_eos else decoder.eos), *request.stop_token_ids]
         found["ignore_eos"] = False
     return found
 
 
-def seeds(request: SamplingFields) -> list[int | None]:
+def seeds(request: SeveralTexts) -> list[int | None]:
     """The seed of each of a prompt's texts: they differ, and the first one's is the request's."""
     if request.seed is None:
         return [None] * request.choices
@@ -97,19 +95,23 @@ def _limit(wanted: int | None, prompt_length: int, decoder: Decoder) -> int:
     return wanted if wanted is not None else min(default, default if room is None else room)
 
 
-def _check_tokens(field: str, tokens: Iterable[int], decoder: Decoder) -> None:
+def check_tokens(field: str, tokens: Iterable[int], decoder: Decoder) -> None:
+    """Refuse token ids that the model does not have.
+
+    Raises:
+        ServerError: names the field and the first of them.
+    """
     vocab = decoder.target.vocab_size
     if wrong := next((token for token in tokens if token >= vocab), None):
         message = f"{field}: token id {wrong} is outside the vocabulary of {vocab}"
         raise ServerError(400, message, param=field)
 
 
-def reply_grammar(request: SamplingFields) -> Grammar | None:
+def reply_grammar(request: SamplingFields) -> WantedGrammar | None:
     """The grammar that the texts of a request must follow, None for any text.
 
     Raises:
         ServerError: it is too long.
-        ConfigError: it is malformed, or a part of it would not be enforced.
     """
     if request.structured_outputs:
         return _of_outputs(request.structured_outputs)
@@ -117,8 +119,9 @@ def reply_grammar(request: SamplingFields) -> Grammar | None:
         return None
     schema = _schema(request)
     if request.callable_tools:
-        return _made("structural_tag", _dump(_with_calls(request, schema), "tools"))
-    return None if schema is None else _made("json_schema", _dump(schema, "response_format"))
+        return WantedGrammar("structural_tag", _dump(_with_calls(request, schema), "tools"), "tools")
+    field = "response_format"
+    return None if schema is None else WantedGrammar("json_schema", _dump(schema, field), field)
 
 
 def _schema(request: ChatRequest) -> dict[str, Any] | None:
@@ -144,16 +147,17 @@ def _with_calls(request: ChatRequest, schema: dict[str, Any] | None) -> dict[str
     return {"type": "triggered_tags", "triggers": [BEGIN], "tags": tags, "stop_after_first": single}
 
 
-def _of_outputs(outputs: StructuredOutputs) -> Grammar:
+def _of_outputs(outputs: StructuredOutputs) -> WantedGrammar:
     field = "structured_outputs"
     if outputs.regex is not None:
-        return _made("regex", _short(outputs.regex, field))
+        return WantedGrammar("regex", _short(outputs.regex, field), field)
     if outputs.grammar is not None:
-        return _made("ebnf", _short(outputs.grammar, field))
+        return WantedGrammar("ebnf", _short(outputs.grammar, field), field)
     if outputs.choice is not None:
-        return _made("json_choice", _dump(outputs.choice, field))
+        return WantedGrammar("json_choice", _dump(outputs.choice, field), field)
     schema = ANY_OBJECT if outputs.json_schema is None else outputs.json_schema
-    return _made("json_schema", _short(schema, field) if isinstance(schema, str) else _dump(schema, field))
+    text = _short(schema, field) if isinstance(schema, str) else _dump(schema, field)
+    return WantedGrammar("json_schema", text, field)
 
 
 def _dump(value: Any, field: str) -> str:
@@ -169,19 +173,3 @@ def _short(text: str, field: str) -> str:
         message = f"{field} has {len(text)} characters as JSON; give at most {MAX_LENGTH}"
         raise ServerError(400, message, param=field)
     return text
-
-
-@lru_cache(maxsize=32)
-def _made(kind: str, text: str) -> Grammar:
-    """A grammar; one that is asked for again is not compiled again."""
-    match kind:
-        case "regex":
-            return grammar.regex(text)
-        case "ebnf":
-            return grammar.ebnf(text)
-        case "json_choice":
-            quoted = (json.dumps(each, ensure_ascii=False) for each in json.loads(text))
-            return grammar.ebnf(f"root ::= {' | '.join(quoted)}")
-        case "structural_tag":
-            return grammar.structural_tag(json.loads(text))
-    return grammar.json_schema(text)

@@ -1,9 +1,10 @@
-"""Errors as OpenAI's API words them: `{"error": {message, type, param, code}}`."""
+"""Errors as OpenAI's API words them, `{"error": {message, type, param, code}}`, or Anthropic's on its routes."""
 
 import logging
 import sys
+import uuid
 from collections.abc import Container, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -18,6 +19,10 @@ logger = logging.getLogger("drafttree")
 INVALID, SERVER_ERROR = "invalid_request_error", "server_error"
 STATUS_CODES = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
 STATUS_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 503: "overloaded_error"}
+ANTHROPIC = "/v1/messages"
+"""The path, with those below it, whose errors have Anthropic's form."""
+NO_THREADS = "thread_unsupported_request"
+"""The code by which Anthropic's client knows that it must send whole conversations, and does."""
 
 
 class ErrorBody(BaseModel):
@@ -33,6 +38,27 @@ class ErrorReply(BaseModel):
     """Every reply but those with status 200."""
 
     error: ErrorBody
+
+
+class AnthropicErrorBody(BaseModel):
+    """What is wrong with a request, in Anthropic's words."""
+
+    type: str
+    message: str
+    details: dict[str, str] | None = None
+
+
+class AnthropicErrorReply(BaseModel):
+    """Every reply of Anthropic's routes but those with status 200, and the event that ends a stream that fails."""
+
+    type: Literal["error"]
+    error: AnthropicErrorBody
+    request_id: str
+
+
+def new_request_id() -> str:
+    """An id as Anthropic's replies have it in their header `request-id`."""
+    return f"req_{uuid.uuid4().hex}"
 
 
 class ServerError(Exception):
@@ -65,10 +91,22 @@ class ServerError(Exception):
         message, param = _as_text(self.message), self.param and _as_text(self.param)
         return {"error": {"message": message, "type": kind, "param": param, "code": self.code}}
 
-    @property
-    def response(self) -> JSONResponse:
-        """The reply with its status and headers."""
-        return JSONResponse(self.body, self.status, self.headers)
+    def anthropic_body(self, request_id: str) -> dict[str, Any]:
+        """The JSON of the reply in Anthropic's form."""
+        error = self.body["error"]
+        kind = "api_error" if error["type"] == SERVER_ERROR else error["type"]
+        found = {"type": kind, "message": error["message"]}
+        if self.code == NO_THREADS:
+            found["details"] = {"error_code": NO_THREADS}
+        return {"type": "error", "error": found, "request_id": request_id}
+
+    def response_to(self, path: str) -> JSONResponse:
+        """The reply to a request of a path, with its status and headers."""
+        if path != ANTHROPIC and not path.startswith(f"{ANTHROPIC}/"):
+            return JSONResponse(self.body, self.status, self.headers)
+        request_id = new_request_id()
+        headers = {**(self.headers or {}), "request-id": request_id}
+        return JSONResponse(self.anthropic_body(request_id), self.status, headers)
 
 
 def _as_text(quoted: str) -> str:
@@ -95,15 +133,15 @@ def add_error_handlers(app: FastAPI) -> None:
     """Answer every error of an application in this form."""
 
     async def answer(request: Request, error: Exception) -> JSONResponse:
-        return as_server_error(error).response
+        return as_server_error(error).response_to(request.url.path)
 
     async def answer_invalid(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        return _of_validation(error).response
+        return _of_validation(error).response_to(request.url.path)
 
     async def answer_http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        return _of_http(error, request).response
+        return _of_http(error, request).response_to(request.url.path)
 
     app.add_exception_handler(RequestValidationError, answer_invalid)
     app.add_exception_handler(HTTPException, answer_http)

@@ -15,10 +15,15 @@ from drafttree.engine.compatibility import precision_of
 from drafttree.interfaces.server.connection import Connection
 from drafttree.interfaces.server.serving import Admission, ServingContext
 
-ENDING, LEAVING = 0.8, 0.9
-"""Shares of the grace after which texts are ended where they are, and after which nobody is waited for."""
+LONG = 10.0
+"""Seconds from which on a grace is long; in a shorter one the next three times are shorter in proportion."""
+ENDING, LEAVING = 3.5, 2.5
+"""Seconds before the end at which texts are ended where they are, and at which nobody is waited for any more.
+
+Python itself takes a second to end behind torch and transformers.
+"""
 LAST_WORDS = 0.5
-"""Seconds at most that connections have to end once nothing is written any more."""
+"""Seconds that connections have to end once nothing is written any more."""
 STUCK = 5
 """Seconds that the rest may take; there is none, unless something does not end when it is told to."""
 
@@ -36,6 +41,7 @@ class DrainingServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, admission: Admission, grace: float, tell: Callable[[str], None]) -> None:
         super().__init__(config)
         self._admission, self._grace, self._tell = admission, grace, tell
+        self._pace = min(grace / LONG, 1)
         self._told = False
         self._begun = 0.0
 
@@ -51,16 +57,16 @@ class DrainingServer(uvicorn.Server):
         """Whether to end; asked several times a second."""
         if self._admission.draining:
             self._say_that_it_drains()
-            spent = time.monotonic() - self._begun
-            if spent > ENDING * self._grace:
+            self._admission.refuse_preparing()
+            left = self._begun + self._grace - time.monotonic()
+            if left < ENDING * self._pace:
                 self._admission.cancel_all()
-            self.should_exit |= not self._admission.busy or spent > LEAVING * self._grace
+            self.should_exit |= not self._admission.busy or left < LEAVING * self._pace
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End all connections, by force where they do not end soon by themselves."""
-        soon = min(LAST_WORDS, (1 - LEAVING) * self._grace / 2)
-        asyncio.get_running_loop().call_later(soon, self._leave)
+        asyncio.get_running_loop().call_later(LAST_WORDS * self._pace, self._leave)
         await super().shutdown(sockets)
 
     def _leave(self) -> None:

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from drafttree.interfaces.server.errors import ServerError
 from drafttree.interfaces.server.serving import Admission
 
-PROTECTED = "/v1"
+PROTECTED = ("/v1", "/tokenize", "/detokenize")
 """Where the paths begin that need the key; health, metrics and the page of the playground do not."""
 DISCARDED = 16 << 20
 """Bytes of a refused body that are read all the same: who still writes when the connection is closed sees no reply."""
@@ -39,11 +39,15 @@ class ApiKey(AuthenticationBackend):
             AuthenticationError: it is missing or wrong.
         """
         path = conn.url.path
-        if path != PROTECTED and not path.startswith(f"{PROTECTED}/"):
+        if not any(path == each or path.startswith(f"{each}/") for each in PROTECTED):
             return None
         scheme, given = get_authorization_scheme_param(conn.headers.get("authorization"))
         if scheme.lower() != "bearer" or not given:
-            raise AuthenticationError("there is no API key; send the header Authorization: Bearer KEY")
+            given = conn.headers.get("x-api-key")
+        if not given:
+            raise AuthenticationError(
+                "there is no API key; send the header Authorization: Bearer KEY or X-Api-Key: KEY"
+            )
         if not hmac.compare_digest(_digest(given), self._digest):
             raise AuthenticationError("the API key is wrong")
         return AuthCredentials(), SimpleUser("client")
@@ -52,7 +56,7 @@ class ApiKey(AuthenticationBackend):
 def refuse(conn: HTTPConnection, error: AuthenticationError) -> Response:
     """The reply to a request that is not let in."""
     headers = {"WWW-Authenticate": "Bearer"}
-    return ServerError(401, str(error), code="invalid_api_key", headers=headers).response
+    return ServerError(401, str(error), code="invalid_api_key", headers=headers).response_to(conn.url.path)
 
 
 class BodyLimit:
@@ -74,7 +78,7 @@ class BodyLimit:
         if int(Headers(scope=scope).get("content-length", 0)) > self._most:
             await _discard(receive)
             error = ServerError(413, message, code="body_too_large", headers={"Connection": "close"})
-            await error.response(scope, receive, send)
+            await error.response_to(scope["path"])(scope, receive, send)
             return
         size = 0
 
@@ -109,7 +113,7 @@ class ClientPresence:
             await self._app(scope, receive, send)
             return
         client = _Client(receive, send)
-        with self._admission.request():
+        with self._admission.request((scope.get("client") or ("",))[0]):
             answering = asyncio.ensure_future(self._app(scope, client.receive, client.send))
             leaving = asyncio.ensure_future(client.leaves())
             try:

@@ -9,7 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from drafttree.interfaces.server.errors import ServerError
 from drafttree.interfaces.server.protocol.replies import ModelCard, ModelList
-from drafttree.interfaces.server.serving import Serving, ServingContext
+from drafttree.interfaces.server.serving import Serving
 
 router = APIRouter()
 STARTED = int(time.time())
@@ -17,19 +17,25 @@ STARTED = int(time.time())
 
 @router.get("/v1/models", tags=["models"])
 async def list_models(serving: Serving) -> ModelList:
-    """All models, which is one."""
-    return ModelList(object="list", data=[_card(serving)])
+    """The served model, by all of its names."""
+    return ModelList(object="list", data=[_card(name) for name in serving.settings.model_names])
 
 
 @router.get("/v1/models/{model:path}", tags=["models"])
 async def show_model(model: str, serving: Serving) -> ModelCard:
     """The served model."""
     serving.check_model(model)
-    return _card(serving)
+    return _card(model)
 
 
-def _card(serving: ServingContext) -> ModelCard:
-    return ModelCard(id=serving.model_name, object="model", created=STARTED, owned_by="drafttree")
+@router.post("/v1/embeddings", include_in_schema=False)
+async def refuse_embeddings() -> None:
+    """Nothing: the name of the route says what is missing."""
+    raise ServerError(404, "embeddings are not served: the model writes text", code="not_served")
+
+
+def _card(name: str) -> ModelCard:
+    return ModelCard(id=name, object="model", created=STARTED, owned_by="drafttree")
 
 
 @router.get("/health", tags=["health"])

@@ -2,9 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from contextvars import ContextVar
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
@@ -17,7 +16,9 @@ from drafttree.engine.decoder import Decoder
 from drafttree.engine.pass_recording import record_passes
 from drafttree.engine.prompt import Prompt
 from drafttree.interfaces.server.errors import ServerError
+from drafttree.interfaces.server.grammars import Grammars
 from drafttree.interfaces.server.metrics import ServerMetrics
+from drafttree.interfaces.server.open_request import OpenRequest, open_request
 
 
 @dataclass(frozen=True)
@@ -25,15 +26,18 @@ class ServerSettings:
     """Settings of a server.
 
     Attributes:
-        model_name: the name by which requests call the model, and `/v1/models` lists it.
+        model_name: the name by which requests call the model, and replies where a request gives none.
         api_key: the key that every request to `/v1` must carry; None for none.
         cors: origins whose pages may call the server from a browser.
         max_batch: the number of requests that may run at once.
         max_queue: the number of requests that may wait; one more is refused.
-        timeout: seconds after which a request ends where it is; None for no end.
+        timeout: seconds from its arrival after which a request ends where it is; None for no end.
+        grammar_timeout: seconds that compiling the grammar of a request may take.
+        prefix_tokens: as for `Engine`.
         max_body_bytes: the largest body of a request, in bytes.
         grace: seconds from the signal that ends the server to its end.
         allowed_hosts: the hosts, without port, that requests may name as this server's; "*" for any.
+        other_names: further names by which requests may call the model.
     """
 
     model_name: str
@@ -42,9 +46,17 @@ class ServerSettings:
     max_batch: int = MAX_BATCH
     max_queue: int = 256
     timeout: float | None = None
+    grammar_timeout: float = 30
+    prefix_tokens: int | None = None
     max_body_bytes: int = 4 << 20
     grace: float = 10.0
     allowed_hosts: tuple[str, ...] = ("*",)
+    other_names: tuple[str, ...] = ()
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """All names of the model, which `/v1/models` lists."""
+        return self.model_name, *self.other_names
 
     @property
     def max_texts(self) -> int:
@@ -56,9 +68,6 @@ RETRY_AFTER = 1
 """Seconds after which a request that was refused may come again."""
 MAX_UNREAD = 64
 """Rounds of a text that wait for its client; then the text waits."""
-
-_request: ContextVar[ExitStack | None] = ContextVar("request", default=None)
-"""What is to be done when the present request has been answered."""
 
 
 class Admission:
@@ -76,6 +85,7 @@ class Admission:
     def __init__(self, engine: Engine, settings: ServerSettings, metrics: ServerMetrics) -> None:
         self._engine, self._settings, self._metrics = engine, settings, metrics
         self._handles: set[Handle] = set()
+        self._preparing: set[asyncio.Timeout] = set()
         self._submitting = self._answering = 0
         self.draining = self._ending = False
 
@@ -91,20 +101,41 @@ class Admission:
         return bool(self._answering or self.open)
 
     @contextmanager
-    def request(self) -> Iterator[None]:
-        """A request of a client: texts that are submitted inside of it end with it."""
-        with ExitStack() as ends:
-            token = _request.set(ends)
-            try:
-                yield
-            finally:
-                _request.reset(token)
+    def request(self, client: str = "") -> Iterator[None]:
+        """A request of the client at an address: texts that are submitted inside of it end with it."""
+        with OpenRequest(client, self._settings.timeout).answering():
+            yield
 
-    async def submit(self, prompt: Prompt, **options: Any) -> Handle:
+    @asynccontextmanager
+    async def preparing(self) -> AsyncIterator[None]:
+        """Hold a place for a request that has to wait before its texts can be submitted.
+
+        Raises:
+            ServerError: as for `submit`, also where the server shuts down meanwhile.
+        """
+        self.check()
+        preparing = asyncio.timeout(None)
+        self._preparing.add(preparing)
+        try:
+            async with preparing:
+                yield
+        except TimeoutError:
+            self.check()
+            raise
+        finally:
+            self._preparing.discard(preparing)
+
+    def refuse_preparing(self) -> None:
+        """End the requests that a server which shuts down would refuse as soon as they are prepared."""
+        for preparing in self._preparing:
+            preparing.reschedule(0)
+
+    async def submit(self, prompt: Prompt, *, to: Callable[..., Handle] | None = None, **options: Any) -> Handle:
         """Submit a text; reading its prompt and compiling its grammar hold up nobody.
 
         Args:
             prompt: text, token ids or messages, as `Engine.submit` takes them.
+            to: the `Engine.submit` of an engine that takes the text in place of the server's.
             **options: the options of `Engine.submit`.
 
         Raises:
@@ -114,7 +145,7 @@ class Admission:
         self.check()
         begun = time.perf_counter()
         self._submitting += 1
-        submit = partial(self._engine.submit, prompt, max_unread=MAX_UNREAD, **options)
+        submit = partial(to or self._engine.submit, prompt, max_unread=MAX_UNREAD, **options)
         submitting = asyncio.ensure_future(asyncio.to_thread(submit))
         submitting.add_done_callback(self._count)
         try:
@@ -135,8 +166,8 @@ class Admission:
         again = {"Retry-After": str(RETRY_AFTER)}
         if self.draining:
             raise ServerError(503, "the server is shutting down", code="shutting_down", headers=again)
-        if self.open >= self._settings.max_texts:
-            message = f"{self.open} texts are running or waiting, which is the limit; try again later"
+        if (waiting := self.open + len(self._preparing)) >= self._settings.max_texts:
+            message = f"{waiting} texts are running or waiting, which is the limit; try again later"
             raise ServerError(429, message, code="queue_full", headers=again)
 
     def cancel_all(self) -> None:
@@ -155,15 +186,15 @@ class Admission:
 
     def _end_in_time(self, handle: Handle) -> None:
         """End a text with its request, and when its time is over."""
-        ends = _request.get()
-        if ends is None:
+        request = open_request()
+        if request is None:
             return
         self._answering += 1
-        ends.callback(self._answered)
-        ends.callback(handle.cancel)
-        if self._settings.timeout is not None:
-            timer = asyncio.get_running_loop().call_later(self._settings.timeout, handle.cancel, "length")
-            ends.callback(timer.cancel)
+        request.ends.callback(self._answered)
+        request.ends.callback(handle.cancel)
+        if (left := request.seconds_left) is not None:
+            timer = asyncio.get_running_loop().call_later(left, handle.cancel, "length")
+            request.ends.callback(timer.cancel)
 
     def _answered(self) -> None:
         self._answering -= 1
@@ -186,28 +217,31 @@ class ServingContext:
         engine: writes the texts.
         metrics: counts the texts and takes their times.
         admission: lets requests into the engine.
+        grammars: compiles the grammars of requests.
     """
 
     def __init__(self, decoder: Decoder, settings: ServerSettings) -> None:
         self.decoder, self.settings = decoder, settings
-        self.engine = Engine(decoder, max_batch=settings.max_batch)
+        self.engine = Engine(decoder, max_batch=settings.max_batch, prefix_tokens=settings.prefix_tokens)
         record_passes(decoder, settings.max_batch, self.engine.memory.rows)
         self.metrics = ServerMetrics(self.engine, settings.model_name)
         self.admission = Admission(self.engine, settings, self.metrics)
+        self.grammars = Grammars(decoder, settings.grammar_timeout)
 
     @property
     def model_name(self) -> str:
-        """The name by which requests call the model."""
+        """The name by which requests call the model, the first of several."""
         return self.settings.model_name
 
     def check_model(self, name: str | None) -> None:
         """Refuse a request for another model than the served one.
 
         Raises:
-            ServerError: names both.
+            ServerError: has both names.
         """
-        if name is not None and name != self.model_name:
-            message = f"the model {name!r} is not served; {self.model_name!r} is"
+        if name is not None and name not in self.settings.model_names:
+            served = " or ".join(map(repr, self.settings.model_names))
+            message = f"the model {name!r} is not served; {served} is"
             raise ServerError(404, message, param="model", code="model_not_found")
 
 

@@ -34,6 +34,7 @@ class Piece:
         generated: the number of tokens of the round.
         accepted: how many of them were drafted.
         prompt: log-probabilities of the prompt's tokens after the first, in the first piece if they are wanted.
+        stopped_by: the stop string that ended the text, in the last piece; None where something else did.
     """
 
     text: str
@@ -42,6 +43,7 @@ class Piece:
     generated: int = 0
     accepted: int = 0
     prompt: Logprobs | None = None
+    stopped_by: str | None = None
 
 
 class TextPieces:
@@ -77,7 +79,8 @@ class TextPieces:
         self._given += len(tokens)
         if reason == "length":
             tokens += self._held
-        return Piece(chunk.text, tokens, reason, len(chunk.tokens), sum(chunk.drafted), chunk.prompt_logprobs)
+        drafted = sum(chunk.drafted)
+        return Piece(chunk.text, tokens, reason, len(chunk.tokens), drafted, chunk.prompt_logprobs, chunk.stopped_by)
 
 
 def scored_tokens(

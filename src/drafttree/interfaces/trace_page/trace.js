@@ -58,26 +58,7 @@ function markText() {
   }
 }
 
-// ---- the rounds at a glance -----------------------------------------------------------------------------------------
-
-function drawStrip() {
-  const most = Math.max(...data.rounds.map((round) => round.c), 1);
-  const gap = last < 250 ? 0.18 : 0;
-  const bars = data.rounds.flatMap((round, index) => [
-    make("rect", { class: "a", x: index + gap / 2, width: 1 - gap, y: most - round.c, height: round.a }),
-    make("rect", { class: "b", x: index + gap / 2, width: 1 - gap, y: most - round.c + round.a, height: round.c - round.a }),
-  ]);
-  const strip = at("strip");
-  strip.setAttribute("viewBox", `0 0 ${last + 1} ${most}`);
-  fill(strip, make("rect", { class: "cursor", id: "cursor", y: 0, width: 1, height: most }), ...bars);
-  const go = (event) => {
-    const style = getComputedStyle(strip), box = strip.getBoundingClientRect();
-    const [left, right] = [parseFloat(style.paddingLeft), parseFloat(style.paddingRight)];
-    showSoon(Math.floor(((event.clientX - box.left - left) / (box.width - left - right)) * (last + 1)));
-  };
-  strip.addEventListener("pointerdown", (event) => { strip.setPointerCapture(event.pointerId); go(event); });
-  strip.addEventListener("pointermove", (event) => { if (event.buttons) go(event); });
-}
+// ---- the tree -------------------------------------------------------------------------------------------------------
 
 function isShown(node) {
   return (node.outcome !== "cut" || at("show-cut").checked) && (node.outcome !== "unreached" || at("show-unreached").checked);
@@ -224,7 +205,7 @@ function show(index) {
   at("slider").value = state.round + 1;
   at("slider").setAttribute("aria-valuetext", `round ${state.round + 1} of ${last + 1}`);
   at("number").textContent = `${state.round + 1} of ${last + 1}`;
-  at("cursor").setAttribute("x", state.round);
+  markStrip(at("strip"), state.round);
   at("previous").disabled = state.round === 0;
   at("next").disabled = state.round === last;
   redraw();
@@ -282,7 +263,8 @@ function start() {
   }
   at("slider").max = last + 1;
   at("guided").hidden = !data.rounds.some((round) => round.n.some((node) => node.length > SEEN));
-  for (const draw of [writeText, drawStrip, drawHeat]) draw();
+  for (const draw of [writeText, drawHeat]) draw();
+  drawStrip(at("strip"), data.rounds, showSoon);
   at("slider").addEventListener("input", (event) => showSoon(Number(event.target.value) - 1));
   at("previous").addEventListener("click", () => show(state.round - 1));
   at("next").addEventListener("click", () => show(state.round + 1));

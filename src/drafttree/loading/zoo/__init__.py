@@ -6,6 +6,7 @@ from drafttree.core.errors import ModelError
 
 MODELS = {"embedded": "target", "embedded-draft": "draft"}
 HEADS = {
+    "embedded-block": "block",
     "embedded-eagle3": "eagle3",
     "embedded-hydra": "hydra",
     "embedded-medusa": "medusa",
@@ -30,3 +31,9 @@ def tokenizer_folder(path: str) -> str:
     """The folder of the tokenizer beside a model: the embedded draft model shares the embedded target's."""
     here = Path(__file__).parent
     return str(here / NAMES["embedded"]) if Path(path) == here / NAMES["embedded-draft"] else path
+
+
+def name_of(path: Path) -> str | None:
+    """The embedded name of a folder, None where it is no embedded model's."""
+    here = Path(__file__).parent
+    return next((name for name, folder in NAMES.items() if path == here / folder), None)

@@ -219,17 +219,24 @@ class TreeCache(Cache):
         copy._buffers = [buffer[..., :rows, :].clone() for buffer in self._buffers]
         return copy
 
+    def can_resume(self, source: "TreeCache") -> bool:
+        """Whether rows of another cache hold for this one.
+
+        Those of other weights or LongRoPE frequencies do not, and neither do rows alone where there are states of
+        recurrent layers, or a window.
+        """
+        same = source.layout is self.layout and source.long_rope == self.long_rope
+        return same and not (source.recurrent or self.recurrent or source.windowed or self.windowed)
+
     @torch.inference_mode()
     def resume(self, source: "TreeCache", rows: int) -> int:
         """Commit the first rows of another cache to this empty one, at most so many.
 
         Returns:
-            How many were; 0 where they do not hold for this one: they are of other weights or LongRoPE frequencies, or
-            one of the two has a window.
+            How many were; 0 where they do not hold for this one.
         """
         rows = min(rows, source.length)
-        same = source.layout is self.layout and source.long_rope == self.long_rope
-        if not same or source.windowed or self.windowed or rows <= 0:
+        if not self.can_resume(source) or rows <= 0:
             return 0
         self.reserve(source._buffers[0], rows)
         for own, kept in zip(self._buffers, source._buffers, strict=True):

@@ -88,17 +88,26 @@ def test_the_tree_of_the_chosen_round_is_drawn(page):
 
 
 def test_a_tree_grows_is_cut_and_is_judged_while_it_is_played(page):
+    page.check("#as-served")  # trees are cut to the budget of the server's engine alone
     write(page)
     page.evaluate("""() => {
         window.moments = new Set();
         const note = () => moments.add(at("tree").getAttribute("class"));
         new MutationObserver(note).observe(at("tree"), { attributes: true });
     }""")
-    page.locator("#slider").fill("2")
+    cut = page.evaluate("state.text.rounds.findIndex((round, index) => index && round.n.length > round.s)")
+    assert cut > 0
+    page.locator("#slider").fill(str(cut))
     page.click("#play")
-    playwright.expect(page.locator("#number")).to_contain_text("of round 5", timeout=WAIT)
+    playwright.expect(page.locator("#number")).to_contain_text(f"of round {cut + 2} ", timeout=WAIT)
     page.click("#play")
     assert {"growing", "growing cutting", ""} <= set(page.evaluate("[...moments]"))
+
+
+def test_a_small_tree_leaves_no_empty_box(page):
+    page.uncheck("#speculate")
+    write(page)
+    assert page.locator("#box").bounding_box()["height"] < 200
 
 
 def test_a_play_that_was_paused_goes_on(page):
@@ -117,8 +126,9 @@ def test_the_figures_are_those_of_the_engine(page):
     shown = dict(zip(names, values, strict=True))
     assert shown["τ, tokens per round"] == f"{figures['mean_accepted_tokens']:.2f}"
     assert shown["δ, draft passes per round"] == f"{figures['draft_efficiency']:.2f}"
-    assert shown["tokens per second"] == f"{figures['decoding_tokens_per_second']:.1f}"
-    assert shown[f"tokens in {figures['rounds']} rounds"] == str(TOKENS)
+    speed = figures["decoding_tokens_per_second"]
+    assert shown["tokens per second"] == (f"{speed:.1f}" if speed < 1000 else f"{speed:.0f}")
+    assert shown[f"rounds for {TOKENS} tokens"] == str(figures["rounds"])
 
 
 def test_without_speculation_the_same_text_takes_a_round_for_every_token(page, expected):
@@ -135,6 +145,76 @@ def test_both_ways_of_writing_are_compared(page):
     page.click("#compare")
     playwright.expect(page.locator("#verdict")).to_contain_text("the same text", timeout=WAIT)
     assert page.locator("#speeds .bar").count() == 2
+
+
+def test_a_text_is_shown_at_the_round_with_the_longest_accepted_path(page):
+    write(page)
+    lengths = page.evaluate("state.text.rounds.map((round) => round.p.length)")
+    assert max(lengths) > 2
+    assert page.evaluate("state.round") == lengths.index(max(lengths))
+    assert page.locator("#tree g.accepted").count() == max(lengths) - 1
+    assert "the most of any round" in page.locator("#summary").inner_text()
+
+
+def test_a_comparison_ends_at_the_drafted_text_with_the_figures_of_both(page, expected):
+    page.click("#compare")
+    playwright.expect(page.locator("#verdict")).to_contain_text("One run of each", timeout=WAIT)
+    assert page.evaluate("state.text.asked.speculate")
+    assert page.locator("#answer").text_content() == expected
+    tiles = page.locator("#figures > div")
+    found = {tile.locator("dt").inner_text(): tile.locator("dd").all_text_contents() for tile in tiles.all()}
+    rounds = page.evaluate("state.runs.drafted.rounds.length")
+    assert rounds < TOKENS
+    assert found[f"rounds for {TOKENS} tokens"] == [f"drafted{rounds}", f"plain{TOKENS}"]
+    assert found["τ, tokens per round"] == [f"drafted{TOKENS / rounds:.2f}", "plain1.00"]
+    drafted, plain = found["times plain decoding"]
+    times = page.evaluate("speedOf(state.runs.drafted) / speedOf(state.runs.plain)")
+    assert (drafted, plain) == (f"drafted{times:.2f}", "plain1.00")
+
+
+@pytest.mark.parametrize(
+    ("speed", "words"), [(200, "2.00 times as fast."), (101, "no faster (1.01 times)."), (50, "but slower: 0.50 times")]
+)
+def test_a_comparison_says_what_was_gained_or_lost(page, speed, words):
+    text = {"whole": "a", "drafted": 3, "rounds": [{}], "asked": {"as_served": False}}
+    runs = {
+        kind: text | {"end": {"figures": {"decoding_tokens_per_second": each}}}
+        for kind, each in (("drafted", speed), ("plain", 100))
+    }
+    said = page.evaluate("(runs) => fill(document.createElement('p'), ...verdict(runs)).textContent", runs)
+    assert words in said
+    assert ("as the server would" in said) is (speed < 100)
+
+
+def test_where_nothing_was_drafted_no_gain_is_claimed(page):
+    text = {"whole": "a", "drafted": 0, "rounds": [{"reason": "it was slower"}], "asked": {"as_served": True}}
+    runs = {
+        kind: text | {"end": {"figures": {"decoding_tokens_per_second": each}}}
+        for kind, each in (("drafted", 172), ("plain", 100))
+    }
+    said = page.evaluate("(runs) => fill(document.createElement('p'), ...verdict(runs)).textContent", runs)
+    assert "Nothing was drafted (it was slower)" in said
+    assert "neither is faster" in said
+
+
+def test_the_switch_asks_for_drafts_where_they_pay(page):
+    for served in (False, True):
+        page.set_checked("#as-served", served)
+        with page.expect_request(lambda request: request.url.endswith(STREAM)) as asked:
+            write(page)
+        assert asked.value.post_data_json["as_served"] is served
+    page.uncheck("#speculate")
+    assert page.locator("#as-served").is_disabled()
+
+
+def test_the_rounds_at_a_glance_choose_a_round(page):
+    write(page)
+    rounds, box = page.evaluate("state.text.rounds.length"), page.locator("#strip").bounding_box()
+    assert page.locator("#strip .a").count() == rounds
+    left, right = 40, 114
+    width = (box["width"] - left - right) / rounds
+    page.mouse.click(box["x"] + left + 2.5 * width, box["y"] + box["height"] / 2)
+    assert page.locator("#number").inner_text() == f"of round 3 of {rounds}"
 
 
 def test_a_comparison_of_texts_that_are_not_lossless_says_so(browser):
@@ -160,7 +240,7 @@ def test_a_text_can_be_stopped_and_another_one_written(app, page, expected):
     page.click("#write")
     playwright.expect(page.locator("#status")).to_contain_text(f"{TOKENS} tokens in", timeout=WAIT)
     assert page.locator("#answer").text_content() == expected
-    assert app.state.serving.engine.metrics.cancelled > 0
+    assert app.state.drafting.metrics.cancelled > 0
 
 
 def test_the_keyboard_writes_stops_and_moves_about(page):

@@ -13,8 +13,9 @@ from helpers.playground import playground_decoder
 
 FACTS = Facts(
     "tiny",
-    "Lookup()",
-    "Chain()",
+    "lookup",
+    "chain",
+    "auto",
     "auto",
     "float32",
     lossless=True,
@@ -60,7 +61,15 @@ def test_a_key_is_asked_for_where_the_server_wants_one(wanted):
 def test_without_a_drafter_there_is_nothing_to_switch():
     html = changed(drafter="none")
     assert "The server has no drafter" in html
+    assert 'id="as-served"' not in html
     assert re.search(r'id="speculate"[^>]*disabled', html)
+
+
+def test_the_head_line_has_names_and_no_reprs():
+    head = served().partition('<dl class="setting">')[2].partition("</dl>")[0]
+    assert "<dd>embedded-draft</dd>" in head
+    assert '<dd id="policy">dynatree</dd>' in head
+    assert "(" not in head
 
 
 def test_a_verifier_whose_draws_depend_on_drafts_promises_no_same_text():

@@ -43,10 +43,12 @@ def refusal(address: str, **asked) -> tuple[int, str]:
     return reply.status_code, reply.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("as_served", [False, True], ids=["always", "as-served"])
 @pytest.mark.parametrize("speculate", [True, False], ids=["speculating", "plain"])
 @pytest.mark.parametrize(("kind", "options"), [("greedy", {}), ("sampled", SAMPLED)], ids=["greedy", "sampled"])
-def test_the_text_is_the_engines_with_and_without_speculation(address, expected, kind, options, speculate):
-    events = read_events(address, prompt=PROMPT, max_tokens=32, speculate=speculate, **options)
+def test_the_text_is_the_engines_with_and_without_speculation(address, expected, kind, options, speculate, as_served):
+    asked = {"speculate": speculate, "as_served": as_served, **options}
+    events = read_events(address, prompt=PROMPT, max_tokens=32, **asked)
     assert text_of(events) == expected[kind].text
 
 
@@ -118,7 +120,7 @@ def test_what_cannot_be_written_is_refused_in_words(address, asked, message):
 def test_who_goes_away_leaves_no_request_behind(app, address):
     with httpx.stream("POST", address + STREAM, json={"prompt": PROMPT, "max_tokens": 1900}, timeout=60) as response:
         next(response.iter_text())
-    metrics, deadline = app.state.serving.engine.metrics, time.monotonic() + 30
+    metrics, deadline = app.state.drafting.metrics, time.monotonic() + 30
     while (metrics.running or metrics.waiting) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert (metrics.running, metrics.waiting) == (0, 0)
@@ -130,7 +132,7 @@ def test_a_failure_while_a_text_is_written_ends_its_stream_with_an_error(app, ad
         raise RuntimeError("/secret/path")
 
     monkeypatch.setattr(app.state.serving.engine._loop._loop, "_settle", fail)
-    ((kind, data),) = read_events(address, prompt=PROMPT, max_tokens=4)
+    ((kind, data),) = read_events(address, prompt=PROMPT, max_tokens=4, as_served=True)
     assert kind == "error"
     assert data["error"]["type"] == "server_error"
     assert "secret" not in data["error"]["message"]

@@ -6,10 +6,13 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from hashlib import sha256
 
-from drafttree.engine.compatibility import is_text_of_seed, keeps_text, precision_of
+from drafttree.engine.compatibility import is_text_of_seed, keeps_text
 from drafttree.engine.decoder import Decoder
 from drafttree.interfaces.page_parts.assembly import assemble
 from drafttree.interfaces.page_parts.round_packing import WORDS
+from drafttree.interfaces.server.playground.drafting_engine import drafting_policy
+from drafttree.loading import policy_spec
+from drafttree.loading.names import PartNames
 
 
 @dataclass(frozen=True)
@@ -18,8 +21,9 @@ class Facts:
 
     Attributes:
         model: the name it is served under.
-        drafter: the drafter in words, "none" without one.
-        policy: the policy in words.
+        drafter: the name of the drafter, "none" without one.
+        policy: the specification of the policy that drafts in every round.
+        served_policy: that of the server's own texts.
         verifier: the name of the verifier, or "auto".
         precision: the dtype of the target.
         lossless: whether texts have the law of the target's own.
@@ -35,6 +39,7 @@ class Facts:
     model: str
     drafter: str
     policy: str
+    served_policy: str
     verifier: str
     precision: str
     lossless: bool
@@ -49,12 +54,14 @@ class Facts:
     @classmethod
     def of(cls, decoder: Decoder, model: str, *, wants_key: bool) -> "Facts":
         """The facts of a decoder that is served under a name."""
+        names = PartNames.of(decoder)
         return cls(
             model=model,
-            drafter="none" if decoder.drafter is None else repr(decoder.drafter),
-            policy=repr(decoder.policy),
-            verifier="auto" if decoder.verifier is None else decoder.verifier.__name__,
-            precision=precision_of(decoder.target),
+            drafter=names.drafter,
+            policy=policy_spec(drafting_policy(decoder)),
+            served_policy=names.policy,
+            verifier=names.verifier,
+            precision=names.precision,
             lossless=decoder.fidelity.lossless,
             fidelity=decoder.fidelity.words,
             same_law=decoder.verifier is None or decoder.verifier.lossless,

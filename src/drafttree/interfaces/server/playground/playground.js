@@ -1,16 +1,19 @@
 "use strict";
 // The playground: sends what the form asks for, and shows the rounds of the text as they come. One text is shown at a
-// time, with all its rounds; the figures are sums over the rounds, until the server sends its own in the end.
+// time, with all its rounds; the figures are sums over the rounds, until the server sends its own in the end. Where the
+// same was asked for with drafts and without, the figures of both texts stand beside each other.
 
 const facts = JSON.parse(at("data").textContent);
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 const LEVEL = 75, CUT_TIME = 130, VERDICT_TIME = 240; // milliseconds of a round that is shown while the text is written
 const SLOW = 3; // times longer where a finished text is played
 const ENDS = { stop: "it came to its end", length: "it reached the limit of tokens", cancelled: "stopped" };
+const KINDS = { drafted: "with speculation", plain: "plain decoding" };
+const NOTICED = 1.05; // times as fast, or as slow, that a single run of each can show
 const NO_ANSWER = "The server does not answer. Is drafttree serve still running?";
 const LOST = "The connection was lost before the text was finished.";
 
-const state = { text: null, messages: [], round: -1, chosen: 0, nodes: [], shown: [], show: 0, playing: false, plays: 0, speeds: {} };
+const state = { text: null, messages: [], round: -1, chosen: 0, nodes: [], shown: [], show: 0, playing: false, plays: 0, runs: {} };
 
 // A text that is being written, or was.
 function newText(asked) {
@@ -29,6 +32,7 @@ const sleep = (milliseconds) => new Promise((done) => { setTimeout(done, millise
 function readForm() {
   const number = (id) => Number(at(id).value), stop = at("stop").value;
   const asked = {
+    as_served: at("as-served")?.checked ?? false,
     max_tokens: number("max_tokens"), temperature: number("temperature"), top_p: number("top_p"),
     seed: at("seed").value === "" ? crypto.getRandomValues(new Uint32Array(1))[0] : number("seed"), stop: stop ? [stop] : [],
   };
@@ -141,6 +145,7 @@ function begin(text) {
   at("guided").hidden = text.asked.temperature === 0;
   at("cancel").disabled = false;
   for (const id of ["write", "compare"]) at(id).setAttribute("aria-disabled", "true");
+  drawStrip(at("strip"), [], show);
   showFigures(text);
   follow(text);
 }
@@ -161,10 +166,11 @@ function finish(text) {
   const why = text.end ? ENDS[text.end.finish] ?? text.end.finish : text.abort.signal.aborted ? "stopped" : "broken off";
   const cost = `${count(text.tokens, "token")} in ${count(text.rounds.length, "round")}; ${why}`;
   at("status").textContent = text.rounds.length ? `${cost}${text.asked.temperature ? `; seed ${text.asked.seed}` : ""}.` : "";
-  if (text.end) remember(text);
+  if (text.end) state.runs = runsOf(text);
   showFigures(text);
   drawSpeeds();
-  if (text.rounds.length) show(text.rounds.length - 1);
+  drawStrip(at("strip"), text.rounds, show);
+  if (text.rounds.length) show(bestRound(text));
 }
 
 function markText() {
@@ -182,52 +188,81 @@ function markText() {
 const speedOf = (text) => (text.end ? text.end.figures.decoding_tokens_per_second : text.tokens / text.seconds);
 const digits = (number, places) => (Number.isFinite(number) ? number.toFixed(places) : "–");
 
-function showFigures(text) {
-  const rounds = text.rounds.length, plain = state.speeds.plain;
-  const comparable = plain && plain.key === keyOf(text) && text.asked.speculate;
-  const pair = ([name, value], kind = "") => make("div", { class: kind }, make("dt", {}, name), make("dd", {}, value));
-  fill(at("figures"),
-    pair(["τ, tokens per round", digits(text.tokens / rounds, 2)], "lead"),
-    pair(["δ, draft passes per round", digits(text.passes / rounds, 2)]),
-    pair(["tokens per second", digits(speedOf(text), 1)]),
-    pair(["times plain decoding", comparable ? digits(speedOf(text) / plain.speed, 2) : "–"]),
-    pair(["of the drafted tokens accepted", text.drafted ? percent(text.accepted / text.drafted) : "–"]),
-    pair([`${text.tokens === 1 ? "token" : "tokens"} in ${count(rounds, "round")}`, text.tokens.toLocaleString("en")]));
-}
-
 // Texts that may be compared: they were asked for in the same words.
 function keyOf(text) {
   const { speculate, ...asked } = text.asked;
   return JSON.stringify(asked);
 }
 
-function remember(text) {
-  const kind = text.asked.speculate ? "drafted" : "plain", key = keyOf(text);
-  if (Object.values(state.speeds).some((each) => each.key !== key)) state.speeds = {};
-  state.speeds[kind] = { key, speed: speedOf(text), whole: text.whole };
+// A text, and the one that was asked for in the same words with drafts where it has none, or without.
+function runsOf(text) {
+  const alike = Object.entries(state.runs).filter(([, other]) => keyOf(other) === keyOf(text));
+  return { ...Object.fromEntries(alike), [text.asked.speculate ? "drafted" : "plain"]: text };
+}
+
+function figuresOf(text, plain) {
+  return [
+    digits(text.tokens / text.rounds.length, 2),
+    digits(text.passes / text.rounds.length, 2),
+    digits(speedOf(text), speedOf(text) < 1000 ? 1 : 0),
+    plain ? digits(speedOf(text) / speedOf(plain), 2) : "–",
+    text.drafted ? percent(text.accepted / text.drafted) : "–",
+    text.rounds.length.toLocaleString("en"),
+  ];
+}
+
+function showFigures(text) {
+  const runs = runsOf(text), shown = Object.keys(KINDS).filter((kind) => runs[kind]), both = shown.length > 1;
+  const figures = shown.map((kind) => figuresOf(runs[kind], both && runs.plain));
+  const names = [
+    "τ, tokens per round", "δ, draft passes per round", "tokens per second", "times plain decoding",
+    "of the drafted tokens accepted", `${text.rounds.length === 1 ? "round" : "rounds"} for ${count(text.tokens, "token")}`,
+  ];
+  at("figures").classList.toggle("both", both);
+  fill(at("figures"), ...names.map((name, place) => {
+    const label = (kind) => (both ? [make("small", {}, kind)] : []);
+    const values = shown.map((kind, run) => make("dd", { class: kind }, ...label(kind), figures[run][place]));
+    return make("div", { class: place ? "" : "lead" }, make("dt", {}, name), ...values);
+  }));
 }
 
 function drawSpeeds() {
-  const text = state.text, own = text.asked.speculate ? "drafted" : "plain", known = { ...state.speeds };
-  if (Object.values(known).some((each) => each.key !== keyOf(text))) delete known[own === "plain" ? "drafted" : "plain"];
-  if (Number.isFinite(speedOf(text))) known[own] = { speed: speedOf(text), whole: text.whole };
-  const most = Math.max(...Object.values(known).map((each) => each.speed));
-  const rows = [["drafted", "with speculation"], ["plain", "plain decoding"]].flatMap(([kind, name]) => {
-    if (!known[kind]) return [];
-    const bar = make("b", { class: kind });
-    bar.style.width = `${(100 * known[kind].speed) / most}%`;
-    return [make("span", {}, name), make("div", { class: "bar" }, bar), make("span", {}, `${known[kind].speed.toFixed(1)} tokens/s`)];
-  });
-  fill(at("speeds"), ...rows);
-  fill(at("verdict"), ...(isRunning() ? [] : verdict(known)));
+  const runs = runsOf(state.text), shown = Object.keys(KINDS).filter((kind) => Number.isFinite(speedOf(runs[kind] ?? {})));
+  const most = Math.max(...shown.map((kind) => speedOf(runs[kind])));
+  fill(at("speeds"), ...shown.flatMap((kind) => {
+    const bar = make("b", { class: kind }), speed = speedOf(runs[kind]);
+    bar.style.width = `${(100 * speed) / most}%`;
+    return [make("span", {}, KINDS[kind]), make("div", { class: "bar" }, bar), make("span", {}, `${speed.toFixed(1)} tokens/s`)];
+  }));
+  fill(at("verdict"), ...(isRunning() ? [] : verdict(runs)));
 }
 
+// What drafting has gained, a loss included.
 function verdict({ drafted, plain }) {
-  if (!drafted && !plain) return [];
-  if (!drafted || !plain) return facts.drafter === "none" ? [] : ["Press Compare to see both ways of writing beside each other."];
-  const same = drafted.whole === plain.whole ? "the same text" : "another text";
-  const parts = ["With speculation: ", make("b", {}, same), ", ", make("b", {}, `${(drafted.speed / plain.speed).toFixed(2)} times`), " as fast."];
+  if (!drafted?.rounds.length || !plain?.rounds.length) {
+    return facts.drafter === "none" ? [] : ["Press Compare to see both ways of writing beside each other."];
+  }
+  const strong = (words) => make("b", {}, words), times = speedOf(drafted) / speedOf(plain);
+  const parts = ["With speculation: ", strong(drafted.whole === plain.whole ? "the same text" : "another text")];
+  if (!drafted.drafted) {
+    parts.push(`. Nothing was drafted${because(drafted.rounds[drafted.rounds.length - 1])}, so both were written plainly, and neither is faster.`);
+  } else {
+    parts.push(` in ${count(drafted.rounds.length, "round")} instead of ${plain.rounds.length.toLocaleString("en")}, `);
+    if (times >= NOTICED) parts.push(strong(`${times.toFixed(2)} times`), " as fast.");
+    else if (times > 1 / NOTICED) parts.push(strong("no faster"), ` (${times.toFixed(2)} times).`);
+    else {
+      parts.push("but ", strong("slower"), `: ${times.toFixed(2)} times as fast. Drafting took more time than the saved rounds would have`);
+      parts.push(drafted.asked.as_served ? "." : "; as the server would, it drafts only where that pays.");
+    }
+    parts.push(" One run of each, without reading the prompt.");
+  }
   return facts.lossless ? parts : [...parts, ` Texts are ${facts.fidelity}.`];
+}
+
+// The round with the longest accepted path, the first of several.
+function bestRound({ rounds }) {
+  const lengths = rounds.map((round) => round.p.length);
+  return lengths.indexOf(Math.max(...lengths));
 }
 
 // ---- the tree -------------------------------------------------------------------------------------------------------
@@ -291,6 +326,7 @@ function summarise(text, round) {
   const parts = drafted ? [`${count(drafted, "token")} drafted`] : [text.asked.speculate ? `Nothing drafted${because(round)}` : "Speculation is off"];
   if (cut) parts.push(`, ${cut} more cut by the budget`);
   if (drafted) parts.push(", ", make("b", {}, `${round.p.length - 1} accepted`));
+  if (!isRunning() && round.p.length > 1 && state.round === bestRound(text)) parts.push(", the most of any round");
   const bonus = state.nodes[state.nodes.length - 1];
   const added = make("b", {}, `“${bonus.text.trim() || visible(bonus.text)}”`);
   parts.push(...(round.c > round.a ? ["; the target added ", added] : ["; the text ends on the way"]), `. ${time(total(round.t))}.`);
@@ -349,7 +385,9 @@ function select(index) {
   at("slider").value = state.round + 1;
   at("slider").setAttribute("aria-valuetext", `round ${state.round + 1} of ${last + 1}`);
   at("number").textContent = isRunning() ? `of round ${state.round + 1}` : `of round ${state.round + 1} of ${last + 1}`;
+  at("grove").classList.toggle("resting", !state.playing && !(isRunning() && text.asked.speculate));
   redraw();
+  markStrip(at("strip"), state.round);
   at("box").scrollTo(0, 0);
   summarise(text, text.rounds[state.round]);
   showTimes(text.rounds[state.round].t);
@@ -390,19 +428,22 @@ function onKey(event) {
   event.preventDefault();
 }
 
-function changeMode() {
+function changeForm() {
   const message = chats();
   at("prompt-name").textContent = message ? "Message" : "Prompt";
   at("anew").hidden = !message || !state.messages.length;
+  if (facts.drafter === "none") return;
+  at("as-served").disabled = !at("speculate").checked;
+  at("policy").textContent = at("as-served").checked ? facts.served_policy : facts.policy;
 }
 
 function start() {
   const on = (id, kind, action) => at(id).addEventListener(kind, action);
   on("form", "submit", (event) => { event.preventDefault(); run(at("speculate").checked); });
-  on("form", "change", changeMode);
-  on("compare", "click", () => run(true, false));
+  on("form", "change", changeForm);
+  on("compare", "click", () => run(false, true));
   on("cancel", "click", stop);
-  on("anew", "click", () => { state.messages = []; changeMode(); at("prompt").focus(); });
+  on("anew", "click", () => { state.messages = []; changeForm(); at("prompt").focus(); });
   on("slider", "input", (event) => show(Number(event.target.value) - 1));
   on("previous", "click", () => show(state.round - 1));
   on("next", "click", () => show(state.round + 1));
@@ -422,7 +463,7 @@ function start() {
   at("options").open = innerWidth > 820;
   new ResizeObserver(redraw).observe(at("box"));
   showFigures(newText({ speculate: true }));
-  changeMode();
+  changeForm();
 }
 
 start();

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Iterable
 from itertools import groupby, islice
 from typing import Annotated, Any, Literal, Self
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from sse_starlette import EventSourceResponse, JSONServerSentEvent
@@ -16,6 +16,7 @@ from drafttree.engine.prompt import Prompt
 from drafttree.evaluation.trace import TokenTexts, TracingObserver
 from drafttree.interfaces.page_parts.round_packing import pack_round
 from drafttree.interfaces.server.errors import as_server_error
+from drafttree.interfaces.server.playground.drafting_engine import DraftingEngine
 from drafttree.interfaces.server.playground.page import Facts, make_page
 from drafttree.interfaces.server.reply import stream_response
 from drafttree.interfaces.server.serving import Serving
@@ -54,6 +55,7 @@ class Asked(BaseModel):
         seed: decides the draws; None for another seed each time.
         stop: strings that end the text.
         speculate: False to write it without drafts.
+        as_served: True to draft only where that pays, as for other texts of the server; False to draft in every round.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -66,6 +68,7 @@ class Asked(BaseModel):
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     stop: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=4)] = []
     speculate: bool = True
+    as_served: bool = False
 
     @model_validator(mode="after")
     def _check_one_prompt(self) -> Self:
@@ -93,6 +96,13 @@ class Asked(BaseModel):
         }
 
 
+def _find(request: Request) -> DraftingEngine:
+    return request.app.state.drafting
+
+
+Drafting = Annotated[DraftingEngine, Depends(_find)]
+
+
 @router.get("/")
 def page(serving: Serving) -> HTMLResponse:
     """The page."""
@@ -102,11 +112,12 @@ def page(serving: Serving) -> HTMLResponse:
 
 
 @router.post("/v1/playground/rounds")
-async def rounds(asked: Asked, serving: Serving) -> EventSourceResponse:
+async def rounds(asked: Asked, serving: Serving, drafting: Drafting) -> EventSourceResponse:
     """Write a text and stream its rounds."""
     observer = TracingObserver(TokenTexts(serving.decoder.tokenizer))
     options = asked.options(serving.decoder.tokenizer)
-    handle = await serving.admission.submit(asked.decoder_prompt(), observer=observer, **options)
+    to = None if asked.as_served or serving.decoder.drafter is None else drafting.submit
+    handle = await serving.admission.submit(asked.decoder_prompt(), to=to, observer=observer, **options)
     return stream_response(RoundEvents(handle, observer))
 
 

@@ -5,7 +5,15 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
-from drafttree.interfaces.server.protocol.request_fields import NAME, NotServed, RequestModel, Schema, mistake
+from drafttree.interfaces.server.protocol.request_fields import (
+    NAME,
+    NO_EFFECT,
+    NotServed,
+    RequestModel,
+    Schema,
+    check_kind,
+    mistake,
+)
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
@@ -15,15 +23,13 @@ class ContentPart(RequestModel):
 
     type: Literal["text"]
     text: str
-    prompt_cache_breakpoint: Annotated[object, NotServed("what conversations share is found by itself")] = None
+    cache_control: Annotated[object, NO_EFFECT] = None
+    prompt_cache_breakpoint: Annotated[object, NO_EFFECT] = None
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_other_kinds(cls, part: Any) -> Any:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(kind, str) and kind != "text":
-            raise mistake("not_served", f"a content part of type {kind!r} is not served; give text")
-        return part
+        return check_kind(part, "a content part", ["text"])
 
 
 class FunctionCall(RequestModel):
@@ -42,8 +48,9 @@ class FunctionCall(RequestModel):
 
 
 class ToolCallParam(RequestModel):
-    """A call that the assistant asked for."""
+    """A call that the assistant asked for; streams number their calls, and some clients send the number back."""
 
+    index: Annotated[int | None, NO_EFFECT] = None
     id: str
     type: Literal["function"]
     function: FunctionCall
@@ -66,6 +73,8 @@ class Message(RequestModel):
     name: str | None = None
     tool_calls: list[ToolCallParam] | None = None
     tool_call_id: str | None = None
+    reasoning_content: Annotated[str | None, NO_EFFECT] = None
+    cache_control: Annotated[object, NO_EFFECT] = None
     refusal: Annotated[object, NotServed("leave it out, or give it as content")] = None
     audio: Annotated[object, NotServed("give text")] = None
     annotations: Annotated[object, NotServed("leave it out")] = None
@@ -107,6 +116,7 @@ class Tool(RequestModel):
 
     type: Literal["function"]
     function: FunctionDefinition
+    cache_control: Annotated[object, NO_EFFECT] = None
 
 
 class FunctionName(RequestModel):
@@ -136,7 +146,7 @@ class AllowedToolsChoice(RequestModel):
     allowed_tools: AllowedTools
 
 
-def _kind_of_choice(choice: Any) -> str | None:
+def kind_of_choice(choice: Any) -> str | None:
     """The tag of a choice."""
     if isinstance(choice, str):
         return "mode"
@@ -148,7 +158,7 @@ ToolChoice = Annotated[
     | Annotated[NamedTool, Tag("function")]
     | Annotated[AllowedToolsChoice, Tag("allowed_tools")],
     Discriminator(
-        _kind_of_choice,
+        kind_of_choice,
         custom_error_type="not_served",
         custom_error_message="give none, auto, required, a function, or allowed_tools",
     ),

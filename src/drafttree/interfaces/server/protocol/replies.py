@@ -15,6 +15,12 @@ class ReplyModel(BaseModel):
         return self.model_dump_json(exclude_unset=True)
 
 
+class EventModel(ReplyModel):
+    """An event of a stream; its type is the name of the event too."""
+
+    type: str
+
+
 class PromptTokensDetails(ReplyModel):
     """How many of the prompt's tokens were read before, for an earlier text that begins alike."""
 

@@ -3,11 +3,14 @@
 Unknown fields, other types and numbers that are none are refused.
 """
 
+import json
 import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -27,10 +30,34 @@ class RequestModel(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
+    def without_effect(self) -> Iterator[str]:
+        """The names of the fields that were given and change nothing, here and in all parts."""
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            if value not in (None, {}) and value is not False and NO_EFFECT in field.metadata:
+                yield name
+            for part in value if isinstance(value, list) else [value]:
+                if isinstance(part, RequestModel):
+                    yield from part.without_effect()
+
 
 def mistake(kind: str, message: str) -> PydanticCustomError:
     """The error for a value that is wrong in a way of ours; its message may have braces."""
     return PydanticCustomError(kind, "{message}", {"message": message})  # pyright: ignore[reportArgumentType]
+
+
+def check_kind(part: Any, what: str, served: Sequence[str]) -> Any:
+    """A part of a request as it is, unless its `type` is one that is not served, which is named."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if isinstance(kind, str) and kind not in served:
+        *most, last = served
+        advice = f"{', '.join(most)} or {last}" if most else last
+        raise mistake("not_served", f"{what} of type {kind!r} is not served; give {advice}")
+    return part
+
+
+NO_EFFECT = "no effect"
+"""Marks a field that changes no text; a reply's `Warning` header names those that its request has."""
 
 
 @dataclass(frozen=True)
@@ -40,15 +67,17 @@ class NotServed:
     Attributes:
         advice: what to do instead.
         neutral: values besides None and False that ask for nothing.
+        code: the word by which programs know the error.
     """
 
     advice: str
     neutral: tuple[Any, ...] = ()
+    code: str = "not_served"
 
     def check(self, value: object) -> None:
         """Refuse a value that asks for something."""
         if value not in ([], {}) and not Refused(self.advice, self.neutral).accepts(value):
-            raise mistake("not_served", f"this is not served; {self.advice}")
+            raise mistake(self.code, f"this is not served; {self.advice}")
 
     def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         return core_schema.no_info_after_validator_function(self.check, handler(source))
@@ -59,7 +88,32 @@ class NotServed:
         return {"enum": [None, False, *self.neutral], "description": f"Not served: {self.advice}."}
 
 
-Schema = dict[str, Any]
+MAX_NESTING = 100
+"""Levels of a JSON object; what a reply repeats must be written as well as read, which pydantic does for 255."""
+
+
+def _check_json(value: dict[str, Any]) -> dict[str, Any]:
+    """Refuse what Python's parser takes and JSON does not know, or what is nested too deeply."""
+    level: list[Any] = [value]
+    for _ in range(MAX_NESTING):
+        level = [part for each in level for part in _parts(each)]
+    if level:
+        raise mistake("nested_too_deeply", f"this is nested more than {MAX_NESTING} levels deep")
+    try:
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+    except ValueError as error:
+        raise mistake("no_json", f"this is no JSON: {error}") from None
+    return value
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    """What an object or a list consists of."""
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+JsonObject = Annotated[dict[str, Any], AfterValidator(_check_json)]
+"""A JSON object of any kind."""
+Schema = JsonObject
 """A JSON schema."""
 NAME = r"^[a-zA-Z0-9_-]{1,64}$"
 
@@ -130,7 +184,8 @@ StopStrings = Annotated[
     list[StopString],
     Field(max_length=MAX_STOPS),
     BeforeValidator(
-        lambda stop: [stop] if isinstance(stop, str) else stop, json_schema_input_type=str | list[StopString]
+        lambda stop: [*filter(None, [stop])] if isinstance(stop, str) else stop,
+        json_schema_input_type=str | list[StopString],
     ),
 ]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
@@ -152,16 +207,10 @@ class StreamOptions(RequestModel):
 
 
 class SamplingFields(RequestModel):
-    """Fields of both kinds of requests."""
+    """Fields of all requests for texts."""
 
     model: str | None = Field(None, description="the name of the served model, which it is by default")
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = Field(
-        None, description="texts; with a seed the i-th has seed + i, counted from 0"
-    )
     stream: bool | None = Field(None, description="send the text as it is written, as server-sent events")
-    stream_options: StreamOptions | None = Field(
-        None, description="include_usage, and vLLM's continuous_usage_stats; with stream only"
-    )
     seed: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = Field(
         None, description="prompt, options and seed decide a text, whatever else the server does"
     )
@@ -169,11 +218,13 @@ class SamplingFields(RequestModel):
         None, description="0 is greedy; by default the model's own, else 1"
     )
     top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description="nucleus sampling")
-    stop: StopStrings | None = Field(None, description=f"up to {MAX_STOPS} strings before which the text ends")
+    stop: StopStrings | None = Field(
+        None, description=f"up to {MAX_STOPS} strings before which the text ends; an empty text stands for none"
+    )
     presence_penalty: Penalty | None = Field(None, description="against tokens that the text has")
     frequency_penalty: Penalty | None = Field(None, description="the same, for every time it has them")
     logit_bias: dict[str, Bias] | None = Field(None, description="token ids, as strings, and what is added to each")
-    user: str | None = Field(None, description="has no effect on a reply")
+    user: Annotated[str | None, NO_EFFECT] = Field(None, description="has no effect on a reply")
     top_k: Annotated[int, Field(ge=-1)] | None = Field(None, description="vLLM's: the k likeliest tokens; -1 for all")
     min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(
         None, description="vLLM's: tokens of at least this share of the likeliest one's probability"
@@ -198,6 +249,7 @@ class SamplingFields(RequestModel):
     truncate_prompt_tokens: Annotated[object, NotServed("shorten the prompt")] = None
     prompt_logprobs: Annotated[object, NotServed("give echo and logprobs to /v1/completions")] = None
     return_token_ids: Annotated[object, NotServed("leave it out")] = None
+    kv_transfer_params: Annotated[object, NotServed("prompts are read by the server that answers")] = None
     priority: Annotated[object, NotServed("requests are served in the order they come", (0,))] = None
 
     @field_validator("logit_bias")
@@ -207,6 +259,17 @@ class SamplingFields(RequestModel):
         if wrong is not None:
             raise mistake("no_token_id", f"{wrong[:40]!r} is no token id")
         return bias
+
+
+class SeveralTexts(SamplingFields):
+    """Fields of the requests for chat completions and completions, which may ask for several texts."""
+
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = Field(
+        None, description="texts; with a seed the i-th has seed + i, counted from 0"
+    )
+    stream_options: StreamOptions | None = Field(
+        None, description="include_usage, and vLLM's continuous_usage_stats; with stream only"
+    )
 
     @model_validator(mode="after")
     def _check_stream(self) -> Self:

@@ -1,23 +1,28 @@
 """The requests to /v1/chat/completions and /v1/completions."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from drafttree.interfaces.server.protocol.messages import Messages, ToolFields
 from drafttree.interfaces.server.protocol.request_fields import (
     MAX_LOGPROBS,
+    NO_EFFECT,
     NotServed,
     ResponseFormat,
     SamplingFields,
+    SeveralTexts,
     TokenId,
     mistake,
 )
 
-NO_EFFECT = "has no effect on a reply"
+NOTHING_STORED = "has no effect on a reply: nothing is stored"
+FOUND_BY_ITSELF = "has no effect on a reply: what conversations share is found by itself"
 
 
-class ChatRequest(SamplingFields, ToolFields):
+class ChatRequest(SeveralTexts, ToolFields):
     """A conversation whose next answer is wanted."""
 
     messages: Messages = Field(description="roles system, developer, user, assistant and tool; content is text")
@@ -34,25 +39,41 @@ class ChatRequest(SamplingFields, ToolFields):
         None, description="vLLM's: variables of the model's chat template, such as enable_thinking"
     )
     modalities: list[Literal["text"]] | None = Field(None, description="only text")
-    service_tier: Literal["auto", "default"] | None = Field(None, description="there is one tier")
-    verbosity: Literal["medium"] | None = Field(None, description="only medium")
-    safety_identifier: str | None = Field(None, description=NO_EFFECT)
-    prompt_cache_key: str | None = Field(None, description=f"{NO_EFFECT}: what conversations share is found by itself")
+    service_tier: Annotated[str | None, NO_EFFECT] = Field(None, description="has no effect: there is one tier")
+    verbosity: Annotated[Literal["low", "medium", "high"] | None, NO_EFFECT] = Field(
+        None, description="has no effect on a reply"
+    )
+    safety_identifier: Annotated[str | None, NO_EFFECT] = Field(None, description="has no effect on a reply")
+    metadata: Annotated[dict[str, Any] | None, NO_EFFECT] = Field(None, description=NOTHING_STORED)
+    store: Annotated[bool | None, NO_EFFECT] = Field(None, description=NOTHING_STORED)
+    prompt_cache_key: Annotated[str | None, NO_EFFECT] = Field(None, description=FOUND_BY_ITSELF)
+    prompt_cache_options: Annotated[dict[str, Any] | None, NO_EFFECT] = Field(None, description=FOUND_BY_ITSELF)
+    prompt_cache_retention: Annotated[str | None, NO_EFFECT] = Field(None, description=FOUND_BY_ITSELF)
     audio: Annotated[object, NotServed("the model writes text")] = None
     functions: Annotated[object, NotServed("it is deprecated; give tools")] = None
     function_call: Annotated[object, NotServed("it is deprecated; give tool_choice")] = None
-    metadata: Annotated[object, NotServed("nothing is stored")] = None
-    store: Annotated[object, NotServed("nothing is stored")] = None
     moderation: Annotated[object, NotServed("there is no moderation")] = None
     prediction: Annotated[object, NotServed("the drafter predicts; start the server with --drafter lookup")] = None
-    prompt_cache_options: Annotated[object, NotServed("what conversations share is found by itself")] = None
-    prompt_cache_retention: Annotated[object, NotServed("prompts are kept in memory", ("in_memory",))] = None
     reasoning_effort: Annotated[object, NotServed("give chat_template_kwargs where the template knows it")] = None
     web_search_options: Annotated[object, NotServed("there is no search; give a tool")] = None
     chat_template: Annotated[object, NotServed("the server's own template is used")] = None
     add_generation_prompt: Annotated[object, NotServed("an answer always begins", (True,))] = None
     continue_final_message: Annotated[object, NotServed("give the text to /v1/completions")] = None
     documents: Annotated[object, NotServed("give them as messages")] = None
+
+    @classmethod
+    def of(cls, given: SamplingFields, **own: Any) -> Self:
+        """The chat that a request of another API asks for.
+
+        Args:
+            given: the request; the fields that all requests for texts have are the chat's.
+            **own: the other fields of the chat.
+
+        Raises:
+            ValidationError: a chat may not have these fields, or not together.
+        """
+        shared = {name: getattr(given, name) for name in SamplingFields.model_fields}
+        return cls.model_validate(shared | own)
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
@@ -74,6 +95,21 @@ class ChatRequest(SamplingFields, ToolFields):
     def wanted_logprobs(self) -> bool | int | None:
         """The engine's option."""
         return (self.top_logprobs or True) if self.logprobs else None
+
+
+@contextmanager
+def chat_mistakes() -> Iterator[None]:
+    """Tell what is wrong with a chat as what is wrong with the request of another API that asks for it.
+
+    Raises:
+        PydanticCustomError: says the same in one line.
+    """
+    try:
+        yield
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise mistake(first["type"], f"{place}: {first['msg']}" if place else first["msg"]) from None
 
 
 MAX_PROMPTS = 256
@@ -113,7 +149,7 @@ Prompts = Annotated[
 ]
 
 
-class CompletionRequest(SamplingFields):
+class CompletionRequest(SeveralTexts):
     """Prompts whose continuations are wanted."""
 
     prompt: Prompts = Field(description="text, a list of texts, token ids, or a list of lists of them")

@@ -1,0 +1,58 @@
+"""Tells Dynamo's router which beginnings of texts a worker keeps, in blocks of tokens.
+
+A router with `--router-mode kv` sends a request to the worker that has most of its prompt. It matches tokens; the hash
+of a block is but its name, by which it is removed, and names the whole beginning up to its end.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from hashlib import blake2b
+from itertools import pairwise
+from typing import Any
+
+NAME_BITS = 63
+"""Names are positive numbers of 64 bits with a sign."""
+
+
+class KeptBlocks:
+    """The blocks of all kept texts; see `drafttree.engine.prefix_cache.KeptTextsObserver`.
+
+    Args:
+        publisher: a `KvEventPublisher` of Dynamo.
+        size: tokens of a block; what is left of a text behind its last whole block is not told.
+    """
+
+    def __init__(self, publisher: Any, size: int) -> None:
+        self._publisher, self._size = publisher, size
+        self._texts: Counter[int] = Counter()
+
+    def kept(self, tokens: list[int]) -> None:
+        """Publish the blocks that no other text has; those of a beginning that others share come before them."""
+        names = [*self._names(tokens)]
+        self._texts.update(names)
+        new = [place for place, name in enumerate(names) if self._texts[name] == 1]
+        if new:
+            first = new[0]
+            self._publisher.publish_stored(
+                token_ids=tokens[first * self._size : len(names) * self._size],
+                num_block_tokens=[self._size] * len(new),
+                block_hashes=names[first:],
+                parent_hash=names[first - 1] if first else None,
+            )
+
+    def forgotten(self, tokens: list[int]) -> None:
+        """Publish that the blocks that no other text has are gone."""
+        names = [*self._names(tokens)]
+        self._texts.subtract(names)
+        gone = [name for name in names if not self._texts[name]]
+        for name in gone:
+            del self._texts[name]
+        if gone:
+            self._publisher.publish_removed(block_hashes=gone)
+
+    def _names(self, tokens: list[int]) -> Iterator[int]:
+        name = 0
+        for begin, end in pairwise(range(0, len(tokens) + 1, self._size)):
+            block = repr((name, tokens[begin:end])).encode()
+            name = int.from_bytes(blake2b(block, digest_size=8).digest()) >> (64 - NAME_BITS)
+            yield name

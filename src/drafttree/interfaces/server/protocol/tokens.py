@@ -1,0 +1,70 @@
+"""The requests to /tokenize and /detokenize, and their replies: vLLM's."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from drafttree.interfaces.server.protocol.messages import MAX_TOOLS, Messages, Tool
+from drafttree.interfaces.server.protocol.replies import ReplyModel
+from drafttree.interfaces.server.protocol.request_fields import NotServed, RequestModel, TokenId, mistake
+from drafttree.interfaces.server.protocol.requests import ChatRequest
+
+
+class TokenizeRequest(RequestModel):
+    """A text or a conversation whose tokens are wanted."""
+
+    model: str | None = Field(None, description="the name of the served model, which it is by default")
+    prompt: str | None = Field(None, description="a text")
+    messages: Messages | None = Field(None, description="a conversation, instead of a text")
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = Field(
+        None, description="functions that the model is told of, in a conversation"
+    )
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="variables of the model's chat template")
+    add_special_tokens: bool | None = Field(
+        None, description="as the tokenizer adds them to a text, by default; a conversation has its template's"
+    )
+    add_generation_prompt: Literal[True] | None = Field(None, description="an answer always begins; only true")
+    return_token_strs: bool | None = Field(None, description="tell the tokens as the vocabulary has them, too")
+    continue_final_message: Annotated[object, NotServed("give the text as prompt")] = None
+    chat_template: Annotated[object, NotServed("the server's own template is used")] = None
+    mm_processor_kwargs: Annotated[object, NotServed("the model reads text")] = None
+
+    @model_validator(mode="after")
+    def _check_one(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise mistake("one_form", "give either prompt or messages")
+        if self.messages is None and (self.tools or self.chat_template_kwargs):
+            raise mistake("no_messages", "tools and chat_template_kwargs belong to messages")
+        if self.messages is not None and self.add_special_tokens:
+            raise mistake("not_served", "a conversation has the special tokens of its template and no others")
+        return self
+
+    @property
+    def chat(self) -> ChatRequest | None:
+        """The conversation, None for a text."""
+        if self.messages is None:
+            return None
+        names = ("messages", "tools", "chat_template_kwargs")
+        return ChatRequest.model_validate({name: getattr(self, name) for name in names})
+
+
+class TokenizeReply(ReplyModel):
+    """The tokens of a text; `max_model_len` is the model's context, null where it has no end."""
+
+    count: int
+    max_model_len: int | None
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeRequest(RequestModel):
+    """Tokens whose text is wanted."""
+
+    model: str | None = Field(None, description="the name of the served model, which it is by default")
+    tokens: list[TokenId] = Field(description="token ids")
+
+
+class DetokenizeReply(ReplyModel):
+    """The text of tokens, special ones included."""
+
+    prompt: str

@@ -1,0 +1,69 @@
+"""The names of a decoder's parts, as users give them; their `repr` also says how large they are and where they run."""
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from drafttree.drafters.base import Drafter, ShownBySize
+from drafttree.engine.compatibility import precision_of
+from drafttree.engine.decoder import Decoder
+from drafttree.loading import zoo
+from drafttree.loading.methods import VERIFIER_CLASSES
+from drafttree.loading.specs import policy_spec
+from drafttree.models import Model
+
+SNAPSHOT = re.compile(r"models--(.+?)--(.+?)/snapshots/[^/]+/?$")
+"""The end of a model's folder in the hub's cache."""
+
+
+class PartNames(NamedTuple):
+    """The names of a decoder's parts.
+
+    Attributes:
+        target: the target's embedded name, hub name or folder.
+        drafter: what the drafter was loaded by, else its class; "none" without one.
+        policy: the specification of the policy.
+        verifier: the name of the verifier, "auto" where none is named.
+        precision: the dtype of the target, and how its weights are quantised if they are.
+    """
+
+    target: str
+    drafter: str
+    policy: str
+    verifier: str
+    precision: str
+
+    @classmethod
+    def of(cls, decoder: Decoder) -> "PartNames":
+        """The names of the parts of a decoder."""
+        return cls(
+            target=target_name(decoder.target),
+            drafter=drafter_name(decoder.drafter),
+            policy=policy_spec(decoder.policy),
+            verifier=VERIFIER_CLASSES.name_of(decoder.verifier) if decoder.verifier else "auto",
+            precision=precision_of(decoder.target),
+        )
+
+
+def model_name(source: str | Path) -> str:
+    """The name of a model by where it lies: an embedded name, a hub name, or the last part of a folder's path."""
+    path = Path(source)
+    if embedded := zoo.name_of(path):
+        return embedded
+    if snapshot := SNAPSHOT.search(path.as_posix()):
+        return "/".join(snapshot.groups())
+    return path.resolve().name if path.is_dir() else str(source)
+
+
+def target_name(target: Model) -> str:
+    """The name of a target; that of its class where it was not loaded from anywhere."""
+    module = getattr(target, "module", None)
+    source = getattr(module, "name_or_path", "")
+    return model_name(source) if source else type(target if module is None else module).__name__
+
+
+def drafter_name(drafter: Drafter | None) -> str:
+    """What a drafter was loaded by, such as "mixed:embedded-eagle3"; else the name of its class, "none" without one."""
+    if drafter is None:
+        return "none"
+    return (drafter.name if isinstance(drafter, ShownBySize) else "") or type(drafter).__name__

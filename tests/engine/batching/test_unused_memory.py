@@ -1,0 +1,50 @@
+"""Memory that the allocator keeps goes back to the system when an engine has nothing to do."""
+
+import ctypes
+import sys
+import threading
+
+import pytest
+
+from drafttree.engine.batching import Engine, engine_thread
+from drafttree.engine.batching.unused_memory import release_unused_memory
+from helpers.costs import toy_decoder
+from helpers.small_trees import TARGET
+from helpers.toy import ToyModel
+
+BLOCK, BLOCKS = 64 << 10, 2000
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as numbers:
+        return int(numbers.read().split()[1]) * 4096
+
+
+@pytest.mark.skipif(
+    not (sys.platform == "linux" and hasattr(ctypes.CDLL(None), "malloc_trim")), reason="the allocator is not glibc's"
+)
+def test_freed_memory_before_memory_in_use_goes_back():
+    kept = []
+    for _ in range(BLOCKS):
+        block = bytearray(BLOCK)
+        block[::4096] = bytes([1]) * len(block[::4096])
+        kept.append((block, bytearray(600)))  # the small one is in use behind every block that is freed
+    small = [each for _, each in kept]
+    del kept, block
+    before = resident_bytes()
+    release_unused_memory()
+    assert before - resident_bytes() > BLOCK * BLOCKS / 2
+    assert len(small) == BLOCKS
+
+
+def test_an_idle_engine_gives_memory_back_once(monkeypatch):
+    calls, called = [], threading.Event()
+    monkeypatch.setattr(engine_thread, "IDLE_SECONDS", 0.01)
+    monkeypatch.setattr(engine_thread, "release_unused_memory", lambda: calls.append(called.set()))
+    with Engine(toy_decoder(ToyModel(TARGET))) as engine:
+        for number in range(1, 4):
+            assert called.wait(20)
+            called.clear()
+            assert not called.wait(0.1)
+            assert len(calls) == number
+            engine.submit([1], max_new_tokens=2).result(20)

@@ -1,0 +1,227 @@
+"""The clients people use, as they are: Anthropic's, and OpenAI's agents SDK. The extra `clients` installs them."""
+
+import asyncio
+from typing import Literal, get_args
+
+import openai
+import pytest
+from pydantic import BaseModel
+
+from drafttree.interfaces.server.anthropic.blocks import (
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+    Turn,
+)
+from drafttree.interfaces.server.anthropic.request import (
+    CountTokensRequest,
+    CustomTool,
+    MessagesRequest,
+    OutputConfig,
+    ToolChoice,
+)
+from drafttree.interfaces.server.protocol.request_fields import RequestModel
+from helpers.live_server import named_events, strict
+
+pytestmark = pytest.mark.slow
+
+HELLO = [{"role": "user", "content": "Is it cold in Paris?"}]
+GREEDY = {"model": "embedded", "messages": HELLO, "temperature": 0, "max_tokens": 24}
+
+
+class City(BaseModel):
+    city: Literal["Paris", "Rome"]
+
+
+WEATHER = {
+    "name": "get_weather",
+    "description": "Weather now",
+    "input_schema": {**City.model_json_schema(), "additionalProperties": False},
+}
+CALL = {
+    **GREEDY,
+    "max_tokens": 120,
+    "tools": [WEATHER],
+    "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+}
+
+
+@pytest.fixture(scope="module")
+def anthropic():
+    return pytest.importorskip("anthropic")
+
+
+@pytest.fixture(scope="module")
+def claude(anthropic, address):
+    """Anthropic's client."""
+    with anthropic.Anthropic(base_url=address, api_key="none", max_retries=0) as made:
+        yield made
+
+
+def sampled(made: dict) -> dict:
+    """Options of a client's method that has none for sampling any more."""
+    return {**{name: value for name, value in made.items() if name != "temperature"}, "extra_body": {"temperature": 0}}
+
+
+def test_anthropics_client_reads_a_message_and_a_stream(claude):
+    whole = claude.messages.create(**sampled(GREEDY))
+    assert whole.content[0].text
+    assert whole._request_id.startswith("req_")
+    with claude.messages.stream(**sampled(GREEDY)) as stream:
+        assert "".join(stream.text_stream) == whole.content[0].text
+        final = stream.get_final_message()
+    assert (final.stop_reason, final.content[0].text) == (whole.stop_reason, whole.content[0].text)
+    assert final.usage.output_tokens == whole.usage.output_tokens
+    counted = claude.messages.count_tokens(model="embedded", messages=HELLO).input_tokens
+    assert counted == whole.usage.input_tokens + whole.usage.cache_read_input_tokens
+
+
+def test_anthropics_client_calls_a_tool_and_goes_on(claude):
+    called = claude.messages.create(**sampled(CALL))
+    (block,) = called.content
+    assert (called.stop_reason, block.name) == ("tool_use", "get_weather")
+    City.model_validate(block.input)
+    with claude.messages.stream(**sampled(CALL)) as stream:
+        assert stream.get_final_message().content[0].input == block.input
+    result = {"type": "tool_result", "tool_use_id": block.id, "content": "4 degrees"}
+    messages = [*HELLO, {"role": "assistant", "content": called.content}, {"role": "user", "content": [result]}]
+    options = sampled({**CALL, "messages": messages, "tool_choice": {"type": "none"}})
+    assert claude.messages.create(**options).content[0].text
+
+
+def test_anthropics_tool_runner_calls_a_tool_and_goes_on(anthropic, claude):
+    asked = []
+
+    @anthropic.beta_tool
+    def get_weather(city: Literal["Paris", "Rome"]) -> str:
+        """Weather now.
+
+        Args:
+            city: where.
+        """
+        asked.append(city)
+        return "4 degrees"
+
+    options = {**sampled(CALL), "tools": [get_weather], "max_iterations": 2}
+    first, second = claude.beta.messages.tool_runner(**options)
+    assert [first.content[0].input["city"], second.content[0].input["city"]] == asked
+    assert second.usage.input_tokens + second.usage.cache_read_input_tokens > first.usage.input_tokens
+
+
+def test_anthropics_client_parses_a_form(claude):
+    options = {**sampled(GREEDY), "output_format": City}
+    assert isinstance(claude.messages.parse(**options).parsed_output, City)
+    with claude.messages.stream(**options) as stream:
+        assert isinstance(stream.get_final_message().parsed_output, City)
+
+
+def test_anthropics_client_raises_its_errors(anthropic, claude):
+    with pytest.raises(anthropic.NotFoundError, match="the model 'claude' is not served") as caught:
+        claude.messages.create(**{**sampled(GREEDY), "model": "claude"})
+    assert caught.value.request_id.startswith("req_")
+    broken = {**sampled(GREEDY), "extra_body": {"repetition_penalty": 1e-300}}
+    with (
+        pytest.raises(anthropic.APIStatusError, match="returned NaN"),
+        claude.messages.stream(**broken) as stream,
+    ):
+        stream.until_done()
+
+
+@pytest.mark.parametrize("body", [GREEDY, CALL], ids=["text", "call"])
+def test_replies_are_of_the_types_of_anthropics_package(anthropic, post, body):
+    strict(anthropic.types.Message, post("messages", **body).json())
+    for event in named_events(post("messages", **body, stream=True).text):
+        strict(anthropic.types.RawMessageStreamEvent, event)
+    refused = post("messages", **body, container="x").json()
+    strict(anthropic.types.ErrorResponse, refused)
+
+
+def fields_of(*kinds: type) -> set[str]:
+    """The keys of typed dictionaries."""
+    return {name for kind in kinds for name in kind.__required_keys__ | kind.__optional_keys__}
+
+
+def test_every_field_of_the_installed_anthropic_package_is_known(anthropic):
+    types = anthropic.types
+    created, counted = types.message_create_params, types.message_count_tokens_params
+    choices = get_args(types.ToolChoiceParam)
+    beta = types.beta.message_create_params.MessageCreateParamsBase
+    known: dict[type[RequestModel], set[str]] = {
+        MessagesRequest: fields_of(created.MessageCreateParamsBase, created.MessageCreateParamsStreaming, beta)
+        - {"betas"},  # a header
+        CountTokensRequest: fields_of(counted.MessageCountTokensParams),
+        Turn: fields_of(*get_args(types.MessageParam)),
+        TextBlock: fields_of(types.TextBlockParam),
+        ToolUseBlock: fields_of(types.ToolUseBlockParam),
+        ToolResultBlock: fields_of(types.ToolResultBlockParam),
+        ThinkingBlock: fields_of(types.ThinkingBlockParam),
+        RedactedThinkingBlock: fields_of(types.RedactedThinkingBlockParam),
+        CustomTool: fields_of(types.ToolParam),
+        ToolChoice: fields_of(*choices),
+        OutputConfig: fields_of(types.OutputConfigParam),
+    }
+    for model, names in known.items():
+        assert names <= model.model_fields.keys(), model
+
+
+@pytest.fixture(scope="module")
+def agents():
+    """OpenAI's agents SDK."""
+    found = pytest.importorskip("agents")
+    found.set_tracing_disabled(True)
+    return found
+
+
+@pytest.fixture
+def run(agents, address):
+    """Runs an agent of the served model: what came out, and the types of its streams' events."""
+
+    async def result_of(streamed: bool, settings: dict, options: dict):
+        async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
+            model = agents.OpenAIResponsesModel(model="embedded", openai_client=client)
+            greedy = agents.ModelSettings(temperature=0, **settings)
+            agent = agents.Agent(name="one", model=model, model_settings=greedy, **options)
+            if not streamed:
+                return await agents.Runner.run(agent, "Is it cold in Paris?"), []
+            result = agents.Runner.run_streamed(agent, "Is it cold in Paris?")
+            kinds = [event.data.type async for event in result.stream_events() if event.type == "raw_response_event"]
+            return result, kinds
+
+    return lambda streamed, settings, **options: asyncio.run(result_of(streamed, settings, options))
+
+
+STOP = {"extra_body": {"stop": ["."]}}
+"""Ends the model's texts, since a response that is cut short is an error to an agent."""
+
+
+def test_an_agent_answers_and_streams(run):
+    settings = {"max_tokens": 60, **STOP}
+    whole, _ = run(False, settings, instructions="Be brief.")
+    stream, kinds = run(True, settings, instructions="Be brief.")
+    assert whole.final_output == stream.final_output
+    assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_an_agent_calls_its_tool_and_goes_on_with_what_it_returned(agents, run, streamed):
+    asked = []
+
+    @agents.function_tool
+    def get_weather(city: Literal["Paris", "Rome"]) -> str:
+        """Weather now."""
+        asked.append(city)
+        return "4 degrees"
+
+    settings = {"max_tokens": 120, "tool_choice": "required", "parallel_tool_calls": False, **STOP}
+    result, _ = run(streamed, settings, tools=[get_weather])
+    assert asked in (["Paris"], ["Rome"])
+    kinds = [item.type for item in result.new_items]
+    assert kinds == ["tool_call_item", "tool_call_output_item", "message_output_item"]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_an_agent_answers_in_a_form(run, streamed):
+    result, _ = run(streamed, {"max_tokens": 60}, output_type=City)
+    assert isinstance(result.final_output, City)

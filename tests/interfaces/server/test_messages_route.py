@@ -1,0 +1,251 @@
+"""/v1/messages: the answers of chats as Anthropic's API has them, whole and as events."""
+
+import json
+
+import httpx
+import pytest
+
+from helpers.live_server import named_events
+
+PATH = "messages"
+HELLO = [{"role": "user", "content": "Tell me about the old house."}]
+GREEDY = {"messages": HELLO, "temperature": 0, "max_tokens": 24}
+CITY = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Rome"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+WEATHER = {"name": "get_weather", "description": "Weather now", "input_schema": CITY}
+CLOCK = {"name": "clock", "input_schema": {"type": "object", "properties": {}}}
+ONE_CALL = {"type": "any", "disable_parallel_tool_use": True}
+CALL = {**GREEDY, "max_tokens": 120, "tools": [WEATHER], "tool_choice": ONE_CALL}
+
+
+def message_of(post, **body) -> dict:
+    reply = post(PATH, **{**GREEDY, **body})
+    assert reply.status_code == 200, reply.text
+    assert reply.headers["request-id"].startswith("req_")
+    return reply.json()
+
+
+def text_of(message: dict) -> str:
+    return "".join(block["text"] for block in message["content"])
+
+
+def events_of(post, **body) -> list[dict]:
+    return named_events(post(PATH, **{**GREEDY, **body}, stream=True).text)
+
+
+def chat(post, messages: list[dict], **body) -> dict:
+    return post("chat/completions", messages=messages, temperature=0, max_tokens=24, **body).json()
+
+
+def test_a_message_is_the_answer_of_the_chat(post):
+    message = message_of(post)
+    theirs = chat(post, HELLO)
+    assert text_of(message) == theirs["choices"][0]["message"]["content"]
+    assert (message["stop_reason"], message["stop_sequence"], message["role"]) == ("max_tokens", None, "assistant")
+    usage = message["usage"]
+    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == theirs["usage"]["prompt_tokens"]
+    assert usage["output_tokens"] == 24
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_usage_tells_what_was_read_before(post, stream):
+    body = {"messages": [{"role": "user", "content": f"How old is the house by the sea? {stream}"}], "max_tokens": 8}
+    count = post("messages/count_tokens", messages=body["messages"]).json()["input_tokens"]
+    message_of(post, **body)
+    usage = events_of(post, **body)[-2]["usage"] if stream else message_of(post, **body)["usage"]
+    assert usage["cache_read_input_tokens"] > 8
+    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == count
+
+
+def test_a_stop_sequence_is_told_and_the_models_own_end_is_a_turns(post):
+    whole = text_of(message_of(post))
+    stop = whole[9:12]
+    stopped = message_of(post, stop_sequences=["never written", stop])
+    assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", stop)
+    assert text_of(stopped) == whole[: whole.index(stop)]
+    delta = events_of(post, stop_sequences=[stop])[-2]["delta"]
+    assert delta == {"stop_reason": "stop_sequence", "stop_sequence": stop}
+    only = {"structured_outputs": {"choice": ["yes"]}}
+    ended = message_of(post, **only)
+    assert (text_of(ended), ended["stop_reason"], ended["stop_sequence"]) == ("yes", "end_turn", None)
+
+
+def test_systems_blocks_and_results_are_the_messages_of_a_chat(post):
+    calls = [{"id": each, "type": "function", "function": {"name": "f", "arguments": '{"ö": 1}'}} for each in "cd"]
+    told = [
+        {"role": "system", "content": "Be brief.\nBe kind."},
+        *HELLO,
+        {"role": "assistant", "content": "Yes.", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "c", "content": "A"},
+        {"role": "tool", "tool_call_id": "d", "content": "B\nC"},
+        {"role": "user", "content": "Go on."},
+    ]
+    blocks = [
+        *HELLO,
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "Hm.", "signature": ""},
+                {"type": "text", "text": "Yes."},
+                *({"type": "tool_use", "id": each, "name": "f", "input": {"ö": 1}} for each in "cd"),
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "c", "content": "A"},
+                {"type": "tool_result", "tool_use_id": "d", "content": [_text("B"), _text("C")]},
+                _text("Go on."),
+            ],
+        },
+    ]
+    ours = message_of(post, messages=blocks, system=[_text("Be brief."), _text("Be kind.")])
+    theirs = chat(post, told)
+    assert text_of(ours) == theirs["choices"][0]["message"]["content"]
+    counted = post("messages/count_tokens", messages=blocks, system="Be brief.\nBe kind.").json()
+    assert counted == {"input_tokens": theirs["usage"]["prompt_tokens"]}
+
+
+def _text(text: str) -> dict:
+    return {"type": "text", "text": text}
+
+
+def test_a_stream_has_its_events_in_their_order(post):
+    events = events_of(post)
+    kinds = [event["type"] for event in events]
+    assert kinds[:2] == ["message_start", "content_block_start"]
+    assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    assert {*kinds[2:-3]} == {"content_block_delta"}
+    whole = message_of(post)
+    assert "".join(event["delta"]["text"] for event in events[2:-3]) == text_of(whole)
+    assert events[0]["message"]["content"] == []
+    assert events[-2]["usage"]["output_tokens"] == whole["usage"]["output_tokens"]
+
+
+def test_a_call_is_a_block_with_its_input(post):
+    message = message_of(post, **CALL)
+    (block,) = message["content"]
+    assert (block["type"], block["name"], message["stop_reason"]) == ("tool_use", "get_weather", "tool_use")
+    assert block["input"]["city"] in ("Paris", "Rome")
+    events = events_of(post, **CALL)
+    assert events[1]["content_block"]["input"] == {}
+    parts = [event["delta"]["partial_json"] for event in events if event["type"] == "content_block_delta"]
+    assert json.loads("".join(parts)) == block["input"]
+    assert len(parts) > 2
+
+
+def test_several_calls_are_blocks_of_their_own(post):
+    body = {**CALL, "tools": [CLOCK], "tool_choice": {"type": "any"}, "max_tokens": 100}
+    starts = [event for event in events_of(post, **body) if event["type"] == "content_block_start"]
+    assert len(starts) > 1
+    assert [event["index"] for event in starts] == [*range(len(starts))]
+    assert len({event["content_block"]["id"] for event in starts}) == len(starts)
+
+
+def test_a_named_tool_is_called_and_none_is_not(post):
+    both = {**CALL, "tools": [WEATHER, CLOCK]}
+    named = message_of(post, **{**both, "tool_choice": {"type": "tool", "name": "clock"}})
+    assert [block["name"] for block in named["content"]] == ["clock"]
+    plain = message_of(post, max_tokens=120)
+    assert message_of(post, **{**both, "tool_choice": {"type": "none"}})["content"] == plain["content"]
+
+
+def test_a_call_that_is_cut_short_has_what_can_be_read_of_it(post):
+    whole = message_of(post, **CALL)
+    cut = [message_of(post, **{**CALL, "max_tokens": most}) for most in range(1, whole["usage"]["output_tokens"])]
+    assert {message["stop_reason"] for message in cut} == {"max_tokens"}
+    inputs = [block["input"] for message in cut for block in message["content"]]
+    assert inputs != []
+    assert all(each in ({}, whole["content"][0]["input"]) for each in inputs)
+
+
+def test_a_form_is_kept(post):
+    schema = {"type": "object", "properties": {"cold": {"type": "boolean"}}, "required": ["cold"]}
+    config = {"format": {"type": "json_schema", "schema": {**schema, "additionalProperties": False}}}
+    assert json.loads(text_of(message_of(post, output_config=config))).keys() == {"cold"}
+
+
+def test_bookkeeping_changes_no_text_and_is_told_in_a_header(post):
+    cached = {"cache_control": {"type": "ephemeral"}}
+    told = {"metadata": {"user_id": "u"}, "service_tier": "auto", "speed": "fast", **cached}
+    messages = [{"role": "user", "content": [{**_text(HELLO[0]["content"]), **cached}]}]
+    reply = post(PATH, **{**GREEDY, "messages": messages}, **told, output_config={"effort": "low"})
+    assert reply.headers["warning"] == f'299 drafttree "without effect: {", ".join(sorted([*told, "effort"]))}"'
+    assert reply.json()["content"] == message_of(post)["content"]
+
+
+def test_what_asks_for_nothing_is_not_told(post):
+    reply = post(PATH, **GREEDY, thinking={"type": "disabled"}, container=None, tool_choice={"type": "auto"})
+    assert reply.status_code == 200
+    assert "warning" not in reply.headers
+
+
+def test_an_error_inside_a_stream_is_its_last_event(post):
+    last = events_of(post, repetition_penalty=1e-300)[-1]
+    assert (last["type"], last["error"]["type"]) == ("error", "invalid_request_error")
+    assert "returned NaN" in last["error"]["message"]
+    assert last["request_id"].startswith("req_")
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"max_tokens": None}, "max_tokens: Input should be a valid integer"),
+        ({"messages": []}, "messages: List should have at least 1 item"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages: List should have at least 1 item"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "'user', 'assistant' or 'system'"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "'image' is not served; give text or tool"),
+        ({"messages": [{"role": "user", "content": [{"type": "tool_use"}]}]}, "a block of the user of type 'tool_use'"),
+        ({"messages": [*HELLO, {"role": "assistant", "content": "x"}]}, "the last message is the assistant's own"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 9}}, "thinking of type 'enabled' is not served"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "a tool of type 'bash_20250124' is not served"),
+        ({"tools": [{"name": "f", "input_schema": {}}]}, "tools.0.input_schema: the type is None; the input of a tool"),
+        ({"tools": [{**CLOCK, "input_examples": [{}]}]}, "give them in the description"),
+        ({"tools": [CLOCK, CLOCK]}, "two tools have the name 'clock'"),
+        ({"tool_choice": {"type": "any"}}, "there are no tools"),
+        ({"tools": [CLOCK], "tool_choice": {"type": "tool"}}, "a choice of type 'tool' has the tool's name"),
+        ({"tools": [CLOCK], "tool_choice": {"type": "tool", "name": "f"}}, "tool_choice names 'f'"),
+        ({"stop_sequences": [""]}, "stop_sequences.0"),
+        ({"container": "c"}, "there are no containers"),
+        ({"max_tokens": 3000}, "exceed the model's context of 2048"),
+        ({"messages": [{"role": "user", "content": "x" * 10**6}]}, "context of 2048 tokens has room for 67551"),
+        ({"max_tokenz": 1}, "max_tokenz: Extra inputs are not permitted"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_name(post, body, message):
+    reply = post(PATH, **{**GREEDY, **body})
+    refused = reply.json()
+    assert reply.status_code == 400
+    assert (refused["type"], refused["error"]["type"]) == ("error", "invalid_request_error")
+    assert message in refused["error"]["message"]
+    assert refused["request_id"] == reply.headers["request-id"]
+
+
+def test_a_thread_is_refused_by_the_code_that_makes_the_client_send_all_messages(post):
+    error = post(PATH, **GREEDY, thread={"type": "create"}).json()["error"]
+    assert error["details"] == {"error_code": "thread_unsupported_request"}
+    assert "thread: this is not served; nothing is stored" in error["message"]
+
+
+def test_what_no_context_could_hold_is_not_counted(post):
+    error = post(f"{PATH}/count_tokens", messages=[{"role": "user", "content": "x" * 10**6}]).json()["error"]
+    assert "context of 2048 tokens has room for 67551" in error["message"]
+
+
+@pytest.mark.parametrize("path", ["messages", "messages/count_tokens"])
+def test_another_model_is_not_found(post, path):
+    body = GREEDY if path == "messages" else {"messages": HELLO}
+    reply = post(path, **body, model="claude")
+    assert (reply.status_code, reply.json()["error"]["type"]) == (404, "not_found_error")
+
+
+def test_half_a_surrogate_pair_in_a_call_is_refused(address):
+    call = {"type": "tool_use", "id": "c", "name": "f", "input": {"x": "\ud800"}}
+    body = json.dumps({**GREEDY, "messages": [{"role": "assistant", "content": [call]}, *HELLO]})
+    reply = httpx.post(f"{address}/v1/messages", content=body, headers={"Content-Type": "application/json"})
+    assert reply.status_code == 400
+    assert "messages.0.content.0.input: this is no JSON" in reply.json()["error"]["message"]

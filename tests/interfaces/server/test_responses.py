@@ -1,0 +1,288 @@
+"""/v1/responses: the answers of chats as OpenAI's Responses API has them, whole and as events."""
+
+import json
+
+import httpx
+import openai
+import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import BaseModel
+
+from helpers.live_server import named_events, strict
+
+PATH = "responses"
+HELLO = "Tell me about the old house."
+GREEDY = {"input": HELLO, "temperature": 0, "max_output_tokens": 24}
+CITY = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Rome"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+WEATHER = {"type": "function", "name": "get_weather", "parameters": CITY, "strict": True}
+CLOCK = {"type": "function", "name": "clock", "parameters": None, "strict": None}
+CALL = {**GREEDY, "max_output_tokens": 120, "tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False}
+SAID = {"role": "user", "content": HELLO}
+STOPPED = {"stop": [" "], "max_output_tokens": 60}
+
+
+def response_of(post, **body) -> Response:
+    return strict(Response, post(PATH, **{**GREEDY, **body}).json())
+
+
+def events_of(post, **body) -> list:
+    reply = post(PATH, **{**GREEDY, **body}, stream=True)
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    return [strict(ResponseStreamEvent, event) for event in named_events(reply.text)]
+
+
+def chat(post, **body) -> dict:
+    reply = post("chat/completions", messages=[SAID], temperature=0, max_tokens=24, **body).json()
+    return reply["choices"][0]
+
+
+def test_a_response_is_the_answer_of_the_chat(post):
+    response = response_of(post)
+    assert response.output_text == chat(post)["message"]["content"]
+    assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert [item.status for item in response.output] == ["incomplete"]
+    assert response.usage.output_tokens == 24
+    assert response.usage.total_tokens == response.usage.input_tokens + 24
+
+
+def test_a_response_that_ends_by_itself_is_completed(post):
+    response = response_of(post, **STOPPED, instructions="Be brief.")
+    assert (response.status, response.incomplete_details) == ("completed", None)
+    assert response.completed_at is not None
+    assert response.instructions == "Be brief."
+
+
+def test_instructions_and_items_are_the_messages_of_a_chat(post):
+    told = [
+        {"role": "system", "content": "Be brief."},
+        SAID,
+        {"role": "assistant", "content": "Yes.", "tool_calls": [_called("c"), _called("d")]},
+        {"role": "tool", "tool_call_id": "c", "content": "A\nB"},
+        {"role": "user", "content": "Go on."},
+    ]
+    items = [
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": HELLO}]},
+        {"type": "reasoning", "id": "rs_1", "summary": []},
+        {
+            "type": "message",
+            "id": "msg_1",
+            "status": "completed",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "Yes.", "annotations": [], "logprobs": []}],
+        },
+        *({"type": "function_call", "id": "fc", "call_id": each, "name": "f", "arguments": "{}"} for each in "cd"),
+        {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "A\nB"}]},
+        {"role": "user", "content": "Go on."},
+    ]
+    ours = response_of(post, input=items, instructions="Be brief.")
+    theirs = post("chat/completions", messages=told, temperature=0, max_tokens=24).json()
+    assert ours.output_text == theirs["choices"][0]["message"]["content"]
+    assert ours.usage.input_tokens == theirs["usage"]["prompt_tokens"]
+
+
+def _called(id_: str) -> dict:
+    return {"id": id_, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+def test_usage_tells_what_was_read_before(client):
+    options = {"model": "embedded", "temperature": 0, "max_output_tokens": 8}
+    first = client.responses.create(input="How old is the house by the sea?", **options)
+    items = [{"role": "user", "content": "How old is the house by the sea?"}, *first.output]
+    second = client.responses.create(input=[*items, {"role": "user", "content": "And the garden?"}], **options)
+    assert second.usage.input_tokens_details.cached_tokens > 8
+
+
+def test_vllms_parameters_reach_the_engine(post):
+    options = {"seed": 3, "temperature": 1, "top_k": 5, "repetition_penalty": 1.2}
+    reply = post("chat/completions", messages=[SAID], max_tokens=24, **options).json()
+    assert response_of(post, **options).output_text == reply["choices"][0]["message"]["content"]
+
+
+def test_a_stream_has_its_events_in_their_order(post):
+    events = events_of(post)
+    kinds = [event.type.removeprefix("response.") for event in events]
+    assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
+    assert kinds[-4:] == ["output_text.done", "content_part.done", "output_item.done", "incomplete"]
+    assert {*kinds[4:-4]} == {"output_text.delta"}
+    assert [event.sequence_number for event in events] == [*range(len(events))]
+    assert "".join(event.delta for event in events[4:-4]) == response_of(post).output_text
+    assert events[3].part.text == ""
+    assert events[-1].response.output[0].content[0].text == response_of(post).output_text
+
+
+def test_the_clients_stream_is_the_whole_response(client):
+    options = {"model": "embedded", **GREEDY, "max_output_tokens": 60, "extra_body": {"stop": [" "]}}
+    whole = client.responses.create(**options)
+    with client.responses.stream(**options) as stream:
+        final = stream.get_final_response()
+    assert final.output_text == whole.output_text
+    assert final.usage.output_tokens == whole.usage.output_tokens
+    assert [event.type for event in client.responses.create(**options, stream=True)][-1] == "response.completed"
+
+
+def test_a_call_is_an_item_and_its_output_goes_on(client):
+    called = client.responses.create(model="embedded", **CALL)
+    (call,) = called.output
+    assert (called.status, call.type, call.name) == ("completed", "function_call", "get_weather")
+    assert json.loads(call.arguments)["city"] in ("Paris", "Rome")
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "4 degrees"}
+    options = {**CALL, "tool_choice": "none", "input": [SAID, call, result]}
+    assert client.responses.create(model="embedded", **options).output_text
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"type": "function", "name": "clock"},
+        {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "clock"}]},
+    ],
+)
+def test_a_choice_of_a_function_calls_that_one_and_is_repeated(post, choice):
+    response = response_of(post, **{**CALL, "tools": [WEATHER, CLOCK], "tool_choice": choice})
+    assert [item.name for item in response.output] == ["clock"]
+    assert response.tool_choice.model_dump(exclude_unset=True) == choice
+    assert [tool.name for tool in response.tools] == ["get_weather", "clock"]
+
+
+def test_streamed_calls_are_the_whole_ones(post, client):
+    events = events_of(post, **{**CALL, "parallel_tool_calls": True})
+    kinds = [event.type.removeprefix("response.") for event in events]
+    first = ["output_item.added", "function_call_arguments.delta"]
+    assert kinds[2:4] == first
+    calls = [event.item for event in events if event.type == "response.output_item.done"]
+    assert len(calls) > 1
+    assert [event.output_index for event in events if event.type == "response.output_item.added"] == [
+        *range(len(calls))
+    ]
+    for index, call in enumerate(calls):
+        deltas = [event.delta for event in events if "delta" in event.type and event.output_index == index]
+        assert "".join(deltas) == call.arguments
+    assert [call.call_id for call in events[-1].response.output] == [call.call_id for call in calls]
+    with client.responses.stream(model="embedded", **CALL) as stream:
+        (call,) = stream.get_final_response().output
+    assert call.arguments == response_of(post, **CALL).output[0].arguments
+
+
+class Answer(BaseModel):
+    cold: bool
+
+
+def test_the_clients_parsers_read_forms(client):
+    options = {"model": "embedded", "input": HELLO, "text_format": Answer, "max_output_tokens": 40}
+    assert isinstance(client.responses.parse(**options).output_parsed, Answer)
+    with client.responses.stream(**options) as stream:
+        assert isinstance(stream.get_final_response().output_parsed, Answer)
+
+
+def test_a_json_object_is_one(post):
+    form = {"format": {"type": "json_object"}}
+    assert response_of(post, text=form).output_text.startswith("{")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_probabilities_are_the_chats(post, stream):
+    include = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    theirs = chat(post, logprobs=True, top_logprobs=2)["logprobs"]["content"]
+    if stream:
+        events = events_of(post, **include)
+        ours = events[-1].response.output[0].content[0].logprobs
+        added = [each for event in events if event.type == "response.output_text.delta" for each in event.logprobs]
+        assert [each.token for each in added] == [each["token"] for each in theirs]
+    else:
+        ours = response_of(post, **include).output[0].content[0].logprobs
+    assert [each.model_dump() for each in ours] == theirs
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_bookkeeping_changes_no_text_and_is_told_in_a_header(post, stream):
+    told = {"store": True, "background": True, "service_tier": "flex", "prompt_cache_key": "k", "user": "u"}
+    reply = post(PATH, **GREEDY, **told, metadata={"run": "7"}, text={"verbosity": "low"}, stream=stream)
+    assert reply.headers["warning"] == f'299 drafttree "without effect: {", ".join(sorted([*told, "verbosity"]))}"'
+    body = named_events(reply.text)[-1]["response"] if stream else reply.json()
+    assert strict(Response, body).output_text == response_of(post).output_text
+    assert body["metadata"] == {"run": "7"}
+
+
+def test_what_asks_for_nothing_is_not_told(post):
+    nothing = {"store": False, "truncation": "disabled", "previous_response_id": None, "include": [], "reasoning": {}}
+    reply = post(PATH, **GREEDY, **nothing, stream_options={"include_obfuscation": False}, stream=True)
+    assert reply.status_code == 200
+    assert "warning" not in reply.headers
+
+
+def test_an_error_inside_a_stream_is_its_last_event(post, client):
+    broken = {"repetition_penalty": 1e-300}
+    last = events_of(post, **broken)[-1]
+    assert (last.type, last.response.status) == ("response.failed", "failed")
+    assert "returned NaN" in last.response.error.message
+    with pytest.raises(openai.BadRequestError, match="returned NaN"):
+        client.responses.create(model="embedded", **GREEDY, extra_body=broken)
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "message"),
+    [
+        ({"input": []}, "input", "at least 1 item"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0", "an item of type 'item_reference' is not"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content.0", "'input_image'"),
+        ({"input": [{"role": "tool", "content": "x"}]}, "input.0.role", "'user', 'assistant', 'system'"),
+        ({"input": [{"type": "reasoning", "id": "x"}]}, None, "messages: List should have at least 1 item"),
+        ({"input": [SAID, {"role": "assistant", "content": "x"}]}, None, "the last message is the assistant's own"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id", "nothing is stored; send the conversation"),
+        ({"conversation": "conv_1"}, "conversation", "nothing is stored"),
+        ({"prompt": {"id": "x"}}, "prompt", "no prompts are stored"),
+        ({"truncation": "auto"}, "truncation", "shorten the input"),
+        ({"tools": [{"type": "web_search"}]}, "tools.0", "a tool of type 'web_search' is not served; give function"),
+        ({"tool_choice": {"type": "function", "name": "f"}}, None, "there are no tools"),
+        ({"tools": [CLOCK], "tool_choice": {"type": "function", "name": "f"}}, None, "tool_choice names 'f'"),
+        ({"tools": [CLOCK], "tool_choice": {"type": "mcp"}}, "tool_choice", "give none, auto, required, a function"),
+        ({"tools": [CLOCK, CLOCK]}, None, "two tools have the name 'clock'"),
+        ({"tools": [{**CLOCK, "defer_loading": True}]}, "tools.0.defer_loading", "the model is told of all tools"),
+        ({"top_logprobs": 2}, None, "top_logprobs needs 'message.output_text.logprobs' in include"),
+        ({"reasoning": {"effort": "low"}}, None, "reasoning_effort: this is not served"),
+        ({"input": "x" * 10**6}, None, "context of 2048 tokens has room for 67551"),
+        ({"max_output_tokens": 3000}, "max_tokens", "exceed the model's context of 2048"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", "Field required"),
+        ({"n": 2}, "n", "Extra inputs are not permitted"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_name(post, body, param, message):
+    reply = post(PATH, **{**GREEDY, **body})
+    error = reply.json()["error"]
+    assert reply.status_code == 400
+    assert message in error["message"]
+    assert error["param"] == param
+
+
+def nested(levels: int) -> dict:
+    """A schema that has so many levels."""
+    schema = {}
+    for _ in range(levels - 1):
+        schema = {"x": schema}
+    return schema
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_schema_that_is_repeated_is_nested_no_deeper_than_can_be_written(post, stream):
+    told = {**GREEDY, "tool_choice": "none", "stream": stream}
+    for levels, status in ((100, 200), (101, 400), (300, 400)):
+        assert post(PATH, **told, tools=[{**CLOCK, "parameters": nested(levels)}]).status_code == status
+
+
+@pytest.mark.parametrize("value", ['"\\ud800"', "NaN"])
+def test_a_schema_that_is_no_json_is_refused(address, value):
+    tool = {**CLOCK, "parameters": {"const": "HERE"}}
+    body = json.dumps({**GREEDY, "tools": [tool], "tool_choice": "none"}).replace('"HERE"', value)
+    reply = httpx.post(f"{address}/v1/responses", content=body, headers={"Content-Type": "application/json"})
+    assert reply.status_code == 400
+    assert "tools.0.parameters: this is no JSON" in reply.json()["error"]["message"]
+
+
+def test_another_model_is_not_found(client):
+    with pytest.raises(openai.NotFoundError, match="the model 'gpt-4' is not served; 'embedded' is"):
+        client.responses.create(model="gpt-4", input=HELLO)

@@ -1,0 +1,83 @@
+"""/tokenize and /detokenize, and embeddings, which are refused."""
+
+import httpx
+import openai
+import pytest
+
+TEXT = "Grüße, 你好 🎉"
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.fixture(scope="module")
+def ask(address):
+    """Posts a body to a path."""
+    return lambda path, **body: httpx.post(f"{address}/{path}", json=body, timeout=60)
+
+
+def test_a_text_is_its_tokens_and_back(ask, decoder):
+    found = ask("tokenize", prompt=TEXT).json()
+    tokens = decoder.tokenizer(TEXT)["input_ids"]
+    assert found == {"count": len(tokens), "max_model_len": 2048, "tokens": tokens, "token_strs": None}
+    assert ask("detokenize", tokens=tokens).json() == {"prompt": TEXT}
+
+
+def test_tokens_are_told_as_the_vocabulary_has_them(ask, decoder):
+    found = ask("tokenize", prompt=TEXT, return_token_strs=True).json()
+    assert found["token_strs"] == decoder.tokenizer.convert_ids_to_tokens(found["tokens"])
+
+
+def test_special_tokens_are_added_unless_they_are_not_wanted(ask, decoder, monkeypatch):
+    seen = []
+    wrapped = type(decoder.tokenizer).__call__
+    spy = lambda tokenizer, *args, **options: seen.append(options) or wrapped(tokenizer, *args, **options)  # noqa: E731
+    monkeypatch.setattr(type(decoder.tokenizer), "__call__", spy)
+    for wanted in (None, True, False):
+        ask("tokenize", prompt=TEXT, add_special_tokens=wanted)
+    assert [options["add_special_tokens"] for options in seen] == [True, True, False]
+
+
+def test_a_conversation_has_as_many_tokens_as_its_prompt(ask, post):
+    usage = post("chat/completions", messages=HELLO, max_tokens=1).json()["usage"]
+    assert ask("tokenize", messages=HELLO).json()["count"] == usage["prompt_tokens"]
+    tool = {"type": "function", "function": {"name": "f"}}
+    assert ask("tokenize", messages=HELLO, tools=[tool]).json()["count"] > usage["prompt_tokens"]
+
+
+def test_no_text_has_no_tokens(ask):
+    assert ask("tokenize", prompt="").json()["tokens"] == []
+    assert ask("detokenize", tokens=[]).json() == {"prompt": ""}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("tokenize", {}, "give either prompt or messages"),
+        ("tokenize", {"prompt": "x", "messages": HELLO}, "give either prompt or messages"),
+        ("tokenize", {"prompt": "x", "tools": [{"type": "function", "function": {"name": "f"}}]}, "belong to messages"),
+        ("tokenize", {"messages": HELLO, "add_special_tokens": True}, "the special tokens of its template"),
+        ("tokenize", {"messages": HELLO, "add_generation_prompt": False}, "add_generation_prompt"),
+        ("tokenize", {"messages": HELLO, "continue_final_message": True}, "give the text as prompt"),
+        ("tokenize", {"prompt": "x" * 10**6}, "context of 2048 tokens has room for 67551"),
+        ("tokenize", {"messages": [{**HELLO[0], "content": "x" * 10**6}]}, "has room for 67551"),
+        ("tokenize", {"prompt": 3}, "Input should be a valid string"),
+        ("detokenize", {"tokens": [4096]}, "token id 4096 is outside the vocabulary of 4096"),
+        ("detokenize", {"tokens": [-1]}, "greater than or equal to 0"),
+        ("detokenize", {"tokens": [10**30]}, "outside the vocabulary"),
+        ("detokenize", {}, "Field required"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_name(ask, path, body, message):
+    reply = ask(path, **body)
+    assert reply.status_code == 400
+    assert message in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["tokenize", "detokenize"])
+def test_another_model_is_not_found(ask, path):
+    body = {"prompt": "x"} if path == "tokenize" else {"tokens": []}
+    assert ask(path, **body, model="gpt-4").status_code == 404
+
+
+def test_embeddings_are_refused_by_name(client):
+    with pytest.raises(openai.NotFoundError, match="embeddings are not served: the model writes text"):
+        client.embeddings.create(model="embedded", input="x")
