@@ -7,7 +7,7 @@ TORCH := $(shell $(PYTHON) -c "import torch; assert tuple(map(int, torch.__versi
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH),,--constraint constraints.txt)
 CPU_TORCH := --no-deps --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu torch
 
-.PHONY: demo test test-lowest test-slow gpu gpu-tests gpu-replay fuzz soak server-soak server-load server-fuzz server-locust fleet check bench docs recording clean
+.PHONY: demo test test-lowest test-slow gpu gpu-tests gpu-replay fuzz soak server-soak server-load server-fuzz server-hostile server-locust fleet check bench docs recording clean
 
 demo: .venv/.installed
 	$(BIN)/drafttree demo
@@ -76,6 +76,11 @@ server-load: .venv/.developing
 server-fuzz: MINUTES := 10
 server-fuzz: .venv/.developing
 	SERVER_FUZZ_MINUTES=$(MINUTES) $(BIN)/python -m pytest -m slow -s lab/tests/load/test_server_fuzz.py
+
+# Hostile requests, each to a server of its own beside 8 plain streams: a table of what it does to them, to the memory and
+# to the time from SIGTERM to the end. The times want a machine that does nothing else.
+server-hostile: .venv/.developing
+	$(BIN)/python -m pytest -m slow -s lab/tests/load/test_server_hostile.py
 
 # locust's report of a server under load with drafts and without, by turns: 16 users for a minute each.
 server-locust: DRAFTERS := auto none auto none

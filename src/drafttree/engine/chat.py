@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from drafttree.core.errors import InputError
+from drafttree.core.errors import ContextError, InputError
+from drafttree.engine.prompt_length import check_characters, longest_token
 
 Message = Mapping[str, Any]
 """A turn of a conversation, as transformers' pipelines take it: {"role": "user", "content": "..."}."""
@@ -16,16 +17,20 @@ def is_conversation(prompt: object) -> bool:
     return isinstance(first, Mapping) and "input_ids" not in first
 
 
-def render_chat(messages: Sequence[Message], tokenizer: Any, /, **variables: Any) -> list[int]:
+def render_chat(
+    messages: Sequence[Message], tokenizer: Any, context: int | None = None, /, **variables: Any
+) -> list[int]:
     """The token ids of a conversation, up to where the assistant's next answer begins.
 
     Args:
         messages: messages from the first to the one to be answered, with a role of `ROLES` and text as content; further
             keys are for the template.
         tokenizer: the tokenizer of transformers, with a chat template.
+        context: as for `drafttree.engine.prompt.encode`.
         **variables: variables of the template, such as `tools`.
 
     Raises:
+        ContextError: the rendered text has too many characters for the context.
         InputError: there is no chat template, the template fails, or the messages are malformed; names the message.
     """
     if not getattr(tokenizer, "chat_template", None):
@@ -36,7 +41,12 @@ def render_chat(messages: Sequence[Message], tokenizer: Any, /, **variables: Any
         raise InputError("the last message is the assistant's own; end with the message that it is to answer")
     try:
         options = {**variables, "add_generation_prompt": True, "return_dict": True}
+        if context is not None and longest_token(tokenizer) is not None:
+            text = tokenizer.apply_chat_template(list(messages), **{**options, "tokenize": False})
+            check_characters(text, tokenizer, context)
         rendered = tokenizer.apply_chat_template(list(messages), **options)
+    except ContextError:
+        raise
     except Exception as error:  # a template is a program: it raises what it likes
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise InputError(f"the chat template fails on these messages: {reason}") from error

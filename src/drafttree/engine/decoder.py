@@ -305,7 +305,7 @@ class Decoder:
 
     def _prepare(self, prompt: Prompt, given: GenerationOptions, *, alone: bool) -> Request:
         """A request that is written alone, or beside others from which its trees may learn."""
-        tokens = encode(prompt, self.tokenizer, self.target.vocab_size)
+        tokens = encode(prompt, self.tokenizer, self.target.vocab_size, self.target.context)
         options = RequestOptions.merge(self.defaults, given)
         new_tokens = options.max_new_tokens(len(tokens))
         check_room(len(tokens), new_tokens, self.target.context)

@@ -170,6 +170,21 @@ def test_nesting_that_no_parser_takes_is_answered_400():
     assert error_of(reply)["code"] == "invalid_json"
 
 
+def test_a_number_of_too_many_digits_is_named():
+    with TestClient(held_app().app, raise_server_exceptions=False) as client:
+        body = b'{"prompt": "a", "max_tokens": ' + b"9" * 5000 + b"}"
+        reply = client.post(COMPLETIONS, content=body, headers={"Content-Type": "application/json"})
+    error = error_of(reply)
+    assert (reply.status_code, error["code"]) == (400, "invalid_json")
+    assert error["message"] == "the body has a whole number of more than 4300 digits"
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_the_description_says_that_a_reply_may_be_a_stream(client, path):
+    replies = client.get("/openapi.json").json()["paths"][path]["post"]["responses"]
+    assert {*replies["200"]["content"]} == {"application/json", "text/event-stream"}
+
+
 def test_a_form_of_another_page_is_no_request(post):
     reply = post(json.dumps(SHORT).encode(), **{"Content-Type": "text/plain"})
     assert reply.status_code == 400

@@ -202,6 +202,7 @@ def test_a_text_may_be_as_long_as_the_context_by_default(client):
             "and 3000 tokens of text exceed the model's context of 2048; shorten it or",
         ),
         ({"messages": [say("word " * 3000)]}, None, "leaves no room for a text in the model's context of 2048"),
+        ({"messages": [say("x" * 10**6)]}, None, "context of 2048 tokens has room for 67551"),
         ({"messages": [say([{"type": "image_url"}])]}, "messages.0.content.0", "'image_url' is not served; give text"),
         ({"messages": [say("x", "bot")]}, "messages.0.role", "'system', 'developer', 'user', 'assistant' or 'tool'"),
         ({"messages": [*HELLO, say("x", "assistant")]}, None, "the last message is the assistant's own"),

@@ -144,6 +144,7 @@ def test_structured_outputs_shape_the_whole_text(post, outputs, pattern):
         ({"prompt": 3}, "prompt", "a prompt is text"),
         ({"prompt": [-1]}, "prompt", "-1 is no token id"),
         ({"prompt": [4096]}, None, "token id 4096 is outside the vocabulary of 4096"),
+        ({"prompt": ["a", "x" * 10**6]}, None, "the prompt has 1000000 characters, and the model's context"),
         ({"max_tokens": 0}, None, "nothing to send without echo"),
         ({"suffix": "end"}, "suffix", "not served"),
         ({"best_of": 3}, "best_of", "not served; give n"),

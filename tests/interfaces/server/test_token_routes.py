@@ -57,6 +57,8 @@ def test_no_text_has_no_tokens(ask):
         ("tokenize", {"messages": HELLO, "add_special_tokens": True}, "the special tokens of its template"),
         ("tokenize", {"messages": HELLO, "add_generation_prompt": False}, "add_generation_prompt"),
         ("tokenize", {"messages": HELLO, "continue_final_message": True}, "give the text as prompt"),
+        ("tokenize", {"prompt": "x" * 10**6}, "context of 2048 tokens has room for 67551"),
+        ("tokenize", {"messages": [{**HELLO[0], "content": "x" * 10**6}]}, "has room for 67551"),
         ("tokenize", {"prompt": 3}, "Input should be a valid string"),
         ("detokenize", {"tokens": [4096]}, "token id 4096 is outside the vocabulary of 4096"),
         ("detokenize", {"tokens": [-1]}, "greater than or equal to 0"),

@@ -118,6 +118,7 @@ class Engine:
         *,
         observer: RoundObserver | None = None,
         group: Hashable | None = None,
+        max_unread: int | None = None,
         **options: Unpack[GenerationOptions],
     ) -> Handle:
         """Check a request and let it wait for its turn; may be called from any thread.
@@ -127,6 +128,8 @@ class Engine:
             observer: sees the rounds of the text, each before its chunk is given out.
             group: texts of one group share the batch with others as one text would, so that many of them hold up no
                 other; None for a text that is a group of its own.
+            max_unread: chunks that may wait to be read; at so many the text pauses until half of them have been, and
+                lets others have its place. None for a text that never waits for its reader.
             **options: as for `Decoder.generate`.
 
         Raises:
@@ -142,7 +145,7 @@ class Engine:
         if {**self.decoder.defaults, **options}.get("reuse_prefix") is None:
             request.reuse_prefix = request.prompt_logprobs is None and self._memory.prefixes.max_tokens != 0
         self._memory.check(request.capacity)
-        handle = Handle(self._thread.wake, request.metrics)
+        handle = Handle(self._thread.wake, request.metrics, max_unread)
         self._thread.add(ServedRequest(request, handle, group=object() if group is None else group))
         return handle
 

@@ -1,6 +1,7 @@
 """`drafttree serve`: an OpenAI-compatible server."""
 
 import sys
+from collections.abc import Iterable
 from importlib.util import find_spec
 from typing import Annotated
 
@@ -41,6 +42,13 @@ def serve(
     cors: Annotated[
         list[str] | None, typer.Option(help='An origin whose pages may call the server, or "*"; may be repeated.')
     ] = None,
+    allowed_hosts: Annotated[
+        list[str] | None,
+        typer.Option(help='A name by which requests may call the server, besides --host and localhost; "*" for any.'),
+    ] = None,
+    grace: Annotated[
+        float, typer.Option(min=0, max=86400, help="Seconds after SIGTERM at which texts that still run have ended.")
+    ] = 10,
     served_model_name: Annotated[
         list[str] | None,
         typer.Option(help="Name that requests use for the model, by default MODEL; may be repeated."),
@@ -48,12 +56,15 @@ def serve(
 ) -> None:
     """Serve a model over HTTP as OpenAI's API does, many requests at once, with a playground at /.
 
-    Ctrl-C or SIGTERM lets running texts finish and answers new requests with 503; a second one ends at once.
+    Ctrl-C or SIGTERM lets running texts finish within --grace and answers new requests with 503; a second one ends at
+    once.
     """
     check_extra()
     _check_key(api_key)
+    _check_hosts(allowed_hosts or ())
     models.check()
 
+    from drafttree.interfaces.server.allowed_hosts import own_names
     from drafttree.interfaces.server.lifecycle import listen, run
     from drafttree.interfaces.server.serving import ServerSettings
 
@@ -66,6 +77,8 @@ def serve(
         max_batch=max_batch,
         max_queue=max_queue,
         timeout=timeout,
+        grace=grace,
+        allowed_hosts=(*own_names(host), *map(str.lower, allowed_hosts or ())),
         prefix_tokens=prefix_tokens,
         grammar_timeout=grammar_timeout,
     )
@@ -96,6 +109,18 @@ def _check_key(key: str | None) -> None:
     """
     if key is not None and not (key and key.isascii() and key.isprintable() and " " not in key):
         raise ConfigError("--api-key is empty or has other than printable ASCII characters; give another one")
+
+
+def _check_hosts(hosts: Iterable[str]) -> None:
+    """Refuse what no request could call the server by.
+
+    Raises:
+        ConfigError: names it.
+    """
+    from drafttree.interfaces.server.allowed_hosts import name_of
+
+    for wrong in (host for host in hosts if name_of(host) != host.lower()):
+        raise ConfigError(f"--allowed-hosts {wrong!r} is no name of a host; give one such as api.example.com, or '*'")
 
 
 def _tell(what: str) -> None:

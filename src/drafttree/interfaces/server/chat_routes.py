@@ -18,7 +18,7 @@ from drafttree.interfaces.server.errors import ServerError
 from drafttree.interfaces.server.protocol.messages import Message, Tool, ToolCallParam
 from drafttree.interfaces.server.protocol.replies import ChatCompletion, ChatCompletionChunk
 from drafttree.interfaces.server.protocol.requests import ChatRequest
-from drafttree.interfaces.server.reply import Reply, reply_head
+from drafttree.interfaces.server.reply import STREAMED, Reply, reply_head
 from drafttree.interfaces.server.serving import Serving, ServingContext
 from drafttree.interfaces.server.text_pieces import TokenNames
 from drafttree.interfaces.server.tool_calls import BEGIN, BETWEEN, ToolCallReader, call_text
@@ -30,7 +30,7 @@ OWN_ARGUMENTS = {"messages", *inspect.signature(PreTrainedTokenizerBase.apply_ch
 router = APIRouter(prefix="/v1/chat", tags=["chat"])
 
 
-@router.post("/completions", response_model=ChatCompletion)
+@router.post("/completions", response_model=ChatCompletion, responses=STREAMED)
 async def answer(request: ChatRequest, serving: Serving) -> Response:
     """Answer a conversation, at once or as a stream of chunks."""
     choices, answers = await begin_answers(request, serving)
@@ -62,7 +62,7 @@ async def begin_answers(request: ChatRequest, serving: ServingContext) -> tuple[
 def _prepare(request: ChatRequest, serving: ServingContext) -> tuple[list[int], dict[str, Any]]:
     """The token ids of the conversation, and the options of its answers."""
     decoder = serving.decoder
-    prompt = read_prompt(request, decoder.tokenizer)
+    prompt = read_prompt(request, decoder.tokenizer, decoder.target.context)
     options = engine_options(request, decoder, len(prompt), request.limit)
     if end := turn_end(decoder.tokenizer):
         options["stop"] = [*(request.stop or ()), end]
@@ -74,7 +74,7 @@ def _calls(request: ChatRequest) -> ToolCallReader | None:
     return ToolCallReader(speaks=not request.must_call) if request.callable_tools else None
 
 
-def read_prompt(request: ChatRequest, tokenizer: Any) -> list[int]:
+def read_prompt(request: ChatRequest, tokenizer: Any, context: int | None = None) -> list[int]:
     """The token ids of a conversation.
 
     A template that does not know how calls are written here (see `tool_calls`) is told of the tools by the system
@@ -82,7 +82,7 @@ def read_prompt(request: ChatRequest, tokenizer: Any) -> list[int]:
 
     Raises:
         ServerError: `chat_template_kwargs` has arguments that are no variables of a template.
-        InputError: as for `render_chat`.
+        InputError: as for `render_chat`, whose `context` is taken.
     """
     variables = dict(request.chat_template_kwargs or {})
     if wrong := next((name for name in variables if name in OWN_ARGUMENTS), None):
@@ -92,9 +92,9 @@ def read_prompt(request: ChatRequest, tokenizer: Any) -> list[int]:
     if "tools" in template and BEGIN in template:
         messages = [_native(message, template) for message in request.messages]
         described = [tool.model_dump(exclude_none=True, exclude={"cache_control"}) for tool in tools] or None
-        return render_chat(messages, tokenizer, **{**variables, "tools": described})
+        return render_chat(messages, tokenizer, context, **{**variables, "tools": described})
     messages = [_as_text(message, template) for message in request.messages]
-    return render_chat(_with_tools(messages, tools), tokenizer, **variables)
+    return render_chat(_with_tools(messages, tools), tokenizer, context, **variables)
 
 
 def _role(message: Message, template: str) -> str:

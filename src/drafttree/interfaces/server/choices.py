@@ -130,15 +130,15 @@ class DraftedTokens:
 
 async def _merged(handles: Sequence[Handle]) -> AsyncGenerator[tuple[int, Chunk]]:
     """The chunks of all handles as they come, each with the place of its handle."""
-    news: asyncio.Queue[tuple[int, Chunk] | Exception | None] = asyncio.Queue()
+    news: asyncio.Queue[tuple[int, Chunk] | Exception | None] = asyncio.Queue(1)  # the rest waits in the handles
 
     async def read(place: int, handle: Handle) -> None:
         try:
             async for chunk in handle:
-                news.put_nowait((place, chunk))
-            news.put_nowait(None)
+                await news.put((place, chunk))
+            await news.put(None)
         except Exception as error:
-            news.put_nowait(error)
+            await news.put(error)
 
     readers = [asyncio.create_task(read(place, handle)) for place, handle in enumerate(handles)]
     try:

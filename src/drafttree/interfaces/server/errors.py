@@ -1,6 +1,7 @@
 """Errors as OpenAI's API words them, `{"error": {message, type, param, code}}`, or Anthropic's on its routes."""
 
 import logging
+import sys
 import uuid
 from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -155,6 +156,9 @@ def _of_http(error: HTTPException, request: Request) -> ServerError:
             return ServerError(400, "the body is no UTF-8 text", code="invalid_utf8")
         case RecursionError():
             return ServerError(400, "the body is nested too deeply", code="invalid_json")
+        case ValueError():  # the one that json raises for text that is JSON
+            digits = sys.get_int_max_str_digits()
+            return ServerError(400, f"the body has a whole number of more than {digits} digits", code="invalid_json")
     message = f"{error.detail}: {request.method} {request.url.path}"
     code = STATUS_CODES.get(error.status_code)
     return ServerError(error.status_code, message, code=code, headers=error.headers)

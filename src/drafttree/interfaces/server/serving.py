@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
@@ -34,6 +35,8 @@ class ServerSettings:
         grammar_timeout: seconds that compiling the grammar of a request may take.
         prefix_tokens: as for `Engine`.
         max_body_bytes: the largest body of a request, in bytes.
+        grace: seconds from the signal that ends the server to its end.
+        allowed_hosts: the hosts, without port, that requests may name as this server's; "*" for any.
         other_names: further names by which requests may call the model.
     """
 
@@ -46,6 +49,8 @@ class ServerSettings:
     grammar_timeout: float = 30
     prefix_tokens: int | None = None
     max_body_bytes: int = 4 << 20
+    grace: float = 10.0
+    allowed_hosts: tuple[str, ...] = ("*",)
     other_names: tuple[str, ...] = ()
 
     @property
@@ -61,6 +66,8 @@ class ServerSettings:
 
 RETRY_AFTER = 1
 """Seconds after which a request that was refused may come again."""
+MAX_UNREAD = 64
+"""Rounds of a text that wait for its client; then the text waits."""
 
 
 class Admission:
@@ -138,7 +145,8 @@ class Admission:
         self.check()
         begun = time.perf_counter()
         self._submitting += 1
-        submitting = asyncio.ensure_future(asyncio.to_thread(to or self._engine.submit, prompt, **options))
+        submit = partial(to or self._engine.submit, prompt, max_unread=MAX_UNREAD, **options)
+        submitting = asyncio.ensure_future(asyncio.to_thread(submit))
         submitting.add_done_callback(self._count)
         try:
             handle = await asyncio.shield(submitting)

@@ -32,5 +32,6 @@ async def write(request: MessagesRequest, serving: Serving) -> Response:
 async def count_tokens(request: CountTokensRequest, serving: Serving) -> TokenCount:
     """Count the tokens of a conversation, up to where the next message begins."""
     serving.check_model(request.model)
-    prompt = await asyncio.to_thread(read_prompt, request.as_chat(), serving.decoder.tokenizer)
+    decoder = serving.decoder
+    prompt = await asyncio.to_thread(read_prompt, request.as_chat(), decoder.tokenizer, decoder.target.context)
     return TokenCount(input_tokens=len(prompt))
