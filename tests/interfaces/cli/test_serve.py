@@ -8,6 +8,7 @@ from fastapi import FastAPI
 
 from drafttree.interfaces.cli import serve as command
 from drafttree.interfaces.server import lifecycle
+from drafttree.interfaces.server.dialect.families import CALLS
 from helpers.command_line import complaint, run
 
 
@@ -36,6 +37,19 @@ def test_options_reach_the_server(served):
     assert (settings.api_key, settings.cors) == ("k", ("https://a", "https://b"))
     assert settings.model_name == serving.model_name == "embedded"
     assert serving.decoder.drafter is None
+
+
+def test_parsers_reach_the_server(served):
+    serve("--tool-parser", "llama3_json", "--reasoning-parser", "none")
+    dialect = served[0].state.serving.dialect
+    assert (dialect.calls, dialect.thinking) == (CALLS["llama3_json"], None)
+
+
+@pytest.mark.parametrize(("option", "known"), [("--tool-parser", "hermes"), ("--reasoning-parser", "qwen3")])
+def test_an_unknown_parser_is_one_line_with_those_that_are_known(capsys, option, known):
+    error = complaint(capsys, "serve", option, "nobody")
+    assert f"{option} is 'nobody'; known: auto, none, " in error
+    assert known in error
 
 
 def test_a_model_is_served_under_the_name_it_is_given(served):

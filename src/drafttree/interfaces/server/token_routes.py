@@ -5,7 +5,8 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from drafttree.interfaces.server.chat_routes import read_prompt
+from drafttree.interfaces.server.chat_prompt import read_prompt
+from drafttree.interfaces.server.dialect.model_dialect import Dialect
 from drafttree.interfaces.server.engine_options import check_tokens
 from drafttree.interfaces.server.errors import ServerError
 from drafttree.interfaces.server.protocol.tokens import (
@@ -24,7 +25,7 @@ async def tokenize(request: TokenizeRequest, serving: Serving) -> TokenizeReply:
     """The tokens of a text, or of a conversation up to where the next answer begins."""
     serving.check_model(request.model)
     tokenizer = _tokenizer(serving)
-    tokens = await asyncio.to_thread(_tokens, request, tokenizer)
+    tokens = await asyncio.to_thread(_tokens, request, tokenizer, serving.dialect)
     names = tokenizer.convert_ids_to_tokens(tokens) if request.return_token_strs else None
     context = serving.decoder.target.context
     return TokenizeReply(count=len(tokens), max_model_len=context, tokens=tokens, token_strs=names)
@@ -38,9 +39,9 @@ async def detokenize(request: DetokenizeRequest, serving: Serving) -> Detokenize
     return DetokenizeReply(prompt=await asyncio.to_thread(_tokenizer(serving).decode, request.tokens))
 
 
-def _tokens(request: TokenizeRequest, tokenizer: Any) -> list[int]:
+def _tokens(request: TokenizeRequest, tokenizer: Any, dialect: Dialect) -> list[int]:
     if request.chat:
-        return read_prompt(request.chat, tokenizer)
+        return read_prompt(request.chat, tokenizer, dialect)
     return list(tokenizer(request.prompt, add_special_tokens=request.add_special_tokens is not False)["input_ids"])
 
 
