@@ -84,11 +84,13 @@ def structural_tag(structure: dict[str, Any]) -> "Grammar":
 
 
 def _prepare_structure(part: Any) -> Any:
-    """A copy of a structure with grammars in place of its schemas."""
+    """A copy of a structure with grammars in place of its schemas; xgrammar makes those of the styles of families."""
     if isinstance(part, list):
         return [_prepare_structure(each) for each in part]
     if not isinstance(part, dict):
         return part
+    if part.get("type") == "json_schema" and "style" in part:
+        return {**part, "json_schema": prepare_schema(_load_schema(part["json_schema"])), "max_whitespace_cnt": 1}
     if part.get("type") == "json_schema":
         return {"type": "grammar", "grammar": str(json_schema(part.get("json_schema", "")).parsed)}
     return {name: _prepare_structure(each) for name, each in part.items()}

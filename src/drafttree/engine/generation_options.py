@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from types import MappingProxyType
@@ -80,6 +80,7 @@ class GenerationOptions(ProcessorOptions, total=False):
             drafter more, which pays where it understates how often it is right; it never changes the law.
         logprobs: True for the log-probability of every token, a number for that many most probable ones beside it.
         prompt_logprobs: the same for the tokens of the prompt, but its first.
+        spelled_tokens: ids of special tokens that are a part of the text, as marks of thinking are; others are none.
         speculate: False writes this text plainly, one token a round, for comparison: no drafter is asked. By a greedy
             or coupled verifier the text is the same.
     """
@@ -113,6 +114,7 @@ class GenerationOptions(ProcessorOptions, total=False):
     draft_temperature: float
     logprobs: bool | int | None
     prompt_logprobs: bool | int | None
+    spelled_tokens: Sequence[int] | None
     speculate: bool | None
 
 
@@ -312,6 +314,9 @@ def _check_values(values: Mapping[str, Any]) -> None:
         count = values.get(name)
         if count is not None and not _between(count, Integral, 0, MAX_LOGPROBS):
             raise ConfigError(f"{name} is {count!r}; give True, or how many alternatives, at most {MAX_LOGPROBS}")
+    spelled = values.get("spelled_tokens")
+    if not isinstance(spelled, list | tuple | None) or not all(isinstance(each, Integral) for each in spelled or ()):
+        raise ConfigError(f"spelled_tokens is {spelled!r}; give a list of token ids")
     if values.get("prompt_logprobs") and values.get("reuse_prefix"):
         raise ConfigError("prompt_logprobs needs the whole prompt read; leave out reuse_prefix")
 

@@ -12,7 +12,7 @@ from drafttree.core.errors import ConfigError
 from drafttree.interfaces.cli.option_groups import DecoderOptions, grouped
 from drafttree.interfaces.cli.options import MaxBatch, PrefixTokens
 
-NEEDED = ("fastapi", "uvicorn", "sse_starlette", "prometheus_client", "jinja2")
+NEEDED = ("fastapi", "uvicorn", "sse_starlette", "prometheus_client", "jinja2", "regex")
 """The packages of the extra `serve`, by module."""
 LOCAL = ("127.0.0.1", "::1", "localhost")
 
@@ -30,6 +30,14 @@ def serve(
     grammar_timeout: Annotated[
         float, typer.Option(min=0.001, help="Seconds that compiling the grammar of a request may take.")
     ] = 30,
+    tool_parser: Annotated[
+        str,
+        typer.Option(help='Form of calls of tools, such as "hermes"; "auto" finds that of the chat template.'),
+    ] = "auto",
+    reasoning_parser: Annotated[
+        str,
+        typer.Option(help='Marks of thinking, such as "qwen3"; "auto" finds those of the chat template.'),
+    ] = "auto",
     host: Annotated[str, typer.Option(help='Address to listen at; "0.0.0.0" for all of this machine.')] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 for a free one.")] = 8000,
     api_key: Annotated[
@@ -65,9 +73,11 @@ def serve(
     models.check()
 
     from drafttree.interfaces.server.allowed_hosts import own_names
+    from drafttree.interfaces.server.dialect.families import check_parsers
     from drafttree.interfaces.server.lifecycle import listen, run
     from drafttree.interfaces.server.serving import ServerSettings
 
+    check_parsers(tool_parser, reasoning_parser)
     names = served_model_name or [model]
     settings = ServerSettings(
         model_name=names[0],
@@ -81,6 +91,8 @@ def serve(
         allowed_hosts=(*own_names(host), *map(str.lower, allowed_hosts or ())),
         prefix_tokens=prefix_tokens,
         grammar_timeout=grammar_timeout,
+        tool_parser=tool_parser,
+        reasoning_parser=reasoning_parser,
     )
     with listen(host, port) as listener:
         from drafttree.interfaces.server.app import create_app

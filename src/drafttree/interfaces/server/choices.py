@@ -9,6 +9,7 @@ from typing import Any
 from drafttree.engine.batching import Handle
 from drafttree.engine.generation import Chunk
 from drafttree.engine.metrics import Metrics, Round
+from drafttree.interfaces.server.answer import Answer
 from drafttree.interfaces.server.errors import ServerError
 from drafttree.interfaces.server.protocol.replies import CompletionTokensDetails, PromptTokensDetails, Usage
 from drafttree.interfaces.server.serving import ServingContext
@@ -22,6 +23,9 @@ class Choices:
         prompts: token ids of each prompt.
         handles: one for each text, as many for each prompt, those of the first prompt first.
         wanted: False where the reply has no text, only what is known of the prompts.
+
+    Attributes:
+        answers: what reads the texts and knows which tokens are thinking; none where nothing does.
     """
 
     def __init__(self, prompts: Sequence[list[int]], handles: Sequence[Handle], *, wanted: bool = True) -> None:
@@ -29,6 +33,7 @@ class Choices:
         self._texts = [TextPieces(wanted=wanted) for _ in handles]
         self._drafted = [DraftedTokens(handle.metrics.rounds) for handle in handles]
         self._generated = self._accepted = 0
+        self.answers: Sequence[Answer] = ()
 
     @classmethod
     async def submit(
@@ -101,6 +106,7 @@ class Choices:
             completion_tokens_details=CompletionTokensDetails(
                 accepted_prediction_tokens=self._accepted,
                 rejected_prediction_tokens=max(drafted - self._accepted, 0),
+                reasoning_tokens=sum(answer.reasoning_tokens for answer in self.answers),
             ),
         )
 

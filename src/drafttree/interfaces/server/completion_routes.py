@@ -15,6 +15,7 @@ from drafttree.interfaces.server.engine_options import engine_options, seeds
 from drafttree.interfaces.server.protocol.replies import Completion, CompletionChoice, CompletionLogprobs
 from drafttree.interfaces.server.protocol.requests import CompletionRequest
 from drafttree.interfaces.server.reply import STREAMED, Reply, reply_head
+from drafttree.interfaces.server.reply_grammar import outputs_grammar
 from drafttree.interfaces.server.serving import Serving, ServingContext
 from drafttree.interfaces.server.text_pieces import Piece, ScoredToken, TokenNames, scored_tokens
 
@@ -42,7 +43,8 @@ def _prepare(request: CompletionRequest, serving: ServingContext) -> tuple[list[
     prompts = [encode(prompt, decoder.tokenizer, vocab, context) for prompt in request.prompt]
     wanted = {"logprobs": logprobs, "prompt_logprobs": logprobs if request.echo else None}
     limit = max(request.limit, 1)
-    return prompts, [engine_options(request, decoder, len(tokens), limit) | wanted for tokens in prompts]
+    grammar = request.structured_outputs and outputs_grammar(request.structured_outputs)
+    return prompts, [engine_options(request, decoder, len(tokens), limit, grammar) | wanted for tokens in prompts]
 
 
 def _echo(request: CompletionRequest, place: int, tokens: list[int], serving: ServingContext) -> "EchoedPrompt | None":

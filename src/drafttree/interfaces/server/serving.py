@@ -15,6 +15,8 @@ from drafttree.engine.batching import Engine, Handle
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.pass_recording import record_passes
 from drafttree.engine.prompt import Prompt
+from drafttree.interfaces.server.dialect.families import AUTO, check_parsers
+from drafttree.interfaces.server.dialect.model_dialect import Dialect
 from drafttree.interfaces.server.errors import ServerError
 from drafttree.interfaces.server.grammars import Grammars
 from drafttree.interfaces.server.metrics import ServerMetrics
@@ -38,6 +40,8 @@ class ServerSettings:
         grace: seconds from the signal that ends the server to its end.
         allowed_hosts: the hosts, without port, that requests may name as this server's; "*" for any.
         other_names: further names by which requests may call the model.
+        tool_parser: the form of calls of tools by its name; "auto" for the chat template's own, "none" to read none.
+        reasoning_parser: likewise, the marks of thinking.
     """
 
     model_name: str
@@ -52,6 +56,8 @@ class ServerSettings:
     grace: float = 10.0
     allowed_hosts: tuple[str, ...] = ("*",)
     other_names: tuple[str, ...] = ()
+    tool_parser: str = AUTO
+    reasoning_parser: str = AUTO
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -218,10 +224,16 @@ class ServingContext:
         metrics: counts the texts and takes their times.
         admission: lets requests into the engine.
         grammars: compiles the grammars of requests.
+        dialect: how the model writes thinking and calls of tools.
+
+    Raises:
+        ConfigError: the settings name a parser that is none.
     """
 
     def __init__(self, decoder: Decoder, settings: ServerSettings) -> None:
+        check_parsers(settings.tool_parser, settings.reasoning_parser)
         self.decoder, self.settings = decoder, settings
+        self.dialect = Dialect.of(decoder.tokenizer, settings.tool_parser, settings.reasoning_parser)
         self.engine = Engine(decoder, max_batch=settings.max_batch, prefix_tokens=settings.prefix_tokens)
         record_passes(decoder, settings.max_batch, self.engine.memory.rows)
         self.metrics = ServerMetrics(self.engine, settings.model_name)

@@ -30,15 +30,20 @@ class RequestModel(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
-    def without_effect(self) -> Iterator[str]:
-        """The names of the fields that were given and change nothing, here and in all parts."""
+    def without_effect(self, *, reads_thoughts: bool) -> Iterator[str]:
+        """The names of the fields that were given and change nothing, here and in all parts.
+
+        Args:
+            reads_thoughts: whether the chat template reads what was thought.
+        """
         for name, field in type(self).model_fields.items():
             value = getattr(self, name)
-            if value not in (None, {}) and value is not False and NO_EFFECT in field.metadata:
+            idle = NO_EFFECT in field.metadata or (THOUGHT in field.metadata and not reads_thoughts)
+            if idle and value not in (None, {}, []) and value is not False:
                 yield name
             for part in value if isinstance(value, list) else [value]:
                 if isinstance(part, RequestModel):
-                    yield from part.without_effect()
+                    yield from part.without_effect(reads_thoughts=reads_thoughts)
 
 
 def mistake(kind: str, message: str) -> PydanticCustomError:
@@ -58,6 +63,8 @@ def check_kind(part: Any, what: str, served: Sequence[str]) -> Any:
 
 NO_EFFECT = "no effect"
 """Marks a field that changes no text; a reply's `Warning` header names those that its request has."""
+THOUGHT = "thought"
+"""Marks a field with what a model has thought before, which has no effect where the chat template does not read it."""
 
 
 @dataclass(frozen=True)

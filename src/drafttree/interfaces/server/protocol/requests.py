@@ -38,6 +38,9 @@ class ChatRequest(SeveralTexts, ToolFields):
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="vLLM's: variables of the model's chat template, such as enable_thinking"
     )
+    reasoning_effort: str | None = Field(
+        None, description="how much is to be thought, or none, where the model's chat template knows that"
+    )
     modalities: list[Literal["text"]] | None = Field(None, description="only text")
     service_tier: Annotated[str | None, NO_EFFECT] = Field(None, description="has no effect: there is one tier")
     verbosity: Annotated[Literal["low", "medium", "high"] | None, NO_EFFECT] = Field(
@@ -54,7 +57,6 @@ class ChatRequest(SeveralTexts, ToolFields):
     function_call: Annotated[object, NotServed("it is deprecated; give tool_choice")] = None
     moderation: Annotated[object, NotServed("there is no moderation")] = None
     prediction: Annotated[object, NotServed("the drafter predicts; start the server with --drafter lookup")] = None
-    reasoning_effort: Annotated[object, NotServed("give chat_template_kwargs where the template knows it")] = None
     web_search_options: Annotated[object, NotServed("there is no search; give a tool")] = None
     chat_template: Annotated[object, NotServed("the server's own template is used")] = None
     add_generation_prompt: Annotated[object, NotServed("an answer always begins", (True,))] = None

@@ -190,7 +190,7 @@ class ResponseRequest(SamplingFields):
         choice, form = self.tool_choice, self.text and self.text.format
         return ChatRequest.of(
             self,
-            messages=messages,
+            messages=[message for message in messages if not message.is_thought],
             max_completion_tokens=self.max_output_tokens,
             tools=self.tools and [_tool(tool) for tool in self.tools],
             tool_choice=choice.as_chat if isinstance(choice, RequestModel) else choice,

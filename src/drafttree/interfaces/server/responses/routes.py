@@ -22,7 +22,7 @@ async def respond(request: ResponseRequest, serving: Serving) -> Response:
     """Answer a conversation, at once or as a stream of events."""
     choices, (answer,) = await begin_answers(request.as_chat(), serving)
     text = ResponseText(answer, _head(request, serving), lambda: choices.usage)
-    return await EventReply(choices, text).response(request)
+    return await EventReply(choices, text, reads_thoughts=serving.dialect.thought_name is not None).response(request)
 
 
 def _head(request: ResponseRequest, serving: ServingContext) -> dict[str, Any]:
