@@ -18,7 +18,7 @@ from drafttree.interfaces.server.errors import ServerError
 from drafttree.interfaces.server.protocol.messages import Message, Tool, ToolCallParam
 from drafttree.interfaces.server.protocol.replies import ChatCompletion, ChatCompletionChunk
 from drafttree.interfaces.server.protocol.requests import ChatRequest
-from drafttree.interfaces.server.reply import Reply, reply_head
+from drafttree.interfaces.server.reply import STREAMED, Reply, reply_head
 from drafttree.interfaces.server.serving import Serving, ServingContext
 from drafttree.interfaces.server.text_pieces import TokenNames
 from drafttree.interfaces.server.tool_calls import BEGIN, BETWEEN, ToolCallReader, call_text
@@ -30,7 +30,7 @@ OWN_ARGUMENTS = {"messages", *inspect.signature(PreTrainedTokenizerBase.apply_ch
 router = APIRouter(prefix="/v1/chat", tags=["chat"])
 
 
-@router.post("/completions", response_model=ChatCompletion)
+@router.post("/completions", response_model=ChatCompletion, responses=STREAMED)
 async def answer(request: ChatRequest, serving: Serving) -> Response:
     """Answer a conversation, at once or as a stream of chunks."""
     choices, answers = await begin_answers(request, serving)

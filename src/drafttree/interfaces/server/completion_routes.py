@@ -14,14 +14,14 @@ from drafttree.interfaces.server.choices import Choices
 from drafttree.interfaces.server.engine_options import engine_options, seeds
 from drafttree.interfaces.server.protocol.replies import Completion, CompletionChoice, CompletionLogprobs
 from drafttree.interfaces.server.protocol.requests import CompletionRequest
-from drafttree.interfaces.server.reply import Reply, reply_head
+from drafttree.interfaces.server.reply import STREAMED, Reply, reply_head
 from drafttree.interfaces.server.serving import Serving, ServingContext
 from drafttree.interfaces.server.text_pieces import Piece, ScoredToken, TokenNames, scored_tokens
 
 router = APIRouter(prefix="/v1/completions", tags=["completions"])
 
 
-@router.post("", response_model=Completion)
+@router.post("", response_model=Completion, responses=STREAMED)
 async def complete(request: CompletionRequest, serving: Serving) -> Response:
     """Continue texts, at once or as a stream of chunks."""
     serving.check_model(request.model)

@@ -22,6 +22,13 @@ from drafttree.interfaces.server.text_pieces import Piece
 
 FINGERPRINT = f"drafttree-{drafttree.__version__}"
 DONE = "[DONE]"
+STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The whole reply, or server-sent events where the request has `stream`",
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    }
+}
+"""What a route's description has besides the type of its whole replies."""
 
 
 def reply_head(kind: str, request: SamplingFields, serving: ServingContext) -> dict[str, Any]:

@@ -10,14 +10,14 @@ from drafttree.interfaces.server.anthropic.replies import MessageReply, TokenCou
 from drafttree.interfaces.server.anthropic.request import CountTokensRequest, MessagesRequest
 from drafttree.interfaces.server.chat_routes import begin_answers, read_prompt
 from drafttree.interfaces.server.errors import ANTHROPIC, AnthropicErrorReply, new_request_id
-from drafttree.interfaces.server.reply import EventReply
+from drafttree.interfaces.server.reply import STREAMED, EventReply
 from drafttree.interfaces.server.serving import Serving
 
 ERRORS = {status: {"model": AnthropicErrorReply, "description": "An error"} for status in ("4XX", "5XX")}
 router = APIRouter(prefix=ANTHROPIC, tags=["messages"], responses={**ERRORS})
 
 
-@router.post("", response_model=MessageReply)
+@router.post("", response_model=MessageReply, responses=STREAMED)
 async def write(request: MessagesRequest, serving: Serving) -> Response:
     """Answer a conversation, at once or as a stream of events."""
     choices, (answer,) = await begin_answers(request.as_chat(), serving)

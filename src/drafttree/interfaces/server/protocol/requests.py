@@ -8,12 +8,14 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from drafttree.interfaces.server.protocol.messages import Messages, ToolFields
 from drafttree.interfaces.server.protocol.request_fields import (
+    INT64,
     MAX_LOGPROBS,
     NO_EFFECT,
     NotServed,
     ResponseFormat,
     SamplingFields,
     SeveralTexts,
+    TokenCount,
     TokenId,
     mistake,
 )
@@ -26,10 +28,10 @@ class ChatRequest(SeveralTexts, ToolFields):
     """A conversation whose next answer is wanted."""
 
     messages: Messages = Field(description="roles system, developer, user, assistant and tool; content is text")
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = Field(
+    max_completion_tokens: TokenCount | None = Field(
         None, description="tokens at most; by default what the context has room for, 2,048 at most"
     )
-    max_tokens: Annotated[int, Field(ge=1)] | None = Field(None, description="the older name of max_completion_tokens")
+    max_tokens: TokenCount | None = Field(None, description="the older name of max_completion_tokens")
     logprobs: bool | None = Field(None, description="the target model's own log-probability of every token")
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
         None, description="likeliest tokens beside each, with logprobs"
@@ -129,8 +131,9 @@ def _as_list(prompt: object) -> object:
         raise mistake("empty_prompt", "a prompt is empty; give at least one token")
     if any(not _is_text(each) for each in prompt if isinstance(each, str)):
         raise mistake("string_unicode", "a prompt holds half a surrogate pair, which is no text")
-    if negative := next((token for each in prompt for token in each if isinstance(token, int) and token < 0), None):
-        raise mistake("no_token_id", f"{negative} is no token id")
+    tokens = (token for each in prompt for token in each if isinstance(token, int))
+    if wrong := next((token for token in tokens if not 0 <= token < INT64), None):
+        raise mistake("no_token_id", f"{wrong if abs(wrong) < INT64 else 'a number above 64 bits'} is no token id")
     return prompt
 
 
@@ -153,7 +156,7 @@ class CompletionRequest(SeveralTexts):
     """Prompts whose continuations are wanted."""
 
     prompt: Prompts = Field(description="text, a list of texts, token ids, or a list of lists of them")
-    max_tokens: Annotated[int, Field(ge=0)] | None = Field(
+    max_tokens: Annotated[int, Field(ge=0, lt=INT64)] | None = Field(
         None, description="tokens at most, 16 by default; 0, with echo, for none"
     )
     echo: bool | None = Field(None, description="begin the text with the prompt")
