@@ -16,13 +16,23 @@ def is_conversation(prompt: object) -> bool:
     return isinstance(first, Mapping) and "input_ids" not in first
 
 
-def render_chat(messages: Sequence[Message], tokenizer: Any, /, **variables: Any) -> list[int]:
+def render_chat(
+    messages: Sequence[Message],
+    tokenizer: Any,
+    /,
+    *,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    **variables: Any,
+) -> list[int]:
     """The token ids of a conversation, up to where the assistant's next answer begins.
 
     Args:
         messages: messages from the first to the one to be answered, with a role of `ROLES` and text as content; further
             keys are for the template.
         tokenizer: the tokenizer of transformers, with a chat template.
+        add_generation_prompt: begin the answer; otherwise the token ids end with the last message.
+        continue_final_message: end within the last message, which the text goes on with; no answer begins then.
         **variables: variables of the template, such as `tools`.
 
     Raises:
@@ -32,11 +42,14 @@ def render_chat(messages: Sequence[Message], tokenizer: Any, /, **variables: Any
         raise InputError("the target's tokenizer has no chat template; give text or token ids instead of messages")
     for number, message in enumerate(messages, start=1):
         _check(number, message)
-    if messages[-1]["role"] == "assistant":
+    begins = add_generation_prompt and not continue_final_message
+    if begins and messages[-1]["role"] == "assistant":
         raise InputError("the last message is the assistant's own; end with the message that it is to answer")
+    if continue_final_message and not messages[-1].get("content"):
+        raise InputError("the last message has no content that continue_final_message could go on with")
     try:
-        options = {**variables, "add_generation_prompt": True, "return_dict": True}
-        rendered = tokenizer.apply_chat_template(list(messages), **options)
+        options = {"add_generation_prompt": begins, "continue_final_message": continue_final_message}
+        rendered = tokenizer.apply_chat_template(list(messages), **variables, **options, return_dict=True)
     except Exception as error:  # a template is a program: it raises what it likes
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise InputError(f"the chat template fails on these messages: {reason}") from error

@@ -87,6 +87,7 @@ def read_prompt(request: ChatRequest, tokenizer: Any) -> list[int]:
     variables = dict(request.chat_template_kwargs or {})
     if wrong := next((name for name in variables if name in OWN_ARGUMENTS), None):
         raise ServerError(400, f"{wrong!r} is no variable of a chat template", param="chat_template_kwargs")
+    variables |= request.end_options
     template = str(getattr(tokenizer, "chat_template", ""))
     tools = [] if request.tool_choice == "none" else request.tools or []
     if "tools" in template and BEGIN in template:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from drafttree.interfaces.server.protocol.messages import Messages, ToolFields
+from drafttree.interfaces.server.protocol.messages import Messages, PromptEnd, ToolFields
 from drafttree.interfaces.server.protocol.request_fields import (
     INT64,
     MAX_LOGPROBS,
@@ -24,7 +24,7 @@ NOTHING_STORED = "has no effect on a reply: nothing is stored"
 FOUND_BY_ITSELF = "has no effect on a reply: what conversations share is found by itself"
 
 
-class ChatRequest(SeveralTexts, ToolFields):
+class ChatRequest(SeveralTexts, ToolFields, PromptEnd):
     """A conversation whose next answer is wanted."""
 
     messages: Messages = Field(description="roles system, developer, user, assistant and tool; content is text")
@@ -59,8 +59,6 @@ class ChatRequest(SeveralTexts, ToolFields):
     reasoning_effort: Annotated[object, NotServed("give chat_template_kwargs where the template knows it")] = None
     web_search_options: Annotated[object, NotServed("there is no search; give a tool")] = None
     chat_template: Annotated[object, NotServed("the server's own template is used")] = None
-    add_generation_prompt: Annotated[object, NotServed("an answer always begins", (True,))] = None
-    continue_final_message: Annotated[object, NotServed("give the text to /v1/completions")] = None
     documents: Annotated[object, NotServed("give them as messages")] = None
 
     @classmethod
