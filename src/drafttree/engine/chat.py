@@ -18,7 +18,14 @@ def is_conversation(prompt: object) -> bool:
 
 
 def render_chat(
-    messages: Sequence[Message], tokenizer: Any, context: int | None = None, /, **variables: Any
+    messages: Sequence[Message],
+    tokenizer: Any,
+    context: int | None = None,
+    /,
+    *,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    **variables: Any,
 ) -> list[int]:
     """The token ids of a conversation, up to where the assistant's next answer begins.
 
@@ -27,6 +34,8 @@ def render_chat(
             keys are for the template.
         tokenizer: the tokenizer of transformers, with a chat template.
         context: as for `drafttree.engine.prompt.encode`.
+        add_generation_prompt: begin the answer; otherwise the token ids end with the last message.
+        continue_final_message: end within the last message, which the text goes on with; no answer begins then.
         **variables: variables of the template, such as `tools`.
 
     Raises:
@@ -37,10 +46,14 @@ def render_chat(
         raise InputError("the target's tokenizer has no chat template; give text or token ids instead of messages")
     for number, message in enumerate(messages, start=1):
         _check(number, message)
-    if messages[-1]["role"] == "assistant":
+    begins = add_generation_prompt and not continue_final_message
+    if begins and messages[-1]["role"] == "assistant":
         raise InputError("the last message is the assistant's own; end with the message that it is to answer")
+    if continue_final_message and not messages[-1].get("content"):
+        raise InputError("the last message has no content that continue_final_message could go on with")
     try:
-        options = {**variables, "add_generation_prompt": True, "return_dict": True}
+        ends = {"add_generation_prompt": begins, "continue_final_message": continue_final_message}
+        options = {**variables, **ends, "return_dict": True}
         if context is not None and longest_token(tokenizer) is not None:
             text = tokenizer.apply_chat_template(list(messages), **{**options, "tokenize": False})
             check_characters(text, tokenizer, context)

@@ -1,5 +1,6 @@
 """Completions: prompts of every form, echo, log-probabilities, streams, and what is refused."""
 
+import json
 import re
 
 import pytest
@@ -102,6 +103,17 @@ def test_the_names_of_tokens_that_are_no_text_are_their_bytes(post, decoder):
     spelled = bytes.fromhex("".join(broken).replace("bytes:", "").replace("\\x", ""))
     assert spelled.decode() == "🎉"
     assert choice.logprobs.text_offset == [0] * len(broken) + [1]
+
+
+def test_the_client_reads_a_form_whole_and_as_a_stream(client):
+    schema = {"type": "object", "properties": {"cold": {"type": "boolean"}}, "required": ["cold"]}
+    options = {"model": "embedded", "prompt": PROMPT, "temperature": 0, "max_tokens": 40}
+    asked = {**options, "extra_body": {"structured_outputs": {"json": {**schema, "additionalProperties": False}}}}
+    whole = client.completions.create(**asked).choices[0].text
+    assert json.loads(whole).keys() == {"cold"}
+    chunks = [chunk.choices[0].text for chunk in client.completions.create(**asked, stream=True)]
+    assert "".join(chunks) == whole
+    assert len(chunks) > 1
 
 
 def test_a_stream_is_the_whole_text_in_parts(post):

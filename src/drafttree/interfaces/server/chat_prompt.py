@@ -35,7 +35,7 @@ def read_prompt(request: ChatRequest, tokenizer: Any, dialect: Dialect, context:
     variables = dict(request.chat_template_kwargs or {})
     if wrong := next((name for name in variables if name in OWN_ARGUMENTS), None):
         raise ServerError(400, f"{wrong!r} is no variable of a chat template", param="chat_template_kwargs")
-    variables = _effort(request.reasoning_effort, dialect) | variables
+    variables = _effort(request.reasoning_effort, dialect) | variables | request.end_options
     tools = [] if request.tool_choice == "none" else request.tools or []
     if native := dialect.native:
         messages = [_native(message, dialect, native) for message in request.messages]

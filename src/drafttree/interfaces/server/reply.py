@@ -22,9 +22,13 @@ from drafttree.interfaces.server.text_pieces import Piece
 
 FINGERPRINT = f"drafttree-{drafttree.__version__}"
 DONE = "[DONE]"
-_EVENTS = {"type": "string", "description": "with `stream`: each chunk as the `data` of an event, then `[DONE]`"}
-STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": _EVENTS}}}}
-"""What the description of a route says of streams."""
+STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The whole reply, or server-sent events where the request has `stream`",
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    }
+}
+"""What a route's description has besides the type of its whole replies."""
 
 
 def reply_head(kind: str, request: SamplingFields, serving: ServingContext) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from drafttree.interfaces.server.protocol.request_fields import (
     SamplingFields,
     Schema,
     StopStrings,
+    TokenCount,
     check_kind,
     mistake,
 )
@@ -179,7 +180,7 @@ class CountTokensRequest(ConversationFields):
 class MessagesRequest(SamplingFields, ConversationFields):
     """A conversation whose next message is wanted."""
 
-    max_tokens: Annotated[int, Field(ge=1)] = Field(description="tokens at most")
+    max_tokens: TokenCount = Field(description="tokens at most")
     stop_sequences: StopStrings | None = Field(None, description="strings before which the text ends, as `stop`")
     metadata: Annotated[dict[str, Any] | None, NO_EFFECT] = Field(None, description=NOTHING_STORED)
     service_tier: Annotated[str | None, NO_EFFECT] = Field(None, description="has no effect: there is one tier")

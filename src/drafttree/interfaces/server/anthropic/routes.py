@@ -11,14 +11,14 @@ from drafttree.interfaces.server.anthropic.request import ConversationFields, Co
 from drafttree.interfaces.server.chat_prompt import read_prompt
 from drafttree.interfaces.server.chat_routes import begin_answers
 from drafttree.interfaces.server.errors import ANTHROPIC, AnthropicErrorReply, ServerError, new_request_id
-from drafttree.interfaces.server.reply import EventReply
+from drafttree.interfaces.server.reply import STREAMED, EventReply
 from drafttree.interfaces.server.serving import Serving, ServingContext
 
 ERRORS = {status: {"model": AnthropicErrorReply, "description": "An error"} for status in ("4XX", "5XX")}
 router = APIRouter(prefix=ANTHROPIC, tags=["messages"], responses={**ERRORS})
 
 
-@router.post("", response_model=MessageReply)
+@router.post("", response_model=MessageReply, responses=STREAMED)
 async def write(request: MessagesRequest, serving: Serving) -> Response:
     """Answer a conversation, at once or as a stream of events."""
     _check_thinking(request, serving)

@@ -105,6 +105,29 @@ class Message(RequestModel):
 Messages = Annotated[list[Message], Field(min_length=1)]
 
 
+class PromptEnd(RequestModel):
+    """The fields of a request that say where the prompt of a conversation ends."""
+
+    add_generation_prompt: bool | None = Field(
+        None, description="vLLM's: false for a prompt that ends with the last message, after which no answer begins"
+    )
+    continue_final_message: bool | None = Field(
+        None, description="vLLM's: go on with the content of the last message instead of answering it"
+    )
+
+    @model_validator(mode="after")
+    def _check_end(self) -> Self:
+        if self.add_generation_prompt and self.continue_final_message:
+            raise mistake("two_ends", "add_generation_prompt and continue_final_message cannot both be true")
+        return self
+
+    @property
+    def end_options(self) -> dict[str, bool]:
+        """The options of `render_chat`."""
+        begins, goes_on = self.add_generation_prompt is not False, bool(self.continue_final_message)
+        return {"add_generation_prompt": begins, "continue_final_message": goes_on}
+
+
 MAX_TOOLS = 128
 
 

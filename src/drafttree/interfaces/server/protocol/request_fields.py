@@ -197,7 +197,8 @@ StopStrings = Annotated[
 ]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
-TokenId = Annotated[int, Field(ge=0)]
+TokenId = Annotated[int, Field(ge=0, lt=INT64)]
+TokenCount = Annotated[int, Field(ge=1, lt=INT64)]
 
 
 class StreamOptions(RequestModel):
@@ -232,14 +233,16 @@ class SamplingFields(RequestModel):
     frequency_penalty: Penalty | None = Field(None, description="the same, for every time it has them")
     logit_bias: dict[str, Bias] | None = Field(None, description="token ids, as strings, and what is added to each")
     user: Annotated[str | None, NO_EFFECT] = Field(None, description="has no effect on a reply")
-    top_k: Annotated[int, Field(ge=-1)] | None = Field(None, description="vLLM's: the k likeliest tokens; -1 for all")
+    top_k: Annotated[int, Field(ge=-1, lt=INT64)] | None = Field(
+        None, description="vLLM's: the k likeliest tokens; -1 for all"
+    )
     min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(
         None, description="vLLM's: tokens of at least this share of the likeliest one's probability"
     )
     repetition_penalty: Annotated[float, Field(gt=0)] | None = Field(
         None, description="vLLM's: divides the logits of tokens in prompt and text"
     )
-    min_tokens: Annotated[int, Field(ge=0)] | None = Field(
+    min_tokens: Annotated[int, Field(ge=0, lt=INT64)] | None = Field(
         None, description="vLLM's: tokens before an EOS or stop token is possible"
     )
     stop_token_ids: list[TokenId] | None = Field(None, description="vLLM's: tokens that end the text, besides EOS")
