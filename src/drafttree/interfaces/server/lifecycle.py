@@ -1,8 +1,6 @@
 """The life of a server: it listens, serves, and lets running texts finish before it ends."""
 
 import asyncio
-import atexit
-import gc
 import os
 import socket
 import time
@@ -20,7 +18,10 @@ from drafttree.interfaces.server.serving import Admission, ServingContext
 LONG = 10.0
 """Seconds from which on a grace is long; in a shorter one the next three times are shorter in proportion."""
 ENDING, LEAVING = 3.5, 2.5
-"""Seconds before the end at which texts are ended where they are, and at which nobody is waited for any more."""
+"""Seconds before the end at which texts are ended where they are, and at which nobody is waited for any more.
+
+Python itself takes a second to end behind torch and transformers.
+"""
 LAST_WORDS = 0.5
 """Seconds that connections have to end once nothing is written any more."""
 STUCK = 5
@@ -114,7 +115,6 @@ def run(app: FastAPI, listener: socket.socket, tell: Callable[[str], None]) -> N
         raise _unavailable(host, port, error) from None
     model = f"{serving.model_name} in {precision_of(serving.decoder.target)}"
     tell(f"serving {model} at {address(host, port)} ({serving.decoder.fidelity.words})")
-    atexit.register(gc.freeze)  # else Python's end looks through all of torch and transformers, for a second
     make_server(app, tell).run(sockets=[listener])
 
 

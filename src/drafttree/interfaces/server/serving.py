@@ -134,7 +134,8 @@ class Admission:
     def refuse_preparing(self) -> None:
         """End the requests that a server which shuts down would refuse as soon as they are prepared."""
         for preparing in self._preparing:
-            preparing.reschedule(0)
+            if not preparing.expired():  # else it is ending already, which may take longer than until the next call
+                preparing.reschedule(0)
 
     async def submit(self, prompt: Prompt, *, to: Callable[..., Handle] | None = None, **options: Any) -> Handle:
         """Submit a text; reading its prompt and compiling its grammar hold up nobody.
