@@ -57,6 +57,11 @@ class Dialect:
         found = regex.search(pattern, _code(self.template))
         return next(filter(None, found.groups())) if found else None
 
+    @property
+    def one_call(self) -> bool:
+        """Whether an answer has one call at most, since the chat template, as Llama's, would refuse to render more."""
+        return (self.calls is not None and self.calls.between is None) or "single tool-call" in self.template
+
     @cached_property
     def takes_effort(self) -> bool:
         """Whether the chat template knows how much is to be thought, or whether."""
