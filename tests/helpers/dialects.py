@@ -38,7 +38,9 @@ TEMPLATES = {
     "qwen3-coder": TOLD + TURNS.replace("CALL", CODER_CALL) + "<|im_start|>assistant\n",
     "llama3": (
         "{% if tools %}Environment: ipython\n{{ tools | tojson }}{% endif %}{% for message in messages %}"
-        "{% if message.tool_calls %}<|start_header_id|>assistant<|end_header_id|>\n\n"
+        "{% if message.tool_calls %}{% if message.tool_calls | length != 1 %}"
+        '{{ raise_exception("This model only supports single tool-calls at once!") }}{% endif %}'
+        "<|start_header_id|>assistant<|end_header_id|>\n\n"
         '{"name": "{{ message.tool_calls[0].function.name }}", '
         '"parameters": {{ message.tool_calls[0].function.arguments | tojson }}}<|eot_id|>'
         "{% else %}<|start_header_id|>{{ message.role }}<|end_header_id|>\n\n{{ message.content }}<|eot_id|>{% endif %}"
@@ -66,7 +68,9 @@ TEMPLATES = {
         "<|start|>system<|message|>Reasoning: {{ reasoning_effort or 'medium' }}\n"
         "# Valid channels: analysis, commentary, final.<|end|>{% if tools %}<|start|>developer<|message|>"
         "{{ tools | tojson }}<|end|>{% endif %}{% for message in messages %}{% if message.tool_calls %}"
-        "{% if message.thinking %}<|start|>assistant<|channel|>analysis<|message|>{{ message.thinking }}<|end|>"
+        '{% if message.content and message.thinking %}{{ raise_exception("Cannot pass both content and thinking") }}'
+        "{% elif message.content %}<|start|>assistant<|channel|>analysis<|message|>{{ message.content }}<|end|>"
+        "{% elif message.thinking %}<|start|>assistant<|channel|>analysis<|message|>{{ message.thinking }}<|end|>"
         "{% endif %}"
         "<|start|>assistant to=functions.{{ message.tool_calls[0].function.name }}<|channel|>commentary json<|message|>"
         "{{ message.tool_calls[0].function.arguments | tojson }}<|call|>"

@@ -163,6 +163,13 @@ def test_what_was_thought_is_handed_on_under_the_templates_own_name():
     assert "<|channel|>analysis<|message|>I ask f.<|end|>" in text
 
 
+def test_gpt_oss_is_handed_what_was_said_or_thought_before_a_call():
+    thought = {**MESSAGES[2], "reasoning_content": "I ask f.", "content": "I look."}
+    text = rendered("gpt-oss", messages=[MESSAGES[1], thought, MESSAGES[3]])
+    assert "I look." in text
+    assert "I ask f." not in text
+
+
 def test_a_form_that_is_named_is_told_in_the_system_message():
     tokenizer = Templated("{{ messages }}")
     request = ChatRequest.model_validate({"messages": MESSAGES, "tools": [TOOL]})

@@ -8,6 +8,7 @@ from drafttree.interfaces.server.dialect.families import CALLS, HARMONY, THINKIN
 from drafttree.interfaces.server.dialect.model_dialect import Dialect
 from drafttree.interfaces.server.protocol.requests import ChatRequest
 from drafttree.interfaces.server.reply_grammar import chat_grammar
+from helpers.dialects import tokenizer_of
 
 END = 256
 VOCABULARY = xgrammar.TokenizerInfo(
@@ -99,6 +100,16 @@ def test_several_calls_and_one_at_most(name):
     two = call(CALLS[name], "get_weather", "clock")
     assert accepts(grammar_of(name, tool_choice="required"), two)
     assert not accepts(grammar_of(name, tool_choice="required", parallel_tool_calls=False), two)
+
+
+def test_one_call_at_most_where_the_template_would_render_no_more():
+    request = ChatRequest.model_validate({"messages": [{"role": "user", "content": "x"}], "tools": TOOLS})
+    dialect = Dialect(None, CALLS["llama3_json"], tokenizer_of("llama3").chat_template)
+    wanted = chat_grammar(request, dialect, "no")
+    assert wanted
+    grammar = wanted.parse().parsed
+    assert accepts(grammar, call(CALLS["llama3_json"], "clock"))
+    assert not accepts(grammar, call(CALLS["llama3_json"], "clock", "get_weather"))
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -244,7 +244,7 @@ def test_an_error_inside_a_stream_is_its_last_event(post, client):
         ({"tools": [CLOCK, CLOCK]}, None, "two tools have the name 'clock'"),
         ({"tools": [{**CLOCK, "defer_loading": True}]}, "tools.0.defer_loading", "the model is told of all tools"),
         ({"top_logprobs": 2}, None, "top_logprobs needs 'message.output_text.logprobs' in include"),
-        ({"reasoning": {"effort": "low"}}, None, "reasoning_effort is 'low', but the model's chat template"),
+        ({"reasoning": {"effort": "low"}}, "reasoning_effort", "reasoning_effort is 'low', but"),
         ({"input": "x" * 10**6}, None, "context of 2048 tokens has room for 67551"),
         ({"max_output_tokens": 3000}, "max_tokens", "exceed the model's context of 2048"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", "Field required"),

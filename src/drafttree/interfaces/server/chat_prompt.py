@@ -67,7 +67,11 @@ def _role(message: Message, template: str) -> str:
 def _thought(message: Message, dialect: Dialect) -> dict[str, str]:
     """What was thought before a message, for a template that reads it."""
     name = dialect.thought_name
-    return {name: message.reasoning_content} if name and message.reasoning_content else {}
+    if not name or not message.reasoning_content:
+        return {}
+    if name == "thinking" and message.tool_calls and message.text:  # gpt-oss's template raises for both
+        return {}
+    return {name: message.reasoning_content}
 
 
 def _native(message: Message, dialect: Dialect, form: CallForm) -> dict[str, Any]:

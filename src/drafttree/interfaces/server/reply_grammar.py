@@ -38,7 +38,8 @@ def chat_grammar(request: ChatRequest, dialect: Dialect, thinks: Thinks) -> Want
         raise ServerError(400, message, param="tool_choice", code="not_served")
     schema = _schema(request)
     if request.callable_tools and dialect.calls:
-        form = _with_calls(request, schema, dialect.calls, _say(dialect.thinking))
+        single = request.parallel_tool_calls is False or isinstance(request.tool_choice, NamedTool) or dialect.one_call
+        form = _with_calls(request, schema, dialect.calls, _say(dialect.thinking), single=single)
         wanted = WantedGrammar("structural_tag", _dump(form, "tools"), "tools")
     elif schema is not None:
         wanted = WantedGrammar("json_schema", _dump(schema, "response_format"), "response_format")
@@ -111,10 +112,11 @@ def _schema(request: ChatRequest) -> dict[str, Any] | None:
     return None
 
 
-def _with_calls(request: ChatRequest, schema: dict[str, Any] | None, form: CallForm, say: list[Format]) -> Format:
+def _with_calls(
+    request: ChatRequest, schema: dict[str, Any] | None, form: CallForm, say: list[Format], *, single: bool
+) -> Format:
     """Calls of tools, or what is said unless a call is a must."""
     tags = [_tag(name, tool, form) for name, tool in request.callable_tools.items()]
-    single = request.parallel_tool_calls is False or isinstance(request.tool_choice, NamedTool) or form.between is None
     calls = _calls(form, tags, single=single)
     if request.must_call:
         return calls

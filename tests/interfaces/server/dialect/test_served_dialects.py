@@ -2,6 +2,7 @@
 
 import json
 
+import openai
 import pytest
 from fastapi.testclient import TestClient
 from openai.types.responses import Response, ResponseStreamEvent
@@ -10,7 +11,7 @@ from drafttree.core.errors import ConfigError
 from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.serving import ServerSettings
 from helpers.dialects import knowing
-from helpers.live_server import events, named_events, strict
+from helpers.live_server import events, named_events, serving, strict
 
 ASK = [{"role": "user", "content": "Is it cold in Paris?"}]
 CITY = {
@@ -174,6 +175,21 @@ def test_a_named_parser_overrides_the_template():
 def test_unknown_parsers_are_refused_with_those_that_are_known(option):
     with pytest.raises(ConfigError, match=r"is 'nobody'; known: auto, none, .*mistral"):
         served("x", "qwen3", **{option: "nobody"})
+
+
+def test_openais_client_reads_thinking():
+    app = create_app(knowing("<think>\nHm.\n</think>\n\nYes.", "qwen3"), ServerSettings("m"))
+    body = {"model": "m", "messages": ASK, "temperature": 0, "max_tokens": 60}
+    with serving(app) as address, openai.OpenAI(base_url=f"{address}/v1", api_key="none") as client:
+        whole = client.chat.completions.create(**body)
+        with client.chat.completions.stream(**body) as stream:
+            stream.until_done()
+            final = stream.get_final_completion()
+    for reply in (whole, final):
+        message = reply.choices[0].message
+        assert (message.model_extra or {})["reasoning_content"] == "Hm."
+        assert message.content == "Yes."
+    assert whole.usage.completion_tokens_details.reasoning_tokens > 0
 
 
 def test_a_response_has_an_item_of_reasoning():

@@ -60,8 +60,8 @@ class JsonObject:
 
 
 PAIRS = {
-    "qwen_xml": r"\s*<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>",
-    "glm_xml": r"\s*<arg_key>(?P<key>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>",
+    "qwen_xml": r"\s*+<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>",
+    "glm_xml": r"\s*+<arg_key>(?P<key>.*?)</arg_key>\s*+<arg_value>(?P<value>.*?)</arg_value>",
 }
 
 

@@ -1,7 +1,8 @@
 """The tables of the families: the marks of thinking, and the forms of calls.
 
 Names are vLLM's, by which `--reasoning-parser` and `--tool-parser` choose one. A family is found by its marks in the
-chat template. `{` and white space in a form stand for what models write there: perhaps more white space, or less.
+chat template. `{` and white space in a form stand for what models write there: perhaps more white space, or less. Its
+patterns are possessive: going back over a text of nothing but white space would take the square of its length.
 """
 
 from collections.abc import Iterable, Mapping
@@ -95,12 +96,12 @@ class CallForm:
     @cached_property
     def first(self) -> str:
         """A regular expression of what stands before the arguments of the first call."""
-        return _lenient(self.around[0]) + r"\s*" * bool(self.around[0]) + self._head
+        return _lenient(self.around[0]) + r"\s*+" * bool(self.around[0]) + self._head
 
     @cached_property
     def further(self) -> Any:
         """The pattern of what stands before the arguments of a further call."""
-        return regex.compile(rf"\s*,?\s*{self._head}")
+        return regex.compile(rf"\s*+,?\s*+{self._head}")
 
     @cached_property
     def after(self) -> Any:
@@ -110,13 +111,13 @@ class CallForm:
     @cached_property
     def closing(self) -> Any:
         """The pattern of what stands after the last call."""
-        return regex.compile(rf"\s*{regex.escape(self.around[1])}")
+        return regex.compile(rf"\s*+{regex.escape(self.around[1])}")
 
     @property
     def _head(self) -> str:
         if self.head:
             return self.head
-        return _lenient(self.begin) + NAME + _lenient(self.middle) + r"\s*(?=\{)" * (self.arguments == "json")
+        return _lenient(self.begin) + NAME + _lenient(self.middle) + r"\s*+(?=\{)" * (self.arguments == "json")
 
     def text(self, calls: Iterable[tuple[str, str]]) -> str:
         """Calls as a model writes them.
@@ -131,8 +132,8 @@ class CallForm:
 def _lenient(literal: str) -> str:
     """A regular expression of a text with more or less white space where it has some, and behind braces."""
     parts = (regex.escape(part, literal_spaces=True) for part in regex.split(r"\s+", literal))
-    found = r"\s*".join(parts).replace(r"\{", r"\{\s*").replace(r"\}", r"\s*\}")
-    return found.replace(r"\s*\s*", r"\s*")
+    found = r"\s*+".join(parts).replace(r"\{", r"\{\s*+").replace(r"\}", r"\s*+\}")
+    return found.replace(r"\s*+\s*+", r"\s*+")
 
 
 def _mark(words: str) -> str:
@@ -173,7 +174,7 @@ CALLS = {
         told_by=("<|channel|>commentary",),
         between=None,
         silent=HARMONY.marks,
-        head=rf"(?:{CHANNEL} {TO}{NAME}| {TO}{NAME}{CHANNEL}) ?{KIND}<\|message\|>\s*(?=\{{)",
+        head=rf"(?:{CHANNEL} {TO}{NAME}| {TO}{NAME}{CHANNEL}) ?{KIND}<\|message\|>\s*+(?=\{{)",
     ),
     "deepseek_v3": CallForm(
         _mark("tool call begin") + "function" + _mark("tool sep"),
@@ -202,7 +203,7 @@ CALLS = {
         told_by=("<tool_call>", "</arg_key><arg_value>"),
         arguments="glm_xml",
         between="",
-        head=rf"<tool_call>\s*{NAME}\s*(?=<arg_key>|</tool_call>)",
+        head=rf"<tool_call>\s*+{NAME}\s*+(?=<arg_key>|</tool_call>)",
     ),
     "glm45": CallForm(
         "<tool_call>",
@@ -211,7 +212,7 @@ CALLS = {
         trigger="<tool_call>",
         told_by=("<tool_call>", "<arg_key>"),
         arguments="glm_xml",
-        head=rf"<tool_call>\s*{NAME}\s*(?=<arg_key>|</tool_call>)",
+        head=rf"<tool_call>\s*+{NAME}\s*+(?=<arg_key>|</tool_call>)",
     ),
     "qwen3_coder": CallForm(
         "<tool_call>\n<function=",
@@ -230,7 +231,7 @@ CALLS = {
         told_by=("[TOOL_CALLS]", "[ARGS]"),
         between="",
         silent=("[CALL_ID]",),
-        head=rf"\[TOOL_CALLS\]\s*{NAME}(?:\[CALL_ID\]\w+)?\[ARGS\]\s*(?=\{{)",
+        head=rf"\[TOOL_CALLS\]\s*+{NAME}(?:\[CALL_ID\]\w{{1,64}}+)?\[ARGS\]\s*+(?=\{{)",
     ),
     "mistral_list": CallForm(
         '{"name": "',
@@ -240,7 +241,7 @@ CALLS = {
         told_by=("[TOOL_CALLS]",),
         around=("[TOOL_CALLS] [", "]"),
         between=", ",
-        tail=r'\s*(?:,\s*"id":\s*"\w*"\s*)?\}',
+        tail=r'\s*+(?:,\s*+"id":\s*+"\w{0,64}+"\s*+)?\}',
     ),
     "llama3_json": CallForm(
         '{"name": "',
@@ -250,7 +251,7 @@ CALLS = {
         told_by=("ipython", '"parameters": '),
         between="; ",
         silent=("<|python_tag|>",),
-        head=rf'(?:;\s*)?\{{\s*"name":\s*"{NAME}",\s*"(?:parameters|arguments)":\s*(?=\{{)',
+        head=rf'(?:;\s*+)?\{{\s*+"name":\s*+"{NAME}",\s*+"(?:parameters|arguments)":\s*+(?=\{{)',
     ),
 }
 """The forms of calls by name; the first that a chat template tells of is a model's own."""

@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Self
 
 import regex
@@ -43,12 +44,12 @@ class Dialect:
             template=template,
         )
 
-    @property
+    @cached_property
     def native(self) -> CallForm | None:
         """The form in which the chat template itself renders tools, calls and results; None where it does not."""
         return choose(CALLS, AUTO, self.template) if self.reads("tools") else None
 
-    @property
+    @cached_property
     def thought_name(self) -> str | None:
         """The field of a message in which the chat template looks for what was thought; None where it does not."""
         names = "|".join(THOUGHT_NAMES)
@@ -57,6 +58,11 @@ class Dialect:
         return next(filter(None, found.groups())) if found else None
 
     @property
+    def one_call(self) -> bool:
+        """Whether an answer has one call at most, since the chat template, as Llama's, would refuse to render more."""
+        return (self.calls is not None and self.calls.between is None) or "single tool-call" in self.template
+
+    @cached_property
     def takes_effort(self) -> bool:
         """Whether the chat template knows how much is to be thought, or whether."""
         return any(self.reads(name) for name in ("reasoning_effort", *SWITCHES))

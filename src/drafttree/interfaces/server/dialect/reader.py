@@ -138,7 +138,7 @@ class AnswerReader:
         """More of a stretch of text without white space behind a mark, or before the one by which it ends."""
         text = self._space + text
         text = text.lstrip() if self._fresh else text
-        kept = text.rstrip()
+        kept = text if self._marks is None and self._state == self._saying else text.rstrip()
         self._space = "" if ends else text[len(kept) :]
         self._fresh = self._fresh and not kept
         return kept
