@@ -119,9 +119,9 @@ def test_a_client_that_does_not_read_holds_up_a_server_for_its_grace_only(runnin
     assert not logged.text
 
 
-@pytest.mark.parametrize("running", [0.5], indirect=True)
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_text_that_takes_longer_than_the_grace_ends_where_it_is(running, stream, logged):
+def test_a_text_that_takes_longer_than_the_grace_ends_where_it_is(monkeypatch, running, stream, logged):
+    monkeypatch.setattr(lifecycle, "ENDING", GRACE)  # at once, and nobody is left before
     held, server, thread, _ = running
     with ThreadPoolExecutor(1) as pool:
         body = {**LONG, "max_tokens": 10**6, "stream": stream}
@@ -135,9 +135,9 @@ def test_a_text_that_takes_longer_than_the_grace_ends_where_it_is(running, strea
     assert not logged.text
 
 
-@pytest.mark.parametrize("running", [0.5], indirect=True)
 @pytest.mark.parametrize(("path", "kind"), [("/v1/responses", "response.failed"), ("/v1/messages", "error")])
 def test_events_of_a_text_that_takes_longer_than_the_grace_end_with_their_error(monkeypatch, running, path, kind):
+    monkeypatch.setattr(lifecycle, "ENDING", GRACE)
     monkeypatch.setattr(TOKENIZER, "chat_template", "{{ messages[0].content }}")
     held, server, thread, _ = running
     with ThreadPoolExecutor(1) as pool:
