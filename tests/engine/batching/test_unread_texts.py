@@ -8,6 +8,7 @@ from itertools import islice
 
 import pytest
 
+from drafttree.core.errors import ConfigError
 from drafttree.engine.batching import Engine, Handle
 from drafttree.engine.decoder import Decoder
 from drafttree.policies import Talon
@@ -64,6 +65,12 @@ def test_a_text_waits_until_half_of_what_there_is_was_read(engine, alone):
     wait_until(lambda: len(handle.metrics.rounds) > rounds)
     read += chunks
     assert [token for chunk in read for token in chunk.tokens] == alone
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, True])
+def test_a_number_of_chunks_that_is_none_is_refused_by_name(engine, wrong):
+    with pytest.raises(ConfigError, match="max_unread"):
+        engine.submit(PROMPT, max_unread=wrong)
 
 
 def test_a_text_that_waits_lets_another_one_have_its_place(engine, alone):

@@ -17,13 +17,15 @@ from drafttree.interfaces.server.serving import Admission, ServingContext
 
 LONG = 10.0
 """Seconds from which on a grace is long; in a shorter one the next three times are shorter in proportion."""
-ENDING, LEAVING = 3.5, 2.5
+ENDING, LEAVING = 4.0, 3.0
 """Seconds before the end at which texts are ended where they are, and at which nobody is waited for any more.
 
-Python itself takes a second to end behind torch and transformers.
+Python itself takes a second to end behind torch and transformers, and longer on a machine that is busy.
 """
 LAST_WORDS = 0.5
 """Seconds that connections have to end once nothing is written any more."""
+AHEAD = 128 << 10
+"""Bytes that the system takes for each client ahead of what it reads; by itself it would take megabytes."""
 STUCK = 5
 """Seconds that the rest may take; there is none, unless something does not end when it is told to."""
 
@@ -90,6 +92,7 @@ def listen(host: str, port: int) -> socket.socket:
         found = socket.socket(family, kind, protocol)
         if os.name == "posix":  # elsewhere it would let two servers share a port
             found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, AHEAD)
         found.bind(address)
     except OSError as error:
         raise _unavailable(host, port, error) from None
