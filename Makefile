@@ -7,7 +7,7 @@ TORCH := $(shell $(PYTHON) -c "import torch; assert tuple(map(int, torch.__versi
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH),,--constraint constraints.txt)
 CPU_TORCH := --no-deps --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu torch
 
-.PHONY: demo test test-lowest test-slow gpu gpu-tests gpu-replay fuzz soak server-soak server-load server-fuzz server-locust fleet check bench docs release recording clean
+.PHONY: demo test test-lowest test-slow test-clients gpu gpu-tests gpu-replay fuzz soak server-soak server-load server-fuzz server-hostile server-locust fleet check bench docs release recording clean
 
 demo: .venv/.installed
 	$(BIN)/drafttree demo
@@ -24,6 +24,11 @@ test-lowest: .venv/.installed
 
 test-slow: .venv/.developing
 	$(BIN)/python -m pytest -m slow --numprocesses logical --maxprocesses 8
+
+# The clients that people use against a server. instructor asks for a rich and a jiter older than ours and openai's; it
+# works with these, but nothing can be installed beside it that says so.
+test-clients: .venv/.clients
+	$(BIN)/python -m pytest -m slow tests/interfaces/server/clients
 
 # The tests that need a CUDA device, then plain and speculative decoding at the cost of large targets. Eight minutes at
 # most each: what was run is kept in build/gpu, and the next make gpu goes on from there.
@@ -76,6 +81,11 @@ server-load: .venv/.developing
 server-fuzz: MINUTES := 10
 server-fuzz: .venv/.developing
 	SERVER_FUZZ_MINUTES=$(MINUTES) $(BIN)/python -m pytest -m slow -s lab/tests/load/test_server_fuzz.py
+
+# Hostile requests, each to a server of its own beside 8 plain streams: a table of what it does to them, to the memory and
+# to the time from SIGTERM to the end. The times want a machine that does nothing else.
+server-hostile: .venv/.developing
+	$(BIN)/python -m pytest -m slow -s lab/tests/load/test_server_hostile.py
 
 # locust's report of a server under load with drafts and without, by turns: 16 users for a minute each.
 server-locust: DRAFTERS := auto none auto none
@@ -136,6 +146,11 @@ recording: .venv/.installed
 
 .venv/.developing: .venv/.installed
 	$(PIP) --editable '.[dev]' --editable ./lab
+	touch $@
+
+.venv/.clients: .venv/.developing
+	$(PIP) --editable '.[clients]'
+	$(PIP) --no-deps 'instructor>=1.17'
 	touch $@
 
 .venv/.fleet: .venv/.developing

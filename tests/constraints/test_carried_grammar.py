@@ -39,5 +39,6 @@ def test_a_grammar_of_many_rules_is_carried_as_it_was_parsed():
 
 def test_what_xgrammar_cannot_compile_is_refused_before_it_is_carried():
     vocabulary = vocabulary_of(words(*LETTERS), len(LETTERS), (0,))
-    with pytest.raises(ConfigError, match=r"xgrammar cannot compile the regex 'a\{3000000000\}'"):
-        pack(grammar.regex("a{3000000000}"), vocabulary, 1)
+    unchecked = grammar.Grammar("regex", lambda xgr: xgr.Grammar.from_regex("a{3000000000}"))
+    with pytest.raises(ConfigError, match=r"xgrammar cannot compile the regex: .+"):
+        pack(unchecked, vocabulary, 1)

@@ -263,6 +263,40 @@ def test_malformed_grammars_are_refused_before_a_model_is_loaded(make, words):
     assert "cpp" not in str(error.value)
 
 
+WRAPPING = [
+    "{4294967297}",
+    "{0,4294967297}",
+    "{2147483648,}",
+    "{ 1 , 4294967297 }",
+    "{0,0004294967297}",
+    "{" + "9" * 5000 + "}",
+]
+
+
+@pytest.mark.parametrize("bounds", WRAPPING)
+def test_repetitions_that_xgrammar_takes_for_others_are_refused(bounds):
+    parts = {"type": "sequence", "elements": [{"type": "regex", "pattern": f"a{bounds}"}]}
+    for make in (
+        lambda: grammar.regex(f'"(a|[b]){bounds}"'),
+        lambda: grammar.regex(f"a{bounds}?"),
+        lambda: grammar.ebnf(f'root ::= "a\\"" other{bounds} # {{1}}\nother ::= "b"'),
+        lambda: grammar.structural_tag(parts),
+        lambda: grammar.structural_tag({"type": "grammar", "grammar": f"root ::= [a-z]{bounds}"}),
+    ):
+        with pytest.raises(ConfigError, match="repeats more than 2147483647 times; lower its bounds"):
+            make()
+
+
+def test_braces_that_repeat_nothing_are_texts(embedded):
+    for wanted in (
+        grammar.regex(r"\{4294967297\}[{4294967297}]"),
+        grammar.ebnf('root ::= "{4294967297}{" # {4294967297}'),
+        grammar.ebnf("root ::= [^{0,4294967297}] [{0,4294967297}]"),
+    ):
+        assert embedded.generate("So:", grammar=wanted, max_new_tokens=20).finish_reason == "stop"
+    assert "2147483647" in str(grammar.regex("a{0,2147483647}").parsed)
+
+
 @pytest.mark.parametrize("schema", [{"const": "Grüße"}, {"type": "object", "properties": {"größe": {"const": 1}}}])
 def test_letters_of_latin_1_before_hexadecimal_digits_stay_what_they_are(embedded, schema):
     made = grammar.json_schema({**schema, **({"required": ["größe"]} if "type" in schema else {})})
@@ -329,8 +363,9 @@ def test_texts_of_patterns_that_repeat_often_are_json(embedded, pattern):
 
 @pytest.mark.parametrize("pattern", ["a{2147483648}", "(ab){3000000000}"])
 def test_what_xgrammar_cannot_compile_is_refused_with_its_reason(tokenizer, pattern):
-    with pytest.raises(ConfigError, match=r"xgrammar cannot compile the regex '.*': .*"):
-        grammar.regex(pattern).new_state(tokenizer, VOCAB, (EOS,))
+    unchecked = grammar.Grammar("regex", lambda xgr: xgr.Grammar.from_regex(pattern))
+    with pytest.raises(ConfigError, match=r"xgrammar cannot compile the regex: .+"):
+        unchecked.new_state(tokenizer, VOCAB, (EOS,))
 
 
 @pytest.mark.parametrize("pattern", ["", "()", "xyz"])

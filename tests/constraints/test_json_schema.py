@@ -71,6 +71,8 @@ REFUSED = {
     "'maximum' of 10000000000000000000, which is beyond 64 bits,": {"type": "number", "maximum": 10**19},
     "'minimum' of -1e+19, which is beyond 64 bits,": {"type": "number", "minimum": -1e19},
     "'exclusiveMaximum' of 10000000... (31 digits)": {"type": "integer", "exclusiveMaximum": 10**30},
+    "'maxProperties' of 4294967297, which is beyond 32 bits,": obj(additionalProperties=True, maxProperties=2**32 + 1),
+    "'minProperties' of 2147483648, which is beyond 32 bits,": obj(additionalProperties=True, minProperties=2**31),
     "9223372036854775808 in 'const', which is beyond 64 bits,": {"const": 2**63},
     "-1000000... (31 digits) in 'enum', which is beyond 64 bits,": {"enum": [1, {"a": [-(10**30)]}]},
     "'required' of 'a', which is not": obj(properties={"b": WHOLE}, required=["a"], additionalProperties=False),
@@ -204,7 +206,17 @@ def test_patterns_match_as_many_repetitions_as_they_say(part, least, more, lazy)
 
 
 @pytest.mark.parametrize(
-    "pattern", ["^a{4097}$", "((a{2}){2000}){200}", "a{999999999}", "(((){129,500}){129,500}){129,500}"]
+    "pattern",
+    [
+        "^a{4097}$",
+        "((a{2}){2000}){200}",
+        "a{999999999}",
+        "(((){129,500}){129,500}){129,500}",
+        "^a{0,4294967297}$",  # 1 in 32 bits
+        "^a{4294967297}$",
+        "^a{0,2000000000}$",
+        "^a{00004294967297,}?$",
+    ],
 )
 def test_patterns_that_are_too_large_are_refused(pattern):
     for schema in ({"type": "string", "pattern": pattern}, obj(patternProperties={pattern: WHOLE})):

@@ -5,8 +5,10 @@ from itertools import chain
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 
 from drafttree.engine.detokenizer import Detokenizer
+from helpers.tokenizers import byte_level
 from helpers.toy import PieceTokenizer
 
 PIECES = [b"a", b"b", b"ab", b"c ", b"\xc3", b"\xa9", b"b\xc3", b"\xe2\x82", b"\xac", b"ba", "\ufffd".encode()]
@@ -140,3 +142,15 @@ def test_a_prompt_of_any_length_is_no_part_of_the_text(length):
     stream = Detokenizer(TOKENIZER, [0] * length)
     stream.push(1)
     assert stream.text == "b"
+
+
+def test_special_tokens_are_text_where_they_are_spelled():
+    tokenizer = byte_level("a small text", 270, "<|end|>")
+    tokenizer.add_tokens([AddedToken("[A]", special=True), AddedToken("[B]", special=True)], special_tokens=True)
+    tokens = tokenizer("x[A] y[B]z")["input_ids"]
+    for spelled, expected in (((), "x yz"), (("[A]",), "x[A] yz"), (("[A]", "[B]"), "x[A] y[B]z")):
+        stream = Detokenizer(tokenizer, tokens[:1], spelled=[tokenizer.convert_tokens_to_ids(each) for each in spelled])
+        for token in tokens:
+            stream.push(token)
+        assert stream.text == expected
+        assert len(stream.origins) == len(expected)

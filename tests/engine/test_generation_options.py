@@ -267,6 +267,8 @@ def test_chunks_have_the_logprobs_of_their_tokens(decoder):
         ({"logprobs": -1}, "logprobs is -1"),
         ({"presence_penalty": math.nan}, "presence_penalty is nan; it must be a number"),
         ({"frequency_penalty": "2"}, "frequency_penalty is '2'; it must be a number"),
+        ({"spelled_tokens": "ab"}, "spelled_tokens is 'ab'; give a list of token ids"),
+        ({"spelled_tokens": [1.5]}, r"spelled_tokens is \[1.5\]; give a list of token ids"),
         ({"prompt_logprobs": 101}, "prompt_logprobs is 101"),
         ({"prompt_logprobs": 1, "reuse_prefix": True}, "prompt_logprobs needs the whole prompt read"),
         ({"nonsense": 3}, "unknown option 'nonsense'; none of the"),

@@ -24,6 +24,14 @@ VOCAB = len(TOKENIZER)
 COMPLETIONS = "/v1/completions"
 LONG = {"prompt": [1, 2, 3], "max_tokens": 2000, "temperature": 0}
 """A text that does not end while a test runs."""
+SAID = [{"role": "user", "content": "x"}]
+STREAMS = {
+    COMPLETIONS: LONG,
+    "/v1/chat/completions": {"messages": SAID, "max_tokens": 2000},
+    "/v1/responses": {"input": "x", "max_output_tokens": 2000},
+    "/v1/messages": {"messages": SAID, "max_tokens": 2000},
+}
+"""Such a text by each route that streams; the last three need a tokenizer with a chat template."""
 PATIENCE = 20
 
 

@@ -15,6 +15,8 @@ import uvicorn
 from fastapi import FastAPI
 from pydantic import BaseModel, TypeAdapter
 
+from drafttree.interfaces.server.connection import Connection
+
 Kind = TypeVar("Kind", bound=BaseModel)
 OWN = {"lossless", "lossy", "quantization"}
 """Fields of a whole reply and of a chunk that are not OpenAI's."""
@@ -25,7 +27,7 @@ def serving(app: FastAPI) -> Iterator[str]:
     """Serve an application; its address."""
     with socket.socket(proto=socket.IPPROTO_TCP) as listening:  # asyncio lets parts of others wait
         listening.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_keep_alive=600))
+        server = uvicorn.Server(uvicorn.Config(app, http=Connection, log_level="warning", timeout_keep_alive=600))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
         deadline = time.monotonic() + 20

@@ -21,6 +21,7 @@ from transformers import LogitsProcessor, PreTrainedTokenizerBase
 
 from drafttree.constraints.json_schema import prepare_schema
 from drafttree.constraints.processors import Path
+from drafttree.constraints.repetitions import IN_EBNF, IN_REGEX, check_repetitions
 from drafttree.constraints.xgrammar_library import library_message, load_xgrammar
 from drafttree.core.errors import ConfigError
 
@@ -54,9 +55,9 @@ def regex(pattern: str) -> "Grammar":
     """Make a grammar of the texts that match a regular expression as a whole.
 
     Raises:
-        ConfigError: xgrammar is not installed or cannot parse the expression.
+        ConfigError: xgrammar is not installed, cannot parse the expression, or would misread a repetition.
     """
-    _check_text("regex", pattern)
+    _check_text("regex", pattern, IN_REGEX)
     return Grammar(f"regex {pattern!r}", lambda xgr: xgr.Grammar.from_regex(pattern))
 
 
@@ -64,9 +65,9 @@ def ebnf(text: str) -> "Grammar":
     """Make a grammar from EBNF in GBNF syntax (llama.cpp); its start rule is named `root`.
 
     Raises:
-        ConfigError: xgrammar is not installed or the grammar is malformed.
+        ConfigError: xgrammar is not installed, the grammar is malformed, or xgrammar would misread a repetition.
     """
-    _check_text("EBNF grammar", text)
+    _check_text("EBNF grammar", text, IN_EBNF)
     return Grammar("EBNF grammar", lambda xgr: xgr.Grammar.from_ebnf(text))
 
 
@@ -84,13 +85,21 @@ def structural_tag(structure: dict[str, Any]) -> "Grammar":
 
 
 def _prepare_structure(part: Any) -> Any:
-    """A copy of a structure with grammars in place of its schemas."""
+    """A copy of a structure with grammars in place of its schemas; xgrammar makes those of the styles of families."""
     if isinstance(part, list):
         return [_prepare_structure(each) for each in part]
     if not isinstance(part, dict):
         return part
-    if part.get("type") == "json_schema":
-        return {"type": "grammar", "grammar": str(json_schema(part.get("json_schema", "")).parsed)}
+    match part.get("type"):
+        case "json_schema" if "style" in part:
+            schema = prepare_schema(_load_schema(part["json_schema"]))
+            return {**part, "json_schema": schema, "max_whitespace_cnt": 1}
+        case "json_schema":
+            return {"type": "grammar", "grammar": str(json_schema(part.get("json_schema", "")).parsed)}
+        case "regex":
+            _check_text("regex", part.get("pattern"), IN_REGEX)
+        case "grammar":
+            _check_text("EBNF grammar", part.get("grammar"), IN_EBNF)
     return {name: _prepare_structure(each) for name, each in part.items()}
 
 
@@ -135,11 +144,12 @@ def _load_schema(schema: object) -> Any:
     raise ConfigError(f"a JSON schema is text, a dictionary or a pydantic model, not {kind}")
 
 
-def _check_text(name: str, text: object) -> None:
+def _check_text(name: str, text: object, parts: re.Pattern[str]) -> None:
     if not isinstance(text, str):
         raise ConfigError(f"the {name} is of type {type(text).__name__}; give a string")
     if re.search("[\ud800-\udfff]", text):
         raise ConfigError(f"invalid {name}: it has a lone surrogate, which no text can have")
+    check_repetitions(name, text, parts)
 
 
 class Grammar:

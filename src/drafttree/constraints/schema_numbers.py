@@ -1,7 +1,8 @@
 """Numbers of a JSON schema that xgrammar cannot read, or reads as others.
 
-It keeps whole numbers in 64 bits and all others as doubles. Beyond 64 bits a bound becomes another one (`minimum: 1e19`
-forbids 2e19), and a constant is written as a double; a number that no double holds fails without a message.
+It keeps whole numbers in 64 bits, numbers of properties in 32 and all others as doubles. Beyond these a bound becomes
+another one (`minimum: 1e19` forbids 2e19), and a constant is written as a double; a number that no double holds fails
+without a message.
 """
 
 import math
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, TypeGuard
 
+from drafttree.constraints.repetitions import LARGEST
 from drafttree.constraints.schema_comparison import Schema
 from drafttree.core.errors import ConfigError
 
@@ -37,6 +39,9 @@ def ignored_numbers(schema: Schema) -> Iterator[str]:
     for keyword in RANGE_KEYWORDS:
         if _is_number(bound := schema.get(keyword)) and abs(bound) > LARGEST_WHOLE:
             yield f"{keyword!r} of {_shown(bound)}, which is beyond 64 bits,"
+    for keyword in ("minProperties", "maxProperties"):
+        if _is_number(bound := schema.get(keyword)) and bound > LARGEST:
+            yield f"{keyword!r} of {_shown(bound)}, which is beyond 32 bits,"
     for keyword in ("const", "enum"):
         for number in _numbers(schema.get(keyword)):
             if isinstance(number, int) and abs(number) > LARGEST_WHOLE:

@@ -9,6 +9,7 @@ or that match nothing without such characters.
 import json
 import re
 
+from drafttree.constraints.repetitions import count
 from drafttree.constraints.xgrammar_library import load_xgrammar
 from drafttree.core.errors import ConfigError
 
@@ -23,7 +24,7 @@ ESCAPED = [*'"\\', *map(chr, range(32))]
 TOKEN = re.compile(
     r"\\(?:u\{[^}]*\}|u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|[pP]\{[^}]*\}|c.|.)|\[(?:\\.|[^\]\\])*\]"
     r"|(?P<open>\((?:\?(?::|<\w+>))?)|(?P<close>\))"
-    r"|(?P<repeat>\{\s*(?P<least>[0-9]{1,9})\s*(?P<comma>,\s*(?P<most>[0-9]{0,9})\s*)?\}\??+(?![*+?{]))|.",
+    r"|(?P<repeat>\{\s*(?P<least>[0-9]+)\s*(?P<comma>,\s*(?P<most>[0-9]*)\s*)?\}\??+(?![*+?{]))|.",
     re.DOTALL,
 )
 
@@ -45,8 +46,8 @@ def prepare_pattern(pattern: str) -> str:
             case "close" if len(groups) > 1:
                 text, characters = _joined([*groups.pop(), (text, 0)])
             case "repeat" if groups[-1]:
-                least = int(token["least"])
-                most = least if token["comma"] is None else int(token["most"]) if token["most"] else None
+                least = count(token["least"])
+                most = least if token["comma"] is None else count(token["most"]) if token["most"] else None
                 part, characters = groups[-1].pop()
                 times = max(least, most or 1)
                 characters *= times

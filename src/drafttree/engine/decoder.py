@@ -334,7 +334,7 @@ class Decoder:
 
     def _prepare(self, prompt: Prompt, given: GenerationOptions, *, alone: bool) -> Request:
         """A request that is written alone, or beside others from which its trees may learn."""
-        tokens = encode(prompt, self.tokenizer, self.target.vocab_size)
+        tokens = encode(prompt, self.tokenizer, self.target.vocab_size, self.target.context)
         options = RequestOptions.merge(self.defaults, given)
         new_tokens = options.max_new_tokens(len(tokens))
         check_room(len(tokens), new_tokens, self.target.context)
@@ -365,7 +365,7 @@ class Decoder:
             policy=policy,
             verifier=verifier,
             randomness=self.randomness(seed if alone or repeats else self.learned.unshared_seed(seed)),
-            text=Detokenizer(self.tokenizer, tokens, options.stop),
+            text=Detokenizer(self.tokenizer, tokens, options.stop, options.get("spelled_tokens", ())),
             stopping=StoppingText(options.criteria, tokens, new_tokens, device),
             constraints=PathConstraints(processors, state, frozenset(eos)),
             recorder=Logprobs.asked_for(options.get("logprobs")),

@@ -34,6 +34,12 @@ def unfinished(text: str, strings: Iterable[str]) -> int:
     return max((n for each in strings for n in range(1, len(each)) if text.endswith(each[:n])), default=0)
 
 
+def special_tokens(tokenizer: object) -> dict[int, str]:
+    """The special tokens of a tokenizer of transformers, and how they are spelled."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    return {token: each.content for token, each in added.items() if each.special}
+
+
 class Detokenizer:
     """Decodes a growing list of tokens without decoding all of it again.
 
@@ -46,19 +52,27 @@ class Detokenizer:
         tokenizer: None to give no text at all.
         prompt: token ids before the text.
         stop: strings that end the text; none of them becomes part of it.
+        spelled: ids of special tokens that are a part of the text; others are none.
 
     Attributes:
         shown: how much of the text has been read.
         stopped_by: the stop string that ended the text, None as long as none has.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None, prompt: Sequence[int], stop: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        prompt: Sequence[int],
+        stop: Sequence[str] = (),
+        spelled: Sequence[int] = (),
+    ) -> None:
         self._text = ""
         self._origins: list[int] = []
         self._waiting: list[int] = []
         self._pushed = 0
         self._tokenizer = tokenizer
         self._stop = tuple(stop)
+        self._unspelled = special_tokens(tokenizer).keys() - set(spelled) if spelled else None
         self._window = list(prompt[-CONTEXT:])
         self._known = self._decode()
         self.shown = 0
@@ -127,4 +141,8 @@ class Detokenizer:
         return bool(found)
 
     def _decode(self) -> str:
-        return self._tokenizer.decode(self._window, skip_special_tokens=True) if self._tokenizer else ""
+        if self._tokenizer is None:
+            return ""
+        if self._unspelled is None:
+            return self._tokenizer.decode(self._window, skip_special_tokens=True)
+        return self._tokenizer.decode([token for token in self._window if token not in self._unspelled])

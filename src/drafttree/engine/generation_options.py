@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from types import MappingProxyType
@@ -79,6 +79,8 @@ class GenerationOptions(ProcessorOptions, total=False):
             more, which helps where it is right more often than it says. Never changes the target's distribution.
         logprobs: True for the log-probability of every token; a number for that many best alternatives too.
         prompt_logprobs: the same for the tokens of the prompt, except the first.
+        spelled_tokens: ids of special tokens that are part of the text, such as the marks of thinking. Other special
+            tokens are left out.
         speculate: False generates this text without drafts, for comparison. With a greedy or coupled verifier the text
             is the same.
     """
@@ -112,6 +114,7 @@ class GenerationOptions(ProcessorOptions, total=False):
     draft_temperature: float
     logprobs: bool | int | None
     prompt_logprobs: bool | int | None
+    spelled_tokens: Sequence[int] | None
     speculate: bool | None
 
 
@@ -311,6 +314,9 @@ def _check_values(values: Mapping[str, Any]) -> None:
         count = values.get(name)
         if count is not None and not _between(count, Integral, 0, MAX_LOGPROBS):
             raise ConfigError(f"{name} is {count!r}; give True, or how many alternatives, at most {MAX_LOGPROBS}")
+    spelled = values.get("spelled_tokens")
+    if not isinstance(spelled, list | tuple | None) or not all(isinstance(each, Integral) for each in spelled or ()):
+        raise ConfigError(f"spelled_tokens is {spelled!r}; give a list of token ids")
     if values.get("prompt_logprobs") and values.get("reuse_prefix"):
         raise ConfigError("prompt_logprobs needs the whole prompt read; leave out reuse_prefix")
 

@@ -7,6 +7,7 @@ from typing import Any, cast
 from drafttree.core.counts import is_whole
 from drafttree.core.errors import ContextError, InputError
 from drafttree.engine.chat import Message, is_conversation, render_chat
+from drafttree.engine.prompt_length import check_characters
 
 MOST_TOKENS = 2**31 - 1
 """Tokens of a prompt and its text at most, where the model knows no limit."""
@@ -21,25 +22,29 @@ def is_batch(prompt: object) -> bool:
     return not isinstance(prompt[0], Number) and not is_conversation(prompt)
 
 
-def encode(prompt: object, tokenizer: Any, vocab_size: int) -> list[int]:
+def encode(prompt: object, tokenizer: Any, vocab_size: int, context: int | None = None) -> list[int]:
     """The token ids of a prompt.
 
     Args:
         prompt: text, token ids, a tensor or an array of them, what a tokenizer returns, or a list of messages.
         tokenizer: None to work on token ids alone.
         vocab_size: the vocab size of the target.
+        context: tokens that the target has room for, None for any number. A text that is too long whatever its tokens
+            are is not tokenised.
 
     Raises:
+        ContextError: the prompt has too many characters for the context.
         InputError: the prompt is empty, no prompt, outside the vocabulary, or needs a tokenizer or a chat template that
             is not there.
     """
     if is_conversation(prompt):
-        prompt = render_chat(cast(Sequence[Message], prompt), tokenizer)
+        prompt = render_chat(cast(Sequence[Message], prompt), tokenizer, context)
     if isinstance(prompt, str):
         if tokenizer is None:
             raise InputError("a text prompt needs a tokenizer; pass token ids or give the decoder a tokenizer")
         if any("\ud800" <= character <= "\udfff" for character in prompt):
             raise InputError("the prompt holds half a surrogate pair, which is no text")
+        check_characters(prompt, tokenizer, context)
         prompt = tokenizer(prompt)["input_ids"]
     if isinstance(prompt, Mapping) and "input_ids" in prompt:
         if not all(_single_row(prompt.get("attention_mask", []))):

@@ -21,6 +21,18 @@ def waiting(order: int, rows: int, group: str | None = None) -> ServedRequest:
     return ServedRequest(cast(Any, SimpleNamespace(capacity=rows)), order=order, group=group or object())
 
 
+def unread(target, memory: int = 100, room: int = 2, texts: int = 2) -> tuple[Scheduler, list[ServedRequest]]:
+    """A scheduler whose texts, of 30 rows each, all pause until they are read."""
+    scheduler, given = Scheduler(room, KVMemory(target, memory)), [waiting(order, 30) for order in range(texts)]
+    for served in given:
+        scheduler.add(served)
+    scheduler.admit()
+    for served in given:
+        served.reader.full = True
+    assert scheduler.pause_unread() == []
+    return scheduler, given
+
+
 def crowded(target, memory: int = 1000, room: int = 4, texts: int = 6) -> Scheduler:
     """A scheduler whose batch is full with texts of one group."""
     scheduler = Scheduler(room, KVMemory(target, memory))
@@ -194,6 +206,76 @@ def test_where_memory_runs_out_paused_texts_give_their_rows_up_too(target):
 def test_turns_go_from_group_to_group(target):
     given = [waiting(0, 1, "a"), waiting(1, 1, "a"), waiting(2, 1, "b"), waiting(3, 1), waiting(4, 1, "b")]
     assert orders(crowded(target).by_turns(given)) == [0, 2, 3, 1, 4]
+
+
+def test_a_text_that_is_not_read_pauses_and_keeps_its_rows(target):
+    scheduler, given = unread(target)
+    assert scheduler.admit() == []
+    assert (scheduler.running, scheduler.paused, scheduler.ready) == ([], given, False)
+    assert (scheduler._memory.reserved, scheduler.preempted) == (60, 0)
+
+
+def test_a_text_that_is_read_again_goes_on_where_it_was(target):
+    scheduler, given = unread(target)
+    scheduler.admit()
+    given[1].reader.full = False
+    assert scheduler.ready
+    assert scheduler.pause_unread() == scheduler.admit() == []
+    assert scheduler.running == [given[1]]
+
+
+def test_a_text_that_is_not_read_lets_others_have_its_place(target):
+    scheduler, _ = unread(target)
+    for order in range(2, 5):
+        scheduler.add(waiting(order, 10))
+    assert scheduler.pause_unread() == []
+    assert orders(scheduler.admit()) == [2, 3]
+    assert scheduler._memory.reserved == 80
+
+
+def test_texts_that_are_not_read_give_up_the_rows_that_others_need_and_no_more(target):
+    scheduler, given = unread(target)
+    scheduler.add(waiting(2, 70))
+    assert scheduler.ready
+    assert orders(scheduler.pause_unread()) == [1]
+    assert orders(scheduler.admit()) == [2]
+    assert (scheduler._memory.reserved, scheduler.preempted) == (100, 0)
+    assert scheduler.paused == [given[0]]
+    scheduler.remove(scheduler.running[0])
+    given[1].reader.full = False
+    assert scheduler.pause_unread() == []
+    assert scheduler.admit() == [given[1]]
+
+
+def test_rows_are_not_given_up_for_a_text_that_has_no_place(target):
+    scheduler, _ = unread(target, room=1, texts=1)
+    scheduler.add(waiting(1, 10))
+    scheduler.admit()
+    scheduler.add(waiting(2, 100))
+    assert scheduler.pause_unread() == scheduler.admit() == []
+    scheduler.remove(scheduler.running[0])
+    assert orders(scheduler.pause_unread()) == [0]
+    assert orders(scheduler.admit()) == [2]
+
+
+def test_a_text_that_was_read_again_waits_for_a_place_and_is_not_passed_by_later_ones(target):
+    scheduler, (first,) = unread(target, room=1, texts=1)
+    for order in range(1, 3):
+        scheduler.add(waiting(order, 10))
+    assert orders(scheduler.admit()) == [1]
+    first.reader.full = False
+    assert scheduler.pause_unread() == scheduler.admit() == []
+    scheduler.remove(scheduler.running[0])
+    assert scheduler.admit() == []
+    assert scheduler.running == [first]
+
+
+def test_where_memory_runs_out_texts_that_are_not_read_give_their_rows_up_too(target):
+    scheduler, given = unread(target)
+    scheduler.add(waiting(2, 10))
+    scheduler.admit()
+    assert scheduler.put_back([]) == given
+    assert scheduler._memory.reserved == 10
 
 
 def test_a_request_that_can_never_run_is_refused_with_what_it_needs(target):

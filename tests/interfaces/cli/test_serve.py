@@ -8,6 +8,7 @@ from fastapi import FastAPI
 
 from drafttree.interfaces.cli import serve as command
 from drafttree.interfaces.server import lifecycle
+from drafttree.interfaces.server.dialect.families import CALLS
 from helpers.command_line import complaint, run
 
 
@@ -34,8 +35,34 @@ def test_options_reach_the_server(served):
     settings = serving.settings
     assert (settings.max_batch, settings.max_queue, settings.timeout) == (3, 5, 2.5)
     assert (settings.api_key, settings.cors) == ("k", ("https://a", "https://b"))
+    assert (settings.grace, settings.allowed_hosts) == (10, ("localhost", "127.0.0.1"))
     assert settings.model_name == serving.model_name == "embedded"
     assert serving.decoder.drafter is None
+
+
+def test_a_server_may_be_called_by_other_names_and_take_longer_to_end(served):
+    serve("--allowed-hosts", "Api.Example", "--allowed-hosts", "*", "--grace", 2.5)
+    settings = served[0].state.serving.settings
+    assert settings.allowed_hosts == ("localhost", "127.0.0.1", "api.example", "*")
+    assert settings.grace == 2.5
+
+
+@pytest.mark.parametrize("host", ["", "http://api.example", "api.example:8000", "a/b", "two words"])
+def test_a_name_by_which_no_request_can_call_is_one_line(capsys, host):
+    assert "give one such as api.example.com" in complaint(capsys, "serve", "--allowed-hosts", host)
+
+
+def test_parsers_reach_the_server(served):
+    serve("--tool-parser", "llama3_json", "--reasoning-parser", "none")
+    dialect = served[0].state.serving.dialect
+    assert (dialect.calls, dialect.thinking) == (CALLS["llama3_json"], None)
+
+
+@pytest.mark.parametrize(("option", "known"), [("--tool-parser", "hermes"), ("--reasoning-parser", "qwen3")])
+def test_an_unknown_parser_is_one_line_with_those_that_are_known(capsys, option, known):
+    error = complaint(capsys, "serve", option, "nobody")
+    assert f"{option} is 'nobody'; known: auto, none, " in error
+    assert known in error
 
 
 def test_a_model_is_served_under_the_name_it_is_given(served):

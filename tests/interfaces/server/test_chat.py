@@ -157,6 +157,23 @@ def test_a_conversation_goes_on_from_where_it_was(client):
     assert usage.prompt_tokens_details.cached_tokens > len(["Tell", "me", "about", "the", "old", "house."])
 
 
+@pytest.mark.parametrize("end", [{}, {"add_generation_prompt": False}])
+def test_the_last_message_goes_on_where_the_request_says_so(client, decoder, end):
+    said = [*HELLO, say("The old house stands by the", "assistant")]
+    rendered = decoder.tokenizer.apply_chat_template(said, tokenize=False, continue_final_message=True)
+    assert rendered.endswith("stands by the")
+    goes_on = decoder.generate(rendered, max_new_tokens=24, stop="\nUser:").text
+    assert text_of(client, messages=said, extra_body={"continue_final_message": True, **end}) == goes_on
+    assert goes_on != text_of(client)
+
+
+def test_no_answer_begins_where_the_request_says_so(client, decoder):
+    rendered = decoder.tokenizer.apply_chat_template(HELLO, tokenize=False)
+    ended = decoder.generate(rendered, max_new_tokens=24, stop="\nUser:").text
+    assert text_of(client, extra_body={"add_generation_prompt": False}) == ended
+    assert ended != text_of(client) == text_of(client, extra_body={"add_generation_prompt": True})
+
+
 def test_parts_of_text_and_the_developers_role_are_read_as_their_plain_forms(client):
     plain = [{"role": "system", "content": "Be brief.\nBe kind."}, *HELLO]
     parts = [{"type": "text", "text": "Be brief."}, {"type": "text", "text": "Be kind."}]
@@ -202,9 +219,16 @@ def test_a_text_may_be_as_long_as_the_context_by_default(client):
             "and 3000 tokens of text exceed the model's context of 2048; shorten it or",
         ),
         ({"messages": [say("word " * 3000)]}, None, "leaves no room for a text in the model's context of 2048"),
+        ({"messages": [say("x" * 10**6)]}, None, "context of 2048 tokens has room for 67551"),
         ({"messages": [say([{"type": "image_url"}])]}, "messages.0.content.0", "'image_url' is not served; give text"),
         ({"messages": [say("x", "bot")]}, "messages.0.role", "'system', 'developer', 'user', 'assistant' or 'tool'"),
         ({"messages": [*HELLO, say("x", "assistant")]}, None, "the last message is the assistant's own"),
+        ({"add_generation_prompt": True, "continue_final_message": True}, None, "cannot both be true"),
+        (
+            {"messages": [*HELLO, say("", "assistant")], "continue_final_message": True},
+            None,
+            "the last message has no content",
+        ),
         ({"messages": []}, "messages", "at least 1 item"),
         ({"temperature": -1}, "temperature", "greater than or equal to 0"),
         ({"seed": 2**63}, "seed", "less than"),

@@ -1,11 +1,40 @@
 """Messages and tools as chat templates see them."""
 
+import re
+
 import pytest
 
-from drafttree.interfaces.server.chat_routes import read_prompt
+from drafttree.interfaces.server.chat_prompt import read_prompt
+from drafttree.interfaces.server.dialect.arguments import written_arguments
+from drafttree.interfaces.server.dialect.families import CALLS, HERMES, THINKING
+from drafttree.interfaces.server.dialect.model_dialect import Dialect
+from drafttree.interfaces.server.errors import ServerError
 from drafttree.interfaces.server.protocol.requests import ChatRequest
-from drafttree.interfaces.server.tool_calls import call_text
+from helpers.dialects import TEMPLATES, tokenizer_of
 
+FAMILIES = {
+    "qwen3": ("qwen3", "hermes"),
+    "qwq": ("qwen3", "hermes"),
+    "qwen3-coder": ("qwen3", "qwen3_coder"),
+    "llama3": (None, "llama3_json"),
+    "mistral": ("mistral", "mistral"),
+    "mistral-7b": (None, "mistral_list"),
+    "gpt-oss": ("openai_gptoss", "openai"),
+    "deepseek-r1": ("qwen3", "deepseek_v3"),
+    "deepseek-v3.1": ("qwen3", "deepseek_v31"),
+    "glm-4.5": ("qwen3", "glm45"),
+    "glm-4.7": ("qwen3", "glm47"),
+}
+PROMPT_ENDS = [
+    ("qwen3", {None: "perhaps", "high": "perhaps", "none": "no"}),
+    ("qwq", {None: "begun"}),
+    ("llama3", {None: "no"}),
+    ("gpt-oss", {None: "perhaps", "low": "perhaps"}),
+    ("deepseek-r1", {None: "begun"}),
+    ("deepseek-v3.1", {None: "no", "low": "begun", "none": "no"}),
+    ("glm-4.5", {None: "perhaps", "none": "no"}),
+    ("glm-4.7", {None: "begun", "none": "no"}),
+]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
 MESSAGES = [
@@ -29,7 +58,7 @@ class Templated:
 
 def seen(template: str, **body) -> Templated:
     tokenizer = Templated(template)
-    read_prompt(ChatRequest.model_validate({"messages": MESSAGES, **body}), tokenizer)
+    read_prompt(ChatRequest.model_validate({"messages": MESSAGES, **body}), tokenizer, Dialect.of(tokenizer))
     return tokenizer
 
 
@@ -48,7 +77,7 @@ def test_another_template_sees_tools_calls_and_results_as_text():
     system, _, call, result = (message["content"] for message in found.messages)
     assert system.startswith("Be brief.\n\n")
     assert '{"name": "f", "parameters": {"type": "object"}}' in system
-    assert call == call_text("f", '{"a": 1}')
+    assert call == HERMES.text([("f", '{"a": 1}')])
     assert result == "<tool_response>\n7\n</tool_response>"
 
 
@@ -67,3 +96,86 @@ def test_without_a_system_message_tools_are_told_in_one():
 def test_variables_reach_the_template():
     found = seen("{{ messages }}", chat_template_kwargs={"enable_thinking": False})
     assert found.variables["enable_thinking"] is False
+
+
+@pytest.mark.parametrize("family", sorted(TEMPLATES))
+def test_the_template_of_a_family_tells_its_dialect(family):
+    tokenizer = tokenizer_of(family)
+    dialect = Dialect.of(tokenizer)
+    thinking, calls = FAMILIES[family]
+    assert (dialect.thinking, dialect.calls) == (thinking and THINKING[thinking], CALLS[calls])
+    assert dialect.native is dialect.calls
+
+
+def rendered(family: str, **body) -> str:
+    tokenizer = tokenizer_of(family)
+    request = ChatRequest.model_validate({"messages": MESSAGES, **body})
+    return tokenizer.decode(read_prompt(request, tokenizer, Dialect.of(tokenizer)))
+
+
+@pytest.mark.parametrize("family", sorted(TEMPLATES.keys() - {"mistral-7b", "glm-4.7"}))
+def test_the_template_of_a_family_shows_calls_in_its_form(family):
+    tokenizer = tokenizer_of(family)
+    form = Dialect.of(tokenizer).calls
+    assert form
+    shown = form.text([("f", written_arguments(form.arguments, '{"a": 1}'))])
+    text = rendered(family, messages=[MESSAGES[1], MESSAGES[2], MESSAGES[1]], tools=[TOOL])
+    if family == "gpt-oss":
+        shown = ' to=functions.f<|channel|>commentary json<|message|>{"a": 1}'
+    assert shown in text
+
+
+@pytest.mark.parametrize(("family", "end"), PROMPT_ENDS)
+def test_the_template_says_whether_thinking_has_begun(family, end):
+    tokenizer = tokenizer_of(family)
+    for switch, expected in end.items():
+        request = ChatRequest.model_validate({"messages": MESSAGES[1:2], "reasoning_effort": switch})
+        dialect = Dialect.of(tokenizer)
+        assert dialect.thinks(tokenizer, read_prompt(request, tokenizer, dialect)) == expected
+
+
+def test_effort_is_handed_to_the_template():
+    assert "Reasoning: high" in rendered("gpt-oss", reasoning_effort="high")
+    assert "Reasoning: low" in rendered(
+        "gpt-oss", reasoning_effort="high", chat_template_kwargs={"reasoning_effort": "low"}
+    )
+
+
+@pytest.mark.parametrize(("family", "effort"), [("qwq", "high"), ("qwq", "none"), ("llama3", "low")])
+def test_effort_is_refused_where_no_template_knows_it(family, effort):
+    with pytest.raises(ServerError, match=f"reasoning_effort is '{effort}', but the model's chat template knows no"):
+        rendered(family, reasoning_effort=effort)
+
+
+def test_a_model_that_does_not_think_may_be_asked_not_to():
+    assert rendered("llama3", reasoning_effort="none") == rendered("llama3")
+
+
+def test_mistrals_templates_get_short_ids():
+    text = rendered("mistral", messages=[MESSAGES[1], MESSAGES[2], {**MESSAGES[3]}, MESSAGES[1]])
+    (shown,) = re.findall(r"\[TOOL_RESULTS\](\w+)\[TOOL_CONTENT\]7", text)
+    assert re.fullmatch("[a-z0-9]{9}", shown)
+
+
+def test_what_was_thought_is_handed_on_under_the_templates_own_name():
+    thought = {**MESSAGES[2], "reasoning_content": "I ask f."}
+    text = rendered("gpt-oss", messages=[MESSAGES[1], thought, MESSAGES[3]])
+    assert "<|channel|>analysis<|message|>I ask f.<|end|>" in text
+
+
+def test_gpt_oss_is_handed_what_was_said_or_thought_before_a_call():
+    thought = {**MESSAGES[2], "reasoning_content": "I ask f.", "content": "I look."}
+    text = rendered("gpt-oss", messages=[MESSAGES[1], thought, MESSAGES[3]])
+    assert "I look." in text
+    assert "I ask f." not in text
+
+
+def test_a_form_that_is_named_is_told_in_the_system_message():
+    tokenizer = Templated("{{ messages }}")
+    request = ChatRequest.model_validate({"messages": MESSAGES, "tools": [TOOL]})
+    read_prompt(request, tokenizer, Dialect.of(tokenizer, tool_parser="glm47"))
+    assert (
+        "<tool_call>NAME<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value></tool_call>"
+        in tokenizer.messages[0]["content"]
+    )
+    assert tokenizer.messages[2]["content"] == "<tool_call>f<arg_key>a</arg_key>\n<arg_value>1</arg_value></tool_call>"

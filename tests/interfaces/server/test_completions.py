@@ -1,5 +1,6 @@
 """Completions: prompts of every form, echo, log-probabilities, streams, and what is refused."""
 
+import json
 import re
 
 import pytest
@@ -104,6 +105,17 @@ def test_the_names_of_tokens_that_are_no_text_are_their_bytes(post, decoder):
     assert choice.logprobs.text_offset == [0] * len(broken) + [1]
 
 
+def test_the_client_reads_a_form_whole_and_as_a_stream(client):
+    schema = {"type": "object", "properties": {"cold": {"type": "boolean"}}, "required": ["cold"]}
+    options = {"model": "embedded", "prompt": PROMPT, "temperature": 0, "max_tokens": 40}
+    asked = {**options, "extra_body": {"structured_outputs": {"json": {**schema, "additionalProperties": False}}}}
+    whole = client.completions.create(**asked).choices[0].text
+    assert json.loads(whole).keys() == {"cold"}
+    chunks = [chunk.choices[0].text for chunk in client.completions.create(**asked, stream=True)]
+    assert "".join(chunks) == whole
+    assert len(chunks) > 1
+
+
 def test_a_stream_is_the_whole_text_in_parts(post):
     chunks = events(post(PATH, **GREEDY, stream=True, stream_options={"include_usage": True}).text)
     whole = reply_of(post)
@@ -144,6 +156,7 @@ def test_structured_outputs_shape_the_whole_text(post, outputs, pattern):
         ({"prompt": 3}, "prompt", "a prompt is text"),
         ({"prompt": [-1]}, "prompt", "-1 is no token id"),
         ({"prompt": [4096]}, None, "token id 4096 is outside the vocabulary of 4096"),
+        ({"prompt": ["a", "x" * 10**6]}, None, "the prompt has 1000000 characters, and the model's context"),
         ({"max_tokens": 0}, None, "nothing to send without echo"),
         ({"suffix": "end"}, "suffix", "not served"),
         ({"best_of": 3}, "best_of", "not served; give n"),
@@ -152,7 +165,11 @@ def test_structured_outputs_shape_the_whole_text(post, outputs, pattern):
         ({"n": 128, "prompt": ["a", "b", "c"]}, "n", "384 texts are more than the server takes at once"),
         ({"structured_outputs": {"regex": "(", "choice": ["x"]}}, "structured_outputs", "exactly one of"),
         ({"structured_outputs": {"regex": "("}}, None, "The parenthesis is not closed"),
-        ({"structured_outputs": {"regex": "a{2147483648}"}}, None, "xgrammar cannot compile the regex"),
+        (
+            {"structured_outputs": {"regex": "a{2147483648}"}},
+            None,
+            "repeats more than 2147483647 times; lower its bounds",
+        ),
         ({"structured_outputs": {"json": {"enum": ["x" * 40000]}}}, "structured_outputs", "give at most 32768"),
         ({"structured_outputs": {"json": {"not": {}}}}, None, "'not' at # is not enforced"),
         ({"messages": []}, "messages", "Extra inputs are not permitted"),

@@ -243,6 +243,30 @@ def test_a_server_that_shuts_down_waits_for_no_grammar(decoder):
     held.engine.close()
 
 
+def test_a_server_that_shuts_down_may_refuse_again_what_is_still_ending():
+    held, refused = held_app(), asyncio.Event()
+
+    async def prepare():
+        async with held.admission.preparing():
+            try:
+                await asyncio.Event().wait()
+            finally:
+                held.admission.refuse_preparing()
+                refused.set()
+
+    async def shut_down():
+        preparing = asyncio.ensure_future(prepare())
+        await asyncio.sleep(0)
+        held.admission.draining = True
+        held.admission.refuse_preparing()
+        with pytest.raises(ServerError, match="shutting down"):
+            await preparing
+
+    asyncio.run(shut_down())
+    assert refused.is_set()
+    held.engine.close()
+
+
 def test_the_latest_used_grammars_are_kept():
     kept = KeptGrammars(10)
     for name in "abc":

@@ -1,16 +1,17 @@
 """A server ends when its texts have: the first signal drains it, the second one ends it at once."""
 
+import json
+import logging
 import signal
 import socket
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import cast
 
 import httpx
 import pytest
-import uvicorn
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
@@ -18,20 +19,24 @@ import drafttree
 from drafttree.core.errors import ConfigError
 from drafttree.interfaces.server import lifecycle
 from drafttree.interfaces.server.app import create_app
-from drafttree.interfaces.server.lifecycle import DrainingServer, address, listen
-from drafttree.interfaces.server.serving import ServerSettings
-from helpers.held_server import COMPLETIONS, LONG, ask, held_app, wait_until
-from helpers.live_server import serve_process
+from drafttree.interfaces.server.lifecycle import DrainingServer, address, listen, make_server
+from drafttree.interfaces.server.serving import MAX_UNREAD, ServerSettings
+from helpers.batches import TOKENIZER
+from helpers.held_server import COMPLETIONS, LONG, STREAMS, HeldServer, ask, held_app, wait_until
+from helpers.live_server import named_events, serve_process
+
+GRACE = 60
+"""Seconds that no test waits for."""
 
 
 @pytest.fixture
-def running():
+def running(request):
     """A server in a thread, what it serves, its address, and what it has told."""
-    held, told = held_app(), []
+    held, told = held_app(grace=getattr(request, "param", GRACE)), []
     with listen("127.0.0.1", 0) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the least there is
         held.address = address(*listener.getsockname()[:2])
-        server = DrainingServer(uvicorn.Config(held.app, log_level="warning"), held.admission, told.append)
+        server = make_server(held.app, told.append)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         wait_until(lambda: server.started)
@@ -39,6 +44,20 @@ def running():
         held.model.go.set()
         server.should_exit = True
         thread.join(20)
+
+
+@pytest.fixture
+def logged(running, caplog):
+    """What uvicorn logs, which it hands on to nobody."""
+    logger = logging.getLogger("uvicorn.error")
+    logger.addHandler(caplog.handler)
+    yield caplog
+    logger.removeHandler(caplog.handler)
+
+
+def waits(held: HeldServer) -> bool:
+    """Whether a text waits for its client to read."""
+    return any(handle.full for handle in tuple(held.admission._handles))
 
 
 def test_running_texts_finish_while_new_ones_are_refused(running):
@@ -66,8 +85,7 @@ def test_running_texts_finish_while_new_ones_are_refused(running):
 def test_a_stream_that_is_read_slowly_is_sent_to_its_end(running):
     held, server, thread, _ = running
     with ask(held.address, **{**LONG, "max_tokens": 400, "stream": True, "logprobs": 20}) as client:
-        wait_until(lambda: held.engine.metrics.finished)
-        assert held.admission.busy  # more is to be sent than the system keeps for a client that does not read
+        wait_until(lambda: waits(held))  # more is to be sent than the system keeps for a client that does not read
         server.handle_exit(signal.SIGTERM, None)
         found = b"".join(iter(lambda: client.recv(1 << 16), b""))
     assert b"data: [DONE]" in found
@@ -75,18 +93,91 @@ def test_a_stream_that_is_read_slowly_is_sent_to_its_end(running):
     assert not thread.is_alive()
 
 
-def test_a_client_that_does_not_read_holds_up_a_server_for_a_while_only(running, monkeypatch):
+@pytest.mark.parametrize("path", STREAMS)
+def test_a_stream_that_nobody_reads_waits_with_a_few_rounds_by_every_route(monkeypatch, running, path):
+    monkeypatch.setattr(TOKENIZER, "chat_template", "{{ messages[0].content }}")
+    held = running[0]
+    with ask(held.address, path, **STREAMS[path], stream=True):
+        wait_until(lambda: held.admission._handles)
+        (handle,) = held.admission._handles
+        wait_until(lambda: handle.full)
+        assert len(handle._chunks) <= MAX_UNREAD
+        assert not handle.done
+
+
+@pytest.mark.parametrize("running", [0.5], indirect=True)
+@pytest.mark.parametrize("length", [40, 400], ids=["written", "being written"])
+def test_a_client_that_does_not_read_holds_up_a_server_for_its_grace_only(running, length, logged):
     held, server, thread, _ = running
-    monkeypatch.setattr(lifecycle, "PATIENCE", 0.3)
-    server.config.timeout_graceful_shutdown = 0.3
-    with ask(held.address, **{**LONG, "max_tokens": 400, "stream": True, "logprobs": 20}):
-        wait_until(lambda: held.engine.metrics.finished)
-        server.handle_exit(signal.SIGTERM, None)
-        time.sleep(0.2)
-        assert not server.should_exit
+    with ask(held.address, **{**LONG, "max_tokens": length, "stream": True, "logprobs": 20}):
+        wait_until(lambda: waits(held) if length > MAX_UNREAD else held.engine.metrics.finished)
         assert held.admission.busy
+        server.handle_exit(signal.SIGTERM, None)
         thread.join(20)
-        assert not thread.is_alive()
+    assert not thread.is_alive()
+    assert held.engine.closed
+    assert not logged.text
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_text_that_takes_longer_than_the_grace_ends_where_it_is(monkeypatch, running, stream, logged):
+    monkeypatch.setattr(lifecycle, "ENDING", GRACE)  # at once, and nobody is left before
+    held, server, thread, _ = running
+    with ThreadPoolExecutor(1) as pool:
+        body = {**LONG, "max_tokens": 10**6, "stream": stream}
+        asked = pool.submit(httpx.post, held.address + COMPLETIONS, json=body, timeout=20)
+        wait_until(held.model.began.is_set)
+        server.handle_exit(signal.SIGTERM, None)
+        reply = asked.result()
+    assert "the text was cancelled before its end" in reply.text
+    thread.join(20)
+    assert not thread.is_alive()
+    assert not logged.text
+
+
+@pytest.mark.parametrize(("path", "kind"), [("/v1/responses", "response.failed"), ("/v1/messages", "error")])
+def test_events_of_a_text_that_takes_longer_than_the_grace_end_with_their_error(monkeypatch, running, path, kind):
+    monkeypatch.setattr(lifecycle, "ENDING", GRACE)
+    monkeypatch.setattr(TOKENIZER, "chat_template", "{{ messages[0].content }}")
+    held, server, thread, _ = running
+    with ThreadPoolExecutor(1) as pool:
+        body = {**STREAMS[path], "stream": True}
+        asked = pool.submit(httpx.post, held.address + path, json=body, timeout=20)
+        wait_until(held.model.began.is_set)
+        server.handle_exit(signal.SIGTERM, None)
+        last = named_events(asked.result().text)[-1]
+    assert last["type"] == kind
+    assert "the text was cancelled before its end" in json.dumps(last)
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/completions HT", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n\r\n"])
+def test_half_a_request_holds_up_no_server(running, sent, logged):
+    _, server, thread, _ = running
+    sent = sent.replace(b"Host: x", b"Host: x\r\nContent-Length: 100")
+    with socket.create_connection(server.servers[0].sockets[0].getsockname()) as client:
+        client.sendall(sent)
+        wait_until(lambda: server.server_state.connections)
+        server.handle_exit(signal.SIGTERM, None)
+        thread.join(20)
+    assert not thread.is_alive()
+    assert not logged.text
+
+
+def test_the_system_takes_little_for_a_client_that_does_not_read():
+    with listen("127.0.0.1", 0) as listener, socket.socket() as client:
+        listener.listen()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        client.connect(listener.getsockname())
+        writing, _ = listener.accept()
+        with writing:
+            writing.setblocking(False)
+            taken = 0
+            with suppress(BlockingIOError):
+                while taken < 10 * lifecycle.AHEAD:
+                    taken += writing.send(bytes(1000))
+        assert taken < 4 * lifecycle.AHEAD
 
 
 def test_a_server_without_texts_ends_at_once(running):

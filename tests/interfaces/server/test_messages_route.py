@@ -201,7 +201,7 @@ def test_an_error_inside_a_stream_is_its_last_event(post):
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "'image' is not served; give text or tool"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_use"}]}]}, "a block of the user of type 'tool_use'"),
         ({"messages": [*HELLO, {"role": "assistant", "content": "x"}]}, "the last message is the assistant's own"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 9}}, "thinking of type 'enabled' is not served"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 9}}, "thinking is enabled, but the model's chat template"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "a tool of type 'bash_20250124' is not served"),
         ({"tools": [{"name": "f", "input_schema": {}}]}, "tools.0.input_schema: the type is None; the input of a tool"),
         ({"tools": [{**CLOCK, "input_examples": [{}]}]}, "give them in the description"),
@@ -212,6 +212,7 @@ def test_an_error_inside_a_stream_is_its_last_event(post):
         ({"stop_sequences": [""]}, "stop_sequences.0"),
         ({"container": "c"}, "there are no containers"),
         ({"max_tokens": 3000}, "exceed the model's context of 2048"),
+        ({"messages": [{"role": "user", "content": "x" * 10**6}]}, "context of 2048 tokens has room for 67551"),
         ({"max_tokenz": 1}, "max_tokenz: Extra inputs are not permitted"),
     ],
 )
@@ -228,6 +229,11 @@ def test_a_thread_is_refused_by_the_code_that_makes_the_client_send_all_messages
     error = post(PATH, **GREEDY, thread={"type": "create"}).json()["error"]
     assert error["details"] == {"error_code": "thread_unsupported_request"}
     assert "thread: this is not served; nothing is stored" in error["message"]
+
+
+def test_what_no_context_could_hold_is_not_counted(post):
+    error = post(f"{PATH}/count_tokens", messages=[{"role": "user", "content": "x" * 10**6}]).json()["error"]
+    assert "context of 2048 tokens has room for 67551" in error["message"]
 
 
 @pytest.mark.parametrize("path", ["messages", "messages/count_tokens"])

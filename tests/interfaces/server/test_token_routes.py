@@ -6,6 +6,7 @@ import pytest
 
 TEXT = "Grüße, 你好 🎉"
 HELLO = [{"role": "user", "content": "Hello"}]
+BOTH_ENDS = {"add_generation_prompt": True, "continue_final_message": True}
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +44,16 @@ def test_a_conversation_has_as_many_tokens_as_its_prompt(ask, post):
     assert ask("tokenize", messages=HELLO, tools=[tool]).json()["count"] > usage["prompt_tokens"]
 
 
+@pytest.mark.parametrize("end", [{"add_generation_prompt": False}, {"continue_final_message": True}])
+def test_a_conversation_may_end_with_its_last_message(ask, decoder, end):
+    said = [*HELLO, {"role": "assistant", "content": "Good day"}]
+    options = {"add_generation_prompt": False, **end}
+    assert (
+        ask("tokenize", messages=said, **end).json()["tokens"]
+        == (decoder.tokenizer.apply_chat_template(said, **options)["input_ids"])
+    )
+
+
 def test_no_text_has_no_tokens(ask):
     assert ask("tokenize", prompt="").json()["tokens"] == []
     assert ask("detokenize", tokens=[]).json() == {"prompt": ""}
@@ -55,12 +66,14 @@ def test_no_text_has_no_tokens(ask):
         ("tokenize", {"prompt": "x", "messages": HELLO}, "give either prompt or messages"),
         ("tokenize", {"prompt": "x", "tools": [{"type": "function", "function": {"name": "f"}}]}, "belong to messages"),
         ("tokenize", {"messages": HELLO, "add_special_tokens": True}, "the special tokens of its template"),
-        ("tokenize", {"messages": HELLO, "add_generation_prompt": False}, "add_generation_prompt"),
-        ("tokenize", {"messages": HELLO, "continue_final_message": True}, "give the text as prompt"),
+        ("tokenize", {"messages": HELLO, **BOTH_ENDS}, "cannot both be true"),
+        ("tokenize", {"prompt": "x", "continue_final_message": True}, "belongs to messages"),
+        ("tokenize", {"prompt": "x" * 10**6}, "context of 2048 tokens has room for 67551"),
+        ("tokenize", {"messages": [{**HELLO[0], "content": "x" * 10**6}]}, "has room for 67551"),
         ("tokenize", {"prompt": 3}, "Input should be a valid string"),
         ("detokenize", {"tokens": [4096]}, "token id 4096 is outside the vocabulary of 4096"),
         ("detokenize", {"tokens": [-1]}, "greater than or equal to 0"),
-        ("detokenize", {"tokens": [10**30]}, "outside the vocabulary"),
+        ("detokenize", {"tokens": [10**30]}, "Input should be less than"),
         ("detokenize", {}, "Field required"),
     ],
 )

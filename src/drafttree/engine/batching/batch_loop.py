@@ -100,6 +100,13 @@ class BatchLoop:
         """Whether any request waits or runs."""
         return bool(self._scheduler.waiting or self._scheduler.running)
 
+    @property
+    def ready(self) -> bool:
+        """Whether a step would do anything: not where all requests wait for their texts to be read."""
+        scheduler = self._scheduler
+        cancelled = self._cancelled or any(served.reader.cancelled for served in scheduler.waiting)
+        return self.busy and (scheduler.ready or cancelled)
+
     def add(self, served: ServedRequest) -> None:
         """Let a request wait for its turn."""
         served.request.drafting.on_failure = self._drafter_failed
@@ -109,6 +116,8 @@ class BatchLoop:
     def step(self) -> None:
         """Advance every request that runs by one round. An error of one of them ends that one alone."""
         self._drop_cancelled()
+        for unread in self._scheduler.pause_unread():
+            self._loop.close(unread.request)
         self._forget_ended()
         broken = False
         try:

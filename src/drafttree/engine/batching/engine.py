@@ -118,6 +118,7 @@ class Engine:
         *,
         observer: RoundObserver | None = None,
         group: Hashable | None = None,
+        max_unread: int | None = None,
         **options: Unpack[GenerationOptions],
     ) -> Handle:
         """Check a request and let it wait for its turn; may be called from any thread.
@@ -127,22 +128,28 @@ class Engine:
             observer: sees the rounds of the text, each before its chunk is given out.
             group: texts of one group share the batch with others as one text would, so that many of them hold up no
                 other; None for a text that is a group of its own.
+            max_unread: chunks that may wait to be read; at so many the text pauses until half of them have been, and
+                lets others have its place; read or cancel it, or the engine never drains. None for a text that never
+                waits for its reader.
             **options: as for `Decoder.generate`.
 
         Raises:
             EngineClosedError: the engine was closed, or this process was forked from the one where it runs.
+            ConfigError: `max_unread` is no whole number of at least 1.
             ContextError: the request could never run: it needs more rows than there are.
             DraftTreeError: as for `Decoder.generate`.
         """
         self._thread.check_open()
         if is_batch(prompt):
             raise InputError("submit takes one prompt; call it for each of a list, or call Decoder.generate")
+        if max_unread is not None:
+            check_count("max_unread", max_unread, ", or None for any number")
         request = self.decoder.prepare(prompt, **options)
         request.observer = observer
         if {**self.decoder.defaults, **options}.get("reuse_prefix") is None:
             request.reuse_prefix = request.prompt_logprobs is None and self._memory.prefixes.max_tokens != 0
         self._memory.check(request.capacity)
-        handle = Handle(self._thread.wake, request.metrics)
+        handle = Handle(self._thread.wake, request.metrics, max_unread)
         self._thread.add(ServedRequest(request, handle, group=object() if group is None else group))
         return handle
 

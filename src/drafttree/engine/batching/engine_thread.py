@@ -123,7 +123,7 @@ class EngineThread:
             return self._loop.busy
 
     def _has_news(self) -> bool:
-        return bool(self._inbox) or self._loop.busy or self._closing
+        return bool(self._inbox) or self._loop.ready or (self._closing and not self._loop.busy)
 
     def _take_all(self) -> None:
         while self._inbox:

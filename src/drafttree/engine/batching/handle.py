@@ -27,16 +27,21 @@ class Handle(Reader):
     A handle knows nothing of its request, so the memory of a text is given back when it ends, whoever keeps the handle.
 
     Args:
-        wake: lets the engine look whether the text was cancelled.
+        wake: lets the engine look whether the text was cancelled, or is read again.
         metrics: metrics of the text; they grow while it is written.
+        max_unread: chunks that may wait to be read before the text pauses until half of them have been; None for any
+            number.
 
     Attributes:
         metrics: as given.
+        full: whether the text pauses until more of it is read.
     """
 
-    def __init__(self, wake: Callable[[], None], metrics: Metrics) -> None:
+    def __init__(self, wake: Callable[[], None], metrics: Metrics, max_unread: int | None = None) -> None:
         self.metrics = metrics
+        self.full = False
         self._wake = wake
+        self._max_unread = math.inf if max_unread is None else max_unread
         self._changed = threading.Condition()
         self._chunks: deque[Chunk] = deque()
         self._ended: Ended | None = None
@@ -127,8 +132,13 @@ class Handle(Reader):
 
     def _take(self) -> Chunk | None:
         """The next chunk, None at the end, where others may read."""
-        if self._chunks:
-            return self._chunks.popleft()
+        with self._changed:
+            if self._chunks:
+                chunk = self._chunks.popleft()
+                if self.full and len(self._chunks) <= self._max_unread // 2:
+                    self.full = False
+                    self._wake()
+                return chunk
         self._reader = lambda: None
         self._raise_error()
         return None
@@ -164,6 +174,7 @@ class Handle(Reader):
     def chunk(self, chunk: Chunk) -> None:
         with self._changed:
             self._chunks.append(chunk)
+            self.full = len(self._chunks) >= self._max_unread
             self._tell()
 
     def end(self, ended: Ended) -> None:

@@ -1,7 +1,7 @@
-"""The scheduler: who waits, who runs, who pauses for others, and who has to wait again."""
+"""The scheduler: who waits, who runs, who pauses for others or for its reader, and who waits again."""
 
 from collections import Counter, deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 from drafttree.engine.batching.kv_memory import KVMemory
 from drafttree.engine.batching.served_request import ServedRequest
@@ -18,6 +18,9 @@ class Scheduler:
     Where the batch is full, the youngest text of a group with at least two more running pauses for it: it keeps its
     rows, and goes on when its group is next. What is next is never passed by what needs less memory, only by paused
     texts, which need no more, so none starves.
+
+    A text whose reader takes no more for now (`Reader.full`) pauses too, until it does. It gives its rows up where the
+    text that is next needs them.
 
     Args:
         max_batch: requests that run at once, at most.
@@ -37,6 +40,7 @@ class Scheduler:
         self._calm = 0
         self._newest = 0
         self._settled = False
+        self._unread: set[ServedRequest] = set()
         self._memory = memory
 
     @property
@@ -49,11 +53,33 @@ class Scheduler:
         """Those that began and do not run at present."""
         return [served for served in self.waiting if served.holds_rows]
 
+    @property
+    def ready(self) -> bool:
+        """Whether a round would do anything: not where all requests pause until their texts are read."""
+        return bool(self.running) or not self._settled or self._full() != self._unread
+
     def add(self, served: ServedRequest) -> None:
         """Let a request wait for its turn."""
         served.turn = self._newest = max(self._newest, served.order)
         self.waiting.append(served)
         self._settled = False
+
+    def pause_unread(self) -> list[ServedRequest]:
+        """Let the texts pause whose readers take no more for now.
+
+        Returns:
+            Those that give up their rows, since the text that is next needs them.
+        """
+        if (unread := self._full()) != self._unread:
+            self._unread, self._settled = unread, False
+        for served in unread.intersection(self.running):
+            self._pause(served)
+        again = []
+        paused = sorted(unread.intersection(self.paused), key=lambda served: served.order)
+        while paused and len(self.running) < self._room and self._lacks_rows(self._first(self.waiting)):
+            again.append(paused.pop())
+            self._release(again[-1])
+        return again
 
     def admit(self) -> list[ServedRequest]:
         """Move what there is room for from the waiting to the running.
@@ -82,8 +108,7 @@ class Scheduler:
         elif served in self.waiting:
             self.waiting.remove(served)
         if served.holds_rows:
-            self._memory.reserved -= served.rows
-            served.holds_rows = False
+            self._release(served)
         self._settled = False
 
     def halve(self) -> list[ServedRequest]:
@@ -119,6 +144,18 @@ class Scheduler:
             seen[served.group] += 1
         return [served for _, served in sorted(turns, key=lambda turn: turn[0])]
 
+    def _full(self) -> set[ServedRequest]:
+        return {served for served in self.requests if served.reader.full}
+
+    def _pause(self, served: ServedRequest) -> None:
+        self.running.remove(served)
+        self.waiting = deque(sorted([served, *self.waiting], key=lambda each: each.order))
+
+    def _release(self, served: ServedRequest) -> None:
+        self._memory.reserved -= served.rows
+        served.holds_rows = False
+        self._settled = False
+
     def _begin(self, served: ServedRequest) -> None:
         self._memory.reserved += served.rows
         served.holds_rows = True
@@ -128,15 +165,17 @@ class Scheduler:
 
     def _next(self) -> ServedRequest | None:
         """The request whose turn it is; a paused one where that one's memory is not there yet."""
+        served = self._first(self.waiting)
+        return self._first(self.paused) if self._lacks_rows(served) else served
+
+    def _first(self, requests: Iterable[ServedRequest]) -> ServedRequest | None:
+        """The request whose turn it is of those whose readers take more."""
         at_once = Counter(served.group for served in self.running)
+        able = (served for served in requests if served not in self._unread)
+        return min(able, key=lambda served: (at_once[served.group], served.turn, served.order), default=None)
 
-        def first(requests: Sequence[ServedRequest]) -> ServedRequest | None:
-            return min(requests, key=lambda served: (at_once[served.group], served.turn, served.order), default=None)
-
-        served = first(self.waiting)
-        if served is None or served.holds_rows or self._memory.fits(served.rows):
-            return served
-        return first(self.paused)
+    def _lacks_rows(self, served: ServedRequest | None) -> bool:
+        return not (served is None or served.holds_rows or self._memory.fits(served.rows))
 
     def _make_place(self, served: ServedRequest) -> bool:
         """Whether a request may run, perhaps since another one pauses."""
@@ -146,8 +185,7 @@ class Scheduler:
         youngest = max(self.running, key=lambda each: (at_once[each.group], each.order))
         if at_once[youngest.group] < at_once[served.group] + 2:
             return False
-        self.running.remove(youngest)
-        self.waiting = deque(sorted([youngest, *self.waiting], key=lambda each: each.order))
+        self._pause(youngest)
         return True
 
     def _regain(self) -> None:

@@ -18,9 +18,11 @@ class Reader:
     Attributes:
         cancelled: the finish reason with which the text is to end at the next round, None while its rest is wanted;
             set by any thread.
+        full: whether it takes no more for now, so that the text pauses; only a chunk makes it so.
     """
 
     cancelled: str | None = None
+    full = False
 
     def chunk(self, chunk: Chunk) -> None:
         """Take what a round has added."""

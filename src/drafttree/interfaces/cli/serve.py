@@ -1,6 +1,7 @@
 """`drafttree serve`: an OpenAI-compatible server."""
 
 import sys
+from collections.abc import Iterable
 from importlib.util import find_spec
 from typing import Annotated
 
@@ -11,7 +12,7 @@ from drafttree.core.errors import ConfigError
 from drafttree.interfaces.cli.option_groups import DecoderOptions, grouped
 from drafttree.interfaces.cli.options import MaxBatch, PrefixTokens
 
-NEEDED = ("fastapi", "uvicorn", "sse_starlette", "prometheus_client", "jinja2")
+NEEDED = ("fastapi", "uvicorn", "sse_starlette", "prometheus_client", "jinja2", "regex")
 """The packages of the extra `serve`, by module."""
 LOCAL = ("127.0.0.1", "::1", "localhost")
 
@@ -31,6 +32,14 @@ def serve(
     grammar_timeout: Annotated[
         float, typer.Option(min=0.001, help="Maximum seconds for compiling the grammar of a request.")
     ] = 30,
+    tool_parser: Annotated[
+        str,
+        typer.Option(help='Format of tool calls, such as "hermes". "auto" detects it from the chat template.'),
+    ] = "auto",
+    reasoning_parser: Annotated[
+        str,
+        typer.Option(help='Format of reasoning, such as "qwen3". "auto" detects it from the chat template.'),
+    ] = "auto",
     host: Annotated[str, typer.Option(help='Address to listen on. "0.0.0.0" listens on all interfaces.')] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on. 0 takes a free one.")] = 8000,
     api_key: Annotated[
@@ -43,6 +52,13 @@ def serve(
     cors: Annotated[
         list[str] | None, typer.Option(help='Origin whose pages may call the server, or "*". May be repeated.')
     ] = None,
+    allowed_hosts: Annotated[
+        list[str] | None,
+        typer.Option(help='Host name that requests may use besides --host and localhost, or "*". May be repeated.'),
+    ] = None,
+    grace: Annotated[
+        float, typer.Option(min=0, max=86400, help="Maximum seconds from SIGTERM to the end of all texts.")
+    ] = 10,
     served_model_name: Annotated[
         list[str] | None,
         typer.Option(help="Model name that clients use. Default: MODEL. May be repeated."),
@@ -50,15 +66,20 @@ def serve(
 ) -> None:
     """Run an OpenAI-compatible server, with a playground at /.
 
-    Ctrl-C or SIGTERM lets running texts finish and answers new requests with 503. A second one ends at once.
+    Ctrl-C or SIGTERM lets running texts finish within --grace and answers new requests with 503. A second one ends at
+    once.
     """
     check_extra()
     _check_key(api_key)
+    _check_hosts(allowed_hosts or ())
     models.check()
 
+    from drafttree.interfaces.server.allowed_hosts import own_names
+    from drafttree.interfaces.server.dialect.families import check_parsers
     from drafttree.interfaces.server.lifecycle import listen, run
     from drafttree.interfaces.server.serving import ServerSettings
 
+    check_parsers(tool_parser, reasoning_parser)
     names = served_model_name or [model]
     settings = ServerSettings(
         model_name=names[0],
@@ -68,8 +89,12 @@ def serve(
         max_batch=max_batch,
         max_queue=max_queue,
         timeout=timeout,
+        grace=grace,
+        allowed_hosts=(*own_names(host), *map(str.lower, allowed_hosts or ())),
         prefix_tokens=prefix_tokens,
         grammar_timeout=grammar_timeout,
+        tool_parser=tool_parser,
+        reasoning_parser=reasoning_parser,
     )
     with listen(host, port) as listener:
         from drafttree.interfaces.server.app import create_app
@@ -98,6 +123,18 @@ def _check_key(key: str | None) -> None:
     """
     if key is not None and not (key and key.isascii() and key.isprintable() and " " not in key):
         raise ConfigError("--api-key is empty or has other than printable ASCII characters; give another one")
+
+
+def _check_hosts(hosts: Iterable[str]) -> None:
+    """Refuse what no request could call the server by.
+
+    Raises:
+        ConfigError: names it.
+    """
+    from drafttree.interfaces.server.allowed_hosts import name_of
+
+    for wrong in (host for host in hosts if name_of(host) != host.lower()):
+        raise ConfigError(f"--allowed-hosts {wrong!r} is no name of a host; give one such as api.example.com, or '*'")
 
 
 def _tell(what: str) -> None:

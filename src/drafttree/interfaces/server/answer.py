@@ -3,6 +3,7 @@
 import uuid
 from collections.abc import Sequence
 
+from drafttree.interfaces.server.dialect.reader import AnswerReader, CallArguments, CallBegun, Part, Said, Thought
 from drafttree.interfaces.server.protocol.replies import (
     AnswerMessage,
     CalledFunction,
@@ -17,7 +18,6 @@ from drafttree.interfaces.server.protocol.replies import (
     TopLogprob,
 )
 from drafttree.interfaces.server.text_pieces import Piece, ScoredToken, TokenNames
-from drafttree.interfaces.server.tool_calls import CallArguments, CallBegun, Part, Said, ToolCallReader
 
 
 class Answer:
@@ -26,12 +26,15 @@ class Answer:
     Args:
         index: its place among the answers of a request.
         names: the tokens by name, None where no log-probabilities are wanted.
-        calls: reads calls of tools from its text, None where there are none.
+        reader: tells thinking and calls of tools from what is said.
     """
 
-    def __init__(self, index: int, names: TokenNames | None, calls: ToolCallReader | None) -> None:
-        self._index, self._names, self._reader = index, names, calls
+    def __init__(self, index: int, names: TokenNames | None, reader: AnswerReader) -> None:
+        self._index, self._names, self._reader = index, names, reader
         self._said: list[str] = []
+        self._thoughts: list[str] = []
+        self._generated = 0
+        self._origins: list[int] = []
         self._calls: list[ToolCall] = []
         self._logprobs: list[TokenLogprob] = []
         self._finish_reason: FinishReason = "length"
@@ -43,7 +46,9 @@ class Answer:
     def add(self, piece: Piece) -> list[ChatChunkChoice]:
         """What a piece of text adds."""
         final = piece.finish_reason is not None
-        parts = self._reader.read(piece.text, final=final) if self._reader else [Said(piece.text)] if piece.text else []
+        self._generated += piece.generated
+        self._origins += piece.origins
+        parts = self._reader.read(piece.text, final=final)
         deltas = [self._delta(part) for part in parts] or [Delta()] * bool(piece.tokens)
         logprobs = self._score(piece.tokens)
         scores = [logprobs, *[None] * len(deltas)]
@@ -53,14 +58,26 @@ class Answer:
     @property
     def whole(self) -> ChatChoice:
         """The whole answer."""
-        content = "".join(self._said)
-        message = AnswerMessage(
-            role="assistant", content=None if self._calls and not content else content, refusal=None
-        )
+        content, thoughts = "".join(self._said), "".join(self._thoughts)
+        silent = not content and bool(self._calls or thoughts)
+        message = AnswerMessage(role="assistant", content=None if silent else content, refusal=None)
+        if thoughts:
+            message.reasoning_content = thoughts
         if self._calls:
             message.tool_calls = self._calls
         logprobs = None if self._names is None else ChatLogprobs(content=self._logprobs, refusal=None)
         return ChatChoice(index=self._index, message=message, logprobs=logprobs, finish_reason=self._finish_reason)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens that are thinking, the marks around it included."""
+        return sum(
+            (self._generated if end is None else self._tokens_before(end)) - self._tokens_before(begin)
+            for begin, end in self._reader.thoughts
+        )
+
+    def _tokens_before(self, character: int) -> int:
+        return self._origins[character - 1] + 1 if character else 0
 
     def _chunk(self, delta: Delta, logprobs: ChatLogprobs | None) -> ChatChunkChoice:
         return ChatChunkChoice(index=self._index, delta=delta, logprobs=logprobs, finish_reason=None)
@@ -76,6 +93,9 @@ class Answer:
             case Said(text=text):
                 self._said.append(text)
                 return Delta(content=text)
+            case Thought(text=text):
+                self._thoughts.append(text)
+                return Delta(reasoning_content=text)
             case CallBegun(index=index, name=name):
                 call = ToolCall(
                     id=f"call_{uuid.uuid4().hex}", type="function", function=CalledFunction(name=name, arguments="")

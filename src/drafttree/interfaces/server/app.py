@@ -12,6 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 import drafttree
 from drafttree.engine.decoder import Decoder
 from drafttree.interfaces.server import chat_routes, completion_routes, service_routes, token_routes
+from drafttree.interfaces.server.allowed_hosts import AllowedHosts
 from drafttree.interfaces.server.anthropic import routes as anthropic
 from drafttree.interfaces.server.errors import ErrorReply, add_error_handlers
 from drafttree.interfaces.server.middleware import ApiKey, BodyLimit, ClientPresence, refuse
@@ -54,7 +55,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 def _middleware(serving: ServingContext) -> list[Middleware]:
     """What every request passes, the outermost first."""
-    settings, found = serving.settings, []
+    settings = serving.settings
+    found = [Middleware(AllowedHosts, hosts=settings.allowed_hosts)]
     if settings.cors:
         allowed = {"allow_origins": settings.cors, "allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
         found.append(Middleware(CORSMiddleware, **allowed))

@@ -9,6 +9,7 @@ from typing import Any
 from drafttree.engine.batching import Handle
 from drafttree.engine.generation import Chunk
 from drafttree.engine.metrics import Metrics, Round
+from drafttree.interfaces.server.answer import Answer
 from drafttree.interfaces.server.errors import ServerError
 from drafttree.interfaces.server.protocol.replies import CompletionTokensDetails, PromptTokensDetails, Usage
 from drafttree.interfaces.server.serving import ServingContext
@@ -22,6 +23,9 @@ class Choices:
         prompts: token ids of each prompt.
         handles: one for each text, as many for each prompt, those of the first prompt first.
         wanted: False where the reply has no text, only what is known of the prompts.
+
+    Attributes:
+        answers: what reads the texts and knows which tokens are thinking; none where nothing does.
     """
 
     def __init__(self, prompts: Sequence[list[int]], handles: Sequence[Handle], *, wanted: bool = True) -> None:
@@ -29,6 +33,7 @@ class Choices:
         self._texts = [TextPieces(wanted=wanted) for _ in handles]
         self._drafted = [DraftedTokens(handle.metrics.rounds) for handle in handles]
         self._generated = self._accepted = 0
+        self.answers: Sequence[Answer] = ()
 
     @classmethod
     async def submit(
@@ -101,6 +106,7 @@ class Choices:
             completion_tokens_details=CompletionTokensDetails(
                 accepted_prediction_tokens=self._accepted,
                 rejected_prediction_tokens=max(drafted - self._accepted, 0),
+                reasoning_tokens=sum(answer.reasoning_tokens for answer in self.answers),
             ),
         )
 
@@ -130,15 +136,15 @@ class DraftedTokens:
 
 async def _merged(handles: Sequence[Handle]) -> AsyncGenerator[tuple[int, Chunk]]:
     """The chunks of all handles as they come, each with the place of its handle."""
-    news: asyncio.Queue[tuple[int, Chunk] | Exception | None] = asyncio.Queue()
+    news: asyncio.Queue[tuple[int, Chunk] | Exception | None] = asyncio.Queue(1)  # the rest waits in the handles
 
     async def read(place: int, handle: Handle) -> None:
         try:
             async for chunk in handle:
-                news.put_nowait((place, chunk))
-            news.put_nowait(None)
+                await news.put((place, chunk))
+            await news.put(None)
         except Exception as error:
-            news.put_nowait(error)
+            await news.put(error)
 
     readers = [asyncio.create_task(read(place, handle)) for place, handle in enumerate(handles)]
     try:

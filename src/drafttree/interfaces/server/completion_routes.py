@@ -14,14 +14,15 @@ from drafttree.interfaces.server.choices import Choices
 from drafttree.interfaces.server.engine_options import engine_options, seeds
 from drafttree.interfaces.server.protocol.replies import Completion, CompletionChoice, CompletionLogprobs
 from drafttree.interfaces.server.protocol.requests import CompletionRequest
-from drafttree.interfaces.server.reply import Reply, reply_head
+from drafttree.interfaces.server.reply import STREAMED, Reply, reply_head
+from drafttree.interfaces.server.reply_grammar import outputs_grammar
 from drafttree.interfaces.server.serving import Serving, ServingContext
 from drafttree.interfaces.server.text_pieces import Piece, ScoredToken, TokenNames, scored_tokens
 
 router = APIRouter(prefix="/v1/completions", tags=["completions"])
 
 
-@router.post("", response_model=Completion)
+@router.post("", response_model=Completion, responses=STREAMED)
 async def complete(request: CompletionRequest, serving: Serving) -> Response:
     """Continue texts, at once or as a stream of chunks."""
     serving.check_model(request.model)
@@ -38,10 +39,12 @@ async def complete(request: CompletionRequest, serving: Serving) -> Response:
 def _prepare(request: CompletionRequest, serving: ServingContext) -> tuple[list[list[int]], list[dict[str, Any]]]:
     """The token ids of the prompts, and the options of their texts."""
     decoder, logprobs = serving.decoder, request.wanted_logprobs
-    prompts = [encode(prompt, decoder.tokenizer, decoder.target.vocab_size) for prompt in request.prompt]
+    vocab, context = decoder.target.vocab_size, decoder.target.context
+    prompts = [encode(prompt, decoder.tokenizer, vocab, context) for prompt in request.prompt]
     wanted = {"logprobs": logprobs, "prompt_logprobs": logprobs if request.echo else None}
     limit = max(request.limit, 1)
-    return prompts, [engine_options(request, decoder, len(tokens), limit) | wanted for tokens in prompts]
+    grammar = request.structured_outputs and outputs_grammar(request.structured_outputs)
+    return prompts, [engine_options(request, decoder, len(tokens), limit, grammar) | wanted for tokens in prompts]
 
 
 def _echo(request: CompletionRequest, place: int, tokens: list[int], serving: ServingContext) -> "EchoedPrompt | None":

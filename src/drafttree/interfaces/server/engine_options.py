@@ -1,33 +1,21 @@
-"""The engine's options for a request, and the grammar that its texts must follow."""
+"""The engine's options for a request."""
 
-import json
 from collections.abc import Iterable
 from typing import Any
 
 from drafttree.engine.decoder import Decoder
 from drafttree.interfaces.server.errors import ServerError
 from drafttree.interfaces.server.grammar_process import WantedGrammar
-from drafttree.interfaces.server.protocol.messages import NamedTool
-from drafttree.interfaces.server.protocol.request_fields import (
-    INT64,
-    JsonObjectFormat,
-    JsonSchemaFormat,
-    SamplingFields,
-    SeveralTexts,
-    StructuredOutputs,
-)
-from drafttree.interfaces.server.protocol.requests import ChatRequest
-from drafttree.interfaces.server.tool_calls import BEGIN, BETWEEN, call_format
+from drafttree.interfaces.server.protocol.request_fields import INT64, SamplingFields, SeveralTexts
 
-MAX_LENGTH = 32_768
-"""Characters of a grammar; xgrammar takes seconds for 100,000 of some schemas, and more than their square."""
-ANY_OBJECT = {"type": "object"}
 DEFAULT_LIMIT = 2048
 """Tokens of an answer at most where neither the request nor the model says."""
 SAME_NAMES = ("top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "ignore_eos", "stop")
 
 
-def engine_options(request: SamplingFields, decoder: Decoder, prompt_length: int, wanted: int | None) -> dict[str, Any]:
+def engine_options(
+    request: SamplingFields, decoder: Decoder, prompt_length: int, wanted: int | None, grammar: WantedGrammar | None
+) -> dict[str, Any]:
     """The options of a prompt's texts, all but their seeds; their grammar is yet to be compiled.
 
     Args:
@@ -35,10 +23,10 @@ def engine_options(request: SamplingFields, decoder: Decoder, prompt_length: int
         decoder: the decoder of the served model.
         prompt_length: tokens of the prompt.
         wanted: tokens of a text at most, None where the request does not say.
+        grammar: the grammar that the texts must follow, None for any text.
 
     Raises:
-        ServerError: a token id is outside the vocabulary, the grammar is too long, or prompt and text do not fit into
-            the model's context.
+        ServerError: a token id is outside the vocabulary, or prompt and text do not fit into the model's context.
     """
     limit = _limit(wanted, prompt_length, decoder)
     options = {name: value for name in SAME_NAMES if (value := getattr(request, name)) is not None}
@@ -47,8 +35,8 @@ def engine_options(request: SamplingFields, decoder: Decoder, prompt_length: int
     options["temperature"] = adopted if request.temperature is None else request.temperature
     if request.top_k is not None:
         options["top_k"] = max(request.top_k, 0)
-    if form := reply_grammar(request):
-        options["grammar"] = form
+    if grammar is not None:
+        options["grammar"] = grammar
     return options | _token_options(request, decoder, limit)
 
 
@@ -105,71 +93,3 @@ def check_tokens(field: str, tokens: Iterable[int], decoder: Decoder) -> None:
     if wrong := next((token for token in tokens if token >= vocab), None):
         message = f"{field}: token id {wrong} is outside the vocabulary of {vocab}"
         raise ServerError(400, message, param=field)
-
-
-def reply_grammar(request: SamplingFields) -> WantedGrammar | None:
-    """The grammar that the texts of a request must follow, None for any text.
-
-    Raises:
-        ServerError: it is too long.
-    """
-    if request.structured_outputs:
-        return _of_outputs(request.structured_outputs)
-    if not isinstance(request, ChatRequest):
-        return None
-    schema = _schema(request)
-    if request.callable_tools:
-        return WantedGrammar("structural_tag", _dump(_with_calls(request, schema), "tools"), "tools")
-    field = "response_format"
-    return None if schema is None else WantedGrammar("json_schema", _dump(schema, field), field)
-
-
-def _schema(request: ChatRequest) -> dict[str, Any] | None:
-    """The schema of what is said."""
-    match request.response_format:
-        case JsonObjectFormat():
-            return ANY_OBJECT
-        case JsonSchemaFormat(json_schema=named):
-            return named.body
-    return None
-
-
-def _with_calls(request: ChatRequest, schema: dict[str, Any] | None) -> dict[str, Any]:
-    """Calls of tools, or what is said unless a call is a must."""
-    tags = [call_format(name, tool) for name, tool in request.callable_tools.items()]
-    single = request.parallel_tool_calls is False or isinstance(request.tool_choice, NamedTool)
-    counts = {"at_least_one": True, "stop_after_first": single}
-    calls = {"type": "tags_with_separator", "tags": tags, "separator": BETWEEN, **counts}
-    if request.must_call:
-        return calls
-    if schema is not None:
-        return {"type": "or", "elements": [{"type": "json_schema", "json_schema": schema}, calls]}
-    return {"type": "triggered_tags", "triggers": [BEGIN], "tags": tags, "stop_after_first": single}
-
-
-def _of_outputs(outputs: StructuredOutputs) -> WantedGrammar:
-    field = "structured_outputs"
-    if outputs.regex is not None:
-        return WantedGrammar("regex", _short(outputs.regex, field), field)
-    if outputs.grammar is not None:
-        return WantedGrammar("ebnf", _short(outputs.grammar, field), field)
-    if outputs.choice is not None:
-        return WantedGrammar("json_choice", _dump(outputs.choice, field), field)
-    schema = ANY_OBJECT if outputs.json_schema is None else outputs.json_schema
-    text = _short(schema, field) if isinstance(schema, str) else _dump(schema, field)
-    return WantedGrammar("json_schema", text, field)
-
-
-def _dump(value: Any, field: str) -> str:
-    """A part of a request as JSON text."""
-    try:
-        return _short(json.dumps(value, allow_nan=False), field)
-    except (ValueError, RecursionError) as error:
-        raise ServerError(400, f"{field} is no JSON: {error}", param=field) from None
-
-
-def _short(text: str, field: str) -> str:
-    if len(text) > MAX_LENGTH:
-        message = f"{field} has {len(text)} characters as JSON; give at most {MAX_LENGTH}"
-        raise ServerError(400, message, param=field)
-    return text

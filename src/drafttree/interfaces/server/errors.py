@@ -1,6 +1,8 @@
 """Errors as OpenAI's API words them, `{"error": {message, type, param, code}}`, or Anthropic's on its routes."""
 
+import json
 import logging
+import sys
 import uuid
 from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -140,7 +142,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
     async def answer_http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        return _of_http(error, request).response_to(request.url.path)
+        return (await _of_http(error, request)).response_to(request.url.path)
 
     app.add_exception_handler(RequestValidationError, answer_invalid)
     app.add_exception_handler(HTTPException, answer_http)
@@ -148,16 +150,37 @@ def add_error_handlers(app: FastAPI) -> None:
         app.add_exception_handler(kind, answer)
 
 
-def _of_http(error: HTTPException, request: Request) -> ServerError:
+async def _of_http(error: HTTPException, request: Request) -> ServerError:
     """An error of the framework's; it says little of why it could not read a body."""
     match error.__cause__:
         case UnicodeDecodeError():
             return ServerError(400, "the body is no UTF-8 text", code="invalid_utf8")
         case RecursionError():
             return ServerError(400, "the body is nested too deeply", code="invalid_json")
+        case ValueError():
+            place = ".".join(map(str, _place_of_long_integer(await request.body())))
+            what = f"this is an integer of more than {sys.get_int_max_str_digits()} digits, which is not read"
+            return ServerError(400, f"{place or 'the body'}: {what}", param=place or None, code="int_parsing_size")
     message = f"{error.detail}: {request.method} {request.url.path}"
     code = STATUS_CODES.get(error.status_code)
     return ServerError(error.status_code, message, code=code, headers=error.headers)
+
+
+def _place_of_long_integer(body: bytes) -> tuple[str | int, ...]:
+    """The steps to an integer that Python's parser refuses; none where what comes behind it is no JSON."""
+    most, long = sys.get_int_max_str_digits(), object()
+    try:
+        found = json.loads(body, parse_int=lambda digits: long if len(digits.lstrip("-")) > most else 0)
+    except (ValueError, RecursionError):
+        return ()
+    waiting: list[tuple[tuple[str | int, ...], Any]] = [((), found)]
+    while waiting:
+        place, part = waiting.pop()
+        if part is long:
+            return place
+        steps = part.items() if isinstance(part, dict) else enumerate(part) if isinstance(part, list) else ()
+        waiting += [((*place, step), value) for step, value in steps]
+    return ()
 
 
 def _of_validation(error: RequestValidationError) -> ServerError:

@@ -1,5 +1,6 @@
 """The life of a server: it listens, serves, and lets running texts finish before it ends."""
 
+import asyncio
 import os
 import socket
 import time
@@ -11,12 +12,22 @@ from fastapi import FastAPI
 
 from drafttree.core.errors import ConfigError
 from drafttree.engine.compatibility import precision_of
+from drafttree.interfaces.server.connection import Connection
 from drafttree.interfaces.server.serving import Admission, ServingContext
 
-GRACE = 5
-"""Seconds that connections have to end once all texts have been sent."""
-PATIENCE = 30
-"""Seconds that clients have to read what was written for them once nothing more is being written."""
+LONG = 10.0
+"""Seconds from which on a grace is long; in a shorter one the next three times are shorter in proportion."""
+ENDING, LEAVING = 4.0, 3.0
+"""Seconds before the end at which texts are ended where they are, and at which nobody is waited for any more.
+
+Python itself takes a second to end behind torch and transformers, and longer on a machine that is busy.
+"""
+LAST_WORDS = 0.5
+"""Seconds that connections have to end once nothing is written any more."""
+AHEAD = 128 << 10
+"""Bytes that the system takes for each client ahead of what it reads; by itself it would take megabytes."""
+STUCK = 5
+"""Seconds that the rest may take; there is none, unless something does not end when it is told to."""
 
 
 class DrainingServer(uvicorn.Server):
@@ -25,19 +36,21 @@ class DrainingServer(uvicorn.Server):
     Args:
         config: the settings of uvicorn.
         admission: knows which texts run.
+        grace: seconds from the first signal to the end; texts that still run then end where they are.
         tell: is called with a line for the user about what happens.
     """
 
-    def __init__(self, config: uvicorn.Config, admission: Admission, tell: Callable[[str], None]) -> None:
+    def __init__(self, config: uvicorn.Config, admission: Admission, grace: float, tell: Callable[[str], None]) -> None:
         super().__init__(config)
-        self._admission, self._tell = admission, tell
+        self._admission, self._grace, self._tell = admission, grace, tell
+        self._pace = min(grace / LONG, 1)
         self._told = False
-        self._written: float | None = None
+        self._begun = 0.0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Take a signal."""
         if not self._admission.draining:
-            self._admission.draining = True
+            self._admission.draining, self._begun = True, time.monotonic()
             return
         self._admission.cancel_all()
         super().handle_exit(sig, frame)
@@ -47,16 +60,20 @@ class DrainingServer(uvicorn.Server):
         if self._admission.draining:
             self._say_that_it_drains()
             self._admission.refuse_preparing()
-            self.should_exit = self.should_exit or self._is_done()
+            left = self._begun + self._grace - time.monotonic()
+            if left < ENDING * self._pace:
+                self._admission.cancel_all()
+            self.should_exit |= not self._admission.busy or left < LEAVING * self._pace
         return await super().on_tick(counter)
 
-    def _is_done(self) -> bool:
-        """Whether all texts were sent, or have been written for so long that nobody seems to read them."""
-        if self._admission.open:
-            self._written = None
-            return False
-        self._written = self._written or time.monotonic()
-        return not self._admission.busy or time.monotonic() - self._written > PATIENCE
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End all connections, by force where they do not end soon by themselves."""
+        asyncio.get_running_loop().call_later(LAST_WORDS * self._pace, self._leave)
+        await super().shutdown(sockets)
+
+    def _leave(self) -> None:
+        for connection in tuple(self.server_state.connections):
+            connection.transport.abort()
 
     def _say_that_it_drains(self) -> None:
         if self._admission.busy and not self._told:
@@ -75,6 +92,7 @@ def listen(host: str, port: int) -> socket.socket:
         found = socket.socket(family, kind, protocol)
         if os.name == "posix":  # elsewhere it would let two servers share a port
             found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, AHEAD)
         found.bind(address)
     except OSError as error:
         raise _unavailable(host, port, error) from None
@@ -93,9 +111,6 @@ def run(app: FastAPI, listener: socket.socket, tell: Callable[[str], None]) -> N
         ConfigError: another server has begun to listen at the address.
     """
     serving: ServingContext = app.state.serving
-    config = uvicorn.Config(
-        app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=GRACE
-    )
     host, port = listener.getsockname()[:2]
     try:
         listener.listen()
@@ -103,7 +118,21 @@ def run(app: FastAPI, listener: socket.socket, tell: Callable[[str], None]) -> N
         raise _unavailable(host, port, error) from None
     model = f"{serving.model_name} in {precision_of(serving.decoder.target)}"
     tell(f"serving {model} at {address(host, port)} ({serving.decoder.fidelity.words})")
-    DrainingServer(config, serving.admission, tell).run(sockets=[listener])
+    make_server(app, tell).run(sockets=[listener])
+
+
+def make_server(app: FastAPI, tell: Callable[[str], None]) -> DrainingServer:
+    """The server of an application; arguments as for `run`."""
+    config = uvicorn.Config(
+        app,
+        http=Connection,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=STUCK,
+    )
+    serving: ServingContext = app.state.serving
+    return DrainingServer(config, serving.admission, serving.settings.grace, tell)
 
 
 def address(host: str, port: int) -> str:

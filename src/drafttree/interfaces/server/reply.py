@@ -22,6 +22,13 @@ from drafttree.interfaces.server.text_pieces import Piece
 
 FINGERPRINT = f"drafttree-{drafttree.__version__}"
 DONE = "[DONE]"
+STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The whole reply, or server-sent events where the request has `stream`",
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    }
+}
+"""What a route's description has besides the type of its whole replies."""
 
 
 def reply_head(kind: str, request: SamplingFields, serving: ServingContext) -> dict[str, Any]:
@@ -67,16 +74,18 @@ class Reply:
         texts: the same texts as the reply has them.
         chunk_of: makes a chunk of `choices` and perhaps `usage`.
         whole_of: makes the whole reply of the same.
+        reads_thoughts: whether thinking that is sent back has an effect.
     """
 
     choices: Choices
     texts: Sequence[ReplyText]
     chunk_of: Callable[..., ReplyModel]
     whole_of: Callable[..., ReplyModel]
+    reads_thoughts: bool = False
 
     async def response(self, request: SeveralTexts) -> Response:
         """The response to a request, which may want a stream."""
-        headers = _warning(request)
+        headers = _warning(request, self.reads_thoughts)
         if request.stream:
             return stream_response(self._events(request.stream_options or StreamOptions()), headers)
         async with aclosing(self.choices.read()) as pieces:
@@ -143,15 +152,17 @@ class EventReply:
         choices: the text as the engine writes it.
         text: the same text as the reply has it.
         headers: of the response.
+        reads_thoughts: whether thinking that is sent back has an effect.
     """
 
     choices: Choices
     text: EventText
     headers: dict[str, str] = field(default_factory=dict)
+    reads_thoughts: bool = False
 
     async def response(self, request: SamplingFields) -> Response:
         """The response to a request, which may want a stream."""
-        headers = self.headers | _warning(request)
+        headers = self.headers | _warning(request, self.reads_thoughts)
         if request.stream:
             return stream_response(self._events(), headers)
         async with aclosing(self.choices.read()) as pieces:
@@ -176,9 +187,9 @@ def _event(event: EventModel) -> dict[str, str]:
     return {"event": event.type, "data": event.json_text()}
 
 
-def _warning(request: SamplingFields) -> dict[str, str]:
+def _warning(request: SamplingFields, reads_thoughts: bool) -> dict[str, str]:
     """The header that names the fields of a request that have no effect, none where all have one."""
-    names = ", ".join(sorted(set(request.without_effect())))
+    names = ", ".join(sorted(set(request.without_effect(reads_thoughts=reads_thoughts))))
     return {"Warning": f'299 drafttree "without effect: {names}"'} if names else {}
 
 

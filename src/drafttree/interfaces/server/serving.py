@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
@@ -14,6 +15,8 @@ from drafttree.engine.batching import Engine, Handle
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.pass_recording import record_passes
 from drafttree.engine.prompt import Prompt
+from drafttree.interfaces.server.dialect.families import AUTO, check_parsers
+from drafttree.interfaces.server.dialect.model_dialect import Dialect
 from drafttree.interfaces.server.errors import ServerError
 from drafttree.interfaces.server.grammars import Grammars
 from drafttree.interfaces.server.metrics import ServerMetrics
@@ -34,7 +37,11 @@ class ServerSettings:
         grammar_timeout: seconds that compiling the grammar of a request may take.
         prefix_tokens: as for `Engine`.
         max_body_bytes: the largest body of a request, in bytes.
+        grace: seconds from the signal that ends the server to its end.
+        allowed_hosts: the hosts, without port, that requests may name as this server's; "*" for any.
         other_names: further names by which requests may call the model.
+        tool_parser: the form of calls of tools by its name; "auto" for the chat template's own, "none" to read none.
+        reasoning_parser: likewise, the marks of thinking.
     """
 
     model_name: str
@@ -46,7 +53,11 @@ class ServerSettings:
     grammar_timeout: float = 30
     prefix_tokens: int | None = None
     max_body_bytes: int = 4 << 20
+    grace: float = 10.0
+    allowed_hosts: tuple[str, ...] = ("*",)
     other_names: tuple[str, ...] = ()
+    tool_parser: str = AUTO
+    reasoning_parser: str = AUTO
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -61,6 +72,8 @@ class ServerSettings:
 
 RETRY_AFTER = 1
 """Seconds after which a request that was refused may come again."""
+MAX_UNREAD = 64
+"""Rounds of a text that wait for its client; then the text waits."""
 
 
 class Admission:
@@ -121,7 +134,8 @@ class Admission:
     def refuse_preparing(self) -> None:
         """End the requests that a server which shuts down would refuse as soon as they are prepared."""
         for preparing in self._preparing:
-            preparing.reschedule(0)
+            if not preparing.expired():  # else it is ending already, which may take longer than until the next call
+                preparing.reschedule(0)
 
     async def submit(self, prompt: Prompt, *, to: Callable[..., Handle] | None = None, **options: Any) -> Handle:
         """Submit a text; reading its prompt and compiling its grammar hold up nobody.
@@ -138,7 +152,8 @@ class Admission:
         self.check()
         begun = time.perf_counter()
         self._submitting += 1
-        submitting = asyncio.ensure_future(asyncio.to_thread(to or self._engine.submit, prompt, **options))
+        submit = partial(to or self._engine.submit, prompt, max_unread=MAX_UNREAD, **options)
+        submitting = asyncio.ensure_future(asyncio.to_thread(submit))
         submitting.add_done_callback(self._count)
         try:
             handle = await asyncio.shield(submitting)
@@ -210,10 +225,16 @@ class ServingContext:
         metrics: counts the texts and takes their times.
         admission: lets requests into the engine.
         grammars: compiles the grammars of requests.
+        dialect: how the model writes thinking and calls of tools.
+
+    Raises:
+        ConfigError: the settings name a parser that is none.
     """
 
     def __init__(self, decoder: Decoder, settings: ServerSettings) -> None:
+        check_parsers(settings.tool_parser, settings.reasoning_parser)
         self.decoder, self.settings = decoder, settings
+        self.dialect = Dialect.of(decoder.tokenizer, settings.tool_parser, settings.reasoning_parser)
         self.engine = Engine(decoder, max_batch=settings.max_batch, prefix_tokens=settings.prefix_tokens)
         record_passes(decoder, settings.max_batch, self.engine.memory.rows)
         self.metrics = ServerMetrics(self.engine, settings.model_name)

@@ -35,6 +35,7 @@ class Piece:
         accepted: how many of them were drafted.
         prompt: log-probabilities of the prompt's tokens after the first, in the first piece if they are wanted.
         stopped_by: the stop string that ended the text, in the last piece; None where something else did.
+        origins: per character, the place in the text of the token that completed it.
     """
 
     text: str
@@ -44,6 +45,7 @@ class Piece:
     accepted: int = 0
     prompt: Logprobs | None = None
     stopped_by: str | None = None
+    origins: Sequence[int] = ()
 
 
 class TextPieces:
@@ -80,7 +82,8 @@ class TextPieces:
         if reason == "length":
             tokens += self._held
         drafted = sum(chunk.drafted)
-        return Piece(chunk.text, tokens, reason, len(chunk.tokens), drafted, chunk.prompt_logprobs, chunk.stopped_by)
+        told = (chunk.prompt_logprobs, chunk.stopped_by, chunk.origins)
+        return Piece(chunk.text, tokens, reason, len(chunk.tokens), drafted, *told)
 
 
 def scored_tokens(

@@ -5,7 +5,9 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from drafttree.interfaces.server.chat_routes import read_prompt
+from drafttree.engine.prompt_length import check_characters
+from drafttree.interfaces.server.chat_prompt import read_prompt
+from drafttree.interfaces.server.dialect.model_dialect import Dialect
 from drafttree.interfaces.server.engine_options import check_tokens
 from drafttree.interfaces.server.errors import ServerError
 from drafttree.interfaces.server.protocol.tokens import (
@@ -24,9 +26,9 @@ async def tokenize(request: TokenizeRequest, serving: Serving) -> TokenizeReply:
     """The tokens of a text, or of a conversation up to where the next answer begins."""
     serving.check_model(request.model)
     tokenizer = _tokenizer(serving)
-    tokens = await asyncio.to_thread(_tokens, request, tokenizer)
-    names = tokenizer.convert_ids_to_tokens(tokens) if request.return_token_strs else None
     context = serving.decoder.target.context
+    tokens = await asyncio.to_thread(_tokens, request, tokenizer, serving.dialect, context)
+    names = tokenizer.convert_ids_to_tokens(tokens) if request.return_token_strs else None
     return TokenizeReply(count=len(tokens), max_model_len=context, tokens=tokens, token_strs=names)
 
 
@@ -38,10 +40,12 @@ async def detokenize(request: DetokenizeRequest, serving: Serving) -> Detokenize
     return DetokenizeReply(prompt=await asyncio.to_thread(_tokenizer(serving).decode, request.tokens))
 
 
-def _tokens(request: TokenizeRequest, tokenizer: Any) -> list[int]:
+def _tokens(request: TokenizeRequest, tokenizer: Any, dialect: Dialect, context: int | None) -> list[int]:
     if request.chat:
-        return read_prompt(request.chat, tokenizer)
-    return list(tokenizer(request.prompt, add_special_tokens=request.add_special_tokens is not False)["input_ids"])
+        return read_prompt(request.chat, tokenizer, dialect, context)
+    text = request.prompt or ""
+    check_characters(text, tokenizer, context)
+    return list(tokenizer(text, add_special_tokens=request.add_special_tokens is not False)["input_ids"])
 
 
 def _tokenizer(serving: ServingContext) -> Any:

@@ -1,12 +1,11 @@
 """The stream that the page reads: its text, its rounds and its figures are the engine's; it leaves nothing behind."""
 
-import time
-
 import httpx
 import pytest
 
 from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.serving import ServerSettings
+from helpers.held_server import wait_until
 from helpers.live_server import serving
 from helpers.playground import PROMPT, STREAM, playground_decoder, read_events
 
@@ -120,11 +119,8 @@ def test_what_cannot_be_written_is_refused_in_words(address, asked, message):
 def test_who_goes_away_leaves_no_request_behind(app, address):
     with httpx.stream("POST", address + STREAM, json={"prompt": PROMPT, "max_tokens": 1900}, timeout=60) as response:
         next(response.iter_text())
-    metrics, deadline = app.state.drafting.metrics, time.monotonic() + 30
-    while (metrics.running or metrics.waiting) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert (metrics.running, metrics.waiting) == (0, 0)
-    assert metrics.cancelled == 1
+    metrics = app.state.drafting.metrics
+    wait_until(lambda: (metrics.cancelled, metrics.running, metrics.waiting) == (1, 0, 0))
 
 
 def test_a_failure_while_a_text_is_written_ends_its_stream_with_an_error(app, address, monkeypatch):

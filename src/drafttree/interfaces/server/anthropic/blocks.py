@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from drafttree.interfaces.server.protocol.messages import ContentPart, FunctionCall, Message, ToolCallParam
 from drafttree.interfaces.server.protocol.request_fields import (
     NO_EFFECT,
+    THOUGHT,
     JsonObject,
     NotServed,
     RequestModel,
@@ -69,15 +70,15 @@ class ToolResultBlock(RequestModel):
 
 
 class ThinkingBlock(RequestModel):
-    """What a model has thought, which no later answer is told."""
+    """What a model has thought before it answered."""
 
     type: Literal["thinking"]
-    thinking: Annotated[str, NO_EFFECT]
+    thinking: Annotated[str, THOUGHT]
     signature: str | None = None
 
 
 class RedactedThinkingBlock(RequestModel):
-    """The same, unreadable."""
+    """The same, unreadable, so that no later answer is told."""
 
     type: Literal["redacted_thinking"]
     data: Annotated[str, NO_EFFECT]
@@ -113,10 +114,13 @@ class Turn(RequestModel):
         """The messages of a chat that it stands for: results of tools are messages of their own."""
         texts: list[TextBlock] = []
         calls: list[ToolCallParam] = []
+        thoughts: list[str] = []
         for block in self.content:
             match block:
                 case TextBlock():
                     texts.append(block)
+                case ThinkingBlock():
+                    thoughts.append(block.thinking)
                 case ToolUseBlock():
                     calls.append(_call(block))
                 case ToolResultBlock():
@@ -125,7 +129,10 @@ class Turn(RequestModel):
                         texts = []
                     yield Message(role="tool", content=text_parts(block.content), tool_call_id=block.tool_use_id)
         if texts or self.role == "assistant":
-            yield Message(role=self.role, content=text_parts(texts), tool_calls=calls or None)
+            thought = "\n".join(thoughts) or None
+            yield Message(
+                role=self.role, content=text_parts(texts), tool_calls=calls or None, reasoning_content=thought
+            )
 
 
 def _call(block: ToolUseBlock) -> ToolCallParam:

@@ -9,6 +9,7 @@ from drafttree.interfaces.server.answer import Answer
 from drafttree.interfaces.server.anthropic.replies import (
     BlockDelta,
     BlockEvent,
+    BlockReply,
     BlockStart,
     ErrorEvent,
     MessageDelta,
@@ -17,9 +18,11 @@ from drafttree.interfaces.server.anthropic.replies import (
     MessageUsage,
     MoreInput,
     MoreText,
+    MoreThinking,
     StopDelta,
     StopReason,
     TextBlockReply,
+    ThinkingReply,
     ToolUseReply,
 )
 from drafttree.interfaces.server.errors import ServerError
@@ -67,12 +70,23 @@ class MessageText:
 
     def _read(self, chunk: ChatChunkChoice, stopped_by: str | None) -> Iterator[EventModel]:
         """The events of a chunk of the answer."""
+        if chunk.delta.reasoning_content:
+            yield from self._think(chunk.delta.reasoning_content)
         if chunk.delta.content:
             yield from self._say(chunk.delta.content)
         for call in chunk.delta.tool_calls or ():
             yield from self._call(call)
         if chunk.finish_reason is not None:
             yield from self._end(chunk.finish_reason, stopped_by if stopped_by in self._stop_strings else None)
+
+    def _think(self, text: str) -> Iterator[EventModel]:
+        block = self._open
+        if not isinstance(block, ThinkingReply):
+            yield from self._close()
+            block = ThinkingReply(type="thinking", thinking="", signature="")
+            yield self._start(block)
+        block.thinking += text
+        yield self._delta(MoreThinking(type="thinking_delta", thinking=text))
 
     def _say(self, text: str) -> Iterator[EventModel]:
         block = self._open
@@ -105,15 +119,15 @@ class MessageText:
         yield EventModel(type="message_stop")
 
     @property
-    def _open(self) -> TextBlockReply | ToolUseReply | None:
+    def _open(self) -> BlockReply | None:
         """The block that is being written."""
         return self.whole.content[-1] if self.whole.content else None
 
-    def _start(self, block: TextBlockReply | ToolUseReply) -> BlockStart:
+    def _start(self, block: BlockReply) -> BlockStart:
         self.whole.content = [*self.whole.content, block]
         return BlockStart(type="content_block_start", index=self._index, content_block=block.model_copy())
 
-    def _delta(self, added: MoreText | MoreInput) -> BlockDelta:
+    def _delta(self, added: MoreText | MoreThinking | MoreInput) -> BlockDelta:
         return BlockDelta(type="content_block_delta", index=self._index, delta=added)
 
     def _close(self) -> Iterator[EventModel]:

@@ -15,6 +15,14 @@ class TextBlockReply(ReplyModel):
     text: str
 
 
+class ThinkingReply(ReplyModel):
+    """What is thought; it needs no signature to be sent back."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
 class ToolUseReply(ReplyModel):
     """A call that the model asks for; of one that was cut short, what can be read of its input."""
 
@@ -22,6 +30,9 @@ class ToolUseReply(ReplyModel):
     id: str
     name: str
     input: dict[str, Any]
+
+
+BlockReply = TextBlockReply | ThinkingReply | ToolUseReply
 
 
 class MessageUsage(ReplyModel):
@@ -40,7 +51,7 @@ class MessageReply(ReplyModel):
     type: Literal["message"]
     role: Literal["assistant"]
     model: str
-    content: list[TextBlockReply | ToolUseReply]
+    content: list[BlockReply]
     stop_reason: StopReason | None
     stop_sequence: str | None
     usage: MessageUsage
@@ -70,7 +81,7 @@ class BlockEvent(EventModel):
 class BlockStart(BlockEvent):
     """A block that begins."""
 
-    content_block: TextBlockReply | ToolUseReply
+    content_block: BlockReply
 
 
 class MoreText(ReplyModel):
@@ -78,6 +89,13 @@ class MoreText(ReplyModel):
 
     type: Literal["text_delta"]
     text: str
+
+
+class MoreThinking(ReplyModel):
+    """More of what is thought."""
+
+    type: Literal["thinking_delta"]
+    thinking: str
 
 
 class MoreInput(ReplyModel):
@@ -90,7 +108,7 @@ class MoreInput(ReplyModel):
 class BlockDelta(BlockEvent):
     """What is added to a block."""
 
-    delta: MoreText | MoreInput
+    delta: MoreText | MoreThinking | MoreInput
 
 
 class StopDelta(ReplyModel):

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from drafttree.interfaces.server.anthropic.blocks import DIRECT, TextBlocks, Turn, text_parts
+from drafttree.interfaces.server.dialect.model_dialect import SWITCHES
 from drafttree.interfaces.server.errors import NO_THREADS
 from drafttree.interfaces.server.protocol.messages import (
     MAX_TOOLS,
@@ -24,6 +25,7 @@ from drafttree.interfaces.server.protocol.request_fields import (
     SamplingFields,
     Schema,
     StopStrings,
+    TokenCount,
     check_kind,
     mistake,
 )
@@ -101,15 +103,16 @@ class OutputConfig(RequestModel):
 
 
 class Thinking(RequestModel):
-    """Whether the model is to think; it may do without."""
+    """Whether the model is to think; where that is adaptive, as it does by itself."""
 
-    type: Literal["disabled", "adaptive"]
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int | None, NO_EFFECT] = None
     display: Annotated[str | None, NO_EFFECT] = None
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_other_kinds(cls, thinking: Any) -> Any:
-        return check_kind(thinking, "thinking", ["disabled", "adaptive"])
+        return check_kind(thinking, "thinking", ["enabled", "disabled", "adaptive"])
 
 
 class ConversationFields(RequestModel):
@@ -126,7 +129,9 @@ class ConversationFields(RequestModel):
         None, description="auto (the default), any, a tool by name, or none; disable_parallel_tool_use for one call"
     )
     output_config: OutputConfig | None = Field(None, description="format: json_schema; effort has no effect")
-    thinking: Thinking | None = Field(None, description="disabled or adaptive; give chat_template_kwargs for more")
+    thinking: Thinking | None = Field(
+        None, description="enabled or disabled where the model's chat template knows that, or adaptive"
+    )
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="vLLM's: variables of the model's chat template, such as enable_thinking"
     )
@@ -146,8 +151,14 @@ class ConversationFields(RequestModel):
             "tool_choice": choice and choice.as_chat,
             "parallel_tool_calls": False if choice and choice.disable_parallel_tool_use else None,
             "response_format": schema and JsonSchemaFormat(type="json_schema", json_schema=schema),
-            "chat_template_kwargs": self.chat_template_kwargs,
+            "chat_template_kwargs": self._template_variables(),
         }
+
+    def _template_variables(self) -> dict[str, Any]:
+        """The variables of the chat template; those that turn thinking on and off go by other names in each family."""
+        wanted = None if self.thinking is None or self.thinking.type == "adaptive" else self.thinking.type == "enabled"
+        switched = {} if wanted is None else dict.fromkeys(SWITCHES, wanted)
+        return switched | (self.chat_template_kwargs or {})
 
 
 class CountTokensRequest(ConversationFields):
@@ -169,7 +180,7 @@ class CountTokensRequest(ConversationFields):
 class MessagesRequest(SamplingFields, ConversationFields):
     """A conversation whose next message is wanted."""
 
-    max_tokens: Annotated[int, Field(ge=1)] = Field(description="tokens at most")
+    max_tokens: TokenCount = Field(description="tokens at most")
     stop_sequences: StopStrings | None = Field(None, description="strings before which the text ends, as `stop`")
     metadata: Annotated[dict[str, Any] | None, NO_EFFECT] = Field(None, description=NOTHING_STORED)
     service_tier: Annotated[str | None, NO_EFFECT] = Field(None, description="has no effect: there is one tier")

@@ -18,6 +18,7 @@ from drafttree.interfaces.page_parts.round_packing import pack_round
 from drafttree.interfaces.server.errors import as_server_error
 from drafttree.interfaces.server.playground.drafting_engine import DraftingEngine
 from drafttree.interfaces.server.playground.page import Facts, make_page
+from drafttree.interfaces.server.protocol.request_fields import TokenCount
 from drafttree.interfaces.server.reply import stream_response
 from drafttree.interfaces.server.serving import Serving
 
@@ -62,7 +63,7 @@ class Asked(BaseModel):
 
     prompt: str | None = None
     messages: Annotated[list[PlaygroundMessage], Field(min_length=1)] | None = None
-    max_tokens: Annotated[int, Field(ge=1)] = 128
+    max_tokens: TokenCount = 128
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None

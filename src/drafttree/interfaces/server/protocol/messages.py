@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator
 from drafttree.interfaces.server.protocol.request_fields import (
     NAME,
     NO_EFFECT,
+    THOUGHT,
     NotServed,
     RequestModel,
     Schema,
@@ -73,7 +74,7 @@ class Message(RequestModel):
     name: str | None = None
     tool_calls: list[ToolCallParam] | None = None
     tool_call_id: str | None = None
-    reasoning_content: Annotated[str | None, NO_EFFECT] = None
+    reasoning_content: Annotated[str | None, THOUGHT] = None
     cache_control: Annotated[object, NO_EFFECT] = None
     refusal: Annotated[object, NotServed("leave it out, or give it as content")] = None
     audio: Annotated[object, NotServed("give text")] = None
@@ -86,9 +87,14 @@ class Message(RequestModel):
             raise mistake("wrong_role", f"tool_calls belong to messages of the assistant, not of role {self.role!r}")
         if self.tool_call_id is not None and self.role != "tool":
             raise mistake("wrong_role", f"tool_call_id belongs to messages of role 'tool', not {self.role!r}")
-        if self.content is None and not self.tool_calls:
+        if self.is_thought:
             raise mistake("missing", "content is missing")
         return self
+
+    @property
+    def is_thought(self) -> bool:
+        """Whether it has nothing but what was thought."""
+        return self.content is None and not self.tool_calls
 
     @property
     def text(self) -> str | None:
@@ -97,6 +103,29 @@ class Message(RequestModel):
 
 
 Messages = Annotated[list[Message], Field(min_length=1)]
+
+
+class PromptEnd(RequestModel):
+    """The fields of a request that say where the prompt of a conversation ends."""
+
+    add_generation_prompt: bool | None = Field(
+        None, description="vLLM's: false for a prompt that ends with the last message, after which no answer begins"
+    )
+    continue_final_message: bool | None = Field(
+        None, description="vLLM's: go on with the content of the last message instead of answering it"
+    )
+
+    @model_validator(mode="after")
+    def _check_end(self) -> Self:
+        if self.add_generation_prompt and self.continue_final_message:
+            raise mistake("two_ends", "add_generation_prompt and continue_final_message cannot both be true")
+        return self
+
+    @property
+    def end_options(self) -> dict[str, bool]:
+        """The options of `render_chat`."""
+        begins, goes_on = self.add_generation_prompt is not False, bool(self.continue_final_message)
+        return {"add_generation_prompt": begins, "continue_final_message": goes_on}
 
 
 MAX_TOOLS = 128

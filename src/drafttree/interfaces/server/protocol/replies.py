@@ -28,10 +28,11 @@ class PromptTokensDetails(ReplyModel):
 
 
 class CompletionTokensDetails(ReplyModel):
-    """How many drafted tokens the target accepted into the texts, and how many it did not."""
+    """How many drafted tokens the target accepted into the texts, and how many not; how many tokens are thinking."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
+    reasoning_tokens: int
 
 
 class Usage(ReplyModel):
@@ -110,6 +111,7 @@ class AnswerMessage(ReplyModel):
     role: Literal["assistant"]
     content: str | None
     refusal: None
+    reasoning_content: str | None = None
     tool_calls: list[ToolCall] | None = None
 
 
@@ -118,6 +120,7 @@ class Delta(ReplyModel):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
     tool_calls: list[ToolCallDelta] | None = None
 
 

@@ -30,15 +30,20 @@ class RequestModel(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
-    def without_effect(self) -> Iterator[str]:
-        """The names of the fields that were given and change nothing, here and in all parts."""
+    def without_effect(self, *, reads_thoughts: bool) -> Iterator[str]:
+        """The names of the fields that were given and change nothing, here and in all parts.
+
+        Args:
+            reads_thoughts: whether the chat template reads what was thought.
+        """
         for name, field in type(self).model_fields.items():
             value = getattr(self, name)
-            if value not in (None, {}) and value is not False and NO_EFFECT in field.metadata:
+            idle = NO_EFFECT in field.metadata or (THOUGHT in field.metadata and not reads_thoughts)
+            if idle and value not in (None, {}, []) and value is not False:
                 yield name
             for part in value if isinstance(value, list) else [value]:
                 if isinstance(part, RequestModel):
-                    yield from part.without_effect()
+                    yield from part.without_effect(reads_thoughts=reads_thoughts)
 
 
 def mistake(kind: str, message: str) -> PydanticCustomError:
@@ -58,6 +63,8 @@ def check_kind(part: Any, what: str, served: Sequence[str]) -> Any:
 
 NO_EFFECT = "no effect"
 """Marks a field that changes no text; a reply's `Warning` header names those that its request has."""
+THOUGHT = "thought"
+"""Marks a field with what a model has thought before, which has no effect where the chat template does not read it."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +197,8 @@ StopStrings = Annotated[
 ]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
-TokenId = Annotated[int, Field(ge=0)]
+TokenId = Annotated[int, Field(ge=0, lt=INT64)]
+TokenCount = Annotated[int, Field(ge=1, lt=INT64)]
 
 
 class StreamOptions(RequestModel):
@@ -225,14 +233,16 @@ class SamplingFields(RequestModel):
     frequency_penalty: Penalty | None = Field(None, description="the same, for every time it has them")
     logit_bias: dict[str, Bias] | None = Field(None, description="token ids, as strings, and what is added to each")
     user: Annotated[str | None, NO_EFFECT] = Field(None, description="has no effect on a reply")
-    top_k: Annotated[int, Field(ge=-1)] | None = Field(None, description="vLLM's: the k likeliest tokens; -1 for all")
+    top_k: Annotated[int, Field(ge=-1, lt=INT64)] | None = Field(
+        None, description="vLLM's: the k likeliest tokens; -1 for all"
+    )
     min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(
         None, description="vLLM's: tokens of at least this share of the likeliest one's probability"
     )
     repetition_penalty: Annotated[float, Field(gt=0)] | None = Field(
         None, description="vLLM's: divides the logits of tokens in prompt and text"
     )
-    min_tokens: Annotated[int, Field(ge=0)] | None = Field(
+    min_tokens: Annotated[int, Field(ge=0, lt=INT64)] | None = Field(
         None, description="vLLM's: tokens before an EOS or stop token is possible"
     )
     stop_token_ids: list[TokenId] | None = Field(None, description="vLLM's: tokens that end the text, besides EOS")

@@ -6,14 +6,16 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from drafttree.interfaces.server.protocol.messages import Messages, ToolFields
+from drafttree.interfaces.server.protocol.messages import Messages, PromptEnd, ToolFields
 from drafttree.interfaces.server.protocol.request_fields import (
+    INT64,
     MAX_LOGPROBS,
     NO_EFFECT,
     NotServed,
     ResponseFormat,
     SamplingFields,
     SeveralTexts,
+    TokenCount,
     TokenId,
     mistake,
 )
@@ -22,14 +24,14 @@ NOTHING_STORED = "has no effect on a reply: nothing is stored"
 FOUND_BY_ITSELF = "has no effect on a reply: what conversations share is found by itself"
 
 
-class ChatRequest(SeveralTexts, ToolFields):
+class ChatRequest(SeveralTexts, ToolFields, PromptEnd):
     """A conversation whose next answer is wanted."""
 
     messages: Messages = Field(description="roles system, developer, user, assistant and tool; content is text")
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = Field(
+    max_completion_tokens: TokenCount | None = Field(
         None, description="tokens at most; by default what the context has room for, 2,048 at most"
     )
-    max_tokens: Annotated[int, Field(ge=1)] | None = Field(None, description="the older name of max_completion_tokens")
+    max_tokens: TokenCount | None = Field(None, description="the older name of max_completion_tokens")
     logprobs: bool | None = Field(None, description="the target model's own log-probability of every token")
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
         None, description="likeliest tokens beside each, with logprobs"
@@ -37,6 +39,9 @@ class ChatRequest(SeveralTexts, ToolFields):
     response_format: ResponseFormat | None = Field(None, description="text, json_object or json_schema")
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="vLLM's: variables of the model's chat template, such as enable_thinking"
+    )
+    reasoning_effort: str | None = Field(
+        None, description="how much is to be thought, or none, where the model's chat template knows that"
     )
     modalities: list[Literal["text"]] | None = Field(None, description="only text")
     service_tier: Annotated[str | None, NO_EFFECT] = Field(None, description="has no effect: there is one tier")
@@ -54,11 +59,8 @@ class ChatRequest(SeveralTexts, ToolFields):
     function_call: Annotated[object, NotServed("it is deprecated; give tool_choice")] = None
     moderation: Annotated[object, NotServed("there is no moderation")] = None
     prediction: Annotated[object, NotServed("the drafter predicts; start the server with --drafter lookup")] = None
-    reasoning_effort: Annotated[object, NotServed("give chat_template_kwargs where the template knows it")] = None
     web_search_options: Annotated[object, NotServed("there is no search; give a tool")] = None
     chat_template: Annotated[object, NotServed("the server's own template is used")] = None
-    add_generation_prompt: Annotated[object, NotServed("an answer always begins", (True,))] = None
-    continue_final_message: Annotated[object, NotServed("give the text to /v1/completions")] = None
     documents: Annotated[object, NotServed("give them as messages")] = None
 
     @classmethod
@@ -129,8 +131,9 @@ def _as_list(prompt: object) -> object:
         raise mistake("empty_prompt", "a prompt is empty; give at least one token")
     if any(not _is_text(each) for each in prompt if isinstance(each, str)):
         raise mistake("string_unicode", "a prompt holds half a surrogate pair, which is no text")
-    if negative := next((token for each in prompt for token in each if isinstance(token, int) and token < 0), None):
-        raise mistake("no_token_id", f"{negative} is no token id")
+    tokens = (token for each in prompt for token in each if isinstance(token, int))
+    if wrong := next((token for token in tokens if not 0 <= token < INT64), None):
+        raise mistake("no_token_id", f"{wrong if abs(wrong) < INT64 else 'a number above 64 bits'} is no token id")
     return prompt
 
 
@@ -153,7 +156,7 @@ class CompletionRequest(SeveralTexts):
     """Prompts whose continuations are wanted."""
 
     prompt: Prompts = Field(description="text, a list of texts, token ids, or a list of lists of them")
-    max_tokens: Annotated[int, Field(ge=0)] | None = Field(
+    max_tokens: Annotated[int, Field(ge=0, lt=INT64)] | None = Field(
         None, description="tokens at most, 16 by default; 0, with echo, for none"
     )
     echo: bool | None = Field(None, description="begin the text with the prompt")

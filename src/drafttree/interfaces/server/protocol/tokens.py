@@ -1,16 +1,16 @@
 """The requests to /tokenize and /detokenize, and their replies: vLLM's."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from drafttree.interfaces.server.protocol.messages import MAX_TOOLS, Messages, Tool
+from drafttree.interfaces.server.protocol.messages import MAX_TOOLS, Messages, PromptEnd, Tool
 from drafttree.interfaces.server.protocol.replies import ReplyModel
 from drafttree.interfaces.server.protocol.request_fields import NotServed, RequestModel, TokenId, mistake
 from drafttree.interfaces.server.protocol.requests import ChatRequest
 
 
-class TokenizeRequest(RequestModel):
+class TokenizeRequest(PromptEnd):
     """A text or a conversation whose tokens are wanted."""
 
     model: str | None = Field(None, description="the name of the served model, which it is by default")
@@ -23,9 +23,7 @@ class TokenizeRequest(RequestModel):
     add_special_tokens: bool | None = Field(
         None, description="as the tokenizer adds them to a text, by default; a conversation has its template's"
     )
-    add_generation_prompt: Literal[True] | None = Field(None, description="an answer always begins; only true")
     return_token_strs: bool | None = Field(None, description="tell the tokens as the vocabulary has them, too")
-    continue_final_message: Annotated[object, NotServed("give the text as prompt")] = None
     chat_template: Annotated[object, NotServed("the server's own template is used")] = None
     mm_processor_kwargs: Annotated[object, NotServed("the model reads text")] = None
 
@@ -35,6 +33,8 @@ class TokenizeRequest(RequestModel):
             raise mistake("one_form", "give either prompt or messages")
         if self.messages is None and (self.tools or self.chat_template_kwargs):
             raise mistake("no_messages", "tools and chat_template_kwargs belong to messages")
+        if self.messages is None and self.continue_final_message:
+            raise mistake("no_messages", "continue_final_message belongs to messages")
         if self.messages is not None and self.add_special_tokens:
             raise mistake("not_served", "a conversation has the special tokens of its template and no others")
         return self
@@ -44,7 +44,7 @@ class TokenizeRequest(RequestModel):
         """The conversation, None for a text."""
         if self.messages is None:
             return None
-        names = ("messages", "tools", "chat_template_kwargs")
+        names = ("messages", "tools", "chat_template_kwargs", *PromptEnd.model_fields)
         return ChatRequest.model_validate({name: getattr(self, name) for name in names})
 
 

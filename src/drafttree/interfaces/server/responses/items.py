@@ -12,7 +12,7 @@ from drafttree.interfaces.server.protocol.messages import (
     Message,
     ToolCallParam,
 )
-from drafttree.interfaces.server.protocol.request_fields import NO_EFFECT, NotServed, RequestModel, check_kind
+from drafttree.interfaces.server.protocol.request_fields import NO_EFFECT, THOUGHT, NotServed, RequestModel, check_kind
 
 DIRECT = NotServed("functions are called by the model alone", ({"type": "direct"}, ["direct"]))
 
@@ -46,6 +46,13 @@ def _content(parts: Sequence[TextPart]) -> list[ContentPart]:
     return [ContentPart(type="text", text=part.text) for part in parts]
 
 
+def _add_answer(messages: list[Message], **added: Any) -> None:
+    """Add to the assistant's message if that is the last one of a conversation, else add one."""
+    goes_on = messages and messages[-1].role == "assistant"
+    last = messages.pop() if goes_on else Message.model_construct(role="assistant")
+    messages.append(last.model_copy(update=added))
+
+
 class StoredFields(RequestModel):
     """What items of earlier responses have besides their content; nothing is stored, so it says nothing."""
 
@@ -63,7 +70,11 @@ class InputMessage(StoredFields):
 
     def add_to(self, messages: list[Message]) -> None:
         """Add it to a conversation."""
-        messages.append(Message(role=self.role, content=_content(self.content)))
+        thought = messages and messages[-1].role == "assistant" and messages[-1].is_thought
+        if self.role == "assistant" and thought:
+            _add_answer(messages, content=_content(self.content))
+        else:
+            messages.append(Message(role=self.role, content=_content(self.content)))
 
 
 class FunctionCallItem(StoredFields):
@@ -84,9 +95,8 @@ class FunctionCallItem(StoredFields):
         call = ToolCallParam(
             id=self.call_id, type="function", function=FunctionCall(name=self.name, arguments=self.arguments)
         )
-        said = messages.pop() if messages and messages[-1].role == "assistant" else None
-        calls = [*((said and said.tool_calls) or ()), call]
-        messages.append(Message(role="assistant", content=said and said.content, tool_calls=calls))
+        said = messages[-1] if messages and messages[-1].role == "assistant" else None
+        _add_answer(messages, tool_calls=[*((said and said.tool_calls) or ()), call])
 
 
 class FunctionOutputItem(StoredFields):
@@ -104,16 +114,26 @@ class FunctionOutputItem(StoredFields):
         messages.append(Message(role="tool", content=_content(self.output), tool_call_id=self.call_id))
 
 
+class ReasoningText(RequestModel):
+    """A part of what a model has thought."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
 class ReasoningItem(StoredFields):
-    """What a model has thought, which no later answer is told."""
+    """What a model has thought before it went on."""
 
     type: Literal["reasoning"]
     summary: Annotated[list[Any] | None, NO_EFFECT] = None
-    content: Annotated[list[Any] | None, NO_EFFECT] = None
+    content: Annotated[list[ReasoningText] | None, THOUGHT] = None
     encrypted_content: Annotated[str | None, NO_EFFECT] = None
 
     def add_to(self, messages: list[Message]) -> None:
-        """Add nothing to a conversation."""
+        """Add it to a conversation, as a message that has only thought and that the next item completes."""
+        if self.content:
+            thought = "".join(part.text for part in self.content)
+            messages.append(Message.model_construct(role="assistant", reasoning_content=thought))
 
 
 KINDS = ["message", "function_call", "function_call_output", "reasoning"]

@@ -37,6 +37,26 @@ class OutputCall(ReplyModel):
     arguments: str
 
 
+class ReasoningText(ReplyModel):
+    """What is thought."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class OutputReasoning(ReplyModel):
+    """What the model thinks before it goes on; nothing is summed up."""
+
+    type: Literal["reasoning"]
+    id: str
+    status: ItemStatus
+    summary: list[Any]
+    content: list[ReasoningText]
+
+
+OutputItem = OutputMessage | OutputCall | OutputReasoning
+
+
 class InputTokensDetails(ReplyModel):
     """How many of the prompt's tokens were read before, for an earlier text that begins alike."""
 
@@ -84,7 +104,7 @@ class ModelResponse(ReplyModel):
     error: ResponseFailure | None
     incomplete_details: IncompleteDetails | None
     model: str
-    output: list[OutputMessage | OutputCall]
+    output: list[OutputItem]
     usage: ResponseUsage | None
     instructions: str | None
     metadata: dict[str, str]
@@ -120,7 +140,7 @@ class ItemEvent(ResponseEvent):
     """An item that begins or has ended."""
 
     output_index: int
-    item: OutputMessage | OutputCall
+    item: OutputItem
 
 
 class WithinItemEvent(ResponseEvent):
@@ -139,7 +159,7 @@ class WithinPartEvent(WithinItemEvent):
 class PartEvent(WithinPartEvent):
     """A part of a message that begins or has ended."""
 
-    part: OutputText
+    part: OutputText | ReasoningText
 
 
 class TopScore(ReplyModel):
@@ -167,6 +187,18 @@ class TextDone(WithinPartEvent):
 
     text: str
     logprobs: list[Score]
+
+
+class ThoughtDelta(WithinPartEvent):
+    """More of what is thought."""
+
+    delta: str
+
+
+class ThoughtDone(WithinPartEvent):
+    """All that is thought."""
+
+    text: str
 
 
 class ArgumentsDelta(WithinItemEvent):

@@ -26,6 +26,7 @@ from drafttree.interfaces.server.protocol.request_fields import (
     RequestModel,
     SamplingFields,
     TextFormat,
+    TokenCount,
     mistake,
 )
 from drafttree.interfaces.server.protocol.requests import (
@@ -116,7 +117,7 @@ class ResponseRequest(SamplingFields):
 
     input: Items = Field(description="text, or messages, function calls and their outputs; content is text")
     instructions: str | None = Field(None, description="a system message before the input")
-    max_output_tokens: Annotated[int, Field(ge=1)] | None = Field(
+    max_output_tokens: TokenCount | None = Field(
         None, description="tokens at most; by default what the context has room for, 2,048 at most"
     )
     text: TextConfig | None = Field(
@@ -190,7 +191,7 @@ class ResponseRequest(SamplingFields):
         choice, form = self.tool_choice, self.text and self.text.format
         return ChatRequest.of(
             self,
-            messages=messages,
+            messages=[message for message in messages if not message.is_thought],
             max_completion_tokens=self.max_output_tokens,
             tools=self.tools and [_tool(tool) for tool in self.tools],
             tool_choice=choice.as_chat if isinstance(choice, RequestModel) else choice,

@@ -23,10 +23,13 @@ from drafttree.interfaces.server.responses.replies import (
     ItemStatus,
     ModelResponse,
     OutputCall,
+    OutputItem,
     OutputMessage,
+    OutputReasoning,
     OutputText,
     OutputTokensDetails,
     PartEvent,
+    ReasoningText,
     ResponseEvent,
     ResponseFailure,
     ResponseUsage,
@@ -34,6 +37,8 @@ from drafttree.interfaces.server.responses.replies import (
     StatusEvent,
     TextDelta,
     TextDone,
+    ThoughtDelta,
+    ThoughtDone,
     TopScore,
 )
 from drafttree.interfaces.server.text_pieces import Piece
@@ -75,12 +80,27 @@ class ResponseText:
     def _read(self, chunk: ChatChunkChoice) -> Iterator[ResponseEvent]:
         """The events of a chunk of the answer."""
         self._scores += chunk.logprobs.content if chunk.logprobs else []
+        if chunk.delta.reasoning_content is not None:
+            yield from self._think(chunk.delta.reasoning_content)
         if chunk.delta.content is not None:
             yield from self._say(chunk.delta.content)
         for call in chunk.delta.tool_calls or ():
             yield from self._call(call)
         if chunk.finish_reason is not None:
             yield from self._end(chunk.finish_reason)
+
+    def _think(self, text: str) -> Iterator[ResponseEvent]:
+        self._scores.clear()  # thinking has none
+        item = self._open
+        if not isinstance(item, OutputReasoning):
+            yield from self._close("completed")
+            item = OutputReasoning(type="reasoning", id=_new_id("rs"), status="in_progress", summary=[], content=[])
+            yield from self._add(item)
+            part = ReasoningText(type="reasoning_text", text="")
+            yield self._event(PartEvent, "content_part.added", **self._part, part=part.model_copy())
+            item.content = [part]
+        item.content[0].text += text
+        yield self._event(ThoughtDelta, "reasoning_text.delta", **self._part, delta=text)
 
     def _say(self, text: str) -> Iterator[ResponseEvent]:
         message = self._open
@@ -139,11 +159,11 @@ class ResponseText:
         yield self._status(status)
 
     @property
-    def _open(self) -> OutputMessage | OutputCall | None:
+    def _open(self) -> OutputItem | None:
         """The item that is being written."""
         return self.whole.output[-1] if self.whole.output else None
 
-    def _add(self, item: OutputMessage | OutputCall) -> Iterator[ResponseEvent]:
+    def _add(self, item: OutputItem) -> Iterator[ResponseEvent]:
         self.whole.output = [*self.whole.output, item]
         yield self._item_event("added", item)
 
@@ -154,6 +174,9 @@ class ResponseText:
                 self._take_scores(part)
                 scores = _scores(part.logprobs)
                 yield self._event(TextDone, "output_text.done", **self._part, text=part.text, logprobs=scores)
+                yield self._event(PartEvent, "content_part.done", **self._part, part=part)
+            case OutputReasoning(content=[part]) as item:
+                yield self._event(ThoughtDone, "reasoning_text.done", **self._part, text=part.text)
                 yield self._event(PartEvent, "content_part.done", **self._part, part=part)
             case OutputCall() as item:
                 done = "function_call_arguments.done"
@@ -173,7 +196,7 @@ class ResponseText:
         """Where the text that is being written stands."""
         return {**self._item, "content_index": 0}
 
-    def _item_event(self, what: str, item: OutputMessage | OutputCall) -> ItemEvent:
+    def _item_event(self, what: str, item: OutputItem) -> ItemEvent:
         index = len(self.whole.output) - 1
         return self._event(ItemEvent, f"output_item.{what}", output_index=index, item=item.model_copy())
 
@@ -209,6 +232,6 @@ def _usage(usage: Usage) -> ResponseUsage:
             cached_tokens=usage.prompt_tokens_details.cached_tokens, cache_write_tokens=0
         ),
         output_tokens=usage.completion_tokens,
-        output_tokens_details=OutputTokensDetails(reasoning_tokens=0),
+        output_tokens_details=OutputTokensDetails(reasoning_tokens=usage.completion_tokens_details.reasoning_tokens),
         total_tokens=usage.total_tokens,
     )

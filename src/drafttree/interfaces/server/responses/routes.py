@@ -8,7 +8,7 @@ from fastapi import APIRouter, Response
 
 from drafttree.interfaces.server.chat_routes import begin_answers
 from drafttree.interfaces.server.protocol.request_fields import RequestModel
-from drafttree.interfaces.server.reply import EventReply
+from drafttree.interfaces.server.reply import STREAMED, EventReply
 from drafttree.interfaces.server.responses.replies import ModelResponse
 from drafttree.interfaces.server.responses.request import ResponseRequest
 from drafttree.interfaces.server.responses.response import ResponseText
@@ -17,12 +17,12 @@ from drafttree.interfaces.server.serving import Serving, ServingContext
 router = APIRouter(prefix="/v1/responses", tags=["responses"])
 
 
-@router.post("", response_model=ModelResponse)
+@router.post("", response_model=ModelResponse, responses=STREAMED)
 async def respond(request: ResponseRequest, serving: Serving) -> Response:
     """Answer a conversation, at once or as a stream of events."""
     choices, (answer,) = await begin_answers(request.as_chat(), serving)
     text = ResponseText(answer, _head(request, serving), lambda: choices.usage)
-    return await EventReply(choices, text).response(request)
+    return await EventReply(choices, text, reads_thoughts=serving.dialect.thought_name is not None).response(request)
 
 
 def _head(request: ResponseRequest, serving: ServingContext) -> dict[str, Any]:

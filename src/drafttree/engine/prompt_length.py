@@ -1,0 +1,100 @@
+"""Refuses a text by its length in characters where no tokenizer could make it short enough, before any is asked to."""
+
+import json
+import math
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+
+from drafttree.core.errors import ContextError
+
+NORMALIZED = {"NFC": 4, "NFKC": 4, "NFD": 1, "NFKD": 1, "Lowercase": 1, "Prepend": 1, "ByteLevel": 1}
+"""Normalizers that drop no character, with the most characters that become one: a canonical composition has four."""
+SPLITTING = {"ByteLevel", "Metaspace", "Digits", "Punctuation", "Split", "UnicodeScripts", "FixedLength"}
+"""Pre-tokenizers that drop no character, unless their behavior is to remove what they split at."""
+
+
+def check_characters(text: str, tokenizer: Any, context: int | None) -> None:
+    """Refuse a text that has more tokens than a model's context, whatever they are.
+
+    A text is let through where nothing is known of the tokenizer (see `longest_token`).
+
+    Args:
+        text: what is to be tokenised.
+        tokenizer: the tokenizer of transformers.
+        context: tokens of prompt and text together, None for no limit.
+
+    Raises:
+        ContextError: names the length and the limit.
+    """
+    if context is None or len(text) < context or (longest := longest_token(tokenizer)) is None:
+        return
+    limit = longest * (context - 1)
+    if len(text) > limit and (count := _counted(text, tokenizer)) > limit:
+        raise ContextError(
+            f"the prompt has {count} characters, and the model's context of {context} tokens has room for {limit} at "
+            "most; shorten the prompt"
+        )
+
+
+@lru_cache(maxsize=4)
+def longest_token(tokenizer: Any) -> int | None:
+    """The most characters of a text that one token can stand for, whitespace beside special tokens left out.
+
+    Returns:
+        None where a token may stand for any number: the tokenizer drops characters, or has one token for all that it
+        does not know.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return None
+    normalizers, splitters = [*_parts(backend.normalizer)], [*_parts(backend.pre_tokenizer)]
+    shrinking = [_shrinking(each) for each in normalizers]
+    keeps = all(each["type"] in SPLITTING and each.get("behavior") != "Removed" for each in splitters)
+    vocabulary = backend.get_vocab(with_added_tokens=True)
+    by_byte = any(each["type"] == "ByteLevel" for each in (*normalizers, *splitters))
+    if not keeps or None in shrinking or not _knows_all(backend.model, vocabulary, by_byte=by_byte):
+        return None
+    return max(map(len, vocabulary)) * math.prod(filter(None, shrinking))
+
+
+def _parts(step: Any) -> Iterator[dict[str, Any]]:
+    """The settings of a step of a tokenizer, and of the steps in it."""
+    if step is not None:
+        yield from _flat(json.loads(step.__getstate__()))
+
+
+def _flat(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if part["type"] != "Sequence":
+        yield part
+    for each in part.get("normalizers", part.get("pretokenizers", [])):
+        yield from _flat(each)
+
+
+def _shrinking(normalizer: dict[str, Any]) -> int | None:
+    """The most characters that a normalizer makes one of, None where it may drop some."""
+    if normalizer["type"] != "Replace":
+        return NORMALIZED.get(normalizer["type"])
+    replaced = normalizer["pattern"].get("String")
+    return 1 if replaced and len(normalizer["content"]) >= len(replaced) else None
+
+
+def _knows_all(model: Any, vocabulary: dict[str, int], *, by_byte: bool) -> bool:
+    """Whether no character is dropped, and none shares the token of unknown ones with others."""
+    if not isinstance(model, BPE):
+        return False
+    if by_byte:
+        return vocabulary.keys() >= {*ByteLevel.alphabet()}
+    if model.byte_fallback and all(f"<0x{byte:02X}>" in vocabulary for byte in range(256)):
+        return True
+    return model.unk_token is not None and not model.fuse_unk
+
+
+def _counted(text: str, tokenizer: Any) -> int:
+    """The characters of a text; where a special token takes the whitespace beside it, those that are none."""
+    added = tokenizer.backend_tokenizer.get_added_tokens_decoder().values()
+    strips = any(token.lstrip or token.rstrip for token in added)
+    return sum(map(len, text.split())) if strips else len(text)

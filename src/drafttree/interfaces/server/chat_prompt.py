@@ -1,0 +1,121 @@
+"""Conversations as prompts, in the words of the model's chat template."""
+
+import inspect
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from drafttree.engine.chat import render_chat
+from drafttree.interfaces.server.dialect.arguments import written_arguments
+from drafttree.interfaces.server.dialect.families import HERMES, CallForm
+from drafttree.interfaces.server.dialect.model_dialect import SWITCHES, Dialect
+from drafttree.interfaces.server.errors import ServerError
+from drafttree.interfaces.server.protocol.messages import Message, Tool, ToolCallParam
+from drafttree.interfaces.server.protocol.requests import ChatRequest
+
+TOOLS_INTRODUCTION = "You may call these functions, described by one line of JSON each:"
+HOW_TO_CALL = "To call one, write its name and arguments in this form:\n"
+OWN_ARGUMENTS = {"messages", *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters}
+"""What `apply_chat_template` itself takes or sets, so that a request may not."""
+NO_EFFORT = "none"
+
+
+def read_prompt(request: ChatRequest, tokenizer: Any, dialect: Dialect, context: int | None = None) -> list[int]:
+    """The token ids of a conversation.
+
+    A template that knows no tools is told of them by the system message, and sees calls and their results as text.
+
+    Raises:
+        ServerError: `chat_template_kwargs` has arguments that are no variables of a template, or the template knows
+            nothing of `reasoning_effort`.
+        InputError: as for `render_chat`, whose `context` is taken.
+    """
+    variables = dict(request.chat_template_kwargs or {})
+    if wrong := next((name for name in variables if name in OWN_ARGUMENTS), None):
+        raise ServerError(400, f"{wrong!r} is no variable of a chat template", param="chat_template_kwargs")
+    variables = _effort(request.reasoning_effort, dialect) | variables | request.end_options
+    tools = [] if request.tool_choice == "none" else request.tools or []
+    if native := dialect.native:
+        messages = [_native(message, dialect, native) for message in request.messages]
+        described = [tool.model_dump(exclude_none=True, exclude={"cache_control"}) for tool in tools] or None
+        return render_chat(messages, tokenizer, context, **{**variables, "tools": described})
+    messages = [_as_text(message, dialect) for message in request.messages]
+    return render_chat(_with_tools(messages, tools, dialect), tokenizer, context, **variables)
+
+
+def _effort(effort: str | None, dialect: Dialect) -> dict[str, Any]:
+    """The variables of a template that say how much is to be thought; one that knows but a switch is given that.
+
+    Raises:
+        ServerError: the template knows none of them, and thinking is asked for, or a thinking model asked for none.
+    """
+    if effort is None or (effort == NO_EFFORT and not dialect.thinking and not dialect.takes_effort):
+        return {}
+    if not dialect.takes_effort:
+        message = f"reasoning_effort is {effort!r}, but the model's chat template knows no such thing; leave it out"
+        raise ServerError(400, message, param="reasoning_effort", code="not_served")
+    return {"reasoning_effort": effort, **dict.fromkeys(SWITCHES, effort != NO_EFFORT)}
+
+
+def _role(message: Message, template: str) -> str:
+    """The role, "system" for "developer" where a template does not know that newer name."""
+    return "system" if message.role == "developer" and message.role not in template else message.role
+
+
+def _thought(message: Message, dialect: Dialect) -> dict[str, str]:
+    """What was thought before a message, for a template that reads it."""
+    name = dialect.thought_name
+    if not name or not message.reasoning_content:
+        return {}
+    if name == "thinking" and message.tool_calls and message.text:  # gpt-oss's template raises for both
+        return {}
+    return {name: message.reasoning_content}
+
+
+def _native(message: Message, dialect: Dialect, form: CallForm) -> dict[str, Any]:
+    """A message as templates that know tools want it."""
+    found: dict[str, Any] = {"role": _role(message, dialect.template), "content": message.text}
+    found |= {"name": message.name} if message.name is not None else {}
+    found |= {"tool_call_id": dialect.call_id(message.tool_call_id)} if message.tool_call_id is not None else {}
+    if message.tool_calls:
+        found["tool_calls"] = [_native_call(call, dialect, form) for call in message.tool_calls]
+    return found | _thought(message, dialect)
+
+
+def _native_call(call: ToolCallParam, dialect: Dialect, form: CallForm) -> dict[str, Any]:
+    arguments = call.function.arguments if form.template_writes_text else call.function.parsed_arguments
+    function = {"name": call.function.name, "arguments": arguments}
+    return {"id": dialect.call_id(call.id), "type": call.type, "function": function}
+
+
+def _as_text(message: Message, dialect: Dialect) -> dict[str, Any]:
+    """A message without calls and results of tools, which become text."""
+    if message.role == "tool":
+        return {"role": "user", "content": f"<tool_response>\n{message.text}\n</tool_response>"}
+    form = dialect.calls or HERMES
+    calls = [
+        (call.function.name, written_arguments(form.arguments, call.function.arguments))
+        for call in message.tool_calls or ()
+    ]
+    named = {} if message.name is None else {"name": message.name}
+    content = "\n".join(filter(None, [message.text, form.text(calls) if calls else ""]))
+    return {"role": _role(message, dialect.template), "content": content, **named, **_thought(message, dialect)}
+
+
+def _with_tools(
+    messages: Sequence[Mapping[str, Any]], tools: Iterable[Tool], dialect: Dialect
+) -> list[Mapping[str, Any]]:
+    """The messages, the first of which tells of the tools if there are any."""
+    described = [json.dumps(tool.function.model_dump(exclude_none=True, exclude={"strict"})) for tool in tools]
+    if not described:
+        return [*messages]
+    form = dialect.calls or HERMES
+    example = "{...}" if form.arguments == "json" else written_arguments(form.arguments, '{"KEY": "VALUE"}')
+    how = HOW_TO_CALL + form.text([("NAME", example)])
+    told = "\n".join([TOOLS_INTRODUCTION, *described, how])
+    first, rest = messages[0], messages[1:]
+    if first["role"] == "system":
+        return [{**first, "content": f"{first['content']}\n\n{told}"}, *rest]
+    return [{"role": "system", "content": told}, *messages]

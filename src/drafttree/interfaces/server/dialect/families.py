@@ -1,0 +1,288 @@
+"""The tables of the families: the marks of thinking, and the forms of calls.
+
+Names are vLLM's, by which `--reasoning-parser` and `--tool-parser` choose one. A family is found by its marks in the
+chat template. `{` and white space in a form stand for what models write there: perhaps more white space, or less. Its
+patterns are possessive: going back over a text of nothing but white space would take the square of its length.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, TypeVar
+
+import regex
+
+from drafttree.core.errors import ConfigError
+
+NAME = r'(?P<name>[^\s"<>\[\]{}|]{1,128})'
+"""The name of a function in a call."""
+
+
+@dataclass(frozen=True)
+class Thinking:
+    """How a family marks what it thinks.
+
+    Attributes:
+        begin: the mark before it.
+        end: the mark after it.
+        after: a regular expression of what a model writes between the end and the rest.
+        anywhere: whether a model may think again after it has said something.
+        say: the mark before what is said.
+        silent: marks that are no text.
+    """
+
+    begin: str
+    end: str
+    after: str = r"\n{0,2}"
+    anywhere: bool = False
+    say: str = ""
+    silent: tuple[str, ...] = ()
+
+    def is_told(self, template: str) -> bool:
+        """Whether a chat template has its marks."""
+        return self.begin in template
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """All marks."""
+        return self.begin, self.end, self.say, *self.silent
+
+
+Arguments = Literal["json", "qwen_xml", "glm_xml"]
+"""The kinds of arguments: one JSON object, or a pair of marks for each; the names are xgrammar's."""
+
+
+@dataclass(frozen=True)
+class CallForm:
+    """The form of a family's calls.
+
+    Attributes:
+        begin: what stands before the name of the function.
+        middle: what stands between the name and the arguments.
+        end: what stands after the arguments.
+        trigger: the beginning of `begin` that stands in no other text; a grammar waits for it.
+        told_by: texts all of which a chat template of the family has.
+        arguments: the kind of the arguments.
+        around: what stands before the first call and after the last one.
+        between: what stands between two calls; None where an answer has one call at most.
+        silent: marks beside calls that are no text.
+        template_writes_text: whether chat templates of the family take arguments as JSON text.
+        head: a regular expression of what stands before the arguments, where models write it in several ways.
+        tail: a regular expression of what stands after the arguments, likewise.
+    """
+
+    begin: str
+    middle: str
+    end: str
+    trigger: str
+    told_by: tuple[str, ...]
+    arguments: Arguments = "json"
+    around: tuple[str, str] = ("", "")
+    between: str | None = "\n"
+    silent: tuple[str, ...] = ()
+    template_writes_text: bool = False
+    head: str | None = None
+    tail: str | None = None
+
+    def is_told(self, template: str) -> bool:
+        """Whether a chat template has all of what tells the family."""
+        return all(text in template for text in self.told_by)
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """All marks."""
+        return self.begin, self.middle, self.end, *self.around, *self.silent
+
+    @cached_property
+    def first(self) -> str:
+        """A regular expression of what stands before the arguments of the first call."""
+        return _lenient(self.around[0]) + r"\s*+" * bool(self.around[0]) + self._head
+
+    @cached_property
+    def further(self) -> Any:
+        """The pattern of what stands before the arguments of a further call."""
+        return regex.compile(rf"\s*+,?\s*+{self._head}")
+
+    @cached_property
+    def after(self) -> Any:
+        """The pattern of what stands after the arguments of a call."""
+        return regex.compile(_lenient(self.end) if self.tail is None else self.tail)
+
+    @cached_property
+    def closing(self) -> Any:
+        """The pattern of what stands after the last call."""
+        return regex.compile(rf"\s*+{regex.escape(self.around[1])}")
+
+    @property
+    def _head(self) -> str:
+        if self.head:
+            return self.head
+        return _lenient(self.begin) + NAME + _lenient(self.middle) + r"\s*+(?=\{)" * (self.arguments == "json")
+
+    def text(self, calls: Iterable[tuple[str, str]]) -> str:
+        """Calls as a model writes them.
+
+        Args:
+            calls: the name of each, and its arguments as the form has them.
+        """
+        written = [f"{self.begin}{name}{self.middle}{arguments}{self.end}" for name, arguments in calls]
+        return f"{self.around[0]}{(self.between or '').join(written)}{self.around[1]}"
+
+
+def _lenient(literal: str) -> str:
+    """A regular expression of a text with more or less white space where it has some, and behind braces."""
+    parts = (regex.escape(part, literal_spaces=True) for part in regex.split(r"\s+", literal))
+    found = r"\s*+".join(parts).replace(r"\{", r"\{\s*+").replace(r"\}", r"\s*+\}")
+    return found.replace(r"\s*+\s*+", r"\s*+")
+
+
+def _mark(words: str) -> str:
+    """A mark of DeepSeek's, which has a wide bar and a low line of its own."""
+    return f"<\uff5c{words.replace(' ', chr(0x2581))}\uff5c>"
+
+
+PLAIN = Thinking("<think>", "</think>")
+HARMONY = Thinking(
+    "<|channel|>analysis<|message|>",
+    "<|end|>",
+    after=r"<\|start\|>assistant",
+    anywhere=True,
+    say="<|channel|>final<|message|>",
+    silent=("<|start|>assistant", "<|channel|>commentary<|message|>", "<|return|>", "<|call|>"),
+)
+THINKING = {
+    "openai_gptoss": HARMONY,
+    "mistral": Thinking("[THINK]", "[/THINK]"),
+    "qwen3": PLAIN,
+    "deepseek_r1": PLAIN,
+    "glm45": PLAIN,
+}
+"""The marks of thinking by name; the first whose marks a chat template has is a model's own."""
+
+HERMES = CallForm(
+    '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", trigger="<tool_call>", told_by=("<tool_call>",)
+)
+TO = r"to=functions\."
+CHANNEL = r"<\|channel\|>(?:commentary|analysis)"
+KIND = r"(?:<\|constrain\|>)?(?:json|code)?"
+CALLS = {
+    "openai": CallForm(
+        "<|channel|>commentary to=functions.",
+        " <|constrain|>json<|message|>",
+        "",
+        trigger="<|channel|>commentary to=",
+        told_by=("<|channel|>commentary",),
+        between=None,
+        silent=HARMONY.marks,
+        head=rf"(?:{CHANNEL} {TO}{NAME}| {TO}{NAME}{CHANNEL}) ?{KIND}<\|message\|>\s*+(?=\{{)",
+    ),
+    "deepseek_v3": CallForm(
+        _mark("tool call begin") + "function" + _mark("tool sep"),
+        "\n```json\n",
+        "\n```" + _mark("tool call end"),
+        trigger=_mark("tool calls begin"),
+        told_by=(_mark("tool calls begin"), "```json"),
+        around=(_mark("tool calls begin"), _mark("tool calls end")),
+        template_writes_text=True,
+    ),
+    "deepseek_v31": CallForm(
+        _mark("tool call begin"),
+        _mark("tool sep"),
+        _mark("tool call end"),
+        trigger=_mark("tool calls begin"),
+        told_by=(_mark("tool calls begin"),),
+        around=(_mark("tool calls begin"), _mark("tool calls end")),
+        template_writes_text=True,
+        between="",
+    ),
+    "glm47": CallForm(
+        "<tool_call>",
+        "",
+        "</tool_call>",
+        trigger="<tool_call>",
+        told_by=("<tool_call>", "</arg_key><arg_value>"),
+        arguments="glm_xml",
+        between="",
+        head=rf"<tool_call>\s*+{NAME}\s*+(?=<arg_key>|</tool_call>)",
+    ),
+    "glm45": CallForm(
+        "<tool_call>",
+        "\n",
+        "\n</tool_call>",
+        trigger="<tool_call>",
+        told_by=("<tool_call>", "<arg_key>"),
+        arguments="glm_xml",
+        head=rf"<tool_call>\s*+{NAME}\s*+(?=<arg_key>|</tool_call>)",
+    ),
+    "qwen3_coder": CallForm(
+        "<tool_call>\n<function=",
+        ">\n",
+        "\n</function>\n</tool_call>",
+        trigger="<tool_call>",
+        told_by=("<tool_call>", "<function=", "<parameter="),
+        arguments="qwen_xml",
+    ),
+    "hermes": HERMES,
+    "mistral": CallForm(
+        "[TOOL_CALLS]",
+        "[ARGS]",
+        "",
+        trigger="[TOOL_CALLS]",
+        told_by=("[TOOL_CALLS]", "[ARGS]"),
+        between="",
+        silent=("[CALL_ID]",),
+        head=rf"\[TOOL_CALLS\]\s*+{NAME}(?:\[CALL_ID\]\w{{1,64}}+)?\[ARGS\]\s*+(?=\{{)",
+    ),
+    "mistral_list": CallForm(
+        '{"name": "',
+        '", "arguments": ',
+        "}",
+        trigger="[TOOL_CALLS]",
+        told_by=("[TOOL_CALLS]",),
+        around=("[TOOL_CALLS] [", "]"),
+        between=", ",
+        tail=r'\s*+(?:,\s*+"id":\s*+"\w{0,64}+"\s*+)?\}',
+    ),
+    "llama3_json": CallForm(
+        '{"name": "',
+        '", "parameters": ',
+        "}",
+        trigger='{"name": ',
+        told_by=("ipython", '"parameters": '),
+        between="; ",
+        silent=("<|python_tag|>",),
+        head=rf'(?:;\s*+)?\{{\s*+"name":\s*+"{NAME}",\s*+"(?:parameters|arguments)":\s*+(?=\{{)',
+    ),
+}
+"""The forms of calls by name; the first that a chat template tells of is a model's own."""
+
+AUTO, NONE = "auto", "none"
+Kind = TypeVar("Kind", Thinking, CallForm)
+
+
+def check_parsers(tool_parser: str, reasoning_parser: str) -> None:
+    """Refuse names of parsers that are none.
+
+    Raises:
+        ConfigError: lists those that are known.
+    """
+    for option, name, known in (
+        ("--tool-parser", tool_parser, CALLS),
+        ("--reasoning-parser", reasoning_parser, THINKING),
+    ):
+        if name not in (AUTO, NONE, *known):
+            raise ConfigError(f"{option} is {name!r}; known: {AUTO}, {NONE}, {', '.join(sorted(known))}")
+
+
+def choose(known: Mapping[str, Kind], name: str, template: str) -> Kind | None:
+    """The form of a name, or the one that a chat template tells of; None where there is none."""
+    if name == AUTO:
+        return next((form for form in known.values() if form.is_told(template)), None)
+    return known.get(name)
+
+
+def schema_of(parameters: Mapping[str, Any] | None, key: str) -> Mapping[str, Any]:
+    """The schema of one of the parameters of a function, an empty one where it has none."""
+    properties = (parameters or {}).get("properties")
+    found = properties.get(key) if isinstance(properties, Mapping) else None
+    return found if isinstance(found, Mapping) else {}

@@ -1,0 +1,104 @@
+"""The dialect of one model: what its chat template tells of it, or the server's options say."""
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
+
+import regex
+
+from drafttree.engine.detokenizer import special_tokens
+from drafttree.interfaces.server.dialect.families import AUTO, CALLS, HERMES, NONE, THINKING, CallForm, Thinking, choose
+from drafttree.interfaces.server.dialect.reader import Thinks
+
+PROMPT_END = 32
+"""Tokens at the end of a prompt in which a mark of thinking may stand."""
+THOUGHT_NAMES = ("reasoning_content", "thinking", "reasoning")
+"""The fields of a message in which chat templates look for what was thought."""
+SWITCHES = ("enable_thinking", "thinking")
+"""The variables by which chat templates turn thinking on and off."""
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How a model writes its answers.
+
+    Attributes:
+        thinking: the marks of its thinking, None where it has none or they are not read.
+        calls: the form of its calls, None where they are not read.
+        template: its chat template, "" for none.
+    """
+
+    thinking: Thinking | None
+    calls: CallForm | None
+    template: str = ""
+
+    @classmethod
+    def of(cls, tokenizer: Any, tool_parser: str = AUTO, reasoning_parser: str = AUTO) -> Self:
+        """The dialect of a model by its tokenizer, and the names of parsers that override what is found."""
+        template = str(getattr(tokenizer, "chat_template", None) or "")
+        calls = choose(CALLS, tool_parser, template)
+        return cls(
+            thinking=choose(THINKING, reasoning_parser, template),
+            calls=HERMES if calls is None and tool_parser != NONE else calls,
+            template=template,
+        )
+
+    @cached_property
+    def native(self) -> CallForm | None:
+        """The form in which the chat template itself renders tools, calls and results; None where it does not."""
+        return choose(CALLS, AUTO, self.template) if self.reads("tools") else None
+
+    @cached_property
+    def thought_name(self) -> str | None:
+        """The field of a message in which the chat template looks for what was thought; None where it does not."""
+        names = "|".join(THOUGHT_NAMES)
+        pattern = rf"""\.({names})\b|\[['"]({names})['"]\]|['"]({names})['"] in """
+        found = regex.search(pattern, _code(self.template))
+        return next(filter(None, found.groups())) if found else None
+
+    @property
+    def one_call(self) -> bool:
+        """Whether an answer has one call at most, since the chat template, as Llama's, would refuse to render more."""
+        return (self.calls is not None and self.calls.between is None) or "single tool-call" in self.template
+
+    @cached_property
+    def takes_effort(self) -> bool:
+        """Whether the chat template knows how much is to be thought, or whether."""
+        return any(self.reads(name) for name in ("reasoning_effort", *SWITCHES))
+
+    def reads(self, name: str) -> bool:
+        """Whether the chat template knows a variable."""
+        code = regex.sub(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*\"""", "''", _code(self.template))
+        return regex.search(rf"(?<![.\w]){name}\b", code) is not None
+
+    def thinks(self, tokenizer: Any, prompt: list[int]) -> Thinks:
+        """Whether an answer to a prompt begins with thinking."""
+        if self.thinking is None:
+            return "no"
+        end = tokenizer.decode(prompt[-PROMPT_END:]).rstrip()
+        if end.endswith(self.thinking.begin):
+            return "begun"
+        return "no" if end.endswith(self.thinking.end) else "perhaps"
+
+    def spelled_tokens(self, tokenizer: Any, *, calls: bool) -> list[int]:
+        """The special tokens that are marks.
+
+        Args:
+            tokenizer: the model's.
+            calls: whether calls are read.
+        """
+        read = [self.thinking, self.calls if calls else None]
+        marks = "\n".join(mark for each in read if each for mark in each.marks)
+        return [token for token, text in special_tokens(tokenizer).items() if text in marks]
+
+    def call_id(self, given: str) -> str:
+        """The id of a call as the chat template takes it: Mistral's want nine letters or digits."""
+        if "length 9" not in self.template or regex.fullmatch("[a-zA-Z0-9]{9}", given):
+            return given
+        return hashlib.sha256(given.encode(errors="replace")).hexdigest()[:9]
+
+
+def _code(template: str) -> str:
+    """The statements and expressions of a chat template."""
+    return "\n".join(regex.findall(r"\{[%{](.*?)[%}]\}", template, regex.DOTALL))

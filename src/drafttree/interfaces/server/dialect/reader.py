@@ -1,0 +1,246 @@
+"""The text of an answer as it grows, read as thinking, what is said, and calls of tools.
+
+Reading changes no token and loses no text but marks and the white space around them. What only looks like a call is
+said.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import regex
+
+from drafttree.interfaces.server.dialect.arguments import ArgumentReader, argument_reader
+from drafttree.interfaces.server.dialect.families import CallForm, Thinking
+
+
+@dataclass(frozen=True)
+class Thought:
+    """A part of what the model thinks before it answers."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Said:
+    """Text beside thinking and calls."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class CallBegun:
+    """A call whose name is known."""
+
+    index: int
+    name: str
+
+
+@dataclass(frozen=True)
+class CallArguments:
+    """More of the arguments of a call, which are JSON when all of them are put together."""
+
+    index: int
+    text: str
+
+
+Part = Thought | Said | CallBegun | CallArguments
+Thinks = Literal["begun", "perhaps", "no"]
+"""Whether a text begins inside of thinking, may begin with it, or comes after it."""
+
+
+class AnswerReader:
+    """Reads the text of an answer as it grows.
+
+    Text that may be the beginning of a mark is held back until it is known to be one or none. White space around
+    thinking and calls is no part of what is said.
+
+    Args:
+        thinking: the marks of thinking, None for a model that does not think.
+        calls: the form of calls, None where there are none.
+        thinks: whether the text begins with thinking.
+        speaks: whether the answer may have text besides calls; if not, text is a call cut short and is dropped.
+        schemas: by the name of a function, the schema of its arguments.
+
+    Attributes:
+        calls: the number of calls that have begun.
+        thoughts: where each stretch of thinking begins and ends, in characters of the text with all marks; the end is
+            None while it lasts.
+    """
+
+    def __init__(
+        self,
+        thinking: Thinking | None,
+        calls: CallForm | None,
+        *,
+        thinks: Thinks = "no",
+        speaks: bool = True,
+        schemas: Mapping[str, Mapping[str, Any] | None] | None = None,
+    ) -> None:
+        self._thinking, self._form, self._speaks, self._schemas = thinking, calls, speaks, schemas or {}
+        self.calls, self.thoughts = 0, list[tuple[int, int | None]]()
+        self._held, self._read = "", 0
+        self._fresh, self._space = False, ""
+        self._arguments: ArgumentReader | None = None
+        self._marks = self._compile_marks()
+        self._state: Callable[[bool], Iterator[Part]] = self._saying
+        if thinking and thinks == "begun":
+            self._begin_thinking(0)
+        elif thinking and thinks == "perhaps":
+            self._state = self._opening
+
+    def read(self, text: str, *, final: bool) -> list[Part]:
+        """The parts that more text completes.
+
+        Args:
+            text: what is added.
+            final: whether the answer ends with it; nothing is held back then.
+        """
+        self._held += text
+        parts: list[Part] = []
+        before = None
+        while before != (now := (self._state, self._read)):
+            before = now
+            parts += self._state(final)
+        if final and self._space and not self.calls and self._speaks and self._state == self._saying:
+            parts.append(Said(self._space))
+        return parts
+
+    def _compile_marks(self) -> Any:
+        """The pattern of all that may stand in what is said; None where that is plain text."""
+        silent = {*(self._thinking.silent if self._thinking else ()), *(self._form.silent if self._form else ())}
+        silent |= {self._thinking.say, self._thinking.end} if self._thinking and self._thinking.anywhere else set()
+        found = []
+        if self._thinking and self._thinking.anywhere:
+            found.append(f"(?P<think>{regex.escape(self._thinking.begin)})")
+            silent.discard(self._thinking.begin)
+        if self._form:
+            found.append(self._form.first)
+        if marks := sorted(filter(None, silent)):
+            found.append(f"(?P<silent>{'|'.join(map(regex.escape, marks))})")
+        return regex.compile("|".join(found)) if found else None
+
+    def _take(self, end: int) -> str:
+        """Cut text from what is held."""
+        taken, self._held = self._held[:end], self._held[end:]
+        self._read += end
+        return taken
+
+    def _begin_thinking(self, place: int) -> None:
+        self.thoughts.append((place, None))
+        self._mark_read(self._thought)
+
+    def _mark_read(self, state: Callable[[bool], Iterator[Part]]) -> None:
+        """Go on behind a mark: white space there is no text."""
+        self._fresh, self._space, self._state = True, "", state
+
+    def _trimmed(self, text: str, *, ends: bool) -> str:
+        """More of a stretch of text without white space behind a mark, or before the one by which it ends."""
+        text = self._space + text
+        text = text.lstrip() if self._fresh else text
+        kept = text if self._marks is None and self._state == self._saying else text.rstrip()
+        self._space = "" if ends else text[len(kept) :]
+        self._fresh = self._fresh and not kept
+        return kept
+
+    def _opening(self, final: bool) -> Iterator[Part]:
+        """The beginning of a text that may think first."""
+        assert self._thinking
+        begun, mark = self._held.lstrip(), self._thinking.begin
+        if begun.startswith(mark):
+            place = self._read
+            self._take(len(self._held) - len(begun) + len(mark))
+            self._begin_thinking(place)
+        elif final or not mark.startswith(begun):
+            self._state = self._saying
+        yield from ()
+
+    def _thought(self, final: bool) -> Iterator[Part]:
+        """Up to the end of thinking; where none comes, all is thinking."""
+        assert self._thinking
+        found = regex.search(regex.escape(self._thinking.end), self._held, partial=not final)
+        ended = found is not None and not found.partial
+        text = self._trimmed(self._take(found.start() if found else len(self._held)), ends=ended)
+        if text:
+            yield Thought(text)
+        if ended:
+            self._take(len(self._thinking.end))
+            self.thoughts[-1] = (self.thoughts[-1][0], self._read)
+            self._mark_read(self._saying)
+
+    def _saying(self, final: bool) -> Iterator[Part]:
+        """Up to the next mark."""
+        found = self._next_mark(final)
+        whole = found is not None and not found.partial
+        end = found.start() if found and (whole or not final or self._is_call(found.start())) else len(self._held)
+        text = self._trimmed(self._take(end), ends=end < len(self._held) and (whole or final))
+        if text and self._speaks:
+            yield Said(text)
+        if found is None or not whole:
+            return
+        place, groups = self._read, found.groupdict()
+        self._take(len(found[0]))
+        if groups.get("think"):
+            self._begin_thinking(place)
+        elif name := groups.get("name"):
+            yield self._begin_call(name)
+        else:
+            self._mark_read(self._saying)
+
+    def _next_mark(self, final: bool) -> Any:
+        """The next mark, or what may become one: a mark may turn out to be a part of one that has begun before."""
+        if self._marks is None:
+            return None
+        found = self._marks.search(self._held, partial=True)
+        if found and not found.partial and not final:
+            begun = (self._marks.match(self._held, place, partial=True) for place in range(found.start()))
+            return next(filter(None, begun), found)
+        return found
+
+    def _is_call(self, place: int) -> bool:
+        """Whether what is held from a place on is a call that was cut short."""
+        return self._form is not None and self._held[place:].lstrip().startswith(self._form.trigger)
+
+    def _begin_call(self, name: str) -> CallBegun:
+        assert self._form
+        self._arguments = argument_reader(self._form.arguments, self._schemas.get(name))
+        self.calls += 1
+        self._mark_read(self._calling)
+        return CallBegun(self.calls - 1, name)
+
+    def _calling(self, final: bool) -> Iterator[Part]:
+        """The arguments of a call."""
+        assert self._arguments
+        found = self._arguments.read(self._held, final=final)
+        self._take(found.used)
+        if found.text:
+            yield CallArguments(self.calls - 1, found.text)
+        if found.done:
+            self._state = self._called
+
+    def _called(self, final: bool) -> Iterator[Part]:
+        """The end of a call."""
+        assert self._form
+        found = self._form.after.match(self._held, partial=True)
+        if found and found.partial:
+            self._take(len(self._held) if final else 0)
+        else:
+            self._take(found.end() if found else 0)
+            self._mark_read(self._between if self._form.around[1] else self._saying)
+        yield from ()
+
+    def _between(self, final: bool) -> Iterator[Part]:
+        """What follows a call of several."""
+        assert self._form
+        further = self._form.further.match(self._held, partial=True)
+        closing = self._form.closing.match(self._held, partial=True)
+        if further and not further.partial:
+            self._take(further.end())
+            yield self._begin_call(further["name"])
+        elif closing and not closing.partial:
+            self._take(closing.end())
+            self._mark_read(self._saying)
+        elif not further and not closing:
+            self._mark_read(self._saying)
+        elif final:
+            self._take(len(self._held))
