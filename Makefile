@@ -73,6 +73,7 @@ server-soak: MINUTES := 15
 server-soak: .venv/.developing
 	SERVER_SOAK_MINUTES=$(MINUTES) $(BIN)/python -m pytest -m slow -s lab/tests/load/test_server_load.py -k while
 
+# 1,000 requests, then three times as many of a real model in one process, with the memory behind each.
 server-load: REQUESTS := 1000
 server-load: .venv/.developing
 	SERVER_LOAD_REQUESTS=$(REQUESTS) $(BIN)/python -m pytest -m slow -s lab/tests/load/test_server_load.py -k "mixed or repeats"

@@ -1,12 +1,17 @@
-"""Requests made from the server's own OpenAPI description, right and wrong ones: it fails at none of them."""
+"""Requests made from the server's own OpenAPI description, right and wrong ones: it fails at none of them.
+
+Some have a schema, which the description knows as any object, and some begin alike.
+"""
 
 import os
 import time
 from copy import deepcopy
+from typing import Any
 
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import status_code_conformance
 
@@ -22,6 +27,28 @@ from helpers.toy import Table, ToyModel
 MINUTES = float(os.environ.get("SERVER_FUZZ_MINUTES", "1"))
 LAW = Table(len(TOKENIZER), order=1)
 EXAMPLES = 20
+BEGINNING = "a b c d e f g h"
+SCHEMAS: list[Any] = [
+    {},
+    {"type": "integer", "minimum": 3, "maximum": 10**400},
+    {"enum": [7, 123, True]},
+    {"type": "object", "properties": {"a": {"$ref": "#"}}, "additionalProperties": False},
+    {"type": "string", "pattern": "^[a-z]{0,200}$"},
+    {"type": "string", "pattern": "^a{0,4294967297}$"},
+    {"properties": {"a" * 40: {}}, "patternProperties": {"^(a+)+$": {}}},
+    {"type": "object", "properties": {f"name {place}": {} for place in range(60)}},
+    {"anyOf": [{"type": "boolean"}, {"not": {}}]},
+    {"$ref": "#/$defs/none"},
+]
+FORMS = {
+    "/v1/chat/completions": lambda schema: {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "form", "schema": schema}}
+    },
+    "/v1/completions": lambda schema: {"structured_outputs": {"json": schema}},
+    "/v1/responses": lambda schema: {"text": {"format": {"type": "json_schema", "name": "form", "schema": schema}}},
+    "/v1/messages": lambda schema: {"output_config": {"format": {"type": "json_schema", "schema": schema}}},
+}
+"""How the routes are asked for a form."""
 PATHS = [
     "/v1/chat/completions",
     "/v1/completions",
@@ -51,6 +78,20 @@ def schema():
         assert app.state.serving.engine.metrics.finished > 0
 
 
+TEXTS = {"prompt", "messages", "input"}
+
+
+def begun(text: Any) -> Any:
+    """A prompt or a conversation that begins as others do; what is neither as it is."""
+    if isinstance(text, str):
+        return f"{BEGINNING} {text}"
+    if isinstance(text, list) and all(isinstance(each, int) for each in text):
+        return [*range(1, 9), *text]
+    if isinstance(text, list) and all(isinstance(each, dict) for each in text):
+        return [{"role": "user", "content": BEGINNING}, *text]
+    return text
+
+
 def send_random_requests(operation, number: int) -> None:
     """Send some requests to one path."""
 
@@ -62,9 +103,14 @@ def send_random_requests(operation, number: int) -> None:
         phases=[Phase.generate],
         suppress_health_check=[*HealthCheck],
     )
-    @given(case=operation.as_strategy())
-    def send(case) -> None:
-        response = case.call()
+    @given(operation.as_strategy(), st.none() | st.sampled_from(SCHEMAS), st.booleans())
+    def send(case, schema, begins_alike) -> None:
+        if isinstance(case.body, dict):
+            if schema is not None and operation.path in FORMS:
+                case.body = {**case.body, **FORMS[operation.path](schema)}
+            if begins_alike:
+                case.body = {**case.body, **{name: begun(case.body[name]) for name in TEXTS & case.body.keys()}}
+        response = case.call(timeout=60)
         case.validate_response(response, checks=[not_a_server_error, status_code_conformance])
         if response.status_code != 200:
             form = AnthropicErrorReply if operation.path.startswith(ANTHROPIC) else ErrorReply
