@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(page for page in DOCS.glob("*.md") if page.name != "log.md")]
+HERE = r"https://(?:github.com/drafttree/drafttree/blob|raw.githubusercontent.com/drafttree/drafttree)/main/"
 PAIR = {"Qwen/Qwen2.5-1.5B-Instruct": "embedded", "Qwen/Qwen2.5-0.5B-Instruct": "embedded-draft"}
 
 
@@ -79,9 +80,16 @@ def test_the_first_example_prints_what_is_below_it(capsys):
     assert capsys.readouterr().out == re.sub("^    ", "", printed, flags=re.MULTILINE)
 
 
+def test_links_of_the_readme_are_absolute_as_it_is_shown_elsewhere_too():
+    links = re.findall(r"\]\(([^)\s]+)", README)
+    assert len(links) > 15
+    assert all(re.match(f"{HERE}|https://", link) for link in links)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_links_and_pictures_lead_to_files(page):
-    links = re.findall(r"\]\((?!http|#)([^)#\s]+)", page.read_text())
+    text = page.read_text() if page.parent == DOCS else re.sub(HERE, "", README)
+    links = re.findall(r"\]\((?!http|#)([^)#\s]+)", text)
     assert all((page.parent / link).exists() for link in links)
 
 
