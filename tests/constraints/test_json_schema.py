@@ -100,7 +100,7 @@ def test_unenforced_parts_are_refused_by_name(words, capfd):
 def test_a_number_that_no_double_holds_is_refused_by_name(keyword, number):
     shown = {10**400: "10000000... (401 digits)", -(10**400): "-1000000... (401 digits)"}.get(number, str(number))
     schema = obj(properties={"a": {"type": "integer", keyword: number}})
-    with pytest.raises(ConfigError, match=re.escape(f"{shown} is no number that xgrammar can read; leave it out")):
+    with pytest.raises(ConfigError, match=re.escape(f"{shown} is not a number that xgrammar can read; leave it out")):
         grammar.json_schema(schema)
 
 

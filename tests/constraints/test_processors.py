@@ -261,7 +261,7 @@ def test_a_processor_that_returns_nan_or_inf_is_named_with_the_position(policy, 
 
 
 def test_a_bias_of_nan_is_named():
-    with pytest.raises(ConfigError, match="nan is added to no sequence of tokens, or no number"):
+    with pytest.raises(ConfigError, match="nan is not a pair of a token sequence and a number"):
         decoder(Chain(depth=4)).generate(PROMPT, sequence_bias=[[[5], math.nan]])
 
 

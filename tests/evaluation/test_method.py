@@ -40,7 +40,7 @@ def test_a_specification_has_one_canonical_form_that_is_read_back(given, canonic
         ("|chain", "is not of the form DRAFTER|POLICY|VERIFIER"),
         ("lookup|chain|rrsw|x", "is not of the form DRAFTER|POLICY|VERIFIER"),
         ("none|chain", "drafts nothing, so it has no policy and no verifier; write 'none'"),
-        ("auto|chain", "'auto' is no drafter of its own"),
+        ("auto|chain", "'auto' is not a drafter"),
         ("lookup|chian", "did you mean 'chain'"),
         ("lookup|chain:depth=0", "depth"),
         ("lookup|chain|rsw", "did you mean 'rrs"),

@@ -299,7 +299,7 @@ def test_a_drafter_that_is_no_smaller_than_the_target_is_warned_of(drafter, capl
 
 @pytest.mark.parametrize("name", ["mixed:none", "mixed:lookup", "mixed:auto"])
 def test_mixed_needs_a_model(name):
-    assert "is no model; give an embedded name" in told(ModelError, drafttree.load, "embedded", name)
+    assert "is not a model; give an embedded name" in told(ModelError, drafttree.load, "embedded", name)
 
 
 def test_auto_takes_lookup_where_no_other_drafter_is_to_be_had(monkeypatch):

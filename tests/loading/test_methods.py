@@ -276,7 +276,7 @@ def test_a_format_of_heads_may_be_an_entry_point(installed, caplog):
 
 def test_entry_points_that_cannot_be_used_are_named_where_a_folder_is_of_no_known_format(installed, caplog):
     save_file({"other.weight": torch.zeros(tiny.VOCAB, 2)}, installed / "model.safetensors")
-    with pytest.raises(ModelError, match="is no drafter known here"):
+    with pytest.raises(ModelError, match="is not a drafter that drafttree knows"):
         inspect(str(installed))
     assert "head format 'medusa' is drafttree's own; give the format 'again' another kind" in caplog.text
     assert "entry point 'gone' of drafttree.drafters is skipped" in caplog.text

@@ -42,7 +42,7 @@ def test_a_damaged_generation_config_is_told(folder):
     (folder / "generation_config.json").write_text('{"eos_token_id": [')
     assert "generation_config.json cannot be read as JSON" in told(ModelError, open_folder, folder)
     (folder / "generation_config.json").write_text('{"max_new_tokens": "many"}')
-    assert "generation_config.json is no generation config" in told(ModelError, open_folder, folder)
+    assert "generation_config.json is not a generation config" in told(ModelError, open_folder, folder)
 
 
 @pytest.mark.parametrize("eos", ["x", "0", 1.5, True, [["a"]], [1, None], {"a": 1}])
@@ -105,7 +105,7 @@ def test_an_index_that_lacks_a_part_is_told(folder):
 @pytest.mark.parametrize("name", ["lookup", "suffix", "none", "auto", "lookup:max_ngram=3", "mixed:embedded-draft"])
 def test_ways_to_draft_are_no_targets(name, monkeypatch):
     monkeypatch.setattr("socket.getaddrinfo", lambda *_: pytest.fail("tried the network"))
-    reason = f"{name!r} is no model; give an embedded name, a folder or a hub name, and {name!r} as drafter"
+    reason = f"{name!r} is not a model; give an embedded name, a folder or a hub name, and {name!r} as drafter"
     assert told(ModelError, drafttree.load, name, "none") == reason
 
 

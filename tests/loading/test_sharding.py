@@ -31,7 +31,9 @@ def test_another_number_of_processes_is_refused(monkeypatch):
 
 def test_options_that_no_sharded_target_serves_are_refused_by_name(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match="a tuned policy cannot be had of a target that is sharded over 2 processes"):
+    with pytest.raises(
+        ConfigError, match="a tuned policy is not available for a target that is sharded over 2 processes"
+    ):
         check_sharding(2, "embedded", {"exact_text": False, "quantize": None, "a tuned policy": object()})
 
 

@@ -21,8 +21,8 @@ REFUSED = {
     "engine": "ConfigError: the drafts of many requests at once are budgeted by a clock",
     "several": "ConfigError: the drafts of many requests at once are budgeted by a clock",
     "max_time": "ConfigError: max_time ends a text by a clock",
-    "exact_text": "ConfigError: exact_text cannot be had of a target that is sharded over 2 processes",
-    "quantize": "ConfigError: quantize cannot be had of a target that is sharded over 2 processes",
+    "exact_text": "ConfigError: exact_text is not available for a target that is sharded over 2 processes",
+    "quantize": "ConfigError: quantize is not available for a target that is sharded over 2 processes",
     "loaded": "ConfigError: tensor_parallel_size=2 is for a target that is loaded by name",
     "different prompts": "ModelError: the processes of the sharded target drafted different trees",
 }

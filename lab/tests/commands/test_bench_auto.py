@@ -48,7 +48,7 @@ def test_the_calibration_of_a_drafter():
         (["--sets", "book"], "unknown prompt set 'book'"),
         (["--sets", "summaries"], "no such prompts ship; name a folder with --data"),
         (["--sizes", "300"], "unknown shape '300'"),
-        (["--drafters", "none"], "'none' is no drafter of its own"),
+        (["--drafters", "none"], "'none' is not a drafter"),
         (["--temperatures", "0,x"], "--temperatures is '0,x'; give numbers"),
         (["--target", "elsewhere"], "no drafters for 'elsewhere' by default"),
     ],

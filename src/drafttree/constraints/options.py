@@ -196,7 +196,7 @@ def _bias_by_sequence(bias: Any) -> dict[tuple[int, ...], float]:
     """Return `sequence_bias` as a mapping, since transformers 5.17 refuses token 0 in a list of pairs."""
     pairs = [*(bias.items() if isinstance(bias, Mapping) else bias)]
     if wrong := [added for tokens, added in pairs if not tokens or math.isnan(added)]:
-        raise ValueError(f"{wrong[0]!r} is added to no sequence of tokens, or no number")
+        raise ValueError(f"{wrong[0]!r} is not a pair of a token sequence and a number")
     return {tuple(tokens): added for tokens, added in pairs}
 
 
@@ -208,7 +208,7 @@ def _token_ids(value: object) -> Iterator[int]:
         for each in value:
             yield from _token_ids(each)
     else:
-        raise ValueError(f"{value!r} is no token id")
+        raise ValueError(f"{value!r} is not a token id")
 
 
 class OccurrencePenalty(LogitsProcessor):

@@ -30,7 +30,7 @@ def check_numbers(schema: Any) -> None:
     for number in _numbers(schema):
         if not (abs(number) <= sys.float_info.max if isinstance(number, int) else math.isfinite(number)):
             raise ConfigError(
-                f"invalid JSON schema: {_shown(number)} is no number that xgrammar can read; leave it out"
+                f"invalid JSON schema: {_shown(number)} is not a number that xgrammar can read; leave it out"
             )
 
 

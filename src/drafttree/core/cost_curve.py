@@ -161,7 +161,7 @@ def _draft(value: Any) -> DraftCosts:
 
 def _costs(value: Any, where: str, *, zero: bool = False) -> Costs:
     if not isinstance(value, dict) or not value:
-        raise ConfigError(f'a cost curve\'s {where} is no object of costs by size, such as {{"1": 1.0, "4": 1.2}}')
+        raise ConfigError(f'a cost curve\'s {where} is not an object of costs by size, such as {{"1": 1.0, "4": 1.2}}')
     if bad := next((size for size in value if not SIZE.fullmatch(str(size))), None):
         raise ConfigError(f"a cost curve's {where} has a size of {bad!r}; sizes are whole numbers from 1 up")
     measured = {int(size): _cost(cost, f"{where} at {size}", zero=zero) for size, cost in value.items()}
@@ -190,7 +190,7 @@ def _cost(value: Any, where: str, *, zero: bool = False) -> float:
 
 def _object(value: Any, where: str, names: tuple[str, ...]) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ConfigError(f"{where} is no JSON object with {', '.join(names)}")
+        raise ConfigError(f"{where} is not a JSON object with {', '.join(names)}")
     if lacking := [name for name in names if name not in value]:
         raise ConfigError(f"{where} lacks {', '.join(lacking)}; it needs {', '.join(names)}")
     if extra := [name for name in value if name not in names]:

@@ -50,7 +50,7 @@ class Method:
                 f"method {spec!r} drafts nothing, so it has no policy and no verifier; write {NO_DRAFTER!r}"
             )
         if drafter == AUTO:
-            raise ConfigError(f"method {spec!r}: {AUTO!r} is no drafter of its own; name one")
+            raise ConfigError(f"method {spec!r}: {AUTO!r} is not a drafter; name one")
         judged = find_verifier(verifier or AUTO)
         grown = make_policy(policy) if policy else default_policy(judged)
         return cls(None if drafter == NO_DRAFTER else drafter, grown, judged)

@@ -48,4 +48,4 @@ def _find_drafter(decoder: Decoder, source: DrafterSource) -> Drafter:
         return source
     if found := find_drafter(source, transformers_model(decoder), decoder.tokenizer):
         return found
-    raise ConfigError(f"{source!r} is no drafter to measure; plain decoding is run in any case")
+    raise ConfigError(f"{source!r} is not a drafter to measure; plain decoding is run in any case")

@@ -224,7 +224,7 @@ def _text(key: str, value: object) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"{key!r} holds no text")
     if any("\ud800" <= character <= "\udfff" for character in value):
-        raise ValueError(f"{key!r} holds half a surrogate pair, which is no text")
+        raise ValueError(f"{key!r} holds half a surrogate pair, which is not text")
     return value
 
 

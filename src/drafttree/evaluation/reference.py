@@ -103,7 +103,7 @@ def transformers_generate(
     """
     chosen, model = RequestOptions.merge(decoder.defaults, options), transformers_model(decoder)
     if model.lossy_window:
-        raise ConfigError("transformers' generate knows no lossy_window; compare with Decoder.plain()")
+        raise ConfigError("transformers' generate has no lossy_window; compare with Decoder.plain()")
     arguments = _arguments(decoder, chosen, len(prompt))
     if chosen.stop:
         arguments["tokenizer"] = decoder.tokenizer

@@ -64,9 +64,9 @@ def _name_or_folder(source: str | Path, known: Iterable[str], kind: str) -> str:
         return name
     if name.partition(":")[0] in {*DRAFTERS, "mixed"}:
         drafts = "" if known is DRAFTERS else f", and {name!r} as drafter"
-        raise ModelError(f"{name!r} is no model; give an embedded name, a folder or a hub name{drafts}")
+        raise ModelError(f"{name!r} is not a model; give an embedded name, a folder or a hub name{drafts}")
     if Path(name).is_file():
-        raise ModelError(f"{name!r} is a file; give the folder that it lies in, with its config.json")
+        raise ModelError(f"{name!r} is a file; give its folder, with its config.json")
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith("."):
         raise ModelError(f"model folder {name!r} does not exist")
     if difflib.get_close_matches(name, known, n=1, cutoff=0.7):

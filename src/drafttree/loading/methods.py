@@ -125,7 +125,7 @@ class Methods(Generic[Kind]):
             ConfigError: it is not one; the message says what it lacks.
         """
         if lack := self.lack(found):
-            raise ConfigError(f"{name!r} is no {self.kind}: {lack}")
+            raise ConfigError(f"{name!r} is not a {self.kind}: {lack}")
         return found
 
     def name_of(self, method: type[Kind]) -> str:

@@ -280,7 +280,7 @@ def _check_settings(path: Path) -> None:
     except ModelError:
         raise
     except Exception as error:
-        raise ModelError(f"{path} is no generation config ({_first_lines(error)}); mend or remove it") from error
+        raise ModelError(f"{path} is not a generation config ({_first_lines(error)}); fix or remove it") from error
 
 
 def _refuse_head(source: str | Path, path: Path) -> None:

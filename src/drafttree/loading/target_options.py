@@ -127,7 +127,7 @@ def check_sharding(size: Any, target: object, others: Mapping[str, object]) -> N
     if isinstance(target, PreTrainedModel):
         raise ConfigError(f"{OPTION}={size} is for a target that is loaded by name; give its folder or hub name")
     if wrong := next((name for name, value in others.items() if value not in (None, False)), None):
-        raise ConfigError(f"{wrong} cannot be had of a target that is sharded over {size} processes; leave it out")
+        raise ConfigError(f"{wrong} is not available for a target that is sharded over {size} processes; leave it out")
 
 
 def check_shares(source: object, config: PreTrainedConfig, size: int, device: torch.device) -> None:

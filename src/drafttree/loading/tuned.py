@@ -147,7 +147,7 @@ def check_save(path: Path) -> None:
     if path.suffix != TUNED:
         raise InputError(f"--save {str(path)!r} does not end in {TUNED}, by which --policy knows it; name another")
     if not path.parent.is_dir() or path.is_dir():
-        raise InputError(f"--save {str(path)!r} cannot be written, as there is no such folder; name another")
+        raise InputError(f"--save {str(path)!r} cannot be written, because its folder does not exist; name another")
 
 
 def _parse(found: dict[str, Any], path: str) -> TunedPolicy:
@@ -155,7 +155,7 @@ def _parse(found: dict[str, Any], path: str) -> TunedPolicy:
     make_policy(texts["policy"])
     find_verifier(texts["verifier"])
     if not isinstance(measured := found.get("measured"), dict):
-        raise ConfigError(f"its 'measured' is {measured!r}, no object; {AGAIN}")
+        raise ConfigError(f"its 'measured' is {measured!r}, not an object; {AGAIN}")
     if "drafter" not in found:
         raise ConfigError(f"its 'drafter' is missing; {AGAIN}")
     drafter = None if found["drafter"] is None else _model(found, "drafter")
@@ -180,13 +180,13 @@ def _parse_costs(found: dict[str, Any]) -> CostCurve:
 def _draft_temperature(found: dict[str, Any]) -> float:
     value = found.get("draft_temperature", 1.0)
     if isinstance(value, bool) or not isinstance(value, int | float) or not MIN_TEMPERATURE <= value < math.inf:
-        raise ConfigError(f"its 'draft_temperature' is {value!r}, no number of at least {MIN_TEMPERATURE}; {AGAIN}")
+        raise ConfigError(f"its 'draft_temperature' is {value!r}, not a number of at least {MIN_TEMPERATURE}; {AGAIN}")
     return value
 
 
 def _text(found: dict[str, Any], name: str) -> str:
     if not isinstance(value := found.get(name), str):
-        raise ConfigError(f"its {name!r} is {value!r}, no text; {AGAIN}")
+        raise ConfigError(f"its {name!r} is {value!r}, not text; {AGAIN}")
     return value
 
 

@@ -162,7 +162,7 @@ def check_verdict(verifier: Verifier, tree: DraftTree, path: Sequence[int], bonu
     """
     name = type(verifier).__name__
     if path[:1] != [0] or any(below not in tree.children[node] for node, below in pairwise(path)):
-        raise ConfigError(f"{name} accepts the nodes {path}, which are no path from the root down")
+        raise ConfigError(f"{name} accepts the nodes {path}, which do not form a path from the root")
     if not 0 <= bonus < vocab:
         raise ConfigError(f"{name} gives the bonus token {bonus}; the vocabulary has {vocab}")
 

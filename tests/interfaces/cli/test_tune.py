@@ -174,7 +174,7 @@ def test_mistakes_are_one_line(prompts, tmp_path, capsys):
         "unknown engine 'vlm'; known: sglang, vllm, tensorrt-llm": [*there, "--export", "vlm"],
         "does not end in .json": [*there, "--save", tmp_path / "tuned.yaml"],
         "no prompt has 4 tokens or more": ["tune", "--prompts", short, "--drafter", "lookup", "--max-new-tokens", 8],
-        "'none' is no drafter of its own": [*there, "--drafter", "none"],
+        "'none' is not a drafter": [*there, "--drafter", "none"],
         "no drafter can be used for this target (no/such: ": [*there, "--drafter", "no/such"],
         "max_new_tokens=100000 fills": [*there, "--drafter", "lookup", "--max-new-tokens", 100_000],
     }

@@ -154,7 +154,7 @@ def test_structured_outputs_shape_the_whole_text(post, outputs, pattern):
         ({"prompt": [[1], []]}, "prompt", "a prompt is empty"),
         ({"prompt": [1, "x"]}, "prompt", "a prompt is text, a list of texts, token ids"),
         ({"prompt": 3}, "prompt", "a prompt is text"),
-        ({"prompt": [-1]}, "prompt", "-1 is no token id"),
+        ({"prompt": [-1]}, "prompt", "-1 is not a token id"),
         ({"prompt": [4096]}, None, "token id 4096 is outside the vocabulary of 4096"),
         ({"prompt": ["a", "x" * 10**6]}, None, "the prompt has 1000000 characters, and the model's context"),
         ({"max_tokens": 0}, None, "nothing to send without echo"),

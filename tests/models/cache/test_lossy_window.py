@@ -193,7 +193,7 @@ def test_recurrent_layers_are_refused_by_name():
 
 def test_transformers_is_no_reference_for_a_windowed_target():
     decoder = speculative(windowed(build("llama")), "llama")
-    with pytest.raises(ConfigError, match="transformers' generate knows no lossy_window"):
+    with pytest.raises(ConfigError, match="transformers' generate has no lossy_window"):
         transformers_generate(decoder, PROMPT, max_new_tokens=4)
     assert compare(decoder, PROMPT, repeats=1, max_new_tokens=8).transformers is None
 

@@ -207,4 +207,4 @@ def test_weights_on_several_devices_are_told(monkeypatch):
     module = tiny.build("llama")
     places = {name: SimpleNamespace(is_meta=False, device=name) for name in ("cuda:0", "cuda:1")}
     monkeypatch.setattr(module, "named_parameters", places.items)
-    assert "lies on several devices (cpu, cuda:0, cuda:1)" in told(ModelError, check_module, module)
+    assert "is on several devices (cpu, cuda:0, cuda:1)" in told(ModelError, check_module, module)

@@ -156,7 +156,7 @@ def _drafter_names(given: list[str] | None, default: str, target: str) -> list[s
     """The names of the drafters to measure.
 
     Raises:
-        ConfigError: there are none, or one is no drafter of its own.
+        ConfigError: there are none, or one is not a drafter.
     """
     if not given and target != "embedded":
         raise ConfigError(f"there are no drafters for {target!r} by default; name some with --drafters")

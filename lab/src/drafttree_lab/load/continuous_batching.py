@@ -67,7 +67,7 @@ def why_not(decoder: Decoder, prompt: Sequence[int], temperature: float) -> str 
     if not isinstance(decoder.target, TargetModel):
         return "the target is no transformers model"
     if decoder.target.lossy_window:
-        return "it knows no lossy_window"
+        return "it has no lossy_window"
     try:
         generate_batch(decoder, [prompt], TRIAL_TOKENS)
     except Exception as error:  # whatever keeps another program from running is no reason to measure nothing

@@ -61,8 +61,8 @@ def recognise(folder: Path, formats: Mapping[str, HeadFormat] = FORMATS) -> str:
         return LANGUAGE_MODEL
     shown, (*others, last) = ", ".join(sorted(names)[:3]), (head.title for head in formats.values())
     raise ModelError(
-        f"{folder} is no drafter known here: config.json names no transformers model, and tensors such as {shown} "
-        f"belong to no {', '.join(others)} or {last} head"
+        f"{folder} is not a drafter that drafttree knows: config.json names no transformers model, and tensors such as "
+        f"{shown} belong to no {', '.join(others)} or {last} head"
     )
 
 

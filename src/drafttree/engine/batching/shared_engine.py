@@ -31,7 +31,7 @@ class SharedEngine:
     def _get(self, decoder: EngineDecoder) -> Engine:
         with self._changing:
             if not self._users:
-                raise EngineClosedError("whoever wanted the engine was cancelled before it was made")
+                raise EngineClosedError("the call that started the engine was cancelled")
             self._engine = self._engine or Engine(decoder)
             return self._engine
 

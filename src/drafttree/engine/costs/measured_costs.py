@@ -48,7 +48,7 @@ class MeasuredCosts:
             return
         self.curve = self._rounds.curve()
         if _differ(self._kept.costs, self.curve, watched):
-            logger.info("the measured costs were wrong by more than %.0f %%; they are mended", 100 * WRONG_BY)
+            logger.info("the measured costs were wrong by more than %.0f %%; they are corrected", 100 * WRONG_BY)
             self._kept = self._file.write(replace(self._kept, costs=self.curve))
 
 

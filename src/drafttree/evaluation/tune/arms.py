@@ -57,7 +57,7 @@ def find_drafters(decoder: Decoder, names: Sequence[str]) -> tuple[dict[str, Dra
         ModelError: none of them can be used; the message names every one with its reason.
     """
     if wrong := {"none", "auto"}.intersection(names):
-        raise ConfigError(f"{wrong.pop()!r} is no drafter of its own; plain decoding is run in any case")
+        raise ConfigError(f"{wrong.pop()!r} is not a drafter; plain decoding is run in any case")
     target, found, left_out = transformers_model(decoder), {}, {}
     for name in names:
         try:

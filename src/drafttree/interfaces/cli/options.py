@@ -184,11 +184,11 @@ def parse_drafters(entries: list[str]) -> list[str]:
     """The names of drafters, from a list whose members may each hold several, separated by semicolons.
 
     Raises:
-        ConfigError: there is none, or one is no drafter of its own.
+        ConfigError: there is none, or one is not a drafter.
     """
     names = split_names(";".join(entries), ";")
     if wrong := {"none", "auto"}.intersection(names):
-        raise ConfigError(f"--drafters: {wrong.pop()!r} is no drafter of its own; plain decoding is run in any case")
+        raise ConfigError(f"--drafters: {wrong.pop()!r} is not a drafter; plain decoding is run in any case")
     return names
 
 

@@ -134,7 +134,7 @@ def _check_hosts(hosts: Iterable[str]) -> None:
     from drafttree.interfaces.server.allowed_hosts import name_of
 
     for wrong in (host for host in hosts if name_of(host) != host.lower()):
-        raise ConfigError(f"--allowed-hosts {wrong!r} is no name of a host; give one such as api.example.com, or '*'")
+        raise ConfigError(f"--allowed-hosts {wrong!r} is not a host name; give one such as api.example.com, or '*'")
 
 
 def _tell(what: str) -> None:

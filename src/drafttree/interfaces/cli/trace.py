@@ -60,7 +60,9 @@ def _check(output: Path | None, live: bool, json_: bool) -> None:
     if live and json_:
         raise ConfigError("--live draws where --json prints; give one of them")
     if live and not sys.stdout.isatty():
-        raise ConfigError("--live draws on a terminal, and standard output is none; give -o FILE for a page instead")
+        raise ConfigError(
+            "--live draws on a terminal, and standard output is not a terminal; give -o FILE for a page instead"
+        )
     if output:
         from drafttree.interfaces.page_parts.assembly import check_jinja
         from drafttree.interfaces.trace_page.output import check_output

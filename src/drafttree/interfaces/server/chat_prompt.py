@@ -34,7 +34,7 @@ def read_prompt(request: ChatRequest, tokenizer: Any, dialect: Dialect, context:
     """
     variables = dict(request.chat_template_kwargs or {})
     if wrong := next((name for name in variables if name in OWN_ARGUMENTS), None):
-        raise ServerError(400, f"{wrong!r} is no variable of a chat template", param="chat_template_kwargs")
+        raise ServerError(400, f"{wrong!r} is not a variable of chat templates", param="chat_template_kwargs")
     variables = _effort(request.reasoning_effort, dialect) | variables | request.end_options
     tools = [] if request.tool_choice == "none" else request.tools or []
     if native := dialect.native:
@@ -54,7 +54,7 @@ def _effort(effort: str | None, dialect: Dialect) -> dict[str, Any]:
     if effort is None or (effort == NO_EFFORT and not dialect.thinking and not dialect.takes_effort):
         return {}
     if not dialect.takes_effort:
-        message = f"reasoning_effort is {effort!r}, but the model's chat template knows no such thing; leave it out"
+        message = f"reasoning_effort is {effort!r}, but the model's chat template does not support it; leave it out"
         raise ServerError(400, message, param="reasoning_effort", code="not_served")
     return {"reasoning_effort": effort, **dict.fromkeys(SWITCHES, effort != NO_EFFORT)}
 

@@ -154,7 +154,7 @@ async def _of_http(error: HTTPException, request: Request) -> ServerError:
     """An error of the framework's; it says little of why it could not read a body."""
     match error.__cause__:
         case UnicodeDecodeError():
-            return ServerError(400, "the body is no UTF-8 text", code="invalid_utf8")
+            return ServerError(400, "the body is not UTF-8 text", code="invalid_utf8")
         case RecursionError():
             return ServerError(400, "the body is nested too deeply", code="invalid_json")
         case ValueError():
@@ -189,7 +189,7 @@ def _of_validation(error: RequestValidationError) -> ServerError:
     place = ".".join(map(str, _place(first["loc"][1:], error.body)))
     what = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "json_invalid":
-        return ServerError(400, f"the body is no JSON: {first.get('ctx', {}).get('error', what)}", code="invalid_json")
+        return ServerError(400, f"the body is not JSON: {first.get('ctx', {}).get('error', what)}", code="invalid_json")
     if first["type"] == "model_attributes_type" and not place:
         what = "send a JSON object, with the header Content-Type: application/json"
     return ServerError(400, f"{place or 'the body'}: {what}", param=place or None, code=first["type"])

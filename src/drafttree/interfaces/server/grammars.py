@@ -9,10 +9,12 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import lru_cache
 from hashlib import sha256
 from multiprocessing import get_all_start_methods, get_context
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -30,6 +32,9 @@ PLACES = 2
 """Grammars that are compiled at once. A client has one place, so that no one client takes all of them."""
 LOOKS = 0.05
 """Seconds between looks at whether the client of a running compilation is still there."""
+BRIEF = 1.0
+"""Seconds after which a compilation gets only the time that nothing else wants."""
+LEAST_URGENT = 19
 ADVICE = "make it simpler: fewer optional properties, alternatives and repetitions with bounds"
 
 
@@ -161,8 +166,8 @@ def compile_apart(
     with sending:
         process.start()
     try:
-        _receive(receiving, math.inf, given_up)
-        outcome = _receive(receiving, seconds, given_up)
+        _receive(process, receiving, math.inf, given_up)
+        outcome = _receive(process, receiving, seconds, given_up)
     except TimeoutError:
         raise _too_large(wanted, f"{seconds:.3g} s") from None
     except (EOFError, OSError):  # it took the memory where xgrammar does not expect that, or the system has ended it
@@ -182,21 +187,29 @@ def compile_apart(
     return outcome
 
 
-def _receive(receiving: Connection, seconds: float, given_up: threading.Event) -> Any:
-    """The next message of a process.
+def _receive(process: BaseProcess, receiving: Connection, seconds: float, given_up: threading.Event) -> Any:
+    """The next message of a process, which gives way to all others when it takes long.
 
     Raises:
         TimeoutError: it does not come in time.
         EOFError: the process has ended.
         ServerError: it was given up.
     """
-    ends = time.monotonic() + seconds
+    begun = time.monotonic()
     while not receiving.poll(LOOKS):
         if given_up.is_set():
             raise ServerError(503, "the client has gone")
-        if time.monotonic() > ends:
+        if time.monotonic() > begun + seconds:
             raise TimeoutError
+        if time.monotonic() > begun + BRIEF:
+            _take_what_is_left(process)
     return receiving.recv()
+
+
+def _take_what_is_left(process: BaseProcess) -> None:
+    """Let a process have only the time that nothing else wants, where the system can do that."""
+    with suppress(AttributeError, OSError):  # it may have ended
+        os.setpriority(os.PRIO_PROCESS, process.pid or 0, LEAST_URGENT)
 
 
 def _too_large(wanted: WantedGrammar, most: str) -> ServerError:

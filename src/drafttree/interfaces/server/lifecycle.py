@@ -24,7 +24,7 @@ Python itself takes a second to end behind torch and transformers, and longer on
 """
 LAST_WORDS = 0.5
 """Seconds that connections have to end once nothing is written any more."""
-AHEAD = 128 << 10
+AHEAD = 16 << 10
 """Bytes that the system takes for each client ahead of what it reads; by itself it would take megabytes."""
 STUCK = 5
 """Seconds that the rest may take; there is none, unless something does not end when it is told to."""

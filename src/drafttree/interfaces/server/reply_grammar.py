@@ -150,7 +150,7 @@ def _dump(value: Any, field: str) -> str:
     try:
         return _short(json.dumps(value, allow_nan=False), field)
     except (ValueError, RecursionError) as error:
-        raise ServerError(400, f"{field} is no JSON: {error}", param=field) from None
+        raise ServerError(400, f"{field} is not JSON: {error}", param=field) from None
 
 
 def _short(text: str, field: str) -> str:

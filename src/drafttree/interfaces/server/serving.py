@@ -72,7 +72,7 @@ class ServerSettings:
 
 RETRY_AFTER = 1
 """Seconds after which a request that was refused may come again."""
-MAX_UNREAD = 64
+MAX_UNREAD = 16
 """Rounds of a text that wait for its client; then the text waits."""
 
 

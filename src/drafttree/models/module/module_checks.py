@@ -50,7 +50,7 @@ def check_module(module: PreTrainedModel) -> None:
         raise ModelError(f"{name} is loaded in part: {empty[0]} has no values (it is on the meta device); load it anew")
     devices = sorted({str(tensor.device) for tensor in tensors.values() if not tensor.is_meta})
     if len(devices) > 1:
-        raise ModelError(f"{name} lies on several devices ({', '.join(devices)}); move all of it to one of them")
+        raise ModelError(f"{name} is on several devices ({', '.join(devices)}); move all of it to one of them")
 
 
 def _keeps_outliers(part: nn.Module) -> bool:

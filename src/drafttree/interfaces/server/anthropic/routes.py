@@ -51,4 +51,4 @@ def _check_thinking(request: ConversationFields, serving: ServingContext) -> Non
     """
     dialect, wanted = serving.dialect, request.thinking
     if wanted and wanted.type == "enabled" and not dialect.thinking and not dialect.takes_effort:
-        raise ServerError(400, "thinking is enabled, but the model's chat template knows no such thing; leave it out")
+        raise ServerError(400, "thinking is enabled, but the model's chat template does not support it; leave it out")

@@ -109,7 +109,7 @@ def _check_json(value: dict[str, Any]) -> dict[str, Any]:
     try:
         json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
     except ValueError as error:
-        raise mistake("no_json", f"this is no JSON: {error}") from None
+        raise mistake("no_json", f"this is not JSON: {error}") from None
     return value
 
 
@@ -267,7 +267,7 @@ class SamplingFields(RequestModel):
     def _check_token_ids(cls, bias: dict[str, float] | None) -> dict[str, float] | None:
         wrong = next((token for token in bias or () if not TOKEN_ID.fullmatch(token)), None)
         if wrong is not None:
-            raise mistake("no_token_id", f"{wrong[:40]!r} is no token id")
+            raise mistake("no_token_id", f"{wrong[:40]!r} is not a token id")
         return bias
 
 

@@ -130,10 +130,10 @@ def _as_list(prompt: object) -> object:
     if not prompt or not all(prompt):
         raise mistake("empty_prompt", "a prompt is empty; give at least one token")
     if any(not _is_text(each) for each in prompt if isinstance(each, str)):
-        raise mistake("string_unicode", "a prompt holds half a surrogate pair, which is no text")
+        raise mistake("string_unicode", "a prompt holds half a surrogate pair, which is not text")
     tokens = (token for each in prompt for token in each if isinstance(token, int))
     if wrong := next((token for token in tokens if not 0 <= token < INT64), None):
-        raise mistake("no_token_id", f"{wrong if abs(wrong) < INT64 else 'a number above 64 bits'} is no token id")
+        raise mistake("no_token_id", f"{wrong if abs(wrong) < INT64 else 'a number above 64 bits'} is not a token id")
     return prompt
 
 
