@@ -1,4 +1,4 @@
-"""Write methods.md: every tree policy, verifier and drafter with its parameters, as the commands list them."""
+"""Write methods.md: every tree policy, verifier and drafter, as the commands list them."""
 
 import json
 from pathlib import Path
@@ -11,8 +11,8 @@ from drafttree.interfaces import cli
 DOCUMENT = Path(__file__).parent / "methods.md"
 INTRODUCTION = """# Policies, verifiers and drafters
 
-Made by `python docs/methods.py` from what `drafttree policies` and `drafttree verifiers` list. Parameters follow
-a name: `--policy talon:budget=60,margin=0.03`, in Python `drafttree.policies.Talon(budget=60, margin=0.03)` or
+`python docs/methods.py` makes this page from what `drafttree policies`, `verifiers` and `drafters` list. Parameters
+follow a name: `--policy talon:budget=60,margin=0.03`, in Python `drafttree.policies.Talon(budget=60, margin=0.03)` or
 `policy="talon:budget=60,margin=0.03"`. [Choosing](choosing.md) shows a tree of each policy.
 """
 
@@ -20,19 +20,17 @@ a name: `--policy talon:budget=60,margin=0.03`, in Python `drafttree.policies.Ta
 def document() -> str:
     """The whole page."""
     policies = [line for name, policy in _listed("policies").items() for line in _policy(name, policy)]
-    verifiers = [
-        f"| `{name}` | {each['description']} | {each['source']} |" for name, each in _listed("verifiers").items()
-    ]
+    verifiers = _rows(["name", "what it does", "source"], _listed("verifiers"), ["description", "source"])
+    drafters = {
+        each["write"]: each for each in _listed("drafters").values() if each["kind"] in ("built in", "embedded")
+    }
     parts = [
-        "## Tree policies",
-        "",
-        *policies,
-        "## Verifiers",
-        "",
-        "| name | what it does | source |",
-        "| --- | --- | --- |",
+        *[INTRODUCTION, "## Tree policies", "", *policies],
+        *["## Verifiers", "", *verifiers, ""],
+        *["## Drafters", "", *_rows(["name", "what it does"], drafters, ["description"]), ""],
+        "Name drafters in files by a folder or a hub name; [own models](own-models.md#what-is-on-a-hub) has a table.",
     ]
-    return "\n".join([INTRODUCTION, *parts, *verifiers, ""])
+    return "\n".join([*parts, ""])
 
 
 def _listed(command: str) -> dict[str, dict[str, Any]]:
@@ -40,12 +38,15 @@ def _listed(command: str) -> dict[str, dict[str, Any]]:
 
 
 def _policy(name: str, policy: dict[str, Any]) -> list[str]:
-    rows = [
-        f"| `{each['name']}` | {str(each['default']).lower()} | {each['range']} | {each['meaning']} |"
-        for each in policy["parameters"]
-    ]
-    head = ["| parameter | default | range | meaning |", "| --- | --- | --- | --- |"]
-    return [f"### {name}", "", f"{policy['description']} Source: {policy['source']}.", "", *head, *rows, ""]
+    rows = {each["name"]: {**each, "default": str(each["default"]).lower()} for each in policy["parameters"]}
+    table = _rows(["parameter", "default", "range", "meaning"], rows, ["default", "range", "meaning"])
+    return [f"### {name}", "", policy["description"], "", f"Source: {policy['source']}.", "", *table, ""]
+
+
+def _rows(head: list[str], entries: dict[str, dict[str, Any]], fields: list[str]) -> list[str]:
+    """A table with a row for every entry, whose name comes first."""
+    rows = [[f"`{name}`", *(str(entry[field]) for field in fields)] for name, entry in entries.items()]
+    return [f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows]]
 
 
 if __name__ == "__main__":

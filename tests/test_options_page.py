@@ -2,22 +2,25 @@
 
 import importlib.util
 import inspect
+import re
 from pathlib import Path
 
+import pytest
 from transformers import GenerationConfig, GenerationMixin
 
 from drafttree.constraints.refusals import NO_EFFECT, REFUSED
 from drafttree.engine.generation_options import SERVED
 
-SCRIPT = Path(__file__).parents[1] / "docs" / "options.py"
+DOCS = Path(__file__).parents[1] / "docs"
 
 
-def test_the_page_is_what_its_command_writes():
-    spec = importlib.util.spec_from_file_location("options_page", SCRIPT)
+@pytest.mark.parametrize(("name", "entries"), [("options", SERVED), ("methods", {"talon", "rrsw", "lookup"})])
+def test_a_page_is_what_its_command_writes(name, entries):
+    spec = importlib.util.spec_from_file_location(f"{name}_page", DOCS / f"{name}.py")
     page = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(page)
     assert page.DOCUMENT.read_text() == page.document()
-    assert all(f"| `{name}` |" in page.document() for name in SERVED)
+    assert all(re.search(rf"^(\| `|### ){entry}\b", page.document(), re.MULTILINE) for entry in entries)
 
 
 def test_every_field_and_argument_is_served_refused_or_without_effect():

@@ -52,34 +52,33 @@ TREE_HEADROOM = 64
 
 
 class Decoder:
-    """Any drafter, any tree policy, any verifier, over one target.
+    """Generates texts with a target, a drafter, a tree policy and a verifier. `drafttree.load` makes one.
 
-    Threads and engines may share it and its target, which then runs their rounds in turn.
+    Threads and engines may share a decoder and its target, which then runs their rounds in turns.
 
     Args:
-        target: the model whose output is wanted.
-        drafter: who proposes; None decodes plainly, by the same loop.
-        policy: how the tree grows.
-        verifier: what is accepted; None takes `Greedy` at temperature 0 and `Coupled` above it.
-        tokenizer: a transformers tokenizer, None to work on token ids alone.
+        target: the model to generate with.
+        drafter: the drafter; None for plain decoding, by the same loop.
+        policy: the tree policy.
+        verifier: the verifier; None takes `Greedy` at temperature 0 and `Coupled` above it.
+        tokenizer: a transformers tokenizer; None to work with token ids only.
         eos: token ids that end a text.
-        defaults: options of `generate` that hold where a call does not give its own; `drafttree.load` takes those of
-            the model's generation config.
-        prefixes: keeps the beginnings of texts, for calls with `reuse_prefix`; None makes one.
-        learned: costs of target and drafter, and what policies have learned of earlier texts; None begins anew.
-        parts: finds what `with_policy`, `with_drafter` and `with_verifier` are given; `drafttree.load` gives one that
-            knows names. None takes objects alone.
+        defaults: default options of `generate`. `drafttree.load` takes those of the model's generation config.
+        prefixes: keeps KV rows of earlier texts for `reuse_prefix`; None makes a new one.
+        learned: costs, and what policies have learned from earlier texts; None starts anew.
+        parts: resolves what is given to `with_policy`, `with_drafter` and `with_verifier`. `drafttree.load` gives one
+            that knows names. None takes objects only.
 
     Attributes:
         defaults: as given; read-only.
-        prefixes: as given; `prefixes.max_tokens` bounds its memory and `prefixes.clear()` frees it.
+        prefixes: as given; `prefixes.max_tokens` limits its memory and `prefixes.clear()` frees it.
         learned: as given.
         parts: as given.
-        loop: advances its requests.
+        loop: advances the decoder's requests.
 
     Raises:
-        ConfigError: policy and verifier are not proven lossless together, or the verifier cannot serve a target that is
-            sharded over processes.
+        ConfigError: policy and verifier are not proven lossless together, or the verifier cannot serve a sharded
+            target.
     """
 
     def __init__(
@@ -124,57 +123,57 @@ class Decoder:
 
     @property
     def fidelity(self) -> Fidelity:
-        """Whether its texts have the law of the target's own, and why not."""
+        """Whether its texts follow the target's distribution, and why not."""
         return Fidelity.of(self.target, self.verifier)
 
     def plain(self) -> "Decoder":
-        """The same decoder without speculation: the baseline every speed-up is measured against."""
+        """Return the same decoder without drafts, the baseline of every speed-up."""
         return self.with_drafter(None)
 
     def with_policy(self, policy: str | TreePolicy | type[TreePolicy]) -> "Decoder":
-        """The same decoder growing its trees by another policy: whatever `drafttree.load` takes, such as "talon".
+        """Return the same decoder with another tree policy, given as for `drafttree.load`, such as "talon".
 
         Raises:
-            ConfigError: no such policy or parameter, or a value out of range; a file of a tuned policy, which is for
-                `drafttree.load`; or the policy is not proven lossless with the verifier.
+            ConfigError: the policy or a parameter does not exist, a value is out of range, the policy is not proven
+                lossless with the verifier, or it is a file of a tuned policy, which only `drafttree.load` takes.
         """
         return self._with(policy=self.parts.policy(policy))
 
     def with_drafter(self, drafter: str | Path | PreTrainedModel | Drafter | type[Drafter] | None) -> "Decoder":
-        """The same decoder with another drafter: whatever `drafttree.load` takes, such as "embedded-mtp" or a model.
+        """Return the same decoder with another drafter, given as for `drafttree.load`, such as "embedded-mtp".
 
-        The policy stays as it is. None and "none" decode plainly.
+        The policy stays the same. None and "none" stand for plain decoding.
 
         Raises:
-            ConfigError: what is no drafter, or does not take these parameters.
-            ModelError: a model or head that cannot be loaded or does not fit the target.
+            ConfigError: it is not a drafter, or does not take these parameters.
+            ModelError: a model or head cannot be loaded or does not fit the target.
             TokenizerMismatch: a language model has less than a third of the target's tokens.
         """
         found = self.parts.drafter(drafter, self.target, self.tokenizer)
         return self if found is self.drafter else self._with(drafter=found, learned=None)
 
     def with_target(self, target: Model) -> "Decoder":
-        """The same decoder over another target, which must have the same vocabulary."""
+        """Return the same decoder with another target, which must have the same vocabulary."""
         return self._with(target=target, learned=None)
 
     def with_costs(self, costs: CostCurve) -> "Decoder":
-        """The same decoder with a given cost curve in place of a measured one."""
+        """Return the same decoder with a given cost curve instead of a measured one."""
         return self._with(learned=LearnedState(costs))
 
     def with_verifier(self, verifier: str | type[Verifier] | None) -> "Decoder":
-        """The same decoder with another verifier: a class or a name, such as "traversal"; None and "auto" name none.
+        """Return the same decoder with another verifier: a class, a name such as "traversal", or None or "auto".
 
         Raises:
-            ConfigError: there is no such verifier, or it is not proven lossless with the policy.
+            ConfigError: the verifier does not exist, or is not proven lossless with the policy.
         """
         return self._with(verifier=self.parts.verifier(verifier))
 
     def with_defaults(self, **options: Unpack[GenerationOptions]) -> "Decoder":
-        """The same decoder with more options of `generate` that hold where a call does not give its own."""
+        """Return the same decoder with other default options of `generate`."""
         return self._with(defaults={**self.defaults, **options})
 
     def costs(self, *, greedy: bool = True) -> CostCurve:
-        """The costs of target and drafter in greedy texts or in others, measured where they are not known.
+        """Return the costs of target and drafter for greedy or sampled texts, measured if they are not known.
 
         Raises:
             ConfigError: there is no drafter, or the target is sharded over processes.
@@ -211,22 +210,24 @@ class Decoder:
     ) -> list[Generation]: ...
 
     def generate(self, prompt, *, max_batch: int = MAX_BATCH, **options: Unpack[GenerationOptions]):
-        """Generate from a prompt, or from each of a list of prompts.
+        """Generate a text from a prompt, or from each of a list of prompts.
 
         Args:
             prompt: text, token ids, or a conversation (a list of messages such as `{"role": "user", "content": "Hi"}`,
-                rendered by the tokenizer's chat template), or a list of these; tensors and arrays of token ids will do.
-            max_batch: texts of a list that are written at once, at most.
-            **options: see `drafttree.engine.generation_options.GenerationOptions`; what is not given is taken from
+                rendered by the tokenizer's chat template), or a list of these. Token ids may be a list, tensor or
+                array.
+            max_batch: maximum number of texts of a list that are generated at the same time.
+            **options: see `drafttree.engine.generation_options.GenerationOptions`. Omitted options are taken from
                 `defaults`.
 
         Returns:
-            One `Generation`, or a list of them for a list of prompts; an empty list is one of no prompts.
+            One `Generation`, or a list of them for a list of prompts.
 
         Raises:
-            InputError: a prompt is empty or needs a tokenizer that is not there; of a list, the message tells which.
+            InputError: a prompt is empty, or is text although the decoder has no tokenizer. For a list, the message
+                tells which prompt.
             ContextError: a prompt and `max_new_tokens` exceed the model's context.
-            ConfigError: an option is out of range, unknown, or nothing speculation can serve.
+            ConfigError: an option is unknown, out of range, or not supported by tree drafting.
         """
         check_count("max_batch", max_batch)
         if isinstance(prompt, list | tuple) and not prompt:
@@ -246,19 +247,19 @@ class Decoder:
         return generate_all(loop, requests)
 
     def stream(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> TextStream:
-        """Generate from one prompt, yielding what each round adds; arguments and errors as for `generate`.
+        """Generate from one prompt, and yield the tokens of each round. Arguments and errors as for `generate`.
 
-        When the loop over it has ended, `result` of the stream is the whole `Generation`. Closing the stream ends the
-        text. For Ctrl-C see `stream_request`.
+        After the last chunk, the stream's `result` is the whole `Generation`. Closing the stream ends the text. For
+        Ctrl-C see `stream_request`.
         """
         if is_batch(prompt):
             raise InputError("stream takes one prompt; call it for each of a list, or call generate")
         return self.stream_request(self.new_request(prompt, **options))
 
     async def astream(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> AsyncIterator[Chunk]:
-        """As `stream`, for `async for`; texts that are streamed at the same time are written together, by an `Engine`.
+        """Like `stream`, for `async for`. Texts streamed at the same time share the passes of an `Engine`.
 
-        Closing the iterator ends the generation.
+        Closing the iterator ends the text.
         """
         if is_batch(prompt):
             raise InputError("astream takes one prompt; call it for each of a list, or call generate")
@@ -271,7 +272,7 @@ class Decoder:
                 handle.cancel()
 
     def new_request(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> Request:
-        """Check a prompt and its options and make the request that `step` advances; no model runs yet.
+        """Check a prompt and its options, and make a request for `step`. No model runs yet.
 
         Arguments and errors as for `generate`.
         """
@@ -280,14 +281,14 @@ class Decoder:
         return request
 
     def prepare(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> Request:
-        """Check a prompt and its options and make a request of a batch without touching a model.
+        """Check a prompt and its options, and make a request of a batch. No model is used.
 
         `open` gives it a KV cache. Arguments and errors as for `generate`.
         """
         return self._prepare(prompt, options, alone=False)
 
     def randomness(self, seed: int) -> Randomness:
-        """All random numbers of a text with this seed."""
+        """Return the random numbers of a text with this seed."""
         return SeededRandomness(seed, self.target.vocab_size, self.target.device)
 
     def open(self, request: Request) -> None:
@@ -296,7 +297,7 @@ class Decoder:
             self.loop.open(request)
 
     def step(self, request: Request) -> int:
-        """Advance a request by one round and return how many tokens were committed: 0 where its text has ended.
+        """Advance a request by one round, and return the number of committed tokens: 0 if its text has ended.
 
         The first round of a text reads its prompt.
         """
@@ -313,11 +314,11 @@ class Decoder:
         return turn.committed
 
     def batch_loop(self, max_batch: int, *, memory: KVMemory | None = None, budget: int | None = None) -> BatchLoop:
-        """A loop that runs many requests at once; what it learns, later ones begin with.
+        """Make a loop that runs many requests at once. Later loops start with what it has learned.
 
         Args:
-            max_batch: requests at once, at most.
-            memory: what their KV caches may take; None for half of the device's.
+            max_batch: maximum number of requests at the same time.
+            memory: memory for their KV caches; None for half of the device's.
             budget: as for `Engine`.
 
         Raises:
@@ -393,7 +394,7 @@ class Decoder:
         return Generation.of(request)
 
     def stream_request(self, request: Request) -> TextStream:
-        """Advance a request to its end, yielding what each round adds.
+        """Advance a request to its end, and yield the tokens of each round.
 
         Ctrl-C yields a last chunk, "interrupted", with the text held back so far, and then raises KeyboardInterrupt.
         """

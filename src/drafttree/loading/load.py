@@ -45,65 +45,65 @@ def load(
     low_memory: bool = False,
     tensor_parallel_size: int = 1,
 ) -> Decoder:
-    """A decoder from names, paths or loaded models.
+    """Load a decoder from names, folders or loaded models.
 
     Args:
-        target: "embedded", a folder, a hub name, or a loaded transformers model, which may be wrapped by
-            `torch.compile` or peft; its adapters stay in force.
-        drafter: "embedded-eagle3", a folder or a hub name (a language model, a Gemma 4 assistant, or an EAGLE, MTP,
-            DFlash, DSpark, Medusa or Hydra drafter), a loaded model; "mtp", the MTP layers in the target's own files;
-            "lookup" or "suffix", which propose what followed before and need no model; "mixed:" and a model, for lookup
-            with that model to fall back to; an object of the protocol `drafttree.drafters.Drafter`; the name of a
-            drafter class (see `drafttree.loading.drafters`) or the class itself; or "none" or None for plain decoding.
-            "auto" takes what `choose_drafter` says; the logger "drafttree" says which and why, as a warning where it is
-            lookup.
-        policy: a policy, its class, or its specification, such as "talon:budget=60,margin=0.03"; or a file of
-            `drafttree tune --save`, such as "tuned.json", which also decides drafter, verifier and dtype where they are
-            "auto", and brings the draft temperature, as a default, and the cost curve of its machine. None is `auto`,
-            which measures what passes cost when the first text is written, for about two seconds once a machine, and
-            drafts what pays; where the verifier's draws depend on the drafts, or the target is sharded, it is
-            `dynatree`, which measures nothing. For a drafter whose drafts do not depend on their path (DFlash's kind)
-            it is `auto:flat=true`, or else `chain`.
-        verifier: the name or class of one, or "auto": greedy at temperature 0, coupled above it. Policies and
-            verifiers of your own are named by the dotted names of their classes or by entry points (see
-            `drafttree.loading.methods`).
-        dtype: "float32", "bfloat16", "float16", or "auto": bfloat16 where the device multiplies it fast, else float32.
-            On a CPU that has bfloat16 it is the one in which products of the model's shapes take less time, which is
-            measured once a machine and kept in the user's cache folder; the logger "drafttree" says which.
-        device: "cpu", "cuda", ... or "auto": cuda where there is one.
-        tokenizer: the target's; by default the one in its folder.
-        exact_text: make the text of every policy and drafter that of plain decoding token for token, in every dtype.
-            Without it that holds in float32, and below it up to ties: logits so close that rounding decides. Costs
-            time (see docs/performance.md); whether it holds on the device is tried at load.
-        lossy_window: let the target attend to the latest tokens only, so many at most, and to the first `sinks` tokens,
-            and keep the rows of no others in its KV cache (StreamingLLM; `drafttree.models.windows` says
-            how it differs). That is another model, whose text is its own: plain decoding over the same window writes
-            it too. The drafter reads the whole text. DynaTree v1's cache of 1024 is a window of 1020 with 4 sinks.
-        sinks: first tokens that stay visible with `lossy_window`.
-        quantize: "int8" rounds the weights of the target's linear layers to eight bits, those of its head excepted.
-            That is another model, whose text is its own: plain decoding and transformers' `generate` on
-            `decoder.target.module` write it too. It takes less memory; docs/performance.md says where it is faster.
-        quantize_drafter: the same for a language model that drafts; the text stays the target's.
-        low_memory: on a CPU, keep the weights of the target's linear layers once, packed as products read them, and
-            unpack them for a state dict; without it, large ones have a packed copy beside them. The head, which is no
-            such layer, has none then: passes over several tokens take longer for it. Adapters and whatever else needs
-            layers of torch's own class cannot be added.
-        tensor_parallel_size: processes that the target's weights are sharded over, for a target too large for one
-            device; as many have to run the same program, started by torchrun. See docs/large-scale.md.
+        target: the model to generate with: "embedded", a folder, a hub name, or a loaded transformers model. A loaded
+            model may be wrapped by `torch.compile` or peft, whose adapters stay active.
+        drafter: what drafts (`drafttree drafters` lists the names):
 
-    The options that the target's generation config sets are the decoder's `defaults`, as for transformers' `generate`:
-    a model that asks for sampling samples, unless a call gives `temperature=0`. The logger "drafttree" says which.
+            - a folder, a hub name or a loaded model: a language model, a Gemma 4 assistant, or an EAGLE, MTP, DFlash,
+              DSpark, Medusa or Hydra drafter; "embedded-eagle3" and others come with the package
+            - "mtp": the MTP layers in the target's own files
+            - "lookup" or "suffix": repeats what followed earlier in the text, without a model
+            - "mixed:NAME": lookup where the text repeats, the named drafter elsewhere
+            - a `drafttree.drafters.Drafter`, its class, or the dotted name of a class
+            - "none" or None: plain decoding
+            - "auto": the target's own MTP layers, a published head that is known for the target, or lookup; the logger
+              "drafttree" tells which and why
+        policy: a policy, its class, its specification such as "talon:budget=60,margin=0.03", or a file saved by
+            `drafttree tune`, which also sets drafter, verifier and dtype where they are "auto", the draft temperature
+            and the cost curve. None is `auto`, which measures costs when the first text is generated, for about two
+            seconds per machine. It is `dynatree`, which measures nothing, where the verifier draws from the drafts or
+            the target is sharded. For drafters whose drafts do not depend on their path (such as DFlash) it is
+            `auto:flat=true`, or else `chain`.
+        verifier: the name or class of a verifier, or "auto": greedy at temperature 0, coupled above it. For verifiers
+            of your own see `drafttree.loading.methods`.
+        dtype: "float32", "bfloat16", "float16" or "auto": bfloat16 where the device multiplies it fast, else float32. A
+            CPU with bfloat16 is measured once, and the result is kept in the user's cache folder.
+        device: "cpu", "cuda", ... or "auto": cuda where it is available.
+        tokenizer: the target's tokenizer. Default: the one in its folder.
+        exact_text: keep the text identical to plain decoding's in every dtype. Without it, the text is identical in
+            float32, and in bfloat16 and float16 up to ties, where rounding decides between two tokens. Slower (see
+            docs/performance.md). It is tried when the model is loaded, and refused where it does not hold.
+        lossy_window: attend only to this many last tokens and the first `sinks` tokens (StreamingLLM;
+            `drafttree.models.windows` tells the differences). This changes the output: plain decoding over the same
+            window generates the same text. The drafter reads the whole text. DynaTree v1's cache of 1024 is a window of
+            1020 with 4 sinks.
+        sinks: number of first tokens that stay visible with `lossy_window`.
+        quantize: "int8" rounds the weights of the target's linear layers, except its head, to 8 bits. This changes the
+            output: plain decoding and transformers' `generate` on `decoder.target.module` generate the same text. Takes
+            less memory; docs/performance.md tells where it is faster.
+        quantize_drafter: "int8" does the same to a drafter that is a language model. The text stays the target's.
+        low_memory: on a CPU, keep a single, packed copy of the weights of the target's linear layers. They are unpacked
+            for a state dict. Without it, large ones have a packed copy as well. The head is then not packed, so passes
+            over several tokens take longer. Adapters and other code that needs torch's own layers cannot be added.
+        tensor_parallel_size: number of processes over which the target is sharded. As many processes must run the same
+            program under torchrun; see docs/large-scale.md.
 
-    A loaded target keeps its dtype and device, and attends to trees from then on: its own `generate` works again after
+    The options in the target's generation config become the decoder's `defaults`, as in transformers: a model that asks
+    for sampling samples, unless a call gives `temperature=0`.
+
+    A loaded target keeps its dtype and device, and attends to trees from then on. Its own `generate` works again after
     `decoder.target.release()`.
 
     Raises:
-        ConfigError: a policy, verifier, parameter, dtype, device or quantisation that does not exist, a loaded model to
-            be quantised, or what cannot be had of a sharded target.
-        InputError: a file that is no tuned policy of this version.
-        ModelError: a model or head that cannot be loaded or quantised, does not fit the target, or cannot be verified
-            in a tree; one that is not that of a tuned policy; or `exact_text` or `lossy_window` cannot hold for it.
-        TokenizerMismatch: a language model that drafts has less than a third of the target's tokens.
+        ConfigError: a policy, verifier, parameter, dtype, device or quantisation does not exist, a loaded model is to
+            be quantised, or an option is not available for a sharded target.
+        InputError: a file of a tuned policy cannot be used.
+        ModelError: a model or head cannot be loaded or quantised, does not fit the target or the tuned policy, or
+            cannot be verified in a tree; or `exact_text` or `lossy_window` cannot hold for it.
+        TokenizerMismatch: a draft model has less than a third of the target's tokens.
     """
     select = choose_backend(exact_text, lossy_window, sinks)
     policy, target = find_policy(policy), find_model(target)

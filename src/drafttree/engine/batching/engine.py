@@ -36,36 +36,37 @@ class EngineDecoder(Protocol):
 
 
 class Engine:
-    """Writes the texts of many requests at once (continuous batching), each as if it were alone.
+    """Generates the texts of many requests at the same time (continuous batching). Each text is as if it were alone.
 
-    Requests join and leave at any round. In a round every request drafts its tree, one packed draft pass per level for
-    all of them, and one packed target pass scores all trees and parts of new prompts. How many drafted nodes are
-    scored is one budget for all, by how likely each is to be accepted and what a row costs; it may be none.
+    Requests join and leave after any round. In a round, every request drafts its tree, with one packed draft pass per
+    level for all of them, and one packed target pass scores all trees and parts of new prompts. One budget of drafted
+    nodes is shared by all trees. It depends on how likely each node is to be accepted and on what a row costs, and may
+    be 0.
 
-    What requests begin with in common is read once: a request takes copies of the rows of the longest beginning that
-    another one has read, finished or not, and waits for one that is being read. So does every request that wants no
-    `prompt_logprobs`, unless it or the decoder's defaults say `reuse_prefix=False`, or nothing is to be kept.
+    Shared prefixes are read once. A request copies the KV rows of the longest prefix that another request has read,
+    finished or not, and waits for one that is being read. Requests with `prompt_logprobs` or `reuse_prefix=False` do
+    not share.
 
-    Use it as a context manager, or call `close`; one that is still open when Python ends is closed then, and one that
-    nobody refers to any more ends when its texts are written. The decoder may be used by other threads and engines
-    meanwhile: its target runs their rounds in turn (see `TargetLock`), so each takes longer.
+    Use it as a context manager, or call `close`. An open engine is closed when Python exits; one without references
+    ends when its texts are finished. Other threads and engines may use the decoder at the same time. The target then
+    runs their rounds in turns (see `TargetLock`), so each takes longer.
 
     Args:
         decoder: the decoder whose target, drafter, policy and verifier are used.
-        max_batch: requests that run at once, at most; the others wait in the order they came.
-        max_kv_tokens: rows that their KV caches may take together, prompt, text and largest tree of each; None for half
-            of the device's memory.
-        prefix_tokens: tokens of finished texts that are kept for later ones, within those rows, the least recently used
-            going first; None leaves it to the decoder's `prefixes`. With 0 every prompt is read whole by default.
-        budget: drafted nodes of a request and round, as a mean over the batch, always drafted; None for as many as
-            are worth their time, which is measured.
+        max_batch: maximum number of running requests; others wait in order of arrival.
+        max_kv_tokens: maximum number of rows in all KV caches, for prompt, text and largest tree of each request. None
+            for half of the device's memory.
+        prefix_tokens: maximum number of tokens of finished texts kept for reuse, within those rows; the least recently
+            used are dropped first. None leaves it to the decoder's `prefixes`; 0 disables sharing by default.
+        budget: fixed number of drafted nodes per request and round, as a mean over the batch. None drafts as many as
+            pay off, which is measured.
 
     Attributes:
         decoder: as given.
 
     Raises:
-        ConfigError: the decoder is none, a number is no whole one of at least 1 (of `prefix_tokens`, 0), or a budget is
-            given for trees that may not be cut to it.
+        ConfigError: `decoder` is not a decoder, a number is not a whole number of at least 1 (0 for `prefix_tokens`),
+            or a budget is given for trees that must not be cut.
     """
 
     def __init__(
@@ -94,22 +95,22 @@ class Engine:
 
     @property
     def metrics(self) -> EngineMetrics:
-        """What it has done so far."""
+        """Counts and times so far."""
         return self._loop.metrics
 
     @property
     def memory(self) -> KVMemory:
-        """Rows of the KV caches: how many there are, and how many are reserved."""
+        """Rows of the KV caches: their number, and how many are reserved."""
         return self._memory
 
     @property
     def closed(self) -> bool:
-        """Whether it takes no more requests: it was closed, or its thread has died or runs in another process."""
+        """Whether it takes no more requests: it was closed, its thread has died, or it runs in another process."""
         return self._thread.closed
 
     @property
     def kv_cache_usage(self) -> float:
-        """The share of the rows of the KV cache that running requests have reserved, from 0 to 1."""
+        """Fraction of the KV cache rows reserved by running requests, from 0 to 1."""
         return self._memory.usage
 
     def submit(
@@ -121,16 +122,16 @@ class Engine:
         max_unread: int | None = None,
         **options: Unpack[GenerationOptions],
     ) -> Handle:
-        """Check a request and let it wait for its turn; may be called from any thread.
+        """Check a request and queue it. Any thread may call this.
 
         Args:
             prompt: as for `Decoder.generate`, but not a list of prompts.
-            observer: sees the rounds of the text, each before its chunk is given out.
-            group: texts of one group share the batch with others as one text would, so that many of them hold up no
-                other; None for a text that is a group of its own.
-            max_unread: chunks that may wait to be read; at so many the text pauses until half of them have been, and
-                lets others have its place; read or cancel it, or the engine never drains. None for a text that never
-                waits for its reader.
+            observer: is called for each round of the text, before its chunk is available.
+            group: texts of the same group share the batch with others as one text would, so that many of them delay no
+                others. None makes a group of its own.
+            max_unread: maximum number of unread chunks. At that number the text pauses, gives its place to others, and
+                continues when half of the chunks are read. It must be read or cancelled before the engine can drain.
+                None for no limit.
             **options: as for `Decoder.generate`.
 
         Raises:

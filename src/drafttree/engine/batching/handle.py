@@ -20,21 +20,20 @@ from drafttree.engine.metrics import Metrics
 class Handle(Reader):
     """A request in an engine.
 
-    Iterate over it, or `async for`, to get its text chunk by chunk; `result` waits for the whole, and so does `await`.
-    Chunks are given out once, to one reader at a time; the whole may be asked for as often and from as many threads as
-    wanted. Leaving a loop over it early cancels nothing: call `cancel`.
+    Iterate over it, with `for` or `async for`, to get the text chunk by chunk. `result` and `await` wait for the whole
+    text. Each chunk is given out once, to one reader at a time; the whole text may be requested any number of times and
+    from any thread. Leaving a loop early does not cancel the text: call `cancel`.
 
-    A handle knows nothing of its request, so the memory of a text is given back when it ends, whoever keeps the handle.
+    A handle does not refer to its request, so the memory of a text is freed when it ends, even if the handle is kept.
 
     Args:
-        wake: lets the engine look whether the text was cancelled, or is read again.
-        metrics: metrics of the text; they grow while it is written.
-        max_unread: chunks that may wait to be read before the text pauses until half of them have been; None for any
-            number.
+        wake: tells the engine that the text was cancelled or read.
+        metrics: metrics of the text; they grow while it is generated.
+        max_unread: maximum number of unread chunks before the text pauses; None for no limit.
 
     Attributes:
         metrics: as given.
-        full: whether the text pauses until more of it is read.
+        full: whether the text is paused until more of it is read.
     """
 
     def __init__(self, wake: Callable[[], None], metrics: Metrics, max_unread: int | None = None) -> None:
@@ -54,16 +53,16 @@ class Handle(Reader):
 
     @property
     def done(self) -> bool:
-        """Whether the text has ended, by an error too."""
+        """Whether the text has ended, normally or with an error."""
         return self._ended is not None
 
     @property
     def error(self) -> Exception | None:
-        """Why it failed; None if it has not."""
+        """The error that ended the text; None if there was none."""
         return self._ended if isinstance(self._ended, Exception) else None
 
     def cancel(self, reason: str = "cancelled") -> None:
-        """End the text where it is, within a round; one that has ended stays so.
+        """End the text within a round. Does nothing if it has ended.
 
         Args:
             reason: its finish reason.
@@ -72,10 +71,10 @@ class Handle(Reader):
         self._wake()
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Call back now, and whenever there is more of the text or it has ended.
+        """Call a function now, and again whenever there is more of the text or it has ended.
 
         Args:
-            listener: is called by the engine's thread, which waits for it.
+            listener: the function. The engine's thread calls it and waits for it.
         """
         with self._changed:
             if not self.done:
@@ -86,12 +85,12 @@ class Handle(Reader):
         """Wait for the whole text.
 
         Args:
-            timeout: seconds to wait at most, None for as long as it takes.
+            timeout: maximum number of seconds to wait; None for no limit.
 
         Raises:
-            InputError: the timeout is no number.
-            TimeoutError: it has not ended by then; it goes on.
-            Exception: what the request failed with.
+            InputError: the timeout is not a number.
+            TimeoutError: the text has not ended by then. It continues.
+            Exception: the error that ended the request.
         """
         if timeout is not None:
             if not isinstance(timeout, Real) or isinstance(timeout, bool) or math.isnan(timeout):
