@@ -15,7 +15,7 @@ import pytest
 from helpers.browser import CHROMIUM
 
 ROOT = Path(__file__).parents[1]
-CONTENTS = re.findall(r"^ +- (.+): (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+CONTENTS = re.findall(r"^ +- \"?(.+?)\"?: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
 OVERFLOW = "[...document.querySelectorAll('pre code')].map(each => each.scrollWidth - each.clientWidth)"
 FILLED = "[...document.images].every(each => each.complete && each.naturalWidth > 100)"
 WAIT = 30_000

@@ -278,7 +278,7 @@ def test_chunks_have_the_logprobs_of_their_tokens(decoder):
         ({"repetition_penalty": "2"}, "repetition_penalty is '2': it must be a number above 0"),
         ({"repetition_penalty": math.inf}, "repetition_penalty is inf: it must be a number above 0"),
         ({"sequence_bias": [[[5], math.nan]]}, "nan is not a pair of a token sequence and a number"),
-        ({"sequence_bias": [[[], 1.0]]}, "1.0 is added to no sequence of tokens"),
+        ({"sequence_bias": [[[], 1.0]]}, "1.0 is not a pair of a token sequence"),
         ({"prefix_allowed_tokens_fn": 3}, "prefix_allowed_tokens_fn is 3"),
         ({"output_logits": True}, "does not support output_logits=True; give logprobs"),
         ({"streamer": print}, "does not support streamer; iterate over Decoder.stream"),

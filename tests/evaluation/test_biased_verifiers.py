@@ -206,7 +206,7 @@ def changed(change):
 )
 def test_a_path_that_is_none_is_found_out(change):
     tables = toy_pair(1)
-    with pytest.raises(ConfigError, match=r"Says accepts the nodes .*no path from the root down"):
+    with pytest.raises(ConfigError, match=r"Says accepts the nodes .*do not form a path from the root"):
         law(tables.target, tables.draft, Chain(depth=3), changed(change))
 
 

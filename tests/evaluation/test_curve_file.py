@@ -45,11 +45,11 @@ def test_what_generate_prints_as_json_holds_a_curve(write):
     ("value", "said"),
     [
         ("{", "not JSON"),
-        ("[1]", "is no JSON object"),
+        ("[1]", "is not a JSON object"),
         ({**CURVE, "target": {"1": 1.0, "64": 2.0}}, "gap between 1 and 64; measure 8 too"),
         ({**CURVE, "target": {"1": 1.0, "4": 0.8}}, "falls from 1 at 1 to 0.8 at 4; a larger pass is no cheaper"),
         ({"a": CURVE}, "no cost curve of b; it has a"),
-        ({"a": CURVE, "b": 3}, "is no JSON object"),
+        ({"a": CURVE, "b": 3}, "is not a JSON object"),
     ],
 )
 def test_a_bad_file_is_named(write, value, said):

@@ -111,4 +111,4 @@ def test_a_file_is_refused_without_asking_the_hub(tmp_path, monkeypatch):
     for name in ("medusa_lm_head.pt", "model.safetensors"):
         (tmp_path / name).touch()
         for call in (inspect, find_folder, drafttree.load):
-            assert f"{name!r} is a file; give the folder" in told(ModelError, call, name)
+            assert f"{name!r} is a file; give its folder" in told(ModelError, call, name)

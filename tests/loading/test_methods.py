@@ -187,7 +187,7 @@ def test_entry_points_are_listed_and_the_bad_ones_named_once_and_skipped(caplog)
     assert "entry point 'broken' of drafttree.policies is skipped: cannot import policy 'broken'" in broken
     assert "No module named 'no_such_package'" in broken
     assert "policy 'talon' is drafttree's own; give mymethods:Short another name" in taken
-    assert "'nothing' is no policy: it lacks the method keep" in keepless
+    assert "'nothing' is not a policy: it lacks the method keep" in keepless
     assert make_policy("talon") == Talon()
 
 
@@ -214,7 +214,7 @@ def test_the_command_line_lists_entry_points_and_names_the_bad_ones(caplog):
         (find_verifier, "mymethods.Verifyless", "it lacks the method verify"),
         (find_verifier, "mymethods.Judgeless", "it lacks the method judge"),
         (find_verifier, "mymethods.Short", "it is no subclass of drafttree.verifiers.Verifier"),
-        (load, "mymethods.Startless", "'mymethods.Startless' is no drafter: it lacks the method start"),
+        (load, "mymethods.Startless", "'mymethods.Startless' is not a drafter: it lacks the method start"),
         (load, "mymethods.parse", "it is of type function, not a class"),
         (load, "mymethods.ECHO", "it is a format of files; give a folder"),
         (load, "mymethods.Partless", "of type Partless and lacks context, levels, hidden_layers, nbytes"),
@@ -250,7 +250,7 @@ def test_drafters_may_be_objects():
     for wrong, lacks in ((object(), "vocab_size"), (False, "vocab_size"), (Talon(), "start")):
         assert f"the drafter is of type {type(wrong).__name__} and lacks" in told(load, wrong)
         assert lacks in told(load, wrong)
-    assert "'Talon' is no drafter: it lacks the method start" in told(load, Talon)
+    assert "'Talon' is not a drafter: it lacks the method start" in told(load, Talon)
     assert "LanguageModelDrafter cannot be made by its class" in told(load, LanguageModelDrafter)
     assert "pass an object of the class" in told(load, LanguageModelDrafter)
 

@@ -123,16 +123,16 @@ GAP = {"1": 1.0, "64": 2.0}
         ({"format": "something"}, "no tuned policy; make one by drafttree tune --save"),
         ({"version": 2}, "a tuned policy of format version 2, and 1 is read here; make one by drafttree tune --save"),
         ({"costs": {**CURVE.to_json(), "target": GAP}}, "'target' has a gap between 1 and 64; measure 8 too"),
-        ({"costs": None}, "a cost curve is no JSON object"),
+        ({"costs": None}, "a cost curve is not a JSON object"),
         ({"policy": "talom"}, "unknown policy 'talom'"),
-        ({"policy": 3}, "its 'policy' is 3, no text"),
+        ({"policy": 3}, "its 'policy' is 3, not text"),
         ({"verifier": "greddy"}, "unknown verifier 'greddy'"),
         ({"target": {"name": "embedded"}}, "its 'target' lacks name or digest"),
         ({"drafter": "lookup"}, "its 'drafter' lacks name or digest"),
-        ({"dtype": None}, "its 'dtype' is None, no text"),
-        ({"measured": 3}, "its 'measured' is 3, no object"),
-        ({"draft_temperature": 0}, "its 'draft_temperature' is 0, no number of at least 1e-06"),
-        ({"draft_temperature": "warm"}, "its 'draft_temperature' is 'warm', no number of at least 1e-06"),
+        ({"dtype": None}, "its 'dtype' is None, not text"),
+        ({"measured": 3}, "its 'measured' is 3, not an object"),
+        ({"draft_temperature": 0}, "its 'draft_temperature' is 0, not a number of at least 1e-06"),
+        ({"draft_temperature": "warm"}, "its 'draft_temperature' is 'warm', not a number of at least 1e-06"),
     ],
 )
 def test_files_that_are_none_are_refused_by_name(change, fault, tuned, path):
@@ -165,7 +165,7 @@ def test_a_file_to_save_in_is_checked_before_time_is_spent(tmp_path, path):
     check_save(path)
     for wrong, fault in (
         (tmp_path / "tuned.txt", "does not end in .json"),
-        (tmp_path / "no" / "a.json", "no such folder"),
+        (tmp_path / "no" / "a.json", "its folder does not exist"),
     ):
         with pytest.raises(InputError, match=fault):
             check_save(wrong)

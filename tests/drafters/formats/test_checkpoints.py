@@ -213,7 +213,9 @@ def test_embedded_models_and_heads_are_recognised(name):
 
 
 def test_what_is_none_of_them_is_told(tmp_path):
-    assert "no drafter known here" in told(recognise, heads(tmp_path, ["x", "y"], {"model_type": "strange"}))
+    assert "not a drafter that drafttree knows" in told(
+        recognise, heads(tmp_path, ["x", "y"], {"model_type": "strange"})
+    )
 
 
 @pytest.mark.parametrize(

@@ -116,11 +116,13 @@ def test_a_drafter_that_cannot_draft_is_left_out(toy, toy_drafters, speeds, monk
         return tuning.MeasuredCosts(None, 0.1, "it has another vocabulary") if failed else usual(decoder, greedy=greedy)
 
     monkeypatch.setattr(tuning, "measure_costs", measure)
-    found = tune(toy, toy_drafters, PROMPTS, policies=POLICIES, left_out={"gone": "no such folder"})
-    assert found.left_out == {"gone": "no such folder", "bad": "it has another vocabulary"}
+    found = tune(toy, toy_drafters, PROMPTS, policies=POLICIES, left_out={"gone": "its folder does not exist"})
+    assert found.left_out == {"gone": "its folder does not exist", "bad": "it has another vocabulary"}
     assert {way.drafter for way in found.ways} == {"good"}
-    with pytest.raises(ModelError, match=r"no drafter can be used .*gone: no such folder; bad: it has another"):
-        tune(toy, {"bad": toy_drafters["bad"]}, PROMPTS, left_out={"gone": "no such folder"})
+    with pytest.raises(
+        ModelError, match=r"no drafter can be used .*gone: its folder does not exist; bad: it has another"
+    ):
+        tune(toy, {"bad": toy_drafters["bad"]}, PROMPTS, left_out={"gone": "its folder does not exist"})
 
 
 def test_policies_that_the_verifier_does_not_admit_are_skipped(toy, toy_drafters, speeds):

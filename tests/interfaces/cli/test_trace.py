@@ -51,7 +51,7 @@ def test_mistakes_are_told_before_a_model_is_loaded(capsys, monkeypatch, tmp_pat
     monkeypatch.setattr(decoders, "load", load)
     for arguments, reason in [
         (["-o", tmp_path], "is a folder"),
-        (["-o", tmp_path / "nowhere" / "trace.html"], "no such folder"),
+        (["-o", tmp_path / "nowhere" / "trace.html"], "its folder does not exist"),
         (["--live"], "--live draws on a terminal"),
         (["--live", "--json"], "give one of them"),
         (["--policy", "talom"], "did you mean 'talon'"),

@@ -254,8 +254,8 @@ def test_a_text_may_be_as_long_as_the_context_by_default(client):
             "Field required",
         ),
         ({"max_completion_tokens": 3}, None, "max_tokens and max_completion_tokens differ"),
-        ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs", "'tokenize' is no variable"),
-        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "'messages' is no variable"),
+        ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs", "'tokenize' is not a variable"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "'messages' is not a variable"),
     ],
 )
 def test_what_cannot_be_served_is_refused_by_name(post, body, param, message):

@@ -143,7 +143,9 @@ def test_effort_is_handed_to_the_template():
 
 @pytest.mark.parametrize(("family", "effort"), [("qwq", "high"), ("qwq", "none"), ("llama3", "low")])
 def test_effort_is_refused_where_no_template_knows_it(family, effort):
-    with pytest.raises(ServerError, match=f"reasoning_effort is '{effort}', but the model's chat template knows no"):
+    with pytest.raises(
+        ServerError, match=f"reasoning_effort is '{effort}', but the model's chat template does not support it"
+    ):
         rendered(family, reasoning_effort=effort)
 
 

@@ -1,4 +1,4 @@
-"""The examples of the README and of the page about the server run as they stand, but for the port."""
+"""The examples of the page about the server run as they stand, but for the port."""
 
 import json
 import re
@@ -13,9 +13,7 @@ from openai.types import Completion
 from helpers.live_server import strict
 
 ROOT = Path(__file__).parents[3]
-README, PAGE = (ROOT / "README.md").read_text(), (ROOT / "docs" / "server.md").read_text()
-EXAMPLES = README[README.index("## A server") : README.index("## Everything")]
-EXAMPLES += PAGE[PAGE.index("## The API") : PAGE.index("## Playground")]
+EXAMPLES = (ROOT / "docs" / "server.md").read_text()
 ADDRESS = "http://127.0.0.1:8000"
 
 

@@ -280,7 +280,7 @@ def test_a_schema_that_is_no_json_is_refused(address, value):
     body = json.dumps({**GREEDY, "tools": [tool], "tool_choice": "none"}).replace('"HERE"', value)
     reply = httpx.post(f"{address}/v1/responses", content=body, headers={"Content-Type": "application/json"})
     assert reply.status_code == 400
-    assert "tools.0.parameters: this is no JSON" in reply.json()["error"]["message"]
+    assert "tools.0.parameters: this is not JSON" in reply.json()["error"]["message"]
 
 
 def test_another_model_is_not_found(client):
