@@ -28,7 +28,8 @@ def document() -> str:
         *[INTRODUCTION, "## Tree policies", "", *policies],
         *["## Verifiers", "", *verifiers, ""],
         *["## Drafters", "", *_rows(["name", "what it does"], drafters, ["description"]), ""],
-        "Name drafters in files by a folder or a hub name; [own models](own-models.md#identify-a-model-from-a-hub) has a table.",
+        "Name drafters in files by a folder or a hub name: see",
+        "[own models](own-models.md#identify-a-model-from-a-hub).",
     ]
     return "\n".join([*parts, ""])
 
