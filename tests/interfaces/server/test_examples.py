@@ -1,4 +1,4 @@
-"""The examples of the README and of the page about the server run as they stand, but for the port."""
+"""The examples of the page about the server run as they stand, but for the port."""
 
 import json
 import re
@@ -13,14 +13,12 @@ from openai.types import Completion
 from helpers.live_server import strict
 
 ROOT = Path(__file__).parents[3]
-README, PAGE = (ROOT / "README.md").read_text(), (ROOT / "docs" / "server.md").read_text()
-EXAMPLES = README[README.index("## A server") : README.index("## Everything")]
-EXAMPLES += PAGE[PAGE.index("## The API") : PAGE.index("## Playground")]
+PAGE = (ROOT / "docs" / "server.md").read_text()
 ADDRESS = "http://127.0.0.1:8000"
 
 
 def code(language: str, address: str) -> list[str]:
-    return [each.replace(ADDRESS, address) for each in re.findall(rf"```{language}\n(.*?)```", EXAMPLES, re.DOTALL)]
+    return [each.replace(ADDRESS, address) for each in re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)]
 
 
 def test_the_examples_in_python_print_texts(address, capsys):
