@@ -1,11 +1,12 @@
-"""Write the tables of fields in server.md: from the request models, by which the server serves and refuses."""
+"""Write the tables of fields in server.md from the request models of the server."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import BaseModel
 
 from drafttree.interfaces.server.anthropic.request import MessagesRequest
-from drafttree.interfaces.server.protocol.request_fields import NotServed, SamplingFields, SeveralTexts
+from drafttree.interfaces.server.protocol.request_fields import NO_EFFECT, NotServed, SamplingFields, SeveralTexts
 from drafttree.interfaces.server.protocol.requests import ChatRequest, CompletionRequest
 from drafttree.interfaces.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
 from drafttree.interfaces.server.responses.request import ResponseRequest
@@ -13,7 +14,7 @@ from drafttree.interfaces.server.responses.request import ResponseRequest
 DOCUMENT = Path(__file__).parent / "server.md"
 BEGIN, END = "<!-- fields -->\n", "<!-- /fields -->\n"
 KINDS = {
-    "All routes that write texts": SamplingFields,
+    "All routes that generate text": SamplingFields,
     "`/v1/chat/completions` and `/v1/completions`": SeveralTexts,
     "`/v1/chat/completions`": ChatRequest,
     "`/v1/completions`": CompletionRequest,
@@ -25,15 +26,19 @@ KINDS = {
 
 
 def tables() -> str:
-    """A table of the fields of all routes, of some, of each alone, and of those that are refused."""
-    served = {f"{title}: served": _served(kind) for title, kind in KINDS.items()}
-    refused = {f"{title}: refused by name": _refused(kind) for title, kind in KINDS.items()}
+    """The fields that have an effect, those that have none, and those that are refused, by route."""
     return "\n".join(
         [
-            *(_table(title, "meaning", rows) for title, rows in served.items()),
-            *(_table(title, "why, or what to do instead", rows) for title, rows in refused.items() if rows),
+            *_section("Supported fields", "meaning", _served),
+            *_section("Fields without effect", "note", _without_effect),
+            *_section("Refused fields", "reason, or what to do instead", _refused),
         ]
     )
+
+
+def _section(heading: str, column: str, rows_of: Callable[[type[BaseModel]], list[str]]) -> list[str]:
+    rows = {title: rows_of(kind) for title, kind in KINDS.items()}
+    return [f"### {heading}\n", *(_table(title, column, found) for title, found in rows.items() if found)]
 
 
 def _table(title: str, column: str, rows: list[str]) -> str:
@@ -51,8 +56,17 @@ def _refusal(kind: type[BaseModel], name: str) -> NotServed | None:
 
 
 def _served(kind: type[BaseModel]) -> list[str]:
-    fields = {name: kind.model_fields[name].description for name in _own(kind) if not _refusal(kind, name)}
-    return [f"| `{name}` | {meaning} |" for name, meaning in fields.items()]
+    return [row for name, row in _accepted(kind).items() if NO_EFFECT not in kind.model_fields[name].metadata]
+
+
+def _without_effect(kind: type[BaseModel]) -> list[str]:
+    return [row for name, row in _accepted(kind).items() if NO_EFFECT in kind.model_fields[name].metadata]
+
+
+def _accepted(kind: type[BaseModel]) -> dict[str, str]:
+    """By name, the rows of the fields that are not refused."""
+    names = [name for name in _own(kind) if not _refusal(kind, name)]
+    return {name: f"| `{name}` | {kind.model_fields[name].description} |" for name in names}
 
 
 def _refused(kind: type[BaseModel]) -> list[str]:
@@ -63,7 +77,7 @@ def _refused(kind: type[BaseModel]) -> list[str]:
 def updated(text: str) -> str:
     """The document with the tables of today."""
     before, _, rest = text.partition(BEGIN)
-    return f"{before}{BEGIN}{tables()}{END}{rest.partition(END)[2]}"
+    return f"{before}{BEGIN}\n{tables()}{END}{rest.partition(END)[2]}"
 
 
 if __name__ == "__main__":

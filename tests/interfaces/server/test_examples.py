@@ -13,12 +13,12 @@ from openai.types import Completion
 from helpers.live_server import strict
 
 ROOT = Path(__file__).parents[3]
-EXAMPLES = (ROOT / "docs" / "server.md").read_text()
+PAGE = (ROOT / "docs" / "server.md").read_text()
 ADDRESS = "http://127.0.0.1:8000"
 
 
 def code(language: str, address: str) -> list[str]:
-    return [each.replace(ADDRESS, address) for each in re.findall(rf"```{language}\n(.*?)```", EXAMPLES, re.DOTALL)]
+    return [each.replace(ADDRESS, address) for each in re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)]
 
 
 def test_the_examples_in_python_print_texts(address, capsys):

@@ -119,26 +119,26 @@ class ConversationFields(RequestModel):
     """Fields of both requests."""
 
     messages: Annotated[list[Turn], Field(min_length=1)] = Field(
-        description="roles user, assistant and system; blocks of text, calls and results of tools"
+        description="roles user, assistant and system; blocks of text, reasoning, tool calls and tool results"
     )
-    system: TextBlocks | None = Field(None, description="a system message before the messages")
+    system: TextBlocks | None = Field(None, description="system message before the messages")
     tools: Annotated[list[CustomTool], Field(max_length=MAX_TOOLS)] | None = Field(
-        None, description="tools that the model may ask to be called"
+        None, description="tools that the model may call"
     )
     tool_choice: ToolChoice | None = Field(
-        None, description="auto (the default), any, a tool by name, or none; disable_parallel_tool_use for one call"
+        None, description="auto (the default), any, one tool by name, or none; disable_parallel_tool_use for one call"
     )
     output_config: OutputConfig | None = Field(None, description="format: json_schema; effort has no effect")
     thinking: Thinking | None = Field(
-        None, description="enabled or disabled where the model's chat template knows that, or adaptive"
+        None, description="adaptive or disabled; enabled only if the model's chat template supports it"
     )
     chat_template_kwargs: dict[str, Any] | None = Field(
-        None, description="vLLM's: variables of the model's chat template, such as enable_thinking"
+        None, description="vLLM: variables of the model's chat template, such as enable_thinking"
     )
     cache_control: Annotated[dict[str, Any] | None, NO_EFFECT] = Field(None, description=FOUND_BY_ITSELF)
-    speed: Annotated[str | None, NO_EFFECT] = Field(None, description="has no effect on a reply")
-    user_profile_id: Annotated[str | None, NO_EFFECT] = Field(None, description="has no effect on a reply")
-    workspace_id: Annotated[str | None, NO_EFFECT] = Field(None, description="has no effect on a reply")
+    speed: Annotated[str | None, NO_EFFECT] = Field(None, description="no effect")
+    user_profile_id: Annotated[str | None, NO_EFFECT] = Field(None, description="no effect")
+    workspace_id: Annotated[str | None, NO_EFFECT] = Field(None, description="no effect")
 
     def chat_fields(self) -> dict[str, Any]:
         """What a chat has of these fields."""
@@ -164,7 +164,7 @@ class ConversationFields(RequestModel):
 class CountTokensRequest(ConversationFields):
     """A conversation whose tokens are to be counted."""
 
-    model: str | None = Field(None, description="the name of the served model, which it is by default")
+    model: str | None = Field(None, description="name of the served model, which is the default")
 
     @model_validator(mode="after")
     def _check_chat(self) -> Self:
@@ -180,20 +180,20 @@ class CountTokensRequest(ConversationFields):
 class MessagesRequest(SamplingFields, ConversationFields):
     """A conversation whose next message is wanted."""
 
-    max_tokens: TokenCount = Field(description="tokens at most")
-    stop_sequences: StopStrings | None = Field(None, description="strings before which the text ends, as `stop`")
+    max_tokens: TokenCount = Field(description="maximum number of tokens; required")
+    stop_sequences: StopStrings | None = Field(None, description="strings that end the text, as `stop`")
     metadata: Annotated[dict[str, Any] | None, NO_EFFECT] = Field(None, description=NOTHING_STORED)
-    service_tier: Annotated[str | None, NO_EFFECT] = Field(None, description="has no effect: there is one tier")
-    inference_geo: Annotated[str | None, NO_EFFECT] = Field(None, description="has no effect on a reply")
-    diagnostics: Annotated[dict[str, Any] | None, NO_EFFECT] = Field(None, description="has no effect on a reply")
-    billing_policy: Annotated[dict[str, Any] | None, NO_EFFECT] = Field(None, description="has no effect on a reply")
-    fallbacks: Annotated[object, NO_EFFECT] = Field(None, description="has no effect: there is one model")
-    fallback_credit_token: Annotated[object, NO_EFFECT] = Field(None, description="has no effect: there is one model")
+    service_tier: Annotated[str | None, NO_EFFECT] = Field(None, description="no effect: there is one tier")
+    inference_geo: Annotated[str | None, NO_EFFECT] = Field(None, description="no effect")
+    diagnostics: Annotated[dict[str, Any] | None, NO_EFFECT] = Field(None, description="no effect")
+    billing_policy: Annotated[dict[str, Any] | None, NO_EFFECT] = Field(None, description="no effect")
+    fallbacks: Annotated[object, NO_EFFECT] = Field(None, description="no effect: there is one model")
+    fallback_credit_token: Annotated[object, NO_EFFECT] = Field(None, description="no effect: there is one model")
     container: Annotated[object, NotServed("there are no containers")] = None
     thread: Annotated[object, NotServed("nothing is stored; send all messages", code=NO_THREADS)] = None
     context_management: Annotated[object, NotServed("shorten the messages")] = None
     compaction: Annotated[object, NotServed("shorten the messages")] = None
-    mcp_servers: Annotated[object, NotServed("give the tools of such servers as your own")] = None
+    mcp_servers: Annotated[object, NotServed("give the tools of these servers as your own")] = None
 
     @model_validator(mode="after")
     def _check_chat(self) -> Self:

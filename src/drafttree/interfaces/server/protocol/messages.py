@@ -109,10 +109,10 @@ class PromptEnd(RequestModel):
     """The fields of a request that say where the prompt of a conversation ends."""
 
     add_generation_prompt: bool | None = Field(
-        None, description="vLLM's: false for a prompt that ends with the last message, after which no answer begins"
+        None, description="vLLM: false ends the prompt after the last message, without starting an answer"
     )
     continue_final_message: bool | None = Field(
-        None, description="vLLM's: go on with the content of the last message instead of answering it"
+        None, description="vLLM: continue the last message instead of answering it"
     )
 
     @model_validator(mode="after")
@@ -198,12 +198,12 @@ class ToolFields(RequestModel):
     """The fields of a request that are about tools."""
 
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = Field(
-        None, description="functions that the model may ask to be called"
+        None, description="functions that the model may call"
     )
     tool_choice: ToolChoice | None = Field(
-        None, description="none, auto (the default), required, a function by name, or some of the tools"
+        None, description="none, auto (the default), required, one function by name, or a subset of the tools"
     )
-    parallel_tool_calls: bool | None = Field(None, description="false for at most one call in a reply")
+    parallel_tool_calls: bool | None = Field(None, description="false allows at most one call in a reply")
 
     @field_validator("tools")
     @classmethod

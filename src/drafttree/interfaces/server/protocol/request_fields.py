@@ -217,49 +217,56 @@ class StreamOptions(RequestModel):
 class SamplingFields(RequestModel):
     """Fields of all requests for texts."""
 
-    model: str | None = Field(None, description="the name of the served model, which it is by default")
-    stream: bool | None = Field(None, description="send the text as it is written, as server-sent events")
+    model: str | None = Field(None, description="name of the served model, which is the default")
+    stream: bool | None = Field(None, description="send the text while it is generated, as server-sent events")
     seed: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = Field(
-        None, description="prompt, options and seed decide a text, whatever else the server does"
+        None, description="the same prompt, options and seed give the same text, whatever else the server does"
     )
     temperature: Annotated[float, Field(ge=0)] | None = Field(
-        None, description="0 is greedy; by default the model's own, else 1"
+        None, description="0 is greedy; default: the model's own, or else 1"
     )
     top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description="nucleus sampling")
     stop: StopStrings | None = Field(
-        None, description=f"up to {MAX_STOPS} strings before which the text ends; an empty text stands for none"
+        None,
+        description=f"up to {MAX_STOPS} strings that end the text and are not part of it; an empty string means none",
     )
-    presence_penalty: Penalty | None = Field(None, description="against tokens that the text has")
-    frequency_penalty: Penalty | None = Field(None, description="the same, for every time it has them")
-    logit_bias: dict[str, Bias] | None = Field(None, description="token ids, as strings, and what is added to each")
-    user: Annotated[str | None, NO_EFFECT] = Field(None, description="has no effect on a reply")
+    presence_penalty: Penalty | None = Field(None, description="penalty on tokens that the text already contains")
+    frequency_penalty: Penalty | None = Field(
+        None, description="penalty on tokens that the text already contains, for each occurrence"
+    )
+    logit_bias: dict[str, Bias] | None = Field(
+        None, description="token ids, as strings, each with the value to add to its logit"
+    )
+    user: Annotated[str | None, NO_EFFECT] = Field(None, description="no effect")
     top_k: Annotated[int, Field(ge=-1, lt=INT64)] | None = Field(
-        None, description="vLLM's: the k likeliest tokens; -1 for all"
+        None, description="vLLM: sample from the k most likely tokens; -1 for all"
     )
     min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(
-        None, description="vLLM's: tokens of at least this share of the likeliest one's probability"
+        None, description="vLLM: minimum probability of a token, relative to that of the most likely one"
     )
     repetition_penalty: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="vLLM's: divides the logits of tokens in prompt and text"
+        None, description="vLLM: divides the logits of tokens that occur in the prompt or the text"
     )
     min_tokens: Annotated[int, Field(ge=0, lt=INT64)] | None = Field(
-        None, description="vLLM's: tokens before an EOS or stop token is possible"
+        None, description="vLLM: minimum number of tokens before an EOS or stop token"
     )
-    stop_token_ids: list[TokenId] | None = Field(None, description="vLLM's: tokens that end the text, besides EOS")
-    ignore_eos: bool | None = Field(None, description="vLLM's: go on past EOS tokens")
+    stop_token_ids: list[TokenId] | None = Field(None, description="vLLM: tokens that end the text, in addition to EOS")
+    ignore_eos: bool | None = Field(None, description="vLLM: continue after EOS tokens")
     structured_outputs: StructuredOutputs | None = Field(
-        None, description="vLLM's: one of json, regex, choice, grammar (GBNF) and json_object"
+        None, description="vLLM: exactly one of json, regex, choice, grammar (GBNF) and json_object"
     )
-    skip_special_tokens: Literal[True] | None = Field(None, description="vLLM's: special tokens are no text; only true")
+    skip_special_tokens: Literal[True] | None = Field(
+        None, description="vLLM: only true; texts contain no special tokens"
+    )
     use_beam_search: Annotated[object, NotServed("a draft tree belongs to one text")] = None
-    length_penalty: Annotated[object, NotServed("it belongs to beam search", (1,))] = None
+    length_penalty: Annotated[object, NotServed("it applies only to beam search", (1,))] = None
     bad_words: Annotated[object, NotServed("give logit_bias")] = None
     allowed_token_ids: Annotated[object, NotServed("give structured_outputs")] = None
     include_stop_str_in_output: Annotated[object, NotServed("texts end before a stop string")] = None
     truncate_prompt_tokens: Annotated[object, NotServed("shorten the prompt")] = None
     prompt_logprobs: Annotated[object, NotServed("give echo and logprobs to /v1/completions")] = None
     return_token_ids: Annotated[object, NotServed("leave it out")] = None
-    kv_transfer_params: Annotated[object, NotServed("prompts are read by the server that answers")] = None
+    kv_transfer_params: Annotated[object, NotServed("the server that answers also processes the prompt")] = None
     priority: Annotated[object, NotServed("requests are served in the order they come", (0,))] = None
 
     @field_validator("logit_bias")
@@ -275,10 +282,10 @@ class SeveralTexts(SamplingFields):
     """Fields of the requests for chat completions and completions, which may ask for several texts."""
 
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = Field(
-        None, description="texts; with a seed the i-th has seed + i, counted from 0"
+        None, description="number of texts; with a seed, text i uses seed + i, counted from 0"
     )
     stream_options: StreamOptions | None = Field(
-        None, description="include_usage, and vLLM's continuous_usage_stats; with stream only"
+        None, description="include_usage, and vLLM's continuous_usage_stats; only with stream"
     )
 
     @model_validator(mode="after")

@@ -20,35 +20,32 @@ from drafttree.interfaces.server.protocol.request_fields import (
     mistake,
 )
 
-NOTHING_STORED = "has no effect on a reply: nothing is stored"
-FOUND_BY_ITSELF = "has no effect on a reply: what conversations share is found by itself"
+NOTHING_STORED = "no effect: nothing is stored"
+FOUND_BY_ITSELF = "no effect: the server finds common prefixes automatically"
+ANSWER_LIMIT = "maximum number of tokens; default: the model's own, or else 2,048, limited by the context"
 
 
 class ChatRequest(SeveralTexts, ToolFields, PromptEnd):
     """A conversation whose next answer is wanted."""
 
     messages: Messages = Field(description="roles system, developer, user, assistant and tool; content is text")
-    max_completion_tokens: TokenCount | None = Field(
-        None, description="tokens at most; by default what the context has room for, 2,048 at most"
-    )
-    max_tokens: TokenCount | None = Field(None, description="the older name of max_completion_tokens")
-    logprobs: bool | None = Field(None, description="the target model's own log-probability of every token")
+    max_completion_tokens: TokenCount | None = Field(None, description=ANSWER_LIMIT)
+    max_tokens: TokenCount | None = Field(None, description="older name of max_completion_tokens")
+    logprobs: bool | None = Field(None, description="return the target model's own log-probability of every token")
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
-        None, description="likeliest tokens beside each, with logprobs"
+        None, description="number of most likely tokens to list for each token; needs logprobs"
     )
     response_format: ResponseFormat | None = Field(None, description="text, json_object or json_schema")
     chat_template_kwargs: dict[str, Any] | None = Field(
-        None, description="vLLM's: variables of the model's chat template, such as enable_thinking"
+        None, description="vLLM: variables of the model's chat template, such as enable_thinking"
     )
     reasoning_effort: str | None = Field(
-        None, description="how much is to be thought, or none, where the model's chat template knows that"
+        None, description="how much to reason, or none; only if the model's chat template supports it"
     )
     modalities: list[Literal["text"]] | None = Field(None, description="only text")
-    service_tier: Annotated[str | None, NO_EFFECT] = Field(None, description="has no effect: there is one tier")
-    verbosity: Annotated[Literal["low", "medium", "high"] | None, NO_EFFECT] = Field(
-        None, description="has no effect on a reply"
-    )
-    safety_identifier: Annotated[str | None, NO_EFFECT] = Field(None, description="has no effect on a reply")
+    service_tier: Annotated[str | None, NO_EFFECT] = Field(None, description="no effect: there is one tier")
+    verbosity: Annotated[Literal["low", "medium", "high"] | None, NO_EFFECT] = Field(None, description="no effect")
+    safety_identifier: Annotated[str | None, NO_EFFECT] = Field(None, description="no effect")
     metadata: Annotated[dict[str, Any] | None, NO_EFFECT] = Field(None, description=NOTHING_STORED)
     store: Annotated[bool | None, NO_EFFECT] = Field(None, description=NOTHING_STORED)
     prompt_cache_key: Annotated[str | None, NO_EFFECT] = Field(None, description=FOUND_BY_ITSELF)
@@ -155,17 +152,20 @@ Prompts = Annotated[
 class CompletionRequest(SeveralTexts):
     """Prompts whose continuations are wanted."""
 
-    prompt: Prompts = Field(description="text, a list of texts, token ids, or a list of lists of them")
+    prompt: Prompts = Field(description="a text, a list of texts, token ids, or a list of lists of token ids")
     max_tokens: Annotated[int, Field(ge=0, lt=INT64)] | None = Field(
-        None, description="tokens at most, 16 by default; 0, with echo, for none"
+        None, description="maximum number of tokens; default: 16; with echo, 0 is possible"
     )
-    echo: bool | None = Field(None, description="begin the text with the prompt")
+    echo: bool | None = Field(None, description="start the text with the prompt")
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
-        None, description="the target model's own log-probability of every token, and so many likeliest ones beside it"
+        None,
+        description="return the target model's own log-probability of every token, and of this many most likely tokens",
     )
     best_of: Annotated[object, NotServed("give n", (1,))] = None
-    suffix: Annotated[object, NotServed("the model continues texts; give what stands before", ("",))] = None
-    add_special_tokens: Annotated[object, NotServed("give token ids for a prompt without them", (True,))] = None
+    suffix: Annotated[object, NotServed("text is only generated after the prompt", ("",))] = None
+    add_special_tokens: Annotated[object, NotServed("give token ids for a prompt without special tokens", (True,))] = (
+        None
+    )
 
     @model_validator(mode="after")
     def _check_tokens(self) -> Self:

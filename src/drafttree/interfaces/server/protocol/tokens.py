@@ -13,17 +13,19 @@ from drafttree.interfaces.server.protocol.requests import ChatRequest
 class TokenizeRequest(PromptEnd):
     """A text or a conversation whose tokens are wanted."""
 
-    model: str | None = Field(None, description="the name of the served model, which it is by default")
+    model: str | None = Field(None, description="name of the served model, which is the default")
     prompt: str | None = Field(None, description="a text")
     messages: Messages | None = Field(None, description="a conversation, instead of a text")
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = Field(
-        None, description="functions that the model is told of, in a conversation"
+        None, description="functions to describe to the model; only with messages"
     )
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="variables of the model's chat template")
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="variables of the chat template; only with messages"
+    )
     add_special_tokens: bool | None = Field(
-        None, description="as the tokenizer adds them to a text, by default; a conversation has its template's"
+        None, description="add the tokenizer's special tokens (default: true); a conversation has those of its template"
     )
-    return_token_strs: bool | None = Field(None, description="tell the tokens as the vocabulary has them, too")
+    return_token_strs: bool | None = Field(None, description="also return the tokens as strings")
     chat_template: Annotated[object, NotServed("the server's own template is used")] = None
     mm_processor_kwargs: Annotated[object, NotServed("the model reads text")] = None
 
@@ -60,7 +62,7 @@ class TokenizeReply(ReplyModel):
 class DetokenizeRequest(RequestModel):
     """Tokens whose text is wanted."""
 
-    model: str | None = Field(None, description="the name of the served model, which it is by default")
+    model: str | None = Field(None, description="name of the served model, which is the default")
     tokens: list[TokenId] = Field(description="token ids")
 
 

@@ -30,6 +30,7 @@ from drafttree.interfaces.server.protocol.request_fields import (
     mistake,
 )
 from drafttree.interfaces.server.protocol.requests import (
+    ANSWER_LIMIT,
     FOUND_BY_ITSELF,
     NOTHING_STORED,
     ChatRequest,
@@ -115,49 +116,51 @@ class ResponseStreamOptions(RequestModel):
 class ResponseRequest(SamplingFields):
     """A conversation whose next response is wanted."""
 
-    input: Items = Field(description="text, or messages, function calls and their outputs; content is text")
-    instructions: str | None = Field(None, description="a system message before the input")
-    max_output_tokens: TokenCount | None = Field(
-        None, description="tokens at most; by default what the context has room for, 2,048 at most"
+    input: Items = Field(
+        description="a text, or a list of messages, reasoning, function calls and their outputs; content is text"
     )
+    instructions: str | None = Field(None, description="system message before the input")
+    max_output_tokens: TokenCount | None = Field(None, description=ANSWER_LIMIT)
     text: TextConfig | None = Field(
         None, description="format: text, json_object or json_schema; verbosity has no effect"
     )
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = Field(
-        None, description="functions that the model may ask to be called"
+        None, description="functions that the model may call"
     )
     tool_choice: ToolChoice | None = Field(
-        None, description="none, auto (the default), required, a function by name, or some of the tools"
+        None, description="none, auto (the default), required, one function by name, or a subset of the tools"
     )
-    parallel_tool_calls: bool | None = Field(None, description="false for at most one call in a response")
+    parallel_tool_calls: bool | None = Field(None, description="false allows at most one call in a response")
     include: list[str] | None = Field(
-        None, description=f"`{LOGPROBS}`: the target model's own; whatever else may be included, a response has none"
+        None, description=f"`{LOGPROBS}` returns the target model's own; other values have no effect"
     )
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
-        None, description=f"likeliest tokens beside each, where `include` has `{LOGPROBS}`"
+        None, description=f"number of most likely tokens to list for each token; needs `{LOGPROBS}` in `include`"
     )
     reasoning: Reasoning | None = Field(
-        None, description="effort is a chat's `reasoning_effort`; nothing else has an effect"
+        None, description="effort works as `reasoning_effort` of a chat; other keys have no effect"
     )
-    metadata: dict[str, str] | None = Field(None, description="repeated in the response; nothing is stored")
+    metadata: dict[str, str] | None = Field(None, description="repeated in the response, but not stored")
     chat_template_kwargs: dict[str, Any] | None = Field(
-        None, description="vLLM's: variables of the model's chat template, such as enable_thinking"
+        None, description="vLLM: variables of the model's chat template, such as enable_thinking"
     )
     stream_options: ResponseStreamOptions | None = Field(
-        None, description="only false for include_obfuscation: events are not padded"
+        None, description="only include_obfuscation: false, since events are not padded"
     )
     store: Annotated[bool | None, NO_EFFECT] = Field(None, description=NOTHING_STORED)
-    background: Annotated[bool | None, NO_EFFECT] = Field(None, description="has no effect: the response comes at once")
+    background: Annotated[bool | None, NO_EFFECT] = Field(
+        None, description="no effect: the response is returned directly"
+    )
     background_options: Annotated[dict[str, Any] | None, NO_EFFECT] = Field(
-        None, description="has no effect: the response comes at once"
+        None, description="no effect: the response is returned directly"
     )
     max_tool_calls: Annotated[int | None, NO_EFFECT] = Field(
-        None, description="has no effect: it counts calls of built-in tools, of which there are none"
+        None, description="no effect: it limits calls of built-in tools, and there are none"
     )
-    service_tier: Annotated[str | None, NO_EFFECT] = Field(None, description="has no effect: there is one tier")
-    safety_identifier: Annotated[str | None, NO_EFFECT] = Field(None, description="has no effect on a reply")
-    access_programs: Annotated[dict[str, Any] | None, NO_EFFECT] = Field(None, description="has no effect on a reply")
-    image: Annotated[dict[str, Any] | None, NO_EFFECT] = Field(None, description="has no effect: there are no images")
+    service_tier: Annotated[str | None, NO_EFFECT] = Field(None, description="no effect: there is one tier")
+    safety_identifier: Annotated[str | None, NO_EFFECT] = Field(None, description="no effect")
+    access_programs: Annotated[dict[str, Any] | None, NO_EFFECT] = Field(None, description="no effect")
+    image: Annotated[dict[str, Any] | None, NO_EFFECT] = Field(None, description="no effect: there are no images")
     prompt_cache_key: Annotated[str | None, NO_EFFECT] = Field(None, description=FOUND_BY_ITSELF)
     prompt_cache_options: Annotated[dict[str, Any] | None, NO_EFFECT] = Field(None, description=FOUND_BY_ITSELF)
     prompt_cache_retention: Annotated[str | None, NO_EFFECT] = Field(None, description=FOUND_BY_ITSELF)
