@@ -1,4 +1,4 @@
-"""Write JSON of a given shape: every drafted token obeys the schema too. Needs `pip install drafttree[grammar]`."""
+"""Write JSON of a given shape: every drafted token obeys the schema too. Needs `pip install "drafttree[grammar]"`."""
 
 from typing import Literal
 

@@ -96,7 +96,7 @@ def test_more_workers_than_the_cluster_has_room_for_are_refused(node, has):
 def test_ray_that_is_not_installed_is_one_line(source, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "ray", None)
     said = complaint(capsys, "batch", source, tmp_path / "out.jsonl", "--ray")
-    assert "--ray needs Ray Data, which is not installed: pip install drafttree[ray]" in said
+    assert '--ray needs Ray Data, which is not installed: pip install "drafttree[ray]"' in said
 
 
 def test_workers_without_ray_are_refused(source, tmp_path, capsys):

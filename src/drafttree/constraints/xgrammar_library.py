@@ -15,7 +15,7 @@ def load_xgrammar() -> Any:
     try:
         import xgrammar
     except ImportError:
-        raise ConfigError("grammars need xgrammar, which is not installed: pip install drafttree[grammar]") from None
+        raise ConfigError('grammars need xgrammar, which is not installed: pip install "drafttree[grammar]"') from None
     return xgrammar
 
 

@@ -100,7 +100,7 @@ def import_ray() -> Any:
         import_module("ray.data")
         return import_module("ray")
     except ImportError:
-        raise ConfigError("--ray needs Ray Data, which is not installed: pip install drafttree[ray]") from None
+        raise ConfigError('--ray needs Ray Data, which is not installed: pip install "drafttree[ray]"') from None
 
 
 def write_texts_by_ray(

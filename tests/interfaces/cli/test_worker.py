@@ -22,7 +22,7 @@ def supervised(monkeypatch):
 
 def test_a_missing_extra_is_named(capsys, monkeypatch):
     monkeypatch.setattr(worker, "find_spec", lambda name: None)
-    assert "pip install drafttree[dynamo]" in complaint(capsys, "worker")
+    assert 'pip install "drafttree[dynamo]"' in complaint(capsys, "worker")
 
 
 def test_options_that_do_not_exist_are_told_before_a_process_starts(capsys, supervised):

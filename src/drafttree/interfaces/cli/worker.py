@@ -60,7 +60,7 @@ def worker(
 def _check_extra() -> None:
     """Raise a ConfigError where the extra is missing."""
     if find_spec("dynamo") is None:
-        raise ConfigError("a worker needs NVIDIA Dynamo, which is not installed: pip install drafttree[dynamo]")
+        raise ConfigError('a worker needs NVIDIA Dynamo, which is not installed: pip install "drafttree[dynamo]"')
 
 
 def _serve(target: str, models: DecoderOptions, settings: Any, registered: Callable[[int], None]) -> None:
