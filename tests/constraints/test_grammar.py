@@ -398,7 +398,7 @@ def test_a_grammar_needs_tokenizer_and_eos(tokenizer):
 
 def test_without_xgrammar_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "xgrammar", None)
-    with pytest.raises(ConfigError, match=r"pip install drafttree\[grammar\]"):
+    with pytest.raises(ConfigError, match=r'pip install "drafttree\[grammar\]"'):
         grammar.regex("a")
 
 

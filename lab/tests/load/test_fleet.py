@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from helpers.dynamo import INSTALLED
-from lab_helpers.fleet import Fleet, Streamed, stream_all
+from lab_helpers.fleet import Fleet, Streamed, stream, stream_all
 
 OPENINGS = ("Once upon a time", "The old man looked at the sea", "She opened the letter and", "It was a dark night")
 REQUESTS = [
@@ -16,6 +16,8 @@ REQUESTS = [
 ]
 BEGUN = 5
 """Chunks of every stream before a worker is killed."""
+ENDED = 60
+"""Seconds after which every stream has ended where nobody is left to write it."""
 
 pytestmark = [
     pytest.mark.slow,
@@ -71,3 +73,23 @@ def test_no_new_request_fails_when_a_worker_is_killed_under_its_supervisor(fleet
     fleet.kill(0, supervisor=False)
     assert set(asyncio.run(statuses(fleet, 12))) == {200}
     assert "killed by SIGKILL; its place in the fleet is free" in fleet.log("worker-0")
+
+
+def test_with_both_workers_killed_every_stream_ends_and_new_requests_are_answered(fleet):
+    """Nobody is left who could write the rest, so clients are told that at once instead of waiting."""
+    streams = [Streamed() for _ in REQUESTS]
+
+    async def read() -> list[BaseException | None]:
+        async with httpx.AsyncClient(timeout=300) as client:
+            pairs = zip(REQUESTS, streams, strict=True)
+            reading = [asyncio.create_task(stream(client, fleet.url, *pair)) for pair in pairs]
+            while any(len(streamed.times) < BEGUN for streamed in streams):
+                await asyncio.sleep(0.01)
+            for worker in range(2):
+                fleet.kill(worker, supervisor=True)
+            return await asyncio.wait_for(asyncio.gather(*reading, return_exceptions=True), ENDED)
+
+    outcomes = asyncio.run(read())
+    assert all(isinstance(outcome, AssertionError | httpx.HTTPError) for outcome in outcomes), outcomes
+    assert not any(streamed.finish_reason for streamed in streams)
+    assert not {200, 500} & set(asyncio.run(statuses(fleet, 1)))
