@@ -12,16 +12,16 @@ from drafttree.interfaces.prepared_inputs import SERVED
 DOCUMENT = Path(__file__).parent / "options.md"
 INTRODUCTION = """# Options of `generate`
 
-Made by `python docs/options.py` from the tables that serve and refuse. `Decoder.generate`, `stream` and `new_request`
-take the options below; `custom_generate=drafttree.hf.generate(...)` takes transformers' own, which its `generate` turns
-into processors and stopping criteria before it calls us, and honours or refuses them by the same tables.
+`python docs/options.py` makes this page from the tables in the code. `Decoder.generate`, `stream` and `new_request`
+take these options. `custom_generate=drafttree.hf.generate(...)` takes the options of transformers' own `generate`,
+which turns them into processors and stopping criteria first. The same tables tell which are supported.
 
-`drafttree.load` adopts what the model's `generation_config.json` sets as defaults (`Decoder.defaults`), as `generate`
-does: a model that says `do_sample` samples. A call has the last word, and None or a neutral value turns an option off.
-Not adopted: `max_length` (it counts the prompt too, so one number would end the texts of long prompts at once; the
-length of a text is `max_new_tokens`, 128 by default), `output_*`, and the `top_k` of 50 that transformers itself adds
-where the model says nothing. EOS tokens are those of the generation config, else of the tokenizer. A `Decoder` made
-without `load` has no defaults unless it is given some.
+`drafttree.load` takes its defaults from the model's `generation_config.json` (`Decoder.defaults`), as transformers
+does: a model with `do_sample` samples. The options of a call override them. None or a neutral value turns an option
+off. Three settings are not taken over: `max_length`, because it counts the prompt too (use `max_new_tokens`, 128 by
+default); `output_*`; and the `top_k` of 50 that transformers adds where the model says nothing. EOS tokens are those
+of the generation config, or else of the tokenizer. A `Decoder` made without `load` has no defaults unless you give it
+some.
 """
 CACHES = """With `custom_generate`, a `DynamicCache` in `past_key_values` is continued, filled and returned.
 Models with recurrent layers refuse one and return None. A cache whose sliding windows have trimmed rows is refused."""

@@ -32,6 +32,8 @@ CACHE_BYTES = 256 << 20
 """What xgrammar may keep of compiled grammars."""
 PARTS = re.compile(r'\[(?:[^\]\\]|\\.)*\]|"(?:[^"\\]|\\.)*"')
 """Classes of characters and strings of an EBNF grammar."""
+REGEX_PARTS = re.compile(r"\\.|\[\^?\]?(?:[^\]\\]|\\.)*\]|.", re.DOTALL)
+"""The parts of a regular expression: characters, escaped ones, and classes of them."""
 LATIN_1 = re.compile(r"((?<!\\)(?:\\\\)*\\x[0-9a-f]{2})(?=[0-9a-fA-F])")
 
 
@@ -58,6 +60,7 @@ def regex(pattern: str) -> "Grammar":
         ConfigError: xgrammar is not installed, cannot parse the expression, or would misread a repetition.
     """
     _check_text("regex", pattern, IN_REGEX)
+    _check_anchors(pattern)
     return Grammar(f"regex {pattern!r}", lambda xgr: xgr.Grammar.from_regex(pattern))
 
 
@@ -98,6 +101,7 @@ def _prepare_structure(part: Any) -> Any:
             return {"type": "grammar", "grammar": str(json_schema(part.get("json_schema", "")).parsed)}
         case "regex":
             _check_text("regex", part.get("pattern"), IN_REGEX)
+            _check_anchors(part["pattern"])
         case "grammar":
             _check_text("EBNF grammar", part.get("grammar"), IN_EBNF)
     return {name: _prepare_structure(each) for name, each in part.items()}
@@ -150,6 +154,21 @@ def _check_text(name: str, text: object, parts: re.Pattern[str]) -> None:
     if re.search("[\ud800-\udfff]", text):
         raise ConfigError(f"invalid {name}: it has a lone surrogate, which no text can have")
     check_repetitions(name, text, parts)
+
+
+def _check_anchors(pattern: str) -> None:
+    """Refuse anchors that xgrammar would ignore: those that do not stand at an end of an outermost alternative.
+
+    Raises:
+        ConfigError: names the first one.
+    """
+    depth, parts = 0, [(found.start(), found[0]) for found in REGEX_PARTS.finditer(pattern)]
+    for index, (place, part) in enumerate(parts):
+        depth += (part == "(") - (part == ")")
+        before, behind = (parts[at][1] if 0 <= at < len(parts) else "|" for at in (index - 1, index + 1))
+        outer = depth == 0 and (before if part == "^" else behind) == "|"
+        if part in "^$" and not outer:
+            raise ConfigError(f"invalid regex: xgrammar would ignore {part!r} at position {place}; leave it out")
 
 
 class Grammar:

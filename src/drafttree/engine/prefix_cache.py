@@ -36,7 +36,7 @@ from drafttree.models.tensor_parallel import of_first_process
 
 LEAST_TOKENS = 8192
 """Tokens kept by default at least, of all texts together; 8,192 tokens of an 8B Llama take 1 GiB in bfloat16."""
-SHARE, GPU_SHARE = 1 / 128, 1 / 16
+SHARE, GPU_SHARE = 1 / 256, 1 / 16
 """The share of the machine's memory, or of what is free on a GPU, in which texts are kept by default."""
 
 

@@ -110,3 +110,13 @@ def test_numbers_out_of_range_are_one_line(capsys):
 
 def test_an_unknown_policy_is_one_line(capsys):
     assert "did you mean 'talon'?" in complaint(capsys, "serve", "--policy", "talom")
+
+
+@pytest.mark.parametrize("origin", ["ftp", "example.com", "https://example.com/path"])
+def test_what_no_browser_sends_as_an_origin_is_one_line(capsys, origin):
+    assert "give one such as https://example.com" in complaint(capsys, "serve", "--cors", origin)
+
+
+def test_a_name_that_is_given_twice_is_served_once(served):
+    serve("embedded", "--served-model-name", "a", "--served-model-name", "a")
+    assert served[0].state.serving.settings.model_names == ("a",)

@@ -147,6 +147,7 @@ BAD = {
     "a list": (b"[]", "model_attributes_type"),
     "half a surrogate pair": (b'{"prompt": "\\ud800"}', "string_unicode"),
     "half a pair as a field": (b'{"prompt": "a", "\\ud800": 1}', "string_unicode"),
+    "half a pair in metadata": (b'{"prompt": "a", "metadata": {"a": "\\ud800"}}', "string_unicode"),
     "an unknown field": (b'{"prompt": "a", "prommpt": "a"}', "extra_forbidden"),
     "no number": (b'{"prompt": "a", "temperature": NaN}', "finite_number"),
     "a token id beyond 64 bits": (b'{"prompt": [1, ' + b"9" * 400 + b"]}", "no_token_id"),
@@ -231,6 +232,14 @@ def test_the_description_has_the_streams_of_all_routes_that_write_texts(client):
     for path in streamed:
         whole = paths[path]["post"]["responses"]["200"]["content"]["application/json"]
         assert "$ref" in whole["schema"]
+
+
+def test_half_a_surrogate_pair_has_no_tokens():
+    with TestClient(held_app().app, raise_server_exceptions=False) as client:
+        headers = {"Content-Type": "application/json"}
+        reply = client.post("/tokenize", content=b'{"prompt": "\\ud800"}', headers=headers)
+    assert (reply.status_code, error_of(reply)["code"]) == (400, "string_unicode")
+    assert "prompt holds half a surrogate pair" in error_of(reply)["message"]
 
 
 def test_a_form_of_another_page_is_no_request(post):

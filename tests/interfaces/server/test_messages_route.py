@@ -248,4 +248,4 @@ def test_half_a_surrogate_pair_in_a_call_is_refused(address):
     body = json.dumps({**GREEDY, "messages": [{"role": "assistant", "content": [call]}, *HELLO]})
     reply = httpx.post(f"{address}/v1/messages", content=body, headers={"Content-Type": "application/json"})
     assert reply.status_code == 400
-    assert "messages.0.content.0.input: this is not JSON" in reply.json()["error"]["message"]
+    assert "messages.0.content.0.input.x holds half a surrogate pair" in reply.json()["error"]["message"]

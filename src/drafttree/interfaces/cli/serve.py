@@ -72,6 +72,7 @@ def serve(
     check_extra()
     _check_key(api_key)
     _check_hosts(allowed_hosts or ())
+    _check_origins(cors or ())
     models.check()
 
     from drafttree.interfaces.server.allowed_hosts import own_names
@@ -80,7 +81,7 @@ def serve(
     from drafttree.interfaces.server.serving import ServerSettings
 
     check_parsers(tool_parser, reasoning_parser)
-    names = served_model_name or [model]
+    names = list(dict.fromkeys(served_model_name or [model]))
     settings = ServerSettings(
         model_name=names[0],
         other_names=tuple(names[1:]),
@@ -123,6 +124,18 @@ def _check_key(key: str | None) -> None:
     """
     if key is not None and not (key and key.isascii() and key.isprintable() and " " not in key):
         raise ConfigError("--api-key is empty or has other than printable ASCII characters; give another one")
+
+
+def _check_origins(origins: Iterable[str]) -> None:
+    """Refuse what no browser sends as an origin.
+
+    Raises:
+        ConfigError: names it.
+    """
+    for origin in origins:
+        scheme, _, host = origin.partition("://")
+        if origin != "*" and (not scheme or not host or "/" in host):
+            raise ConfigError(f"--cors {origin!r} is not an origin; give one such as https://example.com, or '*'")
 
 
 def _check_hosts(hosts: Iterable[str]) -> None:

@@ -62,7 +62,8 @@ def _prepare(request: ChatRequest, serving: ServingContext) -> tuple[list[int], 
     thinks = dialect.thinks(decoder.tokenizer, prompt)
     grammar = chat_grammar(request, dialect, thinks)
     options = engine_options(request, decoder, len(prompt), request.limit, grammar)
-    if end := turn_end(decoder.tokenizer):
+    end = turn_end(decoder.tokenizer)
+    if end and not request.has_form:  # a form ends by itself, and may not be cut while it is being thought about
         options["stop"] = [*(request.stop or ()), end]
     if spelled := dialect.spelled_tokens(decoder.tokenizer, calls=bool(request.callable_tools)):
         options["spelled_tokens"] = spelled

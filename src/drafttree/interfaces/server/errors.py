@@ -197,6 +197,7 @@ def _of_validation(error: RequestValidationError) -> ServerError:
 
 def _place(location: Sequence[str | int], body: Any) -> Iterator[str | int]:
     """The steps to what is wrong that a body has, or lacks in the end, not those between the types it may be of."""
+    location = [step for step in location if not (isinstance(step, str) and step.startswith("function-"))]
     for count, step in enumerate(location, 1):
         steps = _steps(body)
         if steps is None:

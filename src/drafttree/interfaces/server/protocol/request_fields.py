@@ -24,11 +24,22 @@ from pydantic_core import PydanticCustomError, core_schema
 
 from drafttree.constraints.refusals import Refused
 
+SURROGATE = re.compile("[\ud800-\udfff]")
+
 
 class RequestModel(BaseModel):
     """A part of a request."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_characters(cls, part: Any) -> Any:
+        """Refuse half surrogate pairs, which JSON can escape and neither tokenizers nor replies can have."""
+        if place := _half_character(part):
+            where = ".".join(map(str, place)).encode(errors="backslashreplace").decode()
+            raise mistake("string_unicode", f"{where} holds half a surrogate pair, which is not text")
+        return part
 
     def without_effect(self, *, reads_thoughts: bool) -> Iterator[str]:
         """The names of the fields that were given and change nothing, here and in all parts.
@@ -44,6 +55,20 @@ class RequestModel(BaseModel):
             for part in value if isinstance(value, list) else [value]:
                 if isinstance(part, RequestModel):
                     yield from part.without_effect(reads_thoughts=reads_thoughts)
+
+
+def _half_character(part: Any) -> tuple[str | int, ...]:
+    """The steps to a text in a part of a request that holds half a surrogate pair; none where there is none."""
+    waiting: list[tuple[tuple[str | int, ...], Any]] = [((), part)]
+    while waiting:
+        place, found = waiting.pop()
+        if isinstance(found, str) and not found.isascii() and SURROGATE.search(found):
+            return place
+        if isinstance(found, dict):
+            waiting += [((*place, name), each) for name, value in found.items() for each in (name, value)]
+        elif isinstance(found, list):
+            waiting += [((*place, index), value) for index, value in enumerate(found)]
+    return ()
 
 
 def mistake(kind: str, message: str) -> PydanticCustomError:

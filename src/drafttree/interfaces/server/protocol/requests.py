@@ -11,6 +11,8 @@ from drafttree.interfaces.server.protocol.request_fields import (
     INT64,
     MAX_LOGPROBS,
     NO_EFFECT,
+    JsonObjectFormat,
+    JsonSchemaFormat,
     NotServed,
     ResponseFormat,
     SamplingFields,
@@ -84,6 +86,12 @@ class ChatRequest(SeveralTexts, ToolFields, PromptEnd):
         if self.structured_outputs and (self.tools or self.response_format):
             raise mistake("two_forms", "structured_outputs excludes tools and response_format")
         return self
+
+    @property
+    def has_form(self) -> bool:
+        """Whether a whole answer must have a form: a schema, a grammar, or a call."""
+        formats = JsonObjectFormat | JsonSchemaFormat
+        return self.must_call or bool(self.structured_outputs) or isinstance(self.response_format, formats)
 
     @property
     def limit(self) -> int | None:
