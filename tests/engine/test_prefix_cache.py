@@ -277,7 +277,7 @@ def longest_shared(one, other):
 
 
 def test_by_default_a_share_of_the_memory_is_filled(monkeypatch):
-    monkeypatch.setattr("drafttree.engine.prefix_cache.rows_in_memory", lambda target, share: 20_000 * 128 * share)
+    monkeypatch.setattr("drafttree.engine.prefix_cache.rows_in_memory", lambda target, share: 20_000 * 256 * share)
     decoder = Decoder(random_model())
     assert decoder.prefixes.max_tokens is None
     decoder.generate(PROMPT, **REUSING)
