@@ -22,6 +22,7 @@ from transformers import LogitsProcessor, PreTrainedTokenizerBase
 from drafttree.constraints.json_schema import prepare_schema
 from drafttree.constraints.processors import Path
 from drafttree.constraints.repetitions import IN_EBNF, IN_REGEX, check_repetitions
+from drafttree.constraints.string_patterns import TOKEN
 from drafttree.constraints.xgrammar_library import library_message, load_xgrammar
 from drafttree.core.errors import ConfigError
 
@@ -32,8 +33,6 @@ CACHE_BYTES = 256 << 20
 """What xgrammar may keep of compiled grammars."""
 PARTS = re.compile(r'\[(?:[^\]\\]|\\.)*\]|"(?:[^"\\]|\\.)*"')
 """Classes of characters and strings of an EBNF grammar."""
-REGEX_PARTS = re.compile(r"\\.|\[\^?\]?(?:[^\]\\]|\\.)*\]|.", re.DOTALL)
-"""The parts of a regular expression: characters, escaped ones, and classes of them."""
 LATIN_1 = re.compile(r"((?<!\\)(?:\\\\)*\\x[0-9a-f]{2})(?=[0-9a-fA-F])")
 
 
@@ -162,13 +161,16 @@ def _check_anchors(pattern: str) -> None:
     Raises:
         ConfigError: names the first one.
     """
-    depth, parts = 0, [(found.start(), found[0]) for found in REGEX_PARTS.finditer(pattern)]
-    for index, (place, part) in enumerate(parts):
-        depth += (part == "(") - (part == ")")
-        before, behind = (parts[at][1] if 0 <= at < len(parts) else "|" for at in (index - 1, index + 1))
-        outer = depth == 0 and (before if part == "^" else behind) == "|"
-        if part in "^$" and not outer:
-            raise ConfigError(f"invalid regex: xgrammar would ignore {part!r} at position {place}; leave it out")
+    depth, before = 0, "|"
+    for token in TOKEN.finditer(pattern):
+        text, behind = token[0], pattern[token.end() : token.end() + 1] or "|"
+        depth += (token.lastgroup == "open") - (token.lastgroup == "close")
+        ends = depth == 0 and (before if text == "^" else behind) == "|"
+        if text in ("^", "$") and not ends:
+            raise ConfigError(
+                f"invalid regex: xgrammar would ignore {text!r} at position {token.start()}; leave it out"
+            )
+        before = text
 
 
 class Grammar:

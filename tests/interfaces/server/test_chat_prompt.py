@@ -4,13 +4,16 @@ import re
 
 import pytest
 
+from drafttree.interfaces.server import chat_routes
 from drafttree.interfaces.server.chat_prompt import read_prompt
 from drafttree.interfaces.server.dialect.arguments import written_arguments
 from drafttree.interfaces.server.dialect.families import CALLS, HERMES, THINKING
 from drafttree.interfaces.server.dialect.model_dialect import Dialect
 from drafttree.interfaces.server.errors import ServerError
 from drafttree.interfaces.server.protocol.requests import ChatRequest
+from helpers.batches import TOKENIZER
 from helpers.dialects import TEMPLATES, tokenizer_of
+from helpers.held_server import held_app
 
 FAMILIES = {
     "qwen3": ("qwen3", "hermes"),
@@ -181,3 +184,22 @@ def test_a_form_that_is_named_is_told_in_the_system_message():
         in tokenizer.messages[0]["content"]
     )
     assert tokenizer.messages[2]["content"] == "<tool_call>f<arg_key>a</arg_key>\n<arg_value>1</arg_value></tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("body", "stop"),
+    [
+        ({}, ["User:"]),
+        ({"stop": "x", "response_format": {"type": "text"}}, ["x", "User:"]),
+        ({"tools": [TOOL]}, ["User:"]),
+        ({"tools": [TOOL], "tool_choice": "required", "stop": "x"}, ["x"]),
+        ({"response_format": {"type": "json_object"}}, None),
+        ({"structured_outputs": {"regex": "a"}}, None),
+    ],
+)
+def test_what_ends_a_turn_does_not_cut_a_form(monkeypatch, body, stop):
+    monkeypatch.setattr(TOKENIZER, "chat_template", "{{ messages[0].content }}")
+    monkeypatch.setattr(chat_routes, "turn_end", lambda tokenizer: "User:")
+    request = ChatRequest(messages=[{"role": "user", "content": "ab"}], **body)
+    _, _, options = chat_routes._prepare(request, held_app().app.state.serving)
+    assert options.get("stop") == stop

@@ -152,6 +152,7 @@ def test_structured_outputs_shape_the_whole_text(post, outputs, pattern):
         ({"prompt": []}, "prompt", "a prompt is empty"),
         ({"prompt": ["x", ""]}, "prompt", "a prompt is empty"),
         ({"prompt": [[1], []]}, "prompt", "a prompt is empty"),
+        ({"structured_outputs": {"json": [1]}}, "structured_outputs.json", "structured_outputs.json: Input should be"),
         ({"prompt": [1, "x"]}, "prompt", "a prompt is text, a list of texts, token ids"),
         ({"prompt": 3}, "prompt", "a prompt is text"),
         ({"prompt": [-1]}, "prompt", "-1 is not a token id"),

@@ -134,16 +134,10 @@ def _as_list(prompt: object) -> object:
         raise mistake("wrong_prompt", "a prompt is text, a list of texts, token ids, or a list of lists of token ids")
     if not prompt or not all(prompt):
         raise mistake("empty_prompt", "a prompt is empty; give at least one token")
-    if any(not _is_text(each) for each in prompt if isinstance(each, str)):
-        raise mistake("string_unicode", "a prompt holds half a surrogate pair, which is not text")
     tokens = (token for each in prompt for token in each if isinstance(token, int))
     if wrong := next((token for token in tokens if not 0 <= token < INT64), None):
         raise mistake("no_token_id", f"{wrong if abs(wrong) < INT64 else 'a number above 64 bits'} is not a token id")
     return prompt
-
-
-def _is_text(text: str) -> bool:
-    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _all(values: object, kind: type) -> bool:
