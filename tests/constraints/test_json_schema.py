@@ -63,6 +63,8 @@ REFUSED = {
     "format 'regex'": {"type": "string", "format": "regex"},
     "looks ahead": {"type": "string", "pattern": "^(?=a)."},
     "border of a word": {"type": "string", "pattern": r"a\\b"},
+    "'$' at position 1 of 'pattern' 'a$b'": {"type": "string", "pattern": "a$b"},
+    "'^' at position 1 of 'patternProperties'": obj(patternProperties={"a^": WHOLE}),
     "looks ahead, behind or for the border of a word in 'patternProperties'": obj(patternProperties={"^(?!a)": WHOLE}),
     "'multipleOf' of other": {"type": "number", "multipleOf": 5},
     "'multipleOf' of other than": {"type": "integer", "multipleOf": 2.5},

@@ -13,7 +13,6 @@ from drafttree.evaluation.prompts import (
     read_prompt,
     read_prompts,
     spread_examples,
-    spread_prompts,
 )
 
 
@@ -88,13 +87,17 @@ def test_long_texts_are_whole_where_no_excerpt_is_wanted(tmp_path):
     assert read_examples(articles, excerpt=None)[0].prompt.endswith(text.strip())
 
 
-def test_prompts_spread_over_files(tmp_path):
+def test_examples_spread_over_files(tmp_path):
     first = write(tmp_path / "a.txt", *(f"a{index}" for index in range(10)))
     second = write(tmp_path / "b.txt", "b0", "b1")
-    assert spread_prompts([first, second], 6) == ["a0", "a3", "a6", "b0", "b1"]
-    assert spread_prompts([first, second], 3) == ["a0", "a5", "b0"]
-    assert spread_prompts([second, first], 1) == ["b0"]
-    assert len(spread_prompts([first, second])) == 12
+
+    def spread(*files, limit=None):
+        return [example.prompt for example in spread_examples(files, limit)]
+
+    assert spread(first, second, limit=6) == ["a0", "a3", "a6", "b0", "b1"]
+    assert spread(first, second, limit=3) == ["a0", "a5", "b0"]
+    assert spread(second, first, limit=1) == ["b0"]
+    assert len(spread(first, second)) == 12
 
 
 def test_a_long_text_is_cut_at_a_whole_word(tmp_path):

@@ -22,7 +22,7 @@ from transformers import LogitsProcessor, PreTrainedTokenizerBase
 from drafttree.constraints.json_schema import prepare_schema
 from drafttree.constraints.processors import Path
 from drafttree.constraints.repetitions import IN_EBNF, IN_REGEX, check_repetitions
-from drafttree.constraints.string_patterns import TOKEN
+from drafttree.constraints.string_patterns import ignored_anchor
 from drafttree.constraints.xgrammar_library import library_message, load_xgrammar
 from drafttree.core.errors import ConfigError
 
@@ -58,8 +58,7 @@ def regex(pattern: str) -> "Grammar":
     Raises:
         ConfigError: xgrammar is not installed, cannot parse the expression, or would misread a repetition.
     """
-    _check_text("regex", pattern, IN_REGEX)
-    _check_anchors(pattern)
+    _check_regex(pattern)
     return Grammar(f"regex {pattern!r}", lambda xgr: xgr.Grammar.from_regex(pattern))
 
 
@@ -99,8 +98,7 @@ def _prepare_structure(part: Any) -> Any:
         case "json_schema":
             return {"type": "grammar", "grammar": str(json_schema(part.get("json_schema", "")).parsed)}
         case "regex":
-            _check_text("regex", part.get("pattern"), IN_REGEX)
-            _check_anchors(part["pattern"])
+            _check_regex(part.get("pattern"))
         case "grammar":
             _check_text("EBNF grammar", part.get("grammar"), IN_EBNF)
     return {name: _prepare_structure(each) for name, each in part.items()}
@@ -155,22 +153,11 @@ def _check_text(name: str, text: object, parts: re.Pattern[str]) -> None:
     check_repetitions(name, text, parts)
 
 
-def _check_anchors(pattern: str) -> None:
-    """Refuse anchors that xgrammar would ignore: those that do not stand at an end of an outermost alternative.
-
-    Raises:
-        ConfigError: names the first one.
-    """
-    depth, before = 0, "|"
-    for token in TOKEN.finditer(pattern):
-        text, behind = token[0], pattern[token.end() : token.end() + 1] or "|"
-        depth += (token.lastgroup == "open") - (token.lastgroup == "close")
-        ends = depth == 0 and (before if text == "^" else behind) == "|"
-        if text in ("^", "$") and not ends:
-            raise ConfigError(
-                f"invalid regex: xgrammar would ignore {text!r} at position {token.start()}; leave it out"
-            )
-        before = text
+def _check_regex(pattern: object) -> None:
+    _check_text("regex", pattern, IN_REGEX)
+    if anchor := ignored_anchor(str(pattern)):
+        found = f"{anchor[0]!r} at position {anchor.start()}"
+        raise ConfigError(f"invalid regex: xgrammar would ignore {found}; leave it out")
 
 
 class Grammar:

@@ -21,7 +21,7 @@ from drafttree.constraints.schema_comparison import (
     required,
 )
 from drafttree.constraints.schema_numbers import RANGE_KEYWORDS, check_numbers, ignored_numbers
-from drafttree.constraints.string_patterns import prepare_pattern
+from drafttree.constraints.string_patterns import ignored_anchor, prepare_pattern
 from drafttree.core.errors import ConfigError
 
 UNSUPPORTED_KEYWORDS = (
@@ -188,6 +188,8 @@ def _ignored_in_values(schema: Schema) -> Iterator[str]:
 def _ignored_in_pattern(keyword: str, pattern: str) -> Iterator[str]:
     if re.search(r"\(\?<?[=!]|\\[bB]", pattern):
         yield f"what looks ahead, behind or for the border of a word in {keyword!r} {pattern!r}"
+    if anchor := ignored_anchor(pattern):
+        yield f"{anchor[0]!r} at position {anchor.start()} of {keyword!r} {pattern!r}"
 
 
 def _ignored_in_properties(schema: Schema, names: NamePatterns) -> Iterator[str]:

@@ -8,6 +8,7 @@ or that match nothing without such characters.
 
 import json
 import re
+from collections.abc import Iterator
 
 from drafttree.constraints.repetitions import count
 from drafttree.constraints.xgrammar_library import load_xgrammar
@@ -66,6 +67,44 @@ def prepare_pattern(pattern: str) -> str:
             f"pattern {pattern[:80]!r} matches; exclude them, as in {EXCLUDING}, or lower its bounds"
         )
     return written
+
+
+def ignored_anchor(pattern: str) -> re.Match[str] | None:
+    """The first anchor that something may stand outside of. xgrammar ignores anchors, as it matches whole texts."""
+    tokens = list(TOKEN.finditer(pattern))
+    opened, repeated = list[int](), set[int]()
+    for token in tokens:
+        if token.lastgroup == "open":
+            opened.append(token.start())
+        elif token.lastgroup == "close" and opened:
+            group = opened.pop()
+            if pattern[token.end() : token.end() + 1] in {*"*+{"}:
+                repeated |= {group, token.start()}
+    ignored = [*_inner_anchors("^", "open", tokens, repeated), *_inner_anchors("$", "close", tokens[::-1], repeated)]
+    return min(ignored, key=re.Match.start, default=None)
+
+
+def _inner_anchors(
+    anchor: str, opening: str, tokens: list[re.Match[str]], repeated: set[int]
+) -> Iterator[re.Match[str]]:
+    """Yield the anchors that something may stand before, in the order of the tokens, in which `opening` begins groups.
+
+    `repeated` has the positions of both ends of groups that may follow themselves.
+    """
+    first, groups = True, list[bool]()
+    for token in tokens:
+        if token.lastgroup == opening:
+            groups.append(first and token.start() not in repeated)
+            first = groups[-1]
+        elif token.lastgroup in ("open", "close"):
+            first = False
+            del groups[-1:]
+        elif token[0] == "|":
+            first = groups[-1] if groups else True
+        elif token[0] != anchor:
+            first = first and token[0] == "?"
+        elif not first:
+            yield token
 
 
 def _check_size(pattern: str, characters: int) -> None:

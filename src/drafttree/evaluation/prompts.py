@@ -127,11 +127,6 @@ def read_text(path: Path) -> str:
         raise InputError(f"{path}: not UTF-8 text (byte {error.start})") from None
 
 
-def spread_prompts(paths: Iterable[Path], limit: int | None = None) -> list[str]:
-    """The texts of `spread_examples`."""
-    return [example.prompt for example in spread_examples(paths, limit)]
-
-
 def spread_examples(paths: Iterable[Path], limit: int | None = None, **selection: Any) -> list[Example]:
     """The prompts of some files, as many of each file as of the others, evenly spaced over it.
 
