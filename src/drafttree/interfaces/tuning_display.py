@@ -74,13 +74,13 @@ def _recommendation(tuning: Tuning) -> str:
     told = "not confirmed, measured on one prompt" if tuning.one_prompt else told
     margin = f"± {tuning.gain.margin:.2f}" if math.isfinite(tuning.gain.margin) else "on one text, without an interval"
     figures = f"{speed} {margin} ({told}), {tuning.expected:.2f} expected by the law"
-    if tuning.interrupted:
-        return f"Nothing is recommended, and nothing saved; so far the best is {how}: {figures}."
-    if tuning.one_prompt:
+    if tuning.one_prompt and not tuning.interrupted:
         return (
             "Nothing is recommended, and nothing saved: a single usable prompt says nothing of others; give two or "
             f"more, best nine. For this one the best is {how}: {figures}."
         )
+    if not tuning.recommends:
+        return f"Nothing is recommended, and nothing saved; so far the best is {how}: {figures}."
     if tuning.speculates:
         return f"Speculate: {how}: {figures}."
     return f"Do not speculate: the best way, {how}, is not faster by more than its interval: {figures}."

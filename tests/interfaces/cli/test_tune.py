@@ -116,6 +116,7 @@ def test_without_a_file_the_lines_name_the_pair(prompts, speeds):
 def test_nothing_is_saved_where_nothing_was_measured(prompts, speeds, tmp_path):
     saved = tmp_path / "tuned.json"
     result = tune(prompts, "--drafter", "lookup", "--minutes", 0.001, "--save", saved)
+    assert result.exit_code == 3
     assert "0.001 minutes were over before all of it was measured: none of 13 ways was tried" in result.stdout
     assert "Nothing is recommended, and nothing saved" in result.stdout
     assert "import drafttree" not in result.stdout
@@ -161,6 +162,8 @@ def test_too_short_says_so_and_more_minutes_go_on(prompts, speeds, tmp_path):
     result = tune(prompts, "--drafter", "lookup", "--minutes", 0.15, "--out", out)
     assert "0.15 minutes were over before all of it was measured: 12 of 13 ways were not tried" in result.stdout
     assert f"(the same command goes on from {out})" in result.stdout
+    assert "Nothing is recommended, and nothing saved; so far the best is lookup with " in result.stdout
+    assert result.exit_code == 3
     longer = tune(prompts, "--drafter", "lookup", "--minutes", 60, "--out", out)
     assert "were over" not in longer.stdout
     assert "Speculate: lookup with auto" in longer.stdout

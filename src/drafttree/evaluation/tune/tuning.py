@@ -126,13 +126,13 @@ class Tuning:
 
     @property
     def recommends(self) -> bool:
-        """Whether anything is recommended, if only not to speculate."""
-        return self.best is not None and not self.interrupted and not self.one_prompt
+        """Whether anything is recommended, if only not to speculate: the gain is confirmed, and all was done."""
+        return self.confirmed and not self.interrupted
 
     @property
     def speculates(self) -> bool:
-        """Whether speculating is recommended: the gain is greater than its interval, over more than one prompt."""
-        return self.gain is not None and self.gain.mean > self.gain.margin and not self.one_prompt
+        """Whether speculating is recommended: the gain is greater than its interval, and is confirmed."""
+        return self.gain is not None and self.gain.mean > self.gain.margin and self.confirmed
 
     @property
     def law(self) -> SpeedupLaw:

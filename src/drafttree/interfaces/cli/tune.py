@@ -19,7 +19,7 @@ from drafttree.interfaces.cli.options import (
     Temperature,
     VerifierName,
 )
-from drafttree.interfaces.cli.results import Out, ResultOptions
+from drafttree.interfaces.cli.results import LEFT, Out, ResultOptions
 from drafttree.interfaces.console import progress
 from drafttree.loading import check_save, find_verifier
 
@@ -54,8 +54,8 @@ def tune(
     """Find the fastest drafter and policy for your prompts.
 
     Races drafters, policies and draft temperatures in turns, and confirms the winner against plain decoding. Recommends
-    not to speculate if nothing is reliably faster, and nothing from a single prompt. Without --prompts, it uses a few
-    openings from the package.
+    not to speculate if nothing is reliably faster, and nothing from a single prompt or if the time ends before the winner
+    is confirmed. Without --prompts, it uses a few openings from the package.
     """
     _check(minutes, save)
     Sampling(temperature or 0.0)
@@ -86,6 +86,8 @@ def tune(
     command = tuning.command_options(result, saved, verifier) if result.recommends else ""
     summary = result.summary() | {"python": lines, "command": command, "export": flags and vars(flags)}
     results.finish(store, summary, lambda: show_tuning(result, lines, command, minutes, out, flags))
+    if not (result.recommends or result.one_prompt):
+        raise typer.Exit(LEFT)
 
 
 def _check(minutes: float, save: Path | None) -> None:
