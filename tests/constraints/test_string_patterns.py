@@ -43,4 +43,5 @@ def test_anchors_at_the_ends_are_not_ignored(pattern):
 )
 def test_the_first_ignored_anchor_is_found(pattern, place):
     anchor = ignored_anchor(pattern)
-    assert anchor and anchor.start() == place
+    assert anchor is not None
+    assert anchor.start() == place

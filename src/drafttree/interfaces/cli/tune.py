@@ -54,8 +54,8 @@ def tune(
     """Find the fastest drafter and policy for your prompts.
 
     Races drafters, policies and draft temperatures in turns, and confirms the winner against plain decoding. Recommends
-    not to speculate if nothing is reliably faster, and nothing from a single prompt or if the time ends before the winner
-    is confirmed. Without --prompts, it uses a few openings from the package.
+    not to speculate if nothing is reliably faster. Recommends nothing from a single prompt, or if the time ends before
+    the winner is confirmed. Without --prompts, it uses a few openings from the package.
     """
     _check(minutes, save)
     Sampling(temperature or 0.0)
