@@ -20,9 +20,10 @@ from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedTokenizerBase
 
 from drafttree.constraints.json_schema import prepare_schema
+from drafttree.constraints.marked_arguments import marked_arguments
 from drafttree.constraints.processors import Path
 from drafttree.constraints.repetitions import IN_EBNF, IN_REGEX, check_repetitions
-from drafttree.constraints.string_patterns import ignored_anchor
+from drafttree.constraints.string_patterns import ignored_part, join_halves
 from drafttree.constraints.xgrammar_library import library_message, load_xgrammar
 from drafttree.core.errors import ConfigError
 
@@ -58,8 +59,8 @@ def regex(pattern: str) -> "Grammar":
     Raises:
         ConfigError: xgrammar is not installed, cannot parse the expression, or would misread a repetition.
     """
-    _check_regex(pattern)
-    return Grammar(f"regex {pattern!r}", lambda xgr: xgr.Grammar.from_regex(pattern))
+    text = _read_regex(pattern)
+    return Grammar(f"regex {pattern!r}", lambda xgr: xgr.Grammar.from_regex(text))
 
 
 def ebnf(text: str) -> "Grammar":
@@ -68,8 +69,8 @@ def ebnf(text: str) -> "Grammar":
     Raises:
         ConfigError: xgrammar is not installed, the grammar is malformed, or xgrammar would misread a repetition.
     """
-    _check_text("EBNF grammar", text, IN_EBNF)
-    return Grammar("EBNF grammar", lambda xgr: xgr.Grammar.from_ebnf(text))
+    read = _read_text("EBNF grammar", text, IN_EBNF)
+    return Grammar("EBNF grammar", lambda xgr: xgr.Grammar.from_ebnf(read))
 
 
 def structural_tag(structure: dict[str, Any]) -> "Grammar":
@@ -94,13 +95,13 @@ def _prepare_structure(part: Any) -> Any:
     match part.get("type"):
         case "json_schema" if "style" in part:
             schema = prepare_schema(_load_schema(part["json_schema"]))
-            return {**part, "json_schema": schema, "max_whitespace_cnt": 1}
+            return {"type": "grammar", "grammar": marked_arguments({**part, "json_schema": schema})}
         case "json_schema":
             return {"type": "grammar", "grammar": str(json_schema(part.get("json_schema", "")).parsed)}
         case "regex":
-            _check_regex(part.get("pattern"))
+            return {**part, "pattern": _read_regex(part.get("pattern"))}
         case "grammar":
-            _check_text("EBNF grammar", part.get("grammar"), IN_EBNF)
+            return {**part, "grammar": _read_text("EBNF grammar", part.get("grammar"), IN_EBNF)}
     return {name: _prepare_structure(each) for name, each in part.items()}
 
 
@@ -145,19 +146,22 @@ def _load_schema(schema: object) -> Any:
     raise ConfigError(f"a JSON schema is text, a dictionary or a pydantic model, not {kind}")
 
 
-def _check_text(name: str, text: object, parts: re.Pattern[str]) -> None:
+def _read_text(name: str, text: object, parts: re.Pattern[str]) -> str:
+    """A regular expression or an EBNF grammar without escaped surrogate pairs."""
     if not isinstance(text, str):
         raise ConfigError(f"the {name} is of type {type(text).__name__}; give a string")
     if re.search("[\ud800-\udfff]", text):
         raise ConfigError(f"invalid {name}: it has a lone surrogate, which no text can have")
     check_repetitions(name, text, parts)
+    return join_halves(name, text)
 
 
-def _check_regex(pattern: object) -> None:
-    _check_text("regex", pattern, IN_REGEX)
-    if anchor := ignored_anchor(str(pattern)):
-        found = f"{anchor[0]!r} at position {anchor.start()}"
+def _read_regex(pattern: object) -> str:
+    """A regular expression as xgrammar reads it right."""
+    text = _read_text("regex", pattern, IN_REGEX)
+    if found := ignored_part(text):
         raise ConfigError(f"invalid regex: xgrammar would ignore {found}; leave it out")
+    return text
 
 
 class Grammar:

@@ -6,7 +6,6 @@ given.
 """
 
 import itertools
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,7 +20,7 @@ from drafttree.constraints.schema_comparison import (
     required,
 )
 from drafttree.constraints.schema_numbers import RANGE_KEYWORDS, check_numbers, ignored_numbers
-from drafttree.constraints.string_patterns import ignored_anchor, prepare_pattern
+from drafttree.constraints.string_patterns import ignored_part, prepare_pattern
 from drafttree.core.errors import ConfigError
 
 UNSUPPORTED_KEYWORDS = (
@@ -186,10 +185,8 @@ def _ignored_in_values(schema: Schema) -> Iterator[str]:
 
 
 def _ignored_in_pattern(keyword: str, pattern: str) -> Iterator[str]:
-    if re.search(r"\(\?<?[=!]|\\[bB]", pattern):
-        yield f"what looks ahead, behind or for the border of a word in {keyword!r} {pattern!r}"
-    if anchor := ignored_anchor(pattern):
-        yield f"{anchor[0]!r} at position {anchor.start()} of {keyword!r} {pattern!r}"
+    if found := ignored_part(pattern):
+        yield f"{found} in {keyword!r} {pattern!r}"
 
 
 def _ignored_in_properties(schema: Schema, names: NamePatterns) -> Iterator[str]:
@@ -197,6 +194,11 @@ def _ignored_in_properties(schema: Schema, names: NamePatterns) -> Iterator[str]
     properties, patterns = (dict_entry(schema, keyword) for keyword in ("properties", "patternProperties"))
     missing = [name for name in required(schema) if name not in properties]
     yield from (f"'required' of {name!r}, which is not among 'properties'," for name in missing)
+    repeatable = {"patternProperties", "propertyNames", "additionalProperties", "unevaluatedProperties"}
+    if any(schema.get(keyword, False) is not False for keyword in repeatable):
+        least = schema.get("minProperties", 0)
+        if isinstance(least, int) and least > len(set(required(schema)) & properties.keys()) + 1:
+            yield f"'minProperties' {least}, which one name several times would meet,"
     if len(patterns) > 1:
         yield "'patternProperties' of several patterns, which may both match,"
     for pattern in patterns:

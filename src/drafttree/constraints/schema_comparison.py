@@ -69,7 +69,7 @@ class SchemaComparison:
 
     def _find_types(self, schema: Any, depth: int) -> set[str]:
         self._spend()
-        schema = self._follow_refs(schema)
+        schema = self.follow_refs(schema)
         if not isinstance(schema, dict) or not depth:
             return ALL_TYPES
         if (values := _values(schema)) is not None:
@@ -88,7 +88,7 @@ class SchemaComparison:
         kinds = self.possible_types(first) & self.possible_types(second)
         if not kinds:
             return True
-        first, second = self._follow_refs(first), self._follow_refs(second)
+        first, second = self.follow_refs(first), self.follow_refs(second)
         if not isinstance(first, dict) or not isinstance(second, dict) or not depth:
             return False
         one, other = _values(first), _values(second)
@@ -105,7 +105,7 @@ class SchemaComparison:
         shared = {*required(first)} & {*required(second)} & one.keys() & other.keys()
         return any(self.disjoint(one[name], other[name], depth - 1) for name in shared)
 
-    def _follow_refs(self, schema: Any) -> Any:
+    def follow_refs(self, schema: Any) -> Any:
         """Follow references; one that leads nowhere or in a circle resolves to a schema without constraints."""
         for _ in range(MAX_DEPTH):
             if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):

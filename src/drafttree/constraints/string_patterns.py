@@ -6,9 +6,11 @@ characters as they are. It forgets the same of patterns that are too large for i
 or that match nothing without such characters.
 """
 
+import functools
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from drafttree.constraints.repetitions import count
 from drafttree.constraints.xgrammar_library import load_xgrammar
@@ -19,8 +21,12 @@ LONGEST = 128
 MAX_CHARACTERS = 4096
 """Characters that a part may repeat more than 128 times; xgrammar takes two seconds to read `[a-z]{0,4096}`."""
 EXCLUDING = r'[^"\\\x00-\x1f]'
-ESCAPED = [*'"\\', *map(chr, range(32))]
+ESCAPED = "".join(map(chr, range(32))) + '"\\'
 """Characters that stand in a JSON string as escapes only."""
+SPELLED = "".join(character for character in map(chr, range(32, 0xD800)) if character not in ESCAPED)
+"""Other characters, as far as patterns are likely to have them."""
+OPTIONAL = re.compile(r"[?*]|\{\s*0*\s*[,}]")
+"""What stands behind a part that may be left out."""
 
 TOKEN = re.compile(
     r"\\(?:u\{[^}]*\}|u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|[pP]\{[^}]*\}|c.|.)|\[(?:\\.|[^\]\\])*\]"
@@ -30,12 +36,42 @@ TOKEN = re.compile(
 )
 
 
+HALVES = re.compile(
+    r"\\u(?P<high>[dD][89abAB][0-9a-fA-F]{2})\\u(?P<low>[dD][c-fC-F][0-9a-fA-F]{2})"
+    r"|(?P<half>\\u\{?[dD][89a-fA-F][0-9a-fA-F]{2}\}?)|\\.",
+    re.DOTALL,
+)
+IGNORED = {r"\b": "the border of a word", r"\B": "the border of a word"}
+IGNORED |= dict.fromkeys([r"\A", r"\Z", r"\z", r"\G"], "an end of the text: use ^ or $")
+
+
+def join_halves(name: str, text: str) -> str:
+    """A text in which escaped halves of surrogate pairs, as JavaScript writes them, are the characters they stand for.
+
+    Args:
+        name: of the text in the message.
+        text: a regular expression or an EBNF grammar.
+
+    Raises:
+        ConfigError: it has only one half of a pair.
+    """
+
+    def joined(found: re.Match[str]) -> str:
+        if found["half"]:
+            raise ConfigError(f"invalid {name}: {found['half']} is half a surrogate pair, which no text has")
+        return bytes.fromhex(found["high"] + found["low"]).decode("utf-16-be") if found["high"] else found[0]
+
+    return HALVES.sub(joined, text)
+
+
 def prepare_pattern(pattern: str) -> str:
     """Write a pattern so that no part of it is repeated more than 128 times; it matches the same texts.
 
     Raises:
-        ConfigError: the pattern is too large, or xgrammar would not escape what it matches or is not installed.
+        ConfigError: the pattern is too large, has half a surrogate pair, or matches what xgrammar would not escape; or
+            xgrammar is not installed.
     """
+    pattern = join_halves("JSON schema", pattern)
     groups: list[list[tuple[str, int]]] = [[]]
     spells_escaped = False
     for token in TOKEN.finditer(pattern):
@@ -61,7 +97,7 @@ def prepare_pattern(pattern: str) -> str:
                 spells_escaped = spells_escaped or _may_spell_escaped(text)
         groups[-1].append((text, characters))
     written, _ = _joined([part for group in groups for part in group])
-    if spells_escaped and not _read_as_json_string(written):
+    if spells_escaped and (_leads_nowhere(pattern) or not _read_as_json_string(written)):
         raise ConfigError(
             f"invalid JSON schema: xgrammar would not escape the quotes, backslashes or control characters that "
             f"pattern {pattern[:80]!r} matches; exclude them, as in {EXCLUDING}, or lower its bounds"
@@ -82,6 +118,18 @@ def ignored_anchor(pattern: str) -> re.Match[str] | None:
                 repeated |= {group, token.start()}
     ignored = [*_inner_anchors("^", "open", tokens, repeated), *_inner_anchors("$", "close", tokens[::-1], repeated)]
     return min(ignored, key=re.Match.start, default=None)
+
+
+def ignored_part(pattern: str) -> str | None:
+    """What xgrammar would ignore in a pattern, or take for letters; None for nothing."""
+    for token in TOKEN.finditer(pattern):
+        if found := IGNORED.get(token[0]):
+            return f"{token[0]} ({found})"
+        if token.lastgroup == "open" and re.match(r"\(\?<?[=!]", pattern[token.start() :]):
+            return "what looks ahead or behind"
+    if anchor := ignored_anchor(pattern):
+        return f"{anchor[0]!r} at position {anchor.start()}"
+    return None
 
 
 def _inner_anchors(
@@ -117,15 +165,76 @@ def _check_size(pattern: str, characters: int) -> None:
 
 def _may_spell_escaped(part: str) -> bool:
     """Whether a class, an escape or a character may match a character that JSON escapes."""
-    if part in "^$*+?|":
-        return False
+    return part not in {*"^$*+?|"} and _matches_one(part, ESCAPED)
+
+
+@functools.lru_cache(maxsize=1024)
+def _matches_one(part: str, characters: str) -> bool:
+    """Whether a class, an escape or a character may match one of some characters."""
     readable = (
         re.sub(r"(?<!\\)[\[&|~]", r"\\\g<0>", part[1:]) if part[0] == "[" else part[1:]
     )  # as Python reads classes
     try:
-        return any(re.fullmatch(part[0] + readable, character, re.DOTALL) for character in ESCAPED)
+        return re.search(part[0] + readable, characters, re.DOTALL) is not None
     except re.error:
         return True
+
+
+@dataclass
+class _Alternatives:
+    """The alternatives of a group while they are read, each a sequence of parts.
+
+    Attributes:
+        begun: whether a character may have been written in the current one.
+        blocked: whether nothing can be written from some part of it on.
+        passable: whether one of those before can be written.
+    """
+
+    begun: bool = False
+    blocked: bool = False
+    passable: bool = False
+
+    def end_one(self) -> None:
+        """Begin the next one."""
+        self.passable |= not self.blocked
+        self.begun = self.blocked = False
+
+
+def _leads_nowhere(pattern: str) -> bool:
+    """Whether a part that only escaped characters match stands behind others.
+
+    xgrammar leaves that part out and writes those before it, after which nothing can follow.
+    """
+    groups = [_Alternatives()]
+    for token in TOKEN.finditer(pattern):
+        blocks = False
+        if token.lastgroup == "open":
+            groups.append(_Alternatives())
+            continue
+        if token[0] == "|":
+            groups[-1].end_one()
+            continue
+        if token.lastgroup == "close" and len(groups) > 1:
+            group = groups.pop()
+            group.end_one()
+            blocks = not group.passable
+        elif token.lastgroup == "repeat" or token[0] in "^$*+?":
+            continue
+        else:
+            blocks = _is_always_escaped(token[0])
+        here = groups[-1]
+        if not blocks:
+            here.begun |= not here.blocked
+        elif not OPTIONAL.match(pattern, token.end()):
+            if here.begun:
+                return True
+            here.blocked = True
+    return False
+
+
+def _is_always_escaped(part: str) -> bool:
+    """Whether a class, an escape or a character matches nothing but characters that JSON escapes."""
+    return _may_spell_escaped(part) and not _matches_one(part, SPELLED)
 
 
 def _read_as_json_string(pattern: str) -> bool:

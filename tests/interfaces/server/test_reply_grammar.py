@@ -1,11 +1,15 @@
 """The grammars of replies, and those that xgrammar ships for the families."""
 
+import json
+import random
+
 import pytest
 import xgrammar
 
 from drafttree.interfaces.server.dialect.arguments import written_arguments
 from drafttree.interfaces.server.dialect.families import CALLS, HARMONY, THINKING, CallForm
 from drafttree.interfaces.server.dialect.model_dialect import Dialect
+from drafttree.interfaces.server.dialect.reader import AnswerReader, CallArguments, CallBegun
 from drafttree.interfaces.server.protocol.requests import ChatRequest
 from drafttree.interfaces.server.reply_grammar import chat_grammar
 from helpers.dialects import tokenizer_of
@@ -16,6 +20,7 @@ VOCABULARY = xgrammar.TokenizerInfo(
     vocab_type=xgrammar.VocabType.BYTE_FALLBACK,
     stop_token_ids=[END],
 )
+COMPILER = xgrammar.GrammarCompiler(VOCABULARY, cache_enabled=False)
 CITY = {
     "type": "object",
     "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
@@ -41,8 +46,7 @@ PLAIN = THINKING["qwen3"]
 
 def accepts(grammar, text: str) -> bool:
     """Whether a text conforms to a grammar as a whole."""
-    compiled = xgrammar.GrammarCompiler(VOCABULARY, cache_enabled=False).compile_grammar(grammar)
-    matcher = xgrammar.GrammarMatcher(compiled)
+    matcher = xgrammar.GrammarMatcher(COMPILER.compile_grammar(grammar))
     return matcher.accept_string(text) and matcher.accept_token(END)
 
 
@@ -93,6 +97,44 @@ def test_what_begins_as_a_call_is_one(name):
     assert accepts(grammar, "Let me see. " + call(form, "clock"))
     assert accepts(grammar, "Let me see.")
     assert not accepts(grammar, call(form, "clock").replace("clock", "nobody"))
+
+
+EXACT = {
+    "kind": ({"enum": ["ab", "c d"]}, ["ab", "c d"]),
+    "zip": ({"type": ["string", "null"], "pattern": "^12345$"}, ["12345", None]),
+    "padded": ({"type": "string", "pattern": "^ x[ y]$"}, [" x ", " xy"]),
+    "flag": ({"const": "true"}, ["true"]),
+    "count": ({"type": "integer", "minimum": 7, "maximum": 8}, [7, 8]),
+    "list": ({"type": "array", "items": {"const": "a"}, "minItems": 1, "maxItems": 1}, [["a"]]),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_the_grammar_allows_is_read_as_a_call_that_conforms(name, seed):
+    """Texts are drawn token by token from those that the grammar allows."""
+    schema = {
+        "type": "object",
+        "properties": {key: each for key, (each, _) in EXACT.items()},
+        "required": list(EXACT),
+        "additionalProperties": False,
+    }
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    grammar = grammar_of(name, tools=tools, tool_choice="required", parallel_tool_calls=False)
+    matcher = xgrammar.GrammarMatcher(COMPILER.compile_grammar(grammar))
+    mask, written, randomness = xgrammar.allocate_token_bitmask(1, END + 1), "", random.Random(seed)
+    while not matcher.is_terminated():
+        matcher.fill_next_token_bitmask(mask)
+        token = randomness.choice([each for each in range(END + 1) if mask[0, each // 32] >> each % 32 & 1])
+        assert matcher.accept_token(token)
+        written += "" if token == END else chr(token)
+    text = written.encode("latin-1").decode()
+    parts = AnswerReader(None, CALLS[name], speaks=False, schemas={"f": schema}).read(text, final=True)
+    (begun,) = [part for part in parts if isinstance(part, CallBegun)]
+    arguments = json.loads("".join(part.text for part in parts if isinstance(part, CallArguments)))
+    assert begun.name == "f"
+    for key, (_, values) in EXACT.items():
+        assert arguments[key] in values, text
 
 
 @pytest.mark.parametrize("name", sorted(CALLS.keys() - {"openai"}))

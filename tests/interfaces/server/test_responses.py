@@ -172,6 +172,16 @@ class Answer(BaseModel):
     cold: bool
 
 
+def test_a_call_goes_on_as_its_model_is_dumped(client):
+    tools = [{"type": "function", "name": "clock", "parameters": {}, "strict": False}]
+    options = {"model": "embedded", "tools": tools, "temperature": 0, "max_output_tokens": 60}
+    called = client.responses.create(input="x", tool_choice="required", parallel_tool_calls=False, **options)
+    (call,) = [item for item in called.output if item.type == "function_call"]
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "noon"}
+    reply = client.responses.create(input=[call.model_dump(), output], tool_choice="none", **options)
+    assert reply.output_text
+
+
 def test_the_clients_parsers_read_forms(client):
     options = {"model": "embedded", "input": HELLO, "text_format": Answer, "max_output_tokens": 40}
     assert isinstance(client.responses.parse(**options).output_parsed, Answer)
@@ -210,6 +220,7 @@ def test_bookkeeping_changes_no_text_and_is_told_in_a_header(post, stream):
 
 def test_what_asks_for_nothing_is_not_told(post):
     nothing = {"store": False, "truncation": "disabled", "previous_response_id": None, "include": [], "reasoning": {}}
+    nothing |= {"tools": [{**CLOCK, "allowed_callers": ["direct"]}], "tool_choice": "none"}
     reply = post(PATH, **GREEDY, **nothing, stream_options={"include_obfuscation": False}, stream=True)
     assert reply.status_code == 200
     assert "warning" not in reply.headers

@@ -33,6 +33,10 @@ def form(schema: dict) -> dict:
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
 
 
+def tool_of(parameters: dict) -> dict:
+    return {"tools": [{"type": "function", "function": {"name": "f", "parameters": parameters}}]}
+
+
 def test_a_required_call_conforms_to_one_of_the_schemas(post):
     choice = answer(post, tool_choice="required", tools=[WEATHER])
     (call,) = choice.message.tool_calls
@@ -75,6 +79,31 @@ def test_streamed_calls_are_the_whole_ones(post, client):
         stream.until_done()
         final = stream.get_final_completion().choices[0]
     assert final.message.tool_calls[0].function.arguments == whole.message.tool_calls[0].function.arguments
+
+
+@pytest.mark.parametrize("parameters", [None, {}, {"description": "nothing"}, {"properties": {"a": {"const": 1}}}])
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_parameters_without_a_type_are_those_of_an_object(post, parameters, temperature):
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    choice = answer(post, tools=tools, tool_choice="required", temperature=temperature, seed=1)
+    (call,) = choice.message.tool_calls
+    assert call.function.arguments.startswith("{")
+    if choice.finish_reason != "length":
+        assert isinstance(json.loads(call.function.arguments), dict)
+
+
+def test_a_stop_string_inside_a_call_is_no_end_of_it(post):
+    parameters = {"type": "object", "properties": {"a": {"const": "hello"}}, "required": ["a"]}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    choice = answer(post, tools=tools, tool_choice="required", stop="hell")
+    assert choice.finish_reason == "stop"
+    assert choice.message.tool_calls[0].function.arguments == '{"a": "'
+    whole = answer(post, tools=tools, tool_choice="required", stop="</tool_call>")
+    assert whole.finish_reason == "tool_calls"
+    assert json.loads(whole.message.tool_calls[0].function.arguments) == {"a": "hello"}
+    body = {"input": "x", "tools": [{"type": "function", **tools[0]["function"]}], "tool_choice": "required"}
+    response = post("/responses", **body, temperature=0, stop="hell").json()
+    assert [item["status"] for item in response["output"]] == ["incomplete"]
 
 
 @pytest.mark.parametrize("length", [4, 24])
@@ -148,6 +177,10 @@ def test_the_async_client_reads_many_streams_at_once(address, client):
         ({"tool_choice": {"type": "custom", "custom": {"name": "x"}}}, "give none, auto, required, a function"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}]}, "'not' at #"),
+        (tool_of({"type": "array"}), "the schema allows array; the arguments of a function are an object"),
+        (tool_of({"type": ["object", "null"]}), "the schema allows null, object; the arguments of a function"),
+        (tool_of({"anyOf": [{"type": "object"}, {"type": "null"}]}), "the schema allows null, object"),
+        (tool_of({"type": []}), "the schema allows nothing"),
         ({"response_format": form({"enum": ["x" * 40000]})}, "give at most 32768"),
         ({"response_format": form({"enum": [1], "if": {}})}, "'if' at"),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "Field required"),

@@ -84,7 +84,8 @@ class Answer:
 
     def _end(self, reason: FinishReason) -> ChatChunkChoice:
         """The last chunk, which says why the answer ends."""
-        self._finish_reason = "tool_calls" if self._calls and reason == "stop" else reason
+        called = reason == "stop" and self._calls and not self._reader.in_call
+        self._finish_reason = "tool_calls" if called else reason
         return ChatChunkChoice(index=self._index, delta=Delta(), logprobs=None, finish_reason=self._finish_reason)
 
     def _delta(self, part: Part) -> Delta:

@@ -139,7 +139,7 @@ def _calls(form: CallForm, tags: list[Format], *, single: bool) -> Format:
 
 def _tag(name: str, tool: FunctionDefinition, form: CallForm) -> Format:
     """The tag that calls of a tool conform to."""
-    schema = NO_ARGUMENTS if tool.parameters is None else tool.parameters
+    schema = NO_ARGUMENTS if tool.parameters is None else ANY_OBJECT | tool.parameters
     style: dict[str, Literal["qwen_xml", "glm_xml"]] = {} if form.arguments == "json" else {"style": form.arguments}
     content = {"type": "json_schema", "json_schema": schema, **style}
     return {"type": "tag", "begin": f"{form.begin}{name}{form.middle}", "content": content, "end": form.end}

@@ -92,6 +92,18 @@ ANSWERS = {
         ("openai_gptoss", None),
         ("One.Two.", "I call.Four.", []),
     ),
+    "gpt-oss json": (
+        f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final <|constrain|>json<|message|>{JSON}"
+        "<|return|>",
+        ("openai_gptoss", None),
+        ("Hm.", JSON, []),
+    ),
+    "llama3 with types": (
+        f'{{"type": "function", "name": "get_weather", "parameters": {JSON}}}; '
+        '{"name": "g", "parameters": {}, "type": "function"}',
+        (None, "llama3_json"),
+        ("", "", [WEATHER, ("g", {})]),
+    ),
     "deepseek-r1": (
         f"<think>\nHm.\n</think>\n\n{DEEPSEEK}function<｜tool▁sep｜>get_weather\n```json\n{JSON}\n```{DEEPSEEK_END}",  # noqa: RUF001
         ("deepseek_r1", "deepseek_v3"),
@@ -249,6 +261,53 @@ def test_a_value_is_text_where_its_schema_says_so():
     text = "<tool_call>get_weather<arg_key>city</arg_key><arg_value>3</arg_value></tool_call>"
     ((_, arguments),) = read(reader_of(None, "glm47"), [text])[2]
     assert json.loads(arguments) == {"city": "3"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "expected"),
+    [
+        ({"enum": ["12345"]}, "12345", "12345"),
+        ({"const": "true"}, "true", "true"),
+        ({"type": ["string", "null"]}, "12345", "12345"),
+        ({"type": ["string", "null"]}, "null", None),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "07", "07"),
+        ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, "7", 7),
+        ({"$ref": "#/$defs/zip"}, "12345", "12345"),
+        ({"type": "number"}, "12345", 12345),
+        ({"type": "string"}, '"quoted"', '"quoted"'),
+        ({"type": "string"}, " a ", " a "),
+        ({"type": "array"}, '["a"]', ["a"]),
+        ({}, "3", 3),
+    ],
+)
+@pytest.mark.parametrize("calls", ["qwen3_coder", "glm45"])
+@pytest.mark.parametrize("where", ["properties", "additional"])
+def test_a_value_is_what_its_schema_allows(schema, value, expected, calls, where):
+    found = {"properties": {"x": schema}} if where == "properties" else {"additionalProperties": schema}
+    parameters = {"type": "object", "$defs": {"zip": {"type": "string"}}, **found}
+    marked = f"\n<arg_key>x</arg_key>\n<arg_value>{value}</arg_value>\n</tool_call>"
+    if calls == "qwen3_coder":
+        marked = f">\n<parameter=x>\n{value}\n</parameter>\n</function>\n</tool_call>"
+    text = f"<tool_call>{'f' if calls == 'glm45' else chr(10) + '<function=f'}{marked}"
+    ((_, arguments),) = read(reader_of(None, calls, schemas={"f": parameters}), [text])[2]
+    assert json.loads(arguments) == {"x": expected}
+
+
+@pytest.mark.parametrize(
+    ("calls", "begun"),
+    [
+        ("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=x>\n"),
+        ("glm45", "<tool_call>f\n<arg_key>x</arg_key>\n<arg_value>"),
+        ("hermes", '<tool_call>\n{"name": "f", "arguments": {"x": "'),
+    ],
+)
+def test_a_long_argument_is_read_once(calls, begun):
+    """Reading what has come again with every piece would take hours."""
+    value = "some words < of a file\n" * 40_000
+    reader = reader_of(None, calls)
+    for text in (begun, *(value[place : place + 4] for place in range(0, len(value), 4))):
+        reader.read(text, final=False)
+    assert reader.in_call
 
 
 @pytest.mark.parametrize("calls", CALLS)

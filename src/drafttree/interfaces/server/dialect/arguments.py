@@ -2,11 +2,14 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import regex
 
-from drafttree.interfaces.server.dialect.families import Arguments, schema_of
+from drafttree.constraints.schema_comparison import SchemaComparison, dict_entry
+from drafttree.core.errors import ConfigError
+from drafttree.interfaces.server.dialect.families import Arguments
 
 
 class Read(NamedTuple):
@@ -59,16 +62,31 @@ class JsonObject:
         return Read(text, len(text), done=False)
 
 
+@dataclass(frozen=True)
+class PairMarks:
+    """The marks of one argument; a line break beside the value is no part of it where the family has one.
+
+    Attributes:
+        before: a regular expression of what stands before the value, with the name.
+        after: what stands after the value.
+        edge: what may stand between the value and the marks.
+    """
+
+    before: str
+    after: str
+    edge: str = ""
+
+
 PAIRS = {
-    "qwen_xml": r"\s*+<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>",
-    "glm_xml": r"\s*+<arg_key>(?P<key>.*?)</arg_key>\s*+<arg_value>(?P<value>.*?)</arg_value>",
+    "qwen_xml": PairMarks(r"\s*+<parameter=(?P<key>[^>\n]{1,512}+)>", "</parameter>", edge="\n"),
+    "glm_xml": PairMarks(r"\s*+<arg_key>(?P<key>[^<]{1,512}+)</arg_key>\s*+<arg_value>", "</arg_value>"),
 }
 
 
 class MarkedPairs:
     """Reads arguments each of which has marks around its name and its value; they end where no further one begins.
 
-    A value is text where its schema says so, else JSON, and text where it is none.
+    A value is JSON where its schema allows what it would be as JSON, else text. Strings have no quotes.
 
     Args:
         kind: which marks.
@@ -76,29 +94,53 @@ class MarkedPairs:
     """
 
     def __init__(self, kind: Arguments, parameters: Mapping[str, Any] | None) -> None:
-        self._pair = regex.compile(PAIRS[kind], regex.DOTALL)
-        self._parameters, self._begun = parameters, False
+        self._marks = PAIRS[kind]
+        self._before = regex.compile(self._marks.before)
+        self._parameters = parameters or {}
+        self._schemas = SchemaComparison(self._parameters)
+        self._begun, self._key, self._looked = False, "", 0
 
     def read(self, text: str, *, final: bool) -> Read:
-        """Read one argument, if it is there as a whole."""
-        found = self._pair.match(text, partial=True)
+        """Read the marks and the name before an argument, or its value if it is there as a whole."""
+        if self._key:
+            return self._read_value(text, final=final)
+        found = self._before.match(text, partial=True)
         if found is None:
             return Read("}" if self._begun else "{}", 0, done=True)
         if found.partial:
             return Read("", len(text) if final else 0, done=False)
-        key, value = found["key"].strip(), self._value(found["key"].strip(), found["value"])
-        written = f"{', ' if self._begun else '{'}{json.dumps(key, ensure_ascii=False)}: {value}"
-        self._begun = True
-        return Read(written, found.end(), done=False)
+        self._key = found["key"].strip()
+        return Read("", found.end(), done=False)
 
-    def _value(self, key: str, text: str) -> str:
+    def _read_value(self, text: str, *, final: bool) -> Read:
+        after, edge = self._marks.after, self._marks.edge
+        end = text.find(after, self._looked)
+        if end < 0:
+            self._looked = max(len(text) - len(after), 0)
+            return Read("", len(text) if final else 0, done=False)
+        value = self._value(text[:end].removeprefix(edge).removesuffix(edge))
+        written = f"{', ' if self._begun else '{'}{json.dumps(self._key, ensure_ascii=False)}: {value}"
+        self._begun, self._key, self._looked = True, "", 0
+        return Read(written, end + len(after), done=False)
+
+    def _value(self, text: str) -> str:
         """A value as JSON."""
-        if schema_of(self._parameters, key).get("type") != "string":
-            try:
-                return json.dumps(json.loads(text), ensure_ascii=False, allow_nan=False)
-            except (ValueError, RecursionError):
-                pass
+        try:
+            found = json.loads(text)
+            if not isinstance(found, str) and self._allows(found):
+                return json.dumps(found, ensure_ascii=False, allow_nan=False)
+        except (ValueError, RecursionError):
+            pass
         return json.dumps(text, ensure_ascii=False)
+
+    def _allows(self, value: Any) -> bool:
+        """Whether the schema of the argument may allow a value."""
+        parameters = self._schemas.follow_refs(self._parameters)
+        schema = dict_entry(parameters, "properties").get(self._key, parameters.get("additionalProperties", {}))
+        try:
+            return not self._schemas.disjoint(schema, {"const": value})
+        except ConfigError:  # it refers to itself too often to be compared
+            return True
 
 
 def argument_reader(kind: Arguments, parameters: Mapping[str, Any] | None) -> ArgumentReader:

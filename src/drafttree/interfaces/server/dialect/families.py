@@ -28,6 +28,7 @@ class Thinking:
         after: a regular expression of what a model writes between the end and the rest.
         anywhere: whether a model may think again after it has said something.
         say: the mark before what is said.
+        said: a regular expression of that mark in all the ways in which models write it.
         silent: marks that are no text.
     """
 
@@ -36,6 +37,7 @@ class Thinking:
     after: str = r"\n{0,2}"
     anywhere: bool = False
     say: str = ""
+    said: str = ""
     silent: tuple[str, ...] = ()
 
     def is_told(self, template: str) -> bool:
@@ -148,6 +150,7 @@ HARMONY = Thinking(
     after=r"<\|start\|>assistant",
     anywhere=True,
     say="<|channel|>final<|message|>",
+    said=r"<\|channel\|>final ?(?:(?:<\|constrain\|>)?json)?<\|message\|>",
     silent=("<|start|>assistant", "<|channel|>commentary<|message|>", "<|return|>", "<|call|>"),
 )
 THINKING = {
@@ -251,7 +254,9 @@ CALLS = {
         told_by=("ipython", '"parameters": '),
         between="; ",
         silent=("<|python_tag|>",),
-        head=rf'(?:;\s*+)?\{{\s*+"name":\s*+"{NAME}",\s*+"(?:parameters|arguments)":\s*+(?=\{{)',
+        head=rf'(?:;\s*+)?\{{\s*+(?:"type":\s*+"function",\s*+)?"name":\s*+"{NAME}",\s*+'
+        r'"(?:parameters|arguments)":\s*+(?=\{)',
+        tail=r'\s*+(?:,\s*+"type":\s*+"function"\s*+)?\}',
     ),
 }
 """The forms of calls by name; the first that a chat template tells of is a model's own."""
@@ -279,10 +284,3 @@ def choose(known: Mapping[str, Kind], name: str, template: str) -> Kind | None:
     if name == AUTO:
         return next((form for form in known.values() if form.is_told(template)), None)
     return known.get(name)
-
-
-def schema_of(parameters: Mapping[str, Any] | None, key: str) -> Mapping[str, Any]:
-    """The schema of one of the parameters of a function, an empty one where it has none."""
-    properties = (parameters or {}).get("properties")
-    found = properties.get(key) if isinstance(properties, Mapping) else None
-    return found if isinstance(found, Mapping) else {}

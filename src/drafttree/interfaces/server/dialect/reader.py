@@ -106,13 +106,19 @@ class AnswerReader:
             parts.append(Said(self._space))
         return parts
 
+    @property
+    def in_call(self) -> bool:
+        """Whether the arguments of a call have begun and not ended."""
+        return self._state == self._calling
+
     def _compile_marks(self) -> Any:
         """The pattern of all that may stand in what is said; None where that is plain text."""
         silent = {*(self._thinking.silent if self._thinking else ()), *(self._form.silent if self._form else ())}
-        silent |= {self._thinking.say, self._thinking.end} if self._thinking and self._thinking.anywhere else set()
+        silent |= {self._thinking.end} if self._thinking and self._thinking.anywhere else set()
         found = []
         if self._thinking and self._thinking.anywhere:
             found.append(f"(?P<think>{regex.escape(self._thinking.begin)})")
+            found.append(f"(?P<say>{self._thinking.said})")
             silent.discard(self._thinking.begin)
         if self._form:
             found.append(self._form.first)

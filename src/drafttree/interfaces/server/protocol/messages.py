@@ -5,6 +5,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
+from drafttree.constraints.json_schema import CHOICE_KEYWORDS
+from drafttree.constraints.schema_comparison import SchemaComparison
+from drafttree.core.errors import ConfigError
 from drafttree.interfaces.server.protocol.request_fields import (
     NAME,
     NO_EFFECT,
@@ -138,6 +141,20 @@ class FunctionDefinition(RequestModel):
     description: str | None = None
     parameters: Schema | None = None
     strict: bool | None = None
+
+    @field_validator("parameters")
+    @classmethod
+    def _check_object(cls, schema: Schema | None) -> Schema | None:
+        if schema is None or not schema.keys() & {"type", *CHOICE_KEYWORDS}:
+            return schema
+        try:
+            types = SchemaComparison(schema).possible_types(schema)
+        except ConfigError as error:
+            raise mistake("invalid_schema", str(error)) from None
+        if types != {"object"}:
+            found = ", ".join(sorted(types)) or "nothing"
+            raise mistake("no_object", f"the schema allows {found}; the arguments of a function are an object")
+        return schema
 
 
 class Tool(RequestModel):

@@ -108,7 +108,8 @@ class NotServed:
 
     def check(self, value: object) -> None:
         """Refuse a value that asks for something."""
-        if value not in ([], {}) and not Refused(self.advice, self.neutral).accepts(value):
+        asks_nothing = isinstance(value, list | dict) and value in ([], {}, *self.neutral)
+        if not asks_nothing and not Refused(self.advice, self.neutral).accepts(value):
             raise mistake(self.code, f"this is not served; {self.advice}")
 
     def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from drafttree.interfaces.server.protocol.messages import (
     ContentPart,
@@ -80,15 +80,14 @@ class InputMessage(StoredFields):
 class FunctionCallItem(StoredFields):
     """A call that the model has asked for."""
 
+    model_config = ConfigDict(validate_by_name=True)
     type: Literal["function_call"]
     call_id: str
     name: str
     arguments: str
     caller: Annotated[object, DIRECT] = None
     namespace: Annotated[object, NotServed("functions have no namespaces")] = None
-    asynchronous: Annotated[object, NotServed("calls are answered before the model goes on")] = Field(
-        None, alias="async"
-    )
+    async_: Annotated[object, NotServed("calls are answered before the model goes on")] = Field(None, alias="async")
 
     def add_to(self, messages: list[Message]) -> None:
         """Add it to a conversation, to the assistant's message if that is the last one."""
@@ -164,13 +163,12 @@ Items = Annotated[
 class FunctionTool(FunctionDefinition):
     """A function that the model may ask to be called."""
 
+    model_config = ConfigDict(validate_by_name=True)
     type: Literal["function"]
     allowed_callers: Annotated[object, DIRECT] = None
     defer_loading: Annotated[object, NotServed("the model is told of all tools")] = None
     output_schema: Annotated[object, NotServed("give it in the description")] = None
-    asynchronous: Annotated[object, NotServed("calls are answered before the model goes on")] = Field(
-        None, alias="async"
-    )
+    async_: Annotated[object, NotServed("calls are answered before the model goes on")] = Field(None, alias="async")
 
     @model_validator(mode="before")
     @classmethod

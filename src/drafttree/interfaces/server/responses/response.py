@@ -150,7 +150,8 @@ class ResponseText:
         if not self.whole.output:
             yield from self._say("")
         status = "incomplete" if reason == "length" else "completed"
-        yield from self._close(status)
+        cut = reason == "stop" and isinstance(self._open, OutputCall)
+        yield from self._close("incomplete" if cut else status)
         self.whole.status, self.whole.usage = status, _usage(self._usage())
         if status == "incomplete":
             self.whole.incomplete_details = IncompleteDetails(reason="max_output_tokens")
