@@ -257,6 +257,7 @@ def test_ebnf(embedded):
         (lambda: grammar.ebnf(r'root ::= "\ude00"'), r"\\ude00 is half a surrogate pair"),
         (lambda: grammar.ebnf('root ::= "a" other'), 'invalid EBNF grammar: .*"other" is not defined'),
         (lambda: grammar.ebnf('main ::= "a"'), '"root" is not found'),
+        (lambda: grammar.ebnf("root ::= é"), "invalid EBNF grammar: EBNF lexer error at line 1, column 10: Unexpected"),
     ],
 )
 def test_malformed_grammars_are_refused_before_a_model_is_loaded(make, words):

@@ -57,7 +57,7 @@ def regex(pattern: str) -> "Grammar":
     """Make a grammar of the texts that match a regular expression as a whole.
 
     Raises:
-        ConfigError: xgrammar is not installed, cannot parse the expression, or would misread a repetition.
+        ConfigError: xgrammar is not installed, cannot parse the expression, or would misread or ignore a part of it.
     """
     text = _read_regex(pattern)
     return Grammar(f"regex {pattern!r}", lambda xgr: xgr.Grammar.from_regex(text))
@@ -183,7 +183,7 @@ class Grammar:
         self._parse = parse
         try:
             self.parsed = _separated(parse(load_xgrammar()))
-        except RuntimeError as error:
+        except (RuntimeError, UnicodeDecodeError) as error:
             raise ConfigError(f"invalid {name}: {library_message(error)}") from None
 
     def __reduce__(self) -> tuple[type["Grammar"], tuple[object, ...]]:

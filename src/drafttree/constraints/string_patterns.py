@@ -34,15 +34,15 @@ TOKEN = re.compile(
     r"|(?P<repeat>\{\s*(?P<least>[0-9]+)\s*(?P<comma>,\s*(?P<most>[0-9]*)\s*)?\}\??+(?![*+?{]))|.",
     re.DOTALL,
 )
-
-
 HALVES = re.compile(
     r"\\u(?P<high>[dD][89abAB][0-9a-fA-F]{2})\\u(?P<low>[dD][c-fC-F][0-9a-fA-F]{2})"
     r"|(?P<half>\\u\{?[dD][89a-fA-F][0-9a-fA-F]{2}\}?)|\\.",
     re.DOTALL,
 )
+LOOKAROUND = re.compile(r"\(\?<?[=!]")
 IGNORED = {r"\b": "the border of a word", r"\B": "the border of a word"}
 IGNORED |= dict.fromkeys([r"\A", r"\Z", r"\z", r"\G"], "an end of the text: use ^ or $")
+"""Escapes that xgrammar does not know."""
 
 
 def join_halves(name: str, text: str) -> str:
@@ -125,7 +125,7 @@ def ignored_part(pattern: str) -> str | None:
     for token in TOKEN.finditer(pattern):
         if found := IGNORED.get(token[0]):
             return f"{token[0]} ({found})"
-        if token.lastgroup == "open" and re.match(r"\(\?<?[=!]", pattern[token.start() :]):
+        if token.lastgroup == "open" and LOOKAROUND.match(pattern, token.start()):
             return "what looks ahead or behind"
     if anchor := ignored_anchor(pattern):
         return f"{anchor[0]!r} at position {anchor.start()}"
@@ -207,21 +207,20 @@ def _leads_nowhere(pattern: str) -> bool:
     """
     groups = [_Alternatives()]
     for token in TOKEN.finditer(pattern):
-        blocks = False
         if token.lastgroup == "open":
             groups.append(_Alternatives())
             continue
         if token[0] == "|":
             groups[-1].end_one()
             continue
+        if token.lastgroup == "repeat" or token[0] in "^$*+?":
+            continue
         if token.lastgroup == "close" and len(groups) > 1:
             group = groups.pop()
             group.end_one()
             blocks = not group.passable
-        elif token.lastgroup == "repeat" or token[0] in "^$*+?":
-            continue
         else:
-            blocks = _is_always_escaped(token[0])
+            blocks = _may_spell_escaped(token[0]) and not _matches_one(token[0], SPELLED)
         here = groups[-1]
         if not blocks:
             here.begun |= not here.blocked
@@ -230,11 +229,6 @@ def _leads_nowhere(pattern: str) -> bool:
                 return True
             here.blocked = True
     return False
-
-
-def _is_always_escaped(part: str) -> bool:
-    """Whether a class, an escape or a character matches nothing but characters that JSON escapes."""
-    return _may_spell_escaped(part) and not _matches_one(part, SPELLED)
 
 
 def _read_as_json_string(pattern: str) -> bool:

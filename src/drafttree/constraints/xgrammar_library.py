@@ -20,5 +20,9 @@ def load_xgrammar() -> Any:
 
 
 def library_message(error: Exception) -> str:
-    """The error's message without the time stamp and source location that xgrammar puts before it."""
-    return " ".join(re.sub(r"^\[[\d:]+\] \S+: ", "", str(error)).split())
+    """The error's message without the time stamp and source location that xgrammar puts before it.
+
+    A message that names a byte of a character beyond ASCII comes as the `UnicodeDecodeError` of reading it.
+    """
+    said = error.object.decode(errors="replace") if isinstance(error, UnicodeDecodeError) else str(error)
+    return " ".join(re.sub(r"^\[[\d:]+\] \S+: ", "", said).split())

@@ -98,12 +98,13 @@ class MarkedPairs:
         self._before = regex.compile(self._marks.before)
         self._parameters = parameters or {}
         self._schemas = SchemaComparison(self._parameters)
-        self._begun, self._key, self._looked = False, "", 0
+        self._begun, self._looked = False, 0
+        self._key: str | None = None
 
     def read(self, text: str, *, final: bool) -> Read:
         """Read the marks and the name before an argument, or its value if it is there as a whole."""
-        if self._key:
-            return self._read_value(text, final=final)
+        if self._key is not None:
+            return self._read_value(self._key, text, final=final)
         found = self._before.match(text, partial=True)
         if found is None:
             return Read("}" if self._begun else "{}", 0, done=True)
@@ -112,31 +113,31 @@ class MarkedPairs:
         self._key = found["key"].strip()
         return Read("", found.end(), done=False)
 
-    def _read_value(self, text: str, *, final: bool) -> Read:
+    def _read_value(self, key: str, text: str, *, final: bool) -> Read:
         after, edge = self._marks.after, self._marks.edge
         end = text.find(after, self._looked)
         if end < 0:
             self._looked = max(len(text) - len(after), 0)
             return Read("", len(text) if final else 0, done=False)
-        value = self._value(text[:end].removeprefix(edge).removesuffix(edge))
-        written = f"{', ' if self._begun else '{'}{json.dumps(self._key, ensure_ascii=False)}: {value}"
-        self._begun, self._key, self._looked = True, "", 0
+        value = self._value(key, text[:end].removeprefix(edge).removesuffix(edge))
+        written = f"{', ' if self._begun else '{'}{json.dumps(key, ensure_ascii=False)}: {value}"
+        self._begun, self._key, self._looked = True, None, 0
         return Read(written, end + len(after), done=False)
 
-    def _value(self, text: str) -> str:
+    def _value(self, key: str, text: str) -> str:
         """A value as JSON."""
         try:
             found = json.loads(text)
-            if not isinstance(found, str) and self._allows(found):
+            if not isinstance(found, str) and self._allows(key, found):
                 return json.dumps(found, ensure_ascii=False, allow_nan=False)
         except (ValueError, RecursionError):
             pass
         return json.dumps(text, ensure_ascii=False)
 
-    def _allows(self, value: Any) -> bool:
+    def _allows(self, key: str, value: Any) -> bool:
         """Whether the schema of the argument may allow a value."""
         parameters = self._schemas.follow_refs(self._parameters)
-        schema = dict_entry(parameters, "properties").get(self._key, parameters.get("additionalProperties", {}))
+        schema = dict_entry(parameters, "properties").get(key, parameters.get("additionalProperties", {}))
         try:
             return not self._schemas.disjoint(schema, {"const": value})
         except ConfigError:  # it refers to itself too often to be compared
