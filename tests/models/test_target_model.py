@@ -2,6 +2,7 @@
 
 import weakref
 from copy import deepcopy
+from itertools import product
 
 import pytest
 import torch
@@ -239,8 +240,10 @@ def own_forward(module) -> None:
     layer.forward = lambda x: -nn.functional.linear(x, layer.weight)
 
 
-@pytest.mark.parametrize("change", [parametrize_layer, change_class, own_forward, lambda module: module.train()])
-@pytest.mark.parametrize("when", ["before", "after"])
+UNUSUAL = *product((parametrize_layer, change_class, own_forward), ("before", "after")), (nn.Module.train, "after")
+
+
+@pytest.mark.parametrize(("change", "when"), UNUSUAL)
 def test_modules_that_are_not_plain_run_as_they_are(change, when):
     module = tiny.build("llama")
     if when == "after":

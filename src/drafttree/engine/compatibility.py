@@ -68,6 +68,11 @@ def is_sharded(target: Model) -> bool:
     return getattr(target, "tensor_parallel_size", 1) > 1
 
 
+def hides_state(target: Model) -> bool:
+    """Whether a target has a hook or a replaced `forward` whose state is not compared before rows are reused."""
+    return getattr(target, "unseen", None) is not None
+
+
 def check_sharded(target: Model, verifier: type[Verifier] | None) -> None:
     """Refuse a verifier by which the processes of a sharded target might decide differently.
 

@@ -357,6 +357,7 @@ class Decoder:
         capacity = limit + min(policy.budget, TREE_HEADROOM)
         prompt_logprobs = Logprobs.asked_for(options.get("prompt_logprobs"))
         reuses = is_conversation(prompt) and repeats and prompt_logprobs is None
+        reuses = reuses and not compatibility.hides_state(self.target)
         return Request(
             tokens=tokens,
             prompt_length=len(tokens),

@@ -282,8 +282,7 @@ def _lent(module: PreTrainedModel) -> Iterator[TargetModel]:
     prepare = vars(module).get("prepare_inputs_for_generation")  # peft's, while its own generate runs
     unwrap(getattr(prepare, "__self__", module))
     with ExitStack() as undo:
-        _keep_mode(module, undo)
-        model = TargetModel(module.eval(), verify_once)
+        model = TargetModel(module, verify_once)
         undo.callback(model.release)
         yield model
 

@@ -1,12 +1,13 @@
-"""Inspection of a drafter without its target: kind, fitting targets, size, and what is missing."""
+"""Inspection of a model or drafter on its own: kind, fitting targets, size, and what is missing."""
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoConfig
 
 from drafttree.core.errors import ModelError
@@ -27,8 +28,9 @@ from drafttree.loading.drafter_methods import head_formats, kind_of
 from drafttree.loading.drafters import named_method
 from drafttree.loading.folders import find_folder
 from drafttree.loading.methods import POLICY_CLASSES, VERIFIER_CLASSES
-from drafttree.loading.pretrained import check_layer_counts, class_of, quiet
+from drafttree.loading.pretrained import check_layer_counts, class_of, find_model, quiet
 from drafttree.models.fused.int8_linear import quantization_method
+from drafttree.models.module.fingerprint import Fingerprint
 
 UNKNOWN = "not said"
 
@@ -56,14 +58,16 @@ class Inspection:
     problems: tuple[str, ...] = ()
 
 
-def inspect(source: str) -> Inspection:
-    """Look at a folder or hub name, or at a drafter class by its name; nothing but a hub name asks the hub.
+def inspect(source: str | nn.Module) -> Inspection:
+    """Look at a folder or hub name, a drafter class by its name, or a loaded model; only a hub name asks the hub.
 
     Raises:
         ConfigError: a class that cannot be imported or is no drafter.
         ModelError: there is none, its files are damaged, its config.json makes no sense, or it is no drafter known
             here.
     """
+    if isinstance(source, nn.Module):
+        return _loaded_model(find_model(source))
     if method := named_method(str(source)):
         return _drafter_class(method[0])
     if kind := next((each.kind for each in (POLICY_CLASSES, VERIFIER_CLASSES) if source in each.names()), None):
@@ -73,21 +77,29 @@ def inspect(source: str) -> Inspection:
     folder = find_folder(source)
     kind, config, tensors = kind_of(folder), read_config(folder), read_tensors(folder)
     if kind == LANGUAGE_MODEL:
-        fits, details, problems = _language_model(folder, config, tensors)
+        fits, details = _language_model(config, tensors)
+        problems = _weight_problems(folder, tensors)
     elif kind == ASSISTANT:
         fits, details, problems = _assistant(folder, config, tensors)
     else:
         fits, details, problems = _head(head_formats()[kind], config, tensors)
+    return Inspection(kind, fits, details, *_sizes(tensors), tuple(problems))
+
+
+def _sizes(tensors: Mapping[str, Tensor]) -> tuple[int, float, str]:
+    """`parameters`, `megabytes` and `dtypes` of an `Inspection`."""
     stored = list({tensor.data_ptr(): tensor for tensor in tensors.values()}.values())
-    return Inspection(
-        kind=kind,
-        fits=fits,
-        details=details,
-        parameters=sum(tensor.numel() for tensor in stored if tensor.is_floating_point()),
-        megabytes=sum(tensor.nbytes for tensor in stored) / 1e6,
-        dtypes=", ".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in stored})),
-        problems=tuple(problems),
-    )
+    dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in stored})
+    numbers = sum(tensor.numel() for tensor in stored if tensor.is_floating_point())
+    return numbers, sum(tensor.nbytes for tensor in stored) / 1e6, ", ".join(dtypes)
+
+
+def _loaded_model(model: Any) -> Inspection:
+    tensors = dict(model.named_parameters())
+    fits, details = _language_model(json.loads(model.config.to_json_string()), tensors)
+    unseen = Fingerprint(model).unseen
+    reuse = f"nothing by default: {unseen} may have a state that cannot be compared" if unseen else "yes"
+    return Inspection(LANGUAGE_MODEL, fits, {**details, "reuses rows": reuse}, *_sizes(tensors))
 
 
 def _drafter_class(drafter: type[Drafter]) -> Inspection:
@@ -105,7 +117,9 @@ def _drafter_class(drafter: type[Drafter]) -> Inspection:
 Looked = tuple[dict[str, object], dict[str, object], Iterable[str]]
 
 
-def _language_model(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Looked:
+def _language_model(
+    config: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> tuple[dict[str, object], dict[str, object]]:
     check_layer_counts(config)
     text = entry(config, "text_config", OBJECT) or config
     fits = {
@@ -120,13 +134,14 @@ def _language_model(folder: Path, config: Mapping[str, Any], tensors: Mapping[st
         **({"MTP layers": 'as drafter "mtp"'} if own_mtp else {}),
         **({"quantised": method} if (method := quantization_method(config.get("quantization_config"))) else {}),
     }
-    return fits, details, _weight_problems(folder, tensors)
+    return fits, details
 
 
 def _assistant(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Looked:
     """A language model by its class, which reads its target's hidden states, keys and values."""
-    fits, details, problems = _language_model(folder, config, tensors)
-    return {**fits, "hidden size": config.get("backbone_hidden_size", UNKNOWN)}, details, problems
+    fits, details = _language_model(config, tensors)
+    fits["hidden size"] = config.get("backbone_hidden_size", UNKNOWN)
+    return fits, details, _weight_problems(folder, tensors)
 
 
 def _weight_problems(folder: Path, tensors: Mapping[str, Tensor]) -> list[str]:

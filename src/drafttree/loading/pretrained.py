@@ -102,7 +102,7 @@ def load_model(
             raise ModelError(
                 f"{type(source).__name__} is an assistant, which drafts; as target give the model it is for"
             )
-        return source.eval()
+        return source
     _refuse_head(source, Path(resolve(source)))
     return read_model(source, dtype, device, quantize, tensor_parallel_size, low_memory=low_memory)
 

@@ -1,5 +1,6 @@
 """A transformers model that scores trees: the target, or a language model that drafts."""
 
+import logging
 from collections.abc import Callable, Sequence
 
 import torch
@@ -16,16 +17,18 @@ from drafttree.models.segment import Output, Segment
 from drafttree.models.tensor_parallel import tensor_parallel_size
 from drafttree.models.windows import LossyWindow
 
+logger = logging.getLogger("drafttree")
+
 
 class TargetModel:
     """A model and the backend that runs it. See `drafttree.models.base.Model` for the protocol.
 
     The backend is the module itself, its layers fused, or those recorded as CUDA graphs. When a text begins, hooks,
-    layers and weights are compared with those the backend was made for (see `drafttree.models.module.fingerprint`), and
-    another backend is selected if they differ.
+    layers, weights and settings are compared with those the backend was made for (see
+    `drafttree.models.module.fingerprint`), and another backend is selected if they differ.
 
     Args:
-        module: a decoder-only model with a language-model head, in evaluation mode; wrapped, never copied.
+        module: a decoder-only model with a language-model head; wrapped, never copied, and put into evaluation mode.
         select: makes the backend; `drafttree.models.validation.select_backend` makes the fastest that gives the
             module's own logits, the default runs the module unchecked.
 
@@ -33,6 +36,8 @@ class TargetModel:
         dtype: dtype of the weights that are not quantised.
         quantization: how the others are quantised, None if there are none.
         tensor_parallel_size: number of processes that its weights are sharded over; 1 if they are whole.
+        unseen: the hook or replaced `forward` of the module that may have a state which decides texts and cannot be
+            compared, so that no rows are reused by default; None if there is none.
 
     Raises:
         ModelError: the model has layers that cannot be verified in a tree; the message names their kind.
@@ -40,7 +45,13 @@ class TargetModel:
 
     def __init__(self, module: PreTrainedModel, select: Callable[[PreTrainedModel], Backend] = ModuleBackend) -> None:
         self.module = module
-        self._selected = SelectedBackend(module, select)
+        self._training = [part for part in module.modules() if part.training]
+        module.eval()
+        try:
+            self._selected = SelectedBackend(module, select)
+        except Exception:
+            self.release()
+            raise
         self._describe()
 
     def __repr__(self) -> str:
@@ -48,7 +59,8 @@ class TargetModel:
         parts = [f"{self.nbytes / 1e6:.1f} MB{packed}", self.precision, str(self.device)]
         parts += [f"lossy_window={self.lossy_window.size}+{self.lossy_window.sinks}"] if self.lossy_window else []
         parts += [f"1 of {self.tensor_parallel_size} processes"] if self.tensor_parallel_size > 1 else []
-        return f"TargetModel({', '.join([type(self.module).__name__, *parts, type(self.backend).__name__])})"
+        unseen = [f"reuses no rows by default because of {self.unseen}"] if self.unseen else []
+        return f"TargetModel({', '.join([type(self.module).__name__, *parts, type(self.backend).__name__, *unseen])})"
 
     @property
     def backend(self) -> Backend:
@@ -77,8 +89,10 @@ class TargetModel:
         return self.backend.lossy_window
 
     def release(self) -> None:
-        """Give the module its own attention implementation back, to use it without drafttree."""
+        """Give the module its own attention implementation and mode back, to use it without drafttree."""
         restore_attention(self.module)
+        for part in self._training:
+            part.training = True
 
     @property
     def shares_passes(self) -> bool:
@@ -109,4 +123,7 @@ class TargetModel:
         self.dtype = module.dtype
         self.quantization = quantization(module)
         self.tensor_parallel_size = tensor_parallel_size(module)
+        self.unseen = self._selected.unseen
+        if self.unseen:
+            logger.info("no rows are reused by default: %s may have a state that cannot be compared", self.unseen)
         self.nbytes = sum(parameter.nbytes for parameter in module.parameters())

@@ -163,9 +163,19 @@ class _Kept:
         return type(None), ()
 
 
-@unrounded_activations()
 def _verify(module: PreTrainedModel) -> tuple[ModuleBackend, Reference]:
     """The module's backend and its own logits, which its tree pass has given too; a refused module is released."""
+    try:
+        return _verified(module)
+    except ModelError as error:
+        if not any(part.training for part in module.modules()):
+            raise
+        kind = type(module).__name__
+        raise ModelError(f"{kind} cannot be verified in a tree: it is in training mode; call its eval()") from error
+
+
+@unrounded_activations()
+def _verified(module: PreTrainedModel) -> tuple[ModuleBackend, Reference]:
     check_module(module)
     try:
         backend = ModuleBackend(module)

@@ -13,7 +13,7 @@ from drafttree.engine.batching.engine_thread import EngineThread
 from drafttree.engine.batching.handle import Handle
 from drafttree.engine.batching.kv_memory import KVMemory
 from drafttree.engine.batching.served_request import ServedRequest
-from drafttree.engine.compatibility import check_budget
+from drafttree.engine.compatibility import check_budget, hides_state
 from drafttree.engine.generation_options import GenerationOptions
 from drafttree.engine.prompt import Prompt, is_batch
 from drafttree.engine.request import Request, RoundObserver
@@ -148,7 +148,8 @@ class Engine:
         request = self.decoder.prepare(prompt, **options)
         request.observer = observer
         if {**self.decoder.defaults, **options}.get("reuse_prefix") is None:
-            request.reuse_prefix = request.prompt_logprobs is None and self._memory.prefixes.max_tokens != 0
+            shares = self._memory.prefixes.max_tokens != 0 and not hides_state(self.decoder.target)
+            request.reuse_prefix = request.prompt_logprobs is None and shares
         self._memory.check(request.capacity)
         handle = Handle(self._thread.wake, request.metrics, max_unread)
         self._thread.add(ServedRequest(request, handle, group=object() if group is None else group))

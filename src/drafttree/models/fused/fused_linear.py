@@ -151,7 +151,7 @@ def _pack(weight: Tensor) -> Tensor | None:
 
     None where memory is short.
     """
-    stamp = (weight.data_ptr(), version(weight), torch.cat(samples(weight)).tolist())
+    stamp = (weight.data_ptr(), version(weight), *(view.tolist() for view in samples(weight)))
     if weight not in _packed_copies or _packed_copies[weight][0] != stamp:
         memory = machine_memory()
         if memory and memory.free - weight.nbytes < LEFT_FREE * memory.total:

@@ -1,31 +1,45 @@
-"""A fingerprint of a module, which tells whether a backend made from it still computes what the module does.
+"""A fingerprint of a module, which tells whether what was derived from it and kept of its texts still holds.
 
-Fused layers bypass the module's own `forward`, and on a CPU they compute with copies of its weights. So a backend is
-compared with its module whenever a text begins (`SelectedBackend`). The fingerprint differs after
+Fused layers bypass the module's own `forward`, they compute with copies of weights and tables of rotary angles, and the
+rows of earlier texts are those of the module as it was. So a module is compared with its fingerprint whenever a text
+begins (`SelectedBackend`). The fingerprint differs after
 
-- a hook was added or removed, on any submodule or globally, and after an instance got a `forward` of its own;
-- a submodule was replaced, got another class (adapters, parametrizations) or another number as an attribute (the scale
-  of its scores, training or evaluation);
-- a parameter or buffer was replaced, moved or assigned by `.data =`, which changes its address;
-- one was edited in place (`load_state_dict`, an optimiser, any operation under `torch.no_grad`), which raises its
+- a hook was added or removed, on any submodule or globally, and after a module or its class got another `forward`;
+- a submodule was replaced or got another class (adapters, parametrizations);
+- any value that decides a text was changed, wherever a module holds it: numbers, strings and tensors as attributes, in
+  lists, sets and dicts, in its config, and in objects and modules that it holds as plain attributes. So are adapters
+  noticed that are switched, scaled or disabled;
+- a parameter was replaced; any tensor was moved or assigned by `.data =`, which changes its address;
+- a tensor was edited in place (`load_state_dict`, an optimiser, any operation under `torch.no_grad`), which raises its
   version; tensors made in inference mode have none;
 - an edit that raises no version (`weight.data.mul_(2)`, any edit of such a tensor) changed an entry that is compared:
-  on a CPU an entry of every row and of every column of every weight, and vectors as a whole. On other devices no weight
-  is copied, so none has to be compared.
+  an entry of every row and of every column of a matrix, and vectors as a whole.
 
-It does not notice an edit through `.data` of a few entries of a matrix; a method that is replaced on a class; and any
-change while a text is being generated.
+It does not notice
+
+- an edit through `.data` of a few entries of a matrix;
+- another method than `forward` that is replaced on a class, and functions and globals that a `forward` calls or reads;
+- what numpy arrays hold, objects of the standard library, torch and transformers other than modules and configs, and
+  containers of more than `LONGEST` entries;
+- any change while a text is being generated.
+
+What hooks and replaced `forward` functions close over is not looked at either: `unseen` names them.
 """
 
 import math
 import operator
-from collections.abc import Callable, Iterator
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import chain
-from typing import Generic, TypeVar
+from types import SimpleNamespace
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as global_hooks
+from transformers import PreTrainedConfig
 
 CLASSES = (
     "torch.nn.modules.",
@@ -37,8 +51,20 @@ CLASSES = (
 """Packages whose module classes count as plain: not peft, bitsandbytes, torch's parametrizations ..."""
 INERT_HOOKS = "transformers.utils.output_capturing"
 """transformers leaves hooks behind that do nothing outside of a call with `output_hidden_states`."""
-SETTINGS = (bool, int, float)
-"""Types of attributes that decide what a layer computes, such as `training` and `scaling`."""
+LIBRARIES = ("torch.", "transformers.", "accelerate.", "peft.")
+"""Packages whose hooks and replaced `forward` functions have no state but what modules hold."""
+VALUES = {bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size}
+UNREAD = {name for name in vars(nn.Module()) if "hook" in name} | {
+    *("generation_config", "_attn_implementation_internal", "_attn_implementation"),
+    *("_attention_before_drafttree", "_verified_by_drafttree"),
+}
+"""Attributes that decide no text: hooks, whose tables are compared apart, and the attention that passes switch."""
+CLOSED = {*sys.stdlib_module_names, "drafttree", "numpy", "tokenizers", "torch", "transformers"}
+"""Packages whose objects are compared as wholes, unless they are modules or configs."""
+LONGEST = 1 << 16
+"""Entries of the largest list or dict whose contents are compared."""
+SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Types of whole numbers that entries are compared as, by their size in bytes, so that NaN equals itself."""
 
 
 class Fingerprint:
@@ -49,49 +75,154 @@ class Fingerprint:
     Args:
         module: the module to compare with later. The memory of its tensors is kept, so that no other tensor gets their
             address.
+
+    Attributes:
+        unseen: where the module has a hook or a `forward` that may have a state of its own, None if nowhere.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._parts = list(module.modules())
-        self._tables = [table for part in self._parts for table in _tables(part) if table]
-        self._hooks = [table for part in self._parts for table in (part._forward_pre_hooks, part._forward_hooks)]
-        self._hooks += [global_hooks._global_forward_pre_hooks, global_hooks._global_forward_hooks]
-        self._members = self._read_members()
-        tensors = [
-            tensor
-            for part in self._parts
-            for tensor in _saved_tensors(part)
-            if is_plain(tensor) and not tensor.is_mkldnn
-        ]
-        self._tensors = tensors
-        self._versioned = [tensor for tensor in tensors if version(tensor) is not None]
-        self._state = self._read_state()
-        sampled = [each for each in tensors if each.is_cpu and each.is_floating_point() and each.numel()]
-        self._samples = [view for tensor in sampled for view in samples(tensor)]
-        self._entries = self._read_entries()
+        self._module = module
+        self._facts: list[object] = [*map(id, _global_hooks())]
+        self._dicts: list[dict] = [global_hooks._global_forward_pre_hooks, global_hooks._global_forward_hooks]
+        self._lists: list[Iterable] = []
+        self._owners: list[object] = []
+        self._tensors: list[Tensor] = []
+        self._walk()
+        parts = [owner for owner in self._owners if isinstance(owner, nn.Module)]
+        self._kinds: list[Any] = [*{type(part) for part in parts}]
+        self._plain = [tensor for tensor in self._tensors if is_plain(tensor) and not tensor.is_mkldnn]
+        self._versioned = [tensor for tensor in self._plain if version(tensor) is not None]
+        views = defaultdict[Any, list[Tensor]](list)
+        for tensor in filter(_is_readable, self._plain):
+            whole = SAME_SIZE[tensor.itemsize]
+            views[tensor.device, whole] += [view.view(whole) for view in samples(tensor)]
+        self._views = [*views.values()]
+        self._members, self._state, self._entries = self._read_members(), self._read_state(), self._read_entries()
+        self.unseen = _unseen(module, parts)
 
     def matches(self) -> bool:
         """Whether the module is as it was."""
         members = self._read_members()
-        if len(members) != len(self._members) or not all(map(operator.is_, members, self._members)):
+        if self._read_state() != self._state or not all(map(torch.equal, self._read_entries(), self._entries)):
             return False
-        return self._read_state() == self._state and torch.equal(self._read_entries(), self._entries)
+        if len(members) == len(self._members) and all(map(operator.is_, members, self._members)):
+            return True
+        now = Fingerprint(self._module)
+        if not self._equals(now):
+            return False
+        vars(self).update(vars(now))
+        return True
+
+    def _walk(self) -> None:
+        """Find all that the module holds, and write down what it is, in one order."""
+        facts, places, scratch = self._facts, dict[int, int](), set[int]()
+        pending: list[Any] = [self._module]
+        while pending:
+            value = pending.pop()
+            facts.append(type(value))
+            if type(value) in VALUES:
+                facts.append(value)
+            elif id(value) in places:
+                facts.append(places[id(value)])
+            elif isinstance(value, Tensor):
+                places[id(value)] = len(places)
+                self._tensors += [value] if id(value) not in scratch else []
+            elif isinstance(value, dict | list | tuple | set | frozenset) and len(value) <= LONGEST:
+                places[id(value)] = len(places)
+                facts.append(len(value))
+                pending += value
+                if isinstance(value, dict):
+                    pending += value.values()
+                    self._dicts.append(value)
+                elif not isinstance(value, tuple):
+                    self._lists.append(value)
+            elif _is_read(value):
+                places[id(value)] = len(places)
+                read = {name: each for name, each in vars(value).items() if name not in UNREAD}
+                facts.append([*read])
+                pending += read.values()
+                self._owners.append(value)
+                self._dicts.append(vars(value))
+                if isinstance(value, nn.Module):
+                    scratch.update(map(id, _working_buffers(value)))
+                    facts.append([*map(id, (type(value).forward, *own_hooks(value)))])
+                    self._dicts += value._forward_pre_hooks, value._forward_hooks
+            else:
+                facts.append(id(value))
+
+    def _equals(self, now: "Fingerprint") -> bool:
+        """Whether all that was replaced is equal to what it was, given that the tensors of then are unchanged."""
+        same_count = len(self._tensors) == len(now._tensors)
+        return same_count and self._facts == now._facts and all(map(_is_same, self._tensors, now._tensors))
 
     def _read_members(self) -> list[object]:
-        """All submodules, parameters, buffers and hooks, global hooks included."""
-        return list(chain.from_iterable(map(dict.values, (*self._tables, *filter(None, self._hooks)))))
+        """All that the module holds, classes, hooks and the `forward` functions of classes included."""
+        dicts = [*filter(None, self._dicts)]
+        classes = map(type, self._owners)
+        return list(
+            chain(*map(dict.values, dicts), *dicts, *self._lists, classes, (kind.forward for kind in self._kinds))
+        )
 
-    def _read_state(self) -> tuple[object, ...]:
-        """Classes, settings and own forwards of all submodules; addresses and versions of all tensors."""
-        modes = ["forward" in part.__dict__ for part in self._parts]
-        settings = [[value for value in vars(part).values() if type(value) in SETTINGS] for part in self._parts]
-        versions = list(map(operator.attrgetter("_version"), self._versioned))
-        addresses = list(map(Tensor.data_ptr, self._tensors))
-        return list(map(type, self._parts)), modes, settings, addresses, versions
+    def _read_state(self) -> tuple[list[int], list[int]]:
+        """Addresses and versions of all tensors."""
+        return list(map(Tensor.data_ptr, self._plain)), list(map(operator.attrgetter("_version"), self._versioned))
 
-    def _read_entries(self) -> Tensor:
-        """The bytes of all samples, so that NaN equals itself."""
-        return torch.cat(self._samples).view(torch.uint8) if self._samples else torch.zeros(0)
+    def _read_entries(self) -> list[Tensor]:
+        """The samples of all tensors, by device and size of a number."""
+        return [torch.cat(list(map(torch.flatten, views))) for views in self._views]
+
+
+def _is_read(value: object) -> bool:
+    """Whether the attributes of an object are compared."""
+    if isinstance(value, nn.Module | PreTrainedConfig | SimpleNamespace):
+        return True
+    package = type(value).__module__.partition(".")[0]
+    return hasattr(value, "__dict__") and not isinstance(value, type) and package not in CLOSED
+
+
+def _working_buffers(part: nn.Module) -> list[Tensor]:
+    """Buffers that LongRoPE writes in every pass, from others."""
+    if "longrope" not in str(getattr(part, "rope_type", "")):
+        return []
+    named = part._buffers.items()
+    return [each for name, each in named if each is not None and name.endswith("inv_freq") and "original" not in name]
+
+
+def _is_same(old: Tensor, new: Tensor) -> bool:
+    """Whether a tensor is the one that it was; one that is no parameter may have been replaced by an equal one."""
+    if old is new:
+        return True
+    if isinstance(old, nn.Parameter) or not (is_plain(old) and is_plain(new)):
+        return False
+    alike = (old.shape, old.dtype, old.device) == (new.shape, new.dtype, new.device)
+    return alike and _is_readable(old) and torch.equal(old, new)
+
+
+def _is_readable(tensor: Tensor) -> bool:
+    """Whether single entries of a tensor can be read."""
+    whole = tensor.layout is torch.strided and tensor.itemsize in SAME_SIZE
+    return whole and not tensor.is_meta and not tensor.is_quantized and tensor.numel() > 0
+
+
+def _unseen(module: nn.Module, parts: Iterable[nn.Module]) -> str | None:
+    """Where a hook or a replaced `forward` may have a state of its own, None if nowhere."""
+    if not all(map(_is_of_library, _global_hooks())):
+        return "a global forward hook"
+    for part in parts:
+        replaced = [vars(part)[name] for name in ("forward", "_old_forward") if name in vars(part)]
+        for what, functions in (("the forward hook", own_hooks(part)), ("the replaced forward", replaced)):
+            if not all(map(_is_of_library, functions)):
+                name = next((name for name, each in module.named_modules() if each is part), "")
+                return f"{what} of {name or type(part).__name__}"
+    return None
+
+
+def _is_of_library(function: Any) -> bool:
+    """Whether a function or callable object is one of `LIBRARIES`, whatever `functools.wraps` says of it."""
+    while isinstance(function, partial):
+        function = function.func
+    space = getattr(getattr(function, "__func__", function), "__globals__", None)
+    return (space["__name__"] if space else type(function).__module__).startswith(LIBRARIES)
 
 
 def is_plain(tensor: Tensor) -> bool:
@@ -120,15 +251,16 @@ def samples(weight: Tensor) -> list[Tensor]:
         return [data.view(-1)]
     if data.ndim > 2 and not data.is_contiguous():
         return [view for part in data for view in samples(part)]
-    rows, columns = _nearest_to_square(data.shape)
-    data = data.view(rows, columns)
-    step = min(rows, columns)
-    offsets = (*range(0, -rows, -step), *range(step, columns, step))
-    return [data.diagonal(offset) for offset in offsets]
+    data = data.view(_nearest_to_square(data.shape))
+    data = data if data.shape[0] <= data.shape[1] else data.t()
+    rows, columns = data.shape
+    rest = columns % rows
+    squares = data[:, : columns - rest].unflatten(1, (-1, rows)).diagonal(0, 0, 2)
+    return [squares, data.diagonal(columns - rest)] if rest else [squares]
 
 
 def _nearest_to_square(shape: torch.Size) -> tuple[int, int]:
-    """Rows and columns of a tensor cut between two of its dimensions, such that few diagonals cross them all."""
+    """Rows and columns of a tensor cut between two of its dimensions, such that few entries are in all of them."""
     cuts = [(math.prod(shape[:cut]), math.prod(shape[cut:])) for cut in range(1, len(shape))]
     return min(cuts, key=lambda sizes: max(sizes) / min(sizes))
 
@@ -138,20 +270,13 @@ def own_hooks(part: nn.Module) -> tuple[object, ...]:
     return (*part._forward_pre_hooks.values(), *part._forward_hooks.values())
 
 
-def _tables(part: nn.Module) -> tuple[dict, ...]:
-    return part._modules, part._parameters, part._buffers
-
-
-def _saved_tensors(part: nn.Module) -> Iterator[Tensor]:
-    """A module's own parameters and buffers. Those not saved hold what it computes itself, like rotary frequencies."""
-    buffers = [tensor for name, tensor in part._buffers.items() if name not in part._non_persistent_buffers_set]
-    return (tensor for tensor in (*part._parameters.values(), *buffers) if tensor is not None)
+def _global_hooks() -> tuple[object, ...]:
+    return (*global_hooks._global_forward_pre_hooks.values(), *global_hooks._global_forward_hooks.values())
 
 
 def is_plain_module(module: nn.Module) -> bool:
     """Whether a module in evaluation mode has neither hooks nor layers or weights of another kind than its class's."""
-    hooks = global_hooks._global_forward_hooks, global_hooks._global_forward_pre_hooks
-    return not any(hooks) and all(_is_plain_part(part) for part in module.modules())
+    return not _global_hooks() and all(_is_plain_part(part) for part in module.modules())
 
 
 def _is_plain_part(part: nn.Module) -> bool:
@@ -175,6 +300,7 @@ class SelectedBackend(Generic[ModuleT, BackendT]):
 
     Attributes:
         backend: the backend of the module as it was at the last `refresh`.
+        unseen: as of `Fingerprint`, at the last `refresh`.
     """
 
     def __init__(self, module: ModuleT, select: Callable[[ModuleT], BackendT]) -> None:
@@ -197,3 +323,7 @@ class SelectedBackend(Generic[ModuleT, BackendT]):
     def _make(self) -> None:
         self.backend = self._select(self._module)
         self._fingerprint = Fingerprint(self._module)
+
+    @property
+    def unseen(self) -> str | None:
+        return self._fingerprint.unseen
