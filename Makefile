@@ -107,7 +107,7 @@ fleet: .venv/.fleet
 check: .venv/.developing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
 bench: .venv/.installed
