@@ -10,7 +10,8 @@ costs one mask per node. Masks computed while drafting are used again for the ta
 import functools
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from pydantic.errors import PydanticUserError
 from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedTokenizerBase
 
-from drafttree.constraints.json_schema import prepare_schema
+from drafttree.constraints.json_schema import failing_part, prepare_schema
 from drafttree.constraints.marked_arguments import marked_arguments
 from drafttree.constraints.processors import Path
 from drafttree.constraints.repetitions import IN_EBNF, IN_REGEX, check_repetitions
@@ -49,8 +50,10 @@ def json_schema(schema: str | dict[str, Any] | type[BaseModel], *, any_whitespac
         ConfigError: xgrammar is not installed, the schema is invalid, or xgrammar would not enforce a part of it; the
             message names the part.
     """
-    text = json.dumps(prepare_schema(_load_schema(schema)))
-    return Grammar("JSON schema", lambda xgr: xgr.Grammar.from_json_schema(text, any_whitespace=any_whitespace))
+    root = prepare_schema(_load_schema(schema))
+    text = json.dumps(root)
+    with _place_told(root):
+        return Grammar("JSON schema", lambda xgr: xgr.Grammar.from_json_schema(text, any_whitespace=any_whitespace))
 
 
 def regex(pattern: str) -> "Grammar":
@@ -77,7 +80,8 @@ def structural_tag(structure: dict[str, Any]) -> "Grammar":
     """Make a grammar of texts some parts of which have a form, such as the calls of tools.
 
     Args:
-        structure: the `format` of an xgrammar structural tag; JSON schemas in it mean what they mean to `json_schema`.
+        structure: the `format` of an xgrammar structural tag. JSON schemas in it mean what they mean to `json_schema`;
+            `of` beside one is its name in errors.
 
     Raises:
         ConfigError: xgrammar is not installed, the structure is malformed, or a schema in it cannot be enforced.
@@ -87,22 +91,50 @@ def structural_tag(structure: dict[str, Any]) -> "Grammar":
 
 
 def _prepare_structure(part: Any) -> Any:
-    """A copy of a structure with grammars in place of its schemas; xgrammar makes those of the styles of families."""
+    """A copy of a structure with grammars in place of its schemas."""
     if isinstance(part, list):
         return [_prepare_structure(each) for each in part]
     if not isinstance(part, dict):
         return part
     match part.get("type"):
-        case "json_schema" if "style" in part:
-            schema = prepare_schema(_load_schema(part["json_schema"]))
-            return {"type": "grammar", "grammar": marked_arguments({**part, "json_schema": schema})}
         case "json_schema":
-            return {"type": "grammar", "grammar": str(json_schema(part.get("json_schema", "")).parsed)}
+            return {"type": "grammar", "grammar": _schema_rules(part)}
         case "regex":
             return {**part, "pattern": _read_regex(part.get("pattern"))}
         case "grammar":
             return {**part, "grammar": _read_text("EBNF grammar", part.get("grammar"), IN_EBNF)}
     return {name: _prepare_structure(each) for name, each in part.items()}
+
+
+def _schema_rules(part: dict[str, Any]) -> str:
+    """The EBNF grammar of a schema in a structure; xgrammar makes those of the styles of families."""
+    try:
+        if "style" not in part:
+            return str(json_schema(part.get("json_schema", "")).parsed)
+        root = prepare_schema(_load_schema(part["json_schema"]))
+        with _place_told(root):
+            return marked_arguments({**part, "json_schema": root})
+    except ConfigError as error:
+        raise ConfigError(f"{part['of']}: {error}" if "of" in part else str(error)) from None
+
+
+@contextmanager
+def _place_told(root: dict[str, Any]) -> Iterator[None]:
+    """Add to what xgrammar says of a schema where in it that is."""
+
+    def fails(document: dict[str, Any], told: str) -> bool:
+        try:
+            Grammar("JSON schema", lambda xgr: xgr.Grammar.from_json_schema(json.dumps(document)))
+        except ConfigError as found:
+            return str(found) == told
+        return False
+
+    load_xgrammar()
+    try:
+        yield
+    except ConfigError as error:
+        place = failing_part(root, functools.partial(fails, told=str(error)))
+        raise ConfigError(f"{str(error).rstrip('.')} at {place}") from None
 
 
 @functools.lru_cache(maxsize=4)

@@ -6,7 +6,7 @@ given.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from drafttree.constraints.name_patterns import NamePatterns
@@ -44,6 +44,7 @@ TYPED_KEYWORDS = (*STRING_KEYWORDS, *RANGE_KEYWORDS, "multipleOf", "minItems", "
 TYPED_KEYWORDS += ("patternProperties", "propertyNames", "minProperties", "maxProperties")
 """Keywords that xgrammar reads only beside an explicit or inferred type."""
 KNOWN_KEYWORDS = {*CHOICE_KEYWORDS, *OBJECT_KEYWORDS, *ARRAY_KEYWORDS, *TYPED_KEYWORDS, "type"}
+MAY_BE_NULL = {"const", "default"}
 IGNORED_BESIDE = {
     "pattern": ("format",),
     "minLength": ("pattern", "format"),
@@ -71,6 +72,8 @@ def prepare_schema(root: Any) -> Any:
 
     xgrammar refuses some `oneOf` whose members it cannot tell apart; `anyOf` of disjoint members means the same.
 
+    Keywords that are null are left out.
+
     Args:
         root: the schema as `json.loads` returns it; it is changed in place and returned.
 
@@ -79,6 +82,7 @@ def prepare_schema(root: Any) -> Any:
             too deeply, a number in it is too large, or its members refer to each other too often to be compared.
     """
     _check_nesting(root)
+    drop_nulls(root)
     check_numbers(root)
     pending, comparison, names = [("#", root)], SchemaComparison(root), NamePatterns()
     seen: set[int] = set()
@@ -97,6 +101,40 @@ def prepare_schema(root: Any) -> Any:
             schema["anyOf"] = schema.pop("oneOf")
         _prepare_patterns(schema)
     return root
+
+
+def drop_nulls(root: Any) -> Any:
+    """Leave out the keywords of a schema that are null, which some clients write for those that are not set."""
+    pending = [root]
+    while pending:
+        schema = pending.pop()
+        if isinstance(schema, dict):
+            for keyword in [name for name, value in schema.items() if value is None and name not in MAY_BE_NULL]:
+                del schema[keyword]
+            pending += [below for _, below in _subschemas(schema)]
+    return root
+
+
+def failing_part(root: Schema, fails: Callable[[Schema], bool]) -> str:
+    """The location of the innermost schema of a document at which another parser fails.
+
+    Args:
+        root: the document.
+        fails: whether the parser does so on a document.
+    """
+
+    def fails_alone(schema: Any) -> bool:
+        # A reference is read in place of all that is beside it, which the schema's own references still find.
+        defined = {**dict_entry(root, "$defs"), "this": schema}
+        return fails({**root, "$defs": defined, "$ref": "#/$defs/this"})
+
+    location, schema = "#", root
+    while isinstance(schema, dict):
+        found = next(((name, each) for name, each in _subschemas(schema) if fails_alone(each)), None)
+        if found is None:
+            break
+        location, schema = f"{location}/{found[0]}", found[1]
+    return location
 
 
 def _prepare_patterns(schema: Schema) -> None:

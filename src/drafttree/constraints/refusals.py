@@ -142,7 +142,7 @@ def _adopted(name: str, value: Any, known: Refused) -> ConfigError:
     neutral = known.neutral[0] if known.neutral else None
     return ConfigError(
         f"the generation config sets {show_option(name, value)}, which tree drafting does not support; "
-        f"pass {name}={neutral!r} to generate without it"
+        f"pass {name}={neutral!r} to generate without it, or remove it from generation_config.json"
     )
 
 

@@ -1,14 +1,21 @@
 """Conversations as prompts: lists of messages, rendered by the tokenizer's chat template."""
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
-from drafttree.core.errors import ContextError, InputError
-from drafttree.engine.prompt_length import check_characters, longest_token
+from drafttree.core.errors import InputError
+from drafttree.engine.prompt_length import check_characters
 
 Message = Mapping[str, Any]
-"""A turn of a conversation, as transformers' pipelines take it: {"role": "user", "content": "..."}."""
+"""A turn of a conversation, as transformers' pipelines take it: {"role": "user", "content": "..."}.
+
+The content is text, or a list of parts {"type": "text", "text": "..."}; an assistant's may be None or left out.
+"""
 ROLES = ("system", "developer", "user", "assistant", "tool")
+CALL = "call"
+"""Stands for the name of a function that the assistant calls, where `ROLES` stand for the content of messages."""
 
 
 def is_conversation(prompt: object) -> bool:
@@ -30,8 +37,8 @@ def render_chat(
     """The token ids of a conversation, up to where the assistant's next answer begins.
 
     Args:
-        messages: messages from the first to the one to be answered, with a role of `ROLES` and text as content; further
-            keys are for the template.
+        messages: messages from the first to the one to be answered, with a role of `ROLES`; further keys are for the
+            template. It is given their content as text, or in parts where it shows only those.
         tokenizer: the tokenizer of transformers, with a chat template.
         context: as for `drafttree.engine.prompt.encode`.
         add_generation_prompt: begin the answer; otherwise the token ids end with the last message.
@@ -40,30 +47,97 @@ def render_chat(
 
     Raises:
         ContextError: the rendered text has too many characters for the context.
-        InputError: there is no chat template, the template fails, or the messages are malformed; names the message.
+        InputError: there is no chat template, it fails or leaves out what a message says, or the messages are
+            malformed; names the message.
     """
     if not getattr(tokenizer, "chat_template", None):
         raise InputError("the target's tokenizer has no chat template; give text or token ids instead of messages")
-    for number, message in enumerate(messages, start=1):
-        _check(number, message)
+    said = [_texts(number, message) for number, message in enumerate(messages, start=1)]
     begins = add_generation_prompt and not continue_final_message
     if begins and messages[-1]["role"] == "assistant":
         raise InputError("the last message is the assistant's own; end with the message that it is to answer")
-    if continue_final_message and not messages[-1].get("content"):
+    if continue_final_message and not any(said[-1]):
         raise InputError("the last message has no content that continue_final_message could go on with")
-    try:
+
+    def render(shaped: Sequence[Message]) -> str:
         ends = {"add_generation_prompt": begins, "continue_final_message": continue_final_message}
-        options = {**variables, **ends, "return_dict": True}
-        if context is not None and longest_token(tokenizer) is not None:
-            text = tokenizer.apply_chat_template(list(messages), **{**options, "tokenize": False})
-            check_characters(text, tokenizer, context)
-        rendered = tokenizer.apply_chat_template(list(messages), **options)
-    except ContextError:
+        ends = ends if len(shaped) == len(messages) else {}
+        return tokenizer.apply_chat_template(list(shaped), tokenize=False, **{**variables, **ends})
+
+    shaped: list[Message] = list(messages)
+    try:
+        template = tokenizer.get_chat_template(tools=variables.get("tools"))
+        shaped = [_shaped(*each, tokenizer, template) for each in zip(itertools.count(1), messages, said)]
+        text = render(shaped)
+    except InputError:
         raise
     except Exception as error:  # a template is a program: it raises what it likes
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise InputError(f"the chat template fails on these messages: {reason}") from error
-    return list(rendered["input_ids"])
+        raise _failure(error, shaped, render) from error
+    check_characters(text, tokenizer, context)
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def as_text(texts: Sequence[str]) -> str:
+    """The content of a message as most chat templates want it."""
+    return "\n".join(texts)
+
+
+def as_parts(texts: Sequence[str]) -> list[dict[str, str]]:
+    """The content of a message as templates want it that walk through its parts."""
+    return [{"type": "text", "text": text} for text in texts]
+
+
+def _as_one_part(texts: Sequence[str]) -> list[dict[str, str]]:
+    """The content of a message as templates want it that read its first part alone."""
+    return as_parts([as_text(texts)])
+
+
+Form = Callable[[Sequence[str]], Any]
+FORMS: tuple[Form, ...] = (as_text, as_parts, _as_one_part)
+WORDS = ("7391846205", "5026481937")
+"""What is looked for in a prompt: digits, which no template changes."""
+
+
+@lru_cache(maxsize=64)
+def _form(tokenizer: Any, template: str, role: str) -> Form | None:
+    """The form in which a template shows all of what a message of a role says; None where it shows it in none.
+
+    Text where it fails on the conversations that are tried, so that it says what it wants of the real one.
+    """
+    silent = False
+    for form, arguments in itertools.product(FORMS, ({}, "{}")):
+        try:
+            sample = _sample(tokenizer, template, role, form(WORDS), arguments)
+            text = tokenizer.apply_chat_template(sample, tokenize=False, chat_template=template)
+        except Exception:  # as above
+            continue
+        if all(word in text for word in WORDS) and f"'text': '{WORDS[0]}" not in text:  # as Python shows parts
+            return form
+        silent = silent or form is as_text
+    return None if silent else as_text
+
+
+def _sample(tokenizer: Any, template: str, role: str, content: Any, arguments: object) -> list[dict[str, Any]]:
+    """A short conversation in which a message of a role has some content."""
+
+    def say(role: str) -> dict[str, Any]:
+        return {"role": role, "content": (_form(tokenizer, template, role) or as_text)(["hello"])}
+
+    own = {"role": role, "content": content}
+    if role == "user":
+        return [own]
+    if role == "assistant":
+        return [say("user"), own, say("user")]
+    if role not in ("tool", CALL):
+        return [own, say("user")]
+    function = {"name": content if role == CALL else "f", "arguments": arguments}
+    call = {
+        **say("assistant"),
+        "content": "",
+        "tool_calls": [{"id": 9 * "a", "type": "function", "function": function}],
+    }
+    result = own if role == "tool" else say("tool")
+    return [say("user"), call, {**result, "tool_call_id": 9 * "a", "name": "f"}]
 
 
 def turn_end(tokenizer: Any) -> str | None:
@@ -75,7 +149,9 @@ def turn_end(tokenizer: Any) -> str | None:
     answer, question = "<|answer|>", "<|question|>"
     turns = [("user", question), ("assistant", answer), ("user", question)]
     try:
-        messages = [{"role": role, "content": content} for role, content in turns]
+        template = tokenizer.get_chat_template()
+        forms = {role: _form(tokenizer, template, role) or as_text for role, _ in turns}
+        messages = [{"role": role, "content": forms[role]([content])} for role, content in turns]
         text = tokenizer.apply_chat_template(messages, tokenize=False)
     except Exception:  # as above; what is wrong is told where an answer is wanted
         return None
@@ -84,13 +160,56 @@ def turn_end(tokenizer: Any) -> str | None:
     return None if special else between or None
 
 
-def _check(number: int, message: object) -> None:
-    """Refuse a message that templates would pass over in silence, or would print as it is."""
+def _texts(number: int, message: object) -> list[str]:
+    """The texts of a message's parts; refuses what templates would pass over in silence, or would print as it is."""
     if not isinstance(message, Mapping):
         raise InputError(f"message {number} is {message!r}; give a dictionary with role and content")
-    if message.get("role") not in ROLES:
-        raise InputError(f"message {number} has the role {message.get('role')!r}; known: {', '.join(ROLES)}")
-    calls_tools = message["role"] == "assistant" and message.get("tool_calls")
-    if not isinstance(message.get("content"), str) and not (calls_tools and message.get("content") is None):
-        kind = type(message["content"]).__name__ if "content" in message else "missing"
+    role, content = message.get("role"), message.get("content")
+    if role not in ROLES:
+        raise InputError(f"message {number} has the role {role!r}; known: {', '.join(ROLES)}")
+    if isinstance(content, str) or (content is None and role == "assistant"):
+        return [content or ""]
+    if not isinstance(content, list | tuple):
+        kind = type(content).__name__ if "content" in message else "missing"
         raise InputError(f"the content of message {number} is {kind}; give text")
+    for part in content:
+        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise InputError(f"the content of message {number} has {part!r} as a part; give parts of type 'text'")
+    return [part["text"] for part in content]
+
+
+def _shaped(number: int, message: Message, texts: Sequence[str], tokenizer: Any, template: str) -> Message:
+    """A message with its content in the form that a template shows; refuses one that it leaves out."""
+    role = message["role"]
+    form = _form(tokenizer, template, role)
+    if form is None and any(texts):
+        raise InputError(
+            f"the chat template leaves out what message {number} says, as all content of the role {role!r}; use "
+            "another chat template or role"
+        )
+    if message.get("tool_calls") and _form(tokenizer, template, CALL) is None:
+        raise InputError(f"the chat template leaves out the tool calls of message {number}; give them as its content")
+    return {**message, "content": (form or as_text)(texts or [""])}
+
+
+def _failure(error: Exception, messages: Sequence[Message], render: Callable[[Sequence[Message]], str]) -> InputError:
+    """What to say where a template fails; names the message with which that begins, unless it fails on any."""
+
+    def fails(tried: Sequence[Message]) -> bool:
+        try:
+            render(tried)
+        except Exception as found:  # as above
+            return str(found) == str(error)
+        return False
+
+    where = "these messages"
+    if not fails([{"role": "user", "content": "hello"}]):
+        passes, number = 0, len(messages)
+        while number - passes > 1:
+            middle = (passes + number) // 2
+            passes, number = (passes, middle) if fails(messages[:middle]) else (middle, number)
+        where = f"message {number} (role {messages[number - 1]['role']!r})"
+    reason = " ".join(str(error).split())
+    if type(error).__name__ == "TemplateError":  # jinja2's own kinds are subclasses
+        return InputError(f"the chat template refuses {where} with an error of its own: {reason}")
+    return InputError(f"the chat template fails on {where}: {type(error).__name__}: {reason}")

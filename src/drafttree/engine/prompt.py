@@ -42,8 +42,6 @@ def encode(prompt: object, tokenizer: Any, vocab_size: int, context: int | None 
     if isinstance(prompt, str):
         if tokenizer is None:
             raise InputError("a text prompt needs a tokenizer; pass token ids or give the decoder a tokenizer")
-        if any("\ud800" <= character <= "\udfff" for character in prompt):
-            raise InputError("the prompt holds half a surrogate pair, which is not text")
         check_characters(prompt, tokenizer, context)
         prompt = tokenizer(prompt)["input_ids"]
     if isinstance(prompt, Mapping) and "input_ids" in prompt:

@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
-from drafttree.core.errors import ContextError
+from drafttree.core.errors import ContextError, InputError
 
 NORMALIZED = {"NFC": 4, "NFKC": 4, "NFD": 1, "NFKD": 1, "Lowercase": 1, "Prepend": 1, "ByteLevel": 1}
 """Normalizers that drop no character, with the most characters that become one: a canonical composition has four."""
@@ -18,9 +18,9 @@ SPLITTING = {"ByteLevel", "Metaspace", "Digits", "Punctuation", "Split", "Unicod
 
 
 def check_characters(text: str, tokenizer: Any, context: int | None) -> None:
-    """Refuse a text that has more tokens than a model's context, whatever they are.
+    """Refuse what is no text, or has more tokens than a model's context, whatever they are.
 
-    A text is let through where nothing is known of the tokenizer (see `longest_token`).
+    The length is let through where nothing is known of the tokenizer (see `longest_token`).
 
     Args:
         text: what is to be tokenised.
@@ -28,8 +28,11 @@ def check_characters(text: str, tokenizer: Any, context: int | None) -> None:
         context: tokens of prompt and text together, None for no limit.
 
     Raises:
+        InputError: it holds half a surrogate pair.
         ContextError: names the length and the limit.
     """
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise InputError("the prompt holds half a surrogate pair, which is not text")
     if context is None or len(text) < context or (longest := longest_token(tokenizer)) is None:
         return
     limit = longest * (context - 1)

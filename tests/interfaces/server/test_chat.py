@@ -337,7 +337,7 @@ def test_another_model_is_not_found(client):
         (None, "the target's tokenizer has no chat template"),
         (
             "{{ raise_exception('no') }}",
-            "the chat template fails on these messages: TemplateError: no",
+            "the chat template refuses these messages with an error of its own: no",
         ),
     ],
 )

@@ -14,6 +14,7 @@ from drafttree.interfaces.server.protocol.requests import ChatRequest
 from helpers.batches import TOKENIZER
 from helpers.dialects import TEMPLATES, tokenizer_of
 from helpers.held_server import held_app
+from helpers.tokenizers import chat_words
 
 FAMILIES = {
     "qwen3": ("qwen3", "hermes"),
@@ -49,24 +50,28 @@ MESSAGES = [
 
 
 class Templated:
-    """A tokenizer that shows what its template is given."""
+    """What a template is given at last, and a tokenizer that has it."""
 
     def __init__(self, template: str) -> None:
-        self.chat_template = template
+        self.tokenizer = chat_words(template)
+        apply = self.tokenizer.apply_chat_template
 
-    def apply_chat_template(self, messages, **variables):
-        self.messages, self.variables = messages, variables
-        return {"input_ids": [1]}
+        def spy(messages, **variables):
+            self.messages, self.variables = messages, variables
+            return apply(messages, **variables)
+
+        self.tokenizer.apply_chat_template = spy
 
 
-def seen(template: str, **body) -> Templated:
-    tokenizer = Templated(template)
-    read_prompt(ChatRequest.model_validate({"messages": MESSAGES, **body}), tokenizer, Dialect.of(tokenizer))
-    return tokenizer
+def seen(template: str, tool_parser: str = "auto", **body) -> Templated:
+    found = Templated(template)
+    request = ChatRequest.model_validate({"messages": MESSAGES, **body})
+    read_prompt(request, found.tokenizer, Dialect.of(found.tokenizer, tool_parser))
+    return found
 
 
 def test_a_template_that_knows_calls_is_given_tools_and_parsed_arguments():
-    found = seen("{{ tools }} <tool_call> developer", tools=[TOOL])
+    found = seen("{{ tools }} {{ messages }} <tool_call> developer", tools=[TOOL])
     assert found.variables["tools"] == [TOOL]
     assert [message["role"] for message in found.messages] == ["developer", "user", "assistant", "tool"]
     assert found.messages[2]["tool_calls"][0]["function"] == {"name": "f", "arguments": {"a": 1}}
@@ -84,7 +89,7 @@ def test_another_template_sees_tools_calls_and_results_as_text():
     assert result == "<tool_response>\n7\n</tool_response>"
 
 
-@pytest.mark.parametrize("template", ["{{ messages }}", "{{ tools }} <tool_call>"])
+@pytest.mark.parametrize("template", ["{{ messages }}", "{{ tools }} {{ messages }} <tool_call>"])
 def test_tools_that_may_not_be_called_are_not_told(template):
     found = seen(template, tools=[TOOL], tool_choice="none")
     assert found.messages[0] == {"role": "system", "content": "Be brief."}
@@ -176,14 +181,12 @@ def test_gpt_oss_is_handed_what_was_said_or_thought_before_a_call():
 
 
 def test_a_form_that_is_named_is_told_in_the_system_message():
-    tokenizer = Templated("{{ messages }}")
-    request = ChatRequest.model_validate({"messages": MESSAGES, "tools": [TOOL]})
-    read_prompt(request, tokenizer, Dialect.of(tokenizer, tool_parser="glm47"))
+    found = seen("{{ messages }}", tool_parser="glm47", tools=[TOOL])
     assert (
         "<tool_call>NAME<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value></tool_call>"
-        in tokenizer.messages[0]["content"]
+        in found.messages[0]["content"]
     )
-    assert tokenizer.messages[2]["content"] == "<tool_call>f<arg_key>a</arg_key>\n<arg_value>1</arg_value></tool_call>"
+    assert found.messages[2]["content"] == "<tool_call>f<arg_key>a</arg_key>\n<arg_value>1</arg_value></tool_call>"
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,10 @@ def test_an_error_inside_a_stream_is_its_last_event(post):
         ({"messages": [*HELLO, {"role": "assistant", "content": "x"}]}, "the last message is the assistant's own"),
         ({"thinking": {"type": "enabled", "budget_tokens": 9}}, "thinking is enabled, but the model's chat template"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "a tool of type 'bash_20250124' is not served"),
-        ({"tools": [{"name": "f", "input_schema": {}}]}, "tools.0.input_schema: the type is None; the input of a tool"),
+        (
+            {"tools": [{"name": "f", "input_schema": {}}]},
+            "tools.0.input_schema: tool 'f': the type is None; the input of",
+        ),
         ({"tools": [{**CLOCK, "input_examples": [{}]}]}, "give them in the description"),
         ({"tools": [CLOCK, CLOCK]}, "two tools have the name 'clock'"),
         ({"tool_choice": {"type": "any"}}, "there are no tools"),

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from drafttree.engine.chat import render_chat
+from drafttree.engine.chat import as_parts, as_text, render_chat
 from drafttree.interfaces.server.dialect.arguments import written_arguments
 from drafttree.interfaces.server.dialect.families import HERMES, CallForm
 from drafttree.interfaces.server.dialect.model_dialect import SWITCHES, Dialect
@@ -69,14 +69,14 @@ def _thought(message: Message, dialect: Dialect) -> dict[str, str]:
     name = dialect.thought_name
     if not name or not message.reasoning_content:
         return {}
-    if name == "thinking" and message.tool_calls and message.text:  # gpt-oss's template raises for both
+    if name == "thinking" and message.tool_calls and any(message.texts):  # gpt-oss's template raises for both
         return {}
     return {name: message.reasoning_content}
 
 
 def _native(message: Message, dialect: Dialect, form: CallForm) -> dict[str, Any]:
     """A message as templates that know tools want it."""
-    found: dict[str, Any] = {"role": _role(message, dialect.template), "content": message.text}
+    found: dict[str, Any] = {"role": _role(message, dialect.template), "content": as_parts(message.texts)}
     found |= {"name": message.name} if message.name is not None else {}
     found |= {"tool_call_id": dialect.call_id(message.tool_call_id)} if message.tool_call_id is not None else {}
     if message.tool_calls:
@@ -85,7 +85,7 @@ def _native(message: Message, dialect: Dialect, form: CallForm) -> dict[str, Any
 
 
 def _native_call(call: ToolCallParam, dialect: Dialect, form: CallForm) -> dict[str, Any]:
-    arguments = call.function.arguments if form.template_writes_text else call.function.parsed_arguments
+    arguments = call.function.arguments if form.template_writes_text else json.loads(call.function.arguments)
     function = {"name": call.function.name, "arguments": arguments}
     return {"id": dialect.call_id(call.id), "type": call.type, "function": function}
 
@@ -93,15 +93,16 @@ def _native_call(call: ToolCallParam, dialect: Dialect, form: CallForm) -> dict[
 def _as_text(message: Message, dialect: Dialect) -> dict[str, Any]:
     """A message without calls and results of tools, which become text."""
     if message.role == "tool":
-        return {"role": "user", "content": f"<tool_response>\n{message.text}\n</tool_response>"}
+        return {"role": "user", "content": as_parts([f"<tool_response>\n{as_text(message.texts)}\n</tool_response>"])}
     form = dialect.calls or HERMES
     calls = [
         (call.function.name, written_arguments(form.arguments, call.function.arguments))
         for call in message.tool_calls or ()
     ]
     named = {} if message.name is None else {"name": message.name}
-    content = "\n".join(filter(None, [message.text, form.text(calls) if calls else ""]))
-    return {"role": _role(message, dialect.template), "content": content, **named, **_thought(message, dialect)}
+    texts = [*filter(None, message.texts), form.text(calls)] if calls else message.texts
+    named |= _thought(message, dialect)
+    return {"role": _role(message, dialect.template), "content": as_parts(texts), **named}
 
 
 def _with_tools(
@@ -117,5 +118,5 @@ def _with_tools(
     told = "\n".join([TOOLS_INTRODUCTION, *described, how])
     first, rest = messages[0], messages[1:]
     if first["role"] == "system":
-        return [{**first, "content": f"{first['content']}\n\n{told}"}, *rest]
+        return [{**first, "content": [*first["content"], *as_parts([f"\n{told}"])]}, *rest]
     return [{"role": "system", "content": told}, *messages]

@@ -3,14 +3,38 @@
 from collections.abc import Iterable
 from typing import Any
 
+from drafttree.constraints.options import ProcessorContext
+from drafttree.core.errors import ConfigError
 from drafttree.engine.decoder import Decoder
+from drafttree.engine.generation_options import SERVED, RequestOptions, show_options
 from drafttree.interfaces.server.errors import ServerError
 from drafttree.interfaces.server.grammar_process import WantedGrammar
 from drafttree.interfaces.server.protocol.request_fields import INT64, SamplingFields, SeveralTexts
+from drafttree.loading.names import target_name
 
 DEFAULT_LIMIT = 2048
 """Tokens of an answer at most where neither the request nor the model says."""
 SAME_NAMES = ("top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "ignore_eos", "stop")
+
+
+def check_defaults(decoder: Decoder) -> None:
+    """Refuse to serve a model whose generation config no request could run with, since it cannot override that.
+
+    Raises:
+        ConfigError: names the values and the file.
+    """
+    overrides = dict.fromkeys((*SAME_NAMES, "top_k", "min_new_tokens", "sequence_bias")) | {"temperature": 0.0}
+    target = decoder.target
+    try:
+        options = RequestOptions.merge(decoder.defaults, overrides)
+        options.processors(ProcessorContext(1, 2, decoder.eos, target.vocab_size, target.device))
+    except ConfigError as error:
+        found = {name: value for name, value in decoder.defaults.items() if name not in SERVED}
+        reason = f"sets {show_options(found)}, which tree drafting does not support" if found else f"is wrong: {error}"
+        raise ConfigError(
+            f"no request could run with {target_name(target)!r}: its generation_config.json {reason}; remove "
+            "that from the file"
+        ) from None
 
 
 def engine_options(

@@ -121,7 +121,8 @@ def _with_calls(
     if request.must_call:
         return calls
     if schema is not None:
-        said = {"type": "sequence", "elements": [*say, {"type": "json_schema", "json_schema": schema}]}
+        answer = {"type": "json_schema", "json_schema": schema, "of": "response_format"}
+        said = {"type": "sequence", "elements": [*say, answer]}
         return {"type": "or", "elements": [said, calls]}
     triggered = [calls] if form.around[0] else tags
     single = single or bool(form.around[0])
@@ -141,7 +142,7 @@ def _tag(name: str, tool: FunctionDefinition, form: CallForm) -> Format:
     """The tag that calls of a tool conform to."""
     schema = NO_ARGUMENTS if tool.parameters is None else ANY_OBJECT | tool.parameters
     style: dict[str, Literal["qwen_xml", "glm_xml"]] = {} if form.arguments == "json" else {"style": form.arguments}
-    content = {"type": "json_schema", "json_schema": schema, **style}
+    content = {"type": "json_schema", "json_schema": schema, "of": f"tool {name!r}", **style}
     return {"type": "tag", "begin": f"{form.begin}{name}{form.middle}", "content": content, "end": form.end}
 
 

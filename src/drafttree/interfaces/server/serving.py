@@ -17,6 +17,7 @@ from drafttree.engine.pass_recording import record_passes
 from drafttree.engine.prompt import Prompt
 from drafttree.interfaces.server.dialect.families import AUTO, check_parsers
 from drafttree.interfaces.server.dialect.model_dialect import Dialect
+from drafttree.interfaces.server.engine_options import check_defaults
 from drafttree.interfaces.server.errors import ServerError
 from drafttree.interfaces.server.grammars import Grammars
 from drafttree.interfaces.server.metrics import ServerMetrics
@@ -228,11 +229,12 @@ class ServingContext:
         dialect: how the model writes thinking and calls of tools.
 
     Raises:
-        ConfigError: the settings name a parser that is none.
+        ConfigError: the settings name a parser that is none, or no request could run with the model's defaults.
     """
 
     def __init__(self, decoder: Decoder, settings: ServerSettings) -> None:
         check_parsers(settings.tool_parser, settings.reasoning_parser)
+        check_defaults(decoder)
         self.decoder, self.settings = decoder, settings
         self.dialect = Dialect.of(decoder.tokenizer, settings.tool_parser, settings.reasoning_parser)
         self.engine = Engine(decoder, max_batch=settings.max_batch, prefix_tokens=settings.prefix_tokens)

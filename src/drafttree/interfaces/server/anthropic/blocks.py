@@ -6,7 +6,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from drafttree.interfaces.server.protocol.messages import ContentPart, FunctionCall, Message, ToolCallParam
+from drafttree.interfaces.server.protocol.messages import (
+    ContentPart,
+    FunctionCall,
+    Message,
+    ToolCallParam,
+    as_object,
+)
 from drafttree.interfaces.server.protocol.request_fields import (
     NO_EFFECT,
     THOUGHT,
@@ -14,6 +20,7 @@ from drafttree.interfaces.server.protocol.request_fields import (
     NotServed,
     RequestModel,
     check_kind,
+    fill_content,
 )
 
 DIRECT = NotServed("tools are called by the model alone", ({"type": "direct"}, ["direct"]))
@@ -52,7 +59,7 @@ class ToolUseBlock(RequestModel):
     type: Literal["tool_use"]
     id: str
     name: str
-    input: JsonObject
+    input: Annotated[JsonObject, BeforeValidator(as_object)] = Field(default_factory=dict)
     cache_control: Annotated[object, NO_EFFECT] = None
     caller: Annotated[object, DIRECT] = None
     toolset_name: Annotated[object, NotServed("there are no tool sets")] = None
@@ -108,7 +115,7 @@ class Turn(RequestModel):
         if isinstance(turn, dict) and isinstance(turn.get("content"), list) and turn.get("role") in KINDS:
             for block in turn["content"]:
                 check_kind(block, f"a block of the {turn['role']}", KINDS[turn["role"]])
-        return turn
+        return fill_content(turn)
 
     def messages(self) -> Iterator[Message]:
         """The messages of a chat that it stands for: results of tools are messages of their own."""

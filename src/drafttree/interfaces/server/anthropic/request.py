@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from drafttree.interfaces.server.anthropic.blocks import DIRECT, TextBlocks, Turn, text_parts
 from drafttree.interfaces.server.dialect.model_dialect import SWITCHES
@@ -53,9 +53,10 @@ class CustomTool(RequestModel):
 
     @field_validator("input_schema")
     @classmethod
-    def _check_schema(cls, schema: Schema) -> Schema:
+    def _check_schema(cls, schema: Schema, info: ValidationInfo) -> Schema:
         if schema.get("type") != "object":
-            raise mistake("no_object", f"the type is {schema.get('type')!r}; the input of a tool is an object")
+            what = f"tool {info.data.get('name')!r}: the type is {schema.get('type')!r}"
+            raise mistake("no_object", f"{what}; the input of a tool is an object")
         return schema
 
     @property

@@ -155,17 +155,12 @@ def argument_reader(kind: Arguments, parameters: Mapping[str, Any] | None) -> Ar
 
 
 def written_arguments(kind: Arguments, arguments: str) -> str:
-    """Arguments that are a JSON text, in the form of a family; text that is no object stays as it is."""
+    """Arguments that are a JSON object as text, in the form of a family."""
     if kind == "json":
         return arguments
-    try:
-        values = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments
-    if not isinstance(values, dict):
-        return arguments
     texts = {
-        key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for key, value in values.items()
+        key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for key, value in json.loads(arguments).items()
     }
     if kind == "qwen_xml":
         return "\n".join(f"<parameter={key}>\n{text}\n</parameter>" for key, text in texts.items())

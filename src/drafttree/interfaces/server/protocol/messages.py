@@ -3,7 +3,7 @@
 import json
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
 from drafttree.constraints.json_schema import CHOICE_KEYWORDS
 from drafttree.constraints.schema_comparison import SchemaComparison
@@ -36,19 +36,37 @@ class ContentPart(RequestModel):
         return check_kind(part, "a content part", ["text"])
 
 
+NO_OBJECT = "INVALID_JSON"
+"""The key under which arguments that are no JSON object are told, as Anthropic advises for calls that were cut off."""
+
+
+def as_object(arguments: Any) -> Any:
+    """The arguments of a call as an object, as chat templates want them; what is neither text nor null as it is."""
+    if not isinstance(arguments, str | None):
+        return arguments
+    try:
+        found = json.loads((arguments or "").strip() or "{}")
+    except (ValueError, RecursionError):
+        found = arguments
+    return {} if found is None else found if isinstance(found, dict) else {NO_OBJECT: arguments}
+
+
+def _as_object_text(arguments: Any) -> Any:
+    """The same as text: the client's own where that is an object."""
+    found = as_object(arguments)
+    if isinstance(arguments, str | None) and (not found or NO_OBJECT in found):
+        return json.dumps(found, ensure_ascii=False)
+    return arguments
+
+
+Arguments = Annotated[str, BeforeValidator(_as_object_text, json_schema_input_type=str | None)]
+
+
 class FunctionCall(RequestModel):
     """Which function was called, and with what."""
 
     name: str
-    arguments: str
-
-    @property
-    def parsed_arguments(self) -> Any:
-        """The arguments as chat templates want them; text that is no JSON as it is."""
-        try:
-            return json.loads(self.arguments)
-        except (ValueError, RecursionError):
-            return self.arguments
+    arguments: Arguments = "{}"
 
 
 class ToolCallParam(RequestModel):
@@ -90,7 +108,7 @@ class Message(RequestModel):
             raise mistake("wrong_role", f"tool_calls belong to messages of the assistant, not of role {self.role!r}")
         if self.tool_call_id is not None and self.role != "tool":
             raise mistake("wrong_role", f"tool_call_id belongs to messages of role 'tool', not {self.role!r}")
-        if self.is_thought:
+        if self.content is None and self.role != "assistant":
             raise mistake("missing", "content is missing")
         return self
 
@@ -100,9 +118,9 @@ class Message(RequestModel):
         return self.content is None and not self.tool_calls
 
     @property
-    def text(self) -> str | None:
-        """The content; parts are joined by line breaks."""
-        return None if self.content is None else "\n".join(part.text for part in self.content)
+    def texts(self) -> list[str]:
+        """The texts of the parts of the content."""
+        return [part.text for part in self.content or ()]
 
 
 Messages = Annotated[list[Message], Field(min_length=1)]
@@ -144,16 +162,17 @@ class FunctionDefinition(RequestModel):
 
     @field_validator("parameters")
     @classmethod
-    def _check_object(cls, schema: Schema | None) -> Schema | None:
+    def _check_object(cls, schema: Schema | None, info: ValidationInfo) -> Schema | None:
         if schema is None or not schema.keys() & {"type", *CHOICE_KEYWORDS}:
             return schema
         try:
             types = SchemaComparison(schema).possible_types(schema)
         except ConfigError as error:
-            raise mistake("invalid_schema", str(error)) from None
+            raise mistake("invalid_schema", f"tool {info.data.get('name')!r}: {error}") from None
         if types != {"object"}:
             found = ", ".join(sorted(types)) or "nothing"
-            raise mistake("no_object", f"the schema allows {found}; the arguments of a function are an object")
+            what = f"tool {info.data.get('name')!r}: the schema allows {found}"
+            raise mistake("no_object", f"{what}; the arguments of a function are an object")
         return schema
 
 

@@ -22,6 +22,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError, core_schema
 
+from drafttree.constraints.json_schema import drop_nulls
 from drafttree.constraints.refusals import Refused
 
 SURROGATE = re.compile("[\ud800-\udfff]")
@@ -86,6 +87,13 @@ def check_kind(part: Any, what: str, served: Sequence[str]) -> Any:
     return part
 
 
+def fill_content(message: Any) -> Any:
+    """A message as it is, unless it is one of the assistant's without content, as beside calls: that has no parts."""
+    if isinstance(message, dict) and message.get("role") == "assistant" and message.get("content") is None:
+        return {**message, "content": []}
+    return message
+
+
 NO_EFFECT = "no effect"
 """Marks a field that changes no text; a reply's `Warning` header names those that its request has."""
 THOUGHT = "thought"
@@ -146,7 +154,7 @@ def _parts(value: Any) -> Iterable[Any]:
 
 JsonObject = Annotated[dict[str, Any], AfterValidator(_check_json)]
 """A JSON object of any kind."""
-Schema = JsonObject
+Schema = Annotated[JsonObject, AfterValidator(drop_nulls)]
 """A JSON schema."""
 NAME = r"^[a-zA-Z0-9_-]{1,64}$"
 

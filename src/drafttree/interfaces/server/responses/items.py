@@ -6,13 +6,21 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from drafttree.interfaces.server.protocol.messages import (
+    Arguments,
     ContentPart,
     FunctionCall,
     FunctionDefinition,
     Message,
     ToolCallParam,
 )
-from drafttree.interfaces.server.protocol.request_fields import NO_EFFECT, THOUGHT, NotServed, RequestModel, check_kind
+from drafttree.interfaces.server.protocol.request_fields import (
+    NO_EFFECT,
+    THOUGHT,
+    NotServed,
+    RequestModel,
+    check_kind,
+    fill_content,
+)
 
 DIRECT = NotServed("functions are called by the model alone", ({"type": "direct"}, ["direct"]))
 
@@ -68,6 +76,11 @@ class InputMessage(StoredFields):
     content: Parts
     phase: Annotated[str | None, NO_EFFECT] = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_content(cls, message: Any) -> Any:
+        return fill_content(message)
+
     def add_to(self, messages: list[Message]) -> None:
         """Add it to a conversation."""
         thought = messages and messages[-1].role == "assistant" and messages[-1].is_thought
@@ -84,7 +97,7 @@ class FunctionCallItem(StoredFields):
     type: Literal["function_call"]
     call_id: str
     name: str
-    arguments: str
+    arguments: Arguments = "{}"
     caller: Annotated[object, DIRECT] = None
     namespace: Annotated[object, NotServed("functions have no namespaces")] = None
     async_: Annotated[object, NotServed("calls are answered before the model goes on")] = Field(None, alias="async")

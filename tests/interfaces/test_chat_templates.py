@@ -1,0 +1,213 @@
+"""What messages say arrives in the prompt, whichever form of content a chat template wants, or is refused.
+
+The prompts are those of transformers' own `apply_chat_template`, given messages in the form of the template. A text
+tells its prompt: the model's law is another one after every other text.
+"""
+
+import json
+import random
+import string
+
+import httpx
+import pytest
+
+from drafttree.core.errors import InputError
+from drafttree.engine.decoder import Decoder
+from drafttree.interfaces.server.app import create_app
+from drafttree.interfaces.server.serving import ServerSettings
+from helpers.command_line import run
+from helpers.command_line_fixtures import embedded, quick
+from helpers.live_server import serving
+from helpers.tokenizers import byte_level
+from helpers.toy import ToyModel, argmax
+
+__all__ = ["embedded", "quick"]
+TOKENIZER = byte_level("a small text of no family", 280, "<|end|>")
+LETTERS = [TOKENIZER.convert_tokens_to_ids(letter) for letter in string.ascii_letters]
+BEGIN, END = "<|im_start|>{{ message.role }}\n", "<|im_end|>\n"
+ANSWER = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+CALLS = "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}"
+WALK = "{% for part in message.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}"
+FIRST = "{{ message.content[0].text }}"
+
+
+def template(content: str, told: str = "") -> str:
+    return f"{told}{{% for message in messages %}}{BEGIN}{content}{CALLS}{END}{{% endfor %}}{ANSWER}"
+
+
+TOLD = "{% if tools %}{{ tools | tojson }}{% endif %}"
+PARTS = template(WALK)
+EITHER = template(f"{{% if message.content is string %}}{{{{ message.content }}}}{{% else %}}{WALK}{{% endif %}}")
+MIXED = template(f"{{% if message.role == 'system' %}}{{{{ 'S: ' + message.content }}}}{{% else %}}{WALK}{{% endif %}}")
+CALL = {"id": "c1", "type": "function", "function": {"name": "clock", "arguments": {"zone": "x"}}}
+TOOL = {"type": "function", "function": {"name": "clock", "parameters": {"type": "object", "properties": {}}}}
+
+
+def text(role: str, *texts: str) -> dict:
+    return {"role": role, "content": "\n".join(texts)}
+
+
+def parts(role: str, *texts: str) -> dict:
+    return {"role": role, "content": [{"type": "text", "text": each} for each in texts]}
+
+
+def one_part(role: str, *texts: str) -> dict:
+    return parts(role, "\n".join(texts))
+
+
+def mixed(role: str, *texts: str) -> dict:
+    return text(role, *texts) if role == "system" else parts(role, *texts)
+
+
+FORMS = {
+    "parts": (PARTS, parts),
+    "either": (EITHER, text),
+    "mixed": (MIXED, mixed),
+    "first": (template(FIRST), one_part),
+}
+SAID = [("system", "Be kind."), ("user", "What is", "the time?"), ("assistant", "Noon."), ("user", "And now?")]
+
+
+def law(prefix) -> list[float]:
+    chosen = random.Random(str(list(prefix))).choice(LETTERS)
+    return [1.0 if token == chosen else 0.0 for token in range(len(TOKENIZER))]
+
+
+def decoder(chat_template: str) -> Decoder:
+    TOKENIZER.chat_template = chat_template
+    return Decoder(ToyModel(law, len(TOKENIZER)), tokenizer=TOKENIZER, eos=[TOKENIZER.eos_token_id])
+
+
+def answer_to(messages: list[dict]) -> str:
+    prompt = TOKENIZER.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+    written: list[int] = []
+    while len(written) < 12:
+        written.append(argmax(law([*prompt, *written])))
+    return TOKENIZER.decode(written)
+
+
+@pytest.fixture(params=FORMS)
+def wanted(request):
+    """A chat template, and what makes messages in the form that it wants."""
+    return FORMS[request.param]
+
+
+@pytest.mark.parametrize("given", [text, parts])
+def test_a_decoder_gives_a_template_the_form_that_it_wants(wanted, given):
+    made = decoder(wanted[0])
+    right = (
+        [wanted[1](*turn) for turn in SAID]
+        if given is parts
+        else [wanted[1](turn[0], "\n".join(turn[1:])) for turn in SAID]
+    )
+    assert made.generate([given(*turn) for turn in SAID], max_new_tokens=12).text == answer_to(right)
+
+
+def test_the_servers_routes_give_a_template_the_form_that_it_wants(wanted):
+    right, options = [wanted[1](*turn) for turn in SAID], {"temperature": 0}
+    given = [parts(*turn) for turn in SAID]
+    items = [
+        {
+            "role": role,
+            "content": [{"type": f"{'out' if role == 'assistant' else 'in'}put_text", "text": each} for each in texts],
+        }
+        for role, *texts in SAID
+    ]
+    blocks = {"system": given[0]["content"], "messages": given[1:]}
+    with serving(create_app(decoder(wanted[0]), ServerSettings("toy"))) as address:
+
+        def post(path: str, **body):
+            reply = httpx.post(f"{address}/v1/{path}", json={**options, **body})
+            assert reply.status_code == 200, reply.text
+            return reply.json()
+
+        chat = post("chat/completions", messages=given, max_tokens=12)
+        response = post("responses", input=items, max_output_tokens=12)
+        message = post("messages", **blocks, max_tokens=12)
+    expected = answer_to(right)
+    assert chat["choices"][0]["message"]["content"] == expected
+    assert response["output"][0]["content"][0]["text"] == expected
+    assert message["content"][0]["text"] == expected
+
+
+def test_calls_and_results_of_tools_arrive_where_a_template_wants_parts():
+    call = {**CALL, "function": {**CALL["function"], "arguments": '{"zone": "x"}'}}
+    messages = [parts("user", "What is the time?"), {"role": "assistant", "content": None, "tool_calls": [call]}]
+    messages.append({**parts("tool", "It is", " noon."), "tool_call_id": "c1"})
+    with serving(create_app(decoder(template(WALK, TOLD)), ServerSettings("toy"))) as address:
+        found = httpx.post(f"{address}/tokenize", json={"messages": messages, "tools": [TOOL]}).json()["tokens"]
+    right = [messages[0], {**parts("assistant", ""), "tool_calls": [CALL]}, messages[2]]
+    assert found == TOKENIZER.apply_chat_template(right, tools=[TOOL], add_generation_prompt=True)["input_ids"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_commands_give_a_template_the_form_that_it_wants(embedded, tmp_path, monkeypatch):
+    monkeypatch.setattr(embedded.tokenizer, "chat_template", PARTS)
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(json.dumps({"messages": [parts(*turn) for turn in SAID]}))
+    assert run("batch", source, out, "--max-new-tokens", 12).exit_code == 0
+    apply = embedded.tokenizer.apply_chat_template
+    prompt = apply([parts(*turn) for turn in SAID], add_generation_prompt=True)["input_ids"]
+    assert json.loads(out.read_text())["text"] == embedded.generate(prompt, max_new_tokens=12).text
+    (tmp_path / "parts.jinja").write_text(PARTS)
+    options = ("--chat-template", tmp_path / "parts.jinja", "--max-new-tokens", 12, "--temperature", 0)
+    result = run("chat", *options, input="What is the time?\n")
+    prompt = apply([parts("user", "What is the time?")], add_generation_prompt=True)["input_ids"]
+    assert result.stdout == f"{embedded.generate(prompt, max_new_tokens=12, temperature=0).text}\n"
+
+
+def test_an_answer_that_ends_in_plain_text_ends_there_in_parts_too():
+    turns = "{% for message in messages %}{{ message.role }}: WALK{{ '\\n' }}{% endfor %}assistant: ".replace(
+        "WALK", WALK
+    )
+    text_of_user = TOKENIZER("Noon.\nuser: What?")["input_ids"]
+    begins = len(TOKENIZER("user: Hello\nassistant: ")["input_ids"])
+
+    def by_heart(prefix) -> list[float]:
+        due = text_of_user[min(len(prefix) - begins, len(text_of_user) - 1)]
+        return [1.0 if token == due else 0.0 for token in range(len(TOKENIZER))]
+
+    TOKENIZER.chat_template = turns
+    made = Decoder(ToyModel(by_heart, len(TOKENIZER)), tokenizer=TOKENIZER, eos=[TOKENIZER.eos_token_id])
+    with serving(create_app(made, ServerSettings("toy"))) as address:
+        body = {"messages": [text("user", "Hello")], "max_tokens": 40, "temperature": 0}
+        reply = httpx.post(f"{address}/v1/chat/completions", json=body).json()
+    assert reply["choices"][0]["message"]["content"] == "Noon."
+
+
+NO_SYSTEM = template("{% if message.role != 'system' %}{{ message.content }}{% endif %}")
+NO_CALLS = template("{{ message.content }}").replace(CALLS, "")
+
+
+@pytest.mark.parametrize(
+    ("chat_template", "messages", "complaint"),
+    [
+        (
+            template("{{ message.text }}"),
+            [text("user", "Hello")],
+            "the chat template leaves out what message 1 says, as all content of the role 'user'; use another chat "
+            "template or role",
+        ),
+        (
+            NO_SYSTEM,
+            [text("system", "Be kind."), text("user", "Hello")],
+            "the chat template leaves out what message 1 says, as all content of the role 'system'; use another chat "
+            "template or role",
+        ),
+        (
+            NO_CALLS,
+            [text("user", "Hello"), {**text("assistant"), "tool_calls": [CALL]}, text("tool", "Noon.")],
+            "the chat template leaves out the tool calls of message 2; give them as its content",
+        ),
+        (
+            PARTS,
+            [{"role": "user", "content": [{"type": "image", "url": "a.png"}]}],
+            "the content of message 1 has {'type': 'image', 'url': 'a.png'} as a part; give parts of type 'text'",
+        ),
+    ],
+)
+def test_words_that_do_not_arrive_are_refused(chat_template, messages, complaint):
+    made = decoder(chat_template)
+    with pytest.raises(InputError) as refused:
+        made.generate(messages, max_new_tokens=1)
+    assert str(refused.value) == complaint
