@@ -86,7 +86,7 @@ class MethodRow:
     def summary(self) -> dict[str, object]:
         """Every figure, for JSON, but ratios that the times do not tell."""
         untold = dict.fromkeys(("predicted", "over_plain", "over_chain")) if self.doubt else {}
-        return asdict(self) | untold | {"law": law_terms(self.law, self.doubt)}
+        return {**asdict(self), **untold, "law": law_terms(self.law, self.doubt)}
 
 
 def _ratio(name: str, base: str, chosen: Sequence[bool], runs: list[list[Outputs]]) -> RatioEstimate:
@@ -177,7 +177,7 @@ class MethodBench:
 
     def summary(self) -> dict[str, object]:
         """Every figure, for JSON."""
-        return asdict(self) | {"rows": [row.summary() for row in self.rows]}
+        return {**asdict(self), "rows": [row.summary() for row in self.rows]}
 
 
 def loops(tokens: Sequence[int]) -> bool:
