@@ -15,7 +15,8 @@ from textwrap import wrap
 from drafttree.engine.generation import Chunk
 from drafttree.evaluation.demo import DRAFTED, PLAIN, judge, load_demo
 from drafttree.evaluation.side_by_side import SideBySide
-from drafttree.interfaces.cli.demo import OPENING
+from drafttree.interfaces.cli.demo import OPENING, POLICY
+from drafttree.loading import make_policy
 
 PICTURE = Path(__file__).parent / "images" / "recording.svg"
 OPTIONS = {"temperature": 0.5, "seed": 0, "max_new_tokens": 128}
@@ -74,9 +75,8 @@ class Column:
 
 def record() -> list[Run]:
     """Run the demo and lay out what it shows."""
-    target = load_demo("auto", "auto", "cpu", None)
-    decoder = target.decoder
-    decoder.costs(greedy=False)
+    target = load_demo("auto", "float32", "cpu", None)
+    decoder = target.decoder.with_policy(make_policy(POLICY))
     race = SideBySide({PLAIN: decoder.plain(), DRAFTED: decoder}, OPENING, **OPTIONS)
     columns = {name: Column(place * (WIDTH + GAP), OPENING) for place, name in enumerate(race.seconds)}
     for name, chunk in race:

@@ -1,6 +1,7 @@
 """`drafttree bench`: tables for a person, or one JSON document."""
 
 import json
+import re
 
 import pytest
 
@@ -11,6 +12,7 @@ from drafttree.verifiers import Traversal
 from drafttree_lab.experiment import lookup, memory
 from drafttree_lab.experiment.memory import MemoryUse
 from helpers.command_line import complaint, run
+from helpers.given_times import give_times
 
 
 @pytest.mark.usefixtures("quick")
@@ -21,6 +23,29 @@ def test_the_benchmarks_print_tables(prompts):
     assert "growth" in run("bench", "overhead", *common).stdout
     _, row = json.loads(run("bench", "overhead", *common, "--json").stdout)["rows"]
     assert row["h"] == pytest.approx(row["outside"] / row["plain_pass"])
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("command", ["policies", "law", "drafters"])
+def test_a_benchmark_prints_no_ratio_of_disturbed_times(prompts, monkeypatch, command):
+    give_times(monkeypatch, lambda drafts, rows: 0.005 if drafts else 0.01)
+    options = ["--policies", "chain", "--prompts", prompts, "--max-new-tokens", 32, "--repeats", 1, "--limit", 1]
+    options += ["--drafters", "lookup"] if command == "drafters" else []
+    options += ["--no-peers"] if command == "law" else []
+    shown = run("bench", command, *options).stdout
+    name = "lookup|chain" if command == "drafters" else "chain"
+    line = next(line for line in shown.splitlines() if line.startswith(f"{name}: "))
+    assert re.fullmatch(
+        rf"{re.escape(name)}: No ratio: other work disturbed the times \(a pass over .+ cost 0\.50 plain passes\); "
+        "run it again when the machine is idle.",
+        line,
+    )
+    row = next(line for line in shown.splitlines() if line.startswith(f"{name} "))
+    assert row.split()[3:8] == ["-"] * 5
+    report = json.loads(run("bench", command, *options, "--json").stdout)
+    own = next(row for row in report.get("bench", report)["rows"] if row["method"] == name)
+    assert own["doubt"] == line.removeprefix(f"{name}: ")
+    assert (own["law"]["measured"], own["predicted"], own["over_plain"]) == (None, None, None)
 
 
 def test_the_price_of_exact_text(prompts):

@@ -9,6 +9,7 @@ from drafttree.evaluation.prompt_sets import shipped_prompts
 from drafttree.verifiers import RRSw
 from drafttree_lab.experiment.methods import bench_methods, bench_policies, loops
 from drafttree_lab.experiment.overhead import PARTS, measure_overhead
+from helpers.given_times import give_times, idle
 
 PROMPT = "The old man looked at the sea"
 
@@ -18,7 +19,8 @@ def decoder():
     return drafttree.load(dtype="float32", policy="chain:depth=3")
 
 
-def test_comparing_runs_three_ways_and_explains_the_ratio(decoder):
+def test_comparing_runs_three_ways_and_explains_the_ratio(decoder, monkeypatch):
+    give_times(monkeypatch, idle)
     compared = compare(decoder, PROMPT, max_new_tokens=12, repeats=1)
     assert set(compared.speeds) == {"speculative", "plain", "transformers"}
     assert compared.from_plain is None

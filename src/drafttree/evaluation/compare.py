@@ -11,6 +11,7 @@ from drafttree.engine.generation import Generation
 from drafttree.engine.limiting_factor import LimitingFactor
 from drafttree.engine.metrics import SpeedupLaw
 from drafttree.evaluation.by_turns import by_turns
+from drafttree.evaluation.doubt import doubt, law_terms
 from drafttree.evaluation.reference import Difference, ReferenceRun, find_difference, transformers_generate
 from drafttree.models import TargetModel
 
@@ -56,8 +57,15 @@ class Comparison:
         return runs | ({"transformers": self.transformers.tokens_per_second} if self.transformers else {})
 
     @property
+    def doubt(self) -> str | None:
+        """Why the times tell no ratio; None where they do."""
+        return doubt(self.speculative.metrics, self.plain.metrics)
+
+    @property
     def verdict(self) -> str:
-        """In one sentence, how much faster and why."""
+        """In one sentence, how much faster and why, or why that cannot be told."""
+        if self.doubt:
+            return self.doubt
         law, nodes = self.law, self.speculative.metrics.mean_nodes
         how = f"{law.measured:.2f} times as fast as plain decoding"
         if "transformers" in self.speeds:
@@ -73,16 +81,15 @@ class Comparison:
         return LimitingFactor.of(self.law, self.speculative.metrics)
 
     def summary(self) -> dict[str, object]:
-        """Every figure, for JSON."""
-        law = self.law
+        """Every figure, for JSON; no ratio where the times tell none."""
         return {
             "tokens_per_second": self.speeds,
-            "law": asdict(law) | {"predicted": law.predicted},
+            "law": law_terms(self.law, self.doubt),
             "seeded": self.seeded,
             "from_plain": asdict(self.from_plain) if self.from_plain else None,
             "from_transformers": asdict(self.from_transformers) if self.from_transformers else None,
             "verdict": self.verdict,
-            "limit": asdict(self.limit),
+            "limit": None if self.doubt else asdict(self.limit),
         }
 
 

@@ -1,4 +1,4 @@
-"""The shipped models at the cost of a real one: what `drafttree demo` shows."""
+"""The shipped models at the cost of a larger one: what `drafttree demo` shows."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ import torch
 
 from drafttree.core.errors import ConfigError
 from drafttree.core.machine_memory import machine_memory
-from drafttree.engine.compatibility import precision_of
-from drafttree.engine.costs.pass_times import time_passes
+from drafttree.engine.compatibility import keeps_text, precision_of
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation import Generation
 from drafttree.engine.limiting_factor import LimitingFactor
 from drafttree.engine.metrics import SpeedupLaw
+from drafttree.evaluation.doubt import doubt
 from drafttree.evaluation.inflation import load_inflated
 from drafttree.evaluation.reference import Difference, find_difference
 from drafttree.evaluation.shapes import SHAPES
@@ -23,12 +23,8 @@ PLAIN, DRAFTED = "plain decoding", "drafttree"
 """The two ways of the demo."""
 FLOAT32_TOKENS = 32
 """Tokens by which plain decoding in float32 is timed beside a quantised target."""
-DISTURBED = 1.5
-"""How many times as long as when it was chosen a plain pass takes where other work disturbs it."""
-PASS_SECONDS, LONGEST = 0.04, 0.07
-"""What a target pass of the demo should take, and takes at most where the smallest size does not take longer."""
-SIZES = {"cpu": ("100m", "300m"), "cuda": ("300m", "pythia-2.8b", "llama-8b")}
-"""The sizes to choose from, by kind of device."""
+SIZES = {"cpu": ("100m",), "cuda": ("llama-8b", "pythia-2.8b", "300m")}
+"""The sizes by kind of device; the first that there is room for is taken."""
 COPIES, LARGEST_ITEM = 3, 4
 """Copies of the weights that exist at most while a target is made and packed, and bytes of one weight at most."""
 
@@ -40,22 +36,23 @@ class DemoTarget:
     Attributes:
         decoder: the embedded models, the target inflated.
         shape: name of the shape that its passes cost as much as.
-        seconds: time of a pass over one token.
         is_quantised: whether its weights are.
     """
 
     decoder: Decoder
     shape: str
-    seconds: float
     is_quantised: bool = False
 
     @property
     def sentence(self) -> str:
-        """What it is, in words."""
-        dtype = precision_of(self.decoder.target)
+        """What it is, and whether its texts can differ."""
+        dtype, count = precision_of(self.decoder.target), torch.get_num_threads()
+        threads = "1 thread" if count == 1 else f"{count} threads"
+        size = self.shape.upper() if self.shape[0].isdigit() else self.shape
+        ties = "the same text" if keeps_text(self.decoder.target) else "the same text but for ties that rounding breaks"
         return (
-            f"computes the embedded model's function at the cost of a model of {self.shape} parameters in {dtype}: "
-            f"{1e3 * self.seconds:.0f} ms a pass, {torch.get_num_threads()} threads"
+            f"Target: a toy model of 10 M parameters, slowed down to the speed of a {size} model "
+            f"({dtype}, {threads}). In {dtype} both ways write {ties}."
         )
 
 
@@ -83,48 +80,44 @@ class DemoResult:
         return self.drafted.metrics.tokens_per_second / self.plain.metrics.tokens_per_second
 
     @property
-    def is_disturbed(self) -> bool:
-        """Whether the times cannot be those of an idle machine.
-
-        Drafts gain no more than the tokens of a pass, and a plain pass takes what it took when the target was chosen.
-        """
-        plain = self.plain.metrics.target_pass
-        gain = self.drafted.metrics.mean_accepted_tokens
-        return self.speedup > 1.1 * gain or plain > DISTURBED * self.target.seconds
+    def doubt(self) -> str | None:
+        """Why the times tell no ratio; None where they do."""
+        return doubt(self.drafted.metrics, self.plain.metrics)
 
     @property
     def agreement(self) -> str:
         """Whether the texts are the same, in words."""
         if self.difference is None:
-            return "yes"
-        why = "where rounding decides a tie" if self.difference.explained else "which should not be: please report it"
-        return f"up to token {self.difference.position}, {why}"
+            return "Both texts are the same, token for token."
+        if not self.difference.explained:
+            return f"Texts differ from token {self.difference.position} on, which should not be: please report it."
+        return (
+            f"Texts differ from token {self.difference.position} on: {precision_of(self.target.decoder.target)} "
+            "rounding broke a tie between two equally likely tokens. --dtype float32 gives identical text."
+        )
 
     @property
     def lines(self) -> list[str]:
         """The result in plain words."""
         own, plain = self.drafted.metrics, self.plain.metrics
-        found = [
-            f"{own.tokens} tokens in {len(own.rounds)} passes instead of {len(plain.rounds)}",
-            f"the same text: {self.agreement}",
-            f"{self.speedup:.2f} times as fast as plain decoding: {own.tokens_per_second:.1f} tokens/s "
-            f"against {plain.tokens_per_second:.1f}",
-        ]
+        speeds = f"{own.tokens_per_second:.1f} tokens/s against {plain.tokens_per_second:.1f}"
+        found = [f"{own.tokens} tokens in {len(own.rounds)} passes instead of {len(plain.rounds)}", self.agreement]
+        if self.doubt:
+            return [*found, f"{speeds}. {self.doubt}"]
+        found.append(f"{self.speedup:.2f} times as fast as plain decoding: {speeds}")
         if self.float32:
             ratio = own.tokens_per_second / self.float32
             found.append(f"{ratio:.2f} times as fast as plain decoding in float32 ({self.float32:.1f} tokens/s)")
-        if self.is_disturbed:
-            found.append("Other work disturbed the times, so they mean little: run it again when the machine is idle.")
-        elif self.speedup < 1:
+        if self.speedup < 1:
             found.append("Drafts do not pay on this machine: a pass over several tokens costs too much more than one.")
         return [*found, LimitingFactor.of(SpeedupLaw.of(own, plain), own).sentence]
 
     def summary(self) -> dict[str, object]:
-        """Every figure, for JSON."""
+        """Every figure, for JSON; no ratio where the times tell none."""
         return {
             "size": self.target.shape,
             "dtype": precision_of(self.target.decoder.target),
-            "pass_seconds": self.target.seconds,
+            "pass_seconds": self.plain.metrics.target_pass,
             "tokens": self.drafted.metrics.tokens,
             "passes": len(self.drafted.metrics.rounds),
             "plain_passes": len(self.plain.metrics.rounds),
@@ -132,7 +125,8 @@ class DemoResult:
             "tokens_per_second": self.drafted.metrics.tokens_per_second,
             "plain_tokens_per_second": self.plain.metrics.tokens_per_second,
             "float32_plain_tokens_per_second": self.float32,
-            "speedup": self.speedup,
+            "speedup": None if self.doubt else self.speedup,
+            "doubt": self.doubt,
         }
 
 
@@ -150,37 +144,25 @@ def judge(target: DemoTarget, texts: Mapping[str, Generation], prompt: str, opti
 
 
 def load_demo(drafter: str, dtype: str, device: str, quantize: str | None, shape: str | None = None) -> DemoTarget:
-    """The embedded models with a target whose passes take about `PASS_SECONDS` on this machine.
+    """The embedded models with a target of the largest size of the demo that this machine has the memory for.
 
     Args:
         drafter: as for `drafttree.load`.
         dtype: as for `drafttree.load`.
         device: as for `drafttree.load`.
         quantize: as for `drafttree.load`.
-        shape: name of a shape to take whatever its passes cost; None to choose one.
+        shape: name of a shape to take instead.
 
     Raises:
         ConfigError: there is no room for the smallest of them, or as `drafttree.load` does.
     """
     kind = "cuda" if find_device(device).type == "cuda" else "cpu"
-    found: DemoTarget | None = None
-    for name in (shape,) if shape else SIZES[kind]:
-        if found and found.seconds * SHAPES[name].weights / SHAPES[found.shape].weights > LONGEST:
-            break
-        if not _has_room(kind, name):
-            if found:
-                break
-            need = COPIES * LARGEST_ITEM * SHAPES[name].weights / 1e9
-            raise ConfigError(f"a demo of the size {name} needs {need:.1f} GB of free memory; free some of it")
-        found = None  # before the next one is made, the memory of the last one is needed
-        decoder = load_inflated("embedded", drafter, name, dtype, device, quantize)
-        found = DemoTarget(
-            decoder, name, time_passes(decoder.target, (1,), 64, 5, typical=min)[1], quantize is not None
-        )
-        if found.seconds >= PASS_SECONDS:
-            break
-    assert found
-    return found
+    sizes = (shape,) if shape else SIZES[kind]
+    name = next((each for each in sizes if _has_room(kind, each)), None)
+    if name is None:
+        need = COPIES * LARGEST_ITEM * SHAPES[sizes[-1]].weights / 1e9
+        raise ConfigError(f"a demo of the size {sizes[-1]} needs {need:.1f} GB of free memory; free some of it")
+    return DemoTarget(load_inflated("embedded", drafter, name, dtype, device, quantize), name, quantize is not None)
 
 
 def _has_room(kind: str, shape: str) -> bool:

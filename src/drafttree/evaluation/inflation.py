@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.initialization import no_init_weights
 
 from drafttree.core.errors import ConfigError
 from drafttree.drafters import MixedDrafter
@@ -26,6 +27,9 @@ from drafttree.loading import choose_drafter, find_device, find_drafter, find_dt
 from drafttree.loading.load import load
 from drafttree.loading.target_options import apply_quantization, check_quantization
 from drafttree.models import TargetModel, select_backend
+
+NOISE = 1 << 20
+"""Random values that are drawn for the weights that are added."""
 
 
 @torch.no_grad()
@@ -44,8 +48,10 @@ def inflate(model: PreTrainedModel, shape: Shape) -> PreTrainedModel:
     for name, value in _fields(shape).items():
         setattr(config, name, value)
     config.rms_norm_eps = model.config.rms_norm_eps * model.config.hidden_size / shape.hidden
-    with torch.device(model.device):
+    with torch.device(model.device), no_init_weights():
         large: Any = AutoModelForCausalLM.from_config(config, dtype=model.dtype).eval()
+    large.tie_weights()
+    _fill(large)
     large.generation_config = copy.deepcopy(model.generation_config)
     _copy(large.get_input_embeddings(), model.get_input_embeddings(), others=0.0)
     if not config.tie_word_embeddings:
@@ -205,6 +211,15 @@ class _HeadPlacement:
 def _rows(heads: list[int], width: int, dims: Tensor) -> Tensor:
     """Row indices of the dimensions `dims` of each head, in a projection with heads of this width."""
     return (torch.tensor(heads, device=dims.device)[:, None] * width + dims).flatten()
+
+
+def _fill(model: PreTrainedModel) -> None:
+    """Fill all weights with one piece of noise again and again: drawing each of them takes as long as loading."""
+    noise = torch.randn(NOISE, generator=torch.Generator().manual_seed(0)).mul_(model.config.initializer_range)
+    noise = noise.to(model.device, model.dtype)
+    for weight in (each for each in model.parameters() if each.ndim == 2):
+        for piece in weight.view(-1).split(NOISE):
+            piece.copy_(noise[: len(piece)])
 
 
 def _copy_block(large: Any, small: Any, heads: _HeadPlacement) -> None:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 
 @contextmanager
@@ -18,6 +19,18 @@ def progress(total: int) -> Iterator[Callable[[str], None]]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=total)
         yield lambda name: bar.update(task, advance=1, description=name)
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Say on standard error what takes a while: on a terminal beside a spinner that goes away, else in a line."""
+    console = make_console(stderr=True)
+    if console.is_terminal:
+        with console.status(Text(what, style="dim")):
+            yield
+    else:
+        console.print(Text(what))
+        yield
 
 
 def make_console(stderr: bool = False) -> Console:

@@ -65,21 +65,24 @@ def show_lossy(fidelity: Fidelity) -> None:
 
 def show_comparison(compared: Comparison, policy: str) -> None:
     """Speeds side by side, the terms of the law, and what they mean in plain words."""
-    console, law = make_console(), compared.law
-    table = make_table("", "tokens/s", "ratio", right=2)
+    console, told = make_console(), not compared.doubt
+    table = make_table("", "tokens/s", *(["ratio"] if told else []), right=2)
     names = {
         "speculative": f"drafttree, {policy}",
         "plain": "drafttree, plain",
         "transformers": "transformers generate",
     }
     for way, speed in compared.speeds.items():
-        table.add_row(names[way], f"{speed:.1f}", f"{speed / compared.speeds['plain']:.2f}")
+        table.add_row(names[way], f"{speed:.1f}", *([f"{speed / compared.speeds['plain']:.2f}"] if told else []))
     console.print("", table, "", sep="\n")
-    console.print(law_table(law, compared.speculative.metrics.mean_nodes), "", sep="\n")
+    if told:
+        console.print(law_table(compared.law, compared.speculative.metrics.mean_nodes), "", sep="\n")
     console.print(_fidelity(compared.speculative.fidelity), soft_wrap=True)
     for line in _agreement(compared):
         console.print(Text(line))
-    console.print(Text(compared.verdict, style="bold"), Text(compared.limit.sentence), sep="\n", soft_wrap=True)
+    console.print(Text(compared.verdict, style="bold"), soft_wrap=True)
+    if told:
+        console.print(Text(compared.limit.sentence), soft_wrap=True)
 
 
 def law_table(law: SpeedupLaw, nodes: float) -> Table:

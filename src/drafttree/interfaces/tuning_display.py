@@ -11,6 +11,8 @@ from drafttree.interfaces.display import law_table
 
 SHOWN = 8
 """Ways that the table of the race shows at most."""
+NONE = "-"
+"""For a ratio that the times do not tell."""
 
 
 def show_tuning(
@@ -19,9 +21,11 @@ def show_tuning(
     """The race, the law's terms of its winner, the recommendation and how to use it; notes on standard error."""
     console = make_console()
     if tuning.best:
-        console.print(_race(tuning), "", law_table(tuning.law, tuning.metrics.mean_nodes), "", sep="\n")
+        console.print(_race(tuning), "", sep="\n")
+    if tuning.best and not tuning.doubt:
+        console.print(law_table(tuning.law, tuning.metrics.mean_nodes), "", sep="\n")
         console.print(Text(tuning.limit.sentence), soft_wrap=True)
-    if tuning.temperature_gain:
+    if tuning.temperature_gain and not tuning.doubt:
         console.print(Text(tuning.temperature_gain.sentence), soft_wrap=True)
     for sentence in _notes(tuning, minutes, out):
         console.print(Text(sentence), soft_wrap=True)
@@ -40,7 +44,7 @@ def _race(tuning: Tuning):
         column.justify = "right"
     for way in tuning.ways[:SHOWN]:
         warmth = f"{way.draft_temperature:g}"
-        table.add_row(way.drafter, way.policy, warmth, str(way.texts), f"{way.ratio:.2f}")
+        table.add_row(way.drafter, way.policy, warmth, str(way.texts), f"{way.ratio:.2f}" if way.ratio else NONE)
     more = len(tuning.ways) - SHOWN
     table.title = "the race" + (f", the best {SHOWN} of {len(tuning.ways)} ways" if more > 0 else "")
     return table
@@ -48,6 +52,8 @@ def _race(tuning: Tuning):
 
 def _notes(tuning: Tuning, minutes: float, out: Path | None) -> list[str]:
     notes = [f"left out: {name}: {reason}" for name, reason in tuning.left_out.items()]
+    if any(way.ratio is None for way in tuning.ways[:SHOWN]):
+        notes.append(f"{NONE}: nothing was drafted, or other work disturbed the times")
     if tuning.too_short:
         notes.append(f"{tuning.too_short} prompts are too short to tune on and were left out")
     if tuning.confirmed and not tuning.apart:
@@ -69,6 +75,9 @@ def _recommendation(tuning: Tuning) -> str:
     if tuning.best is None or tuning.gain is None:
         return "Nothing is recommended, and nothing saved: no drafter was measured yet."
     how = str(tuning.best)
+    if tuning.doubt:
+        advice = "Do not speculate" if tuning.recommends else "Nothing is recommended, and nothing saved"
+        return f"{advice}; the best way is {how}. {tuning.doubt}"
     speed = f"{1 + tuning.gain.mean:.2f} times plain decoding's speed"
     told = "confirmed" if tuning.confirmed else "not confirmed, measured on the texts it was chosen on"
     told = "not confirmed, measured on one prompt" if tuning.one_prompt else told

@@ -12,6 +12,7 @@ from drafttree.engine.generation import Chunk
 from drafttree.interfaces import display
 from drafttree.loading import zoo
 from helpers.command_line import PROMPT, complaint, run
+from helpers.given_times import give_times, idle
 
 
 def test_generating_with_the_embedded_pair(embedded):
@@ -30,7 +31,8 @@ def test_the_prompt_may_come_from_standard_input(embedded):
 
 
 @pytest.mark.usefixtures("quick")
-def test_json_is_one_object_with_every_figure():
+def test_json_is_one_object_with_every_figure(monkeypatch):
+    give_times(monkeypatch, idle)
     result = run("generate", PROMPT, "--max-new-tokens", 8, "--json", "--compare", "--repeats", 1)
     report = json.loads(result.stdout)
     assert len(report["tokens"]) == report["metrics"]["tokens"] == 8
@@ -41,7 +43,8 @@ def test_json_is_one_object_with_every_figure():
 
 
 @pytest.mark.usefixtures("quick")
-def test_comparing_ends_with_how_much_faster_and_why():
+def test_comparing_ends_with_how_much_faster_and_why(monkeypatch):
+    give_times(monkeypatch, idle)
     result = run("generate", PROMPT, "--max-new-tokens", 8, "--compare", "--repeats", 1)
     for term in ("tau", "delta", "R predicted", "R measured", "identical, token for token", "transformers generate"):
         assert term in result.stdout

@@ -69,10 +69,10 @@ def test_the_recommendation_is_printed_saved_and_loaded(prompts, tmp_path, speed
 
 @pytest.mark.usefixtures("embedded")
 def test_a_draft_temperature_is_told_saved_and_used(prompts, tmp_path, speeds):
-    speeds |= {"talon": 0.5, ("talon", 0.6): 0.4}
+    speeds |= {"talon": 0.6, ("talon", 0.6): 0.48}
     result = tune(prompts, "--drafter", "lookup", "--minutes", 60)
     assert "Speculate: lookup with talon at draft temperature 0.6: " in result.stdout
-    assert "\ndraft temperature 0.6: 1.24 [1.24, 1.25] times draft temperature 1.0, by turns\n" in result.stdout
+    assert "\ndraft temperature 0.6: 1.25 [1.24, 1.25] times draft temperature 1.0, by turns\n" in result.stdout
     assert 'print(decoder.generate("Once upon a time", draft_temperature=0.6).text)' in result.stdout
     assert "on the command line: --drafter lookup --policy talon --draft-temperature 0.6" in result.stdout
     saved = tmp_path / "tuned.json"

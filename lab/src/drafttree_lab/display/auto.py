@@ -87,11 +87,15 @@ def _show_timed(place: str, rows: Sequence[AutoRow]) -> None:
 def _timed_cells(timed: TimedRow) -> Iterator[str]:
     own = timed.rows[AUTO]
     law = own.law
-    yield from (f"{term:.2f}" for term in (law.tau, law.v, law.c, law.delta, law.h, own.predicted))
+    times = (law.v, law.c, law.delta, law.h, own.predicted)
+    yield f"{law.tau:.2f}"
+    yield from ("-" if own.doubt else f"{term:.2f}" for term in times)
     yield f"{timed.rows[PLAIN].tokens_per_second:.1f}"
-    yield f"{1 + timed.over_plain[AUTO].mean:.2f} ±{timed.over_plain[AUTO].margin:.2f}"
-    yield from (f"{1 + timed.over_plain[name].mean:.2f}" for name in (timed.best, *RIVALS))
-    yield from (f"{ratio:.3f}" for ratio in (1 + timed.over_best.mean, timed.over_rivals))
+    yield "-" if own.doubt else f"{1 + timed.over_plain[AUTO].mean:.2f} ±{timed.over_plain[AUTO].margin:.2f}"
+    for name in (timed.best, *RIVALS):
+        yield "-" if timed.rows[name].doubt else f"{1 + timed.over_plain[name].mean:.2f}"
+    disturbed = any(row.doubt for row in timed.rows.values())
+    yield from ("-" if disturbed else f"{ratio:.3f}" for ratio in (1 + timed.over_best.mean, timed.over_rivals))
 
 
 def _show_trees(result: AutoBench) -> None:

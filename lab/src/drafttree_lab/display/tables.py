@@ -31,7 +31,11 @@ def show_exact_text(rows: list[ExactTextRow]) -> None:
 def show_methods(result: MethodBench) -> None:
     """The law's terms of every method by group of prompts, then what the drafters cost."""
     for group in dict.fromkeys(row.group for row in result.rows):
-        make_console().print(_law_rows(group, [row for row in result.rows if row.group == group]))
+        rows = [row for row in result.rows if row.group == group]
+        make_console().print(_law_rows(group, rows))
+        for row in rows:
+            if row.doubt:
+                print(f"{row.method}: {row.doubt}")
         if peers := [peer for peer in result.peers if peer.group == group]:
             make_console().print(_peers(peers))
     print(f"{result.looping} of {result.prompts} texts loop (their last 48 tokens repeat with a period of at most 16)")
@@ -52,18 +56,23 @@ def _law_rows(group: str, rows: Sequence[MethodRow]) -> Table:
     table.title = f"{group}: {rows[0].prompts} prompts"
     for row in rows:
         law = row.law
-        terms = [law.tau, law.delta, law.v, law.c, law.h, row.predicted, law.measured]
+        counts = [f"{law.tau:.2f}", f"{law.delta:.2f}"]
+        times = ["-"] * 5 if row.doubt else _numbers(law.v, law.c, law.h, row.predicted, law.measured)
         shares = [f"{row.acceptance_rate:.1%}", f"{row.level_acceptance:.1%}"]
-        over_chain = f"{row.over_chain.mean:.2f} {_interval(row.over_chain)}" if row.over_chain else ""
+        chain = row.over_chain if not row.doubt else None
         cells = [
-            _interval(row.over_plain),
-            over_chain,
+            "" if row.doubt else _interval(row.over_plain),
+            f"{chain.mean:.2f} {_interval(chain)}" if chain else "",
             f"{row.tokens_per_second:.1f}",
             *shares,
             f"{row.mean_nodes:.1f}",
         ]
-        table.add_row(row.method, *(f"{term:.2f}" for term in terms), *cells)
+        table.add_row(row.method, *counts, *times, *cells)
     return table
+
+
+def _numbers(*values: float) -> list[str]:
+    return [f"{value:.2f}" for value in values]
 
 
 def _interval(ratio: RatioEstimate) -> str:
@@ -93,10 +102,9 @@ def show_law(law: LawBench) -> None:
     table = make_table(*columns, right=len(columns) - 1)
     for row in (row for row in law.bench.rows if row.group == "all"):
         moved, free = law.moved(row), row.law.without_host
-        ratios = [f"{ratio:.2f}" for ratio in (row.law.measured, row.law.decoding, free)]
-        cells = [f"{row.tokens_per_second:.1f}", f"{moved / 1e9:.1f}", f"{moved / law.bandwidth:.0%}", *ratios]
-        cells.append(f"{row.law.decoding / free:.0%}")
-        table.add_row(row.method, *cells)
+        ratios = [*_numbers(row.law.measured, row.law.decoding, free), f"{row.law.decoding / free:.0%}"]
+        cells = [f"{row.tokens_per_second:.1f}", f"{moved / 1e9:.1f}", f"{moved / law.bandwidth:.0%}"]
+        table.add_row(row.method, *cells, *(["-"] * 4 if row.doubt else ratios))
     console.print(table)
     for target in law.targets():
         bound, verdict = "at most" if target.is_upper else "at least", "met" if target.met else "missed"

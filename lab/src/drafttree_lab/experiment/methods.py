@@ -13,6 +13,7 @@ from typing import Any
 from drafttree.core.errors import ConfigError
 from drafttree.engine.decoder import Decoder, Prompt
 from drafttree.engine.metrics import Metrics, SpeedupLaw
+from drafttree.evaluation.doubt import doubt, law_terms
 from drafttree.evaluation.estimate import RatioEstimate
 from drafttree.evaluation.method import PLAIN, Method, parse_methods
 from drafttree.evaluation.method_decoders import make_decoders
@@ -45,6 +46,7 @@ class MethodRow:
         mean_nodes: nodes scored per target pass.
         over_plain: speed in that of plain decoding, over prompts and repeats.
         over_chain: speed in that of the same drafter's chain, None where no chain of it was run.
+        doubt: why the times tell no ratio, None where they do.
     """
 
     method: str
@@ -58,14 +60,15 @@ class MethodRow:
     mean_nodes: float
     over_plain: RatioEstimate
     over_chain: RatioEstimate | None = None
+    doubt: str | None = None
 
     @classmethod
     def of(
         cls, method: str, group: str, chosen: Sequence[bool], runs: list[list[Outputs]], chain: str | None = None
     ) -> "MethodRow":
         """The medians of a method over the chosen prompts; `chain` is the one that drafts chains with its drafter."""
-        own = totals(method, chosen, runs)
-        laws = [SpeedupLaw.of(mine, plain) for mine, plain in zip(own, totals(PLAIN, chosen, runs), strict=True)]
+        own, base = totals(method, chosen, runs), totals(PLAIN, chosen, runs)
+        laws = [SpeedupLaw.of(mine, plain) for mine, plain in zip(own, base, strict=True)]
         law = SpeedupLaw(*(statistics.median(getattr(each, term.name) for each in laws) for term in fields(SpeedupLaw)))
         figures = ("tokens_per_second", "acceptance_rate", "level_acceptance", "mean_nodes")
         return cls(
@@ -77,7 +80,13 @@ class MethodRow:
             **{name: statistics.median(getattr(metrics, name) for metrics in own) for name in figures},
             over_plain=_ratio(method, PLAIN, chosen, runs),
             over_chain=_ratio(method, chain, chosen, runs) if chain else None,
+            doubt=doubt(Metrics.total(own), Metrics.total(base)) if method != PLAIN else None,
         )
+
+    def summary(self) -> dict[str, object]:
+        """Every figure, for JSON, but ratios that the times do not tell."""
+        untold = dict.fromkeys(("predicted", "over_plain", "over_chain")) if self.doubt else {}
+        return {**asdict(self), **untold, "law": law_terms(self.law, self.doubt)}
 
 
 def _ratio(name: str, base: str, chosen: Sequence[bool], runs: list[list[Outputs]]) -> RatioEstimate:
@@ -168,7 +177,7 @@ class MethodBench:
 
     def summary(self) -> dict[str, object]:
         """Every figure, for JSON."""
-        return asdict(self)
+        return {**asdict(self), "rows": [row.summary() for row in self.rows]}
 
 
 def loops(tokens: Sequence[int]) -> bool:

@@ -13,6 +13,7 @@ from drafttree.drafters import Drafter
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.limiting_factor import LimitingFactor
 from drafttree.engine.metrics import Metrics, SpeedupLaw
+from drafttree.evaluation.doubt import doubt, drafts_nothing, law_terms
 from drafttree.evaluation.estimate import Estimate
 from drafttree.evaluation.method import PLAIN
 from drafttree.evaluation.run_store import RunStore
@@ -67,14 +68,14 @@ class TunedMethod:
         drafter: the name of the drafter.
         policy: the canonical specification of the policy.
         texts: the number of texts compared with plain decoding.
-        ratio: its decoding speed over plain decoding's.
+        ratio: its decoding speed over plain decoding's; None where the times tell none.
         draft_temperature: the draft temperature of its texts.
     """
 
     drafter: str
     policy: str
     texts: int
-    ratio: float
+    ratio: float | None
     draft_temperature: float = 1.0
 
     def __str__(self) -> str:
@@ -127,12 +128,17 @@ class Tuning:
     @property
     def recommends(self) -> bool:
         """Whether anything is recommended, if only not to speculate: the gain is confirmed, and all was done."""
-        return self.confirmed and not self.interrupted
+        return self.confirmed and not self.interrupted and (not self.doubt or drafts_nothing(self.metrics))
 
     @property
     def speculates(self) -> bool:
         """Whether speculating is recommended: the gain is greater than its interval, and is confirmed."""
-        return self.gain is not None and self.gain.mean > self.gain.margin and self.confirmed
+        return self.gain is not None and self.gain.mean > self.gain.margin and self.confirmed and not self.doubt
+
+    @property
+    def doubt(self) -> str | None:
+        """Why the times tell no gain; None where they do."""
+        return doubt(self.metrics, self.plain) if self.best else None
 
     @property
     def law(self) -> SpeedupLaw:
@@ -145,16 +151,18 @@ class Tuning:
         return LimitingFactor.of(self.law, self.metrics)
 
     def summary(self) -> dict[str, object]:
-        """Every figure, for JSON; an interval that cannot be told yet has no margin."""
-        gain = self.gain and {**asdict(self.gain), "margin": _finite(self.gain.margin)}
+        """Every figure, for JSON, but ratios that the times do not tell; an interval may have no margin yet."""
+        told = not self.doubt
+        gain = {**asdict(self.gain), "margin": _finite(self.gain.margin)} if self.gain and told else None
         found: dict[str, object] = {"speculate": self.speculates, "best": self.best and asdict(self.best), "gain": gain}
         if self.best:
-            found |= {"law": asdict(self.law) | {"predicted": self.law.predicted}, "limit": asdict(self.limit)}
+            found |= {"law": law_terms(self.law, self.doubt), "limit": asdict(self.limit) if told else None}
         return found | {
             "expected": self.expected,
             "confirmed": self.confirmed,
             "on prompts apart": self.apart,
-            "draft temperature": self.temperature_gain and asdict(self.temperature_gain),
+            "doubt": self.doubt,
+            "draft temperature": asdict(self.temperature_gain) if self.temperature_gain and told else None,
             "costs": self.costs and self.costs.to_json(),
             "ways": [asdict(way) for way in self.ways],
             "rungs": [asdict(rung) for rung in self.rungs],
@@ -363,7 +371,8 @@ def _result(
 
 
 def _way(arm: Arm, race: Race, name: str) -> TunedMethod:
-    return TunedMethod(arm.drafter, arm.policy, len(race.runs[name]), race.ratio(name), arm.draft_temperature)
+    ratio = None if doubt(*race.totals(name)) else race.ratio(name)
+    return TunedMethod(arm.drafter, arm.policy, len(race.runs[name]), ratio, arm.draft_temperature)
 
 
 def _expected(metrics: Metrics, costs: CostCurve) -> float:

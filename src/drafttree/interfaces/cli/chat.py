@@ -61,6 +61,7 @@ def chat(
     from drafttree.engine.chat import turn_end
     from drafttree.interfaces.display import show_lossy
 
+    _say("Loading " + ("embedded, a toy model of 10 M parameters" if target == "embedded" else target) + " ...")
     decoder = models.load(target)
     if own is not None and decoder.tokenizer:
         decoder.tokenizer.chat_template = own

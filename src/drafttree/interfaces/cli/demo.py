@@ -1,7 +1,9 @@
 """`drafttree demo`: plain and speculative decoding side by side, with the models of the package."""
 
-from typing import Any
+from contextlib import nullcontext
+from typing import Annotated, Any
 
+import typer
 from rich.text import Text
 
 from drafttree.core.errors import ConfigError
@@ -15,62 +17,68 @@ from drafttree.interfaces.cli.options import (
     Dtype,
     Inflate,
     Length,
-    PolicySpec,
     PromptText,
     Quantize,
     Seed,
     Temperature,
+    complete_policy,
 )
-from drafttree.interfaces.console import make_console, print_json
+from drafttree.interfaces.console import make_console, print_json, working
 from drafttree.loading import make_policy
 
-OPENING = "The old man looked at the sea for a long time, and then he said"
+OPENING = '"Good morning," said the old man, and sat down by the fire. "I am glad to see you," said the boy.'
+POLICY = "talon:budget=12,width=3"
 
 
 def demo(
     prompt: PromptText = OPENING,
     drafter: Drafter = "auto",
-    policy: PolicySpec = None,
+    policy: Annotated[
+        str, typer.Option(help="The tree policy. A fixed one needs no measurement.", autocompletion=complete_policy)
+    ] = POLICY,
     max_new_tokens: Length = 128,
     temperature: Temperature = 0.5,
     seed: Seed = 0,
     inflated: Inflate = None,
     quantize: Quantize = None,
-    dtype: Dtype = "auto",
+    dtype: Dtype = "float32",
     device: Device = "auto",
     json_: AsJson = False,
 ) -> None:
     """Show plain and speculative decoding side by side, live.
 
-    The models are those of the package. The target computes what the embedded one does, at the cost of a larger model
-    whose passes take about 40 ms here. Greedily this small target ends in loops, which flatter drafts; so it samples.
+    The target is a toy model of 10 M parameters from the package, slowed down to the speed of a larger one. It computes
+    in float32, in which both ways write the same text. Uses sampling (temperature 0.5), because greedy text from so
+    small a model repeats itself and would make drafting look too good.
     """
     if inflated:
         find_shape(inflated)
-    chosen, text = make_policy(policy) if policy else None, read_prompt(prompt)
+    chosen, text = make_policy(policy), read_prompt(prompt)
     options: dict[str, Any] = {"temperature": temperature or 0.0, "seed": seed, "max_new_tokens": max_new_tokens}
     Sampling.from_options({"temperature": options["temperature"], "seed": seed})
 
-    from drafttree.evaluation import demo as shown
-    from drafttree.evaluation.side_by_side import SideBySide
-    from drafttree.interfaces.cli.decoders import hide_bars
-    from drafttree.interfaces.demo_display import show_side_by_side
+    with working("Preparing the demo model ..."):
+        from drafttree.evaluation import demo as shown
+        from drafttree.evaluation.side_by_side import SideBySide
+        from drafttree.interfaces.cli.decoders import hide_bars
+        from drafttree.interfaces.demo_display import show_side_by_side
 
-    hide_bars()
-    console, notes = make_console(), make_console(stderr=True)
-    notes.print(Text("making a target that is as slow as a larger one ...", style="dim"))
-    target = shown.load_demo(drafter, dtype, device, quantize, inflated)
-    decoder = target.decoder.with_policy(chosen) if chosen else target.decoder
+        hide_bars()
+        target = shown.load_demo(drafter, dtype, device, quantize, inflated)
+    decoder = target.decoder.with_policy(chosen)
     if decoder.drafter is None:
         raise ConfigError(f"--drafter {drafter} drafts nothing; name another, or leave it out")
-    notes.print(Text(target.sentence, style="dim"))
+    console = make_console()
+    make_console(stderr=json_).print(Text(target.sentence), soft_wrap=True)
     if decoder.policy.uses_costs:
-        notes.print(Text("looking at what passes cost, which is measured once ...", style="dim"))
-        decoder.costs(greedy=not temperature)
+        with working("Measuring pass times (once per machine) ..."):
+            decoder.costs(greedy=not temperature)
     race = SideBySide({shown.PLAIN: decoder.plain(), shown.DRAFTED: decoder}, text, **options)
-    show_side_by_side(console, text, race)
-    result = shown.judge(target, race.texts(), text, options)
+    with nullcontext() if console.is_terminal else working("Writing both texts ..."):
+        show_side_by_side(console, text, race)
+    with working("Comparing the texts ...") if quantize else nullcontext():
+        result = shown.judge(target, race.texts(), text, options)
     if json_:
         print_json(result.summary())
     else:
-        console.print(*result.lines, sep="\n")
+        console.print(*map(Text, result.lines), sep="\n", soft_wrap=True)

@@ -1,6 +1,5 @@
 """`drafttree generate`: write from a prompt."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,7 +20,7 @@ from drafttree.interfaces.cli.options import (
 )
 from drafttree.interfaces.cli.processes import one_voice
 from drafttree.interfaces.cli.results import INTERRUPTED
-from drafttree.interfaces.console import make_console, print_json
+from drafttree.interfaces.console import make_console, print_json, working
 from drafttree.loading import find_policy, find_verifier
 from drafttree.loading.specs import default_policy, policy_spec
 
@@ -135,9 +134,8 @@ def _write(decoder: "Decoder", prompt: "Prompt", options: dict, *, quiet: bool, 
 def _compare(decoder: "Decoder", prompt: "Prompt", repeats: int, options: dict) -> "Comparison":
     from drafttree.evaluation.compare import compare
 
-    if sys.stderr.isatty():
-        print("timing ...", end="\r", file=sys.stderr, flush=True)
-    return compare(decoder, prompt, repeats=repeats, **options)
+    with working("Timing drafts, plain decoding and transformers by turns ..."):
+        return compare(decoder, prompt, repeats=repeats, **options)
 
 
 def _report(generation: "Generation", compared: "Comparison | None") -> dict[str, object]:
