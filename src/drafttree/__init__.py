@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 from drafttree.core.lazy import lazy_door
 
 if TYPE_CHECKING:
-    from drafttree import drafters, exactness, hf, models, policies, verifiers
-    from drafttree.constraints import grammar
-    from drafttree.core import DraftTree, Layer, Sampling, Verdict, errors
+    from drafttree import drafters, errors, exactness, grammar, hf, models, policies, verifiers
+    from drafttree.core import DraftTree, Layer, Sampling, Verdict
     from drafttree.core.errors import DraftTreeError
     from drafttree.engine import Chunk, Decoder, Engine, Generation, Handle, Metrics, SpeedupLaw
     from drafttree.loading.load import load
@@ -43,7 +42,7 @@ __all__ = [
     "verifiers",
 ]
 
-_HOMES = [f"drafttree.{name}" for name in ("core", "core.errors", "engine", "constraints", "loading.load")]
+_HOMES = [f"drafttree.{name}" for name in ("core", "core.errors", "engine", "loading.load")]
 __getattr__ = lazy_door(__name__, __all__, _HOMES)
 
 
