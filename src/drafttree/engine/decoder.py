@@ -102,6 +102,8 @@ class Decoder:
         if verifier is not None:
             compatibility.check(self.policy, verifier)
         compatibility.check_sharded(target, verifier)
+        if tokenizer is not None and not hasattr(tokenizer, "decode"):
+            raise ConfigError(f"tokenizer is {tokenizer!r}; give one of transformers, as from_pretrained returns")
         self.tokenizer = tokenizer
         self.eos = tuple(eos)
         self.defaults: Mapping[str, Any] = MappingProxyType(dict(defaults or {}))
@@ -209,13 +211,13 @@ class Decoder:
         self, prompt: Sequence[Prompt], *, max_batch: int = MAX_BATCH, **options: Unpack[GenerationOptions]
     ) -> list[Generation]: ...
 
-    def generate(self, prompt, *, max_batch: int = MAX_BATCH, **options: Unpack[GenerationOptions]):
+    def generate(self, prompt=None, *, max_batch: int = MAX_BATCH, **options: Unpack[GenerationOptions]):
         """Generate a text from a prompt, or from each of a list of prompts.
 
         Args:
             prompt: text, token ids, or a conversation (a list of messages such as `{"role": "user", "content": "Hi"}`,
-                rendered by the tokenizer's chat template), or a list of these. Token ids may be a list, tensor or
-                array.
+                rendered by the tokenizer's chat template), or a list of these. Token ids may be a list, a tensor, an
+                array or all that a tokenizer returns.
             max_batch: maximum number of texts of a list that are generated at the same time.
             **options: see `drafttree.engine.generation_options.GenerationOptions`. Omitted options are taken from
                 `defaults`.
@@ -246,7 +248,7 @@ class Decoder:
             loop = self.batch_loop(max_batch)
         return generate_all(loop, requests)
 
-    def stream(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> TextStream:
+    def stream(self, prompt: Prompt | None = None, **options: Unpack[GenerationOptions]) -> TextStream:
         """Generate from one prompt, and yield the tokens of each round. Arguments and errors as for `generate`.
 
         After the last chunk, the stream's `result` is the whole `Generation`. Closing the stream ends the text. For
@@ -256,7 +258,7 @@ class Decoder:
             raise InputError("stream takes one prompt; call it for each of a list, or call generate")
         return self.stream_request(self.new_request(prompt, **options))
 
-    async def astream(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> AsyncIterator[Chunk]:
+    async def astream(self, prompt: Prompt | None = None, **options: Unpack[GenerationOptions]) -> AsyncIterator[Chunk]:
         """Like `stream`, for `async for`. Texts streamed at the same time share the passes of an `Engine`.
 
         Closing the iterator ends the text.
@@ -271,7 +273,7 @@ class Decoder:
             finally:
                 handle.cancel()
 
-    def new_request(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> Request:
+    def new_request(self, prompt: Prompt | None = None, **options: Unpack[GenerationOptions]) -> Request:
         """Check a prompt and its options, and make a request for `step`. No model runs yet.
 
         Arguments and errors as for `generate`.
@@ -280,7 +282,7 @@ class Decoder:
         self.open(request)
         return request
 
-    def prepare(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> Request:
+    def prepare(self, prompt: Prompt | None = None, **options: Unpack[GenerationOptions]) -> Request:
         """Check a prompt and its options, and make a request of a batch. No model is used.
 
         `open` gives it a KV cache. Arguments and errors as for `generate`.
@@ -333,10 +335,10 @@ class Decoder:
         curve = None if self.drafter is None else self.costs()
         return BatchState(RoundCosts(curve, frozen=self.learned.given is not None))
 
-    def _prepare(self, prompt: Prompt, given: GenerationOptions, *, alone: bool) -> Request:
+    def _prepare(self, prompt: Prompt | None, given: GenerationOptions, *, alone: bool) -> Request:
         """A request that is written alone, or beside others from which its trees may learn."""
-        tokens = encode(prompt, self.tokenizer, self.target.vocab_size, self.target.context)
         options = RequestOptions.merge(self.defaults, given)
+        tokens = encode(prompt, self.tokenizer, self.target.vocab_size, self.target.context)
         new_tokens = options.max_new_tokens(len(tokens))
         check_room(len(tokens), new_tokens, self.target.context)
         if options.get("max_time") is not None:
@@ -372,7 +374,7 @@ class Decoder:
             recorder=Logprobs.asked_for(options.get("logprobs")),
             prompt_logprobs=prompt_logprobs,
             fidelity=self.fidelity,
-            drafting=TextDrafting(options.get("speculate", True), options.get("draft_temperature", 1.0)),
+            drafting=TextDrafting(options.get("speculate", True), float(options.get("draft_temperature", 1.0))),
             reuse_prefix=options.get("reuse_prefix", reuses),
             metrics=Metrics(draft_weight_bytes=self.drafter.nbytes if self.drafter else 0),
         )

@@ -26,10 +26,10 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from drafttree.core.counts import is_token_ids
 from drafttree.core.errors import ConfigError, DraftTreeError, ModelError
 from drafttree.drafters.assistant import ASSISTANTS
 from drafttree.drafters.formats import INDICES, LANGUAGE_MODEL, UnsupportedDrafter, read_json, recognise
-from drafttree.engine.generation_options import is_token_ids
 from drafttree.loading import zoo
 from drafttree.loading.drafter_methods import head_formats
 from drafttree.loading.folders import resolve
