@@ -5,9 +5,7 @@ decoder = drafttree.load()
 print(decoder.generate("It was the best of times").text)
 """
 
-from typing import TYPE_CHECKING
-
-from drafttree.core.lazy import lazy_door
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from drafttree import drafters, errors, exactness, grammar, hf, models, policies, verifiers
@@ -43,7 +41,12 @@ __all__ = [
 ]
 
 _HOMES = [f"drafttree.{name}" for name in ("core", "core.errors", "engine", "loading.load")]
-__getattr__ = lazy_door(__name__, __all__, _HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    from drafttree.core.lazy import lazy_door  # not before: the command answers Ctrl-C as soon as this file is read
+
+    return lazy_door(__name__, __all__, _HOMES)(name)
 
 
 def __dir__() -> list[str]:

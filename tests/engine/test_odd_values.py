@@ -111,8 +111,22 @@ def test_load_refuses_what_is_no_name(name, value):
     assert name in told(DraftTreeError, drafttree.load, **parts)
 
 
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"eos": 2}, "eos is 2; give a list of token ids"),
+        ({"defaults": [1]}, "defaults is [1]; give options of generate by their names"),
+        ({"tokenizer": 3}, "tokenizer is 3; give one of transformers, as from_pretrained returns"),
+    ],
+)
+def test_a_decoder_names_a_part_of_another_kind(decoder, part, message):
+    assert told(ConfigError, drafttree.Decoder, decoder.target, **part) == message
+
+
 def test_an_engine_names_what_it_cannot_use(decoder):
     with drafttree.Engine(decoder, max_kv_tokens=10**400) as engine:
         message = told(ConfigError, engine.submit, [5], observer=3)
         assert message == "observer is 3; it must have the methods drafted and settled"
+        message = told(ConfigError, engine.submit, [5], group=([],))
+        assert message == "group is ([],); give what can be hashed, such as a number or a text"
         assert engine.submit([5], max_new_tokens=2).result().tokens

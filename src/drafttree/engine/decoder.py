@@ -6,14 +6,14 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Unpack, overload
+from typing import Any, Self, Unpack, overload
 
 from transformers import PreTrainedModel
 
 from drafttree.constraints.options import ProcessorContext
 from drafttree.constraints.processors import PathConstraints
 from drafttree.core.cost_curve import CostCurve
-from drafttree.core.counts import MAX_BATCH, check_count
+from drafttree.core.counts import MAX_BATCH, check_count, is_token_ids
 from drafttree.core.errors import ConfigError, InputError
 from drafttree.core.randomness import Randomness, SeededRandomness, random_seed
 from drafttree.drafters.base import Drafter
@@ -42,7 +42,7 @@ from drafttree.engine.stopping import StoppingText
 from drafttree.engine.target_lock import lock_of
 from drafttree.engine.text_drafting import TextDrafting
 from drafttree.engine.text_stream import TextStream
-from drafttree.models import Model
+from drafttree.models import Model, TargetModel
 from drafttree.models.tensor_parallel import of_first_process
 from drafttree.policies.base import TextContext, TreePolicy
 from drafttree.policies.chain import Chain
@@ -54,6 +54,7 @@ TREE_HEADROOM = 64
 class Decoder:
     """Generates texts with a target, a drafter, a tree policy and a verifier. `drafttree.load` makes one.
 
+    As a context manager it ends with `close`.
     Threads and engines may share a decoder and its target, which then runs their rounds in turns.
 
     Args:
@@ -104,6 +105,10 @@ class Decoder:
         compatibility.check_sharded(target, verifier)
         if tokenizer is not None and not hasattr(tokenizer, "decode"):
             raise ConfigError(f"tokenizer is {tokenizer!r}; give one of transformers, as from_pretrained returns")
+        if not is_token_ids(eos):
+            raise ConfigError(f"eos is {eos!r}; give a list of token ids")
+        if not isinstance(defaults, Mapping | None):
+            raise ConfigError(f"defaults is {defaults!r}; give options of generate by their names")
         self.tokenizer = tokenizer
         self.eos = tuple(eos)
         self.defaults: Mapping[str, Any] = MappingProxyType(dict(defaults or {}))
@@ -116,6 +121,21 @@ class Decoder:
     def __repr__(self) -> str:
         verifier = self.verifier.__name__ if self.verifier else "auto"
         return f"Decoder({self.target!r}, drafter={self.drafter!r}, policy={self.policy!r}, verifier={verifier})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free the KV rows of earlier texts and release the target, so that a loaded model generates by itself again.
+
+        Use the decoder as a context manager, or call this. A later text takes the target again.
+        """
+        self.prefixes.clear()
+        if isinstance(self.target, TargetModel):
+            self.target.release()
 
     def __reduce_ex__(self, protocol: object) -> Any:
         raise ConfigError(

@@ -145,6 +145,10 @@ class Engine:
             raise InputError("submit takes one prompt; call it for each of a list, or call Decoder.generate")
         if not isinstance(observer, RoundObserver | None):
             raise ConfigError(f"observer is {observer!r}; it must have the methods drafted and settled")
+        try:
+            hash(group)
+        except TypeError:
+            raise ConfigError(f"group is {group!r}; give what can be hashed, such as a number or a text") from None
         if max_unread is not None:
             check_count("max_unread", max_unread, ", or None for any number")
         request = self.decoder.prepare(prompt, **options)
